@@ -1,0 +1,132 @@
+/* The C ABI of ringcomm: the one declaration of what Python may call. bindings/build.py hands this text to cffi, so it
+ * holds plain C declarations only. Conventions:
+ *   - every function that can fail returns an rc_status; the facts of the failure are in rc_last_error() of this thread;
+ *   - timeouts are seconds; a negative timeout means the communicator's own;
+ *   - counts are elements, sizes are bytes;
+ *   - handles are opaque; what `open` made, `close` ends (idempotent) and `free` releases.
+ */
+#ifndef RINGCOMM_H
+#define RINGCOMM_H
+
+#include <stdint.h>
+
+enum rc_status {
+    RC_OK = 0,
+    RC_ARGUMENT,    /* the caller's mistake; nothing was sent, no epoch consumed */
+    RC_MISMATCH,    /* the ranks called different things; consumed everywhere, outputs untouched */
+    RC_TIMEOUT,     /* a deadline passed; the communicator is broken */
+    RC_PEER_LOST,   /* a rank died or closed while it was still needed; the communicator is broken */
+    RC_ABORTED,     /* abort() on some rank; the communicator is broken */
+    RC_INTERRUPTED, /* the interrupt function asked to stop (a Python signal); the communicator is broken */
+    RC_MEMORY,      /* shared memory could not be had */
+    RC_CLOSED,      /* this communicator was closed here, or belongs to the process before a fork */
+    RC_SYSTEM       /* an unexpected failure of the operating system */
+};
+
+enum rc_dtype {
+    RC_BOOL, RC_INT8, RC_UINT8, RC_INT16, RC_UINT16, RC_INT32, RC_UINT32, RC_INT64, RC_UINT64,
+    RC_FLOAT16, RC_BFLOAT16, RC_FLOAT32, RC_FLOAT64, RC_COMPLEX64, RC_COMPLEX128,
+    RC_FLOAT8_E4M3, RC_FLOAT8_E5M2,
+    RC_DTYPES
+};
+
+enum rc_op { RC_SUM, RC_PROD, RC_MIN, RC_MAX, RC_AVG, RC_BAND, RC_BOR, RC_BXOR, RC_PREMUL_SUM, RC_OPS };
+
+enum rc_collective {
+    RC_BARRIER, RC_BROADCAST, RC_REDUCE, RC_ALL_REDUCE, RC_GATHER, RC_SCATTER, RC_ALL_GATHER, RC_REDUCE_SCATTER,
+    RC_ALL_TO_ALL,
+    RC_SPLIT, RC_EMPTY, /* all_gather under the name of the call that needs it, so that a mismatch is told in its words */
+    RC_COLLECTIVES
+};
+
+typedef struct rc_comm rc_comm;
+typedef struct rc_work rc_work;
+typedef struct rc_region rc_region;
+
+/* What the ranks of a world agree on at connect: rank 0's values hold for all. */
+typedef struct {
+    uint64_t arena_bytes;     /* shared memory of one rank of the world, at most */
+    uint64_t sub_arena_bytes; /* the same for a communicator made by split */
+    uint64_t segment_bytes;   /* one rank's share of a chunk in a staged collective, at most */
+    uint64_t small_bytes;     /* all_reduce up to this size: every rank reduces everything, one synchronisation */
+    uint64_t stream_bytes;    /* blocks of at least this size are staged with non-temporal stores */
+    uint64_t direct_bytes;    /* symmetric buffers of at least this size are accessed directly */
+    double timeout;           /* seconds a call may take, unless the call says otherwise */
+    int32_t oversubscribed;   /* more ranks than cores: waiting ranks give the core away early */
+} rc_tuning;
+
+typedef struct {
+    int32_t code;       /* rc_status */
+    int32_t rank;       /* the rank that failed, in the numbering of the communicator; -1: none */
+    int32_t peer;       /* the other side of a point-to-point call; -1: none */
+    int32_t collective; /* rc_collective; -1: not a collective */
+    uint64_t epoch;
+    char expected[192];
+    char got[192];
+    char message[3584];
+} rc_error;
+
+const rc_error* rc_last_error(void);
+
+/* Called now and then while a call waits on the main thread; non-zero stops the wait with RC_INTERRUPTED. */
+void rc_set_interrupt(int (*interrupt)(void));
+/* In the child of a fork: every communicator and region made before is dead here, and freeing one does nothing. */
+void rc_after_fork(void);
+
+/* Kernels. `level`: "portable", "avx2", "avx512", or "" for the best of this CPU. */
+int rc_kernels_select(const char* level);
+const char* rc_kernels_name(void);
+int rc_dtype_bytes(int dtype);
+int rc_reducible(int dtype, int op);
+/* dst[i] = srcs[0][i] op srcs[1][i] op …, in that order, rounded once; dst may be one of srcs. */
+int rc_reduce(void* dst, const void* const* srcs, int n, uint64_t count, int dtype, int op, double factor);
+/* Bytes per second with which a block written by another core is handed over: ordinary and non-temporal stores. */
+int rc_probe_handover(uint64_t bytes, double* ordinary, double* streamed);
+
+/* The world: one anonymous file holds the arenas of all ranks, and grows for sub-groups and symmetric buffers. */
+uint64_t rc_world_bytes(int size, const rc_tuning* tuning);
+uint64_t rc_sub_bytes(int size, const rc_tuning* tuning);
+int rc_file_create(int* fd);
+/* Maps the arenas in `fd` (which stays the caller's), as `rank`. pids[i] and pidfds[i] (-1: none) belong to rank i.
+ * Rank 0 must have opened before the others: it writes `nonce`, the others prove by reading it that they share memory. */
+int rc_world_open(int fd, int rank, int size, const int64_t* pids, const int* pidfds, uint64_t nonce,
+                  const rc_tuning* tuning, rc_comm** comm);
+/* A new range of the file, to be told to the members; one rank of a group reserves for all. */
+int rc_reserve(rc_comm* comm, uint64_t bytes, uint64_t* offset);
+/* A communicator of `size` ranks whose arena starts at `offset`; members[i] is the rank in `parent` of rank i. */
+int rc_sub_open(rc_comm* parent, uint64_t offset, int rank, int size, const int* members, rc_comm** comm);
+int rc_abort(rc_comm* comm, int status, const char* reason);
+int rc_close(rc_comm* comm);
+void rc_free(rc_comm* comm);
+/* RC_OK while the communicator is usable, else the first failure. */
+int rc_check(rc_comm* comm);
+/* The last `calls` calls of every rank, a line each; writes at most `bytes`, NUL-terminated. */
+int rc_report(rc_comm* comm, int calls, char* text, uint64_t bytes);
+
+/* A collective. `count`: elements of the array (broadcast, reduce, all_reduce), or of this rank's block (all others).
+ * `counts`: NULL for equal blocks, else `size` block lengths; for all_to_all, `size` to send, then `size` to receive.
+ * With `work`, the call is queued and the handle stored there; the buffers must live until it is done. */
+int rc_collective(rc_comm* comm, int collective, const void* source, void* target, uint64_t count, int dtype, int op,
+                  double factor, int root, const uint64_t* counts, double timeout, rc_work** work);
+
+/* Point to point; peer -1 receives from any rank. `source` (may be NULL) gets the rank that sent. */
+int rc_send(rc_comm* comm, const void* data, uint64_t count, int dtype, int peer, int64_t tag, double timeout,
+            rc_work** work);
+int rc_recv(rc_comm* comm, void* data, uint64_t count, int dtype, int peer, int64_t tag, double timeout, int* source,
+            rc_work** work);
+int rc_sendrecv(rc_comm* comm, const void* data, uint64_t count, int dtype, int dest, void* target,
+                uint64_t target_count, int target_dtype, int source, int64_t tag, double timeout, int* from);
+
+/* The status of the finished call. If it is not done after `timeout` the communicator is broken with RC_TIMEOUT: no
+ * wait returns while the library can still touch the buffers. */
+int rc_work_wait(rc_work* work, double timeout, int* source);
+int rc_work_done(rc_work* work);
+void rc_work_free(rc_work* work);
+
+/* A symmetric buffer: `bytes` for each rank at `offset` (from rc_reserve of size × rc_region_bytes(bytes)). */
+uint64_t rc_region_bytes(uint64_t bytes);
+int rc_region_open(rc_comm* comm, uint64_t offset, uint64_t bytes, rc_region** region);
+void* rc_region_data(rc_region* region);
+void rc_region_free(rc_region* region);
+
+#endif

@@ -1,0 +1,89 @@
+// The memory that ranks share: one anonymous file per world, ranges of it mapped into each process.
+#pragma once
+
+#include <memory>
+
+#include "shared.h"
+
+namespace ringcomm {
+
+// A mapped range. Threads of one process that map the same range get the same mapping.
+class Mapping {
+public:
+    Mapping(int fd, uint64_t offset, size_t bytes);
+    ~Mapping();
+    Mapping(const Mapping&) = delete;
+
+    std::byte* base() const { return base_; }
+
+private:
+    std::byte* base_;
+    size_t bytes_;
+};
+
+class File {
+public:
+    explicit File(int fd);  // duplicates fd
+    ~File();
+    File(const File&) = delete;
+
+    std::shared_ptr<Mapping> map(uint64_t offset, size_t bytes);
+    // Backs a range with memory now, so that no later access fails; throws RC_MEMORY.
+    void back(uint64_t offset, size_t bytes);
+    void extend_to(uint64_t end);
+    void give_back(uint64_t offset, size_t bytes);
+
+private:
+    int fd_;
+    uint64_t device_, inode_;
+};
+
+int create_file();
+
+// How one rank's part is divided; a function of the size of the group and the budget alone, so all ranks agree.
+struct Layout {
+    size_t counts, channels, rings, bulk, staging;  // offsets in a part
+    size_t ring_bytes, bulk_bytes, staging_bytes;   // of one ring, slot, buffer
+    size_t part_bytes;
+
+    Layout(int size, size_t budget);
+    size_t arena_bytes(int size) const { return sizeof(GroupHeader) + size * part_bytes; }
+};
+
+class Arena {
+public:
+    Arena(std::shared_ptr<File> file, uint64_t offset, int size, size_t budget);
+
+    GroupHeader& group() const { return *reinterpret_cast<GroupHeader*>(mapping_->base()); }
+    RankHeader& rank(int r) const { return *reinterpret_cast<RankHeader*>(part(r)); }
+    uint64_t* counts(int r, uint64_t epoch) const {
+        return reinterpret_cast<uint64_t*>(part(r) + layout.counts) + (epoch & 1) * 2 * size;
+    }
+    std::byte* staging(int r, uint64_t buffer) const {
+        return part(r) + layout.staging + buffer * layout.staging_bytes;
+    }
+    Channel& channel(int writer, int reader) const {
+        return reinterpret_cast<Channel*>(part(writer) + layout.channels)[reader];
+    }
+    std::byte* ring(int writer, int reader) const {
+        return part(writer) + layout.rings + reader * layout.ring_bytes;
+    }
+    std::byte* bulk(int writer, int reader, uint64_t slot) const {
+        return part(writer) + layout.bulk + (2 * reader + slot % 2) * layout.bulk_bytes;
+    }
+
+    void back(int r);   // the part of rank r; rank 0's includes the group header
+    void give_back();   // when all ranks have closed
+
+    const int size;
+    const Layout layout;
+
+private:
+    std::byte* part(int r) const { return mapping_->base() + sizeof(GroupHeader) + r * layout.part_bytes; }
+
+    std::shared_ptr<File> file_;
+    uint64_t offset_;
+    std::shared_ptr<Mapping> mapping_;
+};
+
+}  // namespace ringcomm

@@ -1,0 +1,40 @@
+// One call of a rank: what it asks for, how that is packed into a start record, and how it is said in words.
+#pragma once
+
+#include <string>
+
+#include "kernels.h"
+#include "ringcomm.h"
+
+namespace ringcomm {
+
+struct Call {
+    int collective;
+    const std::byte* source;
+    std::byte* target;
+    uint64_t count;
+    int dtype;
+    int op;
+    double factor;
+    int root;
+    const uint64_t* counts;  // nullptr: equal blocks
+
+    uint64_t epoch = 0;
+    size_t item = 0;  // bytes of an element
+
+    size_t bytes() const { return count * item; }
+    // The block of rank r in elements, where the call divides an array.
+    uint64_t block(int r) const { return counts ? counts[r] : count; }
+};
+
+// Kinds of calls beyond the collectives, for the flight record.
+enum { CALL_SEND = RC_COLLECTIVES, CALL_RECV, CALLS };
+
+// Set when both buffers are symmetric: the keys in the record are valid and nothing is staged yet.
+constexpr uint64_t SIGNATURE_DIRECT = uint64_t{1} << 63;
+
+uint64_t pack(int kind, int dtype, int op, int root, bool counts);
+std::string describe(uint64_t signature, uint64_t count);
+const char* kind_name(int kind);
+
+}  // namespace ringcomm

@@ -1,0 +1,44 @@
+#include "errors.h"
+
+#include <cerrno>
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+
+namespace ringcomm {
+
+Failure::Failure(int code, const std::string& message, int rank) {
+    error.code = code;
+    error.rank = rank;
+    error.peer = -1;
+    error.collective = -1;
+    copy_text(error.message, sizeof error.message, message);
+}
+
+std::string format(const char* pattern, ...) {
+    char text[1024];
+    va_list arguments;
+    va_start(arguments, pattern);
+    vsnprintf(text, sizeof text, pattern, arguments);
+    va_end(arguments);
+    return text;
+}
+
+void throw_system(const char* what) {
+    const int code = errno;
+    throw Failure(code == ENOMEM || code == ENOSPC || code == EFBIG ? RC_MEMORY : RC_SYSTEM,
+                  format("%s: %s", what, strerror(code)));
+}
+
+void copy_text(char* target, size_t bytes, const std::string& text) {
+    const size_t length = text.size() < bytes ? text.size() : bytes - 1;
+    memcpy(target, text.data(), length);
+    target[length] = 0;
+}
+
+rc_error& last_error() {
+    thread_local rc_error error{};
+    return error;
+}
+
+}  // namespace ringcomm

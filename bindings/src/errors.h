@@ -1,0 +1,39 @@
+// Failures inside the core are exceptions; at the C ABI they become a status and the facts in rc_last_error().
+#pragma once
+
+#include <exception>
+#include <string>
+
+#include "ringcomm.h"
+
+namespace ringcomm {
+
+struct Failure : std::exception {
+    rc_error error{};
+
+    Failure(int code, const std::string& message, int rank = -1);
+    explicit Failure(const rc_error& error) : error(error) {}
+    const char* what() const noexcept override { return error.message; }
+};
+
+std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
+[[noreturn]] void throw_system(const char* what);  // with errno in words
+void copy_text(char* target, size_t bytes, const std::string& text);
+
+rc_error& last_error();
+
+// Runs `body`; a Failure becomes its status.
+template <class Body>
+int guarded(Body&& body) noexcept {
+    try {
+        body();
+        return RC_OK;
+    } catch (const Failure& failure) {
+        last_error() = failure.error;
+    } catch (const std::exception& other) {
+        last_error() = Failure(RC_SYSTEM, other.what()).error;
+    }
+    return last_error().code;
+}
+
+}  // namespace ringcomm

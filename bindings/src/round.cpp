@@ -1,0 +1,137 @@
+#include "round.h"
+
+#include <bit>
+#include <cinttypes>
+#include <cstring>
+
+#include "errors.h"
+
+namespace ringcomm {
+
+namespace {
+
+uint64_t mix(uint64_t hash, uint64_t value) {  // the finaliser of SplitMix64 over a running sum
+    hash += value + 0x9e3779b97f4a7c15;
+    hash = (hash ^ hash >> 30) * 0xbf58476d1ce4e5b9;
+    hash = (hash ^ hash >> 27) * 0x94d049bb133111eb;
+    return hash ^ hash >> 31;
+}
+
+}  // namespace
+
+Round::Round(Comm& comm, Call& call, double timeout)
+    : rank(comm.rank), size(comm.size), comm(comm), call(call), timeout_(timeout < 0 ? comm.tuning().timeout : timeout),
+      start_time_(now_ns()), signature_(pack(call.collective, call.dtype, call.op, call.root, call.counts != nullptr)),
+      record_count_(call.count), extra_(call.op == RC_PREMUL_SUM ? std::bit_cast<uint64_t>(call.factor) : 0) {
+    if (!call.counts) return;
+    if (call.collective == RC_ALL_TO_ALL) {  // each pair has its own count: they travel whole, and meet() compares them
+        record_count_ = 0;
+        if (size > 1) memcpy(comm.arena().counts(rank, call.epoch), call.counts, 2 * size * sizeof(uint64_t));
+    } else {
+        record_count_ = 0;
+        for (int p = 0; p < size; ++p) {
+            record_count_ += call.counts[p];
+            extra_ = mix(extra_, call.counts[p]);
+        }
+    }
+}
+
+void Round::copy_in(std::byte* shared, const std::byte* own, size_t bytes) const {
+    if (bytes >= comm.tuning().stream_bytes) {
+        kernels().copy_stream(shared, own, bytes);
+    } else {
+        memcpy(shared, own, bytes);
+    }
+}
+
+void Round::start(bool hope, uint64_t source_key, uint64_t target_key) {
+    Record& record = comm.mine().records[call.epoch & 1];
+    record.signature = signature_ | (hope ? SIGNATURE_DIRECT : 0);
+    record.count = record_count_;
+    record.extra = extra_;
+    if (hope) {
+        record.source_key = source_key;
+        record.target_key = target_key;
+    }
+    comm.publish_to_all<SITE_START>(record.epoch, call.epoch);
+}
+
+void Round::meet() {
+    int other = -1;
+    for (int p = 0; p < size; ++p) {
+        const Record& theirs = record(p);
+        await(theirs.epoch, call.epoch, p);
+        if ((theirs.signature & ~SIGNATURE_DIRECT) != signature_ || theirs.count != record_count_ ||
+            theirs.extra != extra_) {
+            other = p;
+        }
+    }
+    std::string differences;
+    if (other >= 0) {
+        for (int p = 0; p < size; ++p) {
+            const Record& theirs = record(p);
+            differences += format("\n  rank %d: ", p) + describe(theirs.signature, theirs.count);
+            if (theirs.extra != extra_) differences += ", other counts or factor than on rank " + std::to_string(rank);
+        }
+    } else if (call.collective == RC_ALL_TO_ALL && call.counts) {
+        for (int p = 0; p < size; ++p) {
+            for (int q = 0; q < size; ++q) {
+                const uint64_t sent = comm.arena().counts(p, call.epoch)[q];
+                const uint64_t expected = comm.arena().counts(q, call.epoch)[size + p];
+                if (sent == expected) continue;
+                other = p == rank ? q : p;
+                differences += format("\n  rank %d sends %" PRIu64 " elements to rank %d, which expects %" PRIu64, p,
+                                      sent, q, expected);
+            }
+        }
+    }
+    if (other < 0) return;
+    Failure mismatch(RC_MISMATCH, format("the ranks called different things at epoch %" PRIu64 ":", call.epoch) +
+                                      differences, other);
+    copy_text(mismatch.error.expected, sizeof mismatch.error.expected, words());
+    copy_text(mismatch.error.got, sizeof mismatch.error.got, describe(record(other).signature, record(other).count));
+    throw mismatch;
+}
+
+void Round::await_staged(int r, uint64_t chunk) {
+    // Chunk 0 came with the start record, unless the rank hoped for direct access.
+    if (chunk > 0 || (record(r).signature & SIGNATURE_DIRECT)) {
+        await(comm.header(r).staged, position(call.epoch, chunk + 1), r);
+    }
+}
+
+void Round::await(const Flag& flag, uint64_t value, int peer) {
+    const auto ready = [&] { return load_acquire(flag) >= value; };
+    if (ready()) return;
+    peer_ = peer;
+    wait_until(ready, comm.mine().bell, OneSleeper{peer}, comm.patience, *this);
+}
+
+void Round::late() { comm.mine().waits_for.store(peer_, std::memory_order_relaxed); }
+
+std::optional<Failure> Round::look() {
+    if (auto failure = comm.look(kind_name(call.collective))) return failure;
+    for (int p = 0; p < size; ++p) {
+        // Who has finished this call owes nothing, and may be gone.
+        if (p == rank || load_acquire(comm.header(p).finished) >= call.epoch) continue;
+        if (auto failure = comm.gone(p, words())) return failure;
+    }
+    if (now_ns() >= deadline()) return timed_out();
+    return {};
+}
+
+Failure Round::timed_out() const {
+    int culprit = peer_;
+    std::string missing;
+    for (int p = 0; p < size; ++p) {
+        if (load_acquire(record(p).epoch) >= call.epoch) continue;
+        if (missing.empty()) culprit = p;
+        missing += format("%s%d", missing.empty() ? "" : ", ", p);
+    }
+    const std::string why =
+        missing.empty() ? format("rank %d did not go on", culprit) : "it was not called by rank " + missing;
+    return Failure(RC_TIMEOUT, format("rank %d waited %.3g s in ", rank, timeout_) + words() +
+                                   format(" (epoch %" PRIu64 "): ", call.epoch) + why + "\n" + comm.report(1), culprit);
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,60 @@
+// One collective call in flight on this rank: its start record, its flags, its waits.
+#pragma once
+
+#include "comm.h"
+
+namespace ringcomm {
+
+class Round final : public Watch {
+public:
+    Round(Comm& comm, Call& call, double timeout);
+
+    const int rank, size;
+    Comm& comm;
+    const Call& call;
+
+    // The start record. Publishing it also publishes what was laid down for chunk 0, unless the rank hopes for direct
+    // access: then nothing is laid yet, and the keys of the record say where the buffers are.
+    void start(bool hope, uint64_t source_key = 0, uint64_t target_key = 0);
+    // Waits for the start records of all ranks; throws RC_MISMATCH, after all have been read, if one differs.
+    void meet();
+    const Record& record(int r) const { return comm.header(r).records[call.epoch & 1]; }
+
+    // Where rank r lays `bytes` in a chunk: beside its record if that holds it, else in the staging buffer.
+    std::byte* laid(int r, uint64_t chunk, size_t bytes) const {
+        if (bytes <= INLINE_BYTES && chunk == 0) return const_cast<std::byte*>(record(r).payload);
+        return comm.arena().staging(r, (call.epoch & 1) * 2 + (chunk & 1));
+    }
+    void copy_in(std::byte* shared, const std::byte* own, size_t bytes) const;
+
+    // The flags: `chunks` of them are done with.
+    void staged(uint64_t chunks) { comm.publish_to_all<SITE_STAGED>(comm.mine().staged, position(call.epoch, chunks)); }
+    void reduced(uint64_t chunks) { comm.publish_to_all<SITE_REDUCED>(comm.mine().reduced, position(call.epoch, chunks)); }
+    void collected(uint64_t chunks) {
+        comm.publish_to_all<SITE_COLLECTED>(comm.mine().collected, position(call.epoch, chunks));
+    }
+    void await_staged(int r, uint64_t chunk);
+    void await_reduced(int r, uint64_t chunks) { await(comm.header(r).reduced, position(call.epoch, chunks), r); }
+    void await_collected(int r, uint64_t chunks) { await(comm.header(r).collected, position(call.epoch, chunks), r); }
+
+    uint64_t start_time() const { return start_time_; }
+    uint64_t signature() const { return signature_; }
+    uint64_t count() const { return record_count_; }
+
+private:
+    void await(const Flag& flag, uint64_t value, int peer);
+    std::optional<Failure> look() override;
+    [[noreturn]] void fail(const Failure& failure) override { comm.fail(failure); }
+    void late() override;
+    uint64_t deadline() const override { return deadline_of(start_time_, timeout_); }
+    std::string words() const { return describe(signature_, record_count_); }
+    Failure timed_out() const;
+
+    double timeout_;
+    uint64_t start_time_, signature_, record_count_, extra_;
+    int peer_ = -1;
+};
+
+void run_collective(Round& round);  // kernels/cpu/collectives.cpp
+
+}  // namespace ringcomm

@@ -1,0 +1,100 @@
+// What lies in shared memory. Every word has one writer (or is a compare-and-swap), lives on a line of its own, and is
+// never reset: all start at zero because a new range of the file reads as zeros, and counters run on across calls.
+//
+//   arena of a communicator = | GroupHeader | part of rank 0 | part of rank 1 | … |
+//   part of a rank          = | RankHeader | counts | channels | rings | bulk slots | staging buffers |
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "port.h"
+#include "ringcomm.h"
+
+namespace ringcomm {
+
+constexpr size_t LINE = 128;  // two cache lines: the adjacent-line prefetcher fetches pairs
+constexpr size_t PAGE = 4096;
+constexpr size_t INLINE_BYTES = 32;
+constexpr int FLIGHT_CALLS = 1024;
+
+// The start record of a call. One synchronisation carries the small collectives: a rank writes its record and payload,
+// then the epoch; whoever has read the epoch may read the rest. Slot `epoch & 1`: the slot is written again two calls
+// later, when every rank has finished this one.
+struct alignas(LINE) Record {
+    Flag epoch;
+    uint64_t signature;  // collective, dtype, op, root: see call.h
+    uint64_t count;
+    uint64_t extra;  // premul_sum's factor, a hash of counts
+    std::byte payload[INLINE_BYTES];
+    // Read only when SIGNATURE_DIRECT is set: where the buffers lie in the file, 0 if they are not symmetric.
+    uint64_t source_key;
+    uint64_t target_key;
+};
+static_assert(offsetof(Record, source_key) == 64, "the small path reads one cache line per peer");
+
+// Where a rank sleeps; see waiting.h for what `sleeper` holds. A publisher makes no system call unless somebody sleeps.
+struct alignas(LINE) Bell {
+    std::atomic<uint32_t> rings;
+    std::atomic<uint32_t> sleeper;
+};
+
+struct alignas(64) FlightEntry {
+    std::atomic<uint64_t> number;  // written last; 0 while the entry changes
+    std::atomic<uint64_t> signature;
+    std::atomic<uint64_t> epoch;
+    std::atomic<uint64_t> count;
+    std::atomic<uint64_t> start;  // ns, CLOCK_MONOTONIC
+    std::atomic<uint64_t> end;    // 0 while the call runs
+    std::atomic<uint32_t> status;
+};
+
+enum RankState : uint32_t { RANK_OPEN = 0, RANK_CLOSED = 1 };
+
+struct RankHeader {
+    Record records[2];
+    alignas(LINE) Flag staged;     // position of the last chunk that this rank laid down
+    alignas(LINE) Flag reduced;    // … whose segment it reduced
+    alignas(LINE) Flag collected;  // … that it took from its peers
+    alignas(LINE) Flag finished;   // the last epoch it is through with: it owes nothing up to here
+    alignas(LINE) std::atomic<uint32_t> state;
+    std::atomic<int32_t> waits_for;  // a rank, or -1; set only when a wait gets long
+    std::atomic<uint64_t> flights;
+    Bell bell;         // of the one collective that may run
+    Bell letter_bell;  // of point-to-point, any number of threads
+    FlightEntry flight[FLIGHT_CALLS];
+};
+
+// The first failure of a communicator; it stays, and every later call on any rank raises it.
+struct SharedFailure {
+    std::atomic<uint32_t> state;  // 0 none, 1 being written, 2 readable
+    rc_error error;
+};
+
+struct alignas(PAGE) GroupHeader {
+    std::atomic<uint64_t> nonce;
+    std::atomic<uint64_t> file_end;  // of the world: the next free byte of the file
+    SharedFailure failure;
+};
+
+// Point-to-point, from the writer in whose part it lies to one reader. Messages up to a quarter of the ring travel in it
+// (eager); larger ones are announced in it, granted by the reader, and stream through two bulk slots.
+struct alignas(LINE) Channel {
+    // Written by the writer.
+    Flag ring_head;
+    Flag bulk_staged;
+    // Written by the reader.
+    alignas(LINE) Flag ring_tail;
+    Flag bulk_taken;
+    std::atomic<uint64_t> grant;  // number of the announced message the reader is ready for, shifted left once; |1: refused
+};
+
+struct alignas(64) Letter {
+    uint64_t bytes;
+    int64_t tag;
+    uint64_t number;  // announced messages count up from 1; 0: the payload follows in the ring
+    uint32_t dtype;
+    uint32_t skip;  // the rest of the ring is unused: go on at its beginning
+};
+
+}  // namespace ringcomm

@@ -1,0 +1,34 @@
+#include "work.h"
+
+namespace ringcomm {
+
+void Work::finish(std::optional<Failure> failure) {
+    const std::lock_guard lock(mutex_);
+    failure_ = std::move(failure);
+    done_.store(true, std::memory_order_release);
+    changed_.notify_all();
+}
+
+void Work::result() const {
+    if (failure_) throw *failure_;
+}
+
+void Work::wait(Comm& comm, uint64_t deadline) {
+    bool late = false;
+    std::unique_lock lock(mutex_);
+    while (!done()) {
+        // In slices, for Python's signals; the thread that runs the call does all other checks.
+        changed_.wait_for(lock, std::chrono::milliseconds(50));
+        if (done()) break;
+        lock.unlock();
+        comm.check_interrupt("wait");
+        if (!late && now_ns() >= deadline) {
+            comm.store_failure(Failure(RC_TIMEOUT, format("rank %d: the call was not done when the time to wait for it was over\n",
+                                                          comm.rank) + comm.report(1), comm.rank));
+            late = true;
+        }
+        lock.lock();
+    }
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,35 @@
+// A call that may still run. Whoever completes it and whoever waits for it share it.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "comm.h"
+
+namespace ringcomm {
+
+class Work {
+public:
+    virtual ~Work() = default;
+
+    bool done() const { return done_.load(std::memory_order_acquire); }
+    void finish(std::optional<Failure> failure);
+    // Throws the failure of the call, if it has one. Only after done().
+    void result() const;
+    // Waits until `deadline` (ns). Past it, the communicator is broken: that stops the call, and then the wait ends.
+    virtual void wait(Comm& comm, uint64_t deadline);
+
+    int source = -1;  // of a receive: who sent
+
+protected:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+
+private:
+    std::atomic<bool> done_{false};
+    std::optional<Failure> failure_;
+};
+
+}  // namespace ringcomm

@@ -1,0 +1,165 @@
+// What the fused collectives over shared memory have in common.
+//
+// All but two have one shape, the exchange: in each chunk every writer lays a block down in its own staging buffer, and
+// every reader takes what it needs from the buffers of the writers. What fits in one chunk costs one synchronisation,
+// because the start record publishes chunk 0. The exceptions are all_reduce and reduce of large arrays (two_stage.cpp),
+// and the direct forms on symmetric buffers, which need no staging at all.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "round.h"
+
+namespace ringcomm {
+
+constexpr int EVERYBODY = -1, NO_ONE = -2;
+
+inline bool is(int who, int rank) { return who == EVERYBODY || who == rank; }
+inline size_t divide_up(size_t value, size_t by) { return (value + by - 1) / by; }
+inline size_t round_up(size_t value, size_t unit) { return divide_up(value, unit) * unit; }
+
+inline void copy_block(std::byte* target, const std::byte* source, size_t bytes) {
+    if (target != source && bytes) memcpy(target, source, bytes);
+}
+
+inline void reduce_blocks(const Call& call, std::byte* target, const void* const* sources, int n, uint64_t count) {
+    if (count) kernels().reduce[call.dtype][call.op](target, sources, n, count, call.factor);
+}
+
+// Whose buffers must be symmetric for the direct form of a collective.
+struct Symmetric {
+    int source, target;
+};
+
+// Direct access, if all those who must have symmetric buffers have them at the same place.
+class Direct {
+public:
+    Direct(Round& round, size_t source_bytes, size_t target_bytes) : round_(round) {
+        const Call& call = round.call;
+        const size_t least = round.comm.tuning().direct_bytes;
+        if (call.source && source_bytes >= least) source_key_ = round.comm.regions.key(call.source, source_bytes);
+        if (call.target && target_bytes >= least) target_key_ = round.comm.regions.key(call.target, target_bytes);
+    }
+
+    bool hope() const { return source_key_ || target_key_; }
+    void start() { round_.start(hope(), source_key_, target_key_); }
+
+    // After meet(): the same answer on every rank, for it depends on the records alone.
+    bool agreed(Symmetric need) {
+        const uint64_t source = common(need.source, &Record::source_key), target = common(need.target, &Record::target_key);
+        if ((need.source != NO_ONE && !source) || (need.target != NO_ONE && !target)) return false;
+        if (source) source_ = round_.comm.regions.holder(source_key_ = source);
+        if (target) target_ = round_.comm.regions.holder(target_key_ = target);
+        return true;
+    }
+    const std::byte* source(int r) const { return source_->at(source_key_, r); }
+    std::byte* target(int r) const { return target_->at(target_key_, r); }
+
+    // No rank may leave before all are through with its buffers.
+    void finish() {
+        round_.collected(1);
+        for (int p = 0; p < round_.size; ++p) round_.await_collected(p, 1);
+    }
+
+private:
+    uint64_t common(int who, uint64_t Record::*key) const {
+        if (who == NO_ONE) return 0;
+        uint64_t value = 0;
+        for (int p = 0; p < round_.size; ++p) {
+            if (!is(who, p)) continue;
+            const Record& record = round_.record(p);
+            if (!(record.signature & SIGNATURE_DIRECT) || !(record.*key)) return 0;
+            if (value && record.*key != value) return 0;
+            value = record.*key;
+        }
+        return value;
+    }
+
+    Round& round_;
+    std::shared_ptr<Region> source_, target_;
+    uint64_t source_key_ = 0, target_key_ = 0;
+};
+
+struct Exchange {
+    uint64_t chunks;
+    int writer = EVERYBODY, reader = EVERYBODY;
+};
+
+// `lay(chunk)` fills this rank's buffer, `take(chunk)` reads those of the writers; `direct(symmetric)` does it all if it can.
+template <class Lay, class Take, class TryDirect>
+void exchange(Round& round, const Exchange& shape, Direct& direct, Lay lay, Take take, TryDirect try_direct) {
+    const bool writes = is(shape.writer, round.rank), reads = is(shape.reader, round.rank);
+    if (writes && !direct.hope()) lay(0);
+    direct.start();
+    round.meet();
+    if (try_direct()) return direct.finish();
+    if (writes && direct.hope()) {
+        lay(0);
+        round.staged(1);
+    }
+    for (uint64_t chunk = 0; chunk < shape.chunks; ++chunk) {
+        const uint64_t next = chunk + 1;
+        if (writes && next < shape.chunks) {
+            for (int p = 0; p < round.size && next >= 2; ++p) {
+                if (p != round.rank && is(shape.reader, p)) round.await_collected(p, next - 1);
+            }
+            lay(next);
+            round.staged(next + 1);
+        }
+        if (!reads) continue;
+        for (int p = 0; p < round.size; ++p) {
+            if (p != round.rank && is(shape.writer, p)) round.await_staged(p, chunk);
+        }
+        take(chunk);
+        if (shape.chunks > 2) round.collected(chunk + 1);
+    }
+}
+
+// A block of `bytes` in pieces: how a large block travels through a staging buffer.
+struct Pieces {
+    size_t piece;  // bytes, a multiple of 64
+
+    Pieces(Round& round, int blocks_per_buffer)
+        : piece(std::min<size_t>(round.comm.tuning().segment_bytes,
+                                 round.comm.arena().layout.staging_bytes / blocks_per_buffer) / 64 * 64) {}
+    uint64_t chunks(size_t largest) const { return std::max<size_t>(1, divide_up(largest, piece)); }
+    size_t begin(uint64_t chunk, size_t bytes) const { return std::min(bytes, chunk * piece); }
+    size_t length(uint64_t chunk, size_t bytes) const { return std::min(bytes, (chunk + 1) * piece) - begin(chunk, bytes); }
+};
+
+// The blocks of an array that is divided among the ranks, in bytes.
+struct Blocks {
+    const uint64_t* counts;
+    size_t equal, item;
+
+    explicit Blocks(const Call& call, const uint64_t* counts) : counts(counts), equal(call.bytes()), item(call.item) {}
+    explicit Blocks(const Call& call) : Blocks(call, call.counts) {}
+    size_t bytes(int r) const { return counts ? counts[r] * item : equal; }
+    size_t offset(int r) const {
+        if (!counts) return r * equal;
+        size_t sum = 0;
+        for (int p = 0; p < r; ++p) sum += bytes(p);
+        return sum;
+    }
+    size_t largest(int size) const {
+        size_t most = 0;
+        for (int p = 0; p < size; ++p) most = std::max(most, bytes(p));
+        return most;
+    }
+};
+
+// Slots for each reader in one staging buffer: as far apart as needed, so that small blocks share pages and lines.
+struct Slots {
+    size_t stride, total;
+
+    Slots(const Pieces& pieces, size_t largest, int size) {
+        const size_t most = std::min(pieces.piece, largest);
+        stride = most * size <= INLINE_BYTES ? most : round_up(most, 64);
+        total = stride * size;
+    }
+};
+
+void reduce_to(Round& round, int reader);  // two_stage.cpp: all_reduce and reduce
+
+}  // namespace ringcomm

@@ -1,0 +1,46 @@
+// One vocabulary of memory order for every kernel: what the CPU code says here, the CUDA code says with the same words.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace ringcomm {
+
+using Flag = std::atomic<uint64_t>;
+
+inline uint64_t load_acquire(const Flag& flag) { return flag.load(std::memory_order_acquire); }
+
+// Each store that makes data visible to another rank has a number. A build with -DRC_WEAKEN=<number> drops the order of
+// that one store; ThreadSanitizer must then report a race, which proves that the tests would notice.
+enum Site : int {
+    SITE_START = 1,  // start record: the record itself and what is laid beside it
+    SITE_STAGED,     // a later chunk lies in the staging buffer
+    SITE_REDUCED,    // the owner has read the staged inputs and published its result
+    SITE_COLLECTED,  // the reader is through with a chunk: its buffer may be written again
+    SITE_RING_HEAD,  // point-to-point: an entry is in the ring
+    SITE_RING_TAIL,  // point-to-point: an entry has been read
+    SITE_BULK_STAGED,
+    SITE_BULK_TAKEN,
+    SITE_END
+};
+
+#ifndef RC_WEAKEN
+#define RC_WEAKEN 0
+#endif
+
+// Sequentially consistent, not only release: the publisher looks for sleeping peers after it, and a sleeper looks at the
+// flag after it announced itself; one of the two must see the other.
+template <Site site>
+inline void publish(Flag& flag, uint64_t value) {
+    flag.exchange(value, site == RC_WEAKEN ? std::memory_order_relaxed : std::memory_order_seq_cst);
+}
+
+inline void cpu_relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,26 @@
+// Drives every publishing store of kernels/port.h, for ThreadSanitizer: chunks enough that every buffer is written again,
+// and traffic in one direction, so that no other flag orders what a weakened one no longer does.
+#include "world.h"
+
+int main() {
+    DO(rc_kernels_select("portable"));
+    in_world(3, small_tuning(), [](rc_comm* comm, int rank) {
+        std::vector<int> data(20000), all(3 * data.size());
+        for (int repeat = 0; repeat < 3; ++repeat) {
+            DO(run(comm, RC_ALL_REDUCE, data.data(), data.data(), 5));
+            DO(run(comm, RC_ALL_REDUCE, data.data(), data.data(), 100));
+            DO(run(comm, RC_ALL_REDUCE, data.data(), data.data(), data.size()));
+            DO(run(comm, RC_BROADCAST, data.data(), data.data(), data.size()));
+            DO(run(comm, RC_ALL_GATHER, data.data(), all.data(), data.size()));
+            DO(run(comm, RC_ALL_TO_ALL, all.data(), all.data(), data.size()));
+            DO(run(comm, RC_REDUCE, data.data(), rank ? nullptr : data.data(), data.size()));
+        }
+        for (int i = 0; i < 300 && rank < 2; ++i) {  // eager letters from rank 0 to rank 1, many times around the ring
+            if (rank == 0) DO(rc_send(comm, data.data(), 100, RC_INT32, 1, 0, -1, nullptr));
+            if (rank == 1) DO(rc_recv(comm, data.data(), 100, RC_INT32, 0, 0, -1, nullptr, nullptr));
+        }
+        if (rank == 0) DO(rc_send(comm, all.data(), all.size(), RC_INT32, 2, 1, -1, nullptr));
+        if (rank == 2) DO(rc_recv(comm, all.data(), all.size(), RC_INT32, 0, 1, -1, nullptr, nullptr));
+    });
+    printf("test_races: done\n");
+}

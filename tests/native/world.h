@@ -1,0 +1,64 @@
+// A world of threads for the native tests: every rank runs the same function over the real shared-memory code. The ranks
+// share one mapping of the file, so that the sanitizers see all accesses to one place at one address.
+#pragma once
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "ringcomm.h"
+
+inline std::atomic<int> failures{0};
+
+#define CHECK(condition)                                                     \
+    do {                                                                     \
+        if (!(condition)) {                                                  \
+            if (++failures > 20) _exit(1); /* the rest would say the same */ \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);  \
+        }                                                                    \
+    } while (0)
+
+// A status other than RC_OK ends the program: the other ranks would only wait for their deadline.
+#define DO(call)                                                                                        \
+    do {                                                                                                \
+        if (const int status = (call)) {                                                                \
+            fprintf(stderr, "%s:%d: %s is %d: %s\n", __FILE__, __LINE__, #call, status, rc_last_error()->message); \
+            _exit(1);                                                                                   \
+        }                                                                                               \
+    } while (0)
+
+// Small buffers, so that little data takes the paths of large messages.
+inline rc_tuning small_tuning() {
+    return {.arena_bytes = 256 << 10, .sub_arena_bytes = 192 << 10, .segment_bytes = 1024, .small_bytes = 512,
+            .stream_bytes = 256, .direct_bytes = 64, .timeout = 60.0, .oversubscribed = 1};
+}
+
+inline void in_world(int size, const rc_tuning& tuning, const std::function<void(rc_comm*, int)>& body) {
+    int fd;
+    DO(rc_file_create(&fd));
+    const std::vector<int64_t> pids(size, getpid());
+    const std::vector<int> pidfds(size, -1);
+    std::vector<rc_comm*> comms(size);
+    for (int r = 0; r < size; ++r) DO(rc_world_open(fd, r, size, pids.data(), pidfds.data(), 4711, &tuning, &comms[r]));
+    close(fd);
+    std::vector<std::thread> ranks;
+    for (int r = 0; r < size; ++r) {
+        ranks.emplace_back([&, r] {
+            body(comms[r], r);
+            DO(rc_close(comms[r]));
+        });
+    }
+    for (auto& rank : ranks) rank.join();
+    for (rc_comm* comm : comms) rc_free(comm);
+}
+
+inline int run(rc_comm* comm, int collective, const void* source, void* target, uint64_t count, int dtype = RC_INT32,
+               int op = RC_SUM, int root = 0, const uint64_t* counts = nullptr, rc_work** work = nullptr) {
+    return rc_collective(comm, collective, source, target, count, dtype, op, 1.0, root, counts, -1, work);
+}
