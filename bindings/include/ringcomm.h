@@ -10,6 +10,10 @@
 
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum rc_status {
     RC_OK = 0,
     RC_ARGUMENT,    /* the caller's mistake; nothing was sent, no epoch consumed */
@@ -128,5 +132,9 @@ uint64_t rc_region_bytes(uint64_t bytes);
 int rc_region_open(rc_comm* comm, uint64_t offset, uint64_t bytes, rc_region** region);
 void* rc_region_data(rc_region* region);
 void rc_region_free(rc_region* region);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

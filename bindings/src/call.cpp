@@ -1,5 +1,6 @@
 #include "call.h"
 
+#include <bit>
 #include <cinttypes>
 
 #include "errors.h"
@@ -49,15 +50,18 @@ uint64_t pack(int kind, int dtype, int op, int root, bool counts) {
     return word;
 }
 
-std::string describe(uint64_t signature, uint64_t count) {
+std::string describe(uint64_t signature, uint64_t count, uint64_t extra) {
     const int kind = signature & 0xff;
     if (kind >= CALLS) return "an unknown call";
     const Kind& k = kinds[kind];
     if (k.shape == NOTHING) return std::string(k.name) + "()";
     const bool counts = signature >> 24 & 1;
-    std::string text = format("%s(%s x %" PRIu64, k.name, dtype_name(signature >> 8 & 0xff), count);
-    if (k.shape == BLOCK) text += counts ? " in all, with counts" : " per rank";
-    if (k.reduces) text += format(", %s", op_name(signature >> 16 & 0xff));
+    std::string text = format("%s(%s", k.name, dtype_name(signature >> 8 & 0xff));
+    if (kind != RC_ALL_TO_ALL || !counts) text += format(" x %" PRIu64, count);
+    if (k.shape == BLOCK) text += counts ? " with counts" : " per rank";
+    const int op = signature >> 16 & 0xff;
+    if (k.reduces) text += format(", %s", op_name(op));
+    if (k.reduces && op == RC_PREMUL_SUM && !counts) text += format("(%.17g)", std::bit_cast<double>(extra));
     const int root = int(signature >> 32 & 0xffffff) - 1;
     if (k.root) text += root < 0 ? format(", %s any", k.root) : format(", %s %d", k.root, root);
     return text + ")";

@@ -25,7 +25,7 @@ Comm::Comm(std::shared_ptr<World> world, std::shared_ptr<Arena> arena, std::vect
            int rank, std::vector<int> members)
     : rank(rank), size(arena->size), world(std::move(world)), members(std::move(members)),
       generation(fork_generation.load()),
-      patience(this->world->tuning.oversubscribed ? OVERSUBSCRIBED : DEDICATED), sources(size), offsets(size),
+      patience(this->world->tuning.oversubscribed ? OVERSUBSCRIBED : DEDICATED), sources(size),
       tile(TILE_BYTES), arena_(std::move(arena)), ancestors_(std::move(ancestors)) {}
 
 void Comm::ready() {
@@ -34,11 +34,18 @@ void Comm::ready() {
     }
     if (closing()) throw Failure(RC_CLOSED, "this communicator is closed", rank);
     check_failure();
-    if (!backed_.load(std::memory_order_relaxed)) {
+    if (!backed_.load(std::memory_order_relaxed)) back();
+}
+
+void Comm::back() {
+    try {
         arena_->back(rank);  // idempotent, should two threads come at once
-        mine().waits_for.store(-1);
-        backed_.store(true);
+    } catch (const Failure& failure) {
+        store_failure(failure);  // the others would wait for this rank in vain
+        throw;
     }
+    mine().waits_for.store(-1);
+    backed_.store(true);
 }
 
 void Comm::check_failure() const {

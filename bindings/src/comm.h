@@ -66,7 +66,6 @@ public:
 
     // Working memory of the one collective that may run.
     std::vector<const void*> sources;
-    std::vector<size_t> offsets;
     std::vector<std::byte> tile;
 
     bool closing() const { return closing_.load(std::memory_order_relaxed); }
@@ -74,6 +73,7 @@ public:
     void finish_closing();  // nobody of this rank is inside any more
 
 private:
+    void back();
     std::string report_rank(int r, int calls) const;
 
     std::shared_ptr<Arena> arena_;

@@ -142,9 +142,9 @@ bool Letters::stream_out(int p) {
         if (!refused && parcel.moved < parcel.bytes) continue;
         pair.granted = number;
         if (refused) {
-            Failure mismatch(RC_MISMATCH, format("rank %d refused the message: its receive (tag %" PRId64
-                                                 ") expects another size or dtype than ", p, parcel.tag) + words(parcel), p);
+            Failure mismatch(RC_MISMATCH, format("rank %d expects another size or dtype than ", p) + words(parcel), p);
             mismatch.error.peer = p;
+            copy_text(mismatch.error.got, sizeof mismatch.error.got, words(parcel));
             complete(parcel, mismatch);
         } else {
             complete(parcel);
@@ -299,7 +299,13 @@ public:
         } catch (const Failure& failure) {
             // The communicator is broken or closed; nothing may touch a buffer after this.
             const std::lock_guard lock(letters_.mutex_);
-            letters_.drop_all(failure);
+            if (!parcel_.done()) letters_.complete(parcel_, failure);
+            try {
+                comm_.check_failure();
+                letters_.drop_all(failure);
+            } catch (const Failure& first) {
+                letters_.drop_all(first);  // a signal ends the wait of one thread; the others learn what it did
+            }
         }
     }
 

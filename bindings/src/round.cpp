@@ -70,8 +70,8 @@ void Round::meet() {
     if (other >= 0) {
         for (int p = 0; p < size; ++p) {
             const Record& theirs = record(p);
-            differences += format("\n  rank %d: ", p) + describe(theirs.signature, theirs.count);
-            if (theirs.extra != extra_) differences += ", other counts or factor than on rank " + std::to_string(rank);
+            differences += format("\n  rank %d: ", p) + words(theirs);
+            if (call.counts && theirs.extra != extra_) differences += format(", other counts than on rank %d", rank);
         }
     } else if (call.collective == RC_ALL_TO_ALL && call.counts) {
         for (int p = 0; p < size; ++p) {
@@ -89,7 +89,7 @@ void Round::meet() {
     Failure mismatch(RC_MISMATCH, format("the ranks called different things at epoch %" PRIu64 ":", call.epoch) +
                                       differences, other);
     copy_text(mismatch.error.expected, sizeof mismatch.error.expected, words());
-    copy_text(mismatch.error.got, sizeof mismatch.error.got, describe(record(other).signature, record(other).count));
+    copy_text(mismatch.error.got, sizeof mismatch.error.got, words(record(other)));
     throw mismatch;
 }
 
@@ -118,6 +118,13 @@ std::optional<Failure> Round::look() {
     }
     if (now_ns() >= deadline()) return timed_out();
     return {};
+}
+
+void Round::fail(const Failure& failure) {
+    Failure told(failure);
+    told.error.collective = call.collective;
+    told.error.epoch = call.epoch;
+    comm.fail(told);
 }
 
 Failure Round::timed_out() const {

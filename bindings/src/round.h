@@ -44,10 +44,11 @@ public:
 private:
     void await(const Flag& flag, uint64_t value, int peer);
     std::optional<Failure> look() override;
-    [[noreturn]] void fail(const Failure& failure) override { comm.fail(failure); }
+    [[noreturn]] void fail(const Failure& failure) override;
     void late() override;
     uint64_t deadline() const override { return deadline_of(start_time_, timeout_); }
-    std::string words() const { return describe(signature_, record_count_); }
+    std::string words() const { return words(record(rank)); }
+    std::string words(const Record& record) const { return describe(record.signature, record.count, record.extra); }
     Failure timed_out() const;
 
     double timeout_;

@@ -14,6 +14,7 @@ void Work::result() const {
 }
 
 void Work::wait(Comm& comm, uint64_t deadline) {
+    std::optional<Failure> interrupted;
     bool late = false;
     std::unique_lock lock(mutex_);
     while (!done()) {
@@ -21,14 +22,19 @@ void Work::wait(Comm& comm, uint64_t deadline) {
         changed_.wait_for(lock, std::chrono::milliseconds(50));
         if (done()) break;
         lock.unlock();
-        comm.check_interrupt("wait");
+        try {
+            if (!interrupted) comm.check_interrupt("wait");
+        } catch (const Failure& failure) {
+            interrupted = failure;  // which broke the communicator; the call will notice and let go of the buffers
+        }
         if (!late && now_ns() >= deadline) {
-            comm.store_failure(Failure(RC_TIMEOUT, format("rank %d: the call was not done when the time to wait for it was over\n",
-                                                          comm.rank) + comm.report(1), comm.rank));
             late = true;
+            const std::string text = format("rank %d: the call was not done when the time to wait for it was over\n", comm.rank);
+            comm.store_failure(Failure(RC_TIMEOUT, text + comm.report(1), comm.rank));
         }
         lock.lock();
     }
+    if (interrupted) throw *interrupted;
 }
 
 }  // namespace ringcomm

@@ -16,9 +16,8 @@ void broadcast(Round& round) {
     const Pieces pieces(round, 1);
     Direct direct(round, round.rank == call.root ? bytes : 0, 0);
     const Symmetric need{call.root, NO_ONE};
-    const Exchange shape{pieces.chunks(bytes), call.root, EVERYBODY};
     exchange(
-        round, shape, direct,
+        round, {call.root, EVERYBODY}, direct, [&] { return pieces.chunks(bytes); },
         [&](uint64_t k) {
             const size_t length = pieces.length(k, bytes);
             round.copy_in(round.laid(round.rank, k, length), call.source + pieces.begin(k, bytes), length);
@@ -42,9 +41,8 @@ void gather(Round& round, int reader) {
     const size_t mine = blocks.bytes(round.rank), all = blocks.offset(round.size);
     const Pieces pieces(round, 1);
     Direct direct(round, mine, reader == EVERYBODY ? all : 0);
-    const Exchange shape{pieces.chunks(blocks.largest(round.size)), EVERYBODY, reader};
     exchange(
-        round, shape, direct,
+        round, {EVERYBODY, reader}, direct, [&] { return pieces.chunks(blocks.largest(round.size)); },
         [&](uint64_t k) {
             const size_t length = pieces.length(k, mine);
             round.copy_in(round.laid(round.rank, k, length), call.source + pieces.begin(k, mine), length);
@@ -78,9 +76,8 @@ void scatter(Round& round) {
     const Slots slots(pieces, blocks.largest(round.size), round.size);
     const size_t mine = blocks.bytes(round.rank);
     Direct direct(round, round.rank == call.root ? blocks.offset(round.size) : 0, 0);
-    const Exchange shape{pieces.chunks(blocks.largest(round.size)), call.root, EVERYBODY};
     exchange(
-        round, shape, direct,
+        round, {call.root, EVERYBODY}, direct, [&] { return pieces.chunks(blocks.largest(round.size)); },
         [&](uint64_t k) {
             std::byte* buffer = round.laid(round.rank, k, slots.total);
             for (int p = 0; p < round.size; ++p) {
@@ -114,9 +111,15 @@ void all_to_all(Round& round) {
     const Slots slots(pieces, uneven ? pieces.piece : call.bytes(), n);
     const bool in_place = call.source == call.target;
     Direct direct(round, in_place ? 0 : sent.offset(n), 0);
-    Exchange shape{pieces.chunks(call.bytes())};
     exchange(
-        round, shape, direct,
+        round, {EVERYBODY, EVERYBODY}, direct,
+        [&] {
+            size_t longest = call.bytes();
+            for (int p = 0; uneven && p < n; ++p) {
+                longest = std::max(longest, Blocks(call, round.comm.arena().counts(p, call.epoch)).largest(n));
+            }
+            return pieces.chunks(longest);
+        },
         [&](uint64_t k) {
             std::byte* buffer = round.laid(me, k, slots.total);
             for (int p = 0; p < n; ++p) {
@@ -135,18 +138,10 @@ void all_to_all(Round& round) {
             }
         },
         [&] {
-            size_t longest = call.bytes();
-            std::vector<size_t>& offsets = round.comm.offsets;  // of my block in each source
-            for (int p = 0; p < n; ++p) {
-                const uint64_t* counts = uneven ? round.comm.arena().counts(p, call.epoch) : nullptr;
-                const Blocks theirs(call, counts);
-                offsets[p] = theirs.offset(me);
-                longest = std::max(longest, theirs.largest(n));
-            }
-            shape.chunks = pieces.chunks(longest);
             if (!direct.agreed({EVERYBODY, NO_ONE})) return false;
             for (int p = 0; p < n; ++p) {
-                copy_block(call.target + received.offset(p), direct.source(p) + offsets[p], received.bytes(p));
+                const Blocks theirs(call, uneven ? round.comm.arena().counts(p, call.epoch) : nullptr);
+                copy_block(call.target + received.offset(p), direct.source(p) + theirs.offset(me), received.bytes(p));
             }
             return true;
         });
@@ -161,9 +156,8 @@ void reduce_scatter(Round& round) {
     const size_t mine = blocks.bytes(me);
     const void** sources = round.comm.sources.data();
     Direct direct(round, blocks.offset(n), 0);
-    const Exchange shape{pieces.chunks(blocks.largest(n))};
     exchange(
-        round, shape, direct,
+        round, {EVERYBODY, EVERYBODY}, direct, [&] { return pieces.chunks(blocks.largest(n)); },
         [&](uint64_t k) {
             std::byte* buffer = round.laid(me, k, slots.total);
             for (int p = 0; p < n; ++p) {

@@ -81,15 +81,15 @@ private:
     uint64_t source_key_ = 0, target_key_ = 0;
 };
 
-struct Exchange {
-    uint64_t chunks;
-    int writer = EVERYBODY, reader = EVERYBODY;
+struct Roles {
+    int writer, reader;
 };
 
-// `lay(chunk)` fills this rank's buffer, `take(chunk)` reads those of the writers; `direct(symmetric)` does it all if it can.
-template <class Lay, class Take, class TryDirect>
-void exchange(Round& round, const Exchange& shape, Direct& direct, Lay lay, Take take, TryDirect try_direct) {
-    const bool writes = is(shape.writer, round.rank), reads = is(shape.reader, round.rank);
+// `lay(chunk)` fills this rank's buffer, `take(chunk)` reads those of the writers, try_direct() does it all if it can.
+// chunks() is asked once all ranks have met.
+template <class Chunks, class Lay, class Take, class TryDirect>
+void exchange(Round& round, const Roles& roles, Direct& direct, Chunks chunks, Lay lay, Take take, TryDirect try_direct) {
+    const bool writes = is(roles.writer, round.rank), reads = is(roles.reader, round.rank);
     if (writes && !direct.hope()) lay(0);
     direct.start();
     round.meet();
@@ -98,21 +98,22 @@ void exchange(Round& round, const Exchange& shape, Direct& direct, Lay lay, Take
         lay(0);
         round.staged(1);
     }
-    for (uint64_t chunk = 0; chunk < shape.chunks; ++chunk) {
+    const uint64_t end = chunks();
+    for (uint64_t chunk = 0; chunk < end; ++chunk) {
         const uint64_t next = chunk + 1;
-        if (writes && next < shape.chunks) {
+        if (writes && next < end) {
             for (int p = 0; p < round.size && next >= 2; ++p) {
-                if (p != round.rank && is(shape.reader, p)) round.await_collected(p, next - 1);
+                if (p != round.rank && is(roles.reader, p)) round.await_collected(p, next - 1);
             }
             lay(next);
             round.staged(next + 1);
         }
         if (!reads) continue;
         for (int p = 0; p < round.size; ++p) {
-            if (p != round.rank && is(shape.writer, p)) round.await_staged(p, chunk);
+            if (p != round.rank && is(roles.writer, p)) round.await_staged(p, chunk);
         }
         take(chunk);
-        if (shape.chunks > 2) round.collected(chunk + 1);
+        if (end > 2) round.collected(chunk + 1);
     }
 }
 

@@ -9,8 +9,8 @@
 namespace ringcomm::RC_LEVEL {
 namespace {
 
-// An operation takes each input as `input` leaves it, folds it into the accumulator by `combine`, and hands out `output`.
-// `unit` lanes belong together.
+// An operation takes each input as `input` leaves it, folds it into the accumulator by `combine`, and hands out what
+// `output` makes of the accumulator; `unit` lanes belong together.
 struct Operation {
     static constexpr size_t unit = 1;
     static auto input(auto x, double) { return x; }
