@@ -1,0 +1,36 @@
+"""Collective communication for Python: move and combine arrays between ranks, fast, in order, and never in silence."""
+
+from importlib.metadata import version
+
+from ringcomm.communicator import Communicator, init
+from ringcomm.config import Config
+from ringcomm.errors import (
+    Aborted,
+    ArgumentError,
+    CollectiveTimeout,
+    MemoryShortage,
+    MismatchError,
+    PeerLost,
+    RingcommError,
+)
+from ringcomm.launch import launch
+from ringcomm.types import premul_sum
+from ringcomm.work import Work
+
+__version__ = version("ringcomm")
+
+__all__ = [
+    "Aborted",
+    "ArgumentError",
+    "CollectiveTimeout",
+    "Communicator",
+    "Config",
+    "MemoryShortage",
+    "MismatchError",
+    "PeerLost",
+    "RingcommError",
+    "Work",
+    "init",
+    "launch",
+    "premul_sum",
+]

@@ -1,0 +1,7 @@
+"""`python -m ringcomm`, the same as the command `ringcomm`."""
+
+import sys
+
+from ringcomm.cli import main
+
+sys.exit(main())

@@ -1,0 +1,62 @@
+"""The command line: `ringcomm run`, `bench` and `doctor`."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from ringcomm import __version__, bench, doctor
+from ringcomm.errors import RingcommError
+from ringcomm.run import run
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command in `arguments`, or in those of the process, and return its exit status."""
+    chosen = _parser().parse_args(arguments)
+    try:
+        status: int = chosen.main(chosen)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # e.g. of `ringcomm bench | head`; nothing can be said any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except (RingcommError, OSError) as error:
+        print(f"ringcomm {chosen.command}: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="ringcomm", description="Collective communication for Python.")
+    parser.add_argument("--version", action="version", version=f"ringcomm {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    runner = commands.add_parser(
+        "run",
+        help="start a program on several ranks of this machine",
+        usage="ringcomm run -n N [--] (script.py | -m module | program) [argument ...]",
+        description="Start a program on several ranks of this machine. Each line of output begins with its rank. When "
+        "a rank fails the others have 5 s to end; the exit status is that of the first failure.",
+    )
+    runner.add_argument("-n", "--ranks", type=int, required=True, metavar="N", help="number of ranks")
+    runner.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module to run, with its arguments")
+    runner.add_argument("program", nargs=argparse.REMAINDER, help="what to run, with its arguments")
+    runner.set_defaults(main=lambda chosen: _run(runner, chosen))
+
+    benchmark = commands.add_parser("bench", help="measure a collective on this machine")
+    bench.add_arguments(benchmark)
+    benchmark.set_defaults(main=bench.run)
+
+    check = commands.add_parser("doctor", help="tell what works on this machine, and why not")
+    check.set_defaults(main=lambda _: doctor.main())
+    return parser
+
+
+def _run(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> int:
+    command = ["-m", *chosen.module] if chosen.module else chosen.program
+    if command[:1] == ["--"]:
+        del command[0]
+    if not command:
+        parser.error("nothing to run")
+    return run(command, chosen.ranks)

@@ -1,0 +1,467 @@
+"""The communicator: every call is checked and shaped here, then done by the transport in one go."""
+
+import pickle
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from math import prod
+from operator import index
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from ringcomm import rendezvous
+from ringcomm.buffer import ADAPTERS, dtype_of
+from ringcomm.config import Config, start_logging
+from ringcomm.errors import ArgumentError, RingcommError, refuse
+from ringcomm.native import NULL, check, ffi, lib, seconds
+from ringcomm.transports import shm
+from ringcomm.transports.contract import Transport
+from ringcomm.types import DTYPES, OPS, PremulSum
+from ringcomm.work import Both, Unfinished, Work
+
+__all__ = ["Communicator", "connect", "init"]
+
+Op = str | PremulSum
+Shape = tuple[int, ...]
+ANY = -1  # the peer of a recv that takes any source
+
+
+class Communicator:
+    """A group of ranks that can run collectives: all of them call the same ones in the same order.
+
+    Arrays are NumPy arrays, PyTorch tensors on the CPU, or anything with the buffer protocol or DLPack in host memory;
+    C-contiguous, and writable where something is written. A result of the input's shape is written in place unless
+    `out` is given; a result of another shape is a new array of the input's kind unless `out` is given. `out` may be the
+    input itself or, where one array is a part of the other, exactly that part.
+
+    `timeout` is in seconds; None takes the communicator's. With `async_op=True` a call returns a `Work` at once, whose
+    `wait()` returns the result.
+
+    Every call may raise
+        ArgumentError: nothing was sent, the communicator stays usable;
+        MismatchError: the ranks called different things; raised on all of them, the communicator stays usable;
+        CollectiveTimeout, PeerLost, Aborted, KeyboardInterrupt: the communicator is broken; every later call on every
+            rank raises the first reason.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self.rank = transport.rank
+        self.size = transport.size
+        self.timeout = transport.timeout
+        self._transport = transport
+        self._fused = transport.fused
+        self._all_reduce = transport.fused["all_reduce"]  # saves the small path a lookup
+        self._unfinished = Unfinished()
+        # Runs once: by close(), when the communicator is collected, or at exit. Then nothing touches the memory of the
+        # unfinished works any more.
+        self._close = weakref.finalize(self, _close, transport, self._unfinished)
+
+    def __repr__(self) -> str:
+        state = "" if self._close.alive else ", closed"
+        return f"<ringcomm.Communicator rank {self.rank} of {self.size}, {self._transport.name}{state}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is not None:
+            with suppress(RingcommError):  # closed inside the block, or in a forked child: what left the block counts
+                self.abort(f"{type(error).__name__}: {error}")
+        self.close()
+
+    # --- Collectives --------------------------------------------------------------------------------------------------
+
+    def all_reduce(
+        self, x: Any, op: Op = "sum", out: Any = None, *, timeout: float | None = None, async_op: bool = False
+    ) -> Any:
+        """Combine x of all ranks, element by element; every rank gets the same bits."""
+        source, count, dtype = ADAPTERS[type(x)].memory(x, out is None)
+        if out is None:
+            out, target = x, source
+        else:
+            target = _target(out, count, dtype)
+        code, factor = OPS[op]
+        run = self._queue("all_reduce", out, x) if async_op else self._all_reduce
+        limit = -1.0 if timeout is None else seconds(timeout)
+        return run(source, target, count, dtype, code, factor, 0, NULL, limit) or out  # run returns None, or a Work
+
+    def reduce(
+        self,
+        x: Any,
+        op: Op = "sum",
+        root: int = 0,
+        out: Any = None,
+        *,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Combine x of all ranks on `root`. Returns x or `out` there, None elsewhere, where x is untouched."""
+        is_root = self._peer("root", root) == self.rank
+        source, count, dtype = ADAPTERS[type(x)].memory(x, is_root and out is None)
+        if not is_root:
+            out, target = None, NULL
+        elif out is None:
+            out, target = x, source
+        else:
+            target = _target(out, count, dtype)
+        code, factor = OPS[op]
+        run = self._queue("reduce", out, x) if async_op else self._fused["reduce"]
+        return run(source, target, count, dtype, code, factor, root, NULL, seconds(timeout)) or out
+
+    def broadcast(self, x: Any, root: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """Write x of `root` into x of every rank. Returns x."""
+        data, count, dtype = ADAPTERS[type(x)].memory(x, self._peer("root", root) != self.rank)
+        run = self._queue("broadcast", x) if async_op else self._fused["broadcast"]
+        return run(data, data, count, dtype, 0, 1.0, root, NULL, seconds(timeout)) or x
+
+    def all_gather(
+        self,
+        x: Any,
+        out: Any = None,
+        counts: Sequence[int] | None = None,
+        *,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Put x of all ranks one after the other, on every rank.
+
+        Returns shape (size, *x.shape); with `counts`, the rows of axis 0 that each rank has, they are concatenated
+        along axis 0.
+        """
+        adapter = ADAPTERS[type(x)]
+        source, count, dtype = adapter.memory(x, False)
+        shape, blocks = self._joined(adapter.shape(x), counts)
+        if out is None:
+            out = adapter.empty(x, shape)
+        target = _target(out, prod(shape), dtype)
+        run = self._queue("all_gather", out, x) if async_op else self._fused["all_gather"]
+        return run(source, target, count, dtype, 0, 1.0, 0, blocks, seconds(timeout)) or out
+
+    def gather(
+        self,
+        x: Any,
+        out: Any = None,
+        root: int = 0,
+        counts: Sequence[int] | None = None,
+        *,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Put x of all ranks one after the other, on `root`. Returns what all_gather does there, None elsewhere."""
+        adapter = ADAPTERS[type(x)]
+        source, count, dtype = adapter.memory(x, False)
+        shape, blocks = self._joined(adapter.shape(x), counts)
+        if self._peer("root", root) != self.rank:
+            out, target = None, NULL
+        else:
+            if out is None:
+                out = adapter.empty(x, shape)
+            target = _target(out, prod(shape), dtype)
+        run = self._queue("gather", out, x) if async_op else self._fused["gather"]
+        return run(source, target, count, dtype, 0, 1.0, root, blocks, seconds(timeout)) or out
+
+    def scatter(
+        self,
+        x: Any = None,
+        out: Any = None,
+        root: int = 0,
+        counts: Sequence[int] | None = None,
+        *,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Divide axis 0 of x of `root` among the ranks: equal shares, or `counts` rows.
+
+        Elsewhere x is None and `out` says how much is expected; its axis 0 has this rank's rows. Returns the share.
+        """
+        if self._peer("root", root) == self.rank:
+            adapter = ADAPTERS[type(x)]
+            source, _, dtype = adapter.memory(x, False)
+            shape, count, blocks = self._share(adapter.shape(x), counts)
+            if out is None:
+                out = adapter.empty(x, shape)
+            target = _target(out, count, dtype)
+        else:
+            if out is None:
+                raise refuse(f"out of scatter on rank {self.rank}", f"an array, since only root {root} has x", None)
+            adapter = ADAPTERS[type(out)]
+            source, (target, count, dtype) = NULL, adapter.memory(out, True)
+            _, blocks = self._joined(adapter.shape(out), counts)
+        run = self._queue("scatter", out, x) if async_op else self._fused["scatter"]
+        return run(source, target, count, dtype, 0, 1.0, root, blocks, seconds(timeout)) or out
+
+    def reduce_scatter(
+        self,
+        x: Any,
+        op: Op = "sum",
+        out: Any = None,
+        counts: Sequence[int] | None = None,
+        *,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Combine x of all ranks and divide axis 0 of the result among them: equal shares, or `counts` rows.
+
+        Returns this rank's share.
+        """
+        adapter = ADAPTERS[type(x)]
+        source, _, dtype = adapter.memory(x, False)
+        shape, count, blocks = self._share(adapter.shape(x), counts)
+        if out is None:
+            out = adapter.empty(x, shape)
+        target = _target(out, count, dtype)
+        code, factor = OPS[op]
+        run = self._queue("reduce_scatter", out, x) if async_op else self._fused["reduce_scatter"]
+        return run(source, target, count, dtype, code, factor, 0, blocks, seconds(timeout)) or out
+
+    def all_to_all(
+        self,
+        x: Any,
+        out: Any = None,
+        send_counts: Sequence[int] | None = None,
+        recv_counts: Sequence[int] | None = None,
+        *,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Divide axis 0 of x among the ranks: block j goes to rank j, block i of the result comes from rank i.
+
+        Equal blocks are exchanged in place unless `out` is given. With `send_counts` and `recv_counts`, the rows for
+        and from each rank, the result is a new array unless `out` is given.
+        """
+        adapter = ADAPTERS[type(x)]
+        shape = adapter.shape(x)
+        if send_counts is None and recv_counts is None:
+            source, total, dtype = adapter.memory(x, out is None)
+            count, blocks = self._share(shape, None)[1:]
+            if out is None:
+                out = x
+        elif send_counts is None or recv_counts is None:
+            raise ArgumentError("all_to_all needs both send_counts and recv_counts, or neither")
+        else:
+            source, _, dtype = adapter.memory(x, False)
+            to, row = self._rows(send_counts, "send_counts", shape), prod(shape[1:])
+            come = self._rows(recv_counts, "recv_counts")
+            count, total, blocks = 0, sum(come) * row, ffi.new("uint64_t[]", [rows * row for rows in to + come])
+            if out is None:
+                out = adapter.empty(x, (sum(come), *shape[1:]))
+        target = _target(out, total, dtype)
+        run = self._queue("all_to_all", out, x) if async_op else self._fused["all_to_all"]
+        return run(source, target, count, dtype, 0, 1.0, 0, blocks, seconds(timeout)) or out
+
+    def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """Return when all ranks have come here."""
+        run = self._queue("barrier", None) if async_op else self._fused["barrier"]
+        return run(NULL, NULL, 0, 0, 0, 1.0, 0, NULL, seconds(timeout))
+
+    # --- Point to point -----------------------------------------------------------------------------------------------
+
+    def send(self, x: Any, peer: int, tag: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """Send x to `peer`; a large one may wait until it is received. Ordered per peer and tag."""
+        call = (*ADAPTERS[type(x)].memory(x, False), self._peer("peer", peer), tag, seconds(timeout))
+        if async_op:
+            return Work(self._transport.isend(*call), lambda _: None, (x, call), self._unfinished)
+        return self._transport.send(*call)
+
+    def recv(
+        self, x: Any, peer: int | None = None, tag: int = 0, *, timeout: float | None = None, async_op: bool = False
+    ) -> Any:
+        """Receive into x from `peer`, or from any rank. Returns the rank that sent."""
+        call = (*ADAPTERS[type(x)].memory(x, True), self._source("peer", peer), tag, seconds(timeout))
+        if async_op:
+            return Work(self._transport.irecv(*call), lambda source: source, (x, call), self._unfinished)
+        return self._transport.recv(*call)
+
+    def sendrecv(
+        self,
+        x: Any,
+        dest: int,
+        out: Any,
+        source: int | None,
+        tag: int = 0,
+        *,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Send x to `dest` and receive `out` from `source` at once. Returns the rank that sent."""
+        if async_op:
+            both = Both(
+                self.send(x, dest, tag, timeout=timeout, async_op=True),
+                self.recv(out, source, tag, timeout=timeout, async_op=True),
+            )
+            return Work(both, lambda source: source, None, self._unfinished)
+        sent = (*ADAPTERS[type(x)].memory(x, False), self._peer("dest", dest))
+        received = (*ADAPTERS[type(out)].memory(out, True), self._source("source", source))
+        return self._transport.sendrecv(*sent, *received, tag, seconds(timeout))
+
+    # --- Python objects -----------------------------------------------------------------------------------------------
+
+    def broadcast_object(self, obj: Any = None, root: int = 0, *, timeout: float | None = None) -> Any:
+        """Return the object of `root` on every rank, pickled on the way."""
+        is_root = self._peer("root", root) == self.rank
+        data: Any = _pickled(obj) if is_root else None
+        size = np.array(data.size if is_root else 0)
+        self.broadcast(size, root, timeout=timeout)
+        if not is_root:
+            data = np.empty(size, np.uint8)
+        self.broadcast(data, root, timeout=timeout)
+        return obj if is_root else pickle.loads(data)
+
+    def all_gather_object(self, obj: Any, *, timeout: float | None = None) -> list[Any]:
+        """Return the objects of all ranks in rank order, pickled on the way."""
+        data = _pickled(obj)
+        sizes = self.all_gather(np.array(data.size), timeout=timeout)
+        return _unpickled(self.all_gather(data, counts=sizes, timeout=timeout), sizes)
+
+    def gather_object(self, obj: Any, root: int = 0, *, timeout: float | None = None) -> list[Any] | None:
+        """Return the objects of all ranks in rank order on `root`, None elsewhere."""
+        data = _pickled(obj)
+        sizes = self.all_gather(np.array(data.size), timeout=timeout)
+        gathered = self.gather(data, root=root, counts=sizes, timeout=timeout)
+        return None if gathered is None else _unpickled(gathered, sizes)
+
+    # --- Groups, memory, ends -----------------------------------------------------------------------------------------
+
+    def split(self, color: int | None, key: int = 0) -> "Communicator | None":
+        """Make a communicator of the ranks with the same color, ordered by key, then rank. Collective.
+
+        Returns None where color is None; such a rank takes part all the same. The new one inherits the timeout and
+        stays usable when this one is closed.
+        """
+        for name, value in (("color", 0 if color is None else color), ("key", key)):
+            if not isinstance(value, int | np.integer):
+                raise refuse(name, "an integer", value)
+        transport = self._transport.split(None if color is None else int(color), int(key))
+        return None if transport is None else Communicator(transport)
+
+    def empty(self, shape: int | Sequence[int], dtype: DTypeLike, device: str = "host") -> Any:
+        """Make a symmetric buffer: a zero-filled array that the peers read and write directly. Collective.
+
+        All ranks pass the same arguments (MismatchError). Any contiguous view of it counts as symmetric. The memory
+        lives as long as any view of it. Raises MemoryShortage on every rank if one has not enough.
+        """
+        if device != "host":
+            raise refuse("device", "'host' ('cuda' needs the CUDA transport)", device)
+        kind, _ = dtype_of(dtype)
+        axes = tuple(index(axis) for axis in (shape if isinstance(shape, Sequence) else (shape,)))
+        if any(axis < 0 for axis in axes):
+            raise refuse("shape", "lengths >= 0", axes)
+        memory = self._transport.allocate(f"empty({axes}, {kind.name}, {device})", prod(axes) * kind.itemsize)
+        return np.ndarray(axes, kind, memory)
+
+    def abort(self, reason: str) -> None:
+        """Break the communicator: every call on every rank, waiting or later, raises Aborted with this reason."""
+        self._transport.abort(reason)
+
+    def close(self) -> None:
+        """End this rank's part; calling it twice is fine. Peers that still need this rank get PeerLost."""
+        self._close()
+
+    def check(self) -> None:
+        """Raise the first failure of the communicator, if there was one."""
+        self._transport.check()
+
+    def report(self, calls: int = 3) -> str:
+        """Print the last calls of every rank, what each does or waits for, and return the text."""
+        text = self._transport.report(calls)
+        print(text, end="")
+        return text
+
+    # --- Helpers ------------------------------------------------------------------------------------------------------
+
+    def _queue(self, collective: str, result: Any, *arrays: Any) -> Callable[..., Work]:
+        def start(*call: Any) -> Work:
+            pending = self._transport.start(collective, *call)
+            return Work(pending, lambda _: result, (result, arrays, call), self._unfinished)
+
+        return start
+
+    def _peer(self, what: str, rank: int) -> int:
+        if not 0 <= rank < self.size:
+            raise refuse(what, f"a rank from 0 to {self.size - 1}", rank)
+        return rank
+
+    def _source(self, what: str, rank: int | None) -> int:
+        return ANY if rank is None else self._peer(what, rank)
+
+    def _joined(self, shape: Shape, counts: Sequence[int] | None) -> tuple[Shape, Any]:
+        """Return the shape of all ranks' blocks together, where this rank's is `shape`, and their lengths for C."""
+        if counts is None:
+            return (self.size, *shape), NULL
+        rows = self._rows(counts, "counts")
+        if shape[:1] != (rows[self.rank],):
+            raise refuse(f"rows of the array on rank {self.rank}", rows[self.rank], f"shape {shape}")
+        return (sum(rows), *shape[1:]), _blocks(rows, shape)
+
+    def _share(self, shape: Shape, counts: Sequence[int] | None) -> tuple[Shape, int, Any]:
+        """Return the shape and elements of this rank's share of axis 0, and all lengths for C."""
+        if not shape:
+            raise refuse("array", "an axis to divide among the ranks", "a single element")
+        if counts is None:
+            if shape[0] % self.size:
+                raise refuse("axis 0", f"a multiple of {self.size} rows, or counts", f"{shape[0]} rows")
+            share, blocks = shape[0] // self.size, NULL
+        else:
+            rows = self._rows(counts, "counts", shape)
+            share, blocks = rows[self.rank], _blocks(rows, shape)
+        return (share, *shape[1:]), share * prod(shape[1:]), blocks
+
+    def _rows(self, counts: Sequence[int], what: str, shape: Shape | None = None) -> list[int]:
+        rows = [index(count) for count in counts]
+        if len(rows) != self.size or any(count < 0 for count in rows):
+            raise refuse(what, f"{self.size} numbers >= 0", rows)
+        if shape is not None and shape[:1] != (sum(rows),):
+            raise refuse(what, f"the rows of an array of shape {shape}", f"{sum(rows)} rows in all")
+        return rows
+
+
+def init(timeout: float | None = None, config: Config | None = None) -> Communicator:
+    """Connect to the ranks that were started together: by `ringcomm run`, torchrun, mpirun or srun on one machine.
+
+    Without a launcher the communicator has one rank. `timeout` (seconds, default 300) also limits the start. Raises
+    CollectiveTimeout naming the ranks that did not come, ArgumentError where versions differ.
+    """
+    config = config or Config()
+    if timeout is not None:
+        config = replace(config, timeout=timeout)
+    place = rendezvous.find_place()
+    with rendezvous.open_store(place, config.timeout) as store:
+        return connect(place.rank, place.size, store, config)
+
+
+def connect(rank: int, size: int, store: rendezvous.Store, config: Config) -> Communicator:
+    """Connect as `rank` of `size` with those who hold the same store."""
+    start_logging(config.log)
+    check(lib.rc_kernels_select(config.kernels.encode()))
+    return Communicator(shm.connect(rank, size, store, config))
+
+
+def _close(transport: Transport, unfinished: Unfinished) -> None:
+    transport.close()
+    unfinished.clear()
+
+
+def _target(out: Any, count: int, dtype: int) -> Any:
+    pointer, given, kind = ADAPTERS[type(out)].memory(out, True)
+    if given != count or kind != dtype:
+        names = list(DTYPES)
+        raise refuse("out", f"{count} elements of {names[dtype]}", f"{given} of {names[kind]}")
+    return pointer
+
+
+def _blocks(rows: list[int], shape: Shape) -> Any:
+    row = prod(shape[1:])
+    return ffi.new("uint64_t[]", [count * row for count in rows])
+
+
+def _pickled(obj: Any) -> "np.ndarray[Any, np.dtype[np.uint8]]":
+    return np.frombuffer(pickle.dumps(obj, protocol=5), np.uint8)
+
+
+def _unpickled(data: Any, sizes: Any) -> list[Any]:
+    ends = np.cumsum(sizes)
+    return [pickle.loads(data[end - size : end]) for size, end in zip(sizes, ends, strict=True)]

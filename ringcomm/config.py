@@ -1,0 +1,109 @@
+"""What can be tuned: argument › Config › RINGCOMM_* › default. Only rendezvous.py also reads the environment."""
+
+import logging
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, Self, TypeVar
+
+from ringcomm.errors import refuse, unknown
+
+__all__ = ["Config"]
+
+T = TypeVar("T")
+PREFIX = "RINGCOMM_"
+# Set by `ringcomm run` for the ranks it starts, read by rendezvous.py.
+LAUNCHER = ("RINGCOMM_RANK", "RINGCOMM_SIZE", "RINGCOMM_JOB", "RINGCOMM_NONCE")
+
+# A segment is whole cache lines.
+LEAST_BYTES = {
+    "arena_bytes": 0,
+    "sub_arena_bytes": 0,
+    "segment_bytes": 64,
+    "small_bytes": 0,
+    "stream_bytes": 1,
+    "direct_bytes": 1,
+}
+
+
+def _flag(text: str) -> bool:
+    return {"0": False, "1": True}[text]
+
+
+EXPECTED = {float: "a number", int: "a whole number", _flag: "0 or 1"}
+
+
+def _setting(name: str, default: T, parse: Callable[[str], T]) -> T:
+    """Declare the field `name`, whose default the environment may override."""
+    variable = PREFIX + name.upper()
+
+    def value() -> T:
+        text = os.environ.get(variable)
+        if text is None:
+            return default
+        try:
+            return parse(text)
+        except (ValueError, KeyError):
+            raise refuse(variable, EXPECTED[parse], repr(text)) from None
+
+    return field(default_factory=value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The settings of a communicator. A field that is not given comes from RINGCOMM_<FIELD>, else it has its default.
+
+    All ranks of a world use the values of rank 0, except `kernels` and `log`, which are each process's own.
+    """
+
+    timeout: float = _setting("timeout", 300.0, float)
+    """Seconds a call may take, unless the call says otherwise."""
+    arena_bytes: int = _setting("arena_bytes", 8 << 20, int)
+    """Shared memory of one rank, at most."""
+    sub_arena_bytes: int = _setting("sub_arena_bytes", 1 << 20, int)
+    """The same for each communicator made by `split`."""
+    segment_bytes: int = _setting("segment_bytes", 256 << 10, int)
+    """One rank's share of a chunk in a staged collective, at most. On a Zen 4 64 KiB were a fifth slower."""
+    small_bytes: int = _setting("small_bytes", 16 << 10, int)
+    """An all_reduce up to this size is done in one synchronisation: every rank reduces everything."""
+    stream_bytes: int | None = _setting("stream_bytes", None, int)
+    """Blocks of at least this size are staged with non-temporal stores. None: measured at connect, on rank 0."""
+    direct_bytes: int = _setting("direct_bytes", 16 << 10, int)
+    """Symmetric buffers of at least this size are read and written directly."""
+    oversubscribed: bool | None = _setting("oversubscribed", None, _flag)
+    """More ranks than cores: waiting ranks give their core away early. None: found out at connect."""
+    kernels: str = _setting("kernels", "", str)
+    """"portable", "avx2", "avx512"; empty for the best of this CPU."""
+    log: str = _setting("log", "warning", str)
+    """The level of the logger "ringcomm": debug, info, warning, error."""
+
+    def __new__(cls, *_: Any, **given: Any) -> Self:
+        known = [f.name for f in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise unknown("setting", name, known)
+        for name in os.environ:
+            if name.startswith(PREFIX) and name not in LAUNCHER and name.removeprefix(PREFIX).lower() not in known:
+                raise unknown("environment variable", name, [PREFIX + other.upper() for other in known])
+        return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.timeout < math.inf:
+            raise refuse("timeout", "seconds > 0, and an end", self.timeout)
+        for name, least in LEAST_BYTES.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise refuse(name, f"at least {least} bytes", value)
+        if self.log.upper() not in logging.getLevelNamesMapping():
+            raise unknown("log level", self.log, ["debug", "info", "warning", "error"])
+
+
+def start_logging(level: str) -> None:
+    """Let the logger "ringcomm" speak from `level` on; on stderr where the program has no handlers of its own."""
+    logger = logging.getLogger("ringcomm")
+    logger.setLevel(level.upper())
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("ringcomm %(levelname)s: %(message)s"))
+        logger.addHandler(handler)

@@ -1,0 +1,129 @@
+"""`ringcomm doctor`: what works on this machine, and why not."""
+
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+
+import numpy as np
+
+from ringcomm import memory, topology
+from ringcomm.communicator import Communicator
+from ringcomm.errors import RingcommError
+from ringcomm.launch import launch
+from ringcomm.native import ffi, lib
+
+__all__ = ["main"]
+
+OLDEST_KERNEL = (5, 4)
+SEND_A_DESCRIPTOR = """
+import os, socket, sys
+with socket.socket(fileno=int(sys.argv[1])) as peer:
+    socket.send_fds(peer, [b"here"], [os.memfd_create("doctor")])
+"""
+
+
+def main() -> int:
+    """Print a line for every check: its name, ok or no, and the figure or why. Return 0 if ranks can work here."""
+    works = True
+    for name, check in CHECKS.items():
+        try:
+            mark, text = "ok", check()
+        except Exception as error:  # whatever is wrong here, the next check may say why
+            mark, text = "no", str(error) or repr(error)
+            works = works and check is not ranks
+        print(f"{name:<12} {mark:<3} {text}", flush=True)
+    return 0 if works else 1
+
+
+def system() -> str:
+    release = platform.release()
+    found = tuple(int(number) for number in release.split("-")[0].split(".")[:2])
+    if sys.platform != "linux" or found < OLDEST_KERNEL:
+        raise RingcommError(f"{platform.platform()}; ringcomm needs Linux >= {'.'.join(map(str, OLDEST_KERNEL))}")
+    return f"Linux {release}, {platform.machine()}"
+
+
+def cores() -> str:
+    quota = topology.quota()
+    return f"{len(topology.cores())} by affinity, {'no quota' if quota is None else f'a quota of {quota:g}'}"
+
+
+def headroom() -> str:
+    tightest = memory.available()
+    return f"{memory.mib(tightest.bytes)} can be shared: {tightest.limit}"
+
+
+def memfd() -> str:
+    fd = os.memfd_create("doctor")
+    try:
+        os.posix_fallocate(fd, 0, 1 << 20)
+    finally:
+        os.close(fd)
+    return f"not bounded by /dev/shm, which has {memory.mib(shutil.disk_usage('/dev/shm').free)} free"
+
+
+def pidfd() -> str:
+    os.close(os.pidfd_open(os.getpid()))
+    return "the death of a rank is seen at once"
+
+
+def descriptors() -> str:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = [sys.executable, "-c", SEND_A_DESCRIPTOR, str(theirs.fileno())]
+        subprocess.run(command, pass_fds=[theirs.fileno()], check=True, timeout=30)
+        ours.settimeout(30)
+        _, fds, _, _ = socket.recv_fds(ours, 16, 1)
+        os.close(fds[0])
+    return "passed between processes (SCM_RIGHTS)"
+
+
+def ranks() -> str:
+    start = time.perf_counter()
+    sums = launch(_sum, 2, timeout=30)
+    if sums != [3.0, 3.0]:
+        raise RingcommError(f"all_reduce of 1 and 2 gave {sums}")
+    return f"all_reduce between 2 processes, {time.perf_counter() - start:.1f} s with their start"
+
+
+def _sum(comm: Communicator) -> float:
+    x = np.array([comm.rank + 1.0])
+    comm.all_reduce(x)
+    return float(x[0])
+
+
+def package(cure: str, *names: str) -> str:
+    for name in names:
+        with suppress(PackageNotFoundError):
+            return version(name)
+    raise RingcommError(f"not installed: pip install '{cure}'")
+
+
+def cuda() -> str:
+    raise RingcommError("not in this release")
+
+
+CHECKS: dict[str, Callable[[], str]] = {
+    "system": system,
+    "python": platform.python_version,
+    "ringcomm": lambda: version("ringcomm"),
+    "kernels": lambda: str(ffi.string(lib.rc_kernels_name()), "ascii"),
+    "cores": cores,
+    "memory": headroom,
+    "memfd": memfd,
+    "pidfd": pidfd,
+    "descriptors": descriptors,
+    "ranks": ranks,
+    "numpy": lambda: version("numpy"),
+    "torch": lambda: package("ringcomm[torch]", "torch"),
+    "mpi4py": lambda: package("ringcomm[mpi]", "mpi4py"),
+    "cupy": lambda: package("ringcomm[cuda13]", "cupy-cuda13x", "cupy-cuda12x"),
+    "cuda": cuda,
+}

@@ -1,0 +1,86 @@
+"""What can go wrong. One tree; every error carries its facts as attributes, and travels between processes."""
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = [
+    "Aborted",
+    "ArgumentError",
+    "CollectiveTimeout",
+    "MemoryShortage",
+    "MismatchError",
+    "PeerLost",
+    "RingcommError",
+]
+
+
+class RingcommError(Exception):
+    """The root of the tree.
+
+    Attributes, each None where it says nothing:
+        rank: the rank that failed, in the numbering of the communicator that raised
+        peer: the other side of a point-to-point call
+        collective: the name of the call
+        epoch: the number of the call on its communicator
+        expected, got: both sides of what does not fit
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        peer: int | None = None,
+        collective: str | None = None,
+        epoch: int | None = None,
+        expected: Any = None,
+        got: Any = None,
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.peer = peer
+        self.collective = collective
+        self.epoch = epoch
+        self.expected = expected
+        self.got = got
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class ArgumentError(RingcommError, ValueError):
+    """The call makes no sense on this rank. Nothing was sent; the communicator stays usable."""
+
+
+class MismatchError(RingcommError):
+    """The ranks called different things. Raised on every rank, outputs untouched; the communicator stays usable."""
+
+
+class CollectiveTimeout(RingcommError, TimeoutError):
+    """A rank did not arrive before the deadline. The communicator is broken."""
+
+
+class PeerLost(RingcommError, ConnectionError):
+    """A rank died or closed while it was still needed. The communicator is broken."""
+
+
+class Aborted(RingcommError):
+    """Some rank called `abort`, or left its `with` block by an exception. The communicator is broken."""
+
+
+class MemoryShortage(RingcommError, MemoryError):
+    """Shared memory could not be had; the message has the figures of that moment."""
+
+
+def refuse(what: str, expected: object, got: object) -> ArgumentError:
+    """Return the error that shows both sides."""
+    return ArgumentError(f"{what}: expected {expected}, got {got}", expected=expected, got=got)
+
+
+def unknown(what: str, name: object, known: Iterable[str]) -> ArgumentError:
+    """Return the error for a name nobody knows, with the nearest one that is known."""
+    known = sorted(known)
+    near = difflib.get_close_matches(str(name), known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    return ArgumentError(f"unknown {what} {name!r}; {hint}", expected=known, got=str(name))

@@ -1,0 +1,102 @@
+"""The native core as Python sees it: `lib`, `ffi`, and every failed call turned into the error it is."""
+
+import os
+import threading
+from types import TracebackType
+from typing import Any, NoReturn
+
+from ringcomm import errors
+from ringcomm.errors import RingcommError, refuse
+from ringcomm.types import COLLECTIVES
+
+__all__ = ["NULL", "check", "ffi", "lib", "seconds"]
+
+
+class _Interrupt(threading.local):
+    raised: BaseException | None = None
+
+
+class _Missing:
+    """Stands for `ffi` and `lib` where there is no native core: importing works, the first use says what is wrong."""
+
+    def __init__(self, reason: ImportError) -> None:
+        self._reason = reason
+
+    def __getattr__(self, name: str) -> "_Missing":
+        return self
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        message = f"the native core of ringcomm is missing ({self._reason}); it needs Linux >= 5.4, and to be installed"
+        raise RingcommError(message) from self._reason
+
+
+_interrupt = _Interrupt()
+
+try:
+    from ringcomm._native import ffi, lib
+except ImportError as reason:
+    ffi = lib = _Missing(reason)
+else:
+
+    def _keep(kind: type[BaseException], error: BaseException, traceback: TracebackType) -> None:  # noqa: ARG001
+        _interrupt.raised = error
+
+    # Native code calls this now and then from a wait on the main thread. Entering a Python function is all it takes:
+    # the interpreter then runs the handlers of pending signals, and what they raise is kept for `check`.
+    @ffi.def_extern(error=1, onerror=_keep)  # type: ignore[untyped-decorator]
+    def ringcomm_interrupt() -> int:
+        return 0
+
+    lib.rc_set_interrupt(lib.ringcomm_interrupt)
+    os.register_at_fork(after_in_child=lib.rc_after_fork)
+
+NULL = ffi.NULL
+
+_ERRORS: dict[int, type[RingcommError]] = {
+    lib.RC_ARGUMENT: errors.ArgumentError,
+    lib.RC_MISMATCH: errors.MismatchError,
+    lib.RC_TIMEOUT: errors.CollectiveTimeout,
+    lib.RC_PEER_LOST: errors.PeerLost,
+    lib.RC_ABORTED: errors.Aborted,
+    lib.RC_INTERRUPTED: errors.Aborted,
+    lib.RC_MEMORY: errors.MemoryShortage,
+    lib.RC_CLOSED: errors.ArgumentError,
+    lib.RC_SYSTEM: errors.RingcommError,
+}
+
+
+def check(status: int) -> None:
+    """Raise the error behind a `status` that is not RC_OK: right after the call, on the same thread."""
+    if status:
+        raise _interrupted() or _failure(status)
+
+
+def seconds(timeout: float | None) -> float:
+    """Return `timeout` as the C ABI takes it: negative for the communicator's own."""
+    if timeout is None:
+        return -1.0
+    if not timeout >= 0:
+        raise refuse("timeout", "seconds >= 0, or None for the communicator's", timeout)
+    return float(timeout)
+
+
+def _interrupted() -> BaseException | None:
+    raised, _interrupt.raised = _interrupt.raised, None
+    return raised
+
+
+def _failure(status: int) -> RingcommError:
+    facts = lib.rc_last_error()
+
+    def text(field: Any) -> str:
+        return str(ffi.string(field), errors="replace").rstrip()
+
+    return _ERRORS[status](
+        text(facts.message),
+        rank=facts.rank if facts.rank >= 0 else None,
+        peer=facts.peer if facts.peer >= 0 else None,
+        collective=list(COLLECTIVES)[facts.collective] if facts.collective >= 0 else None,
+        epoch=facts.epoch or None,
+        expected=text(facts.expected) or None,
+        got=text(facts.got) or None,
+    )

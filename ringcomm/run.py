@@ -1,0 +1,187 @@
+"""`ringcomm run`: a program on several ranks of this machine, with their output line by line and an end for all.
+
+The ranks are one process group. A guard leads it: a small process that waits for the end of `ringcomm run`, and then
+kills the group. So nothing stays behind even if `ringcomm run` itself is killed, whatever program the ranks run.
+"""
+
+import os
+import secrets
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, BinaryIO, Self
+
+from ringcomm.errors import ArgumentError, refuse
+from ringcomm.launch import ending
+from ringcomm.rendezvous import Place
+
+__all__ = ["run"]
+
+# What the others get when a rank has failed, and after how many seconds.
+LAST_SIGNALS = ((5.0, signal.SIGTERM), (7.0, signal.SIGKILL))
+FORWARDED = (signal.SIGINT, signal.SIGTERM)
+GUARD = "import os, signal; os.read(0, 1); os.killpg(0, signal.SIGKILL)"
+LINE_BYTES = 1 << 20  # a longer line is printed in pieces
+
+
+def run(command: Sequence[str], size: int) -> int:
+    """Run `command` on `size` ranks: a Python file, `-m` and a module, or an executable, each with its arguments.
+
+    Returns the exit status of the rank that failed first, 128 + the signal for one that was killed, else 0. SIGINT and
+    SIGTERM are passed on to the ranks. Must be called on the main thread.
+    """
+    if size < 1:
+        raise refuse("number of ranks", "at least 1", size)
+    program = _program(command)
+    job, nonce = secrets.token_hex(16), secrets.token_hex(16)
+    with _wakeups(signal.SIGCHLD, *FORWARDED) as wakeups, _Ranks(wakeups) as ranks:
+        for rank in range(size):
+            ranks.start(program, Place(rank, size, job, nonce))
+        return ranks.wait()
+
+
+def _program(command: Sequence[str]) -> list[str]:
+    first = command[0]
+    if first == "-m" or first.endswith(".py"):
+        return [sys.executable, *command]
+    if shutil.which(first) is None:
+        raise ArgumentError(f"{first!r} is not an executable; Python programs end with .py, or are modules after -m")
+    return list(command)
+
+
+@contextmanager
+def _wakeups(*signals: signal.Signals) -> Iterator[socket.socket]:
+    """Yield a socket that can be read, one byte for a signal, when one of `signals` has come."""
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
+    with receiver, sender:
+        before = {number: signal.signal(number, lambda *_: None) for number in signals}
+        wakeup = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+        try:
+            yield receiver
+        finally:
+            signal.set_wakeup_fd(wakeup)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class _Ranks:
+    """The processes of all ranks. After `with`, neither they nor what they have started in their group is left."""
+
+    def __init__(self, wakeups: socket.socket) -> None:
+        self._wakeups = wakeups
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(wakeups, selectors.EVENT_READ)
+        self._status = 0
+        self._last_signals: list[tuple[float, signal.Signals]] = []
+
+    def __enter__(self) -> Self:
+        # What is passed on reaches the whole group, but nothing less than SIGKILL may end the guard.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+        try:
+            self._guard = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", GUARD], stdin=subprocess.PIPE, process_group=0
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._send(signal.SIGKILL)
+        for process in (*self._processes, self._guard):
+            with process:  # closes its pipes and reaps it
+                pass
+        self._selector.close()
+
+    def start(self, program: Sequence[str], place: Place) -> None:
+        # Without PYTHONUNBUFFERED, output to a pipe would come late, and not at all from a rank that is killed.
+        environment = {"PYTHONUNBUFFERED": "1", **place.environment()}
+        process = subprocess.Popen(
+            program,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            process_group=self._guard.pid,
+        )
+        self._processes.append(process)
+        for source, sink in ((process.stdout, sys.stdout.buffer), (process.stderr, sys.stderr.buffer)):
+            assert source is not None
+            os.set_blocking(source.fileno(), False)
+            self._selector.register(source, selectors.EVENT_READ, _Lines(place.rank, source, sink))
+
+    def wait(self) -> int:
+        """Print what the ranks print until all have ended."""
+        while any(process.returncode is None for process in self._processes):
+            for key, _ in self._selector.select(self._patience()):
+                if key.fileobj is self._wakeups:
+                    self._attend()
+                elif not key.data.print():
+                    self._selector.unregister(key.fileobj)
+            while self._last_signals and time.monotonic() >= self._last_signals[0][0]:
+                self._send(self._last_signals.pop(0)[1])
+        self._send(signal.SIGKILL)  # what the ranks have left behind, so that nobody writes any more
+        for key in self._selector.get_map().values():
+            if key.data:
+                while key.data.print():
+                    pass
+        return self._status
+
+    def _attend(self) -> None:
+        for number in self._wakeups.recv(4096):
+            if number in FORWARDED:
+                self._send(signal.Signals(number))
+                self._set_last_signals()
+        for rank, process in enumerate(self._processes):
+            if process.returncode is None and (code := process.poll()):
+                self._failed(rank, code)
+
+    def _failed(self, rank: int, code: int) -> None:
+        if self._status == 0:
+            self._status = code if code > 0 else 128 - code
+            print(f"ringcomm run: rank {rank} {ending(code)}", file=sys.stderr, flush=True)
+            self._set_last_signals()
+
+    def _set_last_signals(self) -> None:
+        if not self._last_signals:
+            now = time.monotonic()
+            self._last_signals = [(now + seconds, number) for seconds, number in LAST_SIGNALS]
+
+    def _patience(self) -> float | None:
+        return max(0.0, self._last_signals[0][0] - time.monotonic()) if self._last_signals else None
+
+    def _send(self, number: signal.Signals) -> None:
+        os.killpg(self._guard.pid, number)
+
+
+class _Lines:
+    """One output of one rank, which is printed by whole lines under its rank."""
+
+    def __init__(self, rank: int, source: IO[bytes], sink: BinaryIO) -> None:
+        self._prefix = b"[%d] " % rank
+        self._source = source
+        self._sink = sink
+        self._rest = b""
+
+    def print(self) -> bool:
+        """Print what can be read now; False when there is no more."""
+        try:
+            data = os.read(self._source.fileno(), LINE_BYTES)
+        except BlockingIOError:
+            data = b""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if self._rest and (not data or len(self._rest) >= LINE_BYTES):
+            lines.append(self._rest)
+            self._rest = b""
+        text = memoryview(b"".join(self._prefix + line + b"\n" for line in lines))
+        while text:  # where Python is told not to buffer, a signal may cut a write short
+            text = text[self._sink.write(text) :]
+        self._sink.flush()
+        return bool(data)

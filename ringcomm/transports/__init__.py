@@ -1,0 +1,1 @@
+"""How bytes get from one rank to another: one file each, one contract."""

@@ -1,0 +1,237 @@
+"""Ranks on one machine: every collective is one call of the native core, over shared memory."""
+
+import json
+import logging
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from typing import Any, Self
+
+from ringcomm import memory, topology
+from ringcomm.config import Config
+from ringcomm.errors import ArgumentError, MemoryShortage, MismatchError, RingcommError
+from ringcomm.native import NULL, check, ffi, lib
+from ringcomm.rendezvous import Store
+from ringcomm.transports import descriptors
+from ringcomm.transports.contract import Fused
+from ringcomm.types import COLLECTIVES, DTYPES, OPS
+
+__all__ = ["ShmTransport", "connect"]
+
+log = logging.getLogger("ringcomm")
+
+log = logging.getLogger("ringcomm")
+
+FACT_BYTES = 2048  # what a rank tells the others before a split or an empty: small, and of one size for all
+PROBE_BYTES = 64 << 10  # of the order of a segment
+STREAM_BYTES = 1 << 10  # below, the store fence costs more than it saves, wherever non-temporal stores are the faster ones
+NEVER = 2**64 - 1
+TUNING = ("arena_bytes", "sub_arena_bytes", "segment_bytes", "small_bytes", "stream_bytes", "direct_bytes", "timeout")
+
+
+class ShmTransport:
+    """One rank's end of a group that shares memory."""
+
+    name = "shm"
+
+    def __init__(self, handle: Any, rank: int, size: int, tuning: Any) -> None:
+        self._handle = ffi.gc(handle, lib.rc_free)
+        self._tuning = tuning
+        self.rank = rank
+        self.size = size
+        self.timeout: float = tuning.timeout
+        self.fused: Mapping[str, Fused] = {name: _fused(self._handle, code) for name, code in COLLECTIVES.items()}
+
+    def start(self, collective: str, *call: Any) -> "NativeWork":
+        return self._start(lib.rc_collective, COLLECTIVES[collective], *call)
+
+    def send(self, data: Any, count: int, dtype: int, peer: int, tag: int, timeout: float) -> None:
+        check(lib.rc_send(self._handle, data, count, dtype, peer, tag, timeout, NULL))
+
+    def recv(self, data: Any, count: int, dtype: int, peer: int, tag: int, timeout: float) -> int:
+        source = ffi.new("int *")
+        check(lib.rc_recv(self._handle, data, count, dtype, peer, tag, timeout, source, NULL))
+        return int(source[0])
+
+    def sendrecv(self, *call: Any) -> int:
+        source = ffi.new("int *")
+        check(lib.rc_sendrecv(self._handle, *call, source))
+        return int(source[0])
+
+    def isend(self, *call: Any) -> "NativeWork":
+        return self._start(lib.rc_send, *call)
+
+    def irecv(self, *call: Any) -> "NativeWork":
+        return self._start(lib.rc_recv, *call, NULL)
+
+    def split(self, color: int | None, key: int) -> Self | None:
+        asked = self._exchange("split", [color, key])
+        members = [rank for rank in range(self.size) if asked[rank][0] == color]
+        members.sort(key=lambda rank: asked[rank][1])  # stable: ties keep the order of the ranks
+        leads = color is not None and members[0] == self.rank
+        offsets = self._together("split", lambda: self._reserve_group(len(members)) if leads else None)
+        if color is None:
+            return None
+        slot = ffi.new("rc_comm **")
+        rank = members.index(self.rank)
+        check(lib.rc_sub_open(self._handle, offsets[members[0]], rank, len(members), members, slot))
+        return type(self)(slot[0], rank, len(members), self._tuning)
+
+    def allocate(self, words: str, size: int) -> Any:
+        asked = self._exchange("empty", words)
+        for rank, theirs in enumerate(asked):
+            if theirs != asked[0]:
+                message = f"the ranks asked for different buffers: {_by_rank(asked)}"
+                raise MismatchError(message, rank=rank, collective="empty", expected=asked[0], got=theirs)
+        offset = self._together("empty", lambda: self._reserve_region(size))[0]
+        buffers: list[Any] = []
+
+        def open_region() -> None:
+            slot = ffi.new("rc_region **")
+            check(lib.rc_region_open(self._handle, offset, size, slot))
+            data = ffi.gc(lib.rc_region_data(slot[0]), lambda _: lib.rc_region_free(slot[0]))
+            buffers.append(ffi.buffer(data, size))  # keeps `data` alive, and an array over it the buffer
+
+        self._together("empty", open_region)
+        return buffers[0]
+
+    def abort(self, reason: str) -> None:
+        check(lib.rc_abort(self._handle, lib.RC_ABORTED, reason.encode()))
+
+    def close(self) -> None:
+        check(lib.rc_close(self._handle))
+
+    def check(self) -> None:
+        check(lib.rc_check(self._handle))
+
+    def report(self, calls: int) -> str:
+        text = ffi.new("char[]", 256 * (calls + 1) * self.size)
+        check(lib.rc_report(self._handle, calls, text, len(text)))
+        return str(ffi.string(text), errors="replace")
+
+    def _start(self, function: Callable[..., int], *call: Any) -> "NativeWork":
+        slot = ffi.new("rc_work **")
+        check(function(self._handle, *call, slot))
+        return NativeWork(slot[0])
+
+    def _exchange(self, name: str, fact: Any) -> list[Any]:
+        """Return what every rank says, under the name of the call that needs it."""
+        mine = json.dumps(fact).encode().ljust(FACT_BYTES)
+        facts = bytearray(FACT_BYTES * self.size)
+        source, target = ffi.from_buffer(mine), ffi.from_buffer(facts)
+        self.fused[name](source, target, FACT_BYTES, DTYPES["uint8"], *OPS["sum"], 0, NULL, -1.0)
+        return [json.loads(facts[at : at + FACT_BYTES]) for at in range(0, len(facts), FACT_BYTES)]
+
+    def _together(self, name: str, action: Callable[[], Any]) -> list[Any]:
+        """Return what `action`, which takes memory, gives on every rank. If it raises on one, every rank raises."""
+        error = value = None
+        try:
+            value = action()
+        except RingcommError as raised:
+            error = raised
+        outcomes = self._exchange(name, [value, str(error)[:300] if error else None])
+        for rank, (_, failure) in enumerate(outcomes):
+            if failure:
+                raise MemoryShortage(f"rank {rank}: {failure}", rank=rank, collective=name) from error
+        return [value for value, _ in outcomes]
+
+    def _reserve_group(self, size: int) -> int:
+        return self._reserve(lib.rc_sub_bytes(size, self._tuning), f"the arenas of a group of {size} ranks")
+
+    def _reserve_region(self, size: int) -> int | None:
+        whole = self.size * lib.rc_region_bytes(size)
+        what = f"a symmetric buffer of {size} bytes on each of {self.size} ranks"
+        if self.rank == 0:
+            return self._reserve(whole, what)
+        memory.require(whole, what)  # a rank may have a cgroup of its own
+        return None
+
+    def _reserve(self, size: int, what: str) -> int:
+        memory.require(size, what)
+        offset = ffi.new("uint64_t *")
+        check(lib.rc_reserve(self._handle, size, offset))
+        return int(offset[0])
+
+
+class NativeWork:
+    """A call that the native core has queued."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = ffi.gc(handle, lib.rc_work_free)
+
+    def wait(self, timeout: float) -> int:
+        source = ffi.new("int *", -1)
+        check(lib.rc_work_wait(self._handle, timeout, source))
+        return int(source[0])
+
+    def done(self) -> bool:
+        return bool(lib.rc_work_done(self._handle))
+
+
+def _fused(handle: Any, code: int) -> Fused:
+    """Return the collective as a closure: the cheapest way for Python to call with what never changes."""
+    call = lib.rc_collective
+
+    def collective(
+        source: Any, target: Any, count: int, dtype: int, op: int, factor: float, root: int, counts: Any, timeout: float
+    ) -> None:
+        status = call(handle, code, source, target, count, dtype, op, factor, root, counts, timeout, NULL)
+        if status:
+            check(status)
+
+    return collective
+
+
+def connect(rank: int, size: int, store: Store, config: Config) -> ShmTransport:
+    """Meet the other ranks through `store`, and map the memory that all share."""
+    hello = {
+        "version": version("ringcomm"),
+        "cores": sorted(topology.cores()),
+        "tuning": {name: getattr(config, name) for name in (*TUNING, "oversubscribed")},
+    }
+    with descriptors.meet(store, rank, size, hello, _answer, config.timeout) as meeting:
+        tuning = ffi.new("rc_tuning *", meeting.welcome["tuning"])
+        slot = ffi.new("rc_comm **")
+        # Rank 0 comes first: the others read its nonce through the mapping, as the proof that the memory is shared.
+        if rank > 0:
+            store.get("mapped", config.timeout)
+        nonce = meeting.welcome["nonce"]
+        check(lib.rc_world_open(meeting.fd, rank, size, meeting.pids, meeting.pidfds, nonce, tuning, slot))
+        if rank == 0:
+            store.set("mapped", b"")
+    log.debug("rank %d of %d shares memory, %s", rank, size, meeting.welcome["tuning"])
+    return ShmTransport(slot[0], rank, size, tuning)
+
+
+def _answer(hellos: list[dict[str, Any]]) -> tuple[dict[str, Any], int]:
+    """Decide for all ranks, on rank 0; return that with the descriptor of the memory."""
+    versions = [hello["version"] for hello in hellos]
+    if len(set(versions)) > 1:
+        raise ArgumentError(f"the ranks run different versions of ringcomm: {_by_rank(versions)}")
+    tuning = hellos[0]["tuning"]
+    if tuning["oversubscribed"] is None:
+        cores = len(set().union(*(hello["cores"] for hello in hellos)))
+        tuning["oversubscribed"] = len(hellos) > min(cores, topology.quota() or cores)
+    if tuning["stream_bytes"] is None:
+        tuning["stream_bytes"] = _stream_bytes() if len(hellos) > 1 else NEVER
+    size = lib.rc_world_bytes(len(hellos), ffi.new("rc_tuning *", tuning))
+    memory.require(size, f"the arenas of {len(hellos)} ranks")
+    fd = ffi.new("int *")
+    check(lib.rc_file_create(fd))
+    return {"tuning": tuning, "nonce": secrets.randbits(64)}, fd[0]
+
+
+def _stream_bytes() -> int:
+    """Measure which stores hand a block over faster; return from which size on it should be the non-temporal ones."""
+    ordinary, streamed = ffi.new("double *"), ffi.new("double *")
+    check(lib.rc_probe_handover(PROBE_BYTES, ordinary, streamed))
+    faster = streamed[0] > 1.2 * ordinary[0]
+    log.debug("handing over a block: %.3g GB/s, non-temporal %.3g GB/s", ordinary[0] * 1e-9, streamed[0] * 1e-9)
+    return STREAM_BYTES if faster else NEVER
+
+
+def _by_rank(words: list[str]) -> str:
+    """Say who says what, ranks with the same words together."""
+    ranks = {word: [rank for rank, other in enumerate(words) if other == word] for word in words}
+    return "; ".join(f"{word} on rank {', '.join(map(str, where))}" for word, where in ranks.items())

@@ -1,0 +1,87 @@
+"""Argument › Config › RINGCOMM_* › default."""
+
+import dataclasses
+import pickle
+
+import pytest
+
+from ringcomm import ArgumentError, Config
+from ringcomm.config import LAUNCHER, PREFIX
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch):
+    for name in dataclasses.fields(Config):
+        monkeypatch.delenv(PREFIX + name.name.upper(), raising=False)
+
+
+def test_the_defaults_are_those_of_the_documentation():
+    config = Config()
+    assert config.timeout == 300.0
+    assert config.arena_bytes == 8 << 20
+    assert config.sub_arena_bytes == 1 << 20
+
+
+def test_the_environment_overrides_the_default(monkeypatch):
+    monkeypatch.setenv("RINGCOMM_SEGMENT_BYTES", "4096")
+    monkeypatch.setenv("RINGCOMM_TIMEOUT", "2.5")
+    monkeypatch.setenv("RINGCOMM_OVERSUBSCRIBED", "1")
+    monkeypatch.setenv("RINGCOMM_KERNELS", "portable")
+    config = Config()
+    assert (config.segment_bytes, config.timeout) == (4096, 2.5)
+    assert (config.oversubscribed, config.kernels) == (True, "portable")
+
+
+def test_what_is_given_overrides_the_environment(monkeypatch):
+    monkeypatch.setenv("RINGCOMM_TIMEOUT", "2.5")
+    monkeypatch.setenv("RINGCOMM_SMALL_BYTES", "1")
+    config = Config(timeout=7.0)
+    assert (config.timeout, config.small_bytes) == (7.0, 1)
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(Config), ids=lambda field: field.name)
+def test_every_field_reads_the_variable_of_its_own_name(field, monkeypatch):
+    text = {"kernels": "avx2", "log": "debug"}.get(field.name, "1")
+    monkeypatch.setenv(PREFIX + field.name.upper(), text)
+    assert str(getattr(Config(), field.name)) in (text, "1.0", "True")
+
+
+@pytest.mark.parametrize(("name", "text"), [("TIMEOUT", "soon"), ("ARENA_BYTES", "8M"), ("OVERSUBSCRIBED", "yes")])
+def test_a_variable_that_cannot_be_read_is_named(name, text, monkeypatch):
+    monkeypatch.setenv(PREFIX + name, text)
+    with pytest.raises(ArgumentError, match=rf"RINGCOMM_{name}: expected .*, got '{text}'"):
+        Config()
+
+
+def test_an_unknown_setting_names_the_nearest():
+    with pytest.raises(ArgumentError, match="unknown setting 'tiemout'; did you mean 'timeout'"):
+        Config(tiemout=3)
+
+
+def test_an_unknown_variable_names_the_nearest(monkeypatch):
+    monkeypatch.setenv("RINGCOMM_ARENA_BITES", "1")
+    with pytest.raises(ArgumentError, match="'RINGCOMM_ARENA_BITES'; did you mean 'RINGCOMM_ARENA_BYTES'"):
+        Config()
+
+
+def test_the_variables_of_the_launcher_are_no_settings(monkeypatch):
+    for name in LAUNCHER:
+        monkeypatch.setenv(name, "1")
+    Config()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"timeout": 0}, {"timeout": float("nan")}, {"timeout": float("inf")}, {"arena_bytes": -1}, {"log": "loud"}],
+)
+def test_a_value_that_makes_no_sense_is_refused(wrong):
+    with pytest.raises(ArgumentError, match=next(iter(wrong))):
+        Config(**wrong)
+
+
+def test_a_config_travels_and_stays_as_it_is():
+    config = Config(timeout=5)
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert dataclasses.replace(config, timeout=6).timeout == 6
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.timeout = 1

@@ -1,0 +1,54 @@
+"""The tables of types.py."""
+
+import pytest
+
+import ringcomm
+from ringcomm.native import ffi, lib
+from ringcomm.types import COLLECTIVES, DTYPES, OPS
+
+ITEM_BYTES = {"bool": 1, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "complex64": 8, "complex128": 16}
+
+
+@pytest.mark.parametrize(
+    ("table", "enumeration", "prefix"),
+    [
+        (COLLECTIVES, "enum rc_collective", "RC_"),
+        ({name.replace("_e4m3fn", "_e4m3"): code for name, code in DTYPES.items()}, "enum rc_dtype", "RC_"),
+        ({name: code for name, (code, _) in OPS.items()} | {"premul_sum": 8}, "enum rc_op", "RC_"),
+    ],
+)
+def test_a_table_has_the_rows_and_codes_of_the_header(table, enumeration, prefix):
+    native = ffi.typeof(enumeration).relements
+    last = max(native.values())
+    assert {prefix + name.upper(): code for name, code in table.items()} == {
+        name: code for name, code in native.items() if code != last
+    }
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_a_dtype_has_the_size_its_name_says(name):
+    digits = "".join(filter(str.isdigit, name))
+    assert lib.rc_dtype_bytes(DTYPES[name]) == (ITEM_BYTES[name] if name in ITEM_BYTES else int(digits) // 8)
+
+
+def test_premul_sum_carries_its_factor():
+    assert OPS[ringcomm.premul_sum(0.5)] == (lib.RC_PREMUL_SUM, 0.5)
+    assert ringcomm.premul_sum(2) == ringcomm.premul_sum(2.0)
+
+
+def test_premul_sum_without_a_factor_says_how_to_write_it():
+    with pytest.raises(ringcomm.ArgumentError, match=r"ringcomm\.premul_sum\(factor\)"):
+        OPS["premul_sum"]
+
+
+def test_an_unknown_op_names_the_nearest():
+    with pytest.raises(ringcomm.ArgumentError, match="unknown op 'summ'; did you mean 'sum'"):
+        OPS["summ"]
+    with pytest.raises(ringcomm.ArgumentError, match="known: avg, band"):
+        OPS[len]
+
+
+def test_looking_up_unknown_ops_leaves_no_trace():
+    before = dict(OPS)
+    assert OPS[ringcomm.premul_sum(3)] == (lib.RC_PREMUL_SUM, 3.0)
+    assert dict(OPS) == before
