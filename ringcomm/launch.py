@@ -19,6 +19,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from multiprocessing import spawn
 from multiprocessing.connection import Connection, Pipe, wait
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +32,8 @@ from ringcomm.rendezvous import HashStore, Place, SocketStore
 __all__ = ["launch"]
 
 GRACE = 5.0  # seconds the other processes have to end by themselves when a rank has failed
+
+INTERRUPTED = "the launch was interrupted"
 
 _importing_main = False
 
@@ -105,32 +108,44 @@ def _first(failures: list[_Outcome], size: int) -> Exception:
 def _threads(task: _Task, size: int) -> list[_Outcome]:
     store = HashStore()
     comms: list[Communicator] = []
+    interrupted = threading.Event()
+    ended: SimpleQueue[_Outcome] = SimpleQueue()
     outcomes: dict[int, _Outcome] = {}
 
     def run(rank: int) -> None:
         try:
             with connect(rank, size, store, task.config) as comm:
                 comms.append(comm)
-                outcomes[rank] = _Outcome(rank, task.fn(comm, *task.args, **task.kwargs))
+                if interrupted.is_set():
+                    raise Aborted(INTERRUPTED)
+                outcome = _Outcome(rank, task.fn(comm, *task.args, **task.kwargs))
         except Exception as error:
-            outcomes[rank] = _failed(rank, error)
+            outcome = _failed(rank, error)
         except BaseException as error:  # sys.exit() of a thread would end nothing
             lost = PeerLost(f"rank {rank} left its function by {error!r}", rank=rank)
-            outcomes[rank] = _Outcome(rank, error=lost, when=time.monotonic())
+            outcome = _Outcome(rank, error=lost, when=time.monotonic())
+        ended.put(outcome)
+
+    def gather() -> None:
+        while len(outcomes) < size:  # a join that is interrupted would take the thread for ended
+            outcome = ended.get()
+            outcomes[outcome.rank] = outcome
 
     threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(size)]
     for thread in threads:
         thread.start()
     try:
-        for thread in threads:
-            thread.join()
+        gather()
     except BaseException:
+        interrupted.set()
         for comm in comms:
-            with suppress(RingcommError):  # closed
-                comm.abort("the launch was interrupted")
+            with suppress(RingcommError):  # it is closed
+                comm.abort(INTERRUPTED)
+        gather()
+        raise
+    finally:
         for thread in threads:
             thread.join()
-        raise
     return [outcomes[rank] for rank in range(size)]
 
 

@@ -100,10 +100,8 @@ def _place(launcher: _Launcher, environ: Mapping[str, str]) -> Place:
             f"{launcher.local_size}={environ[launcher.local_size]}); across hosts ringcomm needs mpi4py "
             "(pip install 'ringcomm[mpi]') or, under torchrun, ringcomm.torch, and this release has neither of the two"
         )
-    job = "/".join((launcher.name, *(environ.get(name, "") for name in launcher.job)))
-    if launcher.name == "MPICH":
-        job += _hydra()
-    return Place(rank, size, job, environ.get("RINGCOMM_NONCE", ""), launcher.name)
+    job = [environ.get(name, "") for name in launcher.job] or [_hydra()]
+    return Place(rank, size, "/".join((launcher.name, *job)), environ.get("RINGCOMM_NONCE", ""), launcher.name)
 
 
 def _hydra() -> str:
@@ -111,13 +109,14 @@ def _hydra() -> str:
     its ranks, stands for the job, and its start time tells it from an earlier one with the same process id.
     """
     pid = os.getppid()
-    while pid > 0:
-        with open(f"/proc/{pid}/stat") as file:
-            name, _, rest = file.read().partition("(")[2].rpartition(")")
-        parent, start = rest.split()[1:20:18]
-        if "hydra" in name:
-            return f"/{pid}/{start}"
-        pid = int(parent)
+    with suppress(OSError):  # another user's processes may be hidden
+        while pid > 0:
+            with open(f"/proc/{pid}/stat") as file:
+                name, _, rest = file.read().partition("(")[2].rpartition(")")
+            parent, start = rest.split()[1:20:18]
+            if "hydra" in name:
+                return f"{pid}/{start}"
+            pid = int(parent)
     raise ArgumentError("MPI_LOCALNRANKS is set, but no process above this one is the hydra of MPICH, which sets it")
 
 
@@ -227,9 +226,9 @@ class _Server(threading.Thread):
         self._ranks: dict[socket.socket, int] = {}  # who is here
         self._pids: dict[int, int] = {0: os.getpid()}  # who has ever come
         self._end: float | None = None
+        self._listener = listen(address, f"rank 0 of job {place.job!r}")
         self._open = ExitStack()
         self._selector = self._open.enter_context(selectors.DefaultSelector())
-        self._listener = listen(address, f"rank 0 of job {place.job!r}")
         self._watch(self._listener, self._accept)
         self.client, own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ranks[own] = 0

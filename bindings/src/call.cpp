@@ -57,8 +57,8 @@ std::string describe(uint64_t signature, uint64_t count, uint64_t extra) {
     if (k.shape == NOTHING) return std::string(k.name) + "()";
     const bool counts = signature >> 24 & 1;
     std::string text = format("%s(%s", k.name, dtype_name(signature >> 8 & 0xff));
-    if (kind != RC_ALL_TO_ALL || !counts) text += format(" x %" PRIu64, count);
-    if (k.shape == BLOCK) text += counts ? " with counts" : " per rank";
+    if (kind != RC_ALL_TO_ALL || !counts) text += format(" x %" PRIu64 "%s", count, counts ? " in all" : "");
+    if (k.shape == BLOCK) text += counts ? ", with counts" : " per rank";
     const int op = signature >> 16 & 0xff;
     if (k.reduces) text += format(", %s", op_name(op));
     if (k.reduces && op == RC_PREMUL_SUM && !counts) text += format("(%.17g)", std::bit_cast<double>(extra));

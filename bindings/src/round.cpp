@@ -37,6 +37,7 @@ Round::Round(Comm& comm, Call& call, double timeout)
 }
 
 void Round::copy_in(std::byte* shared, const std::byte* own, size_t bytes) const {
+    if (bytes == 0) return;
     if (bytes >= comm.tuning().stream_bytes) {
         kernels().copy_stream(shared, own, bytes);
     } else {

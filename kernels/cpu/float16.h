@@ -90,7 +90,9 @@ struct Float16Format {
         const auto bits = reinterpret_cast<Bits<Lanes>>(v);
         const auto magnitude = bits & 0x7fffffff;
         const auto sign = (bits ^ magnitude) >> 16 & 0x8000;
-        const auto normal = (magnitude - rebias + 0x0fff + (magnitude >> 13 & 1)) >> 13;
+        // Unsigned, for the lanes of NaN overflow; what comes of them is not taken.
+        const auto whole = reinterpret_cast<Vector<uint32_t, Lanes>>(magnitude);
+        const auto normal = reinterpret_cast<Bits<Lanes>>(whole - rebias + 0x0fff + (whole >> 13 & 1)) >> 13;
         // The last place of 0.5 is 2^-24, that of a float16 denormal: the addition does the rounding.
         const auto half = Float{} + 0.5f;
         const auto denormal = reinterpret_cast<Bits<Lanes>>(reinterpret_cast<Float>(magnitude) + half) -

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import logging
 import secrets
 from collections.abc import Callable, Mapping
 from importlib.metadata import version

@@ -1,6 +1,6 @@
 // Every collective, plain and symmetric, blocking and queued, and point-to-point, with sizes around every limit of small
 // buffers. Expected values are closed forms. Meant for AddressSanitizer and UndefinedBehaviorSanitizer.
-#include <cstring>
+#include <algorithm>
 
 #include "world.h"
 
@@ -10,6 +10,10 @@ int value(int rank, uint64_t i) { return int(i % 1013) * (rank + 1) + rank; }
 
 // The sum over all ranks of value(rank, i).
 int sum(int n, uint64_t i) { return int(i % 1013) * (n * (n + 1) / 2) + n * (n - 1) / 2; }
+
+bool equal(const int* data, const std::vector<int>& expected) {
+    return std::equal(expected.begin(), expected.end(), data);
+}
 
 std::vector<int> filled(int rank, uint64_t count, uint64_t first = 0) {
     std::vector<int> data(count);
@@ -38,12 +42,12 @@ void every_collective(rc_comm* comm, int rank, int n, uint64_t count) {
     source = filled(rank, count);
     std::vector<int> all(count * n);
     DO(run(comm, RC_ALL_GATHER, source.data(), all.data(), count));
-    for (int p = 0; p < n; ++p) CHECK(!memcmp(all.data() + p * count, filled(p, count).data(), count * sizeof(int)));
+    for (int p = 0; p < n; ++p) CHECK(equal(all.data() + p * count, filled(p, count)));
 
     all.assign(count * n, 0);
     DO(run(comm, RC_GATHER, source.data(), rank == root ? all.data() : nullptr, count, RC_INT32, RC_SUM, root));
     for (int p = 0; p < n && rank == root; ++p) {
-        CHECK(!memcmp(all.data() + p * count, filled(p, count).data(), count * sizeof(int)));
+        CHECK(equal(all.data() + p * count, filled(p, count)));
     }
 
     DO(run(comm, RC_SCATTER, rank == root ? blocks.data() : nullptr, target.data(), count, RC_INT32, RC_SUM, root));

@@ -1,0 +1,199 @@
+"""The table of benchmarks: a collective is a row that says how much moves, how it is called and what must come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ringcomm import Communicator
+
+__all__ = ["COLLECTIVES", "REDUCTIONS", "Collective", "Setting", "count_wrong", "fill"]
+
+Array = npt.NDArray[Any]
+
+# Inputs repeat after a prime number of elements, so that no block can lie at the wrong place unnoticed.
+PERIOD = 251
+# Small enough for exact sums in 16 bits, and different on up to 61 ranks.
+LEVELS = 61
+
+REDUCTIONS: dict[str, np.ufunc] = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+    "avg": np.add,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One measurement as one rank sees it; `count` is the number of elements in a block."""
+
+    rank: int
+    size: int
+    count: int
+    dtype: np.dtype[Any]
+    op: str
+    root: int
+
+    def wave(self, rank: int, block: int = 0) -> Array:
+        """Return the first PERIOD elements of a block of the input of `rank`; the rest repeats them."""
+        position = (block * self.count + np.arange(PERIOD)) % PERIOD
+        value = (position + rank) % LEVELS
+        if self.op == "prod":
+            value = 1 + value % 2
+        return value.astype(self.dtype)
+
+    def reduced(self, block: int = 0) -> Array:
+        """Return what the ranks' waves make together: in rank order, rounded once."""
+        values = np.stack([self.wave(rank, block) for rank in range(self.size)]).astype(self.accumulator)
+        result = REDUCTIONS[self.op].reduce(values, axis=0)
+        if self.op == "avg":
+            result = (result / self.size).astype(self.accumulator)
+        return np.asarray(result, self.dtype)
+
+    @property
+    def accumulator(self) -> np.dtype[Any]:
+        if self.dtype.kind in "biu":
+            return np.dtype(np.int64)
+        return np.dtype(np.float32) if self.dtype.itemsize <= 2 else self.dtype
+
+
+def one(_: int) -> int:
+    return 1
+
+
+def each(size: int) -> int:
+    return size
+
+
+# (communicator, setting, source, target) -> the call; no target: the result replaces the source.
+Prepare = Callable[[Communicator, Setting, Array, Array | None], Callable[[], object]]
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A row. The numbers of blocks and the bus factor are functions of the number of ranks, as in nccl-tests."""
+
+    prepare: Prepare
+    expected: Callable[[Setting], list[Array]]  # the blocks that this rank receives
+    bus_factor: Callable[[int], float]
+    sends: Callable[[int], int] = one
+    receives: Callable[[int], int] = one
+    reduces: bool = False
+    rooted: bool = False
+    in_place: bool = True
+    out_of_place: bool = True
+
+    def blocks(self, size: int) -> int:
+        return max(self.sends(size), self.receives(size))
+
+
+def count_wrong(array: Array, expected: list[Array]) -> int:
+    """Count the elements of `array` that are not as `expected`, block by block."""
+    if not expected:
+        return 0
+    wrong = 0
+    for block, wave in zip(array.reshape(len(expected), -1), expected, strict=True):
+        whole = block[: block.size // PERIOD * PERIOD].reshape(-1, PERIOD)
+        rest = block[whole.size :]
+        wrong += int(np.count_nonzero(whole != wave) + np.count_nonzero(rest != wave[: rest.size]))
+    return wrong
+
+
+def fill(array: Array, setting: Setting) -> None:
+    """Write this rank's input into the contiguous `array`."""
+    wave = setting.wave(setting.rank)
+    flat = array.reshape(-1)
+    whole = flat[: flat.size // PERIOD * PERIOD].reshape(-1, PERIOD)
+    whole[:] = wave
+    flat[whole.size :] = wave[: flat.size - whole.size]
+
+
+def at_root(setting: Setting, blocks: list[Array]) -> list[Array]:
+    return blocks if setting.rank == setting.root else []
+
+
+def share(size: int) -> float:
+    return (size - 1) / size
+
+
+COLLECTIVES: dict[str, Collective] = {
+    "all_reduce": Collective(
+        lambda comm, s, x, out: partial(comm.all_reduce, x, s.op, out),
+        lambda s: [s.reduced()],
+        bus_factor=lambda size: 2 * share(size),
+        reduces=True,
+    ),
+    "reduce_scatter": Collective(
+        lambda comm, s, x, out: partial(comm.reduce_scatter, x, s.op, out),
+        lambda s: [s.reduced(block=s.rank)],
+        bus_factor=share,
+        sends=each,
+        reduces=True,
+    ),
+    "all_gather": Collective(
+        lambda comm, s, x, out: partial(comm.all_gather, x, out),
+        lambda s: [s.wave(rank) for rank in range(s.size)],
+        bus_factor=share,
+        receives=each,
+    ),
+    "broadcast": Collective(
+        lambda comm, s, x, out: partial(comm.broadcast, x, s.root),
+        lambda s: [s.wave(s.root)],
+        bus_factor=lambda size: 1,
+        rooted=True,
+        out_of_place=False,
+    ),
+    "reduce": Collective(
+        lambda comm, s, x, out: partial(comm.reduce, x, s.op, s.root, out),
+        lambda s: at_root(s, [s.reduced()]),
+        bus_factor=lambda size: 1,
+        reduces=True,
+        rooted=True,
+    ),
+    "gather": Collective(
+        lambda comm, s, x, out: partial(comm.gather, x, out, s.root),
+        lambda s: at_root(s, [s.wave(rank) for rank in range(s.size)]),
+        bus_factor=share,
+        receives=each,
+        rooted=True,
+    ),
+    "scatter": Collective(
+        lambda comm, s, x, out: partial(comm.scatter, x if s.rank == s.root else None, out, s.root),
+        lambda s: [s.wave(s.root, block=s.rank)],
+        bus_factor=share,
+        sends=each,
+        rooted=True,
+    ),
+    "all_to_all": Collective(
+        lambda comm, s, x, out: partial(comm.all_to_all, x, out),
+        lambda s: [s.wave(rank, block=s.rank) for rank in range(s.size)],
+        bus_factor=share,
+        sends=each,
+        receives=each,
+        in_place=False,
+    ),
+    "send_recv": Collective(
+        lambda comm, s, x, out: partial(comm.sendrecv, x, (s.rank + 1) % s.size, out, (s.rank - 1) % s.size),
+        lambda s: [s.wave((s.rank - 1) % s.size)],
+        bus_factor=lambda size: 1,
+        in_place=False,
+    ),
+    "barrier": Collective(
+        lambda comm, s, x, out: comm.barrier,
+        lambda s: [],
+        bus_factor=lambda size: 0,
+        sends=lambda size: 0,
+        receives=lambda size: 0,
+        out_of_place=False,
+    ),
+}
