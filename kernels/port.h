@@ -28,8 +28,8 @@ enum Site : int {
 #define RC_WEAKEN 0
 #endif
 
-// Sequentially consistent, not only release: the publisher looks for sleeping peers after it, and a sleeper looks at the
-// flag after it announced itself; one of the two must see the other.
+// Sequentially consistent, not only release: the publisher looks for sleeping peers after it, and a sleeper looks at
+// the flag after it announced itself; one of the two must see the other.
 template <Site site>
 inline void publish(Flag& flag, uint64_t value) {
     flag.exchange(value, site == RC_WEAKEN ? std::memory_order_relaxed : std::memory_order_seq_cst);

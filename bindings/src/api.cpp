@@ -35,8 +35,9 @@ class Visit {
 public:
     explicit Visit(Door& door) : door_(door) {
         if (door.forked()) {
-            throw Failure(RC_CLOSED, "this communicator belongs to the parent process; after a fork the child must call "
-                                     "ringcomm.init for itself");
+            throw Failure(RC_CLOSED,
+                          "this communicator belongs to the parent process; after a fork the child must call "
+                          "ringcomm.init for itself");
         }
         door.inside.fetch_add(1);
         if (!door.closed.load()) return;
@@ -93,18 +94,19 @@ void check_overlap(const Call& call, int rank, int size) {
                 same = same && std::equal(counts, counts + size, counts + size);
             }
             break;
-        default:
-            break;
+        default: break;
     }
     if (!source || !target || same || !source_count || !target_count) return;
     if (source < target + target_count * call.item && target < source + source_count * call.item) {
-        refuse("the output overlaps the input: expected separate memory, or the place that this collective defines as "
-               "'in place'");
+        refuse(
+            "the output overlaps the input: expected separate memory, or the place that this collective defines as "
+            "'in place'");
     }
 }
 
 void check_call(Call& call, int rank, int size) {
-    if (call.collective < 0 || call.collective >= RC_COLLECTIVES) refuse(format("there is no collective %d", call.collective));
+    if (call.collective < 0 || call.collective >= RC_COLLECTIVES)
+        refuse(format("there is no collective %d", call.collective));
     check_dtype(call.dtype);
     call.item = dtype_bytes(call.dtype);
     switch (call.collective) {
@@ -112,23 +114,19 @@ void check_call(Call& call, int rank, int size) {
         case RC_ALL_REDUCE:
         case RC_REDUCE_SCATTER:
             if (!rc_reducible(call.dtype, call.op)) {
-                refuse(call.op < 0 || call.op >= RC_OPS
-                           ? format("there is no operation %d", call.op)
-                           : format("%s of %s makes no sense or is not supported", op_name(call.op), dtype_name(call.dtype)));
+                refuse(call.op < 0 || call.op >= RC_OPS ? format("there is no operation %d", call.op)
+                                                        : format("%s of %s makes no sense or is not supported",
+                                                                 op_name(call.op), dtype_name(call.dtype)));
             }
             break;
-        default:
-            break;
+        default: break;
     }
     switch (call.collective) {
         case RC_BROADCAST:
         case RC_REDUCE:
         case RC_GATHER:
-        case RC_SCATTER:
-            check_rank("root", call.root, 0, size);
-            break;
-        default:
-            break;
+        case RC_SCATTER: check_rank("root", call.root, 0, size); break;
+        default: break;
     }
     check_overlap(call, rank, size);
 }
@@ -166,7 +164,8 @@ void rc_after_fork(void) { fork_generation.fetch_add(1); }
 int rc_kernels_select(const char* level) {
     return guarded([&] {
         if (!select_kernels(level)) {
-            refuse(format("this CPU has no kernels '%s': expected portable, avx2 or avx512, or nothing for the best", level));
+            refuse(format("this CPU has no kernels '%s': expected portable, avx2 or avx512, or nothing for the best",
+                          level));
         }
     });
 }
@@ -223,7 +222,8 @@ int rc_world_open(int fd, int rank, int size, const int64_t* pids, const int* pi
             group.file_end.store(arena->layout.arena_bytes(size));
             group.nonce.store(nonce);
         } else if (group.nonce.load() != nonce) {
-            throw Failure(RC_SYSTEM, "the shared memory does not hold rank 0's nonce: the ranks do not share this memory", rank);
+            throw Failure(RC_SYSTEM,
+                          "the shared memory does not hold rank 0's nonce: the ranks do not share this memory", rank);
         }
         *comm = opened.release();
     });
@@ -242,15 +242,15 @@ int rc_sub_open(rc_comm* parent, uint64_t offset, int rank, int size, const int*
         for (int r = 0; r < size; ++r) in_world[r] = above.members[members[r]];
         auto arena = std::make_shared<Arena>(above.world->file, offset, size, above.tuning().sub_arena_bytes);
         auto opened = std::make_unique<rc_comm>();
-        opened->door->core = std::make_unique<Core>(above.world, std::move(arena), std::move(ancestors), rank, std::move(in_world));
+        opened->door->core =
+            std::make_unique<Core>(above.world, std::move(arena), std::move(ancestors), rank, std::move(in_world));
         *comm = opened.release();
     });
 }
 
 int rc_abort(rc_comm* comm, int status, const char* reason) {
-    return visit(comm->door, [&](const Visit& visit) {
-        visit.comm().store_failure(Failure(status, reason, visit.comm().rank));
-    });
+    return visit(comm->door,
+                 [&](const Visit& visit) { visit.comm().store_failure(Failure(status, reason, visit.comm().rank)); });
 }
 
 int rc_close(rc_comm* comm) {
@@ -283,8 +283,15 @@ int rc_report(rc_comm* comm, int calls, char* text, uint64_t bytes) {
 int rc_collective(rc_comm* comm, int collective, const void* source, void* target, uint64_t count, int dtype, int op,
                   double factor, int root, const uint64_t* counts, double timeout, rc_work** work) {
     return visit(comm->door, [&](const Visit& visit) {
-        Call call{collective, static_cast<const std::byte*>(source), static_cast<std::byte*>(target), count, dtype, op,
-                  factor, root, counts};
+        Call call{collective,
+                  static_cast<const std::byte*>(source),
+                  static_cast<std::byte*>(target),
+                  count,
+                  dtype,
+                  op,
+                  factor,
+                  root,
+                  counts};
         check_call(call, visit.comm().rank, visit.comm().size);
         if (work) {
             *work = new rc_work{comm->door, visit->engine.queue(call, timeout)};
@@ -334,7 +341,8 @@ int rc_sendrecv(rc_comm* comm, const void* data, uint64_t count, int dtype, int 
         check_dtype(target_dtype);
         check_rank("dest", dest, 0, visit.comm().size);
         check_rank("source", source, -1, visit.comm().size);
-        const auto received = visit->letters.receive(static_cast<std::byte*>(target), target_count, target_dtype, source, tag, timeout);
+        const auto received =
+            visit->letters.receive(static_cast<std::byte*>(target), target_count, target_dtype, source, tag, timeout);
         const auto sent = visit->letters.send(static_cast<const std::byte*>(data), count, dtype, dest, tag, timeout);
         visit->letters.wait(*sent);
         visit->letters.wait(*received);

@@ -90,7 +90,10 @@ Layout::Layout(int size, size_t budget) {
 }
 
 Arena::Arena(std::shared_ptr<File> file, uint64_t offset, int size, size_t budget)
-    : size(size), layout(size, budget), file_(std::move(file)), offset_(offset),
+    : size(size),
+      layout(size, budget),
+      file_(std::move(file)),
+      offset_(offset),
       mapping_(file_->map(offset, layout.arena_bytes(size))) {}
 
 void Arena::back(int r) {

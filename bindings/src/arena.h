@@ -65,15 +65,13 @@ public:
     Channel& channel(int writer, int reader) const {
         return reinterpret_cast<Channel*>(part(writer) + layout.channels)[reader];
     }
-    std::byte* ring(int writer, int reader) const {
-        return part(writer) + layout.rings + reader * layout.ring_bytes;
-    }
+    std::byte* ring(int writer, int reader) const { return part(writer) + layout.rings + reader * layout.ring_bytes; }
     std::byte* bulk(int writer, int reader, uint64_t slot) const {
         return part(writer) + layout.bulk + (2 * reader + slot % 2) * layout.bulk_bytes;
     }
 
-    void back(int r);   // the part of rank r; rank 0's includes the group header
-    void give_back();   // when all ranks have closed
+    void back(int r);  // the part of rank r; rank 0's includes the group header
+    void give_back();  // when all ranks have closed
 
     const int size;
     const Layout layout;

@@ -14,11 +14,12 @@ enum Shape { NOTHING, ARRAY, BLOCK };
 // How each call is named, and which of its facts its words need: a new collective is a row here.
 struct Kind {
     const char* name;
-    Shape shape;   // `count` is the whole array or one rank's block
+    Shape shape;  // `count` is the whole array or one rank's block
     bool reduces;
     const char* root;  // how the root is called, nullptr if there is none
 };
 
+// clang-format off: a row a line
 constexpr Kind kinds[CALLS] = {
     {"barrier", NOTHING, false, nullptr},
     {"broadcast", ARRAY, false, "root"},
@@ -34,6 +35,7 @@ constexpr Kind kinds[CALLS] = {
     {"send", ARRAY, false, "to"},
     {"recv", ARRAY, false, "from"},
 };
+// clang-format on
 
 }  // namespace
 

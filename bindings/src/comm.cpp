@@ -23,14 +23,21 @@ uint64_t deadline_of(uint64_t start, double seconds) {
 
 Comm::Comm(std::shared_ptr<World> world, std::shared_ptr<Arena> arena, std::vector<std::shared_ptr<Arena>> ancestors,
            int rank, std::vector<int> members)
-    : rank(rank), size(arena->size), world(std::move(world)), members(std::move(members)),
+    : rank(rank),
+      size(arena->size),
+      world(std::move(world)),
+      members(std::move(members)),
       generation(fork_generation.load()),
-      patience(this->world->tuning.oversubscribed ? OVERSUBSCRIBED : DEDICATED), sources(size),
-      tile(TILE_BYTES), arena_(std::move(arena)), ancestors_(std::move(ancestors)) {}
+      patience(this->world->tuning.oversubscribed ? OVERSUBSCRIBED : DEDICATED),
+      sources(size),
+      tile(TILE_BYTES),
+      arena_(std::move(arena)),
+      ancestors_(std::move(ancestors)) {}
 
 void Comm::ready() {
     if (generation != fork_generation.load(std::memory_order_relaxed)) {
-        throw Failure(RC_CLOSED, "this communicator belongs to the parent process: after a fork, call init again", rank);
+        throw Failure(RC_CLOSED, "this communicator belongs to the parent process: after a fork, call init again",
+                      rank);
     }
     if (closing()) throw Failure(RC_CLOSED, "this communicator is closed", rank);
     check_failure();
@@ -83,9 +90,10 @@ std::optional<Failure> Comm::gone(int r, const std::string& what) {
     const bool closed = header(r).state.load(std::memory_order_acquire) == RANK_CLOSED;
     if (!closed && !world->dead(members[r])) return {};
     return Failure(RC_PEER_LOST,
-                   closed ? format("rank %d closed the communicator while rank %d needed it for %s", r, rank, what.c_str())
-                          : format("rank %d (process %" PRId64 ") died while rank %d needed it for %s", r,
-                                   world->pid(members[r]), rank, what.c_str()),
+                   closed
+                       ? format("rank %d closed the communicator while rank %d needed it for %s", r, rank, what.c_str())
+                       : format("rank %d (process %" PRId64 ") died while rank %d needed it for %s", r,
+                                world->pid(members[r]), rank, what.c_str()),
                    r);
 }
 
@@ -131,8 +139,8 @@ std::string Comm::report(int calls) const {
 }
 
 std::string Comm::report_rank(int r, int calls) const {
-    static const char* const outcomes[] = {"done", "refused", "mismatch", "timed out", "peer lost", "aborted",
-                                           "interrupted", "no memory", "closed", "failed"};
+    static const char* const outcomes[] = {"done",    "refused",     "mismatch",  "timed out", "peer lost",
+                                           "aborted", "interrupted", "no memory", "closed",    "failed"};
     RankHeader& theirs = header(r);
     const uint64_t now = now_ns();
     std::string text = format("rank %d:", r);

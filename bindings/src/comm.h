@@ -38,7 +38,8 @@ public:
     RankHeader& mine() const { return arena_->rank(rank); }
     const rc_tuning& tuning() const { return world->tuning; }
 
-    // Throws if the communicator cannot run a call: closed, from before a fork, or broken. Backs its memory at first use.
+    // Throws if the communicator cannot run a call: closed, from before a fork, or broken. Backs its memory at first
+    // use.
     void ready();
     void check_failure() const;
     // Stores the first failure for all ranks and wakes them; `fail` then throws what is stored.

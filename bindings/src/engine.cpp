@@ -92,7 +92,8 @@ void Engine::stop() {
         arrived_.notify_one();
     }
     if (worker_.joinable()) worker_.join();
-    const std::lock_guard executor(executor_);  // whoever runs inline leaves by itself, because the communicator is closing
+    const std::lock_guard executor(
+        executor_);  // whoever runs inline leaves by itself, because the communicator is closing
 }
 
 }  // namespace ringcomm

@@ -26,9 +26,9 @@ private:
 
     Comm& comm_;
     uint64_t epoch_ = 0;
-    std::mutex executor_;           // held while a collective runs
-    std::atomic<int> pending_{0};   // queued and not done: a blocking call may not overtake them
-    std::mutex mutex_;              // of the queue
+    std::mutex executor_;          // held while a collective runs
+    std::atomic<int> pending_{0};  // queued and not done: a blocking call may not overtake them
+    std::mutex mutex_;             // of the queue
     std::condition_variable arrived_;
     std::deque<std::shared_ptr<Queued>> queue_;
     bool stopping_ = false;

@@ -35,8 +35,9 @@ Letters::Handle Letters::post(Handle parcel) {
     const std::lock_guard lock(mutex_);
     if (stopping_) throw Failure(RC_CLOSED, "this communicator is closed", comm_.rank);
     parcel->start = now_ns();
-    parcel->flight = comm_.flight_start(pack(parcel->sends ? CALL_SEND : CALL_RECV, parcel->dtype, 0, parcel->peer, false),
-                                        parcel->count, 0, parcel->start);
+    parcel->flight =
+        comm_.flight_start(pack(parcel->sends ? CALL_SEND : CALL_RECV, parcel->dtype, 0, parcel->peer, false),
+                           parcel->count, 0, parcel->start);
     open_.push_back(parcel);
     if (!parcel->sends) {
         const auto found = std::find_if(unexpected_.begin(), unexpected_.end(), [&](const Unexpected& message) {
@@ -261,7 +262,9 @@ std::string Letters::words(const Parcel& parcel) const {
 class Letters::Waiter final : public Watch {
 public:
     Waiter(Letters& letters, Parcel& parcel, uint64_t deadline)
-        : letters_(letters), comm_(letters.comm_), parcel_(parcel),
+        : letters_(letters),
+          comm_(letters.comm_),
+          parcel_(parcel),
           deadline_(std::min(deadline, deadline_of(parcel.start, parcel.timeout))) {}
 
     std::optional<Failure> look() override {
@@ -278,8 +281,9 @@ public:
             return Failure(RC_PEER_LOST, "all other ranks closed the communicator during " + letters_.words(parcel_));
         }
         if (now_ns() < deadline_) return {};
-        return Failure(RC_TIMEOUT, format("rank %d waited %.3g s for ", comm_.rank, double(now_ns() - parcel_.start) * 1e-9) +
-                                       letters_.words(parcel_) + "\n" + comm_.report(1),
+        return Failure(RC_TIMEOUT,
+                       format("rank %d waited %.3g s for ", comm_.rank, double(now_ns() - parcel_.start) * 1e-9) +
+                           letters_.words(parcel_) + "\n" + comm_.report(1),
                        parcel_.peer >= 0 ? parcel_.peer : comm_.rank);
     }
     [[noreturn]] void fail(const Failure& failure) override { comm_.fail(failure); }

@@ -1,8 +1,8 @@
 // Point-to-point messages: matched by source and tag, ordered per pair and tag, any number pending.
 //
-// Every thread that waits drives all transfers of the rank, under one lock; while nobody waits, a worker does. A message
-// of at most a quarter of the ring travels in it. A larger one is announced there; once the reader has a matching receive
-// it grants the announcement, and the payload streams through the two bulk slots of the pair.
+// Every thread that waits drives all transfers of the rank, under one lock; while nobody waits, a worker does. A
+// message of at most a quarter of the ring travels in it. A larger one is announced there; once the reader has a
+// matching receive it grants the announcement, and the payload streams through the two bulk slots of the pair.
 #pragma once
 
 #include <deque>
@@ -25,7 +25,7 @@ public:
     Handle receive(std::byte* data, uint64_t count, int dtype, int peer, int64_t tag, double timeout);
     void wait(Parcel& parcel, uint64_t deadline = UINT64_MAX);
     void in_background(const Handle& parcel);  // the worker sees to it
-    void stop();  // after comm.start_closing()
+    void stop();                               // after comm.start_closing()
 
 private:
     struct Unexpected {
@@ -39,11 +39,11 @@ private:
     };
     // What passes between this rank and one peer.
     struct Pair {
-        std::deque<Handle> unsent;   // in order; their letters do not fit into the ring yet
-        std::list<Handle> announced; // sent large messages that wait for their grant, or stream
+        std::deque<Handle> unsent;    // in order; their letters do not fit into the ring yet
+        std::list<Handle> announced;  // sent large messages that wait for their grant, or stream
         uint64_t announcements = 0;
-        uint64_t granted = 0;         // the last grant of the peer that was acted upon
-        std::deque<Grant> grants;     // ours to the peer; the first one is streaming
+        uint64_t granted = 0;      // the last grant of the peer that was acted upon
+        std::deque<Grant> grants;  // ours to the peer; the first one is streaming
     };
 
     Handle post(Handle parcel);
@@ -66,10 +66,10 @@ private:
     Comm& comm_;
     std::mutex mutex_;
     std::vector<Pair> pairs_;
-    std::list<Handle> receives_;         // posted, not matched yet, in order
-    std::list<Unexpected> unexpected_;   // arrived, not matched yet, in order
-    std::list<Handle> open_;             // everything not completed
-    bool completed_ = false;             // something, during this progress()
+    std::list<Handle> receives_;        // posted, not matched yet, in order
+    std::list<Unexpected> unexpected_;  // arrived, not matched yet, in order
+    std::list<Handle> open_;            // everything not completed
+    bool completed_ = false;            // something, during this progress()
 
     std::condition_variable worker_wakes_;
     std::list<Handle> background_;
@@ -80,8 +80,14 @@ private:
 
 struct Letters::Parcel : Work {
     Parcel(Letters& letters, bool sends, std::byte* data, uint64_t count, int dtype, int peer, int64_t tag)
-        : letters(letters), sends(sends), data(data), count(count), bytes(count * dtype_bytes(dtype)), dtype(dtype),
-          peer(peer), tag(tag) {}
+        : letters(letters),
+          sends(sends),
+          data(data),
+          count(count),
+          bytes(count * dtype_bytes(dtype)),
+          dtype(dtype),
+          peer(peer),
+          tag(tag) {}
     void wait(Comm&, uint64_t deadline) override { letters.wait(*this, deadline); }
 
     Letters& letters;

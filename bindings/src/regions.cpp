@@ -5,7 +5,11 @@ namespace ringcomm {
 size_t region_part_bytes(size_t bytes) { return (bytes + LINE + PAGE - 1) / PAGE * PAGE; }
 
 Region::Region(std::shared_ptr<File> file, uint64_t offset, size_t bytes, int rank, int size)
-    : file_(std::move(file)), offset_(offset), part_bytes_(region_part_bytes(bytes)), rank_(rank), size_(size),
+    : file_(std::move(file)),
+      offset_(offset),
+      part_bytes_(region_part_bytes(bytes)),
+      rank_(rank),
+      size_(size),
       mapping_(file_->map(offset, size * part_bytes_)) {
     file_->back(offset + rank * part_bytes_, part_bytes_);
 }

@@ -20,9 +20,15 @@ uint64_t mix(uint64_t hash, uint64_t value) {  // the finaliser of SplitMix64 ov
 }  // namespace
 
 Round::Round(Comm& comm, Call& call, double timeout)
-    : rank(comm.rank), size(comm.size), comm(comm), call(call), timeout_(timeout < 0 ? comm.tuning().timeout : timeout),
-      start_time_(now_ns()), signature_(pack(call.collective, call.dtype, call.op, call.root, call.counts != nullptr)),
-      record_count_(call.count), extra_(call.op == RC_PREMUL_SUM ? std::bit_cast<uint64_t>(call.factor) : 0) {
+    : rank(comm.rank),
+      size(comm.size),
+      comm(comm),
+      call(call),
+      timeout_(timeout < 0 ? comm.tuning().timeout : timeout),
+      start_time_(now_ns()),
+      signature_(pack(call.collective, call.dtype, call.op, call.root, call.counts != nullptr)),
+      record_count_(call.count),
+      extra_(call.op == RC_PREMUL_SUM ? std::bit_cast<uint64_t>(call.factor) : 0) {
     if (!call.counts) return;
     if (call.collective == RC_ALL_TO_ALL) {  // each pair has its own count: they travel whole, and meet() compares them
         record_count_ = 0;
@@ -87,8 +93,9 @@ void Round::meet() {
         }
     }
     if (other < 0) return;
-    Failure mismatch(RC_MISMATCH, format("the ranks called different things at epoch %" PRIu64 ":", call.epoch) +
-                                      differences, other);
+    Failure mismatch(RC_MISMATCH,
+                     format("the ranks called different things at epoch %" PRIu64 ":", call.epoch) + differences,
+                     other);
     copy_text(mismatch.error.expected, sizeof mismatch.error.expected, words());
     copy_text(mismatch.error.got, sizeof mismatch.error.got, words(record(other)));
     throw mismatch;
@@ -138,8 +145,10 @@ Failure Round::timed_out() const {
     }
     const std::string why =
         missing.empty() ? format("rank %d did not go on", culprit) : "it was not called by rank " + missing;
-    return Failure(RC_TIMEOUT, format("rank %d waited %.3g s in ", rank, timeout_) + words() +
-                                   format(" (epoch %" PRIu64 "): ", call.epoch) + why + "\n" + comm.report(1), culprit);
+    return Failure(RC_TIMEOUT,
+                   format("rank %d waited %.3g s in ", rank, timeout_) + words() +
+                       format(" (epoch %" PRIu64 "): ", call.epoch) + why + "\n" + comm.report(1),
+                   culprit);
 }
 
 }  // namespace ringcomm

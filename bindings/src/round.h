@@ -29,7 +29,9 @@ public:
 
     // The flags: `chunks` of them are done with.
     void staged(uint64_t chunks) { comm.publish_to_all<SITE_STAGED>(comm.mine().staged, position(call.epoch, chunks)); }
-    void reduced(uint64_t chunks) { comm.publish_to_all<SITE_REDUCED>(comm.mine().reduced, position(call.epoch, chunks)); }
+    void reduced(uint64_t chunks) {
+        comm.publish_to_all<SITE_REDUCED>(comm.mine().reduced, position(call.epoch, chunks));
+    }
     void collected(uint64_t chunks) {
         comm.publish_to_all<SITE_COLLECTED>(comm.mine().collected, position(call.epoch, chunks));
     }

@@ -77,8 +77,8 @@ struct alignas(PAGE) GroupHeader {
     SharedFailure failure;
 };
 
-// Point-to-point, from the writer in whose part it lies to one reader. Messages up to a quarter of the ring travel in it
-// (eager); larger ones are announced in it, granted by the reader, and stream through two bulk slots.
+// Point-to-point, from the writer in whose part it lies to one reader. Messages up to a quarter of the ring travel in
+// it (eager); larger ones are announced in it, granted by the reader, and stream through two bulk slots.
 struct alignas(LINE) Channel {
     // Written by the writer.
     Flag ring_head;
@@ -86,7 +86,7 @@ struct alignas(LINE) Channel {
     // Written by the reader.
     alignas(LINE) Flag ring_tail;
     Flag bulk_taken;
-    std::atomic<uint64_t> grant;  // number of the announced message the reader is ready for, shifted left once; |1: refused
+    std::atomic<uint64_t> grant;  // the number of the announced message it is ready for, times two; odd: refused
 };
 
 struct alignas(64) Letter {

@@ -35,7 +35,7 @@ public:
     // The failure that ends the wait, if there is one; it has no effect yet.
     virtual std::optional<Failure> look() = 0;
     [[noreturn]] virtual void fail(const Failure& failure) = 0;
-    virtual void late() {}  // told once, when the wait gets long
+    virtual void late() {}                  // told once, when the wait gets long
     virtual uint64_t deadline() const = 0;  // ns
 
 protected:
@@ -46,8 +46,8 @@ struct Patience {
     int spins;
     int yields;
 };
-// With spins before the yield, oversubscribed ranks only keep the core from the one they wait for; yields are cheap while
-// somebody else can run; a sleep costs a wake-up by interrupt.
+// With spins before the yield, oversubscribed ranks only keep the core from the one they wait for; yields are cheap
+// while somebody else can run; a sleep costs a wake-up by interrupt.
 constexpr Patience DEDICATED{4000, 8}, OVERSUBSCRIBED{20, 200}, IDLE{0, 0};
 
 // Sleeps until the bell rings after `ticket`, a signal comes, the deadline passes or a slice (100 ms) is over.

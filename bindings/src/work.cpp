@@ -29,7 +29,8 @@ void Work::wait(Comm& comm, uint64_t deadline) {
         }
         if (!late && now_ns() >= deadline) {
             late = true;
-            const std::string text = format("rank %d: the call was not done when the time to wait for it was over\n", comm.rank);
+            const std::string text =
+                format("rank %d: the call was not done when the time to wait for it was over\n", comm.rank);
             comm.store_failure(Failure(RC_TIMEOUT, text + comm.report(1), comm.rank));
         }
         lock.lock();

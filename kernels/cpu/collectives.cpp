@@ -56,7 +56,8 @@ void gather(Round& round, int reader) {
         },
         [&] {
             if (reader == EVERYBODY && direct.agreed({NO_ONE, EVERYBODY})) {  // push: one block into every target
-                for (int p = 0; p < round.size; ++p) copy_block(direct.target(p) + blocks.offset(round.rank), call.source, mine);
+                for (int p = 0; p < round.size; ++p)
+                    copy_block(direct.target(p) + blocks.offset(round.rank), call.source, mine);
                 return true;
             }
             if (!direct.agreed({EVERYBODY, NO_ONE})) return false;
@@ -83,7 +84,8 @@ void scatter(Round& round) {
             for (int p = 0; p < round.size; ++p) {
                 const size_t bytes = blocks.bytes(p), begin = pieces.begin(k, bytes);
                 if (p == round.rank) continue;
-                round.copy_in(buffer + p * slots.stride, call.source + blocks.offset(p) + begin, pieces.length(k, bytes));
+                round.copy_in(buffer + p * slots.stride, call.source + blocks.offset(p) + begin,
+                              pieces.length(k, bytes));
             }
         },
         [&](uint64_t k) {
@@ -104,8 +106,8 @@ void all_to_all(Round& round) {
     const Call& call = round.call;
     const int n = round.size, me = round.rank;
     const Blocks sent(call), received(call, call.counts ? call.counts + n : nullptr);
-    // The longest block between any two ranks decides the number of chunks; its length is known to all after meet(), and
-    // before it only chunk 0 is laid, into slots of full size.
+    // The longest block between any two ranks decides the number of chunks; its length is known to all after meet(),
+    // and before it only chunk 0 is laid, into slots of full size.
     const Pieces pieces(round, n);
     const bool uneven = call.counts != nullptr;
     const Slots slots(pieces, uneven ? pieces.piece : call.bytes(), n);
@@ -132,8 +134,8 @@ void all_to_all(Round& round) {
         [&](uint64_t k) {
             for (int p = 0; p < n; ++p) {
                 const size_t bytes = received.bytes(p), begin = pieces.begin(k, bytes);
-                const std::byte* source = p == me ? call.source + sent.offset(me) + begin
-                                                  : round.laid(p, k, slots.total) + me * slots.stride;
+                const std::byte* source =
+                    p == me ? call.source + sent.offset(me) + begin : round.laid(p, k, slots.total) + me * slots.stride;
                 copy_block(call.target + received.offset(p) + begin, source, pieces.length(k, bytes));
             }
         },
@@ -189,13 +191,10 @@ void alone(const Call& call) {
     switch (call.collective) {
         case RC_REDUCE:
         case RC_ALL_REDUCE:
-        case RC_REDUCE_SCATTER:
-            return reduce_blocks(call, call.target, &source, 1, call.block(0));
+        case RC_REDUCE_SCATTER: return reduce_blocks(call, call.target, &source, 1, call.block(0));
         case RC_BARRIER:
-        case RC_BROADCAST:
-            return;
-        default:
-            copy_block(call.target, call.source, call.block(0) * call.item);
+        case RC_BROADCAST: return;
+        default: copy_block(call.target, call.source, call.block(0) * call.item);
     }
 }
 

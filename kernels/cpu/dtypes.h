@@ -19,10 +19,14 @@ struct Plain {
     static constexpr size_t lanes = RC_VECTOR_BYTES / sizeof(Stored);
 
     template <size_t Lanes>
-    static Parts<T, Lanes, 1> widen(Vector<T, Lanes> v) { return {v}; }
+    static Parts<T, Lanes, 1> widen(Vector<T, Lanes> v) {
+        return {v};
+    }
 
     template <size_t Lanes>
-    static Vector<T, Lanes> narrow(Parts<T, Lanes, 1> wide) { return wide.part[0]; }
+    static Vector<T, Lanes> narrow(Parts<T, Lanes, 1> wide) {
+        return wide.part[0];
+    }
 };
 
 }  // namespace

@@ -47,7 +47,8 @@ public:
 
     // After meet(): the same answer on every rank, for it depends on the records alone.
     bool agreed(Symmetric need) {
-        const uint64_t source = common(need.source, &Record::source_key), target = common(need.target, &Record::target_key);
+        const uint64_t source = common(need.source, &Record::source_key),
+                       target = common(need.target, &Record::target_key);
         if ((need.source != NO_ONE && !source) || (need.target != NO_ONE && !target)) return false;
         if (source) source_ = round_.comm.regions.holder(source_key_ = source);
         if (target) target_ = round_.comm.regions.holder(target_key_ = target);
@@ -63,7 +64,7 @@ public:
     }
 
 private:
-    uint64_t common(int who, uint64_t Record::*key) const {
+    uint64_t common(int who, uint64_t Record::* key) const {
         if (who == NO_ONE) return 0;
         uint64_t value = 0;
         for (int p = 0; p < round_.size; ++p) {
@@ -88,7 +89,8 @@ struct Roles {
 // `lay(chunk)` fills this rank's buffer, `take(chunk)` reads those of the writers, try_direct() does it all if it can.
 // chunks() is asked once all ranks have met.
 template <class Chunks, class Lay, class Take, class TryDirect>
-void exchange(Round& round, const Roles& roles, Direct& direct, Chunks chunks, Lay lay, Take take, TryDirect try_direct) {
+void exchange(Round& round, const Roles& roles, Direct& direct, Chunks chunks, Lay lay, Take take,
+              TryDirect try_direct) {
     const bool writes = is(roles.writer, round.rank), reads = is(roles.reader, round.rank);
     if (writes && !direct.hope()) lay(0);
     direct.start();
@@ -123,10 +125,13 @@ struct Pieces {
 
     Pieces(Round& round, int blocks_per_buffer)
         : piece(std::min<size_t>(round.comm.tuning().segment_bytes,
-                                 round.comm.arena().layout.staging_bytes / blocks_per_buffer) / 64 * 64) {}
+                                 round.comm.arena().layout.staging_bytes / blocks_per_buffer) /
+                64 * 64) {}
     uint64_t chunks(size_t largest) const { return std::max<size_t>(1, divide_up(largest, piece)); }
     size_t begin(uint64_t chunk, size_t bytes) const { return std::min(bytes, chunk * piece); }
-    size_t length(uint64_t chunk, size_t bytes) const { return std::min(bytes, (chunk + 1) * piece) - begin(chunk, bytes); }
+    size_t length(uint64_t chunk, size_t bytes) const {
+        return std::min(bytes, (chunk + 1) * piece) - begin(chunk, bytes);
+    }
 };
 
 // The blocks of an array that is divided among the ranks, in bytes.

@@ -77,8 +77,8 @@ struct Float16Format {
         const auto special = normal + rebias;
         // 2^-14 × 1.m, less 2^-14, is the denormal 2^-14 × 0.m.
         const auto one = Bits<Lanes>{} + rebias + (1 << 23);
-        const auto denormal = reinterpret_cast<Bits<Lanes>>(reinterpret_cast<Float>(magnitude + one) -
-                                                            reinterpret_cast<Float>(one));
+        const auto denormal =
+            reinterpret_cast<Bits<Lanes>>(reinterpret_cast<Float>(magnitude + one) - reinterpret_cast<Float>(one));
         const auto finite = magnitude < 0x0400 << 13 ? denormal : normal;
         const auto result = magnitude < 0x7c00 << 13 ? finite : special;
         return reinterpret_cast<Float>(sign | reinterpret_cast<Vector<uint32_t, Lanes>>(result));
@@ -114,17 +114,21 @@ struct Float16 : Half<Float16Format> {
 
     template <size_t Lanes>
     static auto widen(Vector<uint16_t, Lanes> v) {
-        if constexpr (Lanes == lanes) return Parts<float, Lanes, 1>{from_half(v)};
-        else return Half::widen<Lanes>(v);
+        if constexpr (Lanes == lanes)
+            return Parts<float, Lanes, 1>{from_half(v)};
+        else
+            return Half::widen<Lanes>(v);
     }
 
     template <size_t Lanes>
     static Vector<uint16_t, Lanes> narrow(auto wide) {
-        if constexpr (Lanes == lanes) return reinterpret_cast<Vector<uint16_t, Lanes>>(to_half(wide.part[0]));
-        else return Half::narrow<Lanes>(wide);
+        if constexpr (Lanes == lanes)
+            return reinterpret_cast<Vector<uint16_t, Lanes>>(to_half(wide.part[0]));
+        else
+            return Half::narrow<Lanes>(wide);
     }
 
-  private:
+private:
     static constexpr int nearest = _MM_FROUND_TO_NEAREST_INT;
 #ifdef __AVX512F__
     // Masked, with every lane taken: GCC 12 warns of uninitialised lanes in its own definition of the plain forms.

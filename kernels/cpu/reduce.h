@@ -64,7 +64,7 @@ struct ComplexProd : Operation {
         return multiply(x, y, std::make_index_sequence<sizeof(V) / sizeof(Lane<V>)>());
     }
 
-  private:
+private:
     template <class V, size_t... I>
     static V multiply(V x, V y, std::index_sequence<I...>) {
         const V swapped{x[I ^ 1]...}, real{y[I & ~1]...}, imaginary{(I % 2 ? y[I] : -y[I | 1])...};

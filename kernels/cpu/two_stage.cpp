@@ -31,13 +31,19 @@ struct Segments {
 
 // all_reduce and reduce, large. Rank j owns segment j of each chunk. Everybody stages the segments of the others; the
 // owner reduces its own input and what the others staged, in rank order, and stages the result; the readers collect it.
-// (5 - 2/n) S bytes are read or written per rank. The stages of three chunks overlap, so that nobody waits for a flag that
-// was not published a whole stage ago.
+// (5 - 2/n) S bytes are read or written per rank. The stages of three chunks overlap, so that nobody waits for a flag
+// that was not published a whole stage ago.
 class TwoStage {
 public:
     TwoStage(Round& round, int reader)
-        : round_(round), call_(round.call), n_(round.size), me_(round.rank), reader_(reader),
-          piece_(Pieces(round, n_).piece), chunk_(piece_ / call_.item * n_), chunks_(divide_up(call_.count, chunk_)) {}
+        : round_(round),
+          call_(round.call),
+          n_(round.size),
+          me_(round.rank),
+          reader_(reader),
+          piece_(Pieces(round, n_).piece),
+          chunk_(piece_ / call_.item * n_),
+          chunks_(divide_up(call_.count, chunk_)) {}
 
     void run(Direct& direct) {
         if (!direct.hope()) lay(0);
@@ -63,8 +69,8 @@ public:
 
 private:
     Segments segments(uint64_t k) const { return {std::min(call_.count - k * chunk_, chunk_), n_, call_.item}; }
-    // In the buffer of rank r. As far apart in the short last chunk as in the others: the result slot of an earlier chunk
-    // may still be read when the staged ones are not.
+    // In the buffer of rank r. As far apart in the short last chunk as in the others: the result slot of an earlier
+    // chunk may still be read when the staged ones are not.
     std::byte* slot(int r, int owner, uint64_t k) const {
         return round_.comm.arena().staging(r, (call_.epoch & 1) * 2 + (k & 1)) + owner * piece_;
     }
@@ -109,8 +115,8 @@ private:
         if (chunks_ > 2) round_.collected(k + 1);
     }
 
-    // Symmetric buffers: the owner reads segment j of every source and writes segment j of every target, 2 S bytes per rank.
-    // Nobody else touches segment j, so it holds in place as well.
+    // Symmetric buffers: the owner reads segment j of every source and writes segment j of every target, 2 S bytes per
+    // rank. Nobody else touches segment j, so it holds in place as well.
     void reduce_direct(Direct& direct) {
         const Segments s(call_.count, n_, call_.item);
         const size_t begin = s.begin(me_) * call_.item, bytes = s.length(me_) * call_.item;
@@ -121,7 +127,8 @@ private:
             for (int p = 0; p < n_; ++p) sources[p] = direct.source(p) + at;
             reduce_blocks(call_, direct.target(home) + at, sources, n_, length / call_.item);
             for (int p = 0; p < n_; ++p) {
-                if (p != home && is(reader_, p)) round_.copy_in(direct.target(p) + at, direct.target(home) + at, length);
+                if (p != home && is(reader_, p))
+                    round_.copy_in(direct.target(p) + at, direct.target(home) + at, length);
             }
         }
         direct.finish();
@@ -139,7 +146,8 @@ private:
 void reduce_to(Round& round, int reader) {
     const size_t bytes = round.call.bytes();
     Direct direct(round, bytes, is(reader, round.rank) ? bytes : 0);
-    // A rank cannot know whether its peers hope for direct access, so the path without it must follow from the size alone.
+    // A rank cannot know whether its peers hope for direct access, so the path without it must follow from the size
+    // alone.
     if (bytes <= std::min<size_t>(round.comm.tuning().small_bytes, round.comm.arena().layout.staging_bytes)) {
         return reduce_one_shot(round, reader);
     }

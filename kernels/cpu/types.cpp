@@ -11,6 +11,7 @@ struct Dtype {
     size_t bytes;
 };
 
+// clang-format off: a row a line
 constexpr Dtype dtypes[] = {
     {"bool", 1},
     {"int8", 1},
@@ -30,6 +31,7 @@ constexpr Dtype dtypes[] = {
     {"float8_e4m3fn", 1},
     {"float8_e5m2", 1},
 };
+// clang-format on
 static_assert(std::size(dtypes) == RC_DTYPES);
 
 constexpr const char* ops[] = {"sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "premul_sum"};

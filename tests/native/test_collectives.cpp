@@ -1,5 +1,5 @@
-// Every collective, plain and symmetric, blocking and queued, and point-to-point, with sizes around every limit of small
-// buffers. Expected values are closed forms. Meant for AddressSanitizer and UndefinedBehaviorSanitizer.
+// Every collective, plain and symmetric, blocking and queued, and point-to-point, with sizes around every limit of
+// small buffers. Expected values are closed forms. Meant for AddressSanitizer and UndefinedBehaviorSanitizer.
 #include <algorithm>
 
 #include "world.h"
@@ -84,7 +84,8 @@ void queued_calls(rc_comm* comm, int rank, int n) {
     std::vector<rc_work*> works(8);
     for (uint64_t k = 0; k < works.size(); ++k) data.push_back(filled(rank, 1 + 700 * k));
     for (uint64_t k = 0; k < works.size(); ++k) {
-        DO(run(comm, RC_ALL_REDUCE, data[k].data(), data[k].data(), data[k].size(), RC_INT32, RC_SUM, 0, nullptr, &works[k]));
+        DO(run(comm, RC_ALL_REDUCE, data[k].data(), data[k].data(), data[k].size(), RC_INT32, RC_SUM, 0, nullptr,
+               &works[k]));
     }
     DO(run(comm, RC_BARRIER, nullptr, nullptr, 0));  // may not overtake them
     for (uint64_t k = 0; k < works.size(); ++k) {
@@ -202,7 +203,8 @@ void mismatches(rc_comm* comm, int rank, int n) {
 int main() {
     for (int n : {1, 2, 3, 4, 7}) {
         in_world(n, small_tuning(), [n](rc_comm* comm, int rank) {
-            for (uint64_t count : {0, 1, 7, 8, 9, 100, 127, 129, 1000, 3333, 20000}) every_collective(comm, rank, n, count);
+            for (uint64_t count : {0, 1, 7, 8, 9, 100, 127, 129, 1000, 3333, 20000})
+                every_collective(comm, rank, n, count);
             queued_calls(comm, rank, n);
             for (uint64_t count : {0, 1, 1000, 1024, 1025, 50000}) messages(comm, rank, n, count);
             for (uint64_t count : {1, 16, 1000, 9999}) symmetric(comm, rank, n, count);

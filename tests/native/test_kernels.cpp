@@ -38,9 +38,12 @@ enum Kind { boolean, integer, real, complex_number };
 
 bool legal(Kind kind, int op) {
     switch (op) {
-        case RC_SUM: case RC_PROD: return true;
-        case RC_MIN: case RC_MAX: return kind != complex_number;
-        case RC_AVG: case RC_PREMUL_SUM: return kind == real || kind == complex_number;
+        case RC_SUM:
+        case RC_PROD: return true;
+        case RC_MIN:
+        case RC_MAX: return kind != complex_number;
+        case RC_AVG:
+        case RC_PREMUL_SUM: return kind == real || kind == complex_number;
         default: return kind == boolean || kind == integer;
     }
 }
@@ -84,21 +87,36 @@ struct Float16 {
 
 template <int Dtype>
 struct Spec;
-template <> struct Spec<RC_BOOL> : Native<uint8_t, boolean> {};
-template <> struct Spec<RC_INT8> : Native<int8_t, integer> {};
-template <> struct Spec<RC_UINT8> : Native<uint8_t, integer> {};
-template <> struct Spec<RC_INT16> : Native<int16_t, integer> {};
-template <> struct Spec<RC_UINT16> : Native<uint16_t, integer> {};
-template <> struct Spec<RC_INT32> : Native<int32_t, integer> {};
-template <> struct Spec<RC_UINT32> : Native<uint32_t, integer> {};
-template <> struct Spec<RC_INT64> : Native<int64_t, integer> {};
-template <> struct Spec<RC_UINT64> : Native<uint64_t, integer> {};
-template <> struct Spec<RC_FLOAT16> : Float16<5, 10> {};
-template <> struct Spec<RC_BFLOAT16> : Float16<8, 7> {};
-template <> struct Spec<RC_FLOAT32> : Native<float, real> {};
-template <> struct Spec<RC_FLOAT64> : Native<double, real> {};
-template <> struct Spec<RC_COMPLEX64> : Native<std::complex<float>, complex_number> {};
-template <> struct Spec<RC_COMPLEX128> : Native<std::complex<double>, complex_number> {};
+template <>
+struct Spec<RC_BOOL> : Native<uint8_t, boolean> {};
+template <>
+struct Spec<RC_INT8> : Native<int8_t, integer> {};
+template <>
+struct Spec<RC_UINT8> : Native<uint8_t, integer> {};
+template <>
+struct Spec<RC_INT16> : Native<int16_t, integer> {};
+template <>
+struct Spec<RC_UINT16> : Native<uint16_t, integer> {};
+template <>
+struct Spec<RC_INT32> : Native<int32_t, integer> {};
+template <>
+struct Spec<RC_UINT32> : Native<uint32_t, integer> {};
+template <>
+struct Spec<RC_INT64> : Native<int64_t, integer> {};
+template <>
+struct Spec<RC_UINT64> : Native<uint64_t, integer> {};
+template <>
+struct Spec<RC_FLOAT16> : Float16<5, 10> {};
+template <>
+struct Spec<RC_BFLOAT16> : Float16<8, 7> {};
+template <>
+struct Spec<RC_FLOAT32> : Native<float, real> {};
+template <>
+struct Spec<RC_FLOAT64> : Native<double, real> {};
+template <>
+struct Spec<RC_COMPLEX64> : Native<std::complex<float>, complex_number> {};
+template <>
+struct Spec<RC_COMPLEX128> : Native<std::complex<double>, complex_number> {};
 
 template <class D>
 bool same(typename D::Stored a, typename D::Stored b) {
@@ -202,9 +220,22 @@ typename D::Stored random_value() {
     } else {
         using Scalar = typename D::Scalar;
         using Limits = std::numeric_limits<Scalar>;
-        const Scalar special[] = {0, -Scalar(0), 1, -1, Limits::infinity(), -Limits::infinity(), Limits::quiet_NaN(),
-                                  Limits::max(), Limits::lowest(), Limits::min(), Limits::denorm_min(), 65504, 32768,
-                                  Scalar(0x1p-24), Scalar(0x1p-14), Scalar(0x1p-15)};
+        const Scalar special[] = {0,
+                                  -Scalar(0),
+                                  1,
+                                  -1,
+                                  Limits::infinity(),
+                                  -Limits::infinity(),
+                                  Limits::quiet_NaN(),
+                                  Limits::max(),
+                                  Limits::lowest(),
+                                  Limits::min(),
+                                  Limits::denorm_min(),
+                                  65504,
+                                  32768,
+                                  Scalar(0x1p-24),
+                                  Scalar(0x1p-14),
+                                  Scalar(0x1p-15)};
         switch (random_bits() % 4) {
             case 0: return random_bits_of<T>();
             case 1: return D::encode(special[random_bits() % std::size(special)]);

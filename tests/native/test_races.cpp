@@ -1,5 +1,5 @@
-// Drives every publishing store of kernels/port.h, for ThreadSanitizer: chunks enough that every buffer is written again,
-// and traffic in one direction, so that no other flag orders what a weakened one no longer does.
+// Drives every publishing store of kernels/port.h, for ThreadSanitizer: chunks enough that every buffer is written
+// again, and traffic in one direction, so that no other flag orders what a weakened one no longer does.
 #include "world.h"
 
 int main() {

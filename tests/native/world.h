@@ -1,5 +1,5 @@
-// A world of threads for the native tests: every rank runs the same function over the real shared-memory code. The ranks
-// share one mapping of the file, so that the sanitizers see all accesses to one place at one address.
+// A world of threads for the native tests: every rank runs the same function over the real shared-memory code. The
+// ranks share one mapping of the file, so that the sanitizers see all accesses to one place at one address.
 #pragma once
 
 #include <unistd.h>
@@ -25,18 +25,24 @@ inline std::atomic<int> failures{0};
     } while (0)
 
 // A status other than RC_OK ends the program: the other ranks would only wait for their deadline.
-#define DO(call)                                                                                        \
-    do {                                                                                                \
-        if (const int status = (call)) {                                                                \
+#define DO(call)                                                                                                   \
+    do {                                                                                                           \
+        if (const int status = (call)) {                                                                           \
             fprintf(stderr, "%s:%d: %s is %d: %s\n", __FILE__, __LINE__, #call, status, rc_last_error()->message); \
-            _exit(1);                                                                                   \
-        }                                                                                               \
+            _exit(1);                                                                                              \
+        }                                                                                                          \
     } while (0)
 
 // Small buffers, so that little data takes the paths of large messages.
 inline rc_tuning small_tuning() {
-    return {.arena_bytes = 256 << 10, .sub_arena_bytes = 192 << 10, .segment_bytes = 1024, .small_bytes = 512,
-            .stream_bytes = 256, .direct_bytes = 64, .timeout = 60.0, .oversubscribed = 1};
+    return {.arena_bytes = 256 << 10,
+            .sub_arena_bytes = 192 << 10,
+            .segment_bytes = 1024,
+            .small_bytes = 512,
+            .stream_bytes = 256,
+            .direct_bytes = 64,
+            .timeout = 60.0,
+            .oversubscribed = 1};
 }
 
 inline void in_world(int size, const rc_tuning& tuning, const std::function<void(rc_comm*, int)>& body) {
