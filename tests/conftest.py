@@ -1,0 +1,29 @@
+"""Fixtures of all tests, and the order: test_leftovers.py comes last."""
+
+import os
+
+import pytest
+
+import harness
+
+os.environ[harness.MARK] = str(os.getpid())
+
+
+@pytest.fixture(params=harness.WORLDS)
+def world(request):
+    """Where the ranks live: the argument `world` of harness.run."""
+    return request.param
+
+
+@pytest.fixture(scope="session", autouse=True)
+def footprint_before():
+    """What there was before the first test; test_leftovers.py compares."""
+    return harness.footprint()
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path.name == "test_leftovers.py")
+
+
+def pytest_sessionfinish():
+    harness.stop_helpers()

@@ -1,0 +1,176 @@
+"""How tests run code on ranks, and what tests must not leave behind.
+
+`run(fn, size, *args)` calls `fn(comm, *args)` on every rank and returns the results in rank order. Deadlines lie inside
+each other: an operation (OPERATION), a job (JOB), the test (`timeout` in pyproject.toml), the dump of all stacks.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import re
+import threading
+import time
+import traceback
+import uuid
+from collections import Counter
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+import ringcomm
+
+OPERATION = 20.0  # seconds
+JOB = 40.0
+WORLDS = ("threads", "processes")
+
+MARK = "PYTEST_OF_RINGCOMM"  # with the id of this process, in the environment of every process that the tests start
+
+
+def run(fn, size, *args, world="processes"):
+    """Run `fn` on ranks that are threads, or on warm processes, for which it must be a function of a module.
+
+    The processes and their communicator serve many tests: `fn` leaves it usable, or raises.
+    """
+    if world == "threads":
+        return ringcomm.launch(fn, size, world="threads", args=args, timeout=OPERATION)
+    pool = pools.get(size) or pools.setdefault(size, Pool(size))
+    try:
+        return pool.run(fn, args)
+    except BaseException:
+        pools.pop(size).kill()
+        raise
+
+
+class Pool:
+    """Connected processes that wait for work."""
+
+    def __init__(self, size):
+        context = multiprocessing.get_context("forkserver")
+        job = {"RINGCOMM_SIZE": str(size), "RINGCOMM_JOB": uuid.uuid4().hex, "RINGCOMM_NONCE": uuid.uuid4().hex}
+        self.workers, self.connections = [], []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            place = {**job, "RINGCOMM_RANK": str(rank)}
+            worker = context.Process(target=serve, args=(theirs, place), name=f"rank {rank} of {size}", daemon=True)
+            worker.start()
+            theirs.close()
+            self.workers.append(worker)
+            self.connections.append(ours)
+
+    def run(self, fn, args):
+        for connection in self.connections:
+            connection.send((fn, args))
+        results = [None] * len(self.connections)
+        failures = []
+        waiting = dict(zip(self.connections, range(len(results)), strict=True))
+        deadline = time.monotonic() + JOB
+        while waiting:
+            ready = wait(waiting, deadline - time.monotonic())
+            if not ready:
+                failures.append(TimeoutError(f"{fn.__name__}: no answer from ranks {sorted(waiting.values())}"))
+                break
+            for connection in ready:
+                rank = waiting.pop(connection)
+                results[rank], failure = receive(connection, rank)
+                if failure:
+                    failures.append(failure)
+                    deadline = min(deadline, time.monotonic() + 1.0)  # what is broken need not be waited for
+        if failures:
+            raise failures[0]
+        return results
+
+    def close(self):
+        for connection in self.connections:
+            connection.close()
+        for worker in self.workers:
+            worker.join(OPERATION)
+        self.kill()
+
+    def kill(self):
+        for connection, worker in zip(self.connections, self.workers, strict=True):
+            connection.close()
+            worker.kill()
+            worker.join()
+            worker.close()
+
+
+pools: dict[int, Pool] = {}
+
+
+def receive(connection: Connection, rank):
+    try:
+        result, failure, text = connection.recv()
+    except EOFError:
+        return None, ConnectionError(f"rank {rank} is gone")
+    if failure:
+        failure.add_note(f"on rank {rank}:\n{text}")
+    return result, failure
+
+
+def serve(connection: Connection, place):
+    """Be one rank of a pool until the other end closes."""
+    os.environ.update(place)
+    with ringcomm.init(timeout=OPERATION) as comm:
+        while True:
+            try:
+                fn, args = connection.recv()
+                answer = fn(comm, *args), None, ""
+            except EOFError:
+                return
+            except BaseException as failure:
+                answer = None, sendable(failure), traceback.format_exc()
+            connection.send(answer)
+
+
+def sendable(failure):
+    try:
+        return pickle.loads(pickle.dumps(failure))
+    except Exception:
+        return RuntimeError(repr(failure))
+
+
+def footprint():
+    """Count what this process and those it started hold: processes, threads, descriptors, files."""
+    return Counter([*processes(), *threads(), *descriptors(), *files()])
+
+
+def stop_helpers():
+    """End the pools, and the two processes that multiprocessing keeps for the next time."""
+    while pools:
+        pools.popitem()[1].close()
+    forkserver._forkserver._stop()
+    resource_tracker._resource_tracker._stop()
+
+
+def processes():
+    mark = f"{MARK}={os.getpid()}\0".encode()
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            marked = mark in (path / "environ").read_bytes()
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue  # ended meanwhile, or another user's
+        if marked or parent == os.getpid():
+            yield f"process {path.name}: {command}"
+
+
+def threads():
+    yield from (f"thread {thread.name}" for thread in threading.enumerate())
+    for path in Path("/proc/self/task").glob("*/comm"):
+        if (name := path.read_text().strip()).startswith("ringcomm"):
+            yield f"native thread {name}"
+
+
+def descriptors():
+    for path in Path("/proc/self/fd").iterdir():
+        try:
+            yield "descriptor " + re.sub(r"\d+", "N", os.readlink(path))
+        except OSError:
+            continue  # the one that lists this folder
+
+
+def files():
+    yield from (f"file {path}" for path in Path("/dev/shm").iterdir())

@@ -1,0 +1,95 @@
+"""Imports only go down. The layers of docs/architecture.md are this table; a new module finds its place here first."""
+
+import ast
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "ringcomm"
+
+# From the top. A name stands for a module or a whole package; modules of one layer may import each other, acyclically.
+LAYERS = (
+    ("__main__", "bench", "cli", "doctor", "run"),
+    ("__init__", "communicator", "launch", "testing", "work"),
+    ("transports",),
+    ("buffer", "cgroup", "memory", "rendezvous", "sockets", "topology"),
+    ("native",),
+    ("config", "types"),
+    ("errors",),
+)
+# These use the library as any user does.
+OUTSIDERS = ("bench",)
+# What only some may import or touch.
+RESERVED = {
+    "os.environ": ("config", "rendezvous"),
+    "torch": (),
+    "cupy": (),
+    "mpi4py": (),
+}
+
+LEVEL = {name: level for level, layer in enumerate(LAYERS) for name in layer}
+MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
+modules = pytest.mark.parametrize("module", sorted(MODULES))
+
+
+@modules
+def test_every_module_has_a_layer(module):
+    assert top(module) in LEVEL
+
+
+@modules
+def test_imports_only_go_down(module):
+    for other in imports(module):
+        assert LEVEL[top(module)] <= LEVEL[top(other)], f"{module} imports {other}"
+
+
+@modules
+def test_outsiders_import_the_public_api_only(module):
+    if top(module) in OUTSIDERS:
+        for other in imports(module):
+            assert top(other) in ("__init__", top(module)), f"{module} imports {other}"
+
+
+@modules
+def test_frameworks_and_the_environment_stay_in_their_files(module):
+    tree = ast.parse(MODULES[module].read_text())
+    used = {name.split(".")[0] for name, _ in import_statements(tree)}
+    used |= {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for name, owners in RESERVED.items():
+        assert name not in used or top(module) in owners, f"{module} uses {name}"
+
+
+def test_no_import_leads_back_to_where_it_started():
+    TopologicalSorter({module: imports(module) for module in MODULES}).prepare()
+
+
+def top(module):
+    return module.split(".")[0]
+
+
+def imports(module):
+    """Return the modules of ringcomm that `module` imports, anywhere in its text."""
+    found = set()
+    for name, names in import_statements(ast.parse(MODULES[module].read_text())):
+        package, _, inner = name.partition(".")
+        if package != "ringcomm" or inner == "_native":
+            continue
+        submodules = {resolve(f"{inner}.{part}".strip(".")) for part in names}
+        found |= submodules - {None} or {resolve(inner or "__init__")}
+    return found - {module, None}
+
+
+def import_statements(tree):
+    """Yield (module, imported names) of every import statement."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, ()) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield node.module, [alias.name for alias in node.names]
+
+
+def resolve(name):
+    """Return the module that `name` (without ringcomm) is, or None if it is a thing inside one."""
+    return next((module for module in (name, f"{name}.__init__") if module in MODULES), None)
