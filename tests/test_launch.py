@@ -1,0 +1,312 @@
+"""`ringcomm.launch`: functions on ranks that are threads or fresh processes."""
+
+import importlib
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ringcomm
+from ringcomm import Aborted, ArgumentError, PeerLost, RingcommError
+
+launch_module = importlib.import_module("ringcomm.launch")  # the name in the package is the function
+processes_only = pytest.mark.slow
+
+
+@pytest.fixture(params=["threads", pytest.param("processes", marks=pytest.mark.slow)])
+def world(request):
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    before = footprint()
+    yield
+    for left, was in zip(footprint(), before, strict=True):
+        assert left <= was  # less where the garbage of earlier tests has gone
+
+
+def footprint():
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    return threading.active_count(), len(children), len(os.listdir("/proc/self/fd"))
+
+
+def launch(fn, size=3, world="processes", **given):
+    return ringcomm.launch(fn, size, world=world, **{"timeout": 20, **given})
+
+
+def greet(comm, greeting, mark="."):
+    total = comm.all_reduce(np.array([float(comm.rank)]))
+    return f"{greeting} {comm.rank} of {comm.size}{mark} {total[0]:g} {comm.timeout:g}"
+
+
+def test_the_results_come_in_rank_order(world):
+    found = launch(greet, 3, world, args=("rank",), kwargs={"mark": "!"}, timeout=12.5)
+    assert found == [f"rank {rank} of 3! 3 12.5" for rank in range(3)]
+
+
+def test_one_rank_is_a_world(world):
+    assert launch(greet, 1, world, args=("hello",)) == ["hello 0 of 1. 0 20"]
+
+
+def raise_on_1(comm):
+    if comm.rank == 1:
+        raise KeyError("the reason")
+    comm.barrier()
+
+
+def test_the_first_failure_is_raised_with_its_rank_and_not_those_it_led_to(world):
+    with pytest.raises(KeyError, match="the reason") as raised:
+        launch(raise_on_1, 3, world)
+    assert raised.value.__notes__[0] == "on rank 1 of 3"
+
+
+@processes_only
+def test_the_traceback_of_the_other_process_is_in_the_notes():
+    with pytest.raises(KeyError) as raised:
+        launch(raise_on_1)
+    assert "in raise_on_1\n    raise KeyError" in raised.value.__notes__[1]
+
+
+def leave_on_1(comm):
+    if comm.rank == 1:
+        sys.exit(3)
+    comm.barrier()
+
+
+def test_a_rank_that_exits_is_lost(world):
+    with pytest.raises(
+        PeerLost, match=r"rank 1 (ended with exit status 3|left its function by SystemExit\(3\))"
+    ) as raised:
+        launch(leave_on_1, 3, world)
+    assert raised.value.rank == 1
+    assert raised.value.__notes__ == ["on rank 1 of 3"]
+
+
+def die_on_1(comm, number):
+    if comm.rank == 1:
+        os.kill(os.getpid(), number)
+    comm.barrier()
+
+
+@processes_only
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_rank_that_is_killed_is_lost_by_its_signal(number):
+    with pytest.raises(PeerLost, match=f"rank 1 was killed by {number.name} before") as raised:
+        launch(die_on_1, args=(number,))
+    assert raised.value.rank == 1
+
+
+def return_early_on_1(comm):
+    if comm.rank != 1:
+        comm.barrier()
+
+
+def test_a_rank_that_returns_closes_its_communicator(world):
+    with pytest.raises(PeerLost) as raised:
+        launch(return_early_on_1, 3, world)
+    assert raised.value.rank == 1
+
+
+def abort_on_1(comm):
+    if comm.rank == 1:
+        comm.abort("enough")
+    comm.barrier()
+
+
+def test_an_abort_is_raised_with_its_reason(world):
+    with pytest.raises(Aborted, match="enough"):
+        launch(abort_on_1, 3, world)
+
+
+def raise_on_1_while_others_are_busy(comm):
+    if comm.rank == 1:
+        raise KeyError("the reason")
+    signal.pause()
+
+
+@processes_only
+def test_a_rank_that_does_not_end_when_another_fails_is_killed(monkeypatch):
+    monkeypatch.setattr(launch_module, "GRACE", 0.05)
+    with pytest.raises(KeyError, match="the reason"):
+        launch(raise_on_1_while_others_are_busy)
+
+
+class NotPicklable(Exception):
+    def __init__(self, first, _second):
+        super().__init__(first)
+
+
+def raise_what_cannot_be_pickled(_):
+    raise NotPicklable("the reason", None)
+
+
+@processes_only
+def test_an_exception_that_cannot_be_sent_is_told_in_words():
+    with pytest.raises(RingcommError, match=r"NotPicklable: the reason$") as raised:
+        launch(raise_what_cannot_be_pickled, 2)
+    assert "raise NotPicklable" in raised.value.__notes__[1]
+
+
+def return_what_cannot_be_pickled(_):
+    return lambda: None
+
+
+@processes_only
+def test_a_result_that_cannot_be_sent_is_a_failure_of_its_rank():
+    with pytest.raises((AttributeError, TypeError, ImportError), match="pickle") as raised:
+        launch(return_what_cannot_be_pickled, 2)
+    assert re.fullmatch("on rank [01] of 2", raised.value.__notes__[0])
+
+
+def large(comm):
+    return np.full(5_000_000, comm.rank, np.int8)
+
+
+@processes_only
+def test_large_results_arrive():
+    for rank, array in enumerate(launch(large)):
+        assert array.size == 5_000_000
+        assert (array == rank).all()
+
+
+def draw(_):
+    return np.random.rand()
+
+
+@processes_only
+def test_each_process_draws_random_numbers_of_its_own():
+    assert len(set(launch(draw))) == 3
+
+
+@pytest.fixture
+def without_cloudpickle(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+
+
+@pytest.mark.usefixtures("without_cloudpickle")
+def test_what_cannot_be_sent_is_refused_before_anything_starts(monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", None)
+    with pytest.raises(ArgumentError, match=r"cannot be sent .* pip install cloudpickle, or use world='threads'"):
+        launch(lambda comm: comm.rank)
+    assert launch(lambda comm: comm.rank, 2, "threads") == [0, 1]
+
+
+@processes_only
+def test_cloudpickle_sends_what_has_no_name():
+    pytest.importorskip("cloudpickle")
+    offset = 5
+    assert launch(lambda comm: comm.rank + offset) == [5, 6, 7]
+
+
+def test_arguments_that_make_no_sense_are_refused():
+    with pytest.raises(ArgumentError, match="unknown world 'process'; did you mean 'processes'"):
+        launch(greet, 2, "process")
+    with pytest.raises(ArgumentError, match="size"):
+        launch(greet, 0)
+    with pytest.raises(ArgumentError, match="timeout"):
+        launch(greet, 2, timeout=-1)
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Start Python with a script."""
+    started = []
+
+    def start(text):
+        path = tmp_path / "script.py"
+        path.write_text("import os, signal, sys, threading, ringcomm\n" + textwrap.dedent(text))
+        started.append(subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@processes_only
+def test_a_script_can_launch_its_own_functions_and_classes(script):
+    process = script(
+        """
+        class Result:
+            def __init__(self, rank): self.rank = rank
+        def fn(comm):
+            return Result(comm.rank)
+        if __name__ == "__main__":
+            print([result.rank for result in ringcomm.launch(fn, 2)])
+        """
+    )
+    assert process.communicate(timeout=30) == (b"[0, 1]\n", b"")
+
+
+@processes_only
+def test_a_script_without_a_guard_is_told_to_have_one(script):
+    process = script("def fn(comm): pass\nringcomm.launch(fn, 2)")
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert b"ArgumentError: a rank reached launch() by importing the script" in err
+
+
+@processes_only
+def test_a_program_that_is_no_file_needs_cloudpickle():
+    code = "import ringcomm, sys; {}\ndef fn(comm): return comm.rank\nprint(ringcomm.launch(fn, 2))"
+    run = [sys.executable, "-c"]
+    with_it = subprocess.run([*run, code.format("import cloudpickle")], capture_output=True, timeout=30)
+    assert with_it.stdout == b"[0, 1]\n"
+    without = subprocess.run([*run, code.format("sys.modules['cloudpickle'] = None")], capture_output=True, timeout=30)
+    assert b"the main program is not a file" in without.stderr
+
+
+STUBBORN = r"""
+def fn(comm):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.write(1, b"%d\n" % os.getpid())
+    threading.Event().wait()
+if __name__ == "__main__":
+    ringcomm.launch(fn, 3)
+"""
+
+
+@processes_only
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_processes_end_with_the_one_that_launched_them(script, number):
+    process = script(STUBBORN)
+    ranks = [os.pidfd_open(int(process.stdout.readline())) for _ in range(3)]
+    process.send_signal(number)
+    try:
+        assert all(select.select([fd], [], [], 2)[0] for fd in ranks)
+    finally:
+        for fd in ranks:
+            os.close(fd)
+    _, err = process.communicate(timeout=30)
+    assert (b"KeyboardInterrupt" in err) == (number == signal.SIGINT)
+
+
+@processes_only
+def test_an_interrupt_aborts_the_threads(script):
+    process = script(
+        r"""
+        def wait_for_nobody(comm):
+            os.write(1, b"here\n")
+            comm.recv(bytearray(1))
+        if __name__ == "__main__":
+            try:
+                ringcomm.launch(wait_for_nobody, 2, world="threads")
+            except KeyboardInterrupt:
+                print("interrupted", threading.active_count())
+        """
+    )
+    for _ in range(2):
+        process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30) == (b"interrupted 1\n", b"")

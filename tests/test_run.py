@@ -1,0 +1,263 @@
+"""`ringcomm run`, as a user sees it: a process that starts others."""
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+RINGCOMM = [sys.executable, "-m", "ringcomm"]
+# The same with less patience: what comes after 5 and 7 s comes at once.
+IMPATIENT = [
+    sys.executable,
+    "-c",
+    "import signal, sys; from ringcomm import run; "
+    "run.LAST_SIGNALS = (0.01, signal.SIGTERM), (0.3, signal.SIGKILL); "
+    "sys.exit(run.run(sys.argv[1:], 2))",
+]
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Write a script, which knows its `rank`, and return its path."""
+
+    def write(text):
+        path = tmp_path / "script.py"
+        start = "import os, signal, subprocess, sys, time\nrank = int(os.environ['RINGCOMM_RANK'])\n"
+        path.write_text(start + textwrap.dedent(text))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def start():
+    """Start a command; at the end of the test it is killed."""
+    started = []
+
+    def start(*command):
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def run(*arguments, command=(*RINGCOMM, "run")):
+    return subprocess.run([*command, *arguments], capture_output=True, timeout=30)
+
+
+def lines(output):
+    return sorted(output.decode().splitlines())
+
+
+def test_each_line_begins_with_its_rank_and_stdout_and_stderr_stay_apart(script):
+    done = run("-n", "3", script("print('out'); print('more'); print('err', file=sys.stderr)"))
+    assert done.returncode == 0
+    assert lines(done.stdout) == ["[0] more", "[0] out", "[1] more", "[1] out", "[2] more", "[2] out"]
+    assert lines(done.stderr) == ["[0] err", "[1] err", "[2] err"]
+
+
+def test_output_is_whole_lines_of_any_bytes_to_the_last(script):
+    text = script(
+        r"""
+        for part in (b"begin", b"ning\n", b"\xff\0\r\n", b"x" * 3_000_000 + b"\n", b"the end"):
+            os.write(1, part) if len(part) < 100 else sys.stdout.buffer.write(part)
+            sys.stdout.buffer.flush()
+        """
+    )
+    done = run("-n", "2", text)
+    for prefix in (b"[0] ", b"[1] "):
+        mine = [line.removeprefix(prefix) for line in done.stdout.split(b"\n") if line.startswith(prefix)]
+        assert mine[:2] == [b"beginning", b"\xff\0\r"]
+        assert b"".join(mine[2:-1]) == b"x" * 3_000_000
+        assert mine[-1] == b"the end"
+
+
+def test_what_a_killed_rank_has_printed_is_not_lost(script):
+    done = run("-n", "1", script("print('last words'); os.kill(os.getpid(), signal.SIGKILL)"))
+    assert done.stdout == b"[0] last words\n"
+
+
+def test_ranks_find_their_place_and_each_run_is_a_job_of_its_own(script):
+    text = script("print(*(os.environ['RINGCOMM_' + name] for name in ('RANK', 'SIZE', 'JOB', 'NONCE')))")
+    jobs = set()
+    for _ in range(2):
+        places = [line.split()[1:] for line in lines(run("-n", "2", text).stdout)]
+        assert [place[:2] for place in places] == [["0", "2"], ["1", "2"]]
+        assert places[0][2:] == places[1][2:]
+        jobs |= {tuple(places[0][2:])}
+    assert len(jobs) == 2
+
+
+def test_ranks_can_talk(script):
+    text = script(
+        """
+        import numpy as np, ringcomm
+        with ringcomm.init(timeout=20) as comm:
+            print(comm.all_reduce(np.array([comm.rank + 1.0])))
+        """
+    )
+    assert lines(run("-n", "3", text).stdout) == ["[0] [6.]", "[1] [6.]", "[2] [6.]"]
+
+
+def test_arguments_arrive_as_they_are(script):
+    text = script("print(sys.argv[1:])")
+    given = ["-n", "7", "--help", "--", "-m", "two words", ""]
+    for separator in ([], ["--"]):
+        assert lines(run("-n", "1", *separator, text, *given).stdout) == [f"[0] {given}"]
+
+
+def test_a_module_is_run_with_its_arguments():
+    done = run("-n", "1", "-m", "timeit", "-n", "1", "-r", "1", "pass")
+    assert (done.returncode, done.stdout[:12]) == (0, b"[0] 1 loop, ")
+
+
+def test_a_program_that_is_not_python_is_run():
+    done = run("-n", "2", "sh", "-c", "echo rank $RINGCOMM_RANK")
+    assert lines(done.stdout) == ["[0] rank 0", "[1] rank 1"]
+
+
+def test_the_exit_status_is_that_of_the_first_failure(script, tmp_path):
+    text = script(
+        f"""
+        first = {str(tmp_path / "first")!r}
+        if rank == 0:
+            with open(first + ".part", "w") as file:
+                file.write(str(os.getpid()))
+            os.rename(first + ".part", first)
+            sys.exit(3)
+        while not os.path.exists(first) or os.path.exists("/proc/" + open(first).read()):
+            time.sleep(0.01)
+        sys.exit(4)
+        """
+    )
+    done = run("-n", "2", text)
+    assert done.returncode == 3
+    assert done.stderr.decode() == "ringcomm run: rank 0 ended with exit status 3\n"
+
+
+def test_a_killed_rank_gives_128_and_the_signal(script):
+    done = run("-n", "2", script("if rank == 1: os.kill(os.getpid(), signal.SIGSEGV)"))
+    assert done.returncode == 128 + signal.SIGSEGV
+    assert done.stderr.decode() == "ringcomm run: rank 1 was killed by SIGSEGV\n"
+
+
+def test_when_a_rank_fails_the_others_get_sigterm_and_then_sigkill(script, tmp_path):
+    text = script(
+        f"""
+        ready = {str(tmp_path / "ready")!r}
+        if rank == 0:
+            signal.signal(signal.SIGTERM, lambda *_: print("not yet"))
+            open(ready, "w").close()
+            while True:
+                time.sleep(100)
+        while not os.path.exists(ready):
+            time.sleep(0.01)
+        sys.exit(3)
+        """
+    )
+    done = run(text, command=IMPATIENT)
+    assert done.returncode == 3
+    assert done.stdout == b"[0] not yet\n"
+
+
+def read_until(stream, count, words):
+    """Return the lines that come until `words` has come `count` times."""
+    seen = []
+    while sum(words in line for line in seen) < count:
+        line = stream.readline()
+        assert line, f"ended after {seen}"
+        seen.append(line)
+    return seen
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_is_passed_on(script, start, number, status):
+    process = start(*RINGCOMM, "run", "-n", "2", script("print('ready')\ntime.sleep(100)"))
+    read_until(process.stdout, 2, b"ready")
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == status
+    assert err.count(b"] KeyboardInterrupt") == (2 if number == signal.SIGINT else 0)
+
+
+def test_ranks_that_ignore_a_signal_are_killed(script, start):
+    ignore = "signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    process = start(*IMPATIENT, script(f"{ignore}\nprint('ready')\ntime.sleep(100)"))
+    read_until(process.stdout, 2, b"ready")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGKILL
+
+
+STUBBORN = """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    child = subprocess.Popen(["sleep", "1000"])
+    print("pids", os.getpid(), child.pid)
+"""
+
+
+def pidfds(output):
+    return [os.pidfd_open(int(pid)) for line in output for pid in re.findall(rb"\d+", line.partition(b"pids")[2])]
+
+
+def all_end(fds, within):
+    try:
+        return all(select.select([fd], [], [], within)[0] for fd in fds)
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def test_when_ringcomm_run_is_killed_the_ranks_and_their_children_end(script, start):
+    process = start(*RINGCOMM, "run", "-n", "2", script(STUBBORN + "\n    time.sleep(1000)"))
+    watched = pidfds(read_until(process.stdout, 2, b"pids"))
+    assert len(watched) == 4
+    process.kill()
+    assert all_end(watched, within=2)
+
+
+def test_what_the_ranks_leave_behind_ends_with_them(script, start, tmp_path):
+    wait = f"\n    while not os.path.exists({str(tmp_path / 'watched')!r}): time.sleep(0.01)"
+    process = start(*RINGCOMM, "run", "-n", "2", script(STUBBORN + wait))
+    watched = pidfds(read_until(process.stdout, 2, b"pids"))
+    (tmp_path / "watched").touch()
+    assert process.wait(30) == 0
+    assert all_end(watched, within=2)
+
+
+def test_when_nobody_reads_the_output_the_ranks_end(script, start):
+    process = start(*RINGCOMM, "run", "-n", "1", script(STUBBORN + "\n    while True: print('more')"))
+    watched = pidfds(read_until(process.stdout, 1, b"pids"))
+    process.stdout.close()
+    assert process.wait(30) == 141
+    assert process.stderr.read() == b""
+    assert all_end(watched, within=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-n", "0", "x.py"], "number of ranks: expected at least 1, got 0"),
+        (["-n", "2"], "nothing to run"),
+        (["-n", "2", "no-such-program"], "'no-such-program' is not an executable"),
+        (["-n", "2", str(Path(__file__).parent)], "is not an executable"),
+        (["script.py"], "the following arguments are required: -n"),
+    ],
+)
+def test_a_mistake_is_told_in_a_line(arguments, words):
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert words in done.stderr.decode()
+    assert "Traceback" not in done.stderr.decode()
