@@ -288,14 +288,14 @@ class Communicator:
         async_op: bool = False,
     ) -> Any:
         """Send x to `dest` and receive `out` from `source` at once. Returns the rank that sent."""
+        sent = (*ADAPTERS[type(x)].memory(x, False), self._peer("dest", dest))
+        received = (*ADAPTERS[type(out)].memory(out, True), self._source("source", source))
         if async_op:
             both = Both(
                 self.send(x, dest, tag, timeout=timeout, async_op=True),
                 self.recv(out, source, tag, timeout=timeout, async_op=True),
             )
             return Work(both, lambda source: source, None, self._unfinished)
-        sent = (*ADAPTERS[type(x)].memory(x, False), self._peer("dest", dest))
-        received = (*ADAPTERS[type(out)].memory(out, True), self._source("source", source))
         return self._transport.sendrecv(*sent, *received, tag, seconds(timeout))
 
     # --- Python objects -----------------------------------------------------------------------------------------------

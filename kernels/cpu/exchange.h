@@ -37,7 +37,7 @@ class Direct {
 public:
     Direct(Round& round, size_t source_bytes, size_t target_bytes) : round_(round) {
         const Call& call = round.call;
-        const size_t least = round.comm.tuning().direct_bytes;
+        const size_t least = std::max<size_t>(1, round.comm.tuning().direct_bytes);
         if (call.source && source_bytes >= least) source_key_ = round.comm.regions.key(call.source, source_bytes);
         if (call.target && target_bytes >= least) target_key_ = round.comm.regions.key(call.target, target_bytes);
     }

@@ -24,7 +24,7 @@ log = logging.getLogger("ringcomm")
 
 FACT_BYTES = 2048  # what a rank tells the others before a split or an empty: small, and of one size for all
 PROBE_BYTES = 64 << 10  # of the order of a segment
-STREAM_BYTES = 1 << 10  # below, the store fence costs more than it saves, wherever non-temporal stores are the faster ones
+STREAM_BYTES = 1 << 10  # non-temporal stores pay from here on, where they pay at all: below, the fence costs too much
 NEVER = 2**64 - 1
 TUNING = ("arena_bytes", "sub_arena_bytes", "segment_bytes", "small_bytes", "stream_bytes", "direct_bytes", "timeout")
 
@@ -69,7 +69,7 @@ class ShmTransport:
         members = [rank for rank in range(self.size) if asked[rank][0] == color]
         members.sort(key=lambda rank: asked[rank][1])  # stable: ties keep the order of the ranks
         leads = color is not None and members[0] == self.rank
-        offsets = self._together("split", lambda: self._reserve_group(len(members)) if leads else None)
+        offsets = self._together("split", lambda: None if color is None else self._reserve_group(len(members), leads))
         if color is None:
             return None
         slot = ffi.new("rc_comm **")
@@ -135,19 +135,20 @@ class ShmTransport:
                 raise MemoryShortage(f"rank {rank}: {failure}", rank=rank, collective=name) from error
         return [value for value, _ in outcomes]
 
-    def _reserve_group(self, size: int) -> int:
-        return self._reserve(lib.rc_sub_bytes(size, self._tuning), f"the arenas of a group of {size} ranks")
+    def _reserve_group(self, size: int, leads: bool) -> int | None:
+        return self._reserve(lib.rc_sub_bytes(size, self._tuning), f"the arenas of a group of {size} ranks", leads)
 
     def _reserve_region(self, size: int) -> int | None:
-        whole = self.size * lib.rc_region_bytes(size)
-        what = f"a symmetric buffer of {size} bytes on each of {self.size} ranks"
-        if self.rank == 0:
-            return self._reserve(whole, what)
-        memory.require(whole, what)  # a rank may have a cgroup of its own
-        return None
+        each = lib.rc_region_bytes(size) if size < 1 << 62 else size  # what nobody has need not fit into 64 bits
+        return self._reserve(
+            self.size * each, f"a symmetric buffer of {size} bytes on each of {self.size} ranks", self.rank == 0
+        )
 
-    def _reserve(self, size: int, what: str) -> int:
+    def _reserve(self, size: int, what: str, leads: bool) -> int | None:
+        """Reserve memory once for all ranks that will share it. Each may have limits, or a cgroup, of its own."""
         memory.require(size, what)
+        if not leads:
+            return None
         offset = ffi.new("uint64_t *")
         check(lib.rc_reserve(self._handle, size, offset))
         return int(offset[0])

@@ -1,0 +1,226 @@
+"""Calls in the background: their order, their results, and what a wait leaves behind when it fails."""
+
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+import harness
+from reference import assert_same, filled
+from ringcomm import Aborted, ArgumentError, CollectiveTimeout, MismatchError, PeerLost, RingcommError
+
+LARGE = 1_000_003
+
+
+def queued(comm):
+    for length in (3, LARGE):
+        x = np.ones(length, np.int32)
+        works = [comm.all_reduce(x, async_op=True) for _ in range(5)]
+        gathered = comm.all_gather(x[:2], async_op=True)
+        moved = comm.broadcast(x, root=comm.size - 1, async_op=True)
+        comm.all_reduce(x)  # blocking, and after all of them
+        assert all(work.done() for work in [*works, gathered, moved])
+        assert_same(x, np.full(length, comm.size**6, np.int32))
+        assert_same(gathered.result, np.full((comm.size, 2), comm.size**5, np.int32))
+        assert moved.wait() is moved.result is works[0].wait() is works[0].result is x
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_queued_calls_run_in_order_and_before_a_blocking_one(size, world):
+    harness.run(queued, size, world=world)
+
+
+def not_done(comm):
+    x = np.full(3, comm.rank + 1)
+    if comm.rank == 0:
+        work = comm.all_reduce(x, async_op=True)
+        assert not work.done()
+        comm.send(x, 1)
+        assert_same(work.wait(), np.full(3, 3))
+        assert work.done()
+    else:
+        comm.recv(np.empty_like(x), 0)
+        assert_same(comm.all_reduce(x), np.full(3, 3))
+
+
+def test_a_work_is_not_done_before_all_ranks_have_come(world):
+    harness.run(not_done, 2, world=world)
+
+
+def waited_for_by_many(comm):
+    x = np.ones(4)
+    results = []
+    work = comm.all_reduce(x, async_op=True)
+    threads = [threading.Thread(target=lambda: results.append(work.wait())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 4
+    assert all(result is x for result in results)
+    assert_same(x, np.full(4, float(comm.size)))
+
+
+def test_several_threads_may_wait_for_one_work(world):
+    harness.run(waited_for_by_many, 2, world=world)
+
+
+def abandoned(comm):
+    arrays = []
+    for i in range(100):
+        x = filled(comm.rank, 5000, "int32", salt=i)
+        comm.all_reduce(x, async_op=True)
+        comm.send(x, comm.rank, tag=i, async_op=True)
+        arrays.append(weakref.ref(x))
+        del x
+        gc.collect(0)
+    comm.barrier()
+    for i in range(100):
+        x = np.empty(5000, np.int32)
+        comm.recv(x, comm.rank, tag=i)
+    for _ in range(1000):  # new works push out the old ones
+        comm.barrier(async_op=True)
+    comm.barrier()
+    assert not any(x() is not None for x in arrays)
+
+
+def test_an_abandoned_work_runs_on_and_then_lets_go_of_its_memory(world):
+    harness.run(abandoned, 2, world=world)
+
+
+def refused_at_once(comm):
+    with pytest.raises(ArgumentError):
+        comm.all_reduce(np.ones(3)[::2], async_op=True)
+    with pytest.raises(ArgumentError):
+        comm.all_reduce(np.ones(3), "bxor", async_op=True)
+    with pytest.raises(ArgumentError, match="timeout"):
+        comm.barrier(async_op=True).wait(timeout=-1)
+    comm.barrier()
+
+
+def test_an_argument_error_comes_at_the_call(world):
+    harness.run(refused_at_once, 2, world=world)
+
+
+def mismatched(comm):
+    x = np.ones(4 + comm.rank)
+    wrong, right = comm.all_reduce(x, async_op=True), comm.all_gather(np.array(comm.rank), async_op=True)
+    first = None
+    for _ in range(2):
+        with pytest.raises(MismatchError, match=r"float64 x 4[\s\S]*float64 x 5") as caught:
+            wrong.wait()
+        first = first or caught.value
+        assert caught.value is first
+    assert wrong.done()
+    with pytest.raises(MismatchError):
+        _ = wrong.result
+    assert_same(x, np.ones(4 + comm.rank))
+    assert_same(right.wait(), np.arange(2))
+
+
+def test_a_mismatch_arrives_at_the_wait_and_the_queue_goes_on(world):
+    harness.run(mismatched, 2, world=world)
+
+
+def late(comm, call):
+    """Rank 1 does not come; what rank 0 waited for is its own again, though rank 1 comes later."""
+    group = comm.split(0)
+    x = np.full(LARGE, 7, np.int32)
+    if comm.rank == 0:
+        work = getattr(group, call)(x, **({} if call == "all_reduce" else {"peer": 1}), async_op=True)
+        with pytest.raises(CollectiveTimeout):
+            work.wait(timeout=0.05)
+        assert work.done()
+        with pytest.raises(CollectiveTimeout):
+            work.wait()
+    else:
+        with pytest.raises(CollectiveTimeout):
+            group.recv(np.empty(1, np.int8), peer=0, tag=99)
+        late_call = {"all_reduce": "all_reduce", "send": "recv", "recv": "send"}[call]
+        with pytest.raises(CollectiveTimeout):
+            getattr(group, late_call)(np.ones(LARGE, np.int32), **({} if call == "all_reduce" else {"peer": 0}))
+    with pytest.raises(CollectiveTimeout):
+        group.barrier()
+    comm.barrier()
+    assert (x == 7).all()
+    group.close()
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "send", "recv"])
+def test_a_wait_that_is_too_short_breaks_the_communicator_and_frees_the_memory(call, world):
+    harness.run(late, 2, call, world=world)
+
+
+def lost(comm):
+    group = comm.split(0)
+    if comm.rank == 0:
+        works = [group.all_reduce(np.ones(LARGE), async_op=True), group.recv(np.ones(2), peer=1, async_op=True)]
+        comm.barrier()
+        for work in works:
+            with pytest.raises(PeerLost, match="rank 1 closed") as caught:
+                work.wait()
+            assert caught.value.rank == 1
+    else:
+        comm.barrier()
+        group.close()
+
+
+def test_a_lost_peer_is_told_at_the_wait(world):
+    harness.run(lost, 2, world=world)
+
+
+def aborted(comm):
+    group = comm.split(0)
+    works = [] if comm.rank else [group.recv(np.ones(2), async_op=True), group.barrier(async_op=True)]
+    comm.barrier()
+    if comm.rank:
+        group.abort("not this way")
+    for work in works:
+        with pytest.raises(Aborted, match="not this way"):
+            work.wait()
+    with pytest.raises(Aborted, match="not this way"):
+        group.barrier(async_op=True).wait()
+    comm.barrier()
+
+
+def test_an_abort_arrives_at_the_wait(world):
+    harness.run(aborted, 2, world=world)
+
+
+def closed(comm):
+    group = comm.split(0)
+    x, y = np.full(LARGE, 7), np.full(3, 7)
+    works = [group.all_reduce(x, async_op=True), group.recv(y, async_op=True)] if comm.rank == 0 else []
+    group.close()
+    for work in works:
+        assert work.done()
+        with pytest.raises(RingcommError, match="closed"):
+            work.wait()
+    comm.barrier()
+    assert (x == 7).all()
+    assert (y == 7).all()
+
+
+def test_closing_ends_what_is_queued(world):
+    harness.run(closed, 2, world=world)
+
+
+def late_start(comm):
+    alone = comm.split(comm.rank)
+    x = np.ones(3)
+    if comm.rank == 0:
+        works = [comm.all_reduce(x, async_op=True), comm.all_reduce(x, timeout=1.0, async_op=True)]
+    else:
+        with pytest.raises(CollectiveTimeout):  # nobody sends: this takes its time
+            alone.recv(x, timeout=1.1)
+        works = [comm.all_reduce(x, async_op=True) for _ in range(2)]
+    for work in works:
+        work.wait()
+    assert_same(x, np.full(3, 4.0))
+
+
+@pytest.mark.slow
+def test_the_clock_of_a_queued_call_starts_at_the_head_of_the_queue(world):
+    harness.run(late_start, 2, world=world)

@@ -1,0 +1,62 @@
+"""Python objects of any size, pickled on the way."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import harness
+from ringcomm import ArgumentError
+
+
+def objects(comm):
+    mine = [
+        comm.rank,
+        None,
+        {"rank": comm.rank, "name": "x" * comm.rank},
+        "long" * 300_000 * comm.rank,  # of another length on every rank, and longer than a segment
+        [np.arange(comm.rank), {1, 2}, b"\0"],
+    ]
+    for root in range(comm.size):
+        theirs = comm.broadcast_object(mine if comm.rank == root else "ignored", root)
+        assert (theirs[0], theirs[2]["name"], len(theirs[3])) == (root, "x" * root, 1_200_000 * root)
+        gathered = comm.gather_object(mine[:4], root)
+        if comm.rank != root:
+            assert gathered is None
+            continue
+        assert [each[0] for each in gathered] == list(range(comm.size))
+        assert [len(each[3]) for each in gathered] == [1_200_000 * rank for rank in range(comm.size)]
+    everybody = comm.all_gather_object(mine)
+    for rank, theirs in enumerate(everybody):
+        assert theirs[1] is None
+        assert theirs[2] == {"rank": rank, "name": "x" * rank}
+        assert theirs[4][0].tolist() == list(range(rank))
+    assert comm.all_gather_object(None) == [None] * comm.size
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_objects_arrive_as_they_were_sent(size, world):
+    harness.run(objects, size, world=world)
+
+
+def own_object(comm):
+    mine = object()
+    assert comm.broadcast_object(mine if comm.rank == 1 else None, root=1) is mine or comm.rank != 1
+
+
+def test_the_root_gets_its_own_object_back(world):
+    harness.run(own_object, 2, world=world)
+
+
+def refused(comm):
+    with pytest.raises(TypeError, match="pickle"):
+        comm.all_gather_object(threading.Lock())
+    with pytest.raises(ArgumentError, match="a rank from 0 to 1"):
+        comm.broadcast_object(1, root=2)
+    with pytest.raises(ArgumentError, match="a rank from 0 to 1"):
+        comm.gather_object(1, root=-1)
+    assert comm.all_gather_object(comm.rank) == [0, 1]
+
+
+def test_what_cannot_be_pickled_is_not_sent(world):
+    harness.run(refused, 2, world=world)

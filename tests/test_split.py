@@ -1,0 +1,193 @@
+"""Groups made by split: who is in them, that they work beside each other, and that nothing of them stays."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+
+import harness
+from cases import PLANS, Case, start
+from reference import assert_same
+from ringcomm import ArgumentError, Config, MismatchError, PeerLost
+from test_symmetric import shared_bytes
+
+# What (color, key) does to a world of four, as the old ranks of the new groups in the order of their new ranks.
+SPLITS = {
+    "one group": (lambda rank: (0, 0), [[0, 1, 2, 3]]),
+    "pairs": (lambda rank: (rank // 2, 0), [[0, 1], [2, 3]]),
+    "turned around": (lambda rank: (7, -rank), [[3, 2, 1, 0]]),
+    "ties by rank": (lambda rank: (0, rank % 2), [[0, 2, 1, 3]]),
+    "each alone": (lambda rank: (rank, 0), [[0], [1], [2], [3]]),
+    "some left out": (lambda rank: (None if rank == 1 else 5, 0), [[0, 2, 3]]),
+    "all left out": (lambda rank: (None, rank), []),
+    "unequal": (lambda rank: (np.int64(rank > 0), np.int8(rank == 1)), [[0], [2, 3, 1]]),
+    "large colors": (lambda rank: (2**62 * (-1) ** rank, 2**62 - rank), [[2, 0], [3, 1]]),
+}
+
+
+def check(comm, name):
+    choose, groups = SPLITS[name]
+    group = comm.split(*choose(comm.rank))
+    members = next((members for members in groups if comm.rank in members), None)
+    if members is None:
+        assert group is None
+    else:
+        assert (group.rank, group.size) == (members.index(comm.rank), len(members))
+        assert group.timeout == comm.timeout
+        assert_same(group.all_gather(np.array(comm.rank)), np.array(members))
+        for salt, collective in enumerate(PLANS):
+            for length in ((0, 3), (1, 5)):
+                start(group, Case(collective, length, root=-1, salt=salt), Config().segment_bytes)()
+        right, left = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+        x = np.empty(20_000)
+        assert group.sendrecv(np.full(20_000, comm.rank + 0.5), right, x, left) == left
+        assert_same(x, np.full(20_000, members[left] + 0.5))
+        group.close()
+    comm.barrier()
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_a_split_makes_the_groups_that_color_and_key_say(name, world):
+    harness.run(check, 4, name, world=world)
+
+
+def nested(comm):
+    """Halves of halves, down to single ranks, each used after its parent is closed."""
+    group, members = comm.split(0), list(range(comm.size))
+    while len(members) > 1:
+        half = group.rank * 2 // group.size
+        smaller = group.split(half)
+        members = [rank for new, rank in enumerate(members) if new * 2 // len(members) == half]
+        group.close()
+        group = smaller
+        assert_same(group.all_gather(np.array(comm.rank)), np.array(members))
+        x = np.full(100_000, comm.rank)
+        assert_same(group.all_reduce(x), np.full(100_000, sum(members)))
+    with pytest.raises(ArgumentError, match="closed"):
+        smaller.close() or smaller.barrier()
+
+
+@pytest.mark.parametrize("size", [4, 7])
+def test_groups_are_split_again_and_outlive_their_parents(size):
+    harness.run(nested, size, world="threads")
+
+
+def at_once(comm):
+    """Rows, columns and the whole world, all with calls on their way."""
+    row, column = comm.split(comm.rank // 2), comm.split(comm.rank % 2)
+    for turn in range(30):
+        length = (3, 20_000, 200_000)[turn % 3]
+        arrays = [np.full(length, 10**comm.rank) for _ in range(3)]
+        works = [group.all_reduce(x, async_op=True) for group, x in zip((row, column, comm), arrays, strict=True)]
+        for work in works[:: (-1) ** turn]:
+            work.wait()
+        expected = [11 * 100 ** (comm.rank // 2), 101 * 10 ** (comm.rank % 2), 1111]
+        for x, value in zip(arrays, expected, strict=True):
+            assert_same(x, np.full(length, value))
+    for turn in range(100 * (1 + comm.rank % 2)):  # not even the same number of calls
+        assert_same(column.all_reduce(np.array(turn)), np.array(2 * turn))
+    row.close()
+    column.close()
+
+
+def test_groups_that_share_ranks_work_at_the_same_time(world):
+    harness.run(at_once, 4, world=world)
+
+
+def in_threads(comm):
+    groups = [comm.split(0) for _ in range(4)]
+    failures = []
+
+    def use(group, value):
+        try:
+            for turn in range(50):
+                x = np.full((1, 50_000)[turn % 2], value)
+                assert_same(group.all_reduce(x), np.full(x.shape, comm.size * value))
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=use, args=pair) for pair in zip(groups, range(4), strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for group in groups:
+        group.close()
+    if failures:
+        raise failures[0]
+
+
+def test_each_thread_may_have_a_group_of_its_own(world):
+    harness.run(in_threads, 2, world=world)
+
+
+def refused(comm):
+    for color, key in ((1.5, 0), ("a", 0), (0, None)):
+        with pytest.raises(ArgumentError, match="expected an integer"):
+            comm.split(color, key)
+    with pytest.raises(MismatchError, match=r"split\(\)[\s\S]*barrier\(\)|barrier\(\)[\s\S]*split\(\)"):
+        comm.barrier() if comm.rank else comm.split(0)
+    group = comm.split(0)
+    with pytest.raises(MismatchError):
+        group.all_reduce(np.ones(3 + group.rank))
+    assert_same(group.all_reduce(np.ones(3)), np.full(3, float(comm.size)))
+    group.close()
+
+
+def test_a_refused_split_leaves_the_communicator_usable(world):
+    harness.run(refused, 2, world=world)
+
+
+def broken(comm):
+    group, other = comm.split(0), comm.split(0)
+    child = group.split(0)
+    if comm.rank == 1:
+        group.close()
+    else:
+        with pytest.raises(PeerLost, match="rank 1 closed"):
+            group.barrier()
+        with pytest.raises(PeerLost, match="rank 1 closed"):  # what breaks a group breaks its descendants
+            child.barrier()
+    for usable in (other, comm):
+        assert_same(usable.all_gather(np.array(comm.rank)), np.arange(3))
+    other.close()
+    child.close()
+
+
+def test_a_broken_group_leaves_its_parent_and_its_siblings_usable(world):
+    harness.run(broken, 3, world=world)
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def tasks():
+    return len(os.listdir("/proc/self/task"))
+
+
+def many(comm):
+    def use():
+        group = comm.split(0, key=-comm.rank)
+        group.all_reduce(np.ones(1000), async_op=True).wait()
+        work = group.send(np.ones(100_000), group.rank ^ 1, async_op=True)
+        group.recv(np.ones(100_000), group.rank ^ 1)
+        work.wait()
+        group.close()
+
+    use()
+    comm.barrier()
+    before = shared_bytes(), descriptors(), tasks()
+    comm.barrier()
+    for _ in range(40):
+        use()
+    comm.barrier()
+    after = shared_bytes(), descriptors(), tasks()
+    comm.barrier()
+    assert after[0] - before[0] < 2 * Config().sub_arena_bytes * comm.size
+    assert after[1:] == before[1:]
+
+
+def test_many_splits_leave_no_memory_descriptor_or_thread():
+    harness.run(many, 2)
