@@ -23,7 +23,12 @@ struct Core {
 
 // Keeps close() from pulling the memory away under a running call.
 struct Door {
+    template <class... Arguments>
+    explicit Door(Arguments&&... arguments)
+        : core(std::make_unique<Core>(std::forward<Arguments>(arguments)...)), comm(&core->comm) {}
+
     std::unique_ptr<Core> core;
+    const Comm* const comm;  // only to be compared
     const uint64_t generation = fork_generation.load();
     std::atomic<bool> closed{false};
     std::atomic<int> inside{0};
@@ -54,7 +59,20 @@ private:
     Door& door_;
 };
 
-[[noreturn]] void refuse(const std::string& message) { throw Failure(RC_ARGUMENT, message); }
+[[noreturn]] void refuse(const std::string& message, const std::string& expected = "", const std::string& got = "") {
+    Failure failure(RC_ARGUMENT, message);
+    copy_text(failure.error.expected, sizeof failure.error.expected, expected);
+    copy_text(failure.error.got, sizeof failure.error.got, got);
+    throw failure;
+}
+
+// Nothing that waits in line behind the interrupted call may be waited for.
+void refuse_in_signal_handler(const Comm& comm) {
+    if (handling_signals_in != &comm) return;
+    refuse(
+        "a signal handler may not wait for a communicator that it has interrupted: expected abort(), close() or an "
+        "exception");
+}
 
 void check_rank(const char* name, int value, int least, int size) {
     if (value < least || value >= size) refuse(format("%s is %d, but the ranks are 0 to %d", name, value, size - 1));
@@ -98,9 +116,9 @@ void check_overlap(const Call& call, int rank, int size) {
     }
     if (!source || !target || same || !source_count || !target_count) return;
     if (source < target + target_count * call.item && target < source + source_count * call.item) {
-        refuse(
-            "the output overlaps the input: expected separate memory, or the place that this collective defines as "
-            "'in place'");
+        refuse("the output overlaps the input", "separate memory, or the place that this collective calls 'in place'",
+               format("%" PRIu64 " elements at %p into %" PRIu64 " at %p", source_count,
+                      static_cast<const void*>(source), target_count, static_cast<const void*>(target)));
     }
 }
 
@@ -114,9 +132,7 @@ void check_call(Call& call, int rank, int size) {
         case RC_ALL_REDUCE:
         case RC_REDUCE_SCATTER:
             if (!rc_reducible(call.dtype, call.op)) {
-                refuse(call.op < 0 || call.op >= RC_OPS ? format("there is no operation %d", call.op)
-                                                        : format("%s of %s makes no sense or is not supported",
-                                                                 op_name(call.op), dtype_name(call.dtype)));
+                refuse(format("%s of %s makes no sense or is not supported", op_name(call.op), dtype_name(call.dtype)));
             }
             break;
         default: break;
@@ -142,7 +158,7 @@ int visit(const std::shared_ptr<Door>& door, Body body) {
 }  // namespace
 
 struct rc_comm {
-    std::shared_ptr<Door> door = std::make_shared<Door>();
+    std::shared_ptr<Door> door;
 };
 
 struct rc_work {
@@ -214,9 +230,8 @@ int rc_world_open(int fd, int rank, int size, const int64_t* pids, const int* pi
         std::vector<int> members(size);
         for (int r = 0; r < size; ++r) members[r] = r;
         auto arena = world->arena;
-        auto opened = std::make_unique<rc_comm>();
-        opened->door->core = std::make_unique<Core>(world, arena, std::vector<std::shared_ptr<Arena>>{}, rank, members);
-        opened->door->core->comm.ready();
+        const auto door = std::make_shared<Door>(world, arena, std::vector<std::shared_ptr<Arena>>{}, rank, members);
+        door->core->comm.ready();
         GroupHeader& group = arena->group();
         if (rank == 0) {
             group.file_end.store(arena->layout.arena_bytes(size));
@@ -225,7 +240,7 @@ int rc_world_open(int fd, int rank, int size, const int64_t* pids, const int* pi
             throw Failure(RC_SYSTEM,
                           "the shared memory does not hold rank 0's nonce: the ranks do not share this memory", rank);
         }
-        *comm = opened.release();
+        *comm = new rc_comm{door};
     });
 }
 
@@ -241,10 +256,8 @@ int rc_sub_open(rc_comm* parent, uint64_t offset, int rank, int size, const int*
         std::vector<int> in_world(size);
         for (int r = 0; r < size; ++r) in_world[r] = above.members[members[r]];
         auto arena = std::make_shared<Arena>(above.world->file, offset, size, above.tuning().sub_arena_bytes);
-        auto opened = std::make_unique<rc_comm>();
-        opened->door->core =
-            std::make_unique<Core>(above.world, std::move(arena), std::move(ancestors), rank, std::move(in_world));
-        *comm = opened.release();
+        *comm = new rc_comm{
+            std::make_shared<Door>(above.world, std::move(arena), std::move(ancestors), rank, std::move(in_world))};
     });
 }
 
@@ -256,7 +269,12 @@ int rc_abort(rc_comm* comm, int status, const char* reason) {
 int rc_close(rc_comm* comm) {
     return guarded([&] {
         Door& door = *comm->door;
-        if (door.forked() || !door.core || door.closed.exchange(true)) return;
+        if (door.forked()) return;
+        if (handling_signals_in == door.comm) {  // the interrupted call, which keeps all alive, must end first
+            door.core->comm.start_closing();
+            return;
+        }
+        if (door.closed.exchange(true)) return;
         door.core->comm.start_closing();
         while (door.inside.load() > 0) give_core_away();
         door.core->engine.stop();
@@ -296,6 +314,7 @@ int rc_collective(rc_comm* comm, int collective, const void* source, void* targe
         if (work) {
             *work = new rc_work{comm->door, visit->engine.queue(call, timeout)};
         } else {
+            refuse_in_signal_handler(visit.comm());
             visit->engine.run(call, timeout);
         }
     });
@@ -356,6 +375,7 @@ int rc_work_wait(rc_work* work, double timeout, int* source) {
     return guarded([&] {
         if (!work->work->done()) {
             const Visit visit(*work->door);
+            refuse_in_signal_handler(visit.comm());
             work->work->wait(visit.comm(), timeout < 0 ? UINT64_MAX : deadline_of(now_ns(), timeout));
         }
         work->work->result();

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "errors.h"
 
@@ -15,6 +16,7 @@ namespace ringcomm {
 
 std::atomic<uint64_t> fork_generation{0};
 std::atomic<int (*)()> interrupt_function{nullptr};
+thread_local const Comm* handling_signals_in = nullptr;
 
 uint64_t deadline_of(uint64_t start, double seconds) {
     // Beyond a century it is "never"; the product must not overflow.
@@ -99,7 +101,11 @@ std::optional<Failure> Comm::gone(int r, const std::string& what) {
 
 void Comm::check_interrupt(const char* what) {
     const auto interrupt = interrupt_function.load();
-    if (!interrupt || syscall(SYS_gettid) != getpid() || interrupt() == 0) return;
+    if (!interrupt || syscall(SYS_gettid) != getpid()) return;
+    const Comm* outer = std::exchange(handling_signals_in, this);
+    const int raised = interrupt();
+    handling_signals_in = outer;
+    if (!raised) return;
     store_failure(Failure(RC_ABORTED, format("rank %d was interrupted by a signal during %s", rank, what), rank));
     throw Failure(RC_INTERRUPTED, format("%s was interrupted by a signal", what), rank);
 }

@@ -16,6 +16,11 @@ namespace ringcomm {
 extern std::atomic<uint64_t> fork_generation;
 extern std::atomic<int (*)()> interrupt_function;
 
+class Comm;
+// The communicator in whose wait this thread's signal handlers run right now: they must not wait for what lies beneath
+// them on the same stack.
+extern thread_local const Comm* handling_signals_in;
+
 constexpr size_t TILE_BYTES = 16 << 10;  // stays in the first-level cache while it is reduced, then copied
 
 class Comm {

@@ -1,5 +1,7 @@
 #include "engine.h"
 
+#include <pthread.h>
+
 #include "round.h"
 
 namespace ringcomm {
@@ -40,6 +42,7 @@ std::shared_ptr<Work> Engine::queue(const Call& call, double timeout) {
 }
 
 void Engine::work() {
+    pthread_setname_np(pthread_self(), "ringcomm-coll");
     std::unique_lock lock(mutex_);
     for (;;) {
         arrived_.wait(lock, [this] { return stopping_ || !queue_.empty(); });

@@ -31,6 +31,7 @@ void throw_system(const char* what) {
 }
 
 void copy_text(char* target, size_t bytes, const std::string& text) {
+    if (bytes == 0) return;
     const size_t length = text.size() < bytes ? text.size() : bytes - 1;
     memcpy(target, text.data(), length);
     target[length] = 0;

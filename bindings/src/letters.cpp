@@ -1,5 +1,7 @@
 #include "letters.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <cinttypes>
 #include <cstring>
@@ -349,6 +351,7 @@ void Letters::in_background(const Handle& parcel) {
 }
 
 void Letters::work() {
+    pthread_setname_np(pthread_self(), "ringcomm-p2p");
     std::unique_lock lock(mutex_);
     for (;;) {
         background_.remove_if([](const Handle& parcel) { return parcel->done(); });
