@@ -8,10 +8,8 @@ namespace ringcomm {
 
 using Flag = std::atomic<uint64_t>;
 
-inline uint64_t load_acquire(const Flag& flag) { return flag.load(std::memory_order_acquire); }
-
-// Each store that makes data visible to another rank has a number. A build with -DRC_WEAKEN=<number> drops the order of
-// that one store; ThreadSanitizer must then report a race, which proves that the tests would notice.
+// Each store that makes data visible to another rank has a number. A build with RC_WEAKEN can drop the order of one of
+// them; ThreadSanitizer must then report a race, which proves that the tests would notice.
 enum Site : int {
     SITE_START = 1,  // start record: the record itself and what is laid beside it
     SITE_STAGED,     // a later chunk lies in the staging buffer
@@ -24,16 +22,20 @@ enum Site : int {
     SITE_END
 };
 
-#ifndef RC_WEAKEN
-#define RC_WEAKEN 0
+#ifdef RC_WEAKEN
+inline int weakened = 0;
+#else
+constexpr int weakened = 0;
 #endif
 
-// Sequentially consistent, not only release: the publisher looks for sleeping peers after it, and a sleeper looks at
-// the flag after it announced itself; one of the two must see the other.
+// Sequentially consistent, not only release and acquire: a publisher looks for sleeping peers after it has published,
+// and a sleeper looks at the flag after it has announced itself; one of the two must see the other.
 template <Site site>
 inline void publish(Flag& flag, uint64_t value) {
-    flag.exchange(value, site == RC_WEAKEN ? std::memory_order_relaxed : std::memory_order_seq_cst);
+    flag.exchange(value, site == weakened ? std::memory_order_relaxed : std::memory_order_seq_cst);
 }
+
+inline uint64_t observe(const Flag& flag) { return flag.load(std::memory_order_seq_cst); }
 
 inline void cpu_relax() {
 #if defined(__x86_64__)

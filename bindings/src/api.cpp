@@ -1,161 +1,11 @@
-// The C ABI: checks what the caller gave, then calls the core.
-#include <algorithm>
-#include <cinttypes>
-#include <cstring>
+// The C ABI: every function checks what the caller gave, then calls the core.
+#include <unistd.h>
 
-#include "engine.h"
-#include "letters.h"
+#include "check.h"
+#include "door.h"
 #include "probe.h"
 
 using namespace ringcomm;
-
-namespace {
-
-// What belongs to one rank of one communicator, until close().
-struct Core {
-    Comm comm;
-    Engine engine{comm};
-    Letters letters{comm};
-
-    template <class... Arguments>
-    explicit Core(Arguments&&... arguments) : comm(std::forward<Arguments>(arguments)...) {}
-};
-
-// Keeps close() from pulling the memory away under a running call.
-struct Door {
-    template <class... Arguments>
-    explicit Door(Arguments&&... arguments)
-        : core(std::make_unique<Core>(std::forward<Arguments>(arguments)...)), comm(&core->comm) {}
-
-    std::unique_ptr<Core> core;
-    const Comm* const comm;  // only to be compared
-    const uint64_t generation = fork_generation.load();
-    std::atomic<bool> closed{false};
-    std::atomic<int> inside{0};
-
-    bool forked() const { return generation != fork_generation.load(std::memory_order_relaxed); }
-};
-
-class Visit {
-public:
-    explicit Visit(Door& door) : door_(door) {
-        if (door.forked()) {
-            throw Failure(RC_CLOSED,
-                          "this communicator belongs to the parent process; after a fork the child must call "
-                          "ringcomm.init for itself");
-        }
-        door.inside.fetch_add(1);
-        if (!door.closed.load()) return;
-        door.inside.fetch_sub(1);
-        throw Failure(RC_CLOSED, "this communicator is closed");
-    }
-    ~Visit() { door_.inside.fetch_sub(1); }
-    Visit(const Visit&) = delete;
-
-    Comm& comm() const { return door_.core->comm; }
-    Core* operator->() const { return door_.core.get(); }
-
-private:
-    Door& door_;
-};
-
-[[noreturn]] void refuse(const std::string& message, const std::string& expected = "", const std::string& got = "") {
-    Failure failure(RC_ARGUMENT, message);
-    copy_text(failure.error.expected, sizeof failure.error.expected, expected);
-    copy_text(failure.error.got, sizeof failure.error.got, got);
-    throw failure;
-}
-
-// Nothing that waits in line behind the interrupted call may be waited for.
-void refuse_in_signal_handler(const Comm& comm) {
-    if (handling_signals_in != &comm) return;
-    refuse(
-        "a signal handler may not wait for a communicator that it has interrupted: expected abort(), close() or an "
-        "exception");
-}
-
-void check_rank(const char* name, int value, int least, int size) {
-    if (value < least || value >= size) refuse(format("%s is %d, but the ranks are 0 to %d", name, value, size - 1));
-}
-
-void check_dtype(int dtype) {
-    if (dtype < 0 || dtype >= RC_DTYPES) refuse(format("there is no dtype %d", dtype));
-}
-
-// Two buffers must be disjoint, or the same place as far as the collective allows it.
-void check_overlap(const Call& call, int rank, int size) {
-    const uint64_t* counts = call.counts;
-    uint64_t all = counts ? 0 : call.count * size, before = counts ? 0 : call.count * rank;
-    for (int p = 0; counts && p < size; ++p) {
-        all += counts[p];
-        if (p < rank) before += counts[p];
-    }
-    uint64_t source_count = call.count, target_count = call.count;
-    const std::byte *source = call.source, *target = call.target;
-    bool same = source == target;  // the allowed form of "in place"
-    switch (call.collective) {
-        case RC_GATHER:
-        case RC_ALL_GATHER:
-            target_count = all;
-            same = source == target + before * call.item;
-            break;
-        case RC_SCATTER:
-        case RC_REDUCE_SCATTER:
-            source_count = all;
-            same = target == source + before * call.item;
-            break;
-        case RC_ALL_TO_ALL:
-            source_count = target_count = all;
-            if (counts) {
-                target_count = 0;
-                for (int p = 0; p < size; ++p) target_count += counts[size + p];
-                same = same && std::equal(counts, counts + size, counts + size);
-            }
-            break;
-        default: break;
-    }
-    if (!source || !target || same || !source_count || !target_count) return;
-    if (source < target + target_count * call.item && target < source + source_count * call.item) {
-        refuse("the output overlaps the input", "separate memory, or the place that this collective calls 'in place'",
-               format("%" PRIu64 " elements at %p into %" PRIu64 " at %p", source_count,
-                      static_cast<const void*>(source), target_count, static_cast<const void*>(target)));
-    }
-}
-
-void check_call(Call& call, int rank, int size) {
-    if (call.collective < 0 || call.collective >= RC_COLLECTIVES)
-        refuse(format("there is no collective %d", call.collective));
-    check_dtype(call.dtype);
-    call.item = dtype_bytes(call.dtype);
-    switch (call.collective) {
-        case RC_REDUCE:
-        case RC_ALL_REDUCE:
-        case RC_REDUCE_SCATTER:
-            if (!rc_reducible(call.dtype, call.op)) {
-                refuse(format("%s of %s makes no sense or is not supported", op_name(call.op), dtype_name(call.dtype)));
-            }
-            break;
-        default: break;
-    }
-    switch (call.collective) {
-        case RC_BROADCAST:
-        case RC_REDUCE:
-        case RC_GATHER:
-        case RC_SCATTER: check_rank("root", call.root, 0, size); break;
-        default: break;
-    }
-    check_overlap(call, rank, size);
-}
-
-template <class Body>
-int visit(const std::shared_ptr<Door>& door, Body body) {
-    return guarded([&] {
-        const Visit visit(*door);
-        body(visit);
-    });
-}
-
-}  // namespace
 
 struct rc_comm {
     std::shared_ptr<Door> door;
@@ -230,7 +80,7 @@ int rc_world_open(int fd, int rank, int size, const int64_t* pids, const int* pi
         std::vector<int> members(size);
         for (int r = 0; r < size; ++r) members[r] = r;
         auto arena = world->arena;
-        const auto door = std::make_shared<Door>(world, arena, std::vector<std::shared_ptr<Arena>>{}, rank, members);
+        const auto door = std::make_shared<Door>(world, Group{arena, members}, std::vector<Group>{}, rank);
         door->core->comm.ready();
         GroupHeader& group = arena->group();
         if (rank == 0) {
@@ -252,12 +102,10 @@ int rc_sub_open(rc_comm* parent, uint64_t offset, int rank, int size, const int*
     return visit(parent->door, [&](const Visit& visit) {
         Comm& above = visit.comm();
         auto ancestors = above.ancestors();
-        ancestors.push_back(above.shared_arena());
-        std::vector<int> in_world(size);
-        for (int r = 0; r < size; ++r) in_world[r] = above.members[members[r]];
-        auto arena = std::make_shared<Arena>(above.world->file, offset, size, above.tuning().sub_arena_bytes);
-        *comm = new rc_comm{
-            std::make_shared<Door>(above.world, std::move(arena), std::move(ancestors), rank, std::move(in_world))};
+        ancestors.push_back(above.group());
+        Group group{std::make_shared<Arena>(above.world->file, offset, size, above.tuning().sub_arena_bytes), {}};
+        for (int r = 0; r < size; ++r) group.members.push_back(above.group().members[members[r]]);
+        *comm = new rc_comm{std::make_shared<Door>(above.world, std::move(group), std::move(ancestors), rank)};
     });
 }
 
@@ -295,7 +143,11 @@ int rc_check(rc_comm* comm) {
 }
 
 int rc_report(rc_comm* comm, int calls, char* text, uint64_t bytes) {
-    return visit(comm->door, [&](const Visit& visit) { copy_text(text, bytes, visit.comm().report(calls)); });
+    return visit(comm->door, [&](const Visit& visit) {
+        std::string lines;
+        for (int r = 0; r < visit.comm().size; ++r) lines += visit.comm().report(r, calls) + "\n";
+        copy_text(text, bytes, lines);
+    });
 }
 
 int rc_collective(rc_comm* comm, int collective, const void* source, void* target, uint64_t count, int dtype, int op,
@@ -325,9 +177,9 @@ int rc_send(rc_comm* comm, const void* data, uint64_t count, int dtype, int peer
     return visit(comm->door, [&](const Visit& visit) {
         check_dtype(dtype);
         check_rank("peer", peer, 0, visit.comm().size);
-        const auto parcel = visit->letters.send(static_cast<const std::byte*>(data), count, dtype, peer, tag, timeout);
+        const auto bytes = static_cast<const std::byte*>(data);
+        const auto parcel = visit->letters.send(bytes, count, dtype, peer, tag, timeout, work != nullptr);
         if (work) {
-            visit->letters.in_background(parcel);
             *work = new rc_work{comm->door, parcel};
         } else {
             visit->letters.wait(*parcel);
@@ -341,9 +193,9 @@ int rc_recv(rc_comm* comm, void* data, uint64_t count, int dtype, int peer, int6
     return visit(comm->door, [&](const Visit& visit) {
         check_dtype(dtype);
         check_rank("peer", peer, -1, visit.comm().size);
-        const auto parcel = visit->letters.receive(static_cast<std::byte*>(data), count, dtype, peer, tag, timeout);
+        const auto bytes = static_cast<std::byte*>(data);
+        const auto parcel = visit->letters.receive(bytes, count, dtype, peer, tag, timeout, work != nullptr);
         if (work) {
-            visit->letters.in_background(parcel);
             *work = new rc_work{comm->door, parcel};
         } else {
             visit->letters.wait(*parcel);
@@ -360,12 +212,19 @@ int rc_sendrecv(rc_comm* comm, const void* data, uint64_t count, int dtype, int 
         check_dtype(target_dtype);
         check_rank("dest", dest, 0, visit.comm().size);
         check_rank("source", source, -1, visit.comm().size);
+        Letters& letters = visit->letters;
         const auto received =
-            visit->letters.receive(static_cast<std::byte*>(target), target_count, target_dtype, source, tag, timeout);
-        const auto sent = visit->letters.send(static_cast<const std::byte*>(data), count, dtype, dest, tag, timeout);
-        visit->letters.wait(*sent);
-        visit->letters.wait(*received);
-        sent->result();
+            letters.receive(static_cast<std::byte*>(target), target_count, target_dtype, source, tag, timeout, false);
+        try {
+            const auto sent =
+                letters.send(static_cast<const std::byte*>(data), count, dtype, dest, tag, timeout, false);
+            letters.wait(*sent);
+            sent->result();
+        } catch (...) {
+            letters.wait(*received);  // nothing may write to the target after this returns
+            throw;
+        }
+        letters.wait(*received);
         received->result();
         if (from) *from = received->source;
     });
@@ -373,13 +232,19 @@ int rc_sendrecv(rc_comm* comm, const void* data, uint64_t count, int dtype, int 
 
 int rc_work_wait(rc_work* work, double timeout, int* source) {
     return guarded([&] {
-        if (!work->work->done()) {
-            const Visit visit(*work->door);
-            refuse_in_signal_handler(visit.comm());
-            work->work->wait(visit.comm(), timeout < 0 ? UINT64_MAX : deadline_of(now_ns(), timeout));
+        Work& call = *work->work;
+        if (!call.done()) {
+            try {
+                const Visit visit(*work->door);
+                refuse_in_signal_handler(visit.comm());
+                call.wait(visit.comm(), timeout < 0 ? UINT64_MAX : deadline_of(now_ns(), timeout));
+            } catch (const Failure& failure) {
+                if (work->door->forked() || failure.error.code != RC_CLOSED) throw;
+                call.wait_done();  // close() ends every call
+            }
         }
-        work->work->result();
-        if (source) *source = work->work->source;
+        call.result();
+        if (source) *source = call.source;
     });
 }
 

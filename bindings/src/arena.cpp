@@ -18,8 +18,6 @@ namespace ringcomm {
 
 namespace {
 
-size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
-
 void allocate(int fd, int mode, uint64_t offset, size_t bytes) {
     while (fallocate(fd, mode, static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0) {
         if (errno != EINTR) throw_system(format("reserving %zu bytes of shared memory", bytes).c_str());
@@ -76,13 +74,14 @@ Layout::Layout(int size, size_t budget) {
     const size_t n = size;
     counts = round_up(sizeof(RankHeader), LINE);
     channels = round_up(counts + 2 * 2 * n * sizeof(uint64_t), LINE);
-    rings = channels + n * sizeof(Channel);
-    const size_t rest = n > 1 && budget > rings ? budget - rings : 0;
-    // A quarter of the budget for point-to-point, divided by the peers; the larger part of it for the bulk slots.
+    const size_t peers = n - 1;
+    rings = channels + peers * sizeof(Channel);
+    const size_t rest = peers && budget > rings ? budget - rings : 0;
+    // An eighth to a quarter of the budget for point-to-point, most of it for the bulk slots.
     ring_bytes = std::clamp(std::bit_floor(rest / 16 / n), size_t{1} << 10, size_t{1} << 14);
     bulk_bytes = std::clamp(std::bit_floor(rest / 16 / n), size_t{1} << 10, size_t{1} << 18);
-    bulk = round_up(rings + n * ring_bytes, PAGE);
-    staging = round_up(bulk + n * 2 * bulk_bytes, PAGE);
+    bulk = round_up(rings + peers * ring_bytes, PAGE);
+    staging = round_up(bulk + peers * 2 * bulk_bytes, PAGE);
     // Four buffers: two for the chunks of this call, two that the call before may still be read from.
     const size_t left = budget > staging ? (budget - staging) / 4 : 0;
     staging_bytes = round_up(std::clamp(left - left % PAGE, n * 64, size_t{1} << 20), PAGE);
@@ -101,6 +100,10 @@ void Arena::back(int r) {
     file_->back(offset_ + begin, sizeof(GroupHeader) + (r + 1) * layout.part_bytes - begin);
 }
 
-void Arena::give_back() { file_->give_back(offset_, layout.arena_bytes(size)); }
+void Arena::give_back() {
+    // Groups split from this one go on reading its failure, if it has one.
+    const size_t kept = group().failure.state.load() ? sizeof(GroupHeader) : 0;
+    file_->give_back(offset_ + kept, layout.arena_bytes(size) - kept);
+}
 
 }  // namespace ringcomm

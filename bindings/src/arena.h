@@ -63,11 +63,13 @@ public:
         return part(r) + layout.staging + buffer * layout.staging_bytes;
     }
     Channel& channel(int writer, int reader) const {
-        return reinterpret_cast<Channel*>(part(writer) + layout.channels)[reader];
+        return reinterpret_cast<Channel*>(part(writer) + layout.channels)[peer(writer, reader)];
     }
-    std::byte* ring(int writer, int reader) const { return part(writer) + layout.rings + reader * layout.ring_bytes; }
+    std::byte* ring(int writer, int reader) const {
+        return part(writer) + layout.rings + peer(writer, reader) * layout.ring_bytes;
+    }
     std::byte* bulk(int writer, int reader, uint64_t slot) const {
-        return part(writer) + layout.bulk + (2 * reader + slot % 2) * layout.bulk_bytes;
+        return part(writer) + layout.bulk + (2 * peer(writer, reader) + slot % 2) * layout.bulk_bytes;
     }
 
     void back(int r);  // the part of rank r; rank 0's includes the group header
@@ -77,6 +79,7 @@ public:
     const Layout layout;
 
 private:
+    static int peer(int writer, int reader) { return reader < writer ? reader : reader - 1; }  // none for itself
     std::byte* part(int r) const { return mapping_->base() + sizeof(GroupHeader) + r * layout.part_bytes; }
 
     std::shared_ptr<File> file_;

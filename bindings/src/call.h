@@ -1,6 +1,7 @@
 // One call of a rank: what it asks for, how that is packed into a start record, and how it is said in words.
 #pragma once
 
+#include <algorithm>
 #include <string>
 
 #include "kernels.h"
@@ -23,8 +24,27 @@ struct Call {
     size_t item = 0;  // bytes of an element
 
     size_t bytes() const { return count * item; }
-    // The block of rank r in elements, where the call divides an array.
-    uint64_t block(int r) const { return counts ? counts[r] : count; }
+};
+
+// The blocks of an array that is divided among the ranks, in bytes.
+struct Blocks {
+    const uint64_t* counts;
+    size_t equal, item;
+
+    explicit Blocks(const Call& call, const uint64_t* counts) : counts(counts), equal(call.bytes()), item(call.item) {}
+    explicit Blocks(const Call& call) : Blocks(call, call.counts) {}
+    size_t bytes(int r) const { return counts ? counts[r] * item : equal; }
+    size_t offset(int r) const {
+        if (!counts) return r * equal;
+        size_t sum = 0;
+        for (int p = 0; p < r; ++p) sum += bytes(p);
+        return sum;
+    }
+    size_t largest(int size) const {
+        size_t most = 0;
+        for (int p = 0; p < size; ++p) most = std::max(most, bytes(p));
+        return most;
+    }
 };
 
 // Kinds of calls beyond the collectives, for the flight record.

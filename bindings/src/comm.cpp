@@ -1,5 +1,6 @@
 #include "comm.h"
 
+#include <algorithm>
 #include <cinttypes>
 #include <cmath>
 #include <cstring>
@@ -18,22 +19,46 @@ std::atomic<uint64_t> fork_generation{0};
 std::atomic<int (*)()> interrupt_function{nullptr};
 thread_local const Comm* handling_signals_in = nullptr;
 
+namespace {
+
+// A rank of one group in the numbering of another; -1 if it is no member there.
+int translated(int rank, const std::vector<int>& from, const std::vector<int>& to) {
+    if (rank < 0) return -1;
+    const auto found = std::find(to.begin(), to.end(), from[rank]);
+    return found == to.end() ? -1 : int(found - to.begin());
+}
+
+void store(Arena& arena, const rc_error& error) {
+    SharedFailure& shared = arena.group().failure;
+    uint32_t none = 0;
+    if (shared.state.compare_exchange_strong(none, 1)) {
+        shared.error = error;
+        shared.state.store(2, std::memory_order_release);
+        for (int p = 0; p < arena.size; ++p) {
+            ring_always(arena.rank(p).bell);
+            ring_always(arena.rank(p).letter_bell);
+        }
+    }
+    // Another rank may be writing its own: it is a few microseconds, unless it died in the middle.
+    for (int i = 0; i < 1000 && shared.state.load() != 2; ++i) give_core_away();
+}
+
+}  // namespace
+
 uint64_t deadline_of(uint64_t start, double seconds) {
     // Beyond a century it is "never"; the product must not overflow.
     return seconds > 3e9 ? UINT64_MAX : start + uint64_t(std::fmax(seconds, 0) * 1e9);
 }
 
-Comm::Comm(std::shared_ptr<World> world, std::shared_ptr<Arena> arena, std::vector<std::shared_ptr<Arena>> ancestors,
-           int rank, std::vector<int> members)
+Comm::Comm(std::shared_ptr<World> world, Group group, std::vector<Group> ancestors, int rank)
     : rank(rank),
-      size(arena->size),
+      size(group.arena->size),
       world(std::move(world)),
-      members(std::move(members)),
       generation(fork_generation.load()),
       patience(this->world->tuning.oversubscribed ? OVERSUBSCRIBED : DEDICATED),
       sources(size),
       tile(TILE_BYTES),
-      arena_(std::move(arena)),
+      group_(std::move(group)),
       ancestors_(std::move(ancestors)) {}
 
 void Comm::ready() {
@@ -47,38 +72,42 @@ void Comm::ready() {
 }
 
 void Comm::back() {
+    const std::lock_guard lock(backing_);
+    if (backed_.load()) return;
     try {
-        arena_->back(rank);  // idempotent, should two threads come at once
+        arena().back(rank);
     } catch (const Failure& failure) {
         store_failure(failure);  // the others would wait for this rank in vain
         throw;
     }
     mine().waits_for.store(-1);
+    // Before this rank's first start record, which everybody reads before any of these.
+    for (Flag* flag : {&mine().staged, &mine().reduced, &mine().collected}) flag->store(position(0, 0));
     backed_.store(true);
 }
 
 void Comm::check_failure() const {
-    const auto check = [](Arena& arena) {
-        const SharedFailure& failure = arena.group().failure;
-        if (failure.state.load(std::memory_order_acquire) == 2) throw Failure(failure.error);
+    const auto check = [this](const Group& group) {
+        const SharedFailure& failure = group.arena->group().failure;
+        if (failure.state.load(std::memory_order_acquire) != 2) return;
+        Failure told(failure.error);
+        if (group.arena != group_.arena) told.error.rank = translated(told.error.rank, group.members, group_.members);
+        throw told;
     };
-    check(*arena_);
-    for (const auto& ancestor : ancestors_) check(*ancestor);
+    check(group_);
+    for (const Group& ancestor : ancestors_) check(ancestor);
 }
 
 void Comm::store_failure(const Failure& failure) {
-    SharedFailure& shared = arena_->group().failure;
-    uint32_t none = 0;
-    if (shared.state.compare_exchange_strong(none, 1)) {
-        shared.error = failure.error;
-        shared.state.store(2, std::memory_order_release);
-        for (int p = 0; p < size; ++p) {
-            ring_always(header(p).bell);
-            ring_always(header(p).letter_bell);
-        }
+    const int culprit = failure.error.rank;
+    store(*group_.arena, failure.error);
+    if (failure.error.code != RC_PEER_LOST || culprit < 0 || closed(culprit)) return;
+    // A death concerns all groups of the world; told everywhere, it is named alike everywhere.
+    for (const Group& ancestor : ancestors_) {
+        rc_error error = failure.error;
+        error.rank = translated(culprit, group_.members, ancestor.members);
+        store(*ancestor.arena, error);
     }
-    // Another rank may be writing its own: it is a few microseconds, unless it died in the middle.
-    for (int i = 0; i < 1000 && shared.state.load() != 2; ++i) give_core_away();
 }
 
 void Comm::fail(const Failure& failure) {
@@ -89,14 +118,13 @@ void Comm::fail(const Failure& failure) {
 }
 
 std::optional<Failure> Comm::gone(int r, const std::string& what) {
-    const bool closed = header(r).state.load(std::memory_order_acquire) == RANK_CLOSED;
-    if (!closed && !world->dead(members[r])) return {};
-    return Failure(RC_PEER_LOST,
-                   closed
-                       ? format("rank %d closed the communicator while rank %d needed it for %s", r, rank, what.c_str())
-                       : format("rank %d (process %" PRId64 ") died while rank %d needed it for %s", r,
-                                world->pid(members[r]), rank, what.c_str()),
-                   r);
+    const int64_t pid = world->pid(group_.members[r]);
+    std::string how = "closed the communicator";
+    if (!closed(r)) {
+        if (!world->dead(group_.members[r])) return {};
+        how = format("(process %" PRId64 ") died", pid);
+    }
+    return Failure(RC_PEER_LOST, format("rank %d ", r) + how + format(" while rank %d needed it for ", rank) + what, r);
 }
 
 void Comm::check_interrupt(const char* what) {
@@ -138,25 +166,28 @@ void Comm::flight_end(uint64_t number, int status) {
     entry.end.store(now_ns(), std::memory_order_release);
 }
 
-std::string Comm::report(int calls) const {
-    std::string text;
-    for (int r = 0; r < size; ++r) text += report_rank(r, calls);
-    return text;
+std::string Comm::with_report(const std::string& message, const std::vector<int>& first) const {
+    Lines lines(message);
+    for (int r : first) lines.add(report(r, 1));
+    for (int r = 0; r < size; ++r) {
+        if (std::find(first.begin(), first.end(), r) == first.end()) lines.add(report(r, 1));
+    }
+    return lines.text();
 }
 
-std::string Comm::report_rank(int r, int calls) const {
+std::string Comm::report(int r, int calls) const {
     static const char* const outcomes[] = {"done",    "refused",     "mismatch",  "timed out", "peer lost",
                                            "aborted", "interrupted", "no memory", "closed",    "failed"};
     RankHeader& theirs = header(r);
     const uint64_t now = now_ns();
     std::string text = format("rank %d:", r);
-    const char state = world->process_state(members[r]);
-    if (theirs.state.load() == RANK_CLOSED) {
+    const char state = world->process_state(group_.members[r]);
+    if (closed(r)) {
         text += " closed;";
-    } else if (world->dead(members[r])) {
+    } else if (world->dead(group_.members[r])) {
         text += " dead;";
     } else if (state == 'T' || state == 't') {
-        text += format(" process %" PRId64 " is stopped;", world->pid(members[r]));
+        text += format(" process %" PRId64 " is stopped;", world->pid(group_.members[r]));
     }
     const int64_t last = theirs.flights.load();
     if (last == 0) text += " no call yet;";
@@ -178,7 +209,7 @@ std::string Comm::report_rank(int r, int calls) const {
             text += waits_for >= 0 ? format(", waits for rank %d;", waits_for) : ";";
         }
     }
-    text.back() = '\n';
+    text.pop_back();  // the last semicolon
     return text;
 }
 
@@ -190,15 +221,14 @@ void Comm::start_closing() {
 
 void Comm::finish_closing() {
     mine().state.store(RANK_CLOSED);
-    bool all = true;
     for (int p = 0; p < size; ++p) {
         if (p == rank) continue;
-        all = all && header(p).state.load() == RANK_CLOSED;
         ring_always(header(p).bell);
         ring_always(header(p).letter_bell);
     }
-    // The world's arena goes with the file; a sub-group's range is given back by whoever closes last.
-    if (all && !ancestors_.empty()) arena_->give_back();
+    // The world's arena goes with the file; a sub-group's range is given back by whoever departs last.
+    const bool last = arena().group().departed.fetch_add(1) + 1 == size;
+    if (last && !ancestors_.empty()) arena().give_back();
 }
 
 }  // namespace ringcomm

@@ -6,6 +6,12 @@
 
 namespace ringcomm {
 
+namespace {
+
+constexpr uint64_t REFRESH = uint64_t{1} << 32;  // calls
+
+}  // namespace
+
 struct Engine::Queued : Work {
     Queued(const Call& call, int size, double timeout) : call(call), timeout(timeout) {
         if (!call.counts) return;
@@ -34,9 +40,10 @@ std::shared_ptr<Work> Engine::queue(const Call& call, double timeout) {
     auto work = std::make_shared<Queued>(call, comm_.size, timeout);
     const std::lock_guard lock(mutex_);
     if (stopping_) throw Failure(RC_CLOSED, "this communicator is closed", comm_.rank);
-    pending_.fetch_add(1);
+    if (!worker_.joinable())
+        worker_ = std::thread([this] { this->work(); });  // first: it may fail, and then nothing waits
     queue_.push_back(work);
-    if (!worker_.joinable()) worker_ = std::thread([this] { this->work(); });
+    pending_.fetch_add(1);
     arrived_.notify_one();
     return work;
 }
@@ -57,6 +64,8 @@ void Engine::work() {
             execute(next->call, next->timeout);
         } catch (const Failure& thrown) {
             failure = thrown;
+        } catch (const std::exception& other) {
+            failure = Failure(RC_SYSTEM, other.what(), comm_.rank);
         }
         pending_.fetch_sub(1);
         next->finish(failure);
@@ -73,17 +82,21 @@ void Engine::execute(Call& call, double timeout) {
         comm_.mine().finished.store(call.epoch, std::memory_order_release);
         comm_.flight_end(flight, status);
     };
+    if (call.epoch % REFRESH == 0) round.refresh();
     try {
         run_collective(round);
     } catch (Failure& failure) {
         if (failure.error.collective < 0) failure.error.collective = call.collective;
         if (failure.error.epoch == 0) failure.error.epoch = call.epoch;
-        if (failure.error.code == RC_MISMATCH) {
-            finish(RC_MISMATCH);
-        } else {
-            comm_.flight_end(flight, failure.error.code);  // not finished: what was owed to the peers is still missing
-        }
+        // Else it is not finished: what was owed to the peers is still missing.
+        const bool agreed = failure.error.code == RC_MISMATCH || failure.error.code == RC_ARGUMENT;
+        if (agreed)
+            finish(failure.error.code);
+        else
+            comm_.flight_end(flight, failure.error.code);
         throw;
+    } catch (const std::exception& other) {
+        comm_.fail(Failure(RC_SYSTEM, other.what(), comm_.rank));
     }
     finish(RC_OK);
 }
@@ -95,8 +108,8 @@ void Engine::stop() {
         arrived_.notify_one();
     }
     if (worker_.joinable()) worker_.join();
-    const std::lock_guard executor(
-        executor_);  // whoever runs inline leaves by itself, because the communicator is closing
+    // Whoever runs a call on its own thread leaves by itself, because the communicator is closing.
+    const std::lock_guard executor(executor_);
 }
 
 }  // namespace ringcomm

@@ -15,6 +15,18 @@ Failure::Failure(int code, const std::string& message, int rank) {
     copy_text(error.message, sizeof error.message, message);
 }
 
+void Lines::add(const std::string& line) {
+    if (left_out_ || text_.size() + line.size() + 64 > sizeof rc_error::message) {
+        ++left_out_;
+    } else {
+        text_ += "\n" + line;
+    }
+}
+
+std::string Lines::text() const {
+    return left_out_ ? text_ + format("\n... and %d more; report() has all", left_out_) : text_;
+}
+
 std::string format(const char* pattern, ...) {
     char text[1024];
     va_list arguments;

@@ -16,6 +16,18 @@ struct Failure : std::exception {
     const char* what() const noexcept override { return error.message; }
 };
 
+// Lines of a message, as many as fit into an rc_error.
+class Lines {
+public:
+    explicit Lines(std::string first) : text_(std::move(first)) {}
+    void add(const std::string& line);
+    std::string text() const;
+
+private:
+    std::string text_;
+    int left_out_ = 0;
+};
+
 std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
 [[noreturn]] void throw_system(const char* what);  // with errno in words
 void copy_text(char* target, size_t bytes, const std::string& text);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cstring>
+#include <utility>
 
 namespace ringcomm {
 
@@ -19,57 +20,69 @@ size_t entry_bytes(size_t payload) { return UNIT + (payload + UNIT - 1) / UNIT *
 
 Letters::Letters(Comm& comm) : comm_(comm), pairs_(comm.size) {}
 
-Letters::Handle Letters::send(const std::byte* data, uint64_t count, int dtype, int peer, int64_t tag, double timeout) {
+Letters::Handle Letters::send(const std::byte* data, uint64_t count, int dtype, int peer, int64_t tag, double timeout,
+                              bool background) {
     // A send never writes through the pointer.
-    auto parcel = std::make_shared<Parcel>(*this, true, const_cast<std::byte*>(data), count, dtype, peer, tag);
-    parcel->timeout = timeout < 0 ? comm_.tuning().timeout : timeout;
-    return post(std::move(parcel));
+    return post(std::make_shared<Parcel>(*this, true, const_cast<std::byte*>(data), count, dtype, peer, tag,
+                                         timeout < 0 ? comm_.tuning().timeout : timeout, background));
 }
 
-Letters::Handle Letters::receive(std::byte* data, uint64_t count, int dtype, int peer, int64_t tag, double timeout) {
-    auto parcel = std::make_shared<Parcel>(*this, false, data, count, dtype, peer, tag);
-    parcel->timeout = timeout < 0 ? comm_.tuning().timeout : timeout;
-    return post(std::move(parcel));
+Letters::Handle Letters::receive(std::byte* data, uint64_t count, int dtype, int peer, int64_t tag, double timeout,
+                                 bool background) {
+    return post(std::make_shared<Parcel>(*this, false, data, count, dtype, peer, tag,
+                                         timeout < 0 ? comm_.tuning().timeout : timeout, background));
 }
 
 Letters::Handle Letters::post(Handle parcel) {
     comm_.ready();
+    if (parcel->sends && comm_.closed(parcel->peer)) comm_.fail(*comm_.gone(parcel->peer, words(*parcel)));
     const std::lock_guard lock(mutex_);
     if (stopping_) throw Failure(RC_CLOSED, "this communicator is closed", comm_.rank);
+    // First of all, for it may fail.
+    if (parcel->background && !worker_.joinable()) worker_ = std::thread([this] { work(); });
     parcel->start = now_ns();
-    parcel->flight =
-        comm_.flight_start(pack(parcel->sends ? CALL_SEND : CALL_RECV, parcel->dtype, 0, parcel->peer, false),
-                           parcel->count, 0, parcel->start);
-    open_.push_back(parcel);
-    if (!parcel->sends) {
-        const auto found = std::find_if(unexpected_.begin(), unexpected_.end(), [&](const Unexpected& message) {
-            return message.letter.tag == parcel->tag && (parcel->peer < 0 || parcel->peer == message.source);
-        });
-        if (found == unexpected_.end()) {
-            receives_.push_back(parcel);
-        } else {
-            const Unexpected message = std::move(*found);
-            unexpected_.erase(found);
-            if (deliver(*parcel, message.source, message.letter, message.payload.data()) && message.letter.number) {
-                grant(message.source, message.letter.number, parcel);
-            } else if (message.letter.number) {
-                grant(message.source, message.letter.number, nullptr);
-            }
-        }
-    } else if (parcel->peer == comm_.rank) {
-        const Letter letter{parcel->bytes, parcel->tag, 0, uint32_t(parcel->dtype), 0};
-        arrive(comm_.rank, letter, parcel->data);
-        complete(*parcel);
-    } else {
-        pairs_[parcel->peer].unsent.push_back(parcel);
+    const uint64_t signature = pack(parcel->sends ? CALL_SEND : CALL_RECV, parcel->dtype, 0, parcel->peer, false);
+    parcel->flight = comm_.flight_start(signature, parcel->count, 0, parcel->start);
+    parcel->place = open_.insert(open_.end(), parcel);
+    background_ += parcel->background;
+    try {
+        offer(parcel);
+        progress();
+    } catch (const std::exception& error) {  // out of memory: what was half done cannot be undone
+        const Failure failure(RC_SYSTEM, error.what(), comm_.rank);
+        drop_all(failure);
+        comm_.fail(failure);
     }
-    progress();
+    if (background_) worker_wakes_.notify_one();
     return parcel;
 }
 
-// Moves everything that can move now. The lock is held.
+void Letters::offer(const Handle& parcel) {
+    if (parcel->sends && parcel->peer == comm_.rank) {
+        const Letter letter{parcel->bytes, parcel->tag, 0, uint32_t(parcel->dtype), 0};
+        arrive(comm_.rank, letter, parcel->data);
+        complete(*parcel);
+        return;
+    }
+    if (parcel->sends) {
+        pairs_[parcel->peer].unsent.push_back(parcel);
+        return;
+    }
+    const auto found = std::find_if(unexpected_.begin(), unexpected_.end(), [&](const Unexpected& message) {
+        return message.letter.tag == parcel->tag && (parcel->peer < 0 || parcel->peer == message.source);
+    });
+    if (found == unexpected_.end()) {
+        receives_.push_back(parcel);
+        return;
+    }
+    const Unexpected message = std::move(*found);
+    unexpected_.erase(found);
+    const bool accepted = deliver(*parcel, message.source, message.letter, message.payload.data());
+    if (message.letter.number) grant(message.source, message.letter.number, accepted ? parcel : nullptr);
+}
+
+// Moves what can move now, at most two slots per peer, for the lock is held.
 void Letters::progress() {
-    completed_ = false;
     for (int p = 0; p < comm_.size; ++p) {
         if (p == comm_.rank) continue;
         bool moved = push_letters(p);
@@ -78,7 +91,7 @@ void Letters::progress() {
         moved |= stream_in(p);
         if (moved) ring_any(comm_.header(p).letter_bell);
     }
-    if (completed_) ring_any(comm_.mine().letter_bell);  // it may be what another thread waits for
+    if (std::exchange(completed_, false)) ring_any(comm_.mine().letter_bell);
 }
 
 bool Letters::push_letters(int p) {
@@ -88,7 +101,7 @@ bool Letters::push_letters(int p) {
     std::byte* ring = comm_.arena().ring(comm_.rank, p);
     const size_t capacity = comm_.arena().layout.ring_bytes;
     uint64_t head = channel.ring_head.load(std::memory_order_relaxed);
-    const uint64_t begin = head, tail = load_acquire(channel.ring_tail);
+    const uint64_t begin = head, tail = observe(channel.ring_tail);
     while (!pair.unsent.empty()) {
         Parcel& parcel = *pair.unsent.front();
         const bool eager = parcel.bytes <= capacity / 4;
@@ -130,7 +143,7 @@ bool Letters::stream_out(int p) {
     const size_t slot_bytes = comm_.arena().layout.bulk_bytes;
     uint64_t staged = channel.bulk_staged.load(std::memory_order_relaxed);
     bool moved = false;
-    while (staged - load_acquire(channel.bulk_taken) < BULK_SLOTS) {
+    for (uint64_t k = 0; k < BULK_SLOTS && staged - observe(channel.bulk_taken) < BULK_SLOTS; ++k) {
         const size_t length = refused ? 0 : std::min(slot_bytes, parcel.bytes - parcel.moved);
         std::byte* slot = comm_.arena().bulk(comm_.rank, p, staged);
         if (length >= comm_.tuning().stream_bytes) {
@@ -163,7 +176,7 @@ bool Letters::drain(int p) {
     const std::byte* ring = comm_.arena().ring(p, comm_.rank);
     const size_t capacity = comm_.arena().layout.ring_bytes;
     uint64_t tail = channel.ring_tail.load(std::memory_order_relaxed);
-    const uint64_t begin = tail, head = load_acquire(channel.ring_head);
+    const uint64_t begin = tail, head = observe(channel.ring_head);
     while (tail < head) {
         const auto* letter = reinterpret_cast<const Letter*>(ring + tail % capacity);
         if (letter->skip) {
@@ -230,7 +243,7 @@ bool Letters::stream_in(int p) {
     const size_t slot_bytes = comm_.arena().layout.bulk_bytes;
     uint64_t taken = channel.bulk_taken.load(std::memory_order_relaxed);
     bool moved = false;
-    while (!pair.grants.empty() && load_acquire(channel.bulk_staged) > taken) {
+    for (uint64_t k = 0; k < BULK_SLOTS && !pair.grants.empty() && observe(channel.bulk_staged) > taken; ++k) {
         const Handle parcel = pair.grants.front().parcel;
         if (parcel) {
             const size_t length = std::min(slot_bytes, parcel->bytes - parcel->moved);
@@ -251,8 +264,10 @@ bool Letters::stream_in(int p) {
 void Letters::complete(Parcel& parcel, std::optional<Failure> failure) {
     comm_.flight_end(parcel.flight, failure ? failure->error.code : RC_OK);
     completed_ = true;
+    background_ -= parcel.background;
+    const Handle kept = *parcel.place;  // whoever waits may let go of it at once
+    open_.erase(parcel.place);
     parcel.finish(std::move(failure));
-    open_.remove_if([&](const Handle& open) { return open.get() == &parcel; });
 }
 
 std::string Letters::words(const Parcel& parcel) const {
@@ -260,65 +275,92 @@ std::string Letters::words(const Parcel& parcel) const {
            format(" with tag %" PRId64, parcel.tag);
 }
 
-// One thread's wait for one parcel.
+// The failure of a parcel that can no longer be completed, or no longer in time.
+std::optional<Failure> Letters::hopeless(const Parcel& parcel, uint64_t now) {
+    const int from = parcel.peer >= 0 ? parcel.peer : parcel.source;  // -1: a receive from any rank, not matched yet
+    if (from >= 0 && from != comm_.rank) {
+        if (auto failure = comm_.gone(from, words(parcel))) return failure;
+    }
+    bool anybody = from >= 0 || comm_.size == 1;
+    for (int p = 0; p < comm_.size && from < 0; ++p) {
+        if (p == comm_.rank || comm_.closed(p)) continue;  // it can do without those that closed; a death is a failure
+        if (auto failure = comm_.gone(p, words(parcel))) return failure;
+        anybody = true;
+    }
+    if (!anybody) return Failure(RC_PEER_LOST, "all other ranks closed the communicator during " + words(parcel));
+    if (now < deadline_of(parcel.start, parcel.timeout)) return {};
+    const std::string message = format("rank %d waited %.3g s for ", comm_.rank, parcel.timeout) + words(parcel);
+    const std::vector<int> first = from >= 0 ? std::vector{from} : std::vector<int>{};
+    return Failure(RC_TIMEOUT, comm_.with_report(message, first), from >= 0 ? from : comm_.rank);
+}
+
+// One thread's wait: for a parcel, or, on the worker, while there is something to do in the background.
 class Letters::Waiter final : public Watch {
 public:
-    Waiter(Letters& letters, Parcel& parcel, uint64_t deadline)
+    Waiter(Letters& letters, Parcel* parcel, uint64_t deadline)
         : letters_(letters),
           comm_(letters.comm_),
           parcel_(parcel),
-          deadline_(std::min(deadline, deadline_of(parcel.start, parcel.timeout))) {}
+          deadline_(parcel ? std::min(deadline, deadline_of(parcel->start, parcel->timeout)) : deadline) {}
 
+    // Watches over all open parcels: nobody else may be looking.
     std::optional<Failure> look() override {
-        if (auto failure = comm_.look(parcel_.sends ? "send" : "recv")) return failure;
-        bool anybody = comm_.size == 1;
-        for (int p = 0; p < comm_.size; ++p) {
-            if (p == comm_.rank || (parcel_.peer >= 0 && parcel_.peer != p)) continue;
-            auto failure = comm_.gone(p, letters_.words(parcel_));
-            // A receive from any rank can do without one that closed, but a death is a failure.
-            if (failure && (parcel_.peer == p || comm_.world->dead(comm_.members[p]))) return failure;
-            anybody |= !failure;
+        if (auto failure = comm_.look(!parcel_ ? "point-to-point" : parcel_->sends ? "send" : "recv")) return failure;
+        const std::lock_guard lock(letters_.mutex_);
+        const uint64_t now = now_ns();
+        for (const Handle& parcel : std::vector<Handle>(letters_.open_.begin(), letters_.open_.end())) {
+            auto failure = parcel->done() ? std::nullopt : letters_.hopeless(*parcel, now);
+            if (!failure) continue;
+            letters_.progress();  // it may have come just before its sender went
+            if (!parcel->done()) return failure;
         }
-        if (!anybody && parcel_.peer != comm_.rank) {
-            return Failure(RC_PEER_LOST, "all other ranks closed the communicator during " + letters_.words(parcel_));
-        }
-        if (now_ns() < deadline_) return {};
-        return Failure(RC_TIMEOUT,
-                       format("rank %d waited %.3g s for ", comm_.rank, double(now_ns() - parcel_.start) * 1e-9) +
-                           letters_.words(parcel_) + "\n" + comm_.report(1),
-                       parcel_.peer >= 0 ? parcel_.peer : comm_.rank);
+        if (now < deadline_) return {};
+        const std::string message =
+            format("rank %d: ", comm_.rank) + letters_.words(*parcel_) + " was not done when the time to wait was over";
+        return Failure(RC_TIMEOUT, comm_.with_report(message, {}), comm_.rank);
     }
     [[noreturn]] void fail(const Failure& failure) override { comm_.fail(failure); }
-    void late() override { comm_.mine().waits_for.store(parcel_.peer, std::memory_order_relaxed); }
+    void late() override {
+        if (parcel_) comm_.mine().waits_for.store(parcel_->peer, std::memory_order_relaxed);
+    }
     uint64_t deadline() const override { return deadline_; }
 
-    // Returns when the parcel is done, or, for the worker, when a thread of the user has come to drive.
-    void wait(bool worker) {
-        const auto ready = [&] {
-            if (parcel_.done() || (worker && letters_.waiters_.load() > 0)) return true;
-            const std::lock_guard lock(letters_.mutex_);
-            letters_.progress();
-            return parcel_.done();
-        };
+    bool ready() {
+        if (parcel_ && parcel_->done()) return true;
+        const std::lock_guard lock(letters_.mutex_);
+        if (!parcel_ && (letters_.background_ == 0 || letters_.waiters_.load() > 0)) return true;
+        letters_.progress();
+        return parcel_ && parcel_->done();
+    }
+
+    void wait(const Patience& patience) {
         try {
-            wait_until(ready, comm_.mine().letter_bell, AnySleeper{}, worker ? IDLE : comm_.patience, *this);
+            wait_until([this] { return ready(); }, comm_.mine().letter_bell, AnySleeper{}, patience, *this);
         } catch (const Failure& failure) {
-            // The communicator is broken or closed; nothing may touch a buffer after this.
-            const std::lock_guard lock(letters_.mutex_);
-            if (!parcel_.done()) letters_.complete(parcel_, failure);
-            try {
-                comm_.check_failure();
-                letters_.drop_all(failure);
-            } catch (const Failure& first) {
-                letters_.drop_all(first);  // a signal ends the wait of one thread; the others learn what it did
-            }
+            end(failure);
+        } catch (const std::exception& other) {
+            const Failure failure(RC_SYSTEM, other.what(), comm_.rank);
+            comm_.store_failure(failure);
+            end(failure);
         }
     }
 
 private:
+    // The communicator is broken or closed: after this nothing touches a buffer any more.
+    void end(const Failure& failure) {
+        const std::lock_guard lock(letters_.mutex_);
+        if (parcel_ && !parcel_->done()) letters_.complete(*parcel_, failure);
+        try {
+            comm_.check_failure();
+            letters_.drop_all(failure);
+        } catch (const Failure& first) {
+            letters_.drop_all(first);  // a signal ends the wait of one thread; the others learn what it did
+        }
+    }
+
     Letters& letters_;
     Comm& comm_;
-    Parcel& parcel_;
+    Parcel* const parcel_;
     const uint64_t deadline_;
 };
 
@@ -336,30 +378,20 @@ void Letters::drop_all(const Failure& failure) {
 void Letters::wait(Parcel& parcel, uint64_t deadline) {
     if (parcel.done()) return;
     waiters_.fetch_add(1);
-    Waiter(*this, parcel, deadline).wait(false);
+    Waiter(*this, &parcel, deadline).wait(comm_.patience);
+    comm_.mine().waits_for.store(-1, std::memory_order_relaxed);
     const std::lock_guard lock(mutex_);
-    if (waiters_.fetch_sub(1) == 1 && !background_.empty()) worker_wakes_.notify_one();
-}
-
-void Letters::in_background(const Handle& parcel) {
-    if (parcel->done()) return;
-    const std::lock_guard lock(mutex_);
-    if (stopping_) return;
-    background_.push_back(parcel);
-    if (!worker_.joinable()) worker_ = std::thread([this] { work(); });
-    worker_wakes_.notify_one();
+    if (waiters_.fetch_sub(1) == 1 && background_) worker_wakes_.notify_one();
 }
 
 void Letters::work() {
     pthread_setname_np(pthread_self(), "ringcomm-p2p");
     std::unique_lock lock(mutex_);
     for (;;) {
-        background_.remove_if([](const Handle& parcel) { return parcel->done(); });
-        worker_wakes_.wait(lock, [this] { return stopping_ || (!background_.empty() && waiters_.load() == 0); });
+        worker_wakes_.wait(lock, [this] { return stopping_ || (background_ && waiters_.load() == 0); });
         if (stopping_) return;
-        const Handle parcel = background_.front();
         lock.unlock();
-        Waiter(*this, *parcel, UINT64_MAX).wait(true);
+        Waiter(*this, nullptr, UINT64_MAX).wait(IDLE);
         lock.lock();
     }
 }
@@ -367,6 +399,7 @@ void Letters::work() {
 void Letters::stop() {
     {
         const std::lock_guard lock(mutex_);
+        if (stopping_) return;
         stopping_ = true;
         worker_wakes_.notify_one();
     }

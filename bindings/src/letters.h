@@ -21,11 +21,12 @@ public:
     struct Parcel;  // a send or a receive
     using Handle = std::shared_ptr<Parcel>;
 
-    Handle send(const std::byte* data, uint64_t count, int dtype, int peer, int64_t tag, double timeout);
-    Handle receive(std::byte* data, uint64_t count, int dtype, int peer, int64_t tag, double timeout);
+    // In the background: the worker sees to it while no thread of the user waits.
+    Handle send(const std::byte* data, uint64_t count, int dtype, int peer, int64_t tag, double timeout,
+                bool background);
+    Handle receive(std::byte* data, uint64_t count, int dtype, int peer, int64_t tag, double timeout, bool background);
     void wait(Parcel& parcel, uint64_t deadline = UINT64_MAX);
-    void in_background(const Handle& parcel);  // the worker sees to it
-    void stop();                               // after comm.start_closing()
+    void stop();  // after comm.start_closing()
 
 private:
     struct Unexpected {
@@ -47,6 +48,7 @@ private:
     };
 
     Handle post(Handle parcel);
+    void offer(const Handle& parcel);
     void progress();
     bool push_letters(int p);
     bool stream_out(int p);
@@ -60,6 +62,7 @@ private:
     void drop_all(const Failure& failure);
     void work();
     std::string words(const Parcel& parcel) const;
+    std::optional<Failure> hopeless(const Parcel& parcel, uint64_t now);
 
     class Waiter;
 
@@ -69,17 +72,18 @@ private:
     std::list<Handle> receives_;        // posted, not matched yet, in order
     std::list<Unexpected> unexpected_;  // arrived, not matched yet, in order
     std::list<Handle> open_;            // everything not completed
-    bool completed_ = false;            // something, during this progress()
+    bool completed_ = false;            // something that another thread may wait for
 
     std::condition_variable worker_wakes_;
-    std::list<Handle> background_;
+    int background_ = 0;           // open parcels that nobody need wait for
     std::atomic<int> waiters_{0};  // threads of the user in wait(): they drive, the worker keeps out of their way
     bool stopping_ = false;
     std::thread worker_;
 };
 
 struct Letters::Parcel : Work {
-    Parcel(Letters& letters, bool sends, std::byte* data, uint64_t count, int dtype, int peer, int64_t tag)
+    Parcel(Letters& letters, bool sends, std::byte* data, uint64_t count, int dtype, int peer, int64_t tag,
+           double timeout, bool background)
         : letters(letters),
           sends(sends),
           data(data),
@@ -87,7 +91,9 @@ struct Letters::Parcel : Work {
           bytes(count * dtype_bytes(dtype)),
           dtype(dtype),
           peer(peer),
-          tag(tag) {}
+          tag(tag),
+          timeout(timeout),
+          background(background) {}
     void wait(Comm&, uint64_t deadline) override { letters.wait(*this, deadline); }
 
     Letters& letters;
@@ -97,11 +103,12 @@ struct Letters::Parcel : Work {
     const size_t bytes;
     const int dtype, peer;
     const int64_t tag;
-    double timeout = 0;
-    uint64_t start = 0;
-    uint64_t flight = 0;
+    const double timeout;
+    const bool background;
+    uint64_t start = 0, flight = 0;
     uint64_t number = 0;  // of the announcement
     size_t moved = 0;
+    std::list<Handle>::iterator place;  // in open_
 };
 
 }  // namespace ringcomm

@@ -14,7 +14,7 @@ namespace ringcomm {
 namespace {
 
 void await(const Flag& flag, uint64_t value) {
-    for (int i = 0; load_acquire(flag) < value; ++i) {
+    for (int i = 0; observe(flag) < value; ++i) {
         cpu_relax();
         if (i % 1000 == 999) give_core_away();  // there may be one core only
     }

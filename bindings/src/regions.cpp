@@ -2,7 +2,7 @@
 
 namespace ringcomm {
 
-size_t region_part_bytes(size_t bytes) { return (bytes + LINE + PAGE - 1) / PAGE * PAGE; }
+size_t region_part_bytes(size_t bytes) { return round_up(bytes + LINE, PAGE); }
 
 Region::Region(std::shared_ptr<File> file, uint64_t offset, size_t bytes, int rank, int size)
     : file_(std::move(file)),
@@ -11,10 +11,18 @@ Region::Region(std::shared_ptr<File> file, uint64_t offset, size_t bytes, int ra
       rank_(rank),
       size_(size),
       mapping_(file_->map(offset, size * part_bytes_)) {
-    file_->back(offset + rank * part_bytes_, part_bytes_);
+    try {
+        file_->back(offset + rank * part_bytes_, part_bytes_);
+    } catch (...) {  // the others will let go of it too
+        release();
+        forget();
+        throw;
+    }
 }
 
-Region::~Region() {
+Region::~Region() { forget(); }
+
+void Region::forget() {
     const uint64_t page = offset_ + part_bytes_ - PAGE;
     if (control().forgotten.fetch_add(1) + 1 == uint32_t(size_)) file_->give_back(page, PAGE);
 }
@@ -62,11 +70,6 @@ std::shared_ptr<Region> RegionTable::holder(uint64_t key) {
         if (region->holds(key)) return region;
     }
     return nullptr;
-}
-
-void RegionTable::clear() {
-    const std::lock_guard lock(mutex_);
-    regions_.clear();
 }
 
 }  // namespace ringcomm

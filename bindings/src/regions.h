@@ -34,6 +34,7 @@ private:
         std::atomic<uint32_t> released, forgotten;
     };
 
+    void forget();
     std::byte* part(int r) const { return mapping_->base() + r * part_bytes_; }
     Control& control() const { return *reinterpret_cast<Control*>(part(0) + part_bytes_ - LINE); }
 
@@ -51,7 +52,6 @@ public:
     uint64_t key(const std::byte* address, size_t bytes);  // 0: in no region
     std::shared_ptr<Region> holder(uint64_t key);
     void release(Region& region);
-    void clear();
 
 private:
     void sweep();

@@ -73,12 +73,13 @@ void Round::meet() {
             other = p;
         }
     }
-    std::string differences;
+    Lines differences(format("the ranks called different things at epoch %" PRIu64 ":", call.epoch));
     if (other >= 0) {
         for (int p = 0; p < size; ++p) {
             const Record& theirs = record(p);
-            differences += format("\n  rank %d: ", p) + words(theirs);
-            if (call.counts && theirs.extra != extra_) differences += format(", other counts than on rank %d", rank);
+            const bool counts = call.counts && theirs.extra != extra_;
+            differences.add(format("  rank %d: ", p) + words(theirs) +
+                            (counts ? format(", other counts than on rank %d", rank) : ""));
         }
     } else if (call.collective == RC_ALL_TO_ALL && call.counts) {
         for (int p = 0; p < size; ++p) {
@@ -86,19 +87,32 @@ void Round::meet() {
                 const uint64_t sent = comm.arena().counts(p, call.epoch)[q];
                 const uint64_t expected = comm.arena().counts(q, call.epoch)[size + p];
                 if (sent == expected) continue;
-                other = p == rank ? q : p;
-                differences += format("\n  rank %d sends %" PRIu64 " elements to rank %d, which expects %" PRIu64, p,
-                                      sent, q, expected);
+                if (other < 0 || p == rank || q == rank) other = p == rank ? q : p;
+                differences.add(format("  rank %d sends %" PRIu64 " elements to rank %d, which expects %" PRIu64, p,
+                                       sent, q, expected));
             }
         }
     }
     if (other < 0) return;
-    Failure mismatch(RC_MISMATCH,
-                     format("the ranks called different things at epoch %" PRIu64 ":", call.epoch) + differences,
-                     other);
+    Failure mismatch(RC_MISMATCH, differences.text(), other);
     copy_text(mismatch.error.expected, sizeof mismatch.error.expected, words());
     copy_text(mismatch.error.got, sizeof mismatch.error.got, words(record(other)));
     throw mismatch;
+}
+
+void Round::refresh() {
+    staged(0);
+    reduced(0);
+    collected(0);
+}
+
+void Round::check_chunks(uint64_t chunks) const {
+    if (chunks < MOST_CHUNKS) return;
+    throw Failure(RC_ARGUMENT,
+                  words() + format(" would take %" PRIu64 " chunks; expected less than %" PRIu64
+                                   ": give the communicator a larger arena",
+                                   chunks, MOST_CHUNKS),
+                  rank);
 }
 
 void Round::await_staged(int r, uint64_t chunk) {
@@ -109,7 +123,7 @@ void Round::await_staged(int r, uint64_t chunk) {
 }
 
 void Round::await(const Flag& flag, uint64_t value, int peer) {
-    const auto ready = [&] { return load_acquire(flag) >= value; };
+    const auto ready = [&] { return int64_t(observe(flag) - value) >= 0; };
     if (ready()) return;
     peer_ = peer;
     wait_until(ready, comm.mine().bell, OneSleeper{peer}, comm.patience, *this);
@@ -120,9 +134,9 @@ void Round::late() { comm.mine().waits_for.store(peer_, std::memory_order_relaxe
 std::optional<Failure> Round::look() {
     if (auto failure = comm.look(kind_name(call.collective))) return failure;
     for (int p = 0; p < size; ++p) {
-        // Who has finished this call owes nothing, and may be gone.
-        if (p == rank || load_acquire(comm.header(p).finished) >= call.epoch) continue;
-        if (auto failure = comm.gone(p, words())) return failure;
+        // Who has finished this call owes nothing, and may go: asked in this order, for it finishes before it goes.
+        auto failure = p == rank ? std::nullopt : comm.gone(p, words());
+        if (failure && observe(comm.header(p).finished) < call.epoch) return failure;
     }
     if (now_ns() >= deadline()) return timed_out();
     return {};
@@ -136,19 +150,19 @@ void Round::fail(const Failure& failure) {
 }
 
 Failure Round::timed_out() const {
-    int culprit = peer_;
-    std::string missing;
+    std::vector<int> missing;
+    std::string names;
     for (int p = 0; p < size; ++p) {
-        if (load_acquire(record(p).epoch) >= call.epoch) continue;
-        if (missing.empty()) culprit = p;
-        missing += format("%s%d", missing.empty() ? "" : ", ", p);
+        if (observe(record(p).epoch) >= call.epoch) continue;
+        missing.push_back(p);
+        names += format("%s%d", names.empty() ? "" : ", ", p);
     }
+    const int culprit = missing.empty() ? peer_ : missing[0];
     const std::string why =
-        missing.empty() ? format("rank %d did not go on", culprit) : "it was not called by rank " + missing;
-    return Failure(RC_TIMEOUT,
-                   format("rank %d waited %.3g s in ", rank, timeout_) + words() +
-                       format(" (epoch %" PRIu64 "): ", call.epoch) + why + "\n" + comm.report(1),
-                   culprit);
+        missing.empty() ? format("rank %d did not go on", culprit) : "it was not called by rank " + names;
+    const std::string message = format("rank %d waited %.3g s in ", rank, timeout_) + words() +
+                                format(" (epoch %" PRIu64 "): ", call.epoch) + why;
+    return Failure(RC_TIMEOUT, comm.with_report(message, missing), culprit);
 }
 
 }  // namespace ringcomm

@@ -35,6 +35,9 @@ public:
     void collected(uint64_t chunks) {
         comm.publish_to_all<SITE_COLLECTED>(comm.mine().collected, position(call.epoch, chunks));
     }
+    // Brings all flags up to this call, so that none is ever half a wrap behind.
+    void refresh();
+    void check_chunks(uint64_t chunks) const;  // positions hold so many; all ranks throw alike
     void await_staged(int r, uint64_t chunk);
     void await_reduced(int r, uint64_t chunks) { await(comm.header(r).reduced, position(call.epoch, chunks), r); }
     void await_collected(int r, uint64_t chunks) { await(comm.header(r).collected, position(call.epoch, chunks), r); }

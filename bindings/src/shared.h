@@ -18,6 +18,9 @@ constexpr size_t PAGE = 4096;
 constexpr size_t INLINE_BYTES = 32;
 constexpr int FLIGHT_CALLS = 1024;
 
+constexpr size_t divide_up(size_t value, size_t by) { return (value + by - 1) / by; }
+constexpr size_t round_up(size_t value, size_t unit) { return divide_up(value, unit) * unit; }
+
 // The start record of a call. One synchronisation carries the small collectives: a rank writes its record and payload,
 // then the epoch; whoever has read the epoch may read the rest. Slot `epoch & 1`: the slot is written again two calls
 // later, when every rank has finished this one.
@@ -73,6 +76,7 @@ struct SharedFailure {
 
 struct alignas(PAGE) GroupHeader {
     std::atomic<uint64_t> nonce;
+    std::atomic<int> departed;       // ranks that will not touch this arena again
     std::atomic<uint64_t> file_end;  // of the world: the next free byte of the file
     SharedFailure failure;
 };

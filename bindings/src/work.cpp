@@ -13,6 +13,11 @@ void Work::result() const {
     if (failure_) throw *failure_;
 }
 
+void Work::wait_done() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return done(); });
+}
+
 void Work::wait(Comm& comm, uint64_t deadline) {
     std::optional<Failure> interrupted;
     bool late = false;
@@ -29,9 +34,8 @@ void Work::wait(Comm& comm, uint64_t deadline) {
         }
         if (!late && now_ns() >= deadline) {
             late = true;
-            const std::string text =
-                format("rank %d: the call was not done when the time to wait for it was over\n", comm.rank);
-            comm.store_failure(Failure(RC_TIMEOUT, text + comm.report(1), comm.rank));
+            const std::string text = format("rank %d: the call was not done when the time to wait was over", comm.rank);
+            comm.store_failure(Failure(RC_TIMEOUT, comm.with_report(text, {}), comm.rank));
         }
         lock.lock();
     }

@@ -21,6 +21,8 @@ public:
     // Waits until `deadline` (ns). Past it, the communicator is broken: that stops the call, and then the wait ends.
     virtual void wait(Comm& comm, uint64_t deadline);
 
+    void wait_done();  // when something else is sure to end the call soon
+
     int source = -1;  // of a receive: who sent
 
 protected:

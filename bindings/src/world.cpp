@@ -2,8 +2,10 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
@@ -34,8 +36,9 @@ bool World::dead(int r) {
         pollfd watched{pidfds_[r], POLLIN, 0};
         ended = poll(&watched, 1, 0) == 1;
     } else {
-        const char state = process_state(r);  // no pidfd before Linux 5.3, or in a foreign pid namespace
-        ended = state == 'Z' || state == 'X' || state == 0;
+        // A thread of this process, or a kernel without pidfds.
+        const char state = pids_[r] == getpid() ? 'R' : process_state(r);
+        ended = state == 'Z' || state == 'X' || (state == 0 && kill(pids_[r], 0) != 0 && errno == ESRCH);
     }
     if (ended) dead_[r].store(true, std::memory_order_relaxed);
     return ended;
@@ -53,7 +56,7 @@ char World::process_state(int r) const {
 }
 
 uint64_t World::reserve(uint64_t bytes) {
-    const uint64_t rounded = (bytes + PAGE - 1) / PAGE * PAGE;
+    const uint64_t rounded = round_up(bytes, PAGE);
     const uint64_t offset = arena->group().file_end.fetch_add(rounded);
     file->extend_to(offset + rounded);
     return offset;

@@ -188,13 +188,20 @@ void reduce_scatter(Round& round) {
 // One rank: what the others would add is missing, the rest is the same.
 void alone(const Call& call) {
     const void* source = call.source;
+    const size_t all = Blocks(call).bytes(0);
+    if (call.collective == RC_ALL_TO_ALL && call.counts && call.counts[0] != call.counts[1]) {
+        throw Failure(RC_MISMATCH,
+                      format("rank 0 sends %zu elements to itself, but expects %zu", size_t(call.counts[0]),
+                             size_t(call.counts[1])),
+                      0);
+    }
     switch (call.collective) {
         case RC_REDUCE:
         case RC_ALL_REDUCE:
-        case RC_REDUCE_SCATTER: return reduce_blocks(call, call.target, &source, 1, call.block(0));
+        case RC_REDUCE_SCATTER: return reduce_blocks(call, call.target, &source, 1, all / call.item);
         case RC_BARRIER:
         case RC_BROADCAST: return;
-        default: copy_block(call.target, call.source, call.block(0) * call.item);
+        default: copy_block(call.target, call.source, all);
     }
 }
 

@@ -16,8 +16,6 @@ namespace ringcomm {
 constexpr int EVERYBODY = -1, NO_ONE = -2;
 
 inline bool is(int who, int rank) { return who == EVERYBODY || who == rank; }
-inline size_t divide_up(size_t value, size_t by) { return (value + by - 1) / by; }
-inline size_t round_up(size_t value, size_t unit) { return divide_up(value, unit) * unit; }
 
 inline void copy_block(std::byte* target, const std::byte* source, size_t bytes) {
     if (target != source && bytes) memcpy(target, source, bytes);
@@ -101,6 +99,7 @@ void exchange(Round& round, const Roles& roles, Direct& direct, Chunks chunks, L
         round.staged(1);
     }
     const uint64_t end = chunks();
+    round.check_chunks(end);
     for (uint64_t chunk = 0; chunk < end; ++chunk) {
         const uint64_t next = chunk + 1;
         if (writes && next < end) {
@@ -131,27 +130,6 @@ struct Pieces {
     size_t begin(uint64_t chunk, size_t bytes) const { return std::min(bytes, chunk * piece); }
     size_t length(uint64_t chunk, size_t bytes) const {
         return std::min(bytes, (chunk + 1) * piece) - begin(chunk, bytes);
-    }
-};
-
-// The blocks of an array that is divided among the ranks, in bytes.
-struct Blocks {
-    const uint64_t* counts;
-    size_t equal, item;
-
-    explicit Blocks(const Call& call, const uint64_t* counts) : counts(counts), equal(call.bytes()), item(call.item) {}
-    explicit Blocks(const Call& call) : Blocks(call, call.counts) {}
-    size_t bytes(int r) const { return counts ? counts[r] * item : equal; }
-    size_t offset(int r) const {
-        if (!counts) return r * equal;
-        size_t sum = 0;
-        for (int p = 0; p < r; ++p) sum += bytes(p);
-        return sum;
-    }
-    size_t largest(int size) const {
-        size_t most = 0;
-        for (int p = 0; p < size; ++p) most = std::max(most, bytes(p));
-        return most;
     }
 };
 

@@ -50,6 +50,7 @@ public:
         direct.start();
         round_.meet();
         if (direct.agreed({EVERYBODY, reader_})) return reduce_direct(direct);
+        round_.check_chunks(chunks_);
         if (direct.hope()) {
             lay(0);
             round_.staged(1);

@@ -188,6 +188,15 @@ void sub_group(rc_comm* comm, int rank, int n) {
     rc_free(sub);
 }
 
+// The positions of the flags wrap around after 1,000 calls (comm.h).
+void past_the_wrap(rc_comm* comm, int rank, int n) {
+    for (int call = 0; call < 1100; ++call) {
+        auto data = filled(rank, 2000);
+        DO(run(comm, RC_ALL_REDUCE, data.data(), data.data(), data.size()));
+        for (uint64_t i = 0; i < data.size(); ++i) CHECK(data[i] == sum(n, i));
+    }
+}
+
 void mismatches(rc_comm* comm, int rank, int n) {
     if (n == 1) return;
     std::vector<int> data(5000, 7);
@@ -210,6 +219,7 @@ int main() {
             for (uint64_t count : {1, 16, 1000, 9999}) symmetric(comm, rank, n, count);
             sub_group(comm, rank, n);
             mismatches(comm, rank, n);
+            if (n == 3) past_the_wrap(comm, rank, n);
         });
     }
     printf("test_collectives: %d failures\n", failures.load());

@@ -1,8 +1,12 @@
 // Drives every publishing store of kernels/port.h, for ThreadSanitizer: chunks enough that every buffer is written
 // again, and traffic in one direction, so that no other flag orders what a weakened one no longer does.
+#include "port.h"
 #include "world.h"
 
-int main() {
+int main([[maybe_unused]] int count, [[maybe_unused]] char** words) {
+#ifdef RC_WEAKEN
+    if (count > 1) ringcomm::weakened = atoi(words[1]);
+#endif
     DO(rc_kernels_select("portable"));
     in_world(3, small_tuning(), [](rc_comm* comm, int rank) {
         std::vector<int> data(20000), all(3 * data.size());
