@@ -212,6 +212,7 @@ int rc_sendrecv(rc_comm* comm, const void* data, uint64_t count, int dtype, int 
         check_dtype(target_dtype);
         check_rank("dest", dest, 0, visit.comm().size);
         check_rank("source", source, -1, visit.comm().size);
+        check_disjoint(data, count * dtype_bytes(dtype), target, target_count * dtype_bytes(target_dtype));
         Letters& letters = visit->letters;
         const auto received =
             letters.receive(static_cast<std::byte*>(target), target_count, target_dtype, source, tag, timeout, false);

@@ -19,6 +19,14 @@ void check_dtype(int dtype) {
     if (dtype < 0 || dtype >= RC_DTYPES) refuse(format("there is no dtype %d", dtype));
 }
 
+void check_disjoint(const void* source, size_t source_bytes, const void* target, size_t target_bytes) {
+    const auto from = static_cast<const std::byte*>(source), to = static_cast<const std::byte*>(target);
+    if (!from || !to || !source_bytes || !target_bytes) return;
+    if (from >= to + target_bytes || to >= from + source_bytes) return;
+    refuse("the output overlaps the input", "separate memory, or the place that a collective calls 'in place'",
+           format("%zu bytes at %p into %zu at %p", source_bytes, source, target_bytes, target));
+}
+
 // Two buffers must be disjoint, or the same place as far as the collective allows it.
 void check_overlap(const Call& call, int rank, int size) {
     const Blocks blocks(call);
@@ -46,12 +54,7 @@ void check_overlap(const Call& call, int rank, int size) {
             break;
         default: break;
     }
-    if (!source || !target || same || !source_bytes || !target_bytes) return;
-    if (source < target + target_bytes && target < source + source_bytes) {
-        refuse("the output overlaps the input", "separate memory, or the place that this collective calls 'in place'",
-               format("%zu bytes at %p into %zu at %p", source_bytes, static_cast<const void*>(source), target_bytes,
-                      static_cast<const void*>(target)));
-    }
+    if (!same) check_disjoint(source, source_bytes, target, target_bytes);
 }
 
 void check_call(Call& call, int rank, int size) {

@@ -78,7 +78,6 @@ void Engine::execute(Call& call, double timeout) {
     Round round(comm_, call, timeout);
     const uint64_t flight = comm_.flight_start(round.signature(), round.count(), call.epoch, round.start_time());
     const auto finish = [&](int status) {
-        comm_.mine().waits_for.store(-1, std::memory_order_relaxed);
         comm_.mine().finished.store(call.epoch, std::memory_order_release);
         comm_.flight_end(flight, status);
     };

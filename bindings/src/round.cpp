@@ -3,6 +3,7 @@
 #include <bit>
 #include <cinttypes>
 #include <cstring>
+#include <utility>
 
 #include "errors.h"
 
@@ -127,9 +128,13 @@ void Round::await(const Flag& flag, uint64_t value, int peer) {
     if (ready()) return;
     peer_ = peer;
     wait_until(ready, comm.mine().bell, OneSleeper{peer}, comm.patience, *this);
+    if (std::exchange(late_, false)) comm.mine().waits_for.store(-1, std::memory_order_relaxed);
 }
 
-void Round::late() { comm.mine().waits_for.store(peer_, std::memory_order_relaxed); }
+void Round::late() {
+    late_ = true;
+    comm.mine().waits_for.store(peer_, std::memory_order_relaxed);
+}
 
 std::optional<Failure> Round::look() {
     if (auto failure = comm.look(kind_name(call.collective))) return failure;

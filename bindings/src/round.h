@@ -59,6 +59,7 @@ private:
     double timeout_;
     uint64_t start_time_, signature_, record_count_, extra_;
     int peer_ = -1;
+    bool late_ = false;
 };
 
 void run_collective(Round& round);  // kernels/cpu/collectives.cpp

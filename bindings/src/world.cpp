@@ -57,8 +57,16 @@ char World::process_state(int r) const {
 
 uint64_t World::reserve(uint64_t bytes) {
     const uint64_t rounded = round_up(bytes, PAGE);
-    const uint64_t offset = arena->group().file_end.fetch_add(rounded);
-    file->extend_to(offset + rounded);
+    std::atomic<uint64_t>& file_end = arena->group().file_end;
+    const uint64_t offset = file_end.fetch_add(rounded);
+    try {
+        file->extend_to(offset + rounded);
+    } catch (const Failure& failure) {
+        uint64_t end = offset + rounded;
+        file_end.compare_exchange_strong(end, offset);  // the range is lost only if somebody has reserved behind it
+        throw Failure(failure.error.code, format("extending the shared memory file by %zu bytes: ", size_t(rounded)) +
+                                              failure.error.message);
+    }
     return offset;
 }
 
