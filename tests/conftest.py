@@ -1,12 +1,15 @@
 """Fixtures of all tests, and the order: test_leftovers.py comes last."""
 
 import os
+import signal
 
 import pytest
 
 import harness
 
 os.environ[harness.MARK] = str(os.getpid())
+# What a shell starts in the background ignores SIGINT, and so would every process of the tests.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(params=harness.WORLDS)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import harness
+from ringcomm import memory
 from ringcomm.bench import add_arguments, command, measure, report
 from ringcomm.bench.collectives import COLLECTIVES, REDUCTIONS, Setting, count_wrong, fill
 
@@ -93,6 +95,13 @@ def test_wrong_elements_are_counted():
     assert count_wrong(np.roll(array, 64), expected) > 1000, "a displaced block must not look right"
 
 
+def test_memcpy_is_measured_with_what_fits_into_memory(monkeypatch):
+    monkeypatch.setattr(memory, "available", lambda: memory.Headroom(80 << 20, "what this test allows"))
+    results = harness.run(measure.measure_memcpy, 2, 2, world="threads")
+    assert [result.bytes for result in results] == [8 << 20] * 2  # three of them on each rank, and next 96 MiB in all
+    assert results[0].speed == results[1].speed > 0
+
+
 @pytest.mark.parametrize("op", ["sum", "prod", "min", "max"])
 def test_the_expected_result_is_the_loop_over_the_ranks(op):
     setting = Setting(rank=0, size=5, count=100, dtype=np.dtype("float32"), op=op, root=0)
@@ -134,7 +143,7 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path):
     comments = [line for line in run.stdout.splitlines() if line.startswith("#")]
     table = [line.split() for line in run.stdout.splitlines() if not line.startswith("#")]
     assert comments[-2].split()[1:] == [name for name, _ in report.COLUMNS]
-    assert "memcpy" in run.stdout
+    assert re.search(r"memcpy: \d+\.\d GB/s per core \(\d+ MiB, all ranks at once\)", run.stdout)
     assert [cells[0] for cells in table] == ["4", "16", "64", "256", "1024"]
     assert all(cells[2:5] == ["float32", "sum", "-1"] and cells[-1] == "0" for cells in table)
     document = json.loads((tmp_path / "out.json").read_text())

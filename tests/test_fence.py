@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 
-import ringcomm._native
+from ringcomm import _native
 
 pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="only x86 has movnt"),
@@ -41,7 +41,7 @@ UNFENCED = """
 
 
 def test_every_streaming_function_ends_with_a_fence():
-    command = ["objdump", "--disassemble", "--no-show-raw-insn", ringcomm._native.__file__]
+    command = ["objdump", "--disassemble", "--no-show-raw-insn", _native.__file__]
     functions = parse(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     streaming = {name for name, code in functions.items() if any(map(STREAM.match, code.values()))}
     assert streaming, "no function with non-temporal stores found: was the library stripped?"

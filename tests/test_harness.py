@@ -5,9 +5,11 @@ import subprocess
 import tempfile
 import threading
 
+import numpy as np
 import pytest
 
 import harness
+import ringcomm
 
 
 def pid(comm):
@@ -58,4 +60,17 @@ def test_what_is_left_behind_is_seen():
     thread.join()
     for trace in ("thread forgotten", "descriptor /dev/shm", "file /dev/shm", f"process {process.pid}"):
         assert trace in left
+    assert not harness.footprint() - before
+
+
+def test_native_workers_are_seen_until_close():
+    before = harness.footprint()
+    with ringcomm.init() as comm:
+        x = np.zeros(1)
+        work = [comm.all_reduce(x, async_op=True), comm.recv(np.zeros(1), peer=0, async_op=True)]
+        comm.send(x, peer=0)
+        for call in work:
+            call.wait()
+        left = harness.footprint() - before
+    assert {"native thread ringcomm-coll", "native thread ringcomm-p2p"} <= left.keys()
     assert not harness.footprint() - before

@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 
 import ringcomm
-import ringcomm._native
+from ringcomm import _native
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -18,12 +18,12 @@ def test_the_version_stands_in_one_place():
 
 
 def test_the_extension_serves_every_python_from_3_11():
-    assert ringcomm._native.__file__.endswith("_native.abi3.so")
+    assert _native.__file__.endswith("_native.abi3.so")
 
 
 def test_kernel_sources_and_the_type_marker_are_installed():
     installed = {str(file) for file in importlib.metadata.files("ringcomm")}
-    package = Path(ringcomm._native.__file__).parent
+    package = Path(_native.__file__).parent
     assert (package / "kernels" / "cpu" / "kernels.h").exists()
     assert "ringcomm/_native.abi3.so" in installed
     assert (Path(ringcomm.__file__).parent / "py.typed").exists()

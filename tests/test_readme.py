@@ -28,10 +28,10 @@ def test_there_are_two_commands_and_ci_runs_them():
     assert install.startswith("python3 -m venv")
     assert test.strip().endswith("pytest")
     script = (ROOT / ".ci" / "run").read_text()
-    extract = re.search(r"^readme_command\(\).*$", script, re.MULTILINE)[0]
+    extract = re.search(r"^readme\(\).*$", script, re.MULTILINE)[0]
     for number, command in ((1, install), (2, test)):
-        assert f'"$(readme_command {number})"' in script
-        shell = ["bash", "-c", f"{extract}\nreadme_command {number}"]
+        assert f'"$(readme sh {number})"' in script
+        shell = ["bash", "-c", f"{extract}\nreadme sh {number}"]
         assert subprocess.run(shell, cwd=ROOT, capture_output=True, text=True, check=True).stdout == command
 
 

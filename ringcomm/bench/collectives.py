@@ -18,7 +18,7 @@ Array = npt.NDArray[Any]
 
 # Inputs repeat after a prime number of elements, so that no block can lie at the wrong place unnoticed.
 PERIOD = 251
-# Small enough for exact sums in 16 bits, and different on up to 61 ranks.
+# Small enough for sums that every accumulation type holds exactly, and different on up to 61 ranks.
 LEVELS = 61
 
 REDUCTIONS: dict[str, np.ufunc] = {

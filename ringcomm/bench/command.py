@@ -16,7 +16,7 @@ import numpy.typing as npt
 import ringcomm
 from ringcomm import Communicator
 from ringcomm.bench.collectives import COLLECTIVES, REDUCTIONS, Setting, count_wrong, fill
-from ringcomm.bench.measure import memcpy_speed, time_rounds
+from ringcomm.bench.measure import Memcpy, measure_memcpy, time_rounds
 from ringcomm.bench.report import Machine, Measurement, header, progress, row, write_json
 
 __all__ = ["add_arguments", "run"]
@@ -72,21 +72,22 @@ def run(arguments: argparse.Namespace) -> int:
     machine = Machine.here()
     memcpy, rows = ringcomm.launch(run_rank, arguments.ranks, args=(plan, machine))[0]
     if arguments.json:
-        facts = {"ranks": arguments.ranks, "in_place": plan.in_place, "symmetric": plan.symmetric, "memcpy": memcpy}
+        facts = {"ranks": arguments.ranks, "in_place": plan.in_place, "symmetric": plan.symmetric}
+        facts["memcpy"] = memcpy._asdict()
         write_json(arguments.json, machine, facts, rows)
     return int(any(m.wrong for m in rows))
 
 
-def run_rank(comm: Communicator, plan: Plan, machine: Machine) -> tuple[float, list[Measurement]]:
+def run_rank(comm: Communicator, plan: Plan, machine: Machine) -> tuple[Memcpy, list[Measurement]]:
     """Run the benchmark as one rank. Rank 0 prints; every rank returns the same."""
     speaks = comm.rank == 0
     pinned = pin(comm)
-    memcpy = memcpy_speed(comm, machine.cores)
+    memcpy = measure_memcpy(comm, machine.cores)
     if speaks:
         facts = [
             f"{plan.collective}, {comm.size} ranks, {'each on a core of its own' if pinned else 'cores shared'}; "
             f"{'in place' if plan.in_place else 'out of place'}{', symmetric buffers' if plan.symmetric else ''}",
-            f"memcpy: {memcpy / 1e9:.1f} GB/s per core (256 MiB, all ranks at once)",
+            f"memcpy: {memcpy.speed / 1e9:.1f} GB/s per core ({memcpy.bytes >> 20} MiB, all ranks at once)",
         ]
         print(header(machine, facts), flush=True)
     bench = Bench(comm, plan)

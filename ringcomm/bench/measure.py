@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import repeat
 from time import perf_counter_ns
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ringcomm import Communicator
+from ringcomm import Communicator, MemoryShortage
 
-__all__ = ["memcpy_speed", "time_rounds"]
+__all__ = ["Memcpy", "measure_memcpy", "time_rounds"]
 
 ROUNDS = 21
 ROUND_SECONDS = 0.025
-COPY_BYTES = 256 << 20  # larger than any cache
+COPY_BYTES = 256 << 20  # larger than the caches
+
+Array = npt.NDArray[np.uint8]
+
+
+class Memcpy(NamedTuple):
+    """What the machine can do without any library: all ranks copy blocks of `bytes` at once."""
+
+    bytes: int
+    speed: float  # bytes per second and core
 
 
 def time_rounds(comm: Communicator, call: Callable[[], object], warmups: int) -> npt.NDArray[np.float64]:
@@ -48,13 +59,21 @@ def time_calls(call: Callable[[], object], calls: int) -> float:
             gc.enable()
 
 
-def memcpy_speed(comm: Communicator, cores: int) -> float:
-    """Return the bytes per second that each core copies while all ranks copy COPY_BYTES at once."""
-    source = np.ones(COPY_BYTES, np.uint8)
-    target = np.zeros_like(source)
+def measure_memcpy(comm: Communicator, cores: int) -> Memcpy:
+    source, target = copy_buffers(comm)
     seconds = np.empty(5)
     for i in range(seconds.size):
         comm.barrier()
         seconds[i] = time_calls(lambda: np.copyto(target, source), 1)
     comm.all_reduce(seconds, "max")
-    return COPY_BYTES * comm.size / min(comm.size, cores) / float(np.median(seconds))
+    return Memcpy(source.size, source.size * comm.size / min(comm.size, cores) / float(np.median(seconds)))
+
+
+def copy_buffers(comm: Communicator) -> tuple[Array, Array]:
+    """Return two arrays of COPY_BYTES, or of what fits: where it does not, `empty` refuses on every rank."""
+    size = COPY_BYTES
+    while True:
+        with suppress(MemoryShortage):
+            source, target, _ = comm.empty((3, size), np.uint8)  # the third is left to whatever else runs here
+            return source, target
+        size //= 2
