@@ -14,7 +14,7 @@ from ringcomm.errors import ArgumentError, refuse, unknown
 from ringcomm.native import ffi
 from ringcomm.types import DTYPES
 
-__all__ = ["ADAPTERS", "Adapter", "dtype_of"]
+__all__ = ["ADAPTERS", "Adapter", "Memory", "dtype_of"]
 
 Memory = tuple[Any, int, int]  # pointer (cdata that keeps the memory alive where it can), elements, code of the dtype
 
@@ -51,7 +51,12 @@ class Viewed(NumPy):
     """Everything NumPy can look into without a copy: the buffer protocol, else DLPack."""
 
     def memory(self, x: Any, writable: bool) -> Memory:
-        return super().memory(_view(x), writable)
+        view = _view(x)
+        if writable and not view.flags.writeable and hasattr(x, "__dlpack__"):
+            # DLPack before 1.0 cannot say "read-only", so that NumPy takes all for it: some arrays must never change.
+            cure = "before DLPack 1.0 or NumPy 2.1 all are; if it may be written, pass torch.from_dlpack(x)"
+            raise refuse("array", "a writable one", f"a read-only one ({type(x).__name__}: {cure})")
+        return super().memory(view, writable)
 
     def shape(self, x: Any) -> tuple[int, ...]:
         return _view(x).shape
@@ -140,7 +145,10 @@ def _view(x: Any) -> NDArray[Any]:
     kind, index = x.__dlpack_device__()
     if kind not in (1, 3):  # kDLCPU, kDLCUDAHost
         raise _not_on_the_host(f"{type(x).__name__} on DLPack device ({kind}, {index})")
-    return np.from_dlpack(x)
+    try:
+        return np.from_dlpack(x)
+    except (BufferError, RuntimeError, ValueError) as error:
+        raise ArgumentError(f"NumPy cannot read this {type(x).__name__}: {error}") from None
 
 
 def _refusal(x: Any, contiguous: bool, dtype: Any, shape: tuple[int, ...]) -> ArgumentError:

@@ -22,6 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # e.g. of `ringcomm bench | head`; nothing can be said any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except KeyboardInterrupt:
+        return 130  # as the shell says it: 128 + SIGINT
     except (RingcommError, OSError) as error:
         print(f"ringcomm {chosen.command}: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         return 2

@@ -2,7 +2,7 @@
 
 import pickle
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import prod
@@ -13,14 +13,15 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ringcomm import rendezvous
-from ringcomm.buffer import ADAPTERS, dtype_of
+from ringcomm.buffer import ADAPTERS, Memory, dtype_of
 from ringcomm.config import Config, start_logging
-from ringcomm.errors import ArgumentError, RingcommError, refuse
+from ringcomm.errors import ArgumentError, RingcommError, integer, refuse
 from ringcomm.native import NULL, check, ffi, lib, seconds
+from ringcomm.place import find_place
+from ringcomm.store import Store, open_store
 from ringcomm.transports import shm
 from ringcomm.transports.contract import Transport
-from ringcomm.types import DTYPES, OPS, PremulSum
+from ringcomm.types import DTYPES, OPS, PremulSum, reduction
 from ringcomm.work import Both, Unfinished, Work
 
 __all__ = ["Communicator", "connect", "init"]
@@ -28,15 +29,21 @@ __all__ = ["Communicator", "connect", "init"]
 Op = str | PremulSum
 Shape = tuple[int, ...]
 ANY = -1  # the peer of a recv that takes any source
+FAILED = -1  # the size of an object that could not be pickled
+MAX_AXES = 64  # of NumPy
+MAX_BYTES = 2**100  # what anybody may ask for, to be told how much there is
+
+_open: set[Transport] = set()  # of this process
 
 
 class Communicator:
     """A group of ranks that can run collectives: all of them call the same ones in the same order.
 
     Arrays are NumPy arrays, PyTorch tensors on the CPU, or anything with the buffer protocol or DLPack in host memory;
-    C-contiguous, and writable where something is written. A result of the input's shape is written in place unless
-    `out` is given; a result of another shape is a new array of the input's kind unless `out` is given. `out` may be the
-    input itself or, where one array is a part of the other, exactly that part.
+    C-contiguous, and writable where something is written (which takes DLPack 1.0 and NumPy 2.1 to be seen). A result of
+    the input's shape is written in place unless `out` is given; a result of another shape is a new array of the input's
+    kind unless `out` is given. `out` may be the input itself or, where one array is a part of the other, exactly that
+    part.
 
     `timeout` is in seconds; None takes the communicator's. With `async_op=True` a call returns a `Work` at once, whose
     `wait()` returns the result.
@@ -55,7 +62,8 @@ class Communicator:
         self._transport = transport
         self._fused = transport.fused
         self._all_reduce = transport.fused["all_reduce"]  # saves the small path a lookup
-        self._unfinished = Unfinished()
+        self._unfinished = Unfinished(transport)
+        _open.add(transport)
         # Runs once: by close(), when the communicator is collected, or at exit. Then nothing touches the memory of the
         # unfinished works any more.
         self._close = weakref.finalize(self, _close, transport, self._unfinished)
@@ -68,10 +76,12 @@ class Communicator:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if error is not None:
-            with suppress(RingcommError):  # closed inside the block, or in a forked child: what left the block counts
-                self.abort(f"{type(error).__name__}: {error}")
-        self.close()
+        try:
+            if error is not None:
+                with suppress(RingcommError):  # it is closed, or its parent process's: what left the block counts
+                    self.abort(_words(error))
+        finally:
+            self.close()
 
     # --- Collectives --------------------------------------------------------------------------------------------------
 
@@ -84,7 +94,10 @@ class Communicator:
             out, target = x, source
         else:
             target = _target(out, count, dtype)
-        code, factor = OPS[op]
+        try:
+            code, factor = OPS[op]
+        except TypeError:
+            code, factor = reduction(op)
         run = self._queue("all_reduce", out, x) if async_op else self._all_reduce
         limit = -1.0 if timeout is None else seconds(timeout)
         return run(source, target, count, dtype, code, factor, 0, NULL, limit) or out  # run returns None, or a Work
@@ -108,7 +121,7 @@ class Communicator:
             out, target = x, source
         else:
             target = _target(out, count, dtype)
-        code, factor = OPS[op]
+        code, factor = reduction(op)
         run = self._queue("reduce", out, x) if async_op else self._fused["reduce"]
         return run(source, target, count, dtype, code, factor, root, NULL, seconds(timeout)) or out
 
@@ -176,7 +189,8 @@ class Communicator:
     ) -> Any:
         """Divide axis 0 of x of `root` among the ranks: equal shares, or `counts` rows.
 
-        Elsewhere x is None and `out` says how much is expected; its axis 0 has this rank's rows. Returns the share.
+        Elsewhere x is None and `out` says how much is expected; its axis 0 has this rank's rows. Returns the share,
+        shape (rows of this rank, *x.shape[1:]).
         """
         if self._peer("root", root) == self.rank:
             adapter = ADAPTERS[type(x)]
@@ -187,7 +201,8 @@ class Communicator:
             target = _target(out, count, dtype)
         else:
             if out is None:
-                raise refuse(f"out of scatter on rank {self.rank}", f"an array, since only root {root} has x", None)
+                what, expected = f"out of scatter on rank {self.rank}", f"an array, since only root {root} has x"
+                raise refuse(what, expected, None, rank=self.rank, collective="scatter")
             adapter = ADAPTERS[type(out)]
             source, (target, count, dtype) = NULL, adapter.memory(out, True)
             _, blocks = self._joined(adapter.shape(out), counts)
@@ -206,7 +221,7 @@ class Communicator:
     ) -> Any:
         """Combine x of all ranks and divide axis 0 of the result among them: equal shares, or `counts` rows.
 
-        Returns this rank's share.
+        Returns this rank's share, shape (rows of this rank, *x.shape[1:]).
         """
         adapter = ADAPTERS[type(x)]
         source, _, dtype = adapter.memory(x, False)
@@ -214,7 +229,7 @@ class Communicator:
         if out is None:
             out = adapter.empty(x, shape)
         target = _target(out, count, dtype)
-        code, factor = OPS[op]
+        code, factor = reduction(op)
         run = self._queue("reduce_scatter", out, x) if async_op else self._fused["reduce_scatter"]
         return run(source, target, count, dtype, code, factor, 0, blocks, seconds(timeout)) or out
 
@@ -241,12 +256,13 @@ class Communicator:
             if out is None:
                 out = x
         elif send_counts is None or recv_counts is None:
-            raise ArgumentError("all_to_all needs both send_counts and recv_counts, or neither")
+            message = "all_to_all needs both send_counts and recv_counts, or neither"
+            raise ArgumentError(message, rank=self.rank, collective="all_to_all")
         else:
             source, _, dtype = adapter.memory(x, False)
             to, row = self._rows(send_counts, "send_counts", shape), prod(shape[1:])
             come = self._rows(recv_counts, "recv_counts")
-            count, total, blocks = 0, sum(come) * row, ffi.new("uint64_t[]", [rows * row for rows in to + come])
+            count, total, blocks = 0, sum(come) * row, _blocks(to + come, shape)
             if out is None:
                 out = adapter.empty(x, (sum(come), *shape[1:]))
         target = _target(out, total, dtype)
@@ -262,19 +278,15 @@ class Communicator:
 
     def send(self, x: Any, peer: int, tag: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Send x to `peer`; a large one may wait until it is received. Ordered per peer and tag."""
-        call = (*ADAPTERS[type(x)].memory(x, False), self._peer("peer", peer), tag, seconds(timeout))
-        if async_op:
-            return Work(self._transport.isend(*call), lambda _: None, (x, call), self._unfinished)
-        return self._transport.send(*call)
+        call = (*ADAPTERS[type(x)].memory(x, False), self._peer("peer", peer), *_options(tag, timeout))
+        return self._isend(x, call) if async_op else self._transport.send(*call)
 
     def recv(
         self, x: Any, peer: int | None = None, tag: int = 0, *, timeout: float | None = None, async_op: bool = False
     ) -> Any:
         """Receive into x from `peer`, or from any rank. Returns the rank that sent."""
-        call = (*ADAPTERS[type(x)].memory(x, True), self._source("peer", peer), tag, seconds(timeout))
-        if async_op:
-            return Work(self._transport.irecv(*call), lambda source: source, (x, call), self._unfinished)
-        return self._transport.recv(*call)
+        call = (*ADAPTERS[type(x)].memory(x, True), self._source("peer", peer), *_options(tag, timeout))
+        return self._irecv(x, call) if async_op else self._transport.recv(*call)
 
     def sendrecv(
         self,
@@ -290,37 +302,47 @@ class Communicator:
         """Send x to `dest` and receive `out` from `source` at once. Returns the rank that sent."""
         sent = (*ADAPTERS[type(x)].memory(x, False), self._peer("dest", dest))
         received = (*ADAPTERS[type(out)].memory(out, True), self._source("source", source))
+        options = _options(tag, timeout)
         if async_op:
-            both = Both(
-                self.send(x, dest, tag, timeout=timeout, async_op=True),
-                self.recv(out, source, tag, timeout=timeout, async_op=True),
-            )
-            return Work(both, lambda source: source, None, self._unfinished)
-        return self._transport.sendrecv(*sent, *received, tag, seconds(timeout))
+            _check_disjoint(sent[:3], received[:3])  # two native calls: neither sees the other's memory
+            works = self._isend(x, (*sent, *options)), self._irecv(out, (*received, *options))
+            return Work(Both, works, lambda source: source, None, self._unfinished)
+        return self._transport.sendrecv(*sent, *received, *options)
 
     # --- Python objects -----------------------------------------------------------------------------------------------
 
     def broadcast_object(self, obj: Any = None, root: int = 0, *, timeout: float | None = None) -> Any:
-        """Return the object of `root` on every rank, pickled on the way."""
+        """Return the object of `root` on every rank, pickled on the way.
+
+        There are two rounds, for the size and for the pickle, and `timeout` holds for each. Where the object cannot be
+        pickled, `root` raises what pickle raised, the others RingcommError; the communicator stays usable.
+        """
         is_root = self._peer("root", root) == self.rank
-        data: Any = _pickled(obj) if is_root else None
-        size = np.array(data.size if is_root else 0)
+        data: Any = None
+        error: Exception | None = None
+        if is_root:
+            data, error = _pickled(obj)
+        size = np.array(FAILED if data is None else data.size)
         self.broadcast(size, root, timeout=timeout)
+        _check_pickled({root: size}, error)
         if not is_root:
             data = np.empty(size, np.uint8)
         self.broadcast(data, root, timeout=timeout)
         return obj if is_root else pickle.loads(data)
 
     def all_gather_object(self, obj: Any, *, timeout: float | None = None) -> list[Any]:
-        """Return the objects of all ranks in rank order, pickled on the way."""
-        data = _pickled(obj)
-        sizes = self.all_gather(np.array(data.size), timeout=timeout)
+        """Return the objects of all ranks in rank order, pickled on the way.
+
+        There are two rounds, and `timeout` holds for each. Where an object cannot be pickled, its rank raises what
+        pickle raised, the others RingcommError; the communicator stays usable.
+        """
+        data, sizes = self._pickled_everywhere(obj, timeout)
         return _unpickled(self.all_gather(data, counts=sizes, timeout=timeout), sizes)
 
     def gather_object(self, obj: Any, root: int = 0, *, timeout: float | None = None) -> list[Any] | None:
-        """Return the objects of all ranks in rank order on `root`, None elsewhere."""
-        data = _pickled(obj)
-        sizes = self.all_gather(np.array(data.size), timeout=timeout)
+        """Return the objects of all ranks in rank order on `root`, None elsewhere: like all_gather_object."""
+        self._peer("root", root)
+        data, sizes = self._pickled_everywhere(obj, timeout)
         gathered = self.gather(data, root=root, counts=sizes, timeout=timeout)
         return None if gathered is None else _unpickled(gathered, sizes)
 
@@ -330,12 +352,9 @@ class Communicator:
         """Make a communicator of the ranks with the same color, ordered by key, then rank. Collective.
 
         Returns None where color is None; such a rank takes part all the same. The new one inherits the timeout and
-        stays usable when this one is closed.
+        stays usable when this one is closed. Raises MemoryShortage on every rank if one has not enough.
         """
-        for name, value in (("color", 0 if color is None else color), ("key", key)):
-            if not isinstance(value, int | np.integer):
-                raise refuse(name, "an integer", value)
-        transport = self._transport.split(None if color is None else int(color), int(key))
+        transport = self._transport.split(None if color is None else integer("color", color), integer("key", key))
         return None if transport is None else Communicator(transport)
 
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike, device: str = "host") -> Any:
@@ -347,14 +366,21 @@ class Communicator:
         if device != "host":
             raise refuse("device", "'host' ('cuda' needs the CUDA transport)", device)
         kind, _ = dtype_of(dtype)
-        axes = tuple(index(axis) for axis in (shape if isinstance(shape, Sequence) else (shape,)))
+        lengths = shape if np.iterable(shape) else (shape,)
+        axes = tuple(integer("shape", axis, most=MAX_BYTES) for axis in lengths)
         if any(axis < 0 for axis in axes):
             raise refuse("shape", "lengths >= 0", axes)
-        memory = self._transport.allocate(f"empty({axes}, {kind.name}, {device})", prod(axes) * kind.itemsize)
-        return np.ndarray(axes, kind, memory)
+        if len(axes) > MAX_AXES:
+            raise refuse("shape", f"at most {MAX_AXES} axes", len(axes))
+        size = prod(axes) * kind.itemsize
+        if size > MAX_BYTES:
+            raise refuse("shape", "at most 2**100 bytes", axes)
+        return np.ndarray(axes, kind, self._transport.allocate(f"empty({axes}, {kind.name}, {device})", size))
 
     def abort(self, reason: str) -> None:
         """Break the communicator: every call on every rank, waiting or later, raises Aborted with this reason."""
+        if not isinstance(reason, str):
+            raise refuse("reason", "a string", repr(reason))
         self._transport.abort(reason)
 
     def close(self) -> None:
@@ -366,8 +392,8 @@ class Communicator:
         self._transport.check()
 
     def report(self, calls: int = 3) -> str:
-        """Print the last calls of every rank, what each does or waits for, and return the text."""
-        text = self._transport.report(calls)
+        """Print the last calls of every rank, 1023 at most, what each does or waits for, and return the text."""
+        text = self._transport.report(integer("calls", calls, 1))
         print(text, end="")
         return text
 
@@ -375,14 +401,28 @@ class Communicator:
 
     def _queue(self, collective: str, result: Any, *arrays: Any) -> Callable[..., Work]:
         def start(*call: Any) -> Work:
-            pending = self._transport.start(collective, *call)
-            return Work(pending, lambda _: result, (result, arrays, call), self._unfinished)
+            return Work(self._transport.start, (collective, *call), lambda _: result, arrays, self._unfinished)
 
         return start
 
+    def _isend(self, x: Any, call: tuple[Any, ...]) -> Work:
+        return Work(self._transport.isend, call, lambda _: None, x, self._unfinished)
+
+    def _irecv(self, x: Any, call: tuple[Any, ...]) -> Work:
+        return Work(self._transport.irecv, call, lambda source: source, x, self._unfinished)
+
+    def _pickled_everywhere(self, obj: Any, timeout: float | None) -> tuple[Any, Any]:
+        """Return the pickled object and the sizes of all ranks'."""
+        data, error = _pickled(obj)
+        sizes = self.all_gather(np.array(FAILED if data is None else data.size), timeout=timeout)
+        _check_pickled(dict(enumerate(sizes)), error)
+        return data, sizes
+
     def _peer(self, what: str, rank: int) -> int:
+        if type(rank) is not int:
+            rank = integer(what, rank)
         if not 0 <= rank < self.size:
-            raise refuse(what, f"a rank from 0 to {self.size - 1}", rank)
+            raise refuse(what, f"a rank from 0 to {self.size - 1}", rank, rank=self.rank)
         return rank
 
     def _source(self, what: str, rank: int | None) -> int:
@@ -394,16 +434,17 @@ class Communicator:
             return (self.size, *shape), NULL
         rows = self._rows(counts, "counts")
         if shape[:1] != (rows[self.rank],):
-            raise refuse(f"rows of the array on rank {self.rank}", rows[self.rank], f"shape {shape}")
+            raise refuse(f"rows of the array on rank {self.rank}", rows[self.rank], f"shape {shape}", rank=self.rank)
         return (sum(rows), *shape[1:]), _blocks(rows, shape)
 
     def _share(self, shape: Shape, counts: Sequence[int] | None) -> tuple[Shape, int, Any]:
         """Return the shape and elements of this rank's share of axis 0, and all lengths for C."""
         if not shape:
-            raise refuse("array", "an axis to divide among the ranks", "a single element")
+            raise refuse("array", "an axis to divide among the ranks", "a single element", rank=self.rank)
         if counts is None:
             if shape[0] % self.size:
-                raise refuse("axis 0", f"a multiple of {self.size} rows, or counts", f"{shape[0]} rows")
+                expected = f"a multiple of {self.size} rows, or counts"
+                raise refuse("axis 0", expected, f"{shape[0]} rows", rank=self.rank)
             share, blocks = shape[0] // self.size, NULL
         else:
             rows = self._rows(counts, "counts", shape)
@@ -411,11 +452,14 @@ class Communicator:
         return (share, *shape[1:]), share * prod(shape[1:]), blocks
 
     def _rows(self, counts: Sequence[int], what: str, shape: Shape | None = None) -> list[int]:
-        rows = [index(count) for count in counts]
-        if len(rows) != self.size or any(count < 0 for count in rows):
-            raise refuse(what, f"{self.size} numbers >= 0", rows)
+        try:
+            rows = [index(count) for count in counts]
+        except TypeError:
+            rows = []
+        if len(rows) != self.size or any(not 0 <= count < 2**63 for count in rows):
+            raise refuse(what, f"{self.size} numbers >= 0", repr(counts), rank=self.rank)
         if shape is not None and shape[:1] != (sum(rows),):
-            raise refuse(what, f"the rows of an array of shape {shape}", f"{sum(rows)} rows in all")
+            raise refuse(what, f"the rows of an array of shape {shape}", f"{sum(rows)} rows in all", rank=self.rank)
         return rows
 
 
@@ -423,26 +467,64 @@ def init(timeout: float | None = None, config: Config | None = None) -> Communic
     """Connect to the ranks that were started together: by `ringcomm run`, torchrun, mpirun or srun on one machine.
 
     Without a launcher the communicator has one rank. `timeout` (seconds, default 300) also limits the start. Raises
-    CollectiveTimeout naming the ranks that did not come, ArgumentError where versions differ.
+        CollectiveTimeout: naming the ranks that did not come;
+        PeerLost: naming a rank that came, and died;
+        Aborted: another rank failed and says how;
+        MemoryShortage: the shared memory cannot be had;
+        ArgumentError: the versions of ringcomm differ, or the environment makes no sense.
     """
     config = config or Config()
     if timeout is not None:
         config = replace(config, timeout=timeout)
-    place = rendezvous.find_place()
-    with rendezvous.open_store(place, config.timeout) as store:
+    place = find_place()
+    with open_store(place, config.timeout) as store:
         return connect(place.rank, place.size, store, config)
 
 
-def connect(rank: int, size: int, store: rendezvous.Store, config: Config) -> Communicator:
+def connect(rank: int, size: int, store: Store, config: Config) -> Communicator:
     """Connect as `rank` of `size` with those who hold the same store."""
     start_logging(config.log)
-    check(lib.rc_kernels_select(config.kernels.encode()))
+    _select_kernels(config.kernels)
     return Communicator(shm.connect(rank, size, store, config))
+
+
+def _select_kernels(level: str) -> None:
+    """Choose the kernels of this process: all its communicators share them, so one that is open keeps them."""
+    chosen = str(ffi.string(lib.rc_kernels_name()), "ascii")
+    if not _open:
+        check(lib.rc_kernels_select(level.encode()))
+    elif level not in ("", chosen):
+        raise refuse("kernels", f"{chosen}, which other communicators of this process use", level)
 
 
 def _close(transport: Transport, unfinished: Unfinished) -> None:
     transport.close()
     unfinished.clear()
+    _open.discard(transport)
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # from its __str__
+        return type(error).__name__
+
+
+def _options(tag: int, timeout: float | None) -> tuple[int, float]:
+    """Return tag and timeout as the transport takes them."""
+    if tag or type(tag) is not int:
+        tag = integer("tag", tag)
+    return tag, -1.0 if timeout is None else seconds(timeout)
+
+
+def _check_disjoint(source: Memory, target: Memory) -> None:
+    begins = [int(ffi.cast("uintptr_t", pointer)) for pointer, _, _ in (source, target)]
+    ends = [
+        begin + count * lib.rc_dtype_bytes(dtype)
+        for begin, (_, count, dtype) in zip(begins, (source, target), strict=True)
+    ]
+    if max(begins) < min(ends):
+        raise refuse("out", "separate memory", "memory that overlaps x")
 
 
 def _target(out: Any, count: int, dtype: int) -> Any:
@@ -454,12 +536,28 @@ def _target(out: Any, count: int, dtype: int) -> Any:
 
 
 def _blocks(rows: list[int], shape: Shape) -> Any:
+    """Return the lengths of blocks for C, from their rows and the shape of what has such rows."""
     row = prod(shape[1:])
-    return ffi.new("uint64_t[]", [count * row for count in rows])
+    try:
+        return ffi.new("uint64_t[]", [count * row for count in rows])
+    except OverflowError:
+        raise refuse("counts", "blocks of fewer than 2**64 elements", f"{rows} rows of {row}") from None
 
 
-def _pickled(obj: Any) -> "np.ndarray[Any, np.dtype[np.uint8]]":
-    return np.frombuffer(pickle.dumps(obj, protocol=5), np.uint8)
+def _pickled(obj: Any) -> tuple[Any, Exception | None]:
+    """Return the pickled object, or why there is none: the others are to be told before this rank raises."""
+    try:
+        return np.frombuffer(pickle.dumps(obj, protocol=5), np.uint8), None
+    except Exception as error:
+        return None, error
+
+
+def _check_pickled(sizes: Mapping[int, Any], error: Exception | None) -> None:
+    if error is not None:
+        raise error
+    for rank, size in sizes.items():
+        if size == FAILED:
+            raise RingcommError(f"rank {rank} could not pickle its object, and raised why", rank=rank)
 
 
 def _unpickled(data: Any, sizes: Any) -> list[Any]:

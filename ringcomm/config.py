@@ -1,19 +1,20 @@
-"""What can be tuned: argument › Config › RINGCOMM_* › default. Only rendezvous.py also reads the environment."""
+"""What can be tuned: argument › Config › RINGCOMM_* › default. Only place.py also reads the environment."""
 
 import logging
 import math
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, Self, TypeVar
 
-from ringcomm.errors import refuse, unknown
+from ringcomm.errors import integer, refuse, unknown
 
 __all__ = ["Config"]
 
 T = TypeVar("T")
 PREFIX = "RINGCOMM_"
-# Set by `ringcomm run` for the ranks it starts, read by rendezvous.py.
+# Set by `ringcomm run` for the ranks it starts, read by place.py: rank, size, job and nonce.
 LAUNCHER = ("RINGCOMM_RANK", "RINGCOMM_SIZE", "RINGCOMM_JOB", "RINGCOMM_NONCE")
 
 # A segment is whole cache lines.
@@ -64,7 +65,7 @@ class Config:
     sub_arena_bytes: int = _setting("sub_arena_bytes", 1 << 20, int)
     """The same for each communicator made by `split`."""
     segment_bytes: int = _setting("segment_bytes", 256 << 10, int)
-    """One rank's share of a chunk in a staged collective, at most. On a Zen 4 64 KiB were a fifth slower."""
+    """One rank's share of a chunk in a staged collective, at most."""
     small_bytes: int = _setting("small_bytes", 16 << 10, int)
     """An all_reduce up to this size is done in one synchronisation: every rank reduces everything."""
     stream_bytes: int | None = _setting("stream_bytes", None, int)
@@ -74,10 +75,13 @@ class Config:
     oversubscribed: bool | None = _setting("oversubscribed", None, _flag)
     """More ranks than cores: waiting ranks give their core away early. None: found out at connect."""
     kernels: str = _setting("kernels", "", str)
-    """"portable", "avx2", "avx512"; empty for the best of this CPU."""
-    log: str = _setting("log", "warning", str)
-    """The level of the logger "ringcomm": debug, info, warning, error."""
+    """"portable", "avx2", "avx512"; empty for the best of this CPU. A process has one choice as long as it has a
+    communicator open."""
+    log: str = _setting("log", "", str)
+    """The level of the logger "ringcomm": debug, info, warning, error; empty for what the program has set, by default
+    warning."""
 
+    # Before __init__: that of a dataclass would refuse an unknown name without the nearest known one.
     def __new__(cls, *_: Any, **given: Any) -> Self:
         known = [f.name for f in fields(cls)]
         for name in given:
@@ -89,21 +93,25 @@ class Config:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        if not 0 < self.timeout < math.inf:
-            raise refuse("timeout", "seconds > 0, and an end", self.timeout)
+        if not isinstance(self.timeout, int | float) or not 0 < self.timeout < math.inf:
+            raise refuse("timeout", "seconds > 0, and an end", repr(self.timeout))
         for name, least in LEAST_BYTES.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise refuse(name, f"at least {least} bytes", value)
-        if self.log.upper() not in logging.getLevelNamesMapping():
+            if name != "stream_bytes" or self.stream_bytes is not None:
+                integer(name, getattr(self, name), least)
+        if self.log and str(self.log).upper() not in logging.getLevelNamesMapping():
             raise unknown("log level", self.log, ["debug", "info", "warning", "error"])
+
+
+_logging = threading.Lock()  # ranks may be threads
 
 
 def start_logging(level: str) -> None:
     """Let the logger "ringcomm" speak from `level` on; on stderr where the program has no handlers of its own."""
     logger = logging.getLogger("ringcomm")
-    logger.setLevel(level.upper())
-    if not logger.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("ringcomm %(levelname)s: %(message)s"))
-        logger.addHandler(handler)
+    with _logging:
+        if level:
+            logger.setLevel(level.upper())
+        if not logger.hasHandlers():
+            handler = logging.StreamHandler()
+            handler.setFormatter(logging.Formatter("ringcomm %(levelname)s: %(message)s"))
+            logger.addHandler(handler)

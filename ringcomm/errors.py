@@ -1,6 +1,7 @@
 """What can go wrong. One tree; every error carries its facts as attributes, and travels between processes."""
 
 import difflib
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -73,9 +74,24 @@ class MemoryShortage(RingcommError, MemoryError):
     """Shared memory could not be had; the message has the figures of that moment."""
 
 
-def refuse(what: str, expected: object, got: object) -> ArgumentError:
+def refuse(
+    what: str, expected: object, got: object, *, rank: int | None = None, collective: str | None = None
+) -> ArgumentError:
     """Return the error that shows both sides."""
-    return ArgumentError(f"{what}: expected {expected}, got {got}", expected=expected, got=got)
+    message = f"{what}: expected {expected}, got {got}"
+    return ArgumentError(message, rank=rank, collective=collective, expected=expected, got=got)
+
+
+def integer(what: str, value: Any, least: int = -(2**63), most: int = 2**63 - 1) -> int:
+    """Return `value` as an int, or refuse what is none, or none of 64 bits."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise refuse(what, "an integer", repr(value)) from None
+    if not least <= number <= most:
+        bits = number.bit_length()
+        raise refuse(what, f"an integer from {least} to {most}", number if bits <= 64 else f"one of {bits} bits")
+    return number
 
 
 def unknown(what: str, name: object, known: Iterable[str]) -> ArgumentError:

@@ -1,6 +1,5 @@
 """How much more memory this process may use: shared memory that is not there would end in SIGBUS or an OOM kill."""
 
-import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +57,8 @@ def _machine(root: Path) -> Iterator[Headroom]:
 
 
 def _process(root: Path) -> Iterator[Headroom]:
+    import resource  # not everywhere, and importing ringcomm works everywhere
+
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if space != resource.RLIM_INFINITY:
         pages = int(words(root / "proc/self/statm")[0])

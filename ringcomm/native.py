@@ -75,9 +75,12 @@ def seconds(timeout: float | None) -> float:
     """Return `timeout` as the C ABI takes it: negative for the communicator's own."""
     if timeout is None:
         return -1.0
-    if not timeout >= 0:
-        raise refuse("timeout", "seconds >= 0, or None for the communicator's", timeout)
-    return float(timeout)
+    try:
+        if timeout >= 0:
+            return float(timeout)
+    except (TypeError, ValueError, OverflowError):  # words, an array, more than a float can hold
+        pass
+    raise refuse("timeout", "seconds >= 0, or None for the communicator's", repr(timeout))
 
 
 def _interrupted() -> BaseException | None:

@@ -1,7 +1,8 @@
 """`ringcomm run`: a program on several ranks of this machine, with their output line by line and an end for all.
 
 The ranks are one process group. A guard leads it: a small process that waits for the end of `ringcomm run`, and then
-kills the group. So nothing stays behind even if `ringcomm run` itself is killed, whatever program the ranks run.
+kills the group, and the ranks that have left it. So nothing stays behind even if `ringcomm run` itself is killed,
+whatever program the ranks run.
 """
 
 import os
@@ -14,19 +15,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, BinaryIO, Self
 
+from ringcomm import processes
 from ringcomm.errors import ArgumentError, refuse
-from ringcomm.launch import ending
-from ringcomm.rendezvous import Place
+from ringcomm.place import Place
 
 __all__ = ["run"]
 
-# What the others get when a rank has failed, and after how many seconds.
-LAST_SIGNALS = ((5.0, signal.SIGTERM), (7.0, signal.SIGKILL))
+# What the others get when a rank has failed, and after how many seconds: GRACE to end by themselves, then as long to
+# handle SIGTERM as they have to end when `ringcomm run` is killed.
+LAST_SIGNALS = ((processes.GRACE, signal.SIGTERM), (processes.GRACE + 2.0, signal.SIGKILL))
 FORWARDED = (signal.SIGINT, signal.SIGTERM)
-GUARD = "import os, signal; os.read(0, 1); os.killpg(0, signal.SIGKILL)"
 LINE_BYTES = 1 << 20  # a longer line is printed in pieces
 
 
@@ -87,7 +88,7 @@ class _Ranks:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
         try:
             self._guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", GUARD], stdin=subprocess.PIPE, process_group=0
+                [sys.executable, "-I", "-S", processes.__file__], stdin=subprocess.PIPE, bufsize=0, process_group=0
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -112,6 +113,7 @@ class _Ranks:
             process_group=self._guard.pid,
         )
         self._processes.append(process)
+        self._tell_guard(process)
         for source, sink in ((process.stdout, sys.stdout.buffer), (process.stderr, sys.stderr.buffer)):
             assert source is not None
             os.set_blocking(source.fileno(), False)
@@ -140,13 +142,15 @@ class _Ranks:
                 self._send(signal.Signals(number))
                 self._set_last_signals()
         for rank, process in enumerate(self._processes):
-            if process.returncode is None and (code := process.poll()):
-                self._failed(rank, code)
+            if process.returncode is None and (code := process.poll()) is not None:
+                self._tell_guard(process)
+                if code:
+                    self._failed(rank, code)
 
     def _failed(self, rank: int, code: int) -> None:
         if self._status == 0:
             self._status = code if code > 0 else 128 - code
-            print(f"ringcomm run: rank {rank} {ending(code)}", file=sys.stderr, flush=True)
+            print(f"ringcomm run: rank {rank} {processes.ending(code)}", file=sys.stderr, flush=True)
             self._set_last_signals()
 
     def _set_last_signals(self) -> None:
@@ -158,7 +162,13 @@ class _Ranks:
         return max(0.0, self._last_signals[0][0] - time.monotonic()) if self._last_signals else None
 
     def _send(self, number: signal.Signals) -> None:
-        os.killpg(self._guard.pid, number)
+        running = [process.pid for process in self._processes if process.returncode is None]
+        processes.send(number, self._guard.pid, running)
+
+    def _tell_guard(self, process: "subprocess.Popen[bytes]") -> None:
+        assert self._guard.stdin is not None
+        with suppress(BrokenPipeError):  # it is killed last of all, with the group
+            self._guard.stdin.write(b"%d\n" % process.pid)
 
 
 class _Lines:

@@ -10,7 +10,7 @@ import numpy as np
 from ringcomm.communicator import Communicator
 from ringcomm.config import Config
 from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, MismatchError, PeerLost, RingcommError
-from ringcomm.rendezvous import HashStore, Store
+from ringcomm.store import HashStore, Store
 from ringcomm.transports.contract import Transport
 from ringcomm.types import premul_sum
 

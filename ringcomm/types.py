@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from ringcomm.errors import ArgumentError, unknown
 
-__all__ = ["COLLECTIVES", "DTYPES", "OPS", "PremulSum", "premul_sum"]
+__all__ = ["COLLECTIVES", "DTYPES", "OPS", "PremulSum", "premul_sum", "reduction"]
 
 
 def _numbered(*names: str) -> dict[str, int]:
@@ -49,3 +49,11 @@ class _Ops(dict[object, tuple[int, float]]):
 
 
 OPS = _Ops({name: (code, 1.0) for name, code in _OP_CODES.items() if name != "premul_sum"})
+
+
+def reduction(op: object) -> tuple[int, float]:
+    """Return OPS[op], or refuse what is no operation, also where it cannot be a key."""
+    try:
+        return OPS[op]
+    except TypeError:
+        raise unknown("op", op, _OP_CODES) from None

@@ -1,10 +1,12 @@
 """The handle of a call that may still run."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
+from ringcomm.errors import RingcommError
 from ringcomm.native import seconds
-from ringcomm.transports.contract import Pending
+from ringcomm.transports.contract import Pending, Transport
 
 __all__ = ["Both", "Unfinished", "Work"]
 
@@ -17,31 +19,47 @@ class Work:
     """
 
     def __init__(
-        self, pending: Pending, result: Callable[[int], Any], memory: object, unfinished: "Unfinished"
+        self,
+        start: Callable[..., Pending],
+        call: tuple[Any, ...],
+        result: Callable[[int], Any],
+        arrays: object,
+        unfinished: "Unfinished",
     ) -> None:
-        self._pending: Pending | None = pending
+        self._pending: Pending | None = None
         self._result = result  # of the rank that sent, which only recv knows
-        self._memory: object = memory
+        self._memory: object = (call, arrays)  # until it is done
         self._unfinished = unfinished
         self._value: Any = None
-        self._error: BaseException | None = None
-        unfinished.add(self)
+        self._error: RingcommError | None = None
+        unfinished.add(self)  # before the start: a signal handler may raise right after it
+        try:
+            self._pending = start(*call)
+        except RingcommError:  # nothing was started
+            unfinished.discard(self)
+            raise
 
     def wait(self, timeout: float | None = None) -> Any:
         """Wait until the call is done and return its result, as the blocking call would have.
 
         Raises what the blocking call would have raised, also when asked again. A wait longer than `timeout` seconds
         (None: as long as the call itself may take) raises CollectiveTimeout and breaks the communicator, since the
-        memory cannot be handed back otherwise.
+        memory cannot be handed back otherwise. An exception that a signal handler raises breaks it for the same reason.
         """
         limit = seconds(timeout)
         pending = self._pending  # two threads may wait
         if pending is not None:
             try:
                 self._value = self._result(pending.wait(limit))
-            except BaseException as error:
+            except RingcommError as error:
+                if not pending.done():
+                    raise  # refused: inside a signal handler
                 self._error = error
-            self._pending = self._memory = None
+            except BaseException:  # not the call's: a signal handler's, perhaps before the native wait had begun
+                if not pending.done():
+                    self._unfinished.stop(pending)
+                raise
+            self._memory = self._pending = None
             self._unfinished.discard(self)
         if self._error is not None:
             raise self._error
@@ -50,7 +68,7 @@ class Work:
     def done(self) -> bool:
         """Say whether the call is done, well or badly, and its arrays are the caller's again."""
         pending = self._pending
-        if pending is not None and not pending.done():
+        if self._memory is not None and (pending is None or not pending.done()):
             return False
         self._unfinished.discard(self)
         return True
@@ -71,8 +89,11 @@ class Both:
         limit = None if timeout < 0 else timeout
         try:
             self._send.wait(limit)
-        finally:  # also after a failure: nothing may touch the memory any more
-            source: int = self._recv.wait(limit)
+        except RingcommError:
+            with suppress(RingcommError):  # the first failure counts, but nothing may touch the memory after it
+                self._recv.wait(limit)
+            raise
+        source: int = self._recv.wait(limit)
         return source
 
     def done(self) -> bool:
@@ -82,7 +103,8 @@ class Both:
 class Unfinished:
     """The works whose memory the library may still touch: alive here, even if nobody else has them."""
 
-    def __init__(self) -> None:
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
         self._works: set[Work] = set()
         self._sweep_at = 16
 
@@ -96,6 +118,12 @@ class Unfinished:
 
     def discard(self, work: Work) -> None:
         self._works.discard(work)
+
+    def stop(self, pending: Pending) -> None:
+        """Break the communicator, so that the call ends and lets go of its memory."""
+        with suppress(RingcommError):  # the failure of the call; or the communicator is closed, which ends it too
+            self._transport.abort(f"rank {self._transport.rank} was interrupted by a signal during wait")
+            pending.wait(-1.0)
 
     def clear(self) -> None:
         self._works.clear()

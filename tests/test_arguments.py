@@ -97,6 +97,10 @@ CALLS = {
         "overlaps the input",
     ),
     "a message over itself": (lambda c: (lambda x: c.sendrecv(x, 0, x, 0, timeout=0.1))(zeros(3)), "overlaps"),
+    "a queued message over itself": (
+        lambda c: (lambda x: c.sendrecv(x, 0, x, 0, async_op=True))(zeros(3)),
+        "overlaps",
+    ),
     "a message over its end": (lambda c: (lambda x: c.sendrecv(x[:3], 0, x[2:], 0, timeout=0.1))(zeros(5)), "overlaps"),
     # Operations
     "an unknown op": (lambda c: c.all_reduce(zeros(1), "summ"), "unknown op.* 'summ'; did you mean 'sum'"),

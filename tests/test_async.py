@@ -1,6 +1,8 @@
 """Calls in the background: their order, their results, and what a wait leaves behind when it fails."""
 
 import gc
+import itertools
+import sys
 import threading
 import weakref
 
@@ -224,3 +226,90 @@ def late_start(comm):
 @pytest.mark.slow
 def test_the_clock_of_a_queued_call_starts_at_the_head_of_the_queue(world):
     harness.run(late_start, 2, world=world)
+
+
+class StopError(Exception):
+    """What the handler of a signal raises."""
+
+
+def stopped(step, call):
+    """Make the call, with a StopError where it enters its function number `step`; say whether it came so far."""
+    entered = itertools.count()
+
+    def profile(frame, event, argument):  # noqa: ARG001
+        if event == "call" and next(entered) == step:
+            sys.setprofile(None)
+            raise StopError
+
+    sys.setprofile(profile)
+    try:
+        call()
+    except StopError:
+        return True
+    except CollectiveTimeout:
+        pass
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+def stop_starts(comm):
+    """Where a start was left early, its memory is kept, or nobody receives."""
+    kept = []
+    for step in itertools.count():
+        x = np.zeros(3)
+        memory = weakref.ref(x)
+        reached = stopped(step, lambda x=x, step=step: comm.recv(x, comm.rank, step, async_op=True))
+        del x
+        comm.send(np.ones(3), comm.rank, tag=step)
+        if not reached:
+            break
+        kept.append(memory() is not None)
+        if not kept[-1]:
+            comm.recv(np.empty(3), comm.rank, tag=step, timeout=1)
+    assert {True, False} == set(kept)
+
+
+def test_a_start_that_a_signal_ends_loses_no_memory(world):
+    harness.run(stop_starts, 1, world=world)
+
+
+STARTS = {
+    "recv": lambda group, x: group.recv(x, 1, async_op=True),
+    "sendrecv": lambda group, x: group.sendrecv(np.ones(LARGE), 1, x, 1, async_op=True),
+    "all_reduce": lambda group, x: group.all_reduce(x, async_op=True),
+}
+
+
+def stop_waits(comm, name):
+    """Rank 1 does nothing. Where a wait was left early, the call has ended, or the memory is kept for it."""
+    seen = set()
+    reached, step = True, 0
+    while comm.broadcast_object(reached):
+        group = comm.split(0)
+        if comm.rank == 0:
+            x = np.zeros(3)
+            memory = weakref.ref(x)
+            work = STARTS[name](group, x)
+            del x
+            reached = stopped(step, lambda work=work: work.wait(timeout=0))
+            try:
+                group.check()
+                broken = False
+                assert not work.done()
+                assert memory() is not None
+            except (Aborted, CollectiveTimeout) as error:
+                broken = True
+                assert work.done()
+                with pytest.raises(type(error)):
+                    work.wait()
+            seen.add((reached, broken))
+            step += 1
+        comm.barrier()
+        group.close()
+    assert comm.rank or seen == {(True, False), (True, True), (False, True)}
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_a_wait_that_a_signal_ends_leaves_no_memory_to_a_running_call(name, world):
+    harness.run(stop_waits, 2, name, world=world)

@@ -86,6 +86,24 @@ def test_a_dlpack_exporter_on_the_host_is_read_in_place(data):
     assert ADAPTERS[Exported].shape(Exported(data)) == (2, 2)
 
 
+class ExportedBefore1(Exported):
+    def __dlpack__(self, stream=None):
+        return self.data.__dlpack__()
+
+
+def test_an_exporter_before_dlpack_1_can_be_sent_and_the_refusal_names_the_cure():
+    x = ExportedBefore1(torch.zeros(4))
+    assert memory(x, writable=False)[1] == 4
+    with pytest.raises(ArgumentError, match=r"expected a writable one.*DLPack 1\.0.*pass torch\.from_dlpack\(x\)"):
+        memory(x)
+    assert address(memory(torch.from_dlpack(x))[0]) == x.data.data_ptr()
+
+
+def test_a_dlpack_dtype_that_numpy_does_not_know_is_refused():
+    with pytest.raises(ArgumentError, match="NumPy cannot read this Exported: "):
+        memory(Exported(torch.zeros(2, dtype=torch.bfloat16)))
+
+
 def test_a_dlpack_exporter_on_a_gpu_is_refused():
     class OnGpu(Exported):
         def __dlpack_device__(self):

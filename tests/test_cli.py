@@ -45,6 +45,15 @@ def test_an_error_is_told_in_words_with_its_notes(monkeypatch, capsys):
     assert capsys.readouterr().err == "ringcomm doctor: no luck\non rank 1 of 2\n"
 
 
+def test_an_interrupt_ends_without_a_word(monkeypatch, capsys):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "main", interrupt)
+    assert cli.main(["doctor"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
 @pytest.mark.slow
 def test_the_module_is_the_command():
     done = subprocess.run([sys.executable, "-m", "ringcomm", "--version"], capture_output=True, text=True, check=True)

@@ -1,12 +1,20 @@
 """Argument › Config › RINGCOMM_* › default."""
 
 import dataclasses
+import logging
 import pickle
+import threading
+from contextlib import suppress
 
 import pytest
 
+import harness
+import ringcomm
 from ringcomm import ArgumentError, Config
-from ringcomm.config import LAUNCHER, PREFIX
+from ringcomm.communicator import connect
+from ringcomm.config import LAUNCHER, PREFIX, start_logging
+from ringcomm.native import ffi, lib
+from ringcomm.store import HashStore
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +49,7 @@ def test_what_is_given_overrides_the_environment(monkeypatch):
 
 @pytest.mark.parametrize("field", dataclasses.fields(Config), ids=lambda field: field.name)
 def test_every_field_reads_the_variable_of_its_own_name(field, monkeypatch):
-    text = {"kernels": "avx2", "log": "debug"}.get(field.name, "1")
+    text = {"kernels": "avx2", "log": "debug", "segment_bytes": "64"}.get(field.name, "1")
     monkeypatch.setenv(PREFIX + field.name.upper(), text)
     assert str(getattr(Config(), field.name)) in (text, "1.0", "True")
 
@@ -72,7 +80,11 @@ def test_the_variables_of_the_launcher_are_no_settings(monkeypatch):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"timeout": 0}, {"timeout": float("nan")}, {"timeout": float("inf")}, {"arena_bytes": -1}, {"log": "loud"}],
+    [
+        *({"timeout": timeout} for timeout in (0, "3", float("nan"), float("inf"))),
+        *({"arena_bytes": size} for size in (-1, 1.5, None, 2**70)),
+        *({"log": level} for level in ("loud", 3)),
+    ],
 )
 def test_a_value_that_makes_no_sense_is_refused(wrong):
     with pytest.raises(ArgumentError, match=next(iter(wrong))):
@@ -85,3 +97,65 @@ def test_a_config_travels_and_stays_as_it_is():
     assert dataclasses.replace(config, timeout=6).timeout == 6
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.timeout = 1
+
+
+# --- What the communicators of a process share ------------------------------------------------------------------------
+
+
+def test_the_level_of_the_logger_is_the_programs_unless_one_is_given(monkeypatch):
+    logger = logging.getLogger("ringcomm")
+    monkeypatch.setattr(logger, "level", logger.level)  # to have it back
+    for level in (logging.NOTSET, logging.ERROR):
+        logger.setLevel(level)
+        start_logging(Config().log)
+        assert logger.level == level
+    start_logging(Config(log="debug").log)
+    assert logger.level == logging.DEBUG
+
+
+def test_ranks_that_are_threads_make_one_handler(monkeypatch):
+    logger = logging.getLogger("ringcomm")
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logger, "propagate", False)
+    at_once = threading.Barrier(2)
+
+    def make(make=logging.StreamHandler):
+        with suppress(threading.BrokenBarrierError):  # only one thread is here
+            at_once.wait(0.1)
+        return make()
+
+    monkeypatch.setattr(logging, "StreamHandler", make)
+    threads = [threading.Thread(target=start_logging, args=("",)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(logger.handlers) == 1
+
+
+def kernels():
+    return ffi.string(lib.rc_kernels_name()).decode()
+
+
+def choose(comm):
+    """Choose other kernels while `comm` is open, then when nothing is."""
+
+    def alone(**given):
+        return connect(0, 1, HashStore(), Config(**given))
+
+    best = kernels()
+    others = [level for level in ("portable", "avx2", "avx512") if level != best]
+    for level in others:
+        with pytest.raises(ArgumentError, match=f"kernels: expected {best}, which other .*, got {level}"):
+            alone(kernels=level)
+    alone(kernels=best).close()
+    comm.close()
+    if best != "portable":
+        with alone(kernels="portable"), alone():
+            assert kernels() == "portable"
+    with alone():
+        assert kernels() == best
+
+
+def test_an_open_communicator_keeps_its_kernels():
+    ringcomm.launch(choose, 1, timeout=harness.OPERATION)

@@ -12,14 +12,15 @@ import subprocess
 import sys
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
 from ringcomm import ArgumentError, CollectiveTimeout, MemoryShortage, PeerLost, RingcommError
-from ringcomm.rendezvous import HashStore, Place, SocketStore
+from ringcomm.place import Place
+from ringcomm.store import HashStore, SocketStore
 from ringcomm.transports import descriptors
 from ringcomm.transports.descriptors import meet
 
@@ -121,10 +122,10 @@ def test_what_rank_0_raises_is_raised_everywhere():
 def test_what_another_rank_raises_is_raised_everywhere(monkeypatch):
     say = descriptors._Guest._say
 
-    def fail_on_rank_1(guest, message, fds=()):
+    def fail_on_rank_1(guest, message, *args):
         if guest._rank == 1 and "ready" in message:
             raise RingcommError("no room for descriptors", rank=1)
-        say(guest, message, fds)
+        say(guest, message, *args)
 
     monkeypatch.setattr(descriptors._Guest, "_say", fail_on_rank_1)
     for error in meet_as_threads(range(3), 3):
@@ -137,41 +138,76 @@ def test_a_missing_rank_0_is_a_timeout_of_the_store():
         visit(HashStore(), 1, 2, timeout=0.05)
 
 
+def test_a_rank_that_has_not_said_hello_yet_is_told_the_reason_too(monkeypatch):
+    store = HashStore()
+    say = descriptors._Guest._say
+
+    def say_late_on_rank_2(guest, *args):
+        if guest._rank == 2:
+            host.exception()  # it has gone
+        say(guest, *args)
+
+    monkeypatch.setattr(descriptors._Guest, "_say", say_late_on_rank_2)
+    with ThreadPoolExecutor() as pool:
+        host = pool.submit(visit, store, 0, 4)
+        hesitant = pool.submit(visit, store, 2, 4)
+        late = pool.submit(visit, store, 1, 4, timeout=0.1)
+        for outcome in (host, late, hesitant):
+            with pytest.raises(CollectiveTimeout, match="did not arrive"):
+                outcome.result()
+
+
+def test_a_rank_that_fails_before_it_comes_ends_the_wait_of_the_others():
+    store = HashStore()
+    with ThreadPoolExecutor() as pool:
+        waiting = [pool.submit(visit, store, rank, 3) for rank in (0, 1)]
+        store.abort(MemoryShortage("no memory", rank=2))
+        for outcome in waiting:
+            with pytest.raises(MemoryShortage, match="no memory"):
+                outcome.result(timeout=10)
+
+
+NONSENSE = (
+    b"\xff\xfe",
+    b"[1]",
+    b"[" * 60_000,
+    b"\xed\xa0\x80\0{}",
+    b'guess\0{"rank": Infinity, "hello": {}}',
+    rb'{"secret": "\ud800", "rank": 1, "hello": {}}',
+    b"\0",
+)
+
+
 def test_strangers_are_refused_and_do_not_block_the_start(caplog):
     store = HashStore()
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor() as pool, ExitStack() as strangers:
         host = pool.submit(visit, store, 0, 2)
-        where = json.loads(store.get(descriptors.KEY, 20))
-        strangers = []
-        for words in (None, b"\xff\xfe", b"[1]", json.dumps({"secret": "guess", "rank": 1, "hello": {}}).encode()):
-            stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        name, _ = store.get(descriptors.KEY, 20).split()
+
+        def connect():
+            stranger = strangers.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             stranger.settimeout(20)
-            stranger.connect(f"\0{where['name']}")
-            strangers.append(stranger)
-            if words:
-                socket.send_fds(stranger, [words], [0, 0])  # and what it sends does not stay open
-                assert stranger.recv(100) == b""  # hung up
+            stranger.connect(b"\0" + name)
+            return stranger
+
+        connect()  # and say nothing
+        connect().close()
+        for words in NONSENSE:
+            stranger = connect()
+            socket.send_fds(stranger, [words], [0] * 253)  # more than a rank would send; and they do not stay open
+            assert stranger.recv(100) == b""  # hung up
         with visit(store, 1, 2) as guest, host.result():
             assert guest.welcome["names"] == ["rank 0", "rank 1"]
-        for stranger in strangers:
-            stranger.close()
-    assert caplog.text.count("it does not know the secret of this start") == 3
+    assert caplog.text.count("it does not know the secret of this start") == len(NONSENSE)
+    assert caplog.text.count("it left without a word") == 1
 
 
-def test_the_second_to_come_as_a_rank_is_refused_and_told(caplog):
+def test_two_that_come_as_one_rank_end_the_start_for_all():
     store = HashStore()
     with ThreadPoolExecutor() as pool:
-        host = pool.submit(visit, store, 0, 3)
-        twins = [pool.submit(visit, store, 1, 3) for _ in range(2)]
-        while not any(twin.done() for twin in twins):
-            select.select([], [], [], 0.001)
-        with visit(store, 2, 3), host.result():
-            pass
-        refused, welcome = sorted(twins, key=lambda twin: twin.exception() is None)
-        welcome.result().close()
-        with pytest.raises(ArgumentError, match=f"rank 1 is already taken by process {os.getpid()}"):
-            refused.result()
-    assert "rank 1 is already taken" in caplog.text
+        for outcome in [pool.submit(visit, store, rank, 3) for rank in (0, 1, 1)]:
+            with pytest.raises(ArgumentError, match=f"two came as rank 1: processes {os.getpid()} and {os.getpid()}"):
+                outcome.result()
 
 
 def test_descriptors_wait_while_too_many_are_on_their_way():
@@ -202,7 +238,7 @@ def test_a_process_out_of_descriptors_says_so():
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
         try:
             with pytest.raises(RingcommError, match="RLIMIT_NOFILE"):
-                descriptors._receive(theirs)
+                descriptors._receive(theirs).read()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
@@ -227,10 +263,10 @@ def die_when_hello_is_said(job, rank, size):
 def die_when_all_is_received(job, rank, size):
     send = descriptors._send
 
-    def die_instead_of_ready(peer, message, fds=()):
+    def die_instead_of_ready(peer, message, *args):
         if "ready" in message:
             os.kill(os.getpid(), signal.SIGKILL)
-        send(peer, message, fds)
+        send(peer, message, *args)
 
     descriptors._send = die_instead_of_ready
     visit_as_process(job, rank, size)

@@ -1,5 +1,6 @@
 """`ringcomm.launch`: functions on ranks that are threads or fresh processes."""
 
+import gc
 import importlib
 import os
 import re
@@ -9,13 +10,17 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import ringcomm
-from ringcomm import Aborted, ArgumentError, PeerLost, RingcommError
+from ringcomm import Aborted, ArgumentError, Config, MemoryShortage, PeerLost, RingcommError
+from ringcomm.store import HashStore
+from ringcomm.transports import shm
 
 launch_module = importlib.import_module("ringcomm.launch")  # the name in the package is the function
 processes_only = pytest.mark.slow
@@ -31,10 +36,11 @@ def nothing_is_left():
     before = footprint()
     yield
     for left, was in zip(footprint(), before, strict=True):
-        assert left <= was  # less where the garbage of earlier tests has gone
+        assert left <= was  # less where a helper of an earlier test has gone
 
 
 def footprint():
+    gc.collect()  # an error that was raised holds what its frames hold
     children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
     return threading.active_count(), len(children), len(os.listdir("/proc/self/fd"))
 
@@ -216,6 +222,44 @@ def test_arguments_that_make_no_sense_are_refused():
         launch(greet, 2, timeout=-1)
 
 
+def fail_on_1(connect, error):
+    def connect_others(rank, *args):
+        if rank == 1:
+            raise error
+        return connect(rank, *args)
+
+    return connect_others
+
+
+@pytest.mark.parametrize("error", [KeyError("the reason"), MemoryShortage("the reason", rank=1)])
+def test_a_rank_that_cannot_connect_does_not_hold_the_others(monkeypatch, error):
+    monkeypatch.setattr(launch_module, "connect", fail_on_1(launch_module.connect, error))
+    start = time.monotonic()
+    with pytest.raises(type(error), match="the reason") as raised:
+        launch(greet, 3, "threads")
+    assert raised.value.__notes__[0] == "on rank 1 of 3" or isinstance(error, RingcommError)
+    assert time.monotonic() - start < 10  # half of the timeout
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_rank_that_cannot_map_the_memory_tells_the_others(monkeypatch, failing):
+    transport = shm.ShmTransport
+
+    def fail(handle, rank, *args):
+        made = transport(handle, rank, *args)
+        if rank == failing:
+            raise MemoryShortage("no room", rank=rank)
+        return made
+
+    monkeypatch.setattr(shm, "ShmTransport", fail)
+    store, config = HashStore(), Config(timeout=20)
+    with ThreadPoolExecutor(3) as pool:
+        for outcome in [pool.submit(shm.connect, rank, 3, store, config) for rank in range(3)]:
+            with pytest.raises(MemoryShortage, match="no room") as raised:
+                outcome.result(timeout=10)
+            assert raised.value.rank == failing
+
+
 @pytest.fixture
 def script(tmp_path):
     """Start Python with a script."""
@@ -257,17 +301,44 @@ def test_a_script_without_a_guard_is_told_to_have_one(script):
 
 
 @processes_only
-def test_a_program_that_is_no_file_needs_cloudpickle():
-    code = "import ringcomm, sys; {}\ndef fn(comm): return comm.rank\nprint(ringcomm.launch(fn, 2))"
-    run = [sys.executable, "-c"]
-    with_it = subprocess.run([*run, code.format("import cloudpickle")], capture_output=True, timeout=30)
-    assert with_it.stdout == b"[0, 1]\n"
-    without = subprocess.run([*run, code.format("sys.modules['cloudpickle'] = None")], capture_output=True, timeout=30)
-    assert b"the main program is not a file" in without.stderr
+@pytest.mark.parametrize("how", ["-c", "-", "-m"])
+def test_a_program_that_cannot_be_imported_needs_cloudpickle(tmp_path, how):
+    """It is an argument, read from stdin, or a __main__.py, which runs whenever it is imported."""
+    (tmp_path / "package").mkdir()
+
+    def start(first):
+        code = f"import ringcomm, sys; {first}\ndef fn(comm): return comm.rank\nprint(ringcomm.launch(fn, 2))"
+        (tmp_path / "package/__main__.py").write_text(code)
+        arguments = {"-c": ["-c", code], "-": ["-"], "-m": ["-m", "package"]}[how]
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, input=code, capture_output=True, text=True, timeout=30, cwd=tmp_path)
+
+    ended = start("import cloudpickle")
+    assert (ended.stdout, ended.stderr) == ("[0, 1]\n", "")
+    ended = start("sys.modules['cloudpickle'] = None")
+    assert "the main program is not a file that they could import" in ended.stderr
+    assert "pip install cloudpickle, or use world='threads'" in ended.stderr
+
+
+@processes_only
+def test_ranks_have_the_interpreter_flags_and_the_path_of_the_one_that_launched_them(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(
+        "import pathlib, sys, ringcomm\n"
+        "def flags(comm): return sys.flags.optimize, sys.warnoptions, sys._xoptions, 'here' in sys.path\n"
+        "if __name__ == '__main__':\n"
+        "    sys.path.append(pathlib.Path('here'))\n"
+        "    print(ringcomm.launch(flags, 1)[0])"
+    )
+    command = [sys.executable, "-O", "-W", "ignore::FutureWarning", "-X", "dev", path]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert ended.stdout.startswith("(1, ['default', 'ignore::FutureWarning'], {'dev': True}"), ended.stderr
 
 
 STUBBORN = r"""
 def fn(comm):
+    if comm.rank == 1:
+        os.setsid()  # and so leave the process group of the ranks
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.write(1, b"%d\n" % os.getpid())
@@ -308,5 +379,29 @@ def test_an_interrupt_aborts_the_threads(script):
     )
     for _ in range(2):
         process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30) == (b"interrupted 1\n", b"")
+
+
+@processes_only
+def test_an_interrupt_ends_a_start_that_waits_for_a_rank(script):
+    process = script(
+        r"""
+        launch_module = sys.modules["ringcomm.launch"]
+        connect = launch_module.connect
+        def stay_away(rank, size, store, config):
+            if rank == 1:
+                os.write(1, b"here\n")
+                store.get("what nobody sets", 100)
+            return connect(rank, size, store, config)
+        if __name__ == "__main__":
+            launch_module.connect = stay_away
+            try:
+                ringcomm.launch(print, 3, world="threads", timeout=100)
+            except KeyboardInterrupt:
+                print("interrupted", threading.active_count())
+        """
+    )
+    process.stdout.readline()
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=30) == (b"interrupted 1\n", b"")

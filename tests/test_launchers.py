@@ -31,6 +31,28 @@ with ringcomm.init(timeout=20) as comm:  # a second start, while a fast rank may
 """
 EXPECTED = ["rank 0 of 3 with [2, 0]", "rank 1 of 3 with [1]", "rank 2 of 3 with [2, 0]"]
 SEVERAL_HOSTS = "the ranks of this job are on several hosts"
+# What these launchers set, for a job on two hosts.
+TORCHRUN = {
+    "RANK": "1",
+    "WORLD_SIZE": "8",
+    "LOCAL_WORLD_SIZE": "4",
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+    "MASTER_PORT": "29500",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "PMIX_NAMESPACE": "prterun-host-17@1",
+}
+SRUN = {
+    "SLURM_PROCID": "1",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+}
 
 
 def start(command, program, **environment):
@@ -116,12 +138,8 @@ def test_two_jobs_of_one_launcher_do_not_meet(ringcomm_run, program):
 @pytest.mark.parametrize(
     ("launcher", "variables"),
     [
-        pytest.param("ringcomm_run", {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, id="torchrun"),
-        pytest.param(
-            "ringcomm_run",
-            {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"},
-            id="open_mpi",
-        ),
+        pytest.param("ringcomm_run", TORCHRUN, id="torchrun"),
+        pytest.param("ringcomm_run", OPEN_MPI, id="open_mpi"),
     ],
 )
 def test_our_launcher_counts_more_than_what_started_it(launcher, variables, program, request):
@@ -132,10 +150,10 @@ def test_our_launcher_counts_more_than_what_started_it(launcher, variables, prog
 @pytest.mark.parametrize(
     "variables",
     [
-        {"RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"},
-        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"},
+        TORCHRUN,
+        OPEN_MPI,
         {"PMI_RANK": "1", "PMI_SIZE": "8", "MPI_LOCALNRANKS": "4"},
-        {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"},
+        SRUN,
     ],
     ids=["torchrun", "open_mpi", "mpich", "srun"],
 )

@@ -11,9 +11,9 @@ PACKAGE = Path(__file__).parent.parent / "ringcomm"
 # From the top. A name stands for a module or a whole package; modules of one layer may import each other, acyclically.
 LAYERS = (
     ("__main__", "bench", "cli", "doctor", "run"),
-    ("__init__", "communicator", "launch", "testing", "work"),
+    ("__init__", "communicator", "forkserver", "launch", "testing", "work"),
     ("transports",),
-    ("buffer", "cgroup", "memory", "rendezvous", "sockets", "topology"),
+    ("buffer", "cgroup", "memory", "place", "processes", "sockets", "store", "storeserver", "topology"),
     ("native",),
     ("config", "types"),
     ("errors",),
@@ -22,7 +22,7 @@ LAYERS = (
 OUTSIDERS = ("bench",)
 # What only some may import or touch.
 RESERVED = {
-    "os.environ": ("config", "rendezvous"),
+    "os.environ": ("config", "place"),
     "torch": (),
     "cupy": (),
     "mpi4py": (),

@@ -103,3 +103,10 @@ def test_a_limit_of_the_process_is_told_by_its_name(name):
     found = subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True, check=True).stdout
     assert name in found
     assert 60 <= int(found.split()[0]) <= 64
+
+
+@pytest.mark.slow
+def test_ringcomm_can_be_imported_where_there_is_no_resource_module():
+    """As on other systems than Linux, where only a start is refused."""
+    code = "import sys; sys.modules['resource'] = None; import ringcomm"
+    subprocess.run([sys.executable, "-c", code], check=True)

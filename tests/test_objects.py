@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import harness
-from ringcomm import ArgumentError
+from ringcomm import ArgumentError, RingcommError
 
 
 def objects(comm):
@@ -60,3 +60,37 @@ def refused(comm):
 
 def test_what_cannot_be_pickled_is_not_sent(world):
     harness.run(refused, 2, world=world)
+
+
+def refused_on_one(comm):
+    """The others learn of it; the communicator stays usable."""
+    wrong = comm.size - 1
+    obj = threading.Lock() if comm.rank == wrong else comm.rank
+    for call in (
+        lambda: comm.all_gather_object(obj),
+        lambda: comm.gather_object(obj),
+        lambda: comm.broadcast_object(obj, root=wrong),
+    ):
+        if comm.rank == wrong:
+            with pytest.raises(TypeError, match="pickle"):
+                call()
+        else:
+            with pytest.raises(RingcommError, match=f"rank {wrong} could not pickle") as caught:
+                call()
+            assert caught.value.rank == wrong
+    assert comm.all_gather_object(comm.rank) == list(range(comm.size))
+
+
+def test_what_one_rank_cannot_pickle_is_an_error_on_all(world):
+    harness.run(refused_on_one, 3, world=world)
+
+
+def refused_before_anything_is_sent(comm):
+    if comm.rank == 1:
+        with pytest.raises(ArgumentError, match="a rank from 0 to 1"):
+            comm.gather_object(1, root=2)
+    assert comm.all_gather_object(comm.rank) == [0, 1]
+
+
+def test_a_wrong_root_of_objects_is_refused_before_anything_is_sent(world):
+    harness.run(refused_before_anything_is_sent, 2, world=world)

@@ -171,6 +171,27 @@ def test_when_a_rank_fails_the_others_get_sigterm_and_then_sigkill(script, tmp_p
     assert done.stdout == b"[0] not yet\n"
 
 
+def test_a_rank_that_has_left_the_group_gets_them_too_with_what_it_has_started(script, tmp_path):
+    text = script(
+        f"""
+        ready = {str(tmp_path / "ready")!r}
+        if rank == 0:
+            os.setsid()
+            signal.signal(signal.SIGTERM, lambda *_: print("not yet", flush=True))
+            child = subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 1000"])
+            open(ready, "w").close()
+            while True:
+                time.sleep(100)
+        while not os.path.exists(ready):
+            time.sleep(0.01)
+        sys.exit(3)
+        """
+    )
+    done = run(text, command=IMPATIENT)  # ends when nobody has its output open any more
+    assert done.returncode == 3
+    assert done.stdout == b"[0] not yet\n"
+
+
 def read_until(stream, count, words):
     """Return the lines that come until `words` has come `count` times."""
     seen = []
@@ -226,6 +247,22 @@ def test_when_ringcomm_run_is_killed_the_ranks_and_their_children_end(script, st
     assert len(watched) == 4
     process.kill()
     assert all_end(watched, within=2)
+
+
+def test_when_ringcomm_run_is_killed_ranks_that_have_left_the_group_end_too(script, start):
+    process = start(*RINGCOMM, "run", "-n", "2", script("    os.setsid()" + STUBBORN + "\n    time.sleep(1000)"))
+    watched = pidfds(read_until(process.stdout, 2, b"pids"))
+    assert len(watched) == 4
+    process.kill()
+    assert all_end(watched, within=2)
+
+
+def test_a_program_may_put_itself_into_a_group_of_its_own(start):
+    process = start(*RINGCOMM, "run", "-n", "1", "timeout", "1000", "sh", "-c", "echo pids $$; sleep 1000")
+    watched = pidfds(read_until(process.stdout, 1, b"pids"))
+    process.send_signal(signal.SIGTERM)
+    assert all_end(watched, within=2)
+    process.communicate(timeout=30)
 
 
 def test_what_the_ranks_leave_behind_ends_with_them(script, start, tmp_path):

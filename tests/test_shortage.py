@@ -17,7 +17,7 @@ from failures import check_usable, raised
 from ringcomm import Config, MemoryShortage
 from ringcomm.cgroup import groups
 from ringcomm.communicator import connect
-from ringcomm.rendezvous import HashStore
+from ringcomm.store import HashStore
 
 MIB = 1 << 20
 LIMIT = 300 * MIB  # less than the arenas of 64 ranks
@@ -159,7 +159,8 @@ def run_program(*arguments, **how):
     assert len(filled) == 2
     buffer = "a symmetric buffer of 16777216 bytes on each of 2 ranks "
     for line in filled:
-        assert re.match(rf"2 \d (rank \d: )?({buffer}{FIGURES}|reserving \d+ bytes .*: File too large)", line), line
+        reasons = rf"{buffer}{FIGURES}|(extending .*: )?reserving \d+ bytes .*: File too large"
+        assert re.match(rf"2 \d (rank \d: )?({reasons})", line), line
     assert re.match("64 refused the arenas of 64 ranks " + FIGURES, refused), refused
     return ended.stdout
 

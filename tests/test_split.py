@@ -2,6 +2,8 @@
 
 import os
 import threading
+from contextlib import nullcontext
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -9,7 +11,8 @@ import pytest
 import harness
 from cases import PLANS, Case, start
 from reference import assert_same
-from ringcomm import ArgumentError, Config, MismatchError, PeerLost
+from ringcomm import ArgumentError, Config, MemoryShortage, MismatchError, PeerLost, native
+from ringcomm.transports import shm
 from test_symmetric import shared_bytes
 
 # What (color, key) does to a world of four, as the old ranks of the new groups in the order of their new ranks.
@@ -191,3 +194,46 @@ def many(comm):
 
 def test_many_splits_leave_no_memory_descriptor_or_thread():
     harness.run(many, 2)
+
+
+class FailingToOpen:
+    """The native core, but it cannot open a group, for a reason of Python's."""
+
+    def __getattr__(self, name):
+        return getattr(native.lib, name)
+
+    def rc_sub_open(self, *_):
+        raise OSError("no more descriptors")
+
+
+def failing(comm, step):
+    """On rank 1 something fails that is no RingcommError: all raise, nobody waits for anybody."""
+    patch = {
+        "reserve": mock.patch.object(shm.memory, "require", side_effect=ValueError("not a number: " + "ü" * 1000)),
+        "open": mock.patch.object(shm, "lib", FailingToOpen()),
+    }[step]
+    words = {"reserve": "rank 1: not a number: ??", "open": "rank 1: no more descriptors"}[step]
+    with patch if comm.rank == 1 else nullcontext(), pytest.raises(MemoryShortage) as caught:
+        comm.split(None if comm.rank == 2 else 0)
+    assert str(caught.value).startswith(words)
+    assert (caught.value.rank, caught.value.collective) == (1, "split")
+    with comm.split(0) as group:
+        assert_same(group.all_gather(np.array(comm.rank)), np.arange(3))
+
+
+@pytest.mark.parametrize("step", ["reserve", "open"])
+def test_a_split_that_fails_on_one_rank_fails_on_all(step):
+    harness.run(failing, 3, step)
+
+
+def talkative(comm):
+    if comm.rank == 1:
+        with pytest.raises(
+            ArgumentError, match="what split tells the other ranks: expected at most 2048 bytes, got 3002"
+        ):
+            comm._transport._exchange("split", "x" * 3000)
+    comm.barrier()
+
+
+def test_what_ranks_tell_each_other_is_short(world):
+    harness.run(talkative, 2, world=world)

@@ -13,7 +13,7 @@ import harness
 from failures import check_usable
 from ringcomm import ArgumentError, Config
 from ringcomm.communicator import connect
-from ringcomm.rendezvous import HashStore
+from ringcomm.store import HashStore
 from ringcomm.transports import shm
 
 

@@ -78,7 +78,6 @@ void Comm::back() {
         store_failure(failure);  // the others would wait for this rank in vain
         throw;
     }
-    mine().waits_for.store(-1);
     // Before this rank's first start record, which everybody reads before any of these.
     for (Flag* flag : {&mine().staged, &mine().reduced, &mine().collected}) flag->store(position(0, 0));
     backed_.store(true);

@@ -71,7 +71,10 @@ std::string Comm::report(int r, int calls) const {
         }
     }
     const int waits_for = theirs.waits_for.load();
-    if (waits_for >= 0) running += format(" waits for rank %d;", waits_for);
+    if (waits_for > 0 && !running.empty()) {
+        running.pop_back();
+        running += format(", waits for rank %d;", waits_for - 1);
+    }
     const std::string text = format("rank %d:", r) + state + running + finished;
     return text.substr(0, text.size() - 1);  // without the last semicolon
 }

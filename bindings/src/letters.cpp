@@ -321,7 +321,7 @@ public:
     }
     [[noreturn]] void fail(const Failure& failure) override { comm_.fail(failure); }
     void late() override {
-        if (parcel_) comm_.mine().waits_for.store(parcel_->peer, std::memory_order_relaxed);
+        if (parcel_) comm_.mine().waits_for.store(parcel_->peer + 1, std::memory_order_relaxed);
     }
     uint64_t deadline() const override { return deadline_; }
 
@@ -379,7 +379,7 @@ void Letters::wait(Parcel& parcel, uint64_t deadline) {
     if (parcel.done()) return;
     waiters_.fetch_add(1);
     Waiter(*this, &parcel, deadline).wait(comm_.patience);
-    comm_.mine().waits_for.store(-1, std::memory_order_relaxed);
+    comm_.mine().waits_for.store(0, std::memory_order_relaxed);
     const std::lock_guard lock(mutex_);
     if (waiters_.fetch_sub(1) == 1 && background_) worker_wakes_.notify_one();
 }

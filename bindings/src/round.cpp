@@ -128,12 +128,12 @@ void Round::await(const Flag& flag, uint64_t value, int peer) {
     if (ready()) return;
     peer_ = peer;
     wait_until(ready, comm.mine().bell, OneSleeper{peer}, comm.patience, *this);
-    if (std::exchange(late_, false)) comm.mine().waits_for.store(-1, std::memory_order_relaxed);
+    if (std::exchange(late_, false)) comm.mine().waits_for.store(0, std::memory_order_relaxed);
 }
 
 void Round::late() {
     late_ = true;
-    comm.mine().waits_for.store(peer_, std::memory_order_relaxed);
+    comm.mine().waits_for.store(peer_ + 1, std::memory_order_relaxed);
 }
 
 std::optional<Failure> Round::look() {

@@ -61,7 +61,7 @@ struct RankHeader {
     alignas(LINE) Flag collected;  // … that it took from its peers
     alignas(LINE) Flag finished;   // the last epoch it is through with: it owes nothing up to here
     alignas(LINE) std::atomic<uint32_t> state;
-    std::atomic<int32_t> waits_for;  // a rank, or -1; set only when a wait gets long
+    std::atomic<int32_t> waits_for;  // a rank + 1, or 0; set only when a wait gets long
     std::atomic<uint64_t> flights;
     Bell bell;         // of the one collective that may run
     Bell letter_bell;  // of point-to-point, any number of threads

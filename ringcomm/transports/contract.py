@@ -121,5 +121,5 @@ class Transport(Protocol):
         ...
 
     def report(self, calls: int) -> str:
-        """Return the last `calls` calls of every rank, a line each."""
+        """Return the last `calls` (>= 1) calls of every rank, as far as they are recorded; a line for each rank."""
         ...

@@ -2,12 +2,13 @@
 
 Rank 0 listens at a socket whose random name, with a secret, it tells through the store. Then, step by step:
 
-    each rank → rank 0    its hello and a pidfd of itself         until all have arrived
+    each rank → rank 0    the secret, its hello, a pidfd of itself      until all have arrived
     rank 0 → each rank    the welcome, all process ids, the memory, the pidfds of the other processes
-    each rank → rank 0    that it has them                        until all have said so
+    each rank → rank 0    that it has them                              until all have said so
     rank 0 → each rank    "go"
 
-Whatever goes wrong on any rank before "go" ends the meeting for all of them, with the same reason.
+Whatever goes wrong on any rank before "go" aborts the store, and so ends the meeting for all, with the same reason: a
+rank that loses its connection asks the store why.
 """
 
 import array
@@ -16,7 +17,6 @@ import hmac
 import json
 import logging
 import os
-import resource
 import secrets
 import selectors
 import socket
@@ -25,12 +25,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from ringcomm import errors
 from ringcomm.errors import ArgumentError, CollectiveTimeout, PeerLost, RingcommError, refuse
-from ringcomm.rendezvous import Store, late
 from ringcomm.sockets import MESSAGE_BYTES, credentials, listen, packet_socket, stranger
+from ringcomm.store import Store, late, shared_failure
 
 __all__ = ["Meeting", "meet"]
 
@@ -38,7 +37,8 @@ log = logging.getLogger("ringcomm")
 
 KEY = "meeting"
 BATCH = 250  # descriptors in one message: the kernel takes 253
-GRACE = 2.0  # seconds in which rank 0 tells a rank whose time is up who was missing
+SLICE = 0.1  # seconds between two looks at the store, whose end does not wake rank 0 from waiting for connections
+GRACE = 2.0  # seconds for rank 0 to find out who is missing, when another rank's time is up: many slices
 
 Message = dict[str, Any]
 Answer = Callable[[list[Message]], tuple[Message, int]]
@@ -75,21 +75,23 @@ def meet(store: Store, rank: int, size: int, hello: Message, answer: Answer, tim
     if size == 1:
         welcome, fd = answer([hello])
         return Meeting(welcome, [os.getpid()], [-1], fd)
+    # The reason of a failure is in the store before connections close.
     if rank == 0:
-        with ExitStack() as stack:
-            return _Host(size, timeout, stack).meet(store, hello, answer)
-    with packet_socket() as host:
-        return _Guest(host, rank, size, timeout).meet(store, hello)
+        with ExitStack() as stack, shared_failure(store, rank):
+            return _Host(store, size, timeout, stack).meet(hello, answer)
+    with packet_socket() as host, shared_failure(store, rank):
+        return _Guest(store, host, rank, size, timeout).meet(hello)
 
 
 class _Host:
-    """Rank 0's side. It waits for ranks only: strangers may connect and be silent."""
+    """Rank 0's side. It waits for ranks only: strangers may connect and be silent, or talk nonsense."""
 
-    def __init__(self, size: int, timeout: float, stack: ExitStack) -> None:
+    def __init__(self, store: Store, size: int, timeout: float, stack: ExitStack) -> None:
+        self._store = store
         self._size = size
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout
-        self._secret = secrets.token_hex(16)
+        self._secret = secrets.token_hex(16).encode()
         self._ranks: dict[socket.socket, int] = {}
         self._hellos: list[Message] = [{}] * size
         self._pids = [os.getpid()] + [0] * (size - 1)
@@ -99,25 +101,23 @@ class _Host:
         self._stack = stack  # closes every connection at the end, strangers' too
         self._selector = stack.enter_context(selectors.DefaultSelector())
 
-    def meet(self, store: Store, hello: Message, answer: Answer) -> Meeting:
-        name = f"ringcomm-meet-{secrets.token_hex(16)}"
-        listener = self._stack.enter_context(listen(f"\0{name}", "this meeting"))
+    def meet(self, hello: Message, answer: Answer) -> Meeting:
+        name = f"ringcomm-meet-{secrets.token_hex(16)}".encode()
+        listener = self._stack.enter_context(listen(f"\0{name.decode()}", "this meeting"))
         self._selector.register(listener, selectors.EVENT_READ, partial(self._accept, listener))
-        store.set(KEY, json.dumps({"name": name, "secret": self._secret}).encode())
+        self._store.set(KEY, name + b" " + self._secret)
         with _closing(self._held):
-            try:
-                self._serve_until(lambda: len(self._ranks) == self._size - 1)
-                self._hellos[0], self._pidfds[0] = hello, _own_pidfd()
-                self._held.append(self._pidfds[0])
-                welcome, fd = answer(self._hellos)
-                self._held.append(fd)
-                for peer, rank in self._ranks.items():
-                    self._hand_over(peer, rank, welcome, fd)
-                self._serve_until(lambda: len(self._ready) == self._size - 1)
-            except BaseException as error:
-                self._tell({"error": _packed(error, 0)})
-                raise
-            self._tell({"go": True})
+            self._serve_until(lambda: len(self._ranks) == self._size - 1)
+            self._hellos[0], self._pidfds[0] = hello, _own_pidfd()
+            self._held.append(self._pidfds[0])
+            welcome, fd = answer(self._hellos)
+            self._held.append(fd)
+            for peer, rank in self._ranks.items():
+                self._hand_over(peer, rank, welcome, fd)
+            self._serve_until(lambda: len(self._ready) == self._size - 1)
+            for peer in self._ranks:
+                with suppress(BrokenPipeError, ConnectionResetError):  # it has gone; whoever needs it will notice
+                    _send(peer, {"go": True})
             others = self._others(0)
             pidfds = [pidfd if rank in others else -1 for rank, pidfd in enumerate(self._pidfds)]
             self._held[:] = set(self._held) - {fd, *pidfds}
@@ -125,17 +125,19 @@ class _Host:
 
     def _serve_until(self, done: Callable[[], bool]) -> None:
         while not done():
-            events = self._selector.select(max(0.0, self._deadline - time.monotonic()))
-            for key, _ in events:
-                key.data()
-            if not events:
+            self._store.check()
+            left = self._deadline - time.monotonic()
+            if left <= 0:
                 raise self._late(self._timeout)
+            for key, _ in self._selector.select(min(left, SLICE)):
+                key.data()
 
     def _late(self, timeout: float) -> CollectiveTimeout:
         absent = set(range(1, self._size)) - set(self._ranks.values())
         return late(absent or set(range(1, self._size)) - self._ready, self._size, timeout)
 
     def _lost(self, rank: int) -> PeerLost:
+        self._store.check()
         return PeerLost(f"rank {rank} (process {self._pids[rank]}) ended during the start", rank=rank)
 
     def _accept(self, listener: socket.socket) -> None:
@@ -151,37 +153,33 @@ class _Host:
 
     def _serve(self, peer: socket.socket) -> None:
         rank = self._ranks.get(peer)
-        message, fds = _receive(peer)
+        packet = _receive(peer)
         if rank is None:
-            self._admit(peer, message, fds)
-        elif message is None:
+            self._admit(peer, packet)
+        elif not packet.data:
             raise self._lost(rank)
-        elif "error" in message:
-            raise _unpacked(message["error"])
-        elif "late" in message:
+        elif "late" in (message := packet.read()):
             raise self._late(message["late"])
         else:
             self._ready.add(rank)
 
-    def _admit(self, peer: socket.socket, message: Message | None, fds: list[int]) -> None:
+    def _admit(self, peer: socket.socket, packet: "_Packet") -> None:
         pid, _ = credentials(peer)
-        refusal = None
-        if message is None:
-            refusal = "it left without a word"
-        elif not hmac.compare_digest(str(message.get("secret")).encode(), self._secret.encode()):
-            refusal = "it does not know the secret of this start"
-        elif message["rank"] in (0, *self._ranks.values()):
-            refusal = f"rank {message['rank']} is already taken by process {self._pids[message['rank']]}"
-            _send(peer, {"error": _packed(ArgumentError(refusal, rank=message["rank"]), 0)})
-        if message is None or refusal:
-            log.warning("refused process %d: %s", pid, refusal)
-            _close(fds)
+        secret, _, data = packet.data.partition(b"\0")
+        if not hmac.compare_digest(secret, self._secret):
+            reason = "it does not know the secret of this start" if packet.data else "it left without a word"
+            log.warning("refused process %d: %s", pid, reason)
+            _close(packet.fds)
             self._selector.unregister(peer)
             peer.close()
             return
-        rank = self._ranks[peer] = message["rank"]
-        self._hellos[rank], self._pids[rank], self._pidfds[rank] = message["hello"], pid, fds[0] if fds else -1
-        self._held += fds
+        message = packet._replace(data=data).read()
+        self._held += packet.fds
+        rank = message["rank"]
+        if rank in (0, *self._ranks.values()):
+            raise ArgumentError(f"two came as rank {rank}: processes {self._pids[rank]} and {pid}", rank=rank)
+        self._ranks[peer], self._hellos[rank], self._pids[rank] = rank, message["hello"], pid
+        self._pidfds[rank] = packet.fds[0] if packet.fds else -1
 
     def _hand_over(self, peer: socket.socket, rank: int, welcome: Message, fd: int) -> None:
         """Give one rank all it needs to share memory with the others and to see them die."""
@@ -199,41 +197,31 @@ class _Host:
         own = self._pids[rank]
         return [other for other, pid in enumerate(self._pids) if other != rank and (pid != own or pid == 0)]
 
-    def _tell(self, message: Message) -> None:
-        for peer in self._ranks:
-            with suppress(OSError):  # it has gone; whoever needs it will notice
-                _send(peer, message)
-
 
 class _Guest:
     """Every other rank's side."""
 
-    def __init__(self, host: socket.socket, rank: int, size: int, timeout: float) -> None:
+    def __init__(self, store: Store, host: socket.socket, rank: int, size: int, timeout: float) -> None:
+        self._store = store
         self._host = host
         self._rank = rank
         self._size = size
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout
 
-    def meet(self, store: Store, hello: Message) -> Meeting:
-        where = json.loads(store.get(KEY, self._timeout))
+    def meet(self, hello: Message) -> Meeting:
+        name, secret = self._store.get(KEY, self._timeout).split()
         self._host.settimeout(self._timeout)
         try:
-            self._host.connect(f"\0{where['name']}")
+            self._host.connect(b"\0" + name)
         except ConnectionRefusedError:
             raise self._lost() from None
         if reason := stranger(self._host):
             raise RingcommError(f"refused to meet: {reason}")
         pidfd = _own_pidfd()
-        try:
-            message = {"secret": where["secret"], "rank": self._rank, "hello": hello}
-            self._say(message, [pidfd] if pidfd >= 0 else [])
-            return self._take()
-        except BaseException as error:
-            self._say({"error": _packed(error, self._rank)})
-            raise
-        finally:
-            _close([pidfd])
+        with _closing([pidfd]):
+            self._say({"rank": self._rank, "hello": hello}, [pidfd] if pidfd >= 0 else [], secret + b"\0")
+        return self._take()
 
     def _take(self) -> Meeting:
         fds: list[int] = []
@@ -251,33 +239,51 @@ class _Guest:
             fds.clear()
             return meeting
 
-    def _say(self, message: Message, fds: Sequence[int] = ()) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # rank 0 has gone; why it went can still be heard
-            _send(self._host, message, fds)
+    def _say(self, message: Message, fds: Sequence[int] = (), prefix: bytes = b"") -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # rank 0 has gone, and the next _hear says why
+            _send(self._host, message, fds, prefix)
 
     def _hear(self) -> tuple[Message, list[int]]:
         self._host.settimeout(max(0.001, self._deadline - time.monotonic()))
         try:
-            message, fds = _receive(self._host)
+            packet = _receive(self._host)
         except TimeoutError:
             self._say({"late": self._timeout})
             self._host.settimeout(GRACE)
             try:
-                message, fds = _receive(self._host)
+                packet = _receive(self._host)
             except TimeoutError:
                 raise late([0], self._size, self._timeout) from None
-        if message is None:
+        if not packet.data:
             raise self._lost()
-        if "error" in message:
-            raise _unpacked(message["error"])
-        return message, fds
+        return packet.read(), packet.fds
 
     def _lost(self) -> PeerLost:
+        self._store.check()
         return PeerLost("rank 0 ended during the start", rank=0)
 
 
-def _send(peer: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
-    data = json.dumps(message).encode()
+class _Packet(NamedTuple):
+    """What came in one message; without data, the other side has gone."""
+
+    data: bytes
+    fds: list[int]
+    whole: bool  # no descriptor was lost
+
+    def read(self) -> Message:
+        """Return the message of somebody who is known."""
+        if not self.whole:
+            _close(self.fds)
+            import resource  # not everywhere
+
+            limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            raise RingcommError(f"this process needs more file descriptors than it may have (RLIMIT_NOFILE is {limit})")
+        message: Message = json.loads(self.data)
+        return message
+
+
+def _send(peer: socket.socket, message: Message, fds: Sequence[int] = (), prefix: bytes = b"") -> None:
+    data = prefix + json.dumps(message).encode()
     if len(data) > MESSAGE_BYTES:
         raise refuse("a message of the start", f"at most {MESSAGE_BYTES} bytes", len(data))
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
@@ -293,8 +299,7 @@ def _send(peer: socket.socket, message: Message, fds: Sequence[int] = ()) -> Non
             time.sleep(0.001)
 
 
-def _receive(peer: socket.socket) -> tuple[Message | None, list[int]]:
-    """Return the next message with its descriptors; {} for garbage, None when the other side has gone."""
+def _receive(peer: socket.socket) -> _Packet:
     space = socket.CMSG_SPACE(BATCH * array.array("i").itemsize)
     try:
         data, ancillary, flags, _ = peer.recvmsg(MESSAGE_BYTES, space, socket.MSG_CMSG_CLOEXEC)
@@ -305,28 +310,7 @@ def _receive(peer: socket.socket) -> tuple[Message | None, list[int]]:
     for level, kind, content in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-    if flags & socket.MSG_CTRUNC:
-        _close(fds)
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        raise RingcommError(f"this process needs more file descriptors than it may have (RLIMIT_NOFILE is {limit})")
-    try:
-        message = json.loads(data) if data else None
-    except ValueError:
-        message = {}
-    if message is not None and not isinstance(message, dict):
-        message = {}
-    return message, list(fds)
-
-
-def _packed(error: BaseException, rank: int) -> Message:
-    if isinstance(error, RingcommError):
-        return {"kind": type(error).__name__, "text": str(error), "rank": error.rank}
-    return {"kind": "Aborted", "text": f"rank {rank} ended the start: {error!r}", "rank": rank}
-
-
-def _unpacked(packed: Message) -> RingcommError:
-    kind: type[RingcommError] = getattr(errors, packed["kind"])
-    return kind(packed["text"], rank=packed["rank"])
+    return _Packet(data, list(fds), whole=not flags & socket.MSG_CTRUNC)
 
 
 def _own_pidfd() -> int:

@@ -9,9 +9,9 @@ from typing import Any, Self
 
 from ringcomm import memory, topology
 from ringcomm.config import Config
-from ringcomm.errors import ArgumentError, MemoryShortage, MismatchError, RingcommError
+from ringcomm.errors import ArgumentError, MemoryShortage, MismatchError, refuse
 from ringcomm.native import NULL, check, ffi, lib
-from ringcomm.rendezvous import Store
+from ringcomm.store import Store, shared_failure
 from ringcomm.transports import descriptors
 from ringcomm.transports.contract import Fused
 from ringcomm.types import COLLECTIVES, DTYPES, OPS
@@ -20,9 +20,9 @@ __all__ = ["ShmTransport", "connect"]
 
 log = logging.getLogger("ringcomm")
 
-log = logging.getLogger("ringcomm")
-
 FACT_BYTES = 2048  # what a rank tells the others before a split or an empty: small, and of one size for all
+CALL_BYTES = 256  # what a report says of a call, at most
+RECORDED = 1023  # calls of a rank in the flight record that are not being overwritten
 PROBE_BYTES = 64 << 10  # of the order of a segment
 STREAM_BYTES = 1 << 10  # non-temporal stores pay from here on, where they pay at all: below, the fence costs too much
 NEVER = 2**64 - 1
@@ -70,12 +70,18 @@ class ShmTransport:
         members.sort(key=lambda rank: asked[rank][1])  # stable: ties keep the order of the ranks
         leads = color is not None and members[0] == self.rank
         offsets = self._together("split", lambda: None if color is None else self._reserve_group(len(members), leads))
-        if color is None:
-            return None
-        slot = ffi.new("rc_comm **")
-        rank = members.index(self.rank)
-        check(lib.rc_sub_open(self._handle, offsets[members[0]], rank, len(members), members, slot))
-        return type(self)(slot[0], rank, len(members), self._tuning)
+        groups: list[Self] = []
+
+        def open_group() -> None:
+            if color is None:
+                return
+            slot = ffi.new("rc_comm **")
+            rank = members.index(self.rank)
+            check(lib.rc_sub_open(self._handle, offsets[members[0]], rank, len(members), members, slot))
+            groups.append(type(self)(slot[0], rank, len(members), self._tuning))
+
+        self._together("split", open_group)
+        return groups[0] if groups else None
 
     def allocate(self, words: str, size: int) -> Any:
         asked = self._exchange("empty", words)
@@ -96,7 +102,7 @@ class ShmTransport:
         return buffers[0]
 
     def abort(self, reason: str) -> None:
-        check(lib.rc_abort(self._handle, lib.RC_ABORTED, reason.encode()))
+        check(lib.rc_abort(self._handle, lib.RC_ABORTED, reason.encode(errors="backslashreplace")))
 
     def close(self) -> None:
         check(lib.rc_close(self._handle))
@@ -105,7 +111,9 @@ class ShmTransport:
         check(lib.rc_check(self._handle))
 
     def report(self, calls: int) -> str:
-        text = ffi.new("char[]", 256 * (calls + 1) * self.size)
+        calls = min(calls, RECORDED)
+        most = calls + max(calls, 4) + 1  # done, still running, and the state of the rank
+        text = ffi.new("char[]", CALL_BYTES * most * self.size)
         check(lib.rc_report(self._handle, calls, text, len(text)))
         return str(ffi.string(text), errors="replace")
 
@@ -117,6 +125,8 @@ class ShmTransport:
     def _exchange(self, name: str, fact: Any) -> list[Any]:
         """Return what every rank says, under the name of the call that needs it."""
         mine = json.dumps(fact).encode().ljust(FACT_BYTES)
+        if len(mine) > FACT_BYTES:
+            raise refuse(f"what {name} tells the other ranks", f"at most {FACT_BYTES} bytes", len(mine))
         facts = bytearray(FACT_BYTES * self.size)
         source, target = ffi.from_buffer(mine), ffi.from_buffer(facts)
         self.fused[name](source, target, FACT_BYTES, DTYPES["uint8"], *OPS["sum"], 0, NULL, -1.0)
@@ -124,12 +134,14 @@ class ShmTransport:
 
     def _together(self, name: str, action: Callable[[], Any]) -> list[Any]:
         """Return what `action`, which takes memory, gives on every rank. If it raises on one, every rank raises."""
-        error = value = None
+        error: Exception | None = None
+        value = None
         try:
             value = action()
-        except RingcommError as raised:
+        except Exception as raised:  # whatever it is: the others wait
             error = raised
-        outcomes = self._exchange(name, [value, str(error)[:300] if error else None])
+        failure = (str(error) or repr(error)).encode("ascii", "replace").decode()[:300] if error else None
+        outcomes = self._exchange(name, [value, failure])
         for rank, (_, failure) in enumerate(outcomes):
             if failure:
                 raise MemoryShortage(f"rank {rank}: {failure}", rank=rank, collective=name) from error
@@ -190,18 +202,24 @@ def connect(rank: int, size: int, store: Store, config: Config) -> ShmTransport:
         "cores": sorted(topology.cores()),
         "tuning": {name: getattr(config, name) for name in (*TUNING, "oversubscribed")},
     }
-    with descriptors.meet(store, rank, size, hello, _answer, config.timeout) as meeting:
+    with shared_failure(store, rank), descriptors.meet(store, rank, size, hello, _answer, config.timeout) as meeting:
         tuning = ffi.new("rc_tuning *", meeting.welcome["tuning"])
         slot = ffi.new("rc_comm **")
         # Rank 0 comes first: the others read its nonce through the mapping, as the proof that the memory is shared.
         if rank > 0:
-            store.get("mapped", config.timeout)
+            store.get("mapped by 0", config.timeout)
         nonce = meeting.welcome["nonce"]
         check(lib.rc_world_open(meeting.fd, rank, size, meeting.pids, meeting.pidfds, nonce, tuning, slot))
+        transport = ShmTransport(slot[0], rank, size, tuning)
+        # Nobody is connected before all are: who fails here is named at once, and not by a timeout of the first call.
+        store.set(f"mapped by {rank}", b"")
         if rank == 0:
-            store.set("mapped", b"")
+            for other in range(1, size):
+                store.get(f"mapped by {other}", config.timeout)
+            store.set("connected", b"")
+        store.get("connected", config.timeout)
     log.debug("rank %d of %d shares memory, %s", rank, size, meeting.welcome["tuning"])
-    return ShmTransport(slot[0], rank, size, tuning)
+    return transport
 
 
 def _answer(hellos: list[dict[str, Any]]) -> tuple[dict[str, Any], int]:

@@ -1,10 +1,8 @@
-"""Places told by launchers, and the stores at which ranks meet."""
+"""The stores at which ranks meet."""
 
 import hashlib
 import itertools
-import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -16,131 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from ringcomm import ArgumentError, CollectiveTimeout, PeerLost, rendezvous
-from ringcomm.rendezvous import HashStore, Place, SocketStore, find_place, open_store
-
-OURS = {"RINGCOMM_RANK": "1", "RINGCOMM_SIZE": "4", "RINGCOMM_JOB": "j", "RINGCOMM_NONCE": "secret"}
-TORCHRUN = {
-    "RANK": "1",
-    "WORLD_SIZE": "4",
-    "LOCAL_WORLD_SIZE": "4",
-    "TORCHELASTIC_RUN_ID": "none",
-    "MASTER_PORT": "29500",
-    "TORCHELASTIC_RESTART_COUNT": "2",
-}
-OPEN_MPI = {
-    "OMPI_COMM_WORLD_RANK": "1",
-    "OMPI_COMM_WORLD_SIZE": "4",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
-    "PMIX_NAMESPACE": "prterun-host-17@1",
-}
-SRUN = {
-    "SLURM_PROCID": "1",
-    "SLURM_STEP_NUM_TASKS": "4",
-    "SLURM_STEP_TASKS_PER_NODE": "4",
-    "SLURM_JOB_ID": "7",
-    "SLURM_STEP_ID": "0",
-    "PMI_RANK": "1",
-    "PMI_SIZE": "4",
-}
-MPICH = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "4"}
-SAY_PLACE = (
-    "from ringcomm.rendezvous import find_place as f; p = f(); print(p.rank, p.size, p.job, p.launcher, sep='|')"
-)
-
-
-@pytest.mark.parametrize(
-    ("environ", "place"),
-    [
-        (OURS, Place(1, 4, "ringcomm run/j", "secret", "ringcomm run")),
-        (TORCHRUN, Place(1, 4, "torchrun/none/29500/2", "", "torchrun")),
-        (OPEN_MPI, Place(1, 4, "Open MPI/prterun-host-17@1", "", "Open MPI")),
-        (SRUN, Place(1, 4, "srun/7/0", "", "srun")),
-    ],
-    ids=lambda value: getattr(value, "launcher", ""),
-)
-def test_a_place_is_what_the_launcher_says(environ, place):
-    assert find_place(environ) == place
-
-
-def test_without_a_launcher_there_is_one_rank():
-    place = find_place({"PATH": "/bin"})
-    assert (place.rank, place.size, place.launcher) == (0, 1, "none")
-
-
-def test_a_batch_script_of_slurm_is_alone():
-    assert find_place({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}).size == 1
-
-
-def test_the_innermost_launcher_counts():
-    assert find_place({**SRUN, **TORCHRUN, "RANK": "2"}).rank == 2
-    assert find_place({**SRUN, **TORCHRUN, **OURS, "RINGCOMM_RANK": "3"}).rank == 3
-
-
-def test_a_place_survives_the_way_through_the_environment():
-    place = Place(2, 3, "job", "nonce")
-    found = find_place(place.environment())
-    assert (found.rank, found.size, found.nonce) == (2, 3, "nonce")
-    assert place.environment().keys() >= os.environ.keys()
-
-
-@pytest.mark.parametrize(
-    ("environ", "names"),
-    [
-        ({**OURS, "RINGCOMM_RANK": "4"}, "RINGCOMM_RANK=4, RINGCOMM_SIZE=4"),
-        ({**TORCHRUN, "RANK": "-1"}, "RANK=-1, WORLD_SIZE=4"),
-        ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "many"}, "OMPI_COMM_WORLD_RANK=1, OMPI_COMM_WORLD_SIZE=many"),
-        ({"RANK": "1"}, "RANK is set but WORLD_SIZE and LOCAL_WORLD_SIZE is not"),
-        ({"RINGCOMM_RANK": "1"}, "RINGCOMM_RANK is set but RINGCOMM_SIZE"),
-    ],
-)
-def test_contradicting_variables_are_named(environ, names):
-    with pytest.raises(ArgumentError) as raised:
-        find_place(environ)
-    assert names in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    "environ",
-    [
-        {**TORCHRUN, "LOCAL_WORLD_SIZE": "2"},
-        {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
-        {**MPICH, "MPI_LOCALNRANKS": "2"},
-        {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2(x2)"},
-    ],
-)
-def test_ranks_on_several_hosts_are_told_both_cures(environ):
-    with pytest.raises(ArgumentError, match=r"pip install 'ringcomm\[mpi\]'.*ringcomm\.torch"):
-        find_place(environ)
-
-
-def test_mpich_without_its_hydra_is_an_error():
-    with pytest.raises(ArgumentError, match="hydra"):
-        find_place(MPICH)
-
-
-@pytest.mark.mpi
-@pytest.mark.slow
-def test_the_ranks_of_one_mpirun_have_one_job_and_those_of_the_next_another():
-    mpirun = shutil.which("mpirun", path=Path(sys.executable).parent)
-    if mpirun is None:
-        pytest.skip("no mpirun beside this Python")
-    environ = {
-        **os.environ,
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    }
-    # A shell between the launcher and the rank is nothing special.
-    command = [mpirun, "-n", "3", "sh", "-c", f'"{sys.executable}" -c "{SAY_PLACE}"; true']
-    jobs = set()
-    for _ in range(2):
-        output = subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout
-        places = sorted(line.split("|") for line in output.splitlines())
-        assert [place[:2] for place in places] == [["0", "3"], ["1", "3"], ["2", "3"]]
-        assert len({place[2] for place in places}) == 1
-        jobs.add(places[0][2])
-    assert len(jobs) == 2
+from ringcomm import Aborted, ArgumentError, CollectiveTimeout, MemoryShortage, PeerLost, storeserver
+from ringcomm.place import Place
+from ringcomm.store import HashStore, SocketStore, open_store, shared_failure
+from ringcomm.storeserver import HELLO
 
 
 def test_threads_meet_at_a_hash_store():
@@ -151,6 +28,41 @@ def test_threads_meet_at_a_hash_store():
         assert [each.result() for each in waiting] == [b"value"] * 3
     with pytest.raises(CollectiveTimeout, match=r"no rank has set 'other' within 0\.01 s"):
         store.get("other", 0.01)
+
+
+SHORTAGE = MemoryShortage("no memory", rank=1, expected=2, got=1)
+
+
+def check_shortage(call, *args):
+    """The error is told with its facts, and is another one on every rank: a traceback belongs to one."""
+    with pytest.raises(MemoryShortage, match=r"^no memory$") as raised:
+        call(*args)
+    error = raised.value
+    assert (error.rank, error.expected, error.got) == (1, 2, 1)
+    assert error is not SHORTAGE
+
+
+def test_who_aborts_wakes_all_threads():
+    store = HashStore()
+    store.check()
+    store.set("key", b"value")
+    with ThreadPoolExecutor() as pool:
+        waiting = [pool.submit(store.get, "other", 20) for _ in range(3)]
+        store.abort(SHORTAGE)
+        store.abort(PeerLost("what followed"))
+        for each in waiting:
+            check_shortage(each.result)
+    check_shortage(store.get, "key", 20)
+    check_shortage(store.check)
+
+
+def test_any_failure_of_a_rank_is_shared_under_its_number():
+    store = HashStore()
+    with pytest.raises(KeyError, match="the reason"), shared_failure(store, 3):
+        raise KeyError("the reason")
+    with pytest.raises(Aborted, match=r"^rank 3 ended the start: KeyError\('the reason'\)$") as raised:
+        store.check()
+    assert raised.value.rank == 3
 
 
 @pytest.fixture
@@ -248,20 +160,42 @@ def test_a_rank_of_another_job_is_refused_and_told_and_the_start_goes_on(job, ca
     assert reason in caplog.text
 
 
-def test_strangers_that_are_silent_or_talk_nonsense_do_not_block_the_start(job, caplog):
-    with (
-        join(job, 0, 2) as store,
-        connect(address(job)),
-        connect(address(job)) as babbler,
-        connect(address(job)) as array,
-    ):
-        babbler.send(b"\xff\0" * 1000)
-        array.send(json.dumps(["rank"]).encode())
-        assert babbler.recv(100) == array.recv(100) == b""  # hung up
-        with join(job, 1, 2) as other:
+NONSENSE = (
+    b"x",
+    b"\xff\0" * 1000,
+    b"[" * 60_000,
+    b'{"rank": Infinity, "size": 2, "nonce": ""}',
+    rb'{"rank": 1, "size": 2, "nonce": "\ud800"}',
+    HELLO.pack(1, 2) + b"\xed\xa0\x80",
+    HELLO.pack(-1, 2),
+    HELLO.pack(2, 2),
+)
+
+
+@pytest.mark.parametrize("nonce", ["", "nonce"])
+def test_strangers_that_are_silent_or_talk_nonsense_do_not_block_the_start(job, caplog, nonce):
+    with join(job, 0, 2, nonce) as store, connect(address(job)):
+        for words in NONSENSE:
+            with connect(address(job)) as stranger:
+                stranger.send(words)
+                assert stranger.recv(100).startswith(b"refused\0")
+                assert stranger.recv(100) == b""  # hung up
+        with join(job, 1, 2, nonce) as other:
             other.set("key", b"value")
             assert store.get("key", 10) == b"value"
-    assert caplog.text.count("does not speak like a rank") == 2
+    assert caplog.text.count(f"refused process {os.getpid()}: it ") == len(NONSENSE)
+
+
+@pytest.mark.parametrize("words", [b"nonsense", b"set\0key", b"set\0\xff\0", b"get\0nan\0key", b"get\0soon\0key"])
+def test_a_stranger_that_comes_as_a_rank_where_there_is_no_nonce_cannot_stop_rank_0(job, caplog, words):
+    with join(job, 0, 3) as store, connect(address(job)) as stranger, join(job, 1, 3) as other:
+        stranger.send(HELLO.pack(2, 3))
+        assert stranger.recv(100) == b"welcome\0"
+        stranger.send(words)
+        assert stranger.recv(100) == b""
+        other.set("key", b"value")
+        assert store.get("key", 10) == b"value"
+    assert "it does not speak like a rank" in caplog.text
 
 
 @pytest.mark.slow
@@ -269,10 +203,9 @@ def test_strangers_that_are_silent_or_talk_nonsense_do_not_block_the_start(job, 
 def test_another_user_is_refused_and_the_start_goes_on(job, caplog):
     code = (
         "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); "
-        "s.connect('\\0' + sys.argv[1]); s.send(sys.argv[2].encode()); print(s.recv(100))"
+        "s.connect('\\0' + sys.argv[1]); s.send(bytes.fromhex(sys.argv[2])); print(s.recv(100))"
     )
-    hello = json.dumps({"rank": 1, "size": 2, "nonce": ""})
-    command = [sys.executable, "-I", "-S", "-c", code, address(job)[1:], hello]
+    command = [sys.executable, "-I", "-S", "-c", code, address(job)[1:], HELLO.pack(1, 2).hex()]
     with join(job, 0, 2) as store:
         refused = subprocess.run(command, capture_output=True, text=True, timeout=20)
         assert "welcome" not in refused.stdout
@@ -312,6 +245,44 @@ def test_a_rank_0_that_leaves_early_is_lost(job):
             assert raised.value.rank == 0
             with pytest.raises(PeerLost, match="rank 0 has left the start"):
                 store.set("key", b"")
+            store.abort(PeerLost("nobody hears this"))
+
+
+def test_who_aborts_is_heard_by_those_who_wait_and_those_who_come_later(job):
+    with ThreadPoolExecutor() as pool:
+        rank_1 = pool.submit(join, job, 1, 4)
+        with join(job, 0, 4) as store, rank_1.result() as other:
+            store.check()
+            waiting = pool.submit(store.get, "key", 20)
+            other.abort(SHORTAGE)
+            other.abort(PeerLost("what followed"))
+            check_shortage(waiting.result)
+            check_shortage(store.check)
+            with join(job, 2, 4) as late:
+                check_shortage(late.get, "key", 20)
+
+
+def test_rank_0_leaves_only_when_the_others_know_its_failure(job):
+    with ThreadPoolExecutor() as pool:
+        rank_1 = pool.submit(join, job, 1, 3)
+        rank_0 = join(job, 0, 3).thing
+        with rank_1.result() as store:
+            rank_0.abort(SHORTAGE)
+            leaving = pool.submit(rank_0.close)
+            check_shortage(store.get, "key", 20)
+            assert not leaving.done()
+        leaving.result()
+
+
+def test_a_start_that_fails_on_one_rank_fails_on_all(job, monkeypatch):
+    monkeypatch.setattr("ringcomm.store._starts", itertools.count())
+    with ThreadPoolExecutor() as pool:
+        rank_1 = pool.submit(join, f"{job}#0", 1, 2)
+        with pytest.raises(MemoryShortage), open_store(Place(0, 2, job), 20):  # noqa: PT012
+            store = pool.submit(rank_1.result().__enter__).result()
+            leaving = pool.submit(lambda: (check_shortage(store.get, "key", 20), store.close()))
+            raise SHORTAGE
+        leaving.result()
 
 
 def test_rank_0_serves_on_until_the_others_have_left(job):
@@ -326,7 +297,7 @@ def test_rank_0_serves_on_until_the_others_have_left(job):
 
 
 def test_a_rank_that_stays_cannot_keep_rank_0(job, monkeypatch):
-    monkeypatch.setattr(rendezvous, "LINGER", 0.01)
+    monkeypatch.setattr(storeserver, "LINGER", 0.01)
     rank_0 = join(job, 0, 2)
     with join(job, 1, 2):
         rank_0.thing.close()
@@ -338,7 +309,7 @@ def test_a_message_too_long_for_a_packet_is_refused(job):
 
 
 def test_the_second_start_of_a_job_does_not_meet_the_first(job, monkeypatch):
-    monkeypatch.setattr(rendezvous, "_starts", itertools.count())
+    monkeypatch.setattr("ringcomm.store._starts", itertools.count())
     for number in range(2):
         with open_store(Place(0, 2, job), 20) as store, join(f"{job}#{number}", 1, 2) as other:
             store.set("key", b"%d" % number)
