@@ -1,7 +1,5 @@
 #include "engine.h"
 
-#include <pthread.h>
-
 #include "round.h"
 
 namespace ringcomm {
@@ -40,8 +38,8 @@ std::shared_ptr<Work> Engine::queue(const Call& call, double timeout) {
     auto work = std::make_shared<Queued>(call, comm_.size, timeout);
     const std::lock_guard lock(mutex_);
     if (stopping_) throw Failure(RC_CLOSED, "this communicator is closed", comm_.rank);
-    if (!worker_.joinable())
-        worker_ = std::thread([this] { this->work(); });  // first: it may fail, and then nothing waits
+    // First of all, for it may fail.
+    if (!worker_.joinable()) worker_ = named_thread("ringcomm-coll", [this] { this->work(); });
     queue_.push_back(work);
     pending_.fetch_add(1);
     arrived_.notify_one();
@@ -49,7 +47,6 @@ std::shared_ptr<Work> Engine::queue(const Call& call, double timeout) {
 }
 
 void Engine::work() {
-    pthread_setname_np(pthread_self(), "ringcomm-coll");
     std::unique_lock lock(mutex_);
     for (;;) {
         arrived_.wait(lock, [this] { return stopping_ || !queue_.empty(); });

@@ -1,7 +1,5 @@
 #include "letters.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <cinttypes>
 #include <cstring>
@@ -39,7 +37,7 @@ Letters::Handle Letters::post(Handle parcel) {
     const std::lock_guard lock(mutex_);
     if (stopping_) throw Failure(RC_CLOSED, "this communicator is closed", comm_.rank);
     // First of all, for it may fail.
-    if (parcel->background && !worker_.joinable()) worker_ = std::thread([this] { work(); });
+    if (parcel->background && !worker_.joinable()) worker_ = named_thread("ringcomm-p2p", [this] { work(); });
     parcel->start = now_ns();
     const uint64_t signature = pack(parcel->sends ? CALL_SEND : CALL_RECV, parcel->dtype, 0, parcel->peer, false);
     parcel->flight = comm_.flight_start(signature, parcel->count, 0, parcel->start);
@@ -385,7 +383,6 @@ void Letters::wait(Parcel& parcel, uint64_t deadline) {
 }
 
 void Letters::work() {
-    pthread_setname_np(pthread_self(), "ringcomm-p2p");
     std::unique_lock lock(mutex_);
     for (;;) {
         worker_wakes_.wait(lock, [this] { return stopping_ || (background_ && waiters_.load() == 0); });

@@ -1,14 +1,25 @@
 // A call that may still run. Whoever completes it and whoever waits for it share it.
 #pragma once
 
+#include <pthread.h>
+
 #include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <thread>
 
 #include "comm.h"
 
 namespace ringcomm {
+
+// A thread that shows under its name in top and ps.
+template <class Body>
+std::thread named_thread(const char* name, Body body) {
+    std::thread thread(body);
+    pthread_setname_np(thread.native_handle(), name);
+    return thread;
+}
 
 class Work {
 public:
