@@ -81,11 +81,11 @@ def run(arguments: argparse.Namespace) -> int:
 def run_rank(comm: Communicator, plan: Plan, machine: Machine) -> tuple[Memcpy, list[Measurement]]:
     """Run the benchmark as one rank. Rank 0 prints; every rank returns the same."""
     speaks = comm.rank == 0
-    pinned = pin(comm)
+    binding = pin(comm)
     memcpy = measure_memcpy(comm, machine.cores)
     if speaks:
         facts = [
-            f"{plan.collective}, {comm.size} ranks, {'each on a core of its own' if pinned else 'cores shared'}; "
+            f"{plan.collective}, {comm.size} ranks, {binding}; "
             f"{'in place' if plan.in_place else 'out of place'}{', symmetric buffers' if plan.symmetric else ''}",
             f"memcpy: {memcpy.speed / 1e9:.1f} GB/s per core ({memcpy.bytes >> 20} MiB, all ranks at once)",
         ]
@@ -178,13 +178,11 @@ class Bench:
         return buffer[:count] if blocks == 1 else buffer[: count * blocks].reshape(blocks, count)
 
 
-def pin(comm: Communicator) -> bool:
-    """Give every rank a core of its own, if there are enough, and say whether it is so."""
+def pin(comm: Communicator) -> str:
+    """Bind every rank to a core, in turn if there are fewer, and say so: where they wander, every run is another."""
     cores = sorted(os.sched_getaffinity(0))
-    if comm.size > len(cores):
-        return False
-    os.sched_setaffinity(0, {cores[comm.rank]})
-    return True
+    os.sched_setaffinity(0, {cores[comm.rank % len(cores)]})
+    return "each bound to a core of its own" if comm.size <= len(cores) else f"bound to {len(cores)} cores in turn"
 
 
 def sizes(begin: int, end: int, factor: int) -> Iterator[int]:
