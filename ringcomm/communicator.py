@@ -384,8 +384,13 @@ class Communicator:
         self._transport.abort(reason)
 
     def close(self) -> None:
-        """End this rank's part; calling it twice is fine. Peers that still need this rank get PeerLost."""
-        self._close()
+        """End this rank's part; calling it twice is fine. Peers that still need this rank get PeerLost.
+
+        A signal handler that closes the communicator it has interrupted ends that call; the memory of works that are
+        not waited for stays until close is called again, or the communicator is collected.
+        """
+        if self._transport.close():
+            self._close()
 
     def check(self) -> None:
         """Raise the first failure of the communicator, if there was one."""

@@ -24,7 +24,7 @@ from ringcomm.communicator import Communicator, connect
 from ringcomm.config import Config
 from ringcomm.errors import Aborted, ArgumentError, PeerLost, RingcommError, refuse, unknown
 from ringcomm.place import Place
-from ringcomm.processes import GRACE, ending
+from ringcomm.processes import GRACE, MOST_RANKS, ending
 from ringcomm.store import HashStore, shared_failure
 
 __all__ = ["launch"]
@@ -56,8 +56,8 @@ def launch(
     worlds = {"processes": _processes, "threads": _threads}
     if world not in worlds:
         raise unknown("world", world, worlds)
-    if size < 1:
-        raise refuse("size", "at least 1 rank", size)
+    if not 1 <= size <= MOST_RANKS:
+        raise refuse("size", f"1 to {MOST_RANKS} ranks", size)
     if importing_main.is_set():
         raise ArgumentError("a rank reached launch() by importing the script: put it under if __name__ == '__main__':")
     outcomes = worlds[world](Task(fn, tuple(args), dict(kwargs or {}), Config(timeout=timeout)), size)
@@ -216,8 +216,11 @@ def _gather(control: Connection, results: list[Connection]) -> list[Outcome]:
     deadline: float | None = None
 
     def take(rank: int) -> None:
-        with suppress(EOFError):  # it died while it sent, or before
-            outcomes[rank] = pickle.loads(pending.pop(rank).recv_bytes())
+        try:
+            outcome = pending.pop(rank).recv_bytes()
+        except (EOFError, OSError):  # it died before it sent, or in the middle of it
+            return
+        outcomes[rank] = pickle.loads(outcome)
 
     while running:
         ready = wait([control, *pending.values()], None if deadline is None else max(0.0, deadline - time.monotonic()))

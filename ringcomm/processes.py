@@ -10,7 +10,9 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 
-__all__ = ["GRACE", "ending", "send"]
+__all__ = ["GRACE", "MOST_RANKS", "ending", "send"]
+
+MOST_RANKS = 1024  # of one start on one machine: more is a slip of the finger, and would not leave it usable
 
 GRACE = 5.0  # seconds the others have to end by themselves when a rank has failed; `run --help` and launch() promise it
 

@@ -37,8 +37,8 @@ def run(command: Sequence[str], size: int) -> int:
     Returns the exit status of the rank that failed first, 128 + the signal for one that was killed, else 0. SIGINT and
     SIGTERM are passed on to the ranks. Must be called on the main thread.
     """
-    if size < 1:
-        raise refuse("number of ranks", "at least 1", size)
+    if not 1 <= size <= processes.MOST_RANKS:
+        raise refuse("number of ranks", f"1 to {processes.MOST_RANKS}", size)
     program = _program(command)
     job, nonce = secrets.token_hex(16), secrets.token_hex(16)
     with _wakeups(signal.SIGCHLD, *FORWARDED) as wakeups, _Ranks(wakeups) as ranks:

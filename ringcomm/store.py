@@ -19,7 +19,7 @@ from ringcomm.place import Place
 from ringcomm.sockets import MESSAGE_BYTES, packet_socket, stranger
 from ringcomm.storeserver import ALWAYS, HELLO, LINGER, Server
 
-__all__ = ["HashStore", "SocketStore", "Store", "open_store", "shared_failure"]
+__all__ = ["HashStore", "SocketStore", "Store", "late", "open_store", "shared_failure"]
 
 log = logging.getLogger("ringcomm")
 

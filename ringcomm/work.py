@@ -121,8 +121,9 @@ class Unfinished:
 
     def stop(self, pending: Pending) -> None:
         """Break the communicator, so that the call ends and lets go of its memory."""
-        with suppress(RingcommError):  # the failure of the call; or the communicator is closed, which ends it too
+        with suppress(RingcommError):  # it is closed, which ends the call too
             self._transport.abort(f"rank {self._transport.rank} was interrupted by a signal during wait")
+        with suppress(RingcommError):  # the failure of the call
             pending.wait(-1.0)
 
     def clear(self) -> None:

@@ -286,7 +286,8 @@ def test_when_nobody_reads_the_output_the_ranks_end(script, start):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["-n", "0", "x.py"], "number of ranks: expected at least 1, got 0"),
+        (["-n", "0", "x.py"], "number of ranks: expected 1 to 1024, got 0"),
+        (["-n", "100000", "x.py"], "number of ranks: expected 1 to 1024, got 100000"),
         (["-n", "2"], "nothing to run"),
         (["-n", "2", "no-such-program"], "'no-such-program' is not an executable"),
         (["-n", "2", str(Path(__file__).parent)], "is not an executable"),

@@ -16,7 +16,7 @@ extern "C" {
 
 enum rc_status {
     RC_OK = 0,
-    RC_ARGUMENT,    /* the caller's mistake; nothing was sent, no epoch consumed */
+    RC_ARGUMENT,    /* the caller's mistake; nothing was sent, or all ranks refuse alike */
     RC_MISMATCH,    /* the ranks called different things; consumed everywhere, outputs untouched */
     RC_TIMEOUT,     /* a deadline passed; the communicator is broken */
     RC_PEER_LOST,   /* a rank died or closed while it was still needed; the communicator is broken */
@@ -100,6 +100,7 @@ int rc_reserve(rc_comm* comm, uint64_t bytes, uint64_t* offset);
 /* A communicator of `size` ranks whose arena starts at `offset`; members[i] is the rank in `parent` of rank i. */
 int rc_sub_open(rc_comm* parent, uint64_t offset, int rank, int size, const int* members, rc_comm** comm);
 int rc_abort(rc_comm* comm, int status, const char* reason);
+/* RC_INTERRUPTED: from a signal handler inside a call of this communicator; that call ends now, then close again. */
 int rc_close(rc_comm* comm);
 void rc_free(rc_comm* comm);
 /* RC_OK while the communicator is usable, else the first failure. */

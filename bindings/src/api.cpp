@@ -117,13 +117,18 @@ int rc_abort(rc_comm* comm, int status, const char* reason) {
 int rc_close(rc_comm* comm) {
     return guarded([&] {
         Door& door = *comm->door;
-        if (door.forked()) return;
-        if (handling_signals_in == door.comm) {  // the interrupted call, which keeps all alive, must end first
-            door.core->comm.start_closing();
-            return;
+        if (door.forked() || door.closed.load()) return;
+        try {
+            const Visit visit(door);
+            visit.comm().start_closing();
+            if (visit.comm().interrupted_here()) {
+                throw Failure(RC_INTERRUPTED, "closed by a signal handler: the call that it interrupted ends first");
+            }
+        } catch (const Failure& failure) {
+            if (failure.error.code == RC_CLOSED) return;  // by another thread
+            throw;
         }
         if (door.closed.exchange(true)) return;
-        door.core->comm.start_closing();
         while (door.inside.load() > 0) give_core_away();
         door.core->engine.stop();
         door.core->letters.stop();

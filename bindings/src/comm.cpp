@@ -15,9 +15,15 @@ namespace ringcomm {
 
 std::atomic<uint64_t> fork_generation{0};
 std::atomic<int (*)()> interrupt_function{nullptr};
-thread_local const Comm* handling_signals_in = nullptr;
 
 namespace {
+
+// The waits of this thread in which a signal handler runs right now, the innermost first.
+struct Handling {
+    const Comm* comm;
+    const Handling* outer;
+};
+thread_local const Handling* handling = nullptr;
 
 // A rank of one group in the numbering of another; -1 if it is no member there.
 int translated(int rank, const std::vector<int>& from, const std::vector<int>& to) {
@@ -52,7 +58,6 @@ Comm::Comm(std::shared_ptr<World> world, Group group, std::vector<Group> ancesto
     : rank(rank),
       size(group.arena->size),
       world(std::move(world)),
-      generation(fork_generation.load()),
       patience(this->world->tuning.oversubscribed ? OVERSUBSCRIBED : DEDICATED),
       sources(size),
       tile(TILE_BYTES),
@@ -60,10 +65,6 @@ Comm::Comm(std::shared_ptr<World> world, Group group, std::vector<Group> ancesto
       ancestors_(std::move(ancestors)) {}
 
 void Comm::ready() {
-    if (generation != fork_generation.load(std::memory_order_relaxed)) {
-        throw Failure(RC_CLOSED, "this communicator belongs to the parent process: after a fork, call init again",
-                      rank);
-    }
     if (closing()) throw Failure(RC_CLOSED, "this communicator is closed", rank);
     check_failure();
     if (!backed_.load(std::memory_order_relaxed)) back();
@@ -87,8 +88,11 @@ void Comm::check_failure() const {
     const auto check = [this](const Group& group) {
         const SharedFailure& failure = group.arena->group().failure;
         if (failure.state.load(std::memory_order_acquire) != 2) return;
+        if (group.arena == group_.arena) throw Failure(failure.error);
         Failure told(failure.error);
-        if (group.arena != group_.arena) told.error.rank = translated(told.error.rank, group.members, group_.members);
+        told.error.rank = translated(failure.error.rank, group.members, group_.members);
+        const std::string where = "in a communicator that this one was split from: ";
+        copy_text(told.error.message, sizeof told.error.message, where + failure.error.message);
         throw told;
     };
     check(group_);
@@ -103,6 +107,9 @@ void Comm::store_failure(const Failure& failure) {
     for (const Group& ancestor : ancestors_) {
         rc_error error = failure.error;
         error.rank = translated(culprit, group_.members, ancestor.members);
+        copy_text(error.message, sizeof error.message,
+                  format("rank %d (process %" PRId64 ") died while a group split from this communicator needed it",
+                         error.rank, world->pid(group_.members[culprit])));
         store(*ancestor.arena, error);
     }
 }
@@ -127,12 +134,20 @@ std::optional<Failure> Comm::gone(int r, const std::string& what) {
 void Comm::check_interrupt(const char* what) {
     const auto interrupt = interrupt_function.load();
     if (!interrupt || syscall(SYS_gettid) != getpid()) return;
-    const Comm* outer = std::exchange(handling_signals_in, this);
+    const Handling here{this, handling};
+    handling = &here;
     const int raised = interrupt();
-    handling_signals_in = outer;
+    handling = here.outer;
     if (!raised) return;
     store_failure(Failure(RC_ABORTED, format("rank %d was interrupted by a signal during %s", rank, what), rank));
     throw Failure(RC_INTERRUPTED, format("%s was interrupted by a signal", what), rank);
+}
+
+bool Comm::interrupted_here() const {
+    for (const Handling* wait = handling; wait; wait = wait->outer) {
+        if (wait->comm == this) return true;
+    }
+    return false;
 }
 
 std::optional<Failure> Comm::look(const char* what) {
@@ -144,17 +159,14 @@ std::optional<Failure> Comm::look(const char* what) {
 
 void Comm::start_closing() {
     closing_.store(true);
-    ring_always(mine().bell);
-    ring_always(mine().letter_bell);
-}
-
-void Comm::finish_closing() {
     mine().state.store(RANK_CLOSED);
     for (int p = 0; p < size; ++p) {
-        if (p == rank) continue;
         ring_always(header(p).bell);
         ring_always(header(p).letter_bell);
     }
+}
+
+void Comm::finish_closing() {
     // The world's arena goes with the file; a sub-group's range is given back by whoever departs last.
     const bool last = arena().group().departed.fetch_add(1) + 1 == size;
     if (last && !ancestors_.empty()) arena().give_back();

@@ -17,11 +17,6 @@ namespace ringcomm {
 extern std::atomic<uint64_t> fork_generation;
 extern std::atomic<int (*)()> interrupt_function;
 
-class Comm;
-// The communicator in whose wait this thread's signal handlers run right now: they must not wait for what lies beneath
-// them on the same stack.
-extern thread_local const Comm* handling_signals_in;
-
 constexpr size_t TILE_BYTES = 16 << 10;  // stays in the first-level cache while it is reduced, then copied
 
 // The shared memory of a group of ranks; members[i] is the rank in the world of its rank i.
@@ -36,7 +31,6 @@ public:
 
     const int rank, size;
     const std::shared_ptr<World> world;
-    const uint64_t generation;
     const Patience patience;
     RegionTable regions;
 
@@ -47,8 +41,7 @@ public:
     RankHeader& mine() const { return arena().rank(rank); }
     const rc_tuning& tuning() const { return world->tuning; }
 
-    // Throws if the communicator cannot run a call: closed, from before a fork, or broken. Backs its memory at first
-    // use.
+    // Throws if the communicator cannot run a call: closed, or broken. Backs its memory at first use.
     void ready();
     // Throws the first failure of this communicator or of one that it was split from.
     void check_failure() const;
@@ -60,6 +53,9 @@ public:
     std::optional<Failure> gone(int r, const std::string& what);
     // Lets Python handle signals (main thread only); throws if the handler raised.
     void check_interrupt(const char* what);
+    // Whether a signal handler runs on this thread, inside a wait for this communicator: it must not wait for what lies
+    // beneath it on the same stack.
+    bool interrupted_here() const;
     // What ends every wait: a failure somewhere, closing, a signal.
     std::optional<Failure> look(const char* what);
 
@@ -83,7 +79,7 @@ public:
     std::vector<std::byte> tile;
 
     bool closing() const { return closing_.load(std::memory_order_relaxed); }
-    void start_closing();   // wakes the waiters of this rank
+    void start_closing();   // wakes the waiters of this rank, and tells the peers
     void finish_closing();  // nobody of this rank is inside any more; nothing may touch the arena after it
 
 private:

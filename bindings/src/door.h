@@ -20,11 +20,9 @@ struct Core {
 // Keeps close() from pulling the memory away under a running call.
 struct Door {
     template <class... Arguments>
-    explicit Door(Arguments&&... arguments)
-        : core(std::make_unique<Core>(std::forward<Arguments>(arguments)...)), comm(&core->comm) {}
+    explicit Door(Arguments&&... arguments) : core(std::make_unique<Core>(std::forward<Arguments>(arguments)...)) {}
 
     std::unique_ptr<Core> core;
-    const Comm* const comm;  // only to be compared
     const uint64_t generation = fork_generation.load();
     std::atomic<bool> closed{false};
     std::atomic<int> inside{0};
@@ -57,7 +55,7 @@ private:
 
 // Nothing that waits in line behind the interrupted call may be waited for.
 inline void refuse_in_signal_handler(const Comm& comm) {
-    if (handling_signals_in != &comm) return;
+    if (!comm.interrupted_here()) return;
     refuse(
         "a signal handler may not wait for a communicator that it has interrupted: expected abort(), close() or an "
         "exception");

@@ -7,16 +7,16 @@
 namespace ringcomm {
 
 uint64_t Comm::flight_start(uint64_t signature, uint64_t count, uint64_t epoch, uint64_t start) {
-    constexpr auto relaxed = std::memory_order_relaxed;
+    constexpr auto relaxed = std::memory_order_relaxed, release = std::memory_order_release;
     const uint64_t number = mine().flights.fetch_add(1, relaxed) + 1;
     FlightEntry& entry = mine().flight[number % FLIGHT_CALLS];
     entry.number.store(0, relaxed);
-    entry.signature.store(signature, std::memory_order_release);
-    entry.count.store(count, relaxed);
-    entry.epoch.store(epoch, relaxed);
-    entry.start.store(start, relaxed);
-    entry.end.store(0, relaxed);
-    entry.number.store(number, std::memory_order_release);
+    entry.signature.store(signature, release);
+    entry.count.store(count, release);
+    entry.epoch.store(epoch, release);
+    entry.start.store(start, release);
+    entry.end.store(0, release);
+    entry.number.store(number, release);
     return number;
 }
 

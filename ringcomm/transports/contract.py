@@ -112,8 +112,11 @@ class Transport(Protocol):
         """Break the group: every call on any rank, waiting or later, raises Aborted with this reason."""
         ...
 
-    def close(self) -> None:
-        """End this rank's part. Idempotent; peers that still need it get PeerLost. No memory is touched afterwards."""
+    def close(self) -> bool:
+        """End this rank's part. Idempotent; peers that still need it get PeerLost. No memory is touched afterwards.
+
+        False: a signal handler closes what it has interrupted; the interrupted call ends first, then close again.
+        """
         ...
 
     def check(self) -> None:

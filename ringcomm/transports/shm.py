@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from ringcomm import memory, topology
 from ringcomm.config import Config
-from ringcomm.errors import ArgumentError, MemoryShortage, MismatchError, refuse
+from ringcomm.errors import ArgumentError, MemoryShortage, MismatchError, RingcommError, refuse
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.store import Store, shared_failure
 from ringcomm.transports import descriptors
@@ -104,8 +104,11 @@ class ShmTransport:
     def abort(self, reason: str) -> None:
         check(lib.rc_abort(self._handle, lib.RC_ABORTED, reason.encode(errors="backslashreplace")))
 
-    def close(self) -> None:
-        check(lib.rc_close(self._handle))
+    def close(self) -> bool:
+        status = lib.rc_close(self._handle)
+        if status != lib.RC_INTERRUPTED:
+            check(status)
+        return bool(status == lib.RC_OK)
 
     def check(self) -> None:
         check(lib.rc_check(self._handle))
@@ -141,11 +144,12 @@ class ShmTransport:
         except Exception as raised:  # whatever it is: the others wait
             error = raised
         failure = (str(error) or repr(error)).encode("ascii", "replace").decode()[:300] if error else None
-        outcomes = self._exchange(name, [value, failure])
-        for rank, (_, failure) in enumerate(outcomes):
+        outcomes = self._exchange(name, [value, failure, isinstance(error, MemoryError)])
+        for rank, (_, failure, short) in enumerate(outcomes):
             if failure:
-                raise MemoryShortage(f"rank {rank}: {failure}", rank=rank, collective=name) from error
-        return [value for value, _ in outcomes]
+                kind = MemoryShortage if short else RingcommError
+                raise kind(f"rank {rank}: {failure}", rank=rank, collective=name) from error
+        return [value for value, *_ in outcomes]
 
     def _reserve_group(self, size: int, leads: bool) -> int | None:
         return self._reserve(lib.rc_sub_bytes(size, self._tuning), f"the arenas of a group of {size} ranks", leads)

@@ -1,0 +1,68 @@
+"""What a signal handler may do to the communicator in whose wait it runs: end it, not wait for it."""
+
+import os
+import signal
+
+import numpy as np
+
+import harness
+from failures import check_usable, raised, until_waiting
+from ringcomm import ArgumentError, PeerLost
+
+
+def close_what_waits(comm):
+    group = comm.split(0)
+    pids = comm.all_gather(np.array(os.getpid()))
+    if comm.rank == 0:
+        until_waiting(group, 1)
+        os.kill(pids[1], signal.SIGTERM)
+        lost = raised(PeerLost, group.barrier)
+        assert lost.rank == 1
+        assert "rank 1 closed the communicator" in str(lost)
+        comm.barrier()
+    else:
+        refused = []
+
+        def close(*_):
+            refused.append(raised(ArgumentError, group.barrier))
+            group.close()
+
+        before = signal.signal(signal.SIGTERM, close)
+        ended = raised(ArgumentError, lambda: group.recv(np.zeros(1), 0))
+        signal.signal(signal.SIGTERM, before)
+        comm.barrier()  # rank 0 was told without a second close
+        group.close()
+        assert "signal handler" in str(refused[0])
+        assert "closed" in str(ended)
+        assert "closed" in repr(group)
+    check_usable(comm)
+
+
+def test_a_handler_may_close_what_it_has_interrupted_but_not_wait_for_it():
+    harness.run(close_what_waits, 2)
+
+
+def close_from_a_handler_in_a_handler(comm):
+    """The second handler runs inside the wait of the first one, for another communicator."""
+    outer, inner = comm.split(0), comm.split(0)
+    pids = comm.all_gather(np.array(os.getpid()))
+    if comm.rank == 0:
+        for group, number in ((outer, signal.SIGTERM), (inner, signal.SIGUSR1)):
+            until_waiting(group, 1)
+            os.kill(pids[1], number)
+        inner.barrier()
+        assert raised(PeerLost, outer.barrier).rank == 1
+        comm.barrier()
+    else:
+        handlers = {signal.SIGTERM: lambda *_: inner.barrier(), signal.SIGUSR1: lambda *_: outer.close()}
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        raised(ArgumentError, lambda: outer.recv(np.zeros(1), 0))
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        comm.barrier()
+        outer.close()
+    check_usable(comm)
+
+
+def test_a_handler_in_a_handler_knows_all_that_it_has_interrupted():
+    harness.run(close_from_a_handler_in_a_handler, 2)
