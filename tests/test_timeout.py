@@ -229,7 +229,7 @@ def end_a_report_while_a_rank_is_missing(comm):
     group = comm.split(0)
     group.barrier()
     if comm.rank == 0:
-        until_waiting(group, 1)
+        until(lambda: "waits for rank 0" in group._transport.report(1), "rank 1 asleep")
         lines = lines_of(group.report(calls=2))
         assert re.fullmatch(r"barrier\(\) epoch 1, done after \S+ s, \S+ s ago", lines[0])
         assert re.fullmatch(
