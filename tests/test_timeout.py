@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import harness
-from failures import PROMPT, check_usable, lines_of, mortals, outcomes, raised, until, until_broken, until_waiting
+from failures import PROMPT, check_usable, lines_of, mortals, outcomes, raised, until, until_broken
 from ringcomm import ArgumentError, CollectiveTimeout, launch
 
 SHORT = 0.1  # seconds, the deadline of those who wait in vain
