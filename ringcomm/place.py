@@ -1,5 +1,6 @@
 """Where a rank finds itself: its place in a job, told by the launcher's environment."""
 
+import logging
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -9,6 +10,8 @@ from ringcomm.config import LAUNCHER
 from ringcomm.errors import ArgumentError, refuse
 
 __all__ = ["LAUNCHERS", "Place", "find_place"]
+
+log = logging.getLogger("ringcomm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,8 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place:
     if found:
         names = " and ".join(found[0].missing(environ))
         raise ArgumentError(f"{found[0].mark} is set without {names}; {found[0].name} sets them all")
+    if environ.get("WORLD_SIZE", "1") != "1":  # by hand: it may be meant for torch alone, but it may be a mistake
+        log.warning("WORLD_SIZE is set, but by no launcher known here: this rank is alone; see ringcomm run, torchrun")
     return Place(0, 1, job=f"alone/{os.getpid()}")
 
 

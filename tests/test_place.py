@@ -73,6 +73,11 @@ def test_variables_that_any_program_may_set_are_not_torchrun(stray):
     assert find_place(stray).launcher == "none"
 
 
+def test_a_world_size_that_no_launcher_set_is_told_to_be_ignored(caplog):
+    assert find_place({"RANK": "0", "WORLD_SIZE": "2"}).size == 1
+    assert "this rank is alone" in caplog.text
+
+
 @pytest.mark.parametrize("inner", [OURS, TORCHRUN, OPEN_MPI], ids=["ringcomm run", "torchrun", "Open MPI"])
 def test_a_launcher_that_did_not_set_all_its_variables_is_passed_over(inner):
     for name in inner.keys() - {"RINGCOMM_NONCE"}:

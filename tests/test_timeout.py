@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import harness
+import ringcomm
 from failures import PROMPT, check_usable, lines_of, mortals, outcomes, raised, until, until_broken
 from ringcomm import ArgumentError, CollectiveTimeout, launch
 
@@ -243,6 +244,15 @@ def end_a_report_while_a_rank_is_missing(comm):
 def test_a_report_shows_who_waits_for_whom_while_they_wait(world, capsys):
     harness.run(end_a_report_while_a_rank_is_missing, 2, world=world)
     assert world == "processes" or "waits for rank 0" in capsys.readouterr().out
+
+
+def multiply_and_report(comm):
+    comm.all_reduce(np.ones(4), ringcomm.premul_sum(2))
+    assert "all_reduce(float64 x 4, premul_sum) epoch 1, done" in lines_of(comm._transport.report(1))[comm.rank]
+
+
+def test_a_report_invents_no_factor():
+    launch(multiply_and_report, 2, world="threads", timeout=harness.OPERATION)
 
 
 def report_what_runs(comm):

@@ -63,7 +63,7 @@ std::string describe(uint64_t signature, uint64_t count, uint64_t extra) {
     if (k.shape == BLOCK) text += counts ? ", with counts" : " per rank";
     const int op = signature >> 16 & 0xff;
     if (k.reduces) text += format(", %s", op_name(op));
-    if (k.reduces && op == RC_PREMUL_SUM && !counts) text += format("(%.17g)", std::bit_cast<double>(extra));
+    if (k.reduces && op == RC_PREMUL_SUM && extra && !counts) text += format("(%.17g)", std::bit_cast<double>(extra));
     const int root = int(signature >> 32 & 0xffffff) - 1;
     if (k.root) text += root < 0 ? format(", %s any", k.root) : format(", %s %d", k.root, root);
     return text + ")";

@@ -54,7 +54,7 @@ enum { CALL_SEND = RC_COLLECTIVES, CALL_RECV, CALLS };
 constexpr uint64_t SIGNATURE_DIRECT = uint64_t{1} << 63;
 
 uint64_t pack(int kind, int dtype, int op, int root, bool counts);
-// `extra` is that of a start record, where there is one: it holds the factor of premul_sum.
+// `extra` is that of a start record, where it is at hand: it holds the factor of premul_sum.
 std::string describe(uint64_t signature, uint64_t count, uint64_t extra = 0);
 const char* kind_name(int kind);
 
