@@ -1,4 +1,4 @@
-"""The command line: `ringcomm run`, `bench` and `doctor`."""
+"""The command line: `ringcomm run`, `bench`, `plot` and `doctor`."""
 
 import argparse
 import os
@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from ringcomm import __version__, bench, doctor
+from ringcomm.bench import plot
 from ringcomm.errors import RingcommError
 from ringcomm.run import run
 
@@ -46,9 +47,15 @@ def _parser() -> argparse.ArgumentParser:
     runner.add_argument("program", nargs=argparse.REMAINDER, help="what to run, with its arguments")
     runner.set_defaults(main=lambda chosen: _run(runner, chosen))
 
-    benchmark = commands.add_parser("bench", help="measure a collective on this machine")
+    benchmark = commands.add_parser(
+        "bench", help="measure collectives on this machine, side by side with other libraries"
+    )
     bench.add_arguments(benchmark)
     benchmark.set_defaults(main=bench.run)
+
+    picture = commands.add_parser("plot", help="draw what `bench --json` wrote")
+    plot.add_arguments(picture)
+    picture.set_defaults(main=plot.run)
 
     check = commands.add_parser("doctor", help="tell what works on this machine, and why not")
     check.set_defaults(main=lambda _: doctor.main())

@@ -1,48 +1,43 @@
-"""ringcomm bench: every row of its table runs and verifies, wrong results are seen, and its output has its columns."""
+"""What `ringcomm bench` measures: each row of its table runs and verifies, errors are seen, options are checked."""
 
 import argparse
-import json
-import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 import harness
-from ringcomm import memory
-from ringcomm.bench import add_arguments, command, measure, report
-from ringcomm.bench.collectives import COLLECTIVES, REDUCTIONS, Setting, count_wrong, fill
+from ringcomm import ArgumentError
+from ringcomm.bench import add_arguments, peers, plan, report, rounds
+from ringcomm.bench.command import plan_of
+from ringcomm.bench.rank.collectives import COLLECTIVES, REDUCTIONS, Setting, count_wrong, dtype_named, fill
+from ringcomm.bench.rank.measure import Bench
+from ringcomm.bench.rank.ours import Ours
 
-MACHINE = report.Machine(cpu="a CPU", cores=2, system="Linux", versions={"ringcomm": "1"}, date="today")
-
-
-@pytest.fixture
-def short(monkeypatch):
-    """Measure hastily: the figures do not matter here."""
-    monkeypatch.setattr(measure, "ROUNDS", 3)
-    monkeypatch.setattr(measure, "ROUND_SECONDS", 0.0)
-    monkeypatch.setattr(measure, "COPY_BYTES", 1 << 10)
-
-
-def make_plan(**changes):
-    defaults = {
-        "collective": "all_reduce",
-        "sizes": [4, 1000, 100_000],
-        "dtype": "float32",
-        "op": "sum",
-        "root": 0,
-        "in_place": True,
-        "symmetric": False,
-        "warmups": 1,
-    }
-    plan = defaults | changes
-    return command.Plan(**plan | {"dtype": command.parse_dtype(plan["dtype"])})
+OPTIONS = {
+    "dtype": "float32",
+    "op": "sum",
+    "root": 0,
+    "in_place": True,
+    "pool": 1 << 16,
+    "symmetric": False,
+    "asynchronous": False,
+}
 
 
-def bench(size=3, **changes):
-    [(_, rows), *_] = harness.run(command.run_rank, size, make_plan(**changes), MACHINE, world="threads")
-    return rows
+def bench(name, counts, size=3, **changes):
+    """Measure once at each count, on threads; return the wrong elements of each."""
+
+    def rank(comm):
+        it = Bench(Ours(comm))
+        found = []
+        for count in counts:
+            it.prepare(name, OPTIONS | {"count": count} | changes)
+            assert it.round(True, 1, 3) > 0
+            assert it.round(False, 1, 3) > 0
+            found.append(it.check())
+        return found
+
+    return np.sum(harness.run(rank, size, world="threads"), axis=0).tolist()
 
 
 FORMS = [
@@ -52,13 +47,13 @@ FORMS = [
 ]
 
 
-@pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("symmetric", [False, True], ids=["plain", "symmetric"])
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "async"])
 @pytest.mark.parametrize(("name", "in_place"), FORMS)
-def test_every_collective_runs_and_verifies(name, in_place, symmetric):
-    rows = bench(collective=name, in_place=in_place, symmetric=symmetric, root=1)
-    assert [m.wrong for m in rows] == [0] * len(rows)
-    assert all(m.bytes == m.count * COLLECTIVES[name].blocks(3) * 4 for m in rows)
+def test_every_collective_runs_and_verifies(name, in_place, symmetric, asynchronous):
+    counts = [0] if name == "barrier" else [1, 999, 30_000]
+    wrong = bench(name, counts, in_place=in_place, symmetric=symmetric, asynchronous=asynchronous, root=1)
+    assert wrong == [0] * len(counts)
 
 
 def reducible(kind, op):
@@ -77,10 +72,32 @@ PAIRS = [
 ]
 
 
-@pytest.mark.usefixtures("short")
 @pytest.mark.parametrize(("dtype", "op"), [*PAIRS, ("bfloat16", "sum"), ("bfloat16", "avg")])
 def test_every_operation_verifies(dtype, op):
-    assert [m.wrong for m in bench(dtype=dtype, op=op, sizes=[1000])] == [0]
+    assert bench("all_reduce", [1000], dtype=dtype, op=op) == [0]
+
+
+def test_a_library_that_moves_nothing_is_found_out():
+    class Lazy(Ours):
+        def call(self, *arguments):
+            _, result = super().call(*arguments)
+            return lambda: None, result
+
+    def rank(comm):
+        it = Bench(Lazy(comm))
+        it.prepare("all_reduce", OPTIONS | {"count": 1000})
+        return it.check()
+
+    assert min(harness.run(rank, 2, world="threads")) > 900
+
+
+def test_buffers_rotate_through_the_pool():
+    def rank(comm):
+        it = Bench(Ours(comm))
+        it.prepare("all_reduce", OPTIONS | {"count": 1000, "pool": 1 << 16})
+        return len(it.calls), it.pools.popitem()[1].nbytes
+
+    assert harness.run(rank, 2, world="threads")[0] == ((1 << 16) // 4032, 1 << 16), "4,000 bytes take 63 lines"
 
 
 def test_wrong_elements_are_counted():
@@ -93,13 +110,6 @@ def test_wrong_elements_are_counted():
     array[1, -1] += 1
     assert count_wrong(array, expected) == 2
     assert count_wrong(np.roll(array, 64), expected) > 1000, "a displaced block must not look right"
-
-
-def test_memcpy_is_measured_with_what_fits_into_memory(monkeypatch):
-    monkeypatch.setattr(memory, "available", lambda: memory.Headroom(80 << 20, "what this test allows"))
-    results = harness.run(measure.measure_memcpy, 2, 2, world="threads")
-    assert [result.bytes for result in results] == [8 << 20] * 2  # three of them on each rank, and next 96 MiB in all
-    assert results[0].speed == results[1].speed > 0
 
 
 @pytest.mark.parametrize("op", ["sum", "prod", "min", "max"])
@@ -122,31 +132,110 @@ def test_bus_factors_are_those_of_nccl_tests(name, factor):
 
 @pytest.mark.parametrize(("text", "value"), [("4", 4), ("64K", 65536), ("3m", 3 << 20), ("1G", 1 << 30)])
 def test_sizes_are_read_with_suffixes(text, value):
-    assert command.parse_bytes(text) == value
+    assert plan.parse_bytes(text) == value
 
 
-@pytest.mark.parametrize("words", ["-b 0", "-b 4X", "-f 1", "-n 0", "--op median", "--dtype float31"])
-def test_what_makes_no_sense_is_refused(words, capsys):
+def parse(words):
     parser = argparse.ArgumentParser()
     add_arguments(parser)
+    return parser.parse_args(words.split())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("-b 0", "-b 4X", "-b K", "-f 1", "-n 0", "-w -1", "-c 2", "--op median", "--dtype float31"),
+        *("--ranks 0", "--ranks 2,x", "--root -1", "--in-place --out-of-place", "--patience 0"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(words, capsys):
     with pytest.raises(SystemExit):
-        parser.parse_args(["all_reduce", *words.split()])
+        parse(f"all_reduce {words}")
     assert words.split()[0] in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_the_command_prints_a_table_and_writes_json(tmp_path):
-    words = ["bench", "all_reduce", "-n", "2", "-e", "1K", "--json", str(tmp_path / "out.json")]
-    run = subprocess.run([sys.executable, "-m", "ringcomm", *words], capture_output=True, text=True, timeout=50)
-    assert run.returncode == 0, run.stderr
-    assert not run.stderr, "no progress bar where there is no terminal"
-    comments = [line for line in run.stdout.splitlines() if line.startswith("#")]
-    table = [line.split() for line in run.stdout.splitlines() if not line.startswith("#")]
-    assert comments[-2].split()[1:] == [name for name, _ in report.COLUMNS]
-    assert re.search(r"memcpy: \d+\.\d GB/s per core \(\d+ MiB, all ranks at once\)", run.stdout)
-    assert [cells[0] for cells in table] == ["4", "16", "64", "256", "1024"]
-    assert all(cells[2:5] == ["float32", "sum", "-1"] and cells[-1] == "0" for cells in table)
-    document = json.loads((tmp_path / "out.json").read_text())
-    assert [row["bytes"] for row in document["rows"]] == [4, 16, 64, 256, 1024]
-    assert all(row["seconds_median"] <= row["seconds_p90"] <= row["seconds_p99"] for row in document["rows"])
-    assert document["ranks"] == 2
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("all_reduse", "unknown collective 'all_reduse'"),
+        ("all_reduce -b 1M -e 1K", "expected -b <= -e, got 1048576 > 1024 bytes"),
+        ("all_reduce --op band", "make no sense: --op band --dtype float32"),
+        ("reduce --op avg --dtype int32", "avg of integers"),
+        ("all_reduce --op max --dtype complex64", "complex"),
+        ("broadcast --ranks 2,4 --root 2", "--root: expected 0 to 1 with 2 ranks, got 2"),
+        ("all_reduce --ranks 2000", "expected at most 1024, got 2000"),
+        ("all_reduce --ranks 1000 -e 64G", "are available: expected a smaller -e, --ranks or --vs"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_runs(words, told):
+    with pytest.raises(ArgumentError) as refusal:
+        plan_of(parse(words)).require(1)
+    assert told in str(refusal.value)
+
+
+def test_peers_are_known_by_name():
+    assert peers.names_of("gloo, openmpi,gloo") == ["gloo", "openmpi"]
+    with pytest.raises(ArgumentError, match="unknown peer 'gloom'; known: gloo, openmpi, mpich, nccl"):
+        peers.names_of("gloom")
+
+
+def test_sizes_of_a_plan_are_whole_blocks_each_once():
+    settings = plan_of(parse("all_gather -b 4 -e 100 -f 2 --ranks 3"))
+    assert settings.counts("all_gather", 3) == [1, 2, 5]
+    assert settings.counts("all_reduce", 3) == [1, 2, 4, 8, 16]
+    assert settings.counts("barrier", 3) == [0]
+
+
+def row(library, median, buffers="rotated", **changes):
+    facts = {
+        "ranks": 2,
+        "collective": "all_reduce",
+        "bytes": 4,
+        "count": 1,
+        "dtype": "float32",
+        "op": "sum",
+        "root": None,
+        "in_place": True,
+        "symmetric": False,
+        "asynchronous": False,
+        "rounds": 3,
+        "calls": 1,
+        "p10": 0.9 * median,
+        "p90": 1.1 * median,
+        "p99": 1.2 * median,
+        "algbw": 4 / median,
+        "busbw": 4 / median,
+        "wrong": 0,
+        "memcpy": 1e10,
+    }
+    return rounds.Measurement(library=library, buffers=buffers, median=median, **facts | changes)
+
+
+def test_the_best_peer_is_the_fastest_at_each_size_and_kind_of_buffers():
+    rows = [row("ringcomm", 1.0), row("gloo", 9.0), row("openmpi", 3.0), row("openmpi/multiple", 2.0)]
+    rows += [row("ringcomm", 1.0, "cached"), row("gloo", 4.0, "cached"), row("ringcomm", 1.0, bytes=16)]
+    found = report.ratios(rows)
+    assert [(r.best.library, r.value, r.ours.buffers) for r in found] == [
+        ("openmpi/multiple", 2.0, "rotated"),
+        ("gloo", 4.0, "cached"),
+    ]
+
+
+def test_a_variant_is_shown_where_it_differs():
+    rows = [row("openmpi", 1.0), row("openmpi/multiple", 1.1)]
+    assert [m.library for m in report.shown(rows)] == ["openmpi"]
+    rows = [row("openmpi", 1.0), row("openmpi/multiple", 1.5)]
+    assert len(report.shown(rows)) == 2
+
+
+def test_a_line_per_library_has_a_cell_for_each_column():
+    rows = [row("ringcomm", 2e-6), row("ringcomm", 1e-6, "cached"), row("gloo", 8e-6), row("gloo", 5e-6, "cached")]
+    ours, theirs = (line.split() for line in report.rows_text(rows).splitlines())
+    assert len(ours) == len(report.COLUMNS)
+    assert ours[5:7] == ["ringcomm", "2.00"]
+    assert (ours[13], ours[16]) == ("4.00", "5.00")
+    assert theirs[5:7] == ["gloo", "8.00"]
+
+
+def test_the_default_dtype_is_numpys():
+    assert dtype_named("float32") == np.float32

@@ -84,8 +84,9 @@ int rc_dtype_bytes(int dtype);
 int rc_reducible(int dtype, int op);
 /* dst[i] = srcs[0][i] op srcs[1][i] op …, in that order, rounded once; dst may be one of srcs. */
 int rc_reduce(void* dst, const void* const* srcs, int n, uint64_t count, int dtype, int op, double factor);
-/* Bytes per second with which a block written by another core is handed over: ordinary and non-temporal stores. */
-int rc_probe_handover(uint64_t bytes, double* ordinary, double* streamed);
+/* Bytes per second with which a block goes over from the core `writer` to the core `reader`: ordinary and non-temporal
+   stores. */
+int rc_probe_handover(uint64_t bytes, int writer, int reader, double* ordinary, double* streamed);
 
 /* The world: one anonymous file holds the arenas of all ranks, and grows for sub-groups and symmetric buffers. */
 uint64_t rc_world_bytes(int size, const rc_tuning* tuning);

@@ -51,10 +51,10 @@ int rc_reduce(void* dst, const void* const* srcs, int n, uint64_t count, int dty
     });
 }
 
-int rc_probe_handover(uint64_t bytes, double* ordinary, double* streamed) {
+int rc_probe_handover(uint64_t bytes, int writer, int reader, double* ordinary, double* streamed) {
     return guarded([&] {
-        *ordinary = probe_handover(bytes, false);
-        *streamed = probe_handover(bytes, true);
+        *ordinary = probe_handover(bytes, false, writer, reader);
+        *streamed = probe_handover(bytes, true, writer, reader);
     });
 }
 

@@ -1,5 +1,7 @@
 #include "probe.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -20,9 +22,17 @@ void await(const Flag& flag, uint64_t value) {
     }
 }
 
+// Moves the calling thread to a core; where that is forbidden, it stays.
+void move_to(int core) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(core, &set);
+    sched_setaffinity(0, sizeof set, &set);
+}
+
 }  // namespace
 
-double probe_handover(size_t bytes, bool streamed) {
+double probe_handover(size_t bytes, bool streamed, int writer, int reader) {
     constexpr uint64_t ROUNDS = 32;
     struct alignas(LINE) Padded {
         Flag value{0};
@@ -31,27 +41,33 @@ double probe_handover(size_t bytes, bool streamed) {
     const auto memory = std::make_unique<std::byte[]>(3 * bytes);
     std::byte *shared = memory.get(), *source = shared + bytes, *target = source + bytes;
     memset(shared, 1, 3 * bytes);
-    std::thread reader([&] {
+    // Threads of their own: the caller may be bound to one core, and stays where it is.
+    std::thread reading([&] {
+        move_to(reader);
         for (uint64_t round = 1; round <= ROUNDS; ++round) {
             await(written.value, round);
             memcpy(target, shared, bytes);
             read.value.store(round, std::memory_order_release);
         }
     });
-    // The best round: the others were disturbed by whatever else runs here.
     uint64_t best = UINT64_MAX;
-    for (uint64_t round = 1; round <= ROUNDS; ++round) {
-        const uint64_t start = now_ns();
-        if (streamed) {
-            kernels().copy_stream(shared, source, bytes);
-        } else {
-            memcpy(shared, source, bytes);
+    std::thread writing([&] {
+        move_to(writer);
+        // The best round: the others were disturbed by whatever else runs here.
+        for (uint64_t round = 1; round <= ROUNDS; ++round) {
+            const uint64_t start = now_ns();
+            if (streamed) {
+                kernels().copy_stream(shared, source, bytes);
+            } else {
+                memcpy(shared, source, bytes);
+            }
+            written.value.store(round, std::memory_order_release);
+            await(read.value, round);
+            best = std::min(best, now_ns() - start);
         }
-        written.value.store(round, std::memory_order_release);
-        await(read.value, round);
-        best = std::min(best, now_ns() - start);
-    }
-    reader.join();
+    });
+    writing.join();
+    reading.join();
     return double(bytes) / (double(best) * 1e-9);
 }
 

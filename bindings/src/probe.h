@@ -5,7 +5,8 @@
 
 namespace ringcomm {
 
-// Bytes per second at which one thread writes a block that another then reads; `streamed`: non-temporal stores.
-double probe_handover(size_t bytes, bool streamed);
+// Bytes per second at which a thread on the core `writer` writes a block that one on the core `reader` then reads;
+// `streamed`: by non-temporal stores.
+double probe_handover(size_t bytes, bool streamed, int writer, int reader);
 
 }  // namespace ringcomm

@@ -1,7 +1,8 @@
-"""Measure the collectives: `ringcomm bench`, in the vocabulary and the columns of nccl-tests.
+"""Measure the collectives: `ringcomm bench`, in the vocabulary of nccl-tests, side by side with the peers.
 
-The rows of `collectives.COLLECTIVES` say what is run and what must come out, `measure` takes the times, `report` prints
-them; `command` puts the three together. Only the public API of ringcomm is used.
+`peers` says which libraries there are, `job` starts the ranks of one and talks to them, `rounds` lets the libraries
+take turns, `report` prints. The ranks of all of them, ringcomm's too, are the program `rank/`, each in the environment
+of its library. Only the public API of ringcomm is used.
 """
 
 from ringcomm.bench.command import add_arguments, run

@@ -1,108 +1,140 @@
-"""What a benchmark says: a table with the columns of nccl-tests for people, JSON for machines."""
+"""What a benchmark says: a table for people, JSON for machines, and how ringcomm compares with the best peer."""
 
-from __future__ import annotations
-
-import datetime
 import json
-import os
-import platform
+import shutil
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
+from ringcomm.bench.machine import Machine
+from ringcomm.bench.plan import Plan
+from ringcomm.bench.rounds import Failure, Measurement
 
-import ringcomm
-
-__all__ = ["Machine", "Measurement", "header", "progress", "row", "write_json"]
+__all__ = ["Ratio", "header", "progress", "ratios", "rows_text", "write_json"]
 
 COLUMNS = (
-    *(("size", "(B)"), ("count", "(elements)"), ("type", ""), ("redop", ""), ("root", "")),
-    *(("time", "(us)"), ("algbw", "(GB/s)"), ("busbw", "(GB/s)"), ("#wrong", "")),
+    *(("size", "(B)", 12), ("count", "(elements)", 12), ("type", "", 10), ("redop", "", 6), ("root", "", 5)),
+    *(("library", "", 18), ("time", "(us)", 11), ("p10", "", 10), ("p90", "", 10), ("p99", "", 10)),
+    *(("algbw", "(GB/s)", 8), ("busbw", "(GB/s)", 8), ("#wrong", "", 7), ("ratio", "", 7)),
+    *(("cached", "(us)", 11), ("busbw", "(GB/s)", 8), ("ratio", "", 7)),
 )
-WIDTHS = (13, 13, 15, 7, 6, 12, 9, 9, 8)
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """One row. Seconds are those of one call on the slowest rank, over the rounds; bandwidths are bytes per second."""
+class Ratio:
+    """The time of the best peer over that of ringcomm: above 1, ringcomm is faster."""
 
-    library: str
-    collective: str
-    bytes: int
-    count: int
-    dtype: str
-    op: str | None
-    root: int | None
-    seconds_median: float
-    seconds_p90: float
-    seconds_p99: float
-    algbw: float
-    busbw: float
-    wrong: int
+    ours: Measurement
+    best: Measurement
+
+    @property
+    def value(self) -> float:
+        return self.best.median / self.ours.median
+
+    def __str__(self) -> str:
+        m = self.ours
+        where = f"{m.collective} of {m.bytes} bytes on {m.ranks} ranks, {m.buffers} buffers"
+        return f"{where}: {self.value:.2f} x {self.best.library}"
 
 
-@dataclass(frozen=True)
-class Machine:
-    """Where and when the figures were taken."""
-
-    cpu: str
-    cores: int  # that this process may use
-    system: str
-    versions: dict[str, str]
-    date: str
-
-    @classmethod
-    def here(cls) -> Machine:
-        now = datetime.datetime.now(datetime.UTC)
-        return cls(
-            cpu=cpu_name(),
-            cores=len(os.sched_getaffinity(0)),
-            system=f"{platform.system()} {platform.release()} {platform.machine()}",
-            versions={
-                "ringcomm": ringcomm.__version__,
-                "python": platform.python_version(),
-                "numpy": np.__version__,
-            },
-            date=now.isoformat(timespec="seconds"),
-        )
+def ratios(rows: Iterable[Measurement]) -> list[Ratio]:
+    """Compare ringcomm with the fastest peer, at every size and kind of buffers that both have."""
+    groups: dict[tuple[Any, ...], list[Measurement]] = {}
+    for m in rows:
+        groups.setdefault((m.ranks, m.collective, m.bytes, m.buffers), []).append(m)
+    found = []
+    for group in groups.values():
+        ours = [m for m in group if m.library == "ringcomm"]
+        peers = [m for m in group if m.library != "ringcomm"]
+        if ours and peers:
+            found.append(Ratio(ours[0], min(peers, key=lambda m: m.median)))
+    return found
 
 
-def cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+def header(machine: Machine, plan: Plan, ranks: int, versions: dict[str, dict[str, str]]) -> str:
+    """Return the lines above the table: machine, libraries, what is measured, and the names of the columns."""
+    commit = f", commit {machine.commit}" if machine.commit else ""
+    bound = "a core each" if ranks <= machine.cores else f"{machine.cores} cores in turn (oversubscribed)"
+    options = [
+        "in place where there is such a form" if plan.in_place else "out of place where there is such a form",
+        f"median of {plan.rounds} rounds on the slowest rank, libraries in turn",
+        *["symmetric buffers (ringcomm)"] * plan.symmetric,
+        *["asynchronous calls"] * plan.asynchronous,
+    ]
+    lines = [
+        f"{machine.cpu}, {machine.cores} cores, {machine.cache >> 20} MiB last-level cache, {machine.system}",
+        f"Python {machine.python}, {machine.date}{commit}",
+        *(f"{name}: {', '.join(f'{what} {v}' for what, v in facts.items())}" for name, facts in versions.items()),
+        f"{', '.join(plan.collectives)}; {ranks} ranks bound to {bound}; {'; '.join(options)}",
+    ]
+    if plan.rotate:
+        lines.append(f"buffers rotate through {plan.pool >> 20} MiB on each rank; cached: the same buffer every time")
+    names, units = (cells([column[i] for column in COLUMNS])[2:] for i in (0, 1))
+    return "\n".join(f"# {line}".rstrip() for line in [*lines, "", names, units])
 
 
-def header(machine: Machine, facts: list[str]) -> str:
-    """Return the lines above the table: the machine, the given facts, the names and units of the columns."""
-    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
-    lines = [f"{machine.cpu}, {machine.cores} cores, {machine.system}", f"{versions}; {machine.date}", *facts, ""]
-    columns, units = (row_text(*cells)[2:] for cells in zip(*COLUMNS, strict=True))
-    return "\n".join(f"# {line}".rstrip() for line in [*lines, columns, units])
+def rows_text(rows: list[Measurement]) -> str:
+    """Return the lines of one size: a line for each library, rotated and cached figures side by side."""
+    against = {(ratio.ours.buffers): f"{ratio.value:.2f}" for ratio in ratios(rows)}
+    lines = []
+    for name in dict.fromkeys(m.library for m in shown(rows)):
+        mine = {m.buffers: m for m in rows if m.library == name}
+        m = mine.get("rotated") or mine["cached"]
+        cached = mine.get("cached")
+        wrong = "" if m.wrong is None else max(each.wrong or 0 for each in mine.values())
+        ours = name == "ringcomm"
+        line: list[object] = [m.bytes, m.count, m.dtype, m.op or "none", -1 if m.root is None else m.root, name]
+        line += [microseconds(t) for t in (m.median, m.p10, m.p90, m.p99)]
+        line += [f"{m.algbw / 1e9:.2f}", f"{m.busbw / 1e9:.2f}", wrong, against.get(m.buffers, "") if ours else ""]
+        if cached and cached is not m:
+            line += [microseconds(cached.median), f"{cached.busbw / 1e9:.2f}"]
+            line += [against.get("cached", "") if ours else ""]
+        lines.append(cells(line + [""] * (len(COLUMNS) - len(line))).rstrip())
+    return "\n".join(lines)
 
 
-def row(m: Measurement) -> str:
-    op = m.op or "none"
-    root = -1 if m.root is None else m.root
-    time, algbw, busbw = f"{m.seconds_median * 1e6:.2f}", f"{m.algbw / 1e9:.2f}", f"{m.busbw / 1e9:.2f}"
-    return row_text(m.bytes, m.count, m.dtype, op, root, time, algbw, busbw, m.wrong)
+def shown(rows: list[Measurement]) -> list[Measurement]:
+    """Leave out a variant ("openmpi/multiple") that does not differ from the usual setting of its library."""
+    usual = {(m.library, m.buffers): m for m in rows}
+
+    def differs(m: Measurement) -> bool:
+        base = usual.get((m.library.partition("/")[0], m.buffers))
+        return base is None or base is m or m.p10 > base.p90 or m.p90 < base.p10
+
+    return [m for m in rows if differs(m)]
 
 
-def row_text(*cells: object) -> str:
-    return "".join(f"{cell!s:>{width}}" for cell, width in zip(cells, WIDTHS, strict=True))
+def microseconds(seconds: float) -> str:
+    return f"{seconds * 1e6:.2f}"
 
 
-def progress(done: int, total: int, what: str) -> None:
+def cells(values: Iterable[object]) -> str:
+    return "".join(f"{value!s:>{width}}" for value, (_, _, width) in zip(values, COLUMNS, strict=True))
+
+
+def progress(share: float, what: str) -> None:
     """Draw a bar on standard error if somebody can see it; at the end take it away."""
     if not sys.stderr.isatty():
         return
-    bar = "" if done == total else f"[{'#' * (30 * done // total):30}] {what}"
+    bar = "" if share >= 1 else f"[{'#' * int(30 * share):30}] {what}"[: shutil.get_terminal_size().columns - 1]
     print(f"\r\x1b[K{bar}", end="", file=sys.stderr, flush=True)
 
 
-def write_json(path: Path, machine: Machine, facts: dict[str, object], rows: list[Measurement]) -> None:
-    document = {"machine": asdict(machine), **facts, "rows": [asdict(m) for m in rows]}
+def write_json(
+    path: Path,
+    machine: Machine,
+    plan: Plan,
+    versions: dict[str, dict[str, str]],
+    rows: list[Measurement],
+    failures: list[Failure],
+) -> None:
+    document = {
+        "machine": asdict(machine),
+        "plan": asdict(plan),
+        "versions": versions,
+        "failures": [asdict(failure) for failure in failures],
+        "rows": [asdict(m) for m in rows],
+    }
     path.write_text(json.dumps(document, indent=1) + "\n")

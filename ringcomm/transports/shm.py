@@ -236,7 +236,7 @@ def _answer(hellos: list[dict[str, Any]]) -> tuple[dict[str, Any], int]:
         cores = len(set().union(*(hello["cores"] for hello in hellos)))
         tuning["oversubscribed"] = len(hellos) > min(cores, topology.quota() or cores)
     if tuning["stream_bytes"] is None:
-        tuning["stream_bytes"] = _stream_bytes() if len(hellos) > 1 else NEVER
+        tuning["stream_bytes"] = _stream_bytes([hello["cores"] for hello in hellos])
     size = lib.rc_world_bytes(len(hellos), ffi.new("rc_tuning *", tuning))
     memory.require(size, f"the arenas of {len(hellos)} ranks")
     fd = ffi.new("int *")
@@ -244,10 +244,16 @@ def _answer(hellos: list[dict[str, Any]]) -> tuple[dict[str, Any], int]:
     return {"tuning": tuning, "nonce": secrets.randbits(64)}, fd[0]
 
 
-def _stream_bytes() -> int:
-    """Measure which stores hand a block over faster; return from which size on it should be the non-temporal ones."""
+def _stream_bytes(cores: list[list[int]]) -> int:
+    """Measure which stores hand a block over faster from rank 0 to another rank, given the cores of each; return from
+    which size on it should be the non-temporal ones.
+    """
+    writer = cores[0][0]
+    reader = next((core for others in cores[1:] for core in others if core != writer), None)
+    if reader is None:  # nothing leaves the cache of the one core there is
+        return NEVER
     ordinary, streamed = ffi.new("double *"), ffi.new("double *")
-    check(lib.rc_probe_handover(PROBE_BYTES, ordinary, streamed))
+    check(lib.rc_probe_handover(PROBE_BYTES, writer, reader, ordinary, streamed))
     faster = streamed[0] > 1.2 * ordinary[0]
     log.debug("handing over a block: %.3g GB/s, non-temporal %.3g GB/s", ordinary[0] * 1e-9, streamed[0] * 1e-9)
     return STREAM_BYTES if faster else NEVER

@@ -1,18 +1,16 @@
-"""The table of benchmarks: a collective is a row that says how much moves, how it is called and what must come out."""
+"""The table of benchmarks: a collective is a row that says how much moves and what must come out, whoever moves it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ringcomm import Communicator
-
-__all__ = ["COLLECTIVES", "REDUCTIONS", "Collective", "Setting", "count_wrong", "fill"]
+__all__ = ["COLLECTIVES", "REDUCTIONS", "Array", "Collective", "Setting", "count_wrong", "dtype_named", "fill"]
 
 Array = npt.NDArray[Any]
 
@@ -43,6 +41,15 @@ class Setting:
     dtype: np.dtype[Any]
     op: str
     root: int
+    in_place: bool = True
+
+    @property
+    def right(self) -> int:
+        return (self.rank + 1) % self.size
+
+    @property
+    def left(self) -> int:
+        return (self.rank - 1) % self.size
 
     def wave(self, rank: int, block: int = 0) -> Array:
         """Return the first PERIOD elements of a block of the input of `rank`; the rest repeats them."""
@@ -75,15 +82,10 @@ def each(size: int) -> int:
     return size
 
 
-# (communicator, setting, source, target) -> the call; no target: the result replaces the source.
-Prepare = Callable[[Communicator, Setting, Array, Array | None], Callable[[], object]]
-
-
 @dataclass(frozen=True)
 class Collective:
     """A row. The numbers of blocks and the bus factor are functions of the number of ranks, as in nccl-tests."""
 
-    prepare: Prepare
     expected: Callable[[Setting], list[Array]]  # the blocks that this rank receives
     bus_factor: Callable[[int], float]
     sends: Callable[[int], int] = one
@@ -109,6 +111,13 @@ def count_wrong(array: Array, expected: list[Array]) -> int:
     return wrong
 
 
+def dtype_named(name: str) -> np.dtype[Any]:
+    """Return NumPy's dtype of that name; it knows bfloat16 and the float8s once ml_dtypes is imported."""
+    with suppress(ImportError):
+        import ml_dtypes  # noqa: F401
+    return np.dtype(name)
+
+
 def fill(array: Array, setting: Setting) -> None:
     """Write this rank's input into the contiguous `array`."""
     wave = setting.wave(setting.rank)
@@ -128,54 +137,46 @@ def share(size: int) -> float:
 
 COLLECTIVES: dict[str, Collective] = {
     "all_reduce": Collective(
-        lambda comm, s, x, out: partial(comm.all_reduce, x, s.op, out),
         lambda s: [s.reduced()],
         bus_factor=lambda size: 2 * share(size),
         reduces=True,
     ),
     "reduce_scatter": Collective(
-        lambda comm, s, x, out: partial(comm.reduce_scatter, x, s.op, out),
         lambda s: [s.reduced(block=s.rank)],
         bus_factor=share,
         sends=each,
         reduces=True,
     ),
     "all_gather": Collective(
-        lambda comm, s, x, out: partial(comm.all_gather, x, out),
         lambda s: [s.wave(rank) for rank in range(s.size)],
         bus_factor=share,
         receives=each,
     ),
     "broadcast": Collective(
-        lambda comm, s, x, out: partial(comm.broadcast, x, s.root),
         lambda s: [s.wave(s.root)],
         bus_factor=lambda size: 1,
         rooted=True,
         out_of_place=False,
     ),
     "reduce": Collective(
-        lambda comm, s, x, out: partial(comm.reduce, x, s.op, s.root, out),
         lambda s: at_root(s, [s.reduced()]),
         bus_factor=lambda size: 1,
         reduces=True,
         rooted=True,
     ),
     "gather": Collective(
-        lambda comm, s, x, out: partial(comm.gather, x, out, s.root),
         lambda s: at_root(s, [s.wave(rank) for rank in range(s.size)]),
         bus_factor=share,
         receives=each,
         rooted=True,
     ),
     "scatter": Collective(
-        lambda comm, s, x, out: partial(comm.scatter, x if s.rank == s.root else None, out, s.root),
         lambda s: [s.wave(s.root, block=s.rank)],
         bus_factor=share,
         sends=each,
         rooted=True,
     ),
     "all_to_all": Collective(
-        lambda comm, s, x, out: partial(comm.all_to_all, x, out),
         lambda s: [s.wave(rank, block=s.rank) for rank in range(s.size)],
         bus_factor=share,
         sends=each,
@@ -183,13 +184,11 @@ COLLECTIVES: dict[str, Collective] = {
         in_place=False,
     ),
     "send_recv": Collective(
-        lambda comm, s, x, out: partial(comm.sendrecv, x, (s.rank + 1) % s.size, out, (s.rank - 1) % s.size),
-        lambda s: [s.wave((s.rank - 1) % s.size)],
+        lambda s: [s.wave(s.left)],
         bus_factor=lambda size: 1,
         in_place=False,
     ),
     "barrier": Collective(
-        lambda comm, s, x, out: comm.barrier,
         lambda s: [],
         bus_factor=lambda size: 0,
         sends=lambda size: 0,

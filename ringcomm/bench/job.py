@@ -1,0 +1,152 @@
+"""The ranks of one library, and the conversation with them. They sleep while another library is measured."""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import time
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from ringcomm.bench.peers import Contender
+
+__all__ = ["Job", "JobFailed"]
+
+PACKAGE = Path(__file__).parent / "rank"
+ALIAS = "ringcomm_bench_rank"  # its name where the rest of ringcomm is not installed
+PR_SET_PDEATHSIG = 1
+START = 60.0  # seconds until all ranks have imported their library and met
+GOODBYE = 5.0  # seconds for a launcher to end by itself
+WORDS = 300  # characters of what a dying library said, at most
+
+
+class JobFailed(Exception):
+    """The ranks of a library crashed, hung or refused; they have been ended."""
+
+
+class Job:
+    """All ranks of one library."""
+
+    def __init__(self, contender: Contender, ranks: int, folder: Path, patience: float) -> None:
+        """Start them; `folder` is a new one for files of this job, `patience` the seconds an answer may take."""
+        self.name = contender.name
+        self.patience = patience
+        self.versions: dict[str, str] = {}
+        self._log = folder / "log"
+        self._connections: list[Connection] = []
+        self._pidfds: list[int] = []
+        (folder / ALIAS).symlink_to(PACKAGE)
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(folder / "socket"))
+            server.listen(ranks)
+            self._launcher = self._start(contender, ranks, folder)
+            try:
+                self._meet(server, ranks)
+            except BaseException:
+                self.kill()
+                raise
+
+    def _start(self, contender: Contender, ranks: int, folder: Path) -> "subprocess.Popen[bytes]":
+        environment = {"PYTHONPATH": str(folder), **contender.environment}
+        program = [contender.python, "-m", ALIAS, contender.library, str(folder / "socket")]
+        command = [
+            *("env", *(f"{name}={value}" for name, value in environment.items())),
+            *contender.launcher(ranks),
+            *(*program, contender.rank_variable, str(folder)),
+        ]
+        with self._log.open("wb") as log:
+            # In a session of its own, so that Ctrl-C reaches the bench alone.
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=lambda: ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
+            )
+
+    def _meet(self, server: socket.socket, ranks: int) -> None:
+        deadline = time.monotonic() + START
+        server.settimeout(0.1)
+        arrived: dict[int, Connection] = {}
+        while len(arrived) < ranks:
+            if self._launcher.poll() is not None:
+                raise JobFailed(f"could not be started: {self._last_words()}")
+            if time.monotonic() > deadline:
+                raise JobFailed(f"only {len(arrived)} of {ranks} ranks came within {START:g} s")
+            with suppress(TimeoutError):
+                connection = Connection(server.accept()[0].detach())
+                hello = connection.recv()
+                arrived[hello["rank"]] = connection
+                self._pidfds.append(os.pidfd_open(hello["pid"]))
+                self.versions = hello["versions"]
+        self._connections = [arrived[rank] for rank in range(ranks)]
+
+    def ask(self, request: str, *arguments: Any) -> list[Any]:
+        """Let all ranks do something; return what each answers. If one cannot, the job is over: JobFailed."""
+        try:
+            return self._ask(request, *arguments)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _ask(self, *request: Any) -> list[Any]:
+        deadline = time.monotonic() + self.patience
+        with suppress(BrokenPipeError):  # it is found out below, with its last words
+            for connection in self._connections:
+                connection.send(request)
+        answers: dict[Connection, Any] = {}
+        while len(answers) < len(self._connections):
+            silent = [connection for connection in self._connections if connection not in answers]
+            ready = wait(silent, deadline - time.monotonic())
+            if not ready:
+                ranks = ", ".join(str(self._connections.index(connection)) for connection in silent)
+                raise JobFailed(f"hangs: no answer from rank {ranks} within {self.patience:g} s")
+            for connection in silent:
+                if connection not in ready:
+                    continue
+                rank = self._connections.index(connection)
+                try:
+                    outcome, answers[connection] = connection.recv()
+                except (EOFError, ConnectionResetError):
+                    raise JobFailed(f"rank {rank} ended in the middle: {self._last_words()}") from None
+                if outcome == "failed":
+                    raise JobFailed(f"rank {rank}: {answers[connection]}")
+        return [answers[connection] for connection in self._connections]
+
+    def _last_words(self) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            self._launcher.wait(GOODBYE)  # it may have to say why
+        lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines()]
+        said = [line for line in lines if any(character.isalnum() for character in line)]
+        return " | ".join(said)[-WORDS:] or f"its launcher ended with status {self._launcher.poll()}"
+
+    def close(self) -> None:
+        """Let the ranks end in order, and wait for that."""
+        try:
+            self.ask("close")
+            self._launcher.wait(GOODBYE)
+        except (JobFailed, subprocess.TimeoutExpired):
+            pass  # nothing is measured any more
+        self.kill()
+
+    def kill(self) -> None:
+        """End every process of this job. Idempotent."""
+        for pidfd in self._pidfds:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            os.close(pidfd)
+        self._pidfds = []
+        for connection in self._connections:
+            connection.close()
+        self._connections = []
+        with suppress(ProcessLookupError):
+            self._launcher.terminate()
+        try:
+            self._launcher.wait(GOODBYE)
+        except subprocess.TimeoutExpired:
+            self._launcher.kill()
+            self._launcher.wait()

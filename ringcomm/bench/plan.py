@@ -1,0 +1,125 @@
+"""What is measured, as the command line asks for it; what makes no sense is refused before anything runs."""
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ringcomm import ArgumentError
+from ringcomm.bench.machine import available_memory, cache_bytes
+from ringcomm.bench.rank.collectives import COLLECTIVES, dtype_named
+
+__all__ = ["COPY_BYTES", "Plan", "parse_bytes", "parse_collectives", "parse_dtype", "whole"]
+
+SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+RANK_BYTES = 100 << 20  # what a process of Python with its libraries takes, about
+MOST_RANKS = 1024  # of one start of ringcomm
+COPY_BYTES = 256 << 20  # of the memcpy that is the limit: larger than the caches
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    collectives: list[str]
+    ranks: list[int]
+    begin: int  # bytes of the larger of input and output, as nccl-tests counts
+    end: int
+    factor: int
+    rounds: int
+    warmups: int
+    check: bool
+    dtype: str
+    op: str
+    root: int
+    in_place: bool
+    rotate: bool
+    symmetric: bool
+    asynchronous: bool
+
+    @property
+    def item(self) -> int:
+        return dtype_named(self.dtype).itemsize
+
+    @property
+    def pool(self) -> int:
+        """Bytes that the buffers rotate through: twice the last-level cache, on every rank."""
+        return 2 * cache_bytes() if self.rotate else 0
+
+    def places(self, collective: str) -> bool:
+        """Say whether this collective is done in place."""
+        row = COLLECTIVES[collective]
+        return row.in_place and (self.in_place or not row.out_of_place)
+
+    def counts(self, collective: str, ranks: int) -> list[int]:
+        """Return the elements per block for the sizes of the plan, each once."""
+        blocks = COLLECTIVES[collective].blocks(ranks)
+        if not blocks:
+            return [0]
+        return list(dict.fromkeys(max(1, size // blocks // self.item) for size in self.sizes()))
+
+    def sizes(self) -> Iterator[int]:
+        size = self.begin
+        while size <= self.end:
+            yield size
+            size *= self.factor
+
+    def require(self, libraries: int) -> None:
+        """Refuse what cannot be measured, with this many libraries, before anything is started."""
+        if self.begin > self.end:
+            raise ArgumentError(f"sizes: expected -b <= -e, got {self.begin} > {self.end} bytes")
+        kind = dtype_named(self.dtype).kind
+        reduces = [name for name in self.collectives if COLLECTIVES[name].reduces]
+        refused = {
+            "band, bor, bxor of numbers that are not integers": self.op in ("band", "bor", "bxor") and kind not in "iu",
+            "avg of integers": self.op == "avg" and kind in "biu",
+            "min, max of complex numbers": self.op in ("min", "max") and kind == "c",
+        }
+        for what, given in refused.items():
+            if reduces and given:
+                raise ArgumentError(f"{what} make no sense: --op {self.op} --dtype {self.dtype}")
+        for ranks in self.ranks:
+            if ranks > MOST_RANKS:
+                raise ArgumentError(f"--ranks: expected at most {MOST_RANKS}, got {ranks}")
+            if self.root >= ranks:
+                raise ArgumentError(f"--root: expected 0 to {ranks - 1} with {ranks} ranks, got {self.root}")
+            arrays = 1 if all(map(self.places, self.collectives)) else 2
+            each = RANK_BYTES + arrays * max(self.pool, self.end)
+            needed, there = ranks * (libraries * each + 2 * COPY_BYTES), available_memory()
+            if needed > there:
+                raise ArgumentError(
+                    f"{ranks} ranks of {libraries} libraries with up to {self.end >> 20} MiB need about "
+                    f"{needed >> 20} MiB, but {there >> 20} MiB are available: expected a smaller -e, --ranks or --vs"
+                )
+
+
+def whole(minimum: int) -> Callable[[str], int]:
+    """Return a parser of whole numbers from `minimum` on."""
+
+    def number(text: str) -> int:
+        if int(text) < minimum:
+            raise argparse.ArgumentTypeError(f"{text} is less than {minimum}")
+        return int(text)
+
+    return number
+
+
+def parse_bytes(text: str) -> int:
+    """Read 64, 64K, 64M or 64G."""
+    number, suffix = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
+    if suffix not in SUFFIXES or not number.isdecimal() or int(number) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a size such as 4, 64K, 16M or 1G")
+    return int(number) * SUFFIXES[suffix]
+
+
+def parse_dtype(name: str) -> str:
+    try:
+        return dtype_named(name).name
+    except TypeError:
+        message = f"NumPy knows no {name}; bfloat16 and float8 need: pip install ml_dtypes"
+        raise argparse.ArgumentTypeError(message) from None
+
+
+def parse_collectives(words: list[str]) -> list[str]:
+    """Read the names on the command line; "all" stands for every one."""
+    for word in words:
+        if word not in COLLECTIVES and word != "all":
+            raise ArgumentError(f"unknown collective {word!r}; known: {', '.join(COLLECTIVES)}, all")
+    return list(COLLECTIVES) if "all" in words else list(dict.fromkeys(words))

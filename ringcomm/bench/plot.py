@@ -1,0 +1,106 @@
+"""`ringcomm plot`: draw what `ringcomm bench --json` wrote, time and bus bandwidth over the size."""
+
+import argparse
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ringcomm import ArgumentError, RingcommError
+
+__all__ = ["add_arguments", "run"]
+
+Row = dict[str, Any]
+
+# A color for each library, the same in every picture; variants share it.
+COLORS = {"ringcomm": "C3", "openmpi": "C0", "mpich": "C2", "gloo": "C1", "nccl": "C4"}
+TICKS = [4**i for i in range(1, 20)]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="written by `ringcomm bench --json`")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="PICTURE", help=".png, .svg or .pdf")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Draw a row of two pictures for each collective and number of ranks in the files."""
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        raise RingcommError("plot needs matplotlib: pip install 'ringcomm[bench]'") from None
+    documents = [read(path) for path in arguments.files]
+    rows = [row for document in documents for row in document["rows"] if row["bytes"]]
+    groups: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["collective"], row["ranks"]), []).append(row)
+    if not groups:
+        raise ArgumentError("there is nothing to draw: no rows with a size in these files")
+    pyplot.switch_backend("agg")
+    figure, axes = pyplot.subplots(len(groups), 2, figsize=(13, 4.6 * len(groups)), squeeze=False, layout="constrained")
+    for ((collective, ranks), group), (time, busbw) in zip(groups.items(), axes, strict=True):
+        draw(time, group, lambda row, seconds: seconds * 1e6)
+        draw(busbw, group, lambda row, seconds: row["busbw"] * row["median"] / seconds / 1e9)
+        copies = {row["bytes"]: row["memcpy"] for row in group}
+        sizes = sorted(copies)
+        style = {"color": "0.5", "linestyle": ":", "label": "memcpy of 256 MiB on every core"}
+        time.plot(sizes, [size / copies[size] * 1e6 for size in sizes], **style)
+        busbw.plot(sizes, [copies[size] / 1e9 for size in sizes], **style)
+        time.set(title=f"{collective}, {ranks} ranks: time", ylabel="µs")
+        busbw.set(title=f"{collective}, {ranks} ranks: bus bandwidth", ylabel="GB/s")
+        for axis in (time, busbw):
+            axis.set(xscale="log", yscale="log", xlabel="bytes")
+            shown = [size for size in TICKS if sizes[0] <= size <= sizes[-1]]
+            axis.set_xticks(shown, [readable(size) for size in shown], rotation=45)
+            axis.xaxis.minorticks_off()
+            axis.grid(alpha=0.3)
+        time.legend(fontsize="small")
+    machine = documents[0]["machine"]
+    words = f"{machine['cpu']}, {machine['cores']} cores; {machine['date'][:10]}; solid and p10 to p90: rotated buffers"
+    figure.suptitle(f"{words}; dashed: cached", fontsize="medium")
+    try:
+        figure.savefig(arguments.output, dpi=100)
+    except ValueError as error:  # an unknown kind of picture
+        raise ArgumentError(f"{arguments.output}: {error}") from None
+    finally:
+        pyplot.close(figure)
+    return 0
+
+
+def draw(axis: Any, rows: Iterable[Row], value: Any) -> None:
+    """Draw a line per library and kind of buffers; `value(row, seconds)` is what is drawn of a time."""
+    lines: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        name = row["library"] + ", symmetric" * row["symmetric"] + ", async" * row["asynchronous"]
+        lines.setdefault((name, row["buffers"]), []).append(row)
+    labelled = set()
+    for (name, buffers), line in lines.items():
+        line = sorted(line, key=lambda row: int(row["bytes"]))
+        sizes = [row["bytes"] for row in line]
+        library, _, variant = name.partition(",")[0].partition("/")
+        style = {"color": COLORS.get(library), "alpha": 0.5 if variant else 1.0}
+        style["linestyle"] = "--" if buffers == "cached" else "-"
+        style["marker"] = "s" if "symmetric" in name else "."
+        axis.plot(
+            sizes, [value(row, row["median"]) for row in line], label=name if name not in labelled else None, **style
+        )
+        labelled.add(name)
+        if buffers == "rotated":
+            low, high = ([value(row, row[p]) for row in line] for p in ("p10", "p90"))
+            axis.fill_between(sizes, low, high, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def read(path: Path) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = json.loads(path.read_text())
+        if document["machine"] and all("busbw" in row for row in document["rows"]):
+            return document
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise ArgumentError(f"{path}: expected a file that `ringcomm bench --json` wrote")
+
+
+def readable(size: int) -> str:
+    for suffix, unit in (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
+        if size >= unit:
+            return f"{size // unit}{suffix}"
+    return str(size)

@@ -1,0 +1,101 @@
+"""Gloo, through torch.distributed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from .collectives import Array, Setting
+
+OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "prod": dist.ReduceOp.PRODUCT,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "avg": dist.ReduceOp.AVG,
+    "band": dist.ReduceOp.BAND,
+    "bor": dist.ReduceOp.BOR,
+    "bxor": dist.ReduceOp.BXOR,
+}
+
+
+def tensor(array: Array) -> torch.Tensor:
+    if array.dtype.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):  # torch does not read those of ml_dtypes
+        same_size = np.dtype(f"uint{8 * array.itemsize}")
+        return torch.from_numpy(array.view(same_size)).view(getattr(torch, array.dtype.name))
+    return torch.from_numpy(array)
+
+
+def copied_in_place(operation: Callable[..., Any], x: torch.Tensor, out: torch.Tensor | None, op: Any) -> Any:
+    """torch.distributed has no out-of-place form of these: the copy belongs to the call."""
+    if out is None:
+        return lambda **options: operation(x, op=op, **options)
+
+    def call(**options: Any) -> Any:
+        out.copy_(x)
+        return operation(out, op=op, **options)
+
+    return call
+
+
+def exchange(s: Setting, x: torch.Tensor, out: Any) -> Callable[[], object]:
+    def call() -> None:
+        works = dist.isend(x, s.right), dist.irecv(out, s.left)
+        for work in works:
+            work.wait()  # type: ignore[union-attr]  # None on a rank outside the group
+
+    return call
+
+
+def listed(s: Setting, x: torch.Tensor | None) -> list[torch.Tensor] | None:
+    return list(x) if s.rank == s.root and x is not None else None
+
+
+# (setting, source, target, op) -> the call, which takes async_op
+CALLS: dict[str, Callable[[Setting, Any, Any, Any], Callable[..., Any]]] = {
+    "all_reduce": lambda s, x, out, op: copied_in_place(dist.all_reduce, x, out, op),
+    "reduce_scatter": lambda s, x, out, op: partial(dist.reduce_scatter_tensor, out, x.view(-1), op=op),
+    "all_gather": lambda s, x, out, op: partial(dist.all_gather_into_tensor, out.view(-1), x),
+    "broadcast": lambda s, x, out, op: partial(dist.broadcast, x, s.root),
+    "reduce": lambda s, x, out, op: copied_in_place(partial(dist.reduce, dst=s.root), x, out, op),
+    "gather": lambda s, x, out, op: partial(dist.gather, x, listed(s, out), s.root),
+    "scatter": lambda s, x, out, op: partial(dist.scatter, out, listed(s, x), s.root),
+    "all_to_all": lambda s, x, out, op: partial(dist.all_to_all_single, out, x),
+    "barrier": lambda s, x, out, op: dist.barrier,
+}
+
+
+class Gloo:
+    def __init__(self, folder: str) -> None:
+        # Variables of `ringcomm run`, which starts these ranks.
+        self.rank, self.size = int(os.environ["RINGCOMM_RANK"]), int(os.environ["RINGCOMM_SIZE"])
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=self.rank, world_size=self.size)
+        self.barrier = dist.barrier
+        self.versions = {"torch": torch.__version__, "numpy": np.__version__}
+
+    def empty(self, size: int, symmetric: bool) -> Array:  # noqa: ARG002 (Gloo has no such buffers)
+        return np.empty(size, np.uint8)
+
+    def call(
+        self, collective: str, setting: Setting, x: Array, out: Array | None, asynchronous: bool
+    ) -> tuple[Callable[[], object], Array]:
+        result = x if out is None else out
+        target = None if out is None else tensor(out)
+        if collective == "send_recv":
+            return exchange(setting, tensor(x), target), result
+        call = CALLS[collective](setting, tensor(x), target, OPS[setting.op])
+        return (lambda: call(async_op=True).wait()) if asynchronous else call, result
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+def start(folder: str) -> Gloo:
+    return Gloo(folder)

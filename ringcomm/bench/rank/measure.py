@@ -1,0 +1,115 @@
+"""What a rank does for the bench: buffers, calls in a row against the clock, and the check of what came out."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from itertools import cycle, islice
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+
+from .collectives import COLLECTIVES, Array, Setting, count_wrong, dtype_named, fill
+from .library import Library
+
+__all__ = ["Bench"]
+
+LINE = 64
+MOST_SLOTS = 1024  # the calls on them, and their arguments, must not fill the caches themselves
+
+Call = Callable[[], object]
+
+
+class Bench:
+    """The requests: each method is one, and is asked of all ranks at once."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self.pools: dict[tuple[str, int, bool], Array] = {}
+
+    def prepare(self, collective: str, options: dict[str, Any]) -> float:
+        """Make buffers and calls for a size; return the seconds of the first call."""
+        row = COLLECTIVES[collective]
+        library = self.library
+        dtype = dtype_named(options["dtype"])
+        self.setting = Setting(
+            library.rank, library.size, options["count"], dtype, options["op"], options["root"], options["in_place"]
+        )
+        sends, receives = row.sends(library.size), row.receives(library.size)
+        if self.setting.in_place and sends != receives:
+            sends = receives = library.size  # as NCCL defines in place: the smaller is this rank's block of the larger
+        pool, symmetric = options["pool"], options["symmetric"]
+        sources = self.slots("source", sends, pool, symmetric)
+        targets = [None] * len(sources) if self.setting.in_place else self.slots("target", receives, pool, symmetric)
+        self.calls: list[Call] = []
+        for source, target in zip(sources, targets, strict=False):
+            x, out = self.arguments(row.sends(library.size), row.receives(library.size), source, target)
+            fill(x, self.setting)  # memory never written to would be one page of zeros, read from the cache
+            call, result = library.call(collective, self.setting, x, out, options["asynchronous"])
+            if not self.calls:
+                self.x, self.result, self.expected = x, result, row.expected(self.setting)
+            self.calls.append(call)
+        return self.round(True, 0, 1)
+
+    def slots(self, name: str, blocks: int, pool: int, symmetric: bool) -> list[Array]:
+        """Return arrays of so many blocks, one after the other in a pool of memory."""
+        setting = self.setting
+        shape = (setting.count,) if blocks == 1 else (blocks, setting.count)
+        size = int(np.prod(shape)) * setting.dtype.itemsize
+        lines = max(1, -(-size // LINE), pool // MOST_SLOTS // LINE)
+        stride = (lines | 1) * LINE  # odd: the slots must not all fall into the same sets of a cache
+        number = max(1, min(MOST_SLOTS, pool // stride))
+        key = (name, max(pool, size), symmetric)
+        if key not in self.pools:
+            self.pools = {other: array for other, array in self.pools.items() if other[0] != name}
+            self.pools[key] = self.library.empty(key[1], symmetric)
+        memory = self.pools[key]
+        return [memory[i * stride : i * stride + size].view(setting.dtype).reshape(shape) for i in range(number)]
+
+    def arguments(self, sends: int, receives: int, source: Array, target: Array | None) -> tuple[Array, Array | None]:
+        if target is not None or sends == receives:
+            return source, target
+        mine = source[self.setting.rank]
+        return (source, mine) if sends > receives else (mine, source)
+
+    def round(self, rotated: bool, before: int, calls: int) -> float:
+        """Return the seconds per call of so many in a row, after some that are not counted."""
+        turn = cycle(self.calls if rotated else self.calls[:1])
+        self.library.barrier()
+        for call in islice(turn, before):
+            call()
+        self.library.barrier()
+        timed = islice(turn, calls)
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            start = perf_counter_ns()
+            for call in timed:
+                call()
+            return (perf_counter_ns() - start) / 1e9 / calls
+        finally:
+            if collecting:
+                gc.enable()
+
+    def check(self) -> int:
+        """Call once with fresh inputs; return how many elements are wrong."""
+        fill(self.x, self.setting)
+        self.library.barrier()
+        self.calls[0]()
+        return 0 if self.result is None else count_wrong(self.result, self.expected)
+
+    def memcpy(self, size: int) -> float:
+        """Return the seconds that copying `size` bytes takes while the other ranks do the same."""
+        if ("memcpy", size, False) not in self.pools:
+            self.pools["memcpy", size, False] = np.ones(2 * size, np.uint8)
+        source, target = self.pools["memcpy", size, False].reshape(2, size)
+        self.library.barrier()
+        start = perf_counter_ns()
+        np.copyto(target, source)
+        return (perf_counter_ns() - start) / 1e9
+
+    def close(self) -> None:
+        self.calls, self.result = [], None
+        self.pools.clear()
+        self.library.close()

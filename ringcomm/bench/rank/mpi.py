@@ -1,0 +1,86 @@
+"""Open MPI or MPICH, through mpi4py. The thread level is set by MPI4PY_RC_THREAD_LEVEL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import mpi4py
+import numpy as np
+from mpi4py import MPI
+
+from .collectives import Array, Setting
+
+OPS = {
+    "sum": MPI.SUM,
+    "prod": MPI.PROD,
+    "min": MPI.MIN,
+    "max": MPI.MAX,
+    "band": MPI.BAND,
+    "bor": MPI.BOR,
+    "bxor": MPI.BXOR,
+}
+HERE = MPI.IN_PLACE
+
+
+def send(setting: Setting, x: Any) -> Any:
+    return HERE if setting.in_place else x
+
+
+def at_root(setting: Setting, here: Any, elsewhere: Any = None) -> Any:
+    return here if setting.rank == setting.root else elsewhere
+
+
+# (setting, source, target, op) -> the method of a communicator, and its arguments
+CALLS: dict[str, Callable[[Setting, Any, Any, Any], tuple[str, tuple[Any, ...]]]] = {
+    "all_reduce": lambda s, x, out, op: ("Allreduce", (send(s, x), x if out is None else out, op)),
+    "reduce_scatter": lambda s, x, out, op: ("Reduce_scatter_block", (send(s, x), x if s.in_place else out, op)),
+    "all_gather": lambda s, x, out, op: ("Allgather", (send(s, x), out)),
+    "broadcast": lambda s, x, out, op: ("Bcast", (x, s.root)),
+    "reduce": lambda s, x, out, op: (
+        "Reduce",
+        (at_root(s, send(s, x), x), at_root(s, x if out is None else out), op, s.root),
+    ),
+    "gather": lambda s, x, out, op: ("Gather", (at_root(s, send(s, x), x), at_root(s, out), s.root)),
+    "scatter": lambda s, x, out, op: ("Scatter", (at_root(s, x), at_root(s, send(s, out), out), s.root)),
+    "all_to_all": lambda s, x, out, op: ("Alltoall", (x, out)),
+    "send_recv": lambda s, x, out, op: ("Sendrecv", (x, s.right, 0, out, s.left, 0)),
+    "barrier": lambda s, x, out, op: ("Barrier", ()),
+}
+
+
+class Mpi:
+    def __init__(self) -> None:
+        self.comm = MPI.COMM_WORLD
+        self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
+        self.barrier = self.comm.Barrier
+        self.versions = {
+            "MPI": MPI.Get_library_version().split(",")[0].splitlines()[0].strip(),
+            "mpi4py": mpi4py.__version__,
+            "numpy": np.__version__,
+        }
+
+    def empty(self, size: int, symmetric: bool) -> Array:  # noqa: ARG002 (MPI has no such buffers)
+        return np.empty(size, np.uint8)
+
+    def call(
+        self, collective: str, setting: Setting, x: Array, out: Array | None, asynchronous: bool
+    ) -> tuple[Callable[[], object], Array]:
+        if setting.op not in OPS:
+            raise ValueError(f"MPI has no operation {setting.op}")
+        method, arguments = CALLS[collective](setting, x, out, OPS[setting.op])
+        result = x if out is None else out
+        if collective == "reduce_scatter" and setting.in_place:
+            result = x[0]  # as MPI defines in place
+        if not asynchronous:
+            return partial(getattr(self.comm, method), *arguments), result
+        start = partial(getattr(self.comm, "I" + method.lower()), *arguments)
+        return lambda: start().Wait(), result
+
+    def close(self) -> None:
+        MPI.Finalize()
+
+
+def start(_: str) -> Mpi:
+    return Mpi()

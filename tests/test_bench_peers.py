@@ -1,0 +1,248 @@
+"""`ringcomm bench --vs …` as a command: real peers side by side, and peers that crash, hang or are not there."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from ringcomm import RingcommError
+from ringcomm.bench import peers, report
+from ringcomm.bench.job import ALIAS
+
+pytestmark = pytest.mark.slow
+
+PYTHON = Path(sys.prefix, "bin/python")
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    """A cache folder in which the environment of the tests stands for those of Gloo and Open MPI; no MPICH."""
+    folder = tmp_path_factory.mktemp("cache")
+    for name in ("gloo", "openmpi"):
+        place = folder / "ringcomm/peers" / peers.folder(name).name
+        (place / "bin").mkdir(parents=True)
+        for program in ("python", "mpirun"):
+            # Not a link: a virtual environment is found from where its python was started.
+            (place / "bin" / program).write_text(f'#!/bin/sh\nexec "{PYTHON.parent / program}" "$@"\n')
+            (place / "bin" / program).chmod(0o755)
+        (place / peers.MARK).write_text(json.dumps(peers.PEERS[name].requirements))
+    return folder
+
+
+def command(words, cache):
+    return {
+        "args": [sys.executable, "-m", "ringcomm", "bench", *words.split()],
+        "env": os.environ | {"XDG_CACHE_HOME": str(cache), "PYTHONUNBUFFERED": "1"},
+        "text": True,
+    }
+
+
+def bench(words, cache):
+    return subprocess.run(**command(words, cache), capture_output=True, timeout=55, check=False)
+
+
+def plot(data, picture):
+    words = [sys.executable, "-m", "ringcomm", "plot", data, "-o", picture]
+    return subprocess.run(words, capture_output=True, text=True, timeout=55, check=False)
+
+
+@contextmanager
+def running(words, cache):
+    process = subprocess.Popen(**command(words, cache), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def table(text):
+    return [line.split() for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def ranks_of(process):
+    """Return the ranks that this bench has started: their sockets lie in its folders. {(library, pid)}"""
+    found = set()
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError, ValueError):
+            words = (folder / "cmdline").read_text().split("\0")
+            if words[1:3] == ["-m", ALIAS] and ancestor(process.pid, int(folder.name)):
+                found.add((words[3], int(folder.name)))
+    return found
+
+
+def ancestor(pid, of):
+    while of > 1:
+        if of == pid:
+            return True
+        of = int(Path(f"/proc/{of}/stat").read_text().rpartition(")")[2].split()[1])
+    return False
+
+
+def rows_until(process, library):
+    """Read the table until a row of `library` has come."""
+    for line in process.stdout:
+        if f" {library} " in line and not line.startswith("#"):
+            return
+    pytest.fail(f"no row of {library}")
+
+
+def gone(pids, seconds=20):
+    deadline = time.monotonic() + seconds
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def test_all_libraries_stand_side_by_side(cache, tmp_path):
+    run = bench(f"all_reduce -e 1K -f 16 -n 3 --vs gloo,openmpi,mpich,nccl --json {tmp_path}/out.json", cache)
+    assert run.returncode == 0, run.stderr
+    assert "mpich: not set up; run: ringcomm bench --setup-peers --vs mpich" in run.stderr
+    assert re.search("nccl: (no CUDA device|it moves CUDA buffers only)", run.stderr)
+    comments = [line for line in run.stdout.splitlines() if line.startswith("#")]
+    assert any(line.split()[1:] == [name for name, _, _ in report.COLUMNS] for line in comments)
+    assert re.search(r"memcpy of 256 MiB.* GB/s per core", run.stdout)
+    lines = table(run.stdout)
+    for size in ("4", "64", "1024"):
+        libraries = [line[5] for line in lines if line[0] == size]
+        assert libraries[:3] == ["ringcomm", "gloo", "openmpi"], libraries
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert {row["library"] for row in document["rows"]} == {"ringcomm", "gloo", "openmpi", "openmpi/multiple"}
+    assert {row["buffers"] for row in document["rows"]} == {"rotated", "cached"}
+    assert all(row["p10"] <= row["median"] <= row["p90"] <= row["p99"] for row in document["rows"])
+    assert all(row["wrong"] == 0 and row["rounds"] == 3 for row in document["rows"])
+    assert document["versions"]["gloo"]["torch"]
+    assert document["failures"] == []
+
+
+@pytest.mark.parametrize("options", ["--out-of-place --async", "--symmetric --dtype int32 --op max --root 1"])
+def test_every_collective_of_every_library_is_right(cache, tmp_path, options):
+    run = bench(f"all -b 256 -e 20K -f 80 -n 1 -w 1 --vs gloo,openmpi --json {tmp_path}/out.json {options}", cache)
+    assert run.returncode == 0, run.stderr
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert document["failures"] == []
+    assert {(row["library"], row["collective"]) for row in document["rows"] if row["wrong"] != 0} == set()
+    assert len({(row["library"], row["collective"]) for row in document["rows"]}) == 4 * 10
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (signal.SIGKILL, r"gloo in all_reduce of \d+ bytes: rank 1 ended in the middle"),
+        (signal.SIGSTOP, r"gloo in all_reduce of \d+ bytes: hangs: no answer from rank (0, )?1 within 3 s"),
+    ],
+    ids=["crashes", "hangs"],
+)
+def test_a_peer_that_fails_is_named_and_the_others_go_on(cache, number, told):
+    with running("all_reduce -e 64K -n 5 --vs gloo --patience 3", cache) as process:
+        rows_until(process, "gloo")
+        pids = [pid for library, pid in ranks_of(process) if library == "gloo"]
+        assert len(pids) == 2
+        os.kill(rank_one(pids), number)
+        out, err = process.communicate(timeout=50)
+    assert re.search(told, err), err
+    assert table(out)[-1][0] == "65536", "the sizes after the failure are measured"
+    assert table(out)[-1][5] == "ringcomm"
+    assert process.returncode == 0
+    assert gone(pids)
+
+
+def rank_one(pids):
+    return next(pid for pid in pids if b"RINGCOMM_RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())
+
+
+def test_ctrl_c_keeps_what_was_measured(cache, tmp_path):
+    with running(f"all_reduce -e 64K --vs gloo --json {tmp_path}/out.json", cache) as process:
+        rows_until(process, "gloo")
+        pids = [pid for _, pid in ranks_of(process)]
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert json.loads((tmp_path / "out.json").read_text())["rows"][0]["bytes"] == 4
+    assert len(pids) == 4
+    assert gone(pids)
+
+
+def test_nothing_stays_behind_when_the_bench_is_killed(cache):
+    with running("all_reduce -e 64K --vs gloo,openmpi", cache) as process:
+        rows_until(process, "openmpi")
+        pids = [pid for _, pid in ranks_of(process)]
+        process.kill()
+    assert len(pids) == 8
+    assert gone(pids)
+
+
+def test_a_ratio_that_is_missed_fails(cache):
+    run = bench("broadcast -b 4 -e 4 -n 2 --vs gloo --min-ratio 1e9", cache)
+    assert run.returncode == 1
+    assert re.search("under 1e.09 x: broadcast of 4 bytes on 2 ranks, (rotated|cached) buffers: .* x gloo", run.stderr)
+
+
+def test_a_library_that_cannot_do_it_says_so(cache):
+    run = bench("all_reduce -b 4 -e 4 -n 1 --vs openmpi --op avg", cache)
+    assert run.returncode == 0, run.stderr
+    assert re.search(r"openmpi in all_reduce of 4 bytes: rank \d: ValueError: MPI has no operation avg", run.stderr)
+    assert [line[5] for line in table(run.stdout)] == ["ringcomm"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("", "which collective?"),
+        ("all_reduce --vs gloom", "unknown peer 'gloom'; known:"),
+        ("all_reduce -b 8 -e 4", "expected -b <= -e"),
+        ("all_reduce --min-ratio 1", "expected --vs"),
+        ("all_reduce --json /nowhere/out.json", "/nowhere/out.json"),
+        ("all_reduce --ranks 1000 -e 64G", "are available"),
+    ],
+)
+def test_bad_input_is_told_in_a_line(cache, words, told):
+    run = bench(words, cache)
+    assert run.returncode == 2
+    assert told in run.stderr
+    assert len(run.stderr.splitlines()) == 1
+    assert not run.stdout
+
+
+def test_an_environment_that_cannot_be_made_is_told(monkeypatch, tmp_path, capfd):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    nowhere = peers.Peer((str(tmp_path / "no-such-package"),), peers.run_ringcomm, "RINGCOMM_RANK", variants={"": {}})
+    monkeypatch.setitem(peers.PEERS, "gloo", nowhere)
+    with pytest.raises(RingcommError, match="gloo could not be set up: pip failed, see above"):
+        peers.set_up(["gloo"])
+    assert "no-such-package" in capfd.readouterr().err
+    assert not peers.is_set_up("gloo")
+
+
+def test_an_environment_that_is_whole_is_left_alone(cache, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    before = (peers.folder("gloo") / peers.MARK).stat().st_mtime_ns
+    peers.set_up(["gloo"])
+    assert (peers.folder("gloo") / peers.MARK).stat().st_mtime_ns == before
+
+
+def test_results_are_drawn(cache, tmp_path):
+    data, picture = tmp_path / "out.json", tmp_path / "out.png"
+    assert bench(f"all_reduce -e 64 -n 2 --vs openmpi --json {data}", cache).returncode == 0
+    run = plot(data, picture)
+    assert run.returncode == 0, run.stderr
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("content", ["{}", "nonsense"])
+def test_what_cannot_be_drawn_is_told(tmp_path, content):
+    data = tmp_path / "data.json"
+    data.write_text(content)
+    run = plot(data, tmp_path / "out.png")
+    assert run.returncode == 2
+    assert f"{data}: expected a file that `ringcomm bench --json` wrote" in run.stderr
