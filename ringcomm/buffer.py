@@ -14,11 +14,11 @@ from ringcomm.errors import ArgumentError, refuse, unknown
 from ringcomm.native import ffi
 from ringcomm.types import DTYPES
 
-__all__ = ["ADAPTERS", "Adapter", "Memory", "dtype_of"]
+__all__ = ["ADAPTERS", "CODES", "Adapter", "Memory", "dtype_of"]
 
 Memory = tuple[Any, int, int]  # pointer (cdata that keeps the memory alive where it can), elements, code of the dtype
 
-from_buffer = ffi.from_buffer  # looked up once: this is the path of every call
+from_buffer = ffi.from_buffer  # looked up once: this is the path of many calls
 cast = ffi.cast
 
 
@@ -38,7 +38,7 @@ class NumPy:
             pointer = from_buffer("char[]", x, writable)
         except (ValueError, BufferError):
             raise _refusal(x, x.flags.c_contiguous, x.dtype, x.shape) from None
-        return pointer, x.size, _CODES[x.dtype]
+        return pointer, x.size, CODES[x.dtype]
 
     def shape(self, x: Any) -> tuple[int, ...]:
         return tuple(x.shape)
@@ -111,7 +111,7 @@ class _Codes(dict[Any, int]):
 
 
 ADAPTERS = _Adapters({np.ndarray: NumPy()})
-_CODES = _Codes()
+CODES = _Codes()
 
 
 def dtype_of(name: DTypeLike) -> tuple["np.dtype[Any]", int]:
@@ -122,7 +122,7 @@ def dtype_of(name: DTypeLike) -> tuple["np.dtype[Any]", int]:
         if str(name) in DTYPES:  # NumPy knows it only by ml_dtypes
             raise ArgumentError(f"dtype {name} needs ml_dtypes: pip install ml_dtypes, and import it") from None
         raise unknown("dtype", name, DTYPES) from None
-    return dtype, _CODES[dtype]
+    return dtype, CODES[dtype]
 
 
 def _find(kind: type) -> Adapter:

@@ -1,7 +1,8 @@
-"""The native core as Python sees it: `lib`, `ffi`, and every failed call turned into the error it is."""
+"""The native core as Python sees it: `lib`, `ffi`, `NativeQuick`, and every failed call turned into the error it is."""
 
 import os
 import threading
+from importlib import util
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -9,7 +10,7 @@ from ringcomm import errors
 from ringcomm.errors import RingcommError, refuse
 from ringcomm.types import COLLECTIVES
 
-__all__ = ["NULL", "check", "ffi", "lib", "seconds"]
+__all__ = ["NULL", "NativeQuick", "check", "ffi", "lib", "seconds"]
 
 
 class _Interrupt(threading.local):
@@ -17,7 +18,7 @@ class _Interrupt(threading.local):
 
 
 class _Missing:
-    """Stands for `ffi` and `lib` where there is no native core: importing works, the first use says what is wrong."""
+    """Stands for the native core where there is none: importing works, the first use says what is wrong."""
 
     def __init__(self, reason: ImportError) -> None:
         self._reason = reason
@@ -31,12 +32,24 @@ class _Missing:
 
 
 _interrupt = _Interrupt()
+NativeQuick: Any
+
+
+def _quick(path: str) -> Any:
+    """Load the class of bindings/quick.cpp: a second module in the library of the first."""
+    spec: Any = util.spec_from_file_location("ringcomm._quick", path)
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Quick
+
 
 try:
+    from ringcomm._native import __file__ as _library
     from ringcomm._native import ffi, lib
 except ImportError as reason:
-    ffi = lib = _Missing(reason)
+    ffi = lib = NativeQuick = _Missing(reason)
 else:
+    NativeQuick = _quick(_library)
 
     def _keep(kind: type[BaseException], error: BaseException, traceback: TracebackType) -> None:  # noqa: ARG001
         _interrupt.raised = error

@@ -11,12 +11,15 @@ communicator checks and shapes the arguments, the transport does the rest:
   and tag;
 - a rank that calls something else is named on every rank (MismatchError); a late, lost or aborting rank breaks the
   group: all ranks raise the first reason, from then on at every call.
+
+A transport may spare the usual blocking call the way through Python. Then `fused[name]` has an attribute `quick`, and
+the transport a mapping `quick` for send, recv and sendrecv: what the communicator tries first (see Quick).
 """
 
 from collections.abc import Mapping
 from typing import Any, Protocol, Self
 
-__all__ = ["Fused", "Pending", "Transport"]
+__all__ = ["Fused", "Pending", "Quick", "Transport"]
 
 
 class Fused(Protocol):
@@ -40,6 +43,17 @@ class Fused(Protocol):
         timeout: float,
         /,
     ) -> None: ...
+
+
+class Quick(Protocol):
+    """The same call on the arrays themselves.
+
+    It gets what the method of the communicator got: x, out (None for broadcast), then op and root where there are any,
+    then the rest. It returns what the method returns; or NotImplemented, before anything has happened, if it does not
+    know how to do the call or finds something wrong with it: what to do, or to say, is the communicator's to know.
+    """
+
+    def __call__(self, *call: Any) -> Any: ...
 
 
 class Pending(Protocol):

@@ -4,16 +4,18 @@ import json
 import logging
 import secrets
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Self
 
 from ringcomm import memory, topology
+from ringcomm.buffer import CODES
 from ringcomm.config import Config
 from ringcomm.errors import ArgumentError, MemoryShortage, MismatchError, RingcommError, refuse
-from ringcomm.native import NULL, check, ffi, lib
+from ringcomm.native import NULL, NativeQuick, check, ffi, lib
 from ringcomm.store import Store, shared_failure
 from ringcomm.transports import descriptors
-from ringcomm.transports.contract import Fused
+from ringcomm.transports.contract import Fused, Quick
 from ringcomm.types import COLLECTIVES, DTYPES, OPS
 
 __all__ = ["ShmTransport", "connect"]
@@ -40,7 +42,11 @@ class ShmTransport:
         self.rank = rank
         self.size = size
         self.timeout: float = tuning.timeout
-        self.fused: Mapping[str, Fused] = {name: _fused(self._handle, code) for name, code in COLLECTIVES.items()}
+        quick = NativeQuick(int(ffi.cast("uintptr_t", handle)), self._handle, rank, size, CODES, OPS, check)
+        self.fused: Mapping[str, Fused] = {
+            name: NativeFused(self._handle, code, getattr(quick, name, None)) for name, code in COLLECTIVES.items()
+        }
+        self.quick = {"send": quick.send, "recv": quick.recv, "sendrecv": quick.sendrecv}
 
     def start(self, collective: str, *call: Any) -> "NativeWork":
         return self._start(lib.rc_collective, COLLECTIVES[collective], *call)
@@ -170,6 +176,19 @@ class ShmTransport:
         return int(offset[0])
 
 
+class NativeFused:
+    """A collective as one call of the native core."""
+
+    def __init__(self, handle: Any, code: int, quick: Quick | None) -> None:
+        self._call = partial(lib.rc_collective, handle, code)
+        self.quick = quick
+
+    def __call__(self, *call: Any) -> None:
+        status = self._call(*call, NULL)
+        if status:
+            check(status)
+
+
 class NativeWork:
     """A call that the native core has queued."""
 
@@ -183,20 +202,6 @@ class NativeWork:
 
     def done(self) -> bool:
         return bool(lib.rc_work_done(self._handle))
-
-
-def _fused(handle: Any, code: int) -> Fused:
-    """Return the collective as a closure: the cheapest way for Python to call with what never changes."""
-    call = lib.rc_collective
-
-    def collective(
-        source: Any, target: Any, count: int, dtype: int, op: int, factor: float, root: int, counts: Any, timeout: float
-    ) -> None:
-        status = call(handle, code, source, target, count, dtype, op, factor, root, counts, timeout, NULL)
-        if status:
-            check(status)
-
-    return collective
 
 
 def connect(rank: int, size: int, store: Store, config: Config) -> ShmTransport:
