@@ -111,7 +111,7 @@ def microseconds(seconds: float) -> str:
 
 
 def cells(values: Iterable[object]) -> str:
-    return "".join(f"{value!s:>{width}}" for value, (_, _, width) in zip(values, COLUMNS, strict=True))
+    return " ".join(f"{value!s:>{width - 1}}" for value, (_, _, width) in zip(values, COLUMNS, strict=True))
 
 
 def progress(share: float, what: str) -> None:

@@ -22,6 +22,8 @@ WARM_UP_SECONDS = 1.0  # at least LEAST_WARM_UPS calls, at most those asked for
 LEAST_WARM_UPS = 6  # MPICH changes its algorithm after the fifth call
 MOST_BEFORE = 20  # calls that bring a library back into the caches at the start of its round
 COPIES = 3
+MOST_SECONDS = 10.0  # of one library at one size, once it has had LEAST_ROUNDS: some need seconds for a call
+LEAST_ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -203,4 +205,6 @@ class Series:
     wrong: int | None = None
 
     def measure(self) -> None:
+        if len(self.seconds) >= LEAST_ROUNDS and self.calls * sum(self.seconds) > MOST_SECONDS:
+            return
         self.seconds.append(max(self.job.ask("round", self.rotated, min(MOST_BEFORE, self.calls // 2), self.calls)))
