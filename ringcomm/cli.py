@@ -1,4 +1,4 @@
-"""The command line: `ringcomm run`, `bench`, `plot` and `doctor`."""
+"""The command line: `ringcomm run`, `bench`, `plot`, `tune` and `doctor`."""
 
 import argparse
 import os
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from ringcomm import __version__, bench, doctor
-from ringcomm.bench import plot
+from ringcomm.bench import plot, tune
 from ringcomm.errors import RingcommError
 from ringcomm.run import run
 
@@ -56,6 +56,10 @@ def _parser() -> argparse.ArgumentParser:
     picture = commands.add_parser("plot", help="draw what `bench --json` wrote")
     plot.add_arguments(picture)
     picture.set_defaults(main=plot.run)
+
+    tuner = commands.add_parser("tune", help="measure which settings suit this machine, for init to use from then on")
+    tune.add_arguments(tuner)
+    tuner.set_defaults(main=tune.run)
 
     check = commands.add_parser("doctor", help="tell what works on this machine, and why not")
     check.set_defaults(main=lambda _: doctor.main())

@@ -1,4 +1,4 @@
-"""What can be tuned: argument › Config › RINGCOMM_* › default. Only place.py also reads the environment."""
+"""What can be set: argument › Config › RINGCOMM_* › `ringcomm tune` › default. Also place.py reads the environment."""
 
 import logging
 import math
@@ -6,16 +6,20 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, Self, TypeVar
+from pathlib import Path
+from typing import Any, Self, TypeVar, cast
 
+from ringcomm import tuning
 from ringcomm.errors import integer, refuse, unknown
 
-__all__ = ["Config"]
+__all__ = ["Config", "tuning_file"]
 
 T = TypeVar("T")
 PREFIX = "RINGCOMM_"
 # Set by `ringcomm run` for the ranks it starts, read by place.py: rank, size, job and nonce.
 LAUNCHER = ("RINGCOMM_RANK", "RINGCOMM_SIZE", "RINGCOMM_JOB", "RINGCOMM_NONCE")
+
+TUNING = "RINGCOMM_TUNING"
 
 # A segment is whole cache lines.
 LEAST_BYTES = {
@@ -42,7 +46,7 @@ def _setting(name: str, default: T, parse: Callable[[str], T]) -> T:
     def value() -> T:
         text = os.environ.get(variable)
         if text is None:
-            return default
+            return _tuned(name, default)
         try:
             return parse(text)
         except (ValueError, KeyError):
@@ -51,9 +55,24 @@ def _setting(name: str, default: T, parse: Callable[[str], T]) -> T:
     return field(default_factory=value)
 
 
+def tuning_file() -> Path | None:
+    """Return the file of `ringcomm tune`: the one RINGCOMM_TUNING names, none if that is empty, else in ~/.config."""
+    chosen = os.environ.get(TUNING)
+    if chosen is not None:
+        return Path(chosen) if chosen else None
+    folder = os.environ.get("XDG_CONFIG_HOME")
+    return Path(folder or Path.home() / ".config", "ringcomm", "tuning.json")
+
+
+def _tuned(name: str, default: T) -> T:
+    path = tuning_file() if name in tuning.TUNABLE else None
+    return cast(T, tuning.read(path).get(name, default)) if path else default
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """The settings of a communicator. A field that is not given comes from RINGCOMM_<FIELD>, else it has its default.
+    """The settings of a communicator. A field that is not given comes from RINGCOMM_<FIELD>, else from what
+    `ringcomm tune` has measured, else it has its default.
 
     All ranks of a world use the values of rank 0, except `kernels` and `log`, which are each process's own.
     """
@@ -84,12 +103,13 @@ class Config:
     # Before __init__: that of a dataclass would refuse an unknown name without the nearest known one.
     def __new__(cls, *_: Any, **given: Any) -> Self:
         known = [f.name for f in fields(cls)]
+        variables = [TUNING, *(PREFIX + name.upper() for name in known)]
         for name in given:
             if name not in known:
                 raise unknown("setting", name, known)
         for name in os.environ:
-            if name.startswith(PREFIX) and name not in LAUNCHER and name.removeprefix(PREFIX).lower() not in known:
-                raise unknown("environment variable", name, [PREFIX + other.upper() for other in known])
+            if name.startswith(PREFIX) and name not in (*LAUNCHER, *variables):
+                raise unknown("environment variable", name, variables)
         return object.__new__(cls)
 
     def __post_init__(self) -> None:

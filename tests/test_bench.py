@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import harness
-from ringcomm import ArgumentError
+from ringcomm import ArgumentError, MemoryShortage
 from ringcomm.bench import add_arguments, peers, plan, report, rounds
 from ringcomm.bench.command import plan_of
 from ringcomm.bench.rank.collectives import COLLECTIVES, REDUCTIONS, Setting, count_wrong, dtype_named, fill
@@ -164,13 +164,17 @@ def test_what_cannot_be_read_is_refused(words, capsys):
         ("all_reduce --op max --dtype complex64", "complex"),
         ("broadcast --ranks 2,4 --root 2", "--root: expected 0 to 1 with 2 ranks, got 2"),
         ("all_reduce --ranks 2000", "expected at most 1024, got 2000"),
-        ("all_reduce --ranks 1000 -e 64G", "are available: expected a smaller -e, --ranks or --vs"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_runs(words, told):
     with pytest.raises(ArgumentError) as refusal:
         plan_of(parse(words)).require(1)
     assert told in str(refusal.value)
+
+
+def test_what_does_not_fit_into_memory_is_refused_before_anything_runs():
+    with pytest.raises(MemoryShortage, match=r"1000 ranks of 1 libraries \(smaller: -e, --ranks, --vs\) needs"):
+        plan_of(parse("all_reduce --ranks 1000 -e 64G")).require(1)
 
 
 def test_peers_are_known_by_name():

@@ -203,7 +203,7 @@ def test_a_library_that_cannot_do_it_says_so(cache):
         ("all_reduce -b 8 -e 4", "expected -b <= -e"),
         ("all_reduce --min-ratio 1", "expected --vs"),
         ("all_reduce --json /nowhere/out.json", "/nowhere/out.json"),
-        ("all_reduce --ranks 1000 -e 64G", "are available"),
+        ("all_reduce --ranks 1000 -e 64G", "1000 ranks of 1 libraries"),
     ],
 )
 def test_bad_input_is_told_in_a_line(cache, words, told):

@@ -4,8 +4,8 @@ import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ringcomm import ArgumentError
-from ringcomm.bench.machine import available_memory, cache_bytes
+from ringcomm import ArgumentError, memory
+from ringcomm.bench.machine import cache_bytes
 from ringcomm.bench.rank.collectives import COLLECTIVES, dtype_named
 
 __all__ = ["COPY_BYTES", "Plan", "parse_bytes", "parse_collectives", "parse_dtype", "whole"]
@@ -82,12 +82,8 @@ class Plan:
                 raise ArgumentError(f"--root: expected 0 to {ranks - 1} with {ranks} ranks, got {self.root}")
             arrays = 1 if all(map(self.places, self.collectives)) else 2
             each = RANK_BYTES + arrays * max(self.pool, self.end)
-            needed, there = ranks * (libraries * each + 2 * COPY_BYTES), available_memory()
-            if needed > there:
-                raise ArgumentError(
-                    f"{ranks} ranks of {libraries} libraries with up to {self.end >> 20} MiB need about "
-                    f"{needed >> 20} MiB, but {there >> 20} MiB are available: expected a smaller -e, --ranks or --vs"
-                )
+            what = f"{ranks} ranks of {libraries} libraries (smaller: -e, --ranks, --vs)"
+            memory.require(ranks * (libraries * each + 2 * COPY_BYTES), what)
 
 
 def whole(minimum: int) -> Callable[[str], int]:

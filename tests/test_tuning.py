@@ -1,0 +1,118 @@
+"""ringcomm tune: the thresholds that follow from times, the file they are kept in, and who reads it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import ringcomm
+from ringcomm import ArgumentError, Config, tuning
+from ringcomm.bench import tune
+from ringcomm.cli import main
+from ringcomm.config import tuning_file
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    path = tmp_path / "folder/tuning.json"
+    monkeypatch.setenv("RINGCOMM_TUNING", str(path))
+    tuning.read.cache_clear()
+    return path
+
+
+def test_what_was_tuned_comes_before_the_default_and_after_the_environment(file, monkeypatch):
+    tuning.write(file, {"small_bytes": 4096, "segment_bytes": 65536}, {"date": "today"})
+    monkeypatch.setenv("RINGCOMM_SEGMENT_BYTES", "128")
+    assert (Config().small_bytes, Config().segment_bytes, Config().direct_bytes) == (4096, 128, 16384)
+    assert Config(small_bytes=1).small_bytes == 1
+
+
+def test_other_machines_keep_their_own(file, monkeypatch):
+    tuning.write(file, {"small_bytes": 1}, {})
+    monkeypatch.setattr(tuning, "machine", lambda: "another one")
+    assert Config().small_bytes == 16384
+    tuning.write(file, {"small_bytes": 2}, {})
+    monkeypatch.undo()
+    assert len(json.loads(file.read_text())) == 2
+
+
+def test_an_empty_variable_means_no_file(monkeypatch):
+    monkeypatch.setenv("RINGCOMM_TUNING", "")
+    assert tuning_file() is None
+    assert Config().small_bytes == 16384
+
+
+def test_by_default_the_file_lies_with_the_users_settings(monkeypatch, tmp_path):
+    monkeypatch.delenv("RINGCOMM_TUNING")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert tuning_file() == tmp_path / "ringcomm/tuning.json"
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert tuning_file() == tmp_path / ".config/ringcomm/tuning.json"
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{MACHINE: 3}", '{MACHINE: {"settings": {"small_bytes": "many"}}}'])
+def test_a_file_that_cannot_be_read_is_named_with_the_cure(file, content):
+    file.parent.mkdir()
+    file.write_text(content.replace("MACHINE", json.dumps(tuning.machine())))
+    with pytest.raises(ArgumentError, match=r"tuning\.json cannot be read .*ringcomm tune"):
+        Config()
+
+
+def test_a_broken_file_is_written_anew(file):
+    file.parent.mkdir()
+    file.write_text("{")
+    tuning.write(file, {"small_bytes": 7}, {})
+    assert Config().small_bytes == 7
+
+
+def test_a_threshold_that_makes_no_sense_is_refused(file):
+    tuning.write(file, {"segment_bytes": 1}, {})
+    with pytest.raises(ArgumentError, match="segment_bytes"):
+        Config()
+
+
+def test_all_settings_that_are_tuned_are_read():
+    assert {setting.name for setting in tune.SETTINGS} == set(tuning.TUNABLE)
+
+
+SIZES = [1, 2, 4, 8]
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "last", "first"),
+    [
+        ([1, 1, 9, 9], [5, 5, 5, 5], 2, 4),
+        ([1, 1, 1, 1], [5, 5, 5, 5], 8, tune.NEVER),
+        ([9, 9, 9, 9], [5, 5, 5, 5], 0, 1),
+        ([1, 6, 1, 9], [5, 5, 5, 5], 4, 8),  # one size that was disturbed decides nothing
+    ],
+)
+def test_a_threshold_lies_where_all_times_together_are_shortest(small, large, last, first):
+    times = {0: large, tune.NEVER: small}
+    assert tune.up_to(SIZES, times) == last
+    assert tune.starting_from(SIZES, times) == first
+
+
+def test_the_fastest_value_is_that_of_all_sizes_together():
+    assert tune.fastest(SIZES, {64: [1, 10, 10, 10], 128: [2, 2, 2, 2], 256: [3, 3, 3, 3]}) == 128
+
+
+@pytest.mark.slow
+def test_the_command_writes_what_init_reads(file):
+    command = [sys.executable, "-m", "ringcomm", "tune", "-n", "1"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=58, check=False)
+    assert run.returncode == 0, run.stderr
+    written = json.loads(file.read_text())[tuning.machine()]
+    assert set(written["settings"]) == set(tuning.TUNABLE)
+    assert written["ringcomm"] == ringcomm.__version__
+    config = Config()
+    assert {name: getattr(config, name) for name in tuning.TUNABLE} == written["settings"]
+    assert all(f"{name} = " in run.stdout for name in tuning.TUNABLE)
+
+
+def test_without_a_file_to_write_to_the_command_says_so(monkeypatch, capsys):
+    monkeypatch.setenv("RINGCOMM_TUNING", "")
+    assert main(["tune"]) == 2
+    assert "RINGCOMM_TUNING is empty" in capsys.readouterr().err
