@@ -159,9 +159,9 @@ def test_what_cannot_be_read_is_refused(words, capsys):
     [
         ("all_reduse", "unknown collective 'all_reduse'"),
         ("all_reduce -b 1M -e 1K", "expected -b <= -e, got 1048576 > 1024 bytes"),
-        ("all_reduce --op band", "make no sense: --op band --dtype float32"),
-        ("reduce --op avg --dtype int32", "avg of integers"),
-        ("all_reduce --op max --dtype complex64", "complex"),
+        ("all_reduce --op sum,band", "band of float32 makes no sense"),
+        ("reduce --op avg --dtype float16,int32", "avg of int32"),
+        ("all_reduce --op max --dtype complex64", "max of complex64"),
         ("broadcast --ranks 2,4 --root 2", "--root: expected 0 to 1 with 2 ranks, got 2"),
         ("all_reduce --ranks 2000", "expected at most 1024, got 2000"),
     ],
@@ -184,10 +184,19 @@ def test_peers_are_known_by_name():
 
 
 def test_sizes_of_a_plan_are_whole_blocks_each_once():
-    settings = plan_of(parse("all_gather -b 4 -e 100 -f 2 --ranks 3"))
-    assert settings.counts("all_gather", 3) == [1, 2, 5]
-    assert settings.counts("all_reduce", 3) == [1, 2, 4, 8, 16]
-    assert settings.counts("barrier", 3) == [0]
+    turns = plan_of(parse("all_gather all_reduce barrier -b 4 -e 100 -f 2")).turns(3)
+    assert [turn.count for turn in turns if turn.collective == "all_gather"] == [1, 2, 5]
+    assert [turn.bytes for turn in turns if turn.collective == "all_gather"] == [12, 24, 60]
+    assert [turn.count for turn in turns if turn.collective == "all_reduce"] == [1, 2, 4, 8, 16]
+    assert [turn.count for turn in turns if turn.collective == "barrier"] == [0]
+
+
+def test_dtypes_and_operations_follow_one_another_at_each_size():
+    turns = plan_of(parse("all_reduce broadcast -b 8 -e 16 -f 2 --dtype float32,float16 --op sum,max")).turns(2)
+    assert [(turn.bytes, turn.dtype, turn.op) for turn in turns if turn.collective == "all_reduce"][:4] == [
+        *((8, "float32", "sum"), (8, "float32", "max"), (8, "float16", "sum"), (8, "float16", "max"))
+    ]
+    assert len(turns) == 2 * 4 + 2 * 2, "the operation means nothing to broadcast"
 
 
 def row(library, median, buffers="rotated", **changes):

@@ -8,7 +8,7 @@ from pathlib import Path
 from ringcomm import ArgumentError
 from ringcomm.bench import peers, report
 from ringcomm.bench.machine import Machine
-from ringcomm.bench.plan import Plan, parse_bytes, parse_collectives, parse_dtype, whole
+from ringcomm.bench.plan import Plan, parse_bytes, parse_collectives, parse_dtypes, parse_ops, whole
 from ringcomm.bench.rank.collectives import COLLECTIVES, REDUCTIONS
 from ringcomm.bench.rounds import Failure, Lineup, Measurement
 
@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-n", "--iters", type=whole(1), default=20, metavar="ROUNDS", help="rounds of each library (default: 20)")
     add("-w", "--warmups", type=whole(0), default=20, help="calls before the clock runs (default: 20)")
     add("-c", "--check", type=int, choices=(0, 1), default=1, help="verify every element (default: 1)")
-    add("--dtype", type=parse_dtype, default="float32", help="default: float32")
-    add("--op", choices=REDUCTIONS, default="sum", help="default: sum")
+    add("--dtype", type=parse_dtypes, default="float32", metavar="TYPE,...", help="default: float32")
+    add("--op", type=parse_ops, default="sum", metavar="OP,...", help=f"of {', '.join(REDUCTIONS)} (default: sum)")
     add("--root", type=whole(0), default=0, help="default: 0")
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--in-place", action="store_true", default=True, help="where there is such a form (default)")
@@ -148,8 +148,8 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
         rounds=arguments.iters,
         warmups=arguments.warmups,
         check=bool(arguments.check),
-        dtype=arguments.dtype,
-        op=arguments.op,
+        dtypes=arguments.dtype,
+        ops=arguments.op,
         root=arguments.root,
         in_place=arguments.in_place,
         rotate=arguments.rotate,

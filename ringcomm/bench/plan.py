@@ -3,17 +3,34 @@
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 
 from ringcomm import ArgumentError, memory
 from ringcomm.bench.machine import cache_bytes
-from ringcomm.bench.rank.collectives import COLLECTIVES, dtype_named
+from ringcomm.bench.rank.collectives import COLLECTIVES, REDUCTIONS, dtype_named
 
-__all__ = ["COPY_BYTES", "Plan", "parse_bytes", "parse_collectives", "parse_dtype", "whole"]
+__all__ = ["COPY_BYTES", "Plan", "Turn", "parse_bytes", "parse_collectives", "parse_dtypes", "parse_ops", "whole"]
 
 SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 RANK_BYTES = 100 << 20  # what a process of Python with its libraries takes, about
 MOST_RANKS = 1024  # of one start of ringcomm
+SENSELESS = {  # operation → kinds of dtypes, as NumPy calls them
+    **dict.fromkeys(("band", "bor", "bxor"), "fcV"),
+    **dict.fromkeys(("min", "max"), "c"),
+    "avg": "biu",
+}
 COPY_BYTES = 256 << 20  # of the memcpy that is the limit: larger than the caches
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One thing to measure: `count` elements in a block, `bytes` in the larger of input and output."""
+
+    collective: str
+    dtype: str
+    op: str
+    count: int
+    bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,17 +43,13 @@ class Plan:
     rounds: int
     warmups: int
     check: bool
-    dtype: str
-    op: str
+    dtypes: list[str]
+    ops: list[str]
     root: int
     in_place: bool
     rotate: bool
     symmetric: bool
     asynchronous: bool
-
-    @property
-    def item(self) -> int:
-        return dtype_named(self.dtype).itemsize
 
     @property
     def pool(self) -> int:
@@ -48,12 +61,21 @@ class Plan:
         row = COLLECTIVES[collective]
         return row.in_place and (self.in_place or not row.out_of_place)
 
-    def counts(self, collective: str, ranks: int) -> list[int]:
-        """Return the elements per block for the sizes of the plan, each once."""
-        blocks = COLLECTIVES[collective].blocks(ranks)
-        if not blocks:
-            return [0]
-        return list(dict.fromkeys(max(1, size // blocks // self.item) for size in self.sizes()))
+    def turns(self, ranks: int) -> list["Turn"]:
+        """Return everything to measure, each once; what is to be compared follows one another."""
+        found = []
+        for collective in self.collectives:
+            row = COLLECTIVES[collective]
+            blocks, ops = row.blocks(ranks), self.ops if row.reduces else self.ops[:1]
+            if not blocks:
+                found.append(Turn(collective, self.dtypes[0], ops[0], 0, 0))
+                continue
+            for size in self.sizes():
+                for dtype in self.dtypes:
+                    item = dtype_named(dtype).itemsize
+                    count = max(1, size // blocks // item)
+                    found += [Turn(collective, dtype, op, count, count * blocks * item) for op in ops]
+        return list(dict.fromkeys(found))
 
     def sizes(self) -> Iterator[int]:
         size = self.begin
@@ -65,16 +87,10 @@ class Plan:
         """Refuse what cannot be measured, with this many libraries, before anything is started."""
         if self.begin > self.end:
             raise ArgumentError(f"sizes: expected -b <= -e, got {self.begin} > {self.end} bytes")
-        kind = dtype_named(self.dtype).kind
-        reduces = [name for name in self.collectives if COLLECTIVES[name].reduces]
-        refused = {
-            "band, bor, bxor of numbers that are not integers": self.op in ("band", "bor", "bxor") and kind not in "iu",
-            "avg of integers": self.op == "avg" and kind in "biu",
-            "min, max of complex numbers": self.op in ("min", "max") and kind == "c",
-        }
-        for what, given in refused.items():
-            if reduces and given:
-                raise ArgumentError(f"{what} make no sense: --op {self.op} --dtype {self.dtype}")
+        if any(COLLECTIVES[name].reduces for name in self.collectives):
+            for dtype, op in product(self.dtypes, self.ops):
+                if dtype_named(dtype).kind in SENSELESS.get(op, ""):
+                    raise ArgumentError(f"{op} of {dtype} makes no sense")
         for ranks in self.ranks:
             if ranks > MOST_RANKS:
                 raise ArgumentError(f"--ranks: expected at most {MOST_RANKS}, got {ranks}")
@@ -105,12 +121,22 @@ def parse_bytes(text: str) -> int:
     return int(number) * SUFFIXES[suffix]
 
 
-def parse_dtype(name: str) -> str:
+def parse_dtypes(text: str) -> list[str]:
+    """Read float32 or float32,float16."""
     try:
-        return dtype_named(name).name
+        return list(dict.fromkeys(dtype_named(name).name for name in text.split(",")))
     except TypeError:
-        message = f"NumPy knows no {name}; bfloat16 and float8 need: pip install ml_dtypes"
+        message = f"NumPy does not know {text}; bfloat16 and float8 need: pip install ml_dtypes"
         raise argparse.ArgumentTypeError(message) from None
+
+
+def parse_ops(text: str) -> list[str]:
+    """Read sum or sum,max."""
+    names = list(dict.fromkeys(text.split(",")))
+    for name in names:
+        if name not in REDUCTIONS:
+            raise argparse.ArgumentTypeError(f"unknown operation {name!r}; known: {', '.join(REDUCTIONS)}")
+    return names
 
 
 def parse_collectives(words: list[str]) -> list[str]:

@@ -43,7 +43,7 @@ def ratios(rows: Iterable[Measurement]) -> list[Ratio]:
     """Compare ringcomm with the fastest peer, at every size and kind of buffers that both have."""
     groups: dict[tuple[Any, ...], list[Measurement]] = {}
     for m in rows:
-        groups.setdefault((m.ranks, m.collective, m.bytes, m.buffers), []).append(m)
+        groups.setdefault((m.ranks, m.collective, m.dtype, m.op, m.bytes, m.buffers), []).append(m)
     found = []
     for group in groups.values():
         ours = [m for m in group if m.library == "ringcomm"]
@@ -135,6 +135,11 @@ def write_json(
         "plan": asdict(plan),
         "versions": versions,
         "failures": [asdict(failure) for failure in failures],
-        "rows": [asdict(m) for m in rows],
     }
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    lines = [json.dumps({name: rounded(value) for name, value in asdict(m).items()}) for m in rows]
+    head = json.dumps(document, indent=1).removesuffix("\n}")
+    path.write_text(f'{head},\n "rows": [\n' + ",\n".join(lines) + "\n ]\n}\n")  # a row a line
+
+
+def rounded(value: object) -> object:
+    return float(f"{value:.5g}") if isinstance(value, float) else value

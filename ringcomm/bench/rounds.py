@@ -12,7 +12,7 @@ import numpy as np
 
 from ringcomm.bench.job import Job, JobFailed
 from ringcomm.bench.peers import Contender
-from ringcomm.bench.plan import COPY_BYTES, Plan
+from ringcomm.bench.plan import COPY_BYTES, Plan, Turn
 from ringcomm.bench.rank.collectives import COLLECTIVES
 
 __all__ = ["Failure", "Lineup", "Measurement"]
@@ -91,70 +91,68 @@ class Lineup:
             self.versions[job.name] = job.versions
 
     def measure(self) -> Iterator[list[Measurement]]:
-        """Yield the rows of each size."""
-        turns = [(name, count) for name in self.plan.collectives for count in self.plan.counts(name, self.ranks)]
-        for i, (collective, count) in enumerate(turns):
+        """Yield the rows of each turn."""
+        turns = self.plan.turns(self.ranks)
+        for i, turn in enumerate(turns):
             if not self.jobs:
                 return
-            yield self._measure(collective, count, partial(self._tell, i, len(turns)))
+            yield self._measure(turn, partial(self._tell, i, len(turns)))
 
-    def _tell(self, turn: int, turns: int, part: float) -> None:
-        self.progress((turn + part) / turns, f"{self.ranks} ranks, {turn + 1} of {turns} sizes")
+    def _tell(self, i: int, turns: int, part: float) -> None:
+        self.progress((i + part) / turns, f"{self.ranks} ranks, {i + 1} of {turns} sizes")
 
     def close(self) -> None:
         for job in self.jobs:
             job.close()
 
-    def _measure(self, collective: str, count: int, progress: Callable[[float], None]) -> list[Measurement]:
-        row = COLLECTIVES[collective]
-        size = count * row.blocks(self.ranks) * self.plan.item
-        memcpy = self._memcpy(collective, size)
-        series = [s for job in list(self.jobs) for s in self._prepare(job, collective, count, size)]
+    def _measure(self, turn: Turn, progress: Callable[[float], None]) -> list[Measurement]:
+        memcpy = self._memcpy(turn)
+        series = [s for job in list(self.jobs) for s in self._prepare(job, turn)]
         for i in range(self.plan.rounds):
             progress(i / self.plan.rounds)
             # Each library follows every other one now and then.
             for one in series[i % len(series) :] + series[: i % len(series)] if series else []:
-                self._try(one.job, collective, size, one.measure)
+                self._try(one.job, turn, one.measure)
         if self.plan.check:
             for job in list(self.jobs):
-                wrong = self._try(job, collective, size, partial(job.ask, "check"))
+                wrong = self._try(job, turn, partial(job.ask, "check"))
                 for one in series:
                     if one.job is job and wrong is not None:
                         one.wrong = sum(wrong)
-        return [self._row(one, collective, count, size, memcpy) for one in series if one.job in self.jobs]
+        return [self._row(one, turn, memcpy) for one in series if one.job in self.jobs]
 
-    def _prepare(self, job: Job, collective: str, count: int, size: int) -> "list[Series]":
+    def _prepare(self, job: Job, turn: Turn) -> "list[Series]":
         plan = self.plan
         options = {
-            "count": count,
-            "dtype": plan.dtype,
-            "op": plan.op,
+            "count": turn.count,
+            "dtype": turn.dtype,
+            "op": turn.op,
             "root": plan.root,
-            "in_place": plan.places(collective),
-            "pool": plan.pool if size else 0,
+            "in_place": plan.places(turn.collective),
+            "pool": plan.pool if turn.bytes else 0,
             "symmetric": plan.symmetric,
             "asynchronous": plan.asynchronous,
         }
 
         def first_calls() -> float:
-            first = max(job.ask("prepare", collective, options))
+            first = max(job.ask("prepare", turn.collective, options))
             warmups = min(plan.warmups, max(LEAST_WARM_UPS, round(WARM_UP_SECONDS / first)))
             return float(max(job.ask("round", plan.rotate, 0, max(1, warmups))))
 
-        seconds = self._try(job, collective, size, first_calls)
+        seconds = self._try(job, turn, first_calls)
         if seconds is None:
             return []
-        kinds = [True] * (plan.rotate and size > 0) + [False] * (2 * size <= plan.pool or not plan.rotate)
+        kinds = [True] * (plan.rotate and turn.bytes > 0) + [False] * (2 * turn.bytes <= plan.pool or not plan.rotate)
         return [Series(job, rotated, max(1 + (not rotated), round(ROUND_SECONDS / seconds))) for rotated in kinds]
 
-    def _memcpy(self, collective: str, size: int) -> float:
+    def _memcpy(self, turn: Turn) -> float:
         ours = next((job for job in self.jobs if job.name == "ringcomm"), None)
         if ours is None:
             return 0.0
-        copies = [self._try(ours, collective, size, partial(ours.ask, "memcpy", COPY_BYTES)) for _ in range(COPIES)]
+        copies = [self._try(ours, turn, partial(ours.ask, "memcpy", COPY_BYTES)) for _ in range(COPIES)]
         return COPY_BYTES / float(np.median([max(seconds) for seconds in copies])) if all(copies) else 0.0
 
-    def _try(self, job: Job, collective: str, size: int, action: Callable[[], Any]) -> Any:
+    def _try(self, job: Job, turn: Turn, action: Callable[[], Any]) -> Any:
         """Return what the action gives; None if the library fails in it, or has failed before."""
         if job not in self.jobs:
             return None
@@ -162,22 +160,22 @@ class Lineup:
             return action()
         except JobFailed as failure:
             self.jobs.remove(job)
-            self.failures.append(Failure(job.name, self.ranks, collective, size, str(failure)))
+            self.failures.append(Failure(job.name, self.ranks, turn.collective, turn.bytes, str(failure)))
             return None
 
-    def _row(self, one: "Series", collective: str, count: int, size: int, memcpy: float) -> Measurement:
-        row, plan = COLLECTIVES[collective], self.plan
+    def _row(self, one: "Series", turn: Turn, memcpy: float) -> Measurement:
+        row, plan = COLLECTIVES[turn.collective], self.plan
         p10, median, p90, p99 = (float(p) for p in np.percentile(one.seconds, (10, 50, 90, 99)))
         return Measurement(
             library=one.job.name,
             ranks=self.ranks,
-            collective=collective,
-            bytes=size,
-            count=count,
-            dtype=plan.dtype,
-            op=plan.op if row.reduces else None,
+            collective=turn.collective,
+            bytes=turn.bytes,
+            count=turn.count,
+            dtype=turn.dtype,
+            op=turn.op if row.reduces else None,
             root=plan.root if row.rooted else None,
-            in_place=plan.places(collective),
+            in_place=plan.places(turn.collective),
             symmetric=plan.symmetric and one.job.name == "ringcomm",
             asynchronous=plan.asynchronous,
             buffers="rotated" if one.rotated else "cached",
@@ -187,8 +185,8 @@ class Lineup:
             p10=p10,
             p90=p90,
             p99=p99,
-            algbw=size / median,
-            busbw=size / median * row.bus_factor(self.ranks),
+            algbw=turn.bytes / median,
+            busbw=turn.bytes / median * row.bus_factor(self.ranks),
             wrong=one.wrong,
             memcpy=memcpy,
         )
