@@ -9,6 +9,7 @@
 #include <numpy/arrayobject.h>
 
 #include <initializer_list>
+#include <utility>
 
 #include "ringcomm.h"
 
@@ -17,12 +18,39 @@ namespace {
 constexpr int MOST_AXES = 32;            // of NumPy 1; whoever has more takes the long way
 constexpr int WARN_ON_WRITE = 1u << 31;  // a flag that NumPy's headers leave out
 
+bool small(PyObject* number, int& value) {
+    if (!number || !PyLong_CheckExact(number)) return false;
+    int overflow;
+    const long found = PyLong_AsLongAndOverflow(number, &overflow);
+    value = int(found);
+    return !overflow && found == value;
+}
+
+// A dict from things to their codes. It is asked for the same thing again and again, so the last answer is at hand.
+struct Codes {
+    PyObject *dict, *last;
+    int last_code;
+
+    bool find(PyObject* thing, int& code) {
+        if (thing != last) {
+            PyObject* found = PyDict_GetItemWithError(dict, thing);
+            if (!found) PyErr_Clear();  // whatever is wrong with it shows on the long way
+            if (!small(found, last_code)) return false;
+            Py_XDECREF(std::exchange(last, Py_NewRef(thing)));
+        }
+        code = last_code;
+        return true;
+    }
+};
+
+// What Python sees of a communicator.
 struct Quick {
-    PyObject_HEAD rc_comm* comm;
+    PyObject object;
+    rc_comm* comm;
     PyObject* handle;  // keeps comm alive
-    PyObject* dtypes;  // NumPy dtype -> code, as far as they were met
-    PyObject* ops;     // name -> (code, factor)
     PyObject* check;   // raises the error behind a status
+    Codes dtypes;      // of NumPy, as far as they were met
+    Codes ops;         // by name
     int rank, size;
 };
 
@@ -38,7 +66,7 @@ PyObject* not_plain() { return Py_NewRef(Py_NotImplemented); }
 // What the caller passed, one after the other. Each function says whether that was plain.
 class Arguments {
 public:
-    Arguments(const Quick& quick, PyObject* const* values, Py_ssize_t count)
+    Arguments(Quick& quick, PyObject* const* values, Py_ssize_t count)
         : quick_(quick), next_(values), end_(values + count) {}
 
     // None counts as plain, and as no object.
@@ -62,15 +90,10 @@ public:
         if (writable && (!(flags & NPY_ARRAY_WRITEABLE) || flags & WARN_ON_WRITE)) return false;
         array.data = PyArray_DATA(array.object);
         array.count = PyArray_SIZE(array.object);
-        PyObject* descr = reinterpret_cast<PyObject*>(PyArray_DESCR(array.object));
-        return small(PyDict_GetItemWithError(quick_.dtypes, descr), array.dtype);
+        return quick_.dtypes.find(reinterpret_cast<PyObject*>(PyArray_DESCR(array.object)), array.dtype);
     }
 
-    bool op(int& code) {
-        if (next_ == end_ || !PyUnicode_CheckExact(*next_)) return false;
-        PyObject* row = PyDict_GetItemWithError(quick_.ops, *next_++);
-        return small(row ? PyTuple_GetItem(row, 0) : nullptr, code);
-    }
+    bool op(int& code) { return next_ != end_ && PyUnicode_CheckExact(*next_) && quick_.ops.find(*next_++, code); }
 
     bool rank(int& rank) { return next_ != end_ && small(*next_++, rank) && rank >= 0 && rank < quick_.size; }
 
@@ -87,28 +110,16 @@ public:
         return !overflow;
     }
 
-    // The rest: counts, a timeout, async_op. Plain is what does not ask for them.
+    // The rest: counts, a timeout, and at last async_op. Plain is what asks for none of them.
     bool nothing_else() const {
-        for (PyObject* const* value = next_; value != end_; ++value) {
-            if (*value != Py_None && *value != Py_False) return false;
+        for (PyObject* const* value = next_; value < end_ - 1; ++value) {
+            if (*value != Py_None) return false;
         }
-        return true;
+        return next_ < end_ && end_[-1] == Py_False;
     }
 
 private:
-    static bool small(PyObject* object, int& value) {
-        if (!object) {
-            PyErr_Clear();
-            return false;
-        }
-        if (!PyLong_CheckExact(object)) return false;
-        int overflow;
-        const long number = PyLong_AsLongAndOverflow(object, &overflow);
-        value = int(number);
-        return !overflow && number == value;
-    }
-
-    const Quick& quick_;
+    Quick& quick_;
     PyObject* const* next_;
     PyObject* const* const end_;
 };
@@ -160,7 +171,7 @@ PyObject* make(const Quick& quick, const Row& row, PyArrayObject* x) {
 
 template <const Row& row>
 PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t number) {
-    const Quick& quick = *reinterpret_cast<Quick*>(self);
+    Quick& quick = *reinterpret_cast<Quick*>(self);
     Arguments arguments(quick, values, number);
     PyObject *x, *out;
     int op = RC_SUM, root = 0;
@@ -213,7 +224,7 @@ PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t number)
 }
 
 PyObject* barrier(PyObject* self, PyObject* const* values, Py_ssize_t number) {
-    const Quick& quick = *reinterpret_cast<Quick*>(self);
+    Quick& quick = *reinterpret_cast<Quick*>(self);
     if (!Arguments(quick, values, number).nothing_else()) return not_plain();
     const bool done = run(quick, [&] {
         return rc_collective(quick.comm, RC_BARRIER, nullptr, nullptr, 0, 0, 0, 1.0, 0, nullptr, -1.0, nullptr);
@@ -222,7 +233,7 @@ PyObject* barrier(PyObject* self, PyObject* const* values, Py_ssize_t number) {
 }
 
 PyObject* send(PyObject* self, PyObject* const* values, Py_ssize_t number) {
-    const Quick& quick = *reinterpret_cast<Quick*>(self);
+    Quick& quick = *reinterpret_cast<Quick*>(self);
     Arguments given(quick, values, number);
     Array x;
     int peer;
@@ -234,7 +245,7 @@ PyObject* send(PyObject* self, PyObject* const* values, Py_ssize_t number) {
 }
 
 PyObject* recv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
-    const Quick& quick = *reinterpret_cast<Quick*>(self);
+    Quick& quick = *reinterpret_cast<Quick*>(self);
     Arguments given(quick, values, number);
     Array x;
     int peer, from;
@@ -246,7 +257,7 @@ PyObject* recv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
 }
 
 PyObject* sendrecv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
-    const Quick& quick = *reinterpret_cast<Quick*>(self);
+    Quick& quick = *reinterpret_cast<Quick*>(self);
     Arguments given(quick, values, number);
     Array x, out;
     int dest, source, from;
@@ -263,28 +274,33 @@ PyObject* sendrecv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
 }
 
 PyObject* create(PyTypeObject* type, PyObject* arguments, PyObject*) {
-    PyObject *address, *handle, *dtypes, *ops, *check;
+    PyObject *address, *handle, *check, *dtypes, *ops;
     int rank, size;
-    if (!PyArg_ParseTuple(arguments, "O!OiiO!O!O", &PyLong_Type, &address, &handle, &rank, &size, &PyDict_Type, &dtypes,
-                          &PyDict_Type, &ops, &check)) {
+    if (!PyArg_ParseTuple(arguments, "O!OOO!O!ii", &PyLong_Type, &address, &handle, &check, &PyDict_Type, &dtypes,
+                          &PyDict_Type, &ops, &rank, &size)) {
         return nullptr;
     }
     auto* const alloc = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
-    auto* const quick = reinterpret_cast<Quick*>(alloc(type, 0));
+    auto* const quick = reinterpret_cast<Quick*>(alloc(type, 0));  // all zero
     if (!quick) return nullptr;
     quick->comm = static_cast<rc_comm*>(PyLong_AsVoidPtr(address));
     quick->handle = Py_NewRef(handle);
-    quick->dtypes = Py_NewRef(dtypes);
-    quick->ops = Py_NewRef(ops);
     quick->check = Py_NewRef(check);
+    quick->dtypes.dict = Py_NewRef(dtypes);
+    quick->ops.dict = Py_NewRef(ops);
     quick->rank = rank;
     quick->size = size;
-    return reinterpret_cast<PyObject*>(quick);
+    return &quick->object;
 }
 
 void destroy(PyObject* self) {
-    auto* const quick = reinterpret_cast<Quick*>(self);
-    for (PyObject* held : {quick->handle, quick->dtypes, quick->ops, quick->check}) Py_XDECREF(held);
+    const Quick& quick = *reinterpret_cast<Quick*>(self);
+    for (const Codes& codes : {quick.dtypes, quick.ops}) {
+        Py_DECREF(codes.dict);
+        Py_XDECREF(codes.last);
+    }
+    Py_DECREF(quick.handle);
+    Py_DECREF(quick.check);
     PyTypeObject* const type = Py_TYPE(self);
     reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);

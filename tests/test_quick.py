@@ -208,6 +208,7 @@ def refusals(comm):
     """Rank 1 makes calls that cannot work, each both ways. The others know nothing of it."""
     calls = [call for call, _ in CALLS.values()] + list(WRONG_TYPES.values())
     calls += [call for wrong in NO_NUMBERS.values() for call in wrong]
+    calls += [lambda c: c.all_gather(zeros(1), counts=False)]
     quick, slow = comm._try, only_long(comm)
     for call in calls if comm.rank == 1 else ():
         comm._try = quick
@@ -222,11 +223,14 @@ def test_every_refusal_is_the_same_on_both_ways():
     harness.run(refusals, 3, world="threads")
 
 
-def test_too_few_arguments_are_not_plain():
+def test_what_no_method_passes_is_not_plain():
     def call(comm):
-        for name, quick in comm._try.items():
-            if name != "barrier":
-                assert quick() is quick(np.zeros(1, F4)) is NotImplemented
+        x = np.zeros(1, F4)
+        comm.broadcast(x)
+        for arguments in ((), (x,), (x, None), (x, None, 0), (x, None, 0, None, 0), (x, None, 0, False, False)):
+            for name, quick in comm._try.items():
+                assert quick(*arguments) is NotImplemented, (name, arguments)
+        assert comm._try["broadcast"](x, None, 0, None, False) is x
 
     harness.run(call, 1, world="threads")
 

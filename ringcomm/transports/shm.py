@@ -42,7 +42,8 @@ class ShmTransport:
         self.rank = rank
         self.size = size
         self.timeout: float = tuning.timeout
-        quick = NativeQuick(int(ffi.cast("uintptr_t", handle)), self._handle, rank, size, CODES, OPS, check)
+        ops = {op: code for op, (code, _) in OPS.items()}
+        quick = NativeQuick(int(ffi.cast("uintptr_t", handle)), self._handle, check, CODES, ops, rank, size)
         self.fused: Mapping[str, Fused] = {
             name: NativeFused(self._handle, code, getattr(quick, name, None)) for name, code in COLLECTIVES.items()
         }
