@@ -18,6 +18,7 @@ namespace {
 constexpr int MOST_AXES = 32;            // of NumPy 1; whoever has more takes the long way
 constexpr int WARN_ON_WRITE = 1u << 31;  // a flag that NumPy's headers leave out
 
+// An exact int that fits into a C int.
 bool small(PyObject* number, int& value) {
     if (!number || !PyLong_CheckExact(number)) return false;
     int overflow;
@@ -35,8 +36,9 @@ struct Codes {
         if (thing != last) {
             PyObject* found = PyDict_GetItemWithError(dict, thing);
             if (!found) PyErr_Clear();  // whatever is wrong with it shows on the long way
-            if (!small(found, last_code)) return false;
+            if (!small(found, code)) return false;
             Py_XDECREF(std::exchange(last, Py_NewRef(thing)));
+            last_code = code;
         }
         code = last_code;
         return true;
@@ -63,13 +65,13 @@ struct Array {
 
 PyObject* not_plain() { return Py_NewRef(Py_NotImplemented); }
 
-// What the caller passed, one after the other. Each function says whether that was plain.
+// What was passed, one after the other. Each function takes the next and says whether it is plain.
 class Arguments {
 public:
     Arguments(Quick& quick, PyObject* const* values, Py_ssize_t count)
         : quick_(quick), next_(values), end_(values + count) {}
 
-    // None counts as plain, and as no object.
+    // None is plain: it becomes a nullptr.
     bool object(PyObject*& object) {
         if (next_ == end_) return false;
         object = *next_++;
@@ -98,9 +100,10 @@ public:
     bool rank(int& rank) { return next_ != end_ && small(*next_++, rank) && rank >= 0 && rank < quick_.size; }
 
     bool source(int& rank) {
-        if (next_ != end_ && *next_ != Py_None) return this->rank(rank);
+        if (next_ == end_ || *next_ != Py_None) return this->rank(rank);
+        ++next_;
         rank = -1;
-        return next_++ != end_;
+        return true;
     }
 
     bool tag(int64_t& tag) {
@@ -124,7 +127,7 @@ private:
     PyObject* const* const end_;
 };
 
-// False: the exception is set.
+// Calls the core, which may wait, while other threads run Python. False: the exception is set.
 template <class Call>
 bool run(const Quick& quick, Call call) {
     PyThreadState* const thread = PyEval_SaveThread();
@@ -183,7 +186,7 @@ PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t number)
     const bool is_root = quick.rank == root, gives = row.gives == EVERYBODY || is_root;
     const bool gets = row.gets == EVERYBODY || is_root, in_place = gets && !out && row.form == AS_GIVEN;
     Array source, target;
-    uint64_t count, expected;
+    uint64_t count = 0, expected = 0;  // as rc_collective counts; elements of the result
     if (gives) {
         const bool only_read = row.collective == RC_BROADCAST && is_root;
         if (!arguments.read(x, source, in_place && !only_read)) return not_plain();
@@ -193,25 +196,24 @@ PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t number)
         count = row.divides ? source.count / quick.size : source.count;
         expected = row.form == JOINED ? count * quick.size : row.form == SHARE ? count : source.count;
     }
-    PyObject* result = nullptr;  // nobody else's yet
+    PyObject* result;  // a reference of our own
     if (!gets) {
         result = Py_NewRef(Py_None);
     } else if (in_place) {
         target = source;
         result = Py_NewRef(x);
-    } else if (out || !gives) {
-        if (!arguments.read(out, target, true)) return not_plain();
-        if (!gives) {
-            count = target.count;
-            source.dtype = target.dtype;
-        } else if (target.count != expected || target.dtype != source.dtype) {
-            return not_plain();
-        }
-        result = Py_NewRef(out);
-    } else {
+    } else if (gives && !out) {
         result = make(quick, row, source.object);
         if (!result) return nullptr;
         target.data = PyArray_DATA(reinterpret_cast<PyArrayObject*>(result));
+    } else {
+        if (!arguments.read(out, target, true)) return not_plain();
+        if (gives && (target.count != expected || target.dtype != source.dtype)) return not_plain();
+        if (!gives) {
+            count = target.count;
+            source.dtype = target.dtype;
+        }
+        result = Py_NewRef(out);
     }
     if (run(quick, [&] {
             return rc_collective(quick.comm, row.collective, source.data, target.data, count, source.dtype, op, 1.0,
