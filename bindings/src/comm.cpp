@@ -81,6 +81,7 @@ void Comm::back() {
     }
     // Before this rank's first start record, which everybody reads before any of these.
     for (Flag* flag : {&mine().staged, &mine().reduced, &mine().collected}) flag->store(position(0, 0));
+    if (ancestors_.empty()) world->reach.show_secret(mine());
     backed_.store(true);
 }
 

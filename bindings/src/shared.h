@@ -63,8 +63,9 @@ struct RankHeader {
     alignas(LINE) std::atomic<uint32_t> state;
     std::atomic<int32_t> waits_for;  // a rank + 1, or 0; set only when a wait gets long
     std::atomic<uint64_t> flights;
-    Bell bell;         // of the one collective that may run
-    Bell letter_bell;  // of point-to-point, any number of threads
+    std::atomic<uint64_t> secret, secret_address;  // in the arena of the world only: see reach.h
+    Bell bell;                                     // of the one collective that may run
+    Bell letter_bell;                              // of point-to-point, any number of threads
     FlightEntry flight[FLIGHT_CALLS];
 };
 

@@ -18,6 +18,7 @@ World::World(int fd, int size, const int64_t* pids, const int* pidfds, const rc_
     : file(std::make_shared<File>(fd)),
       tuning(tuning),
       arena(std::make_shared<Arena>(file, 0, size, tuning.arena_bytes)),
+      reach(arena, pids),
       pids_(pids, pids + size),
       dead_(new std::atomic<bool>[size] {}) {
     for (int r = 0; r < size; ++r) pidfds_.push_back(pidfds[r] < 0 ? -1 : fcntl(pidfds[r], F_DUPFD_CLOEXEC, 3));

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "arena.h"
+#include "reach.h"
 
 namespace ringcomm {
 
@@ -24,6 +25,7 @@ public:
     const std::shared_ptr<File> file;
     const rc_tuning tuning;
     const std::shared_ptr<Arena> arena;
+    Reach reach;
 
 private:
     std::vector<int64_t> pids_;
