@@ -29,7 +29,9 @@ LEAST_BYTES = {
     "small_bytes": 0,
     "stream_bytes": 1,
     "direct_bytes": 1,
+    "reach_bytes": 1,
 }
+FOUND_OUT = ("stream_bytes", "reach_bytes")  # if they are None
 
 
 def _flag(text: str) -> bool:
@@ -90,7 +92,11 @@ class Config:
     stream_bytes: int | None = _setting("stream_bytes", None, int)
     """Blocks of at least this size are staged with non-temporal stores. None: measured at connect, on rank 0."""
     direct_bytes: int = _setting("direct_bytes", 16 << 10, int)
-    """Symmetric buffers of at least this size are read and written directly."""
+    """Symmetric buffers of at least this size are read and written directly; so are all arrays where the ranks are
+    threads of one process."""
+    reach_bytes: int | None = _setting("reach_bytes", None, int)
+    """Blocks of at least this size are copied by the kernel straight out of the memory of the process that has them, in
+    gather, all_gather, scatter and all_to_all. None: only large ones in huge pages; elsewhere two copies are faster."""
     oversubscribed: bool | None = _setting("oversubscribed", None, _flag)
     """More ranks than cores: waiting ranks give their core away early. None: found out at connect."""
     kernels: str = _setting("kernels", "", str)
@@ -116,8 +122,9 @@ class Config:
         if not isinstance(self.timeout, int | float) or not 0 < self.timeout < math.inf:
             raise refuse("timeout", "seconds > 0, and an end", repr(self.timeout))
         for name, least in LEAST_BYTES.items():
-            if name != "stream_bytes" or self.stream_bytes is not None:
-                integer(name, getattr(self, name), least)
+            value = getattr(self, name)
+            if value is not None or name not in FOUND_OUT:
+                integer(name, value, least)
         if self.log and str(self.log).upper() not in logging.getLevelNamesMapping():
             raise unknown("log level", self.log, ["debug", "info", "warning", "error"])
 

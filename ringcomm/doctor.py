@@ -2,6 +2,7 @@
 
 import os
 import platform
+import secrets
 import shutil
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import numpy as np
 
@@ -22,6 +24,18 @@ from ringcomm.native import ffi, lib
 __all__ = ["main"]
 
 OLDEST_KERNEL = (5, 4)
+PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
+READ_THE_PARENT = """
+import ctypes, os, sys
+class Range(ctypes.Structure):
+    _fields_ = [("address", ctypes.c_void_p), ("bytes", ctypes.c_size_t)]
+found, size = ctypes.create_string_buffer(64), int(sys.argv[2])
+here, there = Range(ctypes.addressof(found), size), Range(int(sys.argv[1]), size)
+read = ctypes.CDLL(None, use_errno=True).process_vm_readv
+if read(os.getppid(), ctypes.byref(here), 1, ctypes.byref(there), 1, 0) != size:
+    sys.exit(os.strerror(ctypes.get_errno()))
+print(found.raw[:size].hex())
+"""
 SEND_A_DESCRIPTOR = """
 import os, socket, sys
 with socket.socket(fileno=int(sys.argv[1])) as peer:
@@ -85,6 +99,18 @@ def descriptors() -> str:
     return "passed between processes (SCM_RIGHTS)"
 
 
+def reach() -> str:
+    """A child reads its parent: where only descendants may be read, that is refused, as it is between ranks."""
+    secret = secrets.token_bytes(16)
+    address = int(ffi.cast("uintptr_t", ffi.from_buffer(secret)))
+    command = [sys.executable, "-c", READ_THE_PARENT, str(address), str(len(secret))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    if done.stdout.strip() == secret.hex():
+        return "large blocks are copied straight out of another process (process_vm_readv)"
+    scope = f" (kernel.yama.ptrace_scope is {PTRACE_SCOPE.read_text().strip()})" if PTRACE_SCOPE.exists() else ""
+    raise RingcommError(f"large blocks are copied twice: {done.stderr.strip() or 'another process was read'}{scope}")
+
+
 def ranks() -> str:
     start = time.perf_counter()
     sums = launch(_sum, 2, timeout=30)
@@ -120,6 +146,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "memfd": memfd,
     "pidfd": pidfd,
     "descriptors": descriptors,
+    "reach": reach,
     "ranks": ranks,
     "numpy": lambda: version("numpy"),
     "torch": lambda: package("ringcomm[torch]", "torch"),

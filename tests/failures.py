@@ -73,9 +73,9 @@ def check_usable(comm):
 
 
 @contextmanager
-def mortals(size):
+def mortals(size, settings=()):
     """Yield the pool of a world that may be broken: nobody uses it afterwards."""
-    pool = harness.Pool(size)
+    pool = harness.Pool(size, settings)
     try:
         yield pool
     finally:

@@ -28,31 +28,33 @@ WORLDS = ("threads", "processes")
 MARK = "PYTEST_OF_RINGCOMM"  # with the id of this process, in the environment of every process that the tests start
 
 
-def run(fn, size, *args, world="processes"):
+def run(fn, size, *args, world="processes", settings=()):
     """Run `fn` on ranks that are threads, or on warm processes, for which it must be a function of a module.
 
-    The processes and their communicator serve many tests: `fn` leaves it usable, or raises.
+    The processes and their communicator serve many tests: `fn` leaves it usable, or raises. `settings` are pairs of a
+    RINGCOMM_* variable and its value; threads take those of this process.
     """
     if world == "threads":
         return ringcomm.launch(fn, size, world="threads", args=args, timeout=OPERATION)
-    pool = pools.get(size) or pools.setdefault(size, Pool(size))
+    key = (size, *settings)
+    pool = pools.get(key) or pools.setdefault(key, Pool(size, settings))
     try:
         return pool.run(fn, args)
     except BaseException:
-        pools.pop(size).kill()
+        pools.pop(key).kill()
         raise
 
 
 class Pool:
     """Connected processes that wait for work."""
 
-    def __init__(self, size):
+    def __init__(self, size, settings=()):
         context = multiprocessing.get_context("forkserver")
         job = {"RINGCOMM_SIZE": str(size), "RINGCOMM_JOB": uuid.uuid4().hex, "RINGCOMM_NONCE": uuid.uuid4().hex}
         self.workers, self.connections = [], []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            place = {**job, "RINGCOMM_RANK": str(rank)}
+            place = {**job, **dict(settings), "RINGCOMM_RANK": str(rank)}
             worker = context.Process(target=serve, args=(theirs, place), name=f"rank {rank} of {size}", daemon=True)
             worker.start()
             theirs.close()
@@ -96,7 +98,7 @@ class Pool:
             worker.close()
 
 
-pools: dict[int, Pool] = {}
+pools: dict[tuple, Pool] = {}
 
 
 def receive(connection: Connection, rank):

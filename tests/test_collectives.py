@@ -13,6 +13,12 @@ from ringcomm import ArgumentError, Config
 # Segments of a page in one world, of the default length in the other: the first has hundreds of chunks.
 PAGE = 4096
 SMALL = {"RINGCOMM_ARENA_BYTES": 1 << 18, "RINGCOMM_SEGMENT_BYTES": PAGE, "RINGCOMM_SMALL_BYTES": 512}
+# How ranks get at each other's arrays: as threads of one process they could always use them directly.
+WAYS = {
+    "staged": {"RINGCOMM_DIRECT_BYTES": 1 << 60},
+    "direct": {"RINGCOMM_DIRECT_BYTES": 1},
+    "copied by the kernel": {"RINGCOMM_DIRECT_BYTES": 1 << 60, "RINGCOMM_REACH_BYTES": 1},
+}
 
 AXES = {
     "collective": list(PLANS),
@@ -32,9 +38,9 @@ def check(comm, cases, segment):
         start(comm, case, segment)()
 
 
-@pytest.fixture
-def small_segments(monkeypatch):
-    for name, value in SMALL.items():
+@pytest.fixture(params=WAYS)
+def small_segments(request, monkeypatch):
+    for name, value in {**SMALL, **WAYS[request.param]}.items():
         monkeypatch.setenv(name, str(value))
 
 

@@ -24,7 +24,7 @@ CALLS = {
     "scatter": lambda comm, x: comm.scatter(x if comm.rank == 0 else None, out=x[0]),
     "all_gather": lambda comm, x: comm.all_gather(x[0]),
     "reduce_scatter": lambda comm, x: comm.reduce_scatter(x),
-    "all_to_all": lambda comm, x: comm.all_to_all(x),
+    "all_to_all": lambda comm, x: comm.all_to_all(x, out=np.empty_like(x)),
     "sendrecv": lambda comm, x: comm.sendrecv(x[0], (comm.rank + 1) % comm.size, x[1], (comm.rank - 1) % comm.size),
     "queue": lambda comm, x: [work.wait() for work in [comm.all_reduce(x, "max", async_op=True) for _ in range(4)]],
     "all_gather_object": lambda comm, x: comm.all_gather_object(x[0]),
@@ -53,12 +53,12 @@ def call_until_one_dies(comm, name, n, victim, delay, colors):
     return error.rank, str(error)
 
 
-def check_death(name, n, size, victim, delay, colors=None):
+def check_death(name, n, size, victim, delay, colors=None, settings=()):
     colors = colors or [0] * size
     members = [rank for rank in range(size) if colors[rank] == colors[victim]]
     number = members.index(victim)
     answers, ends = {}, {}
-    with mortals(size) as pool:
+    with mortals(size, settings) as pool:
         pid = pool.workers[victim].pid
         for rank, answer, when in outcomes(pool, call_until_one_dies, name, n, victim, delay, colors):
             answers[rank], ends[rank] = answer, when
@@ -87,6 +87,12 @@ def scenarios():
 @pytest.mark.parametrize(("name", "n", "size", "victim", "delay"), [*scenarios()])
 def test_a_rank_killed_in_large_calls_is_named_by_every_survivor(name, n, size, victim, delay):
     check_death(name, n, size, victim, delay)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gather", "scatter", "all_gather", "all_to_all"])
+def test_a_rank_killed_while_others_copy_from_its_memory_is_named_by_every_survivor(name):
+    check_death(name, 3_000_001, 3, victim=0, delay=0.05, settings=[("RINGCOMM_REACH_BYTES", "1")])
 
 
 @pytest.mark.slow

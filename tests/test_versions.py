@@ -43,7 +43,14 @@ def test_different_versions_are_named_on_every_rank(monkeypatch):
 def test_all_ranks_use_the_settings_of_rank_0():
     """If not, the staged path would not even have the same chunks, and waits no common end."""
     configs = [
-        Config(timeout=harness.OPERATION, segment_bytes=4096, small_bytes=0, stream_bytes=64, oversubscribed=True),
+        Config(
+            timeout=harness.OPERATION,
+            segment_bytes=4096,
+            small_bytes=0,
+            stream_bytes=64,
+            reach_bytes=1 << 16,
+            oversubscribed=True,
+        ),
         Config(timeout=5.0, segment_bytes=1 << 16, small_bytes=1 << 20, arena_bytes=1 << 22, oversubscribed=False),
         Config(timeout=harness.OPERATION, direct_bytes=1, stream_bytes=1, sub_arena_bytes=1 << 14),
     ]

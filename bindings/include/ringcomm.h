@@ -54,7 +54,9 @@ typedef struct {
     uint64_t segment_bytes;   /* one rank's share of a chunk in a staged collective, at most */
     uint64_t small_bytes;     /* all_reduce up to this size: every rank reduces everything, one synchronisation */
     uint64_t stream_bytes;    /* blocks of at least this size are staged with non-temporal stores */
-    uint64_t direct_bytes;    /* symmetric buffers of at least this size are accessed directly */
+    uint64_t direct_bytes;    /* symmetric buffers, or the ranks are threads: accessed directly from this size on */
+    uint64_t reach_bytes;     /* blocks of at least this size the kernel copies out of another process */
+    uint64_t reach_huge_bytes; /* the same for blocks in huge pages */
     double timeout;           /* seconds a call may take, unless the call says otherwise */
     int32_t oversubscribed;   /* more ranks than cores: waiting ranks give the core away early */
 } rc_tuning;

@@ -50,7 +50,7 @@ struct Blocks {
 // Kinds of calls beyond the collectives, for the flight record.
 enum { CALL_SEND = RC_COLLECTIVES, CALL_RECV, CALLS };
 
-// Set when both buffers are symmetric: the keys in the record are valid and nothing is staged yet.
+// Set when a rank hopes for direct access: the places in its record are valid, and nothing is staged yet.
 constexpr uint64_t SIGNATURE_DIRECT = uint64_t{1} << 63;
 
 uint64_t pack(int kind, int dtype, int op, int root, bool counts);

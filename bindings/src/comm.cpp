@@ -85,6 +85,33 @@ void Comm::back() {
     backed_.store(true);
 }
 
+Access Comm::access() {
+    if (!access_) {
+        access_ = Access::LOAD;
+        for (int member : group_.members) {
+            if (!world->reach.same_process(member)) access_ = std::min(*access_, Access::COPY);
+            if (!world->reach.works(member)) access_ = Access::NONE;
+        }
+    }
+    return *access_;
+}
+
+// Both sides change the same word, so that one of them comes second and knows what the other did before.
+void Comm::intrude() {
+    mine().intrudes.exchange(1);
+    check_failure();
+    for (int p = 0; p < size; ++p) {
+        if (closed(p)) fail(*gone(p, "a call that uses its memory"));
+    }
+}
+
+void Comm::await_intruders() {
+    withdraw();
+    for (int p = 0; p < size; ++p) {
+        while (header(p).intrudes.fetch_or(0)) give_core_away();
+    }
+}
+
 void Comm::check_failure() const {
     const auto check = [this](const Group& group) {
         const SharedFailure& failure = group.arena->group().failure;

@@ -68,6 +68,12 @@ public:
         }
     }
 
+    // For threads of one process that use each other's private memory. Whoever leaves a call that has failed lets the
+    // others end first; who would begin after that sees the failure.
+    void intrude();
+    void withdraw() { mine().intrudes.store(0, std::memory_order_release); }
+    void await_intruders();
+
     uint64_t flight_start(uint64_t signature, uint64_t count, uint64_t epoch, uint64_t start);
     void flight_end(uint64_t number, int status);
     std::string report(int r, int calls) const;  // the last calls of rank r, in one line
@@ -77,6 +83,7 @@ public:
     // Working memory of the one collective that may run.
     std::vector<const void*> sources;
     std::vector<std::byte> tile;
+    Access access();
 
     bool closing() const { return closing_.load(std::memory_order_relaxed); }
     void start_closing();   // wakes the waiters of this rank, and tells the peers
@@ -90,6 +97,7 @@ private:
     std::atomic<bool> closing_{false};
     std::mutex backing_;
     std::atomic<bool> backed_{false};
+    std::optional<Access> access_;
 };
 
 // Where a flag stands after `chunk` chunks of call `epoch`. It wraps around after 2^40 calls, so positions are compared

@@ -1,5 +1,7 @@
 #include "reach.h"
 
+#include <fcntl.h>
+#include <sys/ioctl.h>
 #include <sys/random.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -14,15 +16,48 @@ namespace {
 
 constexpr int NOT_TRIED = -1;
 
+bool copy(int64_t pid, void* target, const void* address, size_t bytes) {
+    auto to = static_cast<std::byte*>(target);
+    auto from = static_cast<const std::byte*>(address);
+    while (bytes) {
+        const iovec here{to, bytes}, there{const_cast<std::byte*>(from), bytes};
+        const ssize_t done = process_vm_readv(static_cast<pid_t>(pid), &here, 1, &there, 1, 0);
+        if (done <= 0) {
+            if (done == 0) errno = EFAULT;
+            return false;
+        }
+        to += done;  // less than all: what follows is tried by itself, and says why
+        from += done;
+        bytes -= done;
+    }
+    return true;
+}
+
+// PAGEMAP_SCAN of Linux 6.7, which the headers of older systems do not have.
+struct PageRegion {
+    uint64_t start, end, categories;
+};
+struct PageScan {
+    uint64_t size, flags, start, end, walk_end, vec, vec_len, max_pages;
+    uint64_t category_inverted, category_mask, category_anyof_mask, return_mask;
+};
+constexpr unsigned long SCAN_PAGES = _IOWR('f', 16, PageScan);
+constexpr uint64_t PAGE_IS_HUGE = 1 << 6;
+
 }  // namespace
 
 Reach::Reach(std::shared_ptr<Arena> arena, const int64_t* pids)
     : arena_(std::move(arena)),
       pids_(pids, pids + arena_->size),
       own_pid_(getpid()),
+      pagemap_(open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC)),
       obstacles_(new std::atomic<int>[arena_->size]) {
     for (int r = 0; r < arena_->size; ++r) obstacles_[r].store(NOT_TRIED);
     if (getrandom(&secret_, sizeof secret_, 0) != sizeof secret_) throw_system("getrandom");
+}
+
+Reach::~Reach() {
+    if (pagemap_ >= 0) close(pagemap_);
 }
 
 void Reach::show_secret(RankHeader& own) {
@@ -44,20 +79,25 @@ int Reach::attempt(int r) const {
 }
 
 bool Reach::read(int r, void* target, const void* address, size_t bytes) const {
-    auto to = static_cast<std::byte*>(target);
-    auto from = static_cast<const std::byte*>(address);
-    while (bytes) {
-        const iovec here{to, bytes}, there{const_cast<std::byte*>(from), bytes};
-        const ssize_t done = process_vm_readv(static_cast<pid_t>(pids_[r]), &here, 1, &there, 1, 0);
-        if (done <= 0) {
-            if (done == 0) errno = EFAULT;
-            return false;
-        }
-        to += done;  // less than all: what follows is tried by itself, and says why
-        from += done;
-        bytes -= done;
-    }
-    return true;
+    return copy(pids_[r], target, address, bytes);
+}
+
+bool Reach::copies(const void* address) const {
+    std::byte found;
+    return copy(own_pid_, &found, address, sizeof found);
+}
+
+bool Reach::huge(const void* address) const {
+    const uint64_t page = reinterpret_cast<uintptr_t>(address) / PAGE * PAGE;
+    PageRegion found;
+    PageScan scan{};
+    scan.size = sizeof scan;
+    scan.start = page;
+    scan.end = page + PAGE;
+    scan.vec = reinterpret_cast<uintptr_t>(&found);
+    scan.vec_len = 1;
+    scan.category_mask = scan.return_mask = PAGE_IS_HUGE;
+    return ioctl(pagemap_, SCAN_PAGES, &scan) == 1;
 }
 
 }  // namespace ringcomm

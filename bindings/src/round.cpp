@@ -1,8 +1,11 @@
 #include "round.h"
 
 #include <bit>
+#include <cerrno>
+#include <chrono>
 #include <cinttypes>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "errors.h"
@@ -52,15 +55,12 @@ void Round::copy_in(std::byte* shared, const std::byte* own, size_t bytes) const
     }
 }
 
-void Round::start(bool hope, uint64_t source_key, uint64_t target_key) {
+void Round::start(const Places* places) {
     Record& record = comm.mine().records[call.epoch & 1];
-    record.signature = signature_ | (hope ? SIGNATURE_DIRECT : 0);
+    record.signature = signature_ | (places ? SIGNATURE_DIRECT : 0);
     record.count = record_count_;
     record.extra = extra_;
-    if (hope) {
-        record.source_key = source_key;
-        record.target_key = target_key;
-    }
+    if (places) record.places = *places;
     comm.publish_to_all<SITE_START>(record.epoch, call.epoch);
 }
 
@@ -118,9 +118,20 @@ void Round::check_chunks(uint64_t chunks) const {
 
 void Round::await_staged(int r, uint64_t chunk) {
     // Chunk 0 came with the start record, unless the rank hoped for direct access.
-    if (chunk > 0 || (record(r).signature & SIGNATURE_DIRECT)) {
+    if (chunk > 0 || hopes(r)) {
         await(comm.header(r).staged, position(call.epoch, chunk + 1), r);
     }
+}
+
+void Round::read(int r, std::byte* target, const std::byte* address, size_t bytes) {
+    if (comm.world->reach.read(comm.group().members[r], target, address, bytes)) return;
+    const std::string why = strerror(errno);
+    // Either the rank has failed and left, and said so before, or its process ends, which shows a little later.
+    for (int i = 0; i < 1000; ++i) {
+        if (const auto failure = look()) fail(*failure);
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    fail(Failure(RC_SYSTEM, format("rank %d cannot read the memory of rank %d: ", rank, r) + why, r));
 }
 
 void Round::await(const Flag& flag, uint64_t value, int peer) {

@@ -14,8 +14,9 @@ public:
     const Call& call;
 
     // The start record. Publishing it also publishes what was laid down for chunk 0, unless the rank hopes for direct
-    // access: then nothing is laid yet, and the keys of the record say where the buffers are.
-    void start(bool hope, uint64_t source_key = 0, uint64_t target_key = 0);
+    // access and says where its buffers are: then nothing is laid yet.
+    void start(const Places* places = nullptr);
+    bool hopes(int r) const { return record(r).signature & SIGNATURE_DIRECT; }
     // Waits for the start records of all ranks; throws RC_MISMATCH, after all have been read, if one differs.
     void meet();
     const Record& record(int r) const { return comm.header(r).records[call.epoch & 1]; }
@@ -41,6 +42,9 @@ public:
     void await_staged(int r, uint64_t chunk);
     void await_reduced(int r, uint64_t chunks) { await(comm.header(r).reduced, position(call.epoch, chunks), r); }
     void await_collected(int r, uint64_t chunks) { await(comm.header(r).collected, position(call.epoch, chunks), r); }
+
+    // Copies from the private memory of rank r, through the kernel; what cannot be read any more is a failure.
+    void read(int r, std::byte* target, const std::byte* address, size_t bytes);
 
     uint64_t start_time() const { return start_time_; }
     uint64_t signature() const { return signature_; }

@@ -21,6 +21,18 @@ constexpr int FLIGHT_CALLS = 1024;
 constexpr size_t divide_up(size_t value, size_t by) { return (value + by - 1) / by; }
 constexpr size_t round_up(size_t value, size_t unit) { return divide_up(value, unit) * unit; }
 
+// How a rank can get at the private memory of all others: not at all, by copies that the kernel makes, or, as a thread
+// of the same process, like at its own.
+enum class Access : uint64_t { NONE, COPY, LOAD };
+
+// Where a rank's buffers are, for those who access them directly: see kernels/cpu/direct.h.
+struct Places {
+    uint64_t source_key, target_key;  // in the file; 0 if not symmetric
+    Access access;                    // what may be done with these addresses, in the memory of this rank:
+    const std::byte* source;
+    std::byte* target;
+};
+
 // The start record of a call. One synchronisation carries the small collectives: a rank writes its record and payload,
 // then the epoch; whoever has read the epoch may read the rest. Slot `epoch & 1`: the slot is written again two calls
 // later, when every rank has finished this one.
@@ -30,11 +42,9 @@ struct alignas(LINE) Record {
     uint64_t count;
     uint64_t extra;  // premul_sum's factor, a hash of counts
     std::byte payload[INLINE_BYTES];
-    // Read only when SIGNATURE_DIRECT is set: where the buffers lie in the file, 0 if they are not symmetric.
-    uint64_t source_key;
-    uint64_t target_key;
+    Places places;  // if SIGNATURE_DIRECT is set
 };
-static_assert(offsetof(Record, source_key) == 64, "the small path reads one cache line per peer");
+static_assert(offsetof(Record, places) == 64, "the small path reads one cache line per peer");
 
 // Where a rank sleeps; see waiting.h for what `sleeper` holds. A publisher makes no system call unless somebody sleeps.
 struct alignas(LINE) Bell {
@@ -63,6 +73,7 @@ struct RankHeader {
     alignas(LINE) std::atomic<uint32_t> state;
     std::atomic<int32_t> waits_for;  // a rank + 1, or 0; set only when a wait gets long
     std::atomic<uint64_t> flights;
+    std::atomic<uint32_t> intrudes;                // 1 while it uses the private memory of other threads of its process
     std::atomic<uint64_t> secret, secret_address;  // in the arena of the world only: see reach.h
     Bell bell;                                     // of the one collective that may run
     Bell letter_bell;                              // of point-to-point, any number of threads

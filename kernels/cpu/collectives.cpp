@@ -6,7 +6,7 @@ namespace ringcomm {
 namespace {
 
 void barrier(Round& round) {
-    round.start(false);
+    round.start();
     round.meet();
 }
 
@@ -14,8 +14,7 @@ void broadcast(Round& round) {
     const Call& call = round.call;
     const size_t bytes = call.bytes();
     const Pieces pieces(round, 1);
-    Direct direct(round, round.rank == call.root ? bytes : 0, 0);
-    const Symmetric need{call.root, NO_ONE};
+    Direct direct(round, {round.rank == call.root ? bytes : 0, 0, bytes});
     exchange(
         round, {call.root, EVERYBODY}, direct, [&] { return pieces.chunks(bytes); },
         [&](uint64_t k) {
@@ -28,8 +27,8 @@ void broadcast(Round& round) {
             copy_block(call.target + pieces.begin(k, bytes), round.laid(call.root, k, length), length);
         },
         [&] {
-            if (!direct.agreed(need)) return false;
-            if (round.rank != call.root) copy_block(call.target, direct.source(call.root), bytes);
+            if (!direct.agreed({call.root, NO_ONE})) return false;
+            if (round.rank != call.root) direct.copy_source(call.root, 0, call.target, bytes);
             return true;
         });
 }
@@ -40,7 +39,7 @@ void gather(Round& round, int reader) {
     const Blocks blocks(call);
     const size_t mine = blocks.bytes(round.rank), all = blocks.offset(round.size);
     const Pieces pieces(round, 1);
-    Direct direct(round, mine, reader == EVERYBODY ? all : 0);
+    Direct direct(round, {mine, reader == EVERYBODY ? all : 0, blocks.largest(round.size), true});
     exchange(
         round, {EVERYBODY, reader}, direct, [&] { return pieces.chunks(blocks.largest(round.size)); },
         [&](uint64_t k) {
@@ -63,7 +62,7 @@ void gather(Round& round, int reader) {
             if (!direct.agreed({EVERYBODY, NO_ONE})) return false;
             if (is(reader, round.rank)) {
                 for (int p = 0; p < round.size; ++p) {
-                    copy_block(call.target + blocks.offset(p), direct.source(p), blocks.bytes(p));
+                    direct.copy_source(p, 0, call.target + blocks.offset(p), blocks.bytes(p));
                 }
             }
             return true;
@@ -76,7 +75,9 @@ void scatter(Round& round) {
     const Pieces pieces(round, round.size);
     const Slots slots(pieces, blocks.largest(round.size), round.size);
     const size_t mine = blocks.bytes(round.rank);
-    Direct direct(round, round.rank == call.root ? blocks.offset(round.size) : 0, 0);
+    // With two ranks, one copies out while the other copies in; with more, the root would copy in for all.
+    const size_t all = round.rank == call.root ? blocks.offset(round.size) : 0;
+    Direct direct(round, {all, 0, blocks.largest(round.size), round.size > 2});
     exchange(
         round, {call.root, EVERYBODY}, direct, [&] { return pieces.chunks(blocks.largest(round.size)); },
         [&](uint64_t k) {
@@ -97,7 +98,7 @@ void scatter(Round& round) {
         },
         [&] {
             if (!direct.agreed({call.root, NO_ONE})) return false;
-            copy_block(call.target, direct.source(call.root) + blocks.offset(round.rank), mine);
+            direct.copy_source(call.root, blocks.offset(round.rank), call.target, mine);
             return true;
         });
 }
@@ -112,7 +113,8 @@ void all_to_all(Round& round) {
     const bool uneven = call.counts != nullptr;
     const Slots slots(pieces, uneven ? pieces.piece : call.bytes(), n);
     const bool in_place = call.source == call.target;
-    Direct direct(round, in_place ? 0 : sent.offset(n), 0);
+    // In place, a block would be overwritten before its reader has it.
+    Direct direct(round, {in_place ? 0 : sent.offset(n), 0, in_place ? 0 : sent.largest(n), true});
     exchange(
         round, {EVERYBODY, EVERYBODY}, direct,
         [&] {
@@ -143,7 +145,7 @@ void all_to_all(Round& round) {
             if (!direct.agreed({EVERYBODY, NO_ONE})) return false;
             for (int p = 0; p < n; ++p) {
                 const Blocks theirs(call, uneven ? round.comm.arena().counts(p, call.epoch) : nullptr);
-                copy_block(call.target + received.offset(p), direct.source(p) + theirs.offset(me), received.bytes(p));
+                direct.copy_source(p, theirs.offset(me), call.target + received.offset(p), received.bytes(p));
             }
             return true;
         });
@@ -157,7 +159,7 @@ void reduce_scatter(Round& round) {
     const Slots slots(pieces, blocks.largest(n), n);
     const size_t mine = blocks.bytes(me);
     const void** sources = round.comm.sources.data();
-    Direct direct(round, blocks.offset(n), 0);
+    Direct direct(round, {blocks.offset(n), 0, blocks.largest(n)});
     exchange(
         round, {EVERYBODY, EVERYBODY}, direct, [&] { return pieces.chunks(blocks.largest(n)); },
         [&](uint64_t k) {

@@ -7,78 +7,14 @@
 #pragma once
 
 #include <algorithm>
-#include <cstring>
 
-#include "round.h"
+#include "direct.h"
 
 namespace ringcomm {
-
-constexpr int EVERYBODY = -1, NO_ONE = -2;
-
-inline bool is(int who, int rank) { return who == EVERYBODY || who == rank; }
-
-inline void copy_block(std::byte* target, const std::byte* source, size_t bytes) {
-    if (target != source && bytes) memcpy(target, source, bytes);
-}
 
 inline void reduce_blocks(const Call& call, std::byte* target, const void* const* sources, int n, uint64_t count) {
     if (count) kernels().reduce[call.dtype][call.op](target, sources, n, count, call.factor);
 }
-
-// Whose buffers must be symmetric for the direct form of a collective.
-struct Symmetric {
-    int source, target;
-};
-
-// Direct access, if all those who must have symmetric buffers have them at the same place.
-class Direct {
-public:
-    Direct(Round& round, size_t source_bytes, size_t target_bytes) : round_(round) {
-        const Call& call = round.call;
-        const size_t least = std::max<size_t>(1, round.comm.tuning().direct_bytes);
-        if (call.source && source_bytes >= least) source_key_ = round.comm.regions.key(call.source, source_bytes);
-        if (call.target && target_bytes >= least) target_key_ = round.comm.regions.key(call.target, target_bytes);
-    }
-
-    bool hope() const { return source_key_ || target_key_; }
-    void start() { round_.start(hope(), source_key_, target_key_); }
-
-    // After meet(): the same answer on every rank, for it depends on the records alone.
-    bool agreed(Symmetric need) {
-        const uint64_t source = common(need.source, &Record::source_key),
-                       target = common(need.target, &Record::target_key);
-        if ((need.source != NO_ONE && !source) || (need.target != NO_ONE && !target)) return false;
-        if (source) source_ = round_.comm.regions.holder(source_key_ = source);
-        if (target) target_ = round_.comm.regions.holder(target_key_ = target);
-        return true;
-    }
-    const std::byte* source(int r) const { return source_->at(source_key_, r); }
-    std::byte* target(int r) const { return target_->at(target_key_, r); }
-
-    // No rank may leave before all are through with its buffers.
-    void finish() {
-        round_.collected(1);
-        for (int p = 0; p < round_.size; ++p) round_.await_collected(p, 1);
-    }
-
-private:
-    uint64_t common(int who, uint64_t Record::* key) const {
-        if (who == NO_ONE) return 0;
-        uint64_t value = 0;
-        for (int p = 0; p < round_.size; ++p) {
-            if (!is(who, p)) continue;
-            const Record& record = round_.record(p);
-            if (!(record.signature & SIGNATURE_DIRECT) || !(record.*key)) return 0;
-            if (value && record.*key != value) return 0;
-            value = record.*key;
-        }
-        return value;
-    }
-
-    Round& round_;
-    std::shared_ptr<Region> source_, target_;
-    uint64_t source_key_ = 0, target_key_ = 0;
-};
 
 struct Roles {
     int writer, reader;

@@ -12,7 +12,7 @@ void reduce_one_shot(Round& round, int reader) {
     if (round.rank != reader || reader == EVERYBODY) {
         round.copy_in(round.laid(round.rank, 0, bytes), call.source, bytes);
     }
-    round.start(false);
+    round.start();
     round.meet();
     if (!is(reader, round.rank)) return;
     const void** sources = round.comm.sources.data();
@@ -146,7 +146,7 @@ private:
 
 void reduce_to(Round& round, int reader) {
     const size_t bytes = round.call.bytes();
-    Direct direct(round, bytes, is(reader, round.rank) ? bytes : 0);
+    Direct direct(round, {bytes, is(reader, round.rank) ? bytes : 0, bytes});
     // A rank cannot know whether its peers hope for direct access, so the path without it must follow from the size
     // alone.
     if (bytes <= std::min<size_t>(round.comm.tuning().small_bytes, round.comm.arena().layout.staging_bytes)) {

@@ -28,7 +28,17 @@ RECORDED = 1023  # calls of a rank in the flight record that are not being overw
 PROBE_BYTES = 64 << 10  # of the order of a segment
 STREAM_BYTES = 1 << 10  # non-temporal stores pay from here on, where they pay at all: below, the fence costs too much
 NEVER = 2**64 - 1
-TUNING = ("arena_bytes", "sub_arena_bytes", "segment_bytes", "small_bytes", "stream_bytes", "direct_bytes", "timeout")
+REACH_HUGE_BYTES = 2 << 20  # below, NumPy's arrays seldom lie in huge pages
+TUNING = (
+    "arena_bytes",
+    "sub_arena_bytes",
+    "segment_bytes",
+    "small_bytes",
+    "stream_bytes",
+    "direct_bytes",
+    "reach_bytes",
+    "timeout",
+)
 
 
 class ShmTransport:
@@ -243,6 +253,9 @@ def _answer(hellos: list[dict[str, Any]]) -> tuple[dict[str, Any], int]:
         tuning["oversubscribed"] = len(hellos) > min(cores, topology.quota() or cores)
     if tuning["stream_bytes"] is None:
         tuning["stream_bytes"] = _stream_bytes([hello["cores"] for hello in hellos])
+    reach = tuning["reach_bytes"]
+    tuning["reach_huge_bytes"] = REACH_HUGE_BYTES if reach is None else reach
+    tuning["reach_bytes"] = NEVER if reach is None else reach
     size = lib.rc_world_bytes(len(hellos), ffi.new("rc_tuning *", tuning))
     memory.require(size, f"the arenas of {len(hellos)} ranks")
     fd = ffi.new("int *")

@@ -1,5 +1,6 @@
-// Every collective, plain and symmetric, blocking and queued, and point-to-point, with sizes around every limit of
-// small buffers. Expected values are closed forms. Meant for AddressSanitizer and UndefinedBehaviorSanitizer.
+// Every collective, staged, direct and copied by the kernel, plain and symmetric, blocking and queued, and
+// point-to-point, with sizes around every limit of small buffers. Expected values are closed forms. Meant for
+// AddressSanitizer and UndefinedBehaviorSanitizer.
 #include <algorithm>
 
 #include "world.h"
@@ -210,8 +211,12 @@ void mismatches(rc_comm* comm, int rank, int n) {
 }  // namespace
 
 int main() {
-    for (int n : {1, 2, 3, 4, 7}) {
-        in_world(n, small_tuning(), [n](rc_comm* comm, int rank) {
+    std::vector<std::pair<int, Way>> worlds{{1, STAGED}};
+    for (int n : {2, 3, 4, 7}) {
+        for (Way way : {STAGED, DIRECT, COPIED}) worlds.push_back({n, way});
+    }
+    for (const auto& [n, way] : worlds) {
+        in_world(n, small_tuning(way), [n](rc_comm* comm, int rank) {
             for (uint64_t count : {0, 1, 7, 8, 9, 100, 127, 129, 1000, 3333, 20000})
                 every_collective(comm, rank, n, count);
             queued_calls(comm, rank, n);

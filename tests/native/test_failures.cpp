@@ -134,6 +134,22 @@ void a_thread_gets_what_another_one_sends_to_its_own_rank(rc_comm* comm, int) {
     CHECK(run(comm, RC_ALL_TO_ALL, ten.data(), three.data(), 0, RC_INT32, RC_SUM, 0, counts) == RC_MISMATCH);
 }
 
+// Somebody aborts in the middle of a call; its arrays are freed at once, while others may be using them.
+void what_a_failed_call_used_may_be_freed(rc_comm* comm, int rank, int delay) {
+    constexpr uint64_t COUNT = 1 << 20;
+    std::vector<int> data(COUNT, rank), all(3 * COUNT);
+    DO(run(comm, RC_BARRIER, nullptr, nullptr, 0));
+    std::thread aborter([&] {
+        for (int i = 0; i < delay; ++i) std::this_thread::yield();
+        if (rank == 0) DO(rc_abort(comm, RC_ABORTED, "enough"));
+    });
+    const int status = run(comm, RC_ALL_GATHER, data.data(), all.data(), COUNT);
+    CHECK(status == RC_OK || status == RC_ABORTED);
+    std::vector<int>().swap(data);
+    std::vector<int>().swap(all);
+    aborter.join();
+}
+
 }  // namespace
 
 int main() {
@@ -144,6 +160,12 @@ int main() {
     in_world(3, small_tuning(), a_receive_from_anybody_does_without_those_that_closed);
     in_world(3, small_tuning(), many_threads_receive_from_anybody);
     in_world(1, small_tuning(), a_thread_gets_what_another_one_sends_to_its_own_rank);
+    for (Way way : {STAGED, DIRECT, COPIED}) {
+        for (int delay = 1; delay < 10'000; delay *= 2) {
+            in_world(3, small_tuning(way),
+                     [delay](rc_comm* comm, int rank) { what_a_failed_call_used_may_be_freed(comm, rank, delay); });
+        }
+    }
     printf("test_failures: %d failures\n", failures.load());
     return failures != 0;
 }

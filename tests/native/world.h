@@ -33,14 +33,20 @@ inline std::atomic<int> failures{0};
         }                                                                                                          \
     } while (0)
 
+// How ranks get at each other's private memory. As threads of one process they could always use it directly.
+enum Way { STAGED, DIRECT, COPIED };
+
 // Small buffers, so that little data takes the paths of large messages.
-inline rc_tuning small_tuning() {
+inline rc_tuning small_tuning(Way way = STAGED) {
+    const uint64_t never = UINT64_MAX, reach_bytes = way == COPIED ? 64 : never;
     return {.arena_bytes = 256 << 10,
             .sub_arena_bytes = 192 << 10,
             .segment_bytes = 1024,
             .small_bytes = 512,
             .stream_bytes = 256,
-            .direct_bytes = 64,
+            .direct_bytes = way == DIRECT ? 64 : never,
+            .reach_bytes = reach_bytes,
+            .reach_huge_bytes = reach_bytes,
             .timeout = 60.0,
             .oversubscribed = 1};
 }
