@@ -24,7 +24,7 @@ void broadcast(Round& round) {
         [&](uint64_t k) {
             if (round.rank == call.root) return;
             const size_t length = pieces.length(k, bytes);
-            copy_block(call.target + pieces.begin(k, bytes), round.laid(call.root, k, length), length);
+            copy_out(call.target + pieces.begin(k, bytes), round.laid(call.root, k, length), length, bytes);
         },
         [&] {
             if (!direct.agreed({call.root, NO_ONE})) return false;
@@ -50,7 +50,7 @@ void gather(Round& round, int reader) {
             for (int p = 0; p < round.size; ++p) {
                 const size_t bytes = blocks.bytes(p), begin = pieces.begin(k, bytes), length = pieces.length(k, bytes);
                 const std::byte* source = p == round.rank ? call.source + begin : round.laid(p, k, length);
-                copy_block(call.target + blocks.offset(p) + begin, source, length);
+                copy_out(call.target + blocks.offset(p) + begin, source, length, all);
             }
         },
         [&] {
@@ -94,7 +94,7 @@ void scatter(Round& round) {
             const std::byte* source = round.rank == call.root
                                           ? call.source + blocks.offset(round.rank) + begin
                                           : round.laid(call.root, k, slots.total) + round.rank * slots.stride;
-            copy_block(call.target + begin, source, pieces.length(k, mine));
+            copy_out(call.target + begin, source, pieces.length(k, mine), mine);
         },
         [&] {
             if (!direct.agreed({call.root, NO_ONE})) return false;
@@ -138,7 +138,7 @@ void all_to_all(Round& round) {
                 const size_t bytes = received.bytes(p), begin = pieces.begin(k, bytes);
                 const std::byte* source =
                     p == me ? call.source + sent.offset(me) + begin : round.laid(p, k, slots.total) + me * slots.stride;
-                copy_block(call.target + received.offset(p) + begin, source, pieces.length(k, bytes));
+                copy_out(call.target + received.offset(p) + begin, source, pieces.length(k, bytes), received.offset(n));
             }
         },
         [&] {

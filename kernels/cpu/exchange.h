@@ -12,6 +12,19 @@
 
 namespace ringcomm {
 
+constexpr size_t BEYOND_CACHES = 32 << 20;
+
+// Into an output of `all` bytes. Where no cache holds that, with stores that do not fetch first what they overwrite: 5
+// to 30 % faster there, and slower where a cache does hold it.
+inline void copy_out(std::byte* target, const std::byte* source, size_t bytes, size_t all) {
+    if (target == source || !bytes) return;
+    if (all >= BEYOND_CACHES) {
+        kernels().copy_stream(target, source, bytes);
+    } else {
+        memcpy(target, source, bytes);
+    }
+}
+
 inline void reduce_blocks(const Call& call, std::byte* target, const void* const* sources, int n, uint64_t count) {
     if (count) kernels().reduce[call.dtype][call.op](target, sources, n, count, call.factor);
 }
