@@ -15,10 +15,8 @@ enum Site : int {
     SITE_STAGED,     // a later chunk lies in the staging buffer
     SITE_REDUCED,    // the owner has read the staged inputs and published its result
     SITE_COLLECTED,  // the reader is through with a chunk: its buffer may be written again
-    SITE_RING_HEAD,  // point-to-point: an entry is in the ring
-    SITE_RING_TAIL,  // point-to-point: an entry has been read
-    SITE_BULK_STAGED,
-    SITE_BULK_TAKEN,
+    SITE_LETTER,     // point-to-point: a letter is in the ring
+    SITE_TAKEN,      // point-to-point: letters have been read: their places may be written again
     SITE_END
 };
 

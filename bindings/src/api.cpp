@@ -21,6 +21,15 @@ struct rc_region {
     std::shared_ptr<Region> region;
 };
 
+namespace {
+
+Message outgoing(const void* data, uint64_t count, int dtype, int peer, int64_t tag, double timeout) {
+    // A send never writes through the pointer.
+    return {static_cast<std::byte*>(const_cast<void*>(data)), count, dtype, peer, tag, timeout};
+}
+
+}  // namespace
+
 const rc_error* rc_last_error(void) { return &last_error(); }
 
 void rc_set_interrupt(int (*interrupt)(void)) { interrupt_function.store(interrupt); }
@@ -182,13 +191,11 @@ int rc_send(rc_comm* comm, const void* data, uint64_t count, int dtype, int peer
     return visit(comm->door, [&](const Visit& visit) {
         check_dtype(dtype);
         check_rank("peer", peer, 0, visit.comm().size);
-        const auto bytes = static_cast<const std::byte*>(data);
-        const auto parcel = visit->letters.send(bytes, count, dtype, peer, tag, timeout, work != nullptr);
+        const Message message = outgoing(data, count, dtype, peer, tag, timeout);
         if (work) {
-            *work = new rc_work{comm->door, parcel};
+            *work = new rc_work{comm->door, visit->letters.start_send(message)};
         } else {
-            visit->letters.wait(*parcel);
-            parcel->result();
+            visit->letters.send(message);
         }
     });
 }
@@ -198,14 +205,12 @@ int rc_recv(rc_comm* comm, void* data, uint64_t count, int dtype, int peer, int6
     return visit(comm->door, [&](const Visit& visit) {
         check_dtype(dtype);
         check_rank("peer", peer, -1, visit.comm().size);
-        const auto bytes = static_cast<std::byte*>(data);
-        const auto parcel = visit->letters.receive(bytes, count, dtype, peer, tag, timeout, work != nullptr);
+        const Message message{static_cast<std::byte*>(data), count, dtype, peer, tag, timeout};
         if (work) {
-            *work = new rc_work{comm->door, parcel};
+            *work = new rc_work{comm->door, visit->letters.start_receive(message)};
         } else {
-            visit->letters.wait(*parcel);
-            parcel->result();
-            if (source) *source = parcel->source;
+            const int from = visit->letters.receive(message);
+            if (source) *source = from;
         }
     });
 }
@@ -218,21 +223,9 @@ int rc_sendrecv(rc_comm* comm, const void* data, uint64_t count, int dtype, int 
         check_rank("dest", dest, 0, visit.comm().size);
         check_rank("source", source, -1, visit.comm().size);
         check_disjoint(data, count * dtype_bytes(dtype), target, target_count * dtype_bytes(target_dtype));
-        Letters& letters = visit->letters;
-        const auto received =
-            letters.receive(static_cast<std::byte*>(target), target_count, target_dtype, source, tag, timeout, false);
-        try {
-            const auto sent =
-                letters.send(static_cast<const std::byte*>(data), count, dtype, dest, tag, timeout, false);
-            letters.wait(*sent);
-            sent->result();
-        } catch (...) {
-            letters.wait(*received);  // nothing may write to the target after this returns
-            throw;
-        }
-        letters.wait(*received);
-        received->result();
-        if (from) *from = received->source;
+        const Message incoming{static_cast<std::byte*>(target), target_count, target_dtype, source, tag, timeout};
+        const int came_from = visit->letters.exchange(outgoing(data, count, dtype, dest, tag, timeout), incoming);
+        if (from) *from = came_from;
     });
 }
 

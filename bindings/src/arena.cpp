@@ -75,13 +75,11 @@ Layout::Layout(int size, size_t budget) {
     counts = round_up(sizeof(RankHeader), LINE);
     channels = round_up(counts + 2 * 2 * n * sizeof(uint64_t), LINE);
     const size_t peers = n - 1;
-    rings = channels + peers * sizeof(Channel);
+    rings = round_up(channels + peers * sizeof(Channel), PAGE);
     const size_t rest = peers && budget > rings ? budget - rings : 0;
-    // An eighth to a quarter of the budget for point-to-point, most of it for the bulk slots.
-    ring_bytes = std::clamp(std::bit_floor(rest / 16 / n), size_t{1} << 10, size_t{1} << 14);
-    bulk_bytes = std::clamp(std::bit_floor(rest / 16 / n), size_t{1} << 10, size_t{1} << 18);
-    bulk = round_up(rings + peers * ring_bytes, PAGE);
-    staging = round_up(bulk + peers * 2 * bulk_bytes, PAGE);
+    // An eighth of the budget for point-to-point.
+    ring_bytes = std::clamp(std::bit_floor(rest / 8 / n), size_t{1} << 10, size_t{1} << 18);
+    staging = round_up(rings + peers * ring_bytes, PAGE);
     // Four buffers: two for the chunks of this call, two that the call before may still be read from.
     const size_t left = budget > staging ? (budget - staging) / 4 : 0;
     staging_bytes = round_up(std::clamp(left - left % PAGE, n * 64, size_t{1} << 20), PAGE);

@@ -42,8 +42,8 @@ int create_file();
 
 // How one rank's part is divided; a function of the size of the group and the budget alone, so all ranks agree.
 struct Layout {
-    size_t counts, channels, rings, bulk, staging;  // offsets in a part
-    size_t ring_bytes, bulk_bytes, staging_bytes;   // of one ring, slot, buffer
+    size_t counts, channels, rings, staging;  // offsets in a part
+    size_t ring_bytes, staging_bytes;         // of one ring, buffer
     size_t part_bytes;
 
     Layout(int size, size_t budget);
@@ -67,9 +67,6 @@ public:
     }
     std::byte* ring(int writer, int reader) const {
         return part(writer) + layout.rings + peer(writer, reader) * layout.ring_bytes;
-    }
-    std::byte* bulk(int writer, int reader, uint64_t slot) const {
-        return part(writer) + layout.bulk + (2 * peer(writer, reader) + slot % 2) * layout.bulk_bytes;
     }
 
     void back(int r);  // the part of rank r; rank 0's includes the group header

@@ -127,6 +127,11 @@ void Comm::check_failure() const {
     for (const Group& ancestor : ancestors_) check(ancestor);
 }
 
+bool Comm::broken() const {
+    const auto fails = [](const Group& group) { return group.arena->group().failure.state.load() != 0; };
+    return fails(group_) || std::any_of(ancestors_.begin(), ancestors_.end(), fails);
+}
+
 void Comm::store_failure(const Failure& failure) {
     const int culprit = failure.error.rank;
     store(*group_.arena, failure.error);

@@ -45,6 +45,8 @@ public:
     void ready();
     // Throws the first failure of this communicator or of one that it was split from.
     void check_failure() const;
+    // Whether a failure is stored, or being stored, for this communicator or one that it was split from.
+    bool broken() const;
     // Stores the first failure for all ranks and wakes them; `fail` then throws what is stored.
     void store_failure(const Failure& failure);
     [[noreturn]] void fail(const Failure& failure);

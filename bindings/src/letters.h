@@ -1,77 +1,102 @@
 // Point-to-point messages: matched by source and tag, ordered per pair and tag, any number pending.
 //
-// Every thread that waits drives all transfers of the rank, under one lock; while nobody waits, a worker does. A
-// message of at most a quarter of the ring travels in it. A larger one is announced there; once the reader has a
-// matching receive it grants the announcement, and the payload streams through the two bulk slots of the pair.
+// Everything that passes between two ranks is a letter (shared.h). A small message travels in one. A larger one is
+// offered; once the reader has a matching receive, it reads the payload from the sender's memory if it can and that is
+// faster, else it asks for it in pieces.
+//
+// Every thread that waits drives all transfers of the rank, under one lock; while nobody waits, a worker does.
 #pragma once
 
 #include <deque>
 #include <list>
 #include <thread>
 
+#include "channel.h"
 #include "work.h"
 
 namespace ringcomm {
+
+// What a send or a receive asks for. A send never writes through `data`.
+struct Message {
+    std::byte* data;
+    uint64_t count;
+    int dtype;
+    int peer;  // of a receive: -1 for any
+    int64_t tag;
+    double timeout;
+};
 
 class Letters {
 public:
     explicit Letters(Comm& comm);
     ~Letters() { stop(); }
 
-    struct Parcel;  // a send or a receive
-    using Handle = std::shared_ptr<Parcel>;
-
+    void send(const Message& message);
+    int receive(const Message& message);  // returns the source, as does exchange
+    int exchange(const Message& sent, const Message& received);
     // In the background: the worker sees to it while no thread of the user waits.
-    Handle send(const std::byte* data, uint64_t count, int dtype, int peer, int64_t tag, double timeout,
-                bool background);
-    Handle receive(std::byte* data, uint64_t count, int dtype, int peer, int64_t tag, double timeout, bool background);
-    void wait(Parcel& parcel, uint64_t deadline = UINT64_MAX);
+    std::shared_ptr<Work> start_send(const Message& message) { return start(true, message); }
+    std::shared_ptr<Work> start_receive(const Message& message) { return start(false, message); }
     void stop();  // after comm.start_closing()
 
 private:
+    struct Parcel;  // a send or a receive that is not done; whoever called for it keeps it
+    class Posted;   // … in the background: it keeps itself
+    class Waiter;
+
     struct Unexpected {
         int source;
-        Letter letter;
+        Heading heading;
         std::vector<std::byte> payload;
     };
-    struct Grant {
-        uint64_t number;
-        Handle parcel;  // nullptr: refused
+    // A letter to be written.
+    struct Outgoing {
+        LetterKind kind;
+        Parcel* parcel;   // whose payload it carries
+        uint64_t number;  // of the offer that it answers
     };
-    // What passes between this rank and one peer.
+    // What passes between this rank and a peer. A send is either in the queue or in `offered`.
     struct Pair {
-        std::deque<Handle> unsent;    // in order; their letters do not fit into the ring yet
-        std::list<Handle> announced;  // sent large messages that wait for their grant, or stream
-        uint64_t announcements = 0;
-        uint64_t granted = 0;      // the last grant of the peer that was acted upon
-        std::deque<Grant> grants;  // ours to the peer; the first one is streaming
+        int peer;
+        Outbox out;
+        Inbox in;
+        std::deque<Outgoing> queue{};  // letters that had no room yet, in order
+        std::vector<Parcel*>
+            offered{};  // sends that the peer has not fetched and that have not all been sent in pieces
+        std::vector<Parcel*> incoming{};  // receives whose payload is read from the peer's memory, or comes in pieces
+        uint64_t offers = 0;
     };
 
-    Handle post(Handle parcel);
-    void offer(const Handle& parcel);
-    void progress();
-    bool push_letters(int p);
-    bool stream_out(int p);
-    bool drain(int p);
-    bool stream_in(int p);
-    void arrive(int source, const Letter& letter, const std::byte* payload);
-    bool deliver(Parcel& parcel, int source, const Letter& letter, const std::byte* payload);
-    void grant(int source, uint64_t number, Handle parcel);
-    void issue_grant(int p);
+    std::shared_ptr<Work> start(bool sends, const Message& message);
+    void post(std::initializer_list<Parcel*> parcels);
+    void offer(Parcel& parcel);
+    bool progress();
+    void put(Pair& pair, Outgoing letter);
+    bool write(Pair& pair, Outgoing letter);
+    bool flush(Pair& pair);
+    bool drain(Pair& pair);
+    bool fetch(Pair& pair);
+    void arrive(Pair& pair, const Heading& heading, const std::byte* payload);
+    void match(int source, const Heading& heading, const std::byte* payload);
+    void deliver(Parcel& parcel, int source, const Heading& heading, const std::byte* payload);
+    bool reaches(int source, size_t bytes) const;
+    bool keeps(int peer) const;
     void complete(Parcel& parcel, std::optional<Failure> failure = {});
-    void drop_all(const Failure& failure);
+    void drop_all(const Failure& failure, const Parcel* spared = nullptr);
+    void wait(Parcel& parcel, uint64_t deadline = UINT64_MAX);
     void work();
-    std::string words(const Parcel& parcel) const;
-    std::optional<Failure> hopeless(const Parcel& parcel, uint64_t now);
-
-    class Waiter;
+    template <class Visit>
+    void each_open(Visit visit);
+    std::optional<Failure> hopeless();
+    std::optional<Failure> hopeless(const Parcel& parcel, uint64_t now) const;
+    double timeout(const Parcel& parcel) const;
+    Pair& with(int peer) { return pairs_[peer < comm_.rank ? peer : peer - 1]; }
 
     Comm& comm_;
     std::mutex mutex_;
-    std::vector<Pair> pairs_;
-    std::list<Handle> receives_;        // posted, not matched yet, in order
+    std::vector<Pair> pairs_;           // with every other rank
+    std::vector<Parcel*> receives_;     // not matched yet, in order
     std::list<Unexpected> unexpected_;  // arrived, not matched yet, in order
-    std::list<Handle> open_;            // everything not completed
     bool completed_ = false;            // something that another thread may wait for
 
     std::condition_variable worker_wakes_;
@@ -79,36 +104,6 @@ private:
     std::atomic<int> waiters_{0};  // threads of the user in wait(): they drive, the worker keeps out of their way
     bool stopping_ = false;
     std::thread worker_;
-};
-
-struct Letters::Parcel : Work {
-    Parcel(Letters& letters, bool sends, std::byte* data, uint64_t count, int dtype, int peer, int64_t tag,
-           double timeout, bool background)
-        : letters(letters),
-          sends(sends),
-          data(data),
-          count(count),
-          bytes(count * dtype_bytes(dtype)),
-          dtype(dtype),
-          peer(peer),
-          tag(tag),
-          timeout(timeout),
-          background(background) {}
-    void wait(Comm&, uint64_t deadline) override { letters.wait(*this, deadline); }
-
-    Letters& letters;
-    const bool sends;
-    std::byte* const data;
-    const uint64_t count;
-    const size_t bytes;
-    const int dtype, peer;
-    const int64_t tag;
-    const double timeout;
-    const bool background;
-    uint64_t start = 0, flight = 0;
-    uint64_t number = 0;  // of the announcement
-    size_t moved = 0;
-    std::list<Handle>::iterator place;  // in open_
 };
 
 }  // namespace ringcomm

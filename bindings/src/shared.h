@@ -2,7 +2,7 @@
 // never reset: all start at zero because a new range of the file reads as zeros, and counters run on across calls.
 //
 //   arena of a communicator = | GroupHeader | part of rank 0 | part of rank 1 | … |
-//   part of a rank          = | RankHeader | counts | channels | rings | bulk slots | staging buffers |
+//   part of a rank          = | RankHeader | counts | channels | rings | staging buffers |
 #pragma once
 
 #include <cstddef>
@@ -93,24 +93,37 @@ struct alignas(PAGE) GroupHeader {
     SharedFailure failure;
 };
 
-// Point-to-point, from the writer in whose part it lies to one reader. Messages up to a quarter of the ring travel in
-// it (eager); larger ones are announced in it, granted by the reader, and stream through two bulk slots.
-struct alignas(LINE) Channel {
-    // Written by the writer.
-    Flag ring_head;
-    Flag bulk_staged;
-    // Written by the reader.
-    alignas(LINE) Flag ring_tail;
-    Flag bulk_taken;
-    std::atomic<uint64_t> grant;  // the number of the announced message it is ready for, times two; odd: refused
+enum LetterKind : uint32_t {
+    LETTER_MESSAGE,  // with its payload
+    LETTER_OFFER,    // of a message that is too large to travel at once; it lies at `place` in the sender's memory
+    LETTER_WANTED,   // an answer to an offer: send it in pieces
+    LETTER_REFUSED,  // … it does not fit the receive
+    LETTER_FETCHED,  // … the receiver has read it from the sender's memory
+    LETTER_PIECE,    // of the message offered, with its payload
 };
 
-struct alignas(64) Letter {
-    uint64_t bytes;
+struct Heading {
+    uint32_t kind, dtype;
     int64_t tag;
-    uint64_t number;  // announced messages count up from 1; 0: the payload follows in the ring
-    uint32_t dtype;
-    uint32_t skip;  // the rest of the ring is unused: go on at its beginning
+    uint64_t bytes;
+    uint64_t number;  // of the offer, and of what answers it; they count up from 1
+    uint64_t place;   // of a payload too large for the letter: its position in the ring
+};
+
+struct alignas(LINE) Letter {
+    Flag stamp;  // which one it is, from 1; written last
+    Heading heading;
+    std::byte payload[LINE - sizeof(Flag) - sizeof(Heading)];
+};
+
+// Point-to-point, from the writer in whose part it lies to one reader: see channel.h.
+constexpr uint64_t LETTERS = 32;
+struct alignas(LINE) Channel {
+    // Written by the reader.
+    Flag taken;                 // letters
+    std::atomic<bool> reading;  // it copies from the memory of the writer, a thread of the same process
+    // Written by the writer.
+    Letter letters[LETTERS];
 };
 
 }  // namespace ringcomm

@@ -1,0 +1,60 @@
+// The way from one rank to another: letters in a ring, and beside it a ring of bytes for what does not fit into them.
+//
+// A letter carries its own stamp, so the reader waits on the very line that it then reads. How many letters it has
+// taken is told to the writer only now and then, when that may need the room.
+#pragma once
+
+#include <array>
+
+#include "arena.h"
+
+namespace ringcomm {
+
+class Outbox {
+public:
+    Outbox(Arena& arena, int writer, int reader, uint64_t stream_bytes);
+
+    // What may travel at once: an eighth of the ring.
+    size_t most_bytes() const { return capacity_ / 8; }
+    // False if there is no room for it yet. `payload`: heading.bytes bytes, or nullptr.
+    bool write(Heading heading, const std::byte* payload);
+    // Whether the reader, a thread of this process, copies from the writer's own memory right now.
+    bool is_read_from() const { return channel_.reading.load(); }
+
+private:
+    bool has_room(uint64_t end) const { return written_ - taken_ < LETTERS && end - free_from_ <= capacity_; }
+
+    Channel& channel_;
+    std::byte* const ring_;
+    const size_t capacity_;
+    const uint64_t stream_bytes_;
+    uint64_t written_ = 0, taken_ = 0;      // letters; the latter as last seen
+    uint64_t end_ = 0, free_from_ = 0;      // positions in the ring of bytes, which count on across its end
+    std::array<uint64_t, LETTERS> ends_{};  // end_ after each letter
+};
+
+class Inbox {
+public:
+    Inbox(Arena& arena, int writer, int reader);
+
+    // The next letter, nullptr if there is none.
+    const Letter* next() const {
+        const Letter& letter = channel_.letters[taken_ % LETTERS];
+        return observe(letter.stamp) == taken_ + 1 ? &letter : nullptr;
+    }
+    const std::byte* payload(const Letter& letter) const {
+        const Heading& heading = letter.heading;
+        return heading.bytes <= sizeof letter.payload ? letter.payload : ring_ + heading.place % capacity_;
+    }
+    // The next letter has been read. True if the writer was told.
+    bool take();
+    void reading(bool now) { channel_.reading.exchange(now); }
+
+private:
+    Channel& channel_;
+    const std::byte* const ring_;
+    const size_t capacity_;
+    uint64_t taken_ = 0, told_ = 0;
+};
+
+}  // namespace ringcomm
