@@ -49,7 +49,7 @@ def send_too_little(comm, size):
 
 
 def test_a_sender_learns_of_a_refusal_from_the_size_on_that_the_docs_say():
-    assert "at most 4 KiB" in DOCS["errors.md"]
-    harness.run(send_too_little, 2, 4096, world="threads")
+    assert "at most 32 KiB" in DOCS["errors.md"]
+    harness.run(send_too_little, 2, 32 << 10, world="threads")
     with pytest.raises(MismatchError):
-        harness.run(send_too_little, 2, 4096 + 64, world="threads")
+        harness.run(send_too_little, 2, (32 << 10) + 64, world="threads")

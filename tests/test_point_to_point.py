@@ -9,8 +9,8 @@ import harness
 from reference import assert_same, filled
 from ringcomm import ArgumentError, MismatchError
 
-# Bytes: none, one, in the ring of the pair, about as much as fits there, in several pieces, in many.
-LENGTHS = (0, 1, 1000, 4096, 4097, 16_385, 300_001, 2_500_003)
+# Bytes: none, one, as much as a letter holds, beside it, at once at most, in two pieces, in many, read by the receiver.
+LENGTHS = (0, 1, 80, 81, 4096, 32_768, 32_769, 300_001, 5_000_003)
 
 
 @pytest.fixture(params=[*harness.WORLDS, "threads with little memory"])

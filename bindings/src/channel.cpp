@@ -42,7 +42,6 @@ bool Outbox::write(Heading heading, const std::byte* payload) {
     letter.heading = heading;
     end_ = ends_[written_ % LETTERS] = end;
     publish<SITE_LETTER>(letter.stamp, ++written_);
-    __builtin_prefetch(&channel_.letters[written_ % LETTERS], 1);  // the reader has it; the next write will not wait
     return true;
 }
 

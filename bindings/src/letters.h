@@ -68,9 +68,9 @@ private:
     };
 
     std::shared_ptr<Work> start(bool sends, const Message& message);
-    void post(std::initializer_list<Parcel*> parcels);
+    void post(std::initializer_list<Parcel*> parcels, const std::shared_ptr<Posted>& posted = nullptr);
     void offer(Parcel& parcel);
-    bool progress();
+    void progress();
     void put(Pair& pair, Outgoing letter);
     bool write(Pair& pair, Outgoing letter);
     bool flush(Pair& pair);

@@ -32,8 +32,8 @@ struct Letters::Parcel {
     uint64_t number = 0;   // of the offer
     uint64_t address = 0;  // of a receive: where its payload lies in the memory of the source; 0: it comes in pieces
     size_t moved = 0;      // bytes of the payload
-    std::shared_ptr<Posted> posted;  // in the background: itself
-    std::optional<Failure> failure;
+    std::shared_ptr<Posted> posted;  // in the background: itself, until it is done
+    std::unique_ptr<Failure> failure;
     std::atomic<bool> done{false};
 };
 

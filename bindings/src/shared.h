@@ -66,17 +66,17 @@ enum RankState : uint32_t { RANK_OPEN = 0, RANK_CLOSED = 1 };
 
 struct RankHeader {
     Record records[2];
-    alignas(LINE) Flag staged;     // position of the last chunk that this rank laid down
-    alignas(LINE) Flag reduced;    // … whose segment it reduced
-    alignas(LINE) Flag collected;  // … that it took from its peers
-    alignas(LINE) Flag finished;   // the last epoch it is through with: it owes nothing up to here
-    alignas(LINE) std::atomic<uint32_t> state;
-    std::atomic<int32_t> waits_for;  // a rank + 1, or 0; set only when a wait gets long
-    std::atomic<uint64_t> flights;
-    std::atomic<uint32_t> intrudes;                // 1 while it uses the private memory of other threads of its process
+    alignas(LINE) Flag staged;                     // position of the last chunk that this rank laid down
+    alignas(LINE) Flag reduced;                    // … whose segment it reduced
+    alignas(LINE) Flag collected;                  // … that it took from its peers
+    alignas(LINE) Flag finished;                   // the last epoch it is through with: it owes nothing up to here
+    alignas(LINE) std::atomic<uint32_t> state;     // read by all in every send, so it shares no line with what changes
     std::atomic<uint64_t> secret, secret_address;  // in the arena of the world only: see reach.h
-    Bell bell;                                     // of the one collective that may run
-    Bell letter_bell;                              // of point-to-point, any number of threads
+    alignas(LINE) std::atomic<uint64_t> flights;
+    std::atomic<int32_t> waits_for;  // a rank + 1, or 0; set only when a wait gets long
+    std::atomic<uint32_t> intrudes;  // 1 while it uses the private memory of other threads of its process
+    Bell bell;                       // of the one collective that may run
+    Bell letter_bell;                // of point-to-point, any number of threads
     FlightEntry flight[FLIGHT_CALLS];
 };
 

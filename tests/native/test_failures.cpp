@@ -1,5 +1,6 @@
 // What breaks a communicator, while others are inside it: for the sanitizers, so what counts is that nothing is touched
 // after it was let go, that everybody comes out, and with which status.
+#include <algorithm>
 #include <cstring>
 
 #include "world.h"
@@ -121,6 +122,24 @@ void many_threads_receive_from_anybody(rc_comm* comm, int rank) {
     DO(run(comm, RC_BARRIER, nullptr, nullptr, 0));
 }
 
+// Rank 2 breaks the communicator while rank 1 reads from the memory of rank 0, which then lets go of it.
+void memory_is_not_read_after_its_owner_was_woken(rc_comm* comm, int rank) {
+    std::vector<int> data(3'000'000, rank);
+    char report[4096] = "";
+    if (rank == 0) {
+        const int status = rc_send(comm, data.data(), data.size(), RC_INT32, 1, 0, -1, nullptr);
+        std::fill(data.begin(), data.end(), 3);
+        CHECK(status == RC_OK || status == RC_ABORTED);
+    } else if (rank == 1) {
+        const int status = message(comm, data, 0);
+        CHECK(status == RC_OK || status == RC_ABORTED);
+        for (const int value : data) CHECK(value == 0 || (status == RC_ABORTED && value == 1));
+    } else {
+        while (!strstr(report, "recv(int32")) DO(rc_report(comm, 1, report, sizeof report));
+        DO(rc_abort(comm, RC_ABORTED, "enough"));
+    }
+}
+
 void a_thread_gets_what_another_one_sends_to_its_own_rank(rc_comm* comm, int) {
     for (int i = 0; i < 20; ++i) {
         std::vector<int> received(100), sent(100, i);
@@ -159,6 +178,7 @@ int main() {
     in_world(3, small_tuning(), a_deadline_in_the_background_is_kept);
     in_world(3, small_tuning(), a_receive_from_anybody_does_without_those_that_closed);
     in_world(3, small_tuning(), many_threads_receive_from_anybody);
+    for (int i = 0; i < 5; ++i) in_world(3, small_tuning(), memory_is_not_read_after_its_owner_was_woken);
     in_world(1, small_tuning(), a_thread_gets_what_another_one_sends_to_its_own_rank);
     for (Way way : {STAGED, DIRECT, COPIED}) {
         for (int delay = 1; delay < 10'000; delay *= 2) {

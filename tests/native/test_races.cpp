@@ -3,6 +3,23 @@
 #include "port.h"
 #include "world.h"
 
+namespace {
+
+void messages(rc_comm* comm, int rank) {
+    std::vector<int> data(20000), all(3 * data.size());
+    for (int i = 0; i < 300 && rank < 2; ++i) {  // from rank 0 to rank 1, many times around the rings
+        if (rank == 0) DO(rc_send(comm, data.data(), 100, RC_INT32, 1, 0, -1, nullptr));
+        if (rank == 1) DO(rc_recv(comm, data.data(), 100, RC_INT32, 0, 0, -1, nullptr, nullptr));
+    }
+    for (int i = 0; i < 3; ++i) {
+        if (rank == 0) DO(rc_send(comm, all.data(), all.size(), RC_INT32, 2, 1, -1, nullptr));
+        if (rank == 2) DO(rc_recv(comm, all.data(), all.size(), RC_INT32, 0, 1, -1, nullptr, nullptr));
+        all.assign(all.size(), i);  // the sender may write again
+    }
+}
+
+}  // namespace
+
 int main([[maybe_unused]] int count, [[maybe_unused]] char** words) {
 #ifdef RC_WEAKEN
     if (count > 1) ringcomm::weakened = atoi(words[1]);
@@ -19,12 +36,7 @@ int main([[maybe_unused]] int count, [[maybe_unused]] char** words) {
             DO(run(comm, RC_ALL_TO_ALL, all.data(), all.data(), data.size()));
             DO(run(comm, RC_REDUCE, data.data(), rank ? nullptr : data.data(), data.size()));
         }
-        for (int i = 0; i < 300 && rank < 2; ++i) {  // eager letters from rank 0 to rank 1, many times around the ring
-            if (rank == 0) DO(rc_send(comm, data.data(), 100, RC_INT32, 1, 0, -1, nullptr));
-            if (rank == 1) DO(rc_recv(comm, data.data(), 100, RC_INT32, 0, 0, -1, nullptr, nullptr));
-        }
-        if (rank == 0) DO(rc_send(comm, all.data(), all.size(), RC_INT32, 2, 1, -1, nullptr));
-        if (rank == 2) DO(rc_recv(comm, all.data(), all.size(), RC_INT32, 0, 1, -1, nullptr, nullptr));
     });
+    for (const bool strangers : {false, true}) in_world(3, small_tuning(), messages, strangers);
     printf("test_races: done\n");
 }
