@@ -84,7 +84,7 @@ void Letters::post(std::initializer_list<Parcel*> parcels, const std::shared_ptr
         comm_.store_failure(failure);
         drop_all(failure);
         for (Parcel* parcel : parcels) {
-            if (!parcel->is_done()) complete(*parcel, failure);
+            if (!parcel->is_done()) fail(*parcel, failure);
         }
         throw failure;
     }
@@ -144,7 +144,8 @@ bool Letters::flush(Pair& pair) {
     return written;
 }
 
-// False if there is no room for it yet.
+// False if there is no room for it yet. What ends with this letter is complete only now: who has been told that it is
+// may never call again, and then nobody would write the letter.
 bool Letters::write(Pair& pair, Outgoing letter) {
     Parcel* const parcel = letter.parcel;
     Heading heading{letter.kind, 0, 0, 0, letter.number, 0};
@@ -152,7 +153,7 @@ bool Letters::write(Pair& pair, Outgoing letter) {
     if (letter.kind == LETTER_PIECE) {
         heading.bytes = std::min(pair.out.most_bytes(), parcel->bytes - parcel->moved);
         payload = parcel->message.data + parcel->moved;
-    } else if (parcel) {
+    } else if (letter.kind == LETTER_MESSAGE || letter.kind == LETTER_OFFER) {
         heading.dtype = parcel->message.dtype;
         heading.tag = parcel->message.tag;
         heading.bytes = parcel->bytes;
@@ -165,19 +166,27 @@ bool Letters::write(Pair& pair, Outgoing letter) {
     }
     if (!pair.out.write(heading, payload)) return false;
     ring_any(comm_.header(pair.peer).letter_bell);
-    if (letter.kind == LETTER_MESSAGE) {
-        complete(*parcel);
-    } else if (letter.kind == LETTER_OFFER) {
-        parcel->number = ++pair.offers;
-        pair.offered.push_back(parcel);
-    } else if (letter.kind == LETTER_PIECE) {
-        parcel->moved += heading.bytes;
-        if (parcel->moved < parcel->bytes) {
-            pair.queue.push_back(letter);
-        } else {
-            std::erase(pair.offered, parcel);
+    switch (letter.kind) {
+        case LETTER_MESSAGE: complete(*parcel); break;
+        case LETTER_OFFER:
+            parcel->number = ++pair.offers;
+            pair.offered.push_back(parcel);
+            break;
+        case LETTER_PIECE:
+            parcel->moved += heading.bytes;
+            if (parcel->moved < parcel->bytes) {
+                pair.queue.push_back(letter);
+            } else {
+                std::erase(pair.offered, parcel);
+                complete(*parcel);
+            }
+            break;
+        case LETTER_FETCHED:
+        case LETTER_REFUSED:
+            std::erase(pair.incoming, parcel);
             complete(*parcel);
-        }
+            break;
+        case LETTER_WANTED: break;
     }
     return true;
 }
@@ -214,10 +223,9 @@ void Letters::arrive(Pair& pair, const Heading& heading, const std::byte* payloa
                          pair.peer);
         mismatch.error.peer = pair.peer;
         copy_text(mismatch.error.got, sizeof mismatch.error.got, words);
-        complete(parcel, mismatch);
-    } else {
-        complete(parcel);
+        parcel.failure = std::make_unique<Failure>(mismatch);
     }
+    complete(parcel);
 }
 
 // A message or an offer of one: whose is it?
@@ -237,8 +245,9 @@ void Letters::match(int source, const Heading& heading, const std::byte* payload
 
 void Letters::deliver(Parcel& parcel, int source, const Heading& heading, const std::byte* payload) {
     parcel.source = source;
-    const bool whole = heading.kind == LETTER_MESSAGE;
-    if (heading.bytes != parcel.bytes || heading.dtype != uint32_t(parcel.message.dtype)) {
+    parcel.number = heading.number;
+    const bool fits = heading.bytes == parcel.bytes && heading.dtype == uint32_t(parcel.message.dtype);
+    if (!fits) {
         const std::string sent =
             format("%s x %zu", dtype_name(heading.dtype), size_t(heading.bytes / dtype_bytes(heading.dtype)));
         Failure mismatch(RC_MISMATCH, format("rank %d sent %s, but ", source, sent.c_str()) + parcel.words(), source);
@@ -246,20 +255,21 @@ void Letters::deliver(Parcel& parcel, int source, const Heading& heading, const 
         copy_text(mismatch.error.expected, sizeof mismatch.error.expected,
                   format("%s x %" PRIu64, dtype_name(parcel.message.dtype), parcel.message.count));
         copy_text(mismatch.error.got, sizeof mismatch.error.got, sent);
-        complete(parcel, mismatch);
-        if (!whole) put(with(source), {LETTER_REFUSED, nullptr, heading.number});
-    } else if (whole) {
-        if (parcel.bytes) memcpy(parcel.message.data, payload, parcel.bytes);
+        parcel.failure = std::make_unique<Failure>(mismatch);
+    }
+    if (heading.kind == LETTER_MESSAGE) {
+        if (fits && parcel.bytes) memcpy(parcel.message.data, payload, parcel.bytes);
         complete(parcel);
+        return;
+    }
+    Pair& pair = with(source);
+    pair.incoming.push_back(&parcel);
+    if (!fits) {
+        put(pair, {LETTER_REFUSED, &parcel, heading.number});
+    } else if (reaches(source, parcel.bytes)) {
+        parcel.address = heading.place;
     } else {
-        Pair& pair = with(source);
-        parcel.number = heading.number;
-        if (reaches(source, parcel.bytes)) {
-            parcel.address = heading.place;
-        } else {
-            put(pair, {LETTER_WANTED, nullptr, heading.number});
-        }
-        pair.incoming.push_back(&parcel);
+        put(pair, {LETTER_WANTED, &parcel, heading.number});
     }
 }
 
@@ -290,35 +300,33 @@ bool Letters::fetch(Pair& pair) {
     const bool done = keeps(pair.peer) && read(parcel.message.data + parcel.moved);
     pair.in.reading(false);
     if (!keeps(pair.peer)) return false;  // the next look says why
-    if (!done) {
-        parcel.address = parcel.moved = 0;
-        put(pair, {LETTER_WANTED, nullptr, parcel.number});
-        return true;
-    }
     parcel.moved += length;
-    if (parcel.moved < parcel.bytes) return true;
+    if (done && parcel.moved < parcel.bytes) return true;
     if (comm_.world->dead(member)) return false;  // another process may have its number, and was read
-    put(pair, {LETTER_FETCHED, nullptr, parcel.number});
-    pair.incoming.erase(found);
-    complete(parcel);
+    parcel.address = 0;
+    if (!done) parcel.moved = 0;
+    put(pair, {done ? LETTER_FETCHED : LETTER_WANTED, &parcel, parcel.number});
     return true;
 }
 
 // False once a sender may have let go of its memory, which then holds something else.
 bool Letters::keeps(int peer) const { return !comm_.broken() && !comm_.closed(peer); }
 
-void Letters::complete(Parcel& parcel, std::optional<Failure> failure) {
-    comm_.flight_end(parcel.flight, failure ? failure->error.code : RC_OK);
+void Letters::complete(Parcel& parcel) {
+    comm_.flight_end(parcel.flight, parcel.failure ? parcel.failure->error.code : RC_OK);
     completed_ = true;
     const auto posted = std::move(parcel.posted);
     if (posted) {
         --background_;
         posted->source = parcel.source;
-        posted->finish(std::move(failure));
-    } else if (failure) {
-        parcel.failure = std::make_unique<Failure>(*failure);
+        posted->finish(parcel.failure ? std::optional(*parcel.failure) : std::nullopt);
     }
     parcel.done.store(true, std::memory_order_release);  // last: whoever waits may let go of it at once
+}
+
+void Letters::fail(Parcel& parcel, const Failure& failure) {
+    parcel.failure = std::make_unique<Failure>(failure);
+    complete(parcel);
 }
 
 }  // namespace ringcomm

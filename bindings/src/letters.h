@@ -52,18 +52,16 @@ private:
     // A letter to be written.
     struct Outgoing {
         LetterKind kind;
-        Parcel* parcel;   // whose payload it carries
+        Parcel* parcel;
         uint64_t number;  // of the offer that it answers
     };
-    // What passes between this rank and a peer. A send is either in the queue or in `offered`.
     struct Pair {
         int peer;
         Outbox out;
         Inbox in;
-        std::deque<Outgoing> queue{};  // letters that had no room yet, in order
-        std::vector<Parcel*>
-            offered{};  // sends that the peer has not fetched and that have not all been sent in pieces
-        std::vector<Parcel*> incoming{};  // receives whose payload is read from the peer's memory, or comes in pieces
+        std::deque<Outgoing> queue{};     // letters that had no room yet, in order
+        std::vector<Parcel*> offered{};   // sends: offered, and not known to have arrived
+        std::vector<Parcel*> incoming{};  // receives that have been offered their message
         uint64_t offers = 0;
     };
 
@@ -81,7 +79,8 @@ private:
     void deliver(Parcel& parcel, int source, const Heading& heading, const std::byte* payload);
     bool reaches(int source, size_t bytes) const;
     bool keeps(int peer) const;
-    void complete(Parcel& parcel, std::optional<Failure> failure = {});
+    void complete(Parcel& parcel);
+    void fail(Parcel& parcel, const Failure& failure);
     void drop_all(const Failure& failure, const Parcel* spared = nullptr);
     void wait(Parcel& parcel, uint64_t deadline = UINT64_MAX);
     void work();

@@ -104,7 +104,7 @@ private:
             told = first;  // a signal ends the wait of one thread; the others learn what it did
         }
         letters_.drop_all(told, parcel_);
-        if (parcel_ && !parcel_->is_done()) letters_.complete(*parcel_, failure);
+        if (parcel_ && !parcel_->is_done()) letters_.fail(*parcel_, failure);
     }
 
     Letters& letters_;
@@ -126,7 +126,7 @@ void Letters::drop_all(const Failure& failure, const Parcel* spared) {
         pair.offered.clear();
         pair.incoming.clear();
     }
-    for (Parcel* parcel : open) complete(*parcel, failure);
+    for (Parcel* parcel : open) fail(*parcel, failure);
     ring_any(comm_.mine().letter_bell);
 }
 

@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "shared.h"
 #include "world.h"
+
+using ringcomm::LETTERS;
 
 namespace {
 
@@ -140,6 +143,30 @@ void memory_is_not_read_after_its_owner_was_woken(rc_comm* comm, int rank) {
     }
 }
 
+// Rank 1 sends as many letters as the ring holds, so that its answer to the offer of rank 0 finds no room; and then it
+// makes no call any more.
+void an_answer_that_finds_no_room_is_not_lost(rc_comm* comm, int rank) {
+    static std::atomic<int> answered{0};
+    std::vector<int> data(5000, rank);
+    char report[4096] = "";
+    const int before = answered.load();
+    if (rank == 0) {
+        rc_work* work;
+        DO(rc_send(comm, data.data(), data.size(), RC_INT32, 1, 0, -1, &work));
+        while (answered.load() == before) std::this_thread::yield();
+        DO(rc_work_wait(work, 10, nullptr));
+        rc_work_free(work);
+        for (uint64_t i = 0; i < LETTERS; ++i) DO(rc_recv(comm, data.data(), 1, RC_INT32, 1, 1, -1, nullptr, nullptr));
+    } else {
+        while (!strstr(report, "send(int32 x 5000")) DO(rc_report(comm, 1, report, sizeof report));
+        for (uint64_t i = 0; i < LETTERS; ++i) DO(rc_send(comm, data.data(), 1, RC_INT32, 0, 1, -1, nullptr));
+        DO(message(comm, data, 0));
+        CHECK(data[4999] == 0);
+        ++answered;
+        while (!strstr(report, "recv(int32 x 1,")) DO(rc_report(comm, 1, report, sizeof report));
+    }
+}
+
 void a_thread_gets_what_another_one_sends_to_its_own_rank(rc_comm* comm, int) {
     for (int i = 0; i < 20; ++i) {
         std::vector<int> received(100), sent(100, i);
@@ -179,6 +206,7 @@ int main() {
     in_world(3, small_tuning(), a_receive_from_anybody_does_without_those_that_closed);
     in_world(3, small_tuning(), many_threads_receive_from_anybody);
     for (int i = 0; i < 5; ++i) in_world(3, small_tuning(), memory_is_not_read_after_its_owner_was_woken);
+    for (int i = 0; i < 50; ++i) in_world(2, small_tuning(), an_answer_that_finds_no_room_is_not_lost);
     in_world(1, small_tuning(), a_thread_gets_what_another_one_sends_to_its_own_rank);
     for (Way way : {STAGED, DIRECT, COPIED}) {
         for (int delay = 1; delay < 10'000; delay *= 2) {
