@@ -64,11 +64,12 @@ void Round::start(const Places* places) {
     comm.publish_to_all<SITE_START>(record.epoch, call.epoch);
 }
 
-void Round::meet() {
+void Round::meet(size_t beside) {
+    const size_t lines = beside <= INLINE_BYTES ? divide_up(RECORD_HEAD + beside, 64) : 1;
     int other = -1;
     for (int p = 0; p < size; ++p) {
         const Record& theirs = record(p);
-        await(theirs.epoch, call.epoch, p);
+        await(theirs.epoch, call.epoch, p, lines);
         if ((theirs.signature & ~SIGNATURE_DIRECT) != signature_ || theirs.count != record_count_ ||
             theirs.extra != extra_) {
             other = p;
@@ -134,8 +135,14 @@ void Round::read(int r, std::byte* target, const std::byte* address, size_t byte
     fail(Failure(RC_SYSTEM, format("rank %d cannot read the memory of rank %d: ", rank, r) + why, r));
 }
 
-void Round::await(const Flag& flag, uint64_t value, int peer) {
-    const auto ready = [&] { return int64_t(observe(flag) - value) >= 0; };
+// The further lines behind the flag are asked for at every look: when the flag comes they do as well, and not one
+// transfer between the cores later.
+void Round::await(const Flag& flag, uint64_t value, int peer, size_t lines) {
+    const auto ready = [&] {
+        for (size_t line = 1; line < lines; ++line)
+            __builtin_prefetch(reinterpret_cast<const char*>(&flag) + line * 64);
+        return int64_t(observe(flag) - value) >= 0;
+    };
     if (ready()) return;
     peer_ = peer;
     wait_until(ready, comm.mine().bell, OneSleeper{peer}, comm.patience, *this);

@@ -17,8 +17,10 @@ public:
     // access and says where its buffers are: then nothing is laid yet.
     void start(const Places* places = nullptr);
     bool hopes(int r) const { return record(r).signature & SIGNATURE_DIRECT; }
-    // Waits for the start records of all ranks; throws RC_MISMATCH, after all have been read, if one differs.
-    void meet();
+    // Waits for the start records of all ranks; throws RC_MISMATCH, after all have been read, if one differs. `beside`:
+    // how much of what the peers lay in chunk 0 this rank reads; if it lies beside their records it is fetched while
+    // waiting.
+    void meet(size_t beside = 0);
     const Record& record(int r) const { return comm.header(r).records[call.epoch & 1]; }
 
     // Where rank r lays `bytes` in a chunk: beside its record if that holds it, else in the staging buffer.
@@ -51,7 +53,7 @@ public:
     uint64_t count() const { return record_count_; }
 
 private:
-    void await(const Flag& flag, uint64_t value, int peer);
+    void await(const Flag& flag, uint64_t value, int peer, size_t lines = 1);
     std::optional<Failure> look() override;
     [[noreturn]] void fail(const Failure& failure) override;
     void late() override;

@@ -15,7 +15,7 @@ namespace ringcomm {
 
 constexpr size_t LINE = 128;  // two cache lines: the adjacent-line prefetcher fetches pairs
 constexpr size_t PAGE = 4096;
-constexpr size_t INLINE_BYTES = 32;
+constexpr size_t RECORD_LINES = 8, RECORD_HEAD = 32, INLINE_BYTES = RECORD_LINES * 64 - RECORD_HEAD;
 constexpr int FLIGHT_CALLS = 1024;
 
 constexpr size_t divide_up(size_t value, size_t by) { return (value + by - 1) / by; }
@@ -44,7 +44,7 @@ struct alignas(LINE) Record {
     std::byte payload[INLINE_BYTES];
     Places places;  // if SIGNATURE_DIRECT is set
 };
-static_assert(offsetof(Record, places) == 64, "the small path reads one cache line per peer");
+static_assert(offsetof(Record, payload) == RECORD_HEAD, "up to 32 bytes the small path reads one cache line per peer");
 
 // Where a rank sleeps; see waiting.h for what `sleeper` holds. A publisher makes no system call unless somebody sleeps.
 struct alignas(LINE) Bell {

@@ -16,7 +16,7 @@ void broadcast(Round& round) {
     const Pieces pieces(round, 1);
     Direct direct(round, {round.rank == call.root ? bytes : 0, 0, bytes});
     exchange(
-        round, {call.root, EVERYBODY}, direct, [&] { return pieces.chunks(bytes); },
+        round, {call.root, EVERYBODY}, direct, pieces.length(0, bytes), [&] { return pieces.chunks(bytes); },
         [&](uint64_t k) {
             const size_t length = pieces.length(k, bytes);
             round.copy_in(round.laid(round.rank, k, length), call.source + pieces.begin(k, bytes), length);
@@ -41,7 +41,8 @@ void gather(Round& round, int reader) {
     const Pieces pieces(round, 1);
     Direct direct(round, {mine, reader == EVERYBODY ? all : 0, blocks.largest(round.size), true});
     exchange(
-        round, {EVERYBODY, reader}, direct, [&] { return pieces.chunks(blocks.largest(round.size)); },
+        round, {EVERYBODY, reader}, direct, pieces.length(0, blocks.largest(round.size)),
+        [&] { return pieces.chunks(blocks.largest(round.size)); },
         [&](uint64_t k) {
             const size_t length = pieces.length(k, mine);
             round.copy_in(round.laid(round.rank, k, length), call.source + pieces.begin(k, mine), length);
@@ -79,7 +80,7 @@ void scatter(Round& round) {
     const size_t all = round.rank == call.root ? blocks.offset(round.size) : 0;
     Direct direct(round, {all, 0, blocks.largest(round.size), round.size > 2});
     exchange(
-        round, {call.root, EVERYBODY}, direct, [&] { return pieces.chunks(blocks.largest(round.size)); },
+        round, {call.root, EVERYBODY}, direct, slots.total, [&] { return pieces.chunks(blocks.largest(round.size)); },
         [&](uint64_t k) {
             std::byte* buffer = round.laid(round.rank, k, slots.total);
             for (int p = 0; p < round.size; ++p) {
@@ -116,7 +117,7 @@ void all_to_all(Round& round) {
     // In place, a block would be overwritten before its reader has it.
     Direct direct(round, {in_place ? 0 : sent.offset(n), 0, in_place ? 0 : sent.largest(n), true});
     exchange(
-        round, {EVERYBODY, EVERYBODY}, direct,
+        round, {EVERYBODY, EVERYBODY}, direct, slots.total,
         [&] {
             size_t longest = call.bytes();
             for (int p = 0; uneven && p < n; ++p) {
@@ -161,7 +162,7 @@ void reduce_scatter(Round& round) {
     const void** sources = round.comm.sources.data();
     Direct direct(round, {blocks.offset(n), 0, blocks.largest(n)});
     exchange(
-        round, {EVERYBODY, EVERYBODY}, direct, [&] { return pieces.chunks(blocks.largest(n)); },
+        round, {EVERYBODY, EVERYBODY}, direct, slots.total, [&] { return pieces.chunks(blocks.largest(n)); },
         [&](uint64_t k) {
             std::byte* buffer = round.laid(me, k, slots.total);
             for (int p = 0; p < n; ++p) {

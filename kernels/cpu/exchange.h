@@ -34,14 +34,14 @@ struct Roles {
 };
 
 // `lay(chunk)` fills this rank's buffer, `take(chunk)` reads those of the writers, try_direct() does it all if it can.
-// chunks() is asked once all ranks have met.
+// chunks() is asked once all ranks have met. A buffer of chunk 0 has `laid` bytes.
 template <class Chunks, class Lay, class Take, class TryDirect>
-void exchange(Round& round, const Roles& roles, Direct& direct, Chunks chunks, Lay lay, Take take,
+void exchange(Round& round, const Roles& roles, Direct& direct, size_t laid, Chunks chunks, Lay lay, Take take,
               TryDirect try_direct) {
     const bool writes = is(roles.writer, round.rank), reads = is(roles.reader, round.rank);
     if (writes && !direct.hope()) lay(0);
     direct.start();
-    round.meet();
+    round.meet(reads ? laid : 0);
     if (try_direct()) return direct.finish();
     if (writes && direct.hope()) {
         lay(0);

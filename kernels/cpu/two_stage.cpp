@@ -13,7 +13,7 @@ void reduce_one_shot(Round& round, int reader) {
         round.copy_in(round.laid(round.rank, 0, bytes), call.source, bytes);
     }
     round.start();
-    round.meet();
+    round.meet(is(reader, round.rank) ? bytes : 0);
     if (!is(reader, round.rank)) return;
     const void** sources = round.comm.sources.data();
     for (int p = 0; p < round.size; ++p) sources[p] = p == round.rank ? call.source : round.laid(p, 0, bytes);
