@@ -9,8 +9,9 @@ import harness
 from reference import assert_same, filled
 from ringcomm import ArgumentError, MismatchError
 
-# Bytes: none, one, as much as a letter holds, beside it, at once at most, in two pieces, in many, read by the receiver.
-LENGTHS = (0, 1, 80, 81, 4096, 32_768, 32_769, 300_001, 5_000_003)
+# Bytes: none, one, as much as a letter holds, beside it, at once at most, in two pieces, in many.
+LENGTHS = (0, 1, 80, 81, 4096, 32_768, 32_769, 300_001, 2_500_003)
+READ = 20_000_003  # … so many that the receiver reads them from the memory of the sender
 
 
 @pytest.fixture(params=[*harness.WORLDS, "threads with little memory"])
@@ -45,6 +46,18 @@ def lengths(comm):
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_messages_of_every_length_go_around_a_ring(size, world):
     harness.run(lengths, size, world=world)
+
+
+def exchange_much(comm):
+    peer = 1 - comm.rank
+    y = np.empty(READ, np.uint8)
+    for salt in range(2):
+        assert comm.sendrecv(message(comm.rank, READ, salt), peer, y, peer) == peer
+        assert_same(y, message(peer, READ, salt))
+
+
+def test_very_long_messages_are_exchanged(world):
+    harness.run(exchange_much, 2, world=world)
 
 
 def both_send_first(comm):
