@@ -20,8 +20,10 @@ pytestmark = pytest.mark.usefixtures("stalling")
 
 
 @pytest.fixture
-def stalling():
+def stalling(monkeypatch):
     need_stalling()
+    # Or threads would read the missing pages of each other's arrays, and all hang alike.
+    monkeypatch.setenv("RINGCOMM_DIRECT_BYTES", str(1 << 60))
 
 
 def until_in_the_middle(comm):
