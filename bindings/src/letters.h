@@ -77,7 +77,7 @@ private:
     void arrive(Pair& pair, const Heading& heading, const std::byte* payload);
     void match(int source, const Heading& heading, const std::byte* payload);
     void deliver(Parcel& parcel, int source, const Heading& heading, const std::byte* payload);
-    bool reaches(int source, size_t bytes) const;
+    bool readable(int peer, const Parcel& parcel) const;
     bool keeps(int peer) const;
     void complete(Parcel& parcel);
     void fail(Parcel& parcel, const Failure& failure);

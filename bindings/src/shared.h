@@ -95,7 +95,8 @@ struct alignas(PAGE) GroupHeader {
 
 enum LetterKind : uint32_t {
     LETTER_MESSAGE,  // with its payload
-    LETTER_OFFER,    // of a message that is too large to travel at once; it lies at `place` in the sender's memory
+    LETTER_OFFER,    // of a message that is too large to travel at once; if the reader may fetch it, it lies at `place`
+                     // in the sender's memory
     LETTER_WANTED,   // an answer to an offer: send it in pieces
     LETTER_REFUSED,  // … it does not fit the receive
     LETTER_FETCHED,  // … the receiver has read it from the sender's memory

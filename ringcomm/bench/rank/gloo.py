@@ -80,8 +80,8 @@ class Gloo:
         self.barrier = dist.barrier
         self.versions = {"torch": torch.__version__, "numpy": np.__version__}
 
-    def empty(self, size: int, symmetric: bool) -> Array:  # noqa: ARG002 (Gloo has no such buffers)
-        return np.empty(size, np.uint8)
+    def symmetric(self, size: int) -> None:
+        pass
 
     def call(
         self, collective: str, setting: Setting, x: Array, out: Array | None, asynchronous: bool

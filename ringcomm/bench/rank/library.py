@@ -19,8 +19,8 @@ class Library(Protocol):
     size: int
     versions: dict[str, str]
 
-    def empty(self, size: int, symmetric: bool) -> Array:
-        """Return `size` bytes of memory; symmetric where the library has such."""
+    def symmetric(self, size: int) -> Array | None:
+        """Return `size` bytes of memory that the other ranks access directly, if the library has such."""
         ...
 
     def call(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import mmap
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import cycle, islice
 from time import perf_counter_ns
 from typing import Any
@@ -18,7 +20,19 @@ __all__ = ["Bench"]
 LINE = 64
 MOST_SLOTS = 1024  # the calls on them, and their arguments, must not fill the caches themselves
 
+HUGE = 4 << 20  # from here on NumPy asks for huge pages, which make a difference to whoever lets the kernel copy
+
 Call = Callable[[], object]
+
+
+def like_numpys(size: int, huge: bool) -> Array:
+    """Return zeroed memory with pages as NumPy's arrays have them, whatever part of it is used."""
+    region = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without huge pages
+        region.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
+    array = np.frombuffer(region, np.uint8)
+    array[:] = 1  # memory never written to would be one page of zeros, read from the cache
+    return array
 
 
 class Bench:
@@ -26,7 +40,7 @@ class Bench:
 
     def __init__(self, library: Library) -> None:
         self.library = library
-        self.pools: dict[tuple[str, int, bool], Array] = {}
+        self.pools: dict[tuple[Any, ...], Array] = {}
 
     def prepare(self, collective: str, options: dict[str, Any]) -> float:
         """Make buffers and calls for a size; return the seconds of the first call."""
@@ -45,7 +59,7 @@ class Bench:
         self.calls: list[Call] = []
         for source, target in zip(sources, targets, strict=False):
             x, out = self.arguments(row.sends(library.size), row.receives(library.size), source, target)
-            fill(x, self.setting)  # memory never written to would be one page of zeros, read from the cache
+            fill(x, self.setting)
             call, result = library.call(collective, self.setting, x, out, options["asynchronous"])
             if not self.calls:
                 self.x, self.result, self.expected = x, result, row.expected(self.setting)
@@ -60,12 +74,17 @@ class Bench:
         lines = max(1, -(-size // LINE), pool // MOST_SLOTS // LINE)
         stride = (lines | 1) * LINE  # odd: the slots must not all fall into the same sets of a cache
         number = max(1, min(MOST_SLOTS, pool // stride))
-        key = (name, max(pool, size), symmetric)
-        if key not in self.pools:
-            self.pools = {other: array for other, array in self.pools.items() if other[0] != name}
-            self.pools[key] = self.library.empty(key[1], symmetric)
-        memory = self.pools[key]
+        memory = self.memory(name, max(pool, size), symmetric, size >= HUGE)
         return [memory[i * stride : i * stride + size].view(setting.dtype).reshape(shape) for i in range(number)]
+
+    def memory(self, *key: Any) -> Array:
+        """Return the memory of that name, as large and of that kind; it is kept until another kind is asked for."""
+        if key not in self.pools:
+            name, size, symmetric, huge = key
+            self.pools = {other: array for other, array in self.pools.items() if other[0] != name}
+            found = self.library.symmetric(size) if symmetric else None
+            self.pools[key] = like_numpys(size, huge) if found is None else found
+        return self.pools[key]
 
     def arguments(self, sends: int, receives: int, source: Array, target: Array | None) -> tuple[Array, Array | None]:
         if target is not None or sends == receives:
@@ -101,9 +120,7 @@ class Bench:
 
     def memcpy(self, size: int) -> float:
         """Return the seconds that copying `size` bytes takes while the other ranks do the same."""
-        if ("memcpy", size, False) not in self.pools:
-            self.pools["memcpy", size, False] = np.ones(2 * size, np.uint8)
-        source, target = self.pools["memcpy", size, False].reshape(2, size)
+        source, target = self.memory("memcpy", 2 * size, False, True).reshape(2, size)
         self.library.barrier()
         start = perf_counter_ns()
         np.copyto(target, source)

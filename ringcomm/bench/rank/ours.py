@@ -34,9 +34,7 @@ class Ours:
         self.barrier = comm.barrier
         self.versions = {"ringcomm": ringcomm.__version__, "numpy": np.__version__}
 
-    def empty(self, size: int, symmetric: bool) -> Array:
-        if not symmetric:
-            return np.empty(size, np.uint8)
+    def symmetric(self, size: int) -> Array:
         buffer: Array = self.comm.empty((size,), np.uint8)
         return buffer
 
