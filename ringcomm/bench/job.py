@@ -1,6 +1,7 @@
 """The ranks of one library, and the conversation with them. They sleep while another library is measured."""
 
 import ctypes
+import json
 import os
 import signal
 import socket
@@ -79,7 +80,7 @@ class Job:
                 raise JobFailed(f"only {len(arrived)} of {ranks} ranks came within {START:g} s")
             with suppress(TimeoutError):
                 connection = Connection(server.accept()[0].detach())
-                hello = connection.recv()
+                hello = json.loads(connection.recv_bytes())
                 arrived[hello["rank"]] = connection
                 self._pidfds.append(os.pidfd_open(hello["pid"]))
                 self.versions = hello["versions"]
@@ -97,7 +98,7 @@ class Job:
         deadline = time.monotonic() + self.patience
         with suppress(BrokenPipeError):  # it is found out below, with its last words
             for connection in self._connections:
-                connection.send(request)
+                connection.send_bytes(json.dumps(request).encode())
         answers: dict[Connection, Any] = {}
         while len(answers) < len(self._connections):
             silent = [connection for connection in self._connections if connection not in answers]
@@ -110,7 +111,7 @@ class Job:
                     continue
                 rank = self._connections.index(connection)
                 try:
-                    outcome, answers[connection] = connection.recv()
+                    outcome, answers[connection] = json.loads(connection.recv_bytes())
                 except (EOFError, ConnectionResetError):
                     raise JobFailed(f"rank {rank} ended in the middle: {self._last_words()}") from None
                 if outcome == "failed":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import sys
@@ -24,10 +25,12 @@ def main(library: str, socket: str, rank_variable: str, folder: str) -> None:
     rank: Library = import_module(f".{MODULES[library]}", __package__).start(folder)
     bench = Bench(rank)
     with Client(socket, "AF_UNIX") as connection:
-        connection.send({"rank": rank.rank, "size": rank.size, "pid": os.getpid(), "versions": rank.versions})
+        # In JSON: a pickle could name what only one of the two environments has.
+        hello = {"rank": rank.rank, "pid": os.getpid(), "versions": rank.versions}
+        connection.send_bytes(json.dumps(hello).encode())
         while True:
             try:
-                name, *arguments = connection.recv()
+                name, *arguments = json.loads(connection.recv_bytes())
             except EOFError:
                 break
             try:
@@ -35,7 +38,7 @@ def main(library: str, socket: str, rank_variable: str, folder: str) -> None:
             except Exception as error:  # whatever the library raises is told
                 traceback.print_exc()
                 answer = ("failed", f"{type(error).__name__}: {error}".splitlines()[0])
-            connection.send(answer)
+            connection.send_bytes(json.dumps(answer).encode())
             if name == "close":
                 return
     os._exit(1)  # the bench is gone, and the other ranks need not be here to say goodbye to
