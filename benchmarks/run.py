@@ -23,7 +23,8 @@ PEERS = "--vs gloo,openmpi,mpich"
 # File → what `ringcomm bench` is told.
 MEASUREMENTS = {
     "all_reduce-2": f"all_reduce {PEERS}",
-    "all_reduce-4-8": f"all_reduce --ranks 4,8 -e 64M -n 10 {PEERS}",
+    # MPICH's waiting ranks keep their cores, and it soon needs minutes for a call: it is left out from there on.
+    "all_reduce-4-8": f"all_reduce --ranks 4,8 -e 64M -n 10 --patience 15 {PEERS}",
     "others-2": "reduce_scatter all_gather broadcast reduce gather scatter all_to_all send_recv barrier "
     f"-e 64M -n 10 {PEERS}",
     "symmetric-2": "all_reduce --symmetric",

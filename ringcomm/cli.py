@@ -1,11 +1,11 @@
-"""The command line: `ringcomm run`, `bench`, `plot`, `tune` and `doctor`."""
+"""The command line: `ringcomm run`, `bench`, `plot`, `tune`, `algorithms` and `doctor`."""
 
 import argparse
 import os
 import sys
 from collections.abc import Sequence
 
-from ringcomm import __version__, bench, doctor
+from ringcomm import __version__, algorithms, bench, doctor
 from ringcomm.bench import plot, tune
 from ringcomm.errors import RingcommError
 from ringcomm.run import run
@@ -60,6 +60,10 @@ def _parser() -> argparse.ArgumentParser:
     tuner = commands.add_parser("tune", help="measure which settings suit this machine, for init to use from then on")
     tune.add_arguments(tuner)
     tuner.set_defaults(main=tune.run)
+
+    ways = commands.add_parser("algorithms", help="tell which way each collective takes at which size, and why")
+    ways.add_argument("-n", "--ranks", type=int, default=2, metavar="N", help="default: 2")
+    ways.set_defaults(main=lambda chosen: algorithms.main(chosen.ranks))
 
     check = commands.add_parser("doctor", help="tell what works on this machine, and why not")
     check.set_defaults(main=lambda _: doctor.main())

@@ -20,7 +20,7 @@ from ringcomm.native import NULL, check, ffi, lib, seconds
 from ringcomm.place import find_place
 from ringcomm.store import Store, open_store
 from ringcomm.transports import shm
-from ringcomm.transports.contract import Quick, Transport
+from ringcomm.transports.contract import NOT_QUICK, Transport
 from ringcomm.types import DTYPES, OPS, PremulSum, reduction
 from ringcomm.work import Both, Unfinished, Work
 
@@ -61,7 +61,7 @@ class Communicator:
         self.timeout = transport.timeout
         self._transport = transport
         self._fused = transport.fused
-        self._try = _quick(transport)
+        self._quick: Any = getattr(transport, "quick", NOT_QUICK)
         self._unfinished = Unfinished(transport)
         _open.add(transport)
         # Runs once: by close(), when the communicator is collected, or at exit. Then nothing touches the memory of the
@@ -89,7 +89,7 @@ class Communicator:
         self, x: Any, op: Op = "sum", out: Any = None, *, timeout: float | None = None, async_op: bool = False
     ) -> Any:
         """Combine x of all ranks, element by element; every rank gets the same bits."""
-        if (done := self._try["all_reduce"](x, out, op, timeout, async_op)) is not NotImplemented:
+        if (done := self._quick.all_reduce(x, out, op, timeout, async_op)) is not NotImplemented:
             return done
         source, count, dtype = ADAPTERS[type(x)].memory(x, out is None)
         if out is None:
@@ -115,7 +115,7 @@ class Communicator:
         async_op: bool = False,
     ) -> Any:
         """Combine x of all ranks on `root`. Returns x or `out` there, None elsewhere, where x is untouched."""
-        if (done := self._try["reduce"](x, out, op, root, timeout, async_op)) is not NotImplemented:
+        if (done := self._quick.reduce(x, out, op, root, timeout, async_op)) is not NotImplemented:
             return done
         is_root = self._peer("root", root) == self.rank
         source, count, dtype = ADAPTERS[type(x)].memory(x, is_root and out is None)
@@ -131,7 +131,7 @@ class Communicator:
 
     def broadcast(self, x: Any, root: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Write x of `root` into x of every rank. Returns x."""
-        if (done := self._try["broadcast"](x, None, root, timeout, async_op)) is not NotImplemented:
+        if (done := self._quick.broadcast(x, None, root, timeout, async_op)) is not NotImplemented:
             return done
         data, count, dtype = ADAPTERS[type(x)].memory(x, self._peer("root", root) != self.rank)
         run = self._queue("broadcast", x) if async_op else self._fused["broadcast"]
@@ -151,7 +151,7 @@ class Communicator:
         Returns shape (size, *x.shape); with `counts`, the rows of axis 0 that each rank has, they are concatenated
         along axis 0.
         """
-        if (done := self._try["all_gather"](x, out, counts, timeout, async_op)) is not NotImplemented:
+        if (done := self._quick.all_gather(x, out, counts, timeout, async_op)) is not NotImplemented:
             return done
         adapter = ADAPTERS[type(x)]
         source, count, dtype = adapter.memory(x, False)
@@ -173,7 +173,7 @@ class Communicator:
         async_op: bool = False,
     ) -> Any:
         """Put x of all ranks one after the other, on `root`. Returns what all_gather does there, None elsewhere."""
-        if (done := self._try["gather"](x, out, root, counts, timeout, async_op)) is not NotImplemented:
+        if (done := self._quick.gather(x, out, root, counts, timeout, async_op)) is not NotImplemented:
             return done
         adapter = ADAPTERS[type(x)]
         source, count, dtype = adapter.memory(x, False)
@@ -202,7 +202,7 @@ class Communicator:
         Elsewhere x is None and `out` says how much is expected; its axis 0 has this rank's rows. Returns the share,
         shape (rows of this rank, *x.shape[1:]).
         """
-        if (done := self._try["scatter"](x, out, root, counts, timeout, async_op)) is not NotImplemented:
+        if (done := self._quick.scatter(x, out, root, counts, timeout, async_op)) is not NotImplemented:
             return done
         if self._peer("root", root) == self.rank:
             adapter = ADAPTERS[type(x)]
@@ -235,7 +235,7 @@ class Communicator:
 
         Returns this rank's share, shape (rows of this rank, *x.shape[1:]).
         """
-        if (done := self._try["reduce_scatter"](x, out, op, counts, timeout, async_op)) is not NotImplemented:
+        if (done := self._quick.reduce_scatter(x, out, op, counts, timeout, async_op)) is not NotImplemented:
             return done
         adapter = ADAPTERS[type(x)]
         source, _, dtype = adapter.memory(x, False)
@@ -262,7 +262,7 @@ class Communicator:
         Equal blocks are exchanged in place unless `out` is given. With `send_counts` and `recv_counts`, the rows for
         and from each rank, the result is a new array unless `out` is given.
         """
-        if (done := self._try["all_to_all"](x, out, send_counts, recv_counts, timeout, async_op)) is not NotImplemented:
+        if (done := self._quick.all_to_all(x, out, send_counts, recv_counts, timeout, async_op)) is not NotImplemented:
             return done
         adapter = ADAPTERS[type(x)]
         shape = adapter.shape(x)
@@ -287,7 +287,7 @@ class Communicator:
 
     def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Return when all ranks have come here."""
-        if (done := self._try["barrier"](timeout, async_op)) is not NotImplemented:
+        if (done := self._quick.barrier(timeout, async_op)) is not NotImplemented:
             return done
         run = self._queue("barrier", None) if async_op else self._fused["barrier"]
         return run(NULL, NULL, 0, 0, 0, 1.0, 0, NULL, seconds(timeout))
@@ -296,7 +296,7 @@ class Communicator:
 
     def send(self, x: Any, peer: int, tag: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Send x to `peer`; a large one may wait until it is received. Ordered per peer and tag."""
-        if (done := self._try["send"](x, peer, tag, timeout, async_op)) is not NotImplemented:
+        if (done := self._quick.send(x, peer, tag, timeout, async_op)) is not NotImplemented:
             return done
         call = (*ADAPTERS[type(x)].memory(x, False), self._peer("peer", peer), *_options(tag, timeout))
         return self._isend(x, call) if async_op else self._transport.send(*call)
@@ -305,7 +305,7 @@ class Communicator:
         self, x: Any, peer: int | None = None, tag: int = 0, *, timeout: float | None = None, async_op: bool = False
     ) -> Any:
         """Receive into x from `peer`, or from any rank. Returns the rank that sent."""
-        if (done := self._try["recv"](x, peer, tag, timeout, async_op)) is not NotImplemented:
+        if (done := self._quick.recv(x, peer, tag, timeout, async_op)) is not NotImplemented:
             return done
         call = (*ADAPTERS[type(x)].memory(x, True), self._source("peer", peer), *_options(tag, timeout))
         return self._irecv(x, call) if async_op else self._transport.recv(*call)
@@ -322,7 +322,7 @@ class Communicator:
         async_op: bool = False,
     ) -> Any:
         """Send x to `dest` and receive `out` from `source` at once. Returns the rank that sent."""
-        if (done := self._try["sendrecv"](x, dest, out, source, tag, timeout, async_op)) is not NotImplemented:
+        if (done := self._quick.sendrecv(x, dest, out, source, tag, timeout, async_op)) is not NotImplemented:
             return done
         sent = (*ADAPTERS[type(x)].memory(x, False), self._peer("dest", dest))
         received = (*ADAPTERS[type(out)].memory(out, True), self._source("source", source))
@@ -524,17 +524,6 @@ def _select_kernels(level: str) -> None:
         check(lib.rc_kernels_select(level.encode()))
     elif level not in ("", chosen):
         raise refuse("kernels", f"{chosen}, which other communicators of this process use", level)
-
-
-def _quick(transport: Transport) -> dict[str, Quick]:
-    """Return the calls that the methods try first; they do nothing where the transport has none."""
-    collectives = {name: getattr(fused, "quick", None) for name, fused in transport.fused.items()}
-    messages = dict.fromkeys(("send", "recv", "sendrecv")) | getattr(transport, "quick", {})
-    return {name: quick or _not_quick for name, quick in (collectives | messages).items()}
-
-
-def _not_quick(*_: Any) -> Any:
-    return NotImplemented
 
 
 def _close(transport: Transport, unfinished: Unfinished) -> None:

@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parent.parent / "ringcomm"
 
 # From the top. A name stands for a module or a whole package; modules of one layer may import each other, acyclically.
 LAYERS = (
-    ("__main__", "bench", "cli", "doctor", "run"),
+    ("__main__", "algorithms", "bench", "cli", "doctor", "run"),
     ("__init__", "communicator", "forkserver", "launch", "testing", "work"),
     ("transports",),
     ("buffer", "cgroup", "memory", "place", "processes", "sockets", "store", "storeserver", "topology"),

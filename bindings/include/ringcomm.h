@@ -36,6 +36,9 @@ enum rc_dtype {
 
 enum rc_op { RC_SUM, RC_PROD, RC_MIN, RC_MAX, RC_AVG, RC_BAND, RC_BOR, RC_BXOR, RC_PREMUL_SUM, RC_OPS };
 
+/* How a collective is done. */
+enum rc_way { RC_ALONE, RC_EXCHANGE, RC_ONE_SHOT, RC_TWO_STAGES, RC_SYMMETRIC, RC_THREADS, RC_REACHED, RC_WAYS };
+
 enum rc_collective {
     RC_BARRIER, RC_BROADCAST, RC_REDUCE, RC_ALL_REDUCE, RC_GATHER, RC_SCATTER, RC_ALL_GATHER, RC_REDUCE_SCATTER,
     RC_ALL_TO_ALL,
@@ -108,6 +111,8 @@ int rc_close(rc_comm* comm);
 void rc_free(rc_comm* comm);
 /* RC_OK while the communicator is usable, else the first failure. */
 int rc_check(rc_comm* comm);
+/* How the last collective of this rank was done, and in how many chunks. */
+int rc_last_way(rc_comm* comm, int* way, uint64_t* chunks);
 /* The last `calls` calls of every rank, a line each; writes at most `bytes`, NUL-terminated. */
 int rc_report(rc_comm* comm, int calls, char* text, uint64_t bytes);
 

@@ -156,6 +156,14 @@ int rc_check(rc_comm* comm) {
     return visit(comm->door, [&](const Visit& visit) { visit.comm().check_failure(); });
 }
 
+int rc_last_way(rc_comm* comm, int* way, uint64_t* chunks) {
+    return visit(comm->door, [&](const Visit& visit) {
+        const uint64_t last = visit.comm().way.load(std::memory_order_relaxed);
+        *way = int(last % RC_WAYS);
+        *chunks = last / RC_WAYS;
+    });
+}
+
 int rc_report(rc_comm* comm, int calls, char* text, uint64_t bytes) {
     return visit(comm->door, [&](const Visit& visit) {
         std::string lines;

@@ -84,6 +84,7 @@ public:
 
     // Working memory of the one collective that may run.
     std::vector<const void*> sources;
+    std::atomic<uint64_t> way{0};  // how the last one was done, for those who ask: chunks × RC_WAYS + rc_way
     std::vector<std::byte> tile;
     Access access();
 

@@ -23,6 +23,11 @@ public:
     void meet(size_t beside = 0);
     const Record& record(int r) const { return comm.header(r).records[call.epoch & 1]; }
 
+    // Notes how the call is done.
+    void goes(rc_way way, uint64_t chunks = 1) const {
+        comm.way.store(chunks * RC_WAYS + way, std::memory_order_relaxed);
+    }
+
     // Where rank r lays `bytes` in a chunk: beside its record if that holds it, else in the staging buffer.
     std::byte* laid(int r, uint64_t chunk, size_t bytes) const {
         if (bytes <= INLINE_BYTES && chunk == 0) return const_cast<std::byte*>(record(r).payload);

@@ -6,6 +6,7 @@ namespace ringcomm {
 namespace {
 
 void barrier(Round& round) {
+    round.goes(RC_EXCHANGE);
     round.start();
     round.meet();
 }
@@ -212,7 +213,10 @@ void alone(const Call& call) {
 
 void run_collective(Round& round) {
     const Call& call = round.call;
-    if (round.size == 1) return alone(call);
+    if (round.size == 1) {
+        round.goes(RC_ALONE);
+        return alone(call);
+    }
     switch (call.collective) {
         case RC_BARRIER: return barrier(round);
         case RC_BROADCAST: return broadcast(round);

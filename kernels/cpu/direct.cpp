@@ -48,11 +48,13 @@ bool Direct::agreed(Needs needs) {
     if ((needs.source == NO_ONE || source) && (needs.target == NO_ONE || target)) {
         if (source) source_ = round_.comm.regions.holder(source_key_ = source);
         if (target) target_ = round_.comm.regions.holder(target_key_ = target);
+        round_.goes(RC_SYMMETRIC);
         return true;
     }
     const Access access = common_access();
     if (access == Access::NONE || (access == Access::COPY && needs.target != NO_ONE)) return false;
     access_ = access;
+    round_.goes(access == Access::LOAD ? RC_THREADS : RC_REACHED);
     if (access == Access::LOAD) round_.comm.intrude();
     return true;
 }

@@ -49,6 +49,7 @@ void exchange(Round& round, const Roles& roles, Direct& direct, size_t laid, Chu
     }
     const uint64_t end = chunks();
     round.check_chunks(end);
+    round.goes(RC_EXCHANGE, end);
     for (uint64_t chunk = 0; chunk < end; ++chunk) {
         const uint64_t next = chunk + 1;
         if (writes && next < end) {

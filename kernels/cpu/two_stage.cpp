@@ -9,6 +9,7 @@ namespace {
 void reduce_one_shot(Round& round, int reader) {
     const Call& call = round.call;
     const size_t bytes = call.bytes();
+    round.goes(RC_ONE_SHOT);
     if (round.rank != reader || reader == EVERYBODY) {
         round.copy_in(round.laid(round.rank, 0, bytes), call.source, bytes);
     }
@@ -51,6 +52,7 @@ public:
         round_.meet();
         if (direct.agreed({EVERYBODY, reader_})) return reduce_direct(direct);
         round_.check_chunks(chunks_);
+        round_.goes(RC_TWO_STAGES, chunks_);
         if (direct.hope()) {
             lay(0);
             round_.staged(1);

@@ -1,5 +1,6 @@
 """The measuring: all libraries in one run, interleaved round by round, each size on the slowest rank."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -150,7 +151,10 @@ class Lineup:
         if ours is None:
             return 0.0
         copies = [self._try(ours, turn, partial(ours.ask, "memcpy", COPY_BYTES)) for _ in range(COPIES)]
-        return COPY_BYTES / float(np.median([max(seconds) for seconds in copies])) if all(copies) else 0.0
+        if not all(copies):
+            return 0.0
+        ranks_of_a_core = self.ranks / min(self.ranks, len(os.sched_getaffinity(0)))
+        return ranks_of_a_core * COPY_BYTES / float(np.median([max(seconds) for seconds in copies]))
 
     def _try(self, job: Job, turn: Turn, action: Callable[[], Any]) -> Any:
         """Return what the action gives; None if the library fails in it, or has failed before."""

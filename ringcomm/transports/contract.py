@@ -12,14 +12,17 @@ communicator checks and shapes the arguments, the transport does the rest:
 - a rank that calls something else is named on every rank (MismatchError); a late, lost or aborting rank breaks the
   group: all ranks raise the first reason, from then on at every call.
 
-A transport may spare the usual blocking call the way through Python. Then `fused[name]` has an attribute `quick`, and
-the transport a mapping `quick` for send, recv and sendrecv: what the communicator tries first (see Quick).
+A transport may spare the usual blocking call the way through Python. Then it has an attribute `quick` with methods
+that the communicator tries first. Each gets what the communicator's method of that name got: x, out (None for
+broadcast), then op and root where there are any, then the rest. It returns what that method returns; or NotImplemented,
+before anything has happened, if it does not know how to do the call or finds something wrong with it: what to do, or to
+say, is the communicator's to know.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, Self
 
-__all__ = ["Fused", "Pending", "Quick", "Transport"]
+__all__ = ["NOT_QUICK", "Fused", "Pending", "Transport"]
 
 
 class Fused(Protocol):
@@ -45,15 +48,14 @@ class Fused(Protocol):
     ) -> None: ...
 
 
-class Quick(Protocol):
-    """The same call on the arrays themselves.
+class _NotQuick:
+    """Stands for the `quick` of a transport that has none."""
 
-    It gets what the method of the communicator got: x, out (None for broadcast), then op and root where there are any,
-    then the rest. It returns what the method returns; or NotImplemented, before anything has happened, if it does not
-    know how to do the call or finds something wrong with it: what to do, or to say, is the communicator's to know.
-    """
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *_: NotImplemented
 
-    def __call__(self, *call: Any) -> Any: ...
+
+NOT_QUICK = _NotQuick()
 
 
 class Pending(Protocol):
@@ -135,6 +137,10 @@ class Transport(Protocol):
 
     def check(self) -> None:
         """Raise the first failure of the group, if there was one."""
+        ...
+
+    def way(self) -> tuple[str, int]:
+        """Return how the last collective of this rank was done, by the name of the way, and in how many chunks."""
         ...
 
     def report(self, calls: int) -> str:

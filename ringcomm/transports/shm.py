@@ -15,7 +15,7 @@ from ringcomm.errors import ArgumentError, MemoryShortage, MismatchError, Ringco
 from ringcomm.native import NULL, NativeQuick, check, ffi, lib
 from ringcomm.store import Store, shared_failure
 from ringcomm.transports import descriptors
-from ringcomm.transports.contract import Fused, Quick
+from ringcomm.transports.contract import Fused
 from ringcomm.types import COLLECTIVES, DTYPES, OPS
 
 __all__ = ["ShmTransport", "connect"]
@@ -27,6 +27,7 @@ CALL_BYTES = 256  # what a report says of a call, at most
 RECORDED = 1023  # calls of a rank in the flight record that are not being overwritten
 PROBE_BYTES = 64 << 10  # of the order of a segment
 STREAM_BYTES = 1 << 10  # non-temporal stores pay from here on, where they pay at all: below, the fence costs too much
+WAYS = ("alone", "exchange", "one shot", "two stages", "symmetric", "threads", "reached")  # as enum rc_way
 NEVER = 2**64 - 1
 REACH_HUGE_BYTES = 2 << 20  # below, NumPy's arrays seldom lie in huge pages
 TUNING = (
@@ -53,11 +54,8 @@ class ShmTransport:
         self.size = size
         self.timeout: float = tuning.timeout
         ops = {op: code for op, (code, _) in OPS.items()}
-        quick = NativeQuick(int(ffi.cast("uintptr_t", handle)), self._handle, check, CODES, ops, rank, size)
-        self.fused: Mapping[str, Fused] = {
-            name: NativeFused(self._handle, code, getattr(quick, name, None)) for name, code in COLLECTIVES.items()
-        }
-        self.quick = {"send": quick.send, "recv": quick.recv, "sendrecv": quick.sendrecv}
+        self.quick = NativeQuick(int(ffi.cast("uintptr_t", handle)), self._handle, check, CODES, ops, rank, size)
+        self.fused: Mapping[str, Fused] = {name: _fused(self._handle, code) for name, code in COLLECTIVES.items()}
 
     def start(self, collective: str, *call: Any) -> "NativeWork":
         return self._start(lib.rc_collective, COLLECTIVES[collective], *call)
@@ -130,6 +128,11 @@ class ShmTransport:
     def check(self) -> None:
         check(lib.rc_check(self._handle))
 
+    def way(self) -> tuple[str, int]:
+        way, chunks = ffi.new("int *"), ffi.new("uint64_t *")
+        check(lib.rc_last_way(self._handle, way, chunks))
+        return WAYS[way[0]], int(chunks[0])
+
     def report(self, calls: int) -> str:
         calls = min(calls, RECORDED)
         most = calls + max(calls, 4) + 1  # done, still running, and the state of the rank
@@ -187,19 +190,6 @@ class ShmTransport:
         return int(offset[0])
 
 
-class NativeFused:
-    """A collective as one call of the native core."""
-
-    def __init__(self, handle: Any, code: int, quick: Quick | None) -> None:
-        self._call = partial(lib.rc_collective, handle, code)
-        self.quick = quick
-
-    def __call__(self, *call: Any) -> None:
-        status = self._call(*call, NULL)
-        if status:
-            check(status)
-
-
 class NativeWork:
     """A call that the native core has queued."""
 
@@ -213,6 +203,17 @@ class NativeWork:
 
     def done(self) -> bool:
         return bool(lib.rc_work_done(self._handle))
+
+
+def _fused(handle: Any, code: int) -> Fused:
+    call = partial(lib.rc_collective, handle, code)
+
+    def collective(*arguments: Any) -> None:
+        status = call(*arguments, NULL)
+        if status:
+            check(status)
+
+    return collective
 
 
 def connect(rank: int, size: int, store: Store, config: Config) -> ShmTransport:

@@ -1,0 +1,116 @@
+"""`ringcomm algorithms`: which way each collective takes at which size on this machine, found by taking it, and why."""
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ringcomm import tuning
+from ringcomm.communicator import Communicator
+from ringcomm.config import Config, tuning_file
+from ringcomm.launch import launch
+
+__all__ = ["WAYS", "main"]
+
+LARGEST = 64 << 20
+SIZES = [4 << i for i in range(25)]  # 4 B to LARGEST, of the larger array
+
+COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "gather", "reduce_scatter", "scatter", "all_to_all")
+
+# What the names of the transport stand for.
+WAYS = {
+    "exchange": "each rank lays its block into its own staging buffer, the readers take it from there: two copies. One "
+    "synchronisation if it fits into a chunk (segment_bytes = {segment_bytes}), else a pipeline of chunks",
+    "one shot": "each rank lays its array down and every rank reduces all: one synchronisation, n S bytes each; "
+    "best while synchronising costs more than reading (up to small_bytes = {small_bytes})",
+    "two stages": "reduce-scatter and all-gather in chunks of n x segment_bytes: rank j reduces segment j, the others "
+    "collect it. (5 - 2/n) S bytes per rank; the stages of three chunks overlap",
+    "symmetric": "buffers of comm.empty(), from direct_bytes = {direct_bytes} on: ranks read and write each other's "
+    "arrays, nothing is staged; 2 S bytes per rank in an all_reduce",
+    "reached": "the kernel copies out of the memory of the other process: one copy, from reach_bytes = {reach_bytes} "
+    "on, where the blocks lie in huge pages unless that is a number. It pays once staging falls out of the caches",
+    "threads": "ranks of one process read and write each other's arrays, from direct_bytes = {direct_bytes} on",
+    "alone": "one rank: nothing moves",
+}
+
+
+class Step(NamedTuple):
+    """What one call did."""
+
+    collective: str
+    memory: str
+    size: int
+    way: str
+    chunks: int
+
+
+def main(ranks: int) -> int:
+    """Print the table for so many processes."""
+    steps: list[Step] = launch(walk, ranks)[0]
+    print(f"{tuning.machine()}; {ranks} ranks, {settings()}; sizes are those of the larger array\n")
+    print(f"{'collective':<16}{'buffers':<11}{'from':>10}{'to':>10}  way")
+    for (collective, memory), mine in groupby(steps, key=lambda step: (step.collective, step.memory)):
+        for way, part in groupby(mine, key=lambda step: step.way):
+            run = list(part)
+            chunks = f", in up to {run[-1].chunks} chunks" if run[-1].chunks > 1 else ""
+            print(f"{collective:<16}{memory:<11}{readable(run[0].size):>10}{readable(run[-1].size):>10}  {way}{chunks}")
+    values = {name: "never" if value == 2**62 else value for name, value in vars_of(Config()).items()}
+    print()
+    for way in dict.fromkeys(step.way for step in steps):
+        print(f"{way}: {WAYS[way].format(**values)}.")
+    return 0
+
+
+def settings() -> str:
+    path = tuning_file()
+    tuned = tuning.read(path) if path else {}
+    return f"thresholds of {path}" if tuned else "built-in thresholds (`ringcomm tune` measures those of this machine)"
+
+
+def vars_of(config: Config) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in ("segment_bytes", "reach_bytes", *tuning.TUNABLE)}
+
+
+def walk(comm: Communicator) -> list[Step]:
+    """Call every collective at every size, on private and on symmetric buffers."""
+    kinds = {"private": [np.ones(LARGEST, np.uint8) for _ in range(2)], "symmetric": symmetric(comm)}
+    return [
+        step
+        for collective in COLLECTIVES
+        for memory, (source, target) in kinds.items()
+        for step in ladder(comm, collective, memory, source, target)
+    ]
+
+
+def symmetric(comm: Communicator) -> list[Any]:
+    return [comm.empty((LARGEST,), np.uint8) for _ in range(2)]
+
+
+def ladder(comm: Communicator, collective: str, memory: str, source: Any, target: Any) -> Iterator[Step]:
+    is_root = comm.rank == 0
+    for size in SIZES:
+        block = max(1, size // 4 // comm.size)
+        whole = source.view(np.float32)[: block * comm.size].reshape(comm.size, block)
+        out = target.view(np.float32)[: block * comm.size].reshape(comm.size, block)
+        x, mine = source.view(np.float32)[: max(1, size // 4)], target.view(np.float32)[:block]
+        calls = {
+            "all_reduce": partial(comm.all_reduce, x, "max"),
+            "reduce": partial(comm.reduce, x, "max"),
+            "broadcast": partial(comm.broadcast, x),
+            "all_gather": partial(comm.all_gather, whole[0], out),
+            "gather": partial(comm.gather, whole[0], out),
+            "reduce_scatter": partial(comm.reduce_scatter, whole, "max", mine),
+            "scatter": partial(comm.scatter, whole if is_root else None, mine),
+            "all_to_all": partial(comm.all_to_all, whole, out),
+        }
+        calls[collective]()
+        yield Step(collective, memory, size, *comm._transport.way())
+
+
+def readable(size: int) -> str:
+    for suffix, unit in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= unit:
+            return f"{size // unit} {suffix}"
+    return f"{size} B"
