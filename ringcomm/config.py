@@ -62,8 +62,11 @@ def tuning_file() -> Path | None:
     chosen = os.environ.get(TUNING)
     if chosen is not None:
         return Path(chosen) if chosen else None
-    folder = os.environ.get("XDG_CONFIG_HOME")
-    return Path(folder or Path.home() / ".config", "ringcomm", "tuning.json")
+    try:
+        folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    except RuntimeError:  # this user has no home
+        return None
+    return Path(folder, "ringcomm", "tuning.json")
 
 
 def _tuned(name: str, default: T) -> T:

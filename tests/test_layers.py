@@ -20,10 +20,10 @@ LAYERS = (
 )
 # These use the library as any user does; beside its public API, they may ask about the machine and its settings.
 OUTSIDERS = ("bench",)
-FACTS = ("config", "memory", "tuning")
+FACTS = ("config", "memory", "tuning", "types")
 # What only some may import or touch.
 RESERVED = {
-    "os.environ": ("config", "place", "bench.peers", "bench.rank.__main__", "bench.rank.gloo"),
+    "os.environ": ("config", "place", "bench.machine", "bench.peers", "bench.rank.__main__", "bench.rank.gloo"),
     "torch": ("bench.rank.gloo",),
     "cupy": (),
     "mpi4py": ("bench.rank.mpi",),

@@ -49,7 +49,7 @@ Inbox::Inbox(Arena& arena, int writer, int reader)
     : channel_(arena.channel(writer, reader)), ring_(arena.ring(writer, reader)), capacity_(arena.layout.ring_bytes) {}
 
 bool Inbox::take() {
-    const bool apart = channel_.letters[taken_ % LETTERS].heading.bytes > sizeof Letter::payload;
+    const bool apart = lies_apart(channel_.letters[taken_ % LETTERS].heading);
     ++taken_;
     if (!apart && taken_ - told_ < LETTERS / 4) return false;
     publish<SITE_TAKEN>(channel_.taken, told_ = taken_);

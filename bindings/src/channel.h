@@ -44,13 +44,18 @@ public:
     }
     const std::byte* payload(const Letter& letter) const {
         const Heading& heading = letter.heading;
-        return heading.bytes <= sizeof letter.payload ? letter.payload : ring_ + heading.place % capacity_;
+        return lies_apart(heading) ? ring_ + heading.place % capacity_ : letter.payload;
     }
     // The next letter has been read. True if the writer was told.
     bool take();
     void reading(bool now) { channel_.reading.exchange(now); }
 
 private:
+    static bool lies_apart(const Heading& heading) {
+        const bool brings = heading.kind == LETTER_MESSAGE || heading.kind == LETTER_PIECE;
+        return brings && heading.bytes > sizeof Letter::payload;
+    }
+
     Channel& channel_;
     const std::byte* const ring_;
     const size_t capacity_;

@@ -50,7 +50,7 @@ public:
     // Stores the first failure for all ranks and wakes them; `fail` then throws what is stored.
     void store_failure(const Failure& failure);
     [[noreturn]] void fail(const Failure& failure);
-    bool closed(int r) const { return header(r).state.load(std::memory_order_acquire) == RANK_CLOSED; }
+    bool closed(int r) const { return header(r).state.load() == RANK_CLOSED; }
     // The failure if rank `r` has died or closed; `what` says what this rank needs it for.
     std::optional<Failure> gone(int r, const std::string& what);
     // Lets Python handle signals (main thread only); throws if the handler raised.

@@ -123,10 +123,8 @@ void Letters::progress() {
         moved |= drain(pair);
         moved |= fetch(pair);
     }
-    Bell& bell = comm_.mine().letter_bell;
-    if (std::exchange(completed_, false)) ring_any(bell);
-    // There may be more, which nobody else will ring for: who is about to sleep shall look again.
-    if (moved && bell.sleeper.load() != 0) bell.rings.fetch_add(1);
+    // There may be more to move, which nobody else will ring for: who sleeps, or is about to, shall look again.
+    if (std::exchange(completed_, false) || moved) ring_any(comm_.mine().letter_bell);
 }
 
 // Whoever has to wait for room waits in line, so letters keep their order and large messages do not starve.
@@ -277,8 +275,12 @@ void Letters::deliver(Parcel& parcel, int source, const Heading& heading, const 
 // speaks for all.
 bool Letters::readable(int peer, const Parcel& parcel) const {
     Reach& reach = comm_.world->reach;
-    return reach.same_process(comm_.group().members[peer]) ||
-           (parcel.bytes >= FETCHES_FROM && reach.huge(parcel.message.data + parcel.bytes / 2));
+    const rc_tuning& tuning = comm_.tuning();
+    const std::byte* middle = parcel.message.data + parcel.bytes / 2;
+    if (parcel.bytes >= tuning.direct_bytes && reach.same_process(comm_.group().members[peer])) return true;
+    // Set by the user, reach_bytes holds for all pages.
+    if (tuning.reach_bytes == tuning.reach_huge_bytes) return parcel.bytes >= tuning.reach_bytes && reach.copies(middle);
+    return parcel.bytes >= FETCHES_FROM && reach.huge(middle);
 }
 
 // Reads the next part of the first message that lies in the memory of the peer.

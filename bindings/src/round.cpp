@@ -124,12 +124,16 @@ void Round::await_staged(int r, uint64_t chunk) {
     }
 }
 
+void Round::check() {
+    if (const auto failure = look()) fail(*failure);
+}
+
 void Round::read(int r, std::byte* target, const std::byte* address, size_t bytes) {
     if (comm.world->reach.read(comm.group().members[r], target, address, bytes)) return;
     const std::string why = strerror(errno);
     // Either the rank has failed and left, and said so before, or its process ends, which shows a little later.
     for (int i = 0; i < 1000; ++i) {
-        if (const auto failure = look()) fail(*failure);
+        check();
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     fail(Failure(RC_SYSTEM, format("rank %d cannot read the memory of rank %d: ", rank, r) + why, r));

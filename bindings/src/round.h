@@ -50,6 +50,8 @@ public:
     void await_reduced(int r, uint64_t chunks) { await(comm.header(r).reduced, position(call.epoch, chunks), r); }
     void await_collected(int r, uint64_t chunks) { await(comm.header(r).collected, position(call.epoch, chunks), r); }
 
+    // Throws if the call has failed somewhere, or a rank that is still needed has gone.
+    void check();
     // Copies from the private memory of rank r, through the kernel; what cannot be read any more is a failure.
     void read(int r, std::byte* target, const std::byte* address, size_t bytes);
 

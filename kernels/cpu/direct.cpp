@@ -68,6 +68,8 @@ void Direct::copy_source(int r, size_t at, std::byte* to, size_t bytes) const {
 
 void Direct::finish() {
     if (access_ == Access::LOAD) round_.comm.withdraw();
+    // A rank that has failed does not wait for those who read its memory: what was read since may be anything.
+    if (access_ == Access::COPY) round_.check();
     round_.collected(1);
     for (int p = 0; p < round_.size; ++p) round_.await_collected(p, 1);
     exposed_ = false;

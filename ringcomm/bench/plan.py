@@ -8,6 +8,7 @@ from itertools import product
 from ringcomm import ArgumentError, memory
 from ringcomm.bench.machine import cache_bytes
 from ringcomm.bench.rank.collectives import COLLECTIVES, REDUCTIONS, dtype_named
+from ringcomm.types import DTYPES
 
 __all__ = ["COPY_BYTES", "Plan", "Turn", "parse_bytes", "parse_collectives", "parse_dtypes", "parse_ops", "whole"]
 
@@ -123,11 +124,15 @@ def parse_bytes(text: str) -> int:
 
 def parse_dtypes(text: str) -> list[str]:
     """Read float32 or float32,float16."""
-    try:
-        return list(dict.fromkeys(dtype_named(name).name for name in text.split(",")))
-    except TypeError:
-        message = f"NumPy does not know {text}; bfloat16 and float8 need: pip install ml_dtypes"
-        raise argparse.ArgumentTypeError(message) from None
+    names = list(dict.fromkeys(text.split(",")))
+    for name in names:
+        if name not in DTYPES:
+            raise argparse.ArgumentTypeError(f"unknown dtype {name!r}; known: {', '.join(DTYPES)}")
+        try:
+            dtype_named(name)
+        except TypeError:
+            raise argparse.ArgumentTypeError(f"{name} needs: pip install ml_dtypes") from None
+    return names
 
 
 def parse_ops(text: str) -> list[str]:

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     for ((collective, ranks), group), (time, busbw) in zip(groups.items(), axes, strict=True):
         draw(time, group, lambda row, seconds: seconds * 1e6)
         draw(busbw, group, lambda row, seconds: row["busbw"] * row["median"] / seconds / 1e9)
-        copies = {row["bytes"]: row["memcpy"] for row in group}
+        copies = {row["bytes"]: row["memcpy"] for row in group if row["memcpy"]}
         sizes = sorted(copies)
         style = {"color": "0.5", "linestyle": ":", "label": "memcpy of 256 MiB on every core"}
         time.plot(sizes, [size / copies[size] * 1e6 for size in sizes], **style)
@@ -49,7 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
         busbw.set(title=f"{collective}, {ranks} ranks: bus bandwidth", ylabel="GB/s")
         for axis in (time, busbw):
             axis.set(xscale="log", yscale="log", xlabel="bytes")
-            shown = [size for size in TICKS if sizes[0] <= size <= sizes[-1]]
+            drawn = [row["bytes"] for row in group]
+            shown = [size for size in TICKS if min(drawn) <= size <= max(drawn)]
             axis.set_xticks(shown, [readable(size) for size in shown], rotation=45)
             axis.xaxis.minorticks_off()
             axis.grid(alpha=0.3)

@@ -47,7 +47,7 @@ def ratios(rows: Iterable[Measurement]) -> list[Ratio]:
     found = []
     for group in groups.values():
         ours = [m for m in group if m.library == "ringcomm"]
-        peers = [m for m in group if m.library != "ringcomm"]
+        peers = [m for m in group if m.library != "ringcomm" and not m.wrong]
         if ours and peers:
             found.append(Ratio(ours[0], min(peers, key=lambda m: m.median)))
     return found
@@ -59,7 +59,7 @@ def header(machine: Machine, plan: Plan, ranks: int, versions: dict[str, dict[st
     bound = "a core each" if ranks <= machine.cores else f"{machine.cores} cores in turn (oversubscribed)"
     options = [
         "in place where there is such a form" if plan.in_place else "out of place where there is such a form",
-        f"median of {plan.rounds} rounds on the slowest rank, libraries in turn",
+        f"libraries in turn, {plan.rounds} rounds each",
         *["symmetric buffers (ringcomm)"] * plan.symmetric,
         *["asynchronous calls"] * plan.asynchronous,
     ]
@@ -69,6 +69,11 @@ def header(machine: Machine, plan: Plan, ranks: int, versions: dict[str, dict[st
         *(f"{name}: {', '.join(f'{what} {v}' for what, v in facts.items())}" for name, facts in versions.items()),
         f"{', '.join(plan.collectives)}; {ranks} ranks bound to {bound}; {'; '.join(options)}",
     ]
+    lines.append(
+        "a round: the mean time of a call on the slowest rank, of as many in a row as take 5 ms; p10 to p99 of rounds"
+    )
+    for kind, values in machine.settings.items():
+        lines.append(f"ringcomm's settings from the {kind}: {', '.join(f'{n}={v}' for n, v in values.items())}")
     if plan.rotate:
         lines.append(f"buffers rotate through {plan.pool >> 20} MiB on each rank; cached: the same buffer every time")
     names, units = (cells([column[i] for column in COLUMNS])[2:] for i in (0, 1))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ringcomm.bench.job import Job, JobFailed
+from ringcomm.bench.job import Job, JobFailed, Refused
 from ringcomm.bench.peers import Contender
 from ringcomm.bench.plan import COPY_BYTES, Plan, Turn
 from ringcomm.bench.rank.collectives import COLLECTIVES
@@ -77,6 +77,7 @@ class Lineup:
     jobs: list[Job] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
+    refused: set[tuple[str, ...]] = field(default_factory=set)  # what need not be asked for again
 
     def start(self, contenders: list[Contender], stack: ExitStack) -> None:
         for contender in contenders:
@@ -158,10 +159,14 @@ class Lineup:
 
     def _try(self, job: Job, turn: Turn, action: Callable[[], Any]) -> Any:
         """Return what the action gives; None if the library fails in it, or has failed before."""
-        if job not in self.jobs:
+        if job not in self.jobs or (job.name, turn.collective, turn.dtype, turn.op) in self.refused:
             return None
         try:
             return action()
+        except Refused as refusal:
+            self.refused.add((job.name, turn.collective, turn.dtype, turn.op))
+            self.failures.append(Failure(job.name, self.ranks, turn.collective, turn.bytes, str(refusal)))
+            return None
         except JobFailed as failure:
             self.jobs.remove(job)
             self.failures.append(Failure(job.name, self.ranks, turn.collective, turn.bytes, str(failure)))

@@ -128,8 +128,9 @@ def measure(
     contenders = []
     for value in setting.values:
         given = settled | {setting.name: value}
-        environment = {f"RINGCOMM_{name.upper()}": str(number) for name, number in given.items()}
-        contenders.append(Contender(str(value), "ringcomm", sys.executable, run_ringcomm, "RINGCOMM_RANK", environment))
+        environment = {"RINGCOMM_TUNING": ""}  # nothing of an earlier tuning
+        environment |= {f"RINGCOMM_{name.upper()}": str(number) for name, number in given.items()}
+        contenders.append(Contender(str(value), "ours", sys.executable, run_ringcomm, "RINGCOMM_RANK", environment))
     with ExitStack() as stack:
         lineup = Lineup(plan, ranks, PATIENCE, report.progress)
         lineup.start(contenders, stack)

@@ -226,10 +226,6 @@ int main() {
             mismatches(comm, rank, n);
             if (n == 3) past_the_wrap(comm, rank, n);
         });
-        const auto in_pieces = [n](rc_comm* comm, int rank) {
-            for (uint64_t count : {0, 1, 1000, 1024, 1025, 50000}) messages(comm, rank, n, count);
-        };
-        in_world(n, small_tuning(), in_pieces, true);
     }
     printf("test_collectives: %d failures\n", failures.load());
     return failures != 0;

@@ -205,7 +205,7 @@ int main() {
     in_world(3, small_tuning(), a_deadline_in_the_background_is_kept);
     in_world(3, small_tuning(), a_receive_from_anybody_does_without_those_that_closed);
     in_world(3, small_tuning(), many_threads_receive_from_anybody);
-    for (int i = 0; i < 5; ++i) in_world(3, small_tuning(), memory_is_not_read_after_its_owner_was_woken);
+    for (int i = 0; i < 5; ++i) in_world(3, small_tuning(DIRECT), memory_is_not_read_after_its_owner_was_woken);
     for (int i = 0; i < 50; ++i) in_world(2, small_tuning(), an_answer_that_finds_no_room_is_not_lost);
     in_world(1, small_tuning(), a_thread_gets_what_another_one_sends_to_its_own_rank);
     for (Way way : {STAGED, DIRECT, COPIED}) {

@@ -37,6 +37,6 @@ int main([[maybe_unused]] int count, [[maybe_unused]] char** words) {
             DO(run(comm, RC_REDUCE, data.data(), rank ? nullptr : data.data(), data.size()));
         }
     });
-    for (const bool strangers : {false, true}) in_world(3, small_tuning(), messages, strangers);
+    for (const Way way : {STAGED, DIRECT}) in_world(3, small_tuning(way), messages);
     printf("test_races: done\n");
 }

@@ -52,13 +52,11 @@ inline rc_tuning small_tuning(Way way = STAGED) {
             .oversubscribed = 1};
 }
 
-// Strangers do not know that they share a process: none reaches the memory of another.
-inline void in_world(int size, const rc_tuning& tuning, const std::function<void(rc_comm*, int)>& body,
-                     bool strangers = false) {
+inline void in_world(int size, const rc_tuning& tuning, const std::function<void(rc_comm*, int)>& body) {
     int fd;
     DO(rc_file_create(&fd));
-    const std::vector<int64_t> pids(size, strangers ? 1 : getpid());
-    const std::vector<int> pidfds(size, strangers ? int(syscall(SYS_pidfd_open, getpid(), 0)) : -1);
+    const std::vector<int64_t> pids(size, getpid());
+    const std::vector<int> pidfds(size, -1);
     std::vector<rc_comm*> comms(size);
     for (int r = 0; r < size; ++r) DO(rc_world_open(fd, r, size, pids.data(), pidfds.data(), 4711, &tuning, &comms[r]));
     close(fd);
@@ -71,7 +69,6 @@ inline void in_world(int size, const rc_tuning& tuning, const std::function<void
     }
     for (auto& rank : ranks) rank.join();
     for (rc_comm* comm : comms) rc_free(comm);
-    if (strangers) close(pidfds[0]);
 }
 
 inline int run(rc_comm* comm, int collective, const void* source, void* target, uint64_t count, int dtype = RC_INT32,

@@ -10,19 +10,19 @@ import sys
 import traceback
 from importlib import import_module
 from multiprocessing.connection import Client
+from pathlib import Path
 from typing import Any
 
 from .library import Library
 from .measure import Bench
 
 PR_SET_PDEATHSIG = 1
-MODULES = {"ringcomm": "ours", "openmpi": "mpi", "mpich": "mpi", "gloo": "gloo"}
 
 
-def main(library: str, socket: str, rank_variable: str, folder: str) -> None:
+def main(module: str, socket: str, rank_variable: str, folder: str) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # of the launcher: nobody is left behind
     bind(int(os.environ[rank_variable]))  # before the library starts threads of its own
-    rank: Library = import_module(f".{MODULES[library]}", __package__).start(folder)
+    rank: Library = import_module(f".{module}", __package__).start(folder)
     bench = Bench(rank)
     with Client(socket, "AF_UNIX") as connection:
         # In JSON: a pickle could name what only one of the two environments has.
@@ -46,8 +46,19 @@ def main(library: str, socket: str, rank_variable: str, folder: str) -> None:
 
 def bind(rank: int) -> None:
     """Bind to a core, in turn if there are fewer than ranks: where they wander, every run is another."""
-    cores = sorted(os.sched_getaffinity(0))
+    cores = sorted(os.sched_getaffinity(0), key=lambda core: (siblings(core).index(core), core))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
+
+
+def siblings(core: int) -> list[int]:
+    """Return the logical cores of the same physical one: the second of them comes after the first of all others."""
+    try:
+        text = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list").read_text()
+        ranges = [[int(number) for number in part.split("-")] for part in text.strip().split(",")]
+        found = [number for part in ranges for number in range(part[0], part[-1] + 1)]
+    except (OSError, ValueError):
+        found = []
+    return found if core in found else [core]
 
 
 if __name__ == "__main__":

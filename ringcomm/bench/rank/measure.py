@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import cycle, islice
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,12 +22,22 @@ MOST_SLOTS = 1024  # the calls on them, and their arguments, must not fill the c
 
 HUGE = 4 << 20  # from here on NumPy asks for huge pages, which make a difference to whoever lets the kernel copy
 
-Call = Callable[[], object]
+POISON = 0xA5
+
+
+class Slot(NamedTuple):
+    """A call, and the memory that it is about: without `target` the result replaces the source, or a part of it."""
+
+    call: Callable[[], object]
+    source: Array
+    target: Array | None
+    x: Array
+    result: Array | None
 
 
 def like_numpys(size: int, huge: bool) -> Array:
     """Return zeroed memory with pages as NumPy's arrays have them, whatever part of it is used."""
-    region = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    region = mmap.mmap(-1, max(1, size), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a kernel without huge pages
         region.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
     array = np.frombuffer(region, np.uint8)
@@ -54,19 +64,18 @@ class Bench:
         if self.setting.in_place and sends != receives:
             sends = receives = library.size  # as NCCL defines in place: the smaller is this rank's block of the larger
         pool, symmetric = options["pool"], options["symmetric"]
-        sources = self.slots("source", sends, pool, symmetric)
-        targets = [None] * len(sources) if self.setting.in_place else self.slots("target", receives, pool, symmetric)
-        self.calls: list[Call] = []
+        sources = self.arrays("source", sends, pool, symmetric)
+        targets = [None] * len(sources) if self.setting.in_place else self.arrays("target", receives, pool, symmetric)
+        self.slots: list[Slot] = []
         for source, target in zip(sources, targets, strict=False):
             x, out = self.arguments(row.sends(library.size), row.receives(library.size), source, target)
             fill(x, self.setting)
             call, result = library.call(collective, self.setting, x, out, options["asynchronous"])
-            if not self.calls:
-                self.x, self.result, self.expected = x, result, row.expected(self.setting)
-            self.calls.append(call)
+            self.slots.append(Slot(call, source, target, x, result))
+        self.expected = row.expected(self.setting)
         return self.round(True, 0, 1)
 
-    def slots(self, name: str, blocks: int, pool: int, symmetric: bool) -> list[Array]:
+    def arrays(self, name: str, blocks: int, pool: int, symmetric: bool) -> list[Array]:
         """Return arrays of so many blocks, one after the other in a pool of memory."""
         setting = self.setting
         shape = (setting.count,) if blocks == 1 else (blocks, setting.count)
@@ -94,7 +103,7 @@ class Bench:
 
     def round(self, rotated: bool, before: int, calls: int) -> float:
         """Return the seconds per call of so many in a row, after some that are not counted."""
-        turn = cycle(self.calls if rotated else self.calls[:1])
+        turn = cycle([slot.call for slot in (self.slots if rotated else self.slots[:1])])
         self.library.barrier()
         for call in islice(turn, before):
             call()
@@ -112,11 +121,18 @@ class Bench:
                 gc.enable()
 
     def check(self) -> int:
-        """Call once with fresh inputs; return how many elements are wrong."""
-        fill(self.x, self.setting)
-        self.library.barrier()
-        self.calls[0]()
-        return 0 if self.result is None else count_wrong(self.result, self.expected)
+        """Call once on the first and on the last buffers, with fresh inputs; return how many elements are wrong."""
+        wrong = 0
+        for slot in self.slots[:1] + self.slots[1:][-1:]:
+            for array in (slot.source, slot.target):
+                if array is not None:
+                    array.view(np.uint8)[...] = POISON  # results of earlier rounds must not pass for new ones
+            fill(slot.x, self.setting)
+            self.library.barrier()
+            slot.call()
+            if slot.result is not None:
+                wrong += count_wrong(slot.result, self.expected)
+        return wrong
 
     def memcpy(self, size: int) -> float:
         """Return the seconds that copying `size` bytes takes while the other ranks do the same."""
@@ -127,6 +143,6 @@ class Bench:
         return (perf_counter_ns() - start) / 1e9
 
     def close(self) -> None:
-        self.calls, self.result = [], None
+        self.slots = []
         self.pools.clear()
         self.library.close()

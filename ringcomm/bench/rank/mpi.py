@@ -10,7 +10,7 @@ import mpi4py
 import numpy as np
 from mpi4py import MPI
 
-from .collectives import Array, Setting
+from .collectives import COLLECTIVES, Array, Setting
 
 OPS = {
     "sum": MPI.SUM,
@@ -67,9 +67,9 @@ class Mpi:
     def call(
         self, collective: str, setting: Setting, x: Array, out: Array | None, asynchronous: bool
     ) -> tuple[Callable[[], object], Array]:
-        if setting.op not in OPS:
+        if COLLECTIVES[collective].reduces and setting.op not in OPS:
             raise ValueError(f"MPI has no operation {setting.op}")
-        method, arguments = CALLS[collective](setting, x, out, OPS[setting.op])
+        method, arguments = CALLS[collective](setting, x, out, OPS.get(setting.op))
         result = x if out is None else out
         if collective == "reduce_scatter" and setting.in_place:
             result = x[0]  # as MPI defines in place
