@@ -109,3 +109,21 @@ def test_what_can_be_read_no_more_is_an_error_on_every_rank():
         for _, answer, _ in outcomes(pool, forbidden_later):
             assert answer.startswith("rank 1 cannot read the memory of rank "), answer
             assert "Operation not permitted" in answer
+
+
+def leaving_while_it_is_read(comm):
+    """Rank 1 gives up while rank 0 reads its array, and writes something else there."""
+    x = np.ones(1 << 24)
+    out = np.zeros((2, 1 << 24))
+    try:
+        comm.gather(x, out, timeout=0.01 if comm.rank == 1 else None)
+    except RingcommError:
+        x.fill(9)
+        return
+    assert comm.rank == 1 or (out[1] == 1).all(), "what was read after its owner had left is no result"
+
+
+@pytest.mark.slow
+def test_what_was_read_after_its_owner_had_left_is_no_result():
+    with mortals(2, settings=COPIED) as pool:
+        assert [answer for _, answer, _ in outcomes(pool, leaving_while_it_is_read)] == [None, None]
