@@ -23,7 +23,7 @@ WARM_UP_SECONDS = 1.0  # at least LEAST_WARM_UPS calls, at most those asked for
 LEAST_WARM_UPS = 6  # MPICH changes its algorithm after the fifth call
 MOST_BEFORE = 20  # calls that bring a library back into the caches at the start of its round
 COPIES = 3
-MOST_SECONDS = 10.0  # of one library at one size, once it has had LEAST_ROUNDS: some need seconds for a call
+MOST_SECONDS = 3.0  # of one library at one size, once it has had LEAST_ROUNDS: some need seconds for a call
 LEAST_ROUNDS = 3
 
 
