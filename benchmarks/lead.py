@@ -46,6 +46,7 @@ def report(runs: list[dict[str, list[Row]]]) -> str:
         lines.append(
             f"| {ranks} | {what} | {readable(low)} – {readable(high)} | {buffers} | {goal} | {' | '.join(found)} |"
         )
+    lines += ["", "all_reduce on 2 ranks, µs, the middle of the runs, rotated buffers:", "", *times(runs)]
     lines += ["", "Every size of all_reduce, the middle of the runs, rotated / cached:", ""]
     lines += [*table(everything, "all_reduce-2"), "", *table(everything, "all_reduce-4-8")]
     lines += ["", "Every size of the other collectives on 2 ranks, the middle of the runs, rotated / cached:", ""]
@@ -93,6 +94,24 @@ def compare(rows: list[Row]) -> Ratios:
             if "gloo" in times:
                 found[key]["gloo"] = times["gloo"] / ours
     return found
+
+
+def times(runs: list[dict[str, list[Row]]]) -> list[str]:
+    found: dict[str, dict[int, list[float]]] = {}
+    for row in (row for run in runs for row in run.get("all_reduce-2", [])):
+        if row["buffers"] == "rotated":
+            found.setdefault(row["library"], {}).setdefault(row["bytes"], []).append(row["median"] * 1e6)
+    sizes = [4, KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB]
+    head = ["| |" + "".join(f" {readable(size)} |" for size in sizes), "|---|" + "---|" * len(sizes)]
+    cells = {
+        name: [short(median_low(mine[size])) if size in mine else "" for size in sizes]
+        for name, mine in found.items()
+    }
+    return head + [f"| {name} | {' | '.join(row)} |" for name, row in cells.items()]
+
+
+def short(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
 def table(everything: list[dict[str, Ratios]], file: str) -> list[str]:

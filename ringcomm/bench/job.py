@@ -148,8 +148,8 @@ class Job:
         try:
             self.ask("close")
             self._launcher.wait(GOODBYE)
-        except (JobFailed, subprocess.TimeoutExpired):
-            pass  # nothing is measured any more
+        except (JobFailed, Refused, subprocess.TimeoutExpired):
+            pass  # nothing more is measured
         self.kill()
 
     def kill(self) -> None:
