@@ -104,8 +104,7 @@ def times(runs: list[dict[str, list[Row]]]) -> list[str]:
     sizes = [4, KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB]
     head = ["| |" + "".join(f" {readable(size)} |" for size in sizes), "|---|" + "---|" * len(sizes)]
     cells = {
-        name: [short(median_low(mine[size])) if size in mine else "" for size in sizes]
-        for name, mine in found.items()
+        name: [short(median_low(mine[size])) if size in mine else "" for size in sizes] for name, mine in found.items()
     }
     return head + [f"| {name} | {' | '.join(row)} |" for name, row in cells.items()]
 

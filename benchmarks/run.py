@@ -3,7 +3,8 @@
     python benchmarks/run.py --setup-peers          the whole of it, about 40 minutes on an idle machine
     python benchmarks/run.py --read results/FOLDER  print the tables of what is there, as lead.md has them
 
-Each run is a folder `run-N` of JSON files that `ringcomm bench` wrote; the pictures and lead.md are made from them.
+Each run is a folder `run-N` of JSON files that `ringcomm bench` wrote; what is there already is not measured again. The
+pictures and lead.md are made from them.
 """
 
 import argparse
@@ -42,7 +43,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--setup-peers", action="store_true", help="install the peers first")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--only", help="measure this one alone: " + ", ".join(MEASUREMENTS))
+    parser.add_argument(
+        "--only", choices=MEASUREMENTS, metavar="FILE", help="measure this one alone: " + ", ".join(MEASUREMENTS)
+    )
     parser.add_argument("--read", type=Path, metavar="FOLDER", help="measure nothing, read these results")
     arguments = parser.parse_args()
     folder = arguments.read or HERE / "results" / name()
@@ -53,9 +56,10 @@ def main() -> int:
             place = folder / f"run-{number}"
             place.mkdir(parents=True, exist_ok=True)
             for file, words in MEASUREMENTS.items():
-                if arguments.only in (None, file):
+                data = place / f"{file}.json"
+                if arguments.only in (None, file) and not (data.exists() and data.stat().st_size):
                     print(f"run {number} of {arguments.runs}: {words}", flush=True)
-                    bench(*words.split(), "--json", str(place / f"{file}.json"))
+                    bench(*words.split(), "--json", str(data))
     runs = [lead.read(place) for place in sorted(folder.glob("run-*"))]
     (folder / "lead.md").write_text(lead.report(runs))
     for picture, files in PICTURES.items():
