@@ -99,8 +99,8 @@ class Config:
     threads of one process."""
     reach_bytes: int | None = _setting("reach_bytes", None, int)
     """Blocks of at least this size are copied by the kernel straight out of the memory of the process that has them, in
-    gather, all_gather, scatter, all_to_all and point-to-point. None: only large ones in huge pages; elsewhere two copies
-    are faster."""
+    gather, all_gather, scatter, all_to_all and point-to-point. None: only large ones in huge pages, for elsewhere two
+    copies are faster."""
     oversubscribed: bool | None = _setting("oversubscribed", None, _flag)
     """More ranks than cores: waiting ranks give their core away early. None: found out at connect."""
     kernels: str = _setting("kernels", "", str)

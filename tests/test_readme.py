@@ -1,5 +1,6 @@
 """The README tells the truth: its example runs and prints what it says, its commands are the ones CI runs."""
 
+import importlib
 import re
 import subprocess
 import sys
@@ -38,3 +39,14 @@ def test_there_are_two_commands_and_ci_runs_them():
 def test_every_link_leads_to_a_file():
     for target in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (ROOT / target).exists(), target
+
+
+def test_its_figures_are_those_of_the_runs_that_are_kept(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    lead = importlib.import_module("lead")
+    folder = ROOT / re.search(r"\]\((benchmarks/results/\S+)/all_reduce-2.png\)", README)[1]
+    kept = (folder / "lead.md").read_text()
+    assert kept == lead.report([lead.read(run) for run in sorted(folder.glob("run-*"))])
+    table = re.findall(r"^\|.*$", README.partition("## Speed")[2].partition("\n## ")[0], re.MULTILINE)
+    assert len(table) >= 4
+    assert set(table) <= set(kept.splitlines())
