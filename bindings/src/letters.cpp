@@ -279,7 +279,8 @@ bool Letters::readable(int peer, const Parcel& parcel) const {
     const std::byte* middle = parcel.message.data + parcel.bytes / 2;
     if (parcel.bytes >= tuning.direct_bytes && reach.same_process(comm_.group().members[peer])) return true;
     // Set by the user, reach_bytes holds for all pages.
-    if (tuning.reach_bytes == tuning.reach_huge_bytes) return parcel.bytes >= tuning.reach_bytes && reach.copies(middle);
+    if (tuning.reach_bytes == tuning.reach_huge_bytes)
+        return parcel.bytes >= tuning.reach_bytes && reach.copies(middle);
     return parcel.bytes >= FETCHES_FROM && reach.huge(middle);
 }
 
