@@ -1,6 +1,7 @@
 """`ringcomm bench`: measure collectives, ringcomm alone or side by side with its peers."""
 
 import argparse
+import signal
 import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -68,15 +69,18 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             stack.enter_context(arguments.json.open("a"))  # now, and not after minutes of measuring
         results = Results(plan, Machine.here(), arguments.patience)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.default_int_handler)  # whatever ends the bench, the results are kept
         interrupted = False
         try:
             for ranks in plan.ranks:
                 results.measure(ranks, contenders)
         except KeyboardInterrupt:
             interrupted = True
+            print("ringcomm bench: interrupted: what was measured so far is kept", file=sys.stderr)
         finally:
             report.progress(1, "")
-            if arguments.json:
+            if arguments.json and (results.rows or not interrupted):
                 report.write_json(
                     arguments.json, results.machine, plan, results.versions, results.rows, results.failures
                 )

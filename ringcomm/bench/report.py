@@ -101,12 +101,15 @@ def rows_text(rows: list[Measurement]) -> str:
 
 
 def shown(rows: list[Measurement]) -> list[Measurement]:
-    """Leave out a variant ("openmpi/multiple") that does not differ from the usual setting of its library."""
+    """Leave out a variant ("openmpi/multiple") that does not differ from the usual setting of its library, unless it is
+    the best peer.
+    """
     usual = {(m.library, m.buffers): m for m in rows}
+    best = [ratio.best for ratio in ratios(rows)]
 
     def differs(m: Measurement) -> bool:
         base = usual.get((m.library.partition("/")[0], m.buffers))
-        return base is None or base is m or m.p10 > base.p90 or m.p90 < base.p10
+        return base is None or base is m or m in best or m.p10 > base.p90 or m.p90 < base.p10
 
     return [m for m in rows if differs(m)]
 
