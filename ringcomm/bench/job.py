@@ -43,6 +43,7 @@ class Job:
         self._log = folder / "log"
         self._connections: list[Connection] = []
         self._pidfds: list[int] = []
+        self._pids: list[int] = []
         (folder / ALIAS).symlink_to(PACKAGE)
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(str(folder / "socket"))
@@ -89,6 +90,7 @@ class Job:
                         raise JobFailed(f"a rank said nothing within {START:g} s")
                     hello = json.loads(connection.recv_bytes())
                     self._pidfds.append(os.pidfd_open(hello["pid"]))
+                    self._pids.append(hello["pid"])
                 except (EOFError, ConnectionError, ProcessLookupError):
                     raise JobFailed(f"could not be started: {self._last_words()}") from None
                 arrived[hello["rank"]] = connection
@@ -153,7 +155,9 @@ class Job:
         self.kill()
 
     def kill(self) -> None:
-        """End every process of this job. Idempotent."""
+        """End every process of this job, and remove the shared memory of ranks that had no time to. Idempotent."""
+        files = {path for pid in self._pids for path in shared_files(pid)}
+        self._pids = []
         for pidfd in self._pidfds:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -169,3 +173,15 @@ class Job:
         except subprocess.TimeoutExpired:
             self._launcher.kill()
             self._launcher.wait()
+        for path in files:
+            with suppress(OSError):  # its library has removed it
+                os.unlink(path)
+
+
+def shared_files(pid: int) -> set[str]:
+    """Return the files of /dev/shm that a process has mapped: MPICH leaves its own there when it is killed."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:  # it has ended
+        return set()
+    return {line[line.index("/dev/shm/") :] for line in lines if "/dev/shm/" in line and "(deleted)" not in line}
