@@ -59,7 +59,10 @@ def main() -> int:
                 data = place / f"{file}.json"
                 if arguments.only in (None, file) and not (data.exists() and data.stat().st_size):
                     print(f"run {number} of {arguments.runs}: {words}", flush=True)
-                    bench(*words.split(), "--json", str(data))
+                    partial = data.with_suffix(".partial")  # what was interrupted is measured again
+                    partial.unlink(missing_ok=True)
+                    bench(*words.split(), "--json", str(partial))
+                    partial.rename(data)
     runs = [lead.read(place) for place in sorted(folder.glob("run-*"))]
     (folder / "lead.md").write_text(lead.report(runs))
     for picture, files in PICTURES.items():

@@ -4,19 +4,23 @@ How a kind of array is read is decided once per type. No framework is imported: 
 caller has imported torch.
 """
 
+import importlib
 import sys
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from ringcomm.devices.contract import Pointer
 from ringcomm.errors import ArgumentError, refuse, unknown
-from ringcomm.native import ffi
+from ringcomm.native import ffi, lib
 from ringcomm.types import DTYPES
 
-__all__ = ["ADAPTERS", "CODES", "Adapter", "Memory", "dtype_of"]
+__all__ = ["ADAPTERS", "CODES", "Adapter", "Memory", "check_disjoint", "dtype_of", "find_device", "fitting"]
 
-Memory = tuple[Any, int, int]  # pointer (cdata that keeps the memory alive where it can), elements, code of the dtype
+# Pointer (cdata that keeps the memory alive where it can; on a device a Pointer), elements, code of the dtype.
+Memory = tuple[Any, int, int]
 
 from_buffer = ffi.from_buffer  # looked up once: this is the path of many calls
 cast = ffi.cast
@@ -37,7 +41,9 @@ class NumPy:
         try:
             pointer = from_buffer("char[]", x, writable)
         except (ValueError, BufferError):
-            raise _refusal(x, x.flags.c_contiguous, x.dtype, x.shape) from None
+            if x.flags.c_contiguous:
+                raise refuse("array", "a writable one", f"a read-only one ({_words(x)})") from None
+            raise refuse("array", "C-contiguous", f"other strides ({_words(x)})") from None
         return pointer, x.size, CODES[x.dtype]
 
     def shape(self, x: Any) -> tuple[int, ...]:
@@ -66,23 +72,25 @@ class Viewed(NumPy):
 
 
 class Torch:
-    """PyTorch tensors on the CPU, as raw memory: autograd sees nothing of a collective."""
+    """PyTorch tensors, as raw memory: autograd sees nothing of a collective."""
 
     def __init__(self, torch: Any) -> None:
         self._codes = {getattr(torch, name): code for name, code in DTYPES.items() if hasattr(torch, name)}
 
     def memory(self, x: Any, writable: bool) -> Memory:  # noqa: ARG002 (tensors know no read-only memory)
-        if not x.is_cpu:
-            raise _not_on_the_host(x.device)
+        if not (x.is_cpu or x.is_cuda):
+            raise refuse("array", "memory of the host or of a GPU", x.device)
         # A lazily conjugated or negated tensor is not what lies in its memory.
         if not x.is_contiguous() or x.is_conj() or x.is_neg():
-            raise _refusal(x, False, x.dtype, tuple(x.shape))
+            raise refuse("array", "C-contiguous", f"other strides, or lazily conjugated values ({_words(x)})")
         code = self._codes.get(x.dtype)
         if code is None:
             raise _unsupported(x.dtype)
         address, count = x.data_ptr(), x.numel()
         if not address and count:
             raise refuse("array", "a tensor with memory of its own", type(x).__name__)
+        if x.is_cuda:
+            return Pointer(_cuda().device_of(x.get_device(), tensors=True), address), count, code
         return cast("void *", address), count, code
 
     def shape(self, x: Any) -> tuple[int, ...]:
@@ -90,6 +98,39 @@ class Torch:
 
     def empty(self, x: Any, shape: tuple[int, ...]) -> Any:
         return x.new_empty(shape)
+
+
+class Emulated(NumPy):
+    """Arrays on the emulated device."""
+
+    def __init__(self, emulated: Any) -> None:
+        self._device, self._empty = emulated.device, emulated.empty
+
+    def memory(self, x: Any, writable: bool) -> Memory:
+        _, count, code = super().memory(x, writable)
+        return Pointer(self._device, x.ctypes.data), count, code
+
+    def empty(self, x: Any, shape: tuple[int, ...]) -> Any:
+        return self._empty(shape, x.dtype)
+
+
+class Cuda:
+    """CuPy's arrays, and whatever tells by __cuda_array_interface__ where it is on a GPU."""
+
+    def memory(self, x: Any, writable: bool) -> Memory:
+        facts = x.__cuda_array_interface__
+        shape, dtype, (address, read_only) = facts["shape"], np.dtype(facts["typestr"]), facts["data"]
+        if writable and read_only:
+            raise refuse("array", "a writable one", f"a read-only one ({_words(x)})")
+        if not _contiguous(shape, facts.get("strides"), dtype.itemsize):
+            raise refuse("array", "C-contiguous", f"other strides ({_words(x)})")
+        return Pointer(_cuda().device_at(address), address), prod(shape), CODES[getattr(x, "dtype", dtype)]
+
+    def shape(self, x: Any) -> tuple[int, ...]:
+        return tuple(x.__cuda_array_interface__["shape"])
+
+    def empty(self, x: Any, shape: tuple[int, ...]) -> Any:
+        return _cuda().empty(x, shape)
 
 
 class _Adapters(dict[type, Adapter]):
@@ -125,16 +166,52 @@ def dtype_of(name: DTypeLike) -> tuple["np.dtype[Any]", int]:
     return dtype, CODES[dtype]
 
 
+def fitting(out: Any, count: int, dtype: int) -> Any:
+    """Return the pointer of `out`, where so many elements of that dtype are to be written, or refuse it."""
+    pointer, given, kind = ADAPTERS[type(out)].memory(out, True)
+    if given != count or kind != dtype:
+        names = list(DTYPES)
+        raise refuse("out", f"{count} elements of {names[dtype]}", f"{given} of {names[kind]}")
+    return pointer
+
+
+def find_device(name: str) -> Any:
+    """Return the device that a user has named: the current GPU, or the emulated one."""
+    if name == "cuda":
+        return _cuda().device_at(0)
+    if name == "emulated":
+        return importlib.import_module("ringcomm.devices.emulated").device
+    raise unknown("device", name, ["host", "cuda", "emulated"])
+
+
+def check_disjoint(source: Memory, target: Memory) -> None:
+    begins = [
+        pointer.address if isinstance(pointer, Pointer) else int(cast("uintptr_t", pointer))
+        for pointer, _, _ in (source, target)
+    ]
+    ends = [
+        begin + count * lib.rc_dtype_bytes(dtype)
+        for begin, (_, count, dtype) in zip(begins, (source, target), strict=True)
+    ]
+    if max(begins) < min(ends):
+        raise refuse("out", "separate memory", "memory that overlaps x")
+
+
 def _find(kind: type) -> Adapter:
     torch = sys.modules.get("torch")
     if torch is not None and issubclass(kind, getattr(torch, "Tensor", ())):
         return Torch(torch)
+    if issubclass(kind, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):  # its mask would be lost in silence
+        raise refuse("array", "one without a mask (pass x.data or x.filled())", kind.__name__)
+    emulated = sys.modules.get("ringcomm.devices.emulated")
+    if emulated is not None and issubclass(kind, emulated.Array):
+        return Emulated(emulated)
+    if hasattr(kind, "__cuda_array_interface__"):
+        return Cuda()
     return ADAPTERS[np.ndarray] if issubclass(kind, np.ndarray) else Viewed()
 
 
 def _view(x: Any) -> NDArray[Any]:
-    if hasattr(x, "__cuda_array_interface__"):
-        raise _not_on_the_host(type(x).__name__)
     try:
         return np.asarray(memoryview(x))
     except TypeError:
@@ -151,11 +228,8 @@ def _view(x: Any) -> NDArray[Any]:
         raise ArgumentError(f"NumPy cannot read this {type(x).__name__}: {error}") from None
 
 
-def _refusal(x: Any, contiguous: bool, dtype: Any, shape: tuple[int, ...]) -> ArgumentError:
-    given = f"{type(x).__name__}, {dtype}, shape {shape}"
-    if contiguous:
-        return refuse("array", "a writable one", f"a read-only one ({given})")
-    return refuse("array", "C-contiguous", f"other strides, or lazily conjugated values ({given})")
+def _words(x: Any) -> str:
+    return f"{type(x).__name__}, {x.dtype}, shape {tuple(x.shape)}"
 
 
 def _unsupported(dtype: Any) -> ArgumentError:
@@ -163,4 +237,22 @@ def _unsupported(dtype: Any) -> ArgumentError:
 
 
 def _not_on_the_host(what: object) -> ArgumentError:
-    return refuse("array", "host memory (arrays on a GPU need the CUDA transport)", what)
+    return refuse("array", "host memory, or a GPU's by __cuda_array_interface__", what)
+
+
+def _contiguous(shape: tuple[int, ...], strides: tuple[int, ...] | None, item: int) -> bool:
+    if strides is None or 0 in shape:
+        return True
+    for length, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if length > 1 and stride != item:
+            return False
+        item *= length
+    return True
+
+
+def _cuda() -> Any:
+    try:
+        return importlib.import_module("ringcomm.devices.cuda")
+    except (ImportError, RuntimeError) as error:  # RuntimeError: CuPy is there, but no GPU
+        cure = "pip install 'ringcomm[cuda12]' or 'ringcomm[cuda13]'"
+        raise ArgumentError(f"arrays on a GPU need one, and CuPy ({error}): {cure}") from None

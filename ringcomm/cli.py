@@ -1,13 +1,14 @@
-"""The command line: `ringcomm run`, `bench`, `plot`, `tune`, `algorithms` and `doctor`."""
+"""The command line: `ringcomm run`, `bench`, `plot`, `tune`, `algorithms`, `draw`, `simulate` and `doctor`."""
 
 import argparse
 import os
 import sys
 from collections.abc import Sequence
 
-from ringcomm import __version__, algorithms, bench, doctor
+from ringcomm import __version__, bench, doctor, simulate, ways
+from ringcomm.algorithms import draw
 from ringcomm.bench import plot, tune
-from ringcomm.errors import RingcommError
+from ringcomm.errors import MemoryShortage, RingcommError
 from ringcomm.run import run
 
 __all__ = ["main"]
@@ -26,7 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130  # as the shell says it: 128 + SIGINT
     except (RingcommError, OSError) as error:
-        print(f"ringcomm {chosen.command}: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
+        # A shortage has all its figures in the line: where it was met says nothing more.
+        notes = () if isinstance(error, MemoryShortage) else getattr(error, "__notes__", ())
+        print(f"ringcomm {chosen.command}: {error}", *notes, sep="\n", file=sys.stderr)
         return 2
 
 
@@ -61,9 +64,17 @@ def _parser() -> argparse.ArgumentParser:
     tune.add_arguments(tuner)
     tuner.set_defaults(main=tune.run)
 
-    ways = commands.add_parser("algorithms", help="tell which way each collective takes at which size, and why")
-    ways.add_argument("-n", "--ranks", type=int, default=2, metavar="N", help="default: 2")
-    ways.set_defaults(main=lambda chosen: algorithms.main(chosen.ranks))
+    table = commands.add_parser("algorithms", help="tell which way each collective takes at which size, and why")
+    table.add_argument("-n", "--ranks", type=int, default=2, metavar="N", help="default: 2")
+    table.set_defaults(main=lambda chosen: ways.main(chosen.ranks))
+
+    sketch = commands.add_parser("draw", help="draw the schedule of an algorithm")
+    draw.add_arguments(sketch)
+    sketch.set_defaults(main=draw.run)
+
+    simulator = commands.add_parser("simulate", help="tell what each algorithm would take on many machines")
+    simulate.add_arguments(simulator)
+    simulator.set_defaults(main=simulate.run)
 
     check = commands.add_parser("doctor", help="tell what works on this machine, and why not")
     check.set_defaults(main=lambda _: doctor.main())

@@ -1,37 +1,36 @@
 """The communicator: every call is checked and shaped here, then done by the transport in one go."""
 
-import pickle
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import prod
-from operator import index
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ringcomm.buffer import ADAPTERS, Memory, dtype_of
+from ringcomm import objects
+from ringcomm.algorithms.select import check_name
+from ringcomm.buffer import ADAPTERS, check_disjoint, dtype_of, find_device, fitting
 from ringcomm.config import Config, start_logging
+from ringcomm.devices.contract import Device
 from ringcomm.errors import ArgumentError, RingcommError, integer, refuse
 from ringcomm.native import NULL, check, ffi, lib, seconds
 from ringcomm.place import find_place
+from ringcomm.shapes import Shapes, axes
 from ringcomm.store import Store, open_store
-from ringcomm.transports import shm
-from ringcomm.transports.contract import NOT_QUICK, Transport
-from ringcomm.types import DTYPES, OPS, PremulSum, reduction
+from ringcomm.transports import hosts, shm
+from ringcomm.transports.contract import Transport
+from ringcomm.transports.routing import RoutingTransport
+from ringcomm.types import OPS, PremulSum, reduction
 from ringcomm.work import Both, Unfinished, Work
 
 __all__ = ["Communicator", "connect", "init"]
 
 Op = str | PremulSum
-Shape = tuple[int, ...]
 ANY = -1  # the peer of a recv that takes any source
-FAILED = -1  # the size of an object that could not be pickled
-MAX_AXES = 64  # of NumPy
-MAX_BYTES = 2**100  # what anybody may ask for, to be told how much there is
 
 _open: set[Transport] = set()  # of this process
 
@@ -39,11 +38,14 @@ _open: set[Transport] = set()  # of this process
 class Communicator:
     """A group of ranks that can run collectives: all of them call the same ones in the same order.
 
-    Arrays are NumPy arrays, PyTorch tensors on the CPU, or anything with the buffer protocol or DLPack in host memory;
-    C-contiguous, and writable where something is written (which takes DLPack 1.0 and NumPy 2.1 to be seen). A result of
-    the input's shape is written in place unless `out` is given; a result of another shape is a new array of the input's
-    kind unless `out` is given. `out` may be the input itself or, where one array is a part of the other, exactly that
-    part.
+    Arrays are NumPy arrays, PyTorch tensors, CuPy arrays, or anything with the buffer protocol, DLPack in host
+    memory or __cuda_array_interface__; C-contiguous, and writable where something is written (which takes DLPack
+    1.0 and NumPy 2.1 to be seen). A result of the input's shape is written in place unless `out` is given; a result
+    of another shape is a new array of the input's kind unless `out` is given. `out` may be the input itself or,
+    where one array is a part of the other, exactly that part.
+
+    What lies on a GPU is done in the order of the current stream, CuPy's or torch's: calls return when they are
+    launched, and what goes wrong later is raised by a later call.
 
     `timeout` is in seconds; None takes the communicator's. With `async_op=True` a call returns a `Work` at once, whose
     `wait()` returns the result.
@@ -56,12 +58,14 @@ class Communicator:
     """
 
     def __init__(self, transport: Transport) -> None:
+        transport = RoutingTransport(transport)
         self.rank = transport.rank
         self.size = transport.size
         self.timeout = transport.timeout
         self._transport = transport
+        self._shapes = Shapes(transport.rank, transport.size)
         self._fused = transport.fused
-        self._quick: Any = getattr(transport, "quick", NOT_QUICK)
+        self._quick = transport.quick
         self._unfinished = Unfinished(transport)
         _open.add(transport)
         # Runs once: by close(), when the communicator is collected, or at exit. Then nothing touches the memory of the
@@ -95,7 +99,7 @@ class Communicator:
         if out is None:
             out, target = x, source
         else:
-            target = _target(out, count, dtype)
+            target = fitting(out, count, dtype)
         try:
             code, factor = OPS[op]
         except TypeError:
@@ -124,7 +128,7 @@ class Communicator:
         elif out is None:
             out, target = x, source
         else:
-            target = _target(out, count, dtype)
+            target = fitting(out, count, dtype)
         code, factor = reduction(op)
         run = self._queue("reduce", out, x) if async_op else self._fused["reduce"]
         return run(source, target, count, dtype, code, factor, root, NULL, seconds(timeout)) or out
@@ -155,10 +159,10 @@ class Communicator:
             return done
         adapter = ADAPTERS[type(x)]
         source, count, dtype = adapter.memory(x, False)
-        shape, blocks = self._joined(adapter.shape(x), counts)
+        shape, blocks = self._shapes.joined(adapter.shape(x), counts)
         if out is None:
             out = adapter.empty(x, shape)
-        target = _target(out, prod(shape), dtype)
+        target = fitting(out, prod(shape), dtype)
         run = self._queue("all_gather", out, x) if async_op else self._fused["all_gather"]
         return run(source, target, count, dtype, 0, 1.0, 0, blocks, seconds(timeout)) or out
 
@@ -177,13 +181,13 @@ class Communicator:
             return done
         adapter = ADAPTERS[type(x)]
         source, count, dtype = adapter.memory(x, False)
-        shape, blocks = self._joined(adapter.shape(x), counts)
+        shape, blocks = self._shapes.joined(adapter.shape(x), counts)
         if self._peer("root", root) != self.rank:
             out, target = None, NULL
         else:
             if out is None:
                 out = adapter.empty(x, shape)
-            target = _target(out, prod(shape), dtype)
+            target = fitting(out, prod(shape), dtype)
         run = self._queue("gather", out, x) if async_op else self._fused["gather"]
         return run(source, target, count, dtype, 0, 1.0, root, blocks, seconds(timeout)) or out
 
@@ -207,17 +211,17 @@ class Communicator:
         if self._peer("root", root) == self.rank:
             adapter = ADAPTERS[type(x)]
             source, _, dtype = adapter.memory(x, False)
-            shape, count, blocks = self._share(adapter.shape(x), counts)
+            shape, count, blocks = self._shapes.share(adapter.shape(x), counts)
             if out is None:
                 out = adapter.empty(x, shape)
-            target = _target(out, count, dtype)
+            target = fitting(out, count, dtype)
         else:
             if out is None:
                 what, expected = f"out of scatter on rank {self.rank}", f"an array, since only root {root} has x"
                 raise refuse(what, expected, None, rank=self.rank, collective="scatter")
             adapter = ADAPTERS[type(out)]
             source, (target, count, dtype) = NULL, adapter.memory(out, True)
-            _, blocks = self._joined(adapter.shape(out), counts)
+            _, blocks = self._shapes.joined(adapter.shape(out), counts)
         run = self._queue("scatter", out, x) if async_op else self._fused["scatter"]
         return run(source, target, count, dtype, 0, 1.0, root, blocks, seconds(timeout)) or out
 
@@ -239,10 +243,10 @@ class Communicator:
             return done
         adapter = ADAPTERS[type(x)]
         source, _, dtype = adapter.memory(x, False)
-        shape, count, blocks = self._share(adapter.shape(x), counts)
+        shape, count, blocks = self._shapes.share(adapter.shape(x), counts)
         if out is None:
             out = adapter.empty(x, shape)
-        target = _target(out, count, dtype)
+        target = fitting(out, count, dtype)
         code, factor = reduction(op)
         run = self._queue("reduce_scatter", out, x) if async_op else self._fused["reduce_scatter"]
         return run(source, target, count, dtype, code, factor, 0, blocks, seconds(timeout)) or out
@@ -268,7 +272,7 @@ class Communicator:
         shape = adapter.shape(x)
         if send_counts is None and recv_counts is None:
             source, total, dtype = adapter.memory(x, out is None)
-            count, blocks = self._share(shape, None)[1:]
+            count, blocks = self._shapes.share(shape, None)[1:]
             if out is None:
                 out = x
         elif send_counts is None or recv_counts is None:
@@ -276,18 +280,18 @@ class Communicator:
             raise ArgumentError(message, rank=self.rank, collective="all_to_all")
         else:
             source, _, dtype = adapter.memory(x, False)
-            to, row = self._rows(send_counts, "send_counts", shape), prod(shape[1:])
-            come = self._rows(recv_counts, "recv_counts")
-            count, total, blocks = 0, sum(come) * row, _blocks(to + come, shape)
+            shape, blocks = self._shapes.exchanged(shape, send_counts, recv_counts)
+            count, total = 0, prod(shape)
             if out is None:
-                out = adapter.empty(x, (sum(come), *shape[1:]))
-        target = _target(out, total, dtype)
+                out = adapter.empty(x, shape)
+        target = fitting(out, total, dtype)
         run = self._queue("all_to_all", out, x) if async_op else self._fused["all_to_all"]
         return run(source, target, count, dtype, 0, 1.0, 0, blocks, seconds(timeout)) or out
 
     def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Return when all ranks have come here."""
-        if (done := self._quick.barrier(timeout, async_op)) is not NotImplemented:
+        plain = not self._transport.on_gpus  # else it comes after what was launched
+        if plain and (done := self._quick.barrier(timeout, async_op)) is not NotImplemented:
             return done
         run = self._queue("barrier", None) if async_op else self._fused["barrier"]
         return run(NULL, NULL, 0, 0, 0, 1.0, 0, NULL, seconds(timeout))
@@ -328,7 +332,7 @@ class Communicator:
         received = (*ADAPTERS[type(out)].memory(out, True), self._source("source", source))
         options = _options(tag, timeout)
         if async_op:
-            _check_disjoint(sent[:3], received[:3])  # two native calls: neither sees the other's memory
+            check_disjoint(sent[:3], received[:3])  # two native calls: neither sees the other's memory
             works = self._isend(x, (*sent, *options)), self._irecv(out, (*received, *options))
             return Work(Both, works, lambda source: source, None, self._unfinished)
         return self._transport.sendrecv(*sent, *received, *options)
@@ -341,18 +345,7 @@ class Communicator:
         There are two rounds, for the size and for the pickle, and `timeout` holds for each. Where the object cannot be
         pickled, `root` raises what pickle raised, the others RingcommError; the communicator stays usable.
         """
-        is_root = self._peer("root", root) == self.rank
-        data: Any = None
-        error: Exception | None = None
-        if is_root:
-            data, error = _pickled(obj)
-        size = np.array(FAILED if data is None else data.size)
-        self.broadcast(size, root, timeout=timeout)
-        _check_pickled({root: size}, error)
-        if not is_root:
-            data = np.empty(size, np.uint8)
-        self.broadcast(data, root, timeout=timeout)
-        return obj if is_root else pickle.loads(data)
+        return objects.broadcast(self, obj, self._peer("root", root), timeout)
 
     def all_gather_object(self, obj: Any, *, timeout: float | None = None) -> list[Any]:
         """Return the objects of all ranks in rank order, pickled on the way.
@@ -360,15 +353,11 @@ class Communicator:
         There are two rounds, and `timeout` holds for each. Where an object cannot be pickled, its rank raises what
         pickle raised, the others RingcommError; the communicator stays usable.
         """
-        data, sizes = self._pickled_everywhere(obj, timeout)
-        return _unpickled(self.all_gather(data, counts=sizes, timeout=timeout), sizes)
+        return objects.all_gather(self, obj, timeout)
 
     def gather_object(self, obj: Any, root: int = 0, *, timeout: float | None = None) -> list[Any] | None:
         """Return the objects of all ranks in rank order on `root`, None elsewhere: like all_gather_object."""
-        self._peer("root", root)
-        data, sizes = self._pickled_everywhere(obj, timeout)
-        gathered = self.gather(data, root=root, counts=sizes, timeout=timeout)
-        return None if gathered is None else _unpickled(gathered, sizes)
+        return objects.gather(self, obj, self._peer("root", root), timeout)
 
     # --- Groups, memory, ends -----------------------------------------------------------------------------------------
 
@@ -387,19 +376,13 @@ class Communicator:
         All ranks pass the same arguments (MismatchError). Any contiguous view of it counts as symmetric. The memory
         lives as long as any view of it. Raises MemoryShortage on every rank if one has not enough.
         """
-        if device != "host":
-            raise refuse("device", "'host' ('cuda' needs the CUDA transport)", device)
         kind, _ = dtype_of(dtype)
-        lengths = shape if np.iterable(shape) else (shape,)
-        axes = tuple(integer("shape", axis, most=MAX_BYTES) for axis in lengths)
-        if any(axis < 0 for axis in axes):
-            raise refuse("shape", "lengths >= 0", axes)
-        if len(axes) > MAX_AXES:
-            raise refuse("shape", f"at most {MAX_AXES} axes", len(axes))
-        size = prod(axes) * kind.itemsize
-        if size > MAX_BYTES:
-            raise refuse("shape", "at most 2**100 bytes", axes)
-        return np.ndarray(axes, kind, self._transport.allocate(f"empty({axes}, {kind.name}, {device})", size))
+        lengths = axes(shape, kind.itemsize)
+        words, size = f"empty({lengths}, {kind.name}, {device})", prod(lengths) * kind.itemsize
+        if device == "host":
+            return np.ndarray(lengths, kind, self._transport.allocate(words, size))
+        place: Device = find_device(device)
+        return place.array(self._transport.allocate_on(place, words, size), lengths, kind)
 
     def abort(self, reason: str) -> None:
         """Break the communicator: every call on every rank, waiting or later, raises Aborted with this reason."""
@@ -440,13 +423,6 @@ class Communicator:
     def _irecv(self, x: Any, call: tuple[Any, ...]) -> Work:
         return Work(self._transport.irecv, call, lambda source: source, x, self._unfinished)
 
-    def _pickled_everywhere(self, obj: Any, timeout: float | None) -> tuple[Any, Any]:
-        """Return the pickled object and the sizes of all ranks'."""
-        data, error = _pickled(obj)
-        sizes = self.all_gather(np.array(FAILED if data is None else data.size), timeout=timeout)
-        _check_pickled(dict(enumerate(sizes)), error)
-        return data, sizes
-
     def _peer(self, what: str, rank: int) -> int:
         if type(rank) is not int:
             rank = integer(what, rank)
@@ -457,64 +433,45 @@ class Communicator:
     def _source(self, what: str, rank: int | None) -> int:
         return ANY if rank is None else self._peer(what, rank)
 
-    def _joined(self, shape: Shape, counts: Sequence[int] | None) -> tuple[Shape, Any]:
-        """Return the shape of all ranks' blocks together, where this rank's is `shape`, and their lengths for C."""
-        if counts is None:
-            return (self.size, *shape), NULL
-        rows = self._rows(counts, "counts")
-        if shape[:1] != (rows[self.rank],):
-            raise refuse(f"rows of the array on rank {self.rank}", rows[self.rank], f"shape {shape}", rank=self.rank)
-        return (sum(rows), *shape[1:]), _blocks(rows, shape)
 
-    def _share(self, shape: Shape, counts: Sequence[int] | None) -> tuple[Shape, int, Any]:
-        """Return the shape and elements of this rank's share of axis 0, and all lengths for C."""
-        if not shape:
-            raise refuse("array", "an axis to divide among the ranks", "a single element", rank=self.rank)
-        if counts is None:
-            if shape[0] % self.size:
-                expected = f"a multiple of {self.size} rows, or counts"
-                raise refuse("axis 0", expected, f"{shape[0]} rows", rank=self.rank)
-            share, blocks = shape[0] // self.size, NULL
-        else:
-            rows = self._rows(counts, "counts", shape)
-            share, blocks = rows[self.rank], _blocks(rows, shape)
-        return (share, *shape[1:]), share * prod(shape[1:]), blocks
+def init(timeout: float | None = None, config: Config | None = None, mpi_comm: Any = None) -> Communicator:
+    """Connect to the ranks that were started together: by `ringcomm run` or torchrun on one machine, by mpirun or srun
+    on any.
 
-    def _rows(self, counts: Sequence[int], what: str, shape: Shape | None = None) -> list[int]:
-        try:
-            rows = [index(count) for count in counts]
-        except TypeError:
-            rows = []
-        if len(rows) != self.size or any(not 0 <= count < 2**63 for count in rows):
-            raise refuse(what, f"{self.size} numbers >= 0", repr(counts), rank=self.rank)
-        if shape is not None and shape[:1] != (sum(rows),):
-            raise refuse(what, f"the rows of an array of shape {shape}", f"{sum(rows)} rows in all", rank=self.rank)
-        return rows
-
-
-def init(timeout: float | None = None, config: Config | None = None) -> Communicator:
-    """Connect to the ranks that were started together: by `ringcomm run`, torchrun, mpirun or srun on one machine.
-
-    Without a launcher the communicator has one rank. `timeout` (seconds, default 300) also limits the start. Raises
+    `mpi_comm`, a communicator of mpi4py, has the ranks to connect instead; it stays as it is. Without a launcher the
+    communicator has one rank. `timeout` (seconds, default 300) also limits the start. Raises
         CollectiveTimeout: naming the ranks that did not come;
         PeerLost: naming a rank that came, and died;
         Aborted: another rank failed and says how;
         MemoryShortage: the shared memory cannot be had;
         ArgumentError: the versions of ringcomm differ, or the environment makes no sense.
     """
-    config = config or Config()
+    if config is None:
+        config = Config()
+    elif not isinstance(config, Config):
+        raise refuse("config", "a ringcomm.Config", repr(config))
     if timeout is not None:
         config = replace(config, timeout=timeout)
-    place = find_place()
-    with open_store(place, config.timeout) as store:
-        return connect(place.rank, place.size, store, config)
+    if mpi_comm is None:
+        place = find_place()
+        if not place.hosts and not (config.host_label and place.mpi):
+            with open_store(place, config.timeout) as store:
+                return connect(place.rank, place.size, store, config)
+        mpi_comm = hosts.world(place.size)
+    _prepare(config)
+    return Communicator(hosts.join(mpi_comm, config))
 
 
 def connect(rank: int, size: int, store: Store, config: Config) -> Communicator:
     """Connect as `rank` of `size` with those who hold the same store."""
-    start_logging(config.log)
-    _select_kernels(config.kernels)
+    _prepare(config)
     return Communicator(shm.connect(rank, size, store, config))
+
+
+def _prepare(config: Config) -> None:
+    start_logging(config.log)
+    check_name(config.algorithm)
+    _select_kernels(config.kernels)
 
 
 def _select_kernels(level: str) -> None:
@@ -544,51 +501,3 @@ def _options(tag: int, timeout: float | None) -> tuple[int, float]:
     if tag or type(tag) is not int:
         tag = integer("tag", tag)
     return tag, -1.0 if timeout is None else seconds(timeout)
-
-
-def _check_disjoint(source: Memory, target: Memory) -> None:
-    begins = [int(ffi.cast("uintptr_t", pointer)) for pointer, _, _ in (source, target)]
-    ends = [
-        begin + count * lib.rc_dtype_bytes(dtype)
-        for begin, (_, count, dtype) in zip(begins, (source, target), strict=True)
-    ]
-    if max(begins) < min(ends):
-        raise refuse("out", "separate memory", "memory that overlaps x")
-
-
-def _target(out: Any, count: int, dtype: int) -> Any:
-    pointer, given, kind = ADAPTERS[type(out)].memory(out, True)
-    if given != count or kind != dtype:
-        names = list(DTYPES)
-        raise refuse("out", f"{count} elements of {names[dtype]}", f"{given} of {names[kind]}")
-    return pointer
-
-
-def _blocks(rows: list[int], shape: Shape) -> Any:
-    """Return the lengths of blocks for C, from their rows and the shape of what has such rows."""
-    row = prod(shape[1:])
-    try:
-        return ffi.new("uint64_t[]", [count * row for count in rows])
-    except OverflowError:
-        raise refuse("counts", "blocks of fewer than 2**64 elements", f"{rows} rows of {row}") from None
-
-
-def _pickled(obj: Any) -> tuple[Any, Exception | None]:
-    """Return the pickled object, or why there is none: the others are to be told before this rank raises."""
-    try:
-        return np.frombuffer(pickle.dumps(obj, protocol=5), np.uint8), None
-    except Exception as error:
-        return None, error
-
-
-def _check_pickled(sizes: Mapping[int, Any], error: Exception | None) -> None:
-    if error is not None:
-        raise error
-    for rank, size in sizes.items():
-        if size == FAILED:
-            raise RingcommError(f"rank {rank} could not pickle its object, and raised why", rank=rank)
-
-
-def _unpickled(data: Any, sizes: Any) -> list[Any]:
-    ends = np.cumsum(sizes)
-    return [pickle.loads(data[end - size : end]) for size, end in zip(sizes, ends, strict=True)]

@@ -31,6 +31,7 @@ LEAST_BYTES = {
     "direct_bytes": 1,
     "reach_bytes": 1,
 }
+TEXTS = ("algorithm", "host_label", "kernels", "log")
 FOUND_OUT = ("stream_bytes", "reach_bytes")  # if they are None
 
 
@@ -71,7 +72,8 @@ def tuning_file() -> Path | None:
 
 def _tuned(name: str, default: T) -> T:
     path = tuning_file() if name in tuning.TUNABLE else None
-    return cast(T, tuning.read(path).get(name, default)) if path else default
+    found = tuning.read(path) if path else {}
+    return cast(T, integer(f"{name} in {path}", found[name], LEAST_BYTES[name])) if name in found else default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +81,7 @@ class Config:
     """The settings of a communicator. A field that is not given comes from RINGCOMM_<FIELD>, else from what
     `ringcomm tune` has measured, else it has its default.
 
-    All ranks of a world use the values of rank 0, except `kernels` and `log`, which are each process's own.
+    All ranks of a world use the values of rank 0; `kernels`, `log` and `host_label` are each process's own.
     """
 
     timeout: float = _setting("timeout", 300.0, float)
@@ -89,7 +91,7 @@ class Config:
     sub_arena_bytes: int = _setting("sub_arena_bytes", 1 << 20, int)
     """The same for each communicator made by `split`."""
     segment_bytes: int = _setting("segment_bytes", 256 << 10, int)
-    """One rank's share of a chunk in a staged collective, at most."""
+    """One block of a chunk in a staged collective, at most; all blocks of a chunk together take two of it at most."""
     small_bytes: int = _setting("small_bytes", 16 << 10, int)
     """An all_reduce up to this size is done in one synchronisation: every rank reduces everything."""
     stream_bytes: int | None = _setting("stream_bytes", None, int)
@@ -103,6 +105,15 @@ class Config:
     copies are faster."""
     oversubscribed: bool | None = _setting("oversubscribed", None, _flag)
     """More ranks than cores: waiting ranks give their core away early. None: found out at connect."""
+    algorithm: str = _setting("algorithm", "", str)
+    """Between hosts: the name of the algorithm (`ringcomm algorithms` lists them) for the collectives that have it, or
+    "mpi" for what MPI itself does. Empty: the one that seems fastest, for each call."""
+    link_alpha: float = _setting("link_alpha", 20.0, float)
+    """Microseconds that a message between hosts takes, however short: algorithms are chosen by it."""
+    link_beta: float = _setting("link_beta", 10.0, float)
+    """GB/s of a host's link to the others. `ringcomm simulate --alpha --beta` tells what follows from both."""
+    host_label: str = _setting("host_label", "", str)
+    """Under MPI, ranks with different labels pass for ranks of different hosts. All ranks must have one, or none."""
     kernels: str = _setting("kernels", "", str)
     """"portable", "avx2", "avx512"; empty for the best of this CPU. A process has one choice as long as it has a
     communicator open."""
@@ -123,13 +134,18 @@ class Config:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.timeout, int | float) or not 0 < self.timeout < math.inf:
-            raise refuse("timeout", "seconds > 0, and an end", repr(self.timeout))
+        for name, unit in (("timeout", "seconds"), ("link_alpha", "microseconds"), ("link_beta", "GB/s")):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+                raise refuse(name, f"{unit} > 0, and an end", repr(value))
         for name, least in LEAST_BYTES.items():
             value = getattr(self, name)
             if value is not None or name not in FOUND_OUT:
                 integer(name, value, least)
-        if self.log and str(self.log).upper() not in logging.getLevelNamesMapping():
+        for name in TEXTS:
+            if not isinstance(getattr(self, name), str):
+                raise refuse(name, "a string", repr(getattr(self, name)))
+        if self.log and self.log.upper() not in logging.getLevelNamesMapping():
             raise unknown("log level", self.log, ["debug", "info", "warning", "error"])
 
 

@@ -1,5 +1,6 @@
 """`ringcomm doctor`: what works on this machine, and why not."""
 
+import ctypes
 import os
 import platform
 import secrets
@@ -10,8 +11,11 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +28,7 @@ from ringcomm.native import ffi, lib
 __all__ = ["main"]
 
 OLDEST_KERNEL = (5, 4)
+BY_NVLINK = 2  # of nvmlGpuP2PCapsIndex_t
 PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 READ_THE_PARENT = """
 import ctypes, os, sys
@@ -112,8 +117,12 @@ def reach() -> str:
 
 
 def ranks() -> str:
+    return summed(_sum, 30)
+
+
+def summed(program: Callable[[Communicator], float], timeout: float) -> str:
     start = time.perf_counter()
-    sums = launch(_sum, 2, timeout=30)
+    sums = launch(program, 2, timeout=timeout)
     if sums != [3.0, 3.0]:
         raise RingcommError(f"all_reduce of 1 and 2 gave {sums}")
     return f"all_reduce between 2 processes, {time.perf_counter() - start:.1f} s with their start"
@@ -133,7 +142,69 @@ def package(cure: str, *names: str) -> str:
 
 
 def cuda() -> str:
-    raise RingcommError("not in this release")
+    runtime = cupy().cuda.runtime
+    if not runtime.driverGetVersion():
+        raise RingcommError("no CUDA device: no NVIDIA driver is installed")
+    try:
+        count = runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as error:
+        raise RingcommError(f"no CUDA device: {error}") from None
+    found = []
+    for ordinal in range(count):
+        facts = runtime.getDeviceProperties(ordinal)
+        found.append(f"{ordinal}: {facts['name'].decode()} (sm_{facts['major']}{facts['minor']})")
+    driver, own = (f"{n // 1000}.{n % 1000 // 10}" for n in (runtime.driverGetVersion(), runtime.runtimeGetVersion()))
+    return f"{', '.join(found)}; the driver is for CUDA {driver}, CuPy uses {own}"
+
+
+def gpu_pairs() -> str:
+    cuda()
+    runtime = cupy().cuda.runtime
+    count = runtime.getDeviceCount()
+    addresses = [cupy().cuda.Device(ordinal).pci_bus_id for ordinal in range(count)]
+    ways: dict[str, list[str]] = {}
+    for here, there in combinations(range(count), 2):
+        reach = runtime.deviceCanAccessPeer(here, there) and runtime.deviceCanAccessPeer(there, here)
+        way = link(addresses[here], addresses[there]) if reach else "not at all"
+        ways.setdefault(way, []).append(f"{here}-{there}")
+    if not ways:
+        return "one GPU"
+    return "; ".join(f"{way}: {' '.join(pairs)}" for way, pairs in ways.items())
+
+
+def link(here: str, there: str) -> str:
+    """Say how two GPUs, named by their addresses on the PCI bus, reach each other's memory."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return "over NVLink or PCIe"
+    nvml.nvmlInit_v2()
+    handles = ctypes.c_void_p(), ctypes.c_void_p()
+    for address, handle in zip((here, there), handles, strict=True):
+        nvml.nvmlDeviceGetHandleByPciBusId_v2(address.encode(), ctypes.byref(handle))
+    status = ctypes.c_int()
+    failed = nvml.nvmlDeviceGetP2PStatus(*handles, BY_NVLINK, ctypes.byref(status))
+    return "over NVLink or PCIe" if failed else "over PCIe" if status.value else "over NVLink"
+
+
+def gpu_ranks() -> str:
+    cuda()
+    return summed(_sum_on_gpu, 60)
+
+
+def _sum_on_gpu(comm: Communicator) -> float:
+    gpus = cupy()
+    gpus.cuda.Device(comm.rank % gpus.cuda.runtime.getDeviceCount()).use()
+    x = gpus.full(1, comm.rank + 1.0)
+    comm.all_reduce(x)
+    return float(x[0])
+
+
+def cupy() -> Any:
+    try:
+        return import_module("cupy")
+    except ImportError as error:
+        raise RingcommError(f"needs CuPy: {error}") from None
 
 
 CHECKS: dict[str, Callable[[], str]] = {
@@ -151,6 +222,8 @@ CHECKS: dict[str, Callable[[], str]] = {
     "numpy": lambda: version("numpy"),
     "torch": lambda: package("ringcomm[torch]", "torch"),
     "mpi4py": lambda: package("ringcomm[mpi]", "mpi4py"),
-    "cupy": lambda: package("ringcomm[cuda13]", "cupy-cuda13x", "cupy-cuda12x"),
+    "cupy": lambda: package("ringcomm[cuda13]' or 'ringcomm[cuda12]", "cupy-cuda13x", "cupy-cuda12x"),
     "cuda": cuda,
+    "gpu-pairs": gpu_pairs,
+    "gpu-ranks": gpu_ranks,
 }

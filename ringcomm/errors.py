@@ -100,3 +100,12 @@ def unknown(what: str, name: object, known: Iterable[str]) -> ArgumentError:
     near = difflib.get_close_matches(str(name), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
     return ArgumentError(f"unknown {what} {name!r}; {hint}", expected=known, got=str(name))
+
+
+def told(text: str, rank: int) -> RingcommError:
+    """Return the error that another rank has told of, as `Kind: message`."""
+    name, _, message = text.partition(": ")
+    kind = globals().get(name)
+    if not (isinstance(kind, type) and issubclass(kind, RingcommError)):
+        return RingcommError(f"rank {rank}: {text}", rank=rank)
+    return kind(f"rank {rank}: {message}", rank=rank)

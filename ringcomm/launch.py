@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from ringcomm.communicator import Communicator, connect
 from ringcomm.config import Config
-from ringcomm.errors import Aborted, ArgumentError, PeerLost, RingcommError, refuse, unknown
+from ringcomm.errors import Aborted, ArgumentError, PeerLost, RingcommError, integer, refuse, unknown
 from ringcomm.place import Place
 from ringcomm.processes import GRACE, MOST_RANKS, ending
 from ringcomm.store import HashStore, shared_failure
@@ -56,6 +56,7 @@ def launch(
     worlds = {"processes": _processes, "threads": _threads}
     if world not in worlds:
         raise unknown("world", world, worlds)
+    size = integer("size", size)
     if not 1 <= size <= MOST_RANKS:
         raise refuse("size", f"1 to {MOST_RANKS} ranks", size)
     if importing_main.is_set():

@@ -3,6 +3,7 @@
 import os
 import threading
 from importlib import util
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -10,7 +11,7 @@ from ringcomm import errors
 from ringcomm.errors import RingcommError, refuse
 from ringcomm.types import COLLECTIVES
 
-__all__ = ["NULL", "NativeQuick", "check", "ffi", "lib", "seconds"]
+__all__ = ["FOLDER", "NULL", "STATUS", "NativeQuick", "check", "ffi", "lib", "seconds"]
 
 
 class _Interrupt(threading.local):
@@ -50,6 +51,7 @@ except ImportError as reason:
     ffi = lib = NativeQuick = _Missing(reason)
 else:
     NativeQuick = _quick(_library)
+    FOLDER = Path(_library).parent  # with the sources of the kernels
 
     def _keep(kind: type[BaseException], error: BaseException, traceback: TracebackType) -> None:  # noqa: ARG001
         _interrupt.raised = error
@@ -76,6 +78,9 @@ _ERRORS: dict[int, type[RingcommError]] = {
     lib.RC_CLOSED: errors.ArgumentError,
     lib.RC_SYSTEM: errors.RingcommError,
 }
+
+# With which status a communicator fails for an error: of two that mean the same, the first.
+STATUS = {kind: status for status, kind in reversed(_ERRORS.items())}
 
 
 def check(status: int) -> None:

@@ -5,11 +5,12 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from ringcomm.config import LAUNCHER
 from ringcomm.errors import ArgumentError, refuse
 
-__all__ = ["LAUNCHERS", "Place", "find_place"]
+__all__ = ["LAUNCHERS", "Place", "find_place", "host"]
 
 log = logging.getLogger("ringcomm")
 
@@ -23,6 +24,8 @@ class Place:
     job: str
     nonce: str = ""
     launcher: str = "none"
+    hosts: bool = False  # whether the ranks are on several
+    mpi: bool = False  # whether the launcher starts programs of MPI
 
     def environment(self) -> dict[str, str]:
         """Return this process's environment, changed so that a process started with it finds itself at this place."""
@@ -43,6 +46,7 @@ class _Launcher:
     size: str
     local_size: str
     job: tuple[str, ...]
+    mpi: bool = True
 
     def missing(self, environ: Mapping[str, str]) -> list[str]:
         names = dict.fromkeys((self.rank, self.size, self.local_size, *self.job))
@@ -54,10 +58,11 @@ RANK, SIZE, JOB, NONCE = LAUNCHER
 # The first that left all its variables counts: on clusters, launchers start each other from the bottom of this table
 # upwards. Many programs set RANK and WORLD_SIZE by themselves, so they are no mark of torchrun.
 LAUNCHERS = (
-    _Launcher("ringcomm run", RANK, RANK, SIZE, SIZE, (JOB,)),
+    _Launcher("ringcomm run", RANK, RANK, SIZE, SIZE, (JOB,), mpi=False),
     _Launcher(
         *("torchrun", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
         ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"),
+        mpi=False,
     ),
     _Launcher(
         *("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -87,6 +92,11 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place:
     return Place(0, 1, job=f"alone/{os.getpid()}")
 
 
+def host() -> str:
+    """Return what only processes have in common that can share memory: the running kernel, and its Unix sockets."""
+    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/net')}"
+
+
 def _place(launcher: _Launcher, environ: Mapping[str, str]) -> Place:
     told = f"{launcher.rank}={environ[launcher.rank]}, {launcher.size}={environ[launcher.size]}"
     try:
@@ -95,14 +105,17 @@ def _place(launcher: _Launcher, environ: Mapping[str, str]) -> Place:
         raise refuse(f"the place told by {launcher.name}", "whole numbers", told) from None
     if not 0 <= rank < size:
         raise refuse(f"the place told by {launcher.name}", "0 <= rank < size", told)
-    if environ[launcher.local_size] != environ[launcher.size]:
+    hosts = environ[launcher.local_size] != environ[launcher.size]
+    if hosts and not launcher.mpi:
+        counts = f"{launcher.size}={size}, {launcher.local_size}={environ[launcher.local_size]}"
         raise ArgumentError(
-            f"the ranks of this job are on several hosts ({launcher.size}={size}, "
-            f"{launcher.local_size}={environ[launcher.local_size]}); across hosts ringcomm needs mpi4py "
-            "(pip install 'ringcomm[mpi]') or, under torchrun, ringcomm.torch, and this release has neither of the two"
+            f"the ranks of this job are on several hosts ({counts}); across hosts ringcomm needs mpirun or srun, or "
+            "under torchrun ringcomm.torch"
         )
     job = [environ[name] for name in launcher.job] or [_hydra()]
-    return Place(rank, size, "/".join((launcher.name, *job)), environ.get(NONCE, ""), launcher.name)
+    return Place(
+        rank, size, "/".join((launcher.name, *job)), environ.get(NONCE, ""), launcher.name, hosts, launcher.mpi
+    )
 
 
 def _hydra() -> str:

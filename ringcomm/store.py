@@ -19,7 +19,7 @@ from ringcomm.place import Place
 from ringcomm.sockets import MESSAGE_BYTES, packet_socket, stranger
 from ringcomm.storeserver import ALWAYS, HELLO, LINGER, Server
 
-__all__ = ["HashStore", "SocketStore", "Store", "late", "open_store", "shared_failure"]
+__all__ = ["HashStore", "SocketStore", "Store", "late", "meeting", "open_store", "shared_failure"]
 
 log = logging.getLogger("ringcomm")
 
@@ -140,11 +140,17 @@ def open_store(place: Place, timeout: float) -> Iterator[Store]:
 
     Every rank counts its starts, so that a second one does not meet the first.
     """
-    start = next(_starts)
+    with meeting(replace(place, job=f"{place.job}#{next(_starts)}"), timeout) as store:
+        yield store
+
+
+@contextmanager
+def meeting(place: Place, timeout: float) -> Iterator[Store]:
+    """Open the store of those who have the job of this place to themselves."""
     if place.size == 1:
         yield HashStore()
         return
-    store = SocketStore(replace(place, job=f"{place.job}#{start}"), timeout)
+    store = SocketStore(place, timeout)
     with closing(store), shared_failure(store, place.rank):
         yield store
 

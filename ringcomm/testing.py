@@ -1,20 +1,27 @@
-"""The contract of a transport as a test: `check_transport`. Any transport can run it, without a test framework."""
+"""The contract of a transport as a test: `check_transport`; and that of an algorithm: `prove`.
 
+Any transport and any algorithm can be given to them, without a test framework.
+"""
+
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import numpy as np
 
+from ringcomm.algorithms.proof import prove
 from ringcomm.communicator import Communicator
 from ringcomm.config import Config
 from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, MismatchError, PeerLost, RingcommError
 from ringcomm.store import HashStore, Store
 from ringcomm.transports.contract import Transport
 from ringcomm.types import premul_sum
+from ringcomm.work import Work
 
-__all__ = ["CHECKS", "check_transport", "connect_threads", "run_threads"]
+__all__ = ["CHECKS", "check_rank", "check_transport", "connect_threads", "prove", "run_threads"]
 
 T = TypeVar("T")
 Check = Callable[[Communicator], None]
@@ -36,6 +43,21 @@ def check_transport(make_world: Callable[[int], Sequence[Transport]], sizes: Seq
                 run_threads(check, [Communicator(transport) for transport in make_world(size)])
             except BaseException as error:
                 error.add_note(f"in the check {check.__name__}, {size} ranks")
+                raise
+
+
+def check_rank(connect: Callable[[], Communicator], checks: Sequence[Check] = CHECKS) -> None:
+    """Be one rank of a world in which every check of this file is run; raise where the contract is not kept.
+
+    For ranks that are programs of their own: all of them call this. `connect()` returns a communicator of all, with a
+    timeout of some seconds, such as `lambda: ringcomm.init(timeout=10)`; every check takes a new one.
+    """
+    for check in checks:
+        with connect() as comm:
+            try:
+                check(comm)
+            except BaseException as error:
+                error.add_note(f"in the check {check.__name__}, rank {comm.rank} of {comm.size}")
                 raise
 
 
@@ -274,6 +296,17 @@ def queued_calls_run_in_their_order(comm: Communicator) -> None:
     assert all(work.done() for work in works)
     assert all(work.wait() is x and work.result is x for work in works)
     _equal(x, np.full(1000, comm.size**5))
+
+
+@_check
+def who_waits_for_nothing_is_told_when_a_call_is_done(comm: Communicator) -> None:
+    told: SimpleQueue[Work] = SimpleQueue()
+    works = [comm.all_reduce(np.ones(1000), async_op=True), comm.barrier(async_op=True)]
+    for work in works:
+        work.add_done_callback(told.put)
+        work.add_done_callback(told.put)  # twice: everybody who asks is told
+    assert Counter(told.get(timeout=comm.timeout) for _ in works * 2) == Counter(works * 2)
+    assert all(work.done() for work in works)
 
 
 @_check

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ringcomm.errors import ArgumentError, unknown
+from ringcomm.errors import ArgumentError, refuse, unknown
 
 __all__ = ["COLLECTIVES", "DTYPES", "OPS", "PremulSum", "premul_sum", "reduction"]
 
@@ -34,7 +34,10 @@ class PremulSum:
 
 def premul_sum(factor: float) -> PremulSum:
     """Return the operation that sums `factor * x`, computed in the accumulation type; for use as `op`."""
-    return PremulSum(float(factor))
+    try:
+        return PremulSum(float(factor))
+    except (TypeError, ValueError, OverflowError):
+        raise refuse("factor", "a number that a float can hold", type(factor).__name__) from None
 
 
 class _Ops(dict[object, tuple[int, float]]):

@@ -1,9 +1,12 @@
 """The handle of a call that may still run."""
 
+import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
+from ringcomm.completion import call_back
 from ringcomm.errors import RingcommError
 from ringcomm.native import seconds
 from ringcomm.transports.contract import Pending, Transport
@@ -45,6 +48,9 @@ class Work:
         Raises what the blocking call would have raised, also when asked again. A wait longer than `timeout` seconds
         (None: as long as the call itself may take) raises CollectiveTimeout and breaks the communicator, since the
         memory cannot be handed back otherwise. An exception that a signal handler raises breaks it for the same reason.
+
+        Where the arrays are on a GPU the current stream waits, not the program, and what goes wrong there is raised by
+        a later call; `synchronize` waits for both.
         """
         limit = seconds(timeout)
         pending = self._pending  # two threads may wait
@@ -59,11 +65,28 @@ class Work:
                 if not pending.done():
                     self._unfinished.stop(pending)
                 raise
-            self._memory = self._pending = None
-            self._unfinished.discard(self)
+            if pending.done():  # on a GPU perhaps not yet: only the current stream has waited
+                self._memory = self._pending = None
+                self._unfinished.discard(self)
         if self._error is not None:
             raise self._error
         return self._value
+
+    def synchronize(self, timeout: float | None = None) -> Any:
+        """Wait until the call is done on the GPU as well, and return its result. Otherwise like `wait`."""
+        self.wait(timeout)
+        pending = self._pending
+        if pending is not None and not pending.done():
+            reached = threading.Event()
+            pending.add_done_callback(reached.set)
+            try:
+                late = not reached.wait(timeout)
+            except BaseException:  # a signal handler's
+                self._unfinished.stop(pending)
+                raise
+            if late:
+                self._unfinished.stop(pending, "waited too long")
+        return self.wait()
 
     def done(self) -> bool:
         """Say whether the call is done, well or badly, and its arrays are the caller's again."""
@@ -77,6 +100,17 @@ class Work:
     def result(self) -> Any:
         """What the blocking call would have returned; waits for it."""
         return self.wait()
+
+    def add_done_callback(self, callback: "Callable[[Work], object]") -> None:
+        """Call `callback(self)` once the call is done, well or badly: at once if it is, else on a thread of ringcomm's.
+
+        What it raises is logged.
+        """
+        pending = self._pending
+        if pending is None:
+            call_back(partial(callback, self))
+        else:
+            pending.add_done_callback(partial(callback, self))
 
 
 class Both:
@@ -99,6 +133,9 @@ class Both:
     def done(self) -> bool:
         return self._send.done() and self._recv.done()
 
+    def add_done_callback(self, callback: Callable[[], object]) -> None:
+        self._send.add_done_callback(lambda _: self._recv.add_done_callback(lambda _: callback()))
+
 
 class Unfinished:
     """The works whose memory the library may still touch: alive here, even if nobody else has them."""
@@ -119,10 +156,10 @@ class Unfinished:
     def discard(self, work: Work) -> None:
         self._works.discard(work)
 
-    def stop(self, pending: Pending) -> None:
+    def stop(self, pending: Pending, why: str = "was interrupted by a signal during wait") -> None:
         """Break the communicator, so that the call ends and lets go of its memory."""
         with suppress(RingcommError):  # it is closed, which ends the call too
-            self._transport.abort(f"rank {self._transport.rank} was interrupted by a signal during wait")
+            self._transport.abort(f"rank {self._transport.rank} {why}")
         with suppress(RingcommError):  # the failure of the call
             pending.wait(-1.0)
 

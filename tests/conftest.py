@@ -6,6 +6,7 @@ import signal
 import pytest
 
 import harness
+from ringcomm.devices import emulated
 
 os.environ["RINGCOMM_TUNING"] = ""  # what somebody has tuned on this machine
 os.environ[harness.MARK] = str(os.getpid())
@@ -17,6 +18,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def world(request):
     """Where the ranks live: the argument `world` of harness.run."""
     return request.param
+
+
+@pytest.fixture
+def streams_as_on_a_gpu(monkeypatch):
+    """Let calls return when they are launched."""
+    monkeypatch.setattr(emulated.EmulatedDevice, "blocking", False)
 
 
 @pytest.fixture(scope="session", autouse=True)

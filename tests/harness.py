@@ -36,8 +36,12 @@ def run(fn, size, *args, world="processes", settings=()):
     """
     if world == "threads":
         return ringcomm.launch(fn, size, world="threads", args=args, timeout=OPERATION)
-    key = (size, *settings)
-    pool = pools.get(key) or pools.setdefault(key, Pool(size, settings))
+    return run_in_pool((size, *settings), lambda: Pool(size, settings), fn, args)
+
+
+def run_in_pool(key, make, fn, args):
+    """Run `fn` in the pool of this key, which is made if there is none, and ended if `fn` fails."""
+    pool = pools.get(key) or pools.setdefault(key, make())
     try:
         return pool.run(fn, args)
     except BaseException:
@@ -80,7 +84,9 @@ class Pool:
                     failures.append(failure)
                     deadline = min(deadline, time.monotonic() + 1.0)  # what is broken need not be waited for
         if failures:
-            raise failures[0]
+            raise min(
+                failures, key=lambda failure: isinstance(failure, ringcomm.Aborted)
+            )  # the cause, not what followed
         return results
 
     def close(self):
@@ -115,19 +121,25 @@ def serve(connection: Connection, place):
     """Be one rank of a pool until the other end closes."""
     os.environ.update(place)
     with ringcomm.init(timeout=OPERATION) as comm:
-        while True:
-            try:
-                fn, args = connection.recv()
-                answer = fn(comm, *args), None, ""
-            except EOFError:
-                return
-            except BaseException as failure:
-                answer = None, sendable(failure), traceback.format_exc()
-            connection.send(answer)
+        answer(connection, comm)
+
+
+def answer(connection: Connection, comm):
+    """Call `fn(comm, *args)` for each (fn, args) that comes, until the other end closes."""
+    while True:
+        try:
+            fn, args = connection.recv()
+            answer = fn(comm, *args), None, ""
+        except EOFError:
+            return
+        except BaseException as failure:
+            answer = None, sendable(failure), traceback.format_exc()
+        connection.send(answer)
 
 
 def sendable(failure):
     try:
+        assert type(failure).__module__ != "mpi4py.MPI"  # which the tests do not import
         return pickle.loads(pickle.dumps(failure))
     except Exception:
         return RuntimeError(repr(failure))
@@ -169,9 +181,11 @@ def threads():
 def descriptors():
     for path in Path("/proc/self/fd").iterdir():
         try:
-            yield "descriptor " + re.sub(r"\d+", "N", os.readlink(path))
+            target = os.readlink(path)
         except OSError:
             continue  # the one that lists this folder
+        if "/matplotlib/" not in target:  # it keeps its fonts open
+            yield "descriptor " + re.sub(r"\d+", "N", target)
 
 
 def files():

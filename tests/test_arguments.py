@@ -32,6 +32,10 @@ def read_only(length):
     return x
 
 
+def masked(length):
+    return np.ma.array(zeros(length), mask=[True] * length)
+
+
 def zeros(*shape, dtype=F4):
     return np.zeros(shape, dtype)
 
@@ -50,12 +54,14 @@ CALLS = {
     "long doubles": (lambda c: c.all_reduce(np.zeros(1, np.longdouble)), "one of .*, got float128"),
     "every second element": (lambda c: c.all_reduce(zeros(6)[::2]), "C-contiguous, got .*float32, shape \\(3,\\)"),
     "a transposed array": (lambda c: c.broadcast(zeros(2, 3).T), "C-contiguous, got .*shape \\(3, 2\\)"),
+    "a masked array": (lambda c: c.all_reduce(masked(3)), "without a mask .*x.data or x.filled.*, got MaskedArray"),
+    "a masked out": (lambda c: c.all_gather(zeros(1), out=masked(3)), "without a mask .*, got MaskedArray"),
     "a strided out": (lambda c: c.all_reduce(zeros(3), out=zeros(6)[::2]), "C-contiguous"),
-    "an array on a GPU": (lambda c: c.all_reduce(OnGpu()), "host memory .*, got OnGpu"),
-    "an out on a GPU": (lambda c: c.all_reduce(zeros(4), out=OnGpu()), "host memory .*, got OnGpu"),
+    "an array on a GPU": (lambda c: c.all_reduce(OnGpu()), "arrays on a GPU need one, and CuPy"),
+    "an out on a GPU": (lambda c: c.all_reduce(zeros(4), out=OnGpu()), "arrays on a GPU need one, and CuPy"),
     "DLPack on a GPU": (
         lambda c: c.send(OnDlpackGpu(), 0),
-        "host memory .*, got OnDlpackGpu on DLPack device \\(2, 1\\)",
+        "host memory, .*, got OnDlpackGpu on DLPack device \\(2, 1\\)",
     ),
     # Read-only outputs
     "read-only in place": (
@@ -142,8 +148,8 @@ CALLS = {
     "a negative length": (lambda c: c.empty((2, -1), F4), "shape: expected lengths >= 0, got \\(2, -1\\)"),
     "a dtype nobody knows": (lambda c: c.empty(1, "flaot32"), "unknown dtype 'flaot32'; did you mean 'float32'"),
     "a buffer of objects": (lambda c: c.empty(1, object), "one of .*, got object"),
-    "another device": (lambda c: c.empty(1, F4, device="tpu"), "device: expected 'host'.*, got tpu"),
-    "another device to come": (lambda c: c.empty(1, F4, device="cuda"), "device: expected 'host'.*, got cuda"),
+    "another device": (lambda c: c.empty(1, F4, device="tpu"), "unknown device 'tpu'; known: cuda, emulated, host"),
+    "a GPU that there is not": (lambda c: c.empty(1, F4, device="cuda"), "arrays on a GPU need one, and CuPy"),
 }
 
 

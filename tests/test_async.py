@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import harness
+import ringcomm
 from reference import assert_same, filled
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, MismatchError, PeerLost, RingcommError
 
@@ -313,3 +314,57 @@ def stop_waits(comm, name):
 @pytest.mark.parametrize("name", STARTS)
 def test_a_wait_that_a_signal_ends_leaves_no_memory_to_a_running_call(name, world):
     harness.run(stop_waits, 2, name, world=world)
+
+
+def told_when_done(comm):
+    done, ended = [], threading.Semaphore(0)
+
+    def note(name):
+        def called(work):
+            assert work.done()
+            done.append((name, work))
+            ended.release()
+
+        return called
+
+    works = {}
+    for name in range(20):
+        works[name] = comm.all_reduce(np.ones(1000), async_op=True)
+    other = (comm.rank + 1) % comm.size
+    works["both"] = comm.sendrecv(np.ones(3), other, np.empty(3), None, async_op=True)
+    works["refused"] = comm.all_reduce(np.ones(3 + comm.rank), async_op=True)
+    for name, work in works.items():
+        work.add_done_callback(note(name))
+    for _ in works:
+        assert ended.acquire(timeout=harness.OPERATION)
+    assert sorted(map(str, works)) == sorted(str(name) for name, _ in done)
+    assert all(works[name] is work for name, work in done)
+    with pytest.raises(MismatchError):
+        works["refused"].wait()
+    works[3].wait()
+    works[3].add_done_callback(note("at once"))
+    assert done[-1][0] == "at once"
+
+
+def test_a_callback_is_called_when_the_call_is_done_well_or_badly(world):
+    harness.run(told_when_done, 2, world=world)
+
+
+def test_a_callback_that_raises_is_logged_and_the_next_is_called(caplog):
+    with ringcomm.init() as comm:
+        ended = threading.Event()
+        first, second = (comm.barrier(async_op=True) for _ in range(2))
+        first.add_done_callback(lambda _: 1 / 0)
+        second.add_done_callback(lambda _: ended.set())
+        if not ended.wait(harness.OPERATION):
+            raise AssertionError("the second callback was not called")
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_callback_may_wait_for_what_the_next_one_does():
+    with ringcomm.init() as comm:
+        woken, ended = threading.Event(), threading.Event()
+        first, second = (comm.barrier(async_op=True) for _ in range(2))
+        first.add_done_callback(lambda _: woken.wait(harness.OPERATION) and ended.set())
+        second.add_done_callback(lambda _: woken.set())
+        assert ended.wait(harness.OPERATION / 2)

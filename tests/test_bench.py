@@ -9,6 +9,7 @@ import harness
 from ringcomm import ArgumentError, MemoryShortage
 from ringcomm.bench import add_arguments, peers, plan, report, rounds
 from ringcomm.bench.command import plan_of
+from ringcomm.bench.job import last_words
 from ringcomm.bench.rank.collectives import COLLECTIVES, REDUCTIONS, Setting, count_wrong, dtype_named, fill
 from ringcomm.bench.rank.measure import Bench
 from ringcomm.bench.rank.ours import Ours
@@ -117,6 +118,18 @@ def test_buffers_rotate_through_the_pool():
     assert harness.run(rank, 2, world="threads")[0] == ((1 << 16) // 4032, 1 << 16), "4,000 bytes take 63 lines"
 
 
+def test_memory_that_was_prepared_is_what_memcpy_uses():
+    def rank(comm):
+        it = Bench(Ours(comm))
+        it.prepare_memcpy(1 << 16)
+        (prepared,) = it.pools.values()
+        it.memcpy(1 << 16)
+        (used,) = it.pools.values()
+        return used is prepared
+
+    assert harness.run(rank, 2, world="threads") == [True, True]
+
+
 def test_wrong_elements_are_counted():
     setting = Setting(rank=1, size=2, count=1000, dtype=np.dtype("int32"), op="sum", root=0)
     array = np.empty((2, 1000), np.int32)
@@ -180,6 +193,10 @@ def test_what_cannot_be_read_is_refused(words, capsys):
         ("reduce --op avg --dtype float16,int32", "avg of int32"),
         ("all_reduce --op max --dtype complex64", "max of complex64"),
         ("broadcast --ranks 2,4 --root 2", "--root: expected 0 to 1 with 2 ranks, got 2"),
+        (
+            "all_reduce barrier --root 1",
+            "expected a collective with a root (broadcast, reduce, gather, scatter), got all_r",
+        ),
         ("all_reduce --ranks 2000", "expected at most 1024, got 2000"),
     ],
 )
@@ -187,6 +204,10 @@ def test_what_makes_no_sense_is_refused_before_anything_runs(words, told):
     with pytest.raises(ArgumentError) as refusal:
         plan_of(parse(words)).require(1)
     assert told in str(refusal.value)
+
+
+def test_a_root_may_be_chosen_where_one_of_the_collectives_has_it():
+    plan_of(parse("all_reduce broadcast --root 1")).require(1)
 
 
 def test_what_does_not_fit_into_memory_is_refused_before_anything_runs():
@@ -214,6 +235,59 @@ def test_dtypes_and_operations_follow_one_another_at_each_size():
         *((8, "float32", "sum"), (8, "float32", "max"), (8, "float16", "sum"), (8, "float16", "max"))
     ]
     assert len(turns) == 2 * 4 + 2 * 2, "the operation means nothing to broadcast"
+
+
+KILLED_BEFORE_OTHERS = """\
+ringcomm run: rank 0 was killed by SIGKILL
+[1] Traceback (most recent call last):
+[1]     return self.round(True, 0, 1)
+[1] RuntimeError: Connection reset by peer
+"""
+RAISED_BEFORE_OTHERS = """\
+[0] Traceback (most recent call last):
+[0]     raise refuse(variable, EXPECTED[parse], repr(text)) from None
+ringcomm run: rank 0 ended with exit status 1
+[0] ringcomm.errors.ArgumentError: RINGCOMM_TIMEOUT: expected a number, got 'soon'
+[1] ringcomm.errors.PeerLost: rank 0 died
+"""
+OPEN_MPI = """\
+----------------------------------------
+prterun noticed that process rank 1 with PID 26164 on node vm exited on
+signal 9 (Killed).
+----------------------------------------
+"""
+MPICH = """\
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)
+Please see the FAQ page for debugging suggestions
+"""
+FATAL = """\
+Fatal Python error: init_fs_encoding: failed to get the Python codec of the filesystem encoding
+ModuleNotFoundError: No module named 'encodings'
+
+Current thread 0x00007feda7413b80 (most recent call first):
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        (KILLED_BEFORE_OTHERS, "ringcomm run: rank 0 was killed by SIGKILL"),
+        (
+            RAISED_BEFORE_OTHERS,
+            "[0] ringcomm.errors.ArgumentError: RINGCOMM_TIMEOUT: expected a number, got 'soon'",
+        ),
+        (OPEN_MPI, "signal 9 (Killed)."),
+        (MPICH, "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)"),
+        (FATAL, "ModuleNotFoundError: No module named 'encodings'"),
+        ("[0] python is broken\nringcomm run: rank 0 ended with exit status 3\n[1] so\n", "[0] python is broken"),
+        ("ringcomm run: rank 0 ended with exit status 3\n", "ringcomm run: rank 0 ended with exit status 3"),
+        ("ValueError: " + "word " * 100, "ValueError:" + " word" * 37 + " …"),
+        ("----\n\n", ""),
+    ],
+)
+def test_the_last_words_of_a_library_are_the_line_that_says_why(log, words):
+    assert last_words(log) == words
 
 
 def row(library, median, buffers="rotated", **changes):

@@ -1,20 +1,22 @@
 """`ringcomm bench --vs …` as a command: real peers side by side, and peers that crash, hang or are not there."""
 
 import json
+import mmap
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from ringcomm.bench import peers, report
-from ringcomm.bench.job import ALIAS
+from ringcomm.bench import peers, report, rounds
+from ringcomm.bench.job import ALIAS, START, shared_files
 
 pytestmark = pytest.mark.slow
 
@@ -156,6 +158,23 @@ def test_a_peer_that_fails_is_named_and_the_others_go_on(cache, number, told):
     assert gone(pids)
 
 
+def test_the_start_of_a_job_does_not_try_the_patience(monkeypatch):
+    monkeypatch.setattr(rounds, "COPY_BYTES", 1 << 16)
+    asked = []
+
+    class Job(rounds.Job):
+        def ask(self, *request, **given):
+            asked.append((*request, given))
+            return super().ask(*request, **given)
+
+    monkeypatch.setattr(rounds, "Job", Job)
+    lineup = rounds.Lineup(plan=None, ranks=2, patience=0, progress=lambda *_: None)
+    with ExitStack() as stack:
+        lineup.start(peers.contenders([])[0], stack)
+        assert lineup.failures == []
+    assert asked == [("prepare_memcpy", 1 << 16, {"limit": START})]
+
+
 def rank_one(pids):
     return next(pid for pid in pids if b"RINGCOMM_RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())
 
@@ -173,6 +192,29 @@ def test_what_was_measured_before_an_interrupt_is_kept(cache, tmp_path, number):
     assert json.loads((tmp_path / "out.json").read_text())["rows"][0]["bytes"] == 4
     assert len(pids) == 4
     assert gone(pids)
+
+
+def test_a_bench_under_nohup_goes_on_when_its_terminal_is_closed(cache):
+    words = command("all_reduce -b 4 -e 16 -n 2", cache)
+    nohup = subprocess.Popen(["nohup", *words.pop("args")], **words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    nohup.stdout.readline()  # it has begun
+    nohup.send_signal(signal.SIGHUP)
+    out, err = nohup.communicate(timeout=55)
+    assert nohup.returncode == 0, err
+    assert [line[0] for line in table(out)] == ["4", "16"]
+
+
+def test_only_what_a_process_shares_in_dev_shm_is_taken_for_left_behind():
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as shared, tempfile.NamedTemporaryFile(dir="/dev/shm") as private:
+        maps = []
+        for file, kind in ((shared, mmap.MAP_SHARED), (private, mmap.MAP_PRIVATE)):
+            file.write(b"x")
+            file.flush()
+            maps.append(mmap.mmap(file.fileno(), 1, flags=kind))
+        assert shared.name in shared_files(os.getpid())
+        assert private.name not in shared_files(os.getpid())
+        for each in maps:
+            each.close()
 
 
 def test_nothing_stays_behind_when_the_bench_is_killed(cache):
@@ -239,7 +281,7 @@ def test_bad_input_is_told_in_a_line(cache, words, told):
 def test_an_environment_that_cannot_be_made_is_told(monkeypatch, tmp_path, capfd):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     nowhere = peers.Peer(
-        "gloo", (str(tmp_path / "no-such-package"),), peers.run_ringcomm, "RINGCOMM_RANK", variants={"": {}}
+        "gloo", "torch", (str(tmp_path / "no-such-package"),), peers.run_ringcomm, "RINGCOMM_RANK", variants={"": {}}
     )
     monkeypatch.setitem(peers.PEERS, "gloo", nowhere)
     assert peers.set_up(["gloo"]) == ["gloo"]
@@ -254,6 +296,31 @@ def test_an_environment_that_is_whole_is_left_alone(cache, monkeypatch):
     before = (peers.folder("gloo") / peers.MARK).stat().st_mtime_ns
     assert peers.set_up(["gloo"]) == []
     assert (peers.folder("gloo") / peers.MARK).stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("name", ["gloo", "openmpi"])
+@pytest.mark.parametrize("damage", ["no python", "a python that fails", "no module"])
+def test_an_environment_that_is_damaged_is_made_anew(cache, monkeypatch, tmp_path, name, damage):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    place = peers.folder(name)
+    shutil.copytree(cache / "ringcomm/peers" / place.name, place)
+    python = place / "bin/python"
+    if damage == "no python":
+        python.unlink()
+    elif damage == "a python that fails":
+        python.write_text("#!/bin/sh\nexit 1\n")
+    else:
+        python.write_text(f'#!/bin/sh\nexec "{PYTHON}" -S "$@"\n')  # nothing that was installed
+
+    def create(place, with_pip):
+        assert with_pip
+        assert not place.exists()
+        (place / "bin").mkdir(parents=True)
+        (place / "bin/python").symlink_to("/bin/true")  # whatever it is to install
+
+    monkeypatch.setattr(peers.venv, "create", create)
+    assert peers.set_up([name]) == []
+    assert python.readlink() == Path("/bin/true")
 
 
 def test_results_are_drawn(cache, tmp_path):

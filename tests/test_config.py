@@ -81,7 +81,7 @@ def test_the_variables_of_the_launcher_are_no_settings(monkeypatch):
 @pytest.mark.parametrize(
     "wrong",
     [
-        *({"timeout": timeout} for timeout in (0, "3", float("nan"), float("inf"))),
+        *({"timeout": timeout} for timeout in (0, "3", True, float("nan"), float("inf"))),
         *({"arena_bytes": size} for size in (-1, 1.5, None, 2**70)),
         *({"log": level} for level in ("loud", 3)),
     ],
@@ -89,6 +89,12 @@ def test_the_variables_of_the_launcher_are_no_settings(monkeypatch):
 def test_a_value_that_makes_no_sense_is_refused(wrong):
     with pytest.raises(ArgumentError, match=next(iter(wrong))):
         Config(**wrong)
+
+
+@pytest.mark.parametrize("config", [0, 3, {"timeout": 3}])
+def test_what_is_no_config_is_refused(config):
+    with pytest.raises(ArgumentError, match=r"config: expected a ringcomm\.Config, got"):
+        ringcomm.init(config=config)
 
 
 def test_a_config_travels_and_stays_as_it_is():

@@ -218,6 +218,8 @@ def test_arguments_that_make_no_sense_are_refused():
         launch(greet, 2, "process")
     with pytest.raises(ArgumentError, match="size"):
         launch(greet, 0)
+    with pytest.raises(ArgumentError, match=r"size: expected an integer, got 2\.0"):
+        launch(greet, 2.0)
     with pytest.raises(ArgumentError, match="timeout"):
         launch(greet, 2, timeout=-1)
 

@@ -25,6 +25,7 @@ def test_kernel_sources_and_the_type_marker_are_installed():
     installed = {str(file) for file in importlib.metadata.files("ringcomm")}
     package = Path(_native.__file__).parent
     assert (package / "kernels" / "cpu" / "kernels.h").exists()
+    assert (package / "kernels" / "cuda" / "entry.cu").exists()
     assert "ringcomm/_native.abi3.so" in installed
     assert (Path(ringcomm.__file__).parent / "py.typed").exists()
 

@@ -44,8 +44,8 @@ SAY_PLACE = "from ringcomm.place import find_place as f; p = f(); print(p.rank, 
     [
         (OURS, Place(1, 4, "ringcomm run/j", "secret", "ringcomm run")),
         (TORCHRUN, Place(1, 4, "torchrun/none/29500/2", "", "torchrun")),
-        (OPEN_MPI, Place(1, 4, "Open MPI/prterun-host-17@1", "", "Open MPI")),
-        (SRUN, Place(1, 4, "srun/7/0", "", "srun")),
+        (OPEN_MPI, Place(1, 4, "Open MPI/prterun-host-17@1", "", "Open MPI", mpi=True)),
+        (SRUN, Place(1, 4, "srun/7/0", "", "srun", mpi=True)),
     ],
     ids=lambda value: getattr(value, "launcher", ""),
 )
@@ -129,15 +129,19 @@ def test_contradicting_variables_are_named(environ, names):
 @pytest.mark.parametrize(
     "environ",
     [
-        {**TORCHRUN, "LOCAL_WORLD_SIZE": "2"},
         {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
-        {**MPICH, "MPI_LOCALNRANKS": "2"},
         {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2(x2)"},
     ],
 )
-def test_ranks_on_several_hosts_are_told_both_cures(environ):
-    with pytest.raises(ArgumentError, match=r"pip install 'ringcomm\[mpi\]'.*ringcomm\.torch"):
-        find_place(environ)
+def test_ranks_of_mpi_may_be_on_several_hosts(environ):
+    place = find_place(environ)
+    assert place.mpi
+    assert place.hosts
+
+
+def test_ranks_of_torchrun_on_several_hosts_are_told_both_cures():
+    with pytest.raises(ArgumentError, match=r"mpirun or srun, or under torchrun ringcomm\.torch"):
+        find_place({**TORCHRUN, "LOCAL_WORLD_SIZE": "2"})
 
 
 def test_mpich_without_its_hydra_is_an_error():

@@ -1,10 +1,13 @@
 """The README tells the truth: its example runs and prints what it says, its commands are the ones CI runs."""
 
 import importlib
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -14,13 +17,20 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 
 
-def test_the_example_prints_what_the_readme_shows(tmp_path):
-    example, shown = blocks("python")[0], blocks("text")[0]
-    (tmp_path / "sum.py").write_text(example)
-    command = re.search(r"`(ringcomm run .*?)`", README)[1].split()
+@pytest.mark.parametrize(
+    ("number", "program", "module"),
+    [(0, "sum.py", "ringcomm run"), (1, "sum_torch.py", "torchrun")],
+    ids=["ringcomm", "torch"],
+)
+def test_an_example_prints_what_the_readme_shows(tmp_path, number, program, module):
+    example, shown = blocks("python")[number], blocks("text")[number]
+    (tmp_path / program).write_text(example)
+    words = re.search(rf"`({module} .*?)`", README)[1].split()
+    command = ["torch.distributed.run", *words[1:]] if module == "torchrun" else words
     run = subprocess.run([sys.executable, "-m", *command], cwd=tmp_path, capture_output=True, text=True, timeout=50)
     assert run.returncode == 0, run.stderr
-    printed = [re.sub(r"^\W*\d+\W+(?=rank)", "", line) for line in run.stdout.splitlines()]
+    # Under torchrun two ranks may write into one line.
+    printed = re.findall(r"rank .*?(?=rank|$)", run.stdout, re.MULTILINE)
     assert sorted(printed) == shown.splitlines()
 
 
@@ -47,6 +57,26 @@ def test_its_figures_are_those_of_the_runs_that_are_kept(monkeypatch):
     folder = ROOT / re.search(r"\]\((benchmarks/results/\S+)/all_reduce-2.png\)", README)[1]
     kept = (folder / "lead.md").read_text()
     assert kept == lead.report([lead.read(run) for run in sorted(folder.glob("run-*"))])
+    torch_backend = importlib.import_module("torch_backend")
+    tables = torch_backend.tables(json.loads((folder / "torch.json").read_text()))
+    assert tables in (ROOT / "docs" / "torch.md").read_text()
+    assert tables.partition("\n\n")[0] in README
     table = re.findall(r"^\|.*$", README.partition("## Speed")[2].partition("\n## ")[0], re.MULTILINE)
     assert len(table) >= 4
     assert set(table) <= set(kept.splitlines())
+
+
+def test_the_example_for_gpus_runs_on_the_emulated_device(tmp_path):
+    example = blocks("python")[2]
+    for cupy, emulated in (
+        ("import cupy\n", "from ringcomm.devices import emulated as cupy\n"),
+        (", cupy.cuda.Device(comm.rank)", ""),
+        ("cupy.full(1_000_000, comm.rank + 1, ", "cupy.array([comm.rank + 1] * 1000, "),
+    ):
+        assert cupy in example
+        example = example.replace(cupy, emulated)
+    (tmp_path / "sum_gpu.py").write_text(example)
+    command = [sys.executable, "-m", "ringcomm", "run", "-n", "2", "sum_gpu.py"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=50)
+    assert run.returncode == 0, run.stderr
+    assert sorted(run.stdout.split()) == ["3.0", "3.0", "[0]", "[1]"]

@@ -232,7 +232,7 @@ def talkative(comm):
         with pytest.raises(
             ArgumentError, match="what split tells the other ranks: expected at most 2048 bytes, got 3002"
         ):
-            comm._transport._exchange("split", "x" * 3000)
+            comm._transport._host.exchange("split", "x" * 3000)
     comm.barrier()
 
 

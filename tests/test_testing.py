@@ -5,8 +5,9 @@ import pkgutil
 
 import pytest
 
+import ringcomm
 from ringcomm import Communicator, transports
-from ringcomm.testing import CHECKS, check_transport, connect_threads, run_threads
+from ringcomm.testing import CHECKS, check_rank, check_transport, connect_threads, run_threads
 from ringcomm.transports import shm
 
 NAMES = [module.name for module in pkgutil.iter_modules(transports.__path__)]
@@ -39,6 +40,20 @@ def test_a_transport_that_computes_wrongly_is_named_with_its_check():
     with pytest.raises(AssertionError) as caught:
         check_transport(forgetful, sizes=(2,))
     assert caught.value.__notes__ == ["in the check all_reduce_combines_all_ranks_in_place_and_out_of_place, 2 ranks"]
+
+
+def test_a_rank_runs_every_check_with_a_communicator_of_its_own_and_names_the_one_that_fails():
+    seen = []
+
+    def fail(comm):
+        raise KeyError(comm.rank)
+
+    with pytest.raises(KeyError) as caught:
+        check_rank(ringcomm.init, [seen.append, seen.append, fail, seen.append])
+    assert caught.value.__notes__ == ["in the check fail, rank 0 of 1"]
+    assert len({*seen}) == 2
+    assert all("closed" in repr(comm) for comm in seen)
+    check_rank(ringcomm.init)
 
 
 def test_the_failure_that_came_first_is_raised():

@@ -67,10 +67,11 @@ def test_a_broken_file_is_written_anew(file):
     assert Config().small_bytes == 7
 
 
-def test_a_threshold_that_makes_no_sense_is_refused(file):
+def test_a_threshold_that_makes_no_sense_is_refused_with_the_name_of_the_file(file):
     tuning.write(file, {"segment_bytes": 1}, {})
-    with pytest.raises(ArgumentError, match="segment_bytes"):
+    with pytest.raises(ArgumentError, match=r"segment_bytes in .*tuning\.json: expected an integer from 64 .*, got 1"):
         Config()
+    assert Config(segment_bytes=64).segment_bytes == 64
 
 
 def test_all_settings_that_are_tuned_are_read():
@@ -100,9 +101,10 @@ def test_the_fastest_value_is_that_of_all_sizes_together():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(180)  # it measures: ten seconds, or many more beside other programs
 def test_the_command_writes_what_init_reads(file):
-    command = [sys.executable, "-m", "ringcomm", "tune", "-n", "1"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=58, check=False)
+    command = [sys.executable, "-m", "ringcomm", "tune", "-n", "3"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
     assert run.returncode == 0, run.stderr
     written = json.loads(file.read_text())[tuning.machine()]
     assert set(written["settings"]) == set(tuning.TUNABLE)
@@ -110,6 +112,15 @@ def test_the_command_writes_what_init_reads(file):
     config = Config()
     assert {name: getattr(config, name) for name in tuning.TUNABLE} == written["settings"]
     assert all(f"{name} = " in run.stdout for name in tuning.TUNABLE)
+
+
+@pytest.mark.parametrize("rounds", ["0", "1", "2"])
+def test_rounds_too_few_to_tell_noise_from_speed_are_refused(file, rounds, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["tune", "-n", rounds])
+    assert ended.value.code == 2
+    assert f"{rounds} is less than 3" in capsys.readouterr().err
+    assert not file.exists()
 
 
 def test_without_a_file_to_write_to_the_command_says_so(monkeypatch, capsys):

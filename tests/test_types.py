@@ -36,6 +36,12 @@ def test_premul_sum_carries_its_factor():
     assert ringcomm.premul_sum(2) == ringcomm.premul_sum(2.0)
 
 
+@pytest.mark.parametrize("factor", [None, "half", [1.0], 1j, pytest.param(10**400, id="huge")])
+def test_a_factor_that_is_no_number_is_refused(factor):
+    with pytest.raises(ringcomm.ArgumentError, match=f"factor: expected a number .* got {type(factor).__name__}"):
+        ringcomm.premul_sum(factor)
+
+
 def test_premul_sum_without_a_factor_says_how_to_write_it():
     with pytest.raises(ringcomm.ArgumentError, match=r"ringcomm\.premul_sum\(factor\)"):
         OPS["premul_sum"]

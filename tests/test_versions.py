@@ -57,7 +57,7 @@ def test_all_ranks_use_the_settings_of_rank_0():
     comms = connect_all(configs)
     fields = (*shm.TUNING, "oversubscribed")
     for comm in comms:
-        tuning = comm._transport._tuning
+        tuning = comm._transport._host._tuning
         assert [getattr(tuning, name) for name in fields] == [getattr(configs[0], name) for name in fields]
         assert comm.timeout == harness.OPERATION
 
@@ -78,7 +78,7 @@ def test_all_ranks_use_the_settings_of_rank_0():
 CODE = """
 import numpy as np, ringcomm
 with ringcomm.init(timeout=20) as comm:
-    print(comm.timeout, comm._transport._tuning.small_bytes, comm.all_reduce(np.array(comm.rank)))
+    print(comm.timeout, comm._transport._host._tuning.small_bytes, comm.all_reduce(np.array(comm.rank)))
 """
 
 

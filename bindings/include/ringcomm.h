@@ -54,7 +54,7 @@ typedef struct rc_region rc_region;
 typedef struct {
     uint64_t arena_bytes;     /* shared memory of one rank of the world, at most */
     uint64_t sub_arena_bytes; /* the same for a communicator made by split */
-    uint64_t segment_bytes;   /* one rank's share of a chunk in a staged collective, at most */
+    uint64_t segment_bytes;   /* one block of a chunk in a staged collective, at most; all its blocks: two of it */
     uint64_t small_bytes;     /* all_reduce up to this size: every rank reduces everything, one synchronisation */
     uint64_t stream_bytes;    /* blocks of at least this size are staged with non-temporal stores */
     uint64_t direct_bytes;    /* symmetric buffers, or the ranks are threads: accessed directly from this size on */
@@ -87,11 +87,48 @@ int rc_kernels_select(const char* level);
 const char* rc_kernels_name(void);
 int rc_dtype_bytes(int dtype);
 int rc_reducible(int dtype, int op);
-/* dst[i] = srcs[0][i] op srcs[1][i] op …, in that order, rounded once; dst may be one of srcs. */
+/* dst[i] = srcs[0][i] op srcs[1][i] op …, in that order, rounded once; dst may be one of srcs. avg divides by n * factor. */
 int rc_reduce(void* dst, const void* const* srcs, int n, uint64_t count, int dtype, int op, double factor);
 /* Bytes per second with which a block goes over from the core `writer` to the core `reader`: ordinary and non-temporal
    stores. */
 int rc_probe_handover(uint64_t bytes, int writer, int reader, double* ordinary, double* streamed);
+
+/* CUDA kernels (kernels/cuda/), on a GPU or on the emulated device. Addresses are the device's. */
+typedef struct {
+    int32_t ranks, channels;
+    uint32_t slots, slot_bytes, stage_bytes, line_bytes;
+} rc_cuda_shape;
+
+typedef struct {
+    void* arena;
+    void* control; /* an rc_cuda_control in host memory that the device reaches */
+    const void* input;
+    void* output;
+    const uint64_t* send_offsets; /* elements, one more than ranks; NULL: equal blocks */
+    const uint64_t* recv_offsets;
+    uint64_t number; /* told again when it fails */
+    uint64_t count;  /* elements of the array, or of a block */
+    double timeout, factor;
+    int32_t rank, kernel, dtype, op, root;
+} rc_cuda_call;
+
+typedef struct {
+    uint64_t abort;  /* not 0: kernels give up */
+    uint64_t failed; /* not 0: a kernel has given up, for this reason: */
+    uint64_t number, epoch, expected, got;
+    int32_t peer, channel;
+    uint64_t reason;
+} rc_cuda_control;
+
+/* The size of an arena, and where in it the addresses of all arenas are to be written. */
+int rc_cuda_layout(const rc_cuda_shape* shape, uint64_t* bytes, uint64_t* peers_at);
+uint64_t rc_cuda_args_bytes(void);
+/* What the kernel of entry.cu takes by value. */
+int rc_cuda_args(const rc_cuda_shape* shape, const rc_cuda_call* call, void* args);
+/* Does on the CPU what a launch with so many blocks of so many threads does on a GPU, and returns when it is done. */
+int rc_emulated_launch(const void* args, int blocks, int threads, uint64_t seed);
+/* The same for a launch of several ranks in one grid, each with so many blocks; `args` lie side by side. */
+int rc_emulated_virtual(const void* args, int ranks, int blocks, int threads, uint64_t seed);
 
 /* The world: one anonymous file holds the arenas of all ranks, and grows for sub-groups and symmetric buffers. */
 uint64_t rc_world_bytes(int size, const rc_tuning* tuning);
@@ -105,7 +142,10 @@ int rc_world_open(int fd, int rank, int size, const int64_t* pids, const int* pi
 int rc_reserve(rc_comm* comm, uint64_t bytes, uint64_t* offset);
 /* A communicator of `size` ranks whose arena starts at `offset`; members[i] is the rank in `parent` of rank i. */
 int rc_sub_open(rc_comm* parent, uint64_t offset, int rank, int size, const int* members, rc_comm** comm);
-int rc_abort(rc_comm* comm, int status, const char* reason);
+/* Breaks the communicator; `rank` is the one that failed. */
+int rc_abort(rc_comm* comm, int status, int rank, const char* reason);
+/* Whether a rank has died or closed: 0 or 1. */
+int rc_gone(rc_comm* comm, int rank, int* gone);
 /* RC_INTERRUPTED: from a signal handler inside a call of this communicator; that call ends now, then close again. */
 int rc_close(rc_comm* comm);
 void rc_free(rc_comm* comm);
@@ -122,6 +162,10 @@ int rc_report(rc_comm* comm, int calls, char* text, uint64_t bytes);
 int rc_collective(rc_comm* comm, int collective, const void* source, void* target, uint64_t count, int dtype, int op,
                   double factor, int root, const uint64_t* counts, double timeout, rc_work** work);
 
+/* Whether that call makes sense on `rank` of `size`, for a transport that does it in another way. */
+int rc_check_collective(int rank, int size, int collective, const void* source, void* target, uint64_t count, int dtype,
+                        int op, double factor, int root, const uint64_t* counts);
+
 /* Point to point; peer -1 receives from any rank. `source` (may be NULL) gets the rank that sent. */
 int rc_send(rc_comm* comm, const void* data, uint64_t count, int dtype, int peer, int64_t tag, double timeout,
             rc_work** work);
@@ -134,6 +178,10 @@ int rc_sendrecv(rc_comm* comm, const void* data, uint64_t count, int dtype, int 
  * wait returns while the library can still touch the buffers. */
 int rc_work_wait(rc_work* work, double timeout, int* source);
 int rc_work_done(rc_work* work);
+/* Once the work is done, well or badly, `token` (not 0) comes out of rc_next_done; it does so at once if it is. */
+int rc_work_notify(rc_work* work, uint64_t token);
+/* Waits for the next token of this process, in the order in which works are done; 0 after `timeout` without one. */
+uint64_t rc_next_done(double timeout);
 void rc_work_free(rc_work* work);
 
 /* A symmetric buffer: `bytes` for each rank at `offset` (from rc_reserve of size × rc_region_bytes(bytes)). */

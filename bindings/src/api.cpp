@@ -28,13 +28,29 @@ Message outgoing(const void* data, uint64_t count, int dtype, int peer, int64_t 
     return {static_cast<std::byte*>(const_cast<void*>(data)), count, dtype, peer, tag, timeout};
 }
 
+Call called(int collective, const void* source, void* target, uint64_t count, int dtype, int op, double factor,
+            int root, const uint64_t* counts) {
+    return {collective,
+            static_cast<const std::byte*>(source),
+            static_cast<std::byte*>(target),
+            count,
+            dtype,
+            op,
+            factor,
+            root,
+            counts};
+}
+
 }  // namespace
 
 const rc_error* rc_last_error(void) { return &last_error(); }
 
 void rc_set_interrupt(int (*interrupt)(void)) { interrupt_function.store(interrupt); }
 
-void rc_after_fork(void) { fork_generation.fetch_add(1); }
+void rc_after_fork(void) {
+    fork_generation.fetch_add(1);
+    forget_done();
+}
 
 int rc_kernels_select(const char* level) {
     return guarded([&] {
@@ -118,9 +134,12 @@ int rc_sub_open(rc_comm* parent, uint64_t offset, int rank, int size, const int*
     });
 }
 
-int rc_abort(rc_comm* comm, int status, const char* reason) {
-    return visit(comm->door,
-                 [&](const Visit& visit) { visit.comm().store_failure(Failure(status, reason, visit.comm().rank)); });
+int rc_abort(rc_comm* comm, int status, int rank, const char* reason) {
+    return visit(comm->door, [&](const Visit& visit) { visit.comm().store_failure(Failure(status, reason, rank)); });
+}
+
+int rc_gone(rc_comm* comm, int rank, int* gone) {
+    return visit(comm->door, [&](const Visit& visit) { *gone = visit.comm().gone(rank, "").has_value(); });
 }
 
 int rc_close(rc_comm* comm) {
@@ -175,15 +194,7 @@ int rc_report(rc_comm* comm, int calls, char* text, uint64_t bytes) {
 int rc_collective(rc_comm* comm, int collective, const void* source, void* target, uint64_t count, int dtype, int op,
                   double factor, int root, const uint64_t* counts, double timeout, rc_work** work) {
     return visit(comm->door, [&](const Visit& visit) {
-        Call call{collective,
-                  static_cast<const std::byte*>(source),
-                  static_cast<std::byte*>(target),
-                  count,
-                  dtype,
-                  op,
-                  factor,
-                  root,
-                  counts};
+        Call call = called(collective, source, target, count, dtype, op, factor, root, counts);
         check_call(call, visit.comm().rank, visit.comm().size);
         if (work) {
             *work = new rc_work{comm->door, visit->engine.queue(call, timeout)};
@@ -191,6 +202,14 @@ int rc_collective(rc_comm* comm, int collective, const void* source, void* targe
             refuse_in_signal_handler(visit.comm());
             visit->engine.run(call, timeout);
         }
+    });
+}
+
+int rc_check_collective(int rank, int size, int collective, const void* source, void* target, uint64_t count, int dtype,
+                        int op, double factor, int root, const uint64_t* counts) {
+    return guarded([&] {
+        Call call = called(collective, source, target, count, dtype, op, factor, root, counts);
+        check_call(call, rank, size);
     });
 }
 
@@ -256,6 +275,12 @@ int rc_work_wait(rc_work* work, double timeout, int* source) {
 }
 
 int rc_work_done(rc_work* work) { return work->work->done(); }
+
+int rc_work_notify(rc_work* work, uint64_t token) {
+    return guarded([&] { work->work->notify(token); });
+}
+
+uint64_t rc_next_done(double timeout) { return next_done(timeout); }
 
 void rc_work_free(rc_work* work) {
     if (work && !work->door->forked()) delete work;

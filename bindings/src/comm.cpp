@@ -50,8 +50,8 @@ void store(Arena& arena, const rc_error& error) {
 }  // namespace
 
 uint64_t deadline_of(uint64_t start, double seconds) {
-    // Beyond a century it is "never"; the product must not overflow.
-    return seconds > 3e9 ? UINT64_MAX : start + uint64_t(std::fmax(seconds, 0) * 1e9);
+    // Beyond a century it is "never"; the product must not overflow. Never too early: `start` may be a tick old.
+    return seconds > 3e9 ? UINT64_MAX : start + TICK_NS + uint64_t(std::fmax(seconds, 0) * 1e9);
 }
 
 Comm::Comm(std::shared_ptr<World> world, Group group, std::vector<Group> ancestors, int rank)

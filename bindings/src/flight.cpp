@@ -24,7 +24,7 @@ void Comm::flight_end(uint64_t number, int status) {
     FlightEntry& entry = mine().flight[number % FLIGHT_CALLS];
     if (entry.number.load(std::memory_order_relaxed) != number) return;  // 1024 calls ago: overwritten
     entry.status.store(status, std::memory_order_relaxed);
-    entry.end.store(now_ns(), std::memory_order_release);
+    entry.end.store(tick_ns(), std::memory_order_release);
 }
 
 std::string Comm::with_report(const std::string& message, const std::vector<int>& first) const {
@@ -64,7 +64,7 @@ std::string Comm::report(int r, int calls) const {
         const std::string call = describe(signature, count) + (epoch ? format(" epoch %" PRIu64, epoch) : "");
         if (end) {
             finished +=
-                format(" %s, %s after %.6f s, %.3f s ago;", call.c_str(), status < 10 ? outcomes[status] : "failed",
+                format(" %s, %s after %.2f s, %.3f s ago;", call.c_str(), status < 10 ? outcomes[status] : "failed",
                        double(end - start) * 1e-9, now > end ? double(now - end) * 1e-9 : 0.0);
         } else {
             running += format(" %s, running for %.3f s;", call.c_str(), now > start ? double(now - start) * 1e-9 : 0.0);

@@ -71,7 +71,7 @@ void Letters::post(std::initializer_list<Parcel*> parcels, const std::shared_ptr
         posted->parcel.posted = posted;
         ++background_;
     }
-    const uint64_t start = now_ns();
+    const uint64_t start = tick_ns();
     for (Parcel* parcel : parcels) {
         parcel->start = start;
         parcel->flight = comm_.flight_start(parcel->signature(), parcel->message.count, 0, start);

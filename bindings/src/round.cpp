@@ -29,7 +29,7 @@ Round::Round(Comm& comm, Call& call, double timeout)
       comm(comm),
       call(call),
       timeout_(timeout < 0 ? comm.tuning().timeout : timeout),
-      start_time_(now_ns()),
+      start_time_(tick_ns()),
       signature_(pack(call.collective, call.dtype, call.op, call.root, call.counts != nullptr)),
       record_count_(call.count),
       extra_(call.op == RC_PREMUL_SUM ? std::bit_cast<uint64_t>(call.factor) : 0) {
@@ -68,6 +68,7 @@ void Round::meet(size_t beside) {
     const size_t lines = beside <= INLINE_BYTES ? divide_up(RECORD_HEAD + beside, 64) : 1;
     int other = -1;
     for (int p = 0; p < size; ++p) {
+        if (p == rank) continue;  // the line is with the peers now: reading it would bring it back
         const Record& theirs = record(p);
         await(theirs.epoch, call.epoch, p, lines);
         if ((theirs.signature & ~SIGNATURE_DIRECT) != signature_ || theirs.count != record_count_ ||
@@ -75,27 +76,41 @@ void Round::meet(size_t beside) {
             other = p;
         }
     }
-    Lines differences(format("the ranks called different things at epoch %" PRIu64 ":", call.epoch));
     if (other >= 0) {
+        Lines differences = differences_here();
         for (int p = 0; p < size; ++p) {
             const Record& theirs = record(p);
             const bool counts = call.counts && theirs.extra != extra_;
             differences.add(format("  rank %d: ", p) + words(theirs) +
                             (counts ? format(", other counts than on rank %d", rank) : ""));
         }
-    } else if (call.collective == RC_ALL_TO_ALL && call.counts) {
-        for (int p = 0; p < size; ++p) {
-            for (int q = 0; q < size; ++q) {
-                const uint64_t sent = comm.arena().counts(p, call.epoch)[q];
-                const uint64_t expected = comm.arena().counts(q, call.epoch)[size + p];
-                if (sent == expected) continue;
-                if (other < 0 || p == rank || q == rank) other = p == rank ? q : p;
-                differences.add(format("  rank %d sends %" PRIu64 " elements to rank %d, which expects %" PRIu64, p,
-                                       sent, q, expected));
-            }
+        mismatch(differences, other);
+    }
+    if (call.collective == RC_ALL_TO_ALL && call.counts) compare_counts();
+}
+
+void Round::compare_counts() const {
+    int other = -1;
+    std::optional<Lines> differences;
+    for (int p = 0; p < size; ++p) {
+        for (int q = 0; q < size; ++q) {
+            const uint64_t sent = comm.arena().counts(p, call.epoch)[q];
+            const uint64_t expected = comm.arena().counts(q, call.epoch)[size + p];
+            if (sent == expected) continue;
+            if (other < 0 || p == rank || q == rank) other = p == rank ? q : p;
+            if (!differences) differences = differences_here();
+            differences->add(format("  rank %d sends %" PRIu64 " elements to rank %d, which expects %" PRIu64, p, sent,
+                                    q, expected));
         }
     }
-    if (other < 0) return;
+    if (differences) mismatch(*differences, other);
+}
+
+Lines Round::differences_here() const {
+    return Lines(format("the ranks called different things at epoch %" PRIu64 ":", call.epoch));
+}
+
+void Round::mismatch(const Lines& differences, int other) const {
     Failure mismatch(RC_MISMATCH, differences.text(), other);
     copy_text(mismatch.error.expected, sizeof mismatch.error.expected, words());
     copy_text(mismatch.error.got, sizeof mismatch.error.got, words(record(other)));
@@ -125,7 +140,7 @@ void Round::await_staged(int r, uint64_t chunk) {
 }
 
 void Round::check() {
-    if (const auto failure = look()) fail(*failure);
+    if (const auto failure = broken()) fail(*failure);
 }
 
 void Round::read(int r, std::byte* target, const std::byte* address, size_t bytes) {
@@ -159,13 +174,18 @@ void Round::late() {
 }
 
 std::optional<Failure> Round::look() {
+    if (auto failure = broken()) return failure;
+    if (now_ns() >= deadline()) return timed_out();
+    return {};
+}
+
+std::optional<Failure> Round::broken() {
     if (auto failure = comm.look(kind_name(call.collective))) return failure;
     for (int p = 0; p < size; ++p) {
         // Who has finished this call owes nothing, and may go: asked in this order, for it finishes before it goes.
         auto failure = p == rank ? std::nullopt : comm.gone(p, words());
         if (failure && observe(comm.header(p).finished) < call.epoch) return failure;
     }
-    if (now_ns() >= deadline()) return timed_out();
     return {};
 }
 

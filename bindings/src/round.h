@@ -61,7 +61,11 @@ public:
 
 private:
     void await(const Flag& flag, uint64_t value, int peer, size_t lines = 1);
+    void compare_counts() const;  // of all_to_all; throws if two ranks differ
+    Lines differences_here() const;
+    [[noreturn]] void mismatch(const Lines& differences, int other) const;
     std::optional<Failure> look() override;
+    std::optional<Failure> broken();  // what ends the call, but for its time
     [[noreturn]] void fail(const Failure& failure) override;
     void late() override;
     uint64_t deadline() const override { return deadline_of(start_time_, timeout_); }

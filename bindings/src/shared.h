@@ -57,7 +57,7 @@ struct alignas(64) FlightEntry {
     std::atomic<uint64_t> signature;
     std::atomic<uint64_t> epoch;
     std::atomic<uint64_t> count;
-    std::atomic<uint64_t> start;  // ns, CLOCK_MONOTONIC
+    std::atomic<uint64_t> start;  // ns, tick_ns()
     std::atomic<uint64_t> end;    // 0 while the call runs
     std::atomic<uint32_t> status;
 };

@@ -20,13 +20,17 @@ long futex(std::atomic<uint32_t>& word, int operation, uint32_t value, const tim
     return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), operation, value, timeout, nullptr, 0);
 }
 
-}  // namespace
-
-uint64_t now_ns() {
+uint64_t read_clock(clockid_t clock) {
     timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    clock_gettime(clock, &now);
     return uint64_t(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
 }
+
+}  // namespace
+
+uint64_t now_ns() { return read_clock(CLOCK_MONOTONIC); }
+
+uint64_t tick_ns() { return read_clock(CLOCK_MONOTONIC_COARSE); }
 
 void ring_always(Bell& bell) {
     bell.rings.fetch_add(1);

@@ -1,12 +1,55 @@
 #include "work.h"
 
+#include <chrono>
+#include <deque>
+
 namespace ringcomm {
+
+namespace {
+
+// The tokens of works that are done, of the whole process.
+struct Done {
+    std::mutex mutex;
+    std::condition_variable arrived;
+    std::deque<uint64_t> tokens;
+
+    void push(uint64_t token) {
+        const std::lock_guard lock(mutex);
+        tokens.push_back(token);
+        arrived.notify_one();
+    }
+};
+
+Done* everything_done = new Done;  // never freed: threads may wait there until the process ends
+
+}  // namespace
+
+uint64_t next_done(double timeout) {
+    Done& done = *everything_done;
+    std::unique_lock lock(done.mutex);
+    done.arrived.wait_for(lock, std::chrono::duration<double>(timeout), [&] { return !done.tokens.empty(); });
+    if (done.tokens.empty()) return 0;
+    const uint64_t token = done.tokens.front();
+    done.tokens.pop_front();
+    return token;
+}
+
+void forget_done() { everything_done = new Done; }
+
+void Work::notify(uint64_t token) {
+    const std::lock_guard lock(mutex_);
+    if (done())
+        everything_done->push(token);
+    else
+        tokens_.push_back(token);
+}
 
 void Work::finish(std::optional<Failure> failure) {
     const std::lock_guard lock(mutex_);
     failure_ = std::move(failure);
     done_.store(true, std::memory_order_release);
     changed_.notify_all();
+    for (const uint64_t token : tokens_) everything_done->push(token);
 }
 
 void Work::result() const {

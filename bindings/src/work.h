@@ -33,6 +33,8 @@ public:
     virtual void wait(Comm& comm, uint64_t deadline);
 
     void wait_done();  // when something else is sure to end the call soon
+    // Once it is done, `token` comes out of next_done().
+    void notify(uint64_t token);
 
     int source = -1;  // of a receive: who sent
 
@@ -43,6 +45,10 @@ protected:
 private:
     std::atomic<bool> done_{false};
     std::optional<Failure> failure_;
+    std::vector<uint64_t> tokens_;  // of those who want to know
 };
+
+uint64_t next_done(double timeout);  // seconds; 0 after that
+void forget_done();                  // in a forked child, where other threads may have held the lock
 
 }  // namespace ringcomm

@@ -80,7 +80,7 @@ uint64_t Direct::common(int who, uint64_t Places::* key) const {
     uint64_t value = 0;
     for (int p = 0; p < round_.size; ++p) {
         if (!is(who, p)) continue;
-        if (!round_.hopes(p) || !(places(p).*key)) return 0;
+        if (!hopes(p) || !(places(p).*key)) return 0;
         if (value && places(p).*key != value) return 0;
         value = places(p).*key;
     }
@@ -89,7 +89,7 @@ uint64_t Direct::common(int who, uint64_t Places::* key) const {
 
 Access Direct::common_access() const {
     for (int p = 0; p < round_.size; ++p) {
-        if (!round_.hopes(p) || places(p).access != mine_.access) return Access::NONE;
+        if (!hopes(p) || places(p).access != mine_.access) return Access::NONE;
     }
     return mine_.access;
 }

@@ -55,7 +55,9 @@ public:
 
 private:
     Access offered(const Offer& offer) const;
-    const Places& places(int r) const { return round_.record(r).places; }
+    // Not from this rank's own record, whose lines are with the peers.
+    bool hopes(int r) const { return r == round_.rank ? hope() : round_.hopes(r); }
+    const Places& places(int r) const { return r == round_.rank ? mine_ : round_.record(r).places; }
     uint64_t common(int who, uint64_t Places::* key) const;
     Access common_access() const;
 

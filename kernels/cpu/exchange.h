@@ -72,10 +72,13 @@ void exchange(Round& round, const Roles& roles, Direct& direct, size_t laid, Chu
 struct Pieces {
     size_t piece;  // bytes, a multiple of 64
 
-    Pieces(Round& round, int blocks_per_buffer)
-        : piece(std::min<size_t>(round.comm.tuning().segment_bytes,
-                                 round.comm.arena().layout.staging_bytes / blocks_per_buffer) /
-                64 * 64) {}
+    // All blocks of a buffer together take two segments at most, so that the buffers of all ranks stay in the cache
+    // they share: with 8 ranks they would be 64 MiB else.
+    Pieces(Round& round, int blocks_per_buffer) {
+        const size_t segment = round.comm.tuning().segment_bytes;
+        const size_t buffer = std::min<size_t>(2 * segment, round.comm.arena().layout.staging_bytes);
+        piece = std::max<size_t>(64, std::min(segment, buffer / blocks_per_buffer) / 64 * 64);
+    }
     uint64_t chunks(size_t largest) const { return std::max<size_t>(1, divide_up(largest, piece)); }
     size_t begin(uint64_t chunk, size_t bytes) const { return std::min(bytes, chunk * piece); }
     size_t length(uint64_t chunk, size_t bytes) const {

@@ -14,7 +14,7 @@ namespace {
 struct Operation {
     static constexpr size_t unit = 1;
     static auto input(auto x, double) { return x; }
-    static auto output(auto acc, int) { return acc; }
+    static auto output(auto acc, double) { return acc; }
 };
 
 struct Sum : Operation {
@@ -22,7 +22,7 @@ struct Sum : Operation {
 };
 
 struct Avg : Sum {
-    static auto output(auto acc, int n) { return acc / Lane<decltype(acc)>(n); }
+    static auto output(auto acc, double divisor) { return acc / Lane<decltype(acc)>(divisor); }
 };
 
 struct PremulSum : Sum {
@@ -127,7 +127,7 @@ struct Reduction {
 
     template <size_t Lanes, class Wide>
     [[gnu::always_inline]] void output(Wide acc, size_t i) const {
-        for (auto& part : acc.part) part = Op::output(part, n);
+        for (auto& part : acc.part) part = Op::output(part, n * factor);
         store(dst + i * sizeof(Stored), Type::template narrow<Lanes>(acc));
     }
 };

@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="let buffers change beyond the last-level cache, with the cached figure beside it (default)",
     )
+    add("--device", choices=("host", "cuda", "emulated"), default="host", help="where the buffers lie (default: host)")
     add("--symmetric", action="store_true", help="ringcomm's buffers from comm.empty(), which peers access directly")
     add("--async", dest="asynchronous", action="store_true", help="start each call, then wait for it")
     add("--patience", type=whole(1), default=60, metavar="SECONDS", help="after which a silent library is ended (60)")
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.min_ratio is not None and not names:
         raise ArgumentError("--min-ratio compares with peers: expected --vs")
     plan = plan_of(arguments)
-    contenders, missing = peers.contenders(names)
+    contenders, missing = peers.contenders(names, plan.device)
     plan.require(len(contenders))
     for line in missing:
         print(f"ringcomm bench: {line}", file=sys.stderr)
@@ -70,7 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
             stack.enter_context(arguments.json.open("a"))  # now, and not after minutes of measuring
         results = Results(plan, Machine.here(), arguments.patience)
         for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.default_int_handler)  # whatever ends the bench, the results are kept
+            if signal.getsignal(number) != signal.SIG_IGN:  # under nohup it goes on; else the results are kept
+                stack.callback(signal.signal, number, signal.signal(number, signal.default_int_handler))
         interrupted = False
         try:
             for ranks in plan.ranks:
@@ -120,7 +122,8 @@ class Results:
             copies = [m.memcpy for m in self.rows if m.ranks == ranks and m.memcpy]
             if copies:
                 slow, fast = min(copies) / 1e9, max(copies) / 1e9
-                print(f"# memcpy of 256 MiB, all ranks at once: {slow:.1f} to {fast:.1f} GB/s per core during the run")
+                speed = f"{slow:.1f} to {fast:.1f} GB/s per {'rank' if self.plan.device == 'cuda' else 'core'}"
+                print(f"# memcpy of 256 MiB, all ranks at once: {speed} during the run")
             lineup.close()
 
     def tell(self, lineup: Lineup) -> None:
@@ -170,6 +173,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
         rotate=arguments.rotate,
         symmetric=arguments.symmetric,
         asynchronous=arguments.asynchronous,
+        device=arguments.device,
     )
 
 

@@ -3,9 +3,11 @@
 import ctypes
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
+import textwrap
 import time
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
@@ -14,14 +16,19 @@ from typing import Any
 
 from ringcomm.bench.peers import Contender
 
-__all__ = ["Job", "JobFailed", "Refused"]
+__all__ = ["START", "Job", "JobFailed", "Refused", "last_words"]
 
 PACKAGE = Path(__file__).parent / "rank"
 ALIAS = "ringcomm_bench_rank"  # its name where the rest of ringcomm is not installed
 PR_SET_PDEATHSIG = 1
-START = 60.0  # seconds until all ranks have imported their library and met
+START = 60.0  # seconds until all ranks have imported their library and met, or are ready for the first question
 GOODBYE = 5.0  # seconds for a launcher to end by itself
-WORDS = 300  # characters of what a dying library said, at most
+WORDS = 200  # characters of what a dying library said, at most
+REASONS = (  # the best first
+    r"(\[\d+\] )?((\w+\.)+[A-Z]\w*|\w+(Error|Exception)): ",  # the last line of an exception
+    r".*(killed by|signal \d)",  # a launcher, about a rank that could not say anything
+    r".*\w",
+)
 
 
 class JobFailed(Exception):
@@ -61,7 +68,7 @@ class Job:
         command = [
             *("env", *(f"{name}={value}" for name, value in environment.items())),
             *contender.launcher(ranks),
-            *(*program, contender.rank_variable, str(folder)),
+            *(*program, contender.rank_variable, str(folder), contender.device),
         ]
         with self._log.open("wb") as log:
             # In a session of its own, so that Ctrl-C reaches the bench alone.
@@ -97,20 +104,20 @@ class Job:
                 self.versions = hello["versions"]
         self._connections = [arrived[rank] for rank in range(ranks)]
 
-    def ask(self, request: str, *arguments: Any) -> list[Any]:
+    def ask(self, request: str, *arguments: Any, limit: float | None = None) -> list[Any]:
         """Let all ranks do something; return what each answers, or raise Refused. If some of them cannot, the job is
-        over: JobFailed.
+        over: JobFailed. `limit` are the seconds it may take, if not those of the patience.
         """
         try:
-            return self._ask(request, *arguments)
+            return self._ask(self.patience if limit is None else limit, request, *arguments)
         except Refused:
             raise
         except BaseException:
             self.kill()
             raise
 
-    def _ask(self, *request: Any) -> list[Any]:
-        deadline = time.monotonic() + self.patience
+    def _ask(self, limit: float, *request: Any) -> list[Any]:
+        deadline = time.monotonic() + limit
         with suppress(BrokenPipeError):  # it is found out below, with its last words
             for connection in self._connections:
                 connection.send_bytes(json.dumps(request).encode())
@@ -135,15 +142,14 @@ class Job:
             raise (Refused if everybody else JobFailed)(f"rank {rank}: {reason}")
         if silent:
             ranks = ", ".join(str(self._connections.index(connection)) for connection in silent)
-            raise JobFailed(f"hangs: no answer from rank {ranks} within {self.patience:g} s")
+            raise JobFailed(f"hangs: no answer from rank {ranks} within {limit:g} s")
         return [answers[rank] for rank in range(len(self._connections))]
 
     def _last_words(self) -> str:
         with suppress(subprocess.TimeoutExpired):
             self._launcher.wait(GOODBYE)  # it may have to say why
-        lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines()]
-        said = [line for line in lines if any(character.isalnum() for character in line)]
-        return " | ".join(said)[-WORDS:] or f"its launcher ended with status {self._launcher.poll()}"
+        said = last_words(self._log.read_text(errors="replace"))
+        return said or f"its launcher ended with status {self._launcher.poll()}"
 
     def close(self) -> None:
         """Let the ranks end in order, and wait for that."""
@@ -178,10 +184,24 @@ class Job:
                 os.unlink(path)
 
 
+def last_words(log: str) -> str:
+    """Return the line of a log that says best why the ranks ended, not too long; empty if none says anything."""
+    lines = log.splitlines()
+    # `ringcomm run` names the first rank that ended: all that the others can say is that they miss it.
+    if first := re.search(r"^ringcomm run: rank (\d+) .*", log, re.MULTILINE):
+        lines = [first[0], *(line for line in lines if line.startswith(f"[{first[1]}] "))]
+    for reason in REASONS:
+        if found := [line for line in lines if re.match(reason, line)]:
+            return textwrap.shorten(found[-1], WORDS, placeholder=" …")
+    return ""
+
+
 def shared_files(pid: int) -> set[str]:
-    """Return the files of /dev/shm that a process has mapped: MPICH leaves its own there when it is killed."""
+    """Return what lies right in /dev/shm and a process shares with others: MPICH leaves its own when it is killed."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     except OSError:  # it has ended
         return set()
-    return {line[line.index("/dev/shm/") :] for line in lines if "/dev/shm/" in line and "(deleted)" not in line}
+    mapped = [words for line in lines if len(words := line.split(None, 5)) == 6]
+    shared = {path for _, permissions, _, _, _, path in mapped if permissions[3] == "s"}
+    return {path for path in shared if os.path.dirname(path) == "/dev/shm" and not path.endswith("(deleted)")}

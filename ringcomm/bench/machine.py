@@ -1,5 +1,6 @@
 """Where and when figures were taken."""
 
+import ctypes
 import datetime
 import os
 import platform
@@ -12,7 +13,7 @@ import ringcomm
 from ringcomm import tuning
 from ringcomm.config import tuning_file
 
-__all__ = ["Machine", "cache_bytes"]
+__all__ = ["Machine", "cache_bytes", "gpus"]
 
 USUAL_CACHE = 32 << 20
 
@@ -22,6 +23,7 @@ class Machine:
     cpu: str
     cores: int  # that this process may use
     cache: int  # bytes of the last-level cache
+    gpus: list[str]
     system: str
     python: str
     commit: str | None  # of ringcomm, where it runs from a checkout
@@ -34,6 +36,7 @@ class Machine:
             cpu=tuning.cpu(),
             cores=len(os.sched_getaffinity(0)),
             cache=cache_bytes(),
+            gpus=gpus(),
             system=f"{platform.system()} {platform.release()} {platform.machine()}",
             python=platform.python_version(),
             commit=commit(),
@@ -53,6 +56,22 @@ def cache_bytes() -> int:
     """Return the size of the last-level cache."""
     sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
     return max((int(size[:-1]) << 10 for size in sizes if size.endswith("K")), default=USUAL_CACHE)
+
+
+def gpus() -> list[str]:
+    """Return the names of the GPUs that this process may use; none where there is no driver."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return []
+    number, name = ctypes.c_int(), ctypes.create_string_buffer(256)
+    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(number)):
+        return []
+    found = []
+    for ordinal in range(number.value):
+        cuda.cuDeviceGetName(name, len(name), ordinal)
+        found.append(name.value.decode())
+    return found
 
 
 def commit() -> str | None:

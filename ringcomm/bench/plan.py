@@ -20,6 +20,7 @@ SENSELESS = {  # operation → kinds of dtypes, as NumPy calls them
     **dict.fromkeys(("min", "max"), "c"),
     "avg": "biu",
 }
+GPU_POOL = 256 << 20  # twice the last-level cache of a GPU of 2025
 COPY_BYTES = 256 << 20  # of the memcpy that is the limit: larger than the caches
 
 
@@ -51,11 +52,14 @@ class Plan:
     rotate: bool
     symmetric: bool
     asynchronous: bool
+    device: str = "host"
 
     @property
     def pool(self) -> int:
         """Bytes that the buffers rotate through: twice the last-level cache, on every rank."""
-        return 2 * cache_bytes() if self.rotate else 0
+        if not self.rotate:
+            return 0
+        return GPU_POOL if self.device == "cuda" else 2 * cache_bytes()
 
     def places(self, collective: str) -> bool:
         """Say whether this collective is done in place."""
@@ -92,6 +96,10 @@ class Plan:
             for dtype, op in product(self.dtypes, self.ops):
                 if dtype_named(dtype).kind in SENSELESS.get(op, ""):
                     raise ArgumentError(f"{op} of {dtype} makes no sense")
+        rooted = [name for name, row in COLLECTIVES.items() if row.rooted]
+        if self.root and not set(rooted) & set(self.collectives):
+            chosen = ", ".join(self.collectives)
+            raise ArgumentError(f"--root: expected a collective with a root ({', '.join(rooted)}), got {chosen}")
         for ranks in self.ranks:
             if ranks > MOST_RANKS:
                 raise ArgumentError(f"--ranks: expected at most {MOST_RANKS}, got {ranks}")

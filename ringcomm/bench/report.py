@@ -72,12 +72,25 @@ def header(machine: Machine, plan: Plan, ranks: int, versions: dict[str, dict[st
     lines.append(
         "a round: the mean time of a call on the slowest rank, of as many in a row as take 5 ms; p10 to p99 of rounds"
     )
+    lines += where(machine, plan, ranks)
     for kind, values in machine.settings.items():
         lines.append(f"ringcomm's settings from the {kind}: {', '.join(f'{n}={v}' for n, v in values.items())}")
     if plan.rotate:
         lines.append(f"buffers rotate through {plan.pool >> 20} MiB on each rank; cached: the same buffer every time")
     names, units = (cells([column[i] for column in COLUMNS])[2:] for i in (0, 1))
     return "\n".join(f"# {line}".rstrip() for line in [*lines, "", names, units])
+
+
+def where(machine: Machine, plan: Plan, ranks: int) -> list[str]:
+    """Return what is to be known of figures that are not those of host memory."""
+    if plan.device == "emulated":
+        return ["buffers on the emulated device, which is the CPU: this shows what is right, not what is fast"]
+    if plan.device == "host":
+        return []
+    lines = [f"buffers on {len(machine.gpus)} x {machine.gpus[0]}; calls in a row are queued, then waited for"]
+    if ranks > len(machine.gpus):
+        lines.append("same GPU: measures memory and scheduling, not NVLink")
+    return lines
 
 
 def rows_text(rows: list[Measurement]) -> str:

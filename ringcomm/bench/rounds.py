@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from ringcomm.bench.job import Job, JobFailed, Refused
+from ringcomm.bench.job import START, Job, JobFailed, Refused
 from ringcomm.bench.peers import Contender
 from ringcomm.bench.plan import COPY_BYTES, Plan, Turn
 from ringcomm.bench.rank.collectives import COLLECTIVES
 
 __all__ = ["Failure", "Lineup", "Measurement"]
 
+OURS = "ringcomm"  # the job that also measures memcpy
 ROUND_SECONDS = 0.005
 WARM_UP_SECONDS = 1.0  # at least LEAST_WARM_UPS calls, at most those asked for
 LEAST_WARM_UPS = 6  # MPICH changes its algorithm after the fifth call
@@ -52,7 +53,7 @@ class Measurement:
     algbw: float  # bytes per second
     busbw: float
     wrong: int | None  # elements; None: not checked
-    memcpy: float  # bytes per second and core, at this size's turn
+    memcpy: float  # bytes per second and core, or rank on a GPU, at this size's turn
 
 
 @dataclass(frozen=True)
@@ -85,10 +86,12 @@ class Lineup:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="ringcomm-bench-")))
             try:
                 job = Job(contender, self.ranks, folder, self.patience)
-            except JobFailed as failure:
+                stack.callback(job.kill)
+                if job.name == OURS:  # takes longer than any call, and would try the patience of the first memcpy
+                    job.ask("prepare_memcpy", COPY_BYTES, limit=START)
+            except (JobFailed, Refused) as failure:
                 self.failures.append(Failure(contender.name, self.ranks, None, None, str(failure)))
                 continue
-            stack.callback(job.kill)
             self.jobs.append(job)
             self.versions[job.name] = job.versions
 
@@ -148,13 +151,14 @@ class Lineup:
         return [Series(job, rotated, max(1 + (not rotated), round(ROUND_SECONDS / seconds))) for rotated in kinds]
 
     def _memcpy(self, turn: Turn) -> float:
-        ours = next((job for job in self.jobs if job.name == "ringcomm"), None)
+        ours = next((job for job in self.jobs if job.name == OURS), None)
         if ours is None:
             return 0.0
         copies = [self._try(ours, turn, partial(ours.ask, "memcpy", COPY_BYTES)) for _ in range(COPIES)]
         if not all(copies):
             return 0.0
-        ranks_of_a_core = self.ranks / min(self.ranks, len(os.sched_getaffinity(0)))
+        cores = self.ranks if self.plan.device == "cuda" else len(os.sched_getaffinity(0))
+        ranks_of_a_core = self.ranks / min(self.ranks, cores)
         return ranks_of_a_core * COPY_BYTES / float(np.median([max(seconds) for seconds in copies]))
 
     def _try(self, job: Job, turn: Turn, action: Callable[[], Any]) -> Any:
@@ -185,7 +189,7 @@ class Lineup:
             op=turn.op if row.reduces else None,
             root=plan.root if row.rooted else None,
             in_place=plan.places(turn.collective),
-            symmetric=plan.symmetric and one.job.name == "ringcomm",
+            symmetric=plan.symmetric and one.job.name == OURS,
             asynchronous=plan.asynchronous,
             buffers="rotated" if one.rotated else "cached",
             rounds=len(one.seconds),

@@ -24,6 +24,7 @@ __all__ = ["add_arguments", "run"]
 
 NEVER = 2**62
 MOST_RANKS = 8  # the crossovers hardly move beyond
+LEAST_ROUNDS = 3  # of fewer, the median would be any disturbance, and be kept
 PATIENCE = 60.0
 
 Times = dict[int, list[float]]  # value of the setting → seconds at each size
@@ -77,7 +78,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ranks = max(2, min(MOST_RANKS, len(os.sched_getaffinity(0))))
     parser.add_argument("--ranks", type=whole(2), default=ranks, metavar="N", help=f"default: {ranks}, from the cores")
     parser.add_argument(
-        "-n", "--iters", type=whole(1), default=20, metavar="ROUNDS", help="rounds of each (default: 20)"
+        *("-n", "--iters"),
+        type=whole(LEAST_ROUNDS),
+        default=20,
+        metavar="ROUNDS",
+        help=f"rounds of each, at least {LEAST_ROUNDS} (default: 20)",
     )
 
 

@@ -20,7 +20,7 @@ say, is the communicator's to know.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 __all__ = ["NOT_QUICK", "Fused", "Pending", "Transport"]
 
@@ -67,6 +67,10 @@ class Pending(Protocol):
 
     def done(self) -> bool:
         """Say whether the memory is the caller's again."""
+        ...
+
+    def add_done_callback(self, callback: Callable[[], object]) -> None:
+        """Call `callback` once this is done, on a thread where it may wait for others. What it raises is logged."""
         ...
 
 
@@ -117,7 +121,7 @@ class Transport(Protocol):
         """
         ...
 
-    def split(self, color: int | None, key: int) -> Self | None:
+    def split(self, color: int | None, key: int) -> "Transport | None":
         """Make a group of the ranks with the same color, ordered by key, then rank; None without a color.
 
         A collective. The new group lives on when this one is closed.

@@ -10,9 +10,10 @@ from typing import Any, Self
 
 from ringcomm import memory, topology
 from ringcomm.buffer import CODES
+from ringcomm.completion import when_done
 from ringcomm.config import Config
-from ringcomm.errors import ArgumentError, MemoryShortage, MismatchError, RingcommError, refuse
-from ringcomm.native import NULL, NativeQuick, check, ffi, lib
+from ringcomm.errors import Aborted, ArgumentError, MemoryShortage, MismatchError, RingcommError, refuse
+from ringcomm.native import NULL, STATUS, NativeQuick, check, ffi, lib
 from ringcomm.store import Store, shared_failure
 from ringcomm.transports import descriptors
 from ringcomm.transports.contract import Fused
@@ -80,11 +81,11 @@ class ShmTransport:
         return self._start(lib.rc_recv, *call, NULL)
 
     def split(self, color: int | None, key: int) -> Self | None:
-        asked = self._exchange("split", [color, key])
+        asked = self.exchange("split", [color, key])
         members = [rank for rank in range(self.size) if asked[rank][0] == color]
         members.sort(key=lambda rank: asked[rank][1])  # stable: ties keep the order of the ranks
         leads = color is not None and members[0] == self.rank
-        offsets = self._together("split", lambda: None if color is None else self._reserve_group(len(members), leads))
+        offsets = self.together("split", lambda: None if color is None else self._reserve_group(len(members), leads))
         groups: list[Self] = []
 
         def open_group() -> None:
@@ -95,16 +96,16 @@ class ShmTransport:
             check(lib.rc_sub_open(self._handle, offsets[members[0]], rank, len(members), members, slot))
             groups.append(type(self)(slot[0], rank, len(members), self._tuning))
 
-        self._together("split", open_group)
+        self.together("split", open_group)
         return groups[0] if groups else None
 
     def allocate(self, words: str, size: int) -> Any:
-        asked = self._exchange("empty", words)
+        asked = self.exchange("empty", words)
         for rank, theirs in enumerate(asked):
             if theirs != asked[0]:
                 message = f"the ranks asked for different buffers: {_by_rank(asked)}"
                 raise MismatchError(message, rank=rank, collective="empty", expected=asked[0], got=theirs)
-        offset = self._together("empty", lambda: self._reserve_region(size))[0]
+        offset = self.together("empty", lambda: self._reserve_region(size))[0]
         buffers: list[Any] = []
 
         def open_region() -> None:
@@ -113,11 +114,11 @@ class ShmTransport:
             data = ffi.gc(lib.rc_region_data(slot[0]), lambda _: lib.rc_region_free(slot[0]))
             buffers.append(ffi.buffer(data, size))  # keeps `data` alive, and an array over it the buffer
 
-        self._together("empty", open_region)
+        self.together("empty", open_region)
         return buffers[0]
 
     def abort(self, reason: str) -> None:
-        check(lib.rc_abort(self._handle, lib.RC_ABORTED, reason.encode(errors="backslashreplace")))
+        self.fail(Aborted(reason, rank=self.rank))
 
     def close(self) -> bool:
         status = lib.rc_close(self._handle)
@@ -127,6 +128,21 @@ class ShmTransport:
 
     def check(self) -> None:
         check(lib.rc_check(self._handle))
+
+    def fail(self, error: RingcommError) -> None:
+        """Break the group: every call on any rank, waiting or later, raises this."""
+        rank = self.rank if error.rank is None else error.rank
+        check(lib.rc_abort(self._handle, STATUS[type(error)], rank, str(error).encode(errors="backslashreplace")))
+
+    def gone(self) -> list[int]:
+        """Return the ranks that have died or closed."""
+        gone = ffi.new("int *")
+        ranks = []
+        for rank in range(self.size):
+            check(lib.rc_gone(self._handle, rank, gone))
+            if gone[0] and rank != self.rank:
+                ranks.append(rank)
+        return ranks
 
     def way(self) -> tuple[str, int]:
         way, chunks = ffi.new("int *"), ffi.new("uint64_t *")
@@ -145,17 +161,17 @@ class ShmTransport:
         check(function(self._handle, *call, slot))
         return NativeWork(slot[0])
 
-    def _exchange(self, name: str, fact: Any) -> list[Any]:
+    def exchange(self, name: str, fact: Any, timeout: float = -1.0) -> list[Any]:
         """Return what every rank says, under the name of the call that needs it."""
         mine = json.dumps(fact).encode().ljust(FACT_BYTES)
         if len(mine) > FACT_BYTES:
             raise refuse(f"what {name} tells the other ranks", f"at most {FACT_BYTES} bytes", len(mine))
         facts = bytearray(FACT_BYTES * self.size)
         source, target = ffi.from_buffer(mine), ffi.from_buffer(facts)
-        self.fused[name](source, target, FACT_BYTES, DTYPES["uint8"], *OPS["sum"], 0, NULL, -1.0)
+        self.fused[name](source, target, FACT_BYTES, DTYPES["uint8"], *OPS["sum"], 0, NULL, timeout)
         return [json.loads(facts[at : at + FACT_BYTES]) for at in range(0, len(facts), FACT_BYTES)]
 
-    def _together(self, name: str, action: Callable[[], Any]) -> list[Any]:
+    def together(self, name: str, action: Callable[[], Any]) -> list[Any]:
         """Return what `action`, which takes memory, gives on every rank. If it raises on one, every rank raises."""
         error: Exception | None = None
         value = None
@@ -164,7 +180,7 @@ class ShmTransport:
         except Exception as raised:  # whatever it is: the others wait
             error = raised
         failure = (str(error) or repr(error)).encode("ascii", "replace").decode()[:300] if error else None
-        outcomes = self._exchange(name, [value, failure, isinstance(error, MemoryError)])
+        outcomes = self.exchange(name, [value, failure, isinstance(error, MemoryError)])
         for rank, (_, failure, short) in enumerate(outcomes):
             if failure:
                 kind = MemoryShortage if short else RingcommError
@@ -203,6 +219,9 @@ class NativeWork:
 
     def done(self) -> bool:
         return bool(lib.rc_work_done(self._handle))
+
+    def add_done_callback(self, callback: Callable[[], object]) -> None:
+        when_done(self._handle, callback)
 
 
 def _fused(handle: Any, code: int) -> Fused:

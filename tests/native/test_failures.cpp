@@ -50,7 +50,7 @@ void closing_wakes_the_waiters_of_this_rank(rc_comm* comm, int rank) {
 void an_abort_ends_every_wait(rc_comm* comm, int rank) {
     std::vector<int> data(5000), more(5000);
     if (rank == 0) {
-        DO(rc_abort(comm, RC_ABORTED, "enough"));
+        DO(rc_abort(comm, RC_ABORTED, rank, "enough"));
     } else if (rank == 1) {
         CHECK(run(comm, RC_ALL_REDUCE, data.data(), data.data(), data.size()) == RC_ABORTED);
     } else {
@@ -139,7 +139,7 @@ void memory_is_not_read_after_its_owner_was_woken(rc_comm* comm, int rank) {
         for (const int value : data) CHECK(value == 0 || (status == RC_ABORTED && value == 1));
     } else {
         while (!strstr(report, "recv(int32")) DO(rc_report(comm, 1, report, sizeof report));
-        DO(rc_abort(comm, RC_ABORTED, "enough"));
+        DO(rc_abort(comm, RC_ABORTED, rank, "enough"));
     }
 }
 
@@ -187,7 +187,7 @@ void what_a_failed_call_used_may_be_freed(rc_comm* comm, int rank, int delay) {
     DO(run(comm, RC_BARRIER, nullptr, nullptr, 0));
     std::thread aborter([&] {
         for (int i = 0; i < delay; ++i) std::this_thread::yield();
-        if (rank == 0) DO(rc_abort(comm, RC_ABORTED, "enough"));
+        if (rank == 0) DO(rc_abort(comm, RC_ABORTED, rank, "enough"));
     });
     const int status = run(comm, RC_ALL_GATHER, data.data(), all.data(), COUNT);
     CHECK(status == RC_OK || status == RC_ABORTED);

@@ -170,12 +170,12 @@ T scale(T a, double factor) {
 }
 
 template <class D, class T>
-T divide(T a, int n) {
+T divide(T a, double divisor) {
     if constexpr (D::kind == complex_number) {
-        const auto by = static_cast<typename T::value_type>(n);
+        const auto by = static_cast<typename T::value_type>(divisor);
         return {a.real() / by, a.imag() / by};
     } else {
-        return static_cast<T>(a / static_cast<T>(n));
+        return static_cast<T>(a / static_cast<T>(divisor));
     }
 }
 
@@ -192,7 +192,7 @@ std::vector<typename D::Stored> reference(int op, const Arrays<D>& inputs, int n
         };
         auto acc = input(0);
         for (int s = 1; s < n; ++s) acc = combine<D>(op, acc, input(s));
-        result.push_back(D::encode(op == RC_AVG ? divide<D>(acc, n) : acc));
+        result.push_back(D::encode(op == RC_AVG ? divide<D>(acc, n * factor) : acc));
     }
     return result;
 }

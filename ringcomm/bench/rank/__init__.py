@@ -2,5 +2,5 @@
 
 This package imports NumPy and the library that is measured, nothing else of ringcomm: the environment of a peer has no
 ringcomm. It runs there under another name, so its imports are relative. `ringcomm.bench.job` starts it; `measure` has
-the requests that it answers, and each of `ours`, `mpi` and `gloo` a library.
+the requests that it answers, each of `ours`, `mpi`, `gloo` and `nccl` a library, `host` and `cuda` their buffers.
 """

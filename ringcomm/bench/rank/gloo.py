@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from .collectives import Array, Setting
+from .host import Host
 
 OPS = {
     "sum": dist.ReduceOp.SUM,
@@ -75,10 +76,11 @@ class Gloo:
     def __init__(self, folder: str) -> None:
         # Variables of `ringcomm run`, which starts these ranks.
         self.rank, self.size = int(os.environ["RINGCOMM_RANK"]), int(os.environ["RINGCOMM_SIZE"])
+        self.buffers = Host()
         torch.set_num_threads(1)
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=self.rank, world_size=self.size)
         self.barrier = dist.barrier
-        self.versions = {"torch": torch.__version__, "numpy": np.__version__}
+        self.versions = {"torch": torch.__version__, **self.buffers.versions}
 
     def symmetric(self, size: int) -> None:
         pass
@@ -97,5 +99,5 @@ class Gloo:
         dist.destroy_process_group()
 
 
-def start(folder: str) -> Gloo:
+def start(folder: str, _: str) -> Gloo:
     return Gloo(folder)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import mmap
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import cycle, islice
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -35,21 +33,11 @@ class Slot(NamedTuple):
     result: Array | None
 
 
-def like_numpys(size: int, huge: bool) -> Array:
-    """Return zeroed memory with pages as NumPy's arrays have them, whatever part of it is used."""
-    region = mmap.mmap(-1, max(1, size), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel without huge pages
-        region.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
-    array = np.frombuffer(region, np.uint8)
-    array[:] = 1  # memory never written to would be one page of zeros, read from the cache
-    return array
-
-
 class Bench:
     """The requests: each method is one, and is asked of all ranks at once."""
 
     def __init__(self, library: Library) -> None:
-        self.library = library
+        self.library, self.buffers = library, library.buffers
         self.pools: dict[tuple[Any, ...], Array] = {}
 
     def prepare(self, collective: str, options: dict[str, Any]) -> float:
@@ -69,11 +57,16 @@ class Bench:
         self.slots: list[Slot] = []
         for source, target in zip(sources, targets, strict=False):
             x, out = self.arguments(row.sends(library.size), row.receives(library.size), source, target)
-            fill(x, self.setting)
+            self.fill(x)
             call, result = library.call(collective, self.setting, x, out, options["asynchronous"])
             self.slots.append(Slot(call, source, target, x, result))
         self.expected = row.expected(self.setting)
         return self.round(True, 0, 1)
+
+    def fill(self, x: Array) -> None:
+        values = self.buffers.read(x)
+        fill(values, self.setting)
+        self.buffers.write(x, values)
 
     def arrays(self, name: str, blocks: int, pool: int, symmetric: bool) -> list[Array]:
         """Return arrays of so many blocks, one after the other in a pool of memory."""
@@ -92,7 +85,7 @@ class Bench:
             name, size, symmetric, huge = key
             self.pools = {other: array for other, array in self.pools.items() if other[0] != name}
             found = self.library.symmetric(size) if symmetric else None
-            self.pools[key] = like_numpys(size, huge) if found is None else found
+            self.pools[key] = self.buffers.memory(size, huge) if found is None else found
         return self.pools[key]
 
     def arguments(self, sends: int, receives: int, source: Array, target: Array | None) -> tuple[Array, Array | None]:
@@ -107,6 +100,7 @@ class Bench:
         self.library.barrier()
         for call in islice(turn, before):
             call()
+        self.buffers.finish()
         self.library.barrier()
         timed = islice(turn, calls)
         collecting = gc.isenabled()
@@ -115,6 +109,7 @@ class Bench:
             start = perf_counter_ns()
             for call in timed:
                 call()
+            self.buffers.finish()
             return (perf_counter_ns() - start) / 1e9 / calls
         finally:
             if collecting:
@@ -127,19 +122,24 @@ class Bench:
             for array in (slot.source, slot.target):
                 if array is not None:
                     array.view(np.uint8)[...] = POISON  # results of earlier rounds must not pass for new ones
-            fill(slot.x, self.setting)
+            self.fill(slot.x)
             self.library.barrier()
             slot.call()
             if slot.result is not None:
-                wrong += count_wrong(slot.result, self.expected)
+                wrong += count_wrong(self.buffers.read(slot.result), self.expected)
         return wrong
+
+    def prepare_memcpy(self, size: int) -> None:
+        self.memory("memcpy", 2 * size, False, True)
 
     def memcpy(self, size: int) -> float:
         """Return the seconds that copying `size` bytes takes while the other ranks do the same."""
         source, target = self.memory("memcpy", 2 * size, False, True).reshape(2, size)
+        self.buffers.finish()
         self.library.barrier()
         start = perf_counter_ns()
-        np.copyto(target, source)
+        np.copyto(target, source)  # CuPy's arrays make it theirs
+        self.buffers.finish()
         return (perf_counter_ns() - start) / 1e9
 
     def close(self) -> None:

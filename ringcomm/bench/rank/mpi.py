@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 import mpi4py
-import numpy as np
 from mpi4py import MPI
 
 from .collectives import COLLECTIVES, Array, Setting
+from .host import Host
 
 OPS = {
     "sum": MPI.SUM,
@@ -54,11 +54,12 @@ class Mpi:
     def __init__(self) -> None:
         self.comm = MPI.COMM_WORLD
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
+        self.buffers = Host()
         self.barrier = self.comm.Barrier
         self.versions = {
             "MPI": MPI.Get_library_version().split(",")[0].splitlines()[0].strip(),
             "mpi4py": mpi4py.__version__,
-            "numpy": np.__version__,
+            **self.buffers.versions,
         }
 
     def symmetric(self, size: int) -> None:
@@ -82,5 +83,5 @@ class Mpi:
         MPI.Finalize()
 
 
-def start(_: str) -> Mpi:
+def start(*_: str) -> Mpi:
     return Mpi()

@@ -11,6 +11,8 @@ import numpy as np
 import ringcomm
 
 from .collectives import Array, Setting
+from .host import Host
+from .library import Buffers
 
 # (communicator, setting, source, target, options) -> the call
 CALLS: dict[str, Callable[[ringcomm.Communicator, Setting, Array, Array | None, dict[str, Any]], Callable[[], Any]]] = {
@@ -27,15 +29,33 @@ CALLS: dict[str, Callable[[ringcomm.Communicator, Setting, Array, Array | None, 
 }
 
 
+class Emulated(Host):
+    """Arrays of the emulated device, which the host reaches as well."""
+
+    def memory(self, size: int, huge: bool) -> Array:
+        from ringcomm.devices import emulated
+
+        return super().memory(size, huge).view(emulated.Array)
+
+
+def buffers_on(device: str, rank: int) -> Buffers:
+    if device == "cuda":
+        from .cuda import Cuda  # where there is CuPy
+
+        return Cuda(rank)
+    return Emulated() if device == "emulated" else Host()
+
+
 class Ours:
-    def __init__(self, comm: ringcomm.Communicator) -> None:
-        self.comm = comm
+    def __init__(self, comm: ringcomm.Communicator, device: str = "host") -> None:
+        self.comm, self.device = comm, device
+        self.buffers = buffers_on(device, comm.rank)
         self.rank, self.size = comm.rank, comm.size
         self.barrier = comm.barrier
-        self.versions = {"ringcomm": ringcomm.__version__, "numpy": np.__version__}
+        self.versions = {"ringcomm": ringcomm.__version__, **self.buffers.versions}
 
     def symmetric(self, size: int) -> Array:
-        buffer: Array = self.comm.empty((size,), np.uint8)
+        buffer: Array = self.comm.empty((size,), np.uint8, self.device)
         return buffer
 
     def call(
@@ -48,5 +68,5 @@ class Ours:
         self.comm.close()
 
 
-def start(_: str) -> Ours:
-    return Ours(ringcomm.init())
+def start(_: str, device: str) -> Ours:
+    return Ours(ringcomm.init(), device)

@@ -1,0 +1,150 @@
+"""Check ringcomm on a machine with a GPU: tests, an example, benchmarks beside NCCL, compute-sanitizer.
+
+    python benchmarks/gpu_check.py -o FOLDER
+
+It uses what is installed there: ringcomm, CuPy and pytest; torch, NCCL and compute-sanitizer for their parts. All steps
+together take 8 minutes at most, and none keeps the others from running: neither one that fails, nor one that is ended
+because its time is over. FOLDER/gpu.json has everything, FOLDER/gpu.txt the same to read. The exit status is 0 if every
+step that can run has passed; 1 if one has failed, or if there is no GPU.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import Any
+
+from ringcomm.bench.machine import Machine
+
+ROOT = Path(__file__).parent.parent
+PYTHON = sys.executable
+RINGCOMM = (PYTHON, "-m", "ringcomm")
+# Without the settings of pyproject.toml, which ask for plugins.
+OPTIONS = f"-c {os.devnull} --rootdir {ROOT} -p no:cacheprovider -ra -m gpu {ROOT}/tests/test_gpu.py"
+PYTEST = (PYTHON, "-m", "pytest", *OPTIONS.split())
+OTHERS = "reduce_scatter all_gather broadcast reduce gather scatter all_to_all send_recv"
+GRACE = 5.0  # seconds in which a step that is told to end writes down what it has
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command, and the seconds it may take."""
+
+    name: str
+    command: tuple[str, ...]
+    seconds: int
+    program: str = PYTHON  # without it the step is left out
+    gpu: bool = True  # without one it cannot be done
+
+
+@dataclass
+class Result:
+    step: Step
+    outcome: str  # "passed", "failed", "left out"
+    reason: str = ""
+    seconds: float = 0.0
+    output: str = ""
+    figures: list[Any] = field(default_factory=list)  # what `ringcomm bench --json` has written
+
+
+def steps(gpus: int, folder: Path) -> list[Step]:
+    # Kernels of two processes on one GPU take turns, some milliseconds each.
+    end, ranks = ("256M", gpus) if gpus > 1 else ("16M", 2)
+    bench = f"--device cuda --vs nccl --ranks {ranks} -n 5 -w 5 --patience 20 --json"
+    few = f"all_reduce -b 4 -e {end} -f 16 {bench} {folder}/all_reduce.json"
+    many = f"{OTHERS} -b 4K -e {end} -f 64 {bench} {folder}/others.json"
+    sanitizer = ("compute-sanitizer", "--target-processes", "all", "--error-exitcode", "9")
+    small = ("-k", "different_streams and CuPy")
+    return [
+        Step("doctor", (*RINGCOMM, "doctor"), 40, gpu=False),
+        Step("tests", PYTEST, 110),
+        Step("example", (*RINGCOMM, "run", "-n", str(ranks), str(ROOT / "examples/gpu_allreduce.py")), 40),
+        Step("all_reduce", (*RINGCOMM, "bench", *few.split()), 80),
+        Step("others", (*RINGCOMM, "bench", *many.split()), 80),
+        Step("virtual", (PYTHON, str(ROOT / "benchmarks/virtual_ranks.py"), "-o", f"{folder}/virtual.json"), 60),
+        Step("sanitizer", (*sanitizer, *PYTEST, *small), 60, program=sanitizer[0]),
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help="where the reports go")
+    folder = parser.parse_args().output
+    folder.mkdir(parents=True, exist_ok=True)
+    machine, results = Machine.here(), []
+    with TemporaryDirectory() as figures:
+        for step in steps(len(machine.gpus), Path(figures)):
+            result = attempt(step, machine.gpus, Path(figures))
+            print(headline(result), flush=True)
+            results.append(result)
+            write(folder, machine, results)  # now: the next step may be the last
+    return int(not machine.gpus or any(result.outcome == "failed" for result in results))
+
+
+def attempt(step: Step, gpus: list[str], figures: Path) -> Result:
+    if step.gpu and not gpus:
+        return Result(step, "left out", "no CUDA device")
+    if not shutil.which(step.program):
+        return Result(step, "left out", f"{step.program} is not installed")
+    start = time.monotonic()
+    status, output = finish(step)
+    seconds = time.monotonic() - start
+    found = figures / f"{step.name}.json"
+    result = Result(step, "passed" if status == 0 else "failed", "", seconds, output)
+    if found.exists() and found.stat().st_size:
+        result.figures = [json.loads(found.read_text())]
+    if status is None:
+        result.reason = f"not done within {step.seconds} s"
+    elif status:
+        result.reason = f"status {status}"
+    return result
+
+
+def finish(step: Step) -> tuple[int | None, str]:
+    """Run a step; return its status, None if it took too long, and what it said."""
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # the installed ringcomm, not that of the current folder
+    with TemporaryFile("w+", errors="replace") as log:
+        process = subprocess.Popen(
+            step.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+        )
+        status: int | None = None
+        try:
+            status = process.wait(step.seconds - GRACE)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # and whom it has started
+            process.wait()
+        log.seek(0)
+        return status, log.read()
+
+
+def headline(result: Result) -> str:
+    reason = f": {result.reason}" if result.reason else ""
+    return f"{result.step.name:<12} {result.outcome}{reason} ({result.seconds:.0f} s)"
+
+
+def write(folder: Path, machine: Machine, results: list[Result]) -> None:
+    document = {"machine": asdict(machine), "steps": [asdict(result) for result in results]}
+    (folder / "gpu.json").write_text(json.dumps(document, indent=1) + "\n")
+    lines = [f"{machine.date}, {', '.join(machine.gpus) or 'no GPU'}, {machine.cpu}, Python {machine.python}", ""]
+    lines += [headline(result) for result in results]
+    for result in results:
+        if result.output:
+            lines += ["", f"--- {result.step.name}: {' '.join(result.step.command)}", "", result.output.rstrip()]
+    (folder / "gpu.txt").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""One rank of benchmarks/mpi.py: it measures a case, and rank 0 prints what came out as JSON.
+
+    mpirun -n 4 python benchmarks/mpi_rank.py {alike,link,steps} LARGEST
+
+Contenders take turns round by round on the same array, for where an array lies in memory changes the figures. A turn is
+as many calls as take TURN seconds; its time is that of one call on the slowest rank.
+"""
+
+import json
+import os
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from importlib.metadata import version
+
+import numpy as np
+from mpi4py import MPI
+
+import ringcomm
+from ringcomm.algorithms.schedule import Block, Port, algorithm, even
+
+SIZES = [4, 1 << 10, 64 << 10, 256 << 10, *(1 << 20 + shift for shift in range(0, 9, 2))]  # bytes, to 256 MiB
+TURN = 0.02
+MOST_CALLS = 500
+SECONDS = 3.5  # of a size
+ROUNDS = 5, 25
+STEPS = 2, 20, 40
+
+Call = Callable[[], object]
+Connect = Callable[..., ringcomm.Communicator]
+
+
+def main(case: str, largest: int) -> None:
+    world = MPI.COMM_WORLD
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[world.rank % len(cores)]})
+    cases = {"alike": alike, "link": link, "steps": steps}
+    with ExitStack() as stack:
+
+        def connect(host: int, name: str = "") -> ringcomm.Communicator:
+            """Connect the ranks; those who say the same number pass for ranks of one host."""
+            config = ringcomm.Config(host_label=f"host {host}", algorithm=name, timeout=60)
+            return stack.enter_context(ringcomm.init(config=config, mpi_comm=world))
+
+        rows = list(cases[case](world, [size for size in SIZES if size <= largest], connect))
+    if world.rank == 0:
+        library = " ".join(MPI.Get_library_version().split(",")[0].splitlines()[0].split())
+        versions = {"mpi": library, **{name: version(name) for name in ("ringcomm", "mpi4py", "numpy")}}
+        print(json.dumps({"versions": versions, "rows": rows}))
+
+
+def alike(world: MPI.Comm, sizes: list[int], connect: Connect) -> Iterator[dict]:
+    """Every rank on a host of its own; with four also two on each of two hosts, and all on one."""
+    comms = {"ring": connect(world.rank, "ring"), "chosen": connect(world.rank)}
+    symmetric = {}
+    if world.size == 4:
+        comms |= {"two hosts": connect(world.rank // 2), "one host": connect(0)}
+        symmetric = {
+            f"{name}, symmetric": (comms[name], comms[name].empty(sizes[-1] // 4, np.float32))
+            for name in ("two hosts", "one host")
+        }
+    for size in sizes:
+        x = np.zeros(size // 4, np.float32)
+        calls = {"MPI": checked(world, partial(world.Allreduce, MPI.IN_PLACE, x), x)}
+        ways = {}
+        for name, comm in comms.items():
+            calls[name] = checked(world, partial(comm.all_reduce, x), x)
+            ways[name] = comm._transport.way()[0]
+        for name, (comm, whole) in symmetric.items():
+            shared = whole[: x.size]
+            calls[name] = checked(world, partial(comm.all_reduce, shared), shared)
+        calls["copy"] = partial(np.copyto, np.ones_like(x), x)
+        yield from take_turns(world, size, calls, ways)
+
+
+def link(world: MPI.Comm, sizes: list[int], connect: Connect) -> Iterator[dict]:
+    """Each rank on a host of its own, truly."""
+    comm = connect(world.rank, "ring")
+    for size in (size for size in sizes if size <= 64 << 20):
+        x = np.zeros(size // 4, np.float32)
+        calls = {
+            "MPI": checked(world, partial(world.Allreduce, MPI.IN_PLACE, x), x),
+            "ring": checked(world, partial(comm.all_reduce, x), x),
+            "copy": partial(np.copyto, np.ones_like(x), x),
+        }
+        yield from take_turns(world, size, calls, {})
+
+
+def steps(world: MPI.Comm, _: list[int], connect: Connect) -> Iterator[dict]:
+    """Exchanges of 4 B, in schedules of several lengths, and as many with nothing but mpi4py."""
+    x, coming = np.zeros(2, np.float32), np.zeros(1, np.float32)
+    calls: dict[str, Call] = {}
+    for count in STEPS:
+        algorithm(f"{count} steps", "all_reduce", steps=str(count), sent=f"{count} * S / n")(
+            partial(ring_of_two, count)
+        )
+        comm = connect(world.rank, f"{count} steps")
+        calls[f"ringcomm {count}"] = partial(comm.all_reduce, x)
+        calls[f"tests {count}"] = partial(exchange_and_test, world, count, x[:1], coming)
+        calls[f"Sendrecv {count}"] = partial(exchange_at_once, world, count, x[:1], coming)
+    yield from take_turns(world, 4, calls, {})
+
+
+def ring_of_two(count: int, port: Port, data: Block) -> None:
+    """The ring's steps on two ranks, over and over: half of them add what comes, half of them keep it."""
+    blocks, peer = data.split(even(data.length, 2)), 1 - port.rank
+    for step in range(count):
+        own, other = blocks[port.rank], blocks[peer]
+        port.exchange(other, peer, own, peer, operand=own if step % 2 else None)
+
+
+def exchange_and_test(world: MPI.Comm, count: int, going: np.ndarray, coming: np.ndarray) -> None:
+    peer = 1 - world.rank
+    for _ in range(count):
+        requests = world.Irecv(coming, peer), world.Isend(going, peer)
+        for request in requests:
+            while not request.Test():
+                pass
+
+
+def exchange_at_once(world: MPI.Comm, count: int, going: np.ndarray, coming: np.ndarray) -> None:
+    peer = 1 - world.rank
+    for _ in range(count):
+        world.Sendrecv(going, peer, recvbuf=coming)
+
+
+def checked(world: MPI.Comm, call: Call, x: np.ndarray) -> Call:
+    """Return the call, when it has added the arrays of all ranks; what it leaves are zeros."""
+    x[:] = world.rank + 1
+    call()
+    assert (x == world.size * (world.size + 1) / 2).all()
+    x[:] = 0
+    return call
+
+
+def take_turns(world: MPI.Comm, size: int, calls: dict[str, Call], ways: dict[str, str]) -> Iterator[dict]:
+    once = {name: min(timed(world, call, 1)["time"] for _ in range(2)) for name, call in calls.items()}
+    repeat = {name: max(1, min(MOST_CALLS, int(TURN / seconds))) for name, seconds in once.items()}
+    least, most = ROUNDS
+    rounds = max(least, min(most, int(SECONDS / sum(repeat[name] * once[name] for name in calls))))
+    turns: dict[str, list[dict[str, float]]] = {name: [] for name in calls}
+    order = list(calls)
+    for _ in range(rounds):
+        for name in order:
+            turns[name].append(timed(world, calls[name], repeat[name]))
+        order.append(order.pop(0))  # each follows each other now and then
+    for name, each in turns.items():
+        times = sorted(turn["time"] for turn in each)
+        yield {
+            "contender": name,
+            "ranks": world.size,
+            "bytes": size,
+            "median": statistics.median(times),
+            "p90": times[round(0.9 * (len(times) - 1))],
+            "cpu": statistics.median(turn["cpu"] for turn in each),
+            "switches": statistics.median(turn["switches"] for turn in each),
+            "rounds": rounds,
+            "calls": repeat[name],
+            "way": ways.get(name, ""),
+        }
+
+
+def timed(world: MPI.Comm, call: Call, calls: int) -> dict[str, float]:
+    """Return seconds of one call on the slowest rank; seconds of the CPU and context switches are those of all."""
+    if calls > 1:
+        call()  # brings its memory back into the caches
+    world.Barrier()
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    begin, worked = time.perf_counter(), time.process_time()
+    for _ in range(calls):
+        call()
+    spent, worked = time.perf_counter() - begin, time.process_time() - worked
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    switches = after.ru_nvcsw + after.ru_nivcsw - before.ru_nvcsw - before.ru_nivcsw
+    return {
+        "time": world.allreduce(spent, MPI.MAX) / calls,
+        "cpu": world.allreduce(worked) / calls,
+        "switches": world.allreduce(switches) / calls,
+    }
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

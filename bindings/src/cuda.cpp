@@ -1,0 +1,67 @@
+// The C ABI of the CUDA kernels: what Python needs to launch one, on a GPU or on the emulated device.
+#include "check.h"
+#include "emulated.h"
+#include "ringcomm.h"
+
+using namespace ringcomm;
+
+static_assert(sizeof(rc_cuda_shape) == sizeof(cuda::Shape) && sizeof(rc_cuda_control) == sizeof(cuda::Control));
+static_assert(offsetof(rc_cuda_control, number) == offsetof(cuda::Control, record) + offsetof(cuda::Record, call));
+static_assert(offsetof(rc_cuda_control, reason) == offsetof(cuda::Control, record) + offsetof(cuda::Record, reason));
+
+namespace {
+
+cuda::Layout layout_of(const rc_cuda_shape* shape) {
+    const auto asked = cuda::bits_as<cuda::Shape>(*shape);
+    if (!cuda::valid(asked)) refuse("there is no CUDA arena of this shape");
+    return cuda::lay_out(asked);
+}
+
+}  // namespace
+
+int rc_cuda_layout(const rc_cuda_shape* shape, uint64_t* bytes, uint64_t* peers_at) {
+    return guarded([&] {
+        const cuda::Arena arena{nullptr, layout_of(shape)};
+        *bytes = arena.layout.bytes;
+        *peers_at = reinterpret_cast<uint64_t>(arena.peers());
+    });
+}
+
+uint64_t rc_cuda_args_bytes(void) { return sizeof(cuda::Args); }
+
+int rc_cuda_args(const rc_cuda_shape* shape, const rc_cuda_call* call, void* args) {
+    return guarded([&] {
+        const cuda::Args filled{
+            .arena = {static_cast<cuda::byte*>(call->arena), layout_of(shape)},
+            .control = static_cast<cuda::Control*>(call->control),
+            .input = static_cast<const cuda::byte*>(call->input),
+            .output = static_cast<cuda::byte*>(call->output),
+            .send_offsets = call->send_offsets,
+            .recv_offsets = call->recv_offsets,
+            .call = call->number,
+            .timeout_ns = static_cast<uint64_t>(std::min(call->timeout, 1e9) * 1e9),
+            .rank = call->rank,
+            .kernel = call->kernel,
+            .dtype = call->dtype,
+            .op = call->op,
+            .root = call->root,
+            .dest = -1,
+            .source = -1,
+            .count = call->count,
+            .recv_count = 0,
+            .factor = call->factor,
+        };
+        std::memcpy(args, &filled, sizeof filled);
+    });
+}
+
+int rc_emulated_launch(const void* args, int blocks, int threads, uint64_t seed) {
+    return rc_emulated_virtual(args, 1, blocks, threads, seed);
+}
+
+int rc_emulated_virtual(const void* args, int ranks, int blocks, int threads, uint64_t seed) {
+    return guarded([&] {
+        const auto* first = static_cast<const cuda::Args*>(args);
+        launch_emulated({first, static_cast<size_t>(ranks)}, blocks, threads, seed);
+    });
+}

@@ -1,0 +1,127 @@
+// Every kernel is compiled once here, not once for each dtype and operation: its arithmetic goes through a table.
+#include "emulated.h"
+
+#include <array>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+
+namespace ringcomm {
+namespace {
+
+using namespace cuda;
+
+// What Arithmetic does, with the accumulators in memory that is large enough for all of them.
+struct Functions {
+    uint64_t item;
+    void (*open)(const Args&, const Pack&, void* wide, bool input);
+    void (*combine)(const Args&, void* acc, const void* wide);
+    Pack (*close)(const Args&, const void* wide, bool output);
+};
+
+template <class Math>
+constexpr Functions functions_of{
+    Math::item,
+    [](const Args& args, const Pack& pack, void* wide, bool input) {
+        const Math math(args);
+        *static_cast<typename Math::Wide*>(wide) = input ? math.input(pack) : math.partial(pack);
+    },
+    [](const Args& args, void* acc, const void* wide) {
+        Math(args).combine(*static_cast<typename Math::Wide*>(acc), *static_cast<const typename Math::Wide*>(wide));
+    },
+    [](const Args& args, const void* wide, bool output) {
+        const auto& acc = *static_cast<const typename Math::Wide*>(wide);
+        return output ? Math(args).output(acc) : Math(args).narrow(acc);
+    },
+};
+
+template <int dtype, int op>
+constexpr Functions cell() {
+    using Type = typename TypeOf<dtype>::type;
+    if constexpr (legal(Type::kind, op)) return functions_of<Arithmetic<Type, op>>;
+    return {};
+}
+
+struct Table {
+    Functions of[DTYPES][OPS];
+};
+
+template <int... cells>
+constexpr Table make_table(std::integer_sequence<int, cells...>) {
+    Table table{};
+    ((table.of[cells / OPS][cells % OPS] = cell<cells / OPS, cells % OPS>()), ...);
+    return table;
+}
+
+constexpr Table table = make_table(std::make_integer_sequence<int, int{DTYPES} * OPS>());
+
+class Indirect {
+public:
+    struct alignas(16) Wide {
+        byte memory[PACK * sizeof(float)];  // 16 float8 as float32: no accumulator is larger
+    };
+    static constexpr int tile = 2;
+    const uint64_t item;
+
+    explicit Indirect(const Args& args) : item(of(args).item), args_(args), functions_(of(args)) {}
+
+    Wide input(const Pack& pack) const { return open(pack, true); }
+    Wide partial(const Pack& pack) const { return open(pack, false); }
+    void combine(Wide& acc, const Wide& wide) const { functions_.combine(args_, &acc, &wide); }
+    Pack narrow(const Wide& wide) const { return functions_.close(args_, &wide, false); }
+    Pack output(const Wide& wide) const { return functions_.close(args_, &wide, true); }
+
+private:
+    static const Functions& of(const Args& args) { return table.of[args.dtype][args.op]; }
+    Wide open(const Pack& pack, bool input) const {
+        Wide wide{};
+        functions_.open(args_, pack, &wide, input);
+        return wide;
+    }
+
+    const Args& args_;
+    const Functions& functions_;
+};
+
+using Run = void (*)(const Ctx&, const Args*, int);
+
+template <int... kernels>
+constexpr auto make_kernels(std::integer_sequence<int, kernels...>) {
+    return std::array<Run, sizeof...(kernels)>{run_virtual<kernels, Indirect>...};
+}
+
+constexpr auto kernel_table = make_kernels(std::make_integer_sequence<int, KERNELS>());
+
+bool exists(const Args& args) {
+    const auto in = [](int code, int end) { return code >= 0 && code < end; };
+    return in(args.kernel, KERNELS) && in(args.dtype, DTYPES) && in(args.op, OPS) && table.of[args.dtype][args.op].item;
+}
+
+// What a kernel is compiled for.
+bool alike(const Args& a, const Args& b) { return a.kernel == b.kernel && a.dtype == b.dtype && a.op == b.op; }
+
+}  // namespace
+
+void launch_emulated(std::span<const Args> ranks, int blocks, int threads, uint64_t seed) {
+    for (const Args& args : ranks) {
+        if (!exists(args)) refuse("there is no such CUDA kernel, or no such operation for this dtype");
+        if (!alike(args, ranks[0])) refuse("the ranks of one launch run the same kernel");
+        if (blocks < 1 || blocks > args.arena.layout.shape.channels)
+            refuse("a CUDA call has a block for each channel, at most");
+    }
+    const int grid = static_cast<int>(ranks.size()) * blocks;
+    std::vector<std::unique_ptr<Block>> shared;
+    std::vector<std::thread> running;
+    for (int b = 0; b < grid; ++b) shared.push_back(std::make_unique<Block>(threads));
+    for (int b = 0; b < grid; ++b)
+        for (int t = 0; t < threads; ++t)
+            running.emplace_back([=, &shared] {
+                schedule = seed ? mix(mix(seed, ranks[b / blocks].rank), b * threads + t) | 1 : 0;
+                kernel_table[ranks[0].kernel]({t, threads, b, grid, shared[b].get()}, ranks.data(), blocks);
+            });
+    for (auto& thread : running) thread.join();
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,80 @@
+// The vocabulary of port.cuh on a GPU. Flags have system scope: the peers are other GPUs, and the host.
+#pragma once
+
+#define RC_DEVICE __device__ __forceinline__
+#define RC_CALLED __device__ __noinline__
+#define RC_SHARED __host__ __device__ __forceinline__  // what the host computes as well: the layout of an arena
+#define RC_ROLL _Pragma("unroll 1")
+#define RC_UNROLL _Pragma("unroll")
+
+namespace ringcomm::cuda {
+
+constexpr int WARP = 32;
+
+struct Ctx {
+    int thread, threads, block, blocks;
+};
+
+RC_DEVICE bool block_any(const Ctx&, bool mine) { return __syncthreads_or(mine); }
+
+RC_DEVICE uint64_t load_acquire(const uint64_t* at) {
+    uint64_t value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    return value;
+}
+
+template <Site>
+RC_DEVICE void store_release(uint64_t* at, uint64_t value) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+
+RC_DEVICE uint64_t load_relaxed(const uint64_t* at) {
+    uint64_t value;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    return value;
+}
+
+RC_DEVICE uint32_t load_relaxed(const uint32_t* at) {
+    uint32_t value;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+    return value;
+}
+
+RC_DEVICE void store_relaxed(uint64_t* at, uint64_t value) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+
+RC_DEVICE void store_relaxed(uint32_t* at, uint32_t value) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+}
+
+RC_DEVICE bool claim(uint32_t* word) {
+    uint32_t before;
+    asm volatile("atom.relaxed.gpu.global.exch.b32 %0, [%1], 1;" : "=r"(before) : "l"(word) : "memory");
+    return !before;
+}
+
+RC_DEVICE Pack load16(const byte* at) {
+    Pack p;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(p.word[0]), "=r"(p.word[1]), "=r"(p.word[2]), "=r"(p.word[3])
+                 : "l"(at)
+                 : "memory");
+    return p;
+}
+
+RC_DEVICE void store16(byte* at, const Pack& p) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(p.word[0]), "r"(p.word[1]), "r"(p.word[2]),
+                 "r"(p.word[3])
+                 : "memory");
+}
+
+RC_DEVICE uint64_t now_ns() {
+    uint64_t value;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));
+    return value;
+}
+
+RC_DEVICE void pause(uint32_t) { asm volatile("nanosleep.u32 20;"); }
+
+}  // namespace ringcomm::cuda

@@ -1,0 +1,117 @@
+// The vocabulary of port.cuh on a CPU: a thread of a block is a real thread, a barrier a real barrier, a flag a real
+// atomic. So ThreadSanitizer sees what the kernels do.
+#pragma once
+
+#include <sched.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#define RC_DEVICE inline
+#define RC_CALLED inline
+#define RC_SHARED inline
+#define RC_ROLL
+#define RC_UNROLL
+
+namespace ringcomm::cuda {
+
+#ifdef RC_WEAKEN
+inline int weakened = 0;
+#else
+constexpr int weakened = 0;
+#endif
+
+// The barrier of one block. It needs no deadline: all waits for other ranks have one, and no thread leaves alone.
+class Block {
+public:
+    explicit Block(int threads) : threads_(threads) {}
+
+    bool any(bool mine) {
+        std::unique_lock lock(mutex_);
+        any_ |= mine;
+        if (++arrived_ < threads_) {
+            const uint64_t phase = phase_;
+            all_.wait(lock, [&] { return phase_ != phase; });
+        } else {
+            result_ = any_;
+            any_ = false;
+            arrived_ = 0;
+            ++phase_;
+            all_.notify_all();
+        }
+        return result_;
+    }
+
+private:
+    const int threads_;
+    int arrived_ = 0;
+    bool any_ = false, result_ = false;
+    uint64_t phase_ = 0;
+    std::mutex mutex_;
+    std::condition_variable all_;
+};
+
+constexpr int WARP = 1;
+
+struct Ctx {
+    int thread, threads, block, blocks;
+    Block* shared;
+};
+
+// Not 0: at each access to a flag the thread may give its core away, as this sequence of pseudo-random numbers says.
+inline thread_local uint64_t schedule = 0;
+
+inline void disturb() {
+    if (!schedule) return;
+    schedule ^= schedule << 13, schedule ^= schedule >> 7, schedule ^= schedule << 17;  // xorshift64
+    if (schedule % 4 == 0) sched_yield();
+    if (schedule % 64 == 0) std::this_thread::sleep_for(std::chrono::microseconds(50));
+}
+
+inline bool block_any(const Ctx& ctx, bool mine) { return ctx.shared->any(mine); }
+
+template <class Word>
+Word load(const Word* at, int order) {
+    disturb();
+    return __atomic_load_n(at, order);
+}
+
+template <class Word>
+void store(Word* at, Word value, int order) {
+    disturb();
+    __atomic_store_n(at, value, order);
+}
+
+inline uint64_t load_acquire(const uint64_t* at) { return load(at, __ATOMIC_ACQUIRE); }
+
+template <Site site>
+void store_release(uint64_t* at, uint64_t value) {
+    store(at, value, site == weakened ? __ATOMIC_RELAXED : __ATOMIC_RELEASE);
+}
+
+inline uint64_t load_relaxed(const uint64_t* at) { return load(at, __ATOMIC_RELAXED); }
+inline uint32_t load_relaxed(const uint32_t* at) { return load(at, __ATOMIC_RELAXED); }
+inline void store_relaxed(uint64_t* at, uint64_t value) { store(at, value, __ATOMIC_RELAXED); }
+inline void store_relaxed(uint32_t* at, uint32_t value) { store(at, value, __ATOMIC_RELAXED); }
+inline bool claim(uint32_t* word) { return !__atomic_exchange_n(word, 1u, __ATOMIC_RELAXED); }
+
+inline Pack load16(const byte* at) { return *reinterpret_cast<const Pack*>(at); }
+inline void store16(byte* at, const Pack& pack) { *reinterpret_cast<Pack*>(at) = pack; }
+
+inline uint64_t now_ns() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+}
+
+// Many threads share few cores: who has waited for long is the last that should run.
+inline void pause(uint32_t spins) {
+    if (spins < 64) {
+        sched_yield();
+    } else {
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+}
+
+}  // namespace ringcomm::cuda

@@ -1,0 +1,62 @@
+// All kernels by number. A kernel that only moves takes any operation, and a dtype of the right size.
+#pragma once
+
+#include "direct.cuh"
+#include "ll.cuh"
+#include "one_shot.cuh"
+#include "ring.cuh"
+#include "two_shot.cuh"
+
+namespace ringcomm::cuda {
+
+enum Kernel {
+    BARRIER,
+    RING_ALL_REDUCE,
+    RING_REDUCE_SCATTER,
+    RING_REDUCE,
+    ONE_SHOT,
+    TWO_SHOT,
+    LL,
+    RING_ALL_GATHER,
+    RING_BROADCAST,
+    GATHER,
+    SCATTER,
+    ALL_GATHER,
+    ALL_TO_ALL,
+    MESSAGE,
+    KERNELS
+};
+
+template <int kernel, class Math>
+RC_DEVICE void run(const Ctx& ctx, const Args& args) {
+    const Math math(args);
+    Call call(ctx, args);
+    if (!call.usable()) return;
+    if constexpr (kernel == BARRIER) {
+        if (call.start(0)) call.end();
+    }
+    if constexpr (kernel == RING_ALL_REDUCE) ring_all_reduce(call, math);
+    if constexpr (kernel == RING_REDUCE_SCATTER) ring_reduce_scatter(call, math);
+    if constexpr (kernel == RING_REDUCE) ring_reduce(call, math);
+    if constexpr (kernel == ONE_SHOT) one_shot(call, math);
+    if constexpr (kernel == TWO_SHOT) two_shot(call, math);
+    if constexpr (kernel == LL) ll(call, math);
+    if constexpr (kernel == RING_ALL_GATHER) ring_all_gather(call, math);
+    if constexpr (kernel == RING_BROADCAST) ring_broadcast(call, math);
+    if constexpr (kernel == GATHER) gather(call, math);
+    if constexpr (kernel == SCATTER) scatter(call, math);
+    if constexpr (kernel == ALL_GATHER) all_gather(call, math);
+    if constexpr (kernel == ALL_TO_ALL) all_to_all(call, math);
+    if constexpr (kernel == MESSAGE) message(call, math);
+}
+
+// Several ranks in one grid, `blocks` of it each.
+template <int kernel, class Math>
+RC_DEVICE void run_virtual(const Ctx& grid, const Args* ranks, int blocks) {
+    Ctx ctx = grid;
+    ctx.block = grid.block % blocks;
+    ctx.blocks = blocks;
+    run<kernel, Math>(ctx, ranks[grid.block / blocks]);
+}
+
+}  // namespace ringcomm::cuda

@@ -1,0 +1,74 @@
+// All that a kernel asks of the machine it runs on, in one vocabulary for three compilers: nvcc and NVRTC take
+// device.cuh, g++ takes emulated.cuh, and the kernels are the same text for all of them.
+//
+//   Ctx                               who I am: thread, threads, block, blocks
+//   WARP                              threads that access memory together; a block is a multiple of it
+//   block_any(ctx, mine)              a barrier of the block; whether `mine` holds for any of its threads
+//   block_sync(ctx)                   the barrier alone
+//   load_acquire, store_release       64-bit flags that order other memory, for all ranks (system scope)
+//   load_relaxed, store_relaxed       32 and 64-bit words that order nothing
+//   claim(word)                       whether this is the first thread of the rank to ask
+//   load16, store16                   one access of 16 bytes, which must be aligned
+//   now_ns, pause(spins)              a clock, and what to do between two looks at a flag
+//
+// RC_DEVICE is inlined, RC_CALLED is not: the loops over memory have registers of their own that way, and spill none.
+// RC_ROLL keeps a compiler from repeating the body of a loop, whose copies would take registers too.
+#pragma once
+
+#ifdef __CUDACC_RTC__
+using uint8_t = unsigned char;
+using uint16_t = unsigned short;
+using uint32_t = unsigned int;
+using uint64_t = unsigned long long;
+using int8_t = signed char;
+using int16_t = short;
+using int32_t = int;
+using int64_t = long long;
+#else
+#include <cstdint>
+#include <cstring>
+#endif
+
+namespace ringcomm::cuda {
+
+using byte = unsigned char;
+
+struct alignas(16) Pack {
+    uint32_t word[4];
+};
+constexpr uint64_t PACK = sizeof(Pack);
+
+// Each store that makes memory visible to another rank has a number. A build with RC_WEAKEN can drop the order of one
+// of them; ThreadSanitizer must then report a race, which proves that the tests would notice.
+enum Site : int {
+    SITE_START = 1,  // a rank has started a call: what it laid down before, and that it is through with the last call
+    SITE_ARRIVED,    // a slot is filled
+    SITE_TAKEN,      // a slot may be filled again
+    SITE_END
+};
+
+}  // namespace ringcomm::cuda
+
+#ifdef __CUDACC__
+#include "device.cuh"
+#else
+#include "emulated.cuh"
+#endif
+
+namespace ringcomm::cuda {
+
+RC_DEVICE void block_sync(const Ctx& ctx) { block_any(ctx, false); }
+
+template <class To, class From>
+RC_DEVICE To bits_as(const From& from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+RC_DEVICE constexpr uint64_t minimum(uint64_t a, uint64_t b) { return a < b ? a : b; }
+RC_DEVICE constexpr uint64_t divide_up(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
+RC_DEVICE constexpr uint64_t round_up(uint64_t a, uint64_t b) { return divide_up(a, b) * b; }
+
+}  // namespace ringcomm::cuda

@@ -1,0 +1,121 @@
+// One pass of a block over memory: copy, or combine and copy. All packs of a tile are read before any is written, so a
+// result may lie where an operand lies.
+#pragma once
+
+#include "ops.cuh"
+
+namespace ringcomm::cuda {
+
+// Accesses without alignment are made of the widest ones that the address allows; what is less than a pack, of bytes.
+template <class Part>
+RC_DEVICE Pack load_parts(const byte* at, uint64_t bytes) {
+    Pack pack{};
+    byte* to = reinterpret_cast<byte*>(&pack);
+    RC_UNROLL for (uint64_t i = 0; i < PACK; i += sizeof(Part)) if (i < bytes) memcpy(to + i, at + i, sizeof(Part));
+    return pack;
+}
+
+template <class Part>
+RC_DEVICE void store_parts(byte* at, const Pack& pack, uint64_t bytes) {
+    const byte* from = reinterpret_cast<const byte*>(&pack);
+    RC_UNROLL for (uint64_t i = 0; i < PACK; i += sizeof(Part)) if (i < bytes) memcpy(at + i, from + i, sizeof(Part));
+}
+
+// A pack at any address, or the first bytes of one.
+struct Anywhere {
+    uint64_t bytes;
+
+    RC_DEVICE uint64_t alignment(const byte* at) const { return bytes < PACK ? 1 : reinterpret_cast<uint64_t>(at); }
+    RC_DEVICE Pack load(const byte* at) const {
+        const uint64_t to = alignment(at);
+        if (to % 16 == 0) return load16(at);
+        if (to % 4 == 0) return load_parts<uint32_t>(at, PACK);
+        if (to % 2 == 0) return load_parts<uint16_t>(at, PACK);
+        return load_parts<uint8_t>(at, bytes);
+    }
+    RC_DEVICE void store(byte* at, const Pack& pack) const {
+        const uint64_t to = alignment(at);
+        if (to % 16 == 0) return store16(at, pack);
+        if (to % 4 == 0) return store_parts<uint32_t>(at, pack, PACK);
+        if (to % 2 == 0) return store_parts<uint16_t>(at, pack, PACK);
+        store_parts<uint8_t>(at, pack, bytes);
+    }
+};
+
+struct Aligned {
+    RC_DEVICE Pack load(const byte* at) const { return load16(at); }
+    RC_DEVICE void store(byte* at, const Pack& pack) const { store16(at, pack); }
+};
+
+// What is combined, in the order of the ranks: this rank's own input at its place, the others `stride` bytes apart.
+struct Operands {
+    const byte* own;
+    int place;           // -1: there is no own one
+    const byte* others;  // counted as if the own one lay among them
+    uint64_t stride;
+    int count;
+    bool inputs;  // the others are inputs as well, and not the sums of several
+
+    RC_DEVICE const byte* at(int i) const { return i == place ? own : others + i * stride; }
+    RC_DEVICE bool input(int i) const { return inputs || i == place; }
+};
+
+// Where the result goes; null: nowhere.
+struct Results {
+    byte* keep;
+    byte* pass;
+    bool last;  // it is the whole result, not the sum of some
+};
+
+// The arithmetic of a copy.
+struct Moving {
+    using Wide = Pack;
+    static constexpr int tile = 4;
+    RC_DEVICE Pack input(const Pack& pack) const { return pack; }
+    RC_DEVICE Pack partial(const Pack& pack) const { return pack; }
+    RC_DEVICE void combine(Pack&, const Pack&) const {}
+    RC_DEVICE Pack narrow(const Pack& pack) const { return pack; }
+    RC_DEVICE Pack output(const Pack& pack) const { return pack; }
+};
+
+// `tile` packs, as far apart as a warp is wide: a distance that the compiler knows needs no register for each of them.
+template <int tile, class Math, class Access>
+RC_DEVICE void reduce_tile(const Math& math, const Operands& from, const Results& to, uint64_t begin,
+                           const Access& access) {
+    constexpr uint64_t stride = WARP * PACK;
+    const auto take = [&](int i, int t) {
+        const Pack pack = access.load(from.at(i) + begin + t * stride);
+        return from.input(i) ? math.input(pack) : math.partial(pack);
+    };
+    typename Math::Wide acc[tile];
+    RC_UNROLL for (int t = 0; t < tile; ++t) acc[t] = take(0, t);
+    RC_ROLL for (int i = 1; i < from.count; ++i) {
+        RC_UNROLL for (int t = 0; t < tile; ++t) math.combine(acc[t], take(i, t));
+    }
+    RC_UNROLL for (int t = 0; t < tile; ++t) {
+        const Pack result = to.last ? math.output(acc[t]) : math.narrow(acc[t]);
+        if (to.keep) access.store(to.keep + begin + t * stride, result);
+        if (to.pass) access.store(to.pass + begin + t * stride, result);
+    }
+}
+
+template <class Math>
+RC_CALLED void reduce(const Ctx& ctx, const Math& math, const Operands& from, const Results& to, uint64_t bytes) {
+    const uint64_t pointers = reinterpret_cast<uint64_t>(from.own) | reinterpret_cast<uint64_t>(from.others) |
+                              reinterpret_cast<uint64_t>(to.keep) | reinterpret_cast<uint64_t>(to.pass);
+    const uint64_t row = ctx.threads * PACK;  // what the block does at once
+    uint64_t done = 0;
+    if (pointers % PACK == 0) {  // the loop that counts
+        const uint64_t first = ctx.thread / WARP * (WARP * Math::tile) + ctx.thread % WARP;
+        RC_ROLL for (; done + Math::tile * row <= bytes; done += Math::tile * row)
+            reduce_tile<Math::tile>(math, from, to, done + first * PACK, Aligned());
+    }
+    RC_ROLL for (uint64_t at = done + ctx.thread * PACK; at < bytes; at += row)
+        reduce_tile<1>(math, from, to, at, Anywhere{minimum(PACK, bytes - at)});
+}
+
+RC_DEVICE void copy(const Ctx& ctx, byte* to, const byte* from, uint64_t bytes) {
+    if (to != from) reduce(ctx, Moving(), {from, 0, nullptr, 0, 1, true}, {to, nullptr, true}, bytes);
+}
+
+}  // namespace ringcomm::cuda

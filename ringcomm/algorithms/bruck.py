@@ -1,0 +1,65 @@
+"""Bruck's algorithms: in round k a rank talks to the one 2 ** k away, and passes on what it has heard from others.
+
+Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all communications in multiport
+message-passing systems", IEEE Transactions on Parallel and Distributed Systems 8 (1997).
+"""
+
+from ringcomm.algorithms.schedule import Block, Port, algorithm, joined
+
+__all__ = ["all_gather", "all_to_all"]
+
+
+@algorithm("bruck", "all_gather", steps="ceil(log2(n))", sent="S - S / n", scratch="S")
+def all_gather(port: Port, blocks: list[Block]) -> None:
+    """A rank that has the blocks of k ranks, from its own on, gets those of the next k from the rank k on.
+
+    On 5 ranks, rank 0 gets block 1 from rank 1, blocks 2 and 3 from rank 2, and block 4 from rank 4. Fewest steps, so
+    for short blocks.
+    """
+    n, rank = port.size, port.rank
+    order = [*blocks[rank:], *blocks[:rank]]
+    # In this order what is sent and what comes are one block each, which they are not among all the blocks.
+    found = port.scratch(sum(block.length for block in order)).split([block.length for block in order])
+    port.copy(order[0], found[0])
+    have = 1
+    while have < n:
+        more = min(have, n - have)
+        port.exchange(joined(found[:more]), (rank - have) % n, joined(found[have : have + more]), (rank + have) % n)
+        have += more
+    for block, target in zip(found[1:], order[1:], strict=True):
+        port.copy(block, target)
+
+
+@algorithm(
+    "bruck",
+    "all_to_all",
+    steps="ceil(log2(n))",
+    sent="S / n * bits(n)",
+    scratch="S + 2 * S / n * (n // 2)",
+    equal_blocks=True,
+)
+def all_to_all(port: Port, blocks: list[Block], out: list[Block]) -> None:
+    """A block that must go d ranks on goes in steps of the powers of two that d is the sum of.
+
+    On 5 ranks, the block of rank 0 for rank 3 goes 0 → 1 → 3, together with what else goes 1 on, then 2 on. Fewest
+    steps, so for short blocks; about half of the array is sent in each.
+    """
+    n, rank, length = port.size, port.rank, blocks[0].length
+    # At d lies what goes d ranks on, whichever rank it comes from.
+    ways = port.scratch(n * length).split([length] * n)
+    packed, arrived = (port.scratch(n // 2 * length) for _ in range(2))
+    for d in range(n):
+        port.copy(blocks[(rank + d) % n], ways[d])
+    step = 1
+    while step < n:
+        moving = [joined(ways[d : d + step]) for d in range(step, n, 2 * step)]
+        lengths = [block.length for block in moving]
+        outgoing, incoming = packed.part(0, sum(lengths)), arrived.part(0, sum(lengths))
+        for block, place in zip(moving, outgoing.split(lengths), strict=True):
+            port.copy(block, place)
+        port.exchange(outgoing, (rank + step) % n, incoming, (rank - step) % n)
+        for block, place in zip(moving, incoming.split(lengths), strict=True):
+            port.copy(place, block)
+        step *= 2
+    for d in range(1, n):
+        port.copy(ways[d], out[(rank - d) % n])

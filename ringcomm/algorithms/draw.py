@@ -1,0 +1,146 @@
+"""`ringcomm draw`: the schedule of an algorithm as a picture, ranks side by side and time going down."""
+
+import argparse
+from itertools import accumulate, groupby, pairwise
+from math import log2
+from pathlib import Path
+from typing import Any
+
+from ringcomm.algorithms.arrows import Arrow, arrows, runs
+from ringcomm.algorithms.schedule import ALGORITHMS, Algorithm
+from ringcomm.errors import ArgumentError, RingcommError
+
+__all__ = ["add_arguments", "label", "run", "ways"]
+
+MOST = 32  # ranks: of more, nothing could be read
+INK, SLATE, GRAY, PALE, BAND = "#1f2933", "#52606d", "#7b8794", "#cbd2d9", "#f5f7fa"
+COLORS = ("#2f6fb5", "#d1603d", "#3f8f5b", "#8a5bb0", "#b0820b", "#c0466e", "#2a8c8c", "#7a6a53")  # of blocks, in turn
+NEAR = 0.27  # of the way to the next rank, where an arrow says what it carries: before it crosses others
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("algorithm", metavar="ALGORITHM", help=", ".join(names()))
+    add("-n", "--ranks", type=int, default=5, metavar="N", help=f"2 to {MOST} (default: 5)")
+    add("--collective", metavar="NAME", help="default: all_reduce, or the first that it is an algorithm of")
+    add("-o", "--output", type=Path, required=True, metavar="PICTURE", help=".png, .svg or .pdf")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Draw what the command line asks for."""
+    name, collective, size = arguments.algorithm, arguments.collective, arguments.ranks
+    if name not in names():
+        raise ArgumentError(f"unknown algorithm {name!r}; known: {', '.join(names())}")
+    served = [each for each in ALGORITHMS if name in ALGORITHMS[each]]
+    if collective is None:
+        collective = "all_reduce" if "all_reduce" in served else served[0]
+    if collective not in served:
+        raise ArgumentError(f"there is no {name} {collective}; {name} does: {', '.join(served)}")
+    if not 2 <= size <= MOST:
+        raise ArgumentError(f"-n: expected 2 to {MOST} ranks, got {size}")
+    draw(ALGORITHMS[collective][name], size, arguments.output)
+    return 0
+
+
+def names() -> list[str]:
+    return sorted({name for found in ALGORITHMS.values() for name in found})
+
+
+def draw(algorithm: Algorithm, size: int, output: Path) -> None:
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        raise RingcommError("draw needs matplotlib: pip install 'ringcomm[bench]'") from None
+    found = arrows(algorithm, size)
+    rows = [list(group) for _, group in groupby(found, key=lambda arrow: arrow.wave)]
+    tops = [*accumulate((height(ways(row, size)) for row in rows), initial=0.0)]
+    blocks = 1 + max((block for arrow in found for block in arrow.blocks), default=-1)
+
+    # In inches: a row of what goes one rank on, from rank to rank, and what is written around.
+    line, column, left, above, below = 0.6, 1.0, 0.6, 1.45, 0.6
+    wide, high = max(left + column * (size + 0.2), 5.0), above + line * tops[-1] + below
+    pyplot.switch_backend("agg")
+    figure = pyplot.figure(figsize=(wide, high))
+    axes = figure.add_axes((left / wide, below / high, column * (size + 0.2) / wide, line * tops[-1] / high))
+    axes.set(xlim=(-0.6, size - 0.4), ylim=(tops[-1], 0))
+    axes.axis("off")
+    figure.text(0.2 / wide, 1 - 0.2 / high, algorithm.title, color=INK, fontsize=15, weight="bold", va="top")
+    figure.text(0.2 / wide, 1 - 0.56 / high, facts(algorithm, size, len(rows)), color=GRAY, va="top")
+    figure.text(0.2 / wide, 0.3 / high, legend(algorithm, found, blocks), color=GRAY, fontsize=9, va="center")
+    for rank in range(size):
+        axes.plot(rank, -0.38, "o", markersize=20, color=INK, clip_on=False)
+        axes.text(rank, -0.385, f"{rank}", color="white", ha="center", va="center_baseline", fontsize=10, weight="bold")
+        axes.plot([rank, rank], [0, tops[-1]], color=PALE, linewidth=1.5, zorder=1)
+    for number, (group, (top, bottom)) in enumerate(zip(rows, pairwise(tops), strict=True), 1):
+        axes.axhspan(top, bottom, color=BAND if number % 2 else "white", linewidth=0, zorder=0)
+        axes.text(-0.75, (top + bottom) / 2, f"{number}", color=GRAY, ha="right", va="center", fontsize=9)
+        draw_row(axes, group, top + 0.16, bottom - 0.16, size, blocks)
+    try:
+        figure.savefig(output, dpi=150)
+    except ValueError as error:  # an unknown kind of picture
+        raise ArgumentError(f"{output}: {error}") from None
+    finally:
+        pyplot.close(figure)
+
+
+def draw_row(axes: Any, row: list[Arrow], begin: float, end: float, size: int, blocks: int) -> None:
+    for arrow, way in zip(row, ways(row, size), strict=True):
+        color = COLORS[arrow.blocks[0] % len(COLORS)] if len(arrow.blocks) == 1 < blocks else SLATE
+        style = {"arrowstyle": "-|>", "color": color, "linewidth": 1.5, "mutation_scale": 11, "shrinkA": 0}
+        style["shrinkB"] = 6 if arrow.reduced else 1
+        # One that leaves at an edge comes back at the other.
+        for start in {arrow.sender, arrow.receiver - way}:
+            line = axes.annotate(
+                "", (start + way, end), (start, begin), arrowprops=style, annotation_clip=False, zorder=2
+            )
+            line.arrow_patch.set_clip_path(axes.patch)
+        axes.plot(arrow.sender, begin, "o", markersize=3.5, color=color, zorder=3)
+        if arrow.reduced:
+            axes.plot(arrow.receiver, end, "o", markersize=10, color="white", markeredgecolor=color, zorder=3)
+            axes.plot(arrow.receiver, end, "+", markersize=6, color=color, zorder=4)
+        if arrow.blocks:
+            near = NEAR / abs(way)
+            place = arrow.sender + way * near, begin + (end - begin) * near
+            words = axes.text(*place, label(arrow.blocks, blocks), color="white", ha="center", va="center", zorder=5)
+            box = {"boxstyle": "round,pad=0.22", "facecolor": color, "edgecolor": "white", "linewidth": 0.8}
+            words.set(fontsize=8, bbox=box)
+
+
+def ways(row: list[Arrow], size: int) -> list[int]:
+    """Return how far each arrow goes to the right.
+
+    Where every rank sends as far around, the ranks are a circle that is cut open: it goes the shorter way.
+    """
+    straight = [arrow.receiver - arrow.sender for arrow in row]
+    around = {way % size for way in straight}
+    if len(around) > 1 or len(row) < size or 2 * max(around) == size:
+        return straight
+    return [way if 2 * way < size else way - size for way in around] * size
+
+
+def height(ways: list[int]) -> float:
+    """Return the height of a row: more where long arrows cross."""
+    return 1 + 0.4 * min(2, log2(max(map(abs, ways))))
+
+
+def facts(algorithm: Algorithm, size: int, steps: int) -> str:
+    share = algorithm.sent(size, 1)  # of an array
+    sent = f"; a rank sends at most {share:.3g} × the array" if share else ""
+    return f"{size} ranks, {steps} steps{sent}"
+
+
+def legend(algorithm: Algorithm, found: list[Arrow], blocks: int) -> str:
+    labels = {label(arrow.blocks, blocks) for arrow in found}
+    whose = "the ranks that blocks are for" if algorithm.collective == "all_to_all" else "blocks of the array"
+    words = [f"numbers: {whose}"] * any(text[:1].isdigit() for text in labels)
+    words += ["× so many blocks"] * any(text.startswith("×") for text in labels)
+    words += ["\N{CIRCLED PLUS} is combined with what is there"] * any(arrow.reduced for arrow in found)
+    return "      ".join(words)
+
+
+def label(moved: tuple[int, ...], blocks: int) -> str:
+    """Return 3, 3–5, 1,3 or all; ×4 where to name the four would be too long."""
+    if len(moved) == blocks:
+        return "all"
+    words = ",".join(f"{run[0]}" if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs(moved))
+    return words if len(words) <= 5 else f"×{len(moved)}"

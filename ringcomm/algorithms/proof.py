@@ -1,0 +1,214 @@
+"""An algorithm is proved from its recordings alone, without peers and without data.
+
+In place of each element stands a number that says which one it is and whose: its index, then a bit for each rank whose
+contribution it holds. The schedules of all ranks are carried out on these.
+"""
+
+from collections.abc import Iterator
+
+from ringcomm.algorithms.lockstep import Cells, Memory, carry_out, places
+from ringcomm.algorithms.schedule import IN, Algorithm, Block, Copy, Lengths, Schedule, Step, even, record
+
+__all__ = ["prove"]
+
+SIZES = range(2, 65)  # one rank alone asks no algorithm
+SMALL = 9  # up to so many ranks every root is tried, and blocks of many lengths
+WHOLE = ("all_reduce", "broadcast", "reduce")  # an algorithm divides these arrays as it likes
+ROOTED = ("broadcast", "gather", "reduce", "scatter")
+NAMES = ("IN", "OUT", "SCRATCH")
+
+
+def prove(algorithm: Algorithm) -> None:
+    """Raise AssertionError, saying which rank does what wrong in which step, unless for 2 to 64 ranks
+
+    - every send meets a receive of the same size, and nobody waits for ever, where nothing is buffered;
+    - nothing is read that was not written, nothing written that is not the rank's to write, and nothing sent while
+      something else comes into the same place;
+    - every element arrives wherever it belongs, and is added exactly once;
+    - steps, elements sent and scratch memory are what is declared.
+    """
+    for size in SIZES:
+        roots = range(size) if size <= SMALL else (0, size - 1)
+        for root in roots if algorithm.collective in ROOTED else (0,):
+            _prove_costs(algorithm, size, root)
+            for rows, in_place in _calls(algorithm, size):
+                call = _Call(algorithm, rows, root, in_place)
+                try:
+                    _prove_call(call)
+                except AssertionError as error:
+                    raise AssertionError(f"{call}: {error}") from None
+
+
+class _Call:
+    """A call of all ranks with blocks of these lengths, and what each rank does in it."""
+
+    def __init__(self, algorithm: Algorithm, rows: tuple[int, ...], root: int, in_place: bool = False) -> None:
+        self.algorithm, self.rows, self.root, self.in_place = algorithm, rows, root, in_place
+        self.lengths = _lengths(algorithm.collective, rows)
+        self.schedules = [record(algorithm, rank, len(rows), mine, root) for rank, mine in enumerate(self.lengths)]
+
+    def __str__(self) -> str:
+        root = f", root {self.root}" if self.algorithm.collective in ROOTED else ""
+        in_place = ", in place" if self.in_place else ""
+        return f"{self.algorithm.title}, {len(self.rows)} ranks with {self.rows}{root}{in_place}"
+
+
+def _lengths(collective: str, rows: tuple[int, ...]) -> list[Lengths]:
+    """Return the lengths for each rank. For all_to_all every rank has its blocks in another order."""
+    size = len(rows)
+    match collective:
+        case "barrier":
+            return [Lengths(())] * size
+        case "all_to_all":
+            matrix = [tuple(rows[(2 * dest + source) % size] for dest in range(size)) for source in range(size)]
+            return [Lengths(*pair) for pair in zip(matrix, zip(*matrix, strict=True), strict=True)]
+    return [Lengths(even(sum(rows), size) if collective in WHOLE else rows)] * size
+
+
+def _calls(algorithm: Algorithm, size: int) -> Iterator[tuple[tuple[int, ...], bool]]:
+    """Yield the lengths of blocks to call with, and whether in place."""
+    patterns = [(1,) * size]
+    if size <= SMALL:
+        patterns += [(0,) * size, (3,) * size]
+    if size <= SMALL and not algorithm.equal_blocks:
+        patterns += [tuple(rank % 3 for rank in range(size)), (0,) * (size - 1) + (5,)]
+    if size == 5:
+        patterns.append((2000,) * size)  # more than one piece of a chain
+    for rows in patterns:
+        if size <= SMALL or not algorithm.in_place:
+            yield rows, False
+        if algorithm.in_place:
+            yield rows, True
+
+
+def _prove_costs(algorithm: Algorithm, size: int, root: int) -> None:
+    """Compare what is sent, and what memory is needed, with the formulas."""
+    block = 1 << size.bit_length() - 1 if "/ p" in algorithm.sent else 1  # so that everything divides evenly
+    schedules = _Call(algorithm, (block,) * size, root).schedules
+    sent = max(sum(step.outgoing.length for step in each.steps if not isinstance(step, Copy)) for each in schedules)
+    _compare(algorithm, "sent", sent, size, size * block)
+    _compare(algorithm, "scratch", max(each.scratch for each in schedules), size, size * block)
+
+
+def _compare(algorithm: Algorithm, name: str, found: int, size: int, elements: int) -> None:
+    formula = getattr(algorithm, name)
+    if found != formula(size, elements):
+        raise AssertionError(
+            f"{algorithm.title}, {size} ranks, {elements} elements: {name} is {found}, and not "
+            f"{formula} = {formula(size, elements):g}"
+        )
+
+
+def _prove_call(call: _Call) -> None:
+    """Carry the call out, and look at what each rank has in the end."""
+    size = len(call.rows)
+    memories = [_Symbols(call, rank, schedule) for rank, schedule in enumerate(call.schedules)]
+    steps, heard = carry_out(call.schedules, memories, memories[0].add)
+    for rank, memory in enumerate(memories):
+        found, wanted = memory.result(), _wanted(call, rank)
+        if found != wanted:
+            place, (got, right) = next(
+                (i, pair) for i, pair in enumerate(zip(found, wanted, strict=True)) if pair[0] != pair[1]
+            )
+            text = f"rank {rank} ends with {memory.words(got)} in OUT[{place}], not with {memory.words(right)}"
+            raise AssertionError(text)
+        if call.algorithm.collective == "barrier" and heard[rank] != memory.everyone:
+            missing = [other for other in range(size) if not heard[rank] >> other & 1]
+            raise AssertionError(f"rank {rank} goes on without having heard from {missing}")
+    _compare(call.algorithm, "steps", steps, size, sum(call.rows))
+
+
+def _wanted(call: _Call, rank: int) -> list[int]:
+    """Return what must lie in OUT."""
+    collective, size, root = call.algorithm.collective, len(call.rows), call.root
+    if collective == "barrier" or (collective in ("reduce", "gather") and rank != root):
+        return []
+    rows, come = call.lengths[rank]
+    own = sum(rows[:rank]), rows[rank]  # where the block of this rank begins, and its length
+    match collective:
+        case "all_reduce" | "reduce":
+            pieces = [((1 << size) - 1, 0, sum(rows))]
+        case "reduce_scatter":
+            pieces = [((1 << size) - 1, *own)]
+        case "broadcast":
+            pieces = [(1 << root, 0, sum(rows))]
+        case "scatter":
+            pieces = [(1 << root, *own)]
+        case "gather" | "all_gather":
+            pieces = [(1 << source, 0, length) for source, length in enumerate(rows)]
+        case "all_to_all":
+            begins = [sum(each.rows[:rank]) for each in call.lengths]
+            pieces = [(1 << source, begins[source], length) for source, length in enumerate(come)]
+    return [symbol for piece in pieces for symbol in _symbols(size, *piece)]
+
+
+def _symbols(size: int, ranks: int, begin: int, length: int) -> range:
+    """Return what stands for elements from `begin` on, with what these ranks have contributed."""
+    return range(begin << size | ranks, (begin + length) << size | ranks, 1 << size)
+
+
+class _Symbols(Memory):
+    """Memory of numbers that say what they are; None is what nobody has written."""
+
+    def __init__(self, call: _Call, rank: int, schedule: Schedule) -> None:
+        self.rank, self.size = rank, len(call.rows)
+        self.everyone = (1 << self.size) - 1
+        here = places(call.algorithm.collective, rank, call.lengths[rank], call.root)
+        given = [*_symbols(self.size, 1 << rank, 0, here.given)]
+        super().__init__(here, schedule.scratch, given, lambda count: [None] * count, call.in_place)
+        for number, step in enumerate(schedule.steps):
+            try:
+                self._check(step)
+            except AssertionError as error:
+                raise AssertionError(f"rank {rank} (step {number}): {error}") from None
+
+    def _check(self, step: Step) -> None:
+        """Look at whom a step talks to, and at the places that it reads and writes."""
+        if isinstance(step, Copy):
+            read, written, operand = step.source, step.target, None
+        else:
+            dest, read, source, written, operand = step
+            if self.rank in (dest, source):
+                raise AssertionError("it talks to itself")
+        reads, writes = self._range(read), self._range(written)
+        if written[0] == IN and writes[0] < writes[1]:
+            raise AssertionError(f"it writes {_name(written)}")
+        if reads[0] < writes[1] and writes[0] < reads[1]:
+            raise AssertionError(f"it writes {_name(written)} while {_name(read)} is read")
+        if operand is not None:
+            adds = self._range(operand)
+            if adds != writes and adds[0] < writes[1] and writes[0] < adds[1]:
+                raise AssertionError(f"it writes {_name(written)} while {_name(operand)} is added")
+
+    def _range(self, block: Block) -> tuple[int, int]:
+        memory, begin, end = block
+        if not 0 <= begin <= end <= self.sizes[memory]:
+            raise AssertionError(f"{_name(block)} is not within its {self.sizes[memory]} elements")
+        first = self.begins[memory]
+        return first + begin, first + end
+
+    def read(self, block: Block) -> Cells:
+        values = super().read(block)
+        if None in values:
+            raise AssertionError(f"rank {self.rank} reads {_name(block)}, which it has not written")
+        return values
+
+    def add(self, mine: list[int], others: list[int]) -> list[int]:
+        """Return the sums of elements, which hold what either holds."""
+        for one, other in zip(mine, others, strict=True):
+            if one ^ other > self.everyone:  # the indices differ
+                raise AssertionError(f"{self.words(other)} is added to {self.words(one)}")
+            if one & other & self.everyone:
+                raise AssertionError(f"{self.words(other)} is added to {self.words(one)}: some of it twice")
+        return [one | other for one, other in zip(mine, others, strict=True)]
+
+    def words(self, cell: int | None) -> str:
+        """Say what an element is."""
+        if cell is None:
+            return "nothing"
+        ranks = [str(rank) for rank in range(self.size) if cell >> rank & 1]
+        return f"element {cell >> self.size} of rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}"
+
+
+def _name(block: Block) -> str:
+    return f"{NAMES[block.memory]}[{block.begin}:{block.end}]"

@@ -1,0 +1,121 @@
+"""The binomial tree: the ranks are halved, one of each half stands for it, and so on until each stands for itself.
+
+Halves are ranks in a row, whatever the root, so that what a gather or scatter moves for one of them is one block. With
+rank 0 as root and a power of two ranks this is the binomial tree of the textbooks.
+
+Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice, and experience", Concurrency
+and Computation: Practice and Experience 19 (2007).
+"""
+
+from typing import NamedTuple
+
+from ringcomm.algorithms.schedule import Block, Port, algorithm, joined
+
+__all__ = ["broadcast", "gather", "reduce", "scatter"]
+
+
+class Branch(NamedTuple):
+    """An edge of the tree: `child` stands for the ranks from `begin` to `end`, and only `parent` talks to it."""
+
+    parent: int
+    child: int
+    begin: int
+    end: int
+
+
+@algorithm("tree", "broadcast", steps="ceil(log2(n))", sent="S * ceil(log2(n))")
+def broadcast(port: Port, data: Block, root: int) -> None:
+    """Whoever has the array hands it to one rank of the half that has not.
+
+    On 5 ranks, 0 → 3; then 0 → 2 and 3 → 4; then 0 → 1. Fewest steps, so for short arrays.
+    """
+    for branch in _branches(port, root):
+        if branch.child == port.rank:
+            port.recv(data, branch.parent)
+        else:
+            port.send(data, branch.child)
+
+
+@algorithm("tree", "reduce", steps="ceil(log2(n))", sent="S", scratch="S if n > 3 else 0")
+def reduce(port: Port, data: Block, out: Block, root: int) -> None:
+    """The broadcast backwards: a rank adds what its children bring to its own, and hands the sum on.
+
+    On 5 ranks, 1 → 0; then 2 → 0 and 4 → 3; then 3 → 0.
+    """
+    branches = _branches(port, root)
+    is_leaf = port.rank != root and len(branches) == 1
+    space = out if port.rank == root else port.scratch(0 if is_leaf else data.length)
+    sums = data
+    for branch in reversed(branches):
+        if branch.child == port.rank:
+            port.send(sums, branch.parent)
+        else:
+            port.recv(space, branch.child, operand=sums)
+            sums = space
+
+
+@algorithm("tree", "gather", steps="ceil(log2(n))", sent="S / n * (n // 2)", scratch="S / n * (n // 2) if n > 3 else 0")
+def gather(port: Port, data: Block, blocks: list[Block], root: int) -> None:
+    """A rank collects the blocks of the ranks that it stands for, and hands them on as one.
+
+    On 5 ranks, 1 → 0; then 2 → 0 and 4 → 3; then 3 → 0 with blocks 3 and 4.
+    """
+    branches = _branches(port, root)
+    if port.rank != root:
+        blocks = _held(port, data, blocks, branches[0])
+        port.copy(data, blocks[port.rank])
+    for branch in reversed(branches):
+        subtree = joined(blocks[branch.begin : branch.end])
+        if branch.child == port.rank:
+            port.send(subtree, branch.parent)
+        else:
+            port.recv(subtree, branch.child)
+
+
+@algorithm("tree", "scatter", steps="ceil(log2(n))", sent="S - S / n", scratch="S / n * (n // 2) if n > 3 else 0")
+def scatter(port: Port, blocks: list[Block], out: Block, root: int) -> None:
+    """The gather backwards: a rank gets the blocks of the ranks that it stands for, and hands on all but its own.
+
+    On 5 ranks, 0 → 3 with blocks 3 and 4; then 0 → 2 and 3 → 4; then 0 → 1.
+    """
+    branches = _branches(port, root)
+    if port.rank != root:
+        blocks = _held(port, out, blocks, branches[0])
+    for branch in branches:
+        subtree = joined(blocks[branch.begin : branch.end])
+        if branch.child == port.rank:
+            port.recv(subtree, branch.parent)
+        else:
+            port.send(subtree, branch.child)
+    if port.rank != root:
+        port.copy(blocks[port.rank], out)
+
+
+def _branches(port: Port, root: int) -> list[Branch]:
+    """Return the branches that this rank is an end of: that to its parent, then those to its children.
+
+    A parent stays in the larger half, so that every root has the same number of children; the first rank of the other
+    half is its child.
+    """
+    branches = []
+    begin, end, parent = 0, port.size, root
+    while end - begin > 1:
+        larger = (end - begin + 1) // 2
+        if parent < begin + larger:
+            near, far = (begin, begin + larger), (begin + larger, end)
+        else:
+            near, far = (end - larger, end), (begin, end - larger)
+        child = far[0]
+        if port.rank in (parent, child):
+            branches.append(Branch(parent, child, *far))
+        is_far = far[0] <= port.rank < far[1]
+        begin, end = far if is_far else near
+        parent = child if is_far else parent
+    return branches
+
+
+def _held(port: Port, own: Block, blocks: list[Block], branch: Branch) -> list[Block]:
+    """Return `blocks`, with memory of this rank in place of those that it stands for."""
+    lengths = [block.length for block in blocks[branch.begin : branch.end]]
+    space = [own] if len(lengths) == 1 else port.scratch(sum(lengths)).split(lengths)
+    return [*blocks[: branch.begin], *space, *blocks[branch.end :]]

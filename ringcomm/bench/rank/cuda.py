@@ -1,0 +1,36 @@
+"""Buffers on a GPU, through CuPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cupy
+import numpy as np
+
+from .collectives import Array
+
+__all__ = ["Cuda"]
+
+
+class Cuda:
+    """Arrays of CuPy (Buffers), on a GPU for each rank; in turn if there are fewer."""
+
+    def __init__(self, rank: int) -> None:
+        self.gpus: int = cupy.cuda.runtime.getDeviceCount()
+        cupy.cuda.Device(rank % self.gpus).use()
+        number = cupy.cuda.runtime.runtimeGetVersion()
+        words = f"{number // 1000}.{number % 1000 // 10}"
+        self.versions = {"CuPy": cupy.__version__, "CUDA": words, "numpy": np.__version__}
+
+    def memory(self, size: int, huge: bool) -> Any:  # noqa: ARG002 (pages are the driver's)
+        return cupy.ones(size, cupy.uint8)
+
+    def read(self, array: Any) -> Array:
+        values: Array = cupy.asnumpy(array)
+        return values
+
+    def write(self, array: Any, values: Array) -> None:
+        array.set(values)
+
+    def finish(self) -> None:
+        cupy.cuda.get_current_stream().synchronize()

@@ -1,0 +1,212 @@
+"""The emulated device: the CUDA kernels on the CPU, where every thread of every block is a real thread.
+
+It shows that the protocol is right, on any machine. It is slow.
+"""
+
+import ctypes
+import logging
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from ringcomm.devices.contract import Shape
+from ringcomm.native import check, ffi, lib
+
+__all__ = ["Array", "EmulatedDevice", "array", "device", "empty"]
+
+log = logging.getLogger("ringcomm")
+
+THREADS = 2  # of a block
+
+
+class Array(np.ndarray[Any, Any]):
+    """A NumPy array in the memory of the emulated device, which is that of the host: kernels reach all of it."""
+
+
+class Mapping:
+    """Memory that other processes can map."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self.descriptor, self.size = descriptor, size
+        self.map = mmap.mmap(descriptor, size)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
+class HostMemory:
+    """Memory of this process."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+        self.address: int = data.ctypes.data
+
+
+class Event:
+    """A place in a stream."""
+
+    def __init__(self) -> None:
+        self._reached = threading.Event()
+        self.reach = self._reached.set
+
+    @property
+    def done(self) -> bool:
+        return self._reached.is_set()
+
+    def synchronize(self) -> None:
+        self._reached.wait()
+
+
+class Stream:
+    """Launches one after the other, on a thread of its own that ends with the last of them."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Lock()
+        self._queue: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._queued = 0
+
+    def add(self, step: Callable[[], object]) -> None:
+        with self._changed:
+            self._queue.put(step)
+            self._queued += 1
+            if self._queued == 1:
+                threading.Thread(target=self._run, name="ringcomm emulated stream", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._queue.get()()
+            except Exception:  # of a program; the stream goes on, as a GPU's would
+                log.exception("what was queued on a stream has failed")
+            with self._changed:
+                self._queued -= 1
+                if not self._queued:
+                    return
+
+    def record(self) -> Event:
+        event = Event()
+        self.add(event.reach)
+        return event
+
+    def wait_event(self, event: Event) -> None:
+        self.add(event.synchronize)
+
+    def synchronize(self) -> None:
+        self.record().synchronize()
+
+    def __enter__(self) -> "Stream":
+        _here.streams.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _here.streams.pop()
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.streams = [Stream()]
+
+
+_here = _Here()
+
+
+class EmulatedDevice:
+    """The CPU as a GPU (ringcomm.devices.contract.Device). `seed` not 0: threads give their core away at flags."""
+
+    name = "emulated"
+    # Small, so that calls of a test take many chunks.
+    shape = Shape(channels=2, slots=3, slot_bytes=4096, stage_bytes=1024, line_bytes=256)
+    outlives = True
+    blocking = True
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
+
+    def stream(self) -> Stream:
+        return _here.streams[-1]
+
+    def new_stream(self) -> Stream:
+        return Stream()
+
+    def record(self, stream: Stream) -> Event:
+        return stream.record()
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        stream.wait_event(event)
+
+    def capturing(self) -> bool:
+        return False
+
+    def watch(self) -> None:
+        pass
+
+    def allocate(self, size: int) -> Mapping:
+        descriptor = os.memfd_create("ringcomm emulated device", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, size)
+        return Mapping(descriptor, size)
+
+    def export(self, memory: Mapping) -> str:
+        return f"/proc/{os.getpid()}/fd/{memory.descriptor}"
+
+    def open(self, exported: str) -> Mapping:
+        descriptor = os.open(exported, os.O_RDWR | os.O_CLOEXEC)
+        return Mapping(descriptor, os.fstat(descriptor).st_size)
+
+    def shared_with_host(self, size: int) -> HostMemory:
+        return HostMemory(np.zeros(size, np.uint8))
+
+    def write(self, memory: Mapping, offset: int, data: bytes) -> None:
+        ctypes.memmove(memory.address + offset, data, len(data))
+
+    def clear(self, memory: Mapping, size: int) -> None:
+        ctypes.memset(memory.address, 0, size)
+
+    def download(self, address: int, target: Any) -> None:
+        self.stream().synchronize()
+        ctypes.memmove(target.ctypes.data, address, target.nbytes)
+
+    def upload(self, source: Any, address: int) -> None:
+        self.stream().synchronize()
+        ctypes.memmove(address, source.ctypes.data, source.nbytes)
+
+    def prepare(self, kernel: int, dtype: int, op: int) -> None:
+        """All kernels are there."""
+
+    def launch(self, kernel: int, dtype: int, op: int, args: Any, blocks: int, stream: Stream) -> None:  # noqa: ARG002
+        words = ffi.from_buffer(args)
+        stream.add(lambda: check(lib.rc_emulated_launch(words, blocks, THREADS, self._seed)))
+
+    def launch_virtual(
+        self,
+        kernel: int,  # noqa: ARG002 (the arguments say it too)
+        dtype: int,  # noqa: ARG002
+        op: int,  # noqa: ARG002
+        args: Mapping,
+        ranks: int,
+        blocks: int,
+        stream: Stream,
+    ) -> None:
+        words = ffi.cast("void *", args.address)
+        stream.add(lambda: check(lib.rc_emulated_virtual(words, ranks, blocks, THREADS, self._seed)))
+
+    def array(self, memory: Mapping, shape: tuple[int, ...], dtype: Any) -> Array:
+        return Array(shape, dtype, memory.map)
+
+
+device = EmulatedDevice()
+
+
+def array(values: Any, dtype: Any = None) -> Array:
+    """Return a copy of an array on the emulated device."""
+    return np.array(values, dtype).view(Array)
+
+
+def empty(shape: Any, dtype: Any = float) -> Array:
+    """Return an array on the emulated device, as numpy.empty does."""
+    return np.empty(shape, dtype).view(Array)

@@ -1,0 +1,174 @@
+"""The handles that torch gets for its calls."""
+
+import itertools
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from ringcomm import RingcommError, Work
+from ringcomm.completion import inside_callback
+from ringcomm.torch import labels
+from ringcomm.torch.memory import Copies, Tensors, write_back
+
+__all__ = ["Done", "Handle", "Owner", "Running", "joined", "seconds"]
+
+
+_Work: Any = dist.Work  # torch's stubs leave out much of what it calls
+
+
+class Owner(Protocol):
+    """What a handle needs to know of its group."""
+
+    @property
+    def group_name(self) -> str: ...
+
+    def explained(self, error: RingcommError) -> RingcommError:
+        """Return the error, told in the words of the group."""
+
+
+def seconds(timeout: timedelta | float | None) -> float | None:
+    """Return torch's timeout as ringcomm takes it: zero and less stand for the group's own."""
+    if isinstance(timeout, timedelta):
+        timeout = timeout.total_seconds()
+    return timeout if timeout is not None and timeout > 0 else None
+
+
+class Done(_Work):  # type: ignore[misc]
+    """A call that was done when it returned."""
+
+    def __init__(self, outputs: Tensors = ()) -> None:
+        super().__init__()
+        self.outputs = outputs
+
+    def wait(self, timeout: object = None) -> bool:  # noqa: ARG002
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def exception(self) -> None:
+        return None
+
+    def result(self) -> list[torch.Tensor]:
+        return list(self.outputs)
+
+    def get_future(self) -> "torch.futures.Future[Any]":
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_result(self.result())
+        return future
+
+
+class Running(_Work):  # type: ignore[misc]
+    """Calls that run in the background.
+
+    `copies` are pairs of a tensor that could not be used in place and what stood for it, to be copied when the calls
+    are done. What goes wrong is raised by every `wait`, and is the error of the future.
+    """
+
+    def __init__(self, owner: Owner, name: str, works: Sequence[Work], outputs: Tensors, copies: Copies) -> None:
+        super().__init__()
+        self.owner, self.name = owner, name
+        self.works, self.outputs, self.copies = works, outputs, copies
+        self._lock = threading.Lock()  # a thread may wait while the future is completed on another
+        self._written = False
+        self._error: Exception | None = None  # of the copies
+
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
+        limit = seconds(timeout)
+        deadline = None if limit is None else time.monotonic() + limit
+        with labels.label(self.owner, f"wait for {self.name}", self.outputs) if labels.enabled else nullcontext():
+            try:
+                for work in self.works:
+                    work.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except RingcommError as error:
+                raise self.owner.explained(error)  # noqa: B904 (it is the same error)
+        self._write_back()
+        if self._error:
+            raise self._error
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        if not all(work.done() for work in self.works):
+            return False
+        self.exception()  # what was copied is where it belongs
+        return True
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> Exception | None:
+        """Return what `wait` would raise, None while nothing is wrong."""
+        if all(work.done() for work in self.works):
+            try:
+                self.wait()
+            except Exception as error:
+                return error
+        return None
+
+    def result(self) -> list[torch.Tensor]:
+        self.wait()
+        return list(self.outputs)
+
+    def source_rank(self) -> int:
+        """Return who sent what was received."""
+        self.wait()
+        rank: int = self.works[0].result
+        return rank
+
+    _source_rank = source_rank
+
+    def get_future(self) -> "torch.futures.Future[Any]":
+        gpus = {tensor.device for tensor in self.outputs if tensor.is_cuda}
+        done: torch.futures.Future[Any] = torch.futures.Future(devices=list(gpus))
+        # What a callback starts is waited for at once, so that one callback follows the other, in the same order on
+        # every rank; a hook of DDP may start further calls there.
+        if inside_callback():
+            done.set_result(None)
+        # A callback that raises is the only way from Python to a future that C++ sees as failed.
+        future = done.then(lambda _: self.result())
+        missing = itertools.count(len(self.works) - 1, -1)
+
+        def one_is_done(_: Work) -> None:
+            if next(missing) == 0:
+                done.set_result(None)
+
+        for work in () if done.done() else self.works:
+            work.add_done_callback(one_is_done)
+        return future
+
+    def _write_back(self) -> None:
+        with self._lock:
+            if not self._written:
+                try:
+                    write_back(self.copies)
+                except Exception as error:
+                    self._error = error
+                self._written, self.copies = True, ()
+
+
+Handle = Done | Running
+
+
+def joined(owner: Owner, name: str, works: Sequence[Handle]) -> Handle:
+    """Return one handle for many."""
+    running = [work for work in works if isinstance(work, Running)]
+    outputs = [tensor for work in works for tensor in work.outputs]
+    if not running:
+        return Done(outputs)
+    inner = [each for work in running for each in work.works]
+    return Running(owner, name, inner, outputs, [pair for work in running for pair in work.copies])

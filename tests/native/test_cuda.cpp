@@ -1,0 +1,397 @@
+// The CUDA kernels on the emulated device: every collective against a plain loop, call after call on the same arenas.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <span>
+#include <string>
+
+#include "emulated_world.h"
+#include "float_formats.h"
+
+using namespace gpu;
+
+namespace {
+
+template <class T>
+T one_of(std::initializer_list<T> values) {
+    return values.begin()[random_bits() % values.size()];
+}
+
+// ---- Conversions: every small float, and every float32 that is near the middle between two of them.
+
+template <class Type, class Format>
+void check_format(const char* name) {
+    using Bits = typename Type::Stored;
+    const auto same = [](Bits a, Bits b) {
+        return a == b || (std::isnan(Format::decode(a)) && std::isnan(Format::decode(b)));
+    };
+    for (uint32_t i = 0; i < 1u << 8 * sizeof(Bits); ++i) {
+        const Bits bits = static_cast<Bits>(i);
+        const float value = Format::decode(bits), got = Type::widen(bits);
+        expect(std::isnan(value) ? std::isnan(got) : !memcmp(&value, &got, sizeof value), name + std::string(" widen"));
+        if (std::isnan(value)) continue;
+        const float next = Format::decode(static_cast<Bits>(i + 1)), middle = value + (next - value) / 2;
+        for (const float x : {value, middle, std::nextafter(middle, INFINITY), std::nextafter(middle, -INFINITY)})
+            expect(same(Type::narrow(x), Format::encode(x)), name + std::string(" narrow ") + std::to_string(x));
+    }
+    for (int i = 0; i < 100'000; ++i) {
+        const float x = bits_as<float>(static_cast<uint32_t>(random_bits()));
+        expect(same(Type::narrow(x), Format::encode(x)), name + std::string(" narrow ") + std::to_string(x));
+    }
+}
+
+// ---- Data.
+
+uint64_t item_of(int dtype) { return rc_dtype_bytes(dtype); }
+
+bool is_float(int dtype) { return dtype >= FLOAT16; }
+bool is_complex(int dtype) { return dtype == COMPLEX64 || dtype == COMPLEX128; }
+
+bool makes_sense(int dtype, int op) {
+    return legal(dtype == BOOL ? TRUTH : is_complex(dtype) ? COMPLEX : is_float(dtype) ? REAL : INTEGER, op);
+}
+
+// The number that one part of an element is.
+float value_at(int dtype, const byte* at) {
+    switch (dtype) {
+        case FLOAT16: return Half::decode(*reinterpret_cast<const uint16_t*>(at));
+        case BFLOAT16: return Brain::decode(*reinterpret_cast<const uint16_t*>(at));
+        case FLOAT8_E4M3: return E4m3::decode(*at);
+        case FLOAT8_E5M2: return E5m2::decode(*at);
+        case FLOAT32:
+        case COMPLEX64: return *reinterpret_cast<const float*>(at);
+        default: return static_cast<float>(*reinterpret_cast<const double*>(at));
+    }
+}
+
+template <class T>
+void put(byte* at, T value) {
+    memcpy(at, &value, sizeof value);
+}
+
+void put_value(int dtype, byte* at, float value) {
+    switch (dtype) {
+        case FLOAT16: return put(at, Half::encode(value));
+        case BFLOAT16: return put(at, Brain::encode(value));
+        case FLOAT8_E4M3: return put(at, E4m3::encode(value));
+        case FLOAT8_E5M2: return put(at, E5m2::encode(value));
+        case FLOAT32:
+        case COMPLEX64: return put(at, value);
+        default: return put(at, double{value});
+    }
+}
+
+// Tame: numbers whose sums and products over all ranks are exact in any order, as the ring has its own.
+void fill(byte* at, uint64_t count, int dtype, int op, bool tame) {
+    const uint64_t bytes = count * item_of(dtype), part = is_complex(dtype) ? item_of(dtype) / 2 : item_of(dtype);
+    for (uint64_t i = 0; i < bytes; i += part) {
+        const float value = op == PROD ? one_of({1.f, 2.f, -1.f}) : one_of({0.f, 1.f});
+        if (dtype == BOOL) {
+            at[i] = random_bits() & 1;
+        } else if (!is_float(dtype) || (!tame && random_bits() % 2)) {
+            for (uint64_t b = 0; b < part; ++b) at[i + b] = static_cast<byte>(random_bits());
+        } else {
+            put_value(dtype, at + i, tame ? value : static_cast<float>(random_bits() % 20001 / 1000.0 - 10));
+        }
+    }
+}
+
+bool same_values(int dtype, const byte* a, const byte* b, uint64_t count) {
+    if (!is_float(dtype)) return !memcmp(a, b, count * item_of(dtype));
+    const uint64_t part = is_complex(dtype) ? item_of(dtype) / 2 : item_of(dtype);
+    alignas(16) byte x[16], y[16];
+    for (uint64_t i = 0; i < count * item_of(dtype); i += part) {
+        memcpy(x, a + i, part), memcpy(y, b + i, part);
+        if (memcmp(x, y, part) && !(std::isnan(value_at(dtype, x)) && std::isnan(value_at(dtype, y)))) return false;
+    }
+    return true;
+}
+
+// What the CPU makes of it; float8 it does in float32.
+std::vector<byte> reduced(std::vector<const byte*> inputs, uint64_t count, int dtype, int op, double factor) {
+    std::vector<byte> result(count * item_of(dtype) + 1);
+    const int n = static_cast<int>(inputs.size());
+    const auto reduce = [&](void* to, const void* from, int type) {
+        expect(!rc_reduce(to, static_cast<const void* const*>(from), n, count, type, op, factor), "rc_reduce");
+    };
+    if (dtype < FLOAT8_E4M3) {
+        reduce(result.data(), inputs.data(), dtype);
+        return result;
+    }
+    std::vector<std::vector<float>> wide(n, std::vector<float>(count + 1));
+    std::vector<const float*> sources;
+    for (int r = 0; r < n; ++r) {
+        for (uint64_t i = 0; i < count; ++i) wide[r][i] = value_at(dtype, inputs[r] + i);
+        sources.push_back(wide[r].data());
+    }
+    reduce(wide[0].data(), sources.data(), FLOAT32);
+    for (uint64_t i = 0; i < count; ++i) put_value(dtype, &result[i], wide[0][i]);
+    return result;
+}
+
+// ---- One call on all ranks of a world, and what must come out.
+
+struct Case {
+    int kernel, dtype, op;
+    uint64_t count;
+    int root = 0, blocks = 1;
+    double factor = 1;
+    bool in_place = false, tables = false;
+
+    std::string words(int n) const {
+        return "kernel " + std::to_string(kernel) + " dtype " + std::to_string(dtype) + " op " + std::to_string(op) +
+               " count " + std::to_string(count) + " root " + std::to_string(root) + " blocks " +
+               std::to_string(blocks) + " ranks " + std::to_string(n) + (in_place ? " in place" : "") +
+               (tables ? " with tables" : "");
+    }
+};
+
+using Table = std::vector<uint64_t>;
+
+struct Trial {
+    World& world;
+    const Case& test;
+    const int n = world.shape.ranks;
+    const uint64_t item = item_of(test.dtype);
+    std::vector<Table> send, recv;  // offsets, of each rank; from[r][p]: what rank r gives to rank p
+    std::vector<Memory> inputs, outputs;
+    std::vector<gpu::Args> calls;
+
+    Trial(World& world, const Case& test) : world(world), test(test) {}
+
+    bool blocks_in() const {
+        return test.kernel == RING_REDUCE_SCATTER || test.kernel == SCATTER || test.kernel == ALL_TO_ALL;
+    }
+    bool blocks_out() const {
+        return test.kernel == RING_ALL_GATHER || test.kernel == ALL_GATHER || test.kernel == GATHER ||
+               test.kernel == ALL_TO_ALL;
+    }
+    uint64_t length(int from, int to) const {  // of the block that goes there
+        if (!test.tables) return test.count;
+        const uint64_t all_to_all = test.kernel == ALL_TO_ALL ? from * 7 : 0;
+        const int owner = blocks_in() ? to : from;
+        return (test.count + owner * 5 + all_to_all) % (test.count + 1);
+    }
+
+    void run() {
+        const bool tame = test.kernel <= RING_REDUCE;
+        for (int r = 0; r < n; ++r) {
+            Table sends{0}, receives{0};
+            for (int p = 0; p < n; ++p) sends.push_back(sends.back() + length(r, p));
+            for (int p = 0; p < n; ++p) receives.push_back(receives.back() + length(p, r));
+            send.push_back(sends), recv.push_back(receives);
+        }
+        for (int r = 0; r < n; ++r) {
+            const uint64_t in = blocks_in() ? send[r][n] : length(r, r), out = blocks_out() ? recv[r][n] : length(r, r);
+            inputs.emplace_back(in * item), outputs.emplace_back(out * item);
+            fill(inputs[r].data(), in, test.dtype, test.op, tame);
+            gpu::Args a = world.args(r, test.kernel, test.dtype, test.op, test.count);
+            a.input = inputs[r].data();
+            a.output = outputs[r].data();
+            if (test.in_place && in == out && !test.tables) {  // else blocks would move
+                memcpy(outputs[r].data(), inputs[r].data(), in * item);
+                a.input = a.output;
+            }
+            if (test.tables) a.send_offsets = send[r].data(), a.recv_offsets = recv[r].data();
+            a.root = test.root;
+            a.factor = test.factor;
+            calls.push_back(a);
+        }
+        world.launch(calls, test.blocks);
+        for (int r = 0; r < n; ++r) {
+            expect(!world.control[r].failed, "given up: " + test.words(n));
+            check(r);
+        }
+    }
+
+    void check(int r) {
+        const auto [wanted, count] = expected(r);
+        const bool right = same_values(test.dtype, outputs[r].data(), wanted.data(), count);
+        expect(right, test.words(n) + ", on rank " + std::to_string(r));
+        const uint64_t room = std::max(count, blocks_out() ? recv[r][n] : length(r, r));
+        expect(outputs[r].margins_hold(room * item), "margin, " + test.words(n));
+    }
+
+    // The bytes of rank r's output, and how many elements of it are told.
+    std::pair<std::vector<byte>, uint64_t> expected(int r) {
+        const auto sum = [&](uint64_t begin, uint64_t count) {
+            std::vector<const byte*> parts;
+            for (auto& input : inputs) parts.push_back(input.data() + begin * item);
+            return std::pair(reduced(parts, count, test.dtype, test.op, test.factor), count);
+        };
+        std::vector<byte> blocks;
+        const auto take = [&](int from, uint64_t begin, uint64_t count) {
+            const byte* at = inputs[from].data() + begin * item;
+            blocks.insert(blocks.end(), at, at + count * item);
+        };
+        switch (test.kernel) {
+            case RING_ALL_REDUCE:
+            case ONE_SHOT:
+            case TWO_SHOT:
+            case LL: return sum(0, test.count);
+            case RING_REDUCE: return sum(0, r == test.root ? test.count : 0);
+            case RING_REDUCE_SCATTER: return sum(send[r][r], length(r, r));
+            case RING_BROADCAST: take(test.root, 0, test.count); break;
+            case SCATTER: take(test.root, send[test.root][r], length(test.root, r)); break;
+            case GATHER:
+                if (r != test.root) break;
+                [[fallthrough]];
+            case RING_ALL_GATHER:
+            case ALL_GATHER:
+                for (int p = 0; p < n; ++p) take(p, 0, length(p, r));
+                break;
+            case ALL_TO_ALL:
+                for (int p = 0; p < n; ++p) take(p, send[p][r], length(p, r));
+                break;
+        }
+        const uint64_t count = blocks.size() / item;
+        blocks.push_back(0);
+        return {blocks, count};
+    }
+};
+
+void run_case(World& world, const Case& test) { Trial(world, test).run(); }
+
+// Every kernel with every dtype and operation.
+std::vector<Case> all_cases() {
+    std::vector<Case> cases;
+    for (int kernel = 0; kernel < MESSAGE; ++kernel)
+        for (int dtype = 0; dtype < DTYPES; ++dtype)
+            for (int op = 0; op < (kernel > LL || !kernel ? 1 : OPS); ++op)
+                if (makes_sense(dtype, op)) cases.push_back({kernel, dtype, op, 0});
+    return cases;
+}
+
+// Several calls in one world, all else by chance.
+void check_calls(int n, uint64_t seed, std::span<Case> cases) {
+    const int channels = 1 + random_bits() % 3;
+    World world(
+        one_of({tiny_shape(n, channels), Shape{n, channels, 4, 512, 256, 64}, Shape{n, channels, 8, 2048, 1024, 512}}));
+    world.threads = one_of({1, 2, 2, 3});
+    world.seed = seed;
+    world.set_epoch(one_of<uint64_t>({0, 1, CLEANING - 3, (uint64_t{1} << 32) - 4, (uint64_t{1} << 40) - 4}));
+    for (Case test : cases) {
+        const bool blocks =
+            test.kernel == RING_REDUCE_SCATTER || test.kernel == RING_ALL_GATHER || test.kernel >= GATHER;
+        world.one_grid = random_bits() % 2;
+        test.count = one_of<uint64_t>({0, 1, 3, 16, 17, 100, 255, 500});
+        test.root = static_cast<int>(random_bits() % n);
+        test.blocks = 1 + static_cast<int>(random_bits() % channels);
+        test.factor = test.op == PREMUL_SUM || test.op == AVG ? one_of({1.0, 0.5, 2.0}) : 1;
+        test.in_place = random_bits() % 2;
+        test.tables = blocks && random_bits() % 2;
+        run_case(world, test);
+    }
+}
+
+constexpr size_t CALLS = 12;  // in a world, which lives on from call to call
+
+void check_collectives() {
+    std::vector<Case> cases = all_cases();
+    std::shuffle(cases.begin(), cases.end(), random_bits);
+    for (size_t next = 0; next < cases.size(); next += CALLS) {
+        const size_t count = std::min(CALLS, cases.size() - next);
+        check_calls(static_cast<int>(next / CALLS % 8) + 1, one_of<uint64_t>({0, 1, random_bits()}),
+                    std::span(cases).subspan(next, count));
+    }
+}
+
+// A seed tells everything: the world, the calls, and when threads give their core away.
+void check_seeds(uint64_t first, uint64_t count) {
+    const std::vector<Case> cases = all_cases();
+    for (uint64_t seed = first; seed < first + count; ++seed) {
+        random_bits.seed(seed);
+        std::vector<Case> chosen;
+        for (size_t i = 0; i < CALLS; ++i) chosen.push_back(cases[random_bits() % cases.size()]);
+        const int before = failures;
+        check_calls(1 + static_cast<int>(random_bits() % 8), seed, chosen);
+        if (failures > before) std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
+    }
+}
+
+// Messages go round while collectives use the same slots.
+void check_messages() {
+    for (const int n : {2, 3, 5}) {
+        World world(tiny_shape(n));
+        world.seed = 77;
+        for (const uint64_t count : {0, 1, 40, 333}) {
+            world.one_grid = count % 2;
+            std::vector<Memory> inputs, outputs;
+            std::vector<gpu::Args> calls;
+            for (int r = 0; r < n; ++r) inputs.emplace_back(count * 4), outputs.emplace_back(count * 4);
+            for (int r = 0; r < n; ++r) {
+                calls.push_back(world.message(r, count));
+                calls[r].input = inputs[r].data(), calls[r].output = outputs[r].data();
+            }
+            world.launch(calls, 2);
+            for (int r = 1; r < n; ++r) {
+                expect(!world.control[r].failed, "a message was given up");
+                expect(!memcmp(outputs[r].data(), inputs[r - 1].data(), count * 4), "a message is wrong");
+            }
+            run_case(world, {RING_ALL_REDUCE, INT32, SUM, 200, 0, 2});
+            run_case(world, {ALL_TO_ALL, INT32, SUM, 50, 0, 2});
+        }
+    }
+}
+
+// A line that an epoch long ago has left must not be taken for one of this epoch: it is zeroed before.
+void check_stale_lines() {
+    World world(tiny_shape(3, 1));
+    world.set_epoch(CLEANING - 2);
+    for (int r = 0; r < 3; ++r)
+        for (uint64_t epoch = CLEANING + 2; epoch < CLEANING + 4; ++epoch)
+            for (int from = 0; from < 3; ++from)
+                for (uint32_t w = 0; w < world.shape.line_bytes / 4; ++w)
+                    world.arena(r).channel(0).lines(epoch, from)[w] = uint64_t(LINE_FLAG | epoch) << 32 | 4711;
+    run_case(world, {BARRIER, INT32, SUM, 0});
+    for (int i = 0; i < 2; ++i) run_case(world, {RING_ALL_REDUCE, INT32, SUM, 5});
+    for (int r = 0; r < 3; ++r)
+        for (uint64_t epoch = 0; epoch < 2; ++epoch)
+            for (uint32_t i = 0; i < 3 * world.shape.line_bytes / 4; ++i)
+                expect(!world.arena(r).channel(0).lines(epoch, 0)[i], "a stale line");
+    for (int i = 0; i < 4; ++i) run_case(world, {LL, INT32, SUM, 4});
+}
+
+// Traffic in one direction, so that no other flag orders what a weakened one no longer does; and call after call.
+void check_races() {
+    World world(tiny_shape(3, 1));
+    for (int repeat = 0; repeat < 20; ++repeat) {
+        run_case(world, {RING_BROADCAST, UINT8, SUM, 500});
+        run_case(world, {ONE_SHOT, INT32, SUM, 100});
+        run_case(world, {TWO_SHOT, INT32, SUM, 100});
+        run_case(world, {RING_ALL_REDUCE, INT32, SUM, 100});
+    }
+}
+
+}  // namespace
+
+// test_cuda                everything once
+// test_cuda seeds 1 1000   collectives as 1,000 seeds say, from seed 1 on
+// test_cuda 2              races only, with publishing store 2 weakened
+int main(int count, char** words) {
+    if (count > 3) {
+        check_seeds(atoi(words[2]), atoi(words[3]));
+        std::printf("%d failures\n", failures);
+        return failures != 0;
+    }
+    if (count > 1) {
+#ifdef RC_WEAKEN
+        weakened = atoi(words[1]);
+#endif
+        check_races();
+        std::printf("test_cuda: done\n");
+        return 0;
+    }
+    check_format<TypeOf<FLOAT16>::type, Half>("float16");
+    check_format<TypeOf<BFLOAT16>::type, Brain>("bfloat16");
+    check_format<TypeOf<FLOAT8_E4M3>::type, E4m3>("e4m3");
+    check_format<TypeOf<FLOAT8_E5M2>::type, E5m2>("e5m2");
+    check_collectives();
+    check_messages();
+    check_stale_lines();
+    check_races();
+    if (failures) std::printf("%d failures\n", failures);
+    return failures != 0;
+}

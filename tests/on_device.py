@@ -1,0 +1,14 @@
+"""What tests of arrays on devices share."""
+
+import numpy as np
+
+from ringcomm.devices import emulated
+
+
+def behind_a_gate(comm):
+    """Launch a call that waits until the gate is open; return the work and what opens it."""
+    comm.all_reduce(emulated.array(np.ones(1)))  # the GPUs meet
+    gate = emulated.Event()
+    with emulated.Stream() as stream:
+        stream.wait_event(gate)
+        return comm.all_reduce(emulated.array(np.ones(5)), async_op=True), gate

@@ -1,0 +1,153 @@
+"""`ringcomm bench --device`: buffers that are not in host memory, on the emulated device."""
+
+import os
+import re
+import subprocess
+import sys
+from itertools import count
+
+import numpy as np
+import pytest
+
+import harness
+from ringcomm import ArgumentError
+from ringcomm.bench import peers, report
+from ringcomm.bench.machine import Machine
+from ringcomm.bench.plan import Plan
+from ringcomm.bench.rank import measure
+from ringcomm.bench.rank.host import Host
+from ringcomm.bench.rank.measure import Bench
+from ringcomm.bench.rank.ours import Ours
+from test_bench import FORMS, OPTIONS
+
+
+@pytest.mark.parametrize("symmetric", [False, True], ids=["plain", "symmetric"])
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "async"])
+@pytest.mark.parametrize(("name", "in_place"), FORMS)
+def test_every_collective_runs_and_verifies_on_the_emulated_device(name, in_place, symmetric, asynchronous):
+    options = {"in_place": in_place, "symmetric": symmetric, "asynchronous": asynchronous, "root": 1, "pool": 9000}
+
+    def rank(comm):
+        it = Bench(Ours(comm, "emulated"))
+        wrong = 0
+        for length in [0] if name == "barrier" else [1, 1500]:
+            it.prepare(name, OPTIONS | options | {"count": length})
+            it.round(True, 1, 2)
+            wrong += it.check()
+        kernels = comm._transport.name == "shm+cuda_ipc"
+        return wrong, kernels
+
+    found = harness.run(rank, 3, world="threads")
+    assert found == [(0, name not in ("barrier", "send_recv"))] * 3
+
+
+def test_the_clock_stops_when_all_that_was_queued_is_done(monkeypatch):
+    happened, ticks = [], count(step=1000)
+
+    class Queued(Host):
+        def finish(self):
+            happened.append("finished")
+
+    def library(comm):
+        it = Ours(comm)
+        it.buffers = Queued()
+        it.barrier = lambda: happened.append("met")
+        it.call = lambda *_: (lambda: happened.append("called"), None)
+        return it
+
+    def clock():
+        happened.append("clock")
+        return next(ticks)
+
+    monkeypatch.setattr(measure, "perf_counter_ns", clock)
+
+    def rank(comm):
+        it = Bench(library(comm))
+        it.prepare("all_reduce", OPTIONS | {"count": 1})
+        happened.clear()
+        return it.round(False, 1, 2)
+
+    assert harness.run(rank, 1, world="threads") == [500e-9]
+    assert happened == ["met", "called", "finished", "met", "clock", "called", "called", "finished", "clock"]
+
+
+def test_values_travel_to_buffers_that_the_host_cannot_write():
+    class Far(Host):
+        """What is read is a copy."""
+
+        def read(self, array):
+            return array.copy()
+
+        def write(self, array, values):
+            array[...] = values
+
+    def rank(comm):
+        library = Ours(comm)
+        library.buffers = Far()
+        it = Bench(library)
+        it.prepare("all_gather", OPTIONS | {"count": 1000})
+        return it.check()
+
+    assert harness.run(rank, 2, world="threads") == [0, 0]
+
+
+@pytest.mark.slow
+def test_the_command_measures_on_the_emulated_device():
+    words = "all_reduce send_recv --device emulated -e 1K -f 16 -n 2 --vs gloo,nccl"
+    run = subprocess.run(
+        [sys.executable, "-m", "ringcomm", "bench", *words.split()],
+        env={**os.environ, "RINGCOMM_TUNING": ""},
+        capture_output=True,
+        text=True,
+        timeout=harness.OPERATION,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "gloo: it moves buffers of the host only" in run.stderr
+    assert re.search("nccl: (no CUDA device|it moves CUDA buffers only)", run.stderr)
+    assert "# buffers on the emulated device, which is the CPU" in run.stdout
+    rows = [line.split() for line in run.stdout.splitlines() if line and not line.startswith("#")]
+    assert [row[0] for row in rows] == ["4", "64", "1024"] * 2
+    assert {row[12] for row in rows} == {"0"}, "wrong elements"
+
+
+def test_where_there_is_no_gpu_it_is_said_before_anything_starts(monkeypatch):
+    monkeypatch.setattr(peers, "gpus", list)
+    with pytest.raises(ArgumentError, match="--device cuda: no CUDA device"):
+        peers.contenders(["nccl"], "cuda")
+    assert peers.contenders(["nccl"])[1] == ["nccl: no CUDA device"]
+
+
+def test_nccl_is_measured_where_there_is_a_gpu(monkeypatch):
+    monkeypatch.setattr(peers, "gpus", lambda: ["a GPU"])
+    found, missing = peers.contenders(["nccl", "openmpi"], "cuda")
+    assert [(it.name, it.module, it.device) for it in found] == [("ringcomm", "ours", "cuda"), ("nccl", "nccl", "cuda")]
+    assert missing == ["openmpi: it moves buffers of the host only"]
+    assert peers.contenders(["nccl"])[1] == ["nccl: it moves CUDA buffers only: --device cuda"]
+
+
+def plan(device):
+    facts = dict.fromkeys(("rounds", "warmups", "factor", "root"), 1) | {"dtypes": ["float32"], "ops": ["sum"]}
+    flags = dict.fromkeys(("check", "in_place", "rotate", "symmetric", "asynchronous"), True)
+    return Plan(collectives=["all_reduce"], ranks=[2], begin=4, end=4, device=device, **facts, **flags)
+
+
+@pytest.mark.parametrize(("gpus", "warned"), [(1, True), (2, False)])
+def test_ranks_that_share_a_gpu_are_told_from_others(gpus, warned):
+    machine = Machine("", 2, 1 << 20, ["NVIDIA H200"] * gpus, "", "", None, "", {})
+    header = report.header(machine, plan("cuda"), 2, {})
+    assert f"# buffers on {gpus} x NVIDIA H200" in header
+    assert ("# same GPU: measures memory and scheduling, not NVLink" in header) == warned
+
+
+def test_a_library_that_moves_nothing_is_found_out_on_the_emulated_device():
+    class Lazy(Ours):
+        def call(self, *arguments):
+            _, result = super().call(*arguments)
+            return lambda: None, result
+
+    def rank(comm):
+        it = Bench(Lazy(comm, "emulated"))
+        it.prepare("all_reduce", OPTIONS | {"count": 1000})
+        return it.check()
+
+    assert np.min(harness.run(rank, 2, world="threads")) > 900

@@ -1,0 +1,141 @@
+"""ringcomm draw: what moves in a schedule, how it is laid out and labelled, and the picture."""
+
+import sys
+
+import pytest
+
+from ringcomm.algorithms import ALGORITHMS
+from ringcomm.algorithms.arrows import Arrow, arrows
+from ringcomm.algorithms.draw import label, ways
+from ringcomm.cli import main
+
+every = pytest.mark.parametrize(
+    "algorithm", [one for found in ALGORITHMS.values() for one in found.values()], ids=lambda algorithm: algorithm.title
+)
+
+
+def way_of(block, found):
+    """Return the ranks through which a block goes when it moves alone, with whether it is reduced there."""
+    return [(arrow.sender, arrow.receiver, arrow.reduced) for arrow in found if arrow.blocks == (block,)]
+
+
+def test_a_block_of_a_ring_goes_around_and_grows_then_around_to_be_kept():
+    """As the docstring says: 1 → 2 → 3 → 4 → 0, then 0 → 1 → 2 → 3 → 4."""
+    found = arrows(ALGORITHMS["all_reduce"]["ring"], 5)
+    grows = [(1, 2, True), (2, 3, True), (3, 4, True), (4, 0, True)]
+    assert way_of(0, found) == [*grows, (0, 1, False), (1, 2, False), (2, 3, False), (3, 4, False)]
+    assert [arrow.wave for arrow in found] == [wave for wave in range(1, 9) for _ in range(5)]
+
+
+def test_a_block_is_known_wherever_it_lies():
+    """Sums of a reduce_scatter travel in scratch memory."""
+    found = arrows(ALGORITHMS["reduce_scatter"]["ring"], 5)
+    assert way_of(0, found) == [(1, 2, True), (2, 3, True), (3, 4, True), (4, 0, True)]
+
+
+def test_a_block_that_is_copied_on_the_way_keeps_its_name():
+    found = arrows(ALGORITHMS["all_gather"]["bruck"], 5)
+    assert [arrow.blocks for arrow in found if arrow.receiver == 3] == [(4,), (0, 1), (2,)]
+
+
+def test_the_blocks_of_a_scatter_are_those_of_the_ranks_though_that_of_the_root_stays():
+    found = arrows(ALGORITHMS["scatter"]["tree"], 5)
+    assert [(arrow.sender, arrow.receiver, arrow.blocks) for arrow in found] == [
+        (0, 3, (3, 4)),
+        (0, 2, (2,)),
+        (3, 4, (4,)),
+        (0, 1, (1,)),
+    ]
+
+
+def test_an_array_that_is_never_cut_is_one_block():
+    assert {arrow.blocks for arrow in arrows(ALGORITHMS["broadcast"]["tree"], 8)} == {(0,)}
+    assert {arrow.blocks for arrow in arrows(ALGORITHMS["barrier"]["dissemination"], 4)} == {()}
+
+
+@every
+def test_there_is_a_row_for_each_step(algorithm):
+    for size in (2, 5, 8, 16):
+        found = arrows(algorithm, size)
+        assert {arrow.wave for arrow in found} == {*range(1, found[-1].wave + 1)}
+        if algorithm.name != "chain":
+            assert found[-1].wave == algorithm.steps(size, 1)
+
+
+def test_a_chain_is_drawn_in_pieces():
+    assert len({arrow.blocks for arrow in arrows(ALGORITHMS["broadcast"]["chain"], 5)}) == 3
+
+
+def row(*pairs):
+    return [Arrow(1, sender, receiver, False, (0,)) for sender, receiver in pairs]
+
+
+def test_ranks_in_a_circle_send_the_shorter_way_around():
+    assert ways(row((0, 1), (1, 2), (2, 0)), 3) == [1, 1, 1]
+    assert ways(row((0, 4), (1, 0), (2, 1), (3, 2), (4, 3)), 5) == [-1] * 5
+
+
+def test_all_others_go_straight():
+    assert ways(row((0, 2)), 3) == [2]
+    assert ways(row((0, 1), (1, 0)), 2) == [1, -1]
+    assert ways(row((0, 2), (1, 3), (2, 0), (3, 1)), 4) == [2, 2, -2, -2]
+    assert ways(row((0, 3), (3, 0), (1, 2), (2, 1)), 4) == [3, -3, 1, -1]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "words"),
+    [((3,), "3"), ((3, 4, 5), "3–5"), ((7, 0), "7,0"), ((0, 2, 4, 6), "×4"), (tuple(range(8)), "all")],
+)
+def test_an_arrow_says_which_blocks_it_carries(blocks, words):
+    assert label(blocks, 8) == words
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "head"), [("svg", b"<?xml"), ("png", b"\x89PNG")])
+def test_the_command_draws(kind, head, tmp_path):
+    file = tmp_path / f"ring.{kind}"
+    assert main(["draw", "ring", "-n", "5", "-o", str(file)]) == 0
+    assert file.read_bytes().startswith(head)
+
+
+@pytest.mark.slow
+@every
+def test_every_algorithm_can_be_drawn(algorithm, tmp_path):
+    for size in (2, 5):
+        file = tmp_path / f"{size}.svg"
+        options = ["-n", str(size), "--collective", algorithm.collective, "-o", str(file)]
+        assert main(["draw", algorithm.name, *options]) == 0
+        assert file.stat().st_size
+
+
+def test_without_a_collective_it_is_all_reduce_where_there_is_one(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("ringcomm.algorithms.draw.draw", lambda algorithm, size, output: drawn.append(algorithm.title))
+    for name in ("ring", "chain"):
+        main(["draw", name, "-o", str(tmp_path / "x.svg")])
+    assert drawn == ["ring all_reduce", "chain broadcast"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["rign"], "unknown algorithm 'rign'; known: bruck, chain, "),
+        (["chain", "--collective", "barrier"], "there is no chain barrier; chain does: broadcast"),
+        (["ring", "-n", "1"], "-n: expected 2 to 32 ranks, got 1"),
+        (["ring", "-n", "33"], "-n: expected 2 to 32 ranks, got 33"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_in_words(arguments, words, tmp_path, capsys):
+    assert main(["draw", *arguments, "-o", str(tmp_path / "x.svg")]) == 2
+    assert capsys.readouterr().err.startswith(f"ringcomm draw: {words}")
+
+
+def test_an_unknown_kind_of_picture_is_refused_in_words(tmp_path, capsys):
+    assert main(["draw", "ring", "-n", "2", "-o", str(tmp_path / "x.bmpp")]) == 2
+    assert "x.bmpp: Format 'bmpp' is not supported" in capsys.readouterr().err
+
+
+def test_missing_matplotlib_names_its_cure(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["draw", "ring", "-o", str(tmp_path / "x.svg")]) == 2
+    assert capsys.readouterr().err == "ringcomm draw: draw needs matplotlib: pip install 'ringcomm[bench]'\n"

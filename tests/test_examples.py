@@ -1,0 +1,50 @@
+"""The programs in examples/ run, and do what they say."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import harness
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def losses(backend):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    options = ["--backend", backend, "--steps", "40", "--batch", "4", "--width", "64"]
+    for _ in range(3):
+        run = subprocess.run(
+            [*command, str(EXAMPLES / "ddp_text.py"), *options],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=2 * harness.OPERATION,
+        )
+        if backend == "ringcomm" or "terminate called" not in run.stderr:
+            break  # else a thread of Gloo has destroyed its own group, which ends the process now and then
+    assert run.returncode == 0, run.stderr
+    assert f"2 ranks on {backend}" in run.stdout
+    found = re.findall(r"^step (\d+): loss ([\d.]+), [\d,]+ tokens/s$", run.stdout, re.MULTILINE)
+    assert [step for step, _ in found] == ["20", "40"]
+    return [float(loss) for _, loss in found]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_transformer_trained_on_text_reaches_the_same_loss_on_both_backends():
+    ours, theirs = losses("ringcomm"), losses("gloo")
+    assert ours == pytest.approx(theirs, rel=1e-3)
+    assert ours[1] < ours[0] < 4.6  # it learns: log(103) is 4.63
+
+
+@pytest.mark.slow
+def test_the_sum_of_arrays_on_gpus_is_right_on_the_emulated_device():
+    command = [sys.executable, "-m", "ringcomm", "run", "-n", "2", EXAMPLES / "gpu_allreduce.py", "--emulated"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=harness.OPERATION)
+    assert run.returncode == 0, run.stderr
+    assert sorted(re.findall(r"(\d) of 2 on the emulated device$", run.stdout, re.MULTILINE)) == ["1", "2"]
+    assert re.search(r"all_reduce of 65,536 bytes: [\d.,]+ us, bus bandwidth [\d.e-]+ GB/s$", run.stdout, re.MULTILINE)

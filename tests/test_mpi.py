@@ -1,0 +1,147 @@
+"""Ranks under MPI keep the contract of a transport, wherever they are: on one host, on several, or some on each."""
+
+import threading
+from queue import SimpleQueue
+
+import numpy as np
+import pytest
+
+import mpi_world
+from failures import check_usable
+from mpi_world import LIBRARIES
+from ringcomm.devices import emulated
+from ringcomm.testing import CHECKS, check_rank
+
+pytestmark = pytest.mark.mpi
+
+# Of threads, below MPI_THREAD_MULTIPLE.
+LEVELS = ["single", *(pytest.param(level, marks=pytest.mark.exhaustive) for level in ("funneled", "serialized"))]
+# What they cannot keep: without a thread that may call MPI, calls go on in wait and done only.
+TOLD = "who_waits_for_nothing_is_told_when_a_call_is_done"
+
+
+def keep_the_contract(comm, left_out=()):
+    check_rank(lambda: comm.split(0), [check for check in CHECKS if check.__name__ not in left_out])
+
+
+USUAL = [(library, layout) for library in LIBRARIES for layout in ("0123", "0011", "0001")]
+
+
+@pytest.mark.parametrize(
+    ("library", "layout"),
+    [*mpi_world.worlds(("openmpi", "01"), *USUAL, ("mpich", "0101")), ("openmpi", "0000"), ("mpich", "0000")],
+)
+def test_ranks_under_mpi_keep_the_contract(library, layout):
+    mpi_world.run(keep_the_contract, layout, library=library)
+
+
+@pytest.mark.parametrize("layout", ["012", "0011"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_all_but_one_promise_is_kept_where_threads_may_not_call_mpi(level, layout):
+    mpi_world.run(keep_the_contract, layout, [TOLD], level=level)
+
+
+# --- Asynchronous calls where threads may not call MPI ----------------------------------------------------------------
+
+
+def go_on_in_wait_and_done(comm):
+    """All works go on whichever is asked, and none without."""
+    told = SimpleQueue()
+    x = [np.full(length, comm.rank + 1.0) for length in (1, 300_001)]
+    works = [comm.all_reduce(each, async_op=True) for each in x]
+    letters = [comm.recv(np.empty(5), peer, async_op=True) for peer in range(comm.size)]
+    works[1].add_done_callback(told.put)
+    assert not any(thread.name == "ringcomm messages" for thread in threading.enumerate())
+    while not works[1].done():
+        pass
+    assert works[0].done()
+    assert told.get(timeout=comm.timeout) is works[1]
+    for peer in range(comm.size):
+        comm.send(np.ones(5), peer)
+    assert [letter.wait() for letter in letters] == [*range(comm.size)]
+    assert all((each == comm.size * (comm.size + 1) / 2).all() for each in x)
+    comm.barrier(async_op=True).wait()
+
+
+@pytest.mark.parametrize("layout", ["012", "0011"])
+def test_without_threads_asynchronous_calls_go_on_in_wait_and_done(layout):
+    mpi_world.run(go_on_in_wait_and_done, layout, level="single")
+
+
+# --- Groups -----------------------------------------------------------------------------------------------------------
+
+
+def names_of_groups(comm):
+    """Return the transports of the world and of groups, after using each: pairs, a chain over all, everybody, one."""
+    groups = [comm.split(color, key=-comm.rank) for color in (comm.rank // 2, comm.rank % 2, 0, comm.rank)]
+    names = [comm._transport.name]
+    for group in groups:
+        check_usable(group)
+        names.append(group._transport.name)
+        group.close()
+    return names
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        ("0123", [["mpi"] * 5] * 4),
+        ("0011", [["shm+mpi", "shm", "mpi", "shm+mpi", "shm"]] * 4),
+        ("0101", [["shm+mpi", "mpi", "shm", "shm+mpi", "shm"]] * 4),
+        ("0001", [["shm+mpi", "shm" if rank < 2 else "mpi", "mpi" if rank % 2 else "shm", "shm+mpi", "shm"]
+                  for rank in range(4)]),
+        ("0000", [["shm"] * 5] * 4),
+    ],
+)  # fmt: skip
+def test_a_group_takes_what_its_ranks_have_in_common(layout, expected):
+    assert mpi_world.run(names_of_groups, layout) == expected
+
+
+def split_often(comm, times):
+    threads = threading.active_count()
+    for number in range(times):
+        with comm.split(0, key=-comm.rank) as group:
+            if number % 50 == 0:
+                check_usable(group)
+    assert threading.active_count() == threads
+    check_usable(comm)
+
+
+@pytest.mark.parametrize(("library", "layout", "times"), [("openmpi", "0011", 300), ("mpich", "0123", 100)])
+def test_many_groups_come_and_go(library, layout, times):
+    mpi_world.run(split_often, layout, times, library=library)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_more_groups_come_and_go_than_mpich_can_have_at_once(library):
+    mpi_world.run(split_often, "0011", 1100, library=library)  # two communicators each, of 2,048
+
+
+def chosen(comm):
+    comm.all_reduce(np.ones(1000))
+    return comm._transport.way()[0]
+
+
+def test_the_algorithm_that_is_set_is_taken():
+    assert mpi_world.run(chosen, "012", algorithm="recursive_doubling") == ["recursive_doubling"] * 3
+    assert mpi_world.run(chosen, "0101", algorithm="halving_doubling") == ["halving_doubling between hosts"] * 4
+
+
+def on_devices(comm):
+    """Sum and gather arrays that lie on the emulated device; a group that is on one host has kernels for that."""
+    group = comm.split(comm.rank // 2)
+    for each in (comm, group):
+        x = emulated.array(np.full(10_000, each.rank + 1.0))
+        each.all_reduce(x)
+        assert (x == each.size * (each.size + 1) / 2).all()
+        rows = each.all_gather(x[:3], async_op=True).wait()
+        assert isinstance(rows, emulated.Array)
+        assert rows.shape == (each.size, 3)
+    names = comm._transport.name, group._transport.name
+    group.close()
+    return names
+
+
+def test_arrays_on_devices_of_several_hosts_go_through_host_memory():
+    assert mpi_world.run(on_devices, "0011") == [("shm+mpi", "shm+cuda_ipc")] * 4

@@ -1,0 +1,142 @@
+"""How jobs under MPI end: well, by a failure, by a rank that dies; never in a hang."""
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import harness
+import mpi_world
+from failures import check_usable, outcomes, raised, until_broken
+from ringcomm import CollectiveTimeout, RingcommError
+
+pytestmark = [pytest.mark.mpi, pytest.mark.slow]
+
+
+def worlds(*usual):
+    return pytest.mark.parametrize(("library", "layout"), mpi_world.worlds(*usual, layouts=("01", "0011")))
+
+
+LARGE = 300_001
+
+
+def leave_unsent(comm):
+    """Rank 0 sends what nobody receives; then all close."""
+    check_usable(comm)
+    if comm.rank == 0:
+        for peer in range(1, comm.size):
+            comm.send(np.ones(1 << 20), peer)
+    comm.recv(np.ones(1), comm.rank, async_op=True)
+    comm.barrier()
+
+
+def fail_to_meet(comm):
+    if comm.rank == 1:
+        return until_broken(comm).rank
+    return raised(CollectiveTimeout, lambda: comm.all_reduce(np.ones(LARGE), timeout=0.1)).rank
+
+
+@worlds(("mpich", "0011"))
+def test_a_job_ends_well_though_messages_were_not_received(library, layout):
+    with mpi_world.mortals(library, len(layout)) as pool:
+        pool.run(mpi_world.within, (layout, {}, leave_unsent, ()))
+        assert pool.end() == 0, pool.output()
+
+
+@worlds(("openmpi", "0011"))
+def test_after_a_failure_the_job_ends_by_mpi_abort(library, layout):
+    with mpi_world.mortals(library, len(layout)) as pool:
+        assert pool.run(mpi_world.within, (layout, {}, fail_to_meet, ())) == [1] * len(layout)
+        assert pool.end() != 0
+        output = pool.output()
+    assert "ringcomm WARNING: MPI_Abort: " in output
+    assert "Traceback" not in output
+
+
+def call_until_one_dies(comm, victim, collective):
+    x = np.ones((comm.size, LARGE), np.float32)
+    comm.barrier()
+    if comm.rank == victim:
+        signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+    while True:
+        getattr(comm, collective)(x)
+
+
+@pytest.mark.parametrize(
+    ("library", "layout", "victim", "collective"),
+    [
+        ("openmpi", "0011", 3, "broadcast"),
+        ("mpich", "0001", 1, "reduce_scatter"),
+        pytest.param("openmpi", "0123", 0, "all_reduce", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_rank_that_is_killed_ends_the_job_or_is_named(library, layout, victim, collective):
+    with mpi_world.mortals(library) as pool:
+        args = layout, {"timeout": 2.0}, call_until_one_dies, (victim, collective)
+        answers = {rank: answer for rank, answer, _ in outcomes(pool, mpi_world.within, *args)}
+        assert pool.end() != 0
+    assert isinstance(answers.pop(victim), ConnectionError)
+    assert all(isinstance(answer, RingcommError | ConnectionError) for answer in answers.values())
+
+
+# --- Programs ---------------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import sys
+import numpy as np, ringcomm
+from mpi4py import MPI
+import mpi_world
+
+with open(sys.argv[2], "a") as names:
+    print(*mpi_world.shared_files(), sep="\\n", file=names)
+label = sys.argv[1][MPI.COMM_WORLD.rank]
+comm = ringcomm.init(20, ringcomm.Config(host_label=label))
+x = np.ones(300_001)
+comm.all_reduce(x)
+"""
+RAISES = """
+if comm.rank == 1:
+    raise ZeroDivisionError("on purpose")
+"""
+LEAVES = """
+sys.exit(5 * (comm.rank == 1))
+"""
+GOES_ON = """
+comm.all_reduce(x)
+"""
+
+
+def ended(library, text, layout, folder):
+    """Run a program to its end."""
+    mpi_world.skip_without(library)
+    program, names = folder / "program.py", folder / "names"
+    program.write_text(text)
+    start = mpi_world.start(library, len(layout), PYTHONPATH=os.path.dirname(__file__))
+    with open(folder / "output", "w+") as output:
+        with start(output, str(program), layout, str(names)) as mpirun:
+            status = mpirun.wait(harness.OPERATION)
+        for path in {*names.read_text().split()}:  # which MPI_Abort leaves
+            Path(path).unlink(missing_ok=True)
+        output.seek(0)
+        return status, output.read()
+
+
+@worlds(("openmpi", "0011"))
+def test_a_program_that_does_not_close_ends_well(library, layout, tmp_path):
+    assert ended(library, PROGRAM + GOES_ON, layout, tmp_path) == (0, "")
+
+
+@worlds(("mpich", "0011"))
+def test_a_program_of_which_one_rank_raises_ends_with_what_it_raised(library, layout, tmp_path):
+    status, output = ended(library, PROGRAM + RAISES + GOES_ON, layout, tmp_path)
+    assert status != 0
+    assert "ZeroDivisionError: on purpose" in output
+
+
+@worlds(("mpich", "01"))
+def test_the_exit_status_of_a_rank_is_that_of_the_job(library, layout, tmp_path):
+    status, output = ended(library, PROGRAM + LEAVES, layout, tmp_path)
+    assert status == 5, output

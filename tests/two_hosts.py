@@ -1,0 +1,167 @@
+"""Two hosts on one machine, joined by a link, and mpirun across them.
+
+A host is a set of namespaces: network, host name, processes, shared memory, mounts. Host B is started inside host A, so
+that an mpirun on A can enter it where it would use ssh. Nothing of it has a name outside. When A's first process ends,
+the kernel ends all others of both hosts, and the link goes with them; so it is too when the tests are killed.
+"""
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager
+
+import harness
+import mpi_world
+
+ADDRESSES = ("10.0.0.1", "10.0.0.2")  # collide with nothing, since nobody else sees them
+AGENT = "/dev/shm/agent"  # each host has its own /dev/shm
+
+# Prints the id of a process by which the host can be entered, then a line when the host is there. Its first process
+# reads a pipe of ours, which closes when we end, and ignores SIGCHLD, since it inherits orphans. UCX looks for
+# interfaces in /sys.
+HOST = """
+echo $$
+exec unshare --net --uts --ipc --pid --fork --mount --mount-proc sh -ec '
+    mount -t tmpfs tmpfs /dev/shm
+    mount -t sysfs sysfs /sys
+    hostname "$0"
+    ip link set lo up
+    echo
+    exec env --ignore-signal=CHLD cat
+' "$0"
+"""
+# If both ends had the same number, the kernel would take a second to say that the link is up.
+LINK = "ip link add eth0 index 1001 type veth peer name eth0 index 1002 netns $0"
+# So a single TCP stream reaches 95 % of 1 Gbit/s, what its headers leave; with a burst of 64 KB it is 85 %. The queue
+# is longer than what TCP sends ahead, so nothing is dropped.
+LINK_END = """
+[ -z "$1" ] || tc qdisc add dev eth0 root tbf rate "$1" burst 128kb latency 50ms
+ip address add "$0/24" dev eth0
+ip link set eth0 up
+"""
+# Before that UCX would not use it.
+LINK_IS_UP = "until [ $(cat /sys/class/net/eth0/operstate) = up ]; do sleep 0.01; done"
+# In place of ssh: what follows the address is a command for a shell over there.
+ENTER = """#!/bin/sh
+until [ "$1" = {address} ]; do shift; done
+shift
+exec {enter} sh -c "$*"
+"""
+
+
+class Host:
+    """One of the two; `enter` is the command that runs another one on it, `inside` a host or here."""
+
+    def __init__(self, name, inside=()):
+        self.process = subprocess.Popen(
+            [*inside, "sh", "-ec", HOST, name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.pid = self.process.stdout.readline().strip()
+        if not self.process.stdout.readline():
+            raise OSError(self.process.communicate()[1].strip())
+        spaces = ["--net", "--uts", "--ipc", "--mount", f"--pid=/proc/{self.pid}/ns/pid_for_children"]
+        self.entry = ["nsenter", f"--target={self.pid}", *spaces]
+        self.enter = [*inside, *self.entry]
+
+    def run(self, script, *args, text=None):
+        command = [*self.enter, "sh", "-ec", script, *map(str, args)]
+        ended = subprocess.run(command, input=text, capture_output=True, text=True, timeout=harness.OPERATION)
+        if ended.returncode:
+            raise OSError(ended.stderr.strip())
+        return ended.stdout
+
+    def bytes_sent(self):
+        return int(self.run("cat /sys/class/net/eth0/statistics/tx_bytes"))
+
+
+class TwoHosts:
+    def __init__(self, a, b, jobs):
+        self.a, self.b, self.jobs = a, b, jobs
+        text = ENTER.format(address=ADDRESSES[1], enter=" ".join(b.entry))
+        for host in self:  # Open MPI wants it on both
+            host.run('cat > "$0"; chmod +x "$0"', AGENT, text=text)
+
+    def __iter__(self):
+        return iter((self.a, self.b))
+
+    def link(self, up):
+        self.a.run("ip link set eth0 $0", "up" if up else "down")
+
+    def start(self, library, per_host, program, *args, env=None, stdout=subprocess.PIPE, stderr=None):
+        """Start so many ranks on each host, all with this Python; return mpirun, of which stdout can be read."""
+        mpirun, settings = mpi_world.LIBRARIES[library]()
+        remote = REMOTE[library](",".join(f"{address}:{per_host}" for address in ADDRESSES))
+        job = subprocess.Popen(
+            [*self.a.enter, *mpirun, *remote, sys.executable, str(program), *map(str, args)],
+            env={**os.environ, "TMPDIR": "/dev/shm", **settings, **(env or {})},  # where an mpirun leaves its files
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            text=True,
+        )
+        return self.jobs.enter_context(job)
+
+    def pool(self, library, per_host):
+        """Start so many ranks on each host, which wait for work: they hear and answer also while the link is down."""
+
+        def start(output, *command):
+            return self.start(library, per_host, *command, stdout=output, stderr=output)
+
+        pool = mpi_world.Pool(2 * per_host, start)
+        self.jobs.callback(pool.kill)
+        return pool
+
+    def mpirun(self, *words, timeout=harness.JOB, **options):
+        """Run so many ranks on each host to their end; return what mpirun did, with its output."""
+        job = self.start(*words, **options, stderr=subprocess.PIPE)
+        out, err = job.communicate(timeout=timeout)
+        return subprocess.CompletedProcess(job.args, job.returncode, out, err)
+
+
+@contextmanager
+def two_hosts(limit=None):
+    """Make two hosts, joined by a link with a bandwidth of `limit`, such as "1gbit", in each direction."""
+    with ExitStack() as processes:
+        a = Host("host-a")
+        processes.enter_context(a.process)
+        b = Host("host-b", a.enter)
+        processes.enter_context(b.process)
+        a.run(LINK, b.pid)
+        for host, address in zip((a, b), ADDRESSES, strict=True):
+            host.run(LINK_END, address, limit or "")
+        for host in (a, b):
+            host.run(LINK_IS_UP)
+        try:
+            yield TwoHosts(a, b, processes)
+        finally:
+            a.process.stdin.close()
+
+
+def why_not(library):
+    """Return why this library cannot run on two hosts here; None if it can."""
+    return mpi_world.why_not(library) or why_no_hosts()
+
+
+@functools.cache
+def why_no_hosts():
+    missing = [program for program in ("unshare", "nsenter", "ip", "tc") if not shutil.which(program)]
+    if missing:
+        return f"not found: {', '.join(missing)}"
+    try:
+        with two_hosts("1gbit"):
+            return None
+    except OSError as failure:
+        return f"no namespaces: {failure}"
+
+
+# How a library is told of the hosts and the agent. Nothing is said about interfaces: there is only one.
+REMOTE = {
+    "openmpi": lambda hosts: ["--prtemca", "plm_ssh_agent", AGENT, "--host", hosts],
+    "mpich": lambda hosts: ["-launcher-exec", AGENT, "-hosts", hosts],
+}
