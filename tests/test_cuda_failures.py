@@ -15,7 +15,7 @@ from reference import assert_same
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, Communicator, MismatchError, PeerLost
 from ringcomm.devices import emulated
 from ringcomm.testing import connect_threads, run_threads
-from ringcomm.transports import shm
+from ringcomm.transports import cuda_ipc, shm
 
 SHORT = 0.3  # seconds, the deadline of those who wait in vain
 
@@ -58,6 +58,21 @@ def different(comm):
 
 def test_ranks_that_differ_are_named_and_the_group_stays_usable(world):
     harness.run(different, 3, world=world)
+
+
+def test_a_kernel_may_fail_before_its_launch_has_returned(monkeypatch):
+    start = cuda_ipc.CudaGroup._start
+
+    def slow(group, *call):
+        event = start(group, *call)
+        while not event.done:
+            time.sleep(1e-4)
+        group.look()  # as the watcher may at this very moment
+        return event
+
+    monkeypatch.setattr(cuda_ipc.CudaGroup, "_start", slow)
+    ends = connect_threads(shm.connect, 3)
+    run_threads(different, [Communicator(end) for end in ends])
 
 
 def a_late_one_differs(comm):

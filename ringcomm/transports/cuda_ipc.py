@@ -126,7 +126,8 @@ class CudaGroup:
         self._host = host
         self._process = os.getpid()
         self._numbers = itertools.count(1)
-        self._number = 0
+        self._number = 0  # of the newest call
+        self._queued = 0  # of the newest whose launch is over
         self._calls: dict[int, tuple[str, float]] = {}  # in words, and the timeout
         self._outstanding: deque[Launched] = deque()
         self._last: tuple[Any, Event] | None = None  # the stream of the last launch, and that launch
@@ -209,8 +210,9 @@ class CudaGroup:
                 self.give_up(failure)
                 raise failure from error
             launched = Launched(self, device, number, event, capturing, asked)
-            if not capturing:
-                with self.changed:
+            with self.changed:
+                self._queued = number
+                if not capturing:
                     self._last = stream, event
                     self._outstanding.append(launched)
                     self._watch()
@@ -323,7 +325,8 @@ class CudaGroup:
         threading.Thread(target=run, name="ringcomm GPU callbacks", daemon=True).start()
 
     def _look_at_record(self, ended: Iterable[Launched] = ()) -> None:
-        if self._control.failed and not self._control.abort:
+        record = self._control
+        if record.failed and not record.abort and record.number <= self._queued:  # a kernel can fail within its launch
             self._failed([*ended, *self._outstanding])
 
     def _look_at_peers(self, number: int) -> None:
