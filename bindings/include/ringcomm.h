@@ -100,10 +100,16 @@ typedef struct {
 } rc_cuda_shape;
 
 typedef struct {
+    uint64_t bases; /* in device memory: where the buffer of each rank is mapped here; 0: in none */
+    uint64_t buffer, offset;
+} rc_cuda_place; /* where an array lies in a symmetric buffer */
+
+typedef struct {
     void* arena;
     void* control; /* an rc_cuda_control in host memory that the device reaches */
     const void* input;
     void* output;
+    rc_cuda_place input_place, output_place;
     const uint64_t* send_offsets; /* elements, one more than ranks; NULL: equal blocks */
     const uint64_t* recv_offsets;
     uint64_t number; /* told again when it fails */

@@ -6,6 +6,7 @@
 using namespace ringcomm;
 
 static_assert(sizeof(rc_cuda_shape) == sizeof(cuda::Shape) && sizeof(rc_cuda_control) == sizeof(cuda::Control));
+static_assert(sizeof(rc_cuda_place) == sizeof(cuda::Place));
 static_assert(offsetof(rc_cuda_control, number) == offsetof(cuda::Control, record) + offsetof(cuda::Record, call));
 static_assert(offsetof(rc_cuda_control, reason) == offsetof(cuda::Control, record) + offsetof(cuda::Record, reason));
 
@@ -36,6 +37,8 @@ int rc_cuda_args(const rc_cuda_shape* shape, const rc_cuda_call* call, void* arg
             .control = static_cast<cuda::Control*>(call->control),
             .input = static_cast<const cuda::byte*>(call->input),
             .output = static_cast<cuda::byte*>(call->output),
+            .input_place = cuda::bits_as<cuda::Place>(call->input_place),
+            .output_place = cuda::bits_as<cuda::Place>(call->output_place),
             .send_offsets = call->send_offsets,
             .recv_offsets = call->recv_offsets,
             .call = call->number,

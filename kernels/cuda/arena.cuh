@@ -27,7 +27,7 @@ enum Lane { COLLECTIVE, OFFER, GRANT, LANES };
 
 enum Traffic { BETWEEN_ALL, BETWEEN_TWO, TRAFFICS };  // a collective, a message
 
-constexpr uint64_t FLAG = 32;
+constexpr uint64_t FLAG = 32;  // a start word has another word beside it
 
 // Where things lie in an arena, and in a channel of it. Worked out by the host: a kernel finds it among its constants.
 struct Layout {

@@ -35,6 +35,14 @@ struct Control {
     Record record;
 };
 
+// Where an array lies in a symmetric buffer, which all ranks have mapped.
+struct Place {
+    byte* const* bases;  // device memory: of the buffer of each rank; null: the array lies in none
+    uint64_t buffer, offset;
+
+    RC_DEVICE byte* at(int rank) const { return bases[rank] + offset; }
+};
+
 // What is called; one form for all kernels. `kernel`, `dtype`, `op`, `root`, `factor`, the lengths and the number of
 // blocks must be the same on all ranks, or they have a mismatch.
 struct Args {
@@ -42,6 +50,7 @@ struct Args {
     Control* control;
     const byte* input;
     byte* output;
+    Place input_place, output_place;
     const uint64_t* send_offsets;  // device memory, `ranks` + 1 elements, or null: equal blocks
     const uint64_t* recv_offsets;
     uint64_t call;  // the host's number of it, which a record repeats
@@ -68,6 +77,7 @@ struct Call {
     const Channel mine;
     const uint64_t deadline;
     uint64_t epoch;
+    uint64_t place = 0;  // told to all peers: where this rank has its arrays (symmetric.cuh); 0: anywhere
 
     RC_DEVICE Call(const Ctx& ctx, const Args& args)
         : ctx(ctx),
@@ -133,7 +143,9 @@ struct Call {
     RC_DEVICE Channel at(int peer) const { return args.arena.at(args.arena.peers()[peer], ctx.block); }
 
     RC_DEVICE void say(Lane lane, uint64_t number, int peer, uint32_t words) const {
-        store_release<SITE_START>(at(peer).start(lane, number, me), number << 32 | words);
+        uint64_t* start = at(peer).start(lane, number, me);
+        store_relaxed(start + 1, place);
+        store_release<SITE_START>(start, number << 32 | words);
     }
 
     RC_DEVICE bool hear(Lane lane, uint64_t number, int peer, uint32_t words) const {
@@ -144,6 +156,15 @@ struct Call {
         if (!wait(flag, NOT_STARTED, peer, expected, started)) return false;
         if (got != expected) report(MISMATCH, peer, expected, got);
         return got == expected;
+    }
+
+    // Whether all ranks have told the same place. By the threads that have heard the peers.
+    RC_DEVICE bool together() const {
+        if (!place) return false;
+        bool same = true;
+        for (int p = ctx.thread; p < n; p += ctx.threads)
+            if (p != me) same = same && load_relaxed(mine.start(COLLECTIVE, epoch, p) + 1) == place;
+        return agreed(same);
     }
 
     RC_DEVICE uint32_t fingerprint(uint64_t length) const {

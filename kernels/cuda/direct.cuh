@@ -7,6 +7,7 @@
 
 #include "blocks.cuh"
 #include "pipe.cuh"
+#include "symmetric.cuh"
 
 namespace ringcomm::cuda {
 
@@ -47,23 +48,32 @@ RC_DEVICE bool transfer(Call& call, Traffic traffic, Sent sent, Received receive
     return true;
 }
 
-// A collective: this channel's share of every block; what stays here is copied. `common`: what all ranks must agree on
-// beside the lengths that two of them do.
+// `common`: what all ranks must agree on, beside the lengths that two of them do.
 template <class Sent, class Received>
-RC_DEVICE void collective(Call& call, uint64_t common, Sent sent, Received received) {
+RC_DEVICE bool meet_pairs(Call& call, uint64_t common, Sent sent, Received received) {
+    call.begin();
+    call.announce_each([&](int p) { return mix(common, sent(p).bytes()); });
+    return call.meet_each([&](int p) { return mix(common, received(p).bytes()); });
+}
+
+// This channel's share of every block; what stays here is copied.
+template <class Sent, class Received>
+RC_DEVICE void exchange(Call& call, Sent sent, Received received) {
     const auto mine = [&](Range block) {
         const Range part = share(call.ctx, block.bytes());
         return block.part(part.begin, part.end);
     };
     const auto number = [&](int) { return call.epoch; };
-    call.begin();
-    call.announce_each([&](int p) { return mix(common, sent(p).bytes()); });
-    if (!call.meet_each([&](int p) { return mix(common, received(p).bytes()); })) return;
     const Range own = mine(sent(call.me)), home = mine(received(call.me));
     copy(call.ctx, call.args.output + home.begin, call.args.input + own.begin, own.bytes());
     const auto out = [&](int p) { return mine(sent(p)); };
     const auto in = [&](int p) { return mine(received(p)); };
     if (transfer(call, BETWEEN_ALL, out, in, number, number)) call.end();
+}
+
+template <class Sent, class Received>
+RC_DEVICE void collective(Call& call, uint64_t common, Sent sent, Received received) {
+    if (meet_pairs(call, common, sent, received)) exchange(call, sent, received);
 }
 
 RC_DEVICE constexpr Range nothing() { return {0, 0}; }
@@ -99,8 +109,12 @@ template <class Math>
 RC_DEVICE void all_to_all(Call& call, const Math& math) {
     const Blocks sent{call.args.send_offsets, call.args.count, math.item};
     const Blocks received{call.args.recv_offsets, call.args.count, math.item};
-    const uint64_t common = sent.offsets ? 0 : sent.count;
-    collective(call, common, [&](int p) { return sent[p]; }, [&](int p) { return received[p]; });
+    const bool equal = !sent.offsets, in_place = call.args.input == call.args.output;
+    const auto to = [&](int p) { return sent[p]; };
+    const auto from = [&](int p) { return received[p]; };
+    if (equal && !in_place) call.place = place_of(call.args.input_place);
+    if (!meet_pairs(call, equal ? sent.count : 0, to, from)) return;
+    call.together() ? symmetric_all_to_all(call, sent) : exchange(call, to, from);
 }
 
 // A message to `dest` and one from `source`, either of which may be missing. Messages of a pair have numbers of their

@@ -25,7 +25,7 @@ RC_DEVICE void one_shot(Call& call, const Math& math) {
         call.announce(call.args.count);
         if (!call.meet(call.args.count)) return;
         const Operands all{input + at, call.me, call.mine.stage(call.epoch, 0), room, call.n, true};
-        reduce(call.ctx, math, all, {call.args.output + at, nullptr, true}, bytes);
+        reduce(call.ctx, math, all, Results{call.args.output + at, nullptr, true}, bytes);
         at += bytes;
     } while (at < mine.end);
     call.end();

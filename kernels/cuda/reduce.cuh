@@ -58,6 +58,9 @@ struct Operands {
 
     RC_DEVICE const byte* at(int i) const { return i == place ? own : others + i * stride; }
     RC_DEVICE bool input(int i) const { return inputs || i == place; }
+    RC_DEVICE uint64_t alignment() const {
+        return reinterpret_cast<uint64_t>(own) | reinterpret_cast<uint64_t>(others) | stride;
+    }
 };
 
 // Where the result goes; null: nowhere.
@@ -65,6 +68,13 @@ struct Results {
     byte* keep;
     byte* pass;
     bool last;  // it is the whole result, not the sum of some
+
+    template <class Access>
+    RC_DEVICE void store(const Access& access, uint64_t at, const Pack& result) const {
+        if (keep) access.store(keep + at, result);
+        if (pass) access.store(pass + at, result);
+    }
+    RC_DEVICE uint64_t alignment() const { return reinterpret_cast<uint64_t>(keep) | reinterpret_cast<uint64_t>(pass); }
 };
 
 // The arithmetic of a copy.
@@ -79,9 +89,8 @@ struct Moving {
 };
 
 // `tile` packs, as far apart as a warp is wide: a distance that the compiler knows needs no register for each of them.
-template <int tile, class Math, class Access>
-RC_DEVICE void reduce_tile(const Math& math, const Operands& from, const Results& to, uint64_t begin,
-                           const Access& access) {
+template <int tile, class Math, class From, class To, class Access>
+RC_DEVICE void reduce_tile(const Math& math, const From& from, const To& to, uint64_t begin, const Access& access) {
     constexpr uint64_t stride = WARP * PACK;
     const auto take = [&](int i, int t) {
         const Pack pack = access.load(from.at(i) + begin + t * stride);
@@ -94,18 +103,15 @@ RC_DEVICE void reduce_tile(const Math& math, const Operands& from, const Results
     }
     RC_UNROLL for (int t = 0; t < tile; ++t) {
         const Pack result = to.last ? math.output(acc[t]) : math.narrow(acc[t]);
-        if (to.keep) access.store(to.keep + begin + t * stride, result);
-        if (to.pass) access.store(to.pass + begin + t * stride, result);
+        to.store(access, begin + t * stride, result);
     }
 }
 
-template <class Math>
-RC_CALLED void reduce(const Ctx& ctx, const Math& math, const Operands& from, const Results& to, uint64_t bytes) {
-    const uint64_t pointers = reinterpret_cast<uint64_t>(from.own) | reinterpret_cast<uint64_t>(from.others) |
-                              reinterpret_cast<uint64_t>(to.keep) | reinterpret_cast<uint64_t>(to.pass);
+template <class Math, class From, class To>
+RC_CALLED void reduce(const Ctx& ctx, const Math& math, const From& from, const To& to, uint64_t bytes) {
     const uint64_t row = ctx.threads * PACK;  // what the block does at once
     uint64_t done = 0;
-    if (pointers % PACK == 0) {  // the loop that counts
+    if ((from.alignment() | to.alignment()) % PACK == 0) {  // the loop that counts
         const uint64_t first = ctx.thread / WARP * (WARP * Math::tile) + ctx.thread % WARP;
         RC_ROLL for (; done + Math::tile * row <= bytes; done += Math::tile * row)
             reduce_tile<Math::tile>(math, from, to, done + first * PACK, Aligned());
@@ -115,7 +121,7 @@ RC_CALLED void reduce(const Ctx& ctx, const Math& math, const Operands& from, co
 }
 
 RC_DEVICE void copy(const Ctx& ctx, byte* to, const byte* from, uint64_t bytes) {
-    if (to != from) reduce(ctx, Moving(), {from, 0, nullptr, 0, 1, true}, {to, nullptr, true}, bytes);
+    if (to != from) reduce(ctx, Moving(), Operands{from, 0, nullptr, 0, 1, true}, Results{to, nullptr, true}, bytes);
 }
 
 }  // namespace ringcomm::cuda

@@ -14,6 +14,7 @@
 
 #include "blocks.cuh"
 #include "pipe.cuh"
+#include "symmetric.cuh"
 
 namespace ringcomm::cuda {
 
@@ -48,7 +49,7 @@ struct Ring {
         const bool taker = takes && ctx.thread == 0, pusher = pushes && ctx.thread == ctx.threads - 1;
         if (!call.agreed((!taker || in.arrived()) && (!pusher || out.room()))) return false;
         const Operands operands{own, takes ? 1 : 0, in.slot(), 0, takes + (own != nullptr), false};
-        reduce(ctx, m, operands, {keep, pushes ? out.slot() : nullptr, keep != nullptr}, bytes);
+        reduce(ctx, m, operands, Results{keep, pushes ? out.slot() : nullptr, keep != nullptr}, bytes);
         block_sync(ctx);
         if (taker) in.took();
         if (pusher) out.filled();
@@ -97,7 +98,9 @@ struct Ring {
 
 template <class Math>
 RC_DEVICE void ring_all_reduce(Call& call, const Math& math) {
+    call.place = place_of(call.args.input_place, call.args.output_place);
     if (!call.start(call.args.count)) return;
+    if (call.together()) return symmetric_all_reduce(call, math);
     Ring<Math> ring(call, math);
     const Range mine = share(call.ctx, call.args.count * math.item);
     for (uint64_t at = mine.begin; at < mine.end; at += call.n * ring.room()) {
@@ -113,7 +116,9 @@ RC_DEVICE void ring_all_reduce(Call& call, const Math& math) {
 template <class Math>
 RC_DEVICE void ring_reduce_scatter(Call& call, const Math& math) {
     const Blocks blocks{call.args.send_offsets, call.args.count, math.item};
+    call.place = place_of(call.args.input_place);
     if (!call.start(blocks.digest(call.n))) return;
+    if (call.together()) return symmetric_reduce_scatter(call, math, blocks);
     Ring<Math> ring(call, math);
     const Range mine = share(call.ctx, blocks.largest(call.n));
     for (uint64_t at = mine.begin; at < mine.end; at += ring.room()) {
@@ -127,7 +132,9 @@ RC_DEVICE void ring_reduce_scatter(Call& call, const Math& math) {
 template <class Math>
 RC_DEVICE void ring_all_gather(Call& call, const Math& math) {
     const Blocks blocks{call.args.recv_offsets, call.args.count, math.item};
+    call.place = place_of(call.args.output_place);
     if (!call.start(blocks.digest(call.n))) return;
+    if (call.together()) return symmetric_all_gather(call, blocks);
     Ring<Math> ring(call, math);
     const Range mine = share(call.ctx, blocks.largest(call.n));
     for (uint64_t at = mine.begin; at < mine.end; at += ring.room()) {

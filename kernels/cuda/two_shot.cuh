@@ -27,7 +27,7 @@ RC_DEVICE bool two_shot_chunk(Call& call, const Math& math, Range chunk) {
     if (!call.meet(call.args.count)) return false;
     const uint64_t stride = call.mine.layout.shape.stage_bytes;
     const Operands all{input + own.begin, call.me, call.mine.stage(call.epoch, 0), stride, call.n, true};
-    reduce(ctx, math, all, {output + own.begin, nullptr, true}, own.bytes());
+    reduce(ctx, math, all, Results{output + own.begin, nullptr, true}, own.bytes());
 
     block_sync(ctx);
     RC_ROLL for (int d = 1; d < call.n; ++d) {

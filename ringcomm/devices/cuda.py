@@ -17,7 +17,7 @@ import numpy as np
 from cupy.cuda import driver, function, runtime
 
 from ringcomm.devices.compiler import cubin
-from ringcomm.devices.contract import Shape
+from ringcomm.devices.contract import Memory, Shape
 from ringcomm.errors import refuse
 from ringcomm.native import ffi
 
@@ -200,7 +200,7 @@ class CudaDevice:
             numbers = np.uint64(args.address), np.int32(blocks)
             code((ranks * blocks,), (THREADS,), numbers, stream=stream, enable_cooperative_groups=True)
 
-    def array(self, memory: Allocation, shape: tuple[int, ...], dtype: Any) -> Any:
+    def array(self, memory: Memory, shape: tuple[int, ...], dtype: Any) -> Any:
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         owner = cupy.cuda.UnownedMemory(memory.address, size, memory, self._device.id)
         return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(owner, 0))

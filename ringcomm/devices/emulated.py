@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ringcomm.devices.contract import Shape
+from ringcomm.devices.contract import Memory, Shape
 from ringcomm.native import check, ffi, lib
 
 __all__ = ["Array", "EmulatedDevice", "array", "device", "empty"]
@@ -38,6 +38,14 @@ class Mapping:
 
     def __del__(self) -> None:
         os.close(self.descriptor)
+
+
+class Bytes:
+    """What an array over memory keeps alive."""
+
+    def __init__(self, memory: Memory, size: int) -> None:
+        self.memory = memory
+        self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (memory.address, False)}
 
 
 class HostMemory:
@@ -195,8 +203,10 @@ class EmulatedDevice:
         words = ffi.cast("void *", args.address)
         stream.add(lambda: check(lib.rc_emulated_virtual(words, ranks, blocks, THREADS, self._seed)))
 
-    def array(self, memory: Mapping, shape: tuple[int, ...], dtype: Any) -> Array:
-        return Array(shape, dtype, memory.map)
+    def array(self, memory: Memory, shape: tuple[int, ...], dtype: Any) -> Array:
+        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        whole: Array = np.asarray(Bytes(memory, size)).view(dtype).reshape(shape).view(Array)
+        return whole
 
 
 device = EmulatedDevice()

@@ -7,6 +7,7 @@ from ringcomm.devices.contract import Device, Memory
 from ringcomm.native import check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.cuda_calls import KERNELS, Plan
+from ringcomm.transports.cuda_symmetric import NOWHERE, Place
 
 __all__ = ["MOST", "Arena"]
 
@@ -58,9 +59,18 @@ class Arena:
         self.control.failed = self.control.abort = 0
 
     def arguments(
-        self, call: Blockwise, planned: Plan, source: int, target: int, number: int, timeout: float
+        self,
+        call: Blockwise,
+        planned: Plan,
+        source: int,
+        target: int,
+        number: int,
+        timeout: float,
+        places: tuple[Place, Place] = (NOWHERE, NOWHERE),
     ) -> NDArray[np.uint8]:
-        """Return what the kernel takes that was planned for a call; `number` is told again if it fails."""
+        """Return what the kernel takes that was planned for a call; `number` is told again if it fails. `places`: of
+        source and target.
+        """
         offsets = [0, 0]
         for which, rows in enumerate((planned.send_rows, planned.recv_rows)):
             if rows:
@@ -70,6 +80,7 @@ class Arena:
         facts = self._call
         facts.input, facts.output = ffi.cast("void *", source), ffi.cast("void *", target)
         facts.send_offsets, facts.recv_offsets = (ffi.cast("uint64_t *", offset) for offset in offsets)
+        facts.input_place, facts.output_place = places
         facts.number, facts.timeout = number, timeout
         facts.kernel, facts.dtype, facts.op = KERNELS[planned.kernel], call.dtype, planned.op
         facts.count, facts.factor, facts.root = planned.count, call.factor, call.root

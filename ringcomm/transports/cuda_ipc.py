@@ -24,6 +24,7 @@ from ringcomm.native import NULL
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.cuda_arena import MOST, Arena
 from ringcomm.transports.cuda_calls import KERNELS, REASONS, Plan, plan
+from ringcomm.transports.cuda_symmetric import Buffers, Lent
 from ringcomm.transports.shm import ShmTransport
 from ringcomm.transports.waits import INFINITE, Deadline
 
@@ -139,6 +140,7 @@ class CudaGroup:
         talk = host.split(0, host.rank)
         assert talk is not None
         self._talk = talk  # nobody else says anything there
+        self._buffers = Buffers(device, talk)
         try:
             exported = talk.together("all_gather", self._allocate)
             for step in (lambda: self._open([handle for _, handle in exported]), self._probe):
@@ -218,10 +220,34 @@ class CudaGroup:
                     self._watch()
         return launched
 
-    def _start(self, device: Device, stream: Any, call: Blockwise, planned: Plan, *call_of_it: Any) -> Event:
-        args = self._arena.arguments(call, planned, *call_of_it)
+    def _start(
+        self,
+        device: Device,
+        stream: Any,
+        call: Blockwise,
+        planned: Plan,
+        source: int,
+        target: int,
+        number: int,
+        timeout: float,
+    ) -> Event:
+        places = self._buffers.places(call, source, target)
+        args = self._arena.arguments(call, planned, source, target, number, timeout, places)
         device.launch(KERNELS[planned.kernel], planned.dtype, planned.op, args, planned.blocks, stream)
         return device.record(stream)
+
+    def allocate(self, words: str, size: int) -> Lent:
+        """Make a symmetric buffer. Collective. Raises MemoryShortage on all ranks if one has not enough."""
+        self.finish()
+        with self.changed:  # the watcher talks too, of mismatches
+            self.check()
+            try:
+                return self._buffers.allocate(words, size)
+            except RingcommError:
+                raise
+            except BaseException as error:  # a signal
+                self.give_up(Aborted(f"rank {self._host.rank} was interrupted: {error!r}", rank=self._host.rank))
+                raise
 
     # --- Waiting ------------------------------------------------------------------------------------------------------
 
@@ -413,13 +439,15 @@ class CudaGroup:
         if self._inside.depth:
             self.give_up(Aborted(f"rank {self._host.rank} was closed by a signal handler", rank=self._host.rank))
             return False
+        lent: list[Memory] = []
         try:
             self.finish()
             self._arena.opened.clear()
+            lent = self._buffers.close()
             self._talk.exchange("all_gather", "closed", FAREWELL)
         except (RingcommError, RuntimeError):
             if not self.device.outlives:
-                _kept.append(self._arena.memory)
+                _kept.extend([self._arena.memory, *lent])
                 text = "rank %d keeps %d bytes of %s until it ends: not all ranks have closed the communicator"
                 log.warning(text, self._host.rank, self._arena.size, self.device.name)
         self._talk.close()

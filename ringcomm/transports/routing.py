@@ -151,8 +151,12 @@ class RoutingTransport:
         return self._host.allocate(words, size)
 
     def allocate_on(self, device: Device, words: str, size: int) -> Any:
-        """Return `size` zero bytes of a device. Raises MemoryShortage on every rank, if one has not enough."""
+        """Return `size` zero bytes of a device, shared where all GPUs reach each other. Raises MemoryShortage on every
+        rank, if one has not enough.
+        """
         self._host.allocate(words, 0)  # all ranks ask for the same
+        if group := self._meet(device):
+            return group.allocate(words, size)
         reason = b""
         try:
             memory = device.allocate(max(size, 1))

@@ -138,13 +138,14 @@ struct Case {
     uint64_t count;
     int root = 0, blocks = 1;
     double factor = 1;
-    bool in_place = false, tables = false;
+    bool in_place = false, tables = false, symmetric = false;
+    int odd = 99;
 
     std::string words(int n) const {
         return "kernel " + std::to_string(kernel) + " dtype " + std::to_string(dtype) + " op " + std::to_string(op) +
                " count " + std::to_string(count) + " root " + std::to_string(root) + " blocks " +
                std::to_string(blocks) + " ranks " + std::to_string(n) + (in_place ? " in place" : "") +
-               (tables ? " with tables" : "");
+               (tables ? " with tables" : "") + (symmetric ? " symmetric" : "");
     }
 };
 
@@ -154,10 +155,11 @@ struct Trial {
     World& world;
     const Case& test;
     const int n = world.shape.ranks;
-    const uint64_t item = item_of(test.dtype);
+    const uint64_t item = item_of(test.dtype), shift = random_bits() % 2 * 4;
     std::vector<Table> send, recv;  // offsets, of each rank; from[r][p]: what rank r gives to rank p
     std::vector<Memory> inputs, outputs;
     std::vector<gpu::Args> calls;
+    std::vector<byte*> input_bases, output_bases;
 
     Trial(World& world, const Case& test) : world(world), test(test) {}
 
@@ -185,7 +187,11 @@ struct Trial {
         }
         for (int r = 0; r < n; ++r) {
             const uint64_t in = blocks_in() ? send[r][n] : length(r, r), out = blocks_out() ? recv[r][n] : length(r, r);
-            inputs.emplace_back(in * item), outputs.emplace_back(out * item);
+            if (test.symmetric) {  // at the same place on all ranks
+                inputs.emplace_back(in * item, shift), outputs.emplace_back(out * item, shift);
+            } else {
+                inputs.emplace_back(in * item), outputs.emplace_back(out * item);
+            }
             fill(inputs[r].data(), in, test.dtype, test.op, tame);
             gpu::Args a = world.args(r, test.kernel, test.dtype, test.op, test.count);
             a.input = inputs[r].data();
@@ -199,10 +205,25 @@ struct Trial {
             a.factor = test.factor;
             calls.push_back(a);
         }
+        if (test.symmetric) place();
         world.launch(calls, test.blocks);
         for (int r = 0; r < n; ++r) {
             expect(!world.control[r].failed, "given up: " + test.words(n));
             check(r);
+        }
+    }
+
+    // Every array is at the same place of a symmetric buffer, but that of the odd rank.
+    void place() {
+        const uint64_t offset = 3 * PACK + shift;  // a buffer begins at a page
+        for (int r = 0; r < n; ++r) input_bases.push_back(const_cast<byte*>(calls[r].input) - offset);
+        for (int r = 0; r < n; ++r) output_bases.push_back(calls[r].output - offset);
+        const int odd = test.odd < n && n > 1 ? test.odd : -1;
+        for (int r = 0; r < n; ++r) {
+            calls[r].input_place = {input_bases.data(), 3, offset + (r == odd)};
+            calls[r].output_place = calls[r].input_place;
+            if (calls[r].output != calls[r].input)
+                calls[r].output_place = {output_bases.data(), 4, offset + (r == odd)};
         }
     }
 
@@ -282,6 +303,8 @@ void check_calls(int n, uint64_t seed, std::span<Case> cases) {
         test.factor = test.op == PREMUL_SUM || test.op == AVG ? one_of({1.0, 0.5, 2.0}) : 1;
         test.in_place = random_bits() % 2;
         test.tables = blocks && random_bits() % 2;
+        test.symmetric = random_bits() % 2;
+        test.odd = static_cast<int>(random_bits() % 16);
         run_case(world, test);
     }
 }
@@ -354,6 +377,27 @@ void check_stale_lines() {
     for (int i = 0; i < 4; ++i) run_case(world, {LL, INT32, SUM, 4});
 }
 
+// Where all arrays are at the same place of symmetric buffers nothing goes through the arenas; else all does.
+void check_symmetric() {
+    for (const int kernel : {RING_ALL_REDUCE, RING_REDUCE_SCATTER, RING_ALL_GATHER, ALL_TO_ALL})
+        for (const int odd : {99, 1}) {
+            World world(tiny_shape(3));
+            run_case(world, {.kernel = kernel,
+                             .dtype = FLOAT32,
+                             .op = SUM,
+                             .count = 100,
+                             .blocks = 2,
+                             .in_place = kernel == RING_ALL_REDUCE,
+                             .symmetric = true,
+                             .odd = odd});
+            const Arena arena = world.arena(2);
+            const Channel channel = arena.channel(1);
+            const bool staged =
+                std::any_of(channel.slots(), channel.base + world.layout.channel_bytes, [](byte b) { return b; });
+            expect(staged == (odd == 1), "kernel " + std::to_string(kernel) + " stages");
+        }
+}
+
 // Traffic in one direction, so that no other flag orders what a weakened one no longer does; and call after call.
 void check_races() {
     World world(tiny_shape(3, 1));
@@ -362,6 +406,8 @@ void check_races() {
         run_case(world, {ONE_SHOT, INT32, SUM, 100});
         run_case(world, {TWO_SHOT, INT32, SUM, 100});
         run_case(world, {RING_ALL_REDUCE, INT32, SUM, 100});
+        run_case(world, {.kernel = RING_ALL_REDUCE, .dtype = INT32, .op = SUM, .count = 100, .symmetric = true});
+        run_case(world, {.kernel = RING_ALL_GATHER, .dtype = INT32, .op = SUM, .count = 100, .symmetric = true});
     }
 }
 
@@ -390,6 +436,7 @@ int main(int count, char** words) {
     check_format<TypeOf<FLOAT8_E5M2>::type, E5m2>("e5m2");
     check_collectives();
     check_messages();
+    check_symmetric();
     check_stale_lines();
     check_races();
     if (failures) std::printf("%d failures\n", failures);

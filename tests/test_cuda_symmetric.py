@@ -1,0 +1,141 @@
+"""Symmetric buffers on GPUs, on the emulated device. The ring adds in another order, which shows the way taken."""
+
+import gc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import harness
+from reference import assert_same, filled, reduced
+from ringcomm import MemoryShortage
+from ringcomm.devices import emulated
+
+MANY = 30_000  # elements, more than go any way but the ring's
+
+
+def given(comm, rows, dtype="float32"):
+    """Return what each rank gives."""
+    return [filled(rank, (rows, 2), dtype) for rank in range(comm.size)]
+
+
+def buffer_of(comm, values, rows=0):
+    """Return these, after so many other rows, in a symmetric buffer."""
+    x = comm.empty((rows + len(values), 2), values.dtype, device="emulated")[rows:]
+    x[:] = values
+    return x
+
+
+def sums(comm):
+    for dtype, op in (("float32", "sum"), ("bfloat16", "avg")):
+        inputs = given(comm, MANY // 2, dtype)
+        x = buffer_of(comm, inputs[comm.rank])
+        expected = reduced(inputs, op)
+        plain = comm.all_reduce(emulated.array(inputs[comm.rank]), op)
+        assert not np.array_equal(plain, expected)  # the ring
+        out = buffer_of(comm, inputs[comm.rank] * 0, rows=3)
+        assert_same(comm.all_reduce(x, op, out=out), expected)
+        assert_same(x, inputs[comm.rank])
+        assert_same(comm.all_reduce(x, op), expected)
+        y = comm.empty((len(x) + 1, 2), dtype, device="emulated")
+        y = y[1:] if comm.rank == 2 else y[:-1]  # at another place
+        y[:] = inputs[comm.rank]
+        assert_same(comm.all_reduce(y, op), plain)
+        z = buffer_of(comm, inputs[comm.rank])
+        z = z if comm.rank else emulated.array(z)  # in no buffer
+        assert_same(comm.all_reduce(z, op), plain)
+
+
+def test_an_all_reduce_of_symmetric_buffers_has_the_bits_of_the_cpu(world):
+    harness.run(sums, 3, world=world)
+
+
+def shares(comm):
+    inputs = given(comm, 6000 * comm.size)
+    x = buffer_of(comm, inputs[comm.rank])
+    expected = np.split(reduced(inputs, "sum"), comm.size)[comm.rank]
+    ring = comm.reduce_scatter(emulated.array(x))
+    assert np.array_equal(ring, expected) == (comm.rank == comm.size - 1)  # where it ends in the order of the ranks
+    assert_same(comm.reduce_scatter(x), expected)
+    rows = [6000 * comm.size - comm.size + 1, *[1] * (comm.size - 1)]
+    expected = np.split(reduced(inputs, "sum"), np.cumsum(rows)[:-1])[comm.rank]
+    assert_same(comm.reduce_scatter(x, counts=rows), expected)
+
+
+def test_shares_of_symmetric_buffers_have_the_bits_of_the_cpu(world):
+    harness.run(shares, 3, world=world)
+
+
+def blocks(comm):
+    inputs = given(comm, 6000 * comm.size)
+    own = slice(6000 * comm.rank, 6000 * (comm.rank + 1))
+    x = buffer_of(comm, inputs[comm.rank])
+    whole = np.concatenate([each[6000 * rank : 6000 * (rank + 1)] for rank, each in enumerate(inputs)])
+    assert_same(comm.all_gather(x[own], out=x), whole)
+    x[:] = inputs[comm.rank]
+    expected = np.concatenate([each[own] for each in inputs])
+    assert_same(comm.all_to_all(x, out=emulated.empty(x.shape, x.dtype)), expected)
+    assert_same(comm.all_to_all(x, out=x), expected)
+
+
+def test_blocks_move_between_symmetric_buffers(world):
+    harness.run(blocks, 3, world=world)
+
+
+def mappings():
+    return Path("/proc/self/maps").read_text().count("ringcomm emulated device")
+
+
+def come_and_go(comm):
+    comm.empty(1, "int8", device="emulated")
+    views = []
+    for _ in range(3):
+        buffer = comm.empty(10, "int8", device="emulated")
+        views.append(buffer[2:])
+        before = mappings()
+        for _ in range(10):
+            buffer = comm.empty(1000, "int8", device="emulated")
+            gc.collect()
+        assert mappings() <= before + 2 * comm.size  # the last, and the one before
+        del buffer
+        gc.collect()
+    views[0][:] = 7  # a part keeps it
+    assert_same(views[0], np.full(8, 7, np.int8))
+
+    def after_the_next():
+        comm.empty(1, "int8", device="emulated")
+        gc.collect()
+        return mappings()
+
+    after_the_next()
+    before = after_the_next()
+    if comm.rank:
+        views.clear()  # but not on rank 0, so that nobody may give them back
+    assert after_the_next() == before
+    views.clear()
+    assert after_the_next() == before - 3 * comm.size
+
+
+def test_buffers_that_no_rank_uses_are_given_back():
+    harness.run(come_and_go, 3, world="processes")
+
+
+def too_large(comm):
+    with pytest.raises(MemoryShortage, match=r"rank .: empty\(\(7777,\), int8, emulated\) on emulated: no more"):
+        comm.empty(7777, "int8", device="emulated")
+    assert_same(comm.empty(5, "int8", device="emulated"), np.zeros(5, np.int8))
+
+
+def test_where_one_rank_has_no_memory_all_say_so(monkeypatch):
+    allocate = emulated.EmulatedDevice.allocate
+    asked = []
+
+    def short(device, size):
+        if 7777 <= size < 8000:
+            asked.append(size)
+            if len(asked) == 2:  # a rank, whichever
+                raise MemoryError("no more")
+        return allocate(device, size)
+
+    monkeypatch.setattr(emulated.EmulatedDevice, "allocate", short)
+    harness.run(too_large, 3, world="threads")
