@@ -61,6 +61,7 @@ def steps(gpus: int, folder: Path) -> list[Step]:
     bench = f"--device cuda --vs nccl --ranks {ranks} -n 5 -w 5 --patience 20 --json"
     few = f"all_reduce -b 4 -e {end} -f 16 {bench} {folder}/all_reduce.json"
     many = f"{OTHERS} -b 4K -e {end} -f 64 {bench} {folder}/others.json"
+    alone = f"all_reduce --device cuda --virtual-ranks --ranks 2,4,8 -b 4K -f 16 -n 7 --json {folder}/virtual.json"
     sanitizer = ("compute-sanitizer", "--target-processes", "all", "--error-exitcode", "9")
     small = ("-k", "different_streams and CuPy")
     return [
@@ -69,7 +70,7 @@ def steps(gpus: int, folder: Path) -> list[Step]:
         Step("example", (*RINGCOMM, "run", "-n", str(ranks), str(ROOT / "examples/gpu_allreduce.py")), 40),
         Step("all_reduce", (*RINGCOMM, "bench", *few.split()), 80),
         Step("others", (*RINGCOMM, "bench", *many.split()), 80),
-        Step("virtual", (PYTHON, str(ROOT / "benchmarks/virtual_ranks.py"), "-o", f"{folder}/virtual.json"), 60),
+        Step("virtual", (*RINGCOMM, "bench", *alone.split()), 60),
         Step("sanitizer", (*sanitizer, *PYTEST, *small), 60, program=sanitizer[0]),
     ]
 

@@ -181,6 +181,8 @@ def find_device(name: str) -> Any:
         return _cuda().device_at(0)
     if name == "emulated":
         return importlib.import_module("ringcomm.devices.emulated").device
+    if name.startswith("cuda:"):
+        raise refuse("device", "'cuda', the current GPU, which cupy.cuda.Device(…).use() chooses", repr(name))
     raise unknown("device", name, ["host", "cuda", "emulated"])
 
 
@@ -253,6 +255,8 @@ def _contiguous(shape: tuple[int, ...], strides: tuple[int, ...] | None, item: i
 def _cuda() -> Any:
     try:
         return importlib.import_module("ringcomm.devices.cuda")
-    except (ImportError, RuntimeError) as error:  # RuntimeError: CuPy is there, but no GPU
+    except ImportError as error:
         cure = "pip install 'ringcomm[cuda12]' or 'ringcomm[cuda13]'"
-        raise ArgumentError(f"arrays on a GPU need one, and CuPy ({error}): {cure}") from None
+        raise ArgumentError(f"arrays on a GPU need CuPy ({error}): {cure}") from None
+    except RuntimeError as error:  # CUDA's
+        raise ArgumentError(f"there is no GPU to use: {error}; `ringcomm doctor` says why") from None

@@ -1,5 +1,6 @@
 """`ringcomm bench --device`: buffers that are not in host memory, on the emulated device."""
 
+import json
 import os
 import re
 import subprocess
@@ -38,7 +39,32 @@ def test_every_collective_runs_and_verifies_on_the_emulated_device(name, in_plac
         return wrong, kernels
 
     found = harness.run(rank, 3, world="threads")
-    assert found == [(0, name not in ("barrier", "send_recv"))] * 3
+    assert found == [(0, symmetric or name not in ("barrier", "send_recv"))] * 3
+
+
+def virtual(*options):
+    command = [sys.executable, "-m", "ringcomm", "bench", "all_reduce", "--virtual-ranks", *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_virtual_ranks_are_right_on_the_emulated_device(tmp_path):
+    results = tmp_path / "virtual.json"
+    sizes = ["-b", "64", "-e", "16K", "-n", "2", "--ranks", "2,3"]
+    done = virtual("--device", "emulated", *sizes, "--json", str(results))
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(results.read_text())["rows"]
+    assert {row["kernel"] for row in rows} == {"ll", "one_shot", "two_shot", "ring_all_reduce"}
+    assert {row["ranks"] for row in rows} == {2, 3}
+    assert not any(row["wrong"] for row in rows)
+    assert all(row["moved"] > 0 for row in rows)
+    assert all(row["kernel"] in done.stdout for row in rows)
+
+
+@pytest.mark.parametrize("options", [[], ["--device", "emulated", "--dtype", "float16"]])
+def test_virtual_ranks_are_refused_what_they_cannot_do(options):
+    done = virtual(*options)
+    assert done.returncode == 2
+    assert "expected all_reduce, sum of float32, and --device" in done.stderr
 
 
 def test_the_clock_stops_when_all_that_was_queued_is_done(monkeypatch):

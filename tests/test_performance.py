@@ -44,17 +44,7 @@ def test_a_step_costs_what_many_take_more_than_few(mpi_tables):
     assert times.step("tests", "wall") == 1
 
 
-@pytest.mark.parametrize("script", ["gpu_check", "mpi", "run", "torch_backend", "virtual_ranks"])
+@pytest.mark.parametrize("script", ["gpu_check", "mpi", "run", "torch_backend"])
 def test_a_script_of_benchmarks_starts(script):
     command = [sys.executable, ROOT / "benchmarks" / f"{script}.py", "--help"]
     assert "usage" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-def test_virtual_ranks_are_right_on_the_emulated_device(tmp_path):
-    script, results = ROOT / "benchmarks" / "virtual_ranks.py", tmp_path / "virtual.json"
-    options = ["--device", "emulated", "--ranks", "2,3", "-b", "64", "-e", "16K", "-f", "4", "-o", str(results)]
-    subprocess.run([sys.executable, script, *options], capture_output=True, text=True, check=True)
-    rows = json.loads(results.read_text())["rows"]
-    assert {row["kernel"] for row in rows} == {"ll", "one_shot", "two_shot", "ring_all_reduce"}
-    assert not any(row["wrong"] for row in rows)
-    assert all(row["moved"] > 0 for row in rows)

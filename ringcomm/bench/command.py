@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ringcomm import ArgumentError
-from ringcomm.bench import peers, report
+from ringcomm.bench import peers, report, virtual
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.plan import Plan, parse_bytes, parse_collectives, parse_dtypes, parse_ops, whole
 from ringcomm.bench.rank.collectives import COLLECTIVES, REDUCTIONS
@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="let buffers change beyond the last-level cache, with the cached figure beside it (default)",
     )
     add("--device", choices=("host", "cuda", "emulated"), default="host", help="where the buffers lie (default: host)")
+    add("--virtual-ranks", action="store_true", help="the ranks share one GPU and one launch: the kernel alone")
     add("--symmetric", action="store_true", help="ringcomm's buffers from comm.empty(), which peers access directly")
     add("--async", dest="asynchronous", action="store_true", help="start each call, then wait for it")
     add("--patience", type=whole(1), default=60, metavar="SECONDS", help="after which a silent library is ended (60)")
@@ -62,6 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.min_ratio is not None and not names:
         raise ArgumentError("--min-ratio compares with peers: expected --vs")
     plan = plan_of(arguments)
+    if arguments.virtual_ranks:
+        return int(virtual.run(plan, arguments.json))
     contenders, missing = peers.contenders(names, plan.device)
     plan.require(len(contenders))
     for line in missing:

@@ -1,8 +1,7 @@
 """The torch.distributed backend "ringcomm": after `dist.init_process_group("ringcomm")` all runs that runs on Gloo.
 
 Importing this module registers the backend. Where ringcomm is installed `import torch` does that too, by the entry
-point "torch.backends". Tensors on the CPU are used in place; those on a GPU need the CUDA transport, which is not built
-yet.
+point "torch.backends". Tensors are used in place, on the CPU and on GPUs.
 """
 
 from ringcomm_torch_backend import register
