@@ -1,7 +1,9 @@
 """Ranks under MPI keep the contract of a transport, wherever they are: on one host, on several, or some on each."""
 
 import threading
+from itertools import product
 from queue import SimpleQueue
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -9,6 +11,8 @@ import pytest
 import mpi_world
 from failures import check_usable
 from mpi_world import LIBRARIES
+from reference import assert_same, numpy_dtype, reduced
+from ringcomm import MismatchError, premul_sum
 from ringcomm.devices import emulated
 from ringcomm.testing import CHECKS, check_rank
 
@@ -145,3 +149,54 @@ def on_devices(comm):
 
 def test_arrays_on_devices_of_several_hosts_go_through_host_memory():
     assert mpi_world.run(on_devices, "0011") == [("shm+mpi", "shm+cuda_ipc")] * 4
+
+
+OPS = [("float32", "sum"), ("float64", "avg"), ("bfloat16", "max"), ("int32", "prod"), ("float64", premul_sum(0.5))]
+
+
+def sums_on_devices(comm, reachable):
+    """Return which part of a large array came to the host."""
+    most = 0.0
+    download, open_ = emulated.EmulatedDevice.download, emulated.EmulatedDevice.open
+
+    def watched(device, address, target):
+        nonlocal most
+        if size > 10_000:
+            most = max(most, target.nbytes / size)
+        download(device, address, target)
+
+    def reach(device, exported):
+        if comm.rank not in reachable:
+            raise OSError("peer access is not supported")
+        return open_(device, exported)
+
+    with patch.multiple(emulated.EmulatedDevice, download=watched, open=reach):
+        for length, (dtype, op) in product((0, 1, 7, 30_001), OPS):
+            inputs = [np.arange(length).astype(numpy_dtype(dtype)) % (rank + 3) for rank in range(comm.size)]
+            expected = reduced(inputs, op)
+            size = max(1, inputs[0].nbytes)
+            for place, asynchronous in (("in", False), ("out", True)):
+                x = emulated.array(inputs[comm.rank])
+                out = x if place == "in" else emulated.empty(length, x.dtype)
+                done = comm.all_reduce(x, op, out=out, async_op=asynchronous)
+                assert_same(done.wait() if asynchronous else done, expected, f"{length} {dtype} {op} {place}")
+                if place == "out":
+                    assert_same(x, inputs[comm.rank])
+        with pytest.raises(MismatchError, match=r"all_reduce.*x 5"):
+            comm.all_reduce(emulated.array(np.ones(5 if comm.rank else 6)))
+        assert_same(comm.all_reduce(emulated.array(np.ones(5))), np.full(5, float(comm.size)))
+    return most
+
+
+@pytest.mark.parametrize(
+    ("library", "hosts", "reachable", "most"),
+    [
+        ("openmpi", "0011", "0123", [0.5] * 4),
+        ("mpich", "0101", "0123", [0.5] * 4),
+        ("openmpi", "0001", "0123", [1, 0, 0, 1]),  # one lane, whose ends have all of it
+        ("openmpi", "0011", "01", [0.5, 0.5, 1, 1]),
+    ],
+)
+def test_between_hosts_go_the_sums_of_the_gpus_of_each(library, hosts, reachable, most):
+    found = mpi_world.run(sums_on_devices, hosts, [*map(int, reachable)], library=library)
+    assert [round(each, 2) for each in found] == most

@@ -70,7 +70,7 @@ def join(comm: Any, config: Config) -> Transport:
         config = replace(config, oversubscribed=len(together) > min(len(cores), topology.quota() or len(cores)))
     hosts = [(theirs["host"], theirs["label"]) for theirs in all_ranks]
     here = [other for other in range(size) if hosts[other] == hosts[rank]]
-    local: Transport | None = None
+    local: shm.ShmTransport | None = None
     failure: Exception | None = None
     try:
         nonce = all_ranks[here[0]]["nonce"]

@@ -18,6 +18,7 @@ from ringcomm.errors import ArgumentError, MemoryShortage, refuse
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.contract import NOT_QUICK, Fused, Pending, Transport
+from ringcomm.transports.cuda_host import OnGpus
 from ringcomm.transports.cuda_ipc import CudaGroup, Unreachable
 from ringcomm.transports.shm import ShmTransport
 from ringcomm.types import COLLECTIVES, DTYPES
@@ -70,6 +71,12 @@ class RoutingTransport:
         blockwise = Blockwise(self.rank, self.size, name, *places, *facts)
         group = self._meet(device)
         if group is None:
+            between_hosts = getattr(self._host, "start_on_gpus", None)
+            if between_hosts and name == "all_reduce" and blockwise.dtype < FLOAT8:
+                ready = device.record(device.stream())
+                arrays = (OnGpus(device, place, ready) for place in places)
+                pending: Pending = between_hosts(*arrays, *facts, timeout)
+                return pending
             return self._staged(device, blockwise, facts, timeout)
         limit = self.timeout if timeout < 0 else timeout
         return group.call(device, blockwise, places[0], places[1], limit, asked)

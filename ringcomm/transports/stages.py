@@ -60,6 +60,10 @@ class Hosts:
     def here(self) -> list[int]:
         return self.ranks[self.host]
 
+    def slices(self, count: int) -> list[int]:
+        """Divide so many elements among the ranks of this host: those at the end of no lane get none."""
+        return [*even(count, self.lanes), *[0] * (len(self.here) - self.lanes)]
+
     def of(self, rank: int) -> tuple[int, int]:
         """Return the host of a rank, and its place there."""
         return next((host, ranks.index(rank)) for host, ranks in enumerate(self.ranks) if rank in ranks)
@@ -165,12 +169,8 @@ class Stages:
 
     # --- Slices -------------------------------------------------------------------------------------------------------
 
-    def _slices(self, count: int) -> list[int]:
-        """Divide so many elements among the ranks of this host: those at the end of no lane get none."""
-        return [*even(count, self._hosts.lanes), *[0] * (len(self._hosts.here) - self._hosts.lanes)]
-
     def _slice(self, data: Bytes) -> tuple[list[int], Bytes]:
-        slices = self._slices(self._call.count)
+        slices = self._hosts.slices(self._call.count)
         return slices, cut(data, slices, self._item)[self._hosts.place]
 
     def _totals(self) -> list[int]:
@@ -192,7 +192,7 @@ class Stages:
     def _to_slices(self) -> Generator[None, None, Bytes]:
         """Turn the blocks of the ranks of this host into slices for its lanes."""
         blocks = [self._call.rows[rank] for rank in self._hosts.here]
-        slices, place = self._slices(sum(blocks)), self._hosts.place
+        slices, place = self._hosts.slices(sum(blocks)), self._hosts.place
         mine = self._empty([slices[place]])
         counts = [*overlaps(place, blocks, slices), *overlaps(place, slices, blocks)]
         yield from self._inside("all_to_all", self._source, mine, counts, 0)
@@ -201,7 +201,7 @@ class Stages:
     def _from_slices(self, mine: Bytes) -> Steps:
         """Turn the slices of the lanes into the blocks of the ranks of this host."""
         blocks = [self._call.rows[rank] for rank in self._hosts.here]
-        slices, place = self._slices(sum(blocks)), self._hosts.place
+        slices, place = self._hosts.slices(sum(blocks)), self._hosts.place
         counts = [*overlaps(place, slices, blocks), *overlaps(place, blocks, slices)]
         yield from self._inside("all_to_all", mine, self._target, counts, 0)
 
