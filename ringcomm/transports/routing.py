@@ -1,8 +1,8 @@
 """Which way an array goes: a transport around another one, which moves host memory, for arrays on GPUs as well.
 
 Where all GPUs of a group reach each other a collective on them is one kernel launch on the caller's stream
-(cuda_ipc.py); the GPUs meet at the first. All else goes through host memory: point-to-point, and collectives where some
-GPUs do not reach each other, as on several hosts.
+(cuda_ipc.py); the GPUs meet at the first. On several hosts an all_reduce keeps the sums of each host on its GPUs
+(hierarchy.py). All else goes through host memory: point-to-point, and collectives of GPUs that do not reach each other.
 """
 
 import logging
