@@ -10,11 +10,59 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ringcomm.parallel.clip import clip_grad_norm, grad_norm
+    from ringcomm.parallel.data import DataParallel
+    from ringcomm.parallel.functional import all_gather, copy_to, gather_from, reduce_from, reduce_scatter, scatter_to
+    from ringcomm.parallel.gpt import GPTConfig, GPTStage, gpt_loss, gpt_stages, gpt_tied
     from ringcomm.parallel.grid import Axis, Grid
+    from ringcomm.parallel.layout import load_full, splits, to_full
+    from ringcomm.parallel.loss import vocab_parallel_cross_entropy
+    from ringcomm.parallel.precision import MixedPrecision
+    from ringcomm.parallel.seed import own, seed_ranks
+    from ringcomm.parallel.tensor import (
+        ColumnParallelLinear,
+        ParallelAttention,
+        ParallelMLP,
+        RowParallelLinear,
+        SplitDropout,
+        SplitLayerNorm,
+        VocabParallelEmbedding,
+    )
 
-__all__ = ["Axis", "Grid"]
+__all__ = [
+    "Axis",
+    "ColumnParallelLinear",
+    "DataParallel",
+    "GPTConfig",
+    "GPTStage",
+    "Grid",
+    "MixedPrecision",
+    "ParallelAttention",
+    "ParallelMLP",
+    "RowParallelLinear",
+    "SplitDropout",
+    "SplitLayerNorm",
+    "VocabParallelEmbedding",
+    "all_gather",
+    "clip_grad_norm",
+    "copy_to",
+    "gather_from",
+    "gpt_loss",
+    "gpt_stages",
+    "gpt_tied",
+    "grad_norm",
+    "load_full",
+    "own",
+    "reduce_from",
+    "reduce_scatter",
+    "scatter_to",
+    "seed_ranks",
+    "splits",
+    "to_full",
+    "vocab_parallel_cross_entropy",
+]
 
-MODULES = ("grid",)
+MODULES = ("grid", "functional", "layout", "seed", "tensor", "loss", "gpt", "data", "clip", "precision")
 
 
 def __getattr__(name: str) -> Any:

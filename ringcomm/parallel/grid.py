@@ -82,6 +82,18 @@ class Grid:
         groups = [self.pp.group, self.dp.group, self.tp.group]
         self.mesh = DeviceMesh.from_group(groups, device, ranks, mesh_dim_names=("pp", "dp", "tp"))
 
+    @classmethod
+    def alone(cls) -> "Grid":
+        """Return a grid of this rank only, which needs no other rank: for a model to compare with, or to try."""
+        grid = cls.__new__(cls)
+        rank = dist.get_rank()
+        group = dist.new_group([rank], use_local_synchronization=True)
+        for name in ("pp", "dp", "tp", "model", "world", "ends"):
+            setattr(grid, name, Axis(name, 1, 0, (rank,), group))
+        names = ("pp", "dp", "tp")
+        grid.mesh = DeviceMesh.from_group([group] * 3, "cpu", torch.tensor([[[rank]]]), mesh_dim_names=names)
+        return grid
+
     def __repr__(self) -> str:
         return f"Grid(dp={self.dp.size}, tp={self.tp.size}, pp={self.pp.size})"
 

@@ -1,0 +1,148 @@
+"""A GPT on a grid is the GPT of one process: losses, every gradient, every weight, step by step."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import torch_world
+from ringcomm import ArgumentError
+from ringcomm.parallel import DataParallel, GPTConfig, Grid, gpt_loss, gpt_stages, seed_ranks
+from ringcomm.parallel.functional import summed
+from ringcomm.parallel.verify import check_model, full_gradients
+
+MICRO_BATCHES, ROWS = 2, 2  # a replica's batch is so many times so many sequences
+
+
+def config_for(tp, pp, **options):
+    """Return a small GPT that can be cut so, with a vocabulary that cannot be cut evenly."""
+    heads = 2 * tp
+    return GPTConfig(vocabulary=37, context=4 * tp, layers=2 * pp, hidden=4 * heads, heads=heads, **options)
+
+
+def batch_of(config, grid, step):
+    """Return the inputs and targets of all replicas."""
+    generator = torch.Generator().manual_seed(step)
+    rows = grid.dp.size * MICRO_BATCHES * ROWS
+    tokens = torch.randint(config.vocabulary, (rows, config.context + 1), generator=generator)
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def stepped(chunks, loss_fn, inputs, targets):
+    """Run the micro-batches one after the other, and return their mean loss."""
+    micro_batches = len(inputs) // ROWS
+    total = 0.0
+    for x, y in zip(inputs.split(ROWS), targets.split(ROWS), strict=True):
+        for chunk in chunks:
+            x = chunk(x)
+        loss = loss_fn(x, y) / micro_batches
+        loss.backward()
+        total = total + loss.detach()
+    return total
+
+
+def mine(x, axis):
+    return x.chunk(axis.size)[axis.rank]
+
+
+def compared(dp, tp, options, steps, dtype, tolerance):
+    """Train on the grid and in one process, and compare after every step."""
+    grid, alone = Grid(dp, tp), Grid.alone()
+    config = config_for(tp, 1, **options)
+    chunks = [chunk.to(dtype) for chunk in gpt_stages(config, grid, seed=3)]
+    whole = [chunk.to(dtype) for chunk in gpt_stages(config, alone, seed=3)]
+    replicas = DataParallel(chunks, grid.dp, bucket_bytes=2000)
+    optimizers = [torch.optim.SGD(each[0].parameters(), lr=0.5) for each in (chunks, whole)]
+    for step in range(steps):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        inputs, targets = batch_of(config, grid, step)
+        expected = stepped(whole, gpt_loss(config, alone), inputs, targets)
+        with replicas.no_sync():
+            loss = stepped(chunks, gpt_loss(config, grid), mine(inputs, grid.dp), mine(targets, grid.dp))
+        replicas.finish()
+        loss = summed(loss, grid.dp) / grid.dp.size
+        assert abs(loss / expected - 1) <= tolerance
+        check_model(chunks, whole, grid, tolerance)
+        for optimizer in optimizers:
+            optimizer.step()
+    check_model(chunks, whole, grid, tolerance)
+    return float(loss)
+
+
+OPTIONS = {
+    "plain": {},
+    "sequence-parallel": {"sequence_parallel": True},
+    "grouped-query": {"kv_heads": 2, "tied": False},
+    "recomputed": {"recompute": True, "sequence_parallel": True, "kv_heads": 1},
+}
+options = pytest.mark.parametrize("option", OPTIONS)
+
+
+@pytest.mark.parametrize(("dp", "tp"), [(1, 1), (2, 1), (1, 2), (2, 2), (1, 4)])
+@options
+def test_every_layout_trains_as_one_process(dp, tp, option):
+    torch_world.run(compared, dp * tp, dp, tp, OPTIONS[option], 5, torch.float64, 1e-10)
+
+
+def test_float32_is_as_near_as_it_can_be():
+    torch_world.run(compared, 4, 2, 2, {"sequence_parallel": True}, 5, torch.float32, 1e-5, backend="gloo")
+
+
+# --- What may not be cut, and what is not compared in vain ------------------------------------------------------------
+
+
+def misfits():
+    grid = Grid(tp=2)
+    with pytest.raises(ArgumentError, match="layers: expected a multiple of pp 1 · chunks 3 = 3, got 2"):
+        gpt_stages(config_for(2, 1), grid, chunks=3)
+    (model,) = gpt_stages(config_for(2, 1, sequence_parallel=True), grid)
+    with pytest.raises(ArgumentError, match="the tokens of a sequence: expected at most 8, got 9"):
+        model(torch.zeros(1, 9, dtype=torch.int64))
+    with pytest.raises(ArgumentError, match="expected a multiple of tp = 2, got 7"):
+        model(torch.zeros(1, 7, dtype=torch.int64))
+
+
+def test_layers_and_sequences_that_do_not_fit_are_refused_with_their_numbers():
+    torch_world.run(misfits, 2)
+
+
+def spoiled():
+    grid, alone = Grid(tp=2), Grid.alone()
+    config = config_for(2, 1)
+    chunks, whole = gpt_stages(config, grid), gpt_stages(config, alone)
+    with pytest.raises(AssertionError, match=r"no gradient of embedding\.weight"):
+        full_gradients(chunks, grid)
+    inputs, targets = batch_of(config, grid, 0)
+    for each, layout in ((chunks, grid), (whole, alone)):
+        stepped(each, gpt_loss(config, layout), inputs, targets)
+    check_model(chunks, whole, grid, 1e-4)
+    if dist.get_rank() == 1:
+        chunks[0].blocks["1"].mlp.up.weight.grad[0, 0] += 1
+    with pytest.raises(AssertionError, match=r"gradient of blocks\.1\.mlp\.up\.weight: off by"):
+        check_model(chunks, whole, grid, 1e-4)
+
+
+def test_a_gradient_that_is_wrong_on_one_rank_is_found_and_named():
+    torch_world.run(spoiled, 2)
+
+
+# --- Dropout ----------------------------------------------------------------------------------------------------------
+
+
+def dropped(sequence_parallel, recompute):
+    grid = Grid(tp=2)
+    config = config_for(2, 1, dropout=0.3, sequence_parallel=sequence_parallel, recompute=recompute)
+    (model,) = gpt_stages(config, grid)
+    model.double()
+    seed_ranks(grid, 1)
+    inputs, targets = batch_of(config, grid, 0)
+    loss = stepped([model], gpt_loss(config, grid), inputs, targets)
+    grads = full_gradients([model], grid)
+    return float(loss), {name: grad.tolist() for name, grad in grads.items()}
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence-parallel"])
+def test_ranks_of_a_layer_agree_under_dropout_and_recomputation_drops_the_same(sequence_parallel):
+    kept = torch_world.run(dropped, 2, sequence_parallel, False)
+    recomputed = torch_world.run(dropped, 2, sequence_parallel, True)
+    assert kept[0] == kept[1] == recomputed[0] == recomputed[1]
