@@ -5,8 +5,8 @@
 
 Needs torch. All ranks are on one axis: replicas of a model of 25 million parameters with 16 rows each, by DataParallel
 and by torch's DistributedDataParallel; parts of the layers of a GPT, with little and with much to compute; its layers
-one after the other, by 1F1B with 8 micro-batches. A step is forward, backward and optimizer. A figure is the median over
-the rounds of the slowest rank.
+one after the other, by 1F1B with 8 micro-batches. A step is forward, backward and optimizer; a figure is the median,
+over the rounds, of the slowest rank.
 """
 
 import argparse
