@@ -19,6 +19,12 @@ def config_for(tp, pp, **options):
     return GPTConfig(vocabulary=37, context=4 * tp, layers=2 * pp, hidden=4 * heads, heads=heads, **options)
 
 
+def layouts(size):
+    """Return all (dp, tp, pp) for so many ranks."""
+    divisors = [n for n in range(1, size + 1) if size % n == 0]
+    return [(dp, tp, size // dp // tp) for dp in divisors for tp in divisors if size % (dp * tp) == 0]
+
+
 def batch_of(config, grid, step):
     """Return the inputs and targets of all replicas."""
     generator = torch.Generator().manual_seed(step)
