@@ -23,7 +23,7 @@ LAYERS = (
     ("errors",),
 )
 # These use the library as any user does. Beside its public API, the first may ask about the machine, its settings and
-# its devices; the second draws as algorithms are drawn, and counts what its backend is asked for; the third brings a
+# its devices; the second draws as algorithms are drawn, and counts what the backend is asked for; the third brings a
 # store and a transport of its own.
 OUTSIDERS = {
     "bench": ("config", "devices", "memory", "tuning", "types"),

@@ -103,9 +103,7 @@ class Bucket:
     def collect(self, parameter: torch.Tensor) -> None:
         """Take the gradient of a parameter, divided by the number of replicas."""
         if parameter not in self.missing:
-            raise ArgumentError(
-                "a second backward before the gradients of the first were finished: call finish, or no_sync"
-            )
+            raise ArgumentError("backward ran twice: call finish after the first, or run it inside no_sync")
         self.missing.remove(parameter)
         view = self.views[parameter]
         if parameter.grad is None:

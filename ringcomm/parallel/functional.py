@@ -21,6 +21,10 @@ __all__ = ["all_gather", "copy_to", "gather_from", "reduce_from", "reduce_scatte
 
 Move = Callable[[torch.Tensor], torch.Tensor]
 
+# torch 2.13 renamed them, and warns of the names that it had.
+all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 def copy_to(x: torch.Tensor, axis: Axis) -> torch.Tensor:
     """Give every rank the same input: f.
@@ -94,7 +98,7 @@ def joined(x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
         return x
     dim %= x.dim()
     parts = x.new_empty(axis.size, *x.shape)
-    dist.all_gather_into_tensor(parts.flatten(0, 1), x.contiguous(), group=axis.group)
+    all_gather_single(parts.flatten(0, 1), x.contiguous(), group=axis.group)
     return parts.movedim(0, dim).flatten(dim, dim + 1)
 
 
@@ -104,7 +108,7 @@ def summed_part(x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
     share = axis.share(f"the length of dimension {dim} of {tuple(x.shape)}", x.shape[dim])
     parts = x.reshape(*x.shape[:dim], axis.size, share, *x.shape[dim + 1 :]).movedim(dim, 0).contiguous()
     out = torch.empty_like(parts[0])
-    dist.reduce_scatter_tensor(out, parts.flatten(0, 1), group=axis.group)
+    reduce_scatter_single(out, parts.flatten(0, 1), group=axis.group)
     return out
 
 

@@ -62,20 +62,22 @@ def check_model(chunks: Sequence[nn.Module], whole: Sequence[nn.Module], grid: G
     """Compare all weights and gradients of a model with those of `whole`, the same model in one process.
 
     Raises:
-        AssertionError: another model, or a number that is off by more than `tolerance`, relative to the largest of its
-            tensor; the message names the parameter.
+        AssertionError: another model, or a number that is off by more than `tolerance` times the largest of its kind;
+            the message names the parameter.
     """
     alone = Grid.alone()
     for kind, of in (("weight", full_weights), ("gradient", full_gradients)):
         got, expected = of(chunks, grid), of(whole, alone)
         if got.keys() != expected.keys():
             raise AssertionError(f"only one of the models has {sorted(got.keys() ^ expected.keys())}")
+        largest = max(float(x.abs().max()) for x in expected.values())
         for name, x in expected.items():
             if got[name].shape != x.shape:
                 raise AssertionError(f"{kind} of {name}: {tuple(got[name].shape)} in place of {tuple(x.shape)}")
-            off = (got[name] - x).abs().max() / x.abs().max().clamp(min=torch.finfo(x.dtype).tiny)
-            if not off <= tolerance:
-                raise AssertionError(f"{kind} of {name}: off by {float(off):.1e}, more than {tolerance:.1e}, on {grid}")
+            off = float((got[name] - x).abs().max())
+            if not off <= tolerance * largest:
+                text = f"off by {off:.1e}, where the largest {kind} is {largest:.1e}"
+                raise AssertionError(f"{kind} of {name}: {text}, on rank {dist.get_rank()} of {grid}")
 
 
 def _full(chunks: Sequence[nn.Module], grid: Grid, of: Any) -> dict[str, torch.Tensor]:

@@ -1,0 +1,88 @@
+"""What is sent in a step, counted call by call in the backend, is what the formulas say: exactly."""
+
+from fractions import Fraction
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import torch_world
+from ringcomm.parallel import DataParallel, Grid, gpt_loss, gpt_stages
+from ringcomm.parallel.gpt import GPTStage
+from ringcomm.parallel.verify import data_parallel_bytes, sent, tensor_parallel_bytes, traffic
+from test_parallel_gpt import config_for
+
+BATCH, LAYERS = 3, 2
+
+
+def layers(sequence_parallel):
+    """Count a step of transformer layers alone; return bytes, the formula, calls, and 2(t-1)/t · h."""
+    grid = Grid(tp=dist.get_world_size())
+    t = grid.tp.size
+    config = config_for(t, 1, sequence_parallel=sequence_parallel)
+    stage = GPTStage(config, grid.tp, range(LAYERS), first=False, last=False).double()
+    x = torch.randn(BATCH, config.context // (t if sequence_parallel else 1), config.hidden, dtype=torch.float64)
+    x.requires_grad_()
+    with traffic() as calls:
+        stage(x).sum().backward()
+    formula = tensor_parallel_bytes(t, BATCH, config.context, config.hidden, LAYERS, 8)
+    return sent(calls, grid.tp), formula, len(calls), Fraction(2 * (t - 1), t) * config.hidden * 8
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_a_tensor_parallel_layer_sends_four_all_reduces_of_its_activations(size):
+    for got, formula, calls, _ in torch_world.run(layers, size, False):
+        assert got == formula
+        assert (got > 0) is (size > 1)
+        assert calls == (4 * LAYERS if size > 1 else 0)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_sequence_parallelism_sends_as_much_and_the_gradients_of_what_is_whole(size):
+    for got, formula, calls, vector in torch_world.run(layers, size, True):
+        whole = 2 * 2 + 2  # two norms of two vectors each, and the biases of two rows
+        assert got == formula + LAYERS * whole * vector
+        assert calls == LAYERS * (8 + whole)
+
+
+def model():
+    """Count a step of a whole model, on both axes."""
+    grid = Grid(2, 2)
+    config = config_for(2, 1)
+    chunks = gpt_stages(config, grid)
+    replicas = DataParallel(chunks, grid.dp)
+    ids = torch.zeros(BATCH, config.context, dtype=torch.int64)
+    with traffic() as calls:
+        gpt_loss(config, grid)(chunks[0](ids), ids).backward()
+        replicas.finish()
+    tokens = BATCH * config.context
+    ends = Fraction(2 * (2 - 1), 2) * tokens * (2 * config.hidden + 3) * 4  # embedding and output, then the loss
+    parameters = sum(parameter.numel() for parameter in chunks[0].parameters())
+    formula = tensor_parallel_bytes(2, BATCH, config.context, config.hidden, config.layers, 4) + ends
+    assert sent(calls, grid.tp) == formula
+    assert sent(calls, grid.dp) == data_parallel_bytes(2, parameters, 4) == parameters * 4
+    assert sent(calls, grid.pp) == 0
+
+
+def test_a_model_sends_its_layers_its_ends_its_loss_and_its_gradients_and_nothing_else():
+    torch_world.run(model, 4)
+
+
+def as_defined():
+    grid = Grid(tp=4)
+    x, parts = torch.zeros(12), torch.zeros(3)
+    with traffic() as calls:
+        for call in (
+            lambda: dist.all_reduce(x, group=grid.tp.group),
+            lambda: dist.all_gather_into_tensor(x, parts, group=grid.tp.group),
+            lambda: dist.reduce_scatter_tensor(parts, x, group=grid.tp.group),
+            lambda: dist.broadcast(x, 0, group=grid.tp.group, async_op=True).wait(),
+        ):
+            call()
+    assert [call.operation for call in calls] == ["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
+    return [sent([call], grid.tp) for call in calls]
+
+
+def test_calls_count_as_nccl_tests_counts_them():
+    for found in torch_world.run(as_defined, 4):
+        assert found == [48 * 6 / 4, 48 * 3 / 4, 48 * 3 / 4, 48]
