@@ -45,7 +45,7 @@ class Pipeline:
             Training Deep Nets with Sublinear Memory Cost, 2016)
 
     Attributes:
-        trace: what this rank did in the last step, when, in seconds from its start (of a GPU: when it was launched)
+        trace: what this rank did in the last run, when, in seconds from its start (of a GPU: when it was launched)
 
     Raises:
         ArgumentError: the schedule does not train, or is for another number of ranks or chunks.
