@@ -190,6 +190,30 @@ def test_each_boundary_carries_each_micro_batch_once_each_way_and_nothing_else(n
         assert sum(sends) == pipeline_bytes(boundaries, MICRO_BATCHES * ROWS, 1, WIDTH, 8)
 
 
+def receives_ahead():
+    """Return how many receives the last rank had begun, while it did each forward of an evaluation, for later ones."""
+    pipe, _, _ = pipeline("gpipe", 1)
+    ahead, begun, irecv = [], 0, dist.irecv
+
+    def counting(*arguments, **options):
+        nonlocal begun
+        begun += 1
+        return irecv(*arguments, **options)
+
+    pipe.evaluate(*batch(MICRO_BATCHES * ROWS))
+    pipe.chunks[0].register_forward_hook(lambda *_: ahead.append(begun - len(ahead) - 1))
+    dist.irecv = counting
+    try:
+        pipe.evaluate(*batch(MICRO_BATCHES * ROWS))
+    finally:
+        dist.irecv = irecv
+    return ahead
+
+
+def test_receives_begin_early_but_no_more_of_them_than_there_are_ranks():
+    assert torch_world.run(receives_ahead, 2)[-1] == [2] * (MICRO_BATCHES - 2) + [1, 0]
+
+
 def other_shapes():
     pipe, stages, whole = pipeline("1f1b", 1)
     model = nn.Sequential(*whole)
