@@ -10,7 +10,7 @@ from ringcomm import ArgumentError
 from ringcomm.parallel import DataParallel, GPTConfig, Grid, gpt_loss, gpt_stages, gpt_tied, seed_ranks
 from ringcomm.parallel.functional import summed
 from ringcomm.parallel.pipeline import Pipeline
-from ringcomm.parallel.schedule import make
+from ringcomm.parallel.schedule import make_schedule
 from ringcomm.parallel.verify import check_model, full_gradients, full_weights
 
 MICRO_BATCHES, ROWS = 4, 2  # a replica's batch is so many times so many sequences
@@ -60,7 +60,7 @@ def compared(dp, tp, pp, schedule, options, steps, dtype, tolerance):
     chunks = [chunk.to(dtype) for chunk in gpt_stages(config, grid, chunks=count, seed=3)]
     whole = [chunk.to(dtype) for chunk in gpt_stages(config, alone, seed=3)]
     replicas = DataParallel(chunks, grid.dp, bucket_bytes=2000)
-    table = make(schedule, pp, MICRO_BATCHES, count)
+    table = make_schedule(schedule, pp, MICRO_BATCHES, count)
     pipeline = Pipeline(grid, chunks, table, gpt_loss(config, grid), tied=gpt_tied(chunks, grid))
     optimizers = [torch.optim.SGD(nn.ModuleList(each).parameters(), lr=0.5) for each in (chunks, whole)]
     for step in range(steps):
@@ -131,7 +131,7 @@ def tied_and_large(tp, pp):
     chunks = [chunk.double() for chunk in gpt_stages(config, grid)]
     whole = [chunk.double() for chunk in gpt_stages(config, alone)]
     tied = gpt_tied(chunks, grid)
-    pipeline = Pipeline(grid, chunks, make("1f1b", pp, MICRO_BATCHES), gpt_loss(config, grid), tied=tied)
+    pipeline = Pipeline(grid, chunks, make_schedule("1f1b", pp, MICRO_BATCHES), gpt_loss(config, grid), tied=tied)
     optimizers = [torch.optim.SGD(each[0].parameters(), lr=0.5) for each in (chunks, whole)]
     for step in range(20):
         for optimizer in optimizers:

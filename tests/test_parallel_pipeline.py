@@ -15,9 +15,9 @@ from torch import nn
 import torch_world
 from failures import PROMPT, mortals, outcomes, raised
 from ringcomm import ArgumentError, PeerLost
-from ringcomm.parallel import Grid
-from ringcomm.parallel.pipeline import Pipeline
-from ringcomm.parallel.schedule import BACKWARD, FORWARD, make, messages, simulate
+from ringcomm.parallel import DataParallel, Grid, Pipeline
+from ringcomm.parallel.schedule import BACKWARD, FORWARD, make_schedule, messages, simulate
+from ringcomm.parallel.verify import pipeline_bytes, traffic
 
 WIDTH, ROWS = 6, 2  # rows of a micro-batch
 MICRO_BATCHES = 8
@@ -59,7 +59,7 @@ def one_by_one(model, inputs, targets, micro_batches):
 def pipeline(name, chunks, micro_batches=MICRO_BATCHES, **options):
     """Return this rank's end of a pipeline over the world, and the whole model in one process."""
     grid = Grid(pp=dist.get_world_size())
-    schedule = make(name, grid.pp.size, micro_batches, chunks)
+    schedule = make_schedule(name, grid.pp.size, micro_batches, chunks)
     mine, whole = layers(schedule.stages), layers(schedule.stages)
     stages = [schedule.stage(grid.pp.rank, chunk) for chunk in range(chunks)]
     return Pipeline(grid, [mine[s] for s in stages], schedule, F.mse_loss, **options), stages, whole
@@ -122,7 +122,7 @@ def watched(name, chunks):
 
 @schedules
 def test_what_is_carried_out_is_the_simulated_table(name, chunks):
-    simulated = simulate(make(name, 4, MICRO_BATCHES, chunks)).spans
+    simulated = simulate(make_schedule(name, 4, MICRO_BATCHES, chunks)).spans
     for row, (seen, trace, times) in zip(simulated, torch_world.run(watched, 4, name, chunks), strict=True):
         assert seen == trace == [tuple(action) for action, _, _ in row]
         assert times == sorted(times)
@@ -152,7 +152,7 @@ def sizes_in_flight(name, chunks):
 
 @schedules
 def test_no_more_is_in_flight_than_simulated(name, chunks):
-    peaks = simulate(make(name, 4, MICRO_BATCHES, chunks)).peaks
+    peaks = simulate(make_schedule(name, 4, MICRO_BATCHES, chunks)).peaks
     assert tuple(torch_world.run(sizes_in_flight, 4, name, chunks)) == peaks
 
 
@@ -160,34 +160,34 @@ def test_no_more_is_in_flight_than_simulated(name, chunks):
 
 
 def counted(name, chunks, evaluates):
-    """Return the bytes that this rank sent to each other rank, call by call, in a second run."""
+    """Return what this rank asks the backend for on the axis, call by call, in a second run."""
     pipe, _, _ = pipeline(name, chunks)
     run = pipe.evaluate if evaluates else pipe.step
     run(*batch(MICRO_BATCHES * ROWS))
-    sent, isend = [], dist.isend
-
-    def noted(tensor, dst, **options):
-        sent.append((dst, tensor.numel() * tensor.element_size()))
-        return isend(tensor, dst, **options)
-
-    dist.isend = noted
-    try:
+    with traffic() as calls:
         run(*batch(MICRO_BATCHES * ROWS))
-    finally:
-        dist.isend = isend
-    return sent
+    assert {call.group for call in calls} == {pipe.axis.group.group_name}
+    return [(call.operation, call.payload) for call in calls]
 
 
 @schedules
 @pytest.mark.parametrize("evaluates", [False, True])
 def test_each_boundary_carries_each_micro_batch_once_each_way_and_nothing_else(name, chunks, evaluates):
-    schedule = make(name, 4, MICRO_BATCHES, chunks)
+    schedule = make_schedule(name, 4, MICRO_BATCHES, chunks)
     plan = schedule.forward_only() if evaluates else schedule
     size = ROWS * WIDTH * 8  # b · s · h of float64
-    for rank, sent in enumerate(torch_world.run(counted, 4, name, chunks, evaluates)):
-        ends = [schedule.ends(message) for message in messages(plan)]
-        assert sent == [(receiver, size) for sender, receiver in ends if sender == rank]
-    assert len(ends) == (schedule.stages - 1) * MICRO_BATCHES * (1 if evaluates else 2)
+    ways = [schedule.ends(message) for message in messages(plan)]
+    assert len(ways) == (schedule.stages - 1) * MICRO_BATCHES * (1 if evaluates else 2)
+    for rank, calls in enumerate(torch_world.run(counted, 4, name, chunks, evaluates)):
+        expected = [
+            ("send" if sender == rank else "recv", size) for sender, receiver in ways if rank in (sender, receiver)
+        ]
+        assert calls == [*expected, ("broadcast", 8)]  # the loss
+        sends = [payload for call, payload in calls if call == "send"]
+        mine = [schedule.stage(rank, chunk) for chunk in range(chunks)]
+        boundaries = sum(stage < schedule.stages - 1 for stage in mine)
+        boundaries += 0 if evaluates else sum(stage > 0 for stage in mine)
+        assert sum(sends) == pipeline_bytes(boundaries, MICRO_BATCHES * ROWS, 1, WIDTH, 8)
 
 
 def other_shapes():
@@ -225,7 +225,7 @@ def test_values_matter_to_the_ends_only():
 def reduced_precision(dtype):
     grid = Grid(pp=2)
     stage = layers(2, dtype)[grid.pp.rank]
-    pipe = Pipeline(grid, [stage], make("1f1b", 2, 2), F.mse_loss)
+    pipe = Pipeline(grid, [stage], make_schedule("1f1b", 2, 2), F.mse_loss)
     loss = pipe.step(*batch(4, dtype=dtype))
     whole = layers(2, dtype)
     assert torch.equal(loss, one_by_one(nn.Sequential(*whole), *batch(4, dtype=dtype), 2)) or dtype == torch.bfloat16
@@ -265,13 +265,13 @@ def tied():
     stage = Tied(weight if rank in (0, last) else None, inner[rank], rank == 0, rank == last)
     model = nn.Sequential(*(Tied(copy, layer, i == 0, i == last) for i, layer in enumerate(whole)))
     pairs = [(weight, grid.ends.group)] if rank in (0, last) else []
-    pipe = Pipeline(grid, [stage], make("1f1b", grid.pp.size, 4), F.mse_loss, tied=pairs)
+    pipe = Pipeline(grid, [stage], make_schedule("1f1b", grid.pp.size, 4), F.mse_loss, tied=pairs)
     ours, theirs = (torch.optim.SGD(each.parameters(), lr=0.05, momentum=0.9) for each in (stage, model))
     for step in range(20):
         inputs, targets = batch(4 * ROWS, step)
         loss = pipe.step(inputs, targets)
         torch.testing.assert_close(loss, one_by_one(model, inputs, targets, 4), rtol=1e-12, atol=1e-12)
-        for optimizer in (ours, theirs):
+        for optimizer in (ours, theirs) if step % 2 else ():  # gradients of two batches are added up
             optimizer.step()
             optimizer.zero_grad()
     torch.testing.assert_close(weight, copy, rtol=1e-12, atol=1e-12) if pairs else None
@@ -284,6 +284,41 @@ def test_tied_weights_stay_the_same_at_both_ends_and_follow_one_process(size):
     assert torch.equal(torch.tensor(weights[0]), torch.tensor(weights[-1]))
 
 
+# --- Replicas ---------------------------------------------------------------------------------------------------------
+
+
+def with_replicas(name, chunks, scale):
+    grid = Grid(dp=2, pp=2)
+    schedule = make_schedule(name, 2, 4, chunks)
+    mine, whole = layers(schedule.stages), layers(schedule.stages)
+    stages = [schedule.stage(grid.pp.rank, chunk) for chunk in range(chunks)]
+    modules = [mine[stage] for stage in stages]
+    replicas = DataParallel(modules, grid.dp)
+    pipe = Pipeline(grid, modules, schedule, F.mse_loss, replicas=replicas)
+    calls, all_reduce = [], dist.all_reduce
+
+    def noted(tensor, *arguments, **options):
+        calls.append(tensor.numel())
+        return all_reduce(tensor, *arguments, **options)
+
+    dist.all_reduce = noted
+    try:
+        inputs, targets = batch(2 * 4 * ROWS)
+        pipe.step(inputs.chunk(2)[grid.dp.rank], targets.chunk(2)[grid.dp.rank], scale)
+    finally:
+        dist.all_reduce = all_reduce
+    assert sum(calls) == sum(parameter.numel() for module in modules for parameter in module.parameters())
+    one_by_one(nn.Sequential(*whole), inputs, targets, 8)
+    for module, stage in zip(modules, stages, strict=True):
+        for ours, theirs in zip(module.parameters(), whole[stage].parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, scale * theirs.grad, rtol=1e-12, atol=1e-12)
+
+
+@schedules
+def test_replicas_average_once_for_all_micro_batches(name, chunks):
+    torch_world.run(with_replicas, 4, name, chunks, 1024.0)
+
+
 # --- What cannot be ---------------------------------------------------------------------------------------------------
 
 
@@ -291,10 +326,10 @@ def refusals():
     grid = Grid(pp=2)
     stage = layers(2)[grid.pp.rank]
     errors = [
-        raised(ArgumentError, lambda: Pipeline(grid, [stage], make("1f1b", 4, 8), F.mse_loss)),
-        raised(ArgumentError, lambda: Pipeline(grid, [stage], make("interleaved", 2, 4, 2), F.mse_loss)),
+        raised(ArgumentError, lambda: Pipeline(grid, [stage], make_schedule("1f1b", 4, 8), F.mse_loss)),
+        raised(ArgumentError, lambda: Pipeline(grid, [stage], make_schedule("interleaved", 2, 4, 2), F.mse_loss)),
     ]
-    pipe = Pipeline(grid, [stage], make("1f1b", 2, 4), F.mse_loss)
+    pipe = Pipeline(grid, [stage], make_schedule("1f1b", 2, 4), F.mse_loss)
     errors.append(raised(ArgumentError, lambda: pipe.step(*batch(6))))
     errors.append(raised(ArgumentError, lambda: pipe.step(batch(4)[0], torch.tensor(1.0))))
     pipe.step(*batch(4))  # nothing was sent: it goes on
@@ -327,7 +362,7 @@ class Wrong(nn.Module):
 def wrong_stages(kind):
     grid = Grid(pp=2)
     module = Wrong(kind) if grid.pp.rank == (kind == "a constant") else nn.Identity()
-    pipe = Pipeline(grid, [module], make("gpipe", 2, 2), F.mse_loss)
+    pipe = Pipeline(grid, [module], make_schedule("gpipe", 2, 2), F.mse_loss)
     if grid.pp.rank == (kind == "a constant"):
         return str(raised(ArgumentError, lambda: pipe.step(*batch(4))))
     with pytest.raises(Exception, match="rank"):

@@ -18,7 +18,7 @@ from ringcomm.parallel.schedule import (
     Message,
     gpipe,
     interleaved,
-    make,
+    make_schedule,
     messages,
     one_forward_one_backward,
     simulate,
@@ -26,7 +26,7 @@ from ringcomm.parallel.schedule import (
 )
 
 RANKS = (1, 2, 3, 4, 8)
-FLAT = [make(name, p, m) for name in ("gpipe", "1f1b") for p in RANKS for m in (1, 2, 3, 8, 17)]
+FLAT = [make_schedule(name, p, m) for name in ("gpipe", "1f1b") for p in RANKS for m in (1, 2, 3, 8, 17)]
 DEEP = [interleaved(p, p * turns, v) for p in RANKS for turns in (1, 2, 5) for v in (2, 3, 4)]
 every = pytest.mark.parametrize(
     "schedule", FLAT + DEEP, ids=lambda s: f"{s.name}-{s.ranks}-{s.micro_batches}-{s.chunks}"
@@ -147,7 +147,7 @@ def test_nobody_waits_for_ever_even_where_a_rank_sends_and_receives_one_by_one(s
 )
 def test_what_cannot_be_is_refused_with_the_numbers(arguments, words):
     with pytest.raises(ArgumentError, match=words):
-        make(*arguments)
+        make_schedule(*arguments)
 
 
 def changed(schedule, rank, change):

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ringcomm.parallel.checkpoint import load_checkpoint, save_checkpoint
     from ringcomm.parallel.clip import clip_grad_norm, grad_norm
     from ringcomm.parallel.data import DataParallel
     from ringcomm.parallel.functional import all_gather, copy_to, gather_from, reduce_from, reduce_scatter, scatter_to
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from ringcomm.parallel.grid import Axis, Grid
     from ringcomm.parallel.layout import load_full, splits, to_full
     from ringcomm.parallel.loss import vocab_parallel_cross_entropy
+    from ringcomm.parallel.pipeline import Pipeline
     from ringcomm.parallel.precision import MixedPrecision
+    from ringcomm.parallel.schedule import Schedule, make_schedule
     from ringcomm.parallel.seed import own, seed_ranks
     from ringcomm.parallel.tensor import (
         ColumnParallelLinear,
@@ -39,7 +42,9 @@ __all__ = [
     "MixedPrecision",
     "ParallelAttention",
     "ParallelMLP",
+    "Pipeline",
     "RowParallelLinear",
+    "Schedule",
     "SplitDropout",
     "SplitLayerNorm",
     "VocabParallelEmbedding",
@@ -51,10 +56,13 @@ __all__ = [
     "gpt_stages",
     "gpt_tied",
     "grad_norm",
+    "load_checkpoint",
     "load_full",
+    "make_schedule",
     "own",
     "reduce_from",
     "reduce_scatter",
+    "save_checkpoint",
     "scatter_to",
     "seed_ranks",
     "splits",
@@ -62,7 +70,10 @@ __all__ = [
     "vocab_parallel_cross_entropy",
 ]
 
-MODULES = ("grid", "functional", "layout", "seed", "tensor", "loss", "gpt", "data", "clip", "precision")
+MODULES = (
+    *("schedule", "grid", "functional", "layout", "seed", "tensor", "loss", "gpt", "data", "clip", "precision"),
+    *("pipeline", "checkpoint"),
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ringcomm.algorithms.draw import COLORS, GRAY, INK, PALE, save, sheet
 from ringcomm.errors import refuse
-from ringcomm.parallel.schedule import BACKWARD, FORWARD, SCHEDULES, Timeline, make, simulate
+from ringcomm.parallel.schedule import BACKWARD, FORWARD, SCHEDULES, Timeline, make_schedule, simulate
 
 __all__ = ["add_arguments", "draw", "run"]
 
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
         micro_batches = 2 * ranks
     if chunks is None:
         chunks = 2 if name == "interleaved" else 1
-    timeline = simulate(make(name, ranks, micro_batches, chunks), UNITS[FORWARD], UNITS[BACKWARD])
+    timeline = simulate(make_schedule(name, ranks, micro_batches, chunks), UNITS[FORWARD], UNITS[BACKWARD])
     if timeline.makespan > MOST:
         raise refuse("the picture", f"at most {MOST} units of time", timeline.makespan)
     draw(timeline, arguments.output)

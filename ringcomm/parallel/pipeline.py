@@ -5,6 +5,7 @@ takes the micro-batches one by one, whatever the schedule: every stage adds them
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ringcomm.errors import ArgumentError, refuse
+from ringcomm.parallel.data import DataParallel
 from ringcomm.parallel.grid import Grid
 from ringcomm.parallel.mail import Layout, Mail
 from ringcomm.parallel.schedule import FORWARD, Action, Message, Schedule, Span, messages, validate
@@ -36,6 +38,7 @@ class Pipeline:
         chunks: the stages of this rank
         schedule: what is done in which order
         loss_fn: (output, target) → loss, the mean over the rows that it is given
+        replicas: averages the gradients of the chunks over the data axis, while the last micro-batches go backward
         tied: parameters that are copies of one, each with the group of the ranks that have a copy: all get the sum of
             their gradients. They must be equal at the start, and are then for ever.
         recompute: keep only the input of a stage until its backward, and run it forward once more then (Chen et al.,
@@ -55,6 +58,7 @@ class Pipeline:
         schedule: Schedule,
         loss_fn: Callable[[Tensor, Tensor], Tensor],
         *,
+        replicas: DataParallel | None = None,
         tied: Iterable[tuple[nn.Parameter, dist.ProcessGroup]] = (),
         recompute: bool = False,
     ) -> None:
@@ -67,6 +71,7 @@ class Pipeline:
         self.chunks = list(chunks)
         self.schedule = schedule
         self.loss_fn = loss_fn
+        self.replicas = replicas
         self.tied = list(tied)
         self.recompute = recompute
         self.trace: list[Span] = []
@@ -77,18 +82,24 @@ class Pipeline:
         parameters = (parameter for chunk in chunks for parameter in chunk.parameters())
         self._device = next((parameter.device for parameter in parameters), torch.device("cpu"))
 
-    def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def step(self, inputs: Tensor, targets: Tensor, scale: float = 1.0) -> Tensor:
         """Run a batch forward and backward, add to the gradients, and return the loss, on every rank.
 
         The batch is cut along axis 0 into micro-batches of equal length; loss and gradients are the mean over them.
         Every rank passes tensors of the same shapes. Only the first stage reads the inputs, and the last one the
-        targets: the others may pass tensors on the device `meta`.
+        targets: the others may pass tensors on the device `meta`. Gradients, but not the loss, are multiplied by
+        `scale`, which those of 16 bits may need.
 
         Raises:
             ArgumentError: the batch cannot be cut evenly, or a stage returns what cannot be sent
             PeerLost, CollectiveTimeout: another rank died or did not come (from the backend ringcomm)
         """
-        loss = self._run(*self._training, inputs, targets)
+        for parameter, group in self.tied:
+            if dist.get_rank(group) > 0:
+                parameter.grad = None  # what has been summed before counts once
+        loss = self._run(*self._training, inputs, targets, scale)
+        if self.replicas:
+            self.replicas.finish()
         for parameter, group in self.tied:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -100,9 +111,11 @@ class Pipeline:
         """Run a batch forward only, and return the loss, on every rank. All else is as for `step`."""
         return self._run(*self._evaluating, inputs, targets)
 
-    def _run(self, row: Sequence[Action], order: Sequence[Message], inputs: Tensor, targets: Tensor) -> Tensor:
+    def _run(
+        self, row: Sequence[Action], order: Sequence[Message], inputs: Tensor, targets: Tensor, scale: float = 1.0
+    ) -> Tensor:
         rank, schedule = self.axis.rank, self.schedule
-        batch = _Batch(self, self._cut("inputs", inputs), self._cut("targets", targets))
+        batch = _Batch(self, self._cut("inputs", inputs), self._cut("targets", targets), scale)
         layouts = self._layouts.setdefault((batch.inputs[0].shape, batch.inputs[0].dtype), {})
         mail = Mail(self.axis, schedule, order, layouts, self._device)
         self.trace = []
@@ -133,9 +146,11 @@ class Pipeline:
 class _Batch:
     """One batch on its way through the stages of this rank."""
 
-    def __init__(self, pipeline: Pipeline, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> None:
+    def __init__(
+        self, pipeline: Pipeline, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...], scale: float
+    ) -> None:
         self.inputs, self.targets, self.loss = inputs, targets, torch.zeros(())
-        self._pipeline = pipeline
+        self._pipeline, self._scale = pipeline, scale
         self._held: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # what went into a chunk, and what came out
 
     def forward(self, action: Action, arrived: Tensor | None) -> Tensor:
@@ -148,6 +163,7 @@ class _Batch:
         if pipeline.schedule.stage(pipeline.axis.rank, action.chunk) == pipeline.schedule.stages - 1:
             y = pipeline.loss_fn(y, self.targets[action.micro_batch]) / pipeline.schedule.micro_batches
             self.loss = self.loss.to(y) + y.detach()
+            y = y * self._scale
         if training:
             self._held[action.micro_batch, action.chunk] = x, y
         return y.detach()
@@ -155,6 +171,8 @@ class _Batch:
     def backward(self, action: Action, arrived: Tensor | None) -> Tensor | None:
         """Return the gradient of what a stage was given, from that of what it made."""
         x, y = self._held.pop((action.micro_batch, action.chunk))
-        if y.requires_grad:  # else the stages so far are frozen
-            torch.autograd.backward(y, arrived)
+        replicas, last = self._pipeline.replicas, action.micro_batch == len(self.inputs) - 1
+        with replicas.no_sync() if replicas and not last else nullcontext():
+            if y.requires_grad:  # else the stages so far are frozen
+                torch.autograd.backward(y, arrived)
         return x.grad if x.is_leaf else None

@@ -34,7 +34,7 @@ __all__ = [
     "Timeline",
     "gpipe",
     "interleaved",
-    "make",
+    "make_schedule",
     "messages",
     "one_forward_one_backward",
     "simulate",
@@ -137,7 +137,7 @@ def interleaved(ranks: int, micro_batches: int, chunks: int) -> Schedule:
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 
 
-def make(name: str, ranks: int, micro_batches: int, chunks: int = 1) -> Schedule:
+def make_schedule(name: str, ranks: int, micro_batches: int, chunks: int = 1) -> Schedule:
     """Return the schedule of this name. ArgumentError, with the numbers, if there can be none."""
     if name == "interleaved":
         return interleaved(ranks, micro_batches, chunks)
