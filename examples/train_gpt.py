@@ -35,6 +35,7 @@ from ringcomm.parallel import (
     make_schedule,
     save_checkpoint,
 )
+from ringcomm.parallel.schedule import SCHEDULES
 
 MOST = 1.0  # of the norm of the gradients; what is longer is clipped
 
@@ -62,11 +63,12 @@ def main() -> None:
     )  # fmt: skip
     first = load_checkpoint(arguments.resume, chunks, update.optimizer, grid) if arguments.resume else 0
 
+    share = grid.dp.share("sequences of a batch", arguments.batch)
     progress = Progress(arguments, first) if grid.world.rank == 0 else None
     if progress:
         print(f"{grid} on {arguments.backend}: {len(data):,} characters of {len(alphabet)}; {schedule.name}")
     for step in range(first, arguments.steps):
-        batch = draw(data, arguments.batch, arguments.context, step).chunk(grid.dp.size)[grid.dp.rank]
+        batch = draw(data, arguments.batch, arguments.context, step).split(share)[grid.dp.rank]
         loss = pipeline.step(batch[:, :-1], batch[:, 1:], update.scale)
         dist.all_reduce(loss, group=grid.dp.group)
         update.step()
@@ -86,7 +88,7 @@ def parser() -> argparse.ArgumentParser:
     add("--dp", type=int, default=1, metavar="N", help="replicas of the model, which share a batch")
     add("--tp", type=int, default=1, metavar="N", help="ranks that share each layer")
     add("--pp", type=int, default=1, metavar="N", help="ranks that share the layers one after the other")
-    add("--schedule", choices=("gpipe", "1f1b", "interleaved"), default="1f1b")
+    add("--schedule", choices=SCHEDULES, default="1f1b")
     add("--chunks", type=int, default=1, metavar="N", help="of each rank of an interleaved pipeline")
     add("--micro-batches", type=int, default=4, metavar="N", help="into which a replica's share of a batch is cut")
     add("--sequence-parallel", action="store_true", help="split norms and dropout along the sequence, over --tp")

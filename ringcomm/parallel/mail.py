@@ -45,7 +45,7 @@ class Mail:
     Args:
         axis: the ranks of the pipeline
         schedule: whose messages they are
-        order: all of them
+        order: those of this rank
         layouts: of the boundaries, as far as they are known; the first message of another one is preceded by a letter
             of 80 bytes that tells it
         device: where to receive
@@ -55,7 +55,7 @@ class Mail:
         self, axis: Axis, schedule: Schedule, order: Sequence[Message], layouts: dict[int, Layout], device: torch.device
     ) -> None:
         self._axis, self._schedule, self._layouts, self._device = axis, schedule, layouts, device
-        self._order = deque(message for message in order if axis.rank in schedule.ends(message))
+        self._order = deque(order)
         self._handed: dict[Message, Tensor] = {}  # from one chunk of this rank to the next
         self._coming: dict[Message, tuple[dist.Work, Tensor]] = {}
         self._going: deque[tuple[dist.Work, Tensor]] = deque()

@@ -75,9 +75,8 @@ class Pipeline:
         self.tied = list(tied)
         self.recompute = recompute
         self.trace: list[Span] = []
-        forward_only = schedule.forward_only()
-        self._training = schedule.table[self.axis.rank], messages(schedule)
-        self._evaluating = forward_only.table[self.axis.rank], messages(forward_only)
+        self._training = _part(schedule, self.axis.rank)
+        self._evaluating = _part(schedule.forward_only(), self.axis.rank)
         self._layouts: dict[Any, dict[int, Layout]] = {}  # of the boundaries, by the shape of micro-batches
         parameters = (parameter for chunk in chunks for parameter in chunk.parameters())
         self._device = next((parameter.device for parameter in parameters), torch.device("cpu"))
@@ -141,6 +140,11 @@ class Pipeline:
         if rows == 0 or rows % parts:
             raise refuse(f"rows of the {what}, for {parts} micro-batches", f"a multiple of {parts}", rows)
         return torch.split(batch, rows // parts)
+
+
+def _part(schedule: Schedule, rank: int) -> tuple[Sequence[Action], list[Message]]:
+    """Return what a rank does, and what it sends and receives, in order."""
+    return schedule.table[rank], [each for each in messages(schedule) if rank in schedule.ends(each)]
 
 
 class _Batch:
