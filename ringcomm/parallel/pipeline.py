@@ -45,6 +45,7 @@ class Pipeline:
             Training Deep Nets with Sublinear Memory Cost, 2016)
 
     Attributes:
+        device: that of the first parameter here; what comes from other stages goes there
         trace: what this rank did in the last run, when, in seconds from its start (of a GPU: when it was launched)
 
     Raises:
@@ -79,7 +80,7 @@ class Pipeline:
         self._evaluating = _part(schedule.forward_only(), self.axis.rank)
         self._layouts: dict[Any, dict[int, Layout]] = {}  # of the boundaries, by the shape of micro-batches
         parameters = (parameter for chunk in chunks for parameter in chunk.parameters())
-        self._device = next((parameter.device for parameter in parameters), torch.device("cpu"))
+        self.device = next((parameter.device for parameter in parameters), torch.device("cpu"))
 
     def step(self, inputs: Tensor, targets: Tensor, scale: float = 1.0) -> Tensor:
         """Run a batch forward and backward, add to the gradients, and return the loss, on every rank.
@@ -116,7 +117,7 @@ class Pipeline:
         rank, schedule = self.axis.rank, self.schedule
         batch = _Batch(self, self._cut("inputs", inputs), self._cut("targets", targets), scale)
         layouts = self._layouts.setdefault((batch.inputs[0].shape, batch.inputs[0].dtype), {})
-        mail = Mail(self.axis, schedule, order, layouts, self._device)
+        mail = Mail(self.axis, schedule, order, layouts, self.device)
         self.trace = []
         start = perf_counter()
         for action in row:
@@ -131,9 +132,8 @@ class Pipeline:
                     raise ArgumentError(f"stage {stage}: what it returns does not depend on what it is given")
                 mail.send(given, result)
         mail.close()
-        loss = batch.loss.to(self._device, torch.float64)
-        dist.broadcast(loss, self.axis.ranks[-1], group=self.axis.group)
-        return loss
+        dist.broadcast(batch.loss, self.axis.ranks[-1], group=self.axis.group)
+        return batch.loss
 
     def _cut(self, what: str, batch: Tensor) -> tuple[Tensor, ...]:
         rows, parts = batch.shape[0] if batch.dim() else 0, self.schedule.micro_batches
@@ -153,7 +153,8 @@ class _Batch:
     def __init__(
         self, pipeline: Pipeline, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...], scale: float
     ) -> None:
-        self.inputs, self.targets, self.loss = inputs, targets, torch.zeros(())
+        self.inputs, self.targets = inputs, targets
+        self.loss = torch.zeros((), dtype=torch.float64, device=pipeline.device)
         self._pipeline, self._scale = pipeline, scale
         self._held: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # what went into a chunk, and what came out
 
@@ -166,7 +167,7 @@ class _Batch:
         y: Tensor = checkpoint(chunk, x, use_reentrant=False) if recompute else chunk(x)
         if pipeline.schedule.stage(pipeline.axis.rank, action.chunk) == pipeline.schedule.stages - 1:
             y = pipeline.loss_fn(y, self.targets[action.micro_batch]) / pipeline.schedule.micro_batches
-            self.loss = self.loss.to(y) + y.detach()
+            self.loss = self.loss + y.detach().to(self.loss)
             y = y * self._scale
         if training:
             self._held[action.micro_batch, action.chunk] = x, y
