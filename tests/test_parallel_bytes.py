@@ -7,7 +7,21 @@ import torch
 import torch.distributed as dist
 
 import torch_world
-from ringcomm.parallel import DataParallel, Grid, gpt_loss, gpt_stages
+from ringcomm.parallel import (
+    DataParallel,
+    Grid,
+    MixedPrecision,
+    all_gather,
+    copy_to,
+    gather_from,
+    gpt_loss,
+    gpt_stages,
+    grad_norm,
+    reduce_from,
+    reduce_scatter,
+    scatter_to,
+    vocab_parallel_cross_entropy,
+)
 from ringcomm.parallel.gpt import GPTStage
 from ringcomm.parallel.verify import data_parallel_bytes, sent, tensor_parallel_bytes, traffic
 from test_parallel_gpt import config_for
@@ -66,6 +80,63 @@ def model():
 
 def test_a_model_sends_its_layers_its_ends_its_loss_and_its_gradients_and_nothing_else():
     torch_world.run(model, 4)
+
+
+def conjugates():
+    """Return what each pair sends forward, and backward, in parts of the whole tensor."""
+    grid = Grid(tp=4)
+    whole, found = 4 * 12 * 4, {}
+    for function, arguments, size in (
+        (copy_to, (), 12),
+        (reduce_from, (), 12),
+        (gather_from, (1,), 3),
+        (scatter_to, (1,), 12),
+        (all_gather, (1,), 3),
+        (reduce_scatter, (1,), 12),
+    ):
+        x = torch.zeros(4, size, requires_grad=True)
+        with traffic() as forward:
+            y = function(x, grid.tp, *arguments)
+        with traffic() as backward:
+            y.sum().backward()
+        found[function.__name__] = [float(sent(calls, grid.tp) / whole) for calls in (forward, backward)]
+    return found
+
+
+def test_collectives_with_gradients_send_what_their_docstrings_say():
+    for found in torch_world.run(conjugates, 4):
+        assert found == {
+            "copy_to": [0, 1.5],
+            "reduce_from": [1.5, 0],
+            "gather_from": [0.75, 0],
+            "scatter_to": [0, 0.75],
+            "all_gather": [0.75, 0.75],
+            "reduce_scatter": [0.75, 0.75],
+        }
+
+
+def numbers():
+    """Return how many numbers a rank of two sends: for the loss of five tokens, a norm, a step of 16 bits."""
+    grid = Grid(tp=2)
+    logits, targets = torch.zeros(5, 4), torch.zeros(5, dtype=torch.int64)
+    found = []
+    for smoothing in (0.0, 0.1):
+        with traffic() as calls:
+            vocab_parallel_cross_entropy(logits, targets, grid.tp, label_smoothing=smoothing)
+        found.append(sent(calls, grid.tp) / 4)
+    chunks = gpt_stages(config_for(2, 1), grid)
+    with traffic() as calls:
+        grad_norm(chunks, grid)
+    found.append(sent(calls, grid.model) / 4)
+    precision = MixedPrecision(chunks, grid, lambda masters: torch.optim.SGD(masters, lr=1.0), torch.bfloat16)
+    with traffic() as calls:
+        precision.step()
+    return [*found, sent(calls, grid.world) / 4, sent(calls, grid.model) / 4]
+
+
+def test_losses_norms_and_steps_send_as_many_numbers_as_they_say():
+    for found in torch_world.run(numbers, 2):
+        assert found == [3 * 5, 4 * 5, 1, 1, 1]
 
 
 def as_defined():
