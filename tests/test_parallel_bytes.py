@@ -11,22 +11,24 @@ from ringcomm.parallel import (
     DataParallel,
     Grid,
     MixedPrecision,
+    Pipeline,
     all_gather,
     copy_to,
     gather_from,
     gpt_loss,
     gpt_stages,
     grad_norm,
+    make_schedule,
     reduce_from,
     reduce_scatter,
     scatter_to,
     vocab_parallel_cross_entropy,
 )
 from ringcomm.parallel.gpt import GPTStage
-from ringcomm.parallel.verify import data_parallel_bytes, sent, tensor_parallel_bytes, traffic
+from ringcomm.parallel.verify import data_parallel_bytes, pipeline_bytes, sent, tensor_parallel_bytes, traffic
 from test_parallel_gpt import config_for
 
-BATCH, LAYERS = 3, 2
+BATCH, LAYERS, MICRO_BATCHES = 3, 2, 4
 
 
 def layers(sequence_parallel):
@@ -80,6 +82,33 @@ def model():
 
 def test_a_model_sends_its_layers_its_ends_its_loss_and_its_gradients_and_nothing_else():
     torch_world.run(model, 4)
+
+
+def staged(schedule, chunks):
+    """Count a step of a pipeline, the second one: in the first its ranks agree on shapes."""
+    grid = Grid(tp=2, pp=2)
+    config = config_for(2, 2)
+    table = make_schedule(schedule, 2, MICRO_BATCHES, chunks)
+    pipeline = Pipeline(grid, gpt_stages(config, grid, chunks=chunks), table, gpt_loss(config, grid))
+    ids = torch.zeros(MICRO_BATCHES * BATCH, config.context, dtype=torch.int64)
+    pipeline.step(ids, ids)
+    with traffic() as calls:
+        pipeline.step(ids, ids)
+    boundaries = 2 * chunks - 1  # over one end of the pipeline nothing goes
+    formula = pipeline_bytes(boundaries, MICRO_BATCHES * BATCH, config.context, config.hidden, 4)
+    messages = [call for call in calls if call.operation == "send"]
+    assert len(messages) == boundaries * MICRO_BATCHES
+    assert sent(messages, grid.pp) == formula
+    assert sent(calls, grid.pp) == formula + 8  # and the loss
+    layers = tensor_parallel_bytes(2, MICRO_BATCHES * BATCH, config.context, config.hidden, config.layers // 2, 4)
+    tokens = MICRO_BATCHES * BATCH * config.context
+    ends = [tokens * config.hidden * 4, tokens * (config.hidden + 3) * 4]  # embedding; output and loss
+    assert sent(calls, grid.tp) == layers + ends[grid.pp.rank]
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2)])
+def test_a_pipeline_sends_its_activations_over_each_boundary_both_ways_and_the_loss(schedule, chunks):
+    torch_world.run(staged, 4, schedule, chunks)
 
 
 def conjugates():
