@@ -24,9 +24,11 @@ from ringcomm.parallel.verify import check_model, full_gradients, full_weights
 MICRO_BATCHES, ROWS = 4, 2  # a replica's batch is so many times so many sequences
 
 
-def config_for(tp, pp, **options):
+def config_for(tp, pp, *, grouped=False, **options):
     """Return a small GPT that can be cut so, with a vocabulary that cannot be cut evenly."""
     heads = 2 * tp
+    if grouped:
+        options["kv_heads"] = tp
     return GPTConfig(vocabulary=37, context=4 * tp, layers=2 * pp, hidden=4 * heads, heads=heads, **options)
 
 
@@ -94,7 +96,7 @@ def compared(dp, tp, pp, schedule, options, steps, dtype, tolerance):
 OPTIONS = {
     "plain": {},
     "sequence-parallel": {"sequence_parallel": True},
-    "grouped-query": {"kv_heads": 2, "tied": False},
+    "grouped-query": {"grouped": True, "tied": False},
     "recomputed": {"recompute": True, "sequence_parallel": True, "kv_heads": 1},
 }
 
@@ -131,12 +133,12 @@ def test_float32_is_as_near_as_it_can_be():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", [each for size in range(1, 9) for each in layouts(size)], ids=str)
 @pytest.mark.parametrize("backend", ["ringcomm", "gloo"])
+@pytest.mark.parametrize("option", OPTIONS)
 @schedules
-def test_every_layout_of_up_to_eight_ranks_and_every_schedule(layout, schedule, backend):
+def test_every_layout_of_up_to_eight_ranks_and_every_schedule(layout, schedule, option, backend):
     if schedule == "interleaved" and MICRO_BATCHES % layout[-1]:
         pytest.skip("an interleaved schedule needs a multiple of pp micro-batches")
-    for option in OPTIONS:
-        same_everywhere(*layout, schedule, option, steps=20, backend=backend)
+    same_everywhere(*layout, schedule, option, steps=20, backend=backend)
 
 
 def tied_and_large(tp, pp):
