@@ -56,6 +56,20 @@ def test_one_rank_is_a_grid():
     assert torch_world.run(lines, 1, 1, 1, 1)[0] == dict.fromkeys(("dp", "tp", "pp", "model", "world", "ends"), (0,))
 
 
+def alone():
+    if dist.get_rank() == 1:  # no other rank has to come
+        grid = Grid.alone()
+        assert {getattr(grid, name).ranks for name in ("dp", "tp", "pp", "model", "world", "ends")} == {(1,)}
+        x = torch.tensor([3.0])
+        dist.all_reduce(x, group=grid.world.group)
+        assert x.item() == 3.0
+        assert grid.mesh.shape == (1, 1, 1)
+
+
+def test_one_rank_may_make_a_grid_of_itself():
+    torch_world.run(alone, 2)
+
+
 def refused():
     with pytest.raises(
         ArgumentError, match="the size of the grid: expected that of the world, 2, got dp 1 · tp 3 · pp 2 = 6"

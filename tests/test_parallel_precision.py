@@ -108,6 +108,23 @@ def test_bfloat16_skips_the_step_but_needs_no_scale():
         assert scales == [1.0] * 4
 
 
+def apart():
+    grid = Grid(dp=2)
+    torch.manual_seed(grid.dp.rank)
+    model = nn.Linear(4, 4)
+    precision = MixedPrecision([model], grid, sgd, torch.bfloat16)
+    replicas = DataParallel(model, grid.dp)
+    model(torch.ones(1, 4, dtype=torch.bfloat16)).sum().backward()
+    replicas.finish()
+    precision.step()
+    return [x.tolist() for x in (*precision.masters, *model.parameters())]
+
+
+def test_replicas_that_were_drawn_differently_have_the_masters_of_the_first():
+    first, second = torch_world.run(apart, 2)
+    assert first == second
+
+
 def clipped(dtype):
     model = network()
     precision = MixedPrecision([model], Grid(), lambda masters: torch.optim.SGD(masters, lr=1.0), dtype, scale=256.0)

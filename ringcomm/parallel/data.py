@@ -46,8 +46,7 @@ class DataParallel:
         self._sent = 0  # how many buckets are on their way, or there
         if dp.size == 1:
             return
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), dp.ranks[0], group=dp.group)
+        take_from_first([*module.parameters(), *module.buffers()], dp)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._buckets = [Bucket(parameters, dp) for parameters in in_buckets(trained[::-1], bucket_bytes)]
         for bucket in self._buckets:
@@ -120,6 +119,13 @@ class Bucket:
             self.work.wait()
         self.work = None
         self.missing = set(self.views)
+
+
+def take_from_first(tensors: Iterable[torch.Tensor], dp: Axis) -> None:
+    """Set the tensors to those of the first replica, by a broadcast of each."""
+    if dp.size > 1:
+        for tensor in tensors:
+            dist.broadcast(tensor.detach(), dp.ranks[0], group=dp.group)
 
 
 def in_buckets(parameters: Iterable[torch.Tensor], most: int) -> Iterator[list[torch.Tensor]]:

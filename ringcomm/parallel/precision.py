@@ -8,6 +8,7 @@ from torch import nn
 
 from ringcomm.errors import refuse
 from ringcomm.parallel.clip import clip_factor, grad_norm
+from ringcomm.parallel.data import take_from_first
 from ringcomm.parallel.functional import summed
 from ringcomm.parallel.grid import Grid
 
@@ -19,7 +20,8 @@ class MixedPrecision:
 
     After Micikevicius et al., Mixed Precision Training (arXiv 1710.03740). Small gradients vanish in float16, so the
     loss is multiplied by a scale that is halved when gradients overflow and doubled after `patience` good steps.
-    bfloat16 has the range of float32 and needs none: there the scale stays 1.
+    bfloat16 has the range of float32 and needs none: there the scale stays 1. All replicas start from the masters of
+    the first.
 
         precision = MixedPrecision(chunks, grid, lambda masters: torch.optim.AdamW(masters, lr=1e-3), torch.bfloat16)
         (loss(model(x), y) * precision.scale).backward()
@@ -32,7 +34,7 @@ class MixedPrecision:
         scale: the number to multiply the next loss with
 
     Args:
-        chunks: the modules of this rank, which become modules of `dtype`
+        chunks: the modules of this rank, which become modules of `dtype`: before a DataParallel is made of them
         grid: the ranks of the model
         optimizer: makes an optimizer for a list of parameters
         dtype: torch.bfloat16 or torch.float16
@@ -55,7 +57,9 @@ class MixedPrecision:
         self.chunks, self.grid, self.patience = chunks, grid, patience
         self._parameters = list(nn.ModuleList(chunks).parameters())
         self.masters = [nn.Parameter(parameter.detach().float().clone()) for parameter in self._parameters]
+        take_from_first(self.masters, grid.dp)
         nn.ModuleList(chunks).to(dtype)
+        self._publish()
         self.optimizer = optimizer(self.masters)
         self.scale = scale if dtype == torch.float16 else 1.0
         self._grows = dtype == torch.float16
@@ -75,10 +79,7 @@ class MixedPrecision:
         for parameter, master in zip(self._parameters, self.masters, strict=True):
             master.grad = None if parameter.grad is None else parameter.grad.float() * factor
         self.optimizer.step()
-        with torch.no_grad():
-            for parameter, master in zip(self._parameters, self.masters, strict=True):
-                parameter.copy_(master)
-                master.grad = None
+        self._publish()
         self._rescale(good=True)
         return float(norm)
 
@@ -86,6 +87,13 @@ class MixedPrecision:
         """Forget the gradients."""
         for parameter in self._parameters:
             parameter.grad = None
+
+    def _publish(self) -> None:
+        """Round the masters to the parameters."""
+        with torch.no_grad():
+            for parameter, master in zip(self._parameters, self.masters, strict=True):
+                parameter.copy_(master)
+                master.grad = None
 
     def _overflow(self) -> bool:
         """Return whether any rank has a gradient that is not finite.

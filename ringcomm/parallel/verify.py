@@ -10,7 +10,7 @@ assert sent(calls, grid.tp) == tensor_parallel_bytes(...)
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -37,6 +37,14 @@ __all__ = [
 ]
 
 
+Values = Callable[[nn.Parameter], torch.Tensor | None]
+
+KINDS: dict[str, Values] = {
+    "weight": lambda parameter: parameter.detach(),
+    "gradient": lambda parameter: parameter.grad,
+}
+
+
 # --- Values -----------------------------------------------------------------------------------------------------------
 
 
@@ -46,7 +54,7 @@ def full_weights(chunks: Sequence[nn.Module], grid: Grid) -> dict[str, torch.Ten
     Raises:
         AssertionError: tied weights differ.
     """
-    return _full(chunks, grid, lambda parameter: parameter.detach())
+    return _full(chunks, grid, KINDS["weight"])
 
 
 def full_gradients(chunks: Sequence[nn.Module], grid: Grid) -> dict[str, torch.Tensor]:
@@ -55,7 +63,7 @@ def full_gradients(chunks: Sequence[nn.Module], grid: Grid) -> dict[str, torch.T
     Raises:
         AssertionError: a parameter has none, or those of tied weights differ.
     """
-    return _full(chunks, grid, lambda parameter: parameter.grad)
+    return _full(chunks, grid, KINDS["gradient"])
 
 
 def check_model(chunks: Sequence[nn.Module], whole: Sequence[nn.Module], grid: Grid, tolerance: float) -> None:
@@ -65,9 +73,8 @@ def check_model(chunks: Sequence[nn.Module], whole: Sequence[nn.Module], grid: G
         AssertionError: another model, or a number that is off by more than `tolerance` times the largest of its kind;
             the message names the parameter.
     """
-    alone = Grid.alone()
-    for kind, of in (("weight", full_weights), ("gradient", full_gradients)):
-        got, expected = of(chunks, grid), of(whole, alone)
+    for kind, of in KINDS.items():
+        got, expected = _full(chunks, grid, of), _named(whole, of)
         if got.keys() != expected.keys():
             raise AssertionError(f"only one of the models has {sorted(got.keys() ^ expected.keys())}")
         largest = max(float(x.abs().max()) for x in expected.values())
@@ -80,25 +87,28 @@ def check_model(chunks: Sequence[nn.Module], whole: Sequence[nn.Module], grid: G
                 raise AssertionError(f"{kind} of {name}: {text}, on rank {dist.get_rank()} of {grid}")
 
 
-def _full(chunks: Sequence[nn.Module], grid: Grid, of: Any) -> dict[str, torch.Tensor]:
-    parts: dict[str, torch.Tensor] = {}
-    for chunk in chunks:
-        mine = {name: of(parameter) for name, parameter in chunk.named_parameters()}
-        if missing := [name for name, x in mine.items() if x is None]:
-            raise AssertionError(f"no gradient of {', '.join(missing)}")
-        _merge(parts, to_full(mine, splits(chunk), grid.tp))
+def _full(chunks: Sequence[nn.Module], grid: Grid, of: Values) -> dict[str, torch.Tensor]:
+    """Put the parts of the tensor axis together, then the stages of the pipeline."""
+    cuts = {name: split for chunk in chunks for name, split in splits(chunk).items()}
     stages: list[Any] = [None] * grid.pp.size
-    dist.all_gather_object(stages, parts, group=grid.pp.group)
+    dist.all_gather_object(stages, to_full(_named(chunks, of), cuts, grid.tp), group=grid.pp.group)
+    return _united(stages)
+
+
+def _named(chunks: Sequence[nn.Module], of: Values) -> dict[str, torch.Tensor]:
+    """Return the values that this rank has, by name."""
+    found = [{name: of(parameter) for name, parameter in chunk.named_parameters()} for chunk in chunks]
+    if missing := [name for values in found for name, x in values.items() if x is None]:
+        raise AssertionError(f"no gradient of {', '.join(missing)}")
+    return _united(found)
+
+
+def _united(parts: Sequence[Mapping[str, torch.Tensor | None]]) -> dict[str, torch.Tensor]:
     full: dict[str, torch.Tensor] = {}
-    for stage in stages:
-        _merge(full, stage)
-    return full
-
-
-def _merge(into: dict[str, torch.Tensor], parts: Mapping[str, torch.Tensor]) -> None:
-    for name, x in parts.items():
-        if not torch.equal(into.setdefault(name, x), x):
+    for name, x in (item for values in parts for item in values.items()):
+        if x is not None and not torch.equal(full.setdefault(name, x), x):
             raise AssertionError(f"the stages differ in {name}, which they share")
+    return full
 
 
 # --- Bytes ------------------------------------------------------------------------------------------------------------
