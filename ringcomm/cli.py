@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from ringcomm import __version__, bench, doctor, simulate, ways
 from ringcomm.algorithms import draw
 from ringcomm.bench import plot, tune
-from ringcomm.errors import MemoryShortage, RingcommError
+from ringcomm.errors import ArgumentError, MemoryShortage, RingcommError
+from ringcomm.parallel import draw as pipelines
+from ringcomm.parallel.schedule import SCHEDULES
 from ringcomm.run import run
 
 __all__ = ["main"]
@@ -68,9 +70,10 @@ def _parser() -> argparse.ArgumentParser:
     table.add_argument("-n", "--ranks", type=int, default=2, metavar="N", help="default: 2")
     table.set_defaults(main=lambda chosen: ways.main(chosen.ranks))
 
-    sketch = commands.add_parser("draw", help="draw the schedule of an algorithm")
+    sketch = commands.add_parser("draw", help="draw the schedule of an algorithm, or of a pipeline")
     draw.add_arguments(sketch)
-    sketch.set_defaults(main=draw.run)
+    pipelines.add_arguments(sketch)
+    sketch.set_defaults(main=_draw)
 
     simulator = commands.add_parser("simulate", help="tell what each algorithm would take on many machines")
     simulate.add_arguments(simulator)
@@ -79,6 +82,16 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("doctor", help="tell what works on this machine, and why not")
     check.set_defaults(main=lambda _: doctor.main())
     return parser
+
+
+def _draw(chosen: argparse.Namespace) -> int:
+    pipeline = chosen.algorithm in SCHEDULES
+    others = {"--collective": chosen.collective} if pipeline else {"-m": chosen.micro_batches, "-v": chosen.chunks}
+    for option, value in others.items():
+        if value is not None:
+            kind = "the schedule of a pipeline" if pipeline else "an algorithm"
+            raise ArgumentError(f"{chosen.algorithm} is {kind}, and takes no {option}")
+    return pipelines.run(chosen) if pipeline else draw.run(chosen)
 
 
 def _run(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> int:

@@ -41,6 +41,45 @@ def test_a_transformer_trained_on_text_reaches_the_same_loss_on_both_backends():
     assert ours[1] < ours[0] < 4.6  # it learns: log(103) is 4.63
 
 
+def gpt(*options, ranks=4):
+    """Return the losses that the example prints."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    small = ["--steps", "20", "--hidden", "32", "--batch", "8", "--context", "32", "--micro-batches", "2"]
+    run = subprocess.run(
+        [*(command if ranks > 1 else [sys.executable]), str(EXAMPLES / "train_gpt.py"), *small, *options],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=3 * harness.OPERATION,
+    )
+    assert run.returncode == 0, run.stderr
+    found = re.findall(r"^step (\d+)/\d+ [█░]{20} loss ([\d.]+), [\d,]+ tokens/s$", run.stdout, re.MULTILINE)
+    assert found
+    return {int(step): float(loss) for step, loss in found}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_gpt_on_four_processes_reaches_the_loss_of_one(tmp_path):
+    alone = gpt("--plot", str(tmp_path / "loss.png"), ranks=1)
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert [*alone] == [*range(2, 21, 2)]
+    assert alone[20] < alone[2] < 4.6  # it learns: log(103) is 4.63
+    assert gpt("--dp", "2", "--tp", "2") == pytest.approx(alone, abs=2e-4)
+    interleaved = ["--tp", "2", "--pp", "2", "--schedule", "interleaved", "--chunks", "2", "--backend", "gloo"]
+    assert gpt(*interleaved) == pytest.approx(alone, abs=2e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_gpt_goes_on_from_a_checkpoint_on_another_grid(tmp_path):
+    folder = str(tmp_path / "checkpoint")
+    whole = gpt(ranks=1)
+    gpt("--steps", "10", "--save", folder, "--dp", "2", "--pp", "2")
+    rest = {step: loss for step, loss in whole.items() if step > 10}
+    assert gpt("--resume", folder, "--tp", "2", "--pp", "2", "--sequence-parallel") == pytest.approx(rest, abs=2e-4)
+
+
 @pytest.mark.slow
 def test_the_sum_of_arrays_on_gpus_is_right_on_the_emulated_device():
     command = [sys.executable, "-m", "ringcomm", "run", "-n", "2", EXAMPLES / "gpu_allreduce.py", "--emulated"]

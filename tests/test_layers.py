@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parent.parent / "ringcomm"
 
 # From the top. A name stands for a module or a whole package; modules of one layer may import each other, acyclically.
 LAYERS = (
-    ("__main__", "bench", "cli", "doctor", "run", "simulate", "torch", "ways"),
+    ("__main__", "bench", "cli", "doctor", "parallel", "run", "simulate", "torch", "ways"),
     ("__init__", "communicator", "forkserver", "launch", "objects", "testing", "work"),
     ("transports",),
     ("algorithms",),
@@ -22,10 +22,12 @@ LAYERS = (
     ("config", "tuning", "types"),
     ("errors",),
 )
-# These use the library as any user does. Beside its public API, the one may ask about the machine, its settings and its
-# devices, and launch a kernel by itself; the other brings a store and a transport of its own.
+# These use the library as any user does. Beside its public API, the first may ask about the machine, its settings and
+# its devices, and launch a kernel by itself; the second draws as algorithms are drawn, and counts what the backend is
+# asked for; the third brings a store and a transport of its own.
 OUTSIDERS = {
     "bench": ("config", "devices", "memory", "transports.cuda_virtual", "tuning", "types"),
+    "parallel": ("algorithms", "errors", "torch"),
     "torch": ("communicator", "completion", "config", "errors", "place", "store", "transports", "types"),
 }
 # What only some may import or touch.
@@ -34,7 +36,7 @@ RESERVED = {
         *("config", "place", "bench.machine", "bench.peers"),
         *("bench.rank.__main__", "bench.rank.gloo", "bench.rank.nccl"),
     ),
-    "torch": ("bench.rank.gloo", "torch"),
+    "torch": ("bench.rank.gloo", "parallel", "torch"),
     "cupy": ("devices", "doctor", "bench.rank.cuda", "bench.rank.nccl", "bench.virtual"),
     "mpi4py": ("bench.rank.mpi", "transports.hosts", "transports.lane", "transports.mpi_wire"),
 }

@@ -10,7 +10,7 @@ from ringcomm.algorithms.arrows import Arrow, arrows, runs
 from ringcomm.algorithms.schedule import ALGORITHMS, Algorithm
 from ringcomm.errors import ArgumentError, RingcommError
 
-__all__ = ["add_arguments", "label", "run", "ways"]
+__all__ = ["COLORS", "GRAY", "INK", "PALE", "add_arguments", "label", "run", "save", "sheet", "ways"]
 
 MOST = 32  # ranks: of more, nothing could be read
 INK, SLATE, GRAY, PALE, BAND = "#1f2933", "#52606d", "#7b8794", "#cbd2d9", "#f5f7fa"
@@ -20,8 +20,8 @@ NEAR = 0.27  # of the way to the next rank, where an arrow says what it carries:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("algorithm", metavar="ALGORITHM", help=", ".join(names()))
-    add("-n", "--ranks", type=int, default=5, metavar="N", help=f"2 to {MOST} (default: 5)")
+    add("algorithm", metavar="NAME", help=", ".join(names()))
+    add("-n", "-p", "--ranks", type=int, default=5, metavar="N", help=f"2 to {MOST} (default: 5)")
     add("--collective", metavar="NAME", help="default: all_reduce, or the first that it is an algorithm of")
     add("-o", "--output", type=Path, required=True, metavar="PICTURE", help=".png, .svg or .pdf")
 
@@ -47,10 +47,6 @@ def names() -> list[str]:
 
 
 def draw(algorithm: Algorithm, size: int, output: Path) -> None:
-    try:
-        from matplotlib import pyplot
-    except ImportError:
-        raise RingcommError("draw needs matplotlib: pip install 'ringcomm[bench]'") from None
     found = arrows(algorithm, size)
     rows = [list(group) for _, group in groupby(found, key=lambda arrow: arrow.wave)]
     tops = [*accumulate((height(ways(row, size)) for row in rows), initial=0.0)]
@@ -59,14 +55,11 @@ def draw(algorithm: Algorithm, size: int, output: Path) -> None:
     # In inches: a row of what goes one rank on, from rank to rank, and what is written around.
     line, column, left, above, below = 0.6, 1.0, 0.6, 1.45, 0.6
     wide, high = max(left + column * (size + 0.2), 5.0), above + line * tops[-1] + below
-    pyplot.switch_backend("agg")
-    figure = pyplot.figure(figsize=(wide, high))
+    words = algorithm.title, facts(algorithm, size, len(rows)), legend(algorithm, found, blocks)
+    figure = sheet(wide, high, *words)
     axes = figure.add_axes((left / wide, below / high, column * (size + 0.2) / wide, line * tops[-1] / high))
     axes.set(xlim=(-0.6, size - 0.4), ylim=(tops[-1], 0))
     axes.axis("off")
-    figure.text(0.2 / wide, 1 - 0.2 / high, algorithm.title, color=INK, fontsize=15, weight="bold", va="top")
-    figure.text(0.2 / wide, 1 - 0.56 / high, facts(algorithm, size, len(rows)), color=GRAY, va="top")
-    figure.text(0.2 / wide, 0.3 / high, legend(algorithm, found, blocks), color=GRAY, fontsize=9, va="center")
     for rank in range(size):
         axes.plot(rank, -0.38, "o", markersize=20, color=INK, clip_on=False)
         axes.text(rank, -0.385, f"{rank}", color="white", ha="center", va="center_baseline", fontsize=10, weight="bold")
@@ -75,12 +68,27 @@ def draw(algorithm: Algorithm, size: int, output: Path) -> None:
         axes.axhspan(top, bottom, color=BAND if number % 2 else "white", linewidth=0, zorder=0)
         axes.text(-0.75, (top + bottom) / 2, f"{number}", color=GRAY, ha="right", va="center", fontsize=9)
         draw_row(axes, group, top + 0.16, bottom - 0.16, size, blocks)
+    save(figure, output)
+
+
+def sheet(wide: float, high: float, title: str, facts: str, legend: str) -> Any:
+    """Return a figure of so many inches with what is written on it: two lines above, one below."""
+    try:
+        from matplotlib import figure as figures
+    except ImportError:
+        raise RingcommError("draw needs matplotlib: pip install 'ringcomm[bench]'") from None
+    figure = figures.Figure(figsize=(wide, high))
+    figure.text(0.2 / wide, 1 - 0.2 / high, title, color=INK, fontsize=15, weight="bold", va="top")
+    figure.text(0.2 / wide, 1 - 0.56 / high, facts, color=GRAY, va="top")
+    figure.text(0.2 / wide, 0.3 / high, legend, color=GRAY, fontsize=9, va="center")
+    return figure
+
+
+def save(figure: Any, output: Path) -> None:
     try:
         figure.savefig(output, dpi=150)
     except ValueError as error:  # an unknown kind of picture
         raise ArgumentError(f"{output}: {error}") from None
-    finally:
-        pyplot.close(figure)
 
 
 def draw_row(axes: Any, row: list[Arrow], begin: float, end: float, size: int, blocks: int) -> None:

@@ -1,0 +1,143 @@
+"""Data parallelism: the replicas of a model average their gradients while backward still runs."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ringcomm.errors import ArgumentError
+from ringcomm.parallel.grid import Axis
+
+__all__ = ["DataParallel"]
+
+FIRST = 1 << 20  # bytes of the first bucket: a small one, so that sending starts early; as in torch
+
+
+class DataParallel:
+    """Keeps the gradients of a module the same on all replicas: their average.
+
+    After Li et al., PyTorch Distributed (arXiv 2006.15704): backward comes to the last parameters first, so gradients
+    are collected in buckets in reverse order, and a full bucket is sent while backward goes on. Buckets are sent in the
+    same order on every rank, whatever order backward takes. Gradients become views of the buckets, so that nothing has
+    to be copied back.
+
+        replicas = DataParallel(model, grid.dp)
+        loss(model(x), y).backward()
+        replicas.finish()
+        optimizer.step()
+
+    At the start: a broadcast of all parameters and buffers from the first replica. A step: all-reduces that send
+    2 · (d-1)/d times the bytes of the parameters.
+
+    Args:
+        modules: what to keep the same: a module, or the chunks of a pipeline
+        dp: the replicas
+        bucket_bytes: the size from which on a bucket is sent
+    """
+
+    def __init__(self, modules: nn.Module | Iterable[nn.Module], dp: Axis, *, bucket_bytes: int = 25 << 20) -> None:
+        module = modules if isinstance(modules, nn.Module) else nn.ModuleList(modules)
+        self.dp = dp
+        self._quiet = False
+        self._buckets: list[Bucket] = []
+        self._sent = 0  # how many buckets are on their way, or there
+        if dp.size == 1:
+            return
+        take_from_first([*module.parameters(), *module.buffers()], dp)
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self._buckets = [Bucket(parameters, dp) for parameters in in_buckets(trained[::-1], bucket_bytes)]
+        for bucket in self._buckets:
+            for parameter in bucket.views:
+                hook = partial(self._collect, bucket)
+                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let backward add up gradients on this rank only; the next `finish` averages them with what came later."""
+        before, self._quiet = self._quiet, True
+        try:
+            yield
+        finally:
+            self._quiet = before
+
+    def finish(self) -> None:
+        """Wait until all gradients are averages. Every rank calls it, after backward and before it uses gradients.
+
+        A parameter that had no part in the loss has a gradient of zeros here, and the average over all ranks after.
+        """
+        for bucket in self._buckets:
+            for parameter in list(bucket.missing):
+                bucket.collect(parameter)
+        self._send()
+        for bucket in self._buckets:
+            bucket.finish()
+        self._sent = 0
+
+    def _collect(self, bucket: "Bucket", parameter: torch.Tensor) -> None:
+        if not self._quiet:
+            bucket.collect(parameter)
+            self._send()
+
+    def _send(self) -> None:
+        """Send the buckets that are full, up to the first that is not."""
+        while self._sent < len(self._buckets) and not self._buckets[self._sent].missing:
+            self._buckets[self._sent].send()
+            self._sent += 1
+
+
+class Bucket:
+    """The gradients of some parameters, one after the other in one piece of memory."""
+
+    def __init__(self, parameters: list[torch.Tensor], dp: Axis) -> None:
+        self.dp = dp
+        self.memory = torch.cat([torch.zeros_like(parameter).flatten() for parameter in parameters])
+        pieces = torch.split(self.memory, [parameter.numel() for parameter in parameters])
+        self.views = {each: piece.view(each.shape) for each, piece in zip(parameters, pieces, strict=True)}
+        self.missing = set(parameters)
+        self.work: dist.Work | None = None
+
+    def collect(self, parameter: torch.Tensor) -> None:
+        """Take the gradient of a parameter, divided by the number of replicas."""
+        if parameter not in self.missing:
+            raise ArgumentError("backward ran twice: call finish after the first, or run it inside no_sync")
+        self.missing.remove(parameter)
+        view = self.views[parameter]
+        if parameter.grad is None:
+            view.zero_()
+        else:
+            torch.mul(parameter.grad, 1 / self.dp.size, out=view)
+        parameter.grad = view
+
+    def send(self) -> None:
+        self.work = dist.all_reduce(self.memory, group=self.dp.group, async_op=True)
+
+    def finish(self) -> None:
+        if self.work:
+            self.work.wait()
+        self.work = None
+        self.missing = set(self.views)
+
+
+def take_from_first(tensors: Iterable[torch.Tensor], dp: Axis) -> None:
+    """Set the tensors to those of the first replica, by a broadcast of each."""
+    if dp.size > 1:
+        for tensor in tensors:
+            dist.broadcast(tensor.detach(), dp.ranks[0], group=dp.group)
+
+
+def in_buckets(parameters: Iterable[torch.Tensor], most: int) -> Iterator[list[torch.Tensor]]:
+    """Cut the parameters into lists of one dtype and device, each ended when it has so many bytes."""
+    bucket: list[torch.Tensor] = []
+    size, enough = 0, min(FIRST, most)
+    for parameter in parameters:
+        alike = not bucket or (bucket[0].dtype, bucket[0].device) == (parameter.dtype, parameter.device)
+        if not alike or size >= enough:
+            yield bucket
+            bucket, size, enough = [], 0, most
+        bucket.append(parameter)
+        size += parameter.nbytes
+    if bucket:
+        yield bucket

@@ -1,0 +1,96 @@
+"""Which part of the full model a rank's parameters are.
+
+A layer says it in two attributes: `split` names the parameters that are cut over the tensor axis, with the dimension
+along which they are; `copies` names those that another stage of the pipeline has too, and counts. All others are whole,
+and the same on every rank of the tensor axis. Where a vocabulary does not divide, the last rank's slice ends in padding
+of zeros: `length` says how long the full dimension is without it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from ringcomm.errors import refuse
+from ringcomm.parallel.functional import joined
+from ringcomm.parallel.grid import Axis
+
+__all__ = ["Split", "counted", "load_full", "splits", "to_full"]
+
+
+class Split(NamedTuple):
+    """How a parameter is cut: along which dimension, and how long that is in the full model."""
+
+    dim: int
+    length: int
+
+
+def splits(module: nn.Module) -> dict[str, Split]:
+    """Return the parameters of `module` that are cut over the tensor axis, by their full names."""
+    layers = module.named_modules()
+    return {f"{at}.{name}".lstrip("."): split for at, layer in layers for name, split in _of(layer).items()}
+
+
+def _of(layer: nn.Module) -> Mapping[str, Split]:
+    found: Mapping[str, Split] = getattr(layer, "split", {})
+    return found
+
+
+def counted(chunks: Iterable[nn.Module], tp: Axis) -> Iterator[nn.Parameter]:
+    """Yield the parameters that this rank counts, so that the ranks of a model count each number of it once."""
+    for chunk in chunks:
+        cut, copies = splits(chunk), getattr(chunk, "copies", ())
+        for name, parameter in chunk.named_parameters():
+            if name not in copies and (name in cut or tp.rank == 0):
+                yield parameter
+
+
+def cut(full: torch.Tensor, split: Split, tp: Axis) -> torch.Tensor:
+    """Return this rank's slice of a full tensor, padded with zeros to the length of the others."""
+    if full.shape[split.dim] != split.length:
+        raise refuse(f"dimension {split.dim} of the full tensor", split.length, full.shape[split.dim])
+    share = -(-split.length // tp.size)
+    start = min(tp.rank * share, split.length)
+    mine = full.narrow(split.dim, start, min(share, split.length - start))
+    if mine.shape[split.dim] == share:
+        return mine
+    padded = full.new_zeros(*full.shape[: split.dim], share, *full.shape[split.dim + 1 :])
+    padded.narrow(split.dim, 0, mine.shape[split.dim]).copy_(mine)
+    return padded
+
+
+def load_full(module: nn.Module, full: Mapping[str, torch.Tensor], tp: Axis) -> None:
+    """Set the parameters of `module` to their parts of the full tensors of the same names.
+
+    Raises:
+        ArgumentError: a name is missing, or a full tensor has another shape than the parts make up.
+    """
+    found = splits(module)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if name not in full:
+                raise refuse("the full tensors", f"one named {name}", f"{len(full)} others")
+            mine = cut(full[name], found[name], tp) if name in found else full[name]
+            if mine.shape != parameter.shape:
+                raise refuse(f"this rank's part of {name}", tuple(parameter.shape), tuple(mine.shape))
+            parameter.copy_(mine)
+
+
+def to_full(tensors: Mapping[str, torch.Tensor], found: Mapping[str, Split], tp: Axis) -> dict[str, torch.Tensor]:
+    """Return the full tensors that the ranks of the axis hold parts of, on each of them.
+
+    All pass the same names. Sends (t-1)/t of the bytes of every tensor that is cut.
+    """
+    return {
+        name: joined(x, tp, found[name].dim).narrow(found[name].dim, 0, found[name].length) if name in found else x
+        for name, x in tensors.items()
+    }
+
+
+def full_shape(x: torch.Tensor, split: Split | None) -> torch.Size:
+    """Return the shape of the full tensor that `x` is a part of."""
+    shape = list(x.shape)
+    if split:
+        shape[split.dim] = split.length
+    return torch.Size(shape)

@@ -1,0 +1,183 @@
+"""Pipeline parallelism: stages of a model on different ranks, and micro-batches that run through them.
+
+Who does what when is the table of a Schedule; this file carries it out. Gradients have the bits of one process that
+takes the micro-batches one by one, whatever the schedule: every stage adds them in that order.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ringcomm.errors import ArgumentError, refuse
+from ringcomm.parallel.data import DataParallel
+from ringcomm.parallel.grid import Grid
+from ringcomm.parallel.mail import Layout, Mail
+from ringcomm.parallel.schedule import FORWARD, Action, Message, Schedule, Span, messages, validate
+
+__all__ = ["Pipeline"]
+
+
+class Pipeline:
+    """The stages of this rank, and what it takes to train them together with those of the other ranks.
+
+    A stage is a module that takes one tensor and returns one. Chunk c of rank r is stage c · pp + r. What the last
+    stage returns goes to `loss_fn`.
+
+    For a batch of m micro-batches of b rows, each s · h elements where they pass a boundary, every boundary between two
+    ranks carries m messages of b · s · h elements forward, and as many backward. The loss is broadcast (8 bytes), and
+    tied gradients are all-reduced.
+
+    Args:
+        grid: its axis `pp` has the ranks of the pipeline
+        chunks: the stages of this rank
+        schedule: what is done in which order
+        loss_fn: (output, target) → loss, the mean over the rows that it is given
+        replicas: averages the gradients of the chunks over the data axis, while the last micro-batches go backward
+        tied: parameters that are copies of one, each with the group of the ranks that have a copy: all get the sum of
+            their gradients. They must be equal at the start, and are then for ever.
+        recompute: keep only the input of a stage until its backward, and run it forward once more then (Chen et al.,
+            Training Deep Nets with Sublinear Memory Cost, 2016)
+
+    Attributes:
+        device: that of the first parameter here; what comes from other stages goes there
+        trace: what this rank did in the last run, when, in seconds from its start (of a GPU: when it was launched)
+
+    Raises:
+        ArgumentError: the schedule does not train, or is for another number of ranks or chunks.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        chunks: Sequence[nn.Module],
+        schedule: Schedule,
+        loss_fn: Callable[[Tensor, Tensor], Tensor],
+        *,
+        replicas: DataParallel | None = None,
+        tied: Iterable[tuple[nn.Parameter, dist.ProcessGroup]] = (),
+        recompute: bool = False,
+    ) -> None:
+        if schedule.ranks != grid.pp.size:
+            raise refuse("ranks of the schedule", f"those of the pipeline, {grid.pp.size}", schedule.ranks)
+        if schedule.chunks != len(chunks):
+            raise refuse("chunks of this rank", f"those of the schedule, {schedule.chunks}", len(chunks))
+        validate(schedule)
+        self.axis = grid.pp
+        self.chunks = list(chunks)
+        self.schedule = schedule
+        self.loss_fn = loss_fn
+        self.replicas = replicas
+        self.tied = list(tied)
+        self.recompute = recompute
+        self.trace: list[Span] = []
+        self._training = _part(schedule, self.axis.rank)
+        self._evaluating = _part(schedule.forward_only(), self.axis.rank)
+        self._layouts: dict[Any, dict[int, Layout]] = {}  # of the boundaries, by the shape of micro-batches
+        parameters = (parameter for chunk in chunks for parameter in chunk.parameters())
+        self.device = next((parameter.device for parameter in parameters), torch.device("cpu"))
+
+    def step(self, inputs: Tensor, targets: Tensor, scale: float = 1.0) -> Tensor:
+        """Run a batch forward and backward, add to the gradients, and return the loss, on every rank.
+
+        The batch is cut along axis 0 into micro-batches of equal length; loss and gradients are the mean over them.
+        Every rank passes tensors of the same shapes. Only the first stage reads the inputs, and the last one the
+        targets: the others may pass tensors on the device `meta`. Gradients, but not the loss, are multiplied by
+        `scale`, which those of 16 bits may need.
+
+        Raises:
+            ArgumentError: the batch cannot be cut evenly, or a stage returns what cannot be sent
+            PeerLost, CollectiveTimeout: another rank died or did not come (from the backend ringcomm)
+        """
+        for parameter, group in self.tied:
+            if dist.get_rank(group) > 0:
+                parameter.grad = None  # what has been summed before counts once
+        loss = self._run(*self._training, inputs, targets, scale)
+        if self.replicas:
+            self.replicas.finish()
+        for parameter, group in self.tied:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad, group=group)
+        return loss
+
+    @torch.no_grad()
+    def evaluate(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Run a batch forward only, and return the loss, on every rank. All else is as for `step`."""
+        return self._run(*self._evaluating, inputs, targets)
+
+    def _run(
+        self, row: Sequence[Action], order: Sequence[Message], inputs: Tensor, targets: Tensor, scale: float = 1.0
+    ) -> Tensor:
+        rank, schedule = self.axis.rank, self.schedule
+        batch = _Batch(self, self._cut("inputs", inputs), self._cut("targets", targets), scale)
+        layouts = self._layouts.setdefault((batch.inputs[0].shape, batch.inputs[0].dtype), {})
+        mail = Mail(self.axis, schedule, order, layouts, self.device)
+        self.trace = []
+        start = perf_counter()
+        for action in row:
+            needed, given = schedule.needs(rank, action), schedule.gives(rank, action)
+            arrived = None if needed is None else mail.receive(needed)
+            begin = perf_counter()
+            result = (batch.forward if action.work == FORWARD else batch.backward)(action, arrived)
+            self.trace.append(Span(action, begin - start, perf_counter() - start))
+            if given is not None:
+                if result is None:
+                    stage = schedule.stage(rank, action.chunk)
+                    raise ArgumentError(f"stage {stage}: what it returns does not depend on what it is given")
+                mail.send(given, result)
+        mail.close()
+        dist.broadcast(batch.loss, self.axis.ranks[-1], group=self.axis.group)
+        return batch.loss
+
+    def _cut(self, what: str, batch: Tensor) -> tuple[Tensor, ...]:
+        rows, parts = batch.shape[0] if batch.dim() else 0, self.schedule.micro_batches
+        if rows == 0 or rows % parts:
+            raise refuse(f"rows of the {what}, for {parts} micro-batches", f"a multiple of {parts}", rows)
+        return torch.split(batch, rows // parts)
+
+
+def _part(schedule: Schedule, rank: int) -> tuple[Sequence[Action], list[Message]]:
+    """Return what a rank does, and what it sends and receives, in order."""
+    return schedule.table[rank], [each for each in messages(schedule) if rank in schedule.ends(each)]
+
+
+class _Batch:
+    """One batch on its way through the stages of this rank."""
+
+    def __init__(
+        self, pipeline: Pipeline, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...], scale: float
+    ) -> None:
+        self.inputs, self.targets = inputs, targets
+        self.loss = torch.zeros((), dtype=torch.float64, device=pipeline.device)
+        self._pipeline, self._scale = pipeline, scale
+        self._held: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # what went into a chunk, and what came out
+
+    def forward(self, action: Action, arrived: Tensor | None) -> Tensor:
+        """Return what a stage makes of what has arrived; of the last one, the loss."""
+        pipeline, training = self._pipeline, torch.is_grad_enabled()
+        chunk = pipeline.chunks[action.chunk]
+        x = self.inputs[action.micro_batch] if arrived is None else arrived.requires_grad_(training)
+        recompute = pipeline.recompute and training
+        y: Tensor = checkpoint(chunk, x, use_reentrant=False) if recompute else chunk(x)
+        if pipeline.schedule.stage(pipeline.axis.rank, action.chunk) == pipeline.schedule.stages - 1:
+            y = pipeline.loss_fn(y, self.targets[action.micro_batch]) / pipeline.schedule.micro_batches
+            self.loss = self.loss + y.detach().to(self.loss)
+            y = y * self._scale
+        if training:
+            self._held[action.micro_batch, action.chunk] = x, y
+        return y.detach()
+
+    def backward(self, action: Action, arrived: Tensor | None) -> Tensor | None:
+        """Return the gradient of what a stage was given, from that of what it made."""
+        x, y = self._held.pop((action.micro_batch, action.chunk))
+        replicas, last = self._pipeline.replicas, action.micro_batch == len(self.inputs) - 1
+        with replicas.no_sync() if replicas and not last else nullcontext():
+            if y.requires_grad:  # else the stages so far are frozen
+                torch.autograd.backward(y, arrived)
+        return x.grad if x.is_leaf else None

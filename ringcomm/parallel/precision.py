@@ -1,0 +1,114 @@
+"""Training with parameters of 16 bits, of which an optimizer changes copies of 32."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ringcomm.errors import refuse
+from ringcomm.parallel.clip import clip_factor, grad_norm
+from ringcomm.parallel.data import take_from_first
+from ringcomm.parallel.functional import summed
+from ringcomm.parallel.grid import Grid
+
+__all__ = ["MixedPrecision"]
+
+
+class MixedPrecision:
+    """Computes in bfloat16 or float16, and keeps float32 masters of the parameters, which the optimizer works on.
+
+    After Micikevicius et al., Mixed Precision Training (arXiv 1710.03740). Small gradients vanish in float16, so the
+    loss is multiplied by a scale that is halved when gradients overflow and doubled after `patience` good steps.
+    bfloat16 has the range of float32 and needs none: there the scale stays 1. All replicas start from the masters of
+    the first.
+
+        precision = MixedPrecision(chunks, grid, lambda masters: torch.optim.AdamW(masters, lr=1e-3), torch.bfloat16)
+        (loss(model(x), y) * precision.scale).backward()
+        norm = precision.step(max_norm=1.0)  # None if some rank's gradients were not finite
+        precision.zero_grad()
+
+    Attributes:
+        masters: the float32 parameters, in the order of the modules' parameters
+        optimizer: what `optimizer` made of them
+        scale: the number to multiply the next loss with
+
+    Args:
+        chunks: the modules of this rank, which become modules of `dtype`: before a DataParallel is made of them
+        grid: the ranks of the model
+        optimizer: makes an optimizer for a list of parameters
+        dtype: torch.bfloat16 or torch.float16
+        scale: the first scale of float16
+        patience: how many good steps there are before the scale grows
+    """
+
+    def __init__(
+        self,
+        chunks: Sequence[nn.Module],
+        grid: Grid,
+        optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+        dtype: torch.dtype,
+        *,
+        scale: float = 2.0**16,
+        patience: int = 2000,
+    ) -> None:
+        if dtype not in (torch.bfloat16, torch.float16):
+            raise refuse("the dtype", "torch.bfloat16 or torch.float16", dtype)
+        self.chunks, self.grid, self.patience = chunks, grid, patience
+        self._parameters = list(nn.ModuleList(chunks).parameters())
+        self.masters = [nn.Parameter(parameter.detach().float().clone()) for parameter in self._parameters]
+        take_from_first(self.masters, grid.dp)
+        nn.ModuleList(chunks).to(dtype)
+        self._publish()
+        self.optimizer = optimizer(self.masters)
+        self.scale = scale if dtype == torch.float16 else 1.0
+        self._grows = dtype == torch.float16
+        self._good = 0  # steps since the scale has changed
+
+    def step(self, max_norm: float = float("inf")) -> float | None:
+        """Make a step with the gradients, clipped to `max_norm`; return their norm, or None if the step was skipped.
+
+        It is skipped on every rank if the gradients of any are not finite. Communication: an all-reduce of one number
+        over all ranks, and that of `grad_norm`.
+        """
+        if self._overflow():
+            self._rescale(good=False)
+            return None
+        norm = grad_norm(self.chunks, self.grid) / self.scale
+        factor = clip_factor(norm, max_norm) / self.scale
+        for parameter, master in zip(self._parameters, self.masters, strict=True):
+            master.grad = None if parameter.grad is None else parameter.grad.float() * factor
+        self.optimizer.step()
+        self._publish()
+        self._rescale(good=True)
+        return float(norm)
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _publish(self) -> None:
+        """Round the masters to the parameters."""
+        with torch.no_grad():
+            for parameter, master in zip(self._parameters, self.masters, strict=True):
+                parameter.copy_(master)
+                master.grad = None
+
+    def _overflow(self) -> bool:
+        """Return whether any rank has a gradient that is not finite.
+
+        All ranks are asked, not only those of one replica: replicas must never part ways.
+        """
+        grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        finite = torch.stack([grad.isfinite().all() for grad in grads]).all() if grads else torch.tensor(True)
+        return bool(summed((~finite).float(), self.grid.world, dist.ReduceOp.MAX))
+
+    def _rescale(self, *, good: bool) -> None:
+        if not self._grows:
+            return
+        self._good = self._good + 1 if good else 0
+        if not good:
+            self.scale /= 2
+        elif self._good == self.patience:
+            self.scale, self._good = self.scale * 2, 0

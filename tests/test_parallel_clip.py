@@ -1,0 +1,55 @@
+"""The norm of gradients, and clipping, on every layout: as in one process."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import torch_world
+from ringcomm.parallel import Grid, clip_grad_norm, gpt_stages, grad_norm
+from ringcomm.parallel.layout import cut, full_shape, splits
+from ringcomm.parallel.seed import mixed
+from ringcomm.parallel.verify import full_gradients
+from test_parallel_gpt import config_for, layouts
+
+
+def give_gradients(chunks, tp):
+    """Set gradients that are made from the name: part of the same full ones on every layout."""
+    for chunk in chunks:
+        found = splits(chunk)
+        for name, parameter in chunk.named_parameters():
+            generator = torch.Generator().manual_seed(mixed(name))
+            full = torch.randn(full_shape(parameter, found.get(name)), dtype=torch.float64, generator=generator)
+            parameter.grad = (cut(full, found[name], tp) if name in found else full).to(parameter.dtype)
+
+
+def clipped(dp, tp, pp, tied):
+    grid, alone = Grid(dp, tp, pp), Grid.alone()
+    config = config_for(tp, pp, tied=tied, sequence_parallel=True)
+    chunks = [chunk.double() for chunk in gpt_stages(config, grid, chunks=2)]
+    whole = [chunk.double() for chunk in gpt_stages(config, alone)]
+    for each, axis in ((chunks, grid.tp), (whole, alone.tp)):
+        give_gradients(each, axis)
+    for most in (1e9, 3.0, 0.1):
+        expected = nn.utils.clip_grad_norm_(whole[0].parameters(), most)
+        norm = clip_grad_norm(chunks, grid, most)
+        assert math.isclose(norm, expected, rel_tol=1e-12)
+        one = full_gradients(whole, alone)
+        for name, grad in full_gradients(chunks, grid).items():
+            torch.testing.assert_close(grad, one[name], rtol=1e-12, atol=0)
+    return float(grad_norm(chunks, grid))
+
+
+@pytest.mark.parametrize(("dp", "tp", "pp"), [*layouts(1), *layouts(2), *layouts(4), (2, 2, 2)])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_norm_and_clipping_are_those_of_one_process_on_every_layout(dp, tp, pp, tied):
+    norms = torch_world.run(clipped, dp * tp * pp, dp, tp, pp, tied)
+    assert len(set(norms)) == 1
+    assert math.isclose(norms[0], 0.1, rel_tol=1e-4)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("dp", "tp", "pp"), layouts(8))
+def test_norm_and_clipping_on_every_layout_of_eight(dp, tp, pp):
+    torch_world.run(clipped, 8, dp, tp, pp, True)

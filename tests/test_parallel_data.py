@@ -1,0 +1,164 @@
+"""Data parallelism: buckets, their order, averages, and what happens when it is used wrongly."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import torch_world
+from ringcomm import ArgumentError
+from ringcomm.parallel import DataParallel, Grid
+from ringcomm.parallel.data import in_buckets
+
+BACKENDS = pytest.mark.parametrize("backend", ["ringcomm", "gloo"])
+SIZES = pytest.mark.parametrize("size", [1, 2, 4])
+
+
+def network(seed):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 50), nn.Tanh(), nn.Linear(50, 50), nn.Tanh(), nn.Linear(50, 3)).double()
+
+
+def rows(step, size):
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(4 * size, 6, dtype=torch.float64, generator=generator)
+
+
+def mine(x):
+    return x.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def same_gradients(model, whole):
+    for parameter, expected in zip(model.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, expected.grad, rtol=1e-12, atol=1e-14)
+
+
+def trained(bucket_bytes):
+    size = dist.get_world_size()
+    dp = Grid(dp=size).dp
+    model, whole = network(seed=dp.rank), network(seed=0)
+    replicas = DataParallel(model, dp, bucket_bytes=bucket_bytes)
+    for parameter, expected in zip(model.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(parameter, expected)  # all start as the first replica
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, whole)]
+    for step in range(5):
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=step % 2 == 0)
+        x = rows(step, size)
+        whole(x).square().mean().backward()
+        model(mine(x)).square().mean().backward()
+        replicas.finish()
+        same_gradients(model, whole)
+        for optimizer in optimizers:
+            optimizer.step()
+    seen = [None] * size
+    dist.all_gather_object(seen, [parameter.tolist() for parameter in model.parameters()])
+    assert all(each == seen[0] for each in seen)
+
+
+@SIZES
+@BACKENDS
+def test_gradients_are_those_of_the_whole_batch_whatever_the_size_of_a_bucket(size, backend):
+    for bucket_bytes in (1, 3000, 1 << 20):
+        torch_world.run(trained, size, bucket_bytes, backend=backend)
+
+
+def accumulated():
+    size = dist.get_world_size()
+    model, whole = network(0), network(0)
+    replicas = DataParallel(model, Grid(dp=size).dp, bucket_bytes=3000)
+    for last in (False, True):  # the last backward may or may not be inside
+        for each in (model, whole):
+            each.zero_grad()
+        for step in range(3):
+            x = rows(step, size)
+            whole(x).square().mean().backward()
+            if step < 2 or last:
+                with replicas.no_sync():
+                    model(mine(x)).square().mean().backward()
+            else:
+                model(mine(x)).square().mean().backward()
+        replicas.finish()
+        same_gradients(model, whole)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_gradients_add_up_without_being_sent_until_the_last_backward(size):
+    torch_world.run(accumulated, size)
+
+
+class Sides(nn.Module):
+    """Two layers that are used in the one order or the other, or of which one is not used at all."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(4, 4, bias=False, dtype=torch.float64) for _ in range(3))
+
+    def forward(self, x, way):
+        x = self.b(self.a(x)) if way == 0 else self.a(self.b(x))
+        return self.c(x) if way < 2 else x
+
+
+def crossed():
+    dp, rank = Grid(dp=2).dp, dist.get_rank()
+    torch.manual_seed(0)
+    model = Sides()
+    replicas = DataParallel(model, dp, bucket_bytes=1)
+    x = torch.ones(2, 4, dtype=torch.float64)
+    expected = []
+    for ways in ((0, 1), (1, 2), (2, 2)):
+        grads = []
+        for way in ways:  # what each rank has, on this one
+            model.zero_grad()
+            with replicas.no_sync():
+                model(x, way).sum().backward()
+            grads.append([torch.zeros(4, 4) if p.grad is None else p.grad.clone() for p in model.parameters()])
+        expected = [(one + other) / 2 for one, other in zip(*grads, strict=True)]
+        model.zero_grad()
+        model(x, ways[rank]).sum().backward()
+        replicas.finish()
+        for parameter, average in zip(model.parameters(), expected, strict=True):
+            torch.testing.assert_close(parameter.grad, average, check_dtype=False)
+    assert not expected[2].any()
+
+
+def test_ranks_may_use_parameters_in_another_order_or_not_at_all():
+    torch_world.run(crossed, 2)
+
+
+def sent_early():
+    """Return for each parameter, as its gradient comes, how many buckets have been sent by then."""
+    model = network(0)
+    replicas = DataParallel(model, Grid(dp=2).dp, bucket_bytes=1)
+    seen = []
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _: seen.append(replicas._sent))
+    model(rows(0, 1)).square().mean().backward()
+    replicas.finish()
+    return seen
+
+
+def test_a_bucket_is_sent_while_backward_still_runs():
+    for seen in torch_world.run(sent_early, 2):
+        assert seen[1] == 2  # of the last layer both, whichever came first
+        assert seen[-1] == 6
+
+
+def test_a_bucket_ends_when_it_is_full_or_the_dtype_changes():
+    tensors = [torch.zeros(n, dtype=dtype) for n, dtype in [(10, torch.float32)] * 3 + [(10, torch.bfloat16)] * 2]
+    names = {id(tensor): place for place, tensor in enumerate(tensors)}
+    found = [[names[id(each)] for each in bucket] for bucket in in_buckets(tensors, 80)]
+    assert found == [[0, 1], [2], [3, 4]]
+
+
+def misused():
+    model = network(0)
+    replicas = DataParallel(model, Grid(dp=2).dp)
+    model(rows(0, 1)).sum().backward()
+    with pytest.raises(ArgumentError, match="backward ran twice"):
+        model(rows(0, 1)).sum().backward()
+    replicas.finish()
+
+
+def test_a_second_backward_before_the_gradients_are_there_is_refused():
+    torch_world.run(misused, 2)

@@ -1,0 +1,230 @@
+"""A GPT on a grid is the GPT of one process: losses, every gradient, every weight, step by step."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import torch_world
+from ringcomm import ArgumentError
+from ringcomm.parallel import (
+    DataParallel,
+    GPTConfig,
+    Grid,
+    Pipeline,
+    gpt_loss,
+    gpt_stages,
+    gpt_tied,
+    make_schedule,
+    seed_ranks,
+)
+from ringcomm.parallel.functional import summed
+from ringcomm.parallel.verify import check_model, full_gradients, full_weights
+
+MICRO_BATCHES, ROWS = 4, 2  # a replica's batch is so many times so many sequences
+
+
+def config_for(tp, pp, *, grouped=False, **options):
+    """Return a small GPT that can be cut so, with a vocabulary that cannot be cut evenly."""
+    heads = 2 * tp
+    if grouped:
+        options["kv_heads"] = tp
+    return GPTConfig(vocabulary=37, context=4 * tp, layers=2 * pp, hidden=4 * heads, heads=heads, **options)
+
+
+def layouts(size):
+    """Return all (dp, tp, pp) for so many ranks."""
+    divisors = [n for n in range(1, size + 1) if size % n == 0]
+    return [(dp, tp, size // dp // tp) for dp in divisors for tp in divisors if size % (dp * tp) == 0]
+
+
+def batch_of(config, grid, step):
+    """Return the inputs and targets of all replicas."""
+    generator = torch.Generator().manual_seed(step)
+    rows = grid.dp.size * MICRO_BATCHES * ROWS
+    tokens = torch.randint(config.vocabulary, (rows, config.context + 1), generator=generator)
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def stepped(chunks, loss_fn, inputs, targets):
+    """Run the micro-batches one after the other through all chunks, and return their mean loss."""
+    micro_batches = len(inputs) // ROWS
+    total = 0.0
+    for x, y in zip(inputs.split(ROWS), targets.split(ROWS), strict=True):
+        for chunk in chunks:
+            x = chunk(x)
+        loss = loss_fn(x, y) / micro_batches
+        loss.backward()
+        total = total + loss.detach()
+    return total
+
+
+def mine(x, axis):
+    return x.chunk(axis.size)[axis.rank]
+
+
+def compared(dp, tp, pp, schedule, options, steps, dtype, tolerance):
+    """Train on the grid and in one process, and compare after every step; return the last loss."""
+    grid, alone = Grid(dp, tp, pp), Grid.alone()
+    config, count = config_for(tp, pp, **options), 2 if schedule == "interleaved" else 1
+    chunks = [chunk.to(dtype) for chunk in gpt_stages(config, grid, chunks=count, seed=3)]
+    whole = [chunk.to(dtype) for chunk in gpt_stages(config, alone, seed=3)]
+    pipeline = Pipeline(
+        grid,
+        chunks,
+        make_schedule(schedule, pp, MICRO_BATCHES, count),
+        gpt_loss(config, grid),
+        replicas=DataParallel(chunks, grid.dp, bucket_bytes=2000),
+        tied=gpt_tied(chunks, grid),
+    )
+    optimizers = [torch.optim.SGD(nn.ModuleList(each).parameters(), lr=0.5) for each in (chunks, whole)]
+    for step in range(steps):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        inputs, targets = batch_of(config, grid, step)
+        expected = stepped(whole, gpt_loss(config, alone), inputs, targets)
+        loss = pipeline.step(mine(inputs, grid.dp), mine(targets, grid.dp))
+        loss = summed(loss, grid.dp) / grid.dp.size
+        assert abs(loss / expected - 1) <= tolerance
+        check_model(chunks, whole, grid, tolerance)
+        for optimizer in optimizers:
+            optimizer.step()
+    check_model(chunks, whole, grid, tolerance)
+    return float(loss)
+
+
+OPTIONS = {
+    "plain": {},
+    "sequence-parallel": {"sequence_parallel": True},
+    "grouped-query": {"grouped": True, "tied": False},
+    "recomputed": {"recompute": True, "sequence_parallel": True, "kv_heads": 1},
+}
+
+
+schedules = pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
+
+
+def same_everywhere(dp, tp, pp, schedule, option, steps=5, dtype=torch.float64, tolerance=1e-10, **where):
+    arguments = (dp, tp, pp, schedule, OPTIONS[option], steps, dtype, tolerance)
+    assert len(set(torch_world.run(compared, dp * tp * pp, *arguments, **where))) == 1
+
+
+@pytest.mark.parametrize("layout", [*layouts(1), *layouts(2), *layouts(4)], ids=str)
+@pytest.mark.parametrize("option", ["plain", "sequence-parallel"])
+def test_every_layout_trains_as_one_process(layout, option):
+    same_everywhere(*layout, "1f1b", option)
+
+
+@pytest.mark.parametrize("layout", [(2, 2, 1), (1, 2, 2), (1, 4, 1)], ids=str)
+@pytest.mark.parametrize("option", ["grouped-query", "recomputed"])
+def test_fewer_key_heads_and_recomputed_activations_train_as_one_process(layout, option):
+    same_everywhere(*layout, "gpipe", option)
+
+
+@schedules
+def test_eight_ranks_on_all_axes_train_as_one_process(schedule):
+    same_everywhere(2, 2, 2, schedule, "sequence-parallel")
+
+
+def test_float32_is_as_near_as_it_can_be():
+    same_everywhere(1, 2, 2, "interleaved", "sequence-parallel", dtype=torch.float32, tolerance=1e-5, backend="gloo")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("layout", [each for size in range(1, 9) for each in layouts(size)], ids=str)
+@pytest.mark.parametrize("backend", ["ringcomm", "gloo"])
+@pytest.mark.parametrize("option", OPTIONS)
+@schedules
+def test_every_layout_of_up_to_eight_ranks_and_every_schedule(layout, schedule, option, backend):
+    if schedule == "interleaved" and MICRO_BATCHES % layout[-1]:
+        pytest.skip("an interleaved schedule needs a multiple of pp micro-batches")
+    same_everywhere(*layout, schedule, option, steps=20, backend=backend)
+
+
+def tied_and_large(tp, pp):
+    """Train with a vocabulary that no axis divides; return how far the loss is off, and the last copies."""
+    grid, alone = Grid(tp=tp, pp=pp), Grid.alone()
+    config = GPTConfig(vocabulary=50_257, context=2, layers=4, hidden=8, heads=4)
+    chunks = [chunk.double() for chunk in gpt_stages(config, grid)]
+    whole = [chunk.double() for chunk in gpt_stages(config, alone)]
+    tied = gpt_tied(chunks, grid)
+    pipeline = Pipeline(grid, chunks, make_schedule("1f1b", pp, MICRO_BATCHES), gpt_loss(config, grid), tied=tied)
+    optimizers = [torch.optim.SGD(each[0].parameters(), lr=0.5) for each in (chunks, whole)]
+    for step in range(20):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        inputs, targets = batch_of(config, grid, step)
+        loss, expected = pipeline.step(inputs, targets), stepped(whole, gpt_loss(config, alone), inputs, targets)
+        assert abs(loss / expected - 1) <= 1e-12
+        for optimizer in optimizers:
+            optimizer.step()
+    full_weights(chunks, grid)  # compares the copies, too
+    return [hash(tuple(parameter.flatten().tolist())) for parameter, _ in tied]
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(4, 1), (1, 4), (2, 2)])
+def test_tied_weights_of_50257_tokens_stay_the_same_on_both_ends(tp, pp):
+    found = torch_world.run(tied_and_large, tp * pp, tp, pp)
+    if pp > 1:
+        assert found[:tp] == found[-tp:]
+        assert all(len(copies) == 1 for copies in found[:tp] + found[-tp:])
+
+
+# --- What may not be cut, and what is not compared in vain ------------------------------------------------------------
+
+
+def misfits():
+    grid = Grid(tp=2)
+    with pytest.raises(ArgumentError, match="layers: expected a multiple of pp 1 · chunks 3 = 3, got 2"):
+        gpt_stages(config_for(2, 1), grid, chunks=3)
+    (model,) = gpt_stages(config_for(2, 1, sequence_parallel=True), grid)
+    with pytest.raises(ArgumentError, match="the tokens of a sequence: expected at most 8, got 9"):
+        model(torch.zeros(1, 9, dtype=torch.int64))
+    with pytest.raises(ArgumentError, match="expected a multiple of tp = 2, got 7"):
+        model(torch.zeros(1, 7, dtype=torch.int64))
+
+
+def test_layers_and_sequences_that_do_not_fit_are_refused_with_their_numbers():
+    torch_world.run(misfits, 2)
+
+
+def spoiled():
+    grid, alone = Grid(tp=2), Grid.alone()
+    config = config_for(2, 1)
+    chunks, whole = gpt_stages(config, grid), gpt_stages(config, alone)
+    with pytest.raises(AssertionError, match=r"no gradient of embedding\.weight"):
+        full_gradients(chunks, grid)
+    inputs, targets = batch_of(config, grid, 0)
+    for each, layout in ((chunks, grid), (whole, alone)):
+        stepped(each, gpt_loss(config, layout), inputs, targets)
+    check_model(chunks, whole, grid, 1e-4)
+    if dist.get_rank() == 1:
+        chunks[0].blocks["1"].mlp.up.weight.grad[0, 0] += 1
+    with pytest.raises(AssertionError, match=r"gradient of blocks\.1\.mlp\.up\.weight: off by"):
+        check_model(chunks, whole, grid, 1e-4)
+
+
+def test_a_gradient_that_is_wrong_on_one_rank_is_found_and_named():
+    torch_world.run(spoiled, 2)
+
+
+# --- Dropout ----------------------------------------------------------------------------------------------------------
+
+
+def dropped(sequence_parallel, recompute):
+    grid = Grid(tp=2)
+    config = config_for(2, 1, dropout=0.3, sequence_parallel=sequence_parallel, recompute=recompute)
+    (model,) = gpt_stages(config, grid)
+    model.double()
+    seed_ranks(grid, 1)
+    inputs, targets = batch_of(config, grid, 0)
+    loss = stepped([model], gpt_loss(config, grid), inputs, targets)
+    grads = full_gradients([model], grid)
+    return float(loss), {name: grad.tolist() for name, grad in grads.items()}
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence-parallel"])
+def test_ranks_of_a_layer_agree_under_dropout_and_recomputation_drops_the_same(sequence_parallel):
+    kept = torch_world.run(dropped, 2, sequence_parallel, False)
+    recomputed = torch_world.run(dropped, 2, sequence_parallel, True)
+    assert kept[0] == kept[1] == recomputed[0] == recomputed[1]

@@ -1,0 +1,151 @@
+"""Training in 16 bits: masters, the loss scale, and steps that no rank makes."""
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import torch_world
+from ringcomm import ArgumentError
+from ringcomm.parallel import DataParallel, Grid, MixedPrecision, gpt_loss, gpt_stages
+from ringcomm.parallel.verify import full_weights
+from test_parallel_gpt import batch_of, config_for, mine, stepped
+
+
+def sgd(masters):
+    return torch.optim.SGD(masters, lr=0.5, momentum=0.9)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 50), nn.Tanh(), nn.Linear(50, 3))
+
+
+def alone(dtype):
+    """Compare with the loop that the paper describes, written out."""
+    model, reference = network(), network()
+    precision = MixedPrecision([model], Grid(), sgd, dtype, scale=1024.0)
+    masters = [nn.Parameter(parameter.detach().clone()) for parameter in reference.parameters()]
+    optimizer, scale = sgd(masters), 1024.0 if dtype == torch.float16 else 1.0
+    reference.to(dtype)
+    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(0)).to(dtype)
+    losses = []
+    for _ in range(10):
+        loss = model(x).square().mean()
+        losses.append(float(loss))
+        (loss * precision.scale).backward()
+        assert precision.step() > 0
+        precision.zero_grad()
+
+        reference.zero_grad()
+        (reference(x).square().mean() * scale).backward()
+        for parameter, master in zip(reference.parameters(), masters, strict=True):
+            master.grad = parameter.grad.float() / scale
+        optimizer.step()
+        for parameter, master in zip(reference.parameters(), masters, strict=True):
+            parameter.data.copy_(master)
+        for got, expected in zip(model.parameters(), reference.parameters(), strict=True):
+            assert got.dtype == dtype
+            assert torch.equal(got, expected)
+    assert losses[-1] < losses[0]
+    for got, expected in zip(precision.masters, masters, strict=True):
+        assert got.dtype == torch.float32
+        assert torch.equal(got, expected)
+        assert not torch.equal(got, got.to(dtype).float())  # what 16 bits would have lost
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_one_process_trains_as_the_paper_says_bit_for_bit(dtype):
+    torch_world.run(alone, 1, dtype)
+
+
+def not_finite(dp, tp, dtype, bad_rank, bad, where):
+    grid = Grid(dp, tp)
+    config = config_for(tp, 1)
+    chunks = gpt_stages(config, grid)
+    precision = MixedPrecision(chunks, grid, sgd, dtype, scale=1024.0, patience=2)
+    replicas = DataParallel(chunks, grid.dp)
+    loss_fn = gpt_loss(config, grid)
+    answers, scales = [], []
+    for step in range(4):
+        inputs, targets = (mine(each, grid.dp) for each in batch_of(config, grid, step))
+        with replicas.no_sync():
+            stepped(chunks, lambda x, y: loss_fn(x, y) * precision.scale, inputs, targets)
+        replicas.finish()
+        if step == 1 and dist.get_rank() == bad_rank:
+            dict(chunks[0].named_parameters())[where].grad.view(-1)[-1] = bad
+        before = full_weights(chunks, grid)
+        answers.append(precision.step(max_norm=1.0) is not None)
+        after = full_weights(chunks, grid)
+        assert any(not torch.equal(x, after[name]) for name, x in before.items()) is answers[-1]
+        precision.zero_grad()
+        scales.append(precision.scale)
+    everywhere = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, [x.tolist() for x in full_weights(chunks, grid).values()])
+    assert all(each == everywhere[0] for each in everywhere)
+    return answers, scales
+
+
+@pytest.mark.parametrize(
+    ("bad_rank", "bad", "where"),
+    [
+        (0, math.nan, "embedding.weight"),
+        (1, math.inf, "norm.weight"),
+        (3, math.nan, "blocks.0.mlp.up.bias"),
+    ],
+)
+def test_one_bad_gradient_on_one_rank_skips_the_step_on_all(bad_rank, bad, where):
+    for answers, scales in torch_world.run(not_finite, 4, 2, 2, torch.float16, bad_rank, bad, where):
+        assert answers == [True, False, True, True]
+        assert scales == [1024.0, 512.0, 512.0, 1024.0]
+
+
+def test_bfloat16_skips_the_step_but_needs_no_scale():
+    for answers, scales in torch_world.run(not_finite, 2, 1, 2, torch.bfloat16, 1, math.nan, "norm.weight"):
+        assert answers == [True, False, True, True]
+        assert scales == [1.0] * 4
+
+
+def apart():
+    grid = Grid(dp=2)
+    torch.manual_seed(grid.dp.rank)
+    model = nn.Linear(4, 4)
+    precision = MixedPrecision([model], grid, sgd, torch.bfloat16)
+    replicas = DataParallel(model, grid.dp)
+    model(torch.ones(1, 4, dtype=torch.bfloat16)).sum().backward()
+    replicas.finish()
+    precision.step()
+    return [x.tolist() for x in (*precision.masters, *model.parameters())]
+
+
+def test_replicas_that_were_drawn_differently_have_the_masters_of_the_first():
+    first, second = torch_world.run(apart, 2)
+    assert first == second
+
+
+def clipped(dtype):
+    model = network()
+    precision = MixedPrecision([model], Grid(), lambda masters: torch.optim.SGD(masters, lr=1.0), dtype, scale=256.0)
+    before = [master.detach().clone() for master in precision.masters]
+    (model(torch.ones(4, 6, dtype=dtype)).square().sum() * 10 * precision.scale).backward()
+    norm = precision.step(max_norm=0.5)
+    moved = torch.stack([(master - old).norm() for master, old in zip(precision.masters, before, strict=True)]).norm()
+    return norm, float(moved)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_gradients_are_clipped_as_they_are_without_the_scale(dtype):
+    ((norm, moved),) = torch_world.run(clipped, 1, dtype)
+    assert norm > 1
+    assert abs(moved - 0.5) < 1e-3
+
+
+def refused():
+    with pytest.raises(ArgumentError, match=r"expected torch\.bfloat16 or torch\.float16, got torch\.float64"):
+        MixedPrecision([network()], Grid(), sgd, torch.float64)
+
+
+def test_other_dtypes_are_refused():
+    torch_world.run(refused, 1)
