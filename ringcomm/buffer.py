@@ -181,6 +181,8 @@ def find_device(name: str) -> Any:
         return _cuda().device_at(0)
     if name == "emulated":
         return importlib.import_module("ringcomm.devices.emulated").device
+    if not isinstance(name, str):
+        raise refuse("device", "a name: host, cuda or emulated", repr(name))
     if name.startswith("cuda:"):
         raise refuse("device", "'cuda', the current GPU, which cupy.cuda.Device(…).use() chooses", repr(name))
     raise unknown("device", name, ["host", "cuda", "emulated"])

@@ -90,6 +90,26 @@ def test_a_mismatch_names_all_ranks_also_one_that_is_late():
     harness.run(a_late_one_differs, 3, world="threads")
 
 
+def counts_that_do_not_fit(comm):
+    me, n = comm.rank, comm.size
+    x, room = emulated.array(np.arange(4.0 * n)), emulated.array(np.full(5 * n, -1.0))
+    counts = [2] * n
+    wrong = [3 if rank == me else 2 for rank in range(n)]
+    with pytest.raises(ArgumentError, match=r"recv_counts, of this rank's own block: expected 2, .*, got 3"):
+        comm.all_to_all(x[: 2 * n], out=room[: 2 * n + 1], send_counts=counts, recv_counts=wrong)
+    assert_same(comm.all_to_all(x[: 2 * n], send_counts=counts, recv_counts=counts), np.tile(x[2 * me : 2 * me + 2], n))
+    send = [3 if me == 0 and rank == 1 else 2 for rank in range(n)]  # more than rank 1 expects
+    for _ in range(2):
+        with pytest.raises(MismatchError, match=r"all_to_all.*sends . elements to rank . and expects 2") as caught:
+            comm.all_to_all(x[: sum(send)], out=room[: 2 * n], send_counts=send, recv_counts=counts)
+        assert caught.value.rank in (0, 1)
+    assert_same(room, np.full(5 * n, -1.0)) if me < 2 else assert_same(room[2 * n :], np.full(3 * n, -1.0))
+
+
+def test_counts_that_do_not_fit_are_a_mismatch_on_every_rank():
+    harness.run(counts_that_do_not_fit, 3, world="threads")
+
+
 def one_after_the_other(comm):
     good = comm.all_reduce(emulated.array(np.ones(5)), async_op=True)
     bad = comm.all_reduce(emulated.array(np.ones(4 + comm.rank)), async_op=True)

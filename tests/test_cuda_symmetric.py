@@ -1,7 +1,9 @@
 """Symmetric buffers on GPUs, on the emulated device. The ring adds in another order, which shows the way taken."""
 
 import gc
+import weakref
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -139,3 +141,57 @@ def test_where_one_rank_has_no_memory_all_say_so(monkeypatch):
 
     monkeypatch.setattr(emulated.EmulatedDevice, "allocate", short)
     harness.run(too_large, 3, world="threads")
+
+
+def many(comm):
+    make = lambda: comm.empty(1, "int8", device="emulated")  # noqa: E731
+    kept = [make() for _ in range(40)] if comm.rank else []
+    if not comm.rank:
+        for _ in range(40):
+            make()
+    before = mappings()
+    for _ in range(100):
+        make()
+        gc.collect()
+    assert mappings() <= before + 2 * comm.size
+    assert len(kept) == 40 * (comm.rank > 0)
+
+
+def test_buffers_are_given_back_also_beside_many_that_one_rank_keeps():
+    harness.run(many, 2, world="processes")
+
+
+def again(comm):
+    limit = 1 << 20
+    allocate, held = emulated.EmulatedDevice.allocate, []
+
+    def short(device, size):
+        if size < 1 << 19:
+            return allocate(device, size)
+        held[:] = [each for each in held if each() is not None]
+        if held:
+            raise MemoryError("no more")
+        memory = allocate(device, size)
+        held.append(weakref.ref(memory))
+        return memory
+
+    with patch.object(emulated.EmulatedDevice, "allocate", short):
+        x = comm.empty(limit, "int8", device="emulated")
+        before = mappings()
+        for _ in range(3):
+            with pytest.raises(MemoryShortage):
+                comm.empty(limit, "int8", device="emulated")
+        assert mappings() <= before
+        del x
+        gc.collect()
+        assert comm.empty(limit, "int8", device="emulated").size == limit
+
+
+def test_what_was_dropped_is_there_for_the_next_buffer():
+    harness.run(again, 2, world="processes")
+
+
+def test_more_than_there_can_be_is_a_shortage_with_figures():
+    for size in (1 << 45, 1 << 80):
+        with pytest.raises(MemoryShortage, match=r"emulated device needs .* MiB, but only"):
+            emulated.device.allocate(size)

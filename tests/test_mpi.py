@@ -12,7 +12,7 @@ import mpi_world
 from failures import check_usable
 from mpi_world import LIBRARIES
 from reference import assert_same, numpy_dtype, reduced
-from ringcomm import MismatchError, premul_sum
+from ringcomm import MemoryShortage, MismatchError, RingcommError, premul_sum
 from ringcomm.devices import emulated
 from ringcomm.testing import CHECKS, check_rank
 
@@ -182,8 +182,10 @@ def sums_on_devices(comm, reachable):
                 assert_same(done.wait() if asynchronous else done, expected, f"{length} {dtype} {op} {place}")
                 if place == "out":
                     assert_same(x, inputs[comm.rank])
-        with pytest.raises(MismatchError, match=r"all_reduce.*x 5"):
-            comm.all_reduce(emulated.array(np.ones(5 if comm.rank else 6)))
+        on_gpus = len(reachable) == comm.size
+        for odd in (emulated.array(np.ones(6)), np.ones(5))[: 1 + on_gpus]:
+            with pytest.raises(MismatchError, match=r"rank 1: all_reduce\(float64 x 5, sum\)" + " on GPUs" * on_gpus):
+                comm.all_reduce(emulated.array(np.ones(5)) if comm.rank else odd)
         assert_same(comm.all_reduce(emulated.array(np.ones(5))), np.full(5, float(comm.size)))
     return most
 
@@ -194,9 +196,55 @@ def sums_on_devices(comm, reachable):
         ("openmpi", "0011", "0123", [0.5] * 4),
         ("mpich", "0101", "0123", [0.5] * 4),
         ("openmpi", "0001", "0123", [1, 0, 0, 1]),  # one lane, whose ends have all of it
-        ("openmpi", "0011", "01", [0.5, 0.5, 1, 1]),
+        ("openmpi", "0011", "01", [1] * 4),
     ],
 )
 def test_between_hosts_go_the_sums_of_the_gpus_of_each(library, hosts, reachable, most):
     found = mpi_world.run(sums_on_devices, hosts, [*map(int, reachable)], library=library)
     assert [round(each, 2) for each in found] == most
+
+
+def no_memory(comm):
+    allocate = emulated.EmulatedDevice.allocate
+
+    def short(device, size):
+        if comm.rank == 3:
+            raise MemoryError("no more")
+        return allocate(device, size)
+
+    x = emulated.array(np.ones(100))
+    with patch.object(emulated.EmulatedDevice, "allocate", short), pytest.raises(MemoryShortage, match="no more"):
+        comm.all_reduce(x)
+    assert_same(comm.all_reduce(x), np.full(100, float(comm.size)))
+
+
+def test_where_a_gpu_has_no_memory_for_its_arena_all_hosts_say_so():
+    mpi_world.run(no_memory, "0011")
+
+
+def by_mpi(comm):
+    assert_same(comm.all_reduce(emulated.array(np.ones(100))), np.full(100, float(comm.size)))
+    return comm._transport.way()[0]
+
+
+def test_what_mpi_itself_is_asked_to_do_it_does_for_arrays_of_gpus_as_well():
+    assert mpi_world.run(by_mpi, "0011", algorithm="mpi") == ["mpi"] * 4
+
+
+def fails_on_one_host(comm):
+    comm.all_reduce(emulated.array(np.ones(5)))
+    download = emulated.EmulatedDevice.download
+
+    def broken(device, *call):
+        if comm.rank == 2:
+            raise RuntimeError("an illegal memory access was encountered")
+        download(device, *call)
+
+    with patch.object(emulated.EmulatedDevice, "download", broken):
+        for _ in range(2):
+            with pytest.raises(RingcommError, match="emulated has failed: an illegal memory access"):
+                comm.all_reduce(emulated.array(np.ones(1000)))
+
+
+def test_a_gpu_that_fails_on_one_host_is_named_on_all():
+    mpi_world.run(fails_on_one_host, "0011")

@@ -1,9 +1,10 @@
 // One call on one channel: its start, its waits, and how it is given up.
 //
-// Start. A rank writes its start word, the epoch and a fingerprint of what it calls, into slot `epoch % 2` of every
-// peer, by a store that publishes whatever it laid down before; then it reads the words of all peers, before it writes
-// any output. A peer that starts epoch e + 1 has ended epoch e: so slots of two parities suffice, and what was pushed
-// to a rank for epoch e may be overwritten by whoever has met it at a later one.
+// Start. A rank writes its start word, the epoch and a fingerprint of what it calls (and beside it, before, a word of
+// where its arrays lie: symmetric.cuh), into slot `epoch % 2` of every peer, by a store that publishes whatever it laid
+// down before; then it reads the words of all peers, before it writes any output. A peer that starts epoch e + 1 has
+// ended epoch e: so slots of two parities suffice, and what was pushed to a rank for epoch e may be overwritten by
+// whoever has met it at a later one.
 //
 // Giving up. No wait outlasts the deadline or the host's abort. The first block of a rank that gives up tells the host
 // in one record; all end, publish nothing more, and so do the kernels after this one.
@@ -77,7 +78,9 @@ struct Call {
     const Channel mine;
     const uint64_t deadline;
     uint64_t epoch;
-    uint64_t place = 0;  // told to all peers: where this rank has its arrays (symmetric.cuh); 0: anywhere
+    Reason late = NOT_STARTED;  // what it means that a peer does not meet this rank
+    bool met = false;           // before, in this call
+    uint64_t place = 0;         // told to all peers: where this rank has its arrays (symmetric.cuh); 0: anywhere
 
     RC_DEVICE Call(const Ctx& ctx, const Args& args)
         : ctx(ctx),
@@ -96,6 +99,8 @@ struct Call {
     // parity while the peers, who have not yet heard of this epoch, cannot write into them.
     RC_DEVICE void begin() {
         ++epoch;
+        if (met) late = NO_DATA;
+        met = true;
         if (epoch % CLEANING > 1) return;
         uint64_t* lines = mine.lines(epoch + 1, 0);
         const uint64_t count = uint64_t(n) * mine.layout.shape.line_bytes / 4;
@@ -153,7 +158,7 @@ struct Call {
         const uint64_t expected = number << 32 | words;
         uint64_t got;
         const auto started = [&](uint64_t word) { return (got = word) >> 32 == expected >> 32; };
-        if (!wait(flag, NOT_STARTED, peer, expected, started)) return false;
+        if (!wait(flag, late, peer, expected, started)) return false;
         if (got != expected) report(MISMATCH, peer, expected, got);
         return got == expected;
     }

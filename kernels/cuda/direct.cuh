@@ -48,12 +48,17 @@ RC_DEVICE bool transfer(Call& call, Traffic traffic, Sent sent, Received receive
     return true;
 }
 
-// `common`: what all ranks must agree on, beside the lengths that two of them do.
+// `common`: what all ranks must agree on, beside the lengths that two of them do: those of both directions, so that
+// both know it when they differ.
 template <class Sent, class Received>
 RC_DEVICE bool meet_pairs(Call& call, uint64_t common, Sent sent, Received received) {
+    const auto lengths = [&](int p) {
+        const uint64_t to = sent(p).bytes(), from = received(p).bytes();
+        return mix(mix(common, call.me < p ? to : from), call.me < p ? from : to);
+    };
     call.begin();
-    call.announce_each([&](int p) { return mix(common, sent(p).bytes()); });
-    return call.meet_each([&](int p) { return mix(common, received(p).bytes()); });
+    call.announce_each(lengths);
+    return call.meet_each(lengths);
 }
 
 // This channel's share of every block; what stays here is copied.

@@ -19,7 +19,7 @@ RC_DEVICE uint64_t place_of(const Place& input, const Place& output) {
 }
 
 // The inputs of all ranks from byte `begin` on, as operands.
-struct Everybodys {
+struct AllInputs {
     const Place& place;
     uint64_t begin;
     int count;
@@ -30,7 +30,7 @@ struct Everybodys {
 };
 
 // The outputs of all ranks, in which the result goes; this rank's own is the first.
-struct Everybody {
+struct AllOutputs {
     const Place& place;
     uint64_t begin;
     int n, me;
@@ -38,7 +38,11 @@ struct Everybody {
 
     template <class Access>
     RC_DEVICE void store(const Access& access, uint64_t at, const Pack& result) const {
-        RC_ROLL for (int d = 0; d < n; ++d) access.store(place.at((me + d) % n) + begin + at, result);
+        int p = me;
+        RC_ROLL for (int d = 0; d < n; ++d) {
+            access.store(place.at(p) + begin + at, result);
+            p = p + 1 < n ? p + 1 : 0;
+        }
     }
     RC_DEVICE uint64_t alignment() const { return place.offset + begin; }
 };
@@ -52,25 +56,24 @@ RC_DEVICE void symmetric_all_reduce(Call& call, const Math& math) {
     const Range mine = share(call.ctx, call.args.count * math.item);
     const uint64_t each = round_up(divide_up(mine.bytes(), call.n), PACK);
     const Range own = mine.part(call.me * each, (call.me + 1) * each);
-    const Everybodys inputs{call.args.input_place, own.begin, call.n};
-    reduce(call.ctx, math, inputs, Everybody{call.args.output_place, own.begin, call.n, call.me}, own.bytes());
+    const AllInputs inputs{call.args.input_place, own.begin, call.n};
+    reduce(call.ctx, math, inputs, AllOutputs{call.args.output_place, own.begin, call.n, call.me}, own.bytes());
     meet_again(call);
 }
 
 template <class Math>
 RC_DEVICE void symmetric_reduce_scatter(Call& call, const Math& math, const Blocks& blocks) {
     const Range block = blocks[call.me], mine = share(call.ctx, block.bytes());
-    const Everybodys inputs{call.args.input_place, block.begin + mine.begin, call.n};
+    const AllInputs inputs{call.args.input_place, block.begin + mine.begin, call.n};
     reduce(call.ctx, math, inputs, Results{call.args.output + mine.begin, nullptr, true}, mine.bytes());
     meet_again(call);
 }
 
 RC_DEVICE void symmetric_all_gather(Call& call, const Blocks& blocks) {
     const Range block = blocks[call.me], mine = share(call.ctx, block.bytes());
-    RC_ROLL for (int d = 0; d < call.n; ++d) {
-        byte* there = call.args.output_place.at((call.me + d) % call.n);
-        copy(call.ctx, there + block.begin + mine.begin, call.args.input + mine.begin, mine.bytes());
-    }
+    const Operands own{call.args.input + mine.begin, 0, nullptr, 0, 1, true};
+    const AllOutputs outputs{call.args.output_place, block.begin + mine.begin, call.n, call.me};
+    reduce(call.ctx, Moving(), own, outputs, mine.bytes());
     meet_again(call);
 }
 

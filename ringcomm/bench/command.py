@@ -64,6 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise ArgumentError("--min-ratio compares with peers: expected --vs")
     plan = plan_of(arguments)
     if arguments.virtual_ranks:
+        if names or arguments.min_ratio is not None or arguments.symmetric or arguments.asynchronous:
+            raise ArgumentError("--virtual-ranks: expected neither --vs, --min-ratio, --symmetric nor --async")
+        plan.require(1)
         return int(virtual.run(plan, arguments.json))
     contenders, missing = peers.contenders(names, plan.device)
     plan.require(len(contenders))

@@ -94,7 +94,11 @@ class Arrays:
 def run(plan: Plan, path: Path | None) -> bool:
     """Measure, print, and write what was found; say whether any element was wrong."""
     if plan.collectives != ["all_reduce"] or plan.device == "host" or plan.dtypes != ["float32"] or plan.ops != ["sum"]:
-        raise ArgumentError("--virtual-ranks: expected all_reduce, sum of float32, and --device cuda or emulated")
+        given = f"{', '.join(plan.collectives)}, {', '.join(plan.ops)} of {', '.join(plan.dtypes)}, and {plan.device}"
+        expected = "expected all_reduce, sum of float32, and --device cuda or emulated"
+        raise ArgumentError(f"--virtual-ranks: {expected}, got {given}")
+    if path:
+        path.open("a").close()  # now, and not after minutes of measuring
     arrays = Arrays(plan.device, plan.rounds)
     copy = arrays.copy()
     machine, rows = Machine.here(), []

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ringcomm import memory
 from ringcomm.devices.contract import Memory, Shape
 from ringcomm.native import check, ffi, lib
 
@@ -155,9 +156,13 @@ class EmulatedDevice:
         pass
 
     def allocate(self, size: int) -> Mapping:
-        descriptor = os.memfd_create("ringcomm emulated device", os.MFD_CLOEXEC)
-        os.ftruncate(descriptor, size)
-        return Mapping(descriptor, size)
+        memory.require(size, f"{size} bytes of the emulated device")
+        try:
+            descriptor = os.memfd_create("ringcomm emulated device", os.MFD_CLOEXEC)
+            os.ftruncate(descriptor, size)
+            return Mapping(descriptor, size)
+        except OSError as error:  # no descriptor is left, or no address
+            raise MemoryError(str(error)) from error
 
     def export(self, memory: Mapping) -> str:
         return f"/proc/{os.getpid()}/fd/{memory.descriptor}"

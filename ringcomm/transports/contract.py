@@ -20,9 +20,12 @@ say, is the communicator's to know.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["NOT_QUICK", "Fused", "Pending", "Transport"]
+from ringcomm.devices.contract import Device
+from ringcomm.transports.blocks import Blockwise
+
+__all__ = ["NOT_QUICK", "Fused", "OverHosts", "Pending", "Transport"]
 
 
 class Fused(Protocol):
@@ -46,6 +49,19 @@ class Fused(Protocol):
         timeout: float,
         /,
     ) -> None: ...
+
+
+@runtime_checkable
+class OverHosts(Protocol):
+    """A transport whose ranks live on several hosts, each with GPUs of its own."""
+
+    def gpus_meet(self, device: Device) -> bool:
+        """Say whether the GPUs of every host reach each other. Collective, the first time."""
+        ...
+
+    def all_reduce_on_gpus(self, call: Blockwise, timeout: float) -> None:
+        """Do it, and wait for it."""
+        ...
 
 
 class _NotQuick:

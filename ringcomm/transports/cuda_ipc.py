@@ -19,7 +19,16 @@ from typing import Any
 
 from ringcomm.completion import call_back
 from ringcomm.devices.contract import Device, Event, Memory
-from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, MismatchError, PeerLost, RingcommError, refuse
+from ringcomm.errors import (
+    Aborted,
+    ArgumentError,
+    CollectiveTimeout,
+    MemoryShortage,
+    MismatchError,
+    PeerLost,
+    RingcommError,
+    refuse,
+)
 from ringcomm.native import NULL
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.cuda_arena import MOST, Arena
@@ -123,6 +132,7 @@ class CudaGroup:
         self.changed = threading.RLock()  # guards what is known of launches; nobody who has it waits for a kernel
         self._launched = threading.Condition(self.changed)
         self._launching = threading.Lock()
+        self._talking = threading.Lock()  # one thread at a time tells the other ranks something
         self._inside = Inside()
         self._host = host
         self._process = os.getpid()
@@ -130,6 +140,7 @@ class CudaGroup:
         self._number = 0  # of the newest call
         self._queued = 0  # of the newest whose launch is over
         self._calls: dict[int, tuple[str, float]] = {}  # in words, and the timeout
+        self._counts: dict[int, tuple[list[int], list[int]]] = {}  # that only pairs know: to send, to receive
         self._outstanding: deque[Launched] = deque()
         self._last: tuple[Any, Event] | None = None  # the stream of the last launch, and that launch
         self._unraised: RingcommError | None = None
@@ -182,11 +193,11 @@ class CudaGroup:
         """Queue a call on the current stream. Unless the handle will be `asked` what has gone wrong in it, a later call
         raises that.
         """
-        if device.name != self.device.name:
-            raise refuse("array", f"one on {self.device.name}, as the first of this communicator", device.name)
-        if self._inside.depth:
-            text = f"{call.said.words} was called by a signal handler, in the middle of another call"
-            raise ArgumentError(text, rank=self._host.rank)
+        self.check_device(device)
+        self._check_outside(call.said.words)
+        own = call.rows[self._host.rank], call.come[self._host.rank]
+        if own[0] != own[1]:
+            raise refuse("recv_counts, of this rank's own block", f"{own[0]}, as in send_counts", own[1])
         planned = plan(call, self.device.shape)
         capturing, stream = device.capturing(), device.stream()
         if capturing and planned.recv_rows:
@@ -202,6 +213,9 @@ class CudaGroup:
                 self.check()
                 self._number = number = next(self._numbers)
                 self._calls[number] = call.said.words, timeout
+                if call.come is not call.rows:
+                    self._counts[number] = call.rows, call.come
+                self._counts.pop(number - 4 * MOST, None)
                 self._calls.pop(number - 4 * MOST, None)
             if self._last and self._last[0] != stream and not capturing:
                 device.wait(stream, self._last[1])  # the kernels of a group run one after the other
@@ -236,14 +250,27 @@ class CudaGroup:
         device.launch(KERNELS[planned.kernel], planned.dtype, planned.op, args, planned.blocks, stream)
         return device.record(stream)
 
+    def check_device(self, device: Device) -> None:
+        if device.name != self.device.name:
+            raise refuse("array", f"one on {self.device.name}, as the first of this communicator", device.name)
+
+    def _check_outside(self, words: str) -> None:
+        if self._inside.depth:
+            text = f"{words} was called by a signal handler, in the middle of another call"
+            raise ArgumentError(text, rank=self._host.rank)
+
     def allocate(self, words: str, size: int) -> Lent:
         """Make a symmetric buffer. Collective. Raises MemoryShortage on all ranks if one has not enough."""
+        self._check_outside(words)
         self.finish()
-        with self.changed:  # the watcher talks too, of mismatches
-            self.check()
+        self.check()
+        with self._inside, self._talking:
             try:
                 return self._buffers.allocate(words, size)
-            except RingcommError:
+            except (MemoryShortage, MismatchError):  # which are raised on all ranks
+                raise
+            except RingcommError as error:
+                self.give_up(error)
                 raise
             except BaseException as error:  # a signal
                 self.give_up(Aborted(f"rank {self._host.rank} was interrupted: {error!r}", rank=self._host.rank))
@@ -385,7 +412,8 @@ class CudaGroup:
         words, timeout = self._calls.get(record.number, UNKNOWN)
         reason = REASONS[record.reason]
         if reason == "mismatch":
-            self._mismatch(record.number, words, launches)
+            with self._talking:
+                self._mismatch(record.number, words, launches)
         elif reason == "aborted":
             record.abort = 1
         else:
@@ -400,6 +428,12 @@ class CudaGroup:
         the group goes on; else nobody knows which of them belong together, and it is broken.
         """
         _, timeout = self._calls.get(number, UNKNOWN)
+        if number in self._counts:  # two ranks know it, and the others do not
+            peer, (send, recv) = self._control.peer, self._counts[number]
+            counts = f"this rank sends {send[peer]} elements to rank {peer} and expects {recv[peer]}"
+            text = f"ranks {self._host.rank} and {peer} do not agree in {words} on {self.device.name}: {counts}"
+            self.give_up(MismatchError(text, rank=peer))
+            return
         said = []
         with suppress(RingcommError):
             said = self._talk.exchange("all_gather", [words, self._number - number], timeout)
@@ -439,17 +473,18 @@ class CudaGroup:
         if self._inside.depth:
             self.give_up(Aborted(f"rank {self._host.rank} was closed by a signal handler", rank=self._host.rank))
             return False
-        lent: list[Memory] = []
+        lent = self._buffers.own()
         try:
             self.finish()
             self._arena.opened.clear()
-            lent = self._buffers.close()
+            self._buffers.close()
             self._talk.exchange("all_gather", "closed", FAREWELL)
         except (RingcommError, RuntimeError):
             if not self.device.outlives:
-                _kept.extend([self._arena.memory, *lent])
+                _kept.extend([self._arena.memory, *(buffer.memory for buffer in lent)])
                 text = "rank %d keeps %d bytes of %s until it ends: not all ranks have closed the communicator"
-                log.warning(text, self._host.rank, self._arena.size, self.device.name)
+                size = self._arena.size + sum(buffer.size for buffer in lent)
+                log.warning(text, self._host.rank, size, self.device.name)
         self._talk.close()
         with self.changed:
             self._closed = True

@@ -1,6 +1,8 @@
 """Symmetric buffers on GPUs: where each rank has them, so that kernels reach those of the others (symmetric.cuh)."""
 
 import weakref
+from collections import Counter
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +14,7 @@ from ringcomm.transports.shm import ShmTransport
 __all__ = ["NOWHERE", "Buffers", "Lent", "Place"]
 
 LINE = 128
-TOLD = 32  # buffers that are given back at once: what a rank tells is short
+TOLD = 32  # buffers that a rank says at once it has no use for any more
 
 
 class Place(NamedTuple):
@@ -68,37 +70,48 @@ class Buffers:
         self._device, self._talk = device, talk
         self._made = 0
         self._buffers: dict[int, Buffer] = {}
+        self._told: set[int] = set()  # of which this rank has said that it has no use for them
+        self._unused: Counter[int] = Counter()  # how many ranks have said so
 
     def allocate(self, words: str, size: int) -> Lent:
-        """Make one, and give back those that no rank uses any more. Collective.
+        """Give back those that no rank uses any more, and make one. Collective.
 
         Raises MemoryShortage on all ranks if one has not enough.
         """
-        unused = [number for number, buffer in self._buffers.items() if not buffer.used][:TOLD]
+        self._give_back()
         self._made += 1
 
-        def make() -> tuple[str, list[int]]:
+        def make() -> str:
             try:
-                buffer = self._buffers[self._made] = Buffer(self._device, size, self._talk.size)
+                buffer = Buffer(self._device, size, self._talk.size)
             except MemoryError as error:
                 raise MemoryError(f"{words} on {self._device.name}: {error}") from error
-            return self._device.export(buffer.memory), unused
+            made.append(buffer)
+            return self._device.export(buffer.memory)
 
-        said = self._talk.together("all_gather", make)
-        buffer = self._buffers[self._made]
-        exported = [handle for handle, _ in said]
+        made: list[Buffer] = []
+        exported = self._talk.together("all_gather", make)
+        (buffer,) = made
+        self._buffers = {**self._buffers, self._made: buffer}  # a new one: other threads look into it
         self._talk.together("all_gather", lambda: buffer.open(self._device, self._talk.rank, exported))
-        lent = buffer.lend()
-        self._give_back(set.intersection(*(set(numbers) for _, numbers in said)))
-        return lent
+        return buffer.lend()
 
-    def _give_back(self, numbers: set[int]) -> None:
-        """Free these, once no peer has them open."""
+    def _give_back(self) -> None:
+        """Free those that all ranks have said they have no use for, once no peer has them open."""
+        unused = (number for number, buffer in self._buffers.items() if not buffer.used and number not in self._told)
+        telling = [*islice(unused, TOLD)]
+        self._told.update(telling)
+        for numbers in self._talk.exchange("all_gather", telling):
+            self._unused.update(numbers)
+        numbers = sorted(number for number, ranks in self._unused.items() if ranks == self._talk.size)
         if numbers:
-            gone = [self._buffers.pop(number) for number in sorted(numbers)]
-            for buffer in gone:
-                buffer.opened.clear()
+            for number in numbers:
+                self._buffers[number].opened.clear()
             self._talk.exchange("all_gather", "closed")
+            self._buffers = {number: buffer for number, buffer in self._buffers.items() if number not in numbers}
+            self._told.difference_update(numbers)
+            for number in numbers:
+                del self._unused[number]
 
     def places(self, call: Blockwise, source: int, target: int) -> tuple[Place, Place]:
         """Return in which of them the arrays of a call lie."""
@@ -114,10 +127,12 @@ class Buffers:
                 return Place(buffer.bases, number, offset)
         return NOWHERE
 
-    def close(self) -> list[Memory]:
-        """Close what peers have lent; return what they have open of this rank."""
+    def own(self) -> list[Buffer]:
+        """Return those whose memory peers may have open."""
+        return [*self._buffers.values()]
+
+    def close(self) -> None:
+        """Close what peers have lent."""
         for buffer in self._buffers.values():
             buffer.opened.clear()
-        own = [buffer.memory for buffer in self._buffers.values()]
-        self._buffers.clear()
-        return own
+        self._buffers = {}

@@ -1,22 +1,24 @@
 """Ranks on several hosts, some of them together on one: shared memory inside a host, MPI between hosts."""
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from copy import copy
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ringcomm.algorithms import pairwise
 from ringcomm.algorithms.schedule import NOBODY, Lengths, even
 from ringcomm.algorithms.select import MPI, Choice
-from ringcomm.errors import Aborted, RingcommError
+from ringcomm.devices.contract import Device
+from ringcomm.errors import Aborted, MismatchError, RingcommError
 from ringcomm.native import NULL, ffi, lib
 from ringcomm.store import ranks
-from ringcomm.transports.blocks import Blockwise, Bytes, Steps
-from ringcomm.transports.contract import Pending, Transport
-from ringcomm.transports.cuda_host import GpusOfHost, OnGpus
+from ringcomm.transports.blocks import NOTHING, Blockwise, Bytes, Said, Steps
+from ringcomm.transports.contract import Transport
+from ringcomm.transports.cuda_host import GpusOfHost
+from ringcomm.transports.cuda_ipc import Unreachable
 from ringcomm.transports.group import Membership
 from ringcomm.transports.lane import Lane, Wait, combine
 from ringcomm.transports.mpi import ANSWER, AVG, PREMUL, SUM, MpiTransport
@@ -25,6 +27,10 @@ from ringcomm.transports.stages import Hosts, Rows, Stages
 from ringcomm.transports.waits import INFINITE, Deadline
 
 __all__ = ["HierarchicalTransport", "assemble"]
+
+log = logging.getLogger("ringcomm")
+
+T = TypeVar("T")
 
 # Seconds that a rank waits longer for those of its host: they may wait for another host, and know better what is wrong.
 GRACE = 1.0
@@ -39,7 +45,8 @@ class HierarchicalTransport(MpiTransport):
     def __init__(self, membership: Membership, lane: Lane, choice: Choice, local: ShmTransport, hosts: Hosts) -> None:
         self._local, self._hosts = local, hosts
         self._choice_on_lanes = choice.sharing(hosts.lanes)
-        self._gpus = GpusOfHost(local)
+        self._gpus: GpusOfHost | None = None
+        self._gpus_reach: bool | None = None  # None: they have not met
         self._across = lane.split(hosts.place if hosts.place < hosts.lanes else None, hosts.host, membership.timeout)
         super().__init__("shm+mpi", membership, lane, choice)
 
@@ -60,7 +67,7 @@ class HierarchicalTransport(MpiTransport):
         if self._queue:  # calls inside the host end
             with suppress(RingcommError):
                 self._local.abort(f"rank {self.rank} closed the communicator")
-        return super().close() and self._gpus.close() and self._local.close()
+        return super().close() and (not self._gpus or self._gpus.close()) and self._local.close()
 
     def _lanes(self) -> list[Lane]:
         return [lane for lane in (self._lane, self._across) if lane]
@@ -122,53 +129,77 @@ class HierarchicalTransport(MpiTransport):
         self._way = f"{algorithm.name} between hosts", 1
         yield from lane.collective(algorithm, source, target, lengths, dtype, op, root, wait_on_lane)
 
-    # --- The data of GPUs ---------------------------------------------------------------------------------------------
+    # --- Arrays on GPUs -----------------------------------------------------------------------------------------------
 
-    def start_on_gpus(self, source: OnGpus, target: OnGpus, *call: Any) -> Pending:
-        """Queue an all_reduce of arrays on GPUs."""
-        queued = self._submit("all_reduce", lambda epoch: self._collective("all_reduce", epoch, source, target, *call))
-        self._work_on()
-        return queued
+    def gpus_meet(self, device: Device) -> bool:
+        """Say whether the GPUs of every host reach each other. Collective, the first time."""
+        if self._gpus_reach is None:
+            gpus: list[GpusOfHost] = []
 
-    def _carry_out(self, call: Blockwise, epoch: int, deadline: Deadline) -> Steps:
-        if not isinstance(call.source, OnGpus):
-            return super()._carry_out(call, epoch, deadline)
-        return self._all_reduce_on_gpus(call, epoch, deadline)
+            def meet(_: object) -> None:
+                with suppress(Unreachable):
+                    gpus.append(GpusOfHost(self._local, device))
 
-    def _all_reduce_on_gpus(self, call: Blockwise, epoch: int, deadline: Deadline) -> Steps:
+            words = "the first all_reduce on GPUs"
+            self._ask(words, NOTHING, meet)
+            reached = self._ask(words, np.full(1, len(gpus), np.uint8), lambda answers: [*map(bool, answers)])
+            self._gpus_reach = all(reached) and self._choice.name != MPI
+            self._gpus = gpus[0] if gpus else None
+            if not self._gpus_reach:
+                log.warning("arrays on GPUs of several hosts go through host memory")
+        return self._gpus_reach
+
+    def all_reduce_on_gpus(self, call: Blockwise, timeout: float) -> None:
         """The GPUs of a host add up; what goes between hosts, and only that, goes through host memory."""
-        source, target, device = call.source.address, call.target.address, call.source.device
-        device.wait(device.stream(), call.source.ready)
-        if not self._gpus.meet(device):
-            yield from self._all_reduce_staged(call, epoch, deadline)
-            return
-        wait = partial(self._wait, call.said, epoch, deadline, "in the middle of it this came to a stop:")
+        deadline = Deadline(self.limit(timeout))
+        said = Said(f"{call.said.words} on GPUs", call.said.counts)
+        self._finish(self._submit(said.words, lambda epoch: self._meeting(said, deadline, epoch)))
+        gpus, source, target = self._gpus, int(call.source), int(call.target)
+        assert gpus
         slices, place = self._hosts.slices(call.count), self._hosts.place
-        mine = np.empty(slices[place] * call.item, np.uint8)
-        own = target + sum(slices[:place]) * call.item
-
-        def inside(collective: str, source: int, target: int, op: int) -> Steps:
-            arithmetic, limit = (call.dtype, op, call.factor), deadline.left() + GRACE
-            return self._named(self._gpus.run(collective, device, source, target, slices, arithmetic, limit))
-
+        size, own = slices[place] * call.item, target + sum(slices[:place]) * call.item
         op = SUM if call.op == AVG else call.op
-        yield from inside("reduce_scatter", source, own, op)
-        device.download(own, mine)
-        yield from self._between("all_reduce", mine, mine, None, call.dtype, SUM if op == PREMUL else op, 0, wait)
-        if call.op == AVG and mine.size:
-            combine(mine, [mine], call.dtype, AVG, self.size)
-        device.upload(mine, own)
-        yield from inside("all_gather", own, target, SUM)
+        between = SUM if op == PREMUL else op
 
-    def _all_reduce_staged(self, call: Blockwise, epoch: int, deadline: Deadline) -> Steps:
-        """The same where the GPUs of this host do not reach each other, whatever those of other hosts do."""
-        device, address = call.source.device, call.target.address
-        data = np.empty(call.count * call.item, np.uint8)
-        device.download(call.source.address, data)
-        staged = copy(call)
-        staged.source = staged.target = ffi.from_buffer(data)
-        yield from super()._carry_out(staged, epoch, deadline)
-        device.upload(data, address)
+        def inside(collective: str, source: int, target: int, op: int) -> None:
+            gpus.run(collective, source, target, slices, (call.dtype, op, call.factor), deadline.left() + GRACE)
+
+        with self._breaking():
+            self._here(lambda: inside("reduce_scatter", source, own, op))
+            mine = self._here(lambda: gpus.download(own, size))
+            lanes = self._submit(
+                said.words, lambda epoch: self._across_of_gpus(mine, call.dtype, between, said, deadline, epoch)
+            )
+            self._finish(lanes)
+            if call.op == AVG and mine.size:
+                combine(mine, [mine], call.dtype, AVG, self.size)
+            self._here(lambda: gpus.upload(mine, own))
+            self._here(lambda: inside("all_gather", own, target, SUM))
+
+    def _here(self, action: Callable[[], T]) -> T:
+        """Do something with the ranks of this host; if it fails, all ranks of the group are told."""
+        results: list[T] = []
+
+        def steps() -> Steps:
+            results.append(action())
+            yield from ()
+
+        self.wait(self._named(steps()))
+        return results[0]
+
+    def _meeting(self, said: Said, deadline: Deadline, epoch: int) -> Steps:
+        try:
+            yield from self._meet(said, epoch, deadline)
+        except MismatchError:
+            self._done = epoch
+            raise
+        self._done = epoch
+
+    def _across_of_gpus(self, mine: Bytes, dtype: int, op: int, said: Said, deadline: Deadline, epoch: int) -> Steps:
+        self._begun = epoch
+        wait = partial(self._wait, said, epoch, deadline, "in the middle of it this came to a stop:")
+        yield from self._between("all_reduce", mine, mine, None, dtype, op, 0, wait)
+        self._done = epoch
 
     # --- Inside the host ----------------------------------------------------------------------------------------------
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from ringcomm.completion import call_back
 from ringcomm.devices.contract import Device, Pointer
 from ringcomm.errors import ArgumentError, MemoryShortage, refuse
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
-from ringcomm.transports.contract import NOT_QUICK, Fused, Pending, Transport
-from ringcomm.transports.cuda_host import OnGpus
+from ringcomm.transports.contract import NOT_QUICK, Fused, OverHosts, Pending, Transport
 from ringcomm.transports.cuda_ipc import CudaGroup, Unreachable
 from ringcomm.transports.shm import ShmTransport
 from ringcomm.types import COLLECTIVES, DTYPES
@@ -71,12 +71,11 @@ class RoutingTransport:
         blockwise = Blockwise(self.rank, self.size, name, *places, *facts)
         group = self._meet(device)
         if group is None:
-            between_hosts = getattr(self._host, "start_on_gpus", None)
-            if between_hosts and name == "all_reduce" and blockwise.dtype < FLOAT8:
-                ready = device.record(device.stream())
-                arrays = (OnGpus(device, place, ready) for place in places)
-                pending: Pending = between_hosts(*arrays, *facts, timeout)
-                return pending
+            hosts = self._host
+            sums = name == "all_reduce" and blockwise.dtype < FLOAT8
+            if sums and isinstance(hosts, OverHosts) and hosts.gpus_meet(device):
+                hosts.all_reduce_on_gpus(blockwise, timeout)
+                return _Done()
             return self._staged(device, blockwise, facts, timeout)
         limit = self.timeout if timeout < 0 else timeout
         return group.call(device, blockwise, places[0], places[1], limit, asked)
@@ -161,13 +160,17 @@ class RoutingTransport:
         """Return `size` zero bytes of a device, shared where all GPUs reach each other. Raises MemoryShortage on every
         rank, if one has not enough.
         """
+        if device.capturing():
+            raise ArgumentError("a symmetric buffer cannot be made while a CUDA graph is captured", rank=self.rank)
+        if self._group:
+            self._group.check_device(device)
         self._host.allocate(words, 0)  # all ranks ask for the same
         if group := self._meet(device):
             return group.allocate(words, size)
         reason = b""
         try:
             memory = device.allocate(max(size, 1))
-        except (MemoryError, RuntimeError) as error:  # as CuPy says it
+        except Exception as error:  # whatever it is: the others wait
             reason = (str(error) or repr(error)).encode()[:REASON]
         reasons = bytearray(REASON * self.size)
         mine = reason.ljust(REASON, b"\0")
@@ -192,6 +195,19 @@ class RoutingTransport:
             self._group.look()
             self._group.check()
         self._host.check()
+
+
+class _Done:
+    """A call that was done at once."""
+
+    def wait(self, timeout: float) -> int:  # noqa: ARG002
+        return -1
+
+    def done(self) -> bool:
+        return True
+
+    def add_done_callback(self, callback: Callable[[], object]) -> None:
+        call_back(callback)
 
 
 class _Staged:
@@ -232,9 +248,10 @@ def _device(*pointers: Any) -> Device | None:
     devices = [pointer.device for pointer in pointers if isinstance(pointer, Pointer)]
     if not devices:
         return None
-    names = {device.name for device in devices}
-    if len(names) > 1 or len(devices) < sum(pointer != NULL for pointer in pointers):
-        raise refuse("out", "memory of the device that x is on", ", ".join(sorted(names)) + ", or host memory")
+    given = [pointer for pointer in pointers if pointer != NULL]
+    names = [pointer.device.name if isinstance(pointer, Pointer) else "host memory" for pointer in given]
+    if len({*names}) > 1:
+        raise refuse("out", f"memory where x is, {names[0]}", names[-1])
     return devices[0]
 
 

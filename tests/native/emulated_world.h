@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <random>
 #include <string>
 #include <thread>
@@ -29,7 +30,8 @@ struct World {
     std::vector<gpu::Control> control;
     uint64_t seed = 0;
     int threads = 2;
-    bool one_grid = false;  // all ranks in one launch
+    bool one_grid = false;           // all ranks in one launch
+    std::function<void(int)> after;  // called for each rank when its launch is over, if it has one of its own
 
     explicit World(const gpu::Shape& shape) : shape(shape), memory(shape.ranks), control(shape.ranks) {
         layout = gpu::lay_out(shape);
@@ -79,7 +81,10 @@ struct World {
         if (one_grid) return ringcomm::launch_emulated(calls, blocks, threads, seed);
         std::vector<std::thread> ranks;
         for (const gpu::Args& call : calls)
-            ranks.emplace_back([&] { ringcomm::launch_emulated({&call, 1}, blocks, threads, seed); });
+            ranks.emplace_back([&] {
+                ringcomm::launch_emulated({&call, 1}, blocks, threads, seed);
+                if (after) after(call.rank);
+            });
         for (auto& rank : ranks) rank.join();
     }
 };

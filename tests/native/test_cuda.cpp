@@ -140,6 +140,7 @@ struct Case {
     double factor = 1;
     bool in_place = false, tables = false, symmetric = false;
     int odd = 99;
+    bool spoiled = false;  // each rank writes its arrays as soon as its launch is over
 
     std::string words(int n) const {
         return "kernel " + std::to_string(kernel) + " dtype " + std::to_string(dtype) + " op " + std::to_string(op) +
@@ -206,6 +207,13 @@ struct Trial {
             calls.push_back(a);
         }
         if (test.symmetric) place();
+
+        if (test.spoiled) {
+            world.after = [&](int r) { memset(inputs[r].data(), r, test.count * item); };
+            world.launch(calls, test.blocks);
+            world.after = nullptr;
+            return;
+        }
         world.launch(calls, test.blocks);
         for (int r = 0; r < n; ++r) {
             expect(!world.control[r].failed, "given up: " + test.words(n));
@@ -408,6 +416,9 @@ void check_races() {
         run_case(world, {RING_ALL_REDUCE, INT32, SUM, 100});
         run_case(world, {.kernel = RING_ALL_REDUCE, .dtype = INT32, .op = SUM, .count = 100, .symmetric = true});
         run_case(world, {.kernel = RING_ALL_GATHER, .dtype = INT32, .op = SUM, .count = 100, .symmetric = true});
+        for (const int kernel : {RING_ALL_REDUCE, RING_REDUCE_SCATTER, ALL_TO_ALL})  // until when do peers read?
+            run_case(world,
+                     {.kernel = kernel, .dtype = INT32, .op = SUM, .count = 100, .symmetric = true, .spoiled = true});
     }
 }
 
