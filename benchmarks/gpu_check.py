@@ -62,15 +62,17 @@ def steps(gpus: int, folder: Path) -> list[Step]:
     few = f"all_reduce -b 4 -e {end} -f 16 {bench} {folder}/all_reduce.json"
     many = f"{OTHERS} -b 4K -e {end} -f 64 {bench} {folder}/others.json"
     alone = f"all_reduce --device cuda --virtual-ranks --ranks 2,4,8 -b 4K -f 16 -n 7 --json {folder}/virtual.json"
+    direct = f"all_reduce reduce_scatter all_gather -b 1M -e {end} -f 16 --symmetric {bench} {folder}/symmetric.json"
     sanitizer = ("compute-sanitizer", "--target-processes", "all", "--error-exitcode", "9")
     small = ("-k", "different_streams and CuPy")
     return [
         Step("doctor", (*RINGCOMM, "doctor"), 40, gpu=False),
         Step("tests", PYTEST, 110),
         Step("example", (*RINGCOMM, "run", "-n", str(ranks), str(ROOT / "examples/gpu_allreduce.py")), 40),
-        Step("all_reduce", (*RINGCOMM, "bench", *few.split()), 80),
-        Step("others", (*RINGCOMM, "bench", *many.split()), 80),
-        Step("virtual", (*RINGCOMM, "bench", *alone.split()), 60),
+        Step("all_reduce", (*RINGCOMM, "bench", *few.split()), 70),
+        Step("others", (*RINGCOMM, "bench", *many.split()), 70),
+        Step("symmetric", (*RINGCOMM, "bench", *direct.split()), 40),
+        Step("virtual", (*RINGCOMM, "bench", *alone.split()), 50),
         Step("sanitizer", (*sanitizer, *PYTEST, *small), 60, program=sanitizer[0]),
     ]
 

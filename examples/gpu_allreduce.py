@@ -32,6 +32,10 @@ def main() -> None:
         from cupy import array
         from cupy.cuda import get_current_stream as current
 
+        try:
+            cupy.cuda.runtime.getDeviceCount()
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            parser.error(f"there is no GPU to use ({error}); --emulated needs none")
         Stream = partial(cupy.cuda.Stream, non_blocking=True)  # noqa: N806 (it takes the place of the class)
         gpu = cupy.cuda.Device(comm.rank % cupy.cuda.runtime.getDeviceCount())
         gpu.use()

@@ -1,12 +1,16 @@
 """docs/ tells the truth: the layers it draws, the files it names, the numbers it states."""
 
+import contextlib
+import io
 import re
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 import harness
+import torch_world
 from failures import raised
 from ringcomm import MismatchError
 from test_layers import LAYERS
@@ -53,3 +57,18 @@ def test_a_sender_learns_of_a_refusal_from_the_size_on_that_the_docs_say():
     harness.run(send_too_little, 2, 32 << 10, world="threads")
     with pytest.raises(MismatchError):
         harness.run(send_too_little, 2, (32 << 10) + 64, world="threads")
+
+
+def printed(code):
+    import torch.distributed as dist
+
+    out = io.StringIO()
+    there = patch.multiple(dist, init_process_group=lambda _: None, destroy_process_group=lambda: None)
+    with there, contextlib.redirect_stdout(out):
+        exec(code, {"__name__": "__main__"})
+    return out.getvalue()
+
+
+def test_the_training_step_prints_what_the_docs_say():
+    code, text = (re.search(rf"```{kind}\n(.*?)```", DOCS["parallel.md"], re.DOTALL)[1] for kind in ("python", "text"))
+    assert torch_world.run(printed, 4, code) == [text, "", "", ""]

@@ -144,6 +144,33 @@ def test_calls_on_different_streams_run_one_after_the_other(kind):
     harness.run(streams, 2, kind)
 
 
+def symmetric(comm, kind, length):
+    gpu, rank, size = kind(comm.rank), comm.rank, comm.size
+    device = "emulated" if kind is Emulated else "cuda"
+    x, y = (comm.empty((size, length), "float32", device=device) for _ in range(2))
+    inputs = np.stack(
+        [(np.arange(size * length) % 61 + r).astype(np.float32).reshape(size, length) for r in range(size)]
+    )
+    for _ in range(2):  # the second time before anybody has looked at what came
+        x[...] = gpu.array(inputs[rank])
+        comm.all_reduce(x, out=y)
+        share = comm.reduce_scatter(x)
+        moved = comm.all_to_all(x, out=gpu.array(inputs[0] * 0))
+        comm.all_gather(x[rank], out=x)
+    assert_array_equal(gpu.values(y), inputs.sum(0))
+    assert_array_equal(gpu.values(share).reshape(length), inputs.sum(0)[rank])
+    assert_array_equal(gpu.values(moved), inputs[:, rank])
+    assert_array_equal(gpu.values(x), inputs[range(size), range(size)])
+    comm.check()
+
+
+@pytest.mark.parametrize(
+    ("kind", "length"), [(Emulated, 20_000), pytest.param(CuPy, 3_000_001, marks=GPU, id="CuPy-3000001")]
+)
+def test_symmetric_buffers_are_read_and_written_where_they_are(kind, length):
+    harness.run(symmetric, 2, kind, length)
+
+
 def among_kernels(comm, kind):
     gpu = kind(comm.rank)
     x = gpu.array(np.zeros(1_000_000, np.float32))

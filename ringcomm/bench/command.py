@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--setup-peers", action="store_true", help="first install the peers (of --vs, else all) in a cache folder")
     add("--ranks", type=numbers, default="2", metavar="N,...", help="numbers of ranks, each a process (default: 2)")
     add("-b", "--begin", type=parse_bytes, default="4", metavar="BYTES", help="first size (default: 4)")
-    add("-e", "--end", type=parse_bytes, default="256M", metavar="BYTES", help="last size (default: 256M)")
+    add("-e", "--end", type=parse_bytes, metavar="BYTES", help="last size (default: 256M; emulated: 64K)")
     add("-f", "--factor", type=whole(2), default=4, help="from each size to the next (default: 4)")
     add("-n", "--iters", type=whole(1), default=20, metavar="ROUNDS", help="rounds of each library (default: 20)")
     add("-w", "--warmups", type=whole(0), default=20, help="calls before the clock runs (default: 20)")
@@ -167,7 +167,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
         collectives=parse_collectives(arguments.collectives),
         ranks=arguments.ranks,
         begin=arguments.begin,
-        end=arguments.end,
+        end=arguments.end or parse_bytes("64K" if arguments.device == "emulated" else "256M"),
         factor=arguments.factor,
         rounds=arguments.iters,
         warmups=arguments.warmups,
