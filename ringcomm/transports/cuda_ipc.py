@@ -33,11 +33,12 @@ from ringcomm.native import NULL
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.cuda_arena import MOST, Arena
 from ringcomm.transports.cuda_calls import KERNELS, REASONS, Plan, plan
+from ringcomm.transports.cuda_launched import Inside, Launched
 from ringcomm.transports.cuda_symmetric import Buffers, Lent
 from ringcomm.transports.shm import ShmTransport
 from ringcomm.transports.waits import INFINITE, Deadline
 
-__all__ = ["CudaGroup", "Launched", "Unreachable"]
+__all__ = ["CudaGroup", "Unreachable"]
 
 SHORTEST, LONGEST = 50e-6, 2e-3  # seconds between two looks, growing
 GRACE = 1.0  # seconds in which a launch may end by itself although a peer has gone: that may have done its part
@@ -56,69 +57,6 @@ _kept: list[Memory] = []  # that peers may still use when their group is closed 
 
 class Unreachable(RingcommError):
     """The GPUs of some ranks cannot reach each other. All ranks know."""
-
-
-class Launched:
-    """A call that was launched (ringcomm.transports.contract.Pending)."""
-
-    def __init__(
-        self, group: "CudaGroup", device: Device, number: int, event: Event, captured: bool, asked: bool
-    ) -> None:
-        self.number = number
-        self.asked = asked  # whether somebody will ask this handle what has become of the call
-        self.error: RingcommError | None = None
-        self._group, self._device, self._event = group, device, event
-        self._captured = captured  # it runs when the graph is replayed, and nobody here knows when
-        self._done = captured
-        self._callbacks: list[Callable[[], object]] = []
-        self._told = captured
-
-    def wait(self, timeout: float) -> int:
-        """Let the current stream wait; on a device whose calls are blocking, the caller too."""
-        if not self._captured:
-            self._device.wait(self._device.stream(), self._event)
-        if self._device.blocking:
-            self._group.until_done(self, timeout)
-        if not self._device.capturing():
-            self._group.look()
-            if self.error:
-                raise self.error
-            if not (self.done() and self._group.ended_well(self)):
-                self._group.check_open()
-        return -1
-
-    def done(self) -> bool:
-        if not self._done and not self._device.capturing():  # a look at an event would end the capture
-            try:
-                self._done = self._event.done
-            except RuntimeError as error:  # CUDA's: nothing runs there any more
-                self._group.give_up(RingcommError(f"{self._device.name} has failed: {error}"))
-                self._done = True
-        return self._done
-
-    def add_done_callback(self, callback: Callable[[], object]) -> None:
-        with self._group.changed:
-            if not self._told:
-                self._callbacks.append(callback)
-                return
-        call_back(callback)
-
-    def tell(self) -> list[Callable[[], object]]:
-        """It is done: return whom to call back."""
-        self._told = True
-        return self._callbacks
-
-
-class Inside(threading.local):
-    """Whether this thread launches, or waits: then a signal handler asks."""
-
-    depth = 0
-
-    def __enter__(self) -> None:
-        self.depth += 1
-
-    def __exit__(self, *_: object) -> None:
-        self.depth -= 1
 
 
 class CudaGroup:
