@@ -44,7 +44,15 @@ def test_a_step_costs_what_many_take_more_than_few(mpi_tables):
     assert times.step("tests", "wall") == 1
 
 
-@pytest.mark.parametrize("script", ["gpu_check", "mpi", "run", "torch_backend"])
+@pytest.mark.parametrize("script", ["gpu_check", "mpi", "parallel", "run", "torch_backend"])
 def test_a_script_of_benchmarks_starts(script):
     command = [sys.executable, ROOT / "benchmarks" / f"{script}.py", "--help"]
     assert "usage" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_figures_of_training_are_those_of_the_results():
+    page = (ROOT / "docs" / "parallel.md").read_text()
+    results = ROOT / "docs" / re.search(r"\]\((\S+/parallel\.json)\)", page)[1]
+    command = [sys.executable, ROOT / "benchmarks" / "parallel.py", "--read", results]
+    table, _ = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n\n")
+    assert table in page
