@@ -28,8 +28,8 @@ from ringcomm.bench.plan import parse_bytes
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent / "tests"))
-from mpi_world import open_mpirun  # noqa: E402
-from two_hosts import two_hosts, why_not  # noqa: E402
+from mpi_world import open_mpirun  # noqa: E402 (found on the path just set)
+from two_hosts import two_hosts, why_not  # noqa: E402 (found on the path just set)
 
 RANK = HERE / "mpi_rank.py"
 LINK = "1gbit"

@@ -100,7 +100,7 @@ def goals(cases: dict[str, dict[str, Times]]) -> list[str]:
 
     lines = head("the least, at this size", ["sizes", "to reach", *(NAMES[name] for name in cases["2 ranks"])])
     for what, case, contender, goal, begin in LEADS:
-        found = least(case, begin, lambda each, size: each.lead(contender, size))  # noqa: B023
+        found = least(case, begin, lambda each, size: each.lead(contender, size))  # noqa: B023 (called in this turn)
         lines.append(line(what, [f"{words(begin)} and more", str(goal or ""), *found]))
     found = least("link", MIB, lambda each, size: each.busbw("ring", size) / LINK)
     lines.append(line("ring between two namespaces: busbw over the link's 1 Gbit/s", ["1 MiB and more", "0.9", *found]))
@@ -141,7 +141,7 @@ def python(libraries: dict[str, Times]) -> list[str]:
         pairs = [[f"{seconds(each, clock) * 1e6:.1f}" for clock in ("wall", "cpu")] for each in libraries.values()]
         return line(what, map(" / ".join, pairs))
 
-    lines += [both(f"a step: {what}", lambda each, clock: each.step(way, clock)) for way, what in ways.items()]  # noqa: B023
+    lines += [both(f"a step: {what}", lambda each, clock: each.step(way, clock)) for way, what in ways.items()]  # noqa: B023 (called in this turn)
     return [*lines, both("a call of ringcomm, without its steps", lambda each, clock: each.beside("ringcomm", clock))]
 
 

@@ -65,7 +65,7 @@ def replicas(backend: str, *, torchs: bool) -> Step:
     dp = grid_of("dp", backend).dp
     if torchs:
         model = DistributedDataParallel(model, process_group=dp.group, gradient_as_bucket_view=True)
-        finish: Step = lambda: None  # noqa: E731
+        finish: Step = lambda: None  # noqa: E731 (one expression)
     else:
         finish = DataParallel(model, dp).finish
     x, end = torch.randn(16, 1024), ending(model.parameters())

@@ -13,7 +13,7 @@ from pydoc_data.topics import topics
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -87,7 +87,7 @@ def check(comm, kind):
             got = content(result)
             if got.dtype == np.uint8 != expected.dtype:  # mmap and bytearray know bytes only
                 got = got.view(expected.dtype)
-            assert_same(got, expected, f"{name} on rank {comm.rank}")  # noqa: B023
+            assert_same(got, expected, f"{name} on rank {comm.rank}")  # noqa: B023 (called in this turn)
 
         x = mine()
         assert comm.broadcast(x, root=1) is x

@@ -31,7 +31,7 @@ def length_for(algorithm, size):
     """Return a length that divides evenly by all that the algorithm divides by."""
     unit = size << size.bit_length()
     # A chain has as many pieces as it has steps more than two ranks would need without them.
-    pieces = lambda length: int(algorithm.steps(size, length)) - size + 2  # noqa: E731
+    pieces = lambda length: int(algorithm.steps(size, length)) - size + 2  # noqa: E731 (one expression)
     fits = (length for length in count(unit, unit) if algorithm.name != "chain" or length % pieces(length) == 0)
     return next(fits)
 
@@ -113,7 +113,7 @@ def test_ranks_that_send_at_once_share_the_link_of_their_node(receivers):
 def test_ranks_share_the_link_of_the_node_that_all_send_to():
     receive = [lambda port, block, source=source: port.recv(block, source) for source in (2, 4)]
     send = [lambda port, block, dest=dest: port.send(block, dest) for dest in (0, 1)]
-    idle = lambda port, block: None  # noqa: E731
+    idle = lambda port, block: None  # noqa: E731 (one expression)
     assert price(told(*receive, send[0], idle, send[1], idle), 1, ALONE._replace(ranks=2)) == 1000 + 2 * 5 * 10
 
 
@@ -127,8 +127,8 @@ def test_a_rank_goes_on_when_the_longer_half_is_done():
         port.exchange(block, 1, port.scratch(5), 2)
         port.copy(block, port.scratch(10))
 
-    receives = lambda port, block: port.recv(block, 0)  # noqa: E731
-    sends = lambda port, block: port.send(block.part(0, 5), 0)  # noqa: E731
+    receives = lambda port, block: port.recv(block, 0)  # noqa: E731 (one expression)
+    sends = lambda port, block: port.send(block.part(0, 5), 0)  # noqa: E731 (one expression)
     assert price(told(exchanges, receives, sends), 1, TOGETHER) == (100 + 3 * 10) + 2 * 10
 
 

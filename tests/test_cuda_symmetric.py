@@ -150,7 +150,7 @@ def many(comm):
 
 
 def keep_some(comm):
-    make = lambda: comm.empty(1, "int8", device="emulated")  # noqa: E731
+    make = lambda: comm.empty(1, "int8", device="emulated")  # noqa: E731 (one expression)
     kept = [make() for _ in range(4)] if comm.rank else []
     if not comm.rank:
         for _ in range(4):

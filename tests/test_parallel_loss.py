@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 
 import torch_world
 from ringcomm import ArgumentError

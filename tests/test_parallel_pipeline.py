@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 from torch import nn
 
 import torch_world

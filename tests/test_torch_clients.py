@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 from torch import nn
 
 import torch_world
@@ -74,7 +74,7 @@ def ddp(options, how=""):
     inputs = [batch(rank, step) for step in range(STEPS)]
     forward = None
     if how == "unused":
-        forward = lambda x: net(x, spare=(rank + int(abs(x[0, 0]) * 100)) % 2 == 0)  # noqa: E731
+        forward = lambda x: net(x, spare=(rank + int(abs(x[0, 0]) * 100)) % 2 == 0)  # noqa: E731 (one expression)
     if how == "fp16":
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 

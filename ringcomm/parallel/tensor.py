@@ -19,7 +19,7 @@ from contextlib import nullcontext
 from functools import partial
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 from torch import nn
 
 from ringcomm.errors import refuse

@@ -171,7 +171,7 @@ class MessageTransport(MessageGroup):
         with self.changed:
             here = self._calls[key]
             here[self.rank] = {"said": said}, blocks[self.rank]
-        missing = lambda: [rank for rank in range(self.size) if rank not in here]  # noqa: E731
+        missing = lambda: [rank for rank in range(self.size) if rank not in here]  # noqa: E731 (one expression)
         yield from self.until(lambda: len(here) == self.size, deadline, f"{said.words} (epoch {epoch})", missing)
         with self.changed:
             del self._calls[key]
