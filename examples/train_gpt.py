@@ -14,12 +14,15 @@ import argparse
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from pydoc_data.topics import topics
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.optim import AdamW
 
 from ringcomm.parallel import (
     DataParallel,
@@ -56,12 +59,12 @@ def main() -> None:
     )  # fmt: skip
     schedule = make_schedule(arguments.schedule, grid.pp.size, arguments.micro_batches, arguments.chunks)
     chunks = gpt_stages(config, grid, chunks=schedule.chunks)
-    update = updater(arguments, grid, chunks)
+    update = Update(arguments, chunks, grid)
     pipeline = Pipeline(
         grid, chunks, schedule, gpt_loss(config, grid),
         replicas=DataParallel(chunks, grid.dp), tied=gpt_tied(chunks, grid),
     )  # fmt: skip
-    first = load_checkpoint(arguments.resume, chunks, update.optimizer, grid) if arguments.resume else 0
+    first = update.resume(arguments.resume) if arguments.resume else 0
 
     share = grid.dp.share("sequences of a batch", arguments.batch)
     progress = Progress(arguments, first) if grid.world.rank == 0 else None
@@ -75,7 +78,7 @@ def main() -> None:
         if progress:
             progress.show(step + 1, loss.item() / grid.dp.size)
     if arguments.save:
-        save_checkpoint(arguments.save, chunks, update.optimizer, grid, arguments.steps)
+        update.save(arguments.save, arguments.steps)
     if progress and arguments.plot:
         progress.plot(arguments.plot)
     dist.destroy_process_group()
@@ -92,6 +95,7 @@ def parser() -> argparse.ArgumentParser:
     add("--chunks", type=int, default=1, metavar="N", help="of each rank of an interleaved pipeline")
     add("--micro-batches", type=int, default=4, metavar="N", help="into which a replica's share of a batch is cut")
     add("--sequence-parallel", action="store_true", help="split norms and dropout along the sequence, over --tp")
+    add("--zero", type=int, choices=(0, 1), default=0, help="1: replicas share the states of the optimizer (ZeRO)")
     add("--precision", choices=("float32", "bfloat16", "float16"), default="float32")
     add("--steps", type=int, default=100)
     add("--batch", type=int, default=16, help="sequences of a step, of all replicas together")
@@ -121,40 +125,42 @@ def draw(data: torch.Tensor, batch: int, context: int, step: int) -> torch.Tenso
 
 
 class Update:
-    """An optimizer's step in float32."""
+    """What follows backward: gradients are clipped, and an optimizer makes its step."""
 
-    scale = 1.0
-
-    def __init__(self, chunks: list[nn.Module], grid: Grid, rate: float) -> None:
+    def __init__(self, arguments: argparse.Namespace, chunks: list[nn.Module], grid: Grid) -> None:
         self.chunks, self.grid = chunks, grid
-        self.optimizer = torch.optim.AdamW(nn.ModuleList(chunks).parameters(), lr=rate)
-
-    def step(self) -> None:
-        clip_grad_norm(self.chunks, self.grid, MOST)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-
-class Update16:
-    """An optimizer's step for a model of 16 bits."""
-
-    def __init__(self, chunks: list[nn.Module], grid: Grid, rate: float, dtype: torch.dtype) -> None:
-        self.mixed = MixedPrecision(chunks, grid, lambda masters: torch.optim.AdamW(masters, lr=rate), dtype)
-        self.optimizer = self.mixed.optimizer
+        make = partial(ZeroRedundancyOptimizer, optimizer_class=AdamW, process_group=grid.dp.group)
+        make = partial(make if arguments.zero else AdamW, lr=arguments.rate)
+        self.mixed = None
+        if arguments.precision == "float32":
+            self.optimizer = make(nn.ModuleList(chunks).parameters())
+        else:
+            self.mixed = MixedPrecision(chunks, grid, make, getattr(torch, arguments.precision))
+            self.optimizer = self.mixed.optimizer
 
     @property
     def scale(self) -> float:
-        return self.mixed.scale
+        return self.mixed.scale if self.mixed else 1.0
 
     def step(self) -> None:
-        self.mixed.step(MOST)
-        self.mixed.zero_grad()
+        if self.mixed:
+            self.mixed.step(MOST)
+            self.mixed.zero_grad()
+        else:
+            clip_grad_norm(self.chunks, self.grid, MOST)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
 
+    def save(self, folder: Path, step: int) -> None:
+        numbers = {"step": step, **(self.mixed.state_dict() if self.mixed else {})}
+        save_checkpoint(folder, self.chunks, self.optimizer, self.grid, numbers)
 
-def updater(arguments: argparse.Namespace, grid: Grid, chunks: list[nn.Module]) -> Update | Update16:
-    if arguments.precision == "float32":
-        return Update(chunks, grid, arguments.rate)
-    return Update16(chunks, grid, arguments.rate, getattr(torch, arguments.precision))
+    def resume(self, folder: Path) -> int:
+        """Go on from a checkpoint, and return its step."""
+        numbers = load_checkpoint(folder, self.chunks, self.optimizer, self.grid)
+        if self.mixed:
+            self.mixed.load_state_dict(numbers)
+        return int(numbers["step"])
 
 
 class Progress:

@@ -1,5 +1,6 @@
 """Fixtures of all tests, and the order: test_leftovers.py comes last."""
 
+import multiprocessing
 import os
 import signal
 
@@ -12,6 +13,8 @@ os.environ["RINGCOMM_TUNING"] = ""  # what somebody has tuned on this machine
 os.environ[harness.MARK] = str(os.getpid())
 # What a shell starts in the background ignores SIGINT, and so would every process of the tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# Imported once, not by every rank of every pool; an optimizer of torch imports the second.
+multiprocessing.set_forkserver_preload(["numpy", "torch", "torch._dynamo"])
 
 
 @pytest.fixture(params=harness.WORLDS)
@@ -24,6 +27,12 @@ def world(request):
 def streams_as_on_a_gpu(monkeypatch):
     """Let calls return when they are launched."""
     monkeypatch.setattr(emulated.EmulatedDevice, "blocking", False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_files(tmp_path_factory):
+    """What killed processes cannot remove lies where pytest does."""
+    os.environ["TMPDIR"] = str(tmp_path_factory.mktemp("temporary"))
 
 
 @pytest.fixture(scope="session", autouse=True)

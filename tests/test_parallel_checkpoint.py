@@ -1,6 +1,7 @@
 """Checkpoints: what one grid wrote another goes on with, as if nothing had happened."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -31,10 +32,11 @@ MICRO_BATCHES = 2
 class Training:
     """A small GPT in float64 on a grid, whose batches depend on the number of the step only."""
 
-    def __init__(self, layout, seed):
+    def __init__(self, layout, seed, zero):
         self.grid = Grid(*layout)
         self.chunks = [stage.double() for stage in gpt_stages(CONFIG, self.grid, seed=seed)]
-        self.optimizer = torch.optim.AdamW(nn.ModuleList(self.chunks).parameters(), lr=0.01)
+        make = sharded(self.grid) if zero else torch.optim.AdamW
+        self.optimizer = make(nn.ModuleList(self.chunks).parameters(), lr=0.01)
         self.pipeline = Pipeline(
             self.grid,
             self.chunks,
@@ -55,50 +57,72 @@ class Training:
         return loss.item() / self.grid.dp.size
 
 
-def saved(layout, path):
-    training = Training(layout, seed=0)
+def sharded(grid):
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # which warns, where it is imported
+
+    return partial(ZeroRedundancyOptimizer, optimizer_class=torch.optim.AdamW, process_group=grid.dp.group)
+
+
+def saved(layout, path, zero):
+    training = Training(layout, 0, zero)
     before = [training.step(number) for number in range(3)]
-    save_checkpoint(path, training.chunks, training.optimizer, training.grid, 3)
+    save_checkpoint(path, training.chunks, training.optimizer, training.grid, {"step": 3, "rate": 0.1})
     return before, [training.step(number) for number in range(3, 6)]
 
 
-def resumed(layout, path):
-    training = Training(layout, seed=1)
-    first = load_checkpoint(path, training.chunks, training.optimizer, training.grid)
-    assert first == 3
-    return [training.step(number) for number in range(first, 6)]
+def resumed(layout, path, zero):
+    training = Training(layout, 1, zero)
+    numbers = load_checkpoint(path, training.chunks, training.optimizer, training.grid)
+    assert numbers == {"step": 3, "rate": 0.1}
+    if zero:
+        states, every = training.optimizer.optim.state, list(nn.ModuleList(training.chunks).parameters())
+        assert 0 < len(states) < len(every)  # what a replica does not step it does not keep
+    return [training.step(number) for number in range(numbers["step"], 6)]
 
 
 def test_a_checkpoint_goes_on_with_the_same_losses_on_every_grid(tmp_path):
-    before, after = torch_world.run(saved, 4, (2, 2, 1), tmp_path)[0]
+    before, after = torch_world.run(saved, 4, (2, 2, 1), tmp_path, False)[0]
     assert before[0] > before[2] > after[0]  # it learns
     for layout, size in (((1, 2, 2), 4), ((1, 1, 1), 1), ((1, 1, 2), 2), ((2, 2, 1), 4)):
-        for losses in torch_world.run(resumed, size, layout, tmp_path):
+        for losses in torch_world.run(resumed, size, layout, tmp_path, False):
             assert losses == pytest.approx(after, rel=1e-10)
 
 
-def masters(path):
+def test_states_that_replicas_share_fit_every_grid_too(tmp_path):
+    _, after = torch_world.run(saved, 4, (2, 2, 1), tmp_path, True)[0]
+    for layout, size, zero in (((1, 1, 2), 2, False), ((2, 1, 2), 4, True)):
+        for losses in torch_world.run(resumed, size, layout, tmp_path, zero):
+            assert losses == pytest.approx(after, rel=1e-10)
+
+
+def masters(path, dtype, scales):
     grid = Grid(tp=2)
     config = replace(CONFIG, vocabulary=38)  # no padding, which has no gradient
     chunks = gpt_stages(config, grid)
-    mixed = MixedPrecision(chunks, grid, lambda each: torch.optim.AdamW(each, lr=0.01), torch.bfloat16)
+    mixed = MixedPrecision(chunks, grid, lambda each: torch.optim.AdamW(each, lr=0.01), dtype, scale=1024.0, patience=3)
     for parameter in nn.ModuleList(chunks).parameters():
         parameter.grad = torch.ones_like(parameter)
     mixed.step()
-    save_checkpoint(path, chunks, mixed.optimizer, grid, 1)
+    save_checkpoint(path, chunks, mixed.optimizer, grid, mixed.state_dict())
     others = gpt_stages(config, grid, seed=1)
-    other = MixedPrecision(others, grid, lambda each: torch.optim.AdamW(each, lr=0.01), torch.bfloat16)
-    load_checkpoint(path, others, other.optimizer, grid)
+    other = MixedPrecision(others, grid, lambda each: torch.optim.AdamW(each, lr=0.01), dtype, patience=3)
+    other.load_state_dict(load_checkpoint(path, others, other.optimizer, grid))
     for mine, theirs in zip(mixed.masters, other.masters, strict=True):
         assert torch.equal(mine, theirs)
         assert mine.dtype == torch.float32
     for mine, theirs in zip(nn.ModuleList(chunks).parameters(), nn.ModuleList(others).parameters(), strict=True):
         assert torch.equal(mine, theirs)
-        assert theirs.dtype == torch.bfloat16
+        assert theirs.dtype == dtype
+    for scale in scales:
+        assert other.scale == scale
+        other.step()
 
 
-def test_the_masters_of_a_model_of_16_bits_are_kept_in_32(tmp_path):
-    torch_world.run(masters, 2, tmp_path)
+@pytest.mark.parametrize(
+    ("dtype", "scales"), [(torch.float16, [1024.0, 1024.0, 2048.0]), (torch.bfloat16, [1.0, 1.0, 1.0])], ids=str
+)
+def test_a_model_of_16_bits_goes_on_with_its_masters_of_32_and_its_scale(tmp_path, dtype, scales):
+    torch_world.run(masters, 2, tmp_path, dtype, scales)
 
 
 def other_models(path):
@@ -108,14 +132,17 @@ def other_models(path):
         chunks = gpt_stages(replace(CONFIG, **shape), grid)
         return chunks, torch.optim.SGD(nn.ModuleList(chunks).parameters(), lr=0.1)
 
-    save_checkpoint(path, *made(), grid, 0)
+    save_checkpoint(path, *made(), grid, {})
     errors = [
         raised(ArgumentError, lambda: load_checkpoint(path, *made(layers=3), grid)),
         raised(ArgumentError, lambda: load_checkpoint(path, *made(vocabulary=41), grid)),
     ]
     chunks, _ = made()
     optimizer = torch.optim.SGD([next(chunks[0].parameters())], lr=0.1)
-    errors.append(raised(ArgumentError, lambda: save_checkpoint(path, chunks, optimizer, grid, 0)))
+    errors.append(raised(ArgumentError, lambda: save_checkpoint(path, chunks, optimizer, grid, {})))
+    chunks, optimizer = made()
+    optimizer.state[chunks[0].embedding.weight]["count"] = 3
+    errors.append(raised(ArgumentError, lambda: save_checkpoint(path, chunks, optimizer, grid, {})))
     return [str(error) for error in errors]
 
 
@@ -124,3 +151,4 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
         assert texts[0].startswith(f"the checkpoint {tmp_path}: expected one with blocks.2.")
         assert texts[1] == "dimension 0 of the full tensor: expected 41, got 37"
         assert texts[2].startswith("the optimizer: expected one of the ")
+        assert texts[3] == "the optimizer's state count of embedding.weight: expected a tensor, got 3"

@@ -1,6 +1,6 @@
 """Training with parameters of 16 bits, of which an optimizer changes copies of 32."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -87,6 +87,15 @@ class MixedPrecision:
         """Forget the gradients."""
         for parameter in self._parameters:
             parameter.grad = None
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the scale and how long it has been good: what a checkpoint keeps besides masters and optimizer."""
+        return {"scale": self.scale, "good": self._good} if self._grows else {}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Go on with the scale of a `state_dict`; one of another dtype has none, and changes nothing."""
+        if self._grows and state.get("scale"):
+            self.scale, self._good = state["scale"], int(state["good"])
 
     def _publish(self) -> None:
         """Round the masters to the parameters."""
