@@ -1,5 +1,6 @@
 """Pipelines: the gradients of one process, bit by bit, for every schedule, in the order of its table."""
 
+import weakref
 from functools import partial
 
 import pytest
@@ -79,22 +80,17 @@ def test_what_is_carried_out_is_the_simulated_table(name, chunks):
 
 
 def sizes_in_flight(name, chunks):
-    """Return the most outputs of stages that were alive at once, after a step in which layouts were agreed."""
+    """Return the most outputs of stages that were alive at once."""
     pipe, _, _ = pipeline(name, chunks)
-    held = peak = 0
+    outputs, peak = [], 0
 
-    def forward(*_):
-        nonlocal held, peak
-        held += 1
-        peak = max(peak, held)
-
-    def backward(*_):
-        nonlocal held
-        held -= 1
+    def note(*seen):
+        nonlocal peak
+        outputs.append(weakref.ref(seen[-1]))
+        peak = max(peak, sum(output() is not None for output in outputs))
 
     for chunk in pipe.chunks:
-        chunk.register_forward_hook(forward)
-        chunk.register_full_backward_hook(backward)
+        chunk.register_forward_hook(note)
     pipe.step(*batch(MICRO_BATCHES * ROWS))
     return peak
 
@@ -103,6 +99,22 @@ def sizes_in_flight(name, chunks):
 def test_no_more_is_in_flight_than_simulated(name, chunks):
     peaks = simulate(make_schedule(name, 4, MICRO_BATCHES, chunks)).peaks
     assert tuple(torch_world.run(sizes_in_flight, 4, name, chunks)) == peaks
+
+
+def forwards(recompute):
+    """Return for each forward of a step, and then of an evaluation, whether gradients were wanted."""
+    pipe, _, _ = pipeline("1f1b", 1, recompute=recompute)
+    seen = []
+    pipe.chunks[0].register_forward_pre_hook(lambda *_: seen.append(torch.is_grad_enabled()))
+    pipe.step(*batch(MICRO_BATCHES * ROWS))
+    pipe.evaluate(*batch(MICRO_BATCHES * ROWS))
+    return seen
+
+
+@pytest.mark.parametrize(("recompute", "times"), [(False, 1), (True, 2)])
+def test_a_stage_runs_forward_once_more_if_it_is_recomputed_and_an_evaluation_keeps_no_graph(recompute, times):
+    for seen in torch_world.run(forwards, 2, recompute):
+        assert seen == [True] * times * MICRO_BATCHES + [False] * MICRO_BATCHES
 
 
 # --- Tied weights -----------------------------------------------------------------------------------------------------
