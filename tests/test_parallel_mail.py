@@ -68,6 +68,41 @@ def test_receives_begin_early_but_no_more_of_them_than_there_are_ranks():
     assert torch_world.run(receives_ahead, 2)[-1] == [2] * (MICRO_BATCHES - 2) + [1, 0]
 
 
+class Noted:
+    """A work that knows whether somebody has waited for it."""
+
+    def __init__(self, work):
+        self.work, self.awaited = work, False
+
+    def wait(self):
+        self.work.wait()
+        self.awaited = True
+
+
+def sends_awaited(name, chunks):
+    """Return for each send of a step whether it had been waited for in the end."""
+    pipe, _, _ = pipeline(name, chunks)
+    works, isend = [], dist.isend
+
+    def noted(*arguments, **options):
+        works.append(Noted(isend(*arguments, **options)))
+        return works[-1]
+
+    dist.isend = noted
+    try:
+        pipe.step(*batch(MICRO_BATCHES * ROWS))
+    finally:
+        dist.isend = isend
+    return [work.awaited for work in works]
+
+
+@schedules
+def test_a_step_ends_when_all_has_been_sent(name, chunks):
+    for awaited in torch_world.run(sends_awaited, 2, name, chunks):
+        assert len(awaited) >= MICRO_BATCHES * (2 * chunks - 1)  # and letters
+        assert all(awaited)
+
+
 def other_shapes():
     pipe, stages, whole = pipeline("1f1b", 1)
     model = nn.Sequential(*whole)
