@@ -16,7 +16,9 @@ SIZES = pytest.mark.parametrize("size", [1, 2, 4])
 
 def network(seed):
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 50), nn.Tanh(), nn.Linear(50, 50), nn.Tanh(), nn.Linear(50, 3)).double()
+    model = nn.Sequential(nn.Linear(6, 50), nn.Tanh(), nn.Linear(50, 50), nn.Tanh(), nn.Linear(50, 3))
+    model.register_buffer("numbers", torch.randint(100, (4,)))
+    return model.double()
 
 
 def rows(step, size):
@@ -38,8 +40,9 @@ def trained(bucket_bytes):
     dp = Grid(dp=size).dp
     model, whole = network(seed=dp.rank), network(seed=0)
     replicas = DataParallel(model, dp, bucket_bytes=bucket_bytes)
-    for parameter, expected in zip(model.parameters(), whole.parameters(), strict=True):
-        assert torch.equal(parameter, expected)  # all start as the first replica
+    start = whole.state_dict()
+    for name, x in model.state_dict().items():
+        assert torch.equal(x, start[name])  # all start as the first replica
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, whole)]
     for step in range(5):
         for optimizer in optimizers:
@@ -142,6 +145,25 @@ def test_a_bucket_is_sent_while_backward_still_runs():
     for seen in torch_world.run(sent_early, 2):
         assert seen[1] == 2  # of the last layer both, whichever came first
         assert seen[-1] == 6
+
+
+def backward_before_the_other():
+    """Run backward on the second rank only when the first has come to the end of its own."""
+    model = network(0)
+    dp = Grid(dp=2).dp
+    replicas = DataParallel(model, dp, bucket_bytes=1)
+    ready = torch.zeros(())
+    if dp.rank == 1:
+        dist.recv(ready, 0)
+    model(rows(0, 1)).square().mean().backward()
+    if dp.rank == 0:
+        dist.send(ready, 1)
+    replicas.finish()
+
+
+@BACKENDS
+def test_backward_goes_on_while_buckets_wait_for_the_other_ranks(backend):
+    torch_world.run(backward_before_the_other, 2, backend=backend)
 
 
 def test_a_bucket_ends_when_it_is_full_or_the_dtype_changes():
