@@ -240,6 +240,28 @@ def test_dropout_is_the_same_on_the_tensor_axis_where_it_must_be_and_different_e
         assert inside[rank] != inside[other]
 
 
+def dropped_in_attention():
+    """Return what the heads of this rank compute with dropout and without, and what the layer makes of the first."""
+    grid = Grid(tp=2)
+    attention = ParallelAttention(H, 2, grid.tp, dropout=0.5)
+    for parameter in attention.parameters():
+        nn.init.constant_(parameter, 0.1)  # all heads are one
+    seen = []
+    attention.out.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].tolist()))
+    seed_ranks(grid, 0)
+    x = drawn(B, S, H).float()
+    y = attention(x)
+    attention.eval()(x)
+    return *seen, y.tolist()
+
+
+def test_heads_on_different_ranks_drop_different_attention_weights():
+    (one, whole, y), (other, also_whole, also_y) = torch_world.run(dropped_in_attention, 2)
+    assert whole == also_whole
+    assert one != other
+    assert y == also_y
+
+
 def again():
     grid = Grid(tp=2)
     seed_ranks(grid, 0)
