@@ -49,6 +49,21 @@ def test_norm_and_clipping_are_those_of_one_process_on_every_layout(dp, tp, pp, 
     assert math.isclose(norms[0], 0.1, rel_tol=1e-4)
 
 
+def of_16_bits(dtype):
+    grid = Grid(pp=2)
+    stage = nn.Linear(5, 4, dtype=dtype)
+    for parameter in stage.parameters():
+        parameter.grad = torch.full_like(parameter, 300)  # the square is more than the largest number of float16
+    return float(clip_grad_norm([stage], grid, 1.0)), float(grad_norm([stage], grid))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_gradients_of_16_bits_are_squared_in_32(dtype):
+    for before, after in torch_world.run(of_16_bits, 2, dtype):
+        assert math.isclose(before, 300 * math.sqrt(2 * 24), rel_tol=1e-6)
+        assert math.isclose(after, 1, rel_tol=1e-2)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("dp", "tp", "pp"), layouts(8))
 def test_norm_and_clipping_on_every_layout_of_eight(dp, tp, pp):
