@@ -9,9 +9,18 @@ from torch import nn
 
 import torch_world
 from ringcomm import ArgumentError
-from ringcomm.parallel import DataParallel, Grid, MixedPrecision, gpt_loss, gpt_stages
+from ringcomm.parallel import (
+    DataParallel,
+    Grid,
+    MixedPrecision,
+    Pipeline,
+    gpt_loss,
+    gpt_stages,
+    gpt_tied,
+    make_schedule,
+)
 from ringcomm.parallel.verify import full_weights
-from test_parallel_gpt import batch_of, config_for, mine, stepped
+from test_parallel_gpt import MICRO_BATCHES, batch_of, config_for, mine
 
 
 def sgd(masters):
@@ -61,19 +70,18 @@ def test_one_process_trains_as_the_paper_says_bit_for_bit(dtype):
     torch_world.run(alone, 1, dtype)
 
 
-def not_finite(dp, tp, dtype, bad_rank, bad, where):
-    grid = Grid(dp, tp)
-    config = config_for(tp, 1)
+def not_finite(dp, tp, pp, dtype, bad_rank, bad, where):
+    grid = Grid(dp, tp, pp)
+    config = config_for(tp, pp)
     chunks = gpt_stages(config, grid)
     precision = MixedPrecision(chunks, grid, sgd, dtype, scale=1024.0, patience=2)
-    replicas = DataParallel(chunks, grid.dp)
-    loss_fn = gpt_loss(config, grid)
+    replicas, tied = DataParallel(chunks, grid.dp), gpt_tied(chunks, grid)
+    schedule = make_schedule("1f1b", pp, MICRO_BATCHES)
+    pipeline = Pipeline(grid, chunks, schedule, gpt_loss(config, grid), replicas=replicas, tied=tied)
     answers, scales = [], []
     for step in range(4):
         inputs, targets = (mine(each, grid.dp) for each in batch_of(config, grid, step))
-        with replicas.no_sync():
-            stepped(chunks, lambda x, y: loss_fn(x, y) * precision.scale, inputs, targets)
-        replicas.finish()
+        pipeline.step(inputs, targets, precision.scale)
         if step == 1 and dist.get_rank() == bad_rank:
             dict(chunks[0].named_parameters())[where].grad.view(-1)[-1] = bad
         before = full_weights(chunks, grid)
@@ -89,21 +97,25 @@ def not_finite(dp, tp, dtype, bad_rank, bad, where):
 
 
 @pytest.mark.parametrize(
-    ("bad_rank", "bad", "where"),
+    ("layout", "bad_rank", "bad", "where"),
     [
-        (0, math.nan, "embedding.weight"),
-        (1, math.inf, "norm.weight"),
-        (3, math.nan, "blocks.0.mlp.up.bias"),
+        ((2, 2, 1), 0, math.nan, "embedding.weight"),
+        ((2, 2, 1), 1, math.inf, "norm.weight"),
+        ((2, 2, 1), 3, math.nan, "blocks.0.mlp.up.bias"),
+        ((1, 2, 2), 0, math.nan, "positions.weight"),
+        ((1, 2, 2), 3, math.nan, "embedding.weight"),  # which both ends have
+        ((2, 1, 2), 2, math.inf, "norm.weight"),
     ],
+    ids=str,
 )
-def test_one_bad_gradient_on_one_rank_skips_the_step_on_all(bad_rank, bad, where):
-    for answers, scales in torch_world.run(not_finite, 4, 2, 2, torch.float16, bad_rank, bad, where):
+def test_one_bad_gradient_on_one_rank_skips_the_step_on_all(layout, bad_rank, bad, where):
+    for answers, scales in torch_world.run(not_finite, 4, *layout, torch.float16, bad_rank, bad, where):
         assert answers == [True, False, True, True]
         assert scales == [1024.0, 512.0, 512.0, 1024.0]
 
 
 def test_bfloat16_skips_the_step_but_needs_no_scale():
-    for answers, scales in torch_world.run(not_finite, 2, 1, 2, torch.bfloat16, 1, math.nan, "norm.weight"):
+    for answers, scales in torch_world.run(not_finite, 2, 1, 2, 1, torch.bfloat16, 1, math.nan, "norm.weight"):
         assert answers == [True, False, True, True]
         assert scales == [1.0] * 4
 
