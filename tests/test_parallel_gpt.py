@@ -129,6 +129,10 @@ def test_eight_ranks_on_all_axes_train_as_one_process(schedule):
     same_everywhere(2, 2, 2, schedule, "sequence-parallel")
 
 
+def test_two_chunks_of_one_rank_share_the_tied_embedding_between_replicas():
+    same_everywhere(2, 1, 1, "interleaved", "plain")
+
+
 in_float32 = partial(same_everywhere, dtype=torch.float32, tolerance=1e-5)
 
 
