@@ -1,5 +1,7 @@
 """Data parallelism: the replicas of a model average their gradients while backward still runs."""
 
+import weakref
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -8,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ringcomm.errors import ArgumentError
+from ringcomm.errors import ArgumentError, refuse
 from ringcomm.parallel.grid import Axis
 
 __all__ = ["DataParallel"]
@@ -30,7 +32,7 @@ class DataParallel:
         optimizer.step()
 
     At the start: a broadcast of all parameters and buffers from the first replica. A step: all-reduces that send
-    2 · (d-1)/d times the bytes of the parameters.
+    2 · (d-1)/d times the bytes of the parameters. Gradients are averaged as long as this object lives.
 
     Args:
         modules: what to keep the same: a module, or the chunks of a pipeline
@@ -39,7 +41,8 @@ class DataParallel:
     """
 
     def __init__(self, modules: nn.Module | Iterable[nn.Module], dp: Axis, *, bucket_bytes: int = 25 << 20) -> None:
-        module = modules if isinstance(modules, nn.Module) else nn.ModuleList(modules)
+        several = [modules] if isinstance(modules, nn.Module) else list(modules)
+        module = nn.ModuleList(several)
         self.dp = dp
         self._quiet = False
         self._buckets: list[Bucket] = []
@@ -49,10 +52,13 @@ class DataParallel:
         take_from_first([*module.parameters(), *module.buffers()], dp)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._buckets = [Bucket(parameters, dp) for parameters in in_buckets(trained[::-1], bucket_bytes)]
+        # Each chunk of a pipeline has a backward of its own: what several have is there when all are done, at `finish`.
+        uses: Counter[torch.Tensor] = Counter(parameter for each in several for parameter in each.parameters())
         for bucket in self._buckets:
             for parameter in bucket.views:
-                hook = partial(self._collect, bucket)
-                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                if uses[parameter] == 1:
+                    hook = partial(_collect, weakref.ref(self), bucket)
+                    parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -67,6 +73,7 @@ class DataParallel:
         """Wait until all gradients are averages. Every rank calls it, after backward and before it uses gradients.
 
         A parameter that had no part in the loss has a gradient of zeros here, and the average over all ranks after.
+        Ranks call it after a backward that has failed, too, if they want to go on.
         """
         for bucket in self._buckets:
             for parameter in list(bucket.missing):
@@ -76,16 +83,19 @@ class DataParallel:
             bucket.finish()
         self._sent = 0
 
-    def _collect(self, bucket: "Bucket", parameter: torch.Tensor) -> None:
-        if not self._quiet:
-            bucket.collect(parameter)
-            self._send()
-
     def _send(self) -> None:
         """Send the buckets that are full, up to the first that is not."""
         while self._sent < len(self._buckets) and not self._buckets[self._sent].missing:
             self._buckets[self._sent].send()
             self._sent += 1
+
+
+def _collect(of: "weakref.ref[DataParallel]", bucket: "Bucket", parameter: torch.Tensor) -> None:
+    """Take a gradient that has come; of a DataParallel that is gone, as one that has been made anew, do nothing."""
+    replicas = of()
+    if replicas and not replicas._quiet:
+        bucket.collect(parameter)
+        replicas._send()
 
 
 class Bucket:
@@ -102,7 +112,12 @@ class Bucket:
     def collect(self, parameter: torch.Tensor) -> None:
         """Take the gradient of a parameter, divided by the number of replicas."""
         if parameter not in self.missing:
-            raise ArgumentError("backward ran twice: call finish after the first, or run it inside no_sync")
+            raise ArgumentError(
+                "backward ran again before the gradients of the last one were there: call finish after each backward, "
+                "also after one that failed, or run it inside no_sync"
+            )
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            raise refuse(f"the gradient of a parameter of shape {tuple(parameter.shape)}", "a dense one", "a sparse one")
         self.missing.remove(parameter)
         view = self.views[parameter]
         if parameter.grad is None:
