@@ -155,10 +155,58 @@ def misused():
     model = network(0)
     replicas = DataParallel(model, Grid(dp=2).dp)
     model(rows(0, 1)).sum().backward()
-    with pytest.raises(ArgumentError, match="backward ran again before .*: call finish"):
+    with pytest.raises(ArgumentError, match="call finish after each backward"):
         model(rows(0, 1)).sum().backward()
     replicas.finish()
 
 
 def test_a_second_backward_before_the_gradients_are_there_is_refused():
     torch_world.run(misused, 2)
+
+
+def interrupted():
+    """Let a backward fail on all ranks, and go on after `finish`."""
+    model, whole = network(0), network(0)
+    replicas = DataParallel(model, Grid(dp=2).dp, bucket_bytes=1)
+    hook = model[0].weight.register_hook(lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(rows(0, 1)).sum().backward()
+    replicas.finish()
+    hook.remove()
+    model.zero_grad()
+    whole(rows(1, 2)).square().mean().backward()
+    model(mine(rows(1, 2))).square().mean().backward()
+    replicas.finish()
+    same_gradients(model, whole)
+
+
+def test_a_backward_that_failed_is_finished_and_forgotten():
+    torch_world.run(interrupted, 2)
+
+
+def anew():
+    model, whole = network(0), network(0)
+    dp = Grid(dp=2).dp
+    replicas = DataParallel(model, dp)
+    replicas = DataParallel(model, dp)
+    whole(rows(0, 2)).square().mean().backward()
+    model(mine(rows(0, 2))).square().mean().backward()
+    replicas.finish()
+    same_gradients(model, whole)
+
+
+def test_of_one_that_is_made_anew_the_old_one_does_nothing():
+    torch_world.run(anew, 2)
+
+
+def sparse():
+    model = nn.Embedding(10, 4, sparse=True)
+    replicas = DataParallel(model, Grid(dp=2).dp)
+    with pytest.raises(ArgumentError, match=r"the gradient of a parameter of shape \(10, 4\): expected a dense one"):
+        model(torch.arange(3)).sum().backward()
+    model.zero_grad()
+    replicas.finish()
+
+
+def test_sparse_gradients_are_refused():
+    torch_world.run(sparse, 2)

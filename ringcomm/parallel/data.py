@@ -117,7 +117,9 @@ class Bucket:
                 "also after one that failed, or run it inside no_sync"
             )
         if parameter.grad is not None and parameter.grad.is_sparse:
-            raise refuse(f"the gradient of a parameter of shape {tuple(parameter.shape)}", "a dense one", "a sparse one")
+            raise refuse(
+                f"the gradient of a parameter of shape {tuple(parameter.shape)}", "a dense one", "a sparse one"
+            )
         self.missing.remove(parameter)
         view = self.views[parameter]
         if parameter.grad is None:

@@ -111,9 +111,7 @@ class Grid:
         return f"Grid(dp={self.dp.size}, tp={self.tp.size}, pp={self.pp.size})"
 
 
-def _axis(
-    name: str, lines: list[list[int]], *, timeout: timedelta | None, alone: dict[int, dist.ProcessGroup]
-) -> Axis:
+def _axis(name: str, lines: list[list[int]], *, timeout: timedelta | None, alone: dict[int, dist.ProcessGroup]) -> Axis:
     """Make a group of each line of ranks, and return the one that this rank is in.
 
     A rank that is alone on several axes has one group for all of them, kept in `alone`: nothing passes it.

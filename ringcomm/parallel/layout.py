@@ -39,10 +39,12 @@ def _of(layer: nn.Module) -> Mapping[str, Split]:
 
 def counted(chunks: Iterable[nn.Module], tp: Axis) -> Iterator[nn.Parameter]:
     """Yield the parameters that this rank counts, so that the ranks of a model count each number of it once."""
+    seen = set()
     for chunk in chunks:
         cut, copies = splits(chunk), getattr(chunk, "copies", ())
         for name, parameter in chunk.named_parameters():
-            if name not in copies and (name in cut or tp.rank == 0):
+            if parameter not in seen and name not in copies and (name in cut or tp.rank == 0):
+                seen.add(parameter)
                 yield parameter
 
 

@@ -31,8 +31,8 @@ class Pipeline:
     stage returns goes to `loss_fn`.
 
     For a batch of m micro-batches of b rows, each s · h elements where they pass a boundary, every boundary between two
-    ranks carries m messages of b · s · h elements forward, and as many backward. The loss is broadcast and averaged over
-    the replicas (8 bytes each), and tied gradients are all-reduced.
+    ranks carries m messages of b · s · h elements forward, and as many backward. The loss is broadcast, and averaged
+    over the replicas (8 bytes each), and tied gradients are all-reduced.
 
     Args:
         grid: its axis `pp` has the ranks of the pipeline
