@@ -224,3 +224,36 @@ def memory(path):
 def test_states_that_were_read_take_no_more_memory_than_those_that_were_made(tmp_path):
     for made, read in torch_world.run(memory, 2, tmp_path):
         assert made == read > 0
+
+
+def same_names(path):
+    grid = Grid(pp=2)
+    layer = nn.Linear(2, 2)
+    texts = []
+    for chunks in ([nn.Sequential(layer)], [nn.Sequential(layer), nn.Sequential(nn.Linear(2, 2))]):
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        texts.append(str(raised(ArgumentError, lambda: save_checkpoint(path, chunks, optimizer, grid, {}))))  # noqa: B023
+    stage = nn.ModuleDict({str(grid.pp.rank): layer})
+    save_checkpoint(path, stage, torch.optim.SGD(stage.parameters(), lr=0.1), grid, {})
+    return texts
+
+
+def test_stages_with_parameters_of_the_same_name_are_refused(tmp_path):
+    for texts in torch_world.run(same_names, 2, tmp_path):
+        words = "the names of parameters: expected each in one stage, as in the full model, got"
+        assert texts[0] == f"{words} 0.weight on ranks 0 and 1 of the pipeline"
+        assert texts[1] == f"{words} 0.weight on two chunks of a rank"
+
+
+def compiled(path):
+    """Save a stage, and read it into one that is compiled."""
+    grid = Grid(tp=2)
+    (stage,), (other,) = gpt_stages(CONFIG, grid), gpt_stages(CONFIG, grid, seed=1)
+    save_checkpoint(path, stage, torch.optim.SGD(stage.parameters(), lr=0.1), grid, {})
+    load_checkpoint(path, torch.compile(other), torch.optim.SGD(other.parameters(), lr=0.1), grid)
+    for mine, theirs in zip(stage.parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_compiled_module_has_the_names_of_the_module(tmp_path):
+    torch_world.run(compiled, 2, tmp_path)

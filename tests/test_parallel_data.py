@@ -210,3 +210,23 @@ def sparse():
 
 def test_sparse_gradients_are_refused():
     torch_world.run(sparse, 2)
+
+
+def unlike(frozen):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), *([] if frozen or dist.get_rank() else [nn.Linear(4, 4)]))
+    model[dist.get_rank()].requires_grad_(not frozen)
+    with pytest.raises(ArgumentError) as error:
+        DataParallel(model, Grid(dp=2).dp)
+    return str(error.value)
+
+
+def test_replicas_that_differ_are_refused_on_all_ranks():
+    for text in torch_world.run(unlike, 2, True):
+        assert text == (
+            "parameter 0 of replica 1 (rank 1): expected as on rank 0, 0.0.weight (4, 4) torch.float32 "
+            "requires_grad=False, got 0.0.weight (4, 4) torch.float32 requires_grad=True"
+        )
+    for text in torch_world.run(unlike, 2, False):
+        assert text.startswith("parameter 4 of replica 1 (rank 1): expected as on rank 0, 0.2.weight (4, 4)")
+        assert text.endswith("got none")

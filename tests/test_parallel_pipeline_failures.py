@@ -29,6 +29,7 @@ def refusals():
     pipe = Pipeline(grid, [stage], make_schedule("1f1b", 2, 4), F.mse_loss)
     errors.append(raised(ArgumentError, lambda: pipe.step(*batch(6))))
     errors.append(raised(ArgumentError, lambda: pipe.step(batch(4)[0], torch.tensor(1.0))))
+    errors.append(raised(ArgumentError, lambda: pipe.step(batch(8)[0], batch(4)[1])))
     pipe.step(*batch(4))  # nothing was sent: it goes on
     return [str(error) for error in errors]
 
@@ -39,6 +40,7 @@ def test_what_does_not_fit_is_refused_with_the_numbers():
         assert texts[1] == "chunks of this rank: expected those of the schedule, 2, got 1"
         assert texts[2] == "rows of the inputs, for 4 micro-batches: expected a multiple of 4, got 6"
         assert texts[3] == "rows of the targets, for 4 micro-batches: expected a multiple of 4, got 0"
+        assert texts[4] == "rows of the targets: expected those of the inputs, 8, got 4"
 
 
 class Wrong(nn.Module):
@@ -51,6 +53,8 @@ class Wrong(nn.Module):
         self.calls += 1
         if self.kind == "integers":
             return x.long()
+        if self.kind == "a tuple":
+            return (x,)
         if self.kind == "another shape":
             return x[: self.calls]
         return torch.zeros_like(x).requires_grad_()
@@ -76,6 +80,7 @@ def wrong_stages(kind):
             "another shape",
             "of the same shape: expected torch.float64 of shape .1, 6., got torch.float64 of shape .2, 6.",
         ),
+        ("a tuple", "what stage 0 returns: expected one tensor, got tuple"),
         ("a constant", "stage 1: what it returns does not depend on what it is given"),
     ],
 )

@@ -21,9 +21,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
-from ringcomm.errors import refuse
+from ringcomm.errors import ArgumentError, refuse
 from ringcomm.parallel.grid import Grid
-from ringcomm.parallel.layout import Split, full_shape, splits
+from ringcomm.parallel.layout import Modules, Split, copies, full_shape, listed, parameters, plain, splits
 from ringcomm.parallel.precision import MixedPrecision
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
@@ -34,7 +34,7 @@ PRECISION = "precision."  # starts the names of its numbers
 
 def save_checkpoint(
     path: Path,
-    chunks: Sequence[nn.Module],
+    chunks: Modules,
     optimizer: Optimizer | MixedPrecision,
     grid: Grid,
     numbers: Mapping[str, float],
@@ -43,7 +43,10 @@ def save_checkpoint(
 
     Written are parameters, buffers, the optimizer's states (of a `ZeroRedundancyOptimizer` over `grid.dp` by each
     replica its share), the masters and the scale of a MixedPrecision, and the numbers. Rates and other options of the
-    optimizer are not, nor the states of random generators. Communication: what torch needs to agree on who writes what.
+    optimizer are not, nor the states of random generators. What the folder has is written over: give each checkpoint a
+    folder of its own, if an interruption must not cost the one before.
+
+    Communication: the names of the parameters, and what torch needs to agree on who writes what.
 
     Args:
         path: a folder that all ranks see
@@ -53,13 +56,16 @@ def save_checkpoint(
         numbers: what else the training needs to go on, the same on every rank: {"step": 100}
 
     Raises:
-        ArgumentError: the optimizer has parameters that are not in the chunks, or states that fit no other grid.
+        ArgumentError: two stages have parameters of the same name, which are not `copies`; the optimizer has
+            parameters that are not in the chunks, or states that fit no other grid.
     """
+    chunks = listed(chunks)
     if isinstance(optimizer, MixedPrecision):
         numbers = {**numbers, **{PRECISION + name: number for name, number in optimizer.state_dict().items()}}
     tensors = {f":{name}": _number(number) for name, number in numbers.items()} | _buffers(chunks)
-    states = _states(optimizer)
-    for name, _, tensor, split in _trained(chunks, optimizer):
+    states, trained = _states(optimizer), list(_trained(chunks, optimizer))
+    _model(chunks, trained, grid)
+    for name, _, tensor, split in trained:
         tensors[name] = _placed(tensor.detach(), split, grid)
         for key, value in states.get(tensor, {}).items():
             if not isinstance(value, Tensor):
@@ -72,9 +78,7 @@ def save_checkpoint(
     save(tensors, checkpoint_id=path, process_group=grid.world.group)
 
 
-def load_checkpoint(
-    path: Path, chunks: Sequence[nn.Module], optimizer: Optimizer | MixedPrecision, grid: Grid
-) -> dict[str, float]:
+def load_checkpoint(path: Path, chunks: Modules, optimizer: Optimizer | MixedPrecision, grid: Grid) -> dict[str, float]:
     """Set a model and what trains it to what the folder `path` has, and return the numbers that were written with them.
 
     All ranks of the grid call it, with chunks of the same model and an optimizer of the same kind, on any grid.
@@ -87,26 +91,24 @@ def load_checkpoint(
         stored = FileSystemReader(path).read_metadata().state_dict_metadata
     except (OSError, EOFError, UnpicklingError) as error:
         raise refuse("the folder of a checkpoint", "one that save_checkpoint wrote", f"{path} ({error})") from error
-    tensors = {key: entry for key, entry in stored.items() if isinstance(entry, TensorStorageMetadata)}
-    model: dict[str, torch.Size] = {}
-    held: dict[str, dict[str, TensorStorageMetadata]] = defaultdict(dict)  # what goes with a parameter, or with none
-    for key, entry in tensors.items():
-        name, colon, state = key.partition(":")
-        if colon:
-            held[name][state] = entry
-        else:
-            model[name] = entry.size
-
+    chunks = listed(chunks)
     trained, wanted = list(_trained(chunks, optimizer)), _buffers(chunks)
-    shapes = {name: full_shape(tensor, split) for name, _, tensor, split in trained}
-    _check_model(path, model, shapes | {name: x.shape for name, x in wanted.items()}, grid)
+    sizes: dict[str, torch.Size] = {}
+    held: dict[str, dict[str, TensorStorageMetadata]] = defaultdict(dict)  # what goes with a parameter, or with none
+    for key, entry in stored.items():
+        name, colon, state = key.partition(":")
+        if isinstance(entry, TensorStorageMetadata) and colon:
+            held[name][state] = entry
+        elif isinstance(entry, TensorStorageMetadata):
+            sizes[name] = entry.size
+    _check_model(path, sizes, _model(chunks, trained, grid))
     numbers = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in held[""].items()}
     wanted |= {f":{name}": number for name, number in numbers.items()}
     states: dict[Tensor, dict[str, Tensor]] = defaultdict(dict)
     for name, _, tensor, split in trained:
         wanted[name] = _placed(tensor.detach(), split, grid)
         for state, entry in held[name].items():
-            alike = entry.size == shapes[name]
+            alike = entry.size == sizes[name]
             like = tensor.detach() if alike else torch.empty(entry.size)
             states[tensor][state] = torch.zeros_like(like, dtype=entry.properties.dtype)
             wanted[f"{name}:{state}"] = _placed(states[tensor][state], split if alike else None, grid)
@@ -136,7 +138,12 @@ def _trained(chunks: Sequence[nn.Module], optimizer: Optimizer | MixedPrecision)
     masters: Mapping[nn.Parameter, Tensor] = {}
     if isinstance(optimizer, MixedPrecision):
         masters = dict(zip(optimizer.parameters, optimizer.masters, strict=True))
-    named = {parameter: name for chunk in chunks for name, parameter in chunk.named_parameters()}
+    named: dict[nn.Parameter, str] = {}
+    seen: dict[str, nn.Parameter] = {}
+    for name, parameter in (item for chunk in chunks for item in parameters(chunk)):
+        if seen.setdefault(name, parameter) is not parameter:
+            raise _twice(name, "two chunks of a rank")
+        named.setdefault(parameter, name)
     known = {masters.get(parameter, parameter) for parameter in named}
     for tensor in (tensor for group in _optimizer(optimizer).param_groups for tensor in group["params"]):
         if tensor not in known:
@@ -169,15 +176,31 @@ def _set_states(trains: Optimizer | MixedPrecision, states: Mapping[Tensor, dict
 
 def _buffers(chunks: Sequence[nn.Module]) -> dict[str, Tensor]:
     """Return the buffers that belong to the state of the modules."""
-    states = [(chunk.state_dict(), dict(chunk.named_parameters(remove_duplicate=False))) for chunk in chunks]
-    return {name: x for state, parameters in states for name, x in state.items() if name not in parameters}
+    named = ((chunk.state_dict(), dict(chunk.named_buffers())) for chunk in chunks)
+    return {plain(name): x for state, buffers in named for name, x in state.items() if name in buffers}
 
 
-def _check_model(path: Path, stored: Mapping[str, torch.Size], mine: Mapping[str, torch.Size], grid: Grid) -> None:
-    """Refuse, on all ranks alike, a checkpoint that has not the tensors of the stages together."""
+def _model(chunks: Sequence[nn.Module], trained: Sequence[_Trained], grid: Grid) -> dict[str, torch.Size]:
+    """Return the shapes of all that the stages have together, by name; all ranks refuse alike what they name twice."""
+    elsewhere = {name for chunk in chunks for name in copies(chunk)}
+    mine = {name: full_shape(tensor, split) for name, _, tensor, split in trained}
+    mine |= {name: x.shape for name, x in _buffers(chunks).items()}
     stages: list[Any] = [None] * grid.pp.size
-    dist.all_gather_object(stages, dict(mine), group=grid.pp.group)
-    model = {name: shape for stage in stages for name, shape in stage.items()}
+    dist.all_gather_object(stages, {name: (shape, name in elsewhere) for name, shape in mine.items()}, grid.pp.group)
+    owners: dict[str, int] = {}
+    for rank, stage in enumerate(stages):
+        for name in (name for name, (_, copied) in stage.items() if not copied):
+            if owners.setdefault(name, rank) != rank:
+                raise _twice(name, f"ranks {owners[name]} and {rank} of the pipeline")
+    return {name: shape for stage in stages for name, (shape, _) in stage.items()}
+
+
+def _twice(name: str, where: str) -> ArgumentError:
+    return refuse("the names of parameters", "each in one stage, as in the full model", f"{name} on {where}")
+
+
+def _check_model(path: Path, stored: Mapping[str, torch.Size], model: Mapping[str, torch.Size]) -> None:
+    """Refuse a checkpoint of another model."""
     for name, shape in model.items():
         if name not in stored:
             raise refuse(f"the checkpoint {path}", f"one with {name}", f"one with {len(stored)} others")

@@ -1,18 +1,16 @@
 """The norm of all gradients of a model, wherever its parts are."""
 
-from collections.abc import Iterable, Sequence
-
 import torch
-from torch import nn
 
+from ringcomm.errors import refuse
 from ringcomm.parallel.functional import summed
 from ringcomm.parallel.grid import Grid
-from ringcomm.parallel.layout import counted
+from ringcomm.parallel.layout import Modules, counted, listed
 
 __all__ = ["clip_grad_norm", "grad_norm"]
 
 
-def grad_norm(chunks: Iterable[nn.Module], grid: Grid) -> torch.Tensor:
+def grad_norm(chunks: Modules, grid: Grid) -> torch.Tensor:
     """Return the Euclidean norm of the gradients of the whole model, on every rank.
 
     Each number counts once: what the ranks of `tp` all have, and tied weights, on the first rank that has it. So the
@@ -29,11 +27,15 @@ def grad_norm(chunks: Iterable[nn.Module], grid: Grid) -> torch.Tensor:
     return summed(squares, grid.model).sqrt()
 
 
-def clip_grad_norm(chunks: Sequence[nn.Module], grid: Grid, max_norm: float) -> torch.Tensor:
+def clip_grad_norm(chunks: Modules, grid: Grid, max_norm: float) -> torch.Tensor:
     """Scale all gradients down so that their norm is `max_norm`, if it is larger; return the norm they had.
 
     As `torch.nn.utils.clip_grad_norm_` does for one process. Communication: that of `grad_norm`.
+
+    Raises:
+        ArgumentError: `max_norm` is not a number from 0.
     """
+    chunks = listed(chunks)
     norm = grad_norm(chunks, grid)
     factor = clip_factor(norm, max_norm)
     for parameter in {parameter for chunk in chunks for parameter in chunk.parameters()}:
@@ -44,4 +46,6 @@ def clip_grad_norm(chunks: Sequence[nn.Module], grid: Grid, max_norm: float) -> 
 
 def clip_factor(norm: torch.Tensor, max_norm: float) -> torch.Tensor:
     """Return what gradients of this norm are multiplied by."""
+    if not max_norm >= 0:
+        raise refuse("max_norm", "a number from 0", max_norm)
     return (max_norm / (norm + 1e-6)).clamp(max=1.0)

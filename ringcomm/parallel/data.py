@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import zip_longest
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from torch import nn
 
 from ringcomm.errors import ArgumentError, refuse
 from ringcomm.parallel.grid import Axis
+from ringcomm.parallel.layout import Modules, listed
 
 __all__ = ["DataParallel"]
 
@@ -38,10 +40,13 @@ class DataParallel:
         modules: what to keep the same: a module, or the chunks of a pipeline
         dp: the replicas
         bucket_bytes: the size from which on a bucket is sent
+
+    Raises:
+        ArgumentError: the replicas differ in the shape, dtype or `requires_grad` of a parameter.
     """
 
-    def __init__(self, modules: nn.Module | Iterable[nn.Module], dp: Axis, *, bucket_bytes: int = 25 << 20) -> None:
-        several = [modules] if isinstance(modules, nn.Module) else list(modules)
+    def __init__(self, modules: Modules, dp: Axis, *, bucket_bytes: int = 25 << 20) -> None:
+        several = listed(modules)
         module = nn.ModuleList(several)
         self.dp = dp
         self._quiet = False
@@ -49,6 +54,7 @@ class DataParallel:
         self._sent = 0  # how many buckets are on their way, or there
         if dp.size == 1:
             return
+        alike(module, dp)
         take_from_first([*module.parameters(), *module.buffers()], dp)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._buckets = [Bucket(parameters, dp) for parameters in in_buckets(trained[::-1], bucket_bytes)]
@@ -136,6 +142,18 @@ class Bucket:
             self.work.wait()
         self.work = None
         self.missing = set(self.views)
+
+
+def alike(module: nn.Module, dp: Axis) -> None:
+    """Refuse, on all replicas, modules that would not send the same."""
+    mine = [f"{n} {tuple(p.shape)} {p.dtype} requires_grad={p.requires_grad}" for n, p in module.named_parameters()]
+    replicas: list[list[str]] = [[]] * dp.size
+    dist.all_gather_object(replicas, mine, group=dp.group)
+    for replica, theirs in enumerate(replicas):
+        for number, (first, other) in enumerate(zip_longest(replicas[0], theirs, fillvalue="none")):
+            if first != other:
+                what = f"parameter {number} of replica {replica} (rank {dp.ranks[replica]})"
+                raise refuse(what, f"as on rank {dp.ranks[0]}, {first}", other)
 
 
 def take_from_first(tensors: Iterable[torch.Tensor], dp: Axis) -> None:

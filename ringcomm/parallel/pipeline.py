@@ -18,6 +18,7 @@ from ringcomm.errors import ArgumentError, refuse
 from ringcomm.parallel.data import DataParallel
 from ringcomm.parallel.functional import summed
 from ringcomm.parallel.grid import Grid
+from ringcomm.parallel.layout import Modules, listed
 from ringcomm.parallel.mail import Format, Mail
 from ringcomm.parallel.schedule import FORWARD, Action, Message, Schedule, Span, messages, validate
 
@@ -43,7 +44,7 @@ class Pipeline:
         tied: parameters that are copies of one, each with the group of the ranks that have a copy: all get the sum of
             their gradients. They must be equal at the start, and are then for ever.
         recompute: keep only the input of a stage until its backward, and run it forward once more then (Chen et al.,
-            Training Deep Nets with Sublinear Memory Cost, 2016)
+            Training Deep Nets with Sublinear Memory Cost, 2016); a BatchNorm counts each batch twice so
 
     Attributes:
         device: that of the first parameter here, or of the grid; what comes from other stages goes there
@@ -56,7 +57,7 @@ class Pipeline:
     def __init__(
         self,
         grid: Grid,
-        chunks: Sequence[nn.Module],
+        chunks: Modules,
         schedule: Schedule,
         loss_fn: Callable[[Tensor, Tensor], Tensor],
         *,
@@ -66,11 +67,12 @@ class Pipeline:
     ) -> None:
         if schedule.ranks != grid.pp.size:
             raise refuse("ranks of the schedule", f"those of the pipeline, {grid.pp.size}", schedule.ranks)
+        chunks = listed(chunks)
         if schedule.chunks != len(chunks):
             raise refuse("chunks of this rank", f"those of the schedule, {schedule.chunks}", len(chunks))
         validate(schedule)
         self.grid, self.axis = grid, grid.pp
-        self.chunks = list(chunks)
+        self.chunks = chunks
         self.schedule = schedule
         self.loss_fn = loss_fn
         self.replicas = replicas
@@ -131,7 +133,10 @@ class Pipeline:
             raise
 
     def _batch(self, inputs: Tensor, targets: Tensor, scale: float = 1.0) -> "_Batch":
-        return _Batch(self, self._cut("inputs", inputs), self._cut("targets", targets), scale)
+        x, y = self._cut("inputs", inputs), self._cut("targets", targets)
+        if len(x[0]) != len(y[0]):
+            raise refuse("rows of the targets", f"those of the inputs, {len(inputs)}", len(targets))
+        return _Batch(self, x, y, scale)
 
     def _everywhere(self, loss: Tensor) -> Tensor:
         """Return the loss that the last stage knows, averaged over the replicas."""
@@ -187,9 +192,14 @@ class _Batch:
         chunk = pipeline.chunks[action.chunk]
         x = self.inputs[action.micro_batch] if arrived is None else arrived.requires_grad_(training)
         recompute = pipeline.recompute and training
+        stage = pipeline.schedule.stage(pipeline.axis.rank, action.chunk)
         y: Tensor = checkpoint(chunk, x, use_reentrant=False) if recompute else chunk(x)
-        if pipeline.schedule.stage(pipeline.axis.rank, action.chunk) == pipeline.schedule.stages - 1:
+        if not isinstance(y, Tensor):
+            raise refuse(f"what stage {stage} returns", "one tensor", type(y).__name__)
+        if stage == pipeline.schedule.stages - 1:
             y = pipeline.loss_fn(y, self.targets[action.micro_batch]) / pipeline.schedule.micro_batches
+            if y.dim():
+                raise refuse("the shape of what loss_fn returns", (), tuple(y.shape))
             self.loss = self.loss + y.detach().to(self.loss)
             y = y * self._scale
         if training:

@@ -1,6 +1,6 @@
 """Training in 16 bits, where an optimizer changes copies of 32 bits, or in 32."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -11,6 +11,7 @@ from ringcomm.parallel.clip import clip_factor, grad_norm
 from ringcomm.parallel.data import take_from_first
 from ringcomm.parallel.functional import summed
 from ringcomm.parallel.grid import Grid
+from ringcomm.parallel.layout import Modules, listed
 
 __all__ = ["MixedPrecision"]
 
@@ -45,7 +46,7 @@ class MixedPrecision:
 
     def __init__(
         self,
-        chunks: Sequence[nn.Module],
+        chunks: Modules,
         grid: Grid,
         optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
         dtype: torch.dtype,
@@ -55,10 +56,10 @@ class MixedPrecision:
     ) -> None:
         if dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise refuse("the dtype", "torch.float32, torch.bfloat16 or torch.float16", dtype)
-        self.chunks, self.grid, self.patience = chunks, grid, patience
-        self.parameters = list(nn.ModuleList(chunks).parameters())
+        self.chunks, self.grid, self.patience = listed(chunks), grid, patience
+        self.parameters = list(nn.ModuleList(self.chunks).parameters())
         copies = [nn.Parameter(parameter.detach().float().clone()) for parameter in self.parameters]
-        nn.ModuleList(chunks).to(dtype)
+        nn.ModuleList(self.chunks).to(dtype)
         self.masters = self.parameters if dtype == torch.float32 else copies
         take_from_first(self.masters, grid.dp)
         self._publish()
