@@ -14,13 +14,13 @@ import argparse
 import os
 import sys
 import time
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from pydoc_data.topics import topics
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import AdamW
 
@@ -30,41 +30,49 @@ from ringcomm.parallel import (
     Grid,
     MixedPrecision,
     Pipeline,
-    clip_grad_norm,
     gpt_loss,
     gpt_stages,
     gpt_tied,
     load_checkpoint,
     make_schedule,
     save_checkpoint,
+    seed_ranks,
 )
 from ringcomm.parallel.schedule import SCHEDULES
 
-MOST = 1.0  # of the norm of the gradients; what is longer is clipped
+MAX_NORM = 1.0  # of the gradients
 
 
 def main() -> None:
     arguments = parser().parse_args()
-    start(arguments.backend)
-    grid = Grid(arguments.dp, arguments.tp, arguments.pp)
+    timeout = timedelta(seconds=arguments.timeout)
+    start(arguments, timeout)
+    grid = Grid(arguments.dp, arguments.tp, arguments.pp, device=arguments.device, timeout=timeout)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // grid.world.size))
     text = "\n".join(topics[name] for name in sorted(topics))
     alphabet = sorted(set(text))
     numbers = {character: number for number, character in enumerate(alphabet)}
-    data = torch.tensor([numbers[character] for character in text])
+    data = torch.tensor([numbers[character] for character in text], device=grid.device)
 
     config = GPTConfig(
         len(alphabet), arguments.context, arguments.layers, arguments.hidden, arguments.heads,
-        sequence_parallel=arguments.sequence_parallel,
+        dropout=arguments.dropout, sequence_parallel=arguments.sequence_parallel,
     )  # fmt: skip
     schedule = make_schedule(arguments.schedule, grid.pp.size, arguments.micro_batches, arguments.chunks)
-    chunks = gpt_stages(config, grid, chunks=schedule.chunks)
-    update = Update(arguments, chunks, grid)
+    chunks = [chunk.to(grid.device) for chunk in gpt_stages(config, grid, chunks=schedule.chunks)]
+    adam = partial(ZeroRedundancyOptimizer, optimizer_class=AdamW, process_group=grid.dp.group)
+    adam = partial(adam if arguments.zero else AdamW, lr=arguments.rate)
+    trainer = MixedPrecision(chunks, grid, adam, getattr(torch, arguments.precision))
     pipeline = Pipeline(
         grid, chunks, schedule, gpt_loss(config, grid),
         replicas=DataParallel(chunks, grid.dp), tied=gpt_tied(chunks, grid),
     )  # fmt: skip
-    first = update.resume(arguments.resume) if arguments.resume else 0
+    first = 0
+    if arguments.resume:
+        first = int(load_checkpoint(arguments.resume, chunks, trainer, grid)["step"])
+    if first >= arguments.steps:
+        sys.exit(f"nothing to do: the checkpoint is of step {first}, and --steps is {arguments.steps}")
+    seed_ranks(grid, first)  # for dropout
 
     share = grid.dp.share("sequences of a batch", arguments.batch)
     progress = Progress(arguments, first) if grid.world.rank == 0 else None
@@ -72,13 +80,13 @@ def main() -> None:
         print(f"{grid} on {arguments.backend}: {len(data):,} characters of {len(alphabet)}; {schedule.name}")
     for step in range(first, arguments.steps):
         batch = draw(data, arguments.batch, arguments.context, step).split(share)[grid.dp.rank]
-        loss = pipeline.step(batch[:, :-1], batch[:, 1:], update.scale)
-        dist.all_reduce(loss, group=grid.dp.group)
-        update.step()
+        loss = pipeline.step(batch[:, :-1], batch[:, 1:], trainer.scale)
+        trainer.step(MAX_NORM)
+        trainer.zero_grad()
         if progress:
-            progress.show(step + 1, loss.item() / grid.dp.size)
+            progress.show(step + 1, loss.item())
     if arguments.save:
-        update.save(arguments.save, arguments.steps)
+        save_checkpoint(arguments.save, chunks, trainer, grid, {"step": arguments.steps})
     if progress and arguments.plot:
         progress.plot(arguments.plot)
     dist.destroy_process_group()
@@ -87,7 +95,9 @@ def main() -> None:
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--backend", choices=("gloo", "ringcomm"), default="ringcomm")
+    add("--backend", choices=("gloo", "nccl", "ringcomm"), default="ringcomm")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: a GPU for each process of a machine")
+    add("--timeout", type=float, default=300.0, metavar="SECONDS", help="how long a call waits for a rank that lives")
     add("--dp", type=int, default=1, metavar="N", help="replicas of the model, which share a batch")
     add("--tp", type=int, default=1, metavar="N", help="ranks that share each layer")
     add("--pp", type=int, default=1, metavar="N", help="ranks that share the layers one after the other")
@@ -103,6 +113,7 @@ def parser() -> argparse.ArgumentParser:
     add("--layers", type=int, default=4)
     add("--hidden", type=int, default=128)
     add("--heads", type=int, default=4)
+    add("--dropout", type=float, default=0.0, metavar="SHARE", help="of activations that are dropped")
     add("--rate", type=float, default=1e-3, help="the learning rate")
     add("--save", type=Path, metavar="FOLDER", help="write a checkpoint at the end")
     add("--resume", type=Path, metavar="FOLDER", help="go on from a checkpoint, up to --steps")
@@ -110,57 +121,20 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def start(backend: str) -> None:
+def start(arguments: argparse.Namespace, timeout: timedelta) -> None:
     """Join the ranks that torchrun has started; without it, be alone."""
+    if arguments.device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if "RANK" in os.environ:
-        dist.init_process_group(backend)
+        dist.init_process_group(arguments.backend, timeout=timeout)
     else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(arguments.backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
 
 
 def draw(data: torch.Tensor, batch: int, context: int, step: int) -> torch.Tensor:
     """Return the sequences of a step, with the character that follows: shape (batch, context + 1)."""
     starts = torch.randint(len(data) - context - 1, (batch,), generator=torch.Generator().manual_seed(step))
     return torch.stack([data[start : start + context + 1] for start in starts])
-
-
-class Update:
-    """What follows backward: gradients are clipped, and an optimizer makes its step."""
-
-    def __init__(self, arguments: argparse.Namespace, chunks: list[nn.Module], grid: Grid) -> None:
-        self.chunks, self.grid = chunks, grid
-        make = partial(ZeroRedundancyOptimizer, optimizer_class=AdamW, process_group=grid.dp.group)
-        make = partial(make if arguments.zero else AdamW, lr=arguments.rate)
-        self.mixed = None
-        if arguments.precision == "float32":
-            self.optimizer = make(nn.ModuleList(chunks).parameters())
-        else:
-            self.mixed = MixedPrecision(chunks, grid, make, getattr(torch, arguments.precision))
-            self.optimizer = self.mixed.optimizer
-
-    @property
-    def scale(self) -> float:
-        return self.mixed.scale if self.mixed else 1.0
-
-    def step(self) -> None:
-        if self.mixed:
-            self.mixed.step(MOST)
-            self.mixed.zero_grad()
-        else:
-            clip_grad_norm(self.chunks, self.grid, MOST)
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-
-    def save(self, folder: Path, step: int) -> None:
-        numbers = {"step": step, **(self.mixed.state_dict() if self.mixed else {})}
-        save_checkpoint(folder, self.chunks, self.optimizer, self.grid, numbers)
-
-    def resume(self, folder: Path) -> int:
-        """Go on from a checkpoint, and return its step."""
-        numbers = load_checkpoint(folder, self.chunks, self.optimizer, self.grid)
-        if self.mixed:
-            self.mixed.load_state_dict(numbers)
-        return int(numbers["step"])
 
 
 class Progress:
@@ -170,15 +144,17 @@ class Progress:
         self.first, self.steps = first, arguments.steps
         self.tokens = arguments.batch * arguments.context
         self.losses: list[float] = []
-        self.begin = time.perf_counter()
+        self.shown, self.then = first, time.perf_counter()
 
     def show(self, step: int, loss: float) -> None:
         self.losses.append(loss)
-        rate = self.tokens * len(self.losses) / (time.perf_counter() - self.begin)
+        now = time.perf_counter()
+        rate = self.tokens * (step - self.shown) / (now - self.then)  # since the last line that was kept
         done = 20 * step // self.steps
         line = f"step {step}/{self.steps} {'█' * done}{'░' * (20 - done)} loss {loss:.4f}, {rate:,.0f} tokens/s"
         if step == self.steps or step % max(1, self.steps // 10) == 0:
             print(line)
+            self.shown, self.then = step, now
         elif sys.stdout.isatty():
             print(line, end="\r", flush=True)
 

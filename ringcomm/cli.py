@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ringcomm import __version__, bench, doctor, simulate, ways
 from ringcomm.algorithms import draw
 from ringcomm.bench import plot, tune
-from ringcomm.errors import ArgumentError, MemoryShortage, RingcommError
+from ringcomm.errors import ArgumentError, MemoryShortage, RingcommError, unknown
 from ringcomm.parallel import draw as pipelines
 from ringcomm.parallel.schedule import SCHEDULES
 from ringcomm.run import run
@@ -85,6 +85,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _draw(chosen: argparse.Namespace) -> int:
+    known = [*draw.names(), *SCHEDULES]
+    if chosen.algorithm not in known:
+        raise unknown("algorithm or schedule", chosen.algorithm, known)
     pipeline = chosen.algorithm in SCHEDULES
     others = {"--collective": chosen.collective} if pipeline else {"-m": chosen.micro_batches, "-v": chosen.chunks}
     for option, value in others.items():

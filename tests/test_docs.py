@@ -72,3 +72,11 @@ def printed(code):
 def test_the_training_step_prints_what_the_docs_say():
     code, text = (re.search(rf"```{kind}\n(.*?)```", DOCS["parallel.md"], re.DOTALL)[1] for kind in ("python", "text"))
     assert torch_world.run(printed, 4, code) == [text, "", "", ""]
+
+
+def test_the_model_of_ones_own_trains_and_is_kept(tmp_path):
+    code = re.findall(r"```python\n(.*?)```", DOCS["parallel.md"], re.DOTALL)[1]
+    code = code.replace('"checkpoint"', repr(str(tmp_path / "checkpoint")))
+    expected = "the loss of the last step is less than that of the first\n"
+    assert torch_world.run(printed, 4, code) == [expected, "", "", ""]
+    assert (tmp_path / "checkpoint" / ".metadata").is_file()

@@ -119,7 +119,8 @@ def test_without_a_collective_it_is_all_reduce_where_there_is_one(tmp_path, monk
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["rign"], "unknown algorithm 'rign'; known: bruck, chain, "),
+        (["rign"], "unknown algorithm or schedule 'rign'; did you mean 'ring'?"),
+        (["1f2b"], "unknown algorithm or schedule '1f2b'; did you mean '1f1b'?"),
         (["chain", "--collective", "barrier"], "there is no chain barrier; chain does: broadcast"),
         (["ring", "-n", "1"], "-n: expected 2 to 32 ranks, got 1"),
         (["ring", "-n", "33"], "-n: expected 2 to 32 ranks, got 33"),

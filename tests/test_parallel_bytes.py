@@ -156,11 +156,11 @@ def numbers():
     chunks = gpt_stages(config_for(2, 1), grid)
     with traffic() as calls:
         grad_norm(chunks, grid)
-    found.append(sent(calls, grid.model) / 4)
+    found.append(sent(calls, grid.model) / 8)
     precision = MixedPrecision(chunks, grid, lambda masters: torch.optim.SGD(masters, lr=1.0), torch.bfloat16)
     with traffic() as calls:
         precision.step()
-    return [*found, sent(calls, grid.world) / 4, sent(calls, grid.model) / 4]
+    return [*found, sent(calls, grid.world) / 4, sent(calls, grid.model) / 8]
 
 
 def test_losses_norms_and_steps_send_as_many_numbers_as_they_say():

@@ -1,5 +1,6 @@
 """Checkpoints: what one grid wrote another goes on with, as if nothing had happened."""
 
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -103,10 +104,10 @@ def masters(path, dtype, scales):
     for parameter in nn.ModuleList(chunks).parameters():
         parameter.grad = torch.ones_like(parameter)
     mixed.step()
-    save_checkpoint(path, chunks, mixed.optimizer, grid, mixed.state_dict())
+    save_checkpoint(path, chunks, mixed, grid, {"step": 1})
     others = gpt_stages(config, grid, seed=1)
     other = MixedPrecision(others, grid, lambda each: torch.optim.AdamW(each, lr=0.01), dtype, patience=3)
-    other.load_state_dict(load_checkpoint(path, others, other.optimizer, grid))
+    assert load_checkpoint(path, others, other, grid) == {"step": 1}
     for mine, theirs in zip(mixed.masters, other.masters, strict=True):
         assert torch.equal(mine, theirs)
         assert mine.dtype == torch.float32
@@ -128,27 +129,131 @@ def test_a_model_of_16_bits_goes_on_with_its_masters_of_32_and_its_scale(tmp_pat
 def other_models(path):
     grid = Grid(tp=2)
 
-    def made(**shape):
+    def made(optimizer=torch.optim.SGD, **shape):
         chunks = gpt_stages(replace(CONFIG, **shape), grid)
-        return chunks, torch.optim.SGD(nn.ModuleList(chunks).parameters(), lr=0.1)
+        return chunks, optimizer(nn.ModuleList(chunks).parameters(), lr=0.1)
 
+    def refused(call, made):
+        return str(raised(ArgumentError, lambda: call(path, *made, grid, *([{}] if call == save_checkpoint else []))))
+
+    texts = [refused(load_checkpoint, made())]
     save_checkpoint(path, *made(), grid, {})
-    errors = [
-        raised(ArgumentError, lambda: load_checkpoint(path, *made(layers=3), grid)),
-        raised(ArgumentError, lambda: load_checkpoint(path, *made(vocabulary=41), grid)),
-    ]
-    chunks, _ = made()
-    optimizer = torch.optim.SGD([next(chunks[0].parameters())], lr=0.1)
-    errors.append(raised(ArgumentError, lambda: save_checkpoint(path, chunks, optimizer, grid, {})))
+    texts += [refused(load_checkpoint, made(**shape)) for shape in ({"layers": 3}, {"layers": 1}, {"vocabulary": 41})]
     chunks, optimizer = made()
+    texts.append(refused(save_checkpoint, (chunks, torch.optim.SGD([nn.Parameter(torch.ones(3))], lr=0.1))))
     optimizer.state[chunks[0].embedding.weight]["count"] = 3
-    errors.append(raised(ArgumentError, lambda: save_checkpoint(path, chunks, optimizer, grid, {})))
-    return [str(error) for error in errors]
+    texts.append(refused(save_checkpoint, (chunks, optimizer)))
+    chunks, optimizer = made(torch.optim.Adafactor)
+    chunks[0].embedding.weight.sum().backward()
+    optimizer.step()
+    texts.append(refused(save_checkpoint, (chunks, optimizer)))
+    return texts
 
 
-def test_a_checkpoint_of_another_model_is_refused(tmp_path):
-    for texts in torch_world.run(other_models, 2, tmp_path):
-        assert texts[0].startswith(f"the checkpoint {tmp_path}: expected one with blocks.2.")
-        assert texts[1] == "dimension 0 of the full tensor: expected 41, got 37"
-        assert texts[2].startswith("the optimizer: expected one of the ")
-        assert texts[3] == "the optimizer's state count of embedding.weight: expected a tensor, got 3"
+def test_what_is_no_checkpoint_of_the_model_is_refused_on_all_ranks(tmp_path):
+    path = tmp_path / "checkpoint"
+    for texts in torch_world.run(other_models, 2, path):
+        assert texts[0].startswith(f"the folder of a checkpoint: expected one that save_checkpoint wrote, got {path} (")
+        assert re.match(rf"the checkpoint {path}: expected one with blocks\.2\..*, got one with \d+ others", texts[1])
+        assert re.match(rf"the model: expected one with blocks\.1\..*, as the checkpoint {path} has", texts[2])
+        assert texts[3] == f"embedding.weight in the checkpoint {path}: expected (41, 16), got (37, 16)"
+        assert texts[4] == "what the optimizer works on: expected parameters of the chunks, got another, (3,)"
+        assert texts[5] == "the optimizer's state count of embedding.weight: expected a tensor, got 3"
+        assert re.match(
+            r"the shape of the optimizer's state row_var of embedding.weight, which is cut over tp", texts[6]
+        )
+
+
+class Normed(nn.Sequential):
+    """A model with buffers, of which one is no part of its state."""
+
+    def __init__(self, seed):
+        torch.manual_seed(seed)
+        super().__init__(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+        self.register_buffer("scratch", torch.full((), float(seed)), persistent=False)
+
+
+def parts_of_a_model(path):
+    """Save a model that is frozen in part, with its other parameters in groups of another order, on one rank only."""
+    if dist.get_rank() == 1:
+        return
+    grid = Grid.alone()
+    found = []
+    for seed in (1, 2):
+        model = Normed(seed)
+        model[0].requires_grad_(False)
+        optimizer = torch.optim.AdamW([{"params": [model[2].bias, model[2].weight]}, {"params": model[1].parameters()}])
+        if seed == 1:
+            model(torch.randn(8, 4)).square().sum().backward()
+            optimizer.step()
+            save_checkpoint(path, [model], optimizer, grid, {})
+        else:
+            load_checkpoint(path, [model], optimizer, grid)
+        states = [optimizer.state[parameter] for parameter in (model[2].weight, model[2].bias)]
+        found.append((model.state_dict(), states, float(model.scratch)))
+    (saved, states, _), (loaded, loaded_states, scratch) = found
+    assert scratch == 2
+    torch.testing.assert_close((loaded, loaded_states), (saved, states), rtol=0, atol=0)
+    assert saved["1.running_mean"].any()
+
+
+def test_buffers_are_kept_and_parameters_are_known_by_name_whatever_trains_them(tmp_path):
+    torch_world.run(parts_of_a_model, 2, tmp_path)
+
+
+def memory(path):
+    """Return the bytes that the states of an optimizer hold, as they were made and as they were read."""
+    grid = Grid(tp=2)
+    held = []
+    for turn in range(2):
+        chunks = gpt_stages(CONFIG, grid)
+        optimizer = torch.optim.AdamW(nn.ModuleList(chunks).parameters())
+        if turn == 0:
+            for parameter in nn.ModuleList(chunks).parameters():
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+            save_checkpoint(path, chunks, optimizer, grid, {})
+        else:
+            load_checkpoint(path, chunks, optimizer, grid)
+        tensors = [x for state in optimizer.state.values() for x in state.values()]
+        held.append(sum(x.untyped_storage().nbytes() for x in tensors))
+        assert all(x.is_contiguous() for x in tensors)
+    return held
+
+
+def test_states_that_were_read_take_no_more_memory_than_those_that_were_made(tmp_path):
+    for made, read in torch_world.run(memory, 2, tmp_path):
+        assert made == read > 0
+
+
+def same_names(path):
+    grid = Grid(pp=2)
+    layer = nn.Linear(2, 2)
+    texts = []
+    for chunks in ([nn.Sequential(layer)], [nn.Sequential(layer), nn.Sequential(nn.Linear(2, 2))]):
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        texts.append(str(raised(ArgumentError, lambda: save_checkpoint(path, chunks, optimizer, grid, {}))))  # noqa: B023
+    stage = nn.ModuleDict({str(grid.pp.rank): layer})
+    save_checkpoint(path, stage, torch.optim.SGD(stage.parameters(), lr=0.1), grid, {})
+    return texts
+
+
+def test_stages_with_parameters_of_the_same_name_are_refused(tmp_path):
+    for texts in torch_world.run(same_names, 2, tmp_path):
+        words = "the names of parameters: expected each in one stage, as in the full model, got"
+        assert texts[0] == f"{words} 0.weight on ranks 0 and 1 of the pipeline"
+        assert texts[1] == f"{words} 0.weight on two chunks of a rank"
+
+
+def compiled(path):
+    """Save a stage, and read it into one that is compiled."""
+    grid = Grid(tp=2)
+    (stage,), (other,) = gpt_stages(CONFIG, grid), gpt_stages(CONFIG, grid, seed=1)
+    save_checkpoint(path, stage, torch.optim.SGD(stage.parameters(), lr=0.1), grid, {})
+    load_checkpoint(path, torch.compile(other), torch.optim.SGD(other.parameters(), lr=0.1), grid)
+    for mine, theirs in zip(stage.parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_compiled_module_has_the_names_of_the_module(tmp_path):
+    torch_world.run(compiled, 2, tmp_path)

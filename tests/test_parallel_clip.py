@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import torch_world
+from ringcomm import ArgumentError
 from ringcomm.parallel import Grid, clip_grad_norm, gpt_stages, grad_norm
 from ringcomm.parallel.layout import cut, full_shape, splits
 from ringcomm.parallel.seed import mixed
@@ -68,3 +69,45 @@ def test_gradients_of_16_bits_are_squared_in_32(dtype):
 @pytest.mark.parametrize(("dp", "tp", "pp"), layouts(8))
 def test_norm_and_clipping_on_every_layout_of_eight(dp, tp, pp):
     torch_world.run(clipped, 8, dp, tp, pp, True)
+
+
+class Plain(nn.Module):
+    """A stage without parameters, or with parameters of two dtypes."""
+
+    def __init__(self, some):
+        super().__init__()
+        dtypes = (torch.float32, torch.float64, torch.bfloat16) if some else ()
+        self.weights = nn.ParameterList(nn.Parameter(torch.ones(3, dtype=dtype)) for dtype in dtypes)
+
+
+def uneven():
+    grid = Grid(pp=2)
+    stage = Plain(some=grid.pp.rank == 1)
+    for parameter in stage.parameters():
+        parameter.grad = torch.full_like(parameter, 2.0)
+    with pytest.raises(ArgumentError, match="max_norm: expected a number from 0, got -1"):
+        clip_grad_norm(stage, grid, -1.0)
+    return float(clip_grad_norm(stage, grid, 1.0)), [parameter.grad.tolist() for parameter in stage.parameters()]
+
+
+def test_a_stage_may_have_no_parameters_or_several_dtypes():
+    for norm, grads in torch_world.run(uneven, 2):
+        assert norm == pytest.approx(6.0)
+        for grad in grads:
+            assert grad == pytest.approx([1 / 3] * 3, rel=1e-2)
+
+
+def wrapped():
+    grid = Grid(pp=2)
+    stages = gpt_stages(config_for(1, 2), grid)
+    norms = []
+    for wrap in (lambda stage: stage, torch.compile, nn.Sequential):
+        for parameter in stages[0].parameters():
+            parameter.grad = torch.ones_like(parameter)
+        norms.append(float(grad_norm(wrap(stages[0]), grid)))
+    return norms
+
+
+def test_tied_weights_count_once_in_a_module_that_is_compiled_or_wrapped():
+    for norms in torch_world.run(wrapped, 2):
+        assert norms[0] == norms[1] == norms[2]

@@ -177,10 +177,78 @@ def misused():
     model = network(0)
     replicas = DataParallel(model, Grid(dp=2).dp)
     model(rows(0, 1)).sum().backward()
-    with pytest.raises(ArgumentError, match="backward ran twice"):
+    with pytest.raises(ArgumentError, match="call finish after each backward"):
         model(rows(0, 1)).sum().backward()
     replicas.finish()
 
 
 def test_a_second_backward_before_the_gradients_are_there_is_refused():
     torch_world.run(misused, 2)
+
+
+def interrupted():
+    """Let a backward fail on all ranks, and go on after `finish`."""
+    model, whole = network(0), network(0)
+    replicas = DataParallel(model, Grid(dp=2).dp, bucket_bytes=1)
+    hook = model[0].weight.register_hook(lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(rows(0, 1)).sum().backward()
+    replicas.finish()
+    hook.remove()
+    model.zero_grad()
+    whole(rows(1, 2)).square().mean().backward()
+    model(mine(rows(1, 2))).square().mean().backward()
+    replicas.finish()
+    same_gradients(model, whole)
+
+
+def test_a_backward_that_failed_is_finished_and_forgotten():
+    torch_world.run(interrupted, 2)
+
+
+def anew():
+    model, whole = network(0), network(0)
+    dp = Grid(dp=2).dp
+    replicas = DataParallel(model, dp)
+    replicas = DataParallel(model, dp)
+    whole(rows(0, 2)).square().mean().backward()
+    model(mine(rows(0, 2))).square().mean().backward()
+    replicas.finish()
+    same_gradients(model, whole)
+
+
+def test_of_one_that_is_made_anew_the_old_one_does_nothing():
+    torch_world.run(anew, 2)
+
+
+def sparse():
+    model = nn.Embedding(10, 4, sparse=True)
+    replicas = DataParallel(model, Grid(dp=2).dp)
+    with pytest.raises(ArgumentError, match=r"the gradient of a parameter of shape \(10, 4\): expected a dense one"):
+        model(torch.arange(3)).sum().backward()
+    model.zero_grad()
+    replicas.finish()
+
+
+def test_sparse_gradients_are_refused():
+    torch_world.run(sparse, 2)
+
+
+def unlike(frozen):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), *([] if frozen or dist.get_rank() else [nn.Linear(4, 4)]))
+    model[dist.get_rank()].requires_grad_(not frozen)
+    with pytest.raises(ArgumentError) as error:
+        DataParallel(model, Grid(dp=2).dp)
+    return str(error.value)
+
+
+def test_replicas_that_differ_are_refused_on_all_ranks():
+    for text in torch_world.run(unlike, 2, True):
+        assert text == (
+            "parameter 0 of replica 1 (rank 1): expected as on rank 0, 0.0.weight (4, 4) torch.float32 "
+            "requires_grad=False, got 0.0.weight (4, 4) torch.float32 requires_grad=True"
+        )
+    for text in torch_world.run(unlike, 2, False):
+        assert text.startswith("parameter 4 of replica 1 (rank 1): expected as on rank 0, 0.2.weight (4, 4)")
+        assert text.endswith("got none")

@@ -71,6 +71,8 @@ def misfits():
         vocab_parallel_cross_entropy(torch.ones(2, 4), torch.tensor([1, 2, 3]), tp)
     with pytest.raises(ArgumentError, match="the vocabulary: expected 5 to 8, for 2 · 4 logits, got 9"):
         vocab_parallel_cross_entropy(torch.ones(2, 4), torch.tensor([1, 2]), tp, vocabulary=9)
+    with pytest.raises(ArgumentError, match="label_smoothing: expected a number from 0 to 1, got 7"):
+        vocab_parallel_cross_entropy(torch.ones(2, 4), torch.tensor([1, 2]), tp, label_smoothing=7)
 
 
 def test_targets_and_vocabularies_that_do_not_fit_are_refused():

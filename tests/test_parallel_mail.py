@@ -115,7 +115,7 @@ def other_shapes():
                 pieces = zip(inputs.chunk(MICRO_BATCHES), targets.chunk(MICRO_BATCHES), strict=True)
                 expected = sum(F.mse_loss(model(x), y) / MICRO_BATCHES for x, y in pieces)
             assert torch.equal(pipe.evaluate(inputs, targets), expected)
-    assert len(pipe._layouts) == 2  # agreed once for each
+    assert len(pipe._formats) == 2  # agreed once for each
     return [parameter.grad is not None for parameter in pipe.chunks[0].parameters()], stages
 
 

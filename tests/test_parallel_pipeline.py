@@ -182,11 +182,11 @@ def with_replicas(name, chunks, scale):
     dist.all_reduce = noted
     try:
         inputs, targets = batch(2 * 4 * ROWS)
-        pipe.step(inputs.chunk(2)[grid.dp.rank], targets.chunk(2)[grid.dp.rank], scale)
+        loss = pipe.step(inputs.chunk(2)[grid.dp.rank], targets.chunk(2)[grid.dp.rank], scale)
     finally:
         dist.all_reduce = all_reduce
-    assert sum(calls) == sum(parameter.numel() for module in modules for parameter in module.parameters())
-    one_by_one(nn.Sequential(*whole), inputs, targets, 8)
+    assert sum(calls) == 1 + sum(parameter.numel() for module in modules for parameter in module.parameters())
+    torch.testing.assert_close(loss, one_by_one(nn.Sequential(*whole), inputs, targets, 8), rtol=1e-12, atol=1e-12)
     for module, stage in zip(modules, stages, strict=True):
         for ours, theirs in zip(module.parameters(), whole[stage].parameters(), strict=True):
             torch.testing.assert_close(ours.grad, scale * theirs.grad, rtol=1e-12, atol=1e-12)

@@ -14,8 +14,8 @@ from torch import nn
 import torch_world
 from failures import PROMPT, mortals, outcomes, raised
 from pipelines import MICRO_BATCHES, ROWS, batch, layers, pipeline
-from ringcomm import ArgumentError, PeerLost
-from ringcomm.parallel import Grid, Pipeline
+from ringcomm import Aborted, ArgumentError, PeerLost
+from ringcomm.parallel import DataParallel, Grid, Pipeline
 from ringcomm.parallel.schedule import make_schedule
 
 
@@ -29,6 +29,7 @@ def refusals():
     pipe = Pipeline(grid, [stage], make_schedule("1f1b", 2, 4), F.mse_loss)
     errors.append(raised(ArgumentError, lambda: pipe.step(*batch(6))))
     errors.append(raised(ArgumentError, lambda: pipe.step(batch(4)[0], torch.tensor(1.0))))
+    errors.append(raised(ArgumentError, lambda: pipe.step(batch(8)[0], batch(4)[1])))
     pipe.step(*batch(4))  # nothing was sent: it goes on
     return [str(error) for error in errors]
 
@@ -39,6 +40,7 @@ def test_what_does_not_fit_is_refused_with_the_numbers():
         assert texts[1] == "chunks of this rank: expected those of the schedule, 2, got 1"
         assert texts[2] == "rows of the inputs, for 4 micro-batches: expected a multiple of 4, got 6"
         assert texts[3] == "rows of the targets, for 4 micro-batches: expected a multiple of 4, got 0"
+        assert texts[4] == "rows of the targets: expected those of the inputs, 8, got 4"
 
 
 class Wrong(nn.Module):
@@ -51,6 +53,8 @@ class Wrong(nn.Module):
         self.calls += 1
         if self.kind == "integers":
             return x.long()
+        if self.kind == "a tuple":
+            return (x,)
         if self.kind == "another shape":
             return x[: self.calls]
         return torch.zeros_like(x).requires_grad_()
@@ -76,6 +80,7 @@ def wrong_stages(kind):
             "another shape",
             "of the same shape: expected torch.float64 of shape .1, 6., got torch.float64 of shape .2, 6.",
         ),
+        ("a tuple", "what stage 0 returns: expected one tensor, got tuple"),
         ("a constant", "stage 1: what it returns does not depend on what it is given"),
     ],
 )
@@ -86,6 +91,51 @@ def test_a_stage_that_returns_what_cannot_be_sent_is_named(kind, words):
             answers[rank] = answer
     (text,) = filter(None, answers.values())
     assert re.search(words, text)
+
+
+# --- A rank that fails, and lives on ----------------------------------------------------------------------------------
+
+
+class Failing(nn.Module):
+    """A stage that raises an error, in forward or in backward."""
+
+    def __init__(self, inner, where):
+        super().__init__()
+        self.inner, self.where = inner, where
+
+    def forward(self, x):
+        if self.where == "forward":
+            self.fail()
+        y = self.inner(x)
+        y.register_hook(self.fail)
+        return y
+
+    def fail(self, *_):
+        raise ZeroDivisionError("this stage fails")
+
+
+def failed(where):
+    grid = Grid(dp=2, pp=2)
+    stage = layers(2)[grid.pp.rank]
+    pipe = Pipeline(grid, [stage], make_schedule("1f1b", 2, 4), F.mse_loss, replicas=DataParallel(stage, grid.dp))
+    pipe.step(*batch(8))
+    if dist.get_rank() == 1:
+        pipe.chunks = [Failing(stage, where)]
+    started = time.monotonic()
+    error = raised((ZeroDivisionError, Aborted), lambda: pipe.step(*batch(8)))
+    seconds = time.monotonic() - started
+    dist.barrier()  # nobody has left
+    return type(error).__name__, str(error), seconds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_stage_that_fails_is_told_to_all_ranks_also_if_its_process_lives_on(where):
+    answers = torch_world.run(failed, 4, where)
+    assert [kind for kind, _, _ in answers] == ["Aborted", "ZeroDivisionError", "Aborted", "Aborted"]
+    for kind, text, seconds in answers:
+        assert seconds < PROMPT
+        assert kind == "ZeroDivisionError" or re.search("rank 1 aborted .*: ZeroDivisionError: this stage fails", text)
 
 
 # --- A rank that dies -------------------------------------------------------------------------------------------------

@@ -62,10 +62,10 @@ def alone(dtype):
     for got, expected in zip(precision.masters, masters, strict=True):
         assert got.dtype == torch.float32
         assert torch.equal(got, expected)
-        assert not torch.equal(got, got.to(dtype).float())  # what 16 bits would have lost
+        assert torch.equal(got, got.to(dtype).float()) is (dtype == torch.float32)  # what 16 bits would have lost
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_one_process_trains_as_the_paper_says_bit_for_bit(dtype):
     torch_world.run(alone, 1, dtype)
 
@@ -154,8 +154,23 @@ def test_gradients_are_clipped_as_they_are_without_the_scale(dtype):
     assert abs(moved - 0.5) < 1e-3
 
 
+def too_long():
+    model = nn.Linear(1000, 1000)
+    precision = MixedPrecision([model], Grid(), sgd, torch.bfloat16)
+    before = [master.detach().clone() for master in precision.masters]
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 1e38)
+    assert precision.step() is None
+    for master, old in zip(precision.masters, before, strict=True):
+        assert torch.equal(master, old)
+
+
+def test_a_norm_that_is_not_finite_skips_the_step_where_each_gradient_is():
+    torch_world.run(too_long, 1)
+
+
 def refused():
-    with pytest.raises(ArgumentError, match=r"expected torch\.bfloat16 or torch\.float16, got torch\.float64"):
+    with pytest.raises(ArgumentError, match=r"expected torch\.float32, torch\.bfloat16 or torch\.float16, got"):
         MixedPrecision([network()], Grid(), sgd, torch.float64)
 
 

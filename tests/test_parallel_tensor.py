@@ -211,6 +211,9 @@ def misfits():
             lambda: ParallelAttention(12, 6, tp, kv_heads=3),
             "a multiple or a divisor of tp = 2, got 3",
         ),
+        (lambda: ParallelAttention(16, 0, tp), "heads: expected an integer from 1"),
+        (lambda: ParallelAttention(16, 4, tp, kv_heads=0), "key heads: expected an integer from 1"),
+        (lambda: VocabParallelEmbedding(1, 4, tp), "more tokens than the 1 that 1 of 2 ranks have, got 1"),
         (lambda: VocabParallelEmbedding(5, 4, tp)(torch.tensor([[1, 5]])), "token ids: expected numbers from 0 to 4"),
     ):
         with pytest.raises(ArgumentError, match=words):

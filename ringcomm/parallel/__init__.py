@@ -78,7 +78,14 @@ MODULES = (
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        for module in (import_module(f"{__name__}.{module}") for module in MODULES):
-            if name in module.__all__:
-                return getattr(module, name)
+        for module in MODULES:
+            try:
+                found = import_module(f"{__name__}.{module}")
+            except ModuleNotFoundError as error:
+                if error.name != "torch":
+                    raise
+                raise ModuleNotFoundError(f"{name} needs torch: pip install 'ringcomm[torch]'", name="torch") from error
+            if name in found.__all__:
+                globals()[name] = getattr(found, name)
+                return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

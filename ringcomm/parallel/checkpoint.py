@@ -1,136 +1,227 @@
-"""Checkpoints that fit every grid: the full tensors of the full model, by torch.distributed.checkpoint.
+"""Checkpoints that fit every grid: torch.distributed.checkpoint, told which part of the full model each tensor is.
 
-What the ranks of the tensor axis hold parts of is put together before it is written, and cut anew when it is read; what
-several ranks have is written by one of them. So a checkpoint knows nothing of the grid that wrote it.
+What is cut over the tensor axis is given to it as a DTensor over that axis, all else as it is. So it writes each number
+once, by a rank that has it, and reads on any grid what a rank needs, without ever putting a tensor together.
 """
 
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+from pickle import UnpicklingError
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor, Shard
+from torch.optim import Optimizer
 
-from ringcomm.errors import refuse
+from ringcomm.errors import ArgumentError, refuse
 from ringcomm.parallel.grid import Grid
-from ringcomm.parallel.layout import Split, cut, splits, to_full
+from ringcomm.parallel.layout import Modules, Split, copies, full_shape, listed, parameters, plain, splits
+from ringcomm.parallel.precision import MixedPrecision
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
 
 Path = str | os.PathLike[str]
+PRECISION = "precision."  # starts the names of its numbers
 
 
 def save_checkpoint(
     path: Path,
-    chunks: Sequence[nn.Module],
-    optimizer: torch.optim.Optimizer,
+    chunks: Modules,
+    optimizer: Optimizer | MixedPrecision,
     grid: Grid,
     numbers: Mapping[str, float],
 ) -> None:
-    """Write model and optimizer to the folder `path`; all ranks call it.
+    """Write a model and what trains it to the folder `path`; all ranks of the grid call it.
 
-    The optimizer works on the parameters of the chunks, in their order, or on copies of them, which are written in
-    their place (`MixedPrecision.masters`). Of a `ZeroRedundancyOptimizer` over `grid.dp` each replica writes its share
-    of the states. Communication: an all-gather of what is cut, over tp; and what torch needs.
+    Written are parameters, buffers, the optimizer's states (of a `ZeroRedundancyOptimizer` over `grid.dp` by each
+    replica its share), the masters and the scale of a MixedPrecision, and the numbers. Rates and other options of the
+    optimizer are not, nor the states of random generators. What the folder has is written over: give each checkpoint a
+    folder of its own, if an interruption must not cost the one before.
+
+    Communication: the names of the parameters, and what torch needs to agree on who writes what.
 
     Args:
-        path: the folder, which all ranks see
+        path: a folder that all ranks see
         chunks: the modules of this rank
-        optimizer: what trains them; its states are kept, its rates and the like are not
+        optimizer: what trains their parameters, or some of them
         grid: that of the chunks
         numbers: what else the training needs to go on, the same on every rank: {"step": 100}
 
     Raises:
-        ArgumentError: the optimizer is not one of these parameters, or has a state that is no tensor.
+        ArgumentError: two stages have parameters of the same name, which are not `copies`; the optimizer has
+            parameters that are not in the chunks, or states that fit no other grid.
     """
-    states = _local(optimizer).state
-    tensors = {
-        _key("", name): torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else torch.int64)
-        for name, number in numbers.items()
-    }
-    for name, _, tensor, split in _trained(chunks, optimizer):
-        held = {"": tensor.detach(), **states.get(tensor, {})}
-        for key, value in held.items():
+    chunks = listed(chunks)
+    if isinstance(optimizer, MixedPrecision):
+        numbers = {**numbers, **{PRECISION + name: number for name, number in optimizer.state_dict().items()}}
+    tensors = {f":{name}": _number(number) for name, number in numbers.items()} | _buffers(chunks)
+    states, trained = _states(optimizer), list(_trained(chunks, optimizer))
+    _model(chunks, trained, grid)
+    for name, _, tensor, split in trained:
+        tensors[name] = _placed(tensor.detach(), split, grid)
+        for key, value in states.get(tensor, {}).items():
             if not isinstance(value, Tensor):
                 raise refuse(f"the optimizer's state {key} of {name}", "a tensor", value)
-        like = {key: split for key, value in held.items() if split and value.shape == tensor.shape}
-        full = to_full(held, like, grid.tp)
-        tensors |= {_key(name, key): value for key, value in full.items()}
-    save(tensors, checkpoint_id=path)
+            alike = value.shape == tensor.shape
+            if split and value.dim() and not alike:
+                what = f"the shape of the optimizer's state {key} of {name}, which is cut over tp"
+                raise refuse(what, f"() or {tuple(tensor.shape)}", tuple(value.shape))
+            tensors[f"{name}:{key}"] = _placed(value, split if alike else None, grid)
+    save(tensors, checkpoint_id=path, process_group=grid.world.group)
 
 
-def load_checkpoint(
-    path: Path, chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, grid: Grid
-) -> dict[str, float]:
-    """Set model and optimizer to what the folder `path` has, and return the numbers that were written with them.
+def load_checkpoint(path: Path, chunks: Modules, optimizer: Optimizer | MixedPrecision, grid: Grid) -> dict[str, float]:
+    """Set a model and what trains it to what the folder `path` has, and return the numbers that were written with them.
 
-    All ranks call it, with chunks of the same model and an optimizer of the same kind, on any grid. Each reads the full
-    tensors of its parameters. No communication but what torch needs.
+    All ranks of the grid call it, with chunks of the same model and an optimizer of the same kind, on any grid.
+    Communication: the names of the parameters, and what torch needs.
 
     Raises:
-        ArgumentError: the checkpoint is of a model without one of these parameters, or with one of another shape.
+        ArgumentError: there is no checkpoint, or it is of another model.
     """
-    stored = FileSystemReader(path).read_metadata().state_dict_metadata
-    full = {
-        key: torch.empty(entry.size, dtype=entry.properties.dtype)
-        for key, entry in stored.items()
-        if isinstance(entry, TensorStorageMetadata)
-    }
-    trained = list(_trained(chunks, optimizer))
-    mine = {"", *(name for name, *_ in trained)}
-    wanted = {key: tensor for key, tensor in full.items() if _name_of(key) in mine}
-    load(wanted, checkpoint_id=path)
-    states, kept = _local(optimizer).state, set(_worked_on(_local(optimizer)))
+    try:
+        stored = FileSystemReader(path).read_metadata().state_dict_metadata
+    except (OSError, EOFError, UnpicklingError) as error:
+        raise refuse("the folder of a checkpoint", "one that save_checkpoint wrote", f"{path} ({error})") from error
+    chunks = listed(chunks)
+    trained, wanted = list(_trained(chunks, optimizer)), _buffers(chunks)
+    sizes: dict[str, torch.Size] = {}
+    held: dict[str, dict[str, TensorStorageMetadata]] = defaultdict(dict)  # what goes with a parameter, or with none
+    for key, entry in stored.items():
+        name, colon, state = key.partition(":")
+        if isinstance(entry, TensorStorageMetadata) and colon:
+            held[name][state] = entry
+        elif isinstance(entry, TensorStorageMetadata):
+            sizes[name] = entry.size
+    _check_model(path, sizes, _model(chunks, trained, grid))
+    numbers = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in held[""].items()}
+    wanted |= {f":{name}": number for name, number in numbers.items()}
+    states: dict[Tensor, dict[str, Tensor]] = defaultdict(dict)
+    for name, _, tensor, split in trained:
+        wanted[name] = _placed(tensor.detach(), split, grid)
+        for state, entry in held[name].items():
+            alike = entry.size == sizes[name]
+            like = tensor.detach() if alike else torch.empty(entry.size)
+            states[tensor][state] = torch.zeros_like(like, dtype=entry.properties.dtype)
+            wanted[f"{name}:{state}"] = _placed(states[tensor][state], split if alike else None, grid)
+    load(wanted, checkpoint_id=path, process_group=grid.world.group)
     with torch.no_grad():
-        for name, parameter, tensor, split in trained:
-            if name not in wanted:
-                raise refuse(f"the checkpoint {path}", f"one with {name}", f"{len(full)} other tensors")
-            values = {key.partition(":")[2]: wanted[key] for key in wanted if _name_of(key) == name}
-            whole = values[""].shape
-            parts = {
-                key: cut(value, split, grid.tp) if split and value.shape == whole else value
-                for key, value in values.items()
-            }
-            if parts[""].shape != tensor.shape:
-                raise refuse(f"this rank's part of {name}", tuple(tensor.shape), tuple(parts[""].shape))
-            tensor.copy_(parts.pop(""))
+        for _, parameter, tensor, _ in trained:
             parameter.copy_(tensor)
-            if tensor in kept:
-                states[tensor] = parts
-    return {key.partition(":")[2]: wanted[key].item() for key in wanted if _name_of(key) == ""}
+    _set_states(optimizer, states)
+    found = {name: number.item() for name, number in numbers.items()}
+    kept = {name.removeprefix(PRECISION): found.pop(name) for name in list(found) if name.startswith(PRECISION)}
+    if isinstance(optimizer, MixedPrecision):
+        optimizer.load_state_dict(kept)
+    return found
 
 
-def _local(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the optimizer that has the states of this rank: that inside a ZeroRedundancyOptimizer, if it is one."""
-    local: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
-    return local
+class _Trained(NamedTuple):
+    """A parameter: its name in the full model, what an optimizer works on in its place, and how it is cut."""
+
+    name: str
+    parameter: nn.Parameter
+    tensor: Tensor
+    split: Split | None
 
 
-def _worked_on(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [tensor for group in optimizer.param_groups for tensor in group["params"]]
-
-
-def _trained(
-    chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer
-) -> Iterator[tuple[str, nn.Parameter, Tensor, Split | None]]:
-    """Yield name and parameter, what the optimizer has in its place, and how it is cut."""
+def _trained(chunks: Sequence[nn.Module], optimizer: Optimizer | MixedPrecision) -> Iterator[_Trained]:
     cuts = {name: split for chunk in chunks for name, split in splits(chunk).items()}
-    named = list(nn.ModuleList(chunks).named_parameters())
-    worked_on = _worked_on(optimizer)
-    if [parameter.shape for _, parameter in named] != [tensor.shape for tensor in worked_on]:
-        raise refuse("the optimizer", f"one of the {len(named)} parameters of the chunks", f"one of {len(worked_on)}")
-    for (numbered, parameter), tensor in zip(named, worked_on, strict=True):
-        name = numbered.partition(".")[2]  # without the number of the chunk
-        yield name, parameter, tensor, cuts.get(name)
+    masters: Mapping[nn.Parameter, Tensor] = {}
+    if isinstance(optimizer, MixedPrecision):
+        masters = dict(zip(optimizer.parameters, optimizer.masters, strict=True))
+    named: dict[nn.Parameter, str] = {}
+    seen: dict[str, nn.Parameter] = {}
+    for name, parameter in (item for chunk in chunks for item in parameters(chunk)):
+        if seen.setdefault(name, parameter) is not parameter:
+            raise _twice(name, "two chunks of a rank")
+        named.setdefault(parameter, name)
+    known = {masters.get(parameter, parameter) for parameter in named}
+    for tensor in (tensor for group in _optimizer(optimizer).param_groups for tensor in group["params"]):
+        if tensor not in known:
+            raise refuse("what the optimizer works on", "parameters of the chunks", f"another, {tuple(tensor.shape)}")
+    for parameter, name in named.items():
+        yield _Trained(name, parameter, masters.get(parameter, parameter), cuts.get(name))
 
 
-def _key(name: str, key: str) -> str:
-    """Return the key of a parameter (""), of an optimizer's state of it, or of a number (which is of no parameter)."""
-    return f"{name}:{key}" if key else name
+def _optimizer(trains: Optimizer | MixedPrecision) -> Optimizer:
+    return trains.optimizer if isinstance(trains, MixedPrecision) else trains
 
 
-def _name_of(key: str) -> str:
-    return key.partition(":")[0]
+def _states(trains: Optimizer | MixedPrecision) -> Mapping[Tensor, dict[str, Any]]:
+    """Return the states that this rank has: those inside a ZeroRedundancyOptimizer, if it is one."""
+    optimizer = _optimizer(trains)
+    states: Mapping[Tensor, dict[str, Any]] = getattr(optimizer, "optim", optimizer).state
+    return states
+
+
+def _set_states(trains: Optimizer | MixedPrecision, states: Mapping[Tensor, dict[str, Tensor]]) -> None:
+    """Give an optimizer these states of its tensors, in the way that it gets them from a `state_dict`."""
+    optimizer = _optimizer(trains)
+    numbered = count()
+    groups = [{**group, "params": [next(numbered) for _ in group["params"]]} for group in optimizer.param_groups]
+    worked_on = (tensor for group in optimizer.param_groups for tensor in group["params"])
+    optimizer.load_state_dict(
+        {"state": {number: states[tensor] for number, tensor in enumerate(worked_on)}, "param_groups": groups}
+    )
+
+
+def _buffers(chunks: Sequence[nn.Module]) -> dict[str, Tensor]:
+    """Return the buffers that belong to the state of the modules."""
+    named = ((chunk.state_dict(), dict(chunk.named_buffers())) for chunk in chunks)
+    return {plain(name): x for state, buffers in named for name, x in state.items() if name in buffers}
+
+
+def _model(chunks: Sequence[nn.Module], trained: Sequence[_Trained], grid: Grid) -> dict[str, torch.Size]:
+    """Return the shapes of all that the stages have together, by name; all ranks refuse alike what they name twice."""
+    elsewhere = {name for chunk in chunks for name in copies(chunk)}
+    mine = {name: full_shape(tensor, split) for name, _, tensor, split in trained}
+    mine |= {name: x.shape for name, x in _buffers(chunks).items()}
+    stages: list[Any] = [None] * grid.pp.size
+    dist.all_gather_object(stages, {name: (shape, name in elsewhere) for name, shape in mine.items()}, grid.pp.group)
+    owners: dict[str, int] = {}
+    for rank, stage in enumerate(stages):
+        for name in (name for name, (_, copied) in stage.items() if not copied):
+            if owners.setdefault(name, rank) != rank:
+                raise _twice(name, f"ranks {owners[name]} and {rank} of the pipeline")
+    return {name: shape for stage in stages for name, (shape, _) in stage.items()}
+
+
+def _twice(name: str, where: str) -> ArgumentError:
+    return refuse("the names of parameters", "each in one stage, as in the full model", f"{name} on {where}")
+
+
+def _check_model(path: Path, stored: Mapping[str, torch.Size], model: Mapping[str, torch.Size]) -> None:
+    """Refuse a checkpoint of another model."""
+    for name, shape in model.items():
+        if name not in stored:
+            raise refuse(f"the checkpoint {path}", f"one with {name}", f"one with {len(stored)} others")
+        if stored[name] != shape:
+            raise refuse(f"{name} in the checkpoint {path}", tuple(shape), tuple(stored[name]))
+    if others := stored.keys() - model.keys():
+        raise refuse(
+            "the model", f"one with {min(others)}, as the checkpoint {path} has", f"one with {len(model)} others"
+        )
+
+
+def _placed(x: Tensor, split: Split | None, grid: Grid) -> Tensor:
+    """Return `x` as what it is of the full model: a shard of it, without padding, over the tensor axis."""
+    if split is None or grid.tp.size == 1:
+        return x
+    share, full = x.shape[split.dim], full_shape(x, split)
+    start = min(grid.tp.rank * share, split.length)
+    mine = x.narrow(split.dim, 0, min(share, split.length - start))
+    stride = torch.empty(full, device="meta").stride()
+    return DTensor.from_local(mine, grid.mesh["tp"], [Shard(split.dim)], shape=full, stride=stride)
+
+
+def _number(number: float) -> Tensor:
+    return torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else torch.int64)

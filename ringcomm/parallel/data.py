@@ -1,15 +1,19 @@
 """Data parallelism: the replicas of a model average their gradients while backward still runs."""
 
+import weakref
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import zip_longest
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from ringcomm.errors import ArgumentError
+from ringcomm.errors import ArgumentError, refuse
 from ringcomm.parallel.grid import Axis
+from ringcomm.parallel.layout import Modules, listed
 
 __all__ = ["DataParallel"]
 
@@ -30,29 +34,37 @@ class DataParallel:
         optimizer.step()
 
     At the start: a broadcast of all parameters and buffers from the first replica. A step: all-reduces that send
-    2 · (d-1)/d times the bytes of the parameters.
+    2 · (d-1)/d times the bytes of the parameters. Gradients are averaged as long as this object lives.
 
     Args:
         modules: what to keep the same: a module, or the chunks of a pipeline
         dp: the replicas
         bucket_bytes: the size from which on a bucket is sent
+
+    Raises:
+        ArgumentError: the replicas differ in the shape, dtype or `requires_grad` of a parameter.
     """
 
-    def __init__(self, modules: nn.Module | Iterable[nn.Module], dp: Axis, *, bucket_bytes: int = 25 << 20) -> None:
-        module = modules if isinstance(modules, nn.Module) else nn.ModuleList(modules)
+    def __init__(self, modules: Modules, dp: Axis, *, bucket_bytes: int = 25 << 20) -> None:
+        several = listed(modules)
+        module = nn.ModuleList(several)
         self.dp = dp
         self._quiet = False
         self._buckets: list[Bucket] = []
         self._sent = 0  # how many buckets are on their way, or there
         if dp.size == 1:
             return
+        alike(module, dp)
         take_from_first([*module.parameters(), *module.buffers()], dp)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._buckets = [Bucket(parameters, dp) for parameters in in_buckets(trained[::-1], bucket_bytes)]
+        # Each chunk of a pipeline has a backward of its own: what several have is there when all are done, at `finish`.
+        uses: Counter[torch.Tensor] = Counter(parameter for each in several for parameter in each.parameters())
         for bucket in self._buckets:
             for parameter in bucket.views:
-                hook = partial(self._collect, bucket)
-                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                if uses[parameter] == 1:
+                    hook = partial(_collect, weakref.ref(self), bucket)
+                    parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -67,6 +79,7 @@ class DataParallel:
         """Wait until all gradients are averages. Every rank calls it, after backward and before it uses gradients.
 
         A parameter that had no part in the loss has a gradient of zeros here, and the average over all ranks after.
+        Ranks call it after a backward that has failed, too, if they want to go on.
         """
         for bucket in self._buckets:
             for parameter in list(bucket.missing):
@@ -76,16 +89,19 @@ class DataParallel:
             bucket.finish()
         self._sent = 0
 
-    def _collect(self, bucket: "Bucket", parameter: torch.Tensor) -> None:
-        if not self._quiet:
-            bucket.collect(parameter)
-            self._send()
-
     def _send(self) -> None:
         """Send the buckets that are full, up to the first that is not."""
         while self._sent < len(self._buckets) and not self._buckets[self._sent].missing:
             self._buckets[self._sent].send()
             self._sent += 1
+
+
+def _collect(of: "weakref.ref[DataParallel]", bucket: "Bucket", parameter: torch.Tensor) -> None:
+    """Take a gradient that has come; of a DataParallel that is gone, as one that has been made anew, do nothing."""
+    replicas = of()
+    if replicas and not replicas._quiet:
+        bucket.collect(parameter)
+        replicas._send()
 
 
 class Bucket:
@@ -102,7 +118,14 @@ class Bucket:
     def collect(self, parameter: torch.Tensor) -> None:
         """Take the gradient of a parameter, divided by the number of replicas."""
         if parameter not in self.missing:
-            raise ArgumentError("backward ran twice: call finish after the first, or run it inside no_sync")
+            raise ArgumentError(
+                "backward ran again before the gradients of the last one were there: call finish after each backward, "
+                "also after one that failed, or run it inside no_sync"
+            )
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            raise refuse(
+                f"the gradient of a parameter of shape {tuple(parameter.shape)}", "a dense one", "a sparse one"
+            )
         self.missing.remove(parameter)
         view = self.views[parameter]
         if parameter.grad is None:
@@ -119,6 +142,18 @@ class Bucket:
             self.work.wait()
         self.work = None
         self.missing = set(self.views)
+
+
+def alike(module: nn.Module, dp: Axis) -> None:
+    """Refuse, on all replicas, modules that would not send the same."""
+    mine = [f"{n} {tuple(p.shape)} {p.dtype} requires_grad={p.requires_grad}" for n, p in module.named_parameters()]
+    replicas: list[list[str]] = [[]] * dp.size
+    dist.all_gather_object(replicas, mine, group=dp.group)
+    for replica, theirs in enumerate(replicas):
+        for number, (first, other) in enumerate(zip_longest(replicas[0], theirs, fillvalue="none")):
+            if first != other:
+                what = f"parameter {number} of replica {replica} (rank {dp.ranks[replica]})"
+                raise refuse(what, f"as on rank {dp.ranks[0]}, {first}", other)
 
 
 def take_from_first(tensors: Iterable[torch.Tensor], dp: Axis) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -51,12 +52,15 @@ class Grid:
         model: all that holds one replica of the model, tp × pp
         world: all ranks
         ends: the first and the last stage of this rank's pipeline, which share tied weights; others are alone
-    and mesh: the axes pp, dp, tp as a DeviceMesh of the same groups, for what torch builds on one.
+    and
+        mesh: the axes pp, dp, tp as a DeviceMesh of the same groups, for what torch builds on one
+        device: where the model lives; of GPUs, the current one
 
     Args:
         dp, tp, pp: the sizes, whose product is the size of the world
-        device: the type of device that the model lives on, for the mesh
-        timeout: of each call on the groups of the grid; None is torch's default
+        device: the type of device that the model lives on
+        timeout: of each call on the groups of the grid, for ranks that live but do not come; None is torch's default,
+            half an hour, whatever `init_process_group` was given
 
     Raises:
         ArgumentError: there is no default group yet, or the product is not its size.
@@ -73,17 +77,20 @@ class Grid:
             raise refuse("the size of the grid", f"that of the world, {dist.get_world_size()}", product)
         ranks = torch.arange(dp * tp * pp).reshape(pp, dp, tp)
         pipelines = ranks.flatten(1).T.tolist()
-        self.pp = _axis("pp", pipelines, timeout)
-        self.dp = _axis("dp", ranks.movedim(1, 2).flatten(0, 1).tolist(), timeout)
-        self.tp = _axis("tp", ranks.flatten(0, 1).tolist(), timeout)
-        self.model = _axis("model", ranks.movedim(1, 0).flatten(1).tolist(), timeout)
-        self.world = _axis("world", ranks.reshape(1, -1).tolist(), timeout)
-        self.ends = _axis("ends", [part for line in pipelines for part in _ends_apart(line)], timeout)
+        alone: dict[int, dist.ProcessGroup] = {}
+        axis = partial(_axis, timeout=timeout, alone=alone)
+        self.pp = axis("pp", pipelines)
+        self.dp = axis("dp", ranks.movedim(1, 2).flatten(0, 1).tolist())
+        self.tp = axis("tp", ranks.flatten(0, 1).tolist())
+        self.model = axis("model", ranks.movedim(1, 0).flatten(1).tolist())
+        self.world = axis("world", ranks.reshape(1, -1).tolist())
+        self.ends = axis("ends", [part for line in pipelines for part in _ends_apart(line)])
         groups = [self.pp.group, self.dp.group, self.tp.group]
         self.mesh = DeviceMesh.from_group(groups, device, ranks, mesh_dim_names=("pp", "dp", "tp"))
+        self.device = torch.device(device)
 
     @classmethod
-    def alone(cls) -> "Grid":
+    def alone(cls, device: str = "cpu") -> "Grid":
         """Return a grid of this rank only, which needs no other rank: for a model to compare with, or to try."""
         grid = cls.__new__(cls)
         rank = dist.get_rank()
@@ -91,19 +98,34 @@ class Grid:
         for name in ("pp", "dp", "tp", "model", "world", "ends"):
             setattr(grid, name, Axis(name, 1, 0, (rank,), group))
         names = ("pp", "dp", "tp")
-        grid.mesh = DeviceMesh.from_group([group] * 3, "cpu", torch.tensor([[[rank]]]), mesh_dim_names=names)
+        grid.mesh = DeviceMesh.from_group([group] * 3, device, torch.tensor([[[rank]]]), mesh_dim_names=names)
+        grid.device = torch.device(device)
         return grid
+
+    def abort(self) -> None:
+        """End what passes the groups of this rank, whose ranks raise an error then; nothing can pass them any more."""
+        for axis in (self.pp, self.dp, self.tp, self.model, self.world, self.ends):
+            axis.group.abort()
 
     def __repr__(self) -> str:
         return f"Grid(dp={self.dp.size}, tp={self.tp.size}, pp={self.pp.size})"
 
 
-def _axis(name: str, lines: list[list[int]], timeout: timedelta | None) -> Axis:
-    """Make a group of each line of ranks, and return the one that this rank is in."""
-    rank = dist.get_rank()
-    groups = [(line, dist.new_group(line, timeout=timeout, group_desc=name)) for line in lines]
-    line, group = next((line, group) for line, group in groups if rank in line)
-    return Axis(name, len(line), line.index(rank), tuple(line), group)
+def _axis(name: str, lines: list[list[int]], *, timeout: timedelta | None, alone: dict[int, dist.ProcessGroup]) -> Axis:
+    """Make a group of each line of ranks, and return the one that this rank is in.
+
+    A rank that is alone on several axes has one group for all of them, kept in `alone`: nothing passes it.
+    """
+    rank, found = dist.get_rank(), None
+    for line in lines:
+        group = alone.get(line[0]) if len(line) == 1 else None
+        group = group or dist.new_group(line, timeout=timeout, group_desc=name)
+        if len(line) == 1:
+            alone[line[0]] = group
+        if rank in line:
+            found = Axis(name, len(line), line.index(rank), tuple(line), group)
+    assert found, "every rank is in one line"
+    return found
 
 
 def _ends_apart(line: list[int]) -> list[list[int]]:

@@ -2,7 +2,8 @@
 
 A layer says it in two attributes: `split` names the parameters that are cut over the tensor axis, with the dimension
 along which they are; `copies` names those that another stage of the pipeline has too, and counts. All others are whole,
-and the same on every rank of the tensor axis. Where a vocabulary does not divide, the last rank's slice ends in padding
+and the same on every rank of the tensor axis. Names are those of the full model, so every parameter of a stage has a
+name that no other stage has, but for copies. Where a vocabulary does not divide, the last rank's slice ends in padding
 of zeros: `length` says how long the full dimension is without it.
 """
 
@@ -16,7 +17,7 @@ from ringcomm.errors import refuse
 from ringcomm.parallel.functional import joined
 from ringcomm.parallel.grid import Axis
 
-__all__ = ["Split", "counted", "load_full", "splits", "to_full"]
+__all__ = ["Modules", "Split", "copies", "counted", "listed", "load_full", "parameters", "plain", "splits", "to_full"]
 
 
 class Split(NamedTuple):
@@ -26,24 +27,45 @@ class Split(NamedTuple):
     length: int
 
 
+Modules = nn.Module | Iterable[nn.Module]
+
+
+def listed(chunks: Modules) -> list[nn.Module]:
+    """Return the modules as a list; one alone is one, also if it is a container."""
+    return [chunks] if isinstance(chunks, nn.Module) else list(chunks)
+
+
+def parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the parameters with their names, which are the same if the module is compiled."""
+    for name, parameter in module.named_parameters():
+        yield plain(name), parameter
+
+
 def splits(module: nn.Module) -> dict[str, Split]:
     """Return the parameters of `module` that are cut over the tensor axis, by their full names."""
-    layers = module.named_modules()
-    return {f"{at}.{name}".lstrip("."): split for at, layer in layers for name, split in _of(layer).items()}
+    found = ((at, getattr(layer, "split", {})) for at, layer in module.named_modules())
+    return {plain(f"{at}.{name}"): split for at, cuts in found for name, split in cuts.items()}
 
 
-def _of(layer: nn.Module) -> Mapping[str, Split]:
-    found: Mapping[str, Split] = getattr(layer, "split", {})
-    return found
+def copies(module: nn.Module) -> set[str]:
+    """Return the full names of the parameters of `module` that another stage counts."""
+    return {plain(f"{at}.{name}") for at, layer in module.named_modules() for name in getattr(layer, "copies", ())}
 
 
-def counted(chunks: Iterable[nn.Module], tp: Axis) -> Iterator[nn.Parameter]:
+def counted(chunks: Modules, tp: Axis) -> Iterator[nn.Parameter]:
     """Yield the parameters that this rank counts, so that the ranks of a model count each number of it once."""
-    for chunk in chunks:
-        cut, copies = splits(chunk), getattr(chunk, "copies", ())
-        for name, parameter in chunk.named_parameters():
-            if name not in copies and (name in cut or tp.rank == 0):
+    seen = set()
+    for chunk in listed(chunks):
+        cuts, elsewhere = splits(chunk), copies(chunk)
+        for name, parameter in parameters(chunk):
+            if parameter not in seen and name not in elsewhere and (name in cuts or tp.rank == 0):
+                seen.add(parameter)
                 yield parameter
+
+
+def plain(name: str) -> str:
+    """Return the name without what torch.compile puts around a module."""
+    return name.replace("_orig_mod.", "").lstrip(".")
 
 
 def cut(full: torch.Tensor, split: Split, tp: Axis) -> torch.Tensor:
@@ -68,7 +90,7 @@ def load_full(module: nn.Module, full: Mapping[str, torch.Tensor], tp: Axis) -> 
     """
     found = splits(module)
     with torch.no_grad():
-        for name, parameter in module.named_parameters():
+        for name, parameter in parameters(module):
             if name not in full:
                 raise refuse("the full tensors", f"one named {name}", f"{len(full)} others")
             mine = cut(full[name], found[name], tp) if name in found else full[name]

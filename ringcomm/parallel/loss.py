@@ -39,7 +39,8 @@ def vocab_parallel_cross_entropy(
         ignore_index: the target that does not count; if none counts, the mean is nan
 
     Raises:
-        ArgumentError: shapes that do not fit, or targets outside of the vocabulary.
+        ArgumentError: shapes that do not fit, or, on a CPU, targets outside of the vocabulary (on a GPU torch's own
+            kernel stops then)
     """
     share = logits.shape[-1]
     vocabulary = share * tp.size if vocabulary is None else vocabulary
@@ -51,7 +52,9 @@ def vocab_parallel_cross_entropy(
             f"{share * (tp.size - 1) + 1} to {share * tp.size}, for {tp.size} · {share} logits",
             vocabulary,
         )
-    check_ids("targets", targets[targets != ignore_index], vocabulary)
+    if not 0 <= label_smoothing <= 1:
+        raise refuse("label_smoothing", "a number from 0 to 1", label_smoothing)
+    check_ids("targets", targets.where(targets != ignore_index, 0), vocabulary)
     loss: torch.Tensor = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
         logits.flatten(0, -2), targets.flatten(), tp, vocabulary, label_smoothing, ignore_index
     )
@@ -70,15 +73,16 @@ class _CrossEntropy(torch.autograd.Function):
         x = x - largest.unsqueeze(-1)
         local = targets - start
         here = (local >= 0) & (local < real)
-        column = local.masked_fill(~here, 0).unsqueeze(-1)
+        counts = targets != ignored
+        elsewhere = ~here & (~counts | ((targets >= 0) & (targets < vocabulary)))
+        column = local.masked_fill(elsewhere, 0).unsqueeze(-1)
         target = x.gather(-1, column).squeeze(-1).masked_fill(~here, 0)
         sums = [target, x.exp().sum(-1), *([x.sum(-1)] if smoothing else [])]
         target, normalizer, *total = summed(torch.stack(sums), tp)
         loss = normalizer.log() - (1 - smoothing) * target
         if smoothing:
             loss = loss - smoothing / vocabulary * total[0]
-        counts = targets != ignored
-        mean: torch.Tensor = loss[counts].sum() / counts.sum()
+        mean: torch.Tensor = loss.where(counts, 0).sum() / counts.sum()
 
         ctx.save_for_backward(x, normalizer, column, here, counts)
         ctx.shape, ctx.dtype, ctx.vocabulary, ctx.smoothing = logits.shape, logits.dtype, vocabulary, smoothing

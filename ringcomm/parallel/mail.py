@@ -12,13 +12,13 @@ from ringcomm.errors import refuse
 from ringcomm.parallel.grid import Axis
 from ringcomm.parallel.schedule import Message, Schedule
 
-__all__ = ["Layout", "Mail"]
+__all__ = ["Format", "Mail"]
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # that have gradients
 DIMENSIONS = 8  # at most
 
 
-class Layout(NamedTuple):
+class Format(NamedTuple):
     """What passes a boundary, in both directions."""
 
     dtype: torch.dtype
@@ -28,7 +28,7 @@ class Layout(NamedTuple):
         return [DTYPES.index(self.dtype), len(self.shape), *self.shape, *[0] * (DIMENSIONS - len(self.shape))]
 
     @classmethod
-    def unpacked(cls, numbers: list[int]) -> "Layout":
+    def unpacked(cls, numbers: list[int]) -> "Format":
         dtype, dimensions, *shape = numbers
         return cls(DTYPES[dtype], tuple(shape[:dimensions]))
 
@@ -46,15 +46,15 @@ class Mail:
         axis: the ranks of the pipeline
         schedule: whose messages they are
         order: those of this rank
-        layouts: of the boundaries, as far as they are known; the first message of another one is preceded by a letter
+        formats: of the boundaries, as far as they are known; the first message of another one is preceded by a letter
             of 80 bytes that tells it
         device: where to receive
     """
 
     def __init__(
-        self, axis: Axis, schedule: Schedule, order: Sequence[Message], layouts: dict[int, Layout], device: torch.device
+        self, axis: Axis, schedule: Schedule, order: Sequence[Message], formats: dict[int, Format], device: torch.device
     ) -> None:
-        self._axis, self._schedule, self._layouts, self._device = axis, schedule, layouts, device
+        self._axis, self._schedule, self._formats, self._device = axis, schedule, formats, device
         self._order = deque(order)
         self._handed: dict[Message, Tensor] = {}  # from one chunk of this rank to the next
         self._coming: dict[Message, tuple[dist.Work, Tensor]] = {}
@@ -94,18 +94,18 @@ class Mail:
         """Begin the receives that come next, so that no sender waits while this rank computes."""
         while self._order and len(self._coming) < self._axis.size:
             sender, _ = self._schedule.ends(self._order[0])
-            if sender == self._axis.rank or self._order[0].boundary not in self._layouts:
+            if sender == self._axis.rank or self._order[0].boundary not in self._formats:
                 break
             self._begin_receive()
 
     def _begin_receive(self) -> None:
         message = self._order.popleft()
         source = self._axis.ranks[self._schedule.ends(message)[0]]
-        if message.boundary not in self._layouts:
+        if message.boundary not in self._formats:
             numbers = torch.empty(2 + DIMENSIONS, dtype=torch.int64, device=self._device)
             dist.recv(numbers, source, group=self._axis.group)
-            self._layouts[message.boundary] = Layout.unpacked(numbers.tolist())
-        dtype, shape = self._layouts[message.boundary]
+            self._formats[message.boundary] = Format.unpacked(numbers.tolist())
+        dtype, shape = self._formats[message.boundary]
         tensor = torch.empty(shape, dtype=dtype, device=self._device)
         work = dist.irecv(tensor, source, group=self._axis.group)
         self._coming[message] = cast(dist.Work, work), tensor
@@ -122,18 +122,18 @@ class Mail:
 
     def _agree(self, boundary: int, tensor: Tensor, receiver: int) -> None:
         """Tell the receiver what will pass the boundary, or see that it is as told."""
-        layout = Layout(tensor.dtype, tuple(tensor.shape))
-        known = self._layouts.get(boundary)
+        format_ = Format(tensor.dtype, tuple(tensor.shape))
+        known = self._formats.get(boundary)
         if known is None:
-            if layout.dtype not in DTYPES or len(layout.shape) > DIMENSIONS:
+            if format_.dtype not in DTYPES or len(format_.shape) > DIMENSIONS:
                 what = f"what stage {boundary} returns"
-                raise refuse(what, f"at most {DIMENSIONS} dimensions of one of {DTYPES}", tensor_words(layout))
-            self._layouts[boundary] = layout
-            self._begin_send(torch.tensor(layout.packed(), device=self._device), receiver)
-        elif known != layout:
+                raise refuse(what, f"at most {DIMENSIONS} dimensions of one of {DTYPES}", tensor_words(format_))
+            self._formats[boundary] = format_
+            self._begin_send(torch.tensor(format_.packed(), device=self._device), receiver)
+        elif known != format_:
             what = f"what stage {boundary} returns for micro-batches of the same shape"
-            raise refuse(what, tensor_words(known), tensor_words(layout))
+            raise refuse(what, tensor_words(known), tensor_words(format_))
 
 
-def tensor_words(layout: Layout) -> str:
-    return f"{layout.dtype} of shape {layout.shape}"
+def tensor_words(format_: Format) -> str:
+    return f"{format_.dtype} of shape {format_.shape}"

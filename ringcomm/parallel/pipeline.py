@@ -4,8 +4,8 @@ Who does what when is the table of a Schedule; this file carries it out. Gradien
 takes the micro-batches one by one, whatever the schedule: every stage adds them in that order.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -16,8 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 from ringcomm.errors import ArgumentError, refuse
 from ringcomm.parallel.data import DataParallel
+from ringcomm.parallel.functional import summed
 from ringcomm.parallel.grid import Grid
-from ringcomm.parallel.mail import Layout, Mail
+from ringcomm.parallel.layout import Modules, listed
+from ringcomm.parallel.mail import Format, Mail
 from ringcomm.parallel.schedule import FORWARD, Action, Message, Schedule, Span, messages, validate
 
 __all__ = ["Pipeline"]
@@ -30,22 +32,22 @@ class Pipeline:
     stage returns goes to `loss_fn`.
 
     For a batch of m micro-batches of b rows, each s · h elements where they pass a boundary, every boundary between two
-    ranks carries m messages of b · s · h elements forward, and as many backward. The loss is broadcast (8 bytes), and
-    tied gradients are all-reduced.
+    ranks carries m messages of b · s · h elements forward, and as many backward. The loss is broadcast, and averaged
+    over the replicas (8 bytes each), and tied gradients are all-reduced.
 
     Args:
         grid: its axis `pp` has the ranks of the pipeline
         chunks: the stages of this rank
         schedule: what is done in which order
         loss_fn: (output, target) → loss, the mean over the rows that it is given
-        replicas: averages the gradients of the chunks over the data axis, while the last micro-batches go backward
+        replicas: averages the gradients of the chunks over `grid.dp`, while the last micro-batches go backward
         tied: parameters that are copies of one, each with the group of the ranks that have a copy: all get the sum of
             their gradients. They must be equal at the start, and are then for ever.
         recompute: keep only the input of a stage until its backward, and run it forward once more then (Chen et al.,
-            Training Deep Nets with Sublinear Memory Cost, 2016)
+            Training Deep Nets with Sublinear Memory Cost, 2016); a BatchNorm counts each batch twice so
 
     Attributes:
-        device: that of the first parameter here; what comes from other stages goes there
+        device: that of the first parameter here, or of the grid; what comes from other stages goes there
         trace: what this rank did in the last run, when, in seconds from its start (of a GPU: when it was launched)
 
     Raises:
@@ -55,7 +57,7 @@ class Pipeline:
     def __init__(
         self,
         grid: Grid,
-        chunks: Sequence[nn.Module],
+        chunks: Modules,
         schedule: Schedule,
         loss_fn: Callable[[Tensor, Tensor], Tensor],
         *,
@@ -65,11 +67,12 @@ class Pipeline:
     ) -> None:
         if schedule.ranks != grid.pp.size:
             raise refuse("ranks of the schedule", f"those of the pipeline, {grid.pp.size}", schedule.ranks)
+        chunks = listed(chunks)
         if schedule.chunks != len(chunks):
             raise refuse("chunks of this rank", f"those of the schedule, {schedule.chunks}", len(chunks))
         validate(schedule)
-        self.axis = grid.pp
-        self.chunks = list(chunks)
+        self.grid, self.axis = grid, grid.pp
+        self.chunks = chunks
         self.schedule = schedule
         self.loss_fn = loss_fn
         self.replicas = replicas
@@ -78,46 +81,73 @@ class Pipeline:
         self.trace: list[Span] = []
         self._training = _part(schedule, self.axis.rank)
         self._evaluating = _part(schedule.forward_only(), self.axis.rank)
-        self._layouts: dict[Any, dict[int, Layout]] = {}  # of the boundaries, by the shape of micro-batches
+        self._formats: dict[Any, dict[int, Format]] = {}  # of the boundaries, by the shape of micro-batches
         parameters = (parameter for chunk in chunks for parameter in chunk.parameters())
-        self.device = next((parameter.device for parameter in parameters), torch.device("cpu"))
+        self.device = next((parameter.device for parameter in parameters), grid.device)
 
     def step(self, inputs: Tensor, targets: Tensor, scale: float = 1.0) -> Tensor:
         """Run a batch forward and backward, add to the gradients, and return the loss, on every rank.
 
-        The batch is cut along axis 0 into micro-batches of equal length; loss and gradients are the mean over them.
-        Every rank passes tensors of the same shapes. Only the first stage reads the inputs, and the last one the
-        targets: the others may pass tensors on the device `meta`. Gradients, but not the loss, are multiplied by
-        `scale`, which those of 16 bits may need.
+        The batch is cut along axis 0 into micro-batches of equal length; loss and gradients are the mean over them, and
+        over the batches of all replicas. Every rank passes tensors of the same shapes. Only the first stage reads the
+        inputs, and the last one the targets: the others may pass tensors on the device `meta`. Gradients, but not the
+        loss, are multiplied by `scale`, which those of 16 bits may need.
 
         Raises:
             ArgumentError: the batch cannot be cut evenly, or a stage returns what cannot be sent
             PeerLost, CollectiveTimeout: another rank died or did not come (from the backend ringcomm)
+            Aborted: a stage of another rank raised an error (from the backend ringcomm); nobody can go on then
         """
-        for parameter, group in self.tied:
-            if dist.get_rank(group) > 0:
-                parameter.grad = None  # what has been summed before counts once
-        loss = self._run(*self._training, inputs, targets, scale)
-        if self.replicas:
-            self.replicas.finish()
-        for parameter, group in self.tied:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            dist.all_reduce(parameter.grad, group=group)
-        return loss
+        batch = self._batch(inputs, targets, scale)
+        with self._nobody_waiting():
+            for parameter, group in self.tied:
+                if dist.get_rank(group) > 0:
+                    parameter.grad = None  # what has been summed before counts once
+            self._carry_out(*self._training, batch)
+            if self.replicas:
+                self.replicas.finish()
+            for parameter, group in self.tied:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                dist.all_reduce(parameter.grad, group=group)
+            return self._everywhere(batch.loss)
 
     @torch.no_grad()
     def evaluate(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Run a batch forward only, and return the loss, on every rank. All else is as for `step`."""
-        return self._run(*self._evaluating, inputs, targets)
+        """Run a batch forward only, and return the loss, on every rank. All else is as for `step`.
 
-    def _run(
-        self, row: Sequence[Action], order: Sequence[Message], inputs: Tensor, targets: Tensor, scale: float = 1.0
-    ) -> Tensor:
+        Modules stay in the mode that they are in: call their `eval` before, if they drop anything.
+        """
+        batch = self._batch(inputs, targets)
+        with self._nobody_waiting():
+            self._carry_out(*self._evaluating, batch)
+            return self._everywhere(batch.loss)
+
+    @contextmanager
+    def _nobody_waiting(self) -> Iterator[None]:
+        """Let the others know if this rank fails inside: they wait for what does not come any more."""
+        try:
+            yield
+        except BaseException:
+            self.grid.abort()
+            raise
+
+    def _batch(self, inputs: Tensor, targets: Tensor, scale: float = 1.0) -> "_Batch":
+        x, y = self._cut("inputs", inputs), self._cut("targets", targets)
+        if len(x[0]) != len(y[0]):
+            raise refuse("rows of the targets", f"those of the inputs, {len(inputs)}", len(targets))
+        return _Batch(self, x, y, scale)
+
+    def _everywhere(self, loss: Tensor) -> Tensor:
+        """Return the loss that the last stage knows, averaged over the replicas."""
+        if self.axis.size > 1:
+            dist.broadcast(loss, self.axis.ranks[-1], group=self.axis.group)
+        return summed(loss, self.grid.dp) / self.grid.dp.size if self.replicas else loss
+
+    def _carry_out(self, row: Sequence[Action], order: Sequence[Message], batch: "_Batch") -> None:
         rank, schedule = self.axis.rank, self.schedule
-        batch = _Batch(self, self._cut("inputs", inputs), self._cut("targets", targets), scale)
-        layouts = self._layouts.setdefault((batch.inputs[0].shape, batch.inputs[0].dtype), {})
-        mail = Mail(self.axis, schedule, order, layouts, self.device)
+        formats = self._formats.setdefault((batch.inputs[0].shape, batch.inputs[0].dtype), {})
+        mail = Mail(self.axis, schedule, order, formats, self.device)
         self.trace = []
         start = perf_counter()
         for action in row:
@@ -132,8 +162,6 @@ class Pipeline:
                     raise ArgumentError(f"stage {stage}: what it returns does not depend on what it is given")
                 mail.send(given, result)
         mail.close()
-        dist.broadcast(batch.loss, self.axis.ranks[-1], group=self.axis.group)
-        return batch.loss
 
     def _cut(self, what: str, batch: Tensor) -> tuple[Tensor, ...]:
         rows, parts = batch.shape[0] if batch.dim() else 0, self.schedule.micro_batches
@@ -164,9 +192,14 @@ class _Batch:
         chunk = pipeline.chunks[action.chunk]
         x = self.inputs[action.micro_batch] if arrived is None else arrived.requires_grad_(training)
         recompute = pipeline.recompute and training
+        stage = pipeline.schedule.stage(pipeline.axis.rank, action.chunk)
         y: Tensor = checkpoint(chunk, x, use_reentrant=False) if recompute else chunk(x)
-        if pipeline.schedule.stage(pipeline.axis.rank, action.chunk) == pipeline.schedule.stages - 1:
+        if not isinstance(y, Tensor):
+            raise refuse(f"what stage {stage} returns", "one tensor", type(y).__name__)
+        if stage == pipeline.schedule.stages - 1:
             y = pipeline.loss_fn(y, self.targets[action.micro_batch]) / pipeline.schedule.micro_batches
+            if y.dim():
+                raise refuse("the shape of what loss_fn returns", (), tuple(y.shape))
             self.loss = self.loss + y.detach().to(self.loss)
             y = y * self._scale
         if training:

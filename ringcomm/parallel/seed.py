@@ -28,10 +28,16 @@ def own(axis: Axis, device: torch.device) -> Iterator[None]:
 
     Forward and backward: no communication. Every rank of the axis must enter with the same state of torch's generator.
     """
-    drawn = int(torch.randint(2**62, (), device="cpu"))
+    if axis.size == 1:
+        yield
+        return
+    seed = mixed(int(torch.randint(2**62, (), device="cpu")), axis.rank)
     gpus = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(gpus):
-        torch.manual_seed(mixed(drawn, axis.rank))
+        torch.default_generator.manual_seed(seed)
+        if gpus:
+            with torch.cuda.device(device):  # this one only: the state of no other is restored
+                torch.cuda.manual_seed(seed)
         yield
 
 

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 from torch import nn
 
-from ringcomm.errors import refuse
+from ringcomm.errors import integer, refuse
 from ringcomm.parallel.functional import all_gather, copy_to, reduce_from, reduce_scatter
 from ringcomm.parallel.grid import Axis
 from ringcomm.parallel.layout import Split, cut
@@ -122,7 +122,8 @@ class VocabParallelEmbedding(nn.Module):
     Forward and backward: those of leaving.
 
     Raises:
-        ArgumentError: at the call, an id lies outside of the vocabulary.
+        ArgumentError: the vocabulary is so small that a rank would have padding only; or, at the call on a CPU, an id
+            lies outside of it (on a GPU torch's own kernel stops then: to look would make the CPU wait).
     """
 
     weight: nn.Parameter
@@ -131,12 +132,17 @@ class VocabParallelEmbedding(nn.Module):
         super().__init__()
         self.tp, self.sequence_parallel, self.vocabulary = tp, sequence_parallel, vocabulary
         self.split = {"weight": Split(0, vocabulary)}
+        share = -(-vocabulary // tp.size)
+        if share * (tp.size - 1) >= vocabulary:
+            others = f"more tokens than the {share * (tp.size - 1)} that {tp.size - 1} of {tp.size} ranks have"
+            raise refuse("the vocabulary", others, vocabulary)
         keep_part(self, nn.Embedding(vocabulary, hidden), tp)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         check_ids("token ids", ids, self.vocabulary)
         local = ids - self.tp.rank * len(self.weight)
-        elsewhere = (local < 0) | (local >= len(self.weight))
+        # Nobody masks an id that is not in the vocabulary, which the lookup then finds out.
+        elsewhere = ((local < 0) | (local >= len(self.weight))) & (ids >= 0) & (ids < self.vocabulary)
         x = F.embedding(local.masked_fill(elsewhere, 0), self.weight)
         return leave(x.masked_fill(elsewhere.unsqueeze(-1), 0), self.tp, self.sequence_parallel)
 
@@ -185,7 +191,8 @@ class ParallelAttention(nn.Module):
         sequence_parallel: bool = False,
     ) -> None:
         super().__init__()
-        kv_heads = heads if kv_heads is None else kv_heads
+        heads = integer("heads", heads, 1)
+        kv_heads = heads if kv_heads is None else integer("key heads", kv_heads, 1)
         if hidden % heads:
             raise refuse("the hidden size", f"a multiple of the {heads} heads", hidden)
         if heads % kv_heads:
@@ -262,8 +269,8 @@ def keep_part(layer: nn.Module, full: nn.Module, tp: Axis) -> None:
 
 
 def check_ids(what: str, ids: torch.Tensor, vocabulary: int) -> None:
-    """Refuse ids that are not in the vocabulary, which no rank would look up."""
-    if ids.numel():
+    """Refuse ids that are not in the vocabulary; of a GPU nothing, whose values the CPU would have to wait for."""
+    if ids.numel() and ids.device.type == "cpu":
         least, most = (int(each) for each in ids.aminmax())
         if least < 0 or most >= vocabulary:
             raise refuse(what, f"numbers from 0 to {vocabulary - 1}", f"some from {least} to {most}")

@@ -4,6 +4,7 @@ torch calls the operations of a group by the names of c10d, which differ between
 cannot be used in place is copied once, and written back when the call is done (memory.py).
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from datetime import timedelta
@@ -14,7 +15,7 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 
-from ringcomm import Communicator, RingcommError, premul_sum
+from ringcomm import Aborted, Communicator, RingcommError, premul_sum
 from ringcomm.errors import refuse
 from ringcomm.torch import labels
 from ringcomm.torch.memory import Memory, Tensors, only, write_back
@@ -287,8 +288,13 @@ class Group(Base):  # type: ignore[misc]
         self._timeout = seconds(timeout)
 
     def abort(self) -> None:
-        """Break the group, on all ranks."""
-        self.comm.abort(f"rank {self.comm.rank} aborted the torch.distributed group {self._name}")
+        """Break the group, on all ranks, and tell them which error this rank handles, if it does."""
+        error = sys.exc_info()[1]
+        why = f": {type(error).__name__}: {str(error).partition(chr(10))[0]}" if error else ""
+        first = isinstance(error, Aborted)  # that is why; it came from another group
+        self.comm.abort(
+            str(error) if first else f"rank {dist.get_rank()} aborted the torch.distributed group {self._name}{why}"
+        )
 
     def shutdown(self) -> None:
         """End this rank's part, after the collectives that it has begun; messages that nobody has taken are dropped."""
