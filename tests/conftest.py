@@ -13,8 +13,7 @@ os.environ["RINGCOMM_TUNING"] = ""  # what somebody has tuned on this machine
 os.environ[harness.MARK] = str(os.getpid())
 # What a shell starts in the background ignores SIGINT, and so would every process of the tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# Imported once, not by every rank of every pool; an optimizer of torch imports the second.
-multiprocessing.set_forkserver_preload(["numpy", "torch", "torch._dynamo"])
+multiprocessing.set_forkserver_preload(["preload"])
 
 
 @pytest.fixture(params=harness.WORLDS)

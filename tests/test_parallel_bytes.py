@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 import torch_world
+from ringcomm import ArgumentError
 from ringcomm.parallel import (
     DataParallel,
     Grid,
@@ -25,7 +26,7 @@ from ringcomm.parallel import (
     vocab_parallel_cross_entropy,
 )
 from ringcomm.parallel.gpt import GPTStage
-from ringcomm.parallel.verify import data_parallel_bytes, pipeline_bytes, sent, tensor_parallel_bytes, traffic
+from ringcomm.parallel.verify import Call, data_parallel_bytes, pipeline_bytes, sent, tensor_parallel_bytes, traffic
 from test_parallel_gpt import config_for
 
 BATCH, LAYERS, MICRO_BATCHES = 3, 2, 4
@@ -179,6 +180,8 @@ def as_defined():
             lambda: dist.broadcast(x, 0, group=grid.tp.group, async_op=True).wait(),
         ):
             call()
+    with pytest.raises(ArgumentError, match=r"the calls: expected some of all_reduce, .*, got gather"):
+        sent([Call("gather", 8, grid.tp.group.group_name)], grid.tp)
     assert [call.operation for call in calls] == ["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
     return [sent([call], grid.tp) for call in calls]
 

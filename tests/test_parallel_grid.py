@@ -87,5 +87,6 @@ def test_sizes_that_do_not_fit_are_refused_with_their_numbers():
 
 
 def test_a_grid_needs_a_default_group():
-    with pytest.raises(ArgumentError, match="init_process_group"):
-        Grid()
+    for make in (Grid, Grid.alone):
+        with pytest.raises(ArgumentError, match="init_process_group"):
+            make()

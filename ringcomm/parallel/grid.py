@@ -69,8 +69,7 @@ class Grid:
     def __init__(
         self, dp: int = 1, tp: int = 1, pp: int = 1, *, device: str = "cpu", timeout: timedelta | None = None
     ) -> None:
-        if not dist.is_initialized():
-            raise ArgumentError("there are no ranks yet: call torch.distributed.init_process_group before Grid")
+        _check_started()
         dp, tp, pp = integer("dp", dp, 1), integer("tp", tp, 1), integer("pp", pp, 1)
         if dp * tp * pp != dist.get_world_size():
             product = f"dp {dp} · tp {tp} · pp {pp} = {dp * tp * pp}"
@@ -92,6 +91,7 @@ class Grid:
     @classmethod
     def alone(cls, device: str = "cpu") -> "Grid":
         """Return a grid of this rank only, which needs no other rank: for a model to compare with, or to try."""
+        _check_started()
         grid = cls.__new__(cls)
         rank = dist.get_rank()
         group = dist.new_group([rank], use_local_synchronization=True)
@@ -109,6 +109,11 @@ class Grid:
 
     def __repr__(self) -> str:
         return f"Grid(dp={self.dp.size}, tp={self.tp.size}, pp={self.pp.size})"
+
+
+def _check_started() -> None:
+    if not dist.is_initialized():
+        raise ArgumentError("there are no ranks yet: call torch.distributed.init_process_group before Grid")
 
 
 def _axis(name: str, lines: list[list[int]], *, timeout: timedelta | None, alone: dict[int, dist.ProcessGroup]) -> Axis:

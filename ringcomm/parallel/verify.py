@@ -20,8 +20,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from ringcomm.errors import refuse
 from ringcomm.parallel.grid import Axis, Grid
-from ringcomm.parallel.layout import splits, to_full
+from ringcomm.parallel.layout import parameters, splits, to_full
 from ringcomm.torch import enable_profiler_labels
 
 __all__ = [
@@ -105,7 +106,7 @@ def _full(chunks: Sequence[nn.Module], grid: Grid, of: Values) -> dict[str, torc
 
 def _named(chunks: Sequence[nn.Module], of: Values) -> dict[str, torch.Tensor]:
     """Return the values that this rank has, by name."""
-    found = [{name: of(parameter) for name, parameter in chunk.named_parameters()} for chunk in chunks]
+    found = [{name: of(parameter) for name, parameter in parameters(chunk)} for chunk in chunks]
     if missing := [name for values in found for name, x in values.items() if x is None]:
         raise AssertionError(f"no gradient of {', '.join(missing)}")
     return _united(found)
@@ -159,8 +160,14 @@ def traffic() -> Iterator[list[Call]]:
 
 
 def sent(calls: Sequence[Call], axis: Axis) -> Fraction:
-    """Return how many bytes these calls make this rank send to others of the axis."""
-    mine = (call for call in calls if call.group == axis.group.group_name)
+    """Return how many bytes these calls make this rank send to others of the axis.
+
+    Raises:
+        ArgumentError: a call whose bytes depend on more than its payload, as a gather's do on the root.
+    """
+    mine = [call for call in calls if call.group == axis.group.group_name]
+    if others := {call.operation for call in mine} - FACTORS.keys():
+        raise refuse("the calls", f"some of {', '.join(FACTORS)}", ", ".join(sorted(others)))
     return sum((call.payload * FACTORS[call.operation](axis.size) for call in mine), Fraction())
 
 

@@ -1,0 +1,12 @@
+"""What the processes of all pools import: once, by the process from which they are forked (conftest.py names it)."""
+
+import gc
+from contextlib import suppress
+
+import numpy as np  # noqa: F401
+
+with suppress(ImportError):
+    import torch._dynamo  # noqa: F401 (an optimizer of torch imports that part)
+
+gc.collect()
+gc.freeze()  # what is here stays: nobody has to look through it again
