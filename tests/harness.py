@@ -150,10 +150,14 @@ def footprint():
     return Counter([*processes(), *threads(), *descriptors(), *files()])
 
 
-def stop_helpers():
-    """End the pools, and the two processes that multiprocessing keeps for the next time."""
+def end_pools():
     while pools:
         pools.popitem()[1].close()
+
+
+def stop_helpers():
+    """End the pools, and the two processes that multiprocessing keeps for the next time."""
+    end_pools()
     forkserver._forkserver._stop()
     resource_tracker._resource_tracker._stop()
 

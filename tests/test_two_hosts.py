@@ -142,6 +142,12 @@ def test_what_is_missing_is_told(monkeypatch):
     assert why_no_hosts.__wrapped__() == "not found: unshare, nsenter, ip, tc"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def without_pools():
+    """End the pools: beside them Open MPI took 20 s, and up to 40, for what takes 4, though they do nothing."""
+    harness.end_pools()
+
+
 # --- ringcomm on two hosts, which it finds by itself ------------------------------------------------------------------
 
 LIMIT = 1.0  # seconds
