@@ -106,6 +106,11 @@ def pipeline(backend: str) -> Step:
     return step
 
 
+def backends(step: str) -> tuple[str, ...]:
+    """Return those to measure a step on: a stage cannot go on from nothing, nor does torch's DDP."""
+    return BACKENDS if step in (PIPELINE, THEIRS) else (*BACKENDS, NOTHING)
+
+
 def ending(parameters: Iterable[nn.Parameter]) -> Step:
     """Return what comes after backward."""
     optimizer = torch.optim.SGD(parameters, lr=1e-4)
@@ -136,11 +141,11 @@ def main(rank: int, size: int, folder: str, rounds: int) -> None:
     ]
     rows = []
     for makers in steps:
-        backends = BACKENDS if PIPELINE in makers else (*BACKENDS, NOTHING)  # a stage cannot go on from nothing
-        calls = {(name, backend): make(backend) for name, make in makers.items() for backend in backends}
+        calls = {(name, backend): make(backend) for name, make in makers.items() for backend in backends(name)}
         figures = alternate(calls, SECONDS, rounds)
         for name in makers:
-            rows.append({"step": name, "ranks": size, **{backend: figures[name, backend] for backend in backends}})
+            times = {backend: figures[name, backend] for backend in backends(name)}
+            rows.append({"step": name, "ranks": size, **times})
     if rank == 0:
         Path(folder, f"{size}.json").write_text(json.dumps(rows))
     dist.destroy_process_group()
