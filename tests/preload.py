@@ -3,7 +3,7 @@
 import gc
 from contextlib import suppress
 
-import numpy as np  # noqa: F401
+import numpy as np  # noqa: F401 (for those who are forked)
 
 with suppress(ImportError):
     import torch._dynamo  # noqa: F401 (an optimizer of torch imports that part)

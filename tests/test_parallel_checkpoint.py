@@ -232,7 +232,7 @@ def same_names(path):
     texts = []
     for chunks in ([nn.Sequential(layer)], [nn.Sequential(layer), nn.Sequential(nn.Linear(2, 2))]):
         optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-        texts.append(str(raised(ArgumentError, lambda: save_checkpoint(path, chunks, optimizer, grid, {}))))  # noqa: B023
+        texts.append(str(raised(ArgumentError, lambda: save_checkpoint(path, chunks, optimizer, grid, {}))))  # noqa: B023 (called in this turn)
     stage = nn.ModuleDict({str(grid.pp.rank): layer})
     save_checkpoint(path, stage, torch.optim.SGD(stage.parameters(), lr=0.1), grid, {})
     return texts
