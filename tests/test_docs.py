@@ -53,10 +53,10 @@ def send_too_little(comm, size):
 
 
 def test_a_sender_learns_of_a_refusal_from_the_size_on_that_the_docs_say():
-    assert "at most 32 KiB" in DOCS["errors.md"]
-    harness.run(send_too_little, 2, 32 << 10, world="threads")
+    assert "at most 128 KiB" in DOCS["errors.md"]
+    harness.run(send_too_little, 2, 128 << 10, world="threads")
     with pytest.raises(MismatchError):
-        harness.run(send_too_little, 2, (32 << 10) + 64, world="threads")
+        harness.run(send_too_little, 2, (128 << 10) + 64, world="threads")
 
 
 def printed(code):

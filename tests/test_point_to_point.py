@@ -9,8 +9,8 @@ import harness
 from reference import assert_same, filled
 from ringcomm import ArgumentError, MismatchError
 
-# Bytes: none, one, as much as a letter holds, beside it, at once at most, in two pieces, in many.
-LENGTHS = (0, 1, 80, 81, 4096, 32_768, 32_769, 300_001, 2_500_003)
+# Bytes: none, one, as much as a letter holds, beside it, at once at most, in some pieces, in many.
+LENGTHS = (0, 1, 80, 81, 4096, 131_072, 131_073, 300_001, 2_500_003)
 READ = 20_000_003  # … so many that the receiver reads them from the memory of the sender
 
 

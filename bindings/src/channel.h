@@ -14,8 +14,11 @@ class Outbox {
 public:
     Outbox(Arena& arena, int writer, int reader, uint64_t stream_bytes);
 
-    // What may travel at once: an eighth of the ring.
-    size_t most_bytes() const { return capacity_ / 8; }
+    // A message of at most half the ring, for which there is always room sooner or later, is sent before anybody wants
+    // it: to be asked for it, this rank would have to wake up, which takes long on a core that somebody computes on.
+    size_t message_bytes() const { return capacity_ / 2; }
+    // Of a larger one, once it is wanted, an eighth of the ring at once: while one piece is written, another is read.
+    size_t piece_bytes() const { return capacity_ / 8; }
     // False if there is no room for it yet. `payload`: heading.bytes bytes, or nullptr.
     bool write(Heading heading, const std::byte* payload);
     // Whether the reader, a thread of this process, copies from the writer's own memory right now.

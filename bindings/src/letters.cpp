@@ -100,7 +100,7 @@ void Letters::offer(Parcel& parcel) {
     }
     if (parcel.sends) {
         Pair& pair = with(message.peer);
-        put(pair, {parcel.bytes <= pair.out.most_bytes() ? LETTER_MESSAGE : LETTER_OFFER, &parcel, 0});
+        put(pair, {parcel.bytes <= pair.out.message_bytes() ? LETTER_MESSAGE : LETTER_OFFER, &parcel, 0});
         return;
     }
     const auto found = std::find_if(unexpected_.begin(), unexpected_.end(), [&](const Unexpected& arrived) {
@@ -149,7 +149,7 @@ bool Letters::write(Pair& pair, Outgoing letter) {
     Heading heading{letter.kind, 0, 0, 0, letter.number, 0};
     const std::byte* payload = nullptr;
     if (letter.kind == LETTER_PIECE) {
-        heading.bytes = std::min(pair.out.most_bytes(), parcel->bytes - parcel->moved);
+        heading.bytes = std::min(pair.out.piece_bytes(), parcel->bytes - parcel->moved);
         payload = parcel->message.data + parcel->moved;
     } else if (letter.kind == LETTER_MESSAGE || letter.kind == LETTER_OFFER) {
         heading.dtype = parcel->message.dtype;
