@@ -98,11 +98,11 @@ class Config:
     """Blocks of at least this size are staged with non-temporal stores. None: measured at connect, on rank 0."""
     direct_bytes: int = _setting("direct_bytes", 16 << 10, int)
     """Symmetric buffers of at least this size are read and written directly; so are all arrays where the ranks are
-    threads of one process."""
+    threads of one process, but for messages up to 128 KiB."""
     reach_bytes: int | None = _setting("reach_bytes", None, int)
     """Blocks of at least this size are copied by the kernel straight out of the memory of the process that has them, in
-    gather, all_gather, scatter, all_to_all and point-to-point. None: only large ones in huge pages, for elsewhere two
-    copies are faster."""
+    gather, all_gather, scatter, all_to_all and point-to-point (above 128 KiB, up to which messages are sent at once).
+    None: only large ones in huge pages, for elsewhere two copies are faster."""
     oversubscribed: bool | None = _setting("oversubscribed", None, _flag)
     """More ranks than cores: waiting ranks give their core away early. None: found out at connect."""
     algorithm: str = _setting("algorithm", "", str)

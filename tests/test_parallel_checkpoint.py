@@ -3,11 +3,13 @@
 import re
 from dataclasses import replace
 from functools import partial
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict_loader import load
 
 import torch_world
 from failures import raised
@@ -224,6 +226,59 @@ def memory(path):
 def test_states_that_were_read_take_no_more_memory_than_those_that_were_made(tmp_path):
     for made, read in torch_world.run(memory, 2, tmp_path):
         assert made == read > 0
+
+
+def one_refuses(path):
+    """Return what each rank is told where rank 1 alone has an optimizer, a state or a number that does not fit."""
+    grid = Grid(pp=2)
+    stage = nn.ModuleDict({str(grid.pp.rank): nn.Linear(2, 2)})
+    good = torch.optim.SGD(stage.parameters(), lr=0.1)
+    foreign = torch.optim.SGD([nn.Parameter(torch.ones(3))], lr=0.1)
+    odd = torch.optim.SGD(stage.parameters(), lr=0.1)
+    odd.state[next(stage.parameters())]["count"] = 3
+    texts = []
+    for optimizer, number in ((foreign, 1), (odd, 1), (good, torch.tensor(0.7))):
+        mine = (optimizer, number) if grid.pp.rank else (good, 1)
+        texts.append(str(raised(ArgumentError, lambda: save_checkpoint(path, stage, mine[0], grid, {"n": mine[1]}))))  # noqa: B023 (called in this turn)
+    save_checkpoint(path, stage, good, grid, {"n": 1})
+    texts.append(
+        str(raised(ArgumentError, lambda: load_checkpoint(path, stage, foreign if grid.pp.rank else good, grid)))
+    )
+    assert load_checkpoint(path, stage, good, grid) == {"n": 1}
+    return texts
+
+
+def test_what_one_rank_refuses_ends_all(tmp_path):
+    first, second = torch_world.run(one_refuses, 2, tmp_path)
+    assert second[0] == second[3] == "what the optimizer works on: expected parameters of the chunks, got another, (3,)"
+    assert second[1] == "the optimizer's state count of 1.weight: expected a tensor, got 3"
+    assert second[2] == "the number 'n': expected an int or a float, got Tensor"
+    assert first == [f"rank 1 cannot go on: ArgumentError: {text}" for text in second]
+
+
+def asked_for(path):
+    """Return the numbers of all states that a ZeroRedundancyOptimizer was read with, and those that were asked for."""
+    grid, model = Grid(dp=2), nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    optimizer = sharded(grid)(model.parameters(), lr=0.1)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    save_checkpoint(path, model, optimizer, grid, {})
+    asked = []
+
+    def counting(wanted, **options):
+        asked.extend(wanted)
+        return load(wanted, **options)
+
+    with patch("ringcomm.parallel.checkpoint.load", counting):
+        load_checkpoint(path, model, optimizer, grid)
+    mine = sum(len(state) for state in optimizer.optim.state.values())
+    return mine, len([name for name in asked if ":" in name])
+
+
+def test_a_replica_reads_its_own_share_of_the_states(tmp_path):
+    for mine, asked in torch_world.run(asked_for, 2, tmp_path):
+        assert mine == asked > 0
 
 
 def same_names(path):

@@ -1,11 +1,14 @@
 """Data parallelism: buckets, their order, averages, and what happens when it is used wrongly."""
 
+import weakref
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
 import torch_world
+from failures import raised
 from ringcomm import ArgumentError
 from ringcomm.parallel import DataParallel, Grid
 from ringcomm.parallel.data import in_buckets
@@ -221,6 +224,47 @@ def test_of_one_that_is_made_anew_the_old_one_does_nothing():
     torch_world.run(anew, 2)
 
 
+def leaks():
+    """Return how many buckets live after a DataParallel was made anew twice."""
+    grid, model = Grid(dp=2), network(0)
+    buckets = []
+    for _ in range(3):
+        replicas = DataParallel(model, grid.dp)
+        buckets.append(weakref.ref(replicas._buckets[0]))
+    return sum(bucket() is not None for bucket in buckets)
+
+
+def test_buckets_go_with_their_dataparallel():
+    assert torch_world.run(leaks, 2) == [1, 1]
+
+
+def unused():
+    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    replicas = DataParallel(model, Grid(dp=dist.get_world_size()).dp)
+    model[0](torch.ones(2)).sum().backward()
+    replicas.finish()
+    return [parameter.grad.tolist() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+def test_a_parameter_without_a_part_in_the_loss_has_a_gradient_of_zeros(dp):
+    assert torch_world.run(unused, dp) == [[[[1.0, 1.0]] * 2, [1.0] * 2, [[0.0] * 2] * 2, [0.0] * 2]] * dp
+
+
+def other_buffers():
+    model = nn.Linear(2, 2)
+    model.register_buffer("numbers", torch.zeros(3 + dist.get_rank()))
+    return str(raised(ArgumentError, lambda: DataParallel(model, Grid(dp=2).dp)))
+
+
+def test_replicas_with_other_buffers_are_refused_on_all_ranks():
+    for text in torch_world.run(other_buffers, 2):
+        assert text == (
+            "tensor 2 of replica 1 (rank 1): expected as on rank 0, the buffer 0.numbers (3,) torch.float32, "
+            "got the buffer 0.numbers (4,) torch.float32"
+        )
+
+
 def sparse():
     model = nn.Embedding(10, 4, sparse=True)
     replicas = DataParallel(model, Grid(dp=2).dp)
@@ -246,9 +290,9 @@ def unlike(frozen):
 def test_replicas_that_differ_are_refused_on_all_ranks():
     for text in torch_world.run(unlike, 2, True):
         assert text == (
-            "parameter 0 of replica 1 (rank 1): expected as on rank 0, 0.0.weight (4, 4) torch.float32 "
+            "tensor 0 of replica 1 (rank 1): expected as on rank 0, 0.0.weight (4, 4) torch.float32 "
             "requires_grad=False, got 0.0.weight (4, 4) torch.float32 requires_grad=True"
         )
     for text in torch_world.run(unlike, 2, False):
-        assert text.startswith("parameter 4 of replica 1 (rank 1): expected as on rank 0, 0.2.weight (4, 4)")
+        assert text.startswith("tensor 4 of replica 1 (rank 1): expected as on rank 0, 0.2.weight (4, 4)")
         assert text.endswith("got none")

@@ -30,6 +30,8 @@ def refusals():
     errors.append(raised(ArgumentError, lambda: pipe.step(*batch(6))))
     errors.append(raised(ArgumentError, lambda: pipe.step(batch(4)[0], torch.tensor(1.0))))
     errors.append(raised(ArgumentError, lambda: pipe.step(batch(8)[0], batch(4)[1])))
+    with torch.no_grad():
+        errors.append(raised(ArgumentError, lambda: pipe.step(*batch(4))))
     pipe.step(*batch(4))  # nothing was sent: it goes on
     return [str(error) for error in errors]
 
@@ -41,6 +43,7 @@ def test_what_does_not_fit_is_refused_with_the_numbers():
         assert texts[2] == "rows of the inputs, for 4 micro-batches: expected a multiple of 4, got 6"
         assert texts[3] == "rows of the targets, for 4 micro-batches: expected a multiple of 4, got 0"
         assert texts[4] == "rows of the targets: expected those of the inputs, 8, got 4"
+        assert texts[5] == "step goes backward, which no_grad forbids: call evaluate"
 
 
 class Wrong(nn.Module):

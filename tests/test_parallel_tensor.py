@@ -78,6 +78,7 @@ def pairs():
         grad = gs[rank].clone()
         y.backward(grad)
         close(x.grad, backward(gs, rank, dim))
+        assert x.grad.untyped_storage().nbytes() == x.grad.nbytes, f"the gradient of {name} keeps memory of others"
         assert torch.equal(x, xs[rank]), f"{name} changed its input"
         assert torch.equal(grad, gs[rank]), f"{name} changed the gradient that came in"
     strided = drawn(8, 4).t().requires_grad_()  # and a gradient of which all elements are one

@@ -79,7 +79,7 @@ def test_two_ranks_that_both_send_much_first_do_not_deadlock(world):
 def ordered(comm):
     """Every rank sends to every rank, to itself too, short and long mixed; receives come in another order of tags."""
     everybody, tags, numbers = range(comm.size), (0, 7, -(2**40)), range(20)
-    sizes = [(3, 70_000)[number % 3 == 2] for number in numbers]
+    sizes = [(3, 140_000)[number % 3 == 2] for number in numbers]
     works = [
         comm.send(message(comm.rank, sizes[number], 100 * peer + number), peer, tag, async_op=True)
         for number in numbers

@@ -7,6 +7,7 @@ once, by a rank that has it, and reads on any grid what a rank needs, without ev
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count
 from pickle import UnpicklingError
 from typing import Any, NamedTuple
@@ -46,7 +47,7 @@ def save_checkpoint(
     optimizer are not, nor the states of random generators. What the folder has is written over: give each checkpoint a
     folder of its own, if an interruption must not cost the one before.
 
-    Communication: the names of the parameters, and what torch needs to agree on who writes what.
+    Communication: whether all can go on, the names of the parameters, and what torch needs to agree on who writes what.
 
     Args:
         path: a folder that all ranks see
@@ -57,24 +58,25 @@ def save_checkpoint(
 
     Raises:
         ArgumentError: two stages have parameters of the same name, which are not `copies`; the optimizer has
-            parameters that are not in the chunks, or states that fit no other grid.
+            parameters that are not in the chunks, or states that fit no other grid; a number is none. All ranks raise.
     """
     chunks = listed(chunks)
     if isinstance(optimizer, MixedPrecision):
         numbers = {**numbers, **{PRECISION + name: number for name, number in optimizer.state_dict().items()}}
-    tensors = {f":{name}": _number(number) for name, number in numbers.items()} | _buffers(chunks)
-    states, trained = _states(optimizer), list(_trained(chunks, optimizer))
+    with _together(grid):
+        tensors = {f":{name}": _number(name, number) for name, number in numbers.items()} | _buffers(chunks)
+        states, trained = _inside(optimizer).state, list(_trained(chunks, optimizer))
+        for name, _, tensor, split in trained:
+            tensors[name] = _placed(tensor.detach(), split, grid)
+            for key, value in states.get(tensor, {}).items():
+                if not isinstance(value, Tensor):
+                    raise refuse(f"the optimizer's state {key} of {name}", "a tensor", value)
+                alike = value.shape == tensor.shape
+                if split and value.dim() and not alike:
+                    what = f"the shape of the optimizer's state {key} of {name}, which is cut over tp"
+                    raise refuse(what, f"() or {tuple(tensor.shape)}", tuple(value.shape))
+                tensors[f"{name}:{key}"] = _placed(value, split if alike else None, grid)
     _model(chunks, trained, grid)
-    for name, _, tensor, split in trained:
-        tensors[name] = _placed(tensor.detach(), split, grid)
-        for key, value in states.get(tensor, {}).items():
-            if not isinstance(value, Tensor):
-                raise refuse(f"the optimizer's state {key} of {name}", "a tensor", value)
-            alike = value.shape == tensor.shape
-            if split and value.dim() and not alike:
-                what = f"the shape of the optimizer's state {key} of {name}, which is cut over tp"
-                raise refuse(what, f"() or {tuple(tensor.shape)}", tuple(value.shape))
-            tensors[f"{name}:{key}"] = _placed(value, split if alike else None, grid)
     save(tensors, checkpoint_id=path, process_group=grid.world.group)
 
 
@@ -82,17 +84,18 @@ def load_checkpoint(path: Path, chunks: Modules, optimizer: Optimizer | MixedPre
     """Set a model and what trains it to what the folder `path` has, and return the numbers that were written with them.
 
     All ranks of the grid call it, with chunks of the same model and an optimizer of the same kind, on any grid.
-    Communication: the names of the parameters, and what torch needs.
+    Communication: whether all can go on, the names of the parameters, and what torch needs.
 
     Raises:
-        ArgumentError: there is no checkpoint, or it is of another model.
+        ArgumentError: there is no checkpoint, or it is of another model. All ranks raise.
     """
-    try:
-        stored = FileSystemReader(path).read_metadata().state_dict_metadata
-    except (OSError, EOFError, UnpicklingError) as error:
-        raise refuse("the folder of a checkpoint", "one that save_checkpoint wrote", f"{path} ({error})") from error
     chunks = listed(chunks)
-    trained, wanted = list(_trained(chunks, optimizer)), _buffers(chunks)
+    with _together(grid):
+        try:
+            stored = FileSystemReader(path).read_metadata().state_dict_metadata
+        except (OSError, EOFError, UnpicklingError) as error:
+            raise refuse("the folder of a checkpoint", "one that save_checkpoint wrote", f"{path} ({error})") from error
+        trained, wanted = list(_trained(chunks, optimizer)), _buffers(chunks)
     sizes: dict[str, torch.Size] = {}
     held: dict[str, dict[str, TensorStorageMetadata]] = defaultdict(dict)  # what goes with a parameter, or with none
     for key, entry in stored.items():
@@ -105,9 +108,10 @@ def load_checkpoint(path: Path, chunks: Modules, optimizer: Optimizer | MixedPre
     numbers = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in held[""].items()}
     wanted |= {f":{name}": number for name, number in numbers.items()}
     states: dict[Tensor, dict[str, Tensor]] = defaultdict(dict)
+    kept_here = set(_worked_on(_inside(optimizer)))
     for name, _, tensor, split in trained:
         wanted[name] = _placed(tensor.detach(), split, grid)
-        for state, entry in held[name].items():
+        for state, entry in held[name].items() if tensor in kept_here else ():
             alike = entry.size == sizes[name]
             like = tensor.detach() if alike else torch.empty(entry.size)
             states[tensor][state] = torch.zeros_like(like, dtype=entry.properties.dtype)
@@ -122,6 +126,25 @@ def load_checkpoint(path: Path, chunks: Modules, optimizer: Optimizer | MixedPre
     if isinstance(optimizer, MixedPrecision):
         optimizer.load_state_dict(kept)
     return found
+
+
+@contextmanager
+def _together(grid: Grid) -> Iterator[None]:
+    """Let all ranks fail if one does inside, where none waits for another."""
+    failure = None
+    try:
+        yield
+    except Exception as error:
+        failure = error
+    told: list[str | None] = [None] * grid.world.size
+    if grid.world.size > 1:
+        words = f"{type(failure).__name__}: {failure}" if failure else None
+        dist.all_gather_object(told, words, group=grid.world.group)
+    if failure:
+        raise failure
+    for rank, words in zip(grid.world.ranks, told, strict=True):
+        if words:
+            raise ArgumentError(f"rank {rank} cannot go on: {words}")
 
 
 class _Trained(NamedTuple):
@@ -145,7 +168,7 @@ def _trained(chunks: Sequence[nn.Module], optimizer: Optimizer | MixedPrecision)
             raise _twice(name, "two chunks of a rank")
         named.setdefault(parameter, name)
     known = {masters.get(parameter, parameter) for parameter in named}
-    for tensor in (tensor for group in _optimizer(optimizer).param_groups for tensor in group["params"]):
+    for tensor in _worked_on(_optimizer(optimizer)):
         if tensor not in known:
             raise refuse("what the optimizer works on", "parameters of the chunks", f"another, {tuple(tensor.shape)}")
     for parameter, name in named.items():
@@ -156,11 +179,15 @@ def _optimizer(trains: Optimizer | MixedPrecision) -> Optimizer:
     return trains.optimizer if isinstance(trains, MixedPrecision) else trains
 
 
-def _states(trains: Optimizer | MixedPrecision) -> Mapping[Tensor, dict[str, Any]]:
-    """Return the states that this rank has: those inside a ZeroRedundancyOptimizer, if it is one."""
+def _inside(trains: Optimizer | MixedPrecision) -> Optimizer:
+    """Return what has the states of this rank: a ZeroRedundancyOptimizer has an optimizer of its share."""
     optimizer = _optimizer(trains)
-    states: Mapping[Tensor, dict[str, Any]] = getattr(optimizer, "optim", optimizer).state
-    return states
+    inside: Optimizer = getattr(optimizer, "optim", optimizer)
+    return inside
+
+
+def _worked_on(optimizer: Optimizer) -> Iterator[Tensor]:
+    return (tensor for group in optimizer.param_groups for tensor in group["params"])
 
 
 def _set_states(trains: Optimizer | MixedPrecision, states: Mapping[Tensor, dict[str, Tensor]]) -> None:
@@ -168,10 +195,8 @@ def _set_states(trains: Optimizer | MixedPrecision, states: Mapping[Tensor, dict
     optimizer = _optimizer(trains)
     numbered = count()
     groups = [{**group, "params": [next(numbered) for _ in group["params"]]} for group in optimizer.param_groups]
-    worked_on = (tensor for group in optimizer.param_groups for tensor in group["params"])
-    optimizer.load_state_dict(
-        {"state": {number: states[tensor] for number, tensor in enumerate(worked_on)}, "param_groups": groups}
-    )
+    numbers = {number: states[tensor] for number, tensor in enumerate(_worked_on(optimizer))}
+    optimizer.load_state_dict({"state": numbers, "param_groups": groups})
 
 
 def _buffers(chunks: Sequence[nn.Module]) -> dict[str, Tensor]:
@@ -223,5 +248,7 @@ def _placed(x: Tensor, split: Split | None, grid: Grid) -> Tensor:
     return DTensor.from_local(mine, grid.mesh["tp"], [Shard(split.dim)], shape=full, stride=stride)
 
 
-def _number(number: float) -> Tensor:
+def _number(name: str, number: float) -> Tensor:
+    if not isinstance(number, int | float):
+        raise refuse(f"the number {name!r}", "an int or a float", type(number).__name__)
     return torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else torch.int64)

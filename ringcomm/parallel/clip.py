@@ -14,8 +14,8 @@ def grad_norm(chunks: Modules, grid: Grid) -> torch.Tensor:
     """Return the Euclidean norm of the gradients of the whole model, on every rank.
 
     Each number counts once: what the ranks of `tp` all have, and tied weights, on the first rank that has it. So the
-    gradients must be final: averaged over `dp`, tied ones summed. The norm is in float64; that of gradients of 16 bits
-    is made in float32.
+    gradients must be final: averaged over `dp`, tied ones summed. The norm of each is made in float32, of float64 in
+    float64, in which they are put together.
 
     Communication: an all-reduce of one number over tp × pp.
     """
@@ -40,7 +40,9 @@ def clip_grad_norm(chunks: Modules, grid: Grid, max_norm: float) -> torch.Tensor
     factor = clip_factor(norm, max_norm)
     for parameter in {parameter for chunk in chunks for parameter in chunk.parameters()}:
         if parameter.grad is not None:
-            parameter.grad.mul_(factor.to(parameter.grad.dtype))
+            # In 16 bits the factor itself may be 0.
+            wide = torch.promote_types(parameter.grad.dtype, torch.float32)
+            parameter.grad.copy_(parameter.grad.to(wide) * factor.to(wide))
     return norm
 
 

@@ -10,6 +10,7 @@ from itertools import zip_longest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from ringcomm.errors import ArgumentError, refuse
 from ringcomm.parallel.grid import Axis
@@ -42,7 +43,7 @@ class DataParallel:
         bucket_bytes: the size from which on a bucket is sent
 
     Raises:
-        ArgumentError: the replicas differ in the shape, dtype or `requires_grad` of a parameter.
+        ArgumentError: the replicas differ in the shape, dtype or `requires_grad` of a parameter, or in a buffer.
     """
 
     def __init__(self, modules: Modules, dp: Axis, *, bucket_bytes: int = 25 << 20) -> None:
@@ -52,19 +53,21 @@ class DataParallel:
         self._quiet = False
         self._buckets: list[Bucket] = []
         self._sent = 0  # how many buckets are on their way, or there
+        self._trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if dp.size == 1:
             return
         alike(module, dp)
         take_from_first([*module.parameters(), *module.buffers()], dp)
-        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self._buckets = [Bucket(parameters, dp) for parameters in in_buckets(trained[::-1], bucket_bytes)]
+        self._buckets = [Bucket(parameters, dp) for parameters in in_buckets(self._trained[::-1], bucket_bytes)]
         # Each chunk of a pipeline has a backward of its own: what several have is there when all are done, at `finish`.
         uses: Counter[torch.Tensor] = Counter(parameter for each in several for parameter in each.parameters())
-        for bucket in self._buckets:
-            for parameter in bucket.views:
-                if uses[parameter] == 1:
-                    hook = partial(_collect, weakref.ref(self), bucket)
-                    parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(_collect, weakref.ref(self), bucket))  # type: ignore[no-untyped-call]
+            for bucket in self._buckets
+            for parameter in bucket.views
+            if uses[parameter] == 1
+        ]
+        weakref.finalize(self, _remove, hooks)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -88,6 +91,9 @@ class DataParallel:
         for bucket in self._buckets:
             bucket.finish()
         self._sent = 0
+        for parameter in self._trained if self.dp.size == 1 else ():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
 
     def _send(self) -> None:
         """Send the buckets that are full, up to the first that is not."""
@@ -96,8 +102,14 @@ class DataParallel:
             self._sent += 1
 
 
+def _remove(hooks: list[RemovableHandle]) -> None:
+    """Let go of the buckets, which a module would keep as long as it lives."""
+    for hook in hooks:
+        hook.remove()
+
+
 def _collect(of: "weakref.ref[DataParallel]", bucket: "Bucket", parameter: torch.Tensor) -> None:
-    """Take a gradient that has come; of a DataParallel that is gone, as one that has been made anew, do nothing."""
+    """Take a gradient that has come."""
     replicas = of()
     if replicas and not replicas._quiet:
         bucket.collect(parameter)
@@ -147,12 +159,13 @@ class Bucket:
 def alike(module: nn.Module, dp: Axis) -> None:
     """Refuse, on all replicas, modules that would not send the same."""
     mine = [f"{n} {tuple(p.shape)} {p.dtype} requires_grad={p.requires_grad}" for n, p in module.named_parameters()]
+    mine += [f"the buffer {n} {tuple(x.shape)} {x.dtype}" for n, x in module.named_buffers()]
     replicas: list[list[str]] = [[]] * dp.size
     dist.all_gather_object(replicas, mine, group=dp.group)
     for replica, theirs in enumerate(replicas):
         for number, (first, other) in enumerate(zip_longest(replicas[0], theirs, fillvalue="none")):
             if first != other:
-                what = f"parameter {number} of replica {replica} (rank {dp.ranks[replica]})"
+                what = f"tensor {number} of replica {replica} (rank {dp.ranks[replica]})"
                 raise refuse(what, f"as on rank {dp.ranks[0]}, {first}", other)
 
 

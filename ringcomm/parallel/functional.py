@@ -89,7 +89,7 @@ def summed(x: torch.Tensor, axis: Axis, op: Any = dist.ReduceOp.SUM) -> torch.Te
 def part(x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
     """Return this rank's slice along `dim`."""
     share = axis.share(f"the length of dimension {dim} of {tuple(x.shape)}", x.shape[dim])
-    return x.narrow(dim, axis.rank * share, share).contiguous()
+    return x.narrow(dim, axis.rank * share, share).clone(memory_format=torch.contiguous_format)
 
 
 def joined(x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:

@@ -59,8 +59,8 @@ class Grid:
     Args:
         dp, tp, pp: the sizes, whose product is the size of the world
         device: the type of device that the model lives on
-        timeout: of each call on the groups of the grid, for ranks that live but do not come; None is torch's default,
-            half an hour, whatever `init_process_group` was given
+        timeout: of each call on the groups of the grid, for ranks that live but do not come; None is torch's default
+            (half an hour, of NCCL less), whatever `init_process_group` was given
 
     Raises:
         ArgumentError: there is no default group yet, or the product is not its size.

@@ -1,7 +1,8 @@
 """Which part of the full model a rank's parameters are.
 
-A layer says it in two attributes: `split` names the parameters that are cut over the tensor axis, with the dimension
-along which they are; `copies` names those that another stage of the pipeline has too, and counts. All others are whole,
+A layer says it in two attributes: `split`, a dict, names the parameters that are cut over the tensor axis, with the
+dimension along which they are; `copies`, a set, names those that another stage of the pipeline has too, and counts. All
+others are whole,
 and the same on every rank of the tensor axis. Names are those of the full model, so every parameter of a stage has a
 name that no other stage has, but for copies. Where a vocabulary does not divide, the last rank's slice ends in padding
 of zeros: `length` says how long the full dimension is without it.
@@ -43,13 +44,15 @@ def parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 def splits(module: nn.Module) -> dict[str, Split]:
     """Return the parameters of `module` that are cut over the tensor axis, by their full names."""
-    found = ((at, getattr(layer, "split", {})) for at, layer in module.named_modules())
-    return {plain(f"{at}.{name}"): split for at, cuts in found for name, split in cuts.items()}
+    found = ((at, getattr(layer, "split", None)) for at, layer in module.named_modules())
+    known = ((at, cuts) for at, cuts in found if isinstance(cuts, dict))  # other layers call other things so
+    return {plain(f"{at}.{name}"): split for at, cuts in known for name, split in cuts.items()}
 
 
 def copies(module: nn.Module) -> set[str]:
     """Return the full names of the parameters of `module` that another stage counts."""
-    return {plain(f"{at}.{name}") for at, layer in module.named_modules() for name in getattr(layer, "copies", ())}
+    found = ((at, getattr(layer, "copies", None)) for at, layer in module.named_modules())
+    return {plain(f"{at}.{name}") for at, names in found if isinstance(names, set) for name in names}
 
 
 def counted(chunks: Modules, tp: Axis) -> Iterator[nn.Parameter]:

@@ -94,10 +94,13 @@ class Pipeline:
         loss, are multiplied by `scale`, which those of 16 bits may need.
 
         Raises:
-            ArgumentError: the batch cannot be cut evenly, or a stage returns what cannot be sent
+            ArgumentError: the batch cannot be cut evenly, or gradients are switched off: nothing is sent then, and
+                ranks with another batch wait for this one; or a stage returns what cannot be sent
             PeerLost, CollectiveTimeout: another rank died or did not come (from the backend ringcomm)
             Aborted: a stage of another rank raised an error (from the backend ringcomm); nobody can go on then
         """
+        if not torch.is_grad_enabled():
+            raise ArgumentError("step goes backward, which no_grad forbids: call evaluate")
         batch = self._batch(inputs, targets, scale)
         with self._nobody_waiting():
             for parameter, group in self.tied:

@@ -58,9 +58,10 @@ class MixedPrecision:
             raise refuse("the dtype", "torch.float32, torch.bfloat16 or torch.float16", dtype)
         self.chunks, self.grid, self.patience = listed(chunks), grid, patience
         self.parameters = list(nn.ModuleList(self.chunks).parameters())
-        copies = [nn.Parameter(parameter.detach().float().clone()) for parameter in self.parameters]
+        self.masters = self.parameters
+        if dtype != torch.float32:
+            self.masters = [nn.Parameter(parameter.detach().float().clone()) for parameter in self.parameters]
         nn.ModuleList(self.chunks).to(dtype)
-        self.masters = self.parameters if dtype == torch.float32 else copies
         take_from_first(self.masters, grid.dp)
         self._publish()
         self.optimizer = optimizer(self.masters)
