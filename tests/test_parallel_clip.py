@@ -54,7 +54,7 @@ def of_16_bits(dtype):
     grid = Grid(pp=2)
     stage = nn.Linear(63, 64, dtype=dtype)
     for parameter in stage.parameters():
-        parameter.grad = torch.full_like(parameter, 60000)  # 1/norm is less than the least number of float16
+        parameter.grad = torch.full_like(parameter, 60000)  # 0.01/norm is less than the least number of float16
     return float(clip_grad_norm([stage], grid, 0.01)), float(grad_norm([stage], grid))
 
 

@@ -58,7 +58,8 @@ def save_checkpoint(
 
     Raises:
         ArgumentError: two stages have parameters of the same name, which are not `copies`; the optimizer has
-            parameters that are not in the chunks, or states that fit no other grid; a number is none. All ranks raise.
+            parameters that are not in the chunks, or states that fit no other grid; a number is neither int nor
+            float. All ranks raise.
     """
     chunks = listed(chunks)
     if isinstance(optimizer, MixedPrecision):

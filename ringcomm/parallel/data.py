@@ -91,7 +91,7 @@ class DataParallel:
         for bucket in self._buckets:
             bucket.finish()
         self._sent = 0
-        for parameter in self._trained if self.dp.size == 1 else ():
+        for parameter in self._trained:  # one replica has no buckets
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
 
