@@ -1,5 +1,6 @@
 """Messages between two ranks: matched by source and tag, in order, of any size, with everything else going on."""
 
+import random
 import threading
 
 import numpy as np
@@ -46,6 +47,23 @@ def lengths(comm):
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_messages_of_every_length_go_around_a_ring(size, world):
     harness.run(lengths, size, world=world)
+
+
+def wrap(comm):
+    """Send messages of up to nearly a ring, from every part of it: there must be room for each, sooner or later."""
+    draw = random.Random(1)
+    for number in range(80):
+        length = draw.randrange(100, (1000, 250_000)[number % 2])  # nearly one of 1 KiB, or of 256
+        if comm.rank == 0:
+            comm.send(message(0, length, number), 1)
+        else:
+            x = np.empty(length, np.uint8)
+            comm.recv(x, 0)
+            assert_same(x, message(0, length, number), f"message {number}")
+
+
+def test_a_message_finds_room_wherever_the_ring_ends(world):
+    harness.run(wrap, 2, world=world)
 
 
 def exchange_much(comm):
