@@ -244,6 +244,11 @@ def one_refuses(path):
     texts.append(
         str(raised(ArgumentError, lambda: load_checkpoint(path, stage, foreign if grid.pp.rank else good, grid)))
     )
+    nothing = None if grid.pp.rank else {}
+    mixed = MixedPrecision(stage, grid, partial(torch.optim.SGD, lr=0.1), torch.float32)
+    texts.append(str(raised((ArgumentError, TypeError), lambda: save_checkpoint(path, stage, mixed, grid, nothing))))
+    nothing = None if grid.pp.rank else stage
+    texts.append(str(raised((ArgumentError, TypeError), lambda: load_checkpoint(path, nothing, good, grid))))
     assert load_checkpoint(path, stage, good, grid) == {"n": 1}
     return texts
 
@@ -253,7 +258,8 @@ def test_what_one_rank_refuses_ends_all(tmp_path):
     assert second[0] == second[3] == "what the optimizer works on: expected parameters of the chunks, got another, (3,)"
     assert second[1] == "the optimizer's state count of 1.weight: expected a tensor, got 3"
     assert second[2] == "the number 'n': expected an int or a float, got Tensor"
-    assert first == [f"rank 1 cannot go on: ArgumentError: {text}" for text in second]
+    kinds = ["ArgumentError"] * 4 + ["TypeError"] * 2
+    assert first == [f"rank 1 cannot go on: {kind}: {text}" for kind, text in zip(kinds, second, strict=True)]
 
 
 def asked_for(path):

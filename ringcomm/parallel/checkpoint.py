@@ -61,10 +61,10 @@ def save_checkpoint(
             parameters that are not in the chunks, or states that fit no other grid; a number is neither int nor
             float. All ranks raise.
     """
-    chunks = listed(chunks)
-    if isinstance(optimizer, MixedPrecision):
-        numbers = {**numbers, **{PRECISION + name: number for name, number in optimizer.state_dict().items()}}
     with _together(grid):
+        chunks = listed(chunks)
+        if isinstance(optimizer, MixedPrecision):
+            numbers = {**numbers, **{PRECISION + name: number for name, number in optimizer.state_dict().items()}}
         tensors = {f":{name}": _number(name, number) for name, number in numbers.items()} | _buffers(chunks)
         states, trained = _inside(optimizer).state, list(_trained(chunks, optimizer))
         for name, _, tensor, split in trained:
@@ -90,8 +90,8 @@ def load_checkpoint(path: Path, chunks: Modules, optimizer: Optimizer | MixedPre
     Raises:
         ArgumentError: there is no checkpoint, or it is of another model. All ranks raise.
     """
-    chunks = listed(chunks)
     with _together(grid):
+        chunks = listed(chunks)
         try:
             stored = FileSystemReader(path).read_metadata().state_dict_metadata
         except (OSError, EOFError, UnpicklingError) as error:

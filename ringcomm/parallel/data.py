@@ -35,7 +35,8 @@ class DataParallel:
         optimizer.step()
 
     At the start: a broadcast of all parameters and buffers from the first replica. A step: all-reduces that send
-    2 · (d-1)/d times the bytes of the parameters. Gradients are averaged as long as this object lives.
+    2 · (d-1)/d times the bytes of the parameters. Gradients are averaged as long as this object lives:
+    let go of it before the module gets another, or both divide them.
 
     Args:
         modules: what to keep the same: a module, or the chunks of a pipeline
