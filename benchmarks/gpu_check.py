@@ -1,11 +1,12 @@
-"""Check ringcomm on a machine with a GPU: tests, an example, benchmarks beside NCCL, compute-sanitizer.
+"""Check ringcomm on a machine with a GPU: tests, examples, training, benchmarks beside NCCL, compute-sanitizer.
 
-    python benchmarks/gpu_check.py -o FOLDER
+    python benchmarks/gpu_check.py -o FOLDER            every step, 16 minutes at most
+    python benchmarks/gpu_check.py -o FOLDER tests …    these
 
-It uses what is installed there: ringcomm, CuPy and pytest; torch, NCCL and compute-sanitizer for their parts. All steps
-together take 8 minutes at most, and none keeps the others from running: neither one that fails, nor one that is ended
-because its time is over. FOLDER/gpu.json has everything, FOLDER/gpu.txt the same to read. The exit status is 0 if every
-step that can run has passed; 1 if one has failed, or if there is no GPU.
+It uses what is installed there: ringcomm, CuPy and pytest; torch, NCCL and compute-sanitizer for their parts. No step
+keeps the others from running: neither one that fails, nor one that is ended because its time is over. FOLDER/gpu.json
+has everything, FOLDER/gpu.txt the same to read. The exit status is 0 if every step that can run has passed; 1 if one
+has failed, or if there is no GPU.
 """
 
 import argparse
@@ -28,8 +29,9 @@ ROOT = Path(__file__).parent.parent
 PYTHON = sys.executable
 RINGCOMM = (PYTHON, "-m", "ringcomm")
 # Without the settings of pyproject.toml, which ask for plugins.
-OPTIONS = f"-c {os.devnull} --rootdir {ROOT} -p no:cacheprovider -ra -m gpu {ROOT}/tests/test_gpu.py"
+OPTIONS = f"-c {os.devnull} --rootdir {ROOT} -p no:cacheprovider -ra -m gpu"
 PYTEST = (PYTHON, "-m", "pytest", *OPTIONS.split())
+ON_GPUS, TRAINING = f"{ROOT}/tests/test_gpu.py", f"{ROOT}/tests/test_examples.py"
 OTHERS = "reduce_scatter all_gather broadcast reduce gather scatter all_to_all send_recv"
 GRACE = 5.0  # seconds in which a step that is told to end writes down what it has
 
@@ -62,29 +64,43 @@ def steps(gpus: int, folder: Path) -> list[Step]:
     few = f"all_reduce -b 4 -e {end} -f 16 {bench} {folder}/all_reduce.json"
     many = f"{OTHERS} -b 4K -e {end} -f 64 {bench} {folder}/others.json"
     alone = f"all_reduce --device cuda --virtual-ranks --ranks 2,4,8 -b 4K -f 16 -n 7 --json {folder}/virtual.json"
+    sweep = f"{ROOT}/benchmarks/gpu_sweep.py --json {folder}/sweep.json"
     direct = f"all_reduce reduce_scatter all_gather -b 1M -e {end} -f 16 --symmetric {bench} {folder}/symmetric.json"
-    sanitizer = ("compute-sanitizer", "--target-processes", "all", "--error-exitcode", "9")
-    small = ("-k", "different_streams and CuPy")
+    every_kernel = (*PYTEST, ON_GPUS, "-k", "CuPy and (every_collective or symmetric)")
     return [
         Step("doctor", (*RINGCOMM, "doctor"), 40, gpu=False),
-        Step("tests", PYTEST, 110),
+        Step("tests", (*PYTEST, ON_GPUS), 110),
         Step("example", (*RINGCOMM, "run", "-n", str(ranks), str(ROOT / "examples/gpu_allreduce.py")), 40),
+        Step("training", (*PYTEST, TRAINING), 150),
+        Step("virtual", (*RINGCOMM, "bench", *alone.split()), 50),
         Step("all_reduce", (*RINGCOMM, "bench", *few.split()), 70),
         Step("others", (*RINGCOMM, "bench", *many.split()), 70),
         Step("symmetric", (*RINGCOMM, "bench", *direct.split()), 40),
-        Step("virtual", (*RINGCOMM, "bench", *alone.split()), 50),
-        Step("sanitizer", (*sanitizer, *PYTEST, *small), 60, program=sanitizer[0]),
+        Step("sweep", (PYTHON, *sweep.split()), 150),
+        *(sanitized(tool, every_kernel) for tool in ("memcheck", "racecheck", "synccheck")),
     ]
+
+
+def sanitized(tool: str, command: tuple[str, ...]) -> Step:
+    program = "compute-sanitizer"
+    options = ("--tool", tool, "--target-processes", "all", "--error-exitcode", "9")
+    return Step(tool, (program, *options, *command), 80, program=program)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help="where the reports go")
-    folder = parser.parse_args().output
+    parser.add_argument("steps", nargs="*", metavar="STEP", help="those to do (default: all)")
+    arguments = parser.parse_args()
+    folder = arguments.output
     folder.mkdir(parents=True, exist_ok=True)
     machine, results = Machine.here(), []
     with TemporaryDirectory() as figures:
-        for step in steps(len(machine.gpus), Path(figures)):
+        every = {step.name: step for step in steps(len(machine.gpus), Path(figures))}
+        if unknown := {*arguments.steps} - {*every}:
+            parser.error(f"no step {', '.join(sorted(unknown))}; there are {', '.join(every)}")
+        for name in arguments.steps or every:
+            step = every[name]
             result = attempt(step, machine.gpus, Path(figures))
             print(headline(result), flush=True)
             results.append(result)

@@ -40,24 +40,30 @@ class Transformer(nn.Module):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", choices=("gloo", "ringcomm"), default="ringcomm")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: GPU r for rank r, in turn")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--batch", type=int, default=8, help="sequences of each rank")
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--depth", type=int, default=2)
     arguments = parser.parse_args()
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch finds no GPU")
 
     dist.init_process_group(arguments.backend)
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // size))
+    if arguments.device == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
 
     text = "\n".join(topics[name] for name in sorted(topics))
     alphabet = sorted(set(text))
     numbers = {character: number for number, character in enumerate(alphabet)}
-    data = torch.tensor([numbers[character] for character in text])
+    data = torch.tensor([numbers[character] for character in text], device=arguments.device)
 
     torch.manual_seed(0)  # the same model on every rank, and different text below
-    model = DistributedDataParallel(Transformer(len(alphabet), arguments.context, arguments.width, arguments.depth))
+    model = Transformer(len(alphabet), arguments.context, arguments.width, arguments.depth).to(arguments.device)
+    model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     draw = torch.Generator().manual_seed(rank)
 

@@ -96,7 +96,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--backend", choices=("gloo", "nccl", "ringcomm"), default="ringcomm")
-    add("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: a GPU for each process of a machine")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the GPUs of a machine in turn")
     add("--timeout", type=float, default=300.0, metavar="SECONDS", help="how long a call waits for a rank that lives")
     add("--dp", type=int, default=1, metavar="N", help="replicas of the model, which share a batch")
     add("--tp", type=int, default=1, metavar="N", help="ranks that share each layer")
@@ -124,7 +124,9 @@ def parser() -> argparse.ArgumentParser:
 def start(arguments: argparse.Namespace, timeout: timedelta) -> None:
     """Join the ranks that torchrun has started; without it, be alone."""
     if arguments.device == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        if not torch.cuda.is_available():
+            sys.exit("--device cuda: torch finds no GPU")
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     if "RANK" in os.environ:
         dist.init_process_group(arguments.backend, timeout=timeout)
     else:

@@ -61,7 +61,7 @@ def run_seed(seed, monkeypatch):
     size = draw.randint(1, 8)
     device = device_of(draw, seed, size)
     cases = [case_of(draw, device, size) for _ in range(CALLS)]
-    monkeypatch.setattr(emulated, "THREADS", draw.randint(1, 3))
+    monkeypatch.setattr(emulated.EmulatedDevice, "threads", draw.randint(1, 3))
     monkeypatch.setitem(ADAPTERS, np.ndarray, Emulated(SimpleNamespace(device=device, empty=np.empty)))
 
     def calls(comm):

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 import harness
+from ringcomm.bench.machine import gpus
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def losses(backend):
+def losses(backend, *options):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    options = ["--backend", backend, "--steps", "40", "--batch", "4", "--width", "64"]
+    options = ["--backend", backend, "--steps", "40", "--batch", "4", "--width", "64", *options]
     for _ in range(3):
         run = subprocess.run(
             [*command, str(EXAMPLES / "ddp_text.py"), *options],
@@ -71,6 +72,21 @@ def test_a_gpt_on_four_processes_has_the_losses_of_one_also_from_a_checkpoint_on
     other = ["--tp", "2", "--pp", "2", "--schedule", "interleaved", "--chunks", "2", "--sequence-parallel"]
     rest = gpt(*other, "--backend", "gloo", "--resume", folder)
     assert up_to(10, alone) | rest == pytest.approx(alone, abs=2e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not gpus(), reason="no CUDA device")
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("grid", ["--dp 2", "--dp 2 --zero 1", "--tp 2 --sequence-parallel", "--pp 2"])
+def test_a_gpt_on_gpus_has_the_losses_of_a_cpu(grid):
+    assert gpt("--device", "cuda", *grid.split(), ranks=2) == pytest.approx(gpt(ranks=1), rel=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not gpus(), reason="no CUDA device")
+@pytest.mark.timeout(180)
+def test_a_transformer_trained_on_gpus_has_the_losses_of_cpus():
+    assert losses("ringcomm", "--device", "cuda") == pytest.approx(losses("ringcomm"), rel=1e-3)
 
 
 def up_to(last, losses):

@@ -21,7 +21,7 @@ from ringcomm.bench.plan import COPY_BYTES, Plan
 from ringcomm.transports.cuda_virtual import VirtualCall, VirtualRanks
 from ringcomm.types import DTYPES, OPS
 
-__all__ = ["run"]
+__all__ = ["HEAD", "Arrays", "Row", "measure", "run"]
 
 HEAD = "#ranks        bytes           kernel blocks       us/op    busbw      moved  of copy  wrong"
 ROUND = 0.01  # seconds that the launches of a round take together, at least
@@ -114,13 +114,14 @@ def run(plan: Plan, path: Path | None) -> bool:
     return any(row.wrong for row in rows)
 
 
-def measure(arrays: Arrays, ranks: int, size: int, copy: float) -> Row:
+def measure(arrays: Arrays, ranks: int, size: int, copy: float, kernel: str = "") -> Row:
+    """`kernel`: in place of the one that is chosen for this size."""
     count = max(1, size // 4)
     values: list[NDArray[np.float32]] = [(np.arange(count) % 61 + rank).astype(np.float32) for rank in range(ranks)]
     sources, targets = [arrays.of(each) for each in values], [arrays.of(each * 0) for each in values]
     inputs, outputs = [arrays.address(each) for each in sources], [arrays.address(each) for each in targets]
     group = VirtualRanks(arrays.device, ranks)
-    call = VirtualCall(group, "all_reduce", inputs, outputs, count, DTYPES["float32"], OPS["sum"][0])
+    call = VirtualCall(group, "all_reduce", inputs, outputs, count, DTYPES["float32"], OPS["sum"][0], kernel)
     seconds = arrays.time(lambda: call.launch(arrays.device.stream()))
     call.check()
     expected = sum(values)

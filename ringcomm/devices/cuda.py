@@ -25,7 +25,6 @@ __all__ = ["CudaDevice", "device_at", "device_of", "empty"]
 
 runtime.getDeviceCount()  # raises where there is none
 
-THREADS = 512  # of a block
 PORTABLE_AND_MAPPED = 0x03  # of cudaHostAlloc
 LAZY_PEER_ACCESS = runtime.cudaIpcMemLazyEnablePeerAccess
 SUCCESS, NO_MEMORY, NOT_READY, ALREADY_ENABLED = 0, 2, 600, 704  # of cudaError_t
@@ -94,6 +93,7 @@ class CudaDevice:
     """A GPU (ringcomm.devices.contract.Device)."""
 
     shape = Shape(channels=16, slots=8, slot_bytes=512 << 10, stage_bytes=32 << 10, line_bytes=8 << 10)
+    threads = 512  # of a block, at most what entry.cu says
     outlives = False
     blocking = False
 
@@ -186,19 +186,19 @@ class CudaDevice:
     def launch(self, kernel: int, dtype: int, op: int, args: Any, blocks: int, stream: Any) -> None:
         by_value = args.view(f"V{args.size}")  # a NumPy array of one element is handed over by value
         with self._device:
-            self._kernels[kernel, dtype, op][0]((blocks,), (THREADS,), (by_value,), stream=stream)
+            self._kernels[kernel, dtype, op][0]((blocks,), (self.threads,), (by_value,), stream=stream)
 
     def launch_virtual(
         self, kernel: int, dtype: int, op: int, args: Allocation, ranks: int, blocks: int, stream: Any
     ) -> None:
         _, code = self._kernels[kernel, dtype, op]
         with self._device:
-            each = driver.occupancyMaxActiveBlocksPerMultiprocessor(code.ptr, THREADS, 0)
+            each = driver.occupancyMaxActiveBlocksPerMultiprocessor(code.ptr, self.threads, 0)
             most = each * self._device.attributes["MultiProcessorCount"]
             if ranks * blocks > most:  # CuPy would launch fewer
                 raise refuse("virtual ranks", f"at most {most} blocks in all", f"{ranks} x {blocks}")
             numbers = np.uint64(args.address), np.int32(blocks)
-            code((ranks * blocks,), (THREADS,), numbers, stream=stream, enable_cooperative_groups=True)
+            code((ranks * blocks,), (self.threads,), numbers, stream=stream, enable_cooperative_groups=True)
 
     def array(self, memory: Memory, shape: tuple[int, ...], dtype: Any) -> Any:
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize

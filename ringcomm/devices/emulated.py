@@ -22,8 +22,6 @@ __all__ = ["Array", "EmulatedDevice", "array", "device", "empty"]
 
 log = logging.getLogger("ringcomm")
 
-THREADS = 2  # of a block
-
 
 class Array(np.ndarray[Any, Any]):
     """A NumPy array in the memory of the emulated device, which is that of the host: kernels reach all of it."""
@@ -131,6 +129,7 @@ class EmulatedDevice:
     name = "emulated"
     # Small, so that calls of a test take many chunks.
     shape = Shape(channels=2, slots=3, slot_bytes=4096, stage_bytes=1024, line_bytes=256)
+    threads = 2  # of a block
     outlives = True
     blocking = True
 
@@ -193,7 +192,7 @@ class EmulatedDevice:
 
     def launch(self, kernel: int, dtype: int, op: int, args: Any, blocks: int, stream: Stream) -> None:  # noqa: ARG002
         words = ffi.from_buffer(args)
-        stream.add(lambda: check(lib.rc_emulated_launch(words, blocks, THREADS, self._seed)))
+        stream.add(lambda: check(lib.rc_emulated_launch(words, blocks, self.threads, self._seed)))
 
     def launch_virtual(
         self,
@@ -206,7 +205,7 @@ class EmulatedDevice:
         stream: Stream,
     ) -> None:
         words = ffi.cast("void *", args.address)
-        stream.add(lambda: check(lib.rc_emulated_virtual(words, ranks, blocks, THREADS, self._seed)))
+        stream.add(lambda: check(lib.rc_emulated_virtual(words, ranks, blocks, self.threads, self._seed)))
 
     def array(self, memory: Memory, shape: tuple[int, ...], dtype: Any) -> Array:
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize

@@ -40,15 +40,15 @@ class Plan:
     recv_rows: list[int] | None
 
 
-def plan(call: Blockwise, shape: Shape) -> Plan:
-    """Choose the kernel for a call, from what is the same on all ranks."""
+def plan(call: Blockwise, shape: Shape, kernel: str = "") -> Plan:
+    """Choose the kernel for a call, from what is the same on all ranks; or take this one."""
     whole = call.name in ("all_reduce", "reduce", "broadcast")
     size = (call.count if whole else max(call.rows)) * call.item  # of the array, or of the largest block
     blocks = min(shape.channels, max(1, -(-size // shape.stage_bytes)))
     equal = whole or len({*call.rows}) == 1
     if call.come is not call.rows:  # what only two ranks know
         blocks, equal = shape.channels, False
-    kernel = _kernel(call.name, size, call.n, shape)
+    kernel = kernel or _kernel(call.name, size, call.n, shape)
     reduces = kernel in REDUCING
     return Plan(
         kernel,
