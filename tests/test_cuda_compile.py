@@ -57,6 +57,8 @@ def numbers(kernel, dtype, op, architecture):
 
 def check(made, kernel):
     assert spilled(made.report) == {0}, made.report
+    if not kernel.startswith("ring_"):  # what an inner loop has on the stack it reads again after every store
+        assert {*re.findall(r"(\d+) bytes stack frame", made.report)} == {"0"}, made.report
     for flag in ("ld.acquire.sys.global.u64", "st.release.sys.global.u64"):
         assert flag in made.ptx
     if kernel == "ll":  # data and flag in one store
@@ -64,6 +66,8 @@ def check(made, kernel):
     if kernel != "barrier":
         assert "ld.global.v4.u32" in made.ptx
         assert "st.global.v4.u32" in made.ptx
+    if kernel not in ("barrier", "ll"):  # arrays at multiples of 4, and not of 16
+        assert re.search(r"\bst\.(global\.)?u32", made.ptx)
     # What peers write must not be read through the read-only cache; a multiply-add rounds twice; nobody traps.
     for unwanted in ("ld.global.nc", "fma.rn", "trap"):
         assert unwanted not in made.ptx

@@ -11,14 +11,18 @@ template <class Part>
 RC_DEVICE Pack load_parts(const byte* at, uint64_t bytes) {
     Pack pack{};
     byte* to = reinterpret_cast<byte*>(&pack);
-    RC_UNROLL for (uint64_t i = 0; i < PACK; i += sizeof(Part)) if (i < bytes) memcpy(to + i, at + i, sizeof(Part));
+    RC_UNROLL for (uint64_t i = 0; i < PACK; i += sizeof(Part)) {
+        if (i < bytes) memcpy(to + i, __builtin_assume_aligned(at + i, sizeof(Part)), sizeof(Part));
+    }
     return pack;
 }
 
 template <class Part>
 RC_DEVICE void store_parts(byte* at, const Pack& pack, uint64_t bytes) {
     const byte* from = reinterpret_cast<const byte*>(&pack);
-    RC_UNROLL for (uint64_t i = 0; i < PACK; i += sizeof(Part)) if (i < bytes) memcpy(at + i, from + i, sizeof(Part));
+    RC_UNROLL for (uint64_t i = 0; i < PACK; i += sizeof(Part)) {
+        if (i < bytes) memcpy(__builtin_assume_aligned(at + i, sizeof(Part)), from + i, sizeof(Part));
+    }
 }
 
 // A pack at any address, or the first bytes of one.
@@ -42,9 +46,14 @@ struct Anywhere {
     }
 };
 
+// A pack at a multiple of 16, and of 4.
 struct Aligned {
     RC_DEVICE Pack load(const byte* at) const { return load16(at); }
     RC_DEVICE void store(byte* at, const Pack& pack) const { store16(at, pack); }
+};
+struct Words {
+    RC_DEVICE Pack load(const byte* at) const { return load_parts<uint32_t>(at, PACK); }
+    RC_DEVICE void store(byte* at, const Pack& pack) const { store_parts<uint32_t>(at, pack, PACK); }
 };
 
 // What is combined, in the order of the ranks: this rank's own input at its place, the others `stride` bytes apart.
@@ -69,10 +78,10 @@ struct Results {
     byte* pass;
     bool last;  // it is the whole result, not the sum of some
 
-    template <class Access>
-    RC_DEVICE void store(const Access& access, uint64_t at, const Pack& result) const {
-        if (keep) access.store(keep + at, result);
-        if (pass) access.store(pass + at, result);
+    template <class Store>
+    RC_DEVICE void each(Store store) const {
+        if (keep) store(keep);
+        if (pass) store(pass);
     }
     RC_DEVICE uint64_t alignment() const { return reinterpret_cast<uint64_t>(keep) | reinterpret_cast<uint64_t>(pass); }
 };
@@ -89,34 +98,53 @@ struct Moving {
 };
 
 // `tile` packs, as far apart as a warp is wide: a distance that the compiler knows needs no register for each of them.
+// All are asked for before the first is looked at.
 template <int tile, class Math, class From, class To, class Access>
 RC_DEVICE void reduce_tile(const Math& math, const From& from, const To& to, uint64_t begin, const Access& access) {
     constexpr uint64_t stride = WARP * PACK;
-    const auto take = [&](int i, int t) {
-        const Pack pack = access.load(from.at(i) + begin + t * stride);
-        return from.input(i) ? math.input(pack) : math.partial(pack);
+    Pack packs[tile];
+    const auto load = [&](int i) {
+        const byte* at = from.at(i) + begin;
+        RC_UNROLL for (int t = 0; t < tile; ++t) packs[t] = access.load(at + t * stride);
     };
+    const auto store = [&](byte* at) {
+        at += begin;
+        RC_UNROLL for (int t = 0; t < tile; ++t) access.store(at + t * stride, packs[t]);
+    };
+    const auto taken = [&](int i, int t) { return from.input(i) ? math.input(packs[t]) : math.partial(packs[t]); };
     typename Math::Wide acc[tile];
-    RC_UNROLL for (int t = 0; t < tile; ++t) acc[t] = take(0, t);
+    load(0);
+    RC_UNROLL for (int t = 0; t < tile; ++t) acc[t] = taken(0, t);
     RC_ROLL for (int i = 1; i < from.count; ++i) {
-        RC_UNROLL for (int t = 0; t < tile; ++t) math.combine(acc[t], take(i, t));
+        load(i);
+        RC_UNROLL for (int t = 0; t < tile; ++t) math.combine(acc[t], taken(i, t));
     }
-    RC_UNROLL for (int t = 0; t < tile; ++t) {
-        const Pack result = to.last ? math.output(acc[t]) : math.narrow(acc[t]);
-        to.store(access, begin + t * stride, result);
-    }
+    RC_UNROLL for (int t = 0; t < tile; ++t) packs[t] = to.last ? math.output(acc[t]) : math.narrow(acc[t]);
+    to.each(store);
 }
 
-template <class Math, class From, class To>
-RC_CALLED void reduce(const Ctx& ctx, const Math& math, const From& from, const To& to, uint64_t bytes) {
-    const uint64_t row = ctx.threads * PACK;  // what the block does at once
+// The whole tiles of the block; returns the bytes that they are.
+template <class Math, class From, class To, class Access>
+RC_DEVICE uint64_t reduce_tiles(const Ctx& ctx, const Math& math, const From& from, const To& to, uint64_t bytes,
+                                const Access& access) {
+    const uint64_t tiles = Math::tile * ctx.threads * PACK;  // what the block does at once
+    const uint64_t first = ctx.thread / WARP * (WARP * Math::tile) + ctx.thread % WARP;
     uint64_t done = 0;
-    if ((from.alignment() | to.alignment()) % PACK == 0) {  // the loop that counts
-        const uint64_t first = ctx.thread / WARP * (WARP * Math::tile) + ctx.thread % WARP;
-        RC_ROLL for (; done + Math::tile * row <= bytes; done += Math::tile * row)
-            reduce_tile<Math::tile>(math, from, to, done + first * PACK, Aligned());
-    }
-    RC_ROLL for (uint64_t at = done + ctx.thread * PACK; at < bytes; at += row)
+    RC_ROLL for (; done + tiles <= bytes; done += tiles)
+        reduce_tile<Math::tile>(math, from, to, done + first * PACK, access);
+    return done;
+}
+
+// By value: what is behind a reference lies in memory, and would be read again after each access to other memory.
+template <class Math, class From, class To>
+RC_CALLED void reduce(const Ctx ctx, const Math math, const From from, const To to, uint64_t bytes) {
+    const uint64_t alignment = from.alignment() | to.alignment();
+    uint64_t done = 0;
+    if (alignment % PACK == 0)  // the loop that counts
+        done = reduce_tiles(ctx, math, from, to, bytes, Aligned());
+    else if (alignment % 4 == 0)
+        done = reduce_tiles(ctx, math, from, to, bytes, Words());
+    RC_ROLL for (uint64_t at = done + ctx.thread * PACK; at < bytes; at += ctx.threads * PACK)
         reduce_tile<1>(math, from, to, at, Anywhere{minimum(PACK, bytes - at)});
 }
 

@@ -20,7 +20,7 @@ RC_DEVICE uint64_t place_of(const Place& input, const Place& output) {
 
 // The inputs of all ranks from byte `begin` on, as operands.
 struct AllInputs {
-    const Place& place;
+    Place place;
     uint64_t begin;
     int count;
 
@@ -31,16 +31,16 @@ struct AllInputs {
 
 // The outputs of all ranks, in which the result goes; this rank's own is the first.
 struct AllOutputs {
-    const Place& place;
+    Place place;
     uint64_t begin;
     int n, me;
     static constexpr bool last = true;
 
-    template <class Access>
-    RC_DEVICE void store(const Access& access, uint64_t at, const Pack& result) const {
+    template <class Store>
+    RC_DEVICE void each(Store store) const {
         int p = me;
         RC_ROLL for (int d = 0; d < n; ++d) {
-            access.store(place.at(p) + begin + at, result);
+            store(place.at(p) + begin);
             p = p + 1 < n ? p + 1 : 0;
         }
     }

@@ -53,33 +53,33 @@ struct SmallFloat {
     static constexpr uint32_t sign = 1u << (Exponent + Mantissa), ones = sign - 1;
     static constexpr uint32_t infinity = Finite ? ones : ones >> Mantissa << Mantissa;  // or NaN, where there is none
 
+    // Without branches: behind one the next access to memory would wait until the arithmetic is done.
     RC_DEVICE static float widen(Bits x) {
-        const uint32_t magnitude = x & ones;
-        uint32_t wide = (magnitude << shift) + rebias;
-        if (Finite ? magnitude == ones : magnitude >= infinity) {
-            wide = 0x7f800000 | (magnitude << shift & 0x7fffff);
-        } else if (rebias && magnitude < 1u << Mantissa) {
+        const uint32_t magnitude = x & ones, fraction = magnitude << shift;
+        uint32_t wide = fraction + rebias;
+        if constexpr (rebias) {
             // Of a denormal 0.m: 1.m - 1, times the smallest normal number.
             constexpr uint32_t one = rebias + (1 << 23);
-            wide = bits_as<uint32_t>(bits_as<float>(one + (magnitude << shift)) - bits_as<float>(one));
+            const uint32_t denormal = bits_as<uint32_t>(bits_as<float>(one + fraction) - bits_as<float>(one));
+            wide = magnitude < 1u << Mantissa ? denormal : wide;
+            const bool special = Finite ? magnitude == ones : magnitude >= infinity;
+            wide = special ? 0x7f800000 | (fraction & 0x7fffff) : wide;
         }
         return bits_as<float>(wide | (x & sign) << (31 - Exponent - Mantissa));
     }
 
     RC_DEVICE static Bits narrow(float x) {
         const uint32_t wide = bits_as<uint32_t>(x), magnitude = wide & 0x7fffffff;
-        uint32_t small;
-        if (magnitude > 0x7f800000) {
-            small = infinity | 1u << (Mantissa - 1);
-        } else if (rebias && magnitude < rebias + (1 << 23)) {
+        const uint32_t odd = magnitude >> shift & 1;
+        uint32_t small = (magnitude - rebias + (1u << (shift - 1)) - 1 + odd) >> shift;
+        small = small > infinity ? infinity : small;
+        if constexpr (rebias) {
             // Beside a number whose last place is that of the denormals, the addition rounds as it should.
             constexpr uint32_t anchor = rebias + (1 << 23) + (shift << 23);
-            small = bits_as<uint32_t>(bits_as<float>(magnitude) + bits_as<float>(anchor)) - anchor;
-        } else {
-            const uint32_t odd = magnitude >> shift & 1;
-            small = (magnitude - rebias + (1u << (shift - 1)) - 1 + odd) >> shift;
-            if (small > infinity) small = infinity;
+            const uint32_t denormal = bits_as<uint32_t>(bits_as<float>(magnitude) + bits_as<float>(anchor)) - anchor;
+            small = magnitude < rebias + (1 << 23) ? denormal : small;
         }
+        small = magnitude > 0x7f800000 ? infinity | 1u << (Mantissa - 1) : small;
         return static_cast<Bits>(small | wide >> 31 << (Exponent + Mantissa));
     }
 };
