@@ -29,9 +29,11 @@ ROOT = Path(__file__).parent.parent
 PYTHON = sys.executable
 RINGCOMM = (PYTHON, "-m", "ringcomm")
 # Without the settings of pyproject.toml, which ask for plugins.
-OPTIONS = f"-c {os.devnull} --rootdir {ROOT} -p no:cacheprovider -ra -m gpu"
-PYTEST = (PYTHON, "-m", "pytest", *OPTIONS.split())
-ON_GPUS, TRAINING = f"{ROOT}/tests/test_gpu.py", f"{ROOT}/tests/test_examples.py"
+OPTIONS = f"-c {os.devnull} --rootdir {ROOT} -p no:cacheprovider -v --tb=short --maxfail=4 -o faulthandler_timeout=60"
+PYTEST = (PYTHON, "-m", "pytest", *OPTIONS.split(), "-m", "gpu")
+TESTS, TRAINING, KERNELS = (
+    str(ROOT / "tests" / name) for name in ("test_gpu.py", "test_examples.py", "gpu_kernels.py")
+)
 OTHERS = "reduce_scatter all_gather broadcast reduce gather scatter all_to_all send_recv"
 GRACE = 5.0  # seconds in which a step that is told to end writes down what it has
 
@@ -63,28 +65,30 @@ def steps(gpus: int, folder: Path) -> list[Step]:
     bench = f"--device cuda --vs nccl --ranks {ranks} -n 5 -w 5 --patience 20 --json"
     few = f"all_reduce -b 4 -e {end} -f 16 {bench} {folder}/all_reduce.json"
     many = f"{OTHERS} -b 4K -e {end} -f 64 {bench} {folder}/others.json"
-    alone = f"all_reduce --device cuda --virtual-ranks --ranks 2,4,8 -b 4K -f 16 -n 7 --json {folder}/virtual.json"
+    alone = (
+        f"all_reduce --device cuda --virtual-ranks --ranks 2,4,8 -b 4K -e 64M -f 4 -n 7 --json {folder}/virtual.json"
+    )
     sweep = f"{ROOT}/benchmarks/gpu_sweep.py --json {folder}/sweep.json"
     direct = f"all_reduce reduce_scatter all_gather -b 1M -e {end} -f 16 --symmetric {bench} {folder}/symmetric.json"
-    every_kernel = (*PYTEST, ON_GPUS, "-k", "CuPy and (every_collective or symmetric)")
     return [
         Step("doctor", (*RINGCOMM, "doctor"), 40, gpu=False),
-        Step("tests", (*PYTEST, ON_GPUS), 110),
+        Step("tests", (*PYTEST, TESTS), 110),
         Step("example", (*RINGCOMM, "run", "-n", str(ranks), str(ROOT / "examples/gpu_allreduce.py")), 40),
         Step("training", (*PYTEST, TRAINING), 150),
-        Step("virtual", (*RINGCOMM, "bench", *alone.split()), 50),
+        Step("virtual", (*RINGCOMM, "bench", *alone.split(), "--json", f"{folder}/virtual.json"), 50),
         Step("all_reduce", (*RINGCOMM, "bench", *few.split()), 70),
         Step("others", (*RINGCOMM, "bench", *many.split()), 70),
         Step("symmetric", (*RINGCOMM, "bench", *direct.split()), 40),
         Step("sweep", (PYTHON, *sweep.split()), 150),
-        *(sanitized(tool, every_kernel) for tool in ("memcheck", "racecheck", "synccheck")),
+        *(sanitized(tool, str(ranks)) for tool in ("memcheck", "racecheck", "synccheck")),
     ]
 
 
-def sanitized(tool: str, command: tuple[str, ...]) -> Step:
+def sanitized(tool: str, ranks: str) -> Step:
+    # The ranks are started, not forked: so it is sure that the sanitizer sees them.
     program = "compute-sanitizer"
     options = ("--tool", tool, "--target-processes", "all", "--error-exitcode", "9")
-    return Step(tool, (program, *options, *command), 80, program=program)
+    return Step(tool, (program, *options, *RINGCOMM, "run", "-n", ranks, KERNELS), 80, program=program)
 
 
 def main() -> int:
@@ -138,7 +142,7 @@ def finish(step: Step) -> tuple[int | None, str]:
         try:
             status = process.wait(step.seconds - GRACE)
         except subprocess.TimeoutExpired:
-            process.terminate()
+            process.send_signal(signal.SIGINT)  # at which pytest and the benchmarks tell what they have
             with suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE)
         finally:

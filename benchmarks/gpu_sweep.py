@@ -11,6 +11,7 @@ import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,14 @@ def main() -> None:
     copy = arrays.copy()
     machine, found = Machine.here(), []
     print(f"# {', '.join(machine.gpus) or machine.cpu}, {machine.date}; a copy: {copy / 1e9:.1f} GB/s")
-    print(f"{'':<24} {HEAD}")
-    for words, row in (*shapes(arrays, large, copy), *kernels(arrays, ladder, copy)):
-        print(f"{words:<24} {row}", flush=True)
-        found.append({"shape": words, **asdict(row)})
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": asdict(machine), "rows": found}, indent=1) + "\n")
+    print(f"{'':<32} {HEAD}")
+    try:
+        for words, row in chain(shapes(arrays, large, copy), kernels(arrays, ladder, copy)):
+            print(f"{words:<32} {row}", flush=True)
+            found.append({"shape": words, **asdict(row)})
+    finally:  # also when it is interrupted
+        if arguments.json:
+            arguments.json.write_text(json.dumps({"machine": asdict(machine), "rows": found}, indent=1) + "\n")
 
 
 def shapes(arrays: Arrays, size: int, copy: float) -> Iterator[tuple[str, Row]]:
@@ -53,6 +56,9 @@ def shapes(arrays: Arrays, size: int, copy: float) -> Iterator[tuple[str, Row]]:
             if factor != 1:
                 number = int(getattr(shape, name) * factor)
                 changed.append((f"{name} {number:,}", shape._replace(**{name: number}), threads))
+    for factor in (2, 4):  # as much memory as it is
+        wider = shape._replace(channels=shape.channels * factor, slot_bytes=shape.slot_bytes // factor)
+        changed.append((f"channels {wider.channels}, slot_bytes {wider.slot_bytes:,}", wider, threads))
     changed += [(f"threads {count}", shape, count) for count in (threads // 4, threads // 2) if count]
     for words, device.shape, device.threads in changed:
         for ranks in RANKS:

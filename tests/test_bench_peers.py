@@ -1,5 +1,6 @@
 """`ringcomm bench --vs …` as a command: real peers side by side, and peers that crash, hang or are not there."""
 
+import ast
 import json
 import mmap
 import os
@@ -162,6 +163,18 @@ def test_a_peer_that_fails_is_named_and_the_others_go_on(cache, number, told):
     assert table(out)[-1][5] == "ringcomm"
     assert process.returncode == 0
     assert gone(pids)
+
+
+def test_ranks_of_ringcomm_find_what_the_bench_has_found(cache, tmp_path):
+    site = f"import os, sys\nopen(os.path.join({str(tmp_path)!r}, str(os.getpid())), 'w').write(str(sys.orig_argv))\n"
+    (tmp_path / "sitecustomize.py").write_text(site)
+    words = command("broadcast -b 4 -e 4 -n 1 -w 1 --vs gloo", cache)
+    words["env"]["PYTHONPATH"] = str(tmp_path)
+    run = subprocess.run(**words, capture_output=True, timeout=55, check=False)
+    assert run.returncode == 0, run.stderr
+    started = [ast.literal_eval(path.read_text()) for path in tmp_path.glob("[0-9]*")]
+    ranks = [words[3] for words in started if words[1:3] == ["-m", ALIAS]]
+    assert ranks == ["ours", "ours"]  # and not those of Gloo
 
 
 def test_the_start_of_a_job_does_not_try_the_patience(monkeypatch):

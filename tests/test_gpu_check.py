@@ -61,6 +61,14 @@ def test_the_sweep_is_tried_on_the_emulated_device(tmp_path):
     assert not any(row["wrong"] for row in rows)
 
 
+@pytest.mark.slow
+def test_what_the_sanitizer_is_to_watch_runs_on_the_emulated_device(gpu_check):
+    command = [*gpu_check.RINGCOMM, "run", "-n", "2", gpu_check.KERNELS, "--emulated"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=2 * harness.OPERATION)
+    assert run.returncode == 0, run.stderr
+    assert "every kernel is right" in run.stdout
+
+
 def attempt(gpu_check, folder, *command, **facts):
     step = gpu_check.Step("step", command, **{"seconds": harness.OPERATION} | facts)
     return gpu_check.attempt(step, ["a GPU"], folder)
@@ -73,7 +81,7 @@ def test_a_step_that_fails_has_its_status_and_its_words_in_the_report(gpu_check,
 
 def test_a_step_that_takes_too_long_is_ended(gpu_check, tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_check, "GRACE", 0.0)
-    result = attempt(gpu_check, tmp_path, "sh", "-c", "trap '' TERM; sleep 100", seconds=0.5)
+    result = attempt(gpu_check, tmp_path, "sh", "-c", "trap '' INT; sleep 100", seconds=0.5)
     assert (result.outcome, result.reason) == ("failed", "not done within 0.5 s")
 
 

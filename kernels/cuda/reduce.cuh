@@ -124,14 +124,14 @@ RC_DEVICE void reduce_tile(const Math& math, const From& from, const To& to, uin
 }
 
 // The whole tiles of the block; returns the bytes that they are.
-template <class Math, class From, class To, class Access>
+template <int tile, class Math, class From, class To, class Access>
 RC_DEVICE uint64_t reduce_tiles(const Ctx& ctx, const Math& math, const From& from, const To& to, uint64_t bytes,
                                 const Access& access) {
-    const uint64_t tiles = Math::tile * ctx.threads * PACK;  // what the block does at once
-    const uint64_t first = ctx.thread / WARP * (WARP * Math::tile) + ctx.thread % WARP;
+    const uint64_t tiles = tile * ctx.threads * PACK;  // what the block does at once
+    const uint64_t first = ctx.thread / WARP * (WARP * tile) + ctx.thread % WARP;
     uint64_t done = 0;
     RC_ROLL for (; done + tiles <= bytes; done += tiles)
-        reduce_tile<Math::tile>(math, from, to, done + first * PACK, access);
+        reduce_tile<tile>(math, from, to, done + first * PACK, access);
     return done;
 }
 
@@ -141,9 +141,9 @@ RC_CALLED void reduce(const Ctx ctx, const Math math, const From from, const To 
     const uint64_t alignment = from.alignment() | to.alignment();
     uint64_t done = 0;
     if (alignment % PACK == 0)  // the loop that counts
-        done = reduce_tiles(ctx, math, from, to, bytes, Aligned());
+        done = reduce_tiles<Math::tile>(ctx, math, from, to, bytes, Aligned());
     else if (alignment % 4 == 0)
-        done = reduce_tiles(ctx, math, from, to, bytes, Words());
+        done = reduce_tiles<2>(ctx, math, from, to, bytes, Words());
     RC_ROLL for (uint64_t at = done + ctx.thread * PACK; at < bytes; at += ctx.threads * PACK)
         reduce_tile<1>(math, from, to, at, Anywhere{minimum(PACK, bytes - at)});
 }

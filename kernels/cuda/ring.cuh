@@ -75,23 +75,21 @@ struct Ring {
     // ---- The two passes; `segment(r)` is where segment r lies in the input, and in the output of all_gather.
     template <class Segment>
     RC_DEVICE bool reduce_scatter(Segment segment, bool onward, byte* home) {
-        for (int step = 0; step < call.n; ++step)
-            for (int h = 0; h < HALVES; ++h) {
-                const bool last = step == call.n - 1;
-                const Range part = half(segment(at(-1 - step)), h);
-                byte* keep = last ? home + half(Range{0, segment(call.me).bytes()}, h).begin : nullptr;
-                if (!add(part, step > 0, !last || onward, keep)) return false;
-            }
+        RC_ROLL for (int step = 0; step < call.n; ++step) RC_ROLL for (int h = 0; h < HALVES; ++h) {
+            const bool last = step == call.n - 1;
+            const Range part = half(segment(at(-1 - step)), h);
+            byte* keep = last ? home + half(Range{0, segment(call.me).bytes()}, h).begin : nullptr;
+            if (!add(part, step > 0, !last || onward, keep)) return false;
+        }
         return true;
     }
 
     template <class Segment>
     RC_DEVICE bool all_gather(Segment segment) {
-        for (int step = 1; step < call.n; ++step)
-            for (int h = 0; h < HALVES; ++h) {
-                const Range part = half(segment(at(-step)), h);
-                if (!move(part, nullptr, step < call.n - 1, output + part.begin)) return false;
-            }
+        RC_ROLL for (int step = 1; step < call.n; ++step) RC_ROLL for (int h = 0; h < HALVES; ++h) {
+            const Range part = half(segment(at(-step)), h);
+            if (!move(part, nullptr, step < call.n - 1, output + part.begin)) return false;
+        }
         return true;
     }
 };
@@ -140,7 +138,7 @@ RC_DEVICE void ring_all_gather(Call& call, const Math& math) {
     for (uint64_t at = mine.begin; at < mine.end; at += ring.room()) {
         const uint64_t end = minimum(mine.end, at + ring.room());
         const auto segment = [&](int r) { return blocks[r].part(at, end); };
-        for (int h = 0; h < HALVES; ++h) {
+        RC_ROLL for (int h = 0; h < HALVES; ++h) {
             const Range part = ring.half(segment(call.me), h);
             const byte* own = ring.input + (part.begin - blocks[call.me].begin);
             if (!ring.move(part, own, call.n > 1, ring.output + part.begin)) return;

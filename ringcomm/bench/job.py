@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import textwrap
 import time
 from contextlib import suppress
@@ -63,7 +64,10 @@ class Job:
                 raise
 
     def _start(self, contender: Contender, ranks: int, folder: Path) -> "subprocess.Popen[bytes]":
-        environment = {"PYTHONPATH": str(folder), **contender.environment}
+        path = [str(folder)]
+        if contender.python == sys.executable and "PYTHONPATH" in os.environ:  # by which this bench may have been found
+            path.append(os.environ["PYTHONPATH"])
+        environment = {"PYTHONPATH": os.pathsep.join(path), **contender.environment}
         program = [contender.python, "-m", ALIAS, contender.module, str(folder / "socket")]
         command = [
             *("env", *(f"{name}={value}" for name, value in environment.items())),

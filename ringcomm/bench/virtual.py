@@ -57,6 +57,7 @@ class Arrays:
 
             from ringcomm.devices import cuda
 
+            cupy.cuda.Stream(non_blocking=True).use()  # the default stream cannot be captured
             self.device: Any = cuda.device_at(0)
             self.of, self.values, self._copy = cupy.asarray, cupy.asnumpy, cupy.copyto
             self.address = lambda array: array.data.ptr
@@ -76,14 +77,28 @@ class Arrays:
         queue()
         stream.synchronize()
         calls = max(1, int(ROUND / (time.perf_counter() - start)))
-        rounds = []
+        all_of_them, rounds = self._repeated(queue, calls), []
         for _ in range(self._rounds):
             start = time.perf_counter()
-            for _ in range(calls):
-                queue()
+            all_of_them()
             stream.synchronize()
             rounds.append((time.perf_counter() - start) / calls)
         return median(rounds)
+
+    def _repeated(self, queue: Callable[[], object], calls: int) -> Callable[[], object]:
+        """Return what queues it so often; on a GPU at once, for a launch takes the host longer than a small kernel."""
+
+        def repeat() -> None:
+            for _ in range(calls):
+                queue()
+
+        if self.device.blocking:
+            return repeat
+        stream = self.device.stream()
+        stream.begin_capture()
+        repeat()
+        graph: Any = stream.end_capture()
+        return lambda: graph.launch(stream)
 
     def copy(self) -> float:
         """Return the bytes that a copy copies in a second."""
@@ -101,24 +116,27 @@ def run(plan: Plan, path: Path | None) -> bool:
         path.open("a").close()  # now, and not after minutes of measuring
     arrays = Arrays(plan.device, plan.rounds)
     copy = arrays.copy()
-    machine, rows = Machine.here(), []
+    machine, rows = Machine.here(), list[Row]()
     print(f"# {', '.join(machine.gpus) or machine.cpu}, {machine.date}; float32, sum; a copy: {copy / 1e9:.1f} GB/s")
     print(HEAD)
-    for ranks in plan.ranks:
-        for size in plan.sizes():
-            rows.append(measure(arrays, ranks, size, copy))
-            print(rows[-1], flush=True)
-    if path:
-        document = {"machine": asdict(machine), "device": plan.device, "rows": [asdict(row) for row in rows]}
-        path.write_text(json.dumps(document, indent=1) + "\n")
+    try:
+        for ranks in plan.ranks:
+            for size in plan.sizes():
+                rows.append(measure(arrays, ranks, size, copy))
+                print(rows[-1], flush=True)
+    finally:  # also when it is interrupted
+        if path and rows:
+            document = {"machine": asdict(machine), "device": plan.device, "rows": [asdict(row) for row in rows]}
+            path.write_text(json.dumps(document, indent=1) + "\n")
     return any(row.wrong for row in rows)
 
 
 def measure(arrays: Arrays, ranks: int, size: int, copy: float, kernel: str = "") -> Row:
     """`kernel`: in place of the one that is chosen for this size."""
     count = max(1, size // 4)
-    values: list[NDArray[np.float32]] = [(np.arange(count) % 61 + rank).astype(np.float32) for rank in range(ranks)]
-    sources, targets = [arrays.of(each) for each in values], [arrays.of(each * 0) for each in values]
+    base: NDArray[np.float32] = (np.arange(count, dtype=np.int32) % 61).astype(np.float32)
+    values = [base + np.float32(rank) for rank in range(ranks)]
+    sources, targets = [arrays.of(each) for each in values], [arrays.of(np.zeros_like(base)) for _ in values]
     inputs, outputs = [arrays.address(each) for each in sources], [arrays.address(each) for each in targets]
     group = VirtualRanks(arrays.device, ranks)
     call = VirtualCall(group, "all_reduce", inputs, outputs, count, DTYPES["float32"], OPS["sum"][0], kernel)

@@ -27,7 +27,7 @@ runtime.getDeviceCount()  # raises where there is none
 
 PORTABLE_AND_MAPPED = 0x03  # of cudaHostAlloc
 LAZY_PEER_ACCESS = runtime.cudaIpcMemLazyEnablePeerAccess
-SUCCESS, NO_MEMORY, NOT_READY, ALREADY_ENABLED = 0, 2, 600, 704  # of cudaError_t
+SUCCESS, NO_MEMORY, NOT_READY, ALREADY_ENABLED, IMPLICIT = 0, 2, 600, 704, 906  # of cudaError_t
 RELAXED = 2  # of CUstreamCaptureMode
 PAGE = 2 << 20  # cudaMalloc hands out parts of such blocks, and a handle opens a whole one
 PROCESS = secrets.token_hex(8)  # a handle opens in other processes only
@@ -121,8 +121,13 @@ class CudaDevice:
             stream.wait_event(event.event)
 
     def capturing(self) -> bool:
-        with self._device:
-            return bool(self.stream().is_capturing())
+        try:
+            with self._device:
+                return bool(self.stream().is_capturing())
+        except runtime.CUDARuntimeError as error:  # the default stream may not be asked while another thread captures
+            if error.status == IMPLICIT:
+                return True
+            raise
 
     def watch(self) -> None:
         mode = ctypes.c_int(RELAXED)
