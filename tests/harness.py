@@ -6,6 +6,7 @@ each other: an operation (OPERATION), a job (JOB), the test (`timeout` in pyproj
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -56,6 +57,8 @@ class Pool:
         context = multiprocessing.get_context("forkserver")
         job = {"RINGCOMM_SIZE": str(size), "RINGCOMM_JOB": uuid.uuid4().hex, "RINGCOMM_NONCE": uuid.uuid4().hex}
         self.workers, self.connections = [], []
+        with contextlib.chdir(Path(__file__).parent):  # where the process from which they are forked finds preload.py
+            forkserver.ensure_running()
         for rank in range(size):
             ours, theirs = context.Pipe()
             place = {**job, **dict(settings), "RINGCOMM_RANK": str(rank)}
