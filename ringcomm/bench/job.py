@@ -7,7 +7,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import textwrap
 import time
 from contextlib import suppress
@@ -64,10 +63,8 @@ class Job:
                 raise
 
     def _start(self, contender: Contender, ranks: int, folder: Path) -> "subprocess.Popen[bytes]":
-        path = [str(folder)]
-        if contender.python == sys.executable and "PYTHONPATH" in os.environ:  # by which this bench may have been found
-            path.append(os.environ["PYTHONPATH"])
-        environment = {"PYTHONPATH": os.pathsep.join(path), **contender.environment}
+        path = filter(None, [str(folder), contender.environment.get("PYTHONPATH")])
+        environment = {**contender.environment, "PYTHONPATH": os.pathsep.join(path)}
         program = [contender.python, "-m", ALIAS, contender.module, str(folder / "socket")]
         command = [
             *("env", *(f"{name}={value}" for name, value in environment.items())),

@@ -58,16 +58,18 @@ class Queued:
         self.steps = steps
         self.source = -1
         self.finished = False
-        self._group, self._words = group, words
+        self._group, self.words = group, words
         self._error: RingcommError | None = None
         self._callbacks: list[Callable[[], object]] = []
 
     def finish(self, error: RingcommError | None = None) -> None:
+        """Say that it is over. A signal handler may raise in here: then it is called again."""
         with self._group.changed:
-            self._error, self.finished = error, True
-            self._group.notify()
-        for callback in self._callbacks:
-            call_back_apart(callback)
+            if not self.finished:
+                self._error, self.finished = error, True
+                self._group.notify()
+        while self._callbacks:
+            call_back_apart(self._callbacks.pop(0))
 
     def wait(self, timeout: float) -> int:
         if not self.finished:
@@ -93,7 +95,7 @@ class Queued:
         deadline = Deadline(timeout if timeout >= 0 else INFINITE)
         while not self.finished:
             if deadline.passed():
-                self._group.give_up(self._words, deadline)
+                self._group.give_up(self.words, deadline)
             yield
 
 
@@ -109,6 +111,10 @@ class Queue:
     def __len__(self) -> int:
         return len(self._calls)
 
+    def __contains__(self, queued: Queued) -> bool:
+        """Say whether it has yet to be driven to its end."""
+        return queued in self._calls
+
     def append(self, queued: Queued) -> None:
         self._calls.append(queued)
 
@@ -123,12 +129,16 @@ class Queue:
         if not self._turn.mine():
             return  # somebody else does
         try:
-            self._turn.begin()
+            self._turn.begun = True
             self.patient = patient
             while self._calls and self._step(self._calls[0]):
-                pass
+                self._calls.popleft()  # what is not among them is finished
+        except BaseException as error:  # a signal, or there is no memory: nobody knows how far the call is
+            self._group.interrupted(error)
+            raise
         finally:
-            self._turn.end()
+            self._turn.begun = False
+            self._turn.holder.clear()
 
     def _step(self, queued: Queued) -> bool:
         """Go on with a call; say whether it is done."""
@@ -136,14 +146,10 @@ class Queue:
             next(queued.steps)
             return False
         except StopIteration:
-            self._end(queued, None)
+            queued.finish()
         except RingcommError as error:
-            self._end(queued, error)
-        except BaseException as error:  # a signal, or there is no memory
-            self._end(queued, self._group.interrupted(error))
+            queued.finish(error)
+        except BaseException as error:
+            queued.finish(self._group.interrupted(error))
             raise
         return True
-
-    def _end(self, queued: Queued, error: RingcommError | None) -> None:
-        self._calls.popleft()
-        queued.finish(error)

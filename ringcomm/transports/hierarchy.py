@@ -153,7 +153,7 @@ class HierarchicalTransport(MpiTransport):
         """The GPUs of a host add up; what goes between hosts, and only that, goes through host memory."""
         deadline = Deadline(self.limit(timeout))
         said = Said(f"{call.said.words} on GPUs", call.said.counts)
-        self._finish(self._submit(said.words, lambda epoch: self._meeting(said, deadline, epoch)))
+        self._complete(said.words, lambda epoch: self._meeting(said, deadline, epoch))
         gpus, source, target = self._gpus, int(call.source), int(call.target)
         assert gpus
         slices, place = self._hosts.slices(call.count), self._hosts.place
@@ -167,10 +167,9 @@ class HierarchicalTransport(MpiTransport):
         with self._breaking():
             self._here(lambda: inside("reduce_scatter", source, own, op))
             mine = self._here(lambda: gpus.download(own, size))
-            lanes = self._submit(
+            self._complete(
                 said.words, lambda epoch: self._across_of_gpus(mine, call.dtype, between, said, deadline, epoch)
             )
-            self._finish(lanes)
             if call.op == AVG and mine.size:
                 combine(mine, [mine], call.dtype, AVG, self.size)
             self._here(lambda: gpus.upload(mine, own))

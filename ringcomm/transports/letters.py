@@ -30,12 +30,12 @@ class Posted(Queued):
             self.finish()
         else:
             sent, expected = f"{KINDS[dtype]} x {count}", f"{KINDS[self._dtype]} x {self._count}"
-            text = f"rank {source} sent {sent}, but {self._words}"
+            text = f"rank {source} sent {sent}, but {self.words}"
             self.finish(MismatchError(text, rank=source, peer=source, expected=expected, got=sent))
 
     def _until_finished(self, timeout: float) -> Steps:
         deadline = self.deadline if timeout < 0 else min(self.deadline, Deadline(timeout), key=Deadline.left)
-        return self._group.until(lambda: self.finished, deadline, self._words, self._missing)
+        return self._group.until(lambda: self.finished, deadline, self.words, self._missing)
 
     def _missing(self) -> list[int]:
         return [self._peer] if self._peer >= 0 else self._group.needed_for_any()

@@ -54,28 +54,42 @@ class MessageTransport(MessageGroup):
     # --- Collectives --------------------------------------------------------------------------------------------------
 
     def start(self, collective: str, *call: Any) -> Pending:
-        queued = self._enqueue(collective, *call)
+        queued = Queued(self, collective, nothing())
+        self._submit(queued, self._steps(collective, *call))
         self._work_on()
         return queued
 
     def _blocking(self, collective: str, *call: Any) -> None:
-        self._finish(self._enqueue(collective, *call))
+        self._complete(collective, self._steps(collective, *call))
 
-    def _enqueue(self, collective: str, *call: Any) -> Queued:
+    def _steps(self, collective: str, *call: Any) -> Callable[[int], Steps]:
+        """Return what makes the steps of a call, of its number."""
         check(lib.rc_check_collective(self.rank, self.size, COLLECTIVES[collective], *call[:-1]))  # all but the timeout
-        return self._submit(collective, lambda epoch: self._collective(collective, epoch, *call))
+        return lambda epoch: self._collective(collective, epoch, *call)
 
-    def _submit(self, words: str, steps: Callable[[int], Steps]) -> Queued:
-        """Queue a call: what `steps` makes of its number."""
+    def _submit(self, queued: Queued, steps: Callable[[int], Steps]) -> None:
+        """Queue a call."""
         self._check_open()  # before the lock, which a forked child may have inherited
         if self._queue.interrupted():
-            text = f"{words} was called by a signal handler, in the middle of another call of rank {self.rank}"
+            text = f"{queued.words} was called by a signal handler, in the middle of another call of rank {self.rank}"
             raise ArgumentError(text, rank=self.rank)
         with self.changed:
             self._check()
-            queued = Queued(self, words, self._telling(steps(next(self._epochs))))
+            queued.steps = self._telling(steps(next(self._epochs)))
             self._queue.append(queued)
-        return queued
+
+    def _complete(self, words: str, steps: Callable[[int], Steps]) -> None:
+        """Do a call to its end. When this returns or raises, the memory is the caller's again."""
+        queued = Queued(self, words, nothing())
+        with self._breaking():
+            try:
+                self._submit(queued, steps)
+                self._queue.drive(patient=True)  # with luck nothing has to be waited for
+                queued.wait(-1.0)
+            finally:
+                while queued in self._queue:
+                    self._queue.drive(patient=True)
+                    self._wire.pause(self, self.news)
 
     def _telling(self, steps: Steps) -> Steps:
         """Break the group if a call fails here: perhaps it fails here only, and the others wait."""
@@ -87,15 +101,6 @@ class MessageTransport(MessageGroup):
             with self.changed:
                 self._fail(error)
             raise
-
-    def _finish(self, queued: Queued) -> None:
-        try:
-            self._queue.drive(patient=True)  # with luck nothing has to be waited for
-            queued.wait(-1.0)
-        finally:  # also if a signal ends the wait: the memory is the caller's again
-            while not queued.finished:
-                self._queue.drive(patient=True)
-                self._wire.pause(self, self.news)
 
     def _ask(self, words: str, block: Bytes, then: Callable[[list[Bytes]], T]) -> T:
         """Do what follows from what every rank says, in a call of its own; if it fails on one, all raise that."""
@@ -118,7 +123,7 @@ class MessageTransport(MessageGroup):
                     raise failure or told(theirs.tobytes().decode(), rank)
             self._done = epoch
 
-        self._finish(self._submit(words, steps))
+        self._complete(words, steps)
         return results[0]
 
     def _collective(

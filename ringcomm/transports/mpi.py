@@ -14,7 +14,6 @@ from ringcomm.transports import handed
 from ringcomm.transports.blocks import Blockwise, Bytes, Said, Steps
 from ringcomm.transports.contract import Transport
 from ringcomm.transports.group import Facts, Membership
-from ringcomm.transports.handles import Queued
 from ringcomm.transports.lane import Lane, Wait, combine
 from ringcomm.transports.messages import MessageTransport
 from ringcomm.transports.mpi_wire import MpiWire
@@ -66,10 +65,10 @@ class MpiTransport(MessageTransport):
     def _lanes(self) -> list[Lane]:
         return [self._lane]
 
-    def _enqueue(self, collective: str, *call: Any) -> Queued:
+    def _steps(self, collective: str, *call: Any) -> Callable[[int], Steps]:
         if self._choice.name == MPI and collective in REDUCING:
             handed.refuse_unknown(call[3])
-        return super()._enqueue(collective, *call)
+        return super()._steps(collective, *call)
 
     # --- The meeting --------------------------------------------------------------------------------------------------
 

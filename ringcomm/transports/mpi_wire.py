@@ -66,7 +66,7 @@ class MpiWire(Switch):
         if not self._turn.mine():
             return  # somebody else does; and what comes must not be handed over in another order
         try:
-            self._turn.begin()
+            self._turn.begun = True
             self._start_sending()
             while self._sent and self._sent[0].Test():
                 self._sent.popleft()
@@ -82,7 +82,8 @@ class MpiWire(Switch):
             self._start_sending()  # what the others are told of that
             raise
         finally:
-            self._turn.end()
+            self._turn.begun = False
+            self._turn.holder.clear()
 
     def _start_sending(self) -> None:
         # In one step as well: a handler that raises must not come between a part and its being sent.

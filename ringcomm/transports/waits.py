@@ -24,28 +24,23 @@ class Deadline:
 
 
 class Turn:
-    """Lets one thread at a time do something: `if turn.mine():` begin, do it, and end.
+    """Lets one thread at a time do something: `if turn.mine():` set `begun`, do it, and at the end unset `begun` and
+    clear `holder`.
 
     A signal handler may raise between any two steps of that. A turn that its thread has left so is taken again by that
-    thread, where a lock would be held for ever.
+    thread, where a lock would be held for ever. The end is no method: CPython looks for signals where a function is
+    entered, and a turn that was not ended because of that would never come again.
     """
 
     def __init__(self) -> None:
-        self._holder: dict[str, int] = {}  # a dictionary, for it is set if unset in one step
-        self._begun = False
+        self.holder: dict[str, int] = {}  # a dictionary, for it is set if unset in one step
+        self.begun = False
 
     def mine(self) -> bool:
         """Take the turn, unless another thread has it; say whether this one may begin."""
         me = threading.get_ident()
-        return self._holder.setdefault("is", me) == me and not self._begun
+        return self.holder.setdefault("is", me) == me and not self.begun
 
     def begun_here(self) -> bool:
         """Say whether this thread is in the middle of it: then a signal handler asks."""
-        return self._begun and self._holder.get("is") == threading.get_ident()
-
-    def begin(self) -> None:
-        self._begun = True
-
-    def end(self) -> None:
-        self._begun = False
-        self._holder.clear()
+        return self.begun and self.holder.get("is") == threading.get_ident()
