@@ -1,4 +1,4 @@
-// One vocabulary of memory order for every kernel: what the CPU code says here, the CUDA code says with the same words.
+// The vocabulary of memory order of the CPU kernels. That of the CUDA kernels is cuda/port.cuh.
 #pragma once
 
 #include <atomic>

@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     simulate.add_arguments(simulator)
     simulator.set_defaults(main=simulate.run)
 
-    check = commands.add_parser("doctor", help="tell what works on this machine, and why not")
+    check = commands.add_parser("doctor", help="check what works on this machine, and explain what does not")
     check.set_defaults(main=lambda _: doctor.main())
     return parser
 

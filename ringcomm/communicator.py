@@ -393,8 +393,8 @@ class Communicator:
     def close(self) -> None:
         """End this rank's part; calling it twice is fine. Peers that still need this rank get PeerLost.
 
-        A signal handler that closes the communicator it has interrupted ends that call; the memory of works that are
-        not waited for stays until close is called again, or the communicator is collected.
+        From a signal handler that has interrupted a call of this communicator it only ends that call; call it again to
+        give back the memory of works that nobody has waited for.
         """
         if self._transport.close():
             self._close()

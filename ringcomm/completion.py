@@ -131,4 +131,5 @@ def _forget() -> None:
     _watcher = _Watcher()
 
 
-os.register_at_fork(after_in_child=_forget)
+if hasattr(os, "register_at_fork"):  # not on Windows, where `init` says what is missing
+    os.register_at_fork(after_in_child=_forget)

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar, cast
 from ringcomm import tuning
 from ringcomm.errors import integer, refuse, unknown
 
-__all__ = ["Config", "tuning_file"]
+__all__ = ["Config", "cache_folder", "tuning_file"]
 
 T = TypeVar("T")
 PREFIX = "RINGCOMM_"
@@ -70,6 +70,11 @@ def tuning_file() -> Path | None:
     return Path(folder, "ringcomm", "tuning.json")
 
 
+def cache_folder() -> Path:
+    """Return the folder for what can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "ringcomm")
+
+
 def _tuned(name: str, default: T) -> T:
     path = tuning_file() if name in tuning.TUNABLE else None
     found = tuning.read(path) if path else {}
@@ -87,11 +92,11 @@ class Config:
     timeout: float = _setting("timeout", 300.0, float)
     """Seconds a call may take, unless the call says otherwise."""
     arena_bytes: int = _setting("arena_bytes", 8 << 20, int)
-    """Shared memory of one rank, at most."""
+    """Shared memory of one rank; more where the connections between very many ranks need it."""
     sub_arena_bytes: int = _setting("sub_arena_bytes", 1 << 20, int)
     """The same for each communicator made by `split`."""
     segment_bytes: int = _setting("segment_bytes", 256 << 10, int)
-    """One block of a chunk in a staged collective, at most; all blocks of a chunk together take two of it at most."""
+    """The most bytes of a block in a chunk of a staged collective; all of a chunk together take at most twice this."""
     small_bytes: int = _setting("small_bytes", 16 << 10, int)
     """An all_reduce up to this size is done in one synchronisation: every rank reduces everything."""
     stream_bytes: int | None = _setting("stream_bytes", None, int)
@@ -102,9 +107,9 @@ class Config:
     reach_bytes: int | None = _setting("reach_bytes", None, int)
     """Blocks of at least this size are copied by the kernel straight out of the memory of the process that has them, in
     gather, all_gather, scatter, all_to_all and point-to-point (above 128 KiB, up to which messages are sent at once).
-    None: only large ones in huge pages, for elsewhere two copies are faster."""
+    None: only blocks of at least 2 MiB in huge pages (messages: 256 KiB); in others two copies are faster."""
     oversubscribed: bool | None = _setting("oversubscribed", None, _flag)
-    """More ranks than cores: waiting ranks give their core away early. None: found out at connect."""
+    """More ranks than cores: waiting ranks yield early. None: found out at connect."""
     algorithm: str = _setting("algorithm", "", str)
     """Between hosts: the name of the algorithm (`ringcomm algorithms` lists them) for the collectives that have it, or
     "mpi" for what MPI itself does. Empty: the one that seems fastest, for each call."""

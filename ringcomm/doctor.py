@@ -138,7 +138,7 @@ def package(cure: str, *names: str) -> str:
     for name in names:
         with suppress(PackageNotFoundError):
             return version(name)
-    raise RingcommError(f"not installed: pip install '{cure}'")
+    raise RingcommError(f"not installed: pip install {cure}")
 
 
 def cuda() -> str:
@@ -220,9 +220,9 @@ CHECKS: dict[str, Callable[[], str]] = {
     "reach": reach,
     "ranks": ranks,
     "numpy": lambda: version("numpy"),
-    "torch": lambda: package("ringcomm[torch]", "torch"),
-    "mpi4py": lambda: package("ringcomm[mpi]", "mpi4py"),
-    "cupy": lambda: package("ringcomm[cuda13]' or 'ringcomm[cuda12]", "cupy-cuda13x", "cupy-cuda12x"),
+    "torch": lambda: package("'ringcomm[torch]'", "torch"),
+    "mpi4py": lambda: package("'ringcomm[mpi]'", "mpi4py"),
+    "cupy": lambda: package("'ringcomm[cuda13]' or 'ringcomm[cuda12]'", "cupy-cuda13x", "cupy-cuda12x"),
     "cuda": cuda,
     "gpu-pairs": gpu_pairs,
     "gpu-ranks": gpu_ranks,

@@ -67,11 +67,11 @@ class PeerLost(RingcommError, ConnectionError):
 
 
 class Aborted(RingcommError):
-    """Some rank called `abort`, or left its `with` block by an exception. The communicator is broken."""
+    """A rank called `abort`, left its `with` block by an exception or was interrupted. The communicator is broken."""
 
 
 class MemoryShortage(RingcommError, MemoryError):
-    """Shared memory could not be had; the message has the figures of that moment."""
+    """Memory to share, of the host or of a GPU, could not be had; the message has the figures of that moment."""
 
 
 def refuse(

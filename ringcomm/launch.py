@@ -76,7 +76,7 @@ class Task(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a rank ended: with a value, or at some time with an error and its traceback. One that just died has none."""
+    """How a rank ended: with a value, or with an error, its time and its traceback; a process that died has none."""
 
     rank: int
     value: Any = None

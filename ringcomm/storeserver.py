@@ -20,8 +20,8 @@ __all__ = ["ALWAYS", "HELLO", "LINGER", "Server"]
 
 log = logging.getLogger("ringcomm")
 
-# Seconds for which rank 0 serves the others on, when it has all it needs itself. They leave within milliseconds; one
-# that does not may keep rank 0 as long as `ringcomm run` lets ranks live on when another has failed.
+# Seconds for which rank 0 goes on serving the others when it has all it needs itself. They normally leave within
+# milliseconds; this is as long as `ringcomm run` lets ranks live on when another has failed.
 LINGER = 5.0
 LONGEST_SLEEP = 3600.0  # seconds; a selector counts milliseconds in 32 bits
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from ringcomm.errors import ArgumentError
 
-__all__ = ["TUNABLE", "cpu", "machine", "read", "write"]
+__all__ = ["NEVER", "TUNABLE", "cpu", "machine", "read", "write"]
 
 TUNABLE = ("segment_bytes", "small_bytes", "stream_bytes", "direct_bytes")
+NEVER = 2**62  # a threshold that no array reaches
 
 
 def cpu() -> str:

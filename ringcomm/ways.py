@@ -35,7 +35,7 @@ WAYS = {
     "symmetric": "buffers of comm.empty(), from direct_bytes = {direct_bytes} on: ranks read and write each other's "
     "arrays, nothing is staged; 2 S bytes per rank in an all_reduce",
     "reached": "the kernel copies out of the memory of the other process: one copy, from reach_bytes = {reach_bytes} "
-    "on, where the blocks lie in huge pages unless that is a number. It pays once staging falls out of the caches",
+    "on (None: large blocks in huge pages). It pays once staging falls out of the caches",
     "threads": "ranks of one process read and write each other's arrays, from direct_bytes = {direct_bytes} on",
     "alone": "one rank: nothing moves",
 }
@@ -65,7 +65,7 @@ def main(ranks: int) -> int:
             run = list(part)
             chunks = f", in up to {run[-1].chunks} chunks" if run[-1].chunks > 1 else ""
             print(f"{collective:<16}{memory:<11}{readable(run[0].size):>10}{readable(run[-1].size):>10}  {way}{chunks}")
-    values = {name: "never" if value == 2**62 else value for name, value in vars_of(Config()).items()}
+    values = {name: "never" if value == tuning.NEVER else value for name, value in vars_of(Config()).items()}
     print()
     for way in dict.fromkeys(step.way for step in steps):
         print(f"{way}: {WAYS[way].format(**values)}.")

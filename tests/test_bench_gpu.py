@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from itertools import count
@@ -42,9 +43,20 @@ def test_every_collective_runs_and_verifies_on_the_emulated_device(name, in_plac
     assert found == [(0, symmetric or name not in ("barrier", "send_recv"))] * 3
 
 
+VIRTUAL = [sys.executable, "-m", "ringcomm", "bench", "all_reduce", "--virtual-ranks"]
+
+
 def virtual(*options):
-    command = [sys.executable, "-m", "ringcomm", "bench", "all_reduce", "--virtual-ranks", *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run([*VIRTUAL, *options], capture_output=True, text=True, check=False)
+
+
+def test_what_was_measured_of_virtual_ranks_before_an_interrupt_is_kept(tmp_path):
+    options = ["--device", "emulated", "-b", "64", "-e", "1M", "-f", "2", "--json", str(tmp_path / "virtual.json")]
+    with subprocess.Popen([*VIRTUAL, *options], stdout=subprocess.PIPE, text=True) as process:
+        next(line for line in process.stdout if " ll " in line)
+        process.send_signal(signal.SIGINT)
+    assert process.returncode == 130
+    assert json.loads((tmp_path / "virtual.json").read_text())["rows"][0]["kernel"] == "ll"
 
 
 def test_virtual_ranks_are_right_on_the_emulated_device(tmp_path):

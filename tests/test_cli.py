@@ -94,6 +94,19 @@ def test_the_doctor_goes_on_after_a_failure_and_exits_with_1_if_ranks_cannot_wor
 
 
 def test_the_doctor_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "CHECKS", {"mpi4py": lambda: doctor.package("ringcomm[mpi]", "no-such-package")})
+    monkeypatch.setattr(doctor, "CHECKS", {"mpi4py": lambda: doctor.package("'ringcomm[mpi]'", "no-such-package")})
     assert doctor.main() == 0
     assert capsys.readouterr().out == "mpi4py       no  not installed: pip install 'ringcomm[mpi]'\n"
+
+
+def test_help_is_there_where_the_system_is_another():
+    text = """if True:
+        import os, sys
+        del os.fork, os.register_at_fork, os.sched_getaffinity  # as on Windows
+        sys.modules["ringcomm._native"] = None
+        from ringcomm.cli import main
+        main(["tune", "--help"])
+    """
+    run = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 0, run.stderr
+    assert "--ranks N" in run.stdout

@@ -67,7 +67,7 @@ def check(made, kernel):
         assert "ld.global.v4.u32" in made.ptx
         assert "st.global.v4.u32" in made.ptx
     if kernel not in ("barrier", "ll"):  # arrays at multiples of 4, and not of 16
-        assert re.search(r"\bst\.(global\.)?u32", made.ptx)
+        assert re.search(r"\bst\.(global\.)?[uf]32", made.ptx)
     # What peers write must not be read through the read-only cache; a multiply-add rounds twice; nobody traps.
     for unwanted in ("ld.global.nc", "fma.rn", "trap"):
         assert unwanted not in made.ptx

@@ -85,13 +85,13 @@ SIZES = [1, 2, 4, 8]
     ("small", "large", "last", "first"),
     [
         ([1, 1, 9, 9], [5, 5, 5, 5], 2, 4),
-        ([1, 1, 1, 1], [5, 5, 5, 5], 8, tune.NEVER),
+        ([1, 1, 1, 1], [5, 5, 5, 5], 8, tuning.NEVER),
         ([9, 9, 9, 9], [5, 5, 5, 5], 0, 1),
         ([1, 6, 1, 9], [5, 5, 5, 5], 4, 8),  # one size that was disturbed decides nothing
     ],
 )
 def test_a_threshold_lies_where_all_times_together_are_shortest(small, large, last, first):
-    times = {0: large, tune.NEVER: small}
+    times = {0: large, tuning.NEVER: small}
     assert tune.up_to(SIZES, times) == last
     assert tune.starting_from(SIZES, times) == first
 

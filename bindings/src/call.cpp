@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cinttypes>
+#include <iterator>
 
 #include "errors.h"
 
@@ -20,7 +21,7 @@ struct Kind {
 };
 
 // clang-format off: a row a line
-constexpr Kind kinds[CALLS] = {
+constexpr Kind kinds[] = {
     {"barrier", NOTHING, false, nullptr},
     {"broadcast", ARRAY, false, "root"},
     {"reduce", ARRAY, true, "root"},
@@ -36,6 +37,7 @@ constexpr Kind kinds[CALLS] = {
     {"recv", ARRAY, false, "from"},
 };
 // clang-format on
+static_assert(std::size(kinds) == CALLS);
 
 }  // namespace
 

@@ -63,9 +63,9 @@ std::string Comm::report(int r, int calls) const {
         if ((end ? finished_left : running_left)-- <= 0) continue;
         const std::string call = describe(signature, count) + (epoch ? format(" epoch %" PRIu64, epoch) : "");
         if (end) {
-            finished +=
-                format(" %s, %s after %.2f s, %.3f s ago;", call.c_str(), status < 10 ? outcomes[status] : "failed",
-                       double(end - start) * 1e-9, now > end ? double(now - end) * 1e-9 : 0.0);
+            finished += format(" %s, %s after %.2f s, %.3f s ago;", call.c_str(),
+                               status < std::size(outcomes) ? outcomes[status] : "failed", double(end - start) * 1e-9,
+                               now > end ? double(now - end) * 1e-9 : 0.0);
         } else {
             running += format(" %s, running for %.3f s;", call.c_str(), now > start ? double(now - start) * 1e-9 : 0.0);
         }

@@ -50,9 +50,9 @@ struct Patience {
     int spins;
     int yields;
 };
-// With spins before the yield, oversubscribed ranks only keep the core from the one they wait for; yields are cheap
-// while somebody else can run; a sleep costs a wake-up by interrupt.
-// 5 spins were better than 0 and 20 for four ranks on two cores of a Zen 5: 2.2 us against 2.7 and 2.5 for 4 bytes.
+// Where ranks share cores, spinning keeps the core from the very rank that is waited for, so a rank yields early; a
+// yield is cheap while somebody else can run, a sleep costs a wake-up by interrupt. 5 spins were better than 0 and 20
+// for four ranks on two cores of a Zen 5: 2.2 us against 2.7 and 2.5 for 4 bytes.
 constexpr Patience DEDICATED{4000, 8}, OVERSUBSCRIBED{5, 200}, IDLE{0, 0};
 
 // Sleeps until the bell rings after `ticket`, a signal comes, the deadline passes or a slice (100 ms) is over.

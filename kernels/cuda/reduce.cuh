@@ -130,8 +130,7 @@ RC_DEVICE uint64_t reduce_tiles(const Ctx& ctx, const Math& math, const From& fr
     const uint64_t tiles = tile * ctx.threads * PACK;  // what the block does at once
     const uint64_t first = ctx.thread / WARP * (WARP * tile) + ctx.thread % WARP;
     uint64_t done = 0;
-    RC_ROLL for (; done + tiles <= bytes; done += tiles)
-        reduce_tile<tile>(math, from, to, done + first * PACK, access);
+    RC_ROLL for (; done + tiles <= bytes; done += tiles) reduce_tile<tile>(math, from, to, done + first * PACK, access);
     return done;
 }
 

@@ -11,7 +11,7 @@ __all__ = ["all_gather", "all_to_all"]
 
 @algorithm("bruck", "all_gather", steps="ceil(log2(n))", sent="S - S / n", scratch="S")
 def all_gather(port: Port, blocks: list[Block]) -> None:
-    """A rank that has the blocks of k ranks, from its own on, gets those of the next k from the rank k on.
+    """A rank that holds k blocks in a row, its own first, gets the next k from the rank k positions ahead.
 
     On 5 ranks, rank 0 gets block 1 from rank 1, blocks 2 and 3 from rank 2, and block 4 from rank 4. Fewest steps, so
     for short blocks.
@@ -39,7 +39,7 @@ def all_gather(port: Port, blocks: list[Block]) -> None:
     equal_blocks=True,
 )
 def all_to_all(port: Port, blocks: list[Block], out: list[Block]) -> None:
-    """A block that must go d ranks on goes in steps of the powers of two that d is the sum of.
+    """A block that must travel d ranks makes one hop for each bit that is set in d.
 
     On 5 ranks, the block of rank 0 for rank 3 goes 0 → 1 → 3, together with what else goes 1 on, then 2 on. Fewest
     steps, so for short blocks; about half of the array is sent in each.

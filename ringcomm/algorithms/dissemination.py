@@ -10,7 +10,7 @@ __all__ = ["barrier"]
 
 @algorithm("dissemination", "barrier", steps="ceil(log2(n))", sent="0")
 def barrier(port: Port) -> None:
-    """In each step a rank tells one twice as far away, who then knows of all whom either knew of.
+    """In step k each rank signals the one 2^k ahead; in the end it has heard, directly or through others, of all.
 
     On 5 ranks, rank 0 hears from 4, who has come; then from 3, who has heard from 2; then from 1, who has heard from 0,
     4 and 3.

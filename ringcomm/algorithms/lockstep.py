@@ -17,8 +17,8 @@ Cells = Any  # a list, or a NumPy array: it has slices, and these can be assigne
 class Places(NamedTuple):
     """The arrays of a call on one rank: IN has `given` elements, and OUT `wanted`.
 
-    What the rank has of its own begins at `source` in IN and at `target` in OUT; so that is how one lies in the other
-    where the call is in place. `stays` of its elements lie in OUT from the start.
+    The rank's own elements begin at `source` in IN and at `target` in OUT; where the call is in place, the two arrays
+    overlap so that these are the same place. `stays` of them lie in OUT from the start.
     """
 
     given: int

@@ -23,7 +23,7 @@ Core = Callable[[Port, Block, int, list[int]], None]
     scratch="S",
 )
 def doubling(port: Port, data: Block) -> None:
-    """Two ranks exchange all they have, and both add; in each round they stand for twice as many.
+    """Partners exchange whole arrays and both add them; each round doubles the ranks whose arrays are in the sum.
 
     On 5 ranks, rank 1 hands over to 0; then 0 ↔ 2 and 3 ↔ 4, then 0 ↔ 3 and 2 ↔ 4; then 0 tells 1. Fewest steps, so for
     short arrays. Of each pair the share of the lower rank comes first, so that all ranks end with the same bits.
@@ -50,7 +50,7 @@ def _double(port: Port, data: Block, me: int, ranks: list[int]) -> None:
     sent="2 * (S - S / p) + S * (p < n)",
 )
 def halving_doubling(port: Port, data: Block) -> None:
-    """Two ranks share their array: each adds up one half of it, and shares that with the next; then all the way back.
+    """Partners halve what they add up until each rank has the sum of one part; then they collect the parts in reverse.
 
     On 5 ranks, rank 1 hands over to 0; then 0 ↔ 3 and 2 ↔ 4 exchange halves, 0 ↔ 2 and 3 ↔ 4 quarters: each has the sum
     of one. Then 0 ↔ 2 and 3 ↔ 4 exchange these, 0 ↔ 3 and 2 ↔ 4 halves; then 0 tells 1. As few elements as a ring in

@@ -18,7 +18,7 @@ class Rounds(NamedTuple):
     """`times` rounds in a row that cost alike: in each, the slowest rank exchanges so many elements with another one.
 
     `within`: both are in one of the groups into which that many ranks each divide all; 1: nothing is exchanged.
-    `lanes`: so many ranks of a node send to others at most, however many it has, and so many receive.
+    `lanes`: how many ranks of a node send to other nodes at most, however many it has; as many receive.
     """
 
     times: int

@@ -2,7 +2,7 @@
 
 `peers` says which libraries there are, `job` starts the ranks of one and talks to them, `rounds` lets the libraries
 take turns, `report` prints. The ranks of all of them, ringcomm's too, are the program `rank/`, each in the environment
-of its library. Only the public API of ringcomm is used.
+of its library. Collectives are called through the public API only.
 """
 
 from ringcomm.bench.command import add_arguments, run

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ringcomm import ArgumentError
 from ringcomm.bench.machine import gpus
+from ringcomm.config import cache_folder
 
 __all__ = ["PEERS", "Contender", "contenders", "set_up"]
 
@@ -134,8 +135,7 @@ def contender_here(name: str, module: str, device: str) -> Contender:
 
 def folder(name: str) -> Path:
     """Return the environment of a peer, whether it exists or not. Each version of Python has its own."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "ringcomm/peers" / f"{name}-{sys.implementation.cache_tag}"
+    return cache_folder() / "peers" / f"{name}-{sys.implementation.cache_tag}"
 
 
 def is_set_up(name: str) -> bool:

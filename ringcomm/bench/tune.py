@@ -22,7 +22,6 @@ from ringcomm.config import tuning_file
 
 __all__ = ["add_arguments", "run"]
 
-NEVER = 2**62
 MOST_RANKS = 8  # the crossovers hardly move beyond
 LEAST_ROUNDS = 3  # of fewer, the median would be any disturbance, and be kept
 PATIENCE = 60.0
@@ -62,21 +61,20 @@ def up_to(sizes: list[int], times: Times) -> int:
 def starting_from(sizes: list[int], times: Times) -> int:
     """Return the first size from which on the smaller value, which sends everything the way of large arrays, is."""
     k = split(times[max(times)], times[min(times)])
-    return sizes[k] if k < len(sizes) else NEVER
+    return sizes[k] if k < len(sizes) else tuning.NEVER
 
 
 # In this order: each is measured with those before it already set.
 SETTINGS = (
-    Setting("stream_bytes", (1 << 10, NEVER), 64 << 10, 16 << 20, fastest),
+    Setting("stream_bytes", (1 << 10, tuning.NEVER), 64 << 10, 16 << 20, fastest),
     Setting("segment_bytes", (64 << 10, 128 << 10, 256 << 10, 512 << 10), 1 << 20, 16 << 20, fastest),
-    Setting("small_bytes", (0, NEVER), 1 << 10, 256 << 10, up_to),
-    Setting("direct_bytes", (1, NEVER), 1 << 10, 1 << 20, starting_from, symmetric=True),
+    Setting("small_bytes", (0, tuning.NEVER), 1 << 10, 256 << 10, up_to),
+    Setting("direct_bytes", (1, tuning.NEVER), 1 << 10, 1 << 20, starting_from, symmetric=True),
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    ranks = max(2, min(MOST_RANKS, len(os.sched_getaffinity(0))))
-    parser.add_argument("--ranks", type=whole(2), default=ranks, metavar="N", help=f"default: {ranks}, from the cores")
+    parser.add_argument("--ranks", type=whole(2), metavar="N", help="default: one for each core, and at least 2")
     parser.add_argument(
         *("-n", "--iters"),
         type=whole(LEAST_ROUNDS),
@@ -92,17 +90,18 @@ def run(arguments: argparse.Namespace) -> int:
     if path is None:
         raise ArgumentError("RINGCOMM_TUNING is empty: there is no file to write to")
     machine = Machine.here()
-    print(f"# {tuning.machine()}; {arguments.ranks} ranks, all_reduce of float32; times in us, rotated and cached")
+    ranks = arguments.ranks or max(2, min(MOST_RANKS, len(os.sched_getaffinity(0))))
+    print(f"# {tuning.machine()}; {ranks} ranks, all_reduce of float32; times in us, rotated and cached")
     settings: dict[str, int] = {}
     for setting in SETTINGS:
-        sizes, times = measure(setting, settings, arguments.ranks, arguments.iters)
+        sizes, times = measure(setting, settings, ranks, arguments.iters)
         settings[setting.name] = chosen = setting.choose(sizes, {v: [a * b for a, b in times[v]] for v in times})
         print(f"\n{setting.name} = {words(chosen)}")
         print("".join(f"{cell:>20}" for cell in ("bytes", *(f"{setting.name[:-6]} {words(v)}" for v in times))))
         for i, size in enumerate(sizes):
             cells = [" ".join(f"{seconds * 1e6:.2f}" for seconds in times[value][i]) for value in times]
             print("".join(f"{cell!s:>20}" for cell in (size, *cells)), flush=True)
-    facts = {"date": machine.date, "ringcomm": ringcomm.__version__, "ranks": arguments.ranks}
+    facts = {"date": machine.date, "ringcomm": ringcomm.__version__, "ranks": ranks}
     tuning.write(path, settings, facts)
     print(f"\nwritten to {path}; delete it to go back to the built-in values")
     return 0
@@ -154,4 +153,4 @@ def measure(
 
 
 def words(number: int) -> str:
-    return "never" if number == NEVER else str(number)
+    return "never" if number == tuning.NEVER else str(number)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from cupy_backends.cuda.libs import nvrtc
 
+from ringcomm.config import cache_folder
 from ringcomm.native import FOLDER
 
 __all__ = ["SOURCES", "Compiled", "compiled", "cubin", "options"]
@@ -28,7 +29,7 @@ def cubin(kernel: int, dtype: int, op: int, architecture: str) -> bytes:
     """Return the machine code of entry.cu for one kernel, dtype and operation."""
     sources, words = _sources(), options(kernel, dtype, op, architecture)
     digest = hashlib.sha256(repr((sources, words, nvrtc.getVersion())).encode()).hexdigest()
-    kept = Path(os.path.expanduser("~/.cache/ringcomm/cuda"), f"{digest}.cubin")
+    kept = cache_folder() / "cuda" / f"{digest}.cubin"
     with suppress(OSError):
         return kept.read_bytes()
     code = _compile(sources, words).code

@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 from ringcomm.errors import refuse
 from ringcomm.parallel.grid import Axis, Grid
 from ringcomm.parallel.layout import parameters, splits, to_full
-from ringcomm.torch import enable_profiler_labels
+from ringcomm.torch import enable_profiler_labels, labels
 
 __all__ = [
     "Call",
@@ -148,12 +148,13 @@ FACTORS = {
 def traffic() -> Iterator[list[Call]]:
     """Note every call that this rank makes on the backend ringcomm; the list is filled at the end."""
     calls: list[Call] = []
+    before = labels.enabled
     enable_profiler_labels()
     try:
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
             yield calls
     finally:
-        enable_profiler_labels(False)
+        enable_profiler_labels(before)
     for event in profiler.events() or ():
         if match := re.fullmatch(r"ringcomm::(\w+) (\d+) B group (\S+)", event.name):
             calls.append(Call(match[1], int(match[2]), match[3]))

@@ -83,7 +83,8 @@ def cut(block: Block, item: int) -> list[Piece]:
 
 
 _abandoned: list[object] = []  # what MPI may still use, after a failure
-os.register_at_fork(after_in_child=_abandoned.clear)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandoned.clear)
 
 
 def abandon(what: object) -> None:

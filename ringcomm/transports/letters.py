@@ -55,19 +55,18 @@ class Letters:
 
     def deliver(self, source: int, tag: int, count: int, dtype: int, payload: Bytes) -> None:
         """Hand a message to the first receive that wants it, or keep it."""
-        for posted in self._posted:
+        for i, posted in enumerate(self._posted):
             if posted.wants(source, tag):
-                self._posted.remove(posted)
+                del self._posted[i]
                 posted.take(source, count, dtype, payload)
                 return
         self._letters.append((source, tag, count, dtype, payload))
 
     def post(self, posted: Posted) -> None:
         """Let a receive have the first message that it wants."""
-        for letter in self._letters:
-            source, tag, count, dtype, payload = letter
+        for i, (source, tag, count, dtype, payload) in enumerate(self._letters):
             if posted.wants(source, tag):
-                self._letters.remove(letter)
+                del self._letters[i]
                 posted.take(source, count, dtype, payload)
                 return
         self._posted.append(posted)
