@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from ringcomm.errors import ArgumentError, refuse, unknown
 
-__all__ = ["COLLECTIVES", "DTYPES", "OPS", "PremulSum", "premul_sum", "reduction"]
+__all__ = ["COLLECTIVES", "DTYPES", "OPS", "REDUCING", "ROOTED", "WHOLE", "PremulSum", "premul_sum", "reduction"]
 
 
 def _numbered(*names: str) -> dict[str, int]:
@@ -21,6 +21,9 @@ COLLECTIVES = _numbered(
     *("barrier", "broadcast", "reduce", "all_reduce", "gather", "scatter", "all_gather", "reduce_scatter"),
     *("all_to_all", "split", "empty"),
 )
+WHOLE = ("broadcast", "reduce", "all_reduce")  # of the others the count is that of a block of one rank
+REDUCING = ("reduce", "all_reduce", "reduce_scatter")
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
 _OP_CODES = _numbered("sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "premul_sum")
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reference import assert_same, filled, numpy_dtype, reduced
+from ringcomm.types import REDUCING, ROOTED
 
 MARGIN, UNTOUCHED = 64, 0xA5  # bytes around every array, and what they hold
 
@@ -136,8 +137,6 @@ def share(counts, rank):
 
 
 PLANS = {name.removeprefix("plan_"): plan for name, plan in list(globals().items()) if name.startswith("plan_")}
-ROOTED = ("broadcast", "reduce", "gather", "scatter")
-REDUCING = ("reduce", "all_reduce", "reduce_scatter")
 
 
 # --- Arrays -----------------------------------------------------------------------------------------------------------

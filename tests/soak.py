@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import ringcomm
-from cases import PLANS, REDUCING, Case, Symmetric, start
+from cases import PLANS, Case, Symmetric, start
 from reference import COMBINATIONS, assert_same, filled
 from ringcomm import ArgumentError, MismatchError
-from ringcomm.types import DTYPES
+from ringcomm.types import DTYPES, REDUCING, WHOLE
 
 RANKS = 4
 GROUPS = 6  # at most, the world included
@@ -194,7 +194,7 @@ def random_case(draw, salt):
     dtype, op = draw.choice(COMBINATIONS) if collective in REDUCING else (draw.choice(list(DTYPES)), "sum")
     return Case(
         collective,
-        (0, random_length(draw, 4 * (1 if collective in ("broadcast", "reduce", "all_reduce") else RANKS))),
+        (0, random_length(draw, 4 * (1 if collective in WHOLE else RANKS))),
         draw.choice(((), (), (3,), (2, 1, 2))),
         dtype,
         op,

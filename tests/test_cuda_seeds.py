@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from cases import PLANS, REDUCING, Arrays, Case, elements, start
+from cases import PLANS, Arrays, Case, elements, start
 from reference import COMBINATIONS, numpy_dtype
 from ringcomm import Communicator
 from ringcomm.buffer import ADAPTERS, Emulated
@@ -16,6 +16,7 @@ from ringcomm.devices import emulated
 from ringcomm.devices.contract import Shape
 from ringcomm.testing import connect_threads, run_threads
 from ringcomm.transports import shm
+from ringcomm.types import REDUCING
 
 BINDINGS = Path(__file__).parent.parent / "bindings"
 CALLS = 8  # of a seed

@@ -1,10 +1,13 @@
 """The tables of types.py."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 import ringcomm
 from ringcomm.native import ffi, lib
-from ringcomm.types import COLLECTIVES, DTYPES, OPS
+from ringcomm.types import COLLECTIVES, DTYPES, OPS, REDUCING, ROOTED, WHOLE
 
 ITEM_BYTES = {"bool": 1, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "complex64": 8, "complex128": 16}
 
@@ -23,6 +26,17 @@ def test_a_table_has_the_rows_and_codes_of_the_header(table, enumeration, prefix
     assert {prefix + name.upper(): code for name, code in table.items()} == {
         name: code for name, code in native.items() if code != last
     }
+
+
+def test_the_core_says_the_same_of_every_collective():
+    rows = re.findall(
+        r'{"(\w+)", (\w+), (\w+), (.+)},', (Path(__file__).parent.parent / "bindings/src/call.cpp").read_text()
+    )
+    facts = {name: fact for name, *fact in rows if name in COLLECTIVES}
+    assert list(facts) == list(COLLECTIVES)
+    assert [name for name, (shape, _, _) in facts.items() if shape == "ARRAY"] == list(WHOLE)
+    assert [name for name, (_, reduces, _) in facts.items() if reduces == "true"] == list(REDUCING)
+    assert [name for name, (_, _, root) in facts.items() if root == '"root"'] == list(ROOTED)
 
 
 @pytest.mark.parametrize("name", DTYPES)

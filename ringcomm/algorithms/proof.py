@@ -8,13 +8,12 @@ from collections.abc import Iterator
 
 from ringcomm.algorithms.lockstep import Cells, Memory, carry_out, places
 from ringcomm.algorithms.schedule import IN, Algorithm, Block, Copy, Lengths, Schedule, Step, even, record
+from ringcomm.types import ROOTED, WHOLE
 
 __all__ = ["prove"]
 
 SIZES = range(2, 65)  # one rank alone asks no algorithm
 SMALL = 9  # up to so many ranks every root is tried, and blocks of many lengths
-WHOLE = ("all_reduce", "broadcast", "reduce")  # an algorithm divides these arrays as it likes
-ROOTED = ("broadcast", "gather", "reduce", "scatter")
 NAMES = ("IN", "OUT", "SCRATCH")
 
 

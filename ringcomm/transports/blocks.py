@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ringcomm.errors import MismatchError
 from ringcomm.native import check, ffi, lib
-from ringcomm.types import DTYPES, OPS
+from ringcomm.types import DTYPES, OPS, REDUCING, ROOTED, WHOLE
 
 __all__ = ["KINDS", "Blockwise", "Bytes", "Exchange", "Said", "Steps", "view"]
 
@@ -47,11 +47,11 @@ def said(name: str, dtype: int, sizes: int | tuple[int, ...] | None, op: int, fa
         return Said("barrier()")
     counted = not isinstance(sizes, int)
     size = "" if sizes is None else f" x {sum(sizes)} in all" if isinstance(sizes, tuple) else f" x {sizes}"
-    if name not in ("broadcast", "reduce", "all_reduce"):
+    if name not in WHOLE:
         size += ", with counts" if counted else " per rank"
-    if name in ("reduce", "all_reduce", "reduce_scatter"):
+    if name in REDUCING:
         size += f", {OP_NAMES.get(op, 'premul_sum' if counted else f'premul_sum({factor:.17g})')}"
-    if name in ("broadcast", "reduce", "gather", "scatter"):
+    if name in ROOTED:
         size += f", root {root}"
     return Said(f"{name}({KINDS[dtype]}{size})", f"{list(sizes)}, {factor}" if isinstance(sizes, tuple) else "")
 
@@ -77,7 +77,7 @@ class Blockwise:
         self.name, self.n, self.me, self.root = name, n, me, root
         self.dtype, self.op, self.factor = dtype, op, factor
         self.item = lib.rc_dtype_bytes(dtype) if name != "barrier" else 1
-        whole = name in ("broadcast", "reduce", "all_reduce")
+        whole = name in WHOLE
         rows = [count] * n if counts == ffi.NULL else [counts[rank] for rank in range(n)]
         self.come = rows
         if name == "all_to_all" and counts != ffi.NULL:

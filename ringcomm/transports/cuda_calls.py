@@ -5,7 +5,7 @@ from itertools import accumulate
 
 from ringcomm.devices.contract import Shape
 from ringcomm.transports.blocks import Blockwise
-from ringcomm.types import DTYPES, OPS
+from ringcomm.types import DTYPES, OPS, WHOLE
 
 __all__ = ["KERNELS", "REASONS", "Plan", "plan"]
 
@@ -42,7 +42,7 @@ class Plan:
 
 def plan(call: Blockwise, shape: Shape, kernel: str = "") -> Plan:
     """Choose the kernel for a call, from what is the same on all ranks; or take this one."""
-    whole = call.name in ("all_reduce", "reduce", "broadcast")
+    whole = call.name in WHOLE
     size = (call.count if whole else max(call.rows)) * call.item  # of the array, or of the largest block
     blocks = min(shape.channels, max(1, -(-size // shape.stage_bytes)))
     equal = whole or len({*call.rows}) == 1

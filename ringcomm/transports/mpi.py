@@ -18,7 +18,7 @@ from ringcomm.transports.lane import Lane, Wait, combine
 from ringcomm.transports.messages import MessageTransport
 from ringcomm.transports.mpi_wire import MpiWire
 from ringcomm.transports.waits import INFINITE, Deadline
-from ringcomm.types import premul_sum, reduction
+from ringcomm.types import REDUCING, WHOLE, premul_sum, reduction
 
 __all__ = ["MpiTransport"]
 
@@ -26,7 +26,6 @@ log = logging.getLogger("ringcomm")
 
 ANSWER = 0.5  # seconds in which a rank says that it is there
 SUM, AVG, PREMUL = (reduction(op)[0] for op in ("sum", "avg", premul_sum(1.0)))
-REDUCING = ("reduce", "all_reduce", "reduce_scatter")
 MANY = 2**62  # numbers of calls: their negatives fit into 64 bits as well
 MEETING = -1  # the phase of an exchange that names a mismatch
 NOTHING = np.empty(0, np.uint8)
@@ -157,7 +156,7 @@ class MpiTransport(MessageTransport):
         if self._choice.name == MPI:
             self._way = MPI, 1
             return self._lane.handed(call, source, target, op, wait)
-        whole = call.name in ("broadcast", "reduce", "all_reduce")
+        whole = call.name in WHOLE
         counted = call.name == "all_to_all" and call.come is not call.rows
         rows = even(call.count, self.size) if whole else tuple(call.rows)
         lengths = Lengths(rows, tuple(call.come) if counted else ())
