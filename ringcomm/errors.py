@@ -1,6 +1,7 @@
 """What can go wrong. One tree; every error carries its facts as attributes, and travels between processes."""
 
 import difflib
+import json
 import operator
 from collections.abc import Iterable
 from typing import Any
@@ -14,6 +15,8 @@ __all__ = [
     "PeerLost",
     "RingcommError",
 ]
+
+FACTS = ("rank", "peer", "collective", "epoch", "expected", "got")
 
 
 class RingcommError(Exception):
@@ -102,10 +105,24 @@ def unknown(what: str, name: object, known: Iterable[str]) -> ArgumentError:
     return ArgumentError(f"unknown {what} {name!r}; {hint}", expected=known, got=str(name))
 
 
+def packed(error: RingcommError) -> str:
+    """Return an error as text, with its facts, for other ranks."""
+    facts = {name: fact for name, fact in vars(error).items() if name in FACTS and fact is not None}
+    return json.dumps([type(error).__name__, str(error)[:4096], facts], default=str)
+
+
+def unpacked(text: str | bytes) -> RingcommError:
+    """Return the error that another rank has packed."""
+    name, message, facts = json.loads(text)
+    return _kind(name)(message, **facts)
+
+
 def told(text: str, rank: int) -> RingcommError:
-    """Return the error that another rank has told of, as `Kind: message`."""
+    """Return the error that another rank has told of, as `Kind: message`; whatever kind of exception that is."""
     name, _, message = text.partition(": ")
-    kind = globals().get(name)
-    if not (isinstance(kind, type) and issubclass(kind, RingcommError)):
-        return RingcommError(f"rank {rank}: {text}", rank=rank)
-    return kind(f"rank {rank}: {message}", rank=rank)
+    kind = _kind(name)
+    return kind(f"rank {rank}: {text if kind is RingcommError else message}", rank=rank)
+
+
+def _kind(name: str) -> type[RingcommError]:
+    return next((kind for kind in RingcommError.__subclasses__() if kind.__name__ == name), RingcommError)

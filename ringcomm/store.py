@@ -13,8 +13,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from typing import Protocol
 
-from ringcomm import errors
-from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, PeerLost, RingcommError, refuse
+from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, PeerLost, RingcommError, packed, refuse, unpacked
 from ringcomm.place import Place
 from ringcomm.sockets import MESSAGE_BYTES, packet_socket, stranger
 from ringcomm.storeserver import ALWAYS, HELLO, LINGER, Server
@@ -67,12 +66,12 @@ class HashStore:
 
     def abort(self, error: RingcommError) -> None:
         with self._changed:
-            self._failure = self._failure or _packed(error)
+            self._failure = self._failure or packed(error).encode()
             self._changed.notify_all()
 
     def check(self) -> None:
         if self._failure:
-            raise _unpacked(self._failure)
+            raise unpacked(self._failure)
 
 
 class SocketStore:
@@ -104,7 +103,7 @@ class SocketStore:
         if kind == b"value":
             return value
         if kind == b"failure":
-            raise _unpacked(value)
+            raise unpacked(value)
         if kind == b"absent":
             absent = json.loads(value)
             raise late(absent, self._size, timeout) if absent else _unset(key, timeout)
@@ -112,7 +111,7 @@ class SocketStore:
 
     def abort(self, error: RingcommError) -> None:
         with suppress(PeerLost):  # nobody is left to be told
-            self._send(b"abort\0" + _packed(error))
+            self._send(b"abort\0" + packed(error).encode())
 
     def check(self) -> None:
         self.get(ALWAYS, timeout=0)
@@ -211,14 +210,3 @@ def late(absent: Collection[int], size: int, timeout: float) -> CollectiveTimeou
 
 def _unset(key: str, timeout: float) -> CollectiveTimeout:
     return CollectiveTimeout(f"no rank has set {key!r} within {timeout:g} s")
-
-
-def _packed(error: RingcommError) -> bytes:
-    facts = {"rank": error.rank, "expected": error.expected, "got": error.got}
-    return json.dumps([type(error).__name__, str(error)[:4096], facts], default=str).encode()
-
-
-def _unpacked(failure: bytes) -> RingcommError:
-    name, text, facts = json.loads(failure)
-    kind: type[RingcommError] = getattr(errors, name)
-    return kind(text, **facts)

@@ -68,3 +68,18 @@ def test_a_timeout_is_seconds(timeout, limit):
 def test_a_timeout_that_is_no_time_is_refused(timeout):
     with pytest.raises(ringcomm.ArgumentError, match="timeout: expected seconds >= 0"):
         native.seconds(timeout)
+
+
+def test_an_error_reaches_other_ranks_with_all_its_facts():
+    error = ringcomm.MismatchError(
+        "no", rank=1, peer=2, collective="recv", epoch=7, expected="int8 x 1", got="int8 x 2"
+    )
+    again = errors.unpacked(errors.packed(error))
+    assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
+
+
+def test_an_error_of_a_kind_that_is_not_ours_is_told_by_its_name():
+    assert type(errors.told("KeyError: 'x'", 3)) is ringcomm.RingcommError
+    assert str(errors.told("KeyError: 'x'", 3)) == "rank 3: KeyError: 'x'"
+    assert type(errors.told("PeerLost: gone", 3)) is ringcomm.PeerLost
+    assert str(errors.told("refuse: gone", 3)) == "rank 3: refuse: gone"

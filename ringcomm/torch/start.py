@@ -1,6 +1,5 @@
 """How the ranks of a torch.distributed group meet: at torch's store, wherever that is."""
 
-import json
 import logging
 import secrets
 import time
@@ -8,11 +7,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ringcomm import errors
 from ringcomm.communicator import Communicator
 from ringcomm.communicator import connect as connect_ranks
 from ringcomm.config import Config, start_logging
-from ringcomm.errors import CollectiveTimeout, PeerLost, RingcommError
+from ringcomm.errors import CollectiveTimeout, PeerLost, RingcommError, packed, unpacked
 from ringcomm.place import host
 from ringcomm.store import late
 from ringcomm.torch.transport import connect as connect_hosts
@@ -127,9 +125,8 @@ class TorchStore:
         return bytes(self._store.get(key))
 
     def abort(self, error: RingcommError) -> None:
-        self._store.set(FAILURE, json.dumps([type(error).__name__, str(error), error.rank]))
+        self._store.set(FAILURE, packed(error))
 
     def check(self) -> None:
         if self._store.check([FAILURE]):
-            name, message, rank = json.loads(self._store.get(FAILURE))
-            raise getattr(errors, name)(message, rank=rank)
+            raise unpacked(self._store.get(FAILURE))

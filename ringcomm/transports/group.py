@@ -5,14 +5,14 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakSet
 
 import numpy as np
 
-from ringcomm import errors
-from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, PeerLost, RingcommError
+from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, PeerLost, RingcommError, packed, unpacked
 from ringcomm.store import ranks
 from ringcomm.transports.blocks import Bytes, Steps
 from ringcomm.transports.flight import Flight
@@ -102,7 +102,7 @@ class MessageGroup:
             if kind == "letter":
                 self._letters.deliver(source, facts["tag"], facts["count"], facts["dtype"], payload)
             elif kind == "failure":
-                self._fail(getattr(errors, facts["error"])(facts["text"], rank=facts["rank"]), tell=False)
+                self._fail(unpacked(facts["error"]), tell=False)
             elif kind == "closed":
                 self._lose(source, f"rank {source} closed the communicator", facts["epoch"])
             elif kind == "report?":
@@ -201,8 +201,7 @@ class MessageGroup:
     def _check(self) -> None:
         self._check_open()
         if self._failure:
-            first = self._failure
-            raise type(first)(str(first), rank=first.rank, collective=first.collective, epoch=first.epoch)
+            raise copy(self._failure)  # with all its facts; each has frames of its own
 
     def _check_open(self) -> None:
         if self._process != os.getpid():
@@ -259,7 +258,7 @@ class MessageGroup:
         self.notify()
 
     def _tell(self, error: RingcommError) -> None:
-        self._say_to_all({"kind": "failure", "error": type(error).__name__, "text": str(error), "rank": error.rank})
+        self._say_to_all({"kind": "failure", "error": packed(error)})
 
     def _say(self, rank: int, facts: Facts, payload: Bytes | None = None) -> None:
         empty = np.empty(0, np.uint8) if payload is None else payload
