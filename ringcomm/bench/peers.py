@@ -129,7 +129,7 @@ def contenders(names: Iterable[str], device: str = "host") -> tuple[list[Contend
 
 def contender_here(name: str, module: str, device: str) -> Contender:
     """Return a library of this very environment, which is found as this process has found it."""
-    found_by = {each: os.environ[each] for each in ("PYTHONPATH",) if each in os.environ}
+    found_by = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
     return Contender(name, module, sys.executable, run_ringcomm, "RINGCOMM_RANK", found_by, device)
 
 
