@@ -6,6 +6,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from itertools import count
 
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 
 import harness
 from ringcomm import ArgumentError
-from ringcomm.bench import peers, report
+from ringcomm.bench import peers, report, virtual
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.plan import Plan
 from ringcomm.bench.rank import measure
@@ -46,7 +48,7 @@ def test_every_collective_runs_and_verifies_on_the_emulated_device(name, in_plac
 VIRTUAL = [sys.executable, "-m", "ringcomm", "bench", "all_reduce", "--virtual-ranks"]
 
 
-def virtual(*options):
+def run_virtual(*options):
     return subprocess.run([*VIRTUAL, *options], capture_output=True, text=True, check=False)
 
 
@@ -59,10 +61,26 @@ def test_what_was_measured_of_virtual_ranks_before_an_interrupt_is_kept(tmp_path
     assert json.loads((tmp_path / "virtual.json").read_text())["rows"][0]["kernel"] == "ll"
 
 
+def test_what_virtual_ranks_have_queued_is_done_before_an_interrupt_frees_its_memory():
+    arrays = virtual.Arrays("emulated", rounds=1)
+    stream = arrays.device.stream()
+    done = threading.Event()
+
+    def interrupt():
+        stream.add(lambda: time.sleep(0.2))
+        stream.add(done.set)
+        raise KeyboardInterrupt
+
+    calls = iter([lambda: None, interrupt])
+    with pytest.raises(KeyboardInterrupt):
+        arrays.time(lambda: next(calls)())
+    assert done.is_set()
+
+
 def test_virtual_ranks_are_right_on_the_emulated_device(tmp_path):
     results = tmp_path / "virtual.json"
     sizes = ["-b", "64", "-e", "16K", "-n", "2", "--ranks", "2,3"]
-    done = virtual("--device", "emulated", *sizes, "--json", str(results))
+    done = run_virtual("--device", "emulated", *sizes, "--json", str(results))
     assert done.returncode == 0, done.stderr
     rows = json.loads(results.read_text())["rows"]
     assert {row["kernel"] for row in rows} == {"ll", "one_shot", "two_shot", "ring_all_reduce"}
@@ -74,7 +92,7 @@ def test_virtual_ranks_are_right_on_the_emulated_device(tmp_path):
 
 @pytest.mark.parametrize("options", [[], ["--device", "emulated", "--dtype", "float16"]])
 def test_virtual_ranks_are_refused_what_they_cannot_do(options):
-    done = virtual(*options)
+    done = run_virtual(*options)
     assert done.returncode == 2
     assert "expected all_reduce, sum of float32, and --device" in done.stderr
 

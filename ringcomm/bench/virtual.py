@@ -71,6 +71,12 @@ class Arrays:
     def time(self, queue: Callable[[], object]) -> float:
         """Return the seconds of one."""
         stream = self.device.stream()
+        try:
+            return self._time(queue, stream)
+        finally:  # also when it is interrupted: what is queued uses memory that goes with the caller's frame
+            stream.synchronize()
+
+    def _time(self, queue: Callable[[], object], stream: Any) -> float:
         queue()
         stream.synchronize()
         start = time.perf_counter()
@@ -96,8 +102,10 @@ class Arrays:
             return repeat
         stream = self.device.stream()
         stream.begin_capture()
-        repeat()
-        graph: Any = stream.end_capture()
+        try:
+            repeat()
+        finally:
+            graph: Any = stream.end_capture()
         return lambda: graph.launch(stream)
 
     def copy(self) -> float:

@@ -53,7 +53,7 @@ class VirtualCall:
         self._device.prepare(KERNELS[self.kernel], self._plan.dtype, self._plan.op)
 
     def launch(self, stream: Any) -> Event:
-        """Queue the call."""
+        """Queue the call. It, its ranks and its arrays have to be kept until the event is reached."""
         size = len(self._ranks.arenas)
         call = KERNELS[self.kernel], self._plan.dtype, self._plan.op
         self._device.launch_virtual(*call, self._args, size, self.blocks, stream)
