@@ -16,7 +16,7 @@ from ringcomm.algorithms.select import check_name
 from ringcomm.buffer import ADAPTERS, check_disjoint, dtype_of, find_device, fitting
 from ringcomm.config import Config, start_logging
 from ringcomm.devices.contract import Device
-from ringcomm.errors import ArgumentError, RingcommError, integer, refuse
+from ringcomm.errors import ArgumentError, RingcommError, in_words, integer, refuse
 from ringcomm.native import NULL, check, ffi, lib, seconds
 from ringcomm.place import find_place
 from ringcomm.shapes import Shapes, axes
@@ -83,7 +83,7 @@ class Communicator:
         try:
             if error is not None:
                 with suppress(RingcommError):  # it is closed, or its parent process's: what left the block counts
-                    self.abort(_words(error))
+                    self.abort(in_words(error))
         finally:
             self.close()
 
@@ -487,13 +487,6 @@ def _close(transport: Transport, unfinished: Unfinished) -> None:
     transport.close()
     unfinished.clear()
     _open.discard(transport)
-
-
-def _words(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # from its __str__
-        return type(error).__name__
 
 
 def _options(tag: int, timeout: float | None) -> tuple[int, float]:

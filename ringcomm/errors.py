@@ -117,11 +117,26 @@ def unpacked(text: str | bytes) -> RingcommError:
     return _kind(name)(message, **facts)
 
 
-def told(text: str, rank: int) -> RingcommError:
-    """Return the error that another rank has told of, as `Kind: message`; whatever kind of exception that is."""
-    name, _, message = text.partition(": ")
-    kind = _kind(name)
-    return kind(f"rank {rank}: {text if kind is RingcommError else message}", rank=rank)
+def in_words(error: BaseException | None) -> str:
+    """Return `Kind: message` of any error, nothing of none."""
+    if error is None:
+        return ""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # from its __str__
+        return type(error).__name__
+
+
+def raise_told(words: Iterable[str], error: Exception | None, collective: str | None = None) -> None:
+    """Raise what has failed on any rank, given that of all `in_words`: `error`, which is this rank's, or the first."""
+    for rank, text in enumerate(words):
+        if text:
+            if isinstance(error, RingcommError):
+                raise error
+            name, _, message = text.partition(": ")
+            kind = _kind(name)
+            told = text if kind is RingcommError else message
+            raise kind(f"rank {rank}: {told}", rank=rank, collective=collective) from error
 
 
 def _kind(name: str) -> type[RingcommError]:

@@ -258,7 +258,7 @@ def test_a_barrier_comes_after_what_was_launched():
 def deaf(monkeypatch):
     """Let what is written to a peer's memory not arrive, as where an IOMMU is in the way."""
 
-    monkeypatch.setattr(emulated.EmulatedDevice, "open", lambda device, _: device.allocate(1 << 20))
+    monkeypatch.setattr(emulated.EmulatedDevice, "open", lambda device, _: device.allocate(1 << 20, "memory"))
     monkeypatch.setattr("ringcomm.transports.cuda_ipc.PROBE", SHORT)
 
 

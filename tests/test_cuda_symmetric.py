@@ -124,7 +124,7 @@ def test_buffers_that_no_rank_uses_are_given_back():
 
 
 def too_large(comm):
-    with pytest.raises(MemoryShortage, match=r"rank .: empty\(\(7777,\), int8, emulated\) on emulated: no more"):
+    with pytest.raises(MemoryShortage, match=r"empty\(\(7777,\), int8, emulated\): no more"):
         comm.empty(7777, "int8", device="emulated")
     assert_same(comm.empty(5, "int8", device="emulated"), np.zeros(5, np.int8))
 
@@ -133,12 +133,12 @@ def test_where_one_rank_has_no_memory_all_say_so(monkeypatch):
     allocate = emulated.EmulatedDevice.allocate
     asked = []
 
-    def short(device, size):
+    def short(device, size, what):
         if 7777 <= size < 8000:
             asked.append(size)
             if len(asked) == 2:  # a rank, whichever
-                raise MemoryError("no more")
-        return allocate(device, size)
+                raise MemoryShortage(f"{what}: no more")
+        return allocate(device, size, what)
 
     monkeypatch.setattr(emulated.EmulatedDevice, "allocate", short)
     harness.run(too_large, 3, world="threads")
@@ -171,13 +171,13 @@ def again(comm):
     limit = 1 << 20
     allocate, held = emulated.EmulatedDevice.allocate, []
 
-    def short(device, size):
+    def short(device, size, what):
         if size < 1 << 19:
-            return allocate(device, size)
+            return allocate(device, size, what)
         held[:] = [each for each in held if each() is not None]
         if held:
-            raise MemoryError("no more")
-        memory = allocate(device, size)
+            raise MemoryShortage(f"{what}: no more")
+        memory = allocate(device, size, what)
         held.append(weakref.ref(memory))
         return memory
 
@@ -199,5 +199,5 @@ def test_what_was_dropped_is_there_for_the_next_buffer():
 
 def test_more_than_there_can_be_is_a_shortage_with_figures():
     for size in (1 << 45, 1 << 80):
-        with pytest.raises(MemoryShortage, match=r"emulated device needs .* MiB, but only"):
-            emulated.device.allocate(size)
+        with pytest.raises(MemoryShortage, match=r"an array on emulated needs .* MiB, but only"):
+            emulated.device.allocate(size, "an array")

@@ -78,8 +78,29 @@ def test_an_error_reaches_other_ranks_with_all_its_facts():
     assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
 
 
-def test_an_error_of_a_kind_that_is_not_ours_is_told_by_its_name():
-    assert type(errors.told("KeyError: 'x'", 3)) is ringcomm.RingcommError
-    assert str(errors.told("KeyError: 'x'", 3)) == "rank 3: KeyError: 'x'"
-    assert type(errors.told("PeerLost: gone", 3)) is ringcomm.PeerLost
-    assert str(errors.told("refuse: gone", 3)) == "rank 3: refuse: gone"
+class Mute(Exception):
+    def __str__(self):
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (ringcomm.PeerLost("gone"), ringcomm.PeerLost, "rank 3: gone"),
+        (KeyError("x"), ringcomm.RingcommError, "rank 3: KeyError: 'x'"),
+        (Mute(), ringcomm.RingcommError, "rank 3: Mute"),
+    ],
+)
+def test_what_fails_on_one_rank_is_raised_on_all(error, kind, words):
+    all_words = ["", "", "", errors.in_words(error), "KeyError: 'another'"]
+    with pytest.raises(kind) as elsewhere:
+        errors.raise_told(all_words, None, "split")
+    assert type(elsewhere.value) is kind
+    assert (str(elsewhere.value), elsewhere.value.rank, elsewhere.value.collective) == (words, 3, "split")
+    with pytest.raises(kind) as here:
+        errors.raise_told(all_words, error, "split")
+    assert here.value is error or here.value.__cause__ is error
+
+
+def test_nothing_is_raised_where_nothing_has_failed():
+    errors.raise_told([errors.in_words(None)] * 4, None)

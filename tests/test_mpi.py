@@ -207,10 +207,10 @@ def test_between_hosts_go_the_sums_of_the_gpus_of_each(library, hosts, reachable
 def no_memory(comm):
     allocate = emulated.EmulatedDevice.allocate
 
-    def short(device, size):
+    def short(device, size, what):
         if comm.rank == 3:
-            raise MemoryError("no more")
-        return allocate(device, size)
+            raise MemoryShortage(f"{what}: no more")
+        return allocate(device, size, what)
 
     x = emulated.array(np.ones(100))
     with patch.object(emulated.EmulatedDevice, "allocate", short), pytest.raises(MemoryShortage, match="no more"):

@@ -54,8 +54,8 @@ class Device(Protocol):
     def watch(self) -> None:
         """Let the calling thread look at events while other threads capture."""
 
-    def allocate(self, size: int) -> Memory:
-        """Return memory of zeros that other processes can open. Raises MemoryError."""
+    def allocate(self, size: int, what: str) -> Memory:
+        """Return memory of zeros that other processes can open. Raises MemoryShortage, which says for `what`."""
 
     def export(self, memory: Memory) -> str:
         """Return what others need to open it."""

@@ -18,7 +18,7 @@ from cupy.cuda import driver, function, runtime
 
 from ringcomm.devices.compiler import cubin
 from ringcomm.devices.contract import Memory, Shape
-from ringcomm.errors import refuse
+from ringcomm.errors import MemoryShortage, refuse
 from ringcomm.native import ffi
 
 __all__ = ["CudaDevice", "device_at", "device_of", "empty"]
@@ -37,10 +37,7 @@ class Allocation:
     """Memory by plain cudaMalloc, which nothing else shares."""
 
     def __init__(self, size: int) -> None:
-        try:
-            self.address: int = runtime.malloc(-(-size // PAGE) * PAGE)
-        except runtime.CUDARuntimeError as error:
-            raise MemoryError(str(error)) if error.status == NO_MEMORY else error from None
+        self.address: int = runtime.malloc(-(-size // PAGE) * PAGE)
 
     def __del__(self) -> None:
         _release(runtime.free, self)
@@ -133,9 +130,14 @@ class CudaDevice:
         mode = ctypes.c_int(RELAXED)
         ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
-    def allocate(self, size: int) -> Allocation:
-        with self._device:
-            memory = Allocation(size)
+    def allocate(self, size: int, what: str) -> Allocation:
+        try:
+            with self._device:
+                memory = Allocation(size)
+        except runtime.CUDARuntimeError as error:
+            if error.status != NO_MEMORY:
+                raise
+            raise MemoryShortage(f"{what} on {self.name}: {error}", expected=size) from None
         self.clear(memory, size)
         return memory
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from ringcomm import memory
 from ringcomm.devices.contract import Memory, Shape
+from ringcomm.errors import MemoryShortage
 from ringcomm.native import check, ffi, lib
 
 __all__ = ["Array", "EmulatedDevice", "array", "device", "empty"]
@@ -154,14 +155,14 @@ class EmulatedDevice:
     def watch(self) -> None:
         pass
 
-    def allocate(self, size: int) -> Mapping:
-        memory.require(size, f"{size} bytes of the emulated device")
+    def allocate(self, size: int, what: str) -> Mapping:
+        memory.require(size, f"{what} on {self.name}")
         try:
             descriptor = os.memfd_create("ringcomm emulated device", os.MFD_CLOEXEC)
             os.ftruncate(descriptor, size)
             return Mapping(descriptor, size)
         except OSError as error:  # no descriptor is left, or no address
-            raise MemoryError(str(error)) from error
+            raise MemoryShortage(f"{what} on {self.name}: {error}", expected=size) from error
 
     def export(self, memory: Mapping) -> str:
         return f"/proc/{os.getpid()}/fd/{memory.descriptor}"

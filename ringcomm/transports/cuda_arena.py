@@ -23,7 +23,7 @@ class Arena:
         size, peers_at = ffi.new("uint64_t *"), ffi.new("uint64_t *")
         check(lib.rc_cuda_layout(self._shape, size, peers_at))
         self.size, self._peers_at = int(size[0]), int(peers_at[0])
-        self.memory = device.allocate(self.size)
+        self.memory = device.allocate(self.size, "the arena of a rank")
         self.opened: list[Memory] = []  # those of all ranks
         self._control_memory = device.shared_with_host(ffi.sizeof("rc_cuda_control"))
         self.control = ffi.cast("rc_cuda_control *", self._control_memory.address)

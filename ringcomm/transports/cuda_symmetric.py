@@ -37,12 +37,12 @@ class Lent:
 
 
 class Buffer:
-    """Memory of this rank, followed by the addresses that it has at all ranks. Raises MemoryError."""
+    """Memory of this rank, followed by the addresses that it has at all ranks. Raises MemoryShortage."""
 
-    def __init__(self, device: Device, size: int, ranks: int) -> None:
+    def __init__(self, device: Device, size: int, ranks: int, words: str) -> None:
         self.size = size
         self._table = -(-max(size, 1) // LINE) * LINE
-        self.memory = device.allocate(self._table + 8 * ranks)
+        self.memory = device.allocate(self._table + 8 * ranks, words)
         self.bases = self.memory.address + self._table
         self.opened: list[Memory] = []
         self._lent: weakref.ref[Lent] | None = None
@@ -82,10 +82,7 @@ class Buffers:
         self._made += 1
 
         def make() -> str:
-            try:
-                buffer = Buffer(self._device, size, self._talk.size)
-            except MemoryError as error:
-                raise MemoryError(f"{words} on {self._device.name}: {error}") from error
+            buffer = Buffer(self._device, size, self._talk.size, words)
             made.append(buffer)
             return self._device.export(buffer.memory)
 

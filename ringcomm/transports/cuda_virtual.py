@@ -48,7 +48,7 @@ class VirtualCall:
             arguments.append(arena.arguments(call, self._plan, source, target, 0, ranks.timeout))
         self.kernel, self.blocks = self._plan.kernel, self._plan.blocks
         words = np.concatenate(arguments).tobytes()
-        self._args = self._device.allocate(len(words))
+        self._args = self._device.allocate(len(words), "the arguments of a launch")
         self._device.write(self._args, 0, words)
         self._device.prepare(KERNELS[self.kernel], self._plan.dtype, self._plan.op)
 

@@ -14,7 +14,7 @@ from ringcomm import topology
 from ringcomm.algorithms.cost import CLUSTER, Link
 from ringcomm.algorithms.select import Choice, check_name
 from ringcomm.config import Config
-from ringcomm.errors import ArgumentError, CollectiveTimeout, refuse, told
+from ringcomm.errors import ArgumentError, CollectiveTimeout, in_words, raise_told, refuse
 from ringcomm.place import Place, host
 from ringcomm.store import meeting
 from ringcomm.transports import shm
@@ -79,15 +79,14 @@ def join(comm: Any, config: Config) -> Transport:
             local = shm.connect(place.rank, place.size, store, config)
     except Exception as error:  # whatever it is: the others wait
         failure = error
-    text = f"{type(failure).__name__}: {failure}" if failure else ""
-    failures = within(2 * config.timeout, "ringcomm.init", lambda: _gather(data, text))
-    if local is None or any(failures):
+    failures = within(2 * config.timeout, "ringcomm.init", lambda: _gather(data, in_words(failure)))
+    if any(failures):
         if local:
             local.close()
         for copy in (data, messages):
             copy.Free()
-        first = next(other for other in range(size) if failures[other])
-        raise failure or told(failures[first], first)
+        raise_told(failures, failure)
+    assert local is not None
     names = {name: number for number, name in enumerate(dict.fromkeys(hosts))}
     log.info("%d ranks on %d hosts", size, len(names))
     lane = Lane(data, bool(config.oversubscribed))

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ringcomm.errors import ArgumentError, MemoryShortage, MismatchError, RingcommError, told
+from ringcomm.errors import ArgumentError, MemoryShortage, MismatchError, RingcommError, in_words, raise_told
 from ringcomm.native import check, lib
 from ringcomm.transports.blocks import Blockwise, Bytes, Said, Steps, view
 from ringcomm.transports.contract import Fused, Pending, Transport
@@ -115,12 +115,9 @@ class MessageTransport(MessageGroup):
                 results.append(then(answers))
             except Exception as raised:
                 failure = raised
-            text = f"{type(failure).__name__}: {failure}" if failure else ""
-            outcome = np.frombuffer(text.encode(), np.uint8)
+            outcome = np.frombuffer(in_words(failure).encode(), np.uint8)
             outcomes = yield from self._exchange(said, epoch, deadline, 1, [outcome] * self.size)
-            for rank, theirs in enumerate(outcomes):
-                if theirs.size:
-                    raise failure or told(theirs.tobytes().decode(), rank)
+            raise_told((theirs.tobytes().decode() for theirs in outcomes), failure)
             self._done = epoch
 
         self._complete(words, steps)

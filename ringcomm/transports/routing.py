@@ -15,7 +15,7 @@ import numpy as np
 
 from ringcomm.completion import call_back
 from ringcomm.devices.contract import Device, Pointer
-from ringcomm.errors import ArgumentError, MemoryShortage, refuse
+from ringcomm.errors import ArgumentError, in_words, raise_told, refuse
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.contract import NOT_QUICK, Fused, OverHosts, Pending, Transport
@@ -167,18 +167,17 @@ class RoutingTransport:
         self._host.allocate(words, 0)  # all ranks ask for the same
         if group := self._meet(device):
             return group.allocate(words, size)
-        reason = b""
+        failure: Exception | None = None
         try:
-            memory = device.allocate(max(size, 1))
+            memory = device.allocate(max(size, 1), words)
         except Exception as error:  # whatever it is: the others wait
-            reason = (str(error) or repr(error)).encode()[:REASON]
+            failure = error
         reasons = bytearray(REASON * self.size)
-        mine = reason.ljust(REASON, b"\0")
+        mine = in_words(failure).encode()[:REASON].ljust(REASON, b"\0")
         facts = ffi.from_buffer(mine), ffi.from_buffer(reasons), REASON, DTYPES["uint8"], 0, 1.0, 0, NULL, -1.0
         self._host.fused["all_gather"](*facts)
-        for rank in range(self.size):
-            if text := reasons[rank * REASON : (rank + 1) * REASON].rstrip(b"\0").decode(errors="replace"):
-                raise MemoryShortage(f"rank {rank}: {words} on {device.name}: {text}", rank=rank, expected=size)
+        each = (reasons[at : at + REASON] for at in range(0, len(reasons), REASON))
+        raise_told((reason.rstrip(b"\0").decode(errors="replace") for reason in each), failure, "empty")
         return memory
 
     def split(self, color: int | None, key: int) -> Transport | None:

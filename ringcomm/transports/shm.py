@@ -12,7 +12,7 @@ from ringcomm import memory, topology
 from ringcomm.buffer import CODES
 from ringcomm.completion import when_done
 from ringcomm.config import Config
-from ringcomm.errors import Aborted, ArgumentError, MemoryShortage, MismatchError, RingcommError, refuse
+from ringcomm.errors import Aborted, ArgumentError, MismatchError, RingcommError, in_words, raise_told, refuse
 from ringcomm.native import NULL, STATUS, NativeQuick, check, ffi, lib
 from ringcomm.store import Store, shared_failure
 from ringcomm.transports import descriptors
@@ -179,13 +179,9 @@ class ShmTransport:
             value = action()
         except Exception as raised:  # whatever it is: the others wait
             error = raised
-        failure = (str(error) or repr(error)).encode("ascii", "replace").decode()[:300] if error else None
-        outcomes = self.exchange(name, [value, failure, isinstance(error, MemoryError)])
-        for rank, (_, failure, short) in enumerate(outcomes):
-            if failure:
-                kind = MemoryShortage if short else RingcommError
-                raise kind(f"rank {rank}: {failure}", rank=rank, collective=name) from error
-        return [value for value, *_ in outcomes]
+        outcomes = self.exchange(name, [value, in_words(error).encode("ascii", "replace").decode()[:300]])
+        raise_told((words for _, words in outcomes), error, name)
+        return [value for value, _ in outcomes]
 
     def _reserve_group(self, size: int, leads: bool) -> int | None:
         return self._reserve(lib.rc_sub_bytes(size, self._tuning), f"the arenas of a group of {size} ranks", leads)
