@@ -3,7 +3,7 @@
     python benchmarks/gpu_sweep.py [--json FILE]
 
 First the shape of the arena (ringcomm/devices/cuda.py), one number changed at a time, by what part of the speed of a
-copy the ring reaches; then each kernel at each size, by its time, for the ladder of ringcomm/transports/cuda_calls.py.
+copy the ring reaches; then each kernel at each size, by its time, for the ladder of ringcomm/transports/cuda/calls.py.
 On an H100 that should take 2 minutes. `--emulated` tries the program where there is no GPU; its times mean nothing.
 """
 

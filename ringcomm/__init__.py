@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from ringcomm.communicator import Communicator, init
+from ringcomm.communicator import Communicator
 from ringcomm.config import Config
 from ringcomm.errors import (
     Aborted,
@@ -14,6 +14,7 @@ from ringcomm.errors import (
     RingcommError,
 )
 from ringcomm.launch import launch
+from ringcomm.start import init
 from ringcomm.types import premul_sum
 from ringcomm.work import Work
 

@@ -3,7 +3,6 @@
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from math import prod
 from types import TracebackType
 from typing import Any, Self
@@ -12,27 +11,22 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ringcomm import objects
-from ringcomm.algorithms.select import check_name
 from ringcomm.buffer import ADAPTERS, check_disjoint, dtype_of, find_device, fitting
-from ringcomm.config import Config, start_logging
 from ringcomm.devices.contract import Device
 from ringcomm.errors import ArgumentError, RingcommError, in_words, integer, refuse
-from ringcomm.native import NULL, check, ffi, lib, seconds
-from ringcomm.place import find_place
+from ringcomm.native import NULL, seconds
 from ringcomm.shapes import Shapes, axes
-from ringcomm.store import Store, open_store
-from ringcomm.transports import hosts, shm
 from ringcomm.transports.contract import Transport
 from ringcomm.transports.routing import RoutingTransport
 from ringcomm.types import OPS, PremulSum, reduction
 from ringcomm.work import Both, Unfinished, Work
 
-__all__ = ["Communicator", "connect", "init"]
+__all__ = ["OPEN", "Communicator"]
 
 Op = str | PremulSum
 ANY = -1  # the peer of a recv that takes any source
 
-_open: set[Transport] = set()  # of this process
+OPEN: set[Transport] = set()  # of the communicators of this process
 
 
 class Communicator:
@@ -67,7 +61,7 @@ class Communicator:
         self._fused = transport.fused
         self._quick = transport.quick
         self._unfinished = Unfinished(transport)
-        _open.add(transport)
+        OPEN.add(transport)
         # Runs once: by close(), when the communicator is collected, or at exit. Then nothing touches the memory of the
         # unfinished works any more.
         self._close = weakref.finalize(self, _close, transport, self._unfinished)
@@ -434,59 +428,10 @@ class Communicator:
         return ANY if rank is None else self._peer(what, rank)
 
 
-def init(timeout: float | None = None, config: Config | None = None, mpi_comm: Any = None) -> Communicator:
-    """Connect to the ranks that were started together: by `ringcomm run` or torchrun on one machine, by mpirun or srun
-    on any.
-
-    `mpi_comm`, a communicator of mpi4py, has the ranks to connect instead; it stays as it is. Without a launcher the
-    communicator has one rank. `timeout` (seconds, default 300) also limits the start. Raises
-        CollectiveTimeout: naming the ranks that did not come;
-        PeerLost: naming a rank that came, and died;
-        Aborted: another rank failed and says how;
-        MemoryShortage: the shared memory cannot be had;
-        ArgumentError: the versions of ringcomm differ, or the environment makes no sense.
-    """
-    if config is None:
-        config = Config()
-    elif not isinstance(config, Config):
-        raise refuse("config", "a ringcomm.Config", repr(config))
-    if timeout is not None:
-        config = replace(config, timeout=timeout)
-    if mpi_comm is None:
-        place = find_place()
-        if not place.hosts and not (config.host_label and place.mpi):
-            with open_store(place, config.timeout) as store:
-                return connect(place.rank, place.size, store, config)
-        mpi_comm = hosts.world(place.size)
-    _prepare(config)
-    return Communicator(hosts.join(mpi_comm, config))
-
-
-def connect(rank: int, size: int, store: Store, config: Config) -> Communicator:
-    """Connect as `rank` of `size` with those who hold the same store."""
-    _prepare(config)
-    return Communicator(shm.connect(rank, size, store, config))
-
-
-def _prepare(config: Config) -> None:
-    start_logging(config.log)
-    check_name(config.algorithm)
-    _select_kernels(config.kernels)
-
-
-def _select_kernels(level: str) -> None:
-    """Choose the kernels of this process: all its communicators share them, so one that is open keeps them."""
-    chosen = str(ffi.string(lib.rc_kernels_name()), "ascii")
-    if not _open:
-        check(lib.rc_kernels_select(level.encode()))
-    elif level not in ("", chosen):
-        raise refuse("kernels", f"{chosen}, which other communicators of this process use", level)
-
-
 def _close(transport: Transport, unfinished: Unfinished) -> None:
     transport.close()
     unfinished.clear()
-    _open.discard(transport)
+    OPEN.discard(transport)
 
 
 def _options(tag: int, timeout: float | None) -> tuple[int, float]:

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from ringcomm import processes
-from ringcomm.communicator import connect
 from ringcomm.errors import RingcommError
 from ringcomm.launch import Outcome, Task, failed, importing_main
 from ringcomm.place import Place
+from ringcomm.start import connect
 from ringcomm.store import open_store
 
 __all__ = ["serve"]

@@ -20,11 +20,12 @@ from multiprocessing.connection import Connection, Pipe, wait
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from ringcomm.communicator import Communicator, connect
+from ringcomm.communicator import Communicator
 from ringcomm.config import Config
 from ringcomm.errors import Aborted, ArgumentError, PeerLost, RingcommError, integer, refuse, unknown
 from ringcomm.place import Place
 from ringcomm.processes import GRACE, MOST_RANKS, ending
+from ringcomm.start import connect
 from ringcomm.store import HashStore, shared_failure
 
 __all__ = ["launch"]

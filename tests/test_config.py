@@ -11,9 +11,9 @@ import pytest
 import harness
 import ringcomm
 from ringcomm import ArgumentError, Config
-from ringcomm.communicator import connect
 from ringcomm.config import LAUNCHER, PREFIX, start_logging
 from ringcomm.native import ffi, lib
+from ringcomm.start import connect
 from ringcomm.store import HashStore
 
 

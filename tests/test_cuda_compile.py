@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 import reference
-from ringcomm.transports.cuda_calls import KERNELS, MOVED, REASONS, REDUCING
+from ringcomm.transports.cuda.calls import KERNELS, MOVED, REASONS, REDUCING
 from ringcomm.types import DTYPES, OPS
 
 compiler = pytest.importorskip("ringcomm.devices.compiler", reason="there is no CuPy: pip install cupy-cuda12x")

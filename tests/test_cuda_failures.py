@@ -15,7 +15,8 @@ from reference import assert_same
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, Communicator, MismatchError, PeerLost
 from ringcomm.devices import emulated
 from ringcomm.testing import connect_threads, run_threads
-from ringcomm.transports import cuda_ipc, shm
+from ringcomm.transports import shm
+from ringcomm.transports.cuda import group
 
 SHORT = 0.3  # seconds, the deadline of those who wait in vain
 
@@ -61,7 +62,7 @@ def test_ranks_that_differ_are_named_and_the_group_stays_usable(world):
 
 
 def test_a_kernel_may_fail_before_its_launch_has_returned(monkeypatch):
-    start = cuda_ipc.CudaGroup._start
+    start = group.CudaGroup._start
 
     def slow(group, *call):
         event = start(group, *call)
@@ -70,7 +71,7 @@ def test_a_kernel_may_fail_before_its_launch_has_returned(monkeypatch):
         group.look()  # as the watcher may at this very moment
         return event
 
-    monkeypatch.setattr(cuda_ipc.CudaGroup, "_start", slow)
+    monkeypatch.setattr(group.CudaGroup, "_start", slow)
     ends = connect_threads(shm.connect, 3)
     run_threads(different, [Communicator(end) for end in ends])
 

@@ -259,7 +259,7 @@ def deaf(monkeypatch):
     """Let what is written to a peer's memory not arrive, as where an IOMMU is in the way."""
 
     monkeypatch.setattr(emulated.EmulatedDevice, "open", lambda device, _: device.allocate(1 << 20, "memory"))
-    monkeypatch.setattr("ringcomm.transports.cuda_ipc.PROBE", SHORT)
+    monkeypatch.setattr("ringcomm.transports.cuda.group.PROBE", SHORT)
 
 
 def sums(comm):
@@ -283,8 +283,8 @@ def kept(comm):
 
 def test_memory_that_a_peer_may_still_use_is_kept(monkeypatch, caplog):
     monkeypatch.setattr(emulated.EmulatedDevice, "outlives", False)
-    monkeypatch.setattr("ringcomm.transports.cuda_ipc._kept", memories := [])
-    monkeypatch.setattr("ringcomm.transports.cuda_ipc.FAREWELL", SHORT)
+    monkeypatch.setattr("ringcomm.transports.cuda.group._kept", memories := [])
+    monkeypatch.setattr("ringcomm.transports.cuda.group.FAREWELL", SHORT)
     run_threads(kept, [Communicator(end) for end in connect_threads(shm.connect, 2)])
     assert len(memories) == 2
     assert "rank 0 keeps" in caplog.text

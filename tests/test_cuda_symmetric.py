@@ -12,7 +12,7 @@ import harness
 from reference import assert_same, filled, reduced
 from ringcomm import MemoryShortage
 from ringcomm.devices import emulated
-from ringcomm.transports import cuda_symmetric
+from ringcomm.transports.cuda import symmetric
 
 MANY = 30_000  # elements, more than go any way but the ring's
 
@@ -145,7 +145,7 @@ def test_where_one_rank_has_no_memory_all_say_so(monkeypatch):
 
 
 def many(comm):
-    with patch.object(cuda_symmetric, "TOLD", 2):
+    with patch.object(symmetric, "TOLD", 2):
         keep_some(comm)
 
 

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "ringcomm"
 # From the top. A name stands for a module or a whole package; modules of one layer may import each other, acyclically.
 LAYERS = (
     ("__main__", "bench", "cli", "doctor", "parallel", "run", "simulate", "torch", "ways"),
-    ("__init__", "communicator", "forkserver", "launch", "objects", "testing", "work"),
+    ("__init__", "communicator", "forkserver", "launch", "objects", "start", "testing", "work"),
     ("transports",),
     ("algorithms",),
     (
@@ -26,9 +26,9 @@ LAYERS = (
 # its devices, and launch a kernel by itself; the second draws as algorithms are drawn, and counts what the backend is
 # asked for; the third brings a store and a transport of its own.
 OUTSIDERS = {
-    "bench": ("config", "devices", "memory", "transports.cuda_virtual", "tuning", "types"),
+    "bench": ("config", "devices", "memory", "transports.cuda.virtual", "tuning", "types"),
     "parallel": ("algorithms", "errors", "torch"),
-    "torch": ("communicator", "completion", "config", "errors", "place", "store", "transports", "types"),
+    "torch": ("communicator", "completion", "config", "errors", "place", "start", "store", "transports", "types"),
 }
 # What only some may import or touch.
 RESERVED = {
@@ -38,7 +38,7 @@ RESERVED = {
     ),
     "torch": ("bench.rank.gloo", "parallel", "torch"),
     "cupy": ("devices", "doctor", "bench.rank.cuda", "bench.rank.nccl", "bench.virtual"),
-    "mpi4py": ("bench.rank.mpi", "transports.hosts", "transports.lane", "transports.mpi_wire"),
+    "mpi4py": ("bench.rank.mpi", "transports.mpi.start", "transports.mpi.lane", "transports.mpi.wire"),
 }
 # Runs where the rest of ringcomm is not installed, under another name.
 MOVABLE = "bench.rank"

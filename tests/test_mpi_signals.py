@@ -80,7 +80,7 @@ def interrupt_at_every_look(layout, name, *files):
 
 
 def test_where_calls_are_driven_and_end_an_interrupted_rank_leaves_nobody_waiting():
-    interrupt_at_every_look("01", "all_reduce", "/transports/handles.py", "/transports/waits.py")
+    interrupt_at_every_look("01", "all_reduce", "/transports/messages/handles.py", "/transports/waits.py")
 
 
 # Up to a minute each.

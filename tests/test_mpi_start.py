@@ -15,7 +15,7 @@ import ringcomm
 from failures import check_usable, raised
 from mpi_world import LIBRARIES
 from ringcomm import ArgumentError, CollectiveTimeout, Config, MemoryShortage, RingcommError
-from ringcomm.transports import hosts
+from ringcomm.transports.mpi import start
 
 pytestmark = pytest.mark.mpi
 
@@ -55,7 +55,7 @@ def test_a_communicator_of_mpi_can_be_given_and_stays_as_it_is(library):
 
 
 def differ_in_the_version(world):
-    with patch.object(hosts, "version", lambda _: "0.0.9" if world.rank == 2 else "1.2.3"):
+    with patch.object(start, "version", lambda _: "0.0.9" if world.rank == 2 else "1.2.3"):
         error = raised(ArgumentError, lambda: ringcomm.init(harness.OPERATION, mpi_comm=world))
     assert str(error) == "the ranks run different versions of ringcomm: rank 0 has 1.2.3, rank 2 0.0.9"
     assert error.rank == 2
@@ -72,7 +72,7 @@ def fail_on_one_host(world):
         raise MemoryShortage("there is no memory")
 
     config = Config(timeout=harness.OPERATION, host_label="0011"[world.rank])
-    with patch.object(hosts.shm, "connect", connect if world.rank == 3 else hosts.shm.connect):
+    with patch.object(start.shm, "connect", connect if world.rank == 3 else start.shm.connect):
         kind = MemoryShortage if world.rank == 3 else RingcommError
         error = raised(kind, lambda: ringcomm.init(config=config, mpi_comm=world))
     assert "there is no memory" in str(error)
@@ -117,7 +117,7 @@ def test_a_rank_that_does_not_come_is_a_timeout_and_the_job_ends(library):
 
 
 def count_other_ranks(world):
-    error = raised(ArgumentError, lambda: hosts.world(world.size + 1))
+    error = raised(ArgumentError, lambda: start.world(world.size + 1))
     return str(error)
 
 

@@ -15,7 +15,7 @@ from reference import COMBINATIONS, COMPLEX, FLOATS, OPS, assert_same, filled, l
 from ringcomm.algorithms import ALGORITHMS
 from ringcomm.algorithms.replay import replay
 from ringcomm.algorithms.schedule import Lengths, even
-from ringcomm.transports import lane
+from ringcomm.transports.mpi import lane
 from ringcomm.types import REDUCING, WHOLE, PremulSum
 
 pytestmark = pytest.mark.mpi

@@ -16,7 +16,7 @@ import harness
 from failures import check_usable, raised
 from ringcomm import Config, MemoryShortage
 from ringcomm.cgroup import groups
-from ringcomm.communicator import connect
+from ringcomm.start import connect
 from ringcomm.store import HashStore
 
 MIB = 1 << 20

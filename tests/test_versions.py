@@ -12,7 +12,7 @@ import pytest
 import harness
 from failures import check_usable
 from ringcomm import ArgumentError, Config
-from ringcomm.communicator import connect
+from ringcomm.start import connect
 from ringcomm.store import HashStore
 from ringcomm.transports import shm
 

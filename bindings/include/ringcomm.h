@@ -168,6 +168,11 @@ int rc_report(rc_comm* comm, int calls, char* text, uint64_t bytes);
 int rc_collective(rc_comm* comm, int collective, const void* source, void* target, uint64_t count, int dtype, int op,
                   double factor, int root, const uint64_t* counts, double timeout, rc_work** work);
 
+/* How the errors and the flight record say that call; `with_counts`: 1 where blocks differ, then `count` is their sum.
+ * Writes at most `bytes`, NUL-terminated. */
+int rc_describe(int collective, uint64_t count, int dtype, int op, double factor, int root, int with_counts, char* text,
+                uint64_t bytes);
+
 /* Whether that call makes sense on `rank` of `size`, for a transport that does it in another way. */
 int rc_check_collective(int rank, int size, int collective, const void* source, void* target, uint64_t count, int dtype,
                         int op, double factor, int root, const uint64_t* counts);

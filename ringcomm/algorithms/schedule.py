@@ -2,7 +2,7 @@
 
 An algorithm looks at ranks and lengths only, never at values. So what a rank does can be written down without the other
 ranks and without data, once for each length: the schedule. It is what is proved (ringcomm.algorithms.proof), priced,
-drawn, and carried out (ringcomm.transports.lane).
+drawn, and carried out (ringcomm.transports.mpi.lane).
 """
 
 from collections.abc import Callable, Collection, Sequence

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ringcomm import ArgumentError
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.plan import COPY_BYTES, Plan
-from ringcomm.transports.cuda_virtual import VirtualCall, VirtualRanks
+from ringcomm.transports.cuda.virtual import VirtualCall, VirtualRanks
 from ringcomm.types import DTYPES, OPS
 
 __all__ = ["HEAD", "Arrays", "Row", "measure", "run"]

@@ -8,10 +8,10 @@ from typing import Any
 import torch.distributed as dist
 
 from ringcomm.communicator import Communicator
-from ringcomm.communicator import connect as connect_ranks
 from ringcomm.config import Config, start_logging
 from ringcomm.errors import CollectiveTimeout, PeerLost, RingcommError, packed, unpacked
 from ringcomm.place import host
+from ringcomm.start import connect as connect_ranks
 from ringcomm.store import late
 from ringcomm.torch.transport import connect as connect_hosts
 

@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 
 from ringcomm.transports.blocks import Bytes
-from ringcomm.transports.group import Facts, Membership, MessageGroup
-from ringcomm.transports.messages import MessageTransport
-from ringcomm.transports.switch import Switch
+from ringcomm.transports.messages.group import Facts, Membership, MessageGroup
+from ringcomm.transports.messages.switch import Switch
+from ringcomm.transports.messages.transport import MessageTransport
 
 __all__ = ["GlooWire", "connect"]
 
@@ -35,7 +35,7 @@ PATIENCE = 2.0  # seconds a wire waits, at its end, for peers that do not answer
 
 
 class GlooWire(Switch):
-    """Messages between the ranks of a group, over Gloo (ringcomm.transports.group.Wire)."""
+    """Messages between the ranks of a group, over Gloo (ringcomm.transports.messages.group.Wire)."""
 
     threads = True
 

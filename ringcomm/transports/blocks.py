@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ringcomm.errors import MismatchError
 from ringcomm.native import check, ffi, lib
-from ringcomm.types import DTYPES, OPS, REDUCING, ROOTED, WHOLE
+from ringcomm.types import COLLECTIVES, DTYPES, WHOLE
 
 __all__ = ["KINDS", "Blockwise", "Bytes", "Exchange", "Said", "Steps", "view"]
 
@@ -18,7 +18,7 @@ Bytes = NDArray[np.uint8]
 Steps = Generator[None, None, None]  # of a call: it yields where it has to wait
 Exchange = Callable[[int, list[Bytes]], Generator[None, None, list[Bytes]]]  # a block for each rank → that from each
 KINDS = list(DTYPES)
-OP_NAMES = {code: name for name, (code, _) in OPS.items()}
+WORDS = 256  # bytes, more than any call needs
 NOTHING = np.empty(0, np.uint8)
 ONE_EXCHANGE = 64 << 10  # bytes up to which an all_reduce sends everything to everybody
 
@@ -42,18 +42,13 @@ class Said(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def said(name: str, dtype: int, sizes: int | tuple[int, ...] | None, op: int, factor: float, root: int) -> Said:
-    """Say what is called as the core does (call.cpp); `sizes` are None where only pairs of ranks know them."""
-    if name == "barrier":
-        return Said("barrier()")
-    counted = not isinstance(sizes, int)
-    size = "" if sizes is None else f" x {sum(sizes)} in all" if isinstance(sizes, tuple) else f" x {sizes}"
-    if name not in WHOLE:
-        size += ", with counts" if counted else " per rank"
-    if name in REDUCING:
-        size += f", {OP_NAMES.get(op, 'premul_sum' if counted else f'premul_sum({factor:.17g})')}"
-    if name in ROOTED:
-        size += f", root {root}"
-    return Said(f"{name}({KINDS[dtype]}{size})", f"{list(sizes)}, {factor}" if isinstance(sizes, tuple) else "")
+    """Say what is called; `sizes` are None where only pairs of ranks know them."""
+    count = sizes if isinstance(sizes, int) else sum(sizes or ())
+    text = ffi.new("char[]", WORDS)
+    with_counts = not isinstance(sizes, int)
+    check(lib.rc_describe(COLLECTIVES[name], count, dtype, op, factor, root, with_counts, text, len(text)))
+    words = str(ffi.string(text), "ascii")
+    return Said(words, f"{list(sizes)}, {factor}" if isinstance(sizes, tuple) else "")
 
 
 class Blockwise:

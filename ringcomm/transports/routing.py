@@ -1,8 +1,9 @@
 """Which way an array goes: a transport around another one, which moves host memory, for arrays on GPUs as well.
 
 Where all GPUs of a group reach each other a collective on them is one kernel launch on the caller's stream
-(cuda_ipc.py); the GPUs meet at the first. On several hosts an all_reduce keeps the sums of each host on its GPUs
-(hierarchy.py). All else goes through host memory: point-to-point, and collectives of GPUs that do not reach each other.
+(cuda/group.py); the GPUs meet at the first. On several hosts an all_reduce keeps the sums of each host on its GPUs
+(mpi/hierarchy.py). All else goes through host memory: point-to-point, and collectives of GPUs that do not reach each
+other.
 """
 
 import logging
@@ -19,7 +20,7 @@ from ringcomm.errors import ArgumentError, in_words, raise_told, refuse
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.contract import NOT_QUICK, Fused, OverHosts, Pending, Transport
-from ringcomm.transports.cuda_ipc import CudaGroup, Unreachable
+from ringcomm.transports.cuda.group import CudaGroup, Unreachable
 from ringcomm.transports.shm import ShmTransport
 from ringcomm.types import COLLECTIVES, DTYPES
 

@@ -20,9 +20,9 @@ from ringcomm.errors import ArgumentError, MemoryShortage, MismatchError, Ringco
 from ringcomm.native import check, lib
 from ringcomm.transports.blocks import Blockwise, Bytes, Said, Steps, view
 from ringcomm.transports.contract import Fused, Pending, Transport
-from ringcomm.transports.group import Facts, Membership, MessageGroup
-from ringcomm.transports.handles import Queued, nothing
-from ringcomm.transports.letters import Posted
+from ringcomm.transports.messages.group import Facts, Membership, MessageGroup
+from ringcomm.transports.messages.handles import Queued, nothing
+from ringcomm.transports.messages.letters import Posted
 from ringcomm.transports.waits import Deadline
 from ringcomm.types import COLLECTIVES
 

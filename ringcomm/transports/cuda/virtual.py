@@ -8,8 +8,8 @@ from ringcomm.devices.contract import Device, Event
 from ringcomm.errors import RingcommError
 from ringcomm.native import NULL
 from ringcomm.transports.blocks import Blockwise
-from ringcomm.transports.cuda_arena import Arena
-from ringcomm.transports.cuda_calls import KERNELS, REASONS, plan
+from ringcomm.transports.cuda.arena import Arena
+from ringcomm.transports.cuda.calls import KERNELS, REASONS, plan
 
 __all__ = ["VirtualCall", "VirtualRanks"]
 

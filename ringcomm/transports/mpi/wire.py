@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from ringcomm.transports.blocks import Bytes
-from ringcomm.transports.group import Facts, MessageGroup
-from ringcomm.transports.lane import Lane, abandon
-from ringcomm.transports.switch import Switch
+from ringcomm.transports.messages.group import Facts, MessageGroup
+from ringcomm.transports.messages.switch import Switch
+from ringcomm.transports.mpi.lane import Lane, abandon
 from ringcomm.transports.waits import Deadline, Turn
 
 __all__ = ["MpiWire"]
@@ -30,7 +30,7 @@ _lingering: set["MpiWire"] = set()  # that this rank has left, but not all other
 
 
 class MpiWire(Switch):
-    """Messages between the ranks of a communicator of MPI that nobody else uses (ringcomm.transports.group.Wire).
+    """Messages between the ranks of a communicator of MPI that nobody else uses (a Wire of ..messages.group).
 
     A message is an envelope with its facts, then its payload. Without MPI_THREAD_MULTIPLE only threads of the caller
     use MPI, so messages come when one of them waits for something.

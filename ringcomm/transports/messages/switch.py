@@ -4,13 +4,13 @@ import threading
 from contextlib import suppress
 
 from ringcomm.transports.blocks import Bytes
-from ringcomm.transports.group import Facts, MessageGroup
+from ringcomm.transports.messages.group import Facts, MessageGroup
 
 __all__ = ["Switch"]
 
 
 class Switch:
-    """The receiving half of a wire (ringcomm.transports.group.Wire)."""
+    """The receiving half of a wire (ringcomm.transports.messages.group.Wire)."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal handler may call as well

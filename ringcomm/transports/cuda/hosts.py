@@ -8,7 +8,7 @@ from ringcomm.devices.contract import Device, Memory
 from ringcomm.errors import RingcommError
 from ringcomm.native import ffi
 from ringcomm.transports.blocks import Blockwise, Bytes
-from ringcomm.transports.cuda_ipc import CudaGroup
+from ringcomm.transports.cuda.group import CudaGroup
 from ringcomm.transports.shm import ShmTransport
 
 __all__ = ["GpusOfHost"]

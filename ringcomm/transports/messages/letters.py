@@ -4,7 +4,7 @@ from typing import Any
 
 from ringcomm.errors import MismatchError, RingcommError
 from ringcomm.transports.blocks import KINDS, Bytes, Steps, view
-from ringcomm.transports.handles import Group, Queued, nothing
+from ringcomm.transports.messages.handles import Group, Queued, nothing
 from ringcomm.transports.waits import Deadline
 
 __all__ = ["Letters", "Posted"]

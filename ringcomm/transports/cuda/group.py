@@ -31,10 +31,10 @@ from ringcomm.errors import (
 )
 from ringcomm.native import NULL
 from ringcomm.transports.blocks import Blockwise
-from ringcomm.transports.cuda_arena import MOST, Arena
-from ringcomm.transports.cuda_calls import KERNELS, REASONS, Plan, plan
-from ringcomm.transports.cuda_launched import Inside, Launched
-from ringcomm.transports.cuda_symmetric import Buffers, Lent
+from ringcomm.transports.cuda.arena import MOST, Arena
+from ringcomm.transports.cuda.calls import KERNELS, REASONS, Plan, plan
+from ringcomm.transports.cuda.launched import Inside, Launched
+from ringcomm.transports.cuda.symmetric import Buffers, Lent
 from ringcomm.transports.shm import ShmTransport
 from ringcomm.transports.waits import INFINITE, Deadline
 

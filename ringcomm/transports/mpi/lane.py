@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from ringcomm.algorithms.schedule import NOBODY, Algorithm, Block, Copy, Lengths, record
 from ringcomm.errors import CollectiveTimeout, RingcommError
 from ringcomm.native import check, ffi, lib
-from ringcomm.transports import handed
 from ringcomm.transports.blocks import Blockwise, Bytes, Steps
+from ringcomm.transports.mpi import handed
 
 __all__ = ["Lane", "Wait", "abandon", "combine", "within"]
 

@@ -10,13 +10,13 @@ import numpy as np
 
 from ringcomm.algorithms.schedule import NOBODY, Lengths, even
 from ringcomm.algorithms.select import MPI, Choice
-from ringcomm.transports import handed
 from ringcomm.transports.blocks import Blockwise, Bytes, Said, Steps
 from ringcomm.transports.contract import Transport
-from ringcomm.transports.group import Facts, Membership
-from ringcomm.transports.lane import Lane, Wait, combine
-from ringcomm.transports.messages import MessageTransport
-from ringcomm.transports.mpi_wire import MpiWire
+from ringcomm.transports.messages.group import Facts, Membership
+from ringcomm.transports.messages.transport import MessageTransport
+from ringcomm.transports.mpi import handed
+from ringcomm.transports.mpi.lane import Lane, Wait, combine
+from ringcomm.transports.mpi.wire import MpiWire
 from ringcomm.transports.waits import INFINITE, Deadline
 from ringcomm.types import REDUCING, WHOLE, premul_sum, reduction
 

@@ -17,13 +17,13 @@ from ringcomm.native import NULL, ffi, lib
 from ringcomm.store import ranks
 from ringcomm.transports.blocks import NOTHING, Blockwise, Bytes, Said, Steps
 from ringcomm.transports.contract import Transport
-from ringcomm.transports.cuda_host import GpusOfHost
-from ringcomm.transports.cuda_ipc import Unreachable
-from ringcomm.transports.group import Membership
-from ringcomm.transports.lane import Lane, Wait, combine
-from ringcomm.transports.mpi import ANSWER, AVG, PREMUL, SUM, MpiTransport
+from ringcomm.transports.cuda.group import Unreachable
+from ringcomm.transports.cuda.hosts import GpusOfHost
+from ringcomm.transports.messages.group import Membership
+from ringcomm.transports.mpi.lane import Lane, Wait, combine
+from ringcomm.transports.mpi.stages import Hosts, Rows, Stages
+from ringcomm.transports.mpi.transport import ANSWER, AVG, PREMUL, SUM, MpiTransport
 from ringcomm.transports.shm import ShmTransport
-from ringcomm.transports.stages import Hosts, Rows, Stages
 from ringcomm.transports.waits import INFINITE, Deadline
 
 __all__ = ["HierarchicalTransport", "assemble"]

@@ -15,9 +15,9 @@ import numpy as np
 from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, PeerLost, RingcommError, packed, unpacked
 from ringcomm.store import ranks
 from ringcomm.transports.blocks import Bytes, Steps
-from ringcomm.transports.flight import Flight
-from ringcomm.transports.handles import Queue
-from ringcomm.transports.letters import Letters
+from ringcomm.transports.messages.flight import Flight
+from ringcomm.transports.messages.handles import Queue
+from ringcomm.transports.messages.letters import Letters
 from ringcomm.transports.waits import Deadline
 
 __all__ = ["Facts", "Membership", "MessageGroup", "Wire"]

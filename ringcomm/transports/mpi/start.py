@@ -19,10 +19,10 @@ from ringcomm.place import Place, host
 from ringcomm.store import meeting
 from ringcomm.transports import shm
 from ringcomm.transports.contract import Transport
-from ringcomm.transports.group import Membership
-from ringcomm.transports.hierarchy import assemble
-from ringcomm.transports.lane import Lane, abandon, within
-from ringcomm.transports.mpi_wire import MpiWire
+from ringcomm.transports.messages.group import Membership
+from ringcomm.transports.mpi.hierarchy import assemble
+from ringcomm.transports.mpi.lane import Lane, abandon, within
+from ringcomm.transports.mpi.wire import MpiWire
 
 __all__ = ["join", "world"]
 

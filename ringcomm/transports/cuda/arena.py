@@ -6,8 +6,8 @@ from numpy.typing import NDArray
 from ringcomm.devices.contract import Device, Memory
 from ringcomm.native import check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
-from ringcomm.transports.cuda_calls import KERNELS, Plan
-from ringcomm.transports.cuda_symmetric import NOWHERE, Place
+from ringcomm.transports.cuda.calls import KERNELS, Plan
+from ringcomm.transports.cuda.symmetric import NOWHERE, Place
 
 __all__ = ["MOST", "Arena"]
 
