@@ -1,10 +1,8 @@
 """`ringcomm simulate`: what each algorithm would take on many machines, and which one wins at which size."""
 
 import argparse
-from contextlib import suppress
 from functools import lru_cache
 from itertools import count, takewhile
-from math import inf
 
 from ringcomm import ArgumentError
 from ringcomm.algorithms import ALGORITHMS, Algorithm, record
@@ -12,7 +10,7 @@ from ringcomm.algorithms.cost import CLUSTER, Cluster, Link, closed_form, price
 from ringcomm.algorithms.schedule import Lengths, even
 from ringcomm.algorithms.select import hierarchy
 from ringcomm.algorithms.waves import Course
-from ringcomm.bench.plan import parse_bytes, whole
+from ringcomm.bench.plan import parse_bytes, positive, whole
 from ringcomm.bench.rank.collectives import COLLECTIVES
 
 __all__ = ["RECORDED", "add_arguments", "run", "seconds"]
@@ -96,10 +94,3 @@ def course(algorithm: Algorithm, ranks: int, length: int) -> Course:
     lengths = Lengths(even(length, ranks))
     # Not kept: half a million steps.
     return Course.of(record.__wrapped__(algorithm, rank, ranks, lengths) for rank in range(ranks))
-
-
-def positive(text: str) -> float:
-    with suppress(ValueError):
-        if 0 < float(text) < inf:
-            return float(text)
-    raise argparse.ArgumentTypeError(f"{text} is not a positive number")

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ringcomm import files
 from ringcomm.errors import ArgumentError
 
 __all__ = ["NEVER", "TUNABLE", "cpu", "machine", "read", "write"]
@@ -49,10 +50,8 @@ def write(path: Path, settings: dict[str, int], facts: dict[str, Any]) -> None:
         machines = _machines(path)
     except ValueError:  # it is written anew
         machines = {}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}")
-    part.write_text(json.dumps(machines | {machine(): facts | {"settings": settings}}, indent=1) + "\n")
-    part.replace(path)
+    text = json.dumps(machines | {machine(): facts | {"settings": settings}}, indent=1) + "\n"
+    files.replace(path, text.encode())
 
 
 def _machines(path: Path) -> Any:

@@ -175,7 +175,7 @@ def parse(words):
     "words",
     [
         *("-b 0", "-b 4X", "-b K", "-f 1", "-n 0", "-w -1", "-c 2", "--op median", "--dtype float31"),
-        *("--ranks 0", "--ranks 2,x", "--root -1", "--in-place --out-of-place", "--patience 0"),
+        *("--ranks 0", "--ranks 2,x", "--root -1", "--in-place --out-of-place", "--patience 0", "--min-ratio nan"),
     ],
 )
 def test_what_cannot_be_read_is_refused(words, capsys):

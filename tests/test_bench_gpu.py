@@ -22,6 +22,7 @@ from ringcomm.bench.rank import measure
 from ringcomm.bench.rank.host import Host
 from ringcomm.bench.rank.measure import Bench
 from ringcomm.bench.rank.ours import Ours
+from ringcomm.cli import main
 from test_bench import FORMS, OPTIONS
 
 
@@ -52,13 +53,21 @@ def run_virtual(*options):
     return subprocess.run([*VIRTUAL, *options], capture_output=True, text=True, check=False)
 
 
-def test_what_was_measured_of_virtual_ranks_before_an_interrupt_is_kept(tmp_path):
-    options = ["--device", "emulated", "-b", "64", "-e", "1M", "-f", "2", "--json", str(tmp_path / "virtual.json")]
-    with subprocess.Popen([*VIRTUAL, *options], stdout=subprocess.PIPE, text=True) as process:
-        next(line for line in process.stdout if " ll " in line)
-        process.send_signal(signal.SIGINT)
-    assert process.returncode == 130
-    assert json.loads((tmp_path / "virtual.json").read_text())["rows"][0]["kernel"] == "ll"
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("measured", [False, True])
+def test_what_was_measured_of_virtual_ranks_before_an_interrupt_is_kept(tmp_path, number, measured):
+    file = tmp_path / "virtual.json"
+    options = ["--device", "emulated", "-b", "64" if measured else "1M", "-e", "1M", "-f", "2", "--json", str(file)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*VIRTUAL, *options], **pipes) as process:
+        next(line for line in process.stdout if (" ll " if measured else "#ranks") in line)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    assert err == "ringcomm bench: interrupted: what was measured so far is kept\n"
+    assert file.exists() == measured
+    if measured:
+        assert json.loads(file.read_text())["rows"][0]["kernel"] == "ll"
 
 
 def test_what_virtual_ranks_have_queued_is_done_before_an_interrupt_frees_its_memory():
@@ -88,6 +97,14 @@ def test_virtual_ranks_are_right_on_the_emulated_device(tmp_path):
     assert not any(row["wrong"] for row in rows)
     assert all(row["moved"] > 0 for row in rows)
     assert all(row["kernel"] in done.stdout for row in rows)
+
+
+def test_virtual_ranks_without_a_gpu_are_refused_in_a_line(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(peers, "gpus", list)
+    file = tmp_path / "virtual.json"
+    assert main([*VIRTUAL[3:], "--device", "cuda", "--json", str(file)]) == 2
+    assert capsys.readouterr() == ("", "ringcomm bench: --device cuda: no CUDA device\n")
+    assert not file.exists()
 
 
 @pytest.mark.parametrize("options", [[], ["--device", "emulated", "--dtype", "float16"]])

@@ -205,7 +205,7 @@ def test_what_was_measured_before_an_interrupt_is_kept(cache, tmp_path, number):
         pids = [pid for _, pid in ranks_of(process)]
         process.send_signal(number)
         _, err = process.communicate(timeout=30)
-    assert process.returncode == 130, err
+    assert process.returncode == 128 + number, err
     assert "Traceback" not in err
     assert "interrupted: what was measured so far is kept" in err
     assert json.loads((tmp_path / "out.json").read_text())["rows"][0]["bytes"] == 4
@@ -285,6 +285,7 @@ def test_a_peer_that_cannot_be_started_is_told(cache, tmp_path):
         ("all_reduce --vs gloom", "unknown peer 'gloom'; known:"),
         ("all_reduce -b 8 -e 4", "expected -b <= -e"),
         ("all_reduce --min-ratio 1", "expected --vs"),
+        ("all_reduce --virtual-ranks --device emulated --symmetric", "neither --vs, --symmetric nor --async"),
         ("all_reduce --json /nowhere/out.json", "/nowhere/out.json"),
         ("all_reduce --ranks 1000 -e 64G", "1000 ranks of 1 libraries"),
     ],

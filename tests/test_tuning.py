@@ -1,8 +1,11 @@
 """ringcomm tune: the thresholds that follow from times, the file they are kept in, and who reads it."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -127,3 +130,20 @@ def test_without_a_file_to_write_to_the_command_says_so(monkeypatch, capsys):
     monkeypatch.setenv("RINGCOMM_TUNING", "")
     assert main(["tune"]) == 2
     assert "RINGCOMM_TUNING is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_tune_leaves_everything_as_it_was(file, tmp_path, number):
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    command = [sys.executable, "-m", "ringcomm", "tune", "-n", "1000"]
+    with subprocess.Popen(command, env=os.environ | {"TMPDIR": str(folder)}, stderr=subprocess.PIPE) as process:
+        while not list(folder.glob("ringcomm-bench-*")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 128 + number, err
+    assert err.decode() == f"ringcomm tune: interrupted: {file} stays as it was\n"
+    assert not list(folder.iterdir())
+    assert not file.exists()

@@ -1,15 +1,15 @@
 """`ringcomm bench`: measure collectives, ringcomm alone or side by side with its peers."""
 
 import argparse
-import signal
 import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from ringcomm import ArgumentError
+from ringcomm import ArgumentError, files
 from ringcomm.bench import peers, report, virtual
+from ringcomm.bench.interrupts import Interrupted, interruptible
 from ringcomm.bench.machine import Machine
-from ringcomm.bench.plan import Plan, parse_bytes, parse_collectives, parse_dtypes, parse_ops, whole
+from ringcomm.bench.plan import Plan, parse_bytes, parse_collectives, parse_dtypes, parse_ops, positive, whole
 from ringcomm.bench.rank.collectives import COLLECTIVES, REDUCTIONS
 from ringcomm.bench.rounds import Failure, Lineup, Measurement
 
@@ -45,13 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--symmetric", action="store_true", help="ringcomm's buffers from comm.empty(), which peers access directly")
     add("--async", dest="asynchronous", action="store_true", help="start each call, then wait for it")
     add("--patience", type=whole(1), default=60, metavar="SECONDS", help="after which a silent library is ended (60)")
-    add("--min-ratio", type=float, metavar="X", help="fail where ringcomm is not X times as fast as the best peer")
+    add("--min-ratio", type=positive, metavar="X", help="fail where ringcomm is not X times as fast as the best peer")
     add("--json", type=Path, metavar="FILE", help="write the results there as well")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the benchmark as the command line says. Return 0; 1 for wrong elements, a failure of ringcomm or a ratio
-    under --min-ratio; 130 after Ctrl-C.
+    under --min-ratio; 128 + the signal that interrupted it, 130 after Ctrl-C.
     """
     names = peers.names_of(arguments.vs)
     if arguments.setup_peers:
@@ -63,37 +63,34 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.min_ratio is not None and not names:
         raise ArgumentError("--min-ratio compares with peers: expected --vs")
     plan = plan_of(arguments)
-    if arguments.virtual_ranks:
-        if names or arguments.min_ratio is not None or arguments.symmetric or arguments.asynchronous:
-            raise ArgumentError("--virtual-ranks: expected neither --vs, --min-ratio, --symmetric nor --async")
-        plan.require(1)
-        return int(virtual.run(plan, arguments.json))
+    if arguments.virtual_ranks and (names or arguments.symmetric or arguments.asynchronous):
+        raise ArgumentError("--virtual-ranks: expected neither --vs, --symmetric nor --async")
+    if arguments.json:
+        files.check_writable(arguments.json)  # now, and not after minutes of measuring
+    try:
+        with interruptible():
+            return int(
+                virtual.run(plan, arguments.json) if arguments.virtual_ranks else _compare(plan, names, arguments)
+            )
+    except Interrupted as interrupt:
+        print("ringcomm bench: interrupted: what was measured so far is kept", file=sys.stderr)
+        return interrupt.status
+
+
+def _compare(plan: Plan, names: list[str], arguments: argparse.Namespace) -> bool:
     contenders, missing = peers.contenders(names, plan.device)
     plan.require(len(contenders))
     for line in missing:
         print(f"ringcomm bench: {line}", file=sys.stderr)
-    with ExitStack() as stack:
-        if arguments.json:
-            stack.enter_context(arguments.json.open("a"))  # now, and not after minutes of measuring
-        results = Results(plan, Machine.here(), arguments.patience)
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) != signal.SIG_IGN:  # under nohup it goes on; else the results are kept
-                stack.callback(signal.signal, number, signal.signal(number, signal.default_int_handler))
-        interrupted = False
-        try:
-            for ranks in plan.ranks:
-                results.measure(ranks, contenders)
-        except KeyboardInterrupt:
-            interrupted = True
-            print("ringcomm bench: interrupted: what was measured so far is kept", file=sys.stderr)
-        finally:
-            report.progress(1, "")
-            if arguments.json and (results.rows or not interrupted):
-                report.write_json(
-                    arguments.json, results.machine, plan, results.versions, results.rows, results.failures
-                )
-    status = results.judge() or (arguments.min_ratio is not None and results.misses(arguments.min_ratio, names))
-    return int(status) or (130 if interrupted else 0)
+    results = Results(plan, Machine.here(), arguments.patience)
+    try:
+        for ranks in plan.ranks:
+            results.measure(ranks, contenders)
+    finally:  # also when it is interrupted
+        report.progress(1, "")
+        if arguments.json and (results.rows or results.failures):
+            report.write_json(arguments.json, results.machine, plan, results.versions, results.rows, results.failures)
+    return results.judge() or (arguments.min_ratio is not None and results.misses(arguments.min_ratio, names))
 
 
 class Results:

@@ -104,8 +104,8 @@ def contenders(names: Iterable[str], device: str = "host") -> tuple[list[Contend
     """Return ringcomm and those of `names` that can be measured with arrays on a device; and for each that cannot, a
     line that says why.
     """
-    if device == "cuda" and not gpus():
-        raise ArgumentError("--device cuda: no CUDA device")
+    if device == "cuda":
+        require_gpu()
     found = [contender_here("ringcomm", "ours", device)]
     missing = []
     for name in names:
@@ -125,6 +125,11 @@ def contenders(names: Iterable[str], device: str = "host") -> tuple[list[Contend
                     Contender(name + variant, peer.module, python, peer.launcher, peer.rank_variable, everything)
                 )
     return found, missing
+
+
+def require_gpu() -> None:
+    if not gpus():
+        raise ArgumentError("--device cuda: no CUDA device")
 
 
 def contender_here(name: str, module: str, device: str) -> Contender:

@@ -2,15 +2,27 @@
 
 import argparse
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
+from math import inf
 
 from ringcomm import ArgumentError, memory
 from ringcomm.bench.machine import cache_bytes
 from ringcomm.bench.rank.collectives import COLLECTIVES, REDUCTIONS, dtype_named
 from ringcomm.types import DTYPES
 
-__all__ = ["COPY_BYTES", "Plan", "Turn", "parse_bytes", "parse_collectives", "parse_dtypes", "parse_ops", "whole"]
+__all__ = [
+    "COPY_BYTES",
+    "Plan",
+    "Turn",
+    "parse_bytes",
+    "parse_collectives",
+    "parse_dtypes",
+    "parse_ops",
+    "positive",
+    "whole",
+]
 
 SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 RANK_BYTES = 100 << 20  # what a process of Python with its libraries takes, about
@@ -120,6 +132,13 @@ def whole(minimum: int) -> Callable[[str], int]:
         return int(text)
 
     return number
+
+
+def positive(text: str) -> float:
+    with suppress(ValueError):
+        if 0 < float(text) < inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text} is not a positive number")
 
 
 def parse_bytes(text: str) -> int:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ringcomm import files
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.plan import Plan
 from ringcomm.bench.rounds import Failure, Measurement
@@ -159,7 +160,8 @@ def write_json(
     }
     lines = [json.dumps({name: rounded(value) for name, value in asdict(m).items()}) for m in rows]
     head = json.dumps(document, indent=1).removesuffix("\n}")
-    path.write_text(f'{head},\n "rows": [\n' + ",\n".join(lines) + "\n ]\n}\n")  # a row a line
+    text = f'{head},\n "rows": [\n' + ",\n".join(lines) + "\n ]\n}\n"  # a row a line
+    files.replace(path, text.encode())
 
 
 def rounded(value: object) -> object:

@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -15,6 +13,7 @@ from ringcomm.bench.job import START, Job, JobFailed, Refused
 from ringcomm.bench.peers import Contender
 from ringcomm.bench.plan import COPY_BYTES, Plan, Turn
 from ringcomm.bench.rank.collectives import COLLECTIVES
+from ringcomm.bench.scratch import scratch_folder
 
 __all__ = ["Failure", "Lineup", "Measurement"]
 
@@ -83,7 +82,7 @@ class Lineup:
     def start(self, contenders: list[Contender], stack: ExitStack) -> None:
         for contender in contenders:
             self.progress(0.0, f"starting {contender.name}")
-            folder = Path(stack.enter_context(TemporaryDirectory(prefix="ringcomm-bench-")))
+            folder = stack.enter_context(scratch_folder())
             try:
                 job = Job(contender, self.ranks, folder, self.patience)
                 stack.callback(job.kill)

@@ -10,10 +10,12 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import ringcomm
 from ringcomm import ArgumentError, RingcommError, tuning
 from ringcomm.bench import report
+from ringcomm.bench.interrupts import Interrupted, interruptible
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.peers import Contender, run_ringcomm
 from ringcomm.bench.plan import Plan, whole
@@ -89,6 +91,17 @@ def run(arguments: argparse.Namespace) -> int:
     path = tuning_file()
     if path is None:
         raise ArgumentError("RINGCOMM_TUNING is empty: there is no file to write to")
+    try:
+        with interruptible():
+            _tune(path, arguments)
+            return 0
+    except Interrupted as interrupt:
+        report.progress(1, "")
+        print(f"ringcomm tune: interrupted: {path} stays as it was", file=sys.stderr)
+        return interrupt.status
+
+
+def _tune(path: Path, arguments: argparse.Namespace) -> None:
     machine = Machine.here()
     ranks = arguments.ranks or max(2, min(MOST_RANKS, len(os.sched_getaffinity(0))))
     print(f"# {tuning.machine()}; {ranks} ranks, all_reduce of float32; times in us, rotated and cached")
@@ -104,7 +117,6 @@ def run(arguments: argparse.Namespace) -> int:
     facts = {"date": machine.date, "ringcomm": ringcomm.__version__, "ranks": ranks}
     tuning.write(path, settings, facts)
     print(f"\nwritten to {path}; delete it to go back to the built-in values")
-    return 0
 
 
 def measure(

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringcomm import ArgumentError
+from ringcomm import ArgumentError, files
 from ringcomm.bench.machine import Machine
+from ringcomm.bench.peers import require_gpu
 from ringcomm.bench.plan import COPY_BYTES, Plan
 from ringcomm.transports.cuda.virtual import VirtualCall, VirtualRanks
 from ringcomm.types import DTYPES, OPS
@@ -120,8 +121,9 @@ def run(plan: Plan, path: Path | None) -> bool:
         given = f"{', '.join(plan.collectives)}, {', '.join(plan.ops)} of {', '.join(plan.dtypes)}, and {plan.device}"
         expected = "expected all_reduce, sum of float32, and --device cuda or emulated"
         raise ArgumentError(f"--virtual-ranks: {expected}, got {given}")
-    if path:
-        path.open("a").close()  # now, and not after minutes of measuring
+    if plan.device == "cuda":
+        require_gpu()
+    plan.require(1)
     arrays = Arrays(plan.device, plan.rounds)
     copy = arrays.copy()
     machine, rows = Machine.here(), list[Row]()
@@ -135,7 +137,7 @@ def run(plan: Plan, path: Path | None) -> bool:
     finally:  # also when it is interrupted
         if path and rows:
             document = {"machine": asdict(machine), "device": plan.device, "rows": [asdict(row) for row in rows]}
-            path.write_text(json.dumps(document, indent=1) + "\n")
+            files.replace(path, (json.dumps(document, indent=1) + "\n").encode())
     return any(row.wrong for row in rows)
 
 

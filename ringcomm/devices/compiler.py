@@ -1,14 +1,12 @@
 """The CUDA kernels are compiled where they run, each when it is first called, and kept."""
 
 import hashlib
-import os
-import threading
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 from cupy_backends.cuda.libs import nvrtc
 
+from ringcomm import files
 from ringcomm.config import cache_folder
 from ringcomm.native import FOLDER
 
@@ -34,7 +32,7 @@ def cubin(kernel: int, dtype: int, op: int, architecture: str) -> bytes:
         return kept.read_bytes()
     code = _compile(sources, words).code
     with suppress(OSError):  # a home that is full, or read only: it is compiled again the next time
-        _keep(kept, code)
+        files.replace(kept, code)  # other ranks, which may be threads, do the same
     return code
 
 
@@ -65,14 +63,3 @@ def _compile(sources: dict[str, str], words: tuple[str, ...]) -> Compiled:
         raise
     finally:
         nvrtc.destroyProgram(program)
-
-
-def _keep(path: Path, code: bytes) -> None:
-    """Write a file in one step: other ranks, which may be threads, do the same."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
-    try:
-        part.write_bytes(code)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

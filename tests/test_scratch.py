@@ -1,0 +1,63 @@
+"""Folders for the files of a job: nothing of them stays, also of a bench that was killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+
+from ringcomm.bench.scratch import FRESH, scratch_folder
+
+HOLDING = """
+from ringcomm.bench.scratch import scratch_folder
+with scratch_folder() as folder:
+    (folder / "log").touch()
+    print(folder, flush=True)
+    input()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return tmp_path
+
+
+def age(folder):
+    then = time.time() - FRESH - 1
+    os.utime(folder, (then, then))
+
+
+def test_a_folder_goes_with_its_block(folder):
+    with scratch_folder() as scratch:
+        (scratch / "log").touch()
+        assert list(folder.iterdir()) == [scratch]
+    assert not list(folder.iterdir())
+
+
+def test_a_folder_in_use_stays_and_that_of_a_killed_process_is_removed(folder):
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", HOLDING], **pipes) as holder:
+        held = folder / holder.stdout.readline().strip()
+        age(held)
+        with scratch_folder():
+            assert held.exists()
+        holder.kill()
+        holder.wait()
+        assert holder.returncode == -signal.SIGKILL
+        with scratch_folder():
+            assert not held.exists()
+
+
+def test_a_folder_that_is_new_and_not_yet_locked_stays(folder):
+    new = folder / "ringcomm-bench-new"
+    new.mkdir()
+    with scratch_folder():
+        assert new.exists()
+    age(new)
+    with scratch_folder():
+        assert not new.exists()
