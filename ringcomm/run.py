@@ -5,7 +5,7 @@ kills the group, and the ranks that have left it. So nothing stays behind even i
 whatever program the ranks run.
 """
 
-import os
+import math
 import secrets
 import selectors
 import shutil
@@ -14,12 +14,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO, BinaryIO, Self
+from typing import Self
 
 from ringcomm import processes
 from ringcomm.errors import ArgumentError, refuse
+from ringcomm.output import Lines, Printer
 from ringcomm.place import Place
 
 __all__ = ["run"]
@@ -28,7 +29,6 @@ __all__ = ["run"]
 # handle SIGTERM as they have to end when `ringcomm run` is killed.
 LAST_SIGNALS = ((processes.GRACE, signal.SIGTERM), (processes.GRACE + 2.0, signal.SIGKILL))
 FORWARDED = (signal.SIGINT, signal.SIGTERM)
-LINE_BYTES = 1 << 20  # a longer line is printed in pieces
 
 
 def run(command: Sequence[str], size: int) -> int:
@@ -41,7 +41,7 @@ def run(command: Sequence[str], size: int) -> int:
         raise refuse("number of ranks", f"1 to {processes.MOST_RANKS}", size)
     program = _program(command)
     job, nonce = secrets.token_hex(16), secrets.token_hex(16)
-    with _wakeups(signal.SIGCHLD, *FORWARDED) as wakeups, _Ranks(wakeups) as ranks:
+    with _wakeups(signal.SIGCHLD, *FORWARDED) as (wakeups, wake), _Ranks(wakeups, wake) as ranks:
         for rank in range(size):
             ranks.start(program, Place(rank, size, job, nonce))
         return ranks.wait()
@@ -57,15 +57,22 @@ def _program(command: Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def _wakeups(*signals: signal.Signals) -> Iterator[socket.socket]:
-    """Yield a socket that can be read, one byte for a signal, when one of `signals` has come."""
+def _wakeups(*signals: signal.Signals) -> Iterator[tuple[socket.socket, Callable[[], None]]]:
+    """Yield a socket that can be read when one of `signals` has come, a byte for each, or another thread has called
+    the function beside it.
+    """
+
+    def wake() -> None:
+        with suppress(OSError):  # it can be read as it is, or is closed
+            sender.send(b"\0")
+
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
     with receiver, sender:
         before = {number: signal.signal(number, lambda *_: None) for number in signals}
         wakeup = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
         try:
-            yield receiver
+            yield receiver, wake
         finally:
             signal.set_wakeup_fd(wakeup)
             for number, handler in before.items():
@@ -75,12 +82,16 @@ def _wakeups(*signals: signal.Signals) -> Iterator[socket.socket]:
 class _Ranks:
     """The processes of all ranks. After `with`, neither they nor what they have started in their group is left."""
 
-    def __init__(self, wakeups: socket.socket) -> None:
+    def __init__(self, wakeups: socket.socket, wake: Callable[[], None]) -> None:
         self._wakeups = wakeups
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(wakeups, selectors.EVENT_READ)
+        self._printer = Printer(wake)
+        self._outputs = selectors.DefaultSelector()
+        self._outputs.register(wakeups, selectors.EVENT_READ)
+        self._no_outputs = selectors.DefaultSelector()
+        self._no_outputs.register(wakeups, selectors.EVENT_READ)
         self._status = 0
+        self._patience_ends = math.inf  # with a reader who does not read
         self._last_signals: list[tuple[float, signal.Signals]] = []
 
     def __enter__(self) -> Self:
@@ -99,7 +110,8 @@ class _Ranks:
         for process in (*self._processes, self._guard):
             with process:  # closes its pipes and reaps it
                 pass
-        self._selector.close()
+        self._outputs.close()
+        self._no_outputs.close()
 
     def start(self, program: Sequence[str], place: Place) -> None:
         # Without PYTHONUNBUFFERED, output to a pipe would come late, and not at all from a rank that is killed.
@@ -114,33 +126,42 @@ class _Ranks:
         )
         self._processes.append(process)
         self._tell_guard(process)
-        for source, sink in ((process.stdout, sys.stdout.buffer), (process.stderr, sys.stderr.buffer)):
+        for source, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
             assert source is not None
-            os.set_blocking(source.fileno(), False)
-            self._selector.register(source, selectors.EVENT_READ, _Lines(place.rank, source, sink))
+            lines = Lines(place.rank, source, self._printer, sink.fileno())
+            self._outputs.register(source, selectors.EVENT_READ, lines)
 
     def wait(self) -> int:
         """Print what the ranks print until all have ended."""
         while any(process.returncode is None for process in self._processes):
-            for key, _ in self._selector.select(self._patience()):
-                if key.fileobj is self._wakeups:
-                    self._attend()
-                elif not key.data.print():
-                    self._selector.unregister(key.fileobj)
-            while self._last_signals and time.monotonic() >= self._last_signals[0][0]:
-                self._send(self._last_signals.pop(0)[1])
+            self._look(self._no_outputs if self._printer.full else self._outputs)
         self._send(signal.SIGKILL)  # what the ranks have left behind, so that nobody writes any more
-        for key in self._selector.get_map().values():
+        for key in self._outputs.get_map().values():
             if key.data:
                 while key.data.print():
                     pass
+        while not self._printer.done and time.monotonic() < self._patience_ends:
+            self._look(self._no_outputs, self._patience_ends)
         return self._status
+
+    def _look(self, selector: selectors.BaseSelector, until: float = math.inf) -> None:
+        """Wait until something happens, and attend to it."""
+        until = min([until, *(when for when, _ in self._last_signals)])
+        for key, _ in selector.select(None if until == math.inf else max(0.0, until - time.monotonic())):
+            if key.fileobj is self._wakeups:
+                self._attend()
+            elif not key.data.print():
+                self._outputs.unregister(key.fileobj)
+        self._printer.check()
+        while self._last_signals and time.monotonic() >= self._last_signals[0][0]:
+            self._send(self._last_signals.pop(0)[1])
 
     def _attend(self) -> None:
         for number in self._wakeups.recv(4096):
             if number in FORWARDED:
                 self._send(signal.Signals(number))
                 self._set_last_signals()
+                self._patience_ends = min(self._patience_ends, time.monotonic() + LAST_SIGNALS[-1][0])
         for rank, process in enumerate(self._processes):
             if process.returncode is None and (code := process.poll()) is not None:
                 self._tell_guard(process)
@@ -150,16 +171,14 @@ class _Ranks:
     def _failed(self, rank: int, code: int) -> None:
         if self._status == 0:
             self._status = code if code > 0 else 128 - code
-            print(f"ringcomm run: rank {rank} {processes.ending(code)}", file=sys.stderr, flush=True)
+            words = f"ringcomm run: rank {rank} {processes.ending(code)}\n"
+            self._printer.print(sys.stderr.fileno(), words.encode())
             self._set_last_signals()
 
     def _set_last_signals(self) -> None:
         if not self._last_signals:
             now = time.monotonic()
             self._last_signals = [(now + seconds, number) for seconds, number in LAST_SIGNALS]
-
-    def _patience(self) -> float | None:
-        return max(0.0, self._last_signals[0][0] - time.monotonic()) if self._last_signals else None
 
     def _send(self, number: signal.Signals) -> None:
         running = [process.pid for process in self._processes if process.returncode is None]
@@ -169,29 +188,3 @@ class _Ranks:
         assert self._guard.stdin is not None
         with suppress(BrokenPipeError):  # it is killed last of all, with the group
             self._guard.stdin.write(b"%d\n" % process.pid)
-
-
-class _Lines:
-    """One output of one rank, which is printed by whole lines under its rank."""
-
-    def __init__(self, rank: int, source: IO[bytes], sink: BinaryIO) -> None:
-        self._prefix = b"[%d] " % rank
-        self._source = source
-        self._sink = sink
-        self._rest = b""
-
-    def print(self) -> bool:
-        """Print what can be read now; False when there is no more."""
-        try:
-            data = os.read(self._source.fileno(), LINE_BYTES)
-        except BlockingIOError:
-            data = b""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if self._rest and (not data or len(self._rest) >= LINE_BYTES):
-            lines.append(self._rest)
-            self._rest = b""
-        text = memoryview(b"".join(self._prefix + line + b"\n" for line in lines))
-        while text:  # where Python is told not to buffer, a signal may cut a write short
-            text = text[self._sink.write(text) :]
-        self._sink.flush()
-        return bool(data)

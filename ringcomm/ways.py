@@ -53,6 +53,7 @@ class Step(NamedTuple):
 
 def main(ranks: int) -> int:
     """Print the table for so many processes."""
+    config = Config()  # refuses what makes no sense before anything is printed
     largest = affordable(ranks)
     steps: list[Step] = launch(walk, ranks, args=(largest,))[0]
     print(f"{tuning.machine()}; {ranks} ranks, {settings()}; sizes are those of the larger array")
@@ -65,7 +66,7 @@ def main(ranks: int) -> int:
             run = list(part)
             chunks = f", in up to {run[-1].chunks} chunks" if run[-1].chunks > 1 else ""
             print(f"{collective:<16}{memory:<11}{readable(run[0].size):>10}{readable(run[-1].size):>10}  {way}{chunks}")
-    values = {name: "never" if value == tuning.NEVER else value for name, value in vars_of(Config()).items()}
+    values = {name: "never" if value == tuning.NEVER else value for name, value in vars_of(config).items()}
     print()
     for way in dict.fromkeys(step.way for step in steps):
         print(f"{way}: {WAYS[way].format(**values)}.")

@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parent.parent / "ringcomm"
 
 # From the top. A name stands for a module or a whole package; modules of one layer may import each other, acyclically.
 LAYERS = (
-    ("__main__", "bench", "cli", "doctor", "parallel", "run", "simulate", "torch", "ways"),
+    ("__main__", "bench", "cli", "doctor", "output", "parallel", "run", "simulate", "torch", "ways"),
     ("__init__", "communicator", "forkserver", "launch", "objects", "start", "testing", "work"),
     ("transports",),
     ("algorithms",),

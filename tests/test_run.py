@@ -1,12 +1,17 @@
 """`ringcomm run`, as a user sees it: a process that starts others."""
 
+import array
+import fcntl
 import os
 import re
 import select
 import signal
 import subprocess
 import sys
+import termios
 import textwrap
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -272,6 +277,53 @@ def test_what_the_ranks_leave_behind_ends_with_them(script, start, tmp_path):
     (tmp_path / "watched").touch()
     assert process.wait(30) == 0
     assert all_end(watched, within=2)
+
+
+@pytest.fixture
+def stuck(script, tmp_path):
+    """Start ranks that print more than anybody reads, and stop when it has come to that."""
+    reader, writer = os.pipe()
+    started = []
+
+    def start(text):
+        program = f"open({str(tmp_path)!r} + f'/{{rank}}', 'w').write(str(os.getpid()))\n{text}\nprint('x' * (8 << 20))"
+        process = subprocess.Popen([*IMPATIENT, script(program)], stdout=writer, stderr=subprocess.PIPE)
+        started.append(process)
+        waiting = array.array("i", [0])
+        while waiting[0] < 60_000 or len(list(tmp_path.glob("[01]"))) < 2:
+            time.sleep(0.01)
+            fcntl.ioctl(reader, termios.FIONREAD, waiting)
+        return process, [os.pidfd_open(int((tmp_path / rank).read_text())) for rank in "01"]
+
+    yield reader, start
+    for process in started:
+        process.kill()
+        process.communicate()
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_while_nobody_reads_the_output_a_signal_ends_the_ranks_all_the_same(stuck, number):
+    process, watched = stuck[1]("")
+    process.send_signal(number)
+    assert all_end(watched, within=20)
+    assert process.wait(30) == 128 + number
+    assert b"Fatal" not in process.stderr.read()
+
+
+def test_while_nobody_reads_the_output_the_end_of_a_rank_ends_the_others(stuck, tmp_path):
+    reader, start = stuck
+    end = tmp_path / "end"
+    process, watched = start(
+        f"if rank == 1:\n    while not os.path.exists({str(end)!r}): time.sleep(0.01)\n    sys.exit(3)"
+    )
+    end.touch()
+    assert all_end(watched, within=20)
+    assert process.poll() is None  # what they have printed may still be read
+    threading.Thread(target=lambda: [*iter(lambda: os.read(reader, 1 << 20), b"")], daemon=True).start()
+    assert process.wait(30) == 3
+    assert process.stderr.read() == b"ringcomm run: rank 1 ended with exit status 3\n"
 
 
 def test_when_nobody_reads_the_output_the_ranks_end(script, start):

@@ -75,6 +75,14 @@ def test_the_table_ends_with_the_largest_array():
     assert max(step.size for step in steps) == 1 << 20
 
 
+def test_a_setting_that_makes_no_sense_is_refused_before_the_table(monkeypatch, capsys):
+    monkeypatch.setenv("RINGCOMM_TIMEOUT", "x")
+    assert main(["algorithms"]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert err == "ringcomm algorithms: RINGCOMM_TIMEOUT: expected a number, got 'x'\n"
+
+
 def test_a_number_of_ranks_that_makes_no_sense_is_refused(capsys):
     assert main(["algorithms", "-n", "0"]) == 2
     assert "ranks" in capsys.readouterr().err
