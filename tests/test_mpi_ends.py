@@ -85,7 +85,7 @@ def test_a_rank_that_is_killed_ends_the_job_or_is_named(library, layout, victim,
 # --- Programs ---------------------------------------------------------------------------------------------------------
 
 PROGRAM = """
-import sys
+import signal, sys, time
 import numpy as np, ringcomm
 from mpi4py import MPI
 import mpi_world
@@ -93,9 +93,18 @@ import mpi_world
 with open(sys.argv[2], "a") as names:
     print(*mpi_world.shared_files(), sep="\\n", file=names)
 label = sys.argv[1][MPI.COMM_WORLD.rank]
+"""
+MEETS = """
 comm = ringcomm.init(20, ringcomm.Config(host_label=label))
 x = np.ones(300_001)
 comm.all_reduce(x)
+"""
+IS_INTERRUPTED = """
+if MPI.COMM_WORLD.rank == 0:
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+elif MPI.COMM_WORLD.rank == 1:
+    time.sleep(1000)
 """
 RAISES = """
 if comm.rank == 1:
@@ -126,17 +135,25 @@ def ended(library, text, layout, folder):
 
 @worlds(("openmpi", "0011"))
 def test_a_program_that_does_not_close_ends_well(library, layout, tmp_path):
-    assert ended(library, PROGRAM + GOES_ON, layout, tmp_path) == (0, "")
+    assert ended(library, PROGRAM + MEETS + GOES_ON, layout, tmp_path) == (0, "")
 
 
 @worlds(("mpich", "0011"))
 def test_a_program_of_which_one_rank_raises_ends_with_what_it_raised(library, layout, tmp_path):
-    status, output = ended(library, PROGRAM + RAISES + GOES_ON, layout, tmp_path)
+    status, output = ended(library, PROGRAM + MEETS + RAISES + GOES_ON, layout, tmp_path)
     assert status != 0
     assert "ZeroDivisionError: on purpose" in output
 
 
 @worlds(("mpich", "01"))
 def test_the_exit_status_of_a_rank_is_that_of_the_job(library, layout, tmp_path):
-    status, output = ended(library, PROGRAM + LEAVES, layout, tmp_path)
+    status, output = ended(library, PROGRAM + MEETS + LEAVES, layout, tmp_path)
     assert status == 5, output
+
+
+@worlds(("openmpi", "01"), ("mpich", "0011"))
+def test_a_rank_that_is_interrupted_while_it_starts_ends_the_job(library, layout, tmp_path):
+    status, output = ended(library, PROGRAM + IS_INTERRUPTED + MEETS, layout, tmp_path)
+    assert status != 0
+    assert "KeyboardInterrupt" in output
+    assert "ringcomm WARNING: MPI_Abort: " in output

@@ -4,6 +4,8 @@ import logging
 import pickle
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from typing import Any
@@ -14,7 +16,7 @@ from ringcomm import topology
 from ringcomm.algorithms.cost import CLUSTER, Link
 from ringcomm.algorithms.select import Choice, check_name
 from ringcomm.config import Config
-from ringcomm.errors import ArgumentError, CollectiveTimeout, in_words, raise_told, refuse
+from ringcomm.errors import ArgumentError, CollectiveTimeout, RingcommError, in_words, raise_told, refuse
 from ringcomm.place import Place, host
 from ringcomm.store import meeting
 from ringcomm.transports import shm
@@ -32,6 +34,19 @@ PAUSE = 1e-3  # seconds between two looks whether all have come
 OWN = ("kernels", "log", "host_label")  # settings that each process keeps
 
 
+@contextmanager
+def _ending_the_job() -> Iterator[None]:
+    """Where the start is interrupted the others wait in the middle of it, and at exit the job is ended."""
+    try:
+        yield
+    except RingcommError:  # which they raise as well, sooner or later
+        raise
+    except BaseException:
+        abandon("the start")
+        raise
+
+
+@_ending_the_job()
 def world(size: int) -> Any:
     """Return the communicator of MPI that has all ranks of this job, which are so many."""
     mpi = _mpi()
@@ -42,6 +57,7 @@ def world(size: int) -> Any:
     return mpi.COMM_WORLD
 
 
+@_ending_the_job()
 def join(comm: Any, config: Config) -> Transport:
     """Connect the ranks of a communicator of MPI, which stays as it is."""
     mpi = _mpi()
@@ -131,7 +147,7 @@ def _copy(comm: Any, timeout: float) -> Any:
         if time.monotonic() > deadline:
             abandon(request)
             text = f"not all of the {comm.Get_size()} ranks that MPI has started came to ringcomm.init"
-            hint = "RINGCOMM_HOST_LABEL must be set on all of them, or on none"
-            raise CollectiveTimeout(f"{text} within {timeout:g} s ({hint})", rank=comm.Get_rank())
+            hint = "one may have ended, or RINGCOMM_HOST_LABEL is set on some of them only"
+            raise CollectiveTimeout(f"{text} within {timeout:g} s: {hint}", rank=comm.Get_rank())
         time.sleep(PAUSE)
     return copy
