@@ -80,13 +80,19 @@ class Torch:
     def memory(self, x: Any, writable: bool) -> Memory:  # noqa: ARG002 (tensors know no read-only memory)
         if not (x.is_cpu or x.is_cuda):
             raise refuse("array", "memory of the host or of a GPU", x.device)
-        # A lazily conjugated or negated tensor is not what lies in its memory.
-        if not x.is_contiguous() or x.is_conj() or x.is_neg():
-            raise refuse("array", "C-contiguous", f"other strides, or lazily conjugated values ({_words(x)})")
+        try:
+            plain = x.is_contiguous() and not (x.is_conj() or x.is_neg() or x.is_nested)
+        except RuntimeError:  # a sparse one may not know
+            plain = False
+        if not plain:
+            raise _not_plain(x)
         code = self._codes.get(x.dtype)
         if code is None:
             raise _unsupported(x.dtype)
-        address, count = x.data_ptr(), x.numel()
+        try:
+            address, count = x.data_ptr(), x.numel()
+        except RuntimeError:  # inside torch.func.vmap, or of MKL-DNN
+            address, count = 0, 1
         if not address and count:
             raise refuse("array", "a tensor with memory of its own", type(x).__name__)
         if x.is_cuda:
@@ -98,6 +104,13 @@ class Torch:
 
     def empty(self, x: Any, shape: tuple[int, ...]) -> Any:
         return x.new_empty(shape)
+
+
+def _not_plain(x: Any) -> ArgumentError:
+    if x.is_nested or str(x.layout) != "torch.strided":
+        return refuse("array", "a dense tensor", "a nested one" if x.is_nested else x.layout)
+    # A lazily conjugated or negated tensor is not what lies in its memory.
+    return refuse("array", "C-contiguous", f"other strides, or lazily conjugated values ({_words(x)})")
 
 
 class Emulated(NumPy):

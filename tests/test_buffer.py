@@ -128,6 +128,27 @@ def test_a_tensor_off_the_host_is_refused():
         memory(torch.zeros(2, device="meta"))
 
 
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda: torch.eye(3).to_sparse(), r"torch\.sparse_coo"),
+        (lambda: torch.eye(3).to_sparse_csr(), r"torch\.sparse_csr"),
+        (lambda: torch.eye(3).to_sparse_csc(), r"torch\.sparse_csc"),
+        (lambda: torch.nested.nested_tensor([torch.ones(3), torch.ones(2)]), "a nested one"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Sparse|The PyTorch API of nested")
+def test_a_tensor_that_is_not_dense_is_refused(make, kind):
+    with pytest.raises(ArgumentError, match=f"expected a dense tensor, got {kind}"):
+        memory(make())
+
+
+def test_a_tensor_that_does_not_tell_its_memory_is_refused():
+    for get in (lambda: torch.func.vmap(memory)(torch.ones(3, 2)), lambda: memory(torch.ones(3).to_mkldnn())):
+        with pytest.raises(ArgumentError, match="expected a tensor with memory of its own, got Tensor"):
+            get()
+
+
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,)])
 @pytest.mark.parametrize("make", [np.zeros, torch.zeros])
 def test_scalars_and_empty_arrays_are_arrays(shape, make):
