@@ -44,7 +44,10 @@ MAX_NORM = 1.0  # of the gradients
 
 
 def main() -> None:
-    arguments = parser().parse_args()
+    options = parser()
+    arguments = options.parse_args()
+    if arguments.batch % (arguments.dp * arguments.micro_batches):
+        options.error("--batch: expected a multiple of --dp times --micro-batches")
     timeout = timedelta(seconds=arguments.timeout)
     start(arguments, timeout)
     grid = Grid(arguments.dp, arguments.tp, arguments.pp, device=arguments.device, timeout=timeout)

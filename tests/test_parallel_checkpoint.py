@@ -1,5 +1,6 @@
 """Checkpoints: what one grid wrote another goes on with, as if nothing had happened."""
 
+import os
 import re
 from dataclasses import replace
 from functools import partial
@@ -13,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 import torch_world
 from failures import raised
-from ringcomm import ArgumentError
+from ringcomm import ArgumentError, RingcommError
 from ringcomm.parallel import (
     DataParallel,
     GPTConfig,
@@ -260,6 +261,39 @@ def test_what_one_rank_refuses_ends_all(tmp_path):
     assert second[2] == "the number 'n': expected an int or a float, got Tensor"
     kinds = ["ArgumentError"] * 4 + ["TypeError"] * 2
     assert first == [f"rank 1 cannot go on: {kind}: {text}" for kind, text in zip(kinds, second, strict=True)]
+
+
+def damage(path, how):
+    grid = Grid(tp=dist.get_world_size())
+    chunks = gpt_stages(CONFIG, grid)
+    optimizer = torch.optim.SGD(nn.ModuleList(chunks).parameters(), lr=0.1)
+    if how == "write":
+        path.write_text("a file where the folder should be")
+        dist.barrier()
+        return str(raised(RingcommError, lambda: save_checkpoint(path, chunks, optimizer, grid, {})))
+    save_checkpoint(path, chunks, optimizer, grid, {})
+    if grid.world.rank == 0:
+        file = max(path.glob("*.distcp"))  # which the last rank has written
+        file.unlink() if how == "remove" else os.truncate(file, 1000)
+    dist.barrier()
+    text = str(raised(RingcommError, lambda: load_checkpoint(path, chunks, optimizer, grid)))
+    dist.barrier()
+    return text
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("cut", "(EOF|Runtime)Error: "),
+        ("remove", "FileNotFoundError: "),
+        ("write", "(FileExists|NotADirectory)Error: "),
+    ],
+)
+def test_files_that_cannot_be_written_or_read_are_told_on_all_ranks(tmp_path, ranks, how, words):
+    path = tmp_path / "checkpoint"
+    (text,) = {*torch_world.run(damage, ranks, path, how)}
+    assert re.match(rf"the checkpoint {path}: rank \d failed: {words}", text)
 
 
 def asked_for(path):

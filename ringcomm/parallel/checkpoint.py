@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -22,7 +23,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
-from ringcomm.errors import ArgumentError, refuse
+from ringcomm.errors import ArgumentError, RingcommError, refuse
 from ringcomm.parallel.grid import Grid
 from ringcomm.parallel.layout import Modules, Split, copies, full_shape, listed, parameters, plain, splits
 from ringcomm.parallel.precision import MixedPrecision
@@ -60,6 +61,7 @@ def save_checkpoint(
         ArgumentError: two stages have parameters of the same name, which are not `copies`; the optimizer has
             parameters that are not in the chunks, or states that fit no other grid; a number is neither int nor
             float. All ranks raise.
+        RingcommError: a rank cannot write its files, and says why. All ranks raise.
     """
     with _together(grid):
         chunks = listed(chunks)
@@ -78,7 +80,8 @@ def save_checkpoint(
                     raise refuse(what, f"() or {tuple(tensor.shape)}", tuple(value.shape))
                 tensors[f"{name}:{key}"] = _placed(value, split if alike else None, grid)
     _model(chunks, trained, grid)
-    save(tensors, checkpoint_id=path, process_group=grid.world.group)
+    with _files(path):
+        save(tensors, checkpoint_id=path, process_group=grid.world.group)
 
 
 def load_checkpoint(path: Path, chunks: Modules, optimizer: Optimizer | MixedPrecision, grid: Grid) -> dict[str, float]:
@@ -89,6 +92,8 @@ def load_checkpoint(path: Path, chunks: Modules, optimizer: Optimizer | MixedPre
 
     Raises:
         ArgumentError: there is no checkpoint, or it is of another model. All ranks raise.
+        RingcommError: a rank cannot read its files, which may be damaged, and says why. All ranks raise. What was read
+            until then is in the model.
     """
     with _together(grid):
         chunks = listed(chunks)
@@ -117,7 +122,8 @@ def load_checkpoint(path: Path, chunks: Modules, optimizer: Optimizer | MixedPre
             like = tensor.detach() if alike else torch.empty(entry.size)
             states[tensor][state] = torch.zeros_like(like, dtype=entry.properties.dtype)
             wanted[f"{name}:{state}"] = _placed(states[tensor][state], split if alike else None, grid)
-    load(wanted, checkpoint_id=path, process_group=grid.world.group)
+    with _files(path):
+        load(wanted, checkpoint_id=path, process_group=grid.world.group)
     with torch.no_grad():
         for _, parameter, tensor, _ in trained:
             parameter.copy_(tensor)
@@ -146,6 +152,19 @@ def _together(grid: Grid) -> Iterator[None]:
     for rank, words in zip(grid.world.ranks, told, strict=True):
         if words:
             raise ArgumentError(f"rank {rank} cannot go on: {words}")
+
+
+@contextmanager
+def _files(path: Path) -> Iterator[None]:
+    """Raise what torch tells all ranks of files that cannot be written or read, as an error of ours."""
+    try:
+        yield
+    except CheckpointException as error:
+        rank, (failure, _) = min(error.failures.items())
+        if not isinstance(failure, Exception):  # it was interrupted
+            raise
+        words = f"rank {rank} failed: {type(failure).__name__}: {failure}"
+        raise RingcommError(f"the checkpoint {path}: {words}", rank=rank) from error
 
 
 class _Trained(NamedTuple):
