@@ -53,7 +53,11 @@ class Job:
         self._pids: list[int] = []
         (folder / ALIAS).symlink_to(PACKAGE)
         with socket.socket(socket.AF_UNIX) as server:
-            server.bind(str(folder / "socket"))
+            place = os.open(folder, os.O_PATH)
+            try:
+                server.bind(f"/proc/self/fd/{place}/socket")  # its own path may be too long for a socket
+            finally:
+                os.close(place)
             server.listen(ranks)
             self._launcher = self._start(contender, ranks, folder)
             try:
@@ -65,11 +69,11 @@ class Job:
     def _start(self, contender: Contender, ranks: int, folder: Path) -> "subprocess.Popen[bytes]":
         path = filter(None, [str(folder), contender.environment.get("PYTHONPATH")])
         environment = {**contender.environment, "PYTHONPATH": os.pathsep.join(path)}
-        program = [contender.python, "-m", ALIAS, contender.module, str(folder / "socket")]
+        arguments = (contender.module, contender.rank_variable, str(folder), contender.device)
         command = [
             *("env", *(f"{name}={value}" for name, value in environment.items())),
             *contender.launcher(ranks),
-            *(*program, contender.rank_variable, str(folder), contender.device),
+            *(contender.python, "-m", ALIAS, *arguments),
         ]
         with self._log.open("wb") as log:
             # In a session of its own, so that Ctrl-C reaches the bench alone.

@@ -19,12 +19,13 @@ from .measure import Bench
 PR_SET_PDEATHSIG = 1
 
 
-def main(module: str, socket: str, rank_variable: str, folder: str, device: str) -> None:
+def main(module: str, rank_variable: str, folder: str, device: str) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # of the launcher: nobody is left behind
     bind(int(os.environ[rank_variable]))  # before the library starts threads of its own
     rank: Library = import_module(f".{module}", __package__).start(folder, device)
     bench = Bench(rank)
-    with Client(socket, "AF_UNIX") as connection:
+    place = os.open(folder, os.O_PATH)  # the path of the socket may be too long for one
+    with Client(f"/proc/self/fd/{place}/socket", "AF_UNIX") as connection:
         # In JSON: a pickle could name what only one of the two environments has.
         hello = {"rank": rank.rank, "pid": os.getpid(), "versions": rank.versions}
         connection.send_bytes(json.dumps(hello).encode())
