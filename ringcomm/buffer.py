@@ -82,19 +82,16 @@ class Torch:
             raise refuse("array", "memory of the host or of a GPU", x.device)
         try:
             plain = x.is_contiguous() and not (x.is_conj() or x.is_neg() or x.is_nested)
-        except RuntimeError:  # a sparse one may not know
-            plain = False
-        if not plain:
-            raise _not_plain(x)
+            address, count = x.data_ptr(), x.numel()
+        except RuntimeError:  # of a sparse one, or inside torch.func.vmap
+            raise _refused(x, "memory of its own", "none") from None
+        if not plain:  # a lazily conjugated or negated tensor is not what lies in its memory
+            raise _refused(x, "C-contiguous", "other strides, or lazily conjugated values")
+        if not address and count:
+            raise _refused(x, "memory of its own", "none")
         code = self._codes.get(x.dtype)
         if code is None:
             raise _unsupported(x.dtype)
-        try:
-            address, count = x.data_ptr(), x.numel()
-        except RuntimeError:  # inside torch.func.vmap, or of MKL-DNN
-            address, count = 0, 1
-        if not address and count:
-            raise refuse("array", "a tensor with memory of its own", type(x).__name__)
         if x.is_cuda:
             return Pointer(_cuda().device_of(x.get_device(), tensors=True), address), count, code
         return cast("void *", address), count, code
@@ -106,11 +103,10 @@ class Torch:
         return x.new_empty(shape)
 
 
-def _not_plain(x: Any) -> ArgumentError:
+def _refused(x: Any, expected: str, got: str) -> ArgumentError:
     if x.is_nested or str(x.layout) != "torch.strided":
         return refuse("array", "a dense tensor", "a nested one" if x.is_nested else x.layout)
-    # A lazily conjugated or negated tensor is not what lies in its memory.
-    return refuse("array", "C-contiguous", f"other strides, or lazily conjugated values ({_words(x)})")
+    return refuse("array", expected, f"{got} ({_words(x)})")
 
 
 class Emulated(NumPy):

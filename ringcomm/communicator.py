@@ -21,12 +21,12 @@ from ringcomm.transports.routing import RoutingTransport
 from ringcomm.types import OPS, PremulSum, reduction
 from ringcomm.work import Both, Unfinished, Work
 
-__all__ = ["OPEN", "Communicator"]
+__all__ = ["Communicator", "open_transports"]
 
 Op = str | PremulSum
 ANY = -1  # the peer of a recv that takes any source
 
-OPEN: set[Transport] = set()  # of the communicators of this process
+open_transports: set[Transport] = set()  # of the communicators of this process
 
 
 class Communicator:
@@ -61,7 +61,7 @@ class Communicator:
         self._fused = transport.fused
         self._quick = transport.quick
         self._unfinished = Unfinished(transport)
-        OPEN.add(transport)
+        open_transports.add(transport)
         # Runs once: by close(), when the communicator is collected, or at exit. Then nothing touches the memory of the
         # unfinished works any more.
         self._close = weakref.finalize(self, _close, transport, self._unfinished)
@@ -431,7 +431,7 @@ class Communicator:
 def _close(transport: Transport, unfinished: Unfinished) -> None:
     transport.close()
     unfinished.clear()
-    OPEN.discard(transport)
+    open_transports.discard(transport)
 
 
 def _options(tag: int, timeout: float | None) -> tuple[int, float]:

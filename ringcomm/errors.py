@@ -118,26 +118,30 @@ def unpacked(text: str | bytes) -> RingcommError:
 
 
 def in_words(error: BaseException | None) -> str:
-    """Return `Kind: message` of any error, nothing of none."""
+    """Return `Kind: message` of any error, as UTF-8 can carry it; nothing of none."""
     if error is None:
         return ""
+    short = isinstance(error, MemoryError) and not isinstance(error, RingcommError)
+    kind = "MemoryError" if short else type(error).__name__
     try:
-        return f"{type(error).__name__}: {error}"
+        return f"{kind}: {error}".encode(errors="replace").decode()
     except Exception:  # from its __str__
-        return type(error).__name__
+        return kind
 
 
-def raise_told(words: Iterable[str], error: Exception | None, collective: str | None = None) -> None:
-    """Raise what has failed on any rank, given that of all `in_words`: `error`, which is this rank's, or the first."""
-    for rank, text in enumerate(words):
-        if text:
-            if isinstance(error, RingcommError):
-                raise error
+def raise_told(words: Iterable[str], rank: int, error: Exception | None, collective: str | None = None) -> None:
+    """Raise what has failed on any rank, given that of all `in_words`: `error` of this `rank`, or the first other."""
+    if isinstance(error, RingcommError):
+        error.rank = rank if error.rank is None else error.rank
+        raise error
+    for other, text in enumerate(words):
+        if text and (error is None or other == rank):
             name, _, message = text.partition(": ")
             kind = _kind(name)
             told = text if kind is RingcommError else message
-            raise kind(f"rank {rank}: {told}", rank=rank, collective=collective) from error
+            raise kind(f"rank {other}: {told}", rank=other, collective=collective) from error
 
 
 def _kind(name: str) -> type[RingcommError]:
-    return next((kind for kind in RingcommError.__subclasses__() if kind.__name__ == name), RingcommError)
+    kinds = {kind.__name__: kind for kind in RingcommError.__subclasses__()} | {"MemoryError": MemoryShortage}
+    return kinds.get(name, RingcommError)

@@ -9,58 +9,69 @@ from typing import IO
 __all__ = ["Lines", "Printer"]
 
 LINE_BYTES = 1 << 20  # a longer line is printed in pieces
-MOST_BYTES = 1 << 20  # to be printed; when there are more, nothing is read from the ranks
+MOST_BYTES = 1 << 20  # to be printed; while there are more, nothing is read from the ranks
+PIECE_BYTES = 1 << 16  # that are written at once: what is written later is progress
 
 
 class Printer:
     """Prints on a thread of its own: while nobody reads what is printed, only that thread waits."""
 
-    def __init__(self, news: Callable[[], object]) -> None:
-        """`news` is called, on that thread, whenever something was printed, or cannot be."""
-        self._news = news
-        self._texts: SimpleQueue[tuple[int, bytes]] = SimpleQueue()
-        self._given = self._printed = 0  # bytes
+    def __init__(self, descriptor: int, news: Callable[[], object]) -> None:
+        """`news` is called, on that thread, when there is room again, all is printed, or nothing can be."""
+        self._descriptor, self._news = descriptor, news
+        self._texts: SimpleQueue[bytes] = SimpleQueue()
+        self._given = 0  # bytes
         self._failure: OSError | None = None
-        threading.Thread(target=self._run, name="ringcomm output", daemon=True).start()
+        self.printed = 0  # bytes
+        self._thread = threading.Thread(target=self._run, name="ringcomm output", daemon=True)
+        self._thread.start()
 
     @property
     def full(self) -> bool:
-        return self._given - self._printed > MOST_BYTES
+        return self._given - self.printed > MOST_BYTES
 
     @property
     def done(self) -> bool:
-        return self._given == self._printed
+        return self._given == self.printed
 
-    def print(self, descriptor: int, text: bytes) -> None:
+    def print(self, text: bytes) -> None:
         self._given += len(text)
-        self._texts.put((descriptor, text))
+        self._texts.put(text)
 
     def check(self) -> None:
         """Raise what has kept something from being printed, such as BrokenPipeError."""
         if self._failure:
             raise self._failure
 
+    def close(self) -> None:
+        """End the thread, unless nobody reads."""
+        self._texts.put(b"")
+        if self.done:
+            self._thread.join()
+
     def _run(self) -> None:
-        while not self._failure:
-            descriptor, text = self._texts.get()
-            rest = memoryview(text)
-            try:
+        try:
+            while text := self._texts.get():
+                rest = memoryview(text)
                 while rest:
-                    rest = rest[os.write(descriptor, rest) :]
-                self._printed += len(text)
-            except OSError as error:
-                self._failure = error
+                    written = os.write(self._descriptor, rest[:PIECE_BYTES])
+                    rest = rest[written:]
+                    was_full = self.full
+                    self.printed += written
+                    if self.done or (was_full and not self.full):
+                        self._news()
+        except OSError as error:
+            self._failure = error
             self._news()
 
 
 class Lines:
     """One output of one rank, which is printed by whole lines under its rank."""
 
-    def __init__(self, rank: int, source: IO[bytes], printer: Printer, descriptor: int) -> None:
+    def __init__(self, rank: int, source: IO[bytes], printer: Printer) -> None:
         self._prefix = b"[%d] " % rank
         self._source = source
         self._printer = printer
-        self._descriptor = descriptor
         self._rest = b""
         os.set_blocking(source.fileno(), False)
 
@@ -75,5 +86,5 @@ class Lines:
             lines.append(self._rest)
             self._rest = b""
         if lines:
-            self._printer.print(self._descriptor, b"".join(self._prefix + line + b"\n" for line in lines))
+            self._printer.print(b"".join(self._prefix + line + b"\n" for line in lines))
         return bool(data)

@@ -6,6 +6,7 @@ whatever program the ranks run.
 """
 
 import math
+import os
 import secrets
 import selectors
 import shutil
@@ -14,8 +15,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Self
 
 from ringcomm import processes
@@ -41,7 +42,7 @@ def run(command: Sequence[str], size: int) -> int:
         raise refuse("number of ranks", f"1 to {processes.MOST_RANKS}", size)
     program = _program(command)
     job, nonce = secrets.token_hex(16), secrets.token_hex(16)
-    with _wakeups(signal.SIGCHLD, *FORWARDED) as (wakeups, wake), _Ranks(wakeups, wake) as ranks:
+    with _Wakeups(signal.SIGCHLD, *FORWARDED) as wakeups, _Ranks(wakeups) as ranks:
         for rank in range(size):
             ranks.start(program, Place(rank, size, job, nonce))
         return ranks.wait()
@@ -56,42 +57,61 @@ def _program(command: Sequence[str]) -> list[str]:
     return list(command)
 
 
-@contextmanager
-def _wakeups(*signals: signal.Signals) -> Iterator[tuple[socket.socket, Callable[[], None]]]:
-    """Yield a socket that can be read when one of `signals` has come, a byte for each, or another thread has called
-    the function beside it.
-    """
+class _Wakeups:
+    """A socket that can be read when a signal has come, or another thread has called `wake`."""
 
-    def wake() -> None:
+    def __init__(self, *signals: signal.Signals) -> None:
+        self.came: list[int] = []
+        self._signals = signals
+
+    def __enter__(self) -> Self:
+        self._receiver, self._sender = socket.socketpair()
+        for end in (self._receiver, self._sender):
+            end.setblocking(False)
+        # What has come is noted apart: of many bytes, some may find no room.
+        self._before = {number: signal.signal(number, lambda it, _: self.came.append(it)) for number in self._signals}
+        self._wakeup = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._wakeup)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._receiver.close()
+        self._sender.close()
+
+    def fileno(self) -> int:
+        return self._receiver.fileno()
+
+    def wake(self) -> None:
         with suppress(OSError):  # it can be read as it is, or is closed
-            sender.send(b"\0")
+            self._sender.send(b"\0")
 
-    receiver, sender = socket.socketpair()
-    sender.setblocking(False)
-    with receiver, sender:
-        before = {number: signal.signal(number, lambda *_: None) for number in signals}
-        wakeup = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
-        try:
-            yield receiver, wake
-        finally:
-            signal.set_wakeup_fd(wakeup)
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def read(self) -> list[int]:
+        """Return the signals that have come since the last time."""
+        with suppress(BlockingIOError):
+            self._receiver.recv(4096)
+        came = self.came[:]
+        del self.came[: len(came)]
+        return came
 
 
 class _Ranks:
     """The processes of all ranks. After `with`, neither they nor what they have started in their group is left."""
 
-    def __init__(self, wakeups: socket.socket, wake: Callable[[], None]) -> None:
+    def __init__(self, wakeups: _Wakeups) -> None:
         self._wakeups = wakeups
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._printer = Printer(wake)
+        out, err = sys.stdout.fileno(), sys.stderr.fileno()
+        self._out = Printer(out, wakeups.wake)
+        # Of one pipe two threads would write into each other's lines.
+        self._err = self._out if os.path.sameopenfile(out, err) else Printer(err, wakeups.wake)
         self._outputs = selectors.DefaultSelector()
         self._outputs.register(wakeups, selectors.EVENT_READ)
         self._no_outputs = selectors.DefaultSelector()
         self._no_outputs.register(wakeups, selectors.EVENT_READ)
         self._status = 0
-        self._patience_ends = math.inf  # with a reader who does not read
+        self._forwarded = 0  # the last signal that was passed on
         self._last_signals: list[tuple[float, signal.Signals]] = []
 
     def __enter__(self) -> Self:
@@ -112,6 +132,8 @@ class _Ranks:
                 pass
         self._outputs.close()
         self._no_outputs.close()
+        for printer in {self._out, self._err}:
+            printer.close()
 
     def start(self, program: Sequence[str], place: Place) -> None:
         # Without PYTHONUNBUFFERED, output to a pipe would come late, and not at all from a rank that is killed.
@@ -126,23 +148,32 @@ class _Ranks:
         )
         self._processes.append(process)
         self._tell_guard(process)
-        for source, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+        for source, printer in ((process.stdout, self._out), (process.stderr, self._err)):
             assert source is not None
-            lines = Lines(place.rank, source, self._printer, sink.fileno())
-            self._outputs.register(source, selectors.EVENT_READ, lines)
+            self._outputs.register(source, selectors.EVENT_READ, Lines(place.rank, source, printer))
 
     def wait(self) -> int:
         """Print what the ranks print until all have ended."""
         while any(process.returncode is None for process in self._processes):
-            self._look(self._no_outputs if self._printer.full else self._outputs)
+            self._look(self._no_outputs if self._out.full or self._err.full else self._outputs)
         self._send(signal.SIGKILL)  # what the ranks have left behind, so that nobody writes any more
         for key in self._outputs.get_map().values():
             if key.data:
                 while key.data.print():
                     pass
-        while not self._printer.done and time.monotonic() < self._patience_ends:
-            self._look(self._no_outputs, self._patience_ends)
-        return self._status
+        return self._status if self._printed() else self._status or 128 + self._forwarded
+
+    def _printed(self) -> bool:
+        """Wait until all is printed. After a signal, give up when nothing was read for a while."""
+        seen, limit = -1, math.inf
+        while not (self._out.done and self._err.done):
+            if (printed := self._out.printed + self._err.printed) > seen or limit == math.inf:
+                seen = printed
+                limit = time.monotonic() + LAST_SIGNALS[0][0] if self._forwarded else math.inf
+            if time.monotonic() >= limit:
+                return False
+            self._look(self._no_outputs, limit)
+        return True
 
     def _look(self, selector: selectors.BaseSelector, until: float = math.inf) -> None:
         """Wait until something happens, and attend to it."""
@@ -152,16 +183,17 @@ class _Ranks:
                 self._attend()
             elif not key.data.print():
                 self._outputs.unregister(key.fileobj)
-        self._printer.check()
+        for printer in (self._out, self._err):
+            printer.check()
         while self._last_signals and time.monotonic() >= self._last_signals[0][0]:
             self._send(self._last_signals.pop(0)[1])
 
     def _attend(self) -> None:
-        for number in self._wakeups.recv(4096):
+        for number in self._wakeups.read():
             if number in FORWARDED:
+                self._forwarded = number
                 self._send(signal.Signals(number))
                 self._set_last_signals()
-                self._patience_ends = min(self._patience_ends, time.monotonic() + LAST_SIGNALS[-1][0])
         for rank, process in enumerate(self._processes):
             if process.returncode is None and (code := process.poll()) is not None:
                 self._tell_guard(process)
@@ -171,8 +203,7 @@ class _Ranks:
     def _failed(self, rank: int, code: int) -> None:
         if self._status == 0:
             self._status = code if code > 0 else 128 - code
-            words = f"ringcomm run: rank {rank} {processes.ending(code)}\n"
-            self._printer.print(sys.stderr.fileno(), words.encode())
+            self._err.print(f"ringcomm run: rank {rank} {processes.ending(code)}\n".encode())
             self._set_last_signals()
 
     def _set_last_signals(self) -> None:

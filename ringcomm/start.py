@@ -4,14 +4,14 @@ from dataclasses import replace
 from typing import Any
 
 from ringcomm.algorithms.select import check_name
-from ringcomm.communicator import OPEN, Communicator
+from ringcomm.communicator import Communicator, open_transports
 from ringcomm.config import Config, start_logging
 from ringcomm.errors import refuse
 from ringcomm.native import check, ffi, lib
 from ringcomm.place import find_place
 from ringcomm.store import Store, open_store
 from ringcomm.transports import shm
-from ringcomm.transports.mpi import start as mpi
+from ringcomm.transports.mpi.start import ending_the_job, join, world
 
 __all__ = ["connect", "init"]
 
@@ -39,9 +39,10 @@ def init(timeout: float | None = None, config: Config | None = None, mpi_comm: A
         if not place.hosts and not (config.host_label and place.mpi):
             with open_store(place, config.timeout) as store:
                 return connect(place.rank, place.size, store, config)
-        mpi_comm = mpi.world(place.size)
-    _prepare(config)
-    return Communicator(mpi.join(mpi_comm, config))
+    with ending_the_job():
+        comm = world(place.size) if mpi_comm is None else mpi_comm
+        _prepare(config)
+        return Communicator(join(comm, config))
 
 
 def connect(rank: int, size: int, store: Store, config: Config) -> Communicator:
@@ -59,7 +60,7 @@ def _prepare(config: Config) -> None:
 def _select_kernels(level: str) -> None:
     """Choose the kernels of this process: all its communicators share them, so one that is open keeps them."""
     chosen = str(ffi.string(lib.rc_kernels_name()), "ascii")
-    if not OPEN:
+    if not open_transports:
         check(lib.rc_kernels_select(level.encode()))
     elif level not in ("", chosen):
         raise refuse("kernels", f"{chosen}, which other communicators of this process use", level)

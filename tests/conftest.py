@@ -1,5 +1,6 @@
-"""Fixtures of all tests, and the order: test_leftovers.py comes last."""
+"""Fixtures of all tests. After the last nothing may be left behind."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -10,6 +11,7 @@ import harness
 from ringcomm.devices import emulated
 
 os.environ["RINGCOMM_TUNING"] = ""  # what somebody has tuned on this machine
+os.environ.pop("PYTHONUNBUFFERED", None)  # users have it unset
 os.environ[harness.MARK] = str(os.getpid())
 # What a shell starts in the background ignores SIGINT, and so would every process of the tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -35,14 +37,9 @@ def temporary_files(tmp_path_factory):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def footprint_before():
-    """What there was before the first test; test_leftovers.py compares."""
-    return harness.footprint()
-
-
-def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: item.path.name == "test_leftovers.py")
-
-
-def pytest_sessionfinish():
+def nothing_is_left_behind():
+    before = harness.footprint()
+    yield
+    gc.collect()  # the traceback of a failed call may hold the frames that hold it: that is garbage, not left behind
     harness.stop_helpers()
+    assert not harness.left_behind(before)

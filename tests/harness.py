@@ -154,6 +154,16 @@ def footprint():
     return Counter([*processes(), *threads(), *descriptors(), *files()])
 
 
+def left_behind(before, seconds=5):
+    """Return what was not there before, and does not go."""
+    deadline = time.monotonic() + seconds
+    while left := footprint() - before:
+        if time.monotonic() > deadline:
+            return sorted(left)
+        time.sleep(0.05)  # what was killed takes a moment; other tests may run, and share files
+    return []
+
+
 def end_pools():
     while pools:
         pools.popitem()[1].close()

@@ -64,11 +64,11 @@ def test_ranks_that_differ_are_named_and_the_group_stays_usable(world):
 def test_a_kernel_may_fail_before_its_launch_has_returned(monkeypatch):
     start = group.CudaGroup._start
 
-    def slow(group, *call):
-        event = start(group, *call)
+    def slow(gpus, *call):
+        event = start(gpus, *call)
         while not event.done:
             time.sleep(1e-4)
-        group.look()  # as the watcher may at this very moment
+        gpus.look()  # as the watcher may at this very moment
         return event
 
     monkeypatch.setattr(group.CudaGroup, "_start", slow)

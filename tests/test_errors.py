@@ -83,24 +83,39 @@ class Mute(Exception):
         raise ValueError
 
 
+class Short(MemoryError):
+    pass
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
         (ringcomm.PeerLost("gone"), ringcomm.PeerLost, "rank 3: gone"),
+        (Short("no more"), ringcomm.MemoryShortage, "rank 3: no more"),
         (KeyError("x"), ringcomm.RingcommError, "rank 3: KeyError: 'x'"),
+        (OSError("file \udcff"), ringcomm.RingcommError, "rank 3: OSError: file ?"),
         (Mute(), ringcomm.RingcommError, "rank 3: Mute"),
     ],
 )
 def test_what_fails_on_one_rank_is_raised_on_all(error, kind, words):
     all_words = ["", "", "", errors.in_words(error), "KeyError: 'another'"]
     with pytest.raises(kind) as elsewhere:
-        errors.raise_told(all_words, None, "split")
+        errors.raise_told(all_words, 1, None, "split")
     assert type(elsewhere.value) is kind
     assert (str(elsewhere.value), elsewhere.value.rank, elsewhere.value.collective) == (words, 3, "split")
+    assert elsewhere.value.__cause__ is None
     with pytest.raises(kind) as here:
-        errors.raise_told(all_words, error, "split")
+        errors.raise_told(all_words, 3, error, "split")
     assert here.value is error or here.value.__cause__ is error
+    assert here.value.rank == 3
+
+
+def test_a_rank_that_fails_as_well_says_why_it_did():
+    error = KeyError("another")
+    with pytest.raises(ringcomm.RingcommError, match="rank 4: KeyError: 'another'") as here:
+        errors.raise_told(["", "", "", "PeerLost: gone", errors.in_words(error)], 4, error)
+    assert here.value.__cause__ is error
 
 
 def test_nothing_is_raised_where_nothing_has_failed():
-    errors.raise_told([errors.in_words(None)] * 4, None)
+    errors.raise_told([errors.in_words(None)] * 4, 0, None)

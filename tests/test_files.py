@@ -1,6 +1,10 @@
 """Files that are there whole, or as they were before."""
 
+import errno
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +42,31 @@ def test_folders_are_made_and_a_link_stays_one(tmp_path):
     assert (tmp_path / "folder/file").read_bytes() == b"y"
 
 
+def test_a_file_keeps_its_mode(file):
+    file.chmod(0o600)
+    files.replace(file, b"x")
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_that_is_a_mount_of_its_own_is_written_where_it_is(file, monkeypatch):
+    def busy(*_):
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(Path, "replace", busy)
+    files.replace(file, b"after")
+    assert file.read_bytes() == b"after"
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_what_a_shell_has_opened_is_not_replaced(file):
+    code = "import sys; from pathlib import Path; from ringcomm import files; print('table', flush=True); "
+    code += "files.replace(Path('/dev/stdout'), b'rows'); print('end')"
+    with file.open("a") as shell:
+        subprocess.run([sys.executable, "-c", code], stdout=shell, check=True)
+        assert os.path.samestat(os.stat(shell.fileno()), file.stat())
+    assert "rows" in file.read_text()
+
+
 def test_what_is_no_file_is_written_to(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -53,8 +82,17 @@ def test_what_is_no_file_is_written_to(tmp_path):
 def test_to_look_whether_a_file_can_be_written_changes_nothing(file):
     files.check_writable(file)
     assert file.read_bytes() == b"before"
-    other = file.with_name("other")
-    files.check_writable(other)
-    assert not other.exists()
-    with pytest.raises(FileNotFoundError):
-        files.check_writable(file.parent / "nowhere/file")
+    files.check_writable(file.with_name("other"))
+    link = file.with_name("link")
+    link.symlink_to("nobody")
+    files.check_writable(link)
+    assert {*file.parent.iterdir()} == {file, link}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("nowhere/file", "No such file or directory: '.*/nowhere/file'"), ("", "Is a directory"), ("x" * 300, "too long")],
+)
+def test_what_cannot_be_written_is_told_before(tmp_path, name, words):
+    with pytest.raises(OSError, match=words):
+        files.check_writable(tmp_path / name)

@@ -60,7 +60,7 @@ def test_what_is_left_behind_is_seen():
     thread.join()
     for trace in ("thread forgotten", "descriptor /dev/shm", "file /dev/shm", f"process {process.pid}"):
         assert trace in left
-    assert not harness.footprint() - before
+    assert not harness.left_behind(before)
 
 
 def test_native_workers_are_seen_until_close():
@@ -73,4 +73,4 @@ def test_native_workers_are_seen_until_close():
             call.wait()
         left = harness.footprint() - before
     assert {"native thread ringcomm-coll", "native thread ringcomm-p2p"} <= left.keys()
-    assert not harness.footprint() - before
+    assert not harness.left_behind(before)

@@ -23,8 +23,8 @@ LAYERS = (
     ("errors",),
 )
 # These use the library as any user does. Beside its public API, the first may ask about the machine, its settings and
-# its devices, and launch a kernel by itself; the second draws as algorithms are drawn, and counts what the backend is
-# asked for; the third brings a store and a transport of its own.
+# its devices, write files and launch a kernel by itself; the second draws as algorithms are drawn, and counts what the
+# backend is asked for; the third brings a store and a transport of its own.
 OUTSIDERS = {
     "bench": ("config", "devices", "files", "memory", "transports.cuda.virtual", "tuning", "types"),
     "parallel": ("algorithms", "errors", "torch"),

@@ -19,14 +19,16 @@ import pytest
 pytestmark = pytest.mark.slow
 
 RINGCOMM = [sys.executable, "-m", "ringcomm"]
-# The same with less patience: what comes after 5 and 7 s comes at once.
-IMPATIENT = [
-    sys.executable,
-    "-c",
-    "import signal, sys; from ringcomm import run; "
-    "run.LAST_SIGNALS = (0.01, signal.SIGTERM), (0.3, signal.SIGKILL); "
-    "sys.exit(run.run(sys.argv[1:], 2))",
-]
+
+
+def with_patience(first, second):
+    """Return the same on two ranks, where what comes after 5 and 7 s comes after so many seconds."""
+    text = "import signal, sys; from ringcomm import run; "
+    text += f"run.LAST_SIGNALS = ({first}, signal.SIGTERM), ({second}, signal.SIGKILL); "
+    return [sys.executable, "-c", text + "sys.exit(run.run(sys.argv[1:], 2))"]
+
+
+IMPATIENT = with_patience(0.01, 0.3)
 
 
 @pytest.fixture
@@ -280,20 +282,21 @@ def test_what_the_ranks_leave_behind_ends_with_them(script, start, tmp_path):
 
 
 @pytest.fixture
-def stuck(script, tmp_path):
-    """Start ranks that print more than anybody reads, and stop when it has come to that."""
+def unread(script, tmp_path):
+    """Return the end of a pipe, and a function that starts ranks which print into it until it is full."""
     reader, writer = os.pipe()
     started = []
 
-    def start(text):
-        program = f"open({str(tmp_path)!r} + f'/{{rank}}', 'w').write(str(os.getpid()))\n{text}\nprint('x' * (8 << 20))"
-        process = subprocess.Popen([*IMPATIENT, script(program)], stdout=writer, stderr=subprocess.PIPE)
+    def start(text, command=IMPATIENT):
+        program = f"open({str(tmp_path)!r} + f'/{{rank}}', 'w').write(str(os.getpid()))\n{textwrap.dedent(text)}"
+        process = subprocess.Popen([*command, script(program)], stdout=writer, stderr=subprocess.PIPE)
         started.append(process)
         waiting = array.array("i", [0])
         while waiting[0] < 60_000 or len(list(tmp_path.glob("[01]"))) < 2:
+            assert process.poll() is None
             time.sleep(0.01)
             fcntl.ioctl(reader, termios.FIONREAD, waiting)
-        return process, [os.pidfd_open(int((tmp_path / rank).read_text())) for rank in "01"]
+        return process, [int((tmp_path / rank).read_text()) for rank in "01"]
 
     yield reader, start
     for process in started:
@@ -303,27 +306,75 @@ def stuck(script, tmp_path):
     os.close(writer)
 
 
+def drain(reader, pause=0.0):
+    """Read what comes, on a thread."""
+    found, mine = [], os.dup(reader)
+
+    def read():
+        while data := os.read(mine, 1 << 16):
+            found.append(data)
+            time.sleep(pause)
+        os.close(mine)
+
+    threading.Thread(target=read, daemon=True).start()
+    return found
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_while_nobody_reads_the_output_a_signal_ends_the_ranks_all_the_same(stuck, number):
-    process, watched = stuck[1]("")
+def test_while_nobody_reads_the_output_a_signal_ends_the_ranks_all_the_same(unread, number):
+    process, pids = unread[1]("print('x' * (8 << 20))")
+    watched = [os.pidfd_open(pid) for pid in pids]
     process.send_signal(number)
     assert all_end(watched, within=20)
     assert process.wait(30) == 128 + number
-    assert b"Fatal" not in process.stderr.read()
+    assert b" was killed by SIG" in process.stderr.read()
 
 
-def test_while_nobody_reads_the_output_the_end_of_a_rank_ends_the_others(stuck, tmp_path):
-    reader, start = stuck
+def test_a_signal_gives_up_what_nobody_reads_with_a_status_that_says_so(unread):
+    process, pids = unread[1]("print('x' * 200_000)")
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):  # all has been read from them
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 128 + signal.SIGTERM
+
+
+def test_what_is_read_slowly_is_not_lost_when_the_ranks_are_killed(unread):
+    reader, start = unread
+    text = """
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        while True:
+            print("x" * 99_995)
+    """
+    process, _ = start(text, with_patience(0.5, 0.6))
+    process.send_signal(signal.SIGINT)
+    found = drain(reader, 0.02)
+    assert process.wait(30) == 128 + signal.SIGKILL
+    assert b" was killed by SIGKILL\n" in process.stderr.read()
+    time.sleep(0.1)
+    printed = b"".join(found)
+    assert len(printed) > 1 << 20
+    assert printed.endswith(b"\n")
+
+
+def test_while_nobody_reads_the_output_the_end_of_a_rank_ends_the_others(unread, tmp_path):
+    reader, start = unread
     end = tmp_path / "end"
-    process, watched = start(
-        f"if rank == 1:\n    while not os.path.exists({str(end)!r}): time.sleep(0.01)\n    sys.exit(3)"
-    )
+    text = f"""
+        if rank == 1:
+            while not os.path.exists({str(end)!r}):
+                time.sleep(0.01)
+            sys.exit(3)
+        print('x' * (8 << 20))
+    """
+    process, pids = start(text)
+    watched = [os.pidfd_open(pid) for pid in pids]
     end.touch()
+    assert process.stderr.readline() == b"ringcomm run: rank 1 ended with exit status 3\n"  # at once
     assert all_end(watched, within=20)
     assert process.poll() is None  # what they have printed may still be read
-    threading.Thread(target=lambda: [*iter(lambda: os.read(reader, 1 << 20), b"")], daemon=True).start()
+    drain(reader)
     assert process.wait(30) == 3
-    assert process.stderr.read() == b"ringcomm run: rank 1 ended with exit status 3\n"
 
 
 def test_when_nobody_reads_the_output_the_ranks_end(script, start):

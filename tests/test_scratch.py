@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from ringcomm.bench.scratch import FRESH, scratch_folder
+from ringcomm.bench.scratch import FRESH, MARK, PREFIX, scratch_folder
 
 HOLDING = """
 from ringcomm.bench.scratch import scratch_folder
@@ -29,7 +29,7 @@ def folder(tmp_path, monkeypatch):
 
 def age(folder):
     then = time.time() - FRESH - 1
-    os.utime(folder, (then, then))
+    os.utime(folder / MARK, (then, then))
 
 
 def test_a_folder_goes_with_its_block(folder):
@@ -54,10 +54,20 @@ def test_a_folder_in_use_stays_and_that_of_a_killed_process_is_removed(folder):
 
 
 def test_a_folder_that_is_new_and_not_yet_locked_stays(folder):
-    new = folder / "ringcomm-bench-new"
+    new = folder / f"{PREFIX}new"
     new.mkdir()
+    (new / MARK).touch()
     with scratch_folder():
         assert new.exists()
     age(new)
     with scratch_folder():
         assert not new.exists()
+
+
+def test_a_folder_of_somebody_else_stays_whatever_its_name(folder):
+    other = folder / f"{PREFIX}results"
+    other.mkdir()
+    (other / "out.json").touch()
+    os.utime(other, (0, 0))
+    with scratch_folder():
+        assert (other / "out.json").exists()

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 import ringcomm
-from ringcomm.native import ffi, lib
+from ringcomm.native import check, ffi, lib
+from ringcomm.transports.blocks import said
 from ringcomm.types import COLLECTIVES, DTYPES, OPS, REDUCING, ROOTED, WHOLE
 
 ITEM_BYTES = {"bool": 1, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "complex64": 8, "complex128": 16}
@@ -72,3 +73,25 @@ def test_looking_up_unknown_ops_leaves_no_trace():
     before = dict(OPS)
     assert OPS[ringcomm.premul_sum(3)] == (lib.RC_PREMUL_SUM, 3.0)
     assert dict(OPS) == before
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (("barrier", 0, 0, 0, 1.0, 0), "barrier()"),
+        (("all_reduce", 0, 3, 8, 0.0, 0), "all_reduce(bool x 3, premul_sum(0))"),
+        (("reduce", 0, 3, 0, 1.0, 2), "reduce(bool x 3, sum, root 2)"),
+        (("all_gather", 0, (1, 2), 0, 1.0, 0), "all_gather(bool x 3 in all, with counts)"),
+        (("all_to_all", 0, None, 0, 1.0, 0), "all_to_all(bool, with counts)"),
+        (("reduce_scatter", 0, (1, 2), 8, 0.5, 0), "reduce_scatter(bool x 3 in all, with counts, premul_sum)"),
+    ],
+)
+def test_a_call_is_said_in_the_words_of_the_core(call, words):
+    assert said(*call).words == words
+
+
+@pytest.mark.parametrize("collective", [-1, len(COLLECTIVES)])
+def test_a_collective_that_is_none_is_not_described(collective):
+    text = ffi.new("char[]", 100)
+    with pytest.raises(ringcomm.ArgumentError, match=f"there is no collective {collective}"):
+        check(lib.rc_describe(collective, 0, 0, 0, 1.0, 0, 0, text, len(text)))

@@ -1,8 +1,6 @@
 // The C ABI: every function checks what the caller gave, then calls the core.
 #include <unistd.h>
 
-#include <bit>
-
 #include "check.h"
 #include "door.h"
 #include "probe.h"
@@ -210,8 +208,9 @@ int rc_collective(rc_comm* comm, int collective, const void* source, void* targe
 int rc_describe(int collective, uint64_t count, int dtype, int op, double factor, int root, int with_counts, char* text,
                 uint64_t bytes) {
     return guarded([&] {
-        const uint64_t signature = pack(collective, dtype, op, root, with_counts);
-        copy_text(text, bytes, describe(signature, count, std::bit_cast<uint64_t>(factor)));
+        check_collective(collective);
+        check_dtype(dtype);
+        copy_text(text, bytes, describe(pack(collective, dtype, op, root, with_counts), count, factor));
     });
 }
 

@@ -1,6 +1,5 @@
 #include "call.h"
 
-#include <bit>
 #include <cinttypes>
 #include <iterator>
 
@@ -54,7 +53,7 @@ uint64_t pack(int kind, int dtype, int op, int root, bool counts) {
     return word;
 }
 
-std::string describe(uint64_t signature, uint64_t count, uint64_t extra) {
+std::string describe(uint64_t signature, uint64_t count, std::optional<double> factor) {
     const int kind = signature & 0xff;
     if (kind >= CALLS) return "an unknown call";
     const Kind& k = kinds[kind];
@@ -65,7 +64,7 @@ std::string describe(uint64_t signature, uint64_t count, uint64_t extra) {
     if (k.shape == BLOCK) text += counts ? ", with counts" : " per rank";
     const int op = signature >> 16 & 0xff;
     if (k.reduces) text += format(", %s", op_name(op));
-    if (k.reduces && op == RC_PREMUL_SUM && extra && !counts) text += format("(%.17g)", std::bit_cast<double>(extra));
+    if (k.reduces && op == RC_PREMUL_SUM && factor && !counts) text += format("(%.17g)", *factor);
     const int root = int(signature >> 32 & 0xffffff) - 1;
     if (k.root) text += root < 0 ? format(", %s any", k.root) : format(", %s %d", k.root, root);
     return text + ")";

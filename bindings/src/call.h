@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
 #include <string>
 
 #include "kernels.h"
@@ -54,8 +55,7 @@ enum { CALL_SEND = RC_COLLECTIVES, CALL_RECV, CALLS };
 constexpr uint64_t SIGNATURE_DIRECT = uint64_t{1} << 63;
 
 uint64_t pack(int kind, int dtype, int op, int root, bool counts);
-// `extra` is that of a start record, where it is at hand: it holds the factor of premul_sum.
-std::string describe(uint64_t signature, uint64_t count, uint64_t extra = 0);
+std::string describe(uint64_t signature, uint64_t count, std::optional<double> factor = {});
 const char* kind_name(int kind);
 
 }  // namespace ringcomm

@@ -15,6 +15,10 @@ void check_rank(const char* name, int value, int least, int size) {
     if (value < least || value >= size) refuse(format("%s is %d, but the ranks are 0 to %d", name, value, size - 1));
 }
 
+void check_collective(int collective) {
+    if (collective < 0 || collective >= RC_COLLECTIVES) refuse(format("there is no collective %d", collective));
+}
+
 void check_dtype(int dtype) {
     if (dtype < 0 || dtype >= RC_DTYPES) refuse(format("there is no dtype %d", dtype));
 }
@@ -58,8 +62,7 @@ void check_overlap(const Call& call, int rank, int size) {
 }
 
 void check_call(Call& call, int rank, int size) {
-    if (call.collective < 0 || call.collective >= RC_COLLECTIVES)
-        refuse(format("there is no collective %d", call.collective));
+    check_collective(call.collective);
     check_dtype(call.dtype);
     call.item = dtype_bytes(call.dtype);
     switch (call.collective) {

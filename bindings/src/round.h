@@ -1,6 +1,8 @@
 // One collective call in flight on this rank: its start record, its flags, its waits.
 #pragma once
 
+#include <bit>
+
 #include "comm.h"
 
 namespace ringcomm {
@@ -70,7 +72,10 @@ private:
     void late() override;
     uint64_t deadline() const override { return deadline_of(start_time_, timeout_); }
     std::string words() const { return words(record(rank)); }
-    std::string words(const Record& record) const { return describe(record.signature, record.count, record.extra); }
+    // `extra` is a hash of the counts, or the factor of premul_sum.
+    std::string words(const Record& record) const {
+        return describe(record.signature, record.count, std::bit_cast<double>(record.extra));
+    }
     Failure timed_out() const;
 
     double timeout_;

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ringcomm import ArgumentError, files
 from ringcomm.bench import peers, report, virtual
-from ringcomm.bench.interrupts import Interrupted, interruptible
+from ringcomm.bench.interrupts import Interrupted, interruptible, uninterrupted
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.plan import Plan, parse_bytes, parse_collectives, parse_dtypes, parse_ops, positive, whole
 from ringcomm.bench.rank.collectives import COLLECTIVES, REDUCTIONS
@@ -89,7 +89,9 @@ def _compare(plan: Plan, names: list[str], arguments: argparse.Namespace) -> boo
     finally:  # also when it is interrupted
         report.progress(1, "")
         if arguments.json and (results.rows or results.failures):
-            report.write_json(arguments.json, results.machine, plan, results.versions, results.rows, results.failures)
+            found = results.machine, plan, results.versions, results.rows, results.failures
+            with uninterrupted():
+                report.write_json(arguments.json, *found)
     return results.judge() or (arguments.min_ratio is not None and results.misses(arguments.min_ratio, names))
 
 

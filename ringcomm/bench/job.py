@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from ringcomm.bench.interrupts import uninterrupted
 from ringcomm.bench.peers import Contender
 
 __all__ = ["START", "Job", "JobFailed", "Refused", "last_words"]
@@ -75,7 +76,13 @@ class Job:
             *contender.launcher(ranks),
             *(contender.python, "-m", ALIAS, *arguments),
         ]
-        with self._log.open("wb") as log:
+        # What a signal raises between fork and exec Python would only print.
+        with self._log.open("wb") as log, uninterrupted() as allow:
+
+            def begin() -> None:
+                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+                allow()
+
             # In a session of its own, so that Ctrl-C reaches the bench alone.
             return subprocess.Popen(
                 command,
@@ -83,7 +90,7 @@ class Job:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=lambda: ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
+                preexec_fn=begin,
             )
 
     def _meet(self, server: socket.socket, ranks: int) -> None:

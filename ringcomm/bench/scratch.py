@@ -12,37 +12,36 @@ from pathlib import Path
 __all__ = ["scratch_folder"]
 
 PREFIX = "ringcomm-bench-"
-FRESH = 60.0  # seconds within which a new folder is locked, however slow the machine
+MARK = ".in-use"  # a file that is locked as long as the bench lives
+FRESH = 60.0  # seconds within which a new one is locked, however slow the machine
 
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Yield a new folder, which is removed in the end; it is locked, and the lock ends with this process."""
-    _remove_unlocked()
-    with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
-        descriptor = _locked(folder)
+    """Yield a new folder, which is removed in the end."""
+    _remove_those_of_the_dead()
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    with _locked(folder / MARK, os.O_CREAT):
         try:
-            yield Path(folder)
+            yield folder
         finally:
-            os.close(descriptor)
+            shutil.rmtree(folder)
 
 
-def _remove_unlocked() -> None:
-    for folder in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
-        with suppress(OSError):  # it is somebody else's, locked, or gone
-            if time.time() - folder.stat().st_mtime > FRESH:
-                descriptor = _locked(folder)
-                try:
-                    shutil.rmtree(folder)
-                finally:
-                    os.close(descriptor)
+def _remove_those_of_the_dead() -> None:
+    for mark in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{MARK}"):
+        with suppress(OSError):  # it is in use, or gone
+            facts = mark.stat()
+            if facts.st_uid == os.getuid() and time.time() - facts.st_mtime > FRESH:
+                with _locked(mark):
+                    shutil.rmtree(mark.parent)
 
 
-def _locked(folder: str | Path) -> int:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+@contextmanager
+def _locked(mark: Path, flags: int = 0) -> Iterator[None]:
+    descriptor = os.open(mark, os.O_RDWR | os.O_NOFOLLOW | flags, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        yield
+    finally:
         os.close(descriptor)
-        raise
-    return descriptor

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 import ringcomm
 from ringcomm import ArgumentError, RingcommError, tuning
@@ -91,32 +90,31 @@ def run(arguments: argparse.Namespace) -> int:
     path = tuning_file()
     if path is None:
         raise ArgumentError("RINGCOMM_TUNING is empty: there is no file to write to")
+    ranks = arguments.ranks or max(2, min(MOST_RANKS, len(os.sched_getaffinity(0))))
     try:
         with interruptible():
-            _tune(path, arguments)
-            return 0
+            settings = _settings(ranks, arguments.iters)
     except Interrupted as interrupt:
         report.progress(1, "")
         print(f"ringcomm tune: interrupted: {path} stays as it was", file=sys.stderr)
         return interrupt.status
+    tuning.write(path, settings, {"date": Machine.here().date, "ringcomm": ringcomm.__version__, "ranks": ranks})
+    print(f"\nwritten to {path}; delete it to go back to the built-in values")
+    return 0
 
 
-def _tune(path: Path, arguments: argparse.Namespace) -> None:
-    machine = Machine.here()
-    ranks = arguments.ranks or max(2, min(MOST_RANKS, len(os.sched_getaffinity(0))))
+def _settings(ranks: int, rounds: int) -> dict[str, int]:
     print(f"# {tuning.machine()}; {ranks} ranks, all_reduce of float32; times in us, rotated and cached")
     settings: dict[str, int] = {}
     for setting in SETTINGS:
-        sizes, times = measure(setting, settings, ranks, arguments.iters)
+        sizes, times = measure(setting, settings, ranks, rounds)
         settings[setting.name] = chosen = setting.choose(sizes, {v: [a * b for a, b in times[v]] for v in times})
         print(f"\n{setting.name} = {words(chosen)}")
         print("".join(f"{cell:>20}" for cell in ("bytes", *(f"{setting.name[:-6]} {words(v)}" for v in times))))
         for i, size in enumerate(sizes):
             cells = [" ".join(f"{seconds * 1e6:.2f}" for seconds in times[value][i]) for value in times]
             print("".join(f"{cell!s:>20}" for cell in (size, *cells)), flush=True)
-    facts = {"date": machine.date, "ringcomm": ringcomm.__version__, "ranks": ranks}
-    tuning.write(path, settings, facts)
-    print(f"\nwritten to {path}; delete it to go back to the built-in values")
+    return settings
 
 
 def measure(

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringcomm import ArgumentError, files
+from ringcomm.bench.interrupts import uninterrupted
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.peers import require_gpu
 from ringcomm.bench.plan import COPY_BYTES, Plan
@@ -128,7 +129,7 @@ def run(plan: Plan, path: Path | None) -> bool:
     copy = arrays.copy()
     machine, rows = Machine.here(), list[Row]()
     print(f"# {', '.join(machine.gpus) or machine.cpu}, {machine.date}; float32, sum; a copy: {copy / 1e9:.1f} GB/s")
-    print(HEAD)
+    print(HEAD, flush=True)
     try:
         for ranks in plan.ranks:
             for size in plan.sizes():
@@ -137,7 +138,8 @@ def run(plan: Plan, path: Path | None) -> bool:
     finally:  # also when it is interrupted
         if path and rows:
             document = {"machine": asdict(machine), "device": plan.device, "rows": [asdict(row) for row in rows]}
-            files.replace(path, (json.dumps(document, indent=1) + "\n").encode())
+            with uninterrupted():
+                files.replace(path, (json.dumps(document, indent=1) + "\n").encode())
     return any(row.wrong for row in rows)
 
 

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
-from ringcomm.errors import ArgumentError, RingcommError, refuse
+from ringcomm.errors import ArgumentError, RingcommError, in_words, refuse
 from ringcomm.parallel.grid import Grid
 from ringcomm.parallel.layout import Modules, Split, copies, full_shape, listed, parameters, plain, splits
 from ringcomm.parallel.precision import MixedPrecision
@@ -143,9 +143,9 @@ def _together(grid: Grid) -> Iterator[None]:
         yield
     except Exception as error:
         failure = error
-    told: list[str | None] = [None] * grid.world.size
+    told = [""] * grid.world.size
     if grid.world.size > 1:
-        words = f"{type(failure).__name__}: {failure}" if failure else None
+        words = in_words(failure)
         dist.all_gather_object(told, words, group=grid.world.group)
     if failure:
         raise failure
@@ -163,8 +163,7 @@ def _files(path: Path) -> Iterator[None]:
         rank, (failure, _) = min(error.failures.items())
         if not isinstance(failure, Exception):  # it was interrupted
             raise
-        words = f"rank {rank} failed: {type(failure).__name__}: {failure}"
-        raise RingcommError(f"the checkpoint {path}: {words}", rank=rank) from error
+        raise RingcommError(f"the checkpoint {path}: rank {rank} failed: {in_words(failure)}", rank=rank) from error
 
 
 class _Trained(NamedTuple):

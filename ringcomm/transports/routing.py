@@ -178,7 +178,7 @@ class RoutingTransport:
         facts = ffi.from_buffer(mine), ffi.from_buffer(reasons), REASON, DTYPES["uint8"], 0, 1.0, 0, NULL, -1.0
         self._host.fused["all_gather"](*facts)
         each = (reasons[at : at + REASON] for at in range(0, len(reasons), REASON))
-        raise_told((reason.rstrip(b"\0").decode(errors="replace") for reason in each), failure, "empty")
+        raise_told((reason.rstrip(b"\0").decode(errors="replace") for reason in each), self.rank, failure, "empty")
         return memory
 
     def split(self, color: int | None, key: int) -> Transport | None:

@@ -180,7 +180,7 @@ class ShmTransport:
         except Exception as raised:  # whatever it is: the others wait
             error = raised
         outcomes = self.exchange(name, [value, in_words(error).encode("ascii", "replace").decode()[:300]])
-        raise_told((words for _, words in outcomes), error, name)
+        raise_told((words for _, words in outcomes), self.rank, error, name)
         return [value for value, _ in outcomes]
 
     def _reserve_group(self, size: int, leads: bool) -> int | None:

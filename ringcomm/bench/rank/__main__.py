@@ -25,7 +25,9 @@ def main(module: str, rank_variable: str, folder: str, device: str) -> None:
     rank: Library = import_module(f".{module}", __package__).start(folder, device)
     bench = Bench(rank)
     place = os.open(folder, os.O_PATH)  # the path of the socket may be too long for one
-    with Client(f"/proc/self/fd/{place}/socket", "AF_UNIX") as connection:
+    client = Client(f"/proc/self/fd/{place}/socket", "AF_UNIX")
+    os.close(place)
+    with client as connection:
         # In JSON: a pickle could name what only one of the two environments has.
         hello = {"rank": rank.rank, "pid": os.getpid(), "versions": rank.versions}
         connection.send_bytes(json.dumps(hello).encode())

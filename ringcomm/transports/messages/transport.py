@@ -117,7 +117,7 @@ class MessageTransport(MessageGroup):
                 failure = raised
             outcome = np.frombuffer(in_words(failure).encode(), np.uint8)
             outcomes = yield from self._exchange(said, epoch, deadline, 1, [outcome] * self.size)
-            raise_told((theirs.tobytes().decode() for theirs in outcomes), failure)
+            raise_told((theirs.tobytes().decode() for theirs in outcomes), self.rank, failure)
             self._done = epoch
 
         self._complete(words, steps)

@@ -82,13 +82,13 @@ def cut(block: Block, item: int) -> list[Piece]:
     return [(block.memory, first, min(first + CHUNK, end)) for first in range(begin, end, CHUNK)]
 
 
-_abandoned: list[object] = []  # what MPI may still use, after a failure
+_abandoned: list[object] = []  # what MPI may still use after a failure, or other ranks are in the middle of
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_abandoned.clear)
 
 
 def abandon(what: object) -> None:
-    """Remember what MPI may use for ever."""
+    """Keep for ever what MPI may use, and end the job at exit."""
     _abandoned.append(what)
 
 
@@ -133,6 +133,10 @@ def within(timeout: float, words: str, call: Callable[[], T]) -> T:
     except FutureTimeout:
         abandon(thread)
         raise CollectiveTimeout(f"{words} took more than {timeout:g} s: a rank has not come, or is lost") from None
+    except BaseException:
+        if not ended.done():  # it was interrupted
+            abandon(thread)
+        raise
 
 
 class Lane:

@@ -16,7 +16,7 @@ from ringcomm import topology
 from ringcomm.algorithms.cost import CLUSTER, Link
 from ringcomm.algorithms.select import Choice, check_name
 from ringcomm.config import Config
-from ringcomm.errors import ArgumentError, CollectiveTimeout, RingcommError, in_words, raise_told, refuse
+from ringcomm.errors import ArgumentError, CollectiveTimeout, in_words, raise_told, refuse
 from ringcomm.place import Place, host
 from ringcomm.store import meeting
 from ringcomm.transports import shm
@@ -26,7 +26,7 @@ from ringcomm.transports.mpi.hierarchy import assemble
 from ringcomm.transports.mpi.lane import Lane, abandon, within
 from ringcomm.transports.mpi.wire import MpiWire
 
-__all__ = ["join", "world"]
+__all__ = ["ending_the_job", "join", "world"]
 
 log = logging.getLogger("ringcomm")
 
@@ -35,18 +35,17 @@ OWN = ("kernels", "log", "host_label")  # settings that each process keeps
 
 
 @contextmanager
-def _ending_the_job() -> Iterator[None]:
-    """Where the start is interrupted the others wait in the middle of it, and at exit the job is ended."""
+def ending_the_job() -> Iterator[None]:
+    """Where the start is interrupted others wait in the middle of it: when this process exits, the job ends."""
     try:
         yield
-    except RingcommError:  # which they raise as well, sooner or later
+    except Exception:
         raise
-    except BaseException:
-        abandon("the start")
+    except BaseException as interrupt:
+        abandon(type(interrupt))
         raise
 
 
-@_ending_the_job()
 def world(size: int) -> Any:
     """Return the communicator of MPI that has all ranks of this job, which are so many."""
     mpi = _mpi()
@@ -57,7 +56,6 @@ def world(size: int) -> Any:
     return mpi.COMM_WORLD
 
 
-@_ending_the_job()
 def join(comm: Any, config: Config) -> Transport:
     """Connect the ranks of a communicator of MPI, which stays as it is."""
     mpi = _mpi()
@@ -101,7 +99,7 @@ def join(comm: Any, config: Config) -> Transport:
             local.close()
         for copy in (data, messages):
             copy.Free()
-        raise_told(failures, failure)
+        raise_told(failures, rank, failure)
     assert local is not None
     names = {name: number for number, name in enumerate(dict.fromkeys(hosts))}
     log.info("%d ranks on %d hosts", size, len(names))
