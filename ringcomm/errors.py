@@ -124,7 +124,7 @@ def in_words(error: BaseException | None) -> str:
     short = isinstance(error, MemoryError) and not isinstance(error, RingcommError)
     kind = "MemoryError" if short else type(error).__name__
     try:
-        return f"{kind}: {error}".encode(errors="replace").decode()
+        return f"{kind}: {error}".encode(errors="backslashreplace").decode()
     except Exception:  # from its __str__
         return kind
 

@@ -93,7 +93,7 @@ class Short(MemoryError):
         (ringcomm.PeerLost("gone"), ringcomm.PeerLost, "rank 3: gone"),
         (Short("no more"), ringcomm.MemoryShortage, "rank 3: no more"),
         (KeyError("x"), ringcomm.RingcommError, "rank 3: KeyError: 'x'"),
-        (OSError("file \udcff"), ringcomm.RingcommError, "rank 3: OSError: file ?"),
+        (OSError("file \udcff"), ringcomm.RingcommError, r"rank 3: OSError: file \udcff"),
         (Mute(), ringcomm.RingcommError, "rank 3: Mute"),
     ],
 )

@@ -159,7 +159,6 @@ def test_the_exit_status_of_a_rank_is_that_of_the_job(library, layout, tmp_path)
 
 @worlds(("openmpi", "01"), ("mpich", "0011"))
 def test_a_rank_that_is_interrupted_while_it_starts_ends_the_job(library, layout, tmp_path):
-    status, output = ended(library, PROGRAM + IS_INTERRUPTED + MEETS, layout, tmp_path)
+    status, output = ended(library, PROGRAM + IS_INTERRUPTED + MEETS, layout, tmp_path)  # in time
     assert status != 0
     assert "KeyboardInterrupt" in output
-    assert "ringcomm WARNING: MPI_Abort: " in output

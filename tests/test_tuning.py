@@ -137,7 +137,12 @@ def test_an_interrupted_tune_leaves_everything_as_it_was(file, tmp_path, number)
     folder = tmp_path / ("scratch" * 16)  # longer than the path of a socket may be
     folder.mkdir()
     command = [sys.executable, "-m", "ringcomm", "tune", "-n", "1000"]
-    with subprocess.Popen(command, env=os.environ | {"TMPDIR": str(folder)}, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        command,
+        env=os.environ | {"TMPDIR": str(folder)},
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # under nohup it would be ignored
+    ) as process:
         while not list(folder.glob("ringcomm-bench-*")):
             assert process.poll() is None
             time.sleep(0.01)
