@@ -1,6 +1,7 @@
 """What the ranks of `ringcomm run` print: whole lines, each under its rank."""
 
 import os
+import select
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -54,7 +55,11 @@ class Printer:
             while text := self._texts.get():
                 rest = memoryview(text)
                 while rest:
-                    written = os.write(self._descriptor, rest[:PIECE_BYTES])
+                    try:
+                        written = os.write(self._descriptor, rest[:PIECE_BYTES])
+                    except BlockingIOError:  # whoever opened it has made it so for all
+                        select.select([], [self._descriptor], [])
+                        continue
                     rest = rest[written:]
                     was_full = self.full
                     self.printed += written

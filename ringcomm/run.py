@@ -91,8 +91,7 @@ class _Wakeups:
         """Return the signals that have come since the last time."""
         with suppress(BlockingIOError):
             self._receiver.recv(4096)
-        came = self.came[:]
-        del self.came[: len(came)]
+        came, self.came = self.came, []
         return came
 
 

@@ -13,6 +13,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -283,7 +284,7 @@ def test_what_the_ranks_leave_behind_ends_with_them(script, start, tmp_path):
 
 @pytest.fixture
 def unread(script, tmp_path):
-    """Return the end of a pipe, and a function that starts ranks which print into it until it is full."""
+    """Both ends of a pipe, and a function that starts ranks which print into it until it is full."""
     reader, writer = os.pipe()
     started = []
 
@@ -298,7 +299,7 @@ def unread(script, tmp_path):
             fcntl.ioctl(reader, termios.FIONREAD, waiting)
         return process, [int((tmp_path / rank).read_text()) for rank in "01"]
 
-    yield reader, start
+    yield SimpleNamespace(reader=reader, writer=writer, start=start)
     for process in started:
         process.kill()
         process.communicate()
@@ -322,7 +323,7 @@ def drain(reader, pause=0.0):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_while_nobody_reads_the_output_a_signal_ends_the_ranks_all_the_same(unread, number):
-    process, pids = unread[1]("print('x' * (8 << 20))")
+    process, pids = unread.start("print('x' * (8 << 20))")
     watched = [os.pidfd_open(pid) for pid in pids]
     process.send_signal(number)
     assert all_end(watched, within=20)
@@ -330,8 +331,18 @@ def test_while_nobody_reads_the_output_a_signal_ends_the_ranks_all_the_same(unre
     assert b" was killed by SIG" in process.stderr.read()
 
 
+def test_output_that_does_not_block_is_printed_whole(unread):
+    os.set_blocking(unread.writer, False)
+    process, _ = unread.start("print('x' * 200_000)")
+    found = drain(unread.reader, 0.01)
+    assert process.wait(30) == 0
+    while (size := sum(map(len, found))) < 2 * len("[0] \n") + 400_000:
+        time.sleep(0.01)
+    assert size == 2 * len("[0] \n") + 400_000
+
+
 def test_a_signal_gives_up_what_nobody_reads_with_a_status_that_says_so(unread):
-    process, pids = unread[1]("print('x' * 200_000)")
+    process, pids = unread.start("print('x' * 200_000)")
     while any(Path(f"/proc/{pid}").exists() for pid in pids):  # all has been read from them
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
@@ -339,16 +350,15 @@ def test_a_signal_gives_up_what_nobody_reads_with_a_status_that_says_so(unread):
 
 
 def test_what_is_read_slowly_is_not_lost_when_the_ranks_are_killed(unread):
-    reader, start = unread
     text = """
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         while True:
             print("x" * 99_995)
     """
-    process, _ = start(text, with_patience(0.5, 0.6))
+    process, _ = unread.start(text, with_patience(0.5, 0.6))
     process.send_signal(signal.SIGINT)
-    found = drain(reader, 0.02)
+    found = drain(unread.reader, 0.02)
     assert process.wait(30) == 128 + signal.SIGKILL
     assert b" was killed by SIGKILL\n" in process.stderr.read()
     time.sleep(0.1)
@@ -358,7 +368,6 @@ def test_what_is_read_slowly_is_not_lost_when_the_ranks_are_killed(unread):
 
 
 def test_while_nobody_reads_the_output_the_end_of_a_rank_ends_the_others(unread, tmp_path):
-    reader, start = unread
     end = tmp_path / "end"
     text = f"""
         if rank == 1:
@@ -367,13 +376,13 @@ def test_while_nobody_reads_the_output_the_end_of_a_rank_ends_the_others(unread,
             sys.exit(3)
         print('x' * (8 << 20))
     """
-    process, pids = start(text)
+    process, pids = unread.start(text)
     watched = [os.pidfd_open(pid) for pid in pids]
     end.touch()
     assert process.stderr.readline() == b"ringcomm run: rank 1 ended with exit status 3\n"  # at once
     assert all_end(watched, within=20)
     assert process.poll() is None  # what they have printed may still be read
-    drain(reader)
+    drain(unread.reader)
     assert process.wait(30) == 3
 
 
