@@ -327,7 +327,7 @@ def test_while_nobody_reads_the_output_a_signal_ends_the_ranks_all_the_same(unre
     watched = [os.pidfd_open(pid) for pid in pids]
     process.send_signal(number)
     assert all_end(watched, within=20)
-    assert process.wait(30) == 128 + number
+    assert process.wait(30) in (128 + number, 128 + signal.SIGTERM)  # which comes soon after SIGINT
     assert b" was killed by SIG" in process.stderr.read()
 
 
