@@ -293,7 +293,7 @@ def unread(script, tmp_path):
         process = subprocess.Popen([*command, script(program)], stdout=writer, stderr=subprocess.PIPE)
         started.append(process)
         waiting = array.array("i", [0])
-        while waiting[0] < 60_000 or len(list(tmp_path.glob("[01]"))) < 2:
+        while waiting[0] < 60_000 or sum(file.stat().st_size > 0 for file in tmp_path.glob("[01]")) < 2:
             assert process.poll() is None
             time.sleep(0.01)
             fcntl.ioctl(reader, termios.FIONREAD, waiting)
