@@ -323,7 +323,7 @@ def drain(reader, pause=0.0):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_while_nobody_reads_the_output_a_signal_ends_the_ranks_all_the_same(unread, number):
-    process, pids = unread.start("print('x' * (8 << 20))")
+    process, pids = unread.start("print('x' * (8 << 20))", with_patience(1.0, 1.3))
     watched = [os.pidfd_open(pid) for pid in pids]
     process.send_signal(number)
     assert all_end(watched, within=20)

@@ -21,11 +21,11 @@ def scratch_folder() -> Iterator[Path]:
     """Yield a new folder, which is removed in the end."""
     _remove_those_of_the_dead()
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-    with _locked(folder / MARK, os.O_CREAT):
-        try:
+    try:
+        with _locked(folder / MARK, os.O_CREAT):
             yield folder
-        finally:
-            shutil.rmtree(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # another bench may be at it
 
 
 def _remove_those_of_the_dead() -> None:
