@@ -358,10 +358,10 @@ def test_what_is_read_slowly_is_not_lost_when_the_ranks_are_killed(unread):
     """
     process, _ = unread.start(text, with_patience(0.5, 0.6))
     process.send_signal(signal.SIGINT)
-    found = drain(unread.reader, 0.02)
+    found = drain(unread.reader, 0.08)  # in all much longer than the patience
     assert process.wait(30) == 128 + signal.SIGKILL
     assert b" was killed by SIGKILL\n" in process.stderr.read()
-    time.sleep(0.1)
+    time.sleep(0.5)  # the last that is in the pipe
     printed = b"".join(found)
     assert len(printed) > 1 << 20
     assert printed.endswith(b"\n")

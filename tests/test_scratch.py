@@ -68,6 +68,7 @@ def test_a_folder_of_somebody_else_stays_whatever_its_name(folder):
     other = folder / f"{PREFIX}results"
     other.mkdir()
     (other / "out.json").touch()
-    os.utime(other, (0, 0))
+    for path in (other / "out.json", other):
+        os.utime(path, (0, 0))
     with scratch_folder():
         assert (other / "out.json").exists()
