@@ -3,10 +3,9 @@
     python benchmarks/gpu_check.py -o FOLDER            every step, 16 minutes at most
     python benchmarks/gpu_check.py -o FOLDER tests …    these
 
-It uses what is installed there: ringcomm, CuPy and pytest; torch, NCCL and compute-sanitizer for their parts. No step
-keeps the others from running: neither one that fails, nor one that is ended because its time is over. FOLDER/gpu.json
-has everything, FOLDER/gpu.txt the same to read. The exit status is 0 if every step that can run has passed; 1 if one
-has failed, or if there is no GPU.
+It needs ringcomm, CuPy and pytest, and for some steps torch, NCCL or compute-sanitizer. A step that fails or times out
+does not stop the others. FOLDER/gpu.json has all results, FOLDER/gpu.txt the same as text. The exit status is 0 if
+every step that can run has passed, and 1 if one has failed or without a GPU.
 """
 
 import argparse
@@ -28,14 +27,14 @@ from ringcomm.bench.machine import Machine
 ROOT = Path(__file__).parent.parent
 PYTHON = sys.executable
 RINGCOMM = (PYTHON, "-m", "ringcomm")
-# Without the settings of pyproject.toml, which ask for plugins.
+# Without the settings of pyproject.toml, which need plugins.
 OPTIONS = f"-c {os.devnull} --rootdir {ROOT} -p no:cacheprovider -v --tb=short --maxfail=4 -o faulthandler_timeout=60"
 PYTEST = (PYTHON, "-m", "pytest", *OPTIONS.split(), "-m", "gpu")
 TESTS, TRAINING, KERNELS = (
-    str(ROOT / "tests" / name) for name in ("test_gpu.py", "test_examples.py", "gpu_kernels.py")
+    str(ROOT / "tests" / name) for name in ("cuda/test_gpu.py", "project/test_examples.py", "cuda/gpu_kernels.py")
 )
 OTHERS = "reduce_scatter all_gather broadcast reduce gather scatter all_to_all send_recv"
-GRACE = 5.0  # seconds in which a step that is told to end writes down what it has
+GRACE = 5.0  # seconds in which an interrupted step writes its results
 
 
 @dataclass(frozen=True)
@@ -45,24 +44,24 @@ class Step:
     name: str
     command: tuple[str, ...]
     seconds: int
-    program: str = PYTHON  # without it the step is left out
-    gpu: bool = True  # without one it cannot be done
+    program: str = PYTHON  # the step is skipped without it
+    gpu: bool = True  # … and without a GPU
 
 
 @dataclass
 class Result:
     step: Step
-    outcome: str  # "passed", "failed", "left out"
+    outcome: str  # "passed", "failed", "skipped"
     reason: str = ""
     seconds: float = 0.0
     output: str = ""
-    figures: list[Any] = field(default_factory=list)  # what `ringcomm bench --json` has written
+    figures: list[Any] = field(default_factory=list)  # written by `ringcomm bench --json`
 
 
 def steps(gpus: int, folder: Path) -> list[Step]:
-    # Kernels of two processes on one GPU take turns, some milliseconds each.
+    # Kernels of two processes on one GPU are time-sliced, some milliseconds each.
     end, ranks = ("256M", gpus) if gpus > 1 else ("16M", 2)
-    bench = f"--device cuda --vs nccl --ranks {ranks} -n 5 -w 5 --patience 20 --json"
+    bench = f"--device cuda --vs nccl --ranks {ranks} -n 5 -w 5 --timeout 20 --json"
     few = f"all_reduce -b 4 -e {end} -f 16 {bench} {folder}/all_reduce.json"
     many = f"{OTHERS} -b 4K -e {end} -f 64 {bench} {folder}/others.json"
     alone = (
@@ -75,7 +74,7 @@ def steps(gpus: int, folder: Path) -> list[Step]:
         Step("tests", (*PYTEST, TESTS), 110),
         Step("example", (*RINGCOMM, "run", "-n", str(ranks), str(ROOT / "examples/gpu_allreduce.py")), 40),
         Step("training", (*PYTEST, TRAINING), 150),
-        Step("virtual", (*RINGCOMM, "bench", *alone.split(), "--json", f"{folder}/virtual.json"), 50),
+        Step("virtual", (*RINGCOMM, "bench", *alone.split()), 50),
         Step("all_reduce", (*RINGCOMM, "bench", *few.split()), 70),
         Step("others", (*RINGCOMM, "bench", *many.split()), 70),
         Step("symmetric", (*RINGCOMM, "bench", *direct.split()), 40),
@@ -85,7 +84,7 @@ def steps(gpus: int, folder: Path) -> list[Step]:
 
 
 def sanitized(tool: str, ranks: str) -> Step:
-    # The ranks are started, not forked: so it is sure that the sanitizer sees them.
+    # `ringcomm run` starts the ranks, so the sanitizer follows them; it may not follow a fork.
     program = "compute-sanitizer"
     options = ("--tool", tool, "--target-processes", "all", "--error-exitcode", "9")
     return Step(tool, (program, *options, *RINGCOMM, "run", "-n", ranks, KERNELS), 80, program=program)
@@ -93,8 +92,8 @@ def sanitized(tool: str, ranks: str) -> Step:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help="where the reports go")
-    parser.add_argument("steps", nargs="*", metavar="STEP", help="those to do (default: all)")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help="for the reports")
+    parser.add_argument("steps", nargs="*", metavar="STEP", help="the steps to run (default: all)")
     arguments = parser.parse_args()
     folder = arguments.output
     folder.mkdir(parents=True, exist_ok=True)
@@ -102,21 +101,21 @@ def main() -> int:
     with TemporaryDirectory() as figures:
         every = {step.name: step for step in steps(len(machine.gpus), Path(figures))}
         if unknown := {*arguments.steps} - {*every}:
-            parser.error(f"no step {', '.join(sorted(unknown))}; there are {', '.join(every)}")
+            parser.error(f"unknown step {', '.join(sorted(unknown))}; the steps are {', '.join(every)}")
         for name in arguments.steps or every:
             step = every[name]
             result = attempt(step, machine.gpus, Path(figures))
             print(headline(result), flush=True)
             results.append(result)
-            write(folder, machine, results)  # now: the next step may be the last
+            write(folder, machine, results)  # after each step: the next may crash the machine
     return int(not machine.gpus or any(result.outcome == "failed" for result in results))
 
 
 def attempt(step: Step, gpus: list[str], figures: Path) -> Result:
     if step.gpu and not gpus:
-        return Result(step, "left out", "no CUDA device")
+        return Result(step, "skipped", "no CUDA device")
     if not shutil.which(step.program):
-        return Result(step, "left out", f"{step.program} is not installed")
+        return Result(step, "skipped", f"{step.program} is not installed")
     start = time.monotonic()
     status, output = finish(step)
     seconds = time.monotonic() - start
@@ -125,15 +124,15 @@ def attempt(step: Step, gpus: list[str], figures: Path) -> Result:
     if found.exists() and found.stat().st_size:
         result.figures = [json.loads(found.read_text())]
     if status is None:
-        result.reason = f"not done within {step.seconds} s"
+        result.reason = f"timed out after {step.seconds} s"
     elif status:
         result.reason = f"status {status}"
     return result
 
 
 def finish(step: Step) -> tuple[int | None, str]:
-    """Run a step; return its status, None if it took too long, and what it said."""
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # the installed ringcomm, not that of the current folder
+    """Run a step; return its status, None after a timeout, and its output."""
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # the installed ringcomm, not the one in the current folder
     with TemporaryFile("w+", errors="replace") as log:
         process = subprocess.Popen(
             step.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
@@ -142,12 +141,12 @@ def finish(step: Step) -> tuple[int | None, str]:
         try:
             status = process.wait(step.seconds - GRACE)
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)  # at which pytest and the benchmarks tell what they have
+            process.send_signal(signal.SIGINT)  # pytest and the benchmarks then write their results
             with suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE)
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # and whom it has started
+                os.killpg(process.pid, signal.SIGKILL)  # with its children
             process.wait()
         log.seek(0)
         return status, log.read()

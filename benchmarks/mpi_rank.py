@@ -1,9 +1,9 @@
-"""One rank of benchmarks/mpi.py: it measures a case, and rank 0 prints what came out as JSON.
+"""One rank of benchmarks/mpi.py: measures a case; rank 0 prints the results as JSON.
 
     mpirun -n 4 python benchmarks/mpi_rank.py {alike,link,steps} LARGEST
 
-Contenders take turns round by round on the same array, for where an array lies in memory changes the figures. A turn is
-as many calls as take TURN seconds; its time is that of one call on the slowest rank.
+Contenders take turns on the same array, since its location in memory changes the figures. A turn makes calls
+for TURN seconds; its time is that of one call on the slowest rank.
 """
 
 import json
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from importlib.metadata import version
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -30,6 +31,7 @@ SECONDS = 3.5  # of a size
 ROUNDS = 5, 25
 STEPS = 2, 20, 40
 
+Array = np.ndarray[Any, Any]
 Call = Callable[[], object]
 Connect = Callable[..., ringcomm.Communicator]
 
@@ -42,8 +44,8 @@ def main(case: str, largest: int) -> None:
     with ExitStack() as stack:
 
         def connect(host: int, name: str = "") -> ringcomm.Communicator:
-            """Connect the ranks; those who say the same number pass for ranks of one host."""
-            config = ringcomm.Config(host_label=f"host {host}", algorithm=name, timeout=60)
+            """Connect the ranks; those with the same number act as ranks of one host."""
+            config = ringcomm.Config(host_id=f"host {host}", algorithm=name, timeout=60)
             return stack.enter_context(ringcomm.init(config=config, mpi_comm=world))
 
         rows = list(cases[case](world, [size for size in SIZES if size <= largest], connect))
@@ -53,8 +55,8 @@ def main(case: str, largest: int) -> None:
         print(json.dumps({"versions": versions, "rows": rows}))
 
 
-def alike(world: MPI.Comm, sizes: list[int], connect: Connect) -> Iterator[dict]:
-    """Every rank on a host of its own; with four also two on each of two hosts, and all on one."""
+def alike(world: MPI.Comm, sizes: list[int], connect: Connect) -> Iterator[dict[str, Any]]:
+    """Every rank on its own host; four ranks also as two on each of two hosts, and all on one."""
     comms = {"ring": connect(world.rank, "ring"), "chosen": connect(world.rank)}
     symmetric = {}
     if world.size == 4:
@@ -66,23 +68,23 @@ def alike(world: MPI.Comm, sizes: list[int], connect: Connect) -> Iterator[dict]
     for size in sizes:
         x = np.zeros(size // 4, np.float32)
         calls = {"MPI": checked(world, partial(world.Allreduce, MPI.IN_PLACE, x), x)}
-        ways = {}
+        paths = {}
         for name, comm in comms.items():
             calls[name] = checked(world, partial(comm.all_reduce, x), x)
-            ways[name] = comm._transport.way()[0]
+            paths[name] = comm._transport.path()[0]
         for name, (comm, whole) in symmetric.items():
             shared = whole[: x.size]
             calls[name] = checked(world, partial(comm.all_reduce, shared), shared)
         calls["copy"] = partial(np.copyto, np.ones_like(x), x)
-        yield from take_turns(world, size, calls, ways)
+        yield from take_turns(world, size, calls, paths)
 
 
-def link(world: MPI.Comm, sizes: list[int], connect: Connect) -> Iterator[dict]:
-    """Each rank on a host of its own, truly."""
+def link(world: MPI.Comm, sizes: list[int], connect: Connect) -> Iterator[dict[str, Any]]:
+    """Each rank on its own host: two hosts joined by a link."""
     comm = connect(world.rank, "ring")
     for size in (size for size in sizes if size <= 64 << 20):
         x = np.zeros(size // 4, np.float32)
-        calls = {
+        calls: dict[str, Call] = {
             "MPI": checked(world, partial(world.Allreduce, MPI.IN_PLACE, x), x),
             "ring": checked(world, partial(comm.all_reduce, x), x),
             "copy": partial(np.copyto, np.ones_like(x), x),
@@ -90,9 +92,9 @@ def link(world: MPI.Comm, sizes: list[int], connect: Connect) -> Iterator[dict]:
         yield from take_turns(world, size, calls, {})
 
 
-def steps(world: MPI.Comm, _: list[int], connect: Connect) -> Iterator[dict]:
-    """Exchanges of 4 B, in schedules of several lengths, and as many with nothing but mpi4py."""
-    x, coming = np.zeros(2, np.float32), np.zeros(1, np.float32)
+def steps(world: MPI.Comm, _: list[int], connect: Connect) -> Iterator[dict[str, Any]]:
+    """Exchanges of 4 B: schedules of several lengths, and the same number with mpi4py alone."""
+    x, received = np.zeros(2, np.float32), np.zeros(1, np.float32)
     calls: dict[str, Call] = {}
     for count in STEPS:
         algorithm(f"{count} steps", "all_reduce", steps=str(count), sent=f"{count} * S / n")(
@@ -100,36 +102,36 @@ def steps(world: MPI.Comm, _: list[int], connect: Connect) -> Iterator[dict]:
         )
         comm = connect(world.rank, f"{count} steps")
         calls[f"ringcomm {count}"] = partial(comm.all_reduce, x)
-        calls[f"tests {count}"] = partial(exchange_and_test, world, count, x[:1], coming)
-        calls[f"Sendrecv {count}"] = partial(exchange_at_once, world, count, x[:1], coming)
+        calls[f"tests {count}"] = partial(exchange_and_test, world, count, x[:1], received)
+        calls[f"Sendrecv {count}"] = partial(exchange_at_once, world, count, x[:1], received)
     yield from take_turns(world, 4, calls, {})
 
 
 def ring_of_two(count: int, port: Port, data: Block) -> None:
-    """The ring's steps on two ranks, over and over: half of them add what comes, half of them keep it."""
+    """The ring's steps on two ranks, repeated: half of them add the received block, half keep it."""
     blocks, peer = data.split(even(data.length, 2)), 1 - port.rank
     for step in range(count):
         own, other = blocks[port.rank], blocks[peer]
         port.exchange(other, peer, own, peer, operand=own if step % 2 else None)
 
 
-def exchange_and_test(world: MPI.Comm, count: int, going: np.ndarray, coming: np.ndarray) -> None:
+def exchange_and_test(world: MPI.Comm, count: int, sent: Array, received: Array) -> None:
     peer = 1 - world.rank
     for _ in range(count):
-        requests = world.Irecv(coming, peer), world.Isend(going, peer)
+        requests = world.Irecv(received, peer), world.Isend(sent, peer)
         for request in requests:
             while not request.Test():
                 pass
 
 
-def exchange_at_once(world: MPI.Comm, count: int, going: np.ndarray, coming: np.ndarray) -> None:
+def exchange_at_once(world: MPI.Comm, count: int, sent: Array, received: Array) -> None:
     peer = 1 - world.rank
     for _ in range(count):
-        world.Sendrecv(going, peer, recvbuf=coming)
+        world.Sendrecv(sent, peer, recvbuf=received)
 
 
-def checked(world: MPI.Comm, call: Call, x: np.ndarray) -> Call:
-    """Return the call, when it has added the arrays of all ranks; what it leaves are zeros."""
+def checked(world: MPI.Comm, call: Call, x: Array) -> Call:
+    """Check that the call adds the arrays of all ranks, set them to zero, and return it."""
     x[:] = world.rank + 1
     call()
     assert (x == world.size * (world.size + 1) / 2).all()
@@ -137,7 +139,7 @@ def checked(world: MPI.Comm, call: Call, x: np.ndarray) -> Call:
     return call
 
 
-def take_turns(world: MPI.Comm, size: int, calls: dict[str, Call], ways: dict[str, str]) -> Iterator[dict]:
+def take_turns(world: MPI.Comm, size: int, calls: dict[str, Call], paths: dict[str, str]) -> Iterator[dict[str, Any]]:
     once = {name: min(timed(world, call, 1)["time"] for _ in range(2)) for name, call in calls.items()}
     repeat = {name: max(1, min(MOST_CALLS, int(TURN / seconds))) for name, seconds in once.items()}
     least, most = ROUNDS
@@ -147,7 +149,7 @@ def take_turns(world: MPI.Comm, size: int, calls: dict[str, Call], ways: dict[st
     for _ in range(rounds):
         for name in order:
             turns[name].append(timed(world, calls[name], repeat[name]))
-        order.append(order.pop(0))  # each follows each other now and then
+        order.append(order.pop(0))  # so that no contender alpaths follows the same one
     for name, each in turns.items():
         times = sorted(turn["time"] for turn in each)
         yield {
@@ -160,14 +162,14 @@ def take_turns(world: MPI.Comm, size: int, calls: dict[str, Call], ways: dict[st
             "switches": statistics.median(turn["switches"] for turn in each),
             "rounds": rounds,
             "calls": repeat[name],
-            "way": ways.get(name, ""),
+            "path": paths.get(name, ""),
         }
 
 
 def timed(world: MPI.Comm, call: Call, calls: int) -> dict[str, float]:
-    """Return seconds of one call on the slowest rank; seconds of the CPU and context switches are those of all."""
+    """Return the seconds of one call on the slowest rank, and CPU seconds and context switches of all ranks."""
     if calls > 1:
-        call()  # brings its memory back into the caches
+        call()  # warms the caches
     world.Barrier()
     before = resource.getrusage(resource.RUSAGE_SELF)
     begin, worked = time.perf_counter(), time.process_time()

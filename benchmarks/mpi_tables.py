@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md, section "Between hosts", from the results of mpi.py."""
+"""The tables of notes/<date>-mpi.md, from the results of mpi.py."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -18,15 +18,6 @@ CONTENDERS = {
     "one host, symmetric": "shm alone, symmetric",
     "copy": "a copy of the array",
 }
-# What, of which case and contender, the least that is wanted, from how many bytes on.
-LEADS = (
-    ("ring, 2 ranks: times as fast as MPI's own", "2 ranks", "ring", 0.9, 4 * MIB),
-    ("ring, 4 ranks", "4 ranks", "ring", 0.9, 4 * MIB),
-    ("hierarchy, 4 ranks on 2 hosts", "4 ranks", "two hosts", 1.5, 256 * KIB),
-    ("the same with symmetric arrays", "4 ranks", "two hosts, symmetric", 1.5, 256 * KIB),
-    ("shm alone, what the machine bears", "4 ranks", "one host", None, 256 * KIB),
-)
-
 Row = dict[str, Any]
 
 
@@ -39,33 +30,33 @@ class Times:
         self.sizes = list(dict.fromkeys(size for _, size in self.rows))
 
     def median(self, contender: str, size: int) -> float:
-        return self.rows[contender, size]["median"]
+        return float(self.rows[contender, size]["median"])
 
     def lead(self, contender: str, size: int) -> float:
         return self.median("MPI", size) / self.median(contender, size)
 
     def busbw(self, contender: str, size: int) -> float:
-        n = self.rows[contender, size]["ranks"]
+        n: int = self.rows[contender, size]["ranks"]
         return 2 * (n - 1) / n * size / self.median(contender, size)
 
-    def step(self, way: str, clock: str) -> float:
-        """Return the seconds of a step: what many of them take more than few, of the wall clock or of a rank's CPU."""
-        times = self._of_steps(way, clock)
+    def step(self, method: str, clock: str) -> float:
+        """Return the seconds of one step, wall clock or CPU of a rank: the slope from few steps to many."""
+        times = self._of_steps(method, clock)
         few, many = min(times), max(times)
         return (times[many] - times[few]) / (many - few)
 
-    def beside(self, way: str, clock: str) -> float:
+    def beside(self, method: str, clock: str) -> float:
         """Return the seconds of a call without its steps."""
-        times = self._of_steps(way, clock)
+        times = self._of_steps(method, clock)
         few = min(times)
-        return times[few] - few * self.step(way, clock)
+        return times[few] - few * self.step(method, clock)
 
-    def _of_steps(self, way: str, clock: str) -> dict[int, float]:
-        """Return the seconds of calls by their number of steps."""
+    def _of_steps(self, method: str, clock: str) -> dict[int, float]:
+        """Return the seconds of a call by its number of steps."""
         found = {}
         for (name, _), row in self.rows.items():
             kind, count = name.split()
-            if kind == way:
+            if kind == method:
                 found[int(count)] = row["median"] if clock == "wall" else row["cpu"] / row["ranks"]
         return found
 
@@ -80,7 +71,6 @@ def tables(data: dict[str, Any]) -> str:
             for name in libraries
         }
     blocks = [
-        goals(cases),
         times(cases["2 ranks"]),
         times(cases["4 ranks"]),
         over_the_link(cases["link"]),
@@ -89,25 +79,6 @@ def tables(data: dict[str, Any]) -> str:
         model(cases),
     ]
     return "\n\n".join("\n".join(block) for block in blocks)
-
-
-def goals(cases: dict[str, dict[str, Times]]) -> list[str]:
-    def least(case: str, begin: int, value: Callable[[Times, int], float]) -> list[str]:
-        return [
-            "{:.2f} ({})".format(*min((value(each, size), words(size)) for size in each.sizes if size >= begin))
-            for each in cases[case].values()
-        ]
-
-    lines = head("the least, at this size", ["sizes", "to reach", *(NAMES[name] for name in cases["2 ranks"])])
-    for what, case, contender, goal, begin in LEADS:
-        found = least(case, begin, lambda each, size: each.lead(contender, size))  # noqa: B023 (called in this turn)
-        lines.append(line(what, [f"{words(begin)} and more", str(goal or ""), *found]))
-    found = least("link", MIB, lambda each, size: each.busbw("ring", size) / LINK)
-    lines.append(line("ring between two namespaces: busbw over the link's 1 Gbit/s", ["1 MiB and more", "0.9", *found]))
-    for what, less in (("a step of 4 B, µs", 0), ("the same, less what mpi4py takes for it", 1)):
-        steps = [each.step("ringcomm", "wall") - less * each.step("tests", "wall") for each in cases["steps"].values()]
-        lines.append(line(what, ["", "at most 10", *(f"{seconds * 1e6:.1f}" for seconds in steps)]))
-    return lines
 
 
 def times(libraries: dict[str, Times]) -> list[str]:
@@ -134,14 +105,18 @@ def over_the_link(libraries: dict[str, Times]) -> list[str]:
 
 
 def python(libraries: dict[str, Times]) -> list[str]:
-    ways = {"ringcomm": "a schedule of ringcomm", "tests": "mpi4py: Irecv, Isend, Test", "Sendrecv": "mpi4py: Sendrecv"}
+    methods = {
+        "ringcomm": "a schedule of ringcomm",
+        "tests": "mpi4py: Irecv, Isend, Test",
+        "Sendrecv": "mpi4py: Sendrecv",
+    }
     lines = head("µs, wall clock / CPU of a rank", (NAMES[name] for name in libraries))
 
     def both(what: str, seconds: Callable[[Times, str], float]) -> str:
         pairs = [[f"{seconds(each, clock) * 1e6:.1f}" for clock in ("wall", "cpu")] for each in libraries.values()]
         return line(what, map(" / ".join, pairs))
 
-    lines += [both(f"a step: {what}", lambda each, clock: each.step(way, clock)) for way, what in ways.items()]  # noqa: B023 (called in this turn)
+    lines += [both(f"a step: {what}", lambda each, clock: each.step(method, clock)) for method, what in methods.items()]  # noqa: B023 (called in this turn)
     return [*lines, both("a call of ringcomm, without its steps", lambda each, clock: each.beside("ringcomm", clock))]
 
 
@@ -168,8 +143,8 @@ def model(cases: dict[str, dict[str, Times]]) -> list[str]:
 
 def fitted(cases: dict[str, dict[str, Times]]) -> list[tuple[str, str, Times]]:
     """Return the cases that have constants of the model."""
-    everything = [(case, library, each) for case in cases for library, each in cases[case].items()]
-    return [found for found in everything if any("alpha" in row for row in found[2].rows.values())]
+    found = [(case, library, each) for case in cases for library, each in cases[case].items()]
+    return [each for each in found if any("alpha" in row for row in each[2].rows.values())]
 
 
 def head(first: str, names: Iterable[str]) -> list[str]:

@@ -1,87 +1,98 @@
-"""Measure everything that README.md and docs/performance.md say about speed, three times, and draw it.
+"""Measure ringcomm beside Gloo, Open MPI and MPICH on this machine, and keep one JSON file and one picture in results/.
 
-    python benchmarks/run.py --setup-peers          the whole of it, about 40 minutes on an idle machine
-    python benchmarks/run.py --read results/FOLDER  print the tables of what is there, as lead.md has them
+    python benchmarks/run.py --setup-peers    about 40 minutes on an idle machine
 
-Each run is a folder `run-N` of JSON files that `ringcomm bench` wrote; what is there already is not measured again. The
-pictures and lead.md are made from them.
+Every measurement is a run of `ringcomm bench`, repeated three times. Its files go to build/benchmarks/; an interrupted
+run continues there. The kept results have the run with the median time of each row. tables.py makes docs/performance.md
+from them.
 """
 
 import argparse
 import datetime
-import os
+import json
 import re
 import subprocess
 import sys
+import tempfile
+from collections import defaultdict
 from pathlib import Path
+from statistics import median_low
+from typing import Any
 
-import lead
-
-from ringcomm import tuning
+from ringcomm.machine import tuning
 
 HERE = Path(__file__).parent
 PEERS = "--vs gloo,openmpi,mpich"
-# File → what `ringcomm bench` is told.
+# Name → arguments of `ringcomm bench`.
 MEASUREMENTS = {
     "all_reduce-2": f"all_reduce {PEERS}",
-    # MPICH's waiting ranks keep their cores, and it soon needs minutes for a call: it is left out from there on.
-    "all_reduce-4-8": f"all_reduce --ranks 4,8 -e 64M -n 10 --patience 15 {PEERS}",
+    # Waiting ranks of MPICH keep their cores, and a call soon takes minutes: the timeout ends MPICH there.
+    "all_reduce-4-8": f"all_reduce --ranks 4,8 -e 64M -n 10 --timeout 15 {PEERS}",
     "others-2": "reduce_scatter all_gather broadcast reduce gather scatter all_to_all send_recv barrier "
     f"-e 64M -n 10 {PEERS}",
     "symmetric-2": "all_reduce --symmetric",
     "types-2": "all_reduce -b 1M -e 64M --dtype float32,float16,bfloat16,float64,int32",
     "operations-2": "all_reduce -b 1M -e 64M --op sum,max,min,prod",
 }
-PICTURES = {
-    "all_reduce-2.png": ["all_reduce-2", "symmetric-2"],
-    "all_reduce-4-8.png": ["all_reduce-4-8"],
-    "others-2.png": ["others-2"],
-}
+PICTURE = ("all_reduce-2", "symmetric-2")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--setup-peers", action="store_true", help="install the peers first")
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument(
-        "--only", choices=MEASUREMENTS, metavar="FILE", help="measure this one alone: " + ", ".join(MEASUREMENTS)
-    )
-    parser.add_argument("--read", type=Path, metavar="FOLDER", help="measure nothing, read these results")
+    parser.add_argument("--runs", type=int, default=3, help="default: 3")
     arguments = parser.parse_args()
-    folder = arguments.read or HERE / "results" / name()
-    if not arguments.read:
-        if arguments.setup_peers:
-            bench("--setup-peers")
-        for number in range(1, arguments.runs + 1):
-            place = folder / f"run-{number}"
-            place.mkdir(parents=True, exist_ok=True)
-            for file, words in MEASUREMENTS.items():
-                data = place / f"{file}.json"
-                if arguments.only in (None, file) and not (data.exists() and data.stat().st_size):
-                    print(f"run {number} of {arguments.runs}: {words}", flush=True)
-                    partial = data.with_suffix(".partial")  # what was interrupted is measured again
-                    partial.unlink(missing_ok=True)
-                    bench(*words.split(), "--json", str(partial))
-                    partial.rename(data)
-    runs = [lead.read(place) for place in sorted(folder.glob("run-*"))]
-    (folder / "lead.md").write_text(lead.report(runs))
-    for picture, files in PICTURES.items():
-        data = [str(folder / "run-1" / f"{file}.json") for file in files]
-        if all(map(os.path.exists, data)):
-            subprocess.run([sys.executable, "-m", "ringcomm", "plot", *data, "-o", folder / picture], check=True)
-    print((folder / "lead.md").read_text())
+    if arguments.setup_peers:
+        ringcomm("bench", "--setup-peers")
+    machine = re.sub(r"[^a-z0-9]+", "-", tuning.machine_name().lower()).strip("-")
+    runs = [HERE.parent / "build" / "benchmarks" / machine / f"run-{i + 1}" for i in range(arguments.runs)]
+    for run in runs:
+        run.mkdir(parents=True, exist_ok=True)
+        for name, words in MEASUREMENTS.items():
+            file = run / f"{name}.json"
+            if not file.exists():
+                print(f"{run.name}: {words}", flush=True)
+                ringcomm("bench", *words.split(), "--json", str(file.with_suffix(".partial")))
+                file.with_suffix(".partial").rename(file)
+    keep(combine(runs), HERE / "results" / f"{datetime.date.today()}-{machine}.json")
     return 0
 
 
-def name() -> str:
-    cpu = re.sub(r"[^a-z0-9]+", "-", tuning.machine().lower()).strip("-")
-    return f"{datetime.date.today()}-{cpu}"
+def combine(runs: list[Path]) -> dict[str, Any]:
+    """Return the results of all runs as one, with the row of the median time for each size, library and buffers."""
+    kept: dict[str, Any] = {"machine": {}, "versions": {}, "measurements": MEASUREMENTS, "failures": [], "rows": []}
+    for name in MEASUREMENTS:
+        rows = defaultdict(list)
+        for number, run in enumerate(runs, 1):
+            data = json.loads((run / f"{name}.json").read_text())
+            kept["machine"] = kept["machine"] or data["machine"]
+            kept["versions"] |= data["versions"]
+            kept["failures"] += [{"measurement": name, "run": number, **failure} for failure in data["failures"]]
+            for row in data["rows"]:
+                what = ("library", "ranks", "collective", "bytes", "dtype", "op", "buffers")
+                rows[tuple(row[each] for each in what)].append(row)
+        for same in rows.values():
+            middle = median_low(row["median"] for row in same)
+            kept["rows"].append({"measurement": name, **next(row for row in same if row["median"] == middle)})
+    return kept
 
 
-def bench(*words: str) -> None:
-    status = subprocess.run([sys.executable, "-m", "ringcomm", "bench", *words], check=False).returncode
+def keep(data: dict[str, Any], path: Path) -> None:
+    """Write the results, a row per line, and their picture."""
+    head = json.dumps({name: value for name, value in data.items() if name != "rows"}, indent=1).removesuffix("\n}")
+    rows = ",\n".join(map(json.dumps, data["rows"]))
+    path.write_text(f'{head},\n "rows": [\n{rows}\n ]\n}}\n')
+    drawn = [row for row in data["rows"] if row["measurement"] in PICTURE]
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(data | {"rows": drawn}, file)
+        file.flush()
+        ringcomm("plot", file.name, "-o", str(path.with_suffix(".png")))
+
+
+def ringcomm(*words: str) -> None:
+    status = subprocess.run([sys.executable, "-m", "ringcomm", *words], check=False).returncode
     if status:
-        sys.exit(f"ringcomm bench {' '.join(words)}: status {status}")
+        sys.exit(f"ringcomm {' '.join(words)}: status {status}")
 
 
 if __name__ == "__main__":

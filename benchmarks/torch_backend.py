@@ -1,12 +1,12 @@
-"""Measure the torch.distributed backend beside Gloo, in the same processes, in turns.
+"""Measure the torch.distributed backend in turns with Gloo, in the same processes.
 
     python benchmarks/torch_backend.py [-o results/FOLDER/torch.json] [-n RANKS]
-    python benchmarks/torch_backend.py --read results/FOLDER/torch.json     the tables of docs/torch.md
+    python benchmarks/torch_backend.py --read results/FOLDER/torch.json     print the tables of docs/torch.md
 
 Needs torch. Each size is measured in rounds that alternate between the backends; a figure is the median over the rounds
 of the slowest rank. "A step" is forward, backward and optimizer of a model of 25 million parameters under
-DistributedDataParallel; its communication is what it takes longer than the same step with a hook that averages nothing:
-it divides each bucket by the number of ranks, as DDP itself does, and sends nothing.
+DistributedDataParallel; its communication is the time beyond that of the same step with a hook that divides each bucket
+by the number of ranks, as DDP itself does, and sends nothing.
 """
 
 import argparse
@@ -19,10 +19,12 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.multiprocessing.spawn import spawn
 
 import ringcomm
 from ringcomm.bench.machine import Machine
@@ -31,12 +33,6 @@ BACKENDS = ("ringcomm", "gloo")
 SIZES = [4 << shift for shift in range(0, 25, 2)]  # bytes: 4 B to 64 MiB
 SHOWN = [4, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
 ROUNDS = 15
-GOALS = (
-    ("all_reduce", 4, 65_536, 20.0),
-    ("all_reduce", 1 << 20, 1 << 30, 5.0),
-    ("all_gather_into_tensor", 65_536, 1 << 30, 5.0),
-    ("reduce_scatter_tensor", 65_536, 1 << 30, 5.0),
-)
 
 
 def collectives(size: int) -> dict[str, Callable[[int, object], Callable[[], object]]]:
@@ -69,7 +65,7 @@ def timed(call: Callable[[], object], calls: int) -> float:
 def alternate(
     calls: dict[str, Callable[[], object]], seconds: float = 0.05, rounds: int = ROUNDS
 ) -> dict[str, dict[str, float]]:
-    """Return median, p10 and p90 of each, measured in turns: so often that a round takes so many seconds of each."""
+    """Return median, p10 and p90 of each call, measured in turns of `seconds`."""
     repeat = {}
     for name, call in calls.items():
         timed(call, 5)
@@ -85,7 +81,7 @@ def alternate(
 
 
 def steps(groups: dict[str, object]) -> dict[str, dict[str, float]]:
-    """Return the times of a training step: on each backend, and without communication."""
+    """Return the times of a training step on each backend, and without communication."""
     calls = {name: training(group) for name, group in groups.items()}
     calls["alone"] = training(groups["ringcomm"], silent=True)
     return alternate(calls, 0.2, 40)
@@ -110,8 +106,8 @@ def training(group: object, silent: bool = False) -> Callable[[], object]:
     return step
 
 
-def send_nothing(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    future = torch.futures.Future()
+def send_nothing(_: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer().div_(dist.get_world_size()))
     return future
 
@@ -124,7 +120,7 @@ def main(rank: int, size: int, folder: str, output: str) -> None:
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
     dist.init_process_group("ringcomm", init_method=f"file://{folder}/store", rank=rank, world_size=size)
     groups = {"ringcomm": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, make in collectives(size).items():
         for count in (size // 4 for size in SIZES):
             figures = alternate({backend: make(count, groups[backend]) for backend in BACKENDS})
@@ -136,31 +132,28 @@ def main(rank: int, size: int, folder: str, output: str) -> None:
     if rank == 0:
         rows.append({"call": "step", "ranks": size, **figures, "share": share})
         print(step_line(rows[-1]))
-        for call, least, most, goal in GOALS:
-            ratios = [ratio(row) for row in rows if row["call"] == call and least <= row["bytes"] <= most]
-            print(f"{call} {least} B and more: at least {min(ratios):.1f} x Gloo; to reach: {goal:g}")
         if output:
             facts = {**machine, "torch": torch.__version__, "ringcomm": ringcomm.__version__}
             Path(output).write_text(json.dumps({"machine": facts, "measurements": rows}, indent=1) + "\n")
     dist.destroy_process_group()
 
 
-def ratio(row: dict) -> float:
-    return row["gloo"]["median"] / row["ringcomm"]["median"]
+def ratio(row: dict[str, Any]) -> float:
+    return float(row["gloo"]["median"] / row["ringcomm"]["median"])
 
 
-def line(row: dict) -> str:
+def line(row: dict[str, Any]) -> str:
     times = "  ".join(f"{name} {row[name]['median'] * 1e6:10.1f} us" for name in BACKENDS)
     return f"{row['call']:24}{row['bytes']:>10} B  {times}  {ratio(row):6.1f} x"
 
 
-def step_line(row: dict) -> str:
+def step_line(row: dict[str, Any]) -> str:
     times = ", ".join(f"{name} {row[name]['median'] * 1e3:.1f} ms" for name in (*BACKENDS, "alone"))
     shares = ", ".join(f"{name} {share:.1%}" for name, share in row["share"].items())
     return f"a training step: {times}; communication: {shares}"
 
 
-def tables(data: dict) -> str:
+def tables(data: dict[str, Any]) -> str:
     """Return the results as Markdown."""
     rows = [row for row in data["measurements"] if row["call"] != "step" and row["bytes"] in SHOWN]
     lines = [f"| {' | '.join(['µs, ringcomm / gloo', *map(size_words, SHOWN)])} |", "|---" * (len(SHOWN) + 1) + "|"]
@@ -172,9 +165,9 @@ def tables(data: dict) -> str:
         ]
         lines.append(f"| {' | '.join([call, *times])} |")
     step = next(row for row in data["measurements"] if row["call"] == "step")
-    times = ", ".join(f"{name} {step[name]['median'] * 1e3:.0f} ms" for name in (*BACKENDS, "alone"))
+    step_times = ", ".join(f"{name} {step[name]['median'] * 1e3:.0f} ms" for name in (*BACKENDS, "alone"))
     shares = " and ".join(f"{step['share'][name]:.0%}" for name in BACKENDS)
-    return "\n".join([*lines, "", f"A training step: {times}; communication is {shares} of it."])
+    return "\n".join([*lines, "", f"A training step: {step_times}; communication is {shares} of it."])
 
 
 def size_words(size: int) -> str:
@@ -185,10 +178,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-n", type=int, default=2, help="ranks")
     parser.add_argument("-o", default="", help="JSON file")
-    parser.add_argument("--read", type=Path, metavar="FILE", help="measure nothing, print the tables of these results")
+    parser.add_argument("--read", type=Path, metavar="FILE", help="print the tables of these results")
     arguments = parser.parse_args()
     if arguments.read:
         print(tables(json.loads(arguments.read.read_text())))
         sys.exit()
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(main, args=(arguments.n, folder, arguments.o), nprocs=arguments.n)
+        spawn(main, args=(arguments.n, folder, arguments.o), nprocs=arguments.n)
