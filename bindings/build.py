@@ -1,28 +1,31 @@
-"""Write the C source of ringcomm._native: include/ringcomm.h as cffi sees it. CMake calls this with the output path."""
+"""Write the C source of ringcomm._native: include/ringcomm.h as cffi sees it. CMake calls this."""
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 from cffi import FFI
 
-HEADER = Path(__file__).parent / "include" / "ringcomm.h"
+ROOT = Path(__file__).parents[1]
 
 
-def declarations(header: str) -> str:
-    """Return the plain C declarations of `header`: cffi knows no preprocessor, and no C++."""
-    plain_c = re.sub(r"^#ifdef __cplusplus$.*?^#endif$", "", header, flags=re.DOTALL | re.MULTILINE)
-    return re.sub(r"^#.*$", "", plain_c, flags=re.MULTILINE)
+def declarations(compiler: str) -> str:
+    """Return ringcomm.h preprocessed by this C compiler: cffi has no preprocessor, and knows the types of stdint.h."""
+    header = (ROOT / "bindings" / "include" / "ringcomm.h").read_text()
+    text = re.sub(r"^#include <.*$", "", header, flags=re.MULTILINE)
+    command = [compiler, "-E", "-P", "-x", "c", "-I", str(ROOT), "-"]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
 
 
-def main(output: str) -> None:
+def main(output: str, compiler: str) -> None:
     ffi = FFI()
-    ffi.cdef(declarations(HEADER.read_text()))
-    # The one way back into Python: asked now and then by a waiting call, whether a signal came (native.py defines it).
+    ffi.cdef(declarations(compiler))
+    # The only callback into Python: waiting calls poll it for signals.
     ffi.cdef('extern "Python" int ringcomm_interrupt(void);')
     ffi.set_source("ringcomm._native", '#include "ringcomm.h"', py_limited_api=True)
     ffi.emit_c_code(output)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -1,24 +1,24 @@
-"""What torch loads at `import torch`, by the entry point "torch.backends": it must be light, and it never raises.
+"""Registers the backend at `import torch`, through the entry point "torch.backends": light, and never raises.
 
-It makes `dist.init_process_group("ringcomm")` work without an import of ringcomm; the backend itself is ringcomm.torch.
+So `dist.init_process_group("ringcomm")` works without importing ringcomm; the backend itself is ringcomm.torch.
 """
 
 NAME = "ringcomm"
 
 
 def register():
-    """Tell torch.distributed about the backend. Where it cannot be told, naming the backend is an error of torch."""
+    """Register the backend with torch.distributed. If that fails, torch refuses the name of the backend."""
     try:
         from torch.distributed import Backend
 
         if not hasattr(Backend, NAME.upper()):
             Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
-    except Exception:  # torch without distributed, or of another age: importing it must go on
+    except Exception:  # torch without distributed, or another version: the import must go on
         pass
 
 
 def create(options, _=None):
-    """Return the group that torch asks for."""
-    from ringcomm.torch.group import create
+    """Return the process group for torch's DistributedBackendOptions."""
+    from ringcomm.torch.process_group import create
 
     return create(options)

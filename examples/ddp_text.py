@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 examples/ddp_text.py --backend ringcomm
 
-The text is what every Python installation carries: the help topics of `pydoc_data`, half a million characters. The loss
-is that of the next character, in nats. Both backends reach the same loss; the tokens per second differ.
+The text comes with every Python: the help topics of `pydoc_data`, half a million characters. The loss is the cross
+entropy of the next character, in nats. Both backends reach the same loss; the tokens per second differ.
 """
 
 import argparse
@@ -24,7 +24,7 @@ class Transformer(nn.Module):
     def __init__(self, vocabulary: int, context: int, width: int, depth: int) -> None:
         super().__init__()
         self.characters = nn.Embedding(vocabulary, width)
-        self.places = nn.Parameter(0.02 * torch.randn(context, width))
+        self.positions = nn.Parameter(0.02 * torch.randn(context, width))
         layer = nn.TransformerEncoderLayer(
             width, width // 32, 4 * width, 0.0, F.gelu, batch_first=True, norm_first=True
         )
@@ -33,22 +33,23 @@ class Transformer(nn.Module):
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(context))
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
-        x = self.characters(text) + self.places
-        return self.head(self.layers(x, mask=self.mask, is_causal=True))
+        x = self.characters(text) + self.positions
+        scores: torch.Tensor = self.head(self.layers(x, mask=self.mask, is_causal=True))
+        return scores
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", choices=("gloo", "ringcomm"), default="ringcomm")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: GPU r for rank r, in turn")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: one GPU per rank, round robin")
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--batch", type=int, default=8, help="sequences of each rank")
+    parser.add_argument("--batch", type=int, default=8, help="sequences per rank")
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--depth", type=int, default=2)
     arguments = parser.parse_args()
     if arguments.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: torch finds no GPU")
+        parser.error("--device cuda: torch found no GPU")
 
     dist.init_process_group(arguments.backend)
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -61,9 +62,9 @@ def main() -> None:
     numbers = {character: number for number, character in enumerate(alphabet)}
     data = torch.tensor([numbers[character] for character in text], device=arguments.device)
 
-    torch.manual_seed(0)  # the same model on every rank, and different text below
-    model = Transformer(len(alphabet), arguments.context, arguments.width, arguments.depth).to(arguments.device)
-    model = DistributedDataParallel(model)
+    torch.manual_seed(0)  # the same model on every rank; the text differs
+    transformer = Transformer(len(alphabet), arguments.context, arguments.width, arguments.depth)
+    model = DistributedDataParallel(transformer.to(arguments.device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     draw = torch.Generator().manual_seed(rank)
 

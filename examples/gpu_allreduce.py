@@ -1,15 +1,16 @@
-"""Sum an array that lies on the GPU of each rank.
+"""Sum an array on the GPU of each rank.
 
-    ringcomm run -n 2 examples/gpu_allreduce.py               rank r takes GPU r, in turn where there are fewer
-    ringcomm run -n 2 examples/gpu_allreduce.py --emulated    the same calls, the kernels run on the CPU: slow
+    ringcomm run -n 2 examples/gpu_allreduce.py               rank r uses GPU r, modulo their number
+    ringcomm run -n 2 examples/gpu_allreduce.py --emulated    the kernels run on the CPU: slow
 
-A call is queued on the current stream, as a kernel is: the program goes on at once, and what it queues next sees the
-sum. The second part does so on a stream of its own.
+A call is queued on the current stream like a kernel: the program continues at once, and the work it queues next sees
+the sum. The second part uses a stream of its own.
 """
 
 import argparse
 import time
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -18,27 +19,30 @@ import ringcomm
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--emulated", action="store_true", help="on the emulated device: no GPU is needed")
-    parser.add_argument("--calls", type=int, default=10, help="that are timed (default: 10)")
+    parser.add_argument("--emulated", action="store_true", help="use the emulated device: needs no GPU")
+    parser.add_argument("--calls", type=int, default=10, help="number of timed calls (default: 10)")
     arguments = parser.parse_args()
     comm = ringcomm.init()
 
+    array: Any
+    current: Any
+    new_stream: Any
     if arguments.emulated:
-        from ringcomm.devices.emulated import Stream, array, device
+        from ringcomm.devices import emulated
 
-        current, place, count = device.stream, "the emulated device", 1 << 14
+        array, current, new_stream = emulated.array, emulated.device.stream, emulated.Stream
+        place, count = "the emulated device", 1 << 14
     else:
         import cupy
-        from cupy import array
-        from cupy.cuda import get_current_stream as current
 
         try:
-            cupy.cuda.runtime.getDeviceCount()
+            gpus = cupy.cuda.runtime.getDeviceCount()
         except cupy.cuda.runtime.CUDARuntimeError as error:
-            parser.error(f"there is no GPU to use ({error}); --emulated needs none")
-        Stream = partial(cupy.cuda.Stream, non_blocking=True)  # noqa: N806 (it takes the place of the class)
-        gpu = cupy.cuda.Device(comm.rank % cupy.cuda.runtime.getDeviceCount())
+            parser.error(f"no usable GPU ({error}); --emulated needs none")
+        gpu = cupy.cuda.Device(comm.rank % gpus)
         gpu.use()
+        array, current = cupy.array, cupy.cuda.get_current_stream
+        new_stream = partial(cupy.cuda.Stream, non_blocking=True)
         model = cupy.cuda.runtime.getDeviceProperties(gpu.id)["name"].decode()
         place, count = f"GPU {gpu.id}, {model}", 1 << 26
     print(f"{comm.rank + 1} of {comm.size} on {place}")
@@ -49,14 +53,14 @@ def main() -> None:
     if not (x == total).all():
         raise SystemExit("the sum is wrong")
 
-    # On a stream of its own, so that it runs while the current one does something else.
+    # On a second stream, concurrently with the current one.
     y = array(np.full(count, comm.rank + 1, np.float32))
-    there = current().record()
-    with Stream() as aside:
-        aside.wait_event(there)
+    ready = current().record()
+    with new_stream() as stream:
+        stream.wait_event(ready)
         work = comm.all_reduce(y, async_op=True)
     x /= total
-    work.wait()  # the current stream waits for it, and on a GPU the program does not
+    work.wait()  # the current stream waits; on a GPU the program does not
     if not (x * y == total).all():
         raise SystemExit("the sum on a second stream is wrong")
 

@@ -3,11 +3,11 @@
     python examples/train_gpt.py                                                              one process
     torchrun --standalone --nproc-per-node 4 examples/train_gpt.py --dp 2 --pp 2              four
 
-The text is what every Python installation carries: the help topics of `pydoc_data`, half a million characters. The loss
-is that of the next character, in nats. Whatever the grid, the schedule and the backend, it is the same: the batch of a
-step depends on the number of the step only, and each replica takes its share.
+The text is the help topics of Python (`pydoc_data`), half a million characters; the loss is that of the next character,
+in nats. It does not depend on the grid, the schedule or the backend: the batch depends only on the number of the step,
+and each replica takes its share.
 
-`--save FOLDER` writes a checkpoint at the end; `--resume FOLDER` goes on from one, on any grid.
+`--save FOLDER` writes a checkpoint at the end; `--resume FOLDER` continues from one, on any grid.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from ringcomm.parallel import (
     Pipeline,
     gpt_loss,
     gpt_stages,
-    gpt_tied,
+    gpt_tied_weights,
     load_checkpoint,
     make_schedule,
     save_checkpoint,
@@ -63,27 +63,26 @@ def main() -> None:
     )  # fmt: skip
     schedule = make_schedule(arguments.schedule, grid.pp.size, arguments.micro_batches, arguments.chunks)
     chunks = [chunk.to(grid.device) for chunk in gpt_stages(config, grid, chunks=schedule.chunks)]
-    adam = partial(ZeroRedundancyOptimizer, optimizer_class=AdamW, process_group=grid.dp.group)
-    adam = partial(adam if arguments.zero else AdamW, lr=arguments.rate)
+    zero = partial(ZeroRedundancyOptimizer, optimizer_class=AdamW, process_group=grid.dp.group)
+    adam = partial(zero if arguments.zero else AdamW, lr=arguments.rate)
     trainer = MixedPrecision(chunks, grid, adam, getattr(torch, arguments.precision))
     pipeline = Pipeline(
         grid, chunks, schedule, gpt_loss(config, grid),
-        replicas=DataParallel(chunks, grid.dp), tied=gpt_tied(chunks, grid),
+        data_parallel=DataParallel(chunks, grid.dp), tied=gpt_tied_weights(chunks, grid),
     )  # fmt: skip
     first = 0
     if arguments.resume:
         first = int(load_checkpoint(arguments.resume, chunks, trainer, grid)["step"])
     if first >= arguments.steps:
-        sys.exit(f"nothing to do: the checkpoint is of step {first}, and --steps is {arguments.steps}")
+        sys.exit(f"--steps: expected more than the {first} steps of the checkpoint, got {arguments.steps}")
     seed_ranks(grid, first)  # for dropout
 
-    share = grid.dp.share("sequences of a batch", arguments.batch)
     progress = Progress(arguments, first) if grid.world.rank == 0 else None
     if progress:
         print(f"{grid} on {arguments.backend}: {len(data):,} characters of {len(alphabet)}; {schedule.name}")
     for step in range(first, arguments.steps):
-        batch = draw(data, arguments.batch, arguments.context, step).split(share)[grid.dp.rank]
-        loss = pipeline.step(batch[:, :-1], batch[:, 1:], trainer.scale)
+        batch = sample(data, arguments.batch, arguments.context, step).chunk(grid.dp.size)[grid.dp.rank]
+        loss = pipeline.step(batch[:, :-1], batch[:, 1:], trainer.loss_scale)
         trainer.step(MAX_NORM)
         trainer.zero_grad()
         if progress:
@@ -99,33 +98,33 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--backend", choices=("gloo", "nccl", "ringcomm"), default="ringcomm")
-    add("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the GPUs of a machine in turn")
-    add("--timeout", type=float, default=300.0, metavar="SECONDS", help="how long a call waits for a rank that lives")
-    add("--dp", type=int, default=1, metavar="N", help="replicas of the model, which share a batch")
-    add("--tp", type=int, default=1, metavar="N", help="ranks that share each layer")
-    add("--pp", type=int, default=1, metavar="N", help="ranks that share the layers one after the other")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: local rank modulo the number of GPUs")
+    add("--timeout", type=float, default=300.0, metavar="SECONDS", help="of each operation")
+    add("--dp", type=int, default=1, metavar="N", help="replicas of the model (data parallelism)")
+    add("--tp", type=int, default=1, metavar="N", help="ranks that share each layer (tensor parallelism)")
+    add("--pp", type=int, default=1, metavar="N", help="pipeline stages")
     add("--schedule", choices=SCHEDULES, default="1f1b")
-    add("--chunks", type=int, default=1, metavar="N", help="of each rank of an interleaved pipeline")
-    add("--micro-batches", type=int, default=4, metavar="N", help="into which a replica's share of a batch is cut")
-    add("--sequence-parallel", action="store_true", help="split norms and dropout along the sequence, over --tp")
-    add("--zero", type=int, choices=(0, 1), default=0, help="1: replicas share the states of the optimizer (ZeRO)")
+    add("--chunks", type=int, default=1, metavar="N", help="stages of each rank, for --schedule interleaved")
+    add("--micro-batches", type=int, default=4, metavar="N", help="of a replica's share of a batch")
+    add("--sequence-parallel", action="store_true", help="shard norms and dropout along the sequence, over --tp")
+    add("--zero", type=int, choices=(0, 1), default=0, help="1: shard optimizer states over the replicas")
     add("--precision", choices=("float32", "bfloat16", "float16"), default="float32")
     add("--steps", type=int, default=100)
-    add("--batch", type=int, default=16, help="sequences of a step, of all replicas together")
-    add("--context", type=int, default=64, help="characters of a sequence")
+    add("--batch", type=int, default=16, help="sequences per step, of all replicas together")
+    add("--context", type=int, default=64, help="sequence length, in characters")
     add("--layers", type=int, default=4)
     add("--hidden", type=int, default=128)
     add("--heads", type=int, default=4)
-    add("--dropout", type=float, default=0.0, metavar="SHARE", help="of activations that are dropped")
-    add("--rate", type=float, default=1e-3, help="the learning rate")
+    add("--dropout", type=float, default=0.0, metavar="P", help="dropout probability")
+    add("--rate", type=float, default=1e-3, help="learning rate")
     add("--save", type=Path, metavar="FOLDER", help="write a checkpoint at the end")
-    add("--resume", type=Path, metavar="FOLDER", help="go on from a checkpoint, up to --steps")
-    add("--plot", type=Path, metavar="PICTURE", help="draw the loss; needs matplotlib")
+    add("--resume", type=Path, metavar="FOLDER", help="continue from a checkpoint, up to --steps")
+    add("--plot", type=Path, metavar="FILE", help="plot the loss; needs matplotlib")
     return parser
 
 
 def start(arguments: argparse.Namespace, timeout: timedelta) -> None:
-    """Join the ranks that torchrun has started; without it, be alone."""
+    """Join the ranks of torchrun, or run as a single process."""
     if arguments.device == "cuda":
         if not torch.cuda.is_available():
             sys.exit("--device cuda: torch finds no GPU")
@@ -133,17 +132,17 @@ def start(arguments: argparse.Namespace, timeout: timedelta) -> None:
     if "RANK" in os.environ:
         dist.init_process_group(arguments.backend, timeout=timeout)
     else:
-        dist.init_process_group(arguments.backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        dist.init_process_group(arguments.backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)  # type: ignore[attr-defined]
 
 
-def draw(data: torch.Tensor, batch: int, context: int, step: int) -> torch.Tensor:
-    """Return the sequences of a step, with the character that follows: shape (batch, context + 1)."""
+def sample(data: torch.Tensor, batch: int, context: int, step: int) -> torch.Tensor:
+    """Return the sequences of a step, (batch, context + 1): inputs and next characters."""
     starts = torch.randint(len(data) - context - 1, (batch,), generator=torch.Generator().manual_seed(step))
     return torch.stack([data[start : start + context + 1] for start in starts])
 
 
 class Progress:
-    """What is shown of the training: a line that grows, every tenth of it kept."""
+    """A progress line in the terminal; a tenth of the lines stay."""
 
     def __init__(self, arguments: argparse.Namespace, first: int) -> None:
         self.first, self.steps = first, arguments.steps
@@ -154,7 +153,7 @@ class Progress:
     def show(self, step: int, loss: float) -> None:
         self.losses.append(loss)
         now = time.perf_counter()
-        rate = self.tokens * (step - self.shown) / (now - self.then)  # since the last line that was kept
+        rate = self.tokens * (step - self.shown) / (now - self.then)  # since the last line that stays
         done = 20 * step // self.steps
         line = f"step {step}/{self.steps} {'█' * done}{'░' * (20 - done)} loss {loss:.4f}, {rate:,.0f} tokens/s"
         if step == self.steps or step % max(1, self.steps // 10) == 0:
@@ -169,7 +168,7 @@ class Progress:
         figure = Figure()
         axes = figure.subplots()
         axes.plot(range(self.first + 1, self.steps + 1), self.losses)
-        axes.set(xlabel="step", ylabel="loss (nats for each character)", title="GPT on the help topics of Python")
+        axes.set(xlabel="step", ylabel="loss (nats per character)", title="GPT on Python's help topics")
         axes.grid(alpha=0.3)
         figure.savefig(picture)
 

@@ -1,4 +1,4 @@
-"""Collective communication for Python: move and combine arrays between ranks, fast, in order, and never in silence."""
+"""Collective communication for Python: every call ends with a result or a named error."""
 
 from importlib.metadata import version
 
@@ -13,7 +13,7 @@ from ringcomm.errors import (
     PeerLost,
     RingcommError,
 )
-from ringcomm.launch import launch
+from ringcomm.launcher.launch import launch
 from ringcomm.start import init
 from ringcomm.types import premul_sum
 from ringcomm.work import Work

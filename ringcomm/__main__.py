@@ -2,6 +2,6 @@
 
 import sys
 
-from ringcomm.cli import main
+from ringcomm.commands.cli import main
 
 sys.exit(main())

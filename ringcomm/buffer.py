@@ -1,7 +1,7 @@
-"""Any array as the native core takes it: pointer, count and dtype, without a copy.
+"""Arrays as the native core takes them: pointer, count and dtype, without a copy.
 
-How a kind of array is read is decided once per type. No framework is imported: a tensor can only be met where the
-caller has imported torch.
+The adapter of a type of array is looked up once. No framework is imported: a caller who passes a tensor has imported
+torch.
 """
 
 import importlib
@@ -19,31 +19,31 @@ from ringcomm.types import DTYPES
 
 __all__ = ["ADAPTERS", "CODES", "Adapter", "Memory", "check_disjoint", "dtype_of", "find_device", "fitting"]
 
-# Pointer (cdata that keeps the memory alive where it can; on a device a Pointer), elements, code of the dtype.
+# Pointer (cdata that keeps host memory alive where it can, or a Pointer to a device), elements, code of the dtype.
 Memory = tuple[Any, int, int]
 
-from_buffer = ffi.from_buffer  # looked up once: this is the path of many calls
+from_buffer = ffi.from_buffer  # looked up once: most calls use it
 cast = ffi.cast
 
 
 class Adapter(Protocol):
-    """How one kind of array is read and made."""
+    """Reads and makes one kind of array."""
 
     def memory(self, x: Any, writable: bool) -> Memory: ...
     def shape(self, x: Any) -> tuple[int, ...]: ...
     def empty(self, x: Any, shape: tuple[int, ...]) -> Any: ...
 
 
-class NumPy:
-    """NumPy arrays. The buffer protocol refuses what is read-only or not C-contiguous at no cost of our own."""
+class NumPyAdapter:
+    """NumPy arrays. The buffer protocol itself refuses read-only and non-contiguous ones, at no extra cost."""
 
     def memory(self, x: Any, writable: bool) -> Memory:
         try:
             pointer = from_buffer("char[]", x, writable)
         except (ValueError, BufferError):
             if x.flags.c_contiguous:
-                raise refuse("array", "a writable one", f"a read-only one ({_words(x)})") from None
-            raise refuse("array", "C-contiguous", f"other strides ({_words(x)})") from None
+                raise refuse("array", "a writable one", f"a read-only one ({_describe(x)})") from None
+            raise refuse("array", "C-contiguous", f"a non-contiguous array ({_describe(x)})") from None
         return pointer, x.size, CODES[x.dtype]
 
     def shape(self, x: Any) -> tuple[int, ...]:
@@ -53,13 +53,13 @@ class NumPy:
         return np.empty(shape, x.dtype)
 
 
-class Viewed(NumPy):
-    """Everything NumPy can look into without a copy: the buffer protocol, else DLPack."""
+class ViewAdapter(NumPyAdapter):
+    """Objects that NumPy can view without a copy: by the buffer protocol, else DLPack."""
 
     def memory(self, x: Any, writable: bool) -> Memory:
         view = _view(x)
         if writable and not view.flags.writeable and hasattr(x, "__dlpack__"):
-            # DLPack before 1.0 cannot say "read-only", so that NumPy takes all for it: some arrays must never change.
+            # DLPack before 1.0 has no flag for read-only memory, so NumPy takes all for read-only.
             cure = "before DLPack 1.0 or NumPy 2.1 all are; if it may be written, pass torch.from_dlpack(x)"
             raise refuse("array", "a writable one", f"a read-only one ({type(x).__name__}: {cure})")
         return super().memory(view, writable)
@@ -71,22 +71,22 @@ class Viewed(NumPy):
         return super().empty(_view(x), shape)
 
 
-class Torch:
-    """PyTorch tensors, as raw memory: autograd sees nothing of a collective."""
+class TorchAdapter:
+    """PyTorch tensors, as raw memory: autograd does not record collectives."""
 
     def __init__(self, torch: Any) -> None:
         self._codes = {getattr(torch, name): code for name, code in DTYPES.items() if hasattr(torch, name)}
 
-    def memory(self, x: Any, writable: bool) -> Memory:  # noqa: ARG002 (tensors know no read-only memory)
+    def memory(self, x: Any, writable: bool) -> Memory:  # noqa: ARG002 (no tensor is read-only)
         if not (x.is_cpu or x.is_cuda):
             raise refuse("array", "memory of the host or of a GPU", x.device)
         try:
             plain = x.is_contiguous() and not (x.is_conj() or x.is_neg() or x.is_nested)
             address, count = x.data_ptr(), x.numel()
-        except RuntimeError:  # of a sparse one, or inside torch.func.vmap
+        except RuntimeError:  # a sparse tensor, or inside torch.func.vmap
             raise _refused(x, "memory of its own", "none") from None
-        if not plain:  # a lazily conjugated or negated tensor is not what lies in its memory
-            raise _refused(x, "C-contiguous", "other strides, or lazily conjugated values")
+        if not plain:  # the memory of a lazily conjugated or negated tensor has other values
+            raise _refused(x, "C-contiguous", "a non-contiguous array, or lazily conjugated values")
         if not address and count:
             raise _refused(x, "memory of its own", "none")
         code = self._codes.get(x.dtype)
@@ -106,10 +106,10 @@ class Torch:
 def _refused(x: Any, expected: str, got: str) -> ArgumentError:
     if x.is_nested or str(x.layout) != "torch.strided":
         return refuse("array", "a dense tensor", "a nested one" if x.is_nested else x.layout)
-    return refuse("array", expected, f"{got} ({_words(x)})")
+    return refuse("array", expected, f"{got} ({_describe(x)})")
 
 
-class Emulated(NumPy):
+class EmulatedAdapter(NumPyAdapter):
     """Arrays on the emulated device."""
 
     def __init__(self, emulated: Any) -> None:
@@ -123,16 +123,16 @@ class Emulated(NumPy):
         return self._empty(shape, x.dtype)
 
 
-class Cuda:
-    """CuPy's arrays, and whatever tells by __cuda_array_interface__ where it is on a GPU."""
+class CudaAdapter:
+    """CuPy arrays, and other objects with __cuda_array_interface__."""
 
     def memory(self, x: Any, writable: bool) -> Memory:
         facts = x.__cuda_array_interface__
         shape, dtype, (address, read_only) = facts["shape"], np.dtype(facts["typestr"]), facts["data"]
         if writable and read_only:
-            raise refuse("array", "a writable one", f"a read-only one ({_words(x)})")
+            raise refuse("array", "a writable one", f"a read-only one ({_describe(x)})")
         if not _contiguous(shape, facts.get("strides"), dtype.itemsize):
-            raise refuse("array", "C-contiguous", f"other strides ({_words(x)})")
+            raise refuse("array", "C-contiguous", f"a non-contiguous array ({_describe(x)})")
         return Pointer(_cuda().device_at(address), address), prod(shape), CODES[getattr(x, "dtype", dtype)]
 
     def shape(self, x: Any) -> tuple[int, ...]:
@@ -143,7 +143,7 @@ class Cuda:
 
 
 class _Adapters(dict[type, Adapter]):
-    """Type → adapter, filled as types are met."""
+    """Type → adapter, filled on demand."""
 
     def __missing__(self, kind: type) -> Adapter:
         self[kind] = adapter = _find(kind)
@@ -151,7 +151,7 @@ class _Adapters(dict[type, Adapter]):
 
 
 class _Codes(dict[Any, int]):
-    """NumPy dtype → code, filled as dtypes are met: those of ml_dtypes exist only once it is imported."""
+    """NumPy dtype → code, filled on demand: the dtypes of ml_dtypes exist only after its import."""
 
     def __missing__(self, dtype: "np.dtype[Any]") -> int:
         if dtype.name not in DTYPES or not dtype.isnative:
@@ -160,23 +160,23 @@ class _Codes(dict[Any, int]):
         return code
 
 
-ADAPTERS = _Adapters({np.ndarray: NumPy()})
+ADAPTERS = _Adapters({np.ndarray: NumPyAdapter()})
 CODES = _Codes()
 
 
 def dtype_of(name: DTypeLike) -> tuple["np.dtype[Any]", int]:
-    """Return the NumPy dtype and the code of what the user called a dtype."""
+    """Return the NumPy dtype, and the code, of a dtype given by the user."""
     try:
         dtype = np.dtype(name)
     except TypeError:
-        if str(name) in DTYPES:  # NumPy knows it only by ml_dtypes
+        if str(name) in DTYPES:  # NumPy gets it from ml_dtypes
             raise ArgumentError(f"dtype {name} needs ml_dtypes: pip install ml_dtypes, and import it") from None
         raise unknown("dtype", name, DTYPES) from None
     return dtype, CODES[dtype]
 
 
 def fitting(out: Any, count: int, dtype: int) -> Any:
-    """Return the pointer of `out`, where so many elements of that dtype are to be written, or refuse it."""
+    """Return the pointer of `out`; raise ArgumentError unless it has `count` elements of this dtype."""
     pointer, given, kind = ADAPTERS[type(out)].memory(out, True)
     if given != count or kind != dtype:
         names = list(DTYPES)
@@ -185,7 +185,7 @@ def fitting(out: Any, count: int, dtype: int) -> Any:
 
 
 def find_device(name: str) -> Any:
-    """Return the device that a user has named: the current GPU, or the emulated one."""
+    """Return the device of this name: the current GPU, or the emulated one."""
     if name == "cuda":
         return _cuda().device_at(0)
     if name == "emulated":
@@ -213,15 +213,15 @@ def check_disjoint(source: Memory, target: Memory) -> None:
 def _find(kind: type) -> Adapter:
     torch = sys.modules.get("torch")
     if torch is not None and issubclass(kind, getattr(torch, "Tensor", ())):
-        return Torch(torch)
-    if issubclass(kind, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):  # its mask would be lost in silence
+        return TorchAdapter(torch)
+    if issubclass(kind, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):  # its mask would be lost silently
         raise refuse("array", "one without a mask (pass x.data or x.filled())", kind.__name__)
     emulated = sys.modules.get("ringcomm.devices.emulated")
     if emulated is not None and issubclass(kind, emulated.Array):
-        return Emulated(emulated)
+        return EmulatedAdapter(emulated)
     if hasattr(kind, "__cuda_array_interface__"):
-        return Cuda()
-    return ADAPTERS[np.ndarray] if issubclass(kind, np.ndarray) else Viewed()
+        return CudaAdapter()
+    return ADAPTERS[np.ndarray] if issubclass(kind, np.ndarray) else ViewAdapter()
 
 
 def _view(x: Any) -> NDArray[Any]:
@@ -234,14 +234,14 @@ def _view(x: Any) -> NDArray[Any]:
         raise ArgumentError(f"NumPy cannot read this {type(x).__name__}: {error}") from None
     kind, index = x.__dlpack_device__()
     if kind not in (1, 3):  # kDLCPU, kDLCUDAHost
-        raise _not_on_the_host(f"{type(x).__name__} on DLPack device ({kind}, {index})")
+        raise _not_on_host(f"{type(x).__name__} on DLPack device ({kind}, {index})")
     try:
         return np.from_dlpack(x)
     except (BufferError, RuntimeError, ValueError) as error:
         raise ArgumentError(f"NumPy cannot read this {type(x).__name__}: {error}") from None
 
 
-def _words(x: Any) -> str:
+def _describe(x: Any) -> str:
     return f"{type(x).__name__}, {x.dtype}, shape {tuple(x.shape)}"
 
 
@@ -249,7 +249,7 @@ def _unsupported(dtype: Any) -> ArgumentError:
     return refuse("dtype", f"one of {', '.join(DTYPES)}, in native byte order", str(dtype))
 
 
-def _not_on_the_host(what: object) -> ArgumentError:
+def _not_on_host(what: object) -> ArgumentError:
     return refuse("array", "host memory, or a GPU's by __cuda_array_interface__", what)
 
 
@@ -270,4 +270,4 @@ def _cuda() -> Any:
         cure = "pip install 'ringcomm[cuda12]' or 'ringcomm[cuda13]'"
         raise ArgumentError(f"arrays on a GPU need CuPy ({error}): {cure}") from None
     except RuntimeError as error:  # CUDA's
-        raise ArgumentError(f"there is no GPU to use: {error}; `ringcomm doctor` says why") from None
+        raise ArgumentError(f"no GPU can be used: {error}; see `ringcomm doctor`") from None

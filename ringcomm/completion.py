@@ -1,7 +1,7 @@
-"""Who is told when a queued call is done: one thread of the process waits for them all, while there are any.
+"""Callbacks of queued calls. One thread of the process waits for all calls that have callbacks.
 
-It calls back in the order in which the calls are done. A callback may wait, also for what another would do: one that
-takes longer than STALL keeps its thread, and a spare one goes on in its place.
+It runs the callbacks in the order in which the calls complete. A callback may wait, even for another callback: if it
+takes longer than STALL it keeps its thread, and a spare thread takes over.
 """
 
 import itertools
@@ -31,8 +31,8 @@ class _Watcher:
         self._changed = threading.Condition()
         self._tokens = itertools.count(1)
         self._callbacks: dict[int, Callback] = {}
-        self._leader: int | None = None  # the thread that waits, or calls back
-        self._calling_since: float | None = None  # when the leader began to
+        self._leader: int | None = None  # the thread that waits or runs a callback
+        self._calling_since: float | None = None  # since when the leader runs a callback
         self._spare = 0
 
     def add(self, handle: Any, callback: Callback) -> None:
@@ -41,7 +41,7 @@ class _Watcher:
             self._callbacks[token] = callback
             try:
                 self._need_spare(self._leader is None)
-            except BaseException:  # no thread can be had
+            except BaseException:  # no thread could be started
                 del self._callbacks[token]
                 raise
         check(lib.rc_work_notify(handle, token))
@@ -49,7 +49,7 @@ class _Watcher:
     def _need_spare(self, needed: bool) -> None:
         if needed and not self._spare:
             threading.Thread(target=self._run, name="ringcomm completions", daemon=True).start()
-            self._spare += 1  # it waits for the lock that is held here
+            self._spare += 1  # it waits for the lock held here
         self._changed.notify()
 
     def _run(self) -> None:
@@ -58,7 +58,7 @@ class _Watcher:
                 pass
 
     def _become_leader(self) -> bool:
-        """Wait until there is no leader, or it does not come back; say no if nobody is needed any more."""
+        """Wait until no leader is left, or it stalls in a callback. Return False if no thread is needed any more."""
         with self._changed:
             while self._leader is not None or not self._callbacks:
                 since = self._calling_since
@@ -73,7 +73,7 @@ class _Watcher:
             return True
 
     def _lead(self) -> bool:
-        """Wait for a call that is done, and call back; say whether this thread still leads."""
+        """Wait for a completed call and run its callback; return whether this thread still leads."""
         me = threading.get_ident()
         token = lib.rc_next_done(IDLE)
         with self._changed:
@@ -85,10 +85,10 @@ class _Watcher:
                 self._spare += 1
                 return False
             self._calling_since = time.monotonic()
-            with suppress(RuntimeError):  # no thread can be had: then nobody goes on while this callback waits
+            with suppress(RuntimeError):  # no thread: then other callbacks wait for this one
                 self._need_spare(True)
         call_back(callback)
-        del callback  # and what it holds
+        del callback  # and its references
         with self._changed:
             if self._leader == me:
                 self._calling_since = None
@@ -101,28 +101,28 @@ _watcher = _Watcher()
 
 
 def when_done(handle: Any, callback: Callback) -> None:
-    """Call `callback` on a thread of ours once the rc_work is done."""
+    """Call `callback` on a thread of ringcomm once the rc_work is done."""
     _watcher.add(handle, callback)
 
 
 def call_back(callback: Callback) -> None:
-    """Call back. Nobody is there to take what it raises, so that is logged."""
+    """Run a callback and log its exception, which has no caller to go to."""
     outer, _here.inside = inside_callback(), True
     try:
         callback()
     except Exception:
-        log.exception("a callback of a call that is done has failed")
+        log.exception("a callback of a completed call failed")
     finally:
         _here.inside = outer
 
 
 def inside_callback() -> bool:
-    """Say whether this thread is calling back."""
+    """Return whether this thread is running a callback."""
     return getattr(_here, "inside", False)
 
 
 def call_back_apart(callback: Callback) -> None:
-    """Call back on a thread that nobody waits for."""
+    """Run a callback on a thread of its own."""
     threading.Thread(target=call_back, args=(callback,), name="ringcomm callback", daemon=True).start()
 
 
@@ -131,5 +131,5 @@ def _forget() -> None:
     _watcher = _Watcher()
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows, where `init` says what is missing
+if hasattr(os, "register_at_fork"):  # not on Windows, where `init` raises the reason
     os.register_at_fork(after_in_child=_forget)

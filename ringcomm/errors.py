@@ -1,4 +1,4 @@
-"""What can go wrong. One tree; every error carries its facts as attributes, and travels between processes."""
+"""The errors: one tree. Every error has its facts as attributes and can be sent to other processes."""
 
 import difflib
 import json
@@ -20,14 +20,15 @@ FACTS = ("rank", "peer", "collective", "epoch", "expected", "got")
 
 
 class RingcommError(Exception):
-    """The root of the tree.
+    """The base class of all errors. An attribute that does not apply is None.
 
-    Attributes, each None where it says nothing:
-        rank: the rank that failed, in the numbering of the communicator that raised
-        peer: the other side of a point-to-point call
-        collective: the name of the call
-        epoch: the number of the call on its communicator
-        expected, got: both sides of what does not fit
+    Attributes:
+        rank: The rank that failed, as numbered in the communicator that raised.
+        peer: The other rank of a point-to-point call.
+        collective: The name of the call.
+        epoch: The number of the call on its communicator.
+        expected: What was required.
+        got: What was found instead.
     """
 
     def __init__(
@@ -54,11 +55,11 @@ class RingcommError(Exception):
 
 
 class ArgumentError(RingcommError, ValueError):
-    """The call makes no sense on this rank. Nothing was sent; the communicator stays usable."""
+    """An argument is wrong on this rank. Nothing was sent; the communicator stays usable."""
 
 
 class MismatchError(RingcommError):
-    """The ranks called different things. Raised on every rank, outputs untouched; the communicator stays usable."""
+    """The ranks' calls differ. Raised on every rank; outputs are unchanged and the communicator stays usable."""
 
 
 class CollectiveTimeout(RingcommError, TimeoutError):
@@ -66,27 +67,27 @@ class CollectiveTimeout(RingcommError, TimeoutError):
 
 
 class PeerLost(RingcommError, ConnectionError):
-    """A rank died or closed while it was still needed. The communicator is broken."""
+    """A rank died, or closed the communicator while it was needed. The communicator is broken."""
 
 
 class Aborted(RingcommError):
-    """A rank called `abort`, left its `with` block by an exception or was interrupted. The communicator is broken."""
+    """A rank called `abort`, was interrupted, or an exception ended its `with` block. The communicator is broken."""
 
 
 class MemoryShortage(RingcommError, MemoryError):
-    """Memory to share, of the host or of a GPU, could not be had; the message has the figures of that moment."""
+    """Shared memory of the host or of a GPU could not be allocated. The message has the sizes found."""
 
 
 def refuse(
     what: str, expected: object, got: object, *, rank: int | None = None, collective: str | None = None
 ) -> ArgumentError:
-    """Return the error that shows both sides."""
+    """Return the ArgumentError that names the expected and the given value."""
     message = f"{what}: expected {expected}, got {got}"
     return ArgumentError(message, rank=rank, collective=collective, expected=expected, got=got)
 
 
 def integer(what: str, value: Any, least: int = -(2**63), most: int = 2**63 - 1) -> int:
-    """Return `value` as an int, or refuse what is none, or none of 64 bits."""
+    """Return `value` as an int; raise ArgumentError if it is not an integer from `least` to `most`."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -98,27 +99,27 @@ def integer(what: str, value: Any, least: int = -(2**63), most: int = 2**63 - 1)
 
 
 def unknown(what: str, name: object, known: Iterable[str]) -> ArgumentError:
-    """Return the error for a name nobody knows, with the nearest one that is known."""
+    """Return the ArgumentError for an unknown name. It suggests the nearest known one."""
     known = sorted(known)
     near = difflib.get_close_matches(str(name), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
     return ArgumentError(f"unknown {what} {name!r}; {hint}", expected=known, got=str(name))
 
 
-def packed(error: RingcommError) -> str:
-    """Return an error as text, with its facts, for other ranks."""
+def encode_error(error: RingcommError) -> str:
+    """Return an error with its facts as text, to be sent to other ranks."""
     facts = {name: fact for name, fact in vars(error).items() if name in FACTS and fact is not None}
     return json.dumps([type(error).__name__, str(error)[:4096], facts], default=str)
 
 
-def unpacked(text: str | bytes) -> RingcommError:
-    """Return the error that another rank has packed."""
+def decode_error(text: str | bytes) -> RingcommError:
+    """Return the error that another rank has encoded."""
     name, message, facts = json.loads(text)
     return _kind(name)(message, **facts)
 
 
-def in_words(error: BaseException | None) -> str:
-    """Return `Kind: message` of any error, as UTF-8 can carry it; nothing of none."""
+def describe_error(error: BaseException | None) -> str:
+    """Return `Kind: message` of any error, as valid UTF-8; an empty string for None."""
     if error is None:
         return ""
     short = isinstance(error, MemoryError) and not isinstance(error, RingcommError)
@@ -129,17 +130,19 @@ def in_words(error: BaseException | None) -> str:
         return kind
 
 
-def raise_told(words: Iterable[str], rank: int, error: Exception | None, collective: str | None = None) -> None:
-    """Raise what has failed on any rank, given that of all `in_words`: `error` of this `rank`, or the first other."""
+def raise_first_failure(
+    failures: Iterable[str], rank: int, error: Exception | None, collective: str | None = None
+) -> None:
+    """Raise this rank's `error`, else the first of `failures`, one `describe_error` text per rank."""
     if isinstance(error, RingcommError):
         error.rank = rank if error.rank is None else error.rank
         raise error
-    for other, text in enumerate(words):
+    for other, text in enumerate(failures):
         if text and (error is None or other == rank):
             name, _, message = text.partition(": ")
             kind = _kind(name)
-            told = text if kind is RingcommError else message
-            raise kind(f"rank {other}: {told}", rank=other, collective=collective) from error
+            described = text if kind is RingcommError else message
+            raise kind(f"rank {other}: {described}", rank=other, collective=collective) from error
 
 
 def _kind(name: str) -> type[RingcommError]:

@@ -1,4 +1,4 @@
-"""The native core as Python sees it: `lib`, `ffi`, `NativeQuick`, and every failed call turned into the error it is."""
+"""The native core: `lib`, `ffi`, `NativeFastPath`, and the errors of failed calls."""
 
 import os
 import threading
@@ -11,7 +11,7 @@ from ringcomm import errors
 from ringcomm.errors import RingcommError, refuse
 from ringcomm.types import COLLECTIVES
 
-__all__ = ["FOLDER", "NULL", "STATUS", "NativeQuick", "check", "ffi", "lib", "seconds"]
+__all__ = ["FOLDER", "NULL", "STATUS", "NativeFastPath", "check", "ffi", "lib", "seconds"]
 
 
 class _Interrupt(threading.local):
@@ -19,7 +19,7 @@ class _Interrupt(threading.local):
 
 
 class _Missing:
-    """Stands for the native core where there is none: importing works, the first use says what is wrong."""
+    """Stands for a missing native core: importing works, the first use raises the reason."""
 
     def __init__(self, reason: ImportError) -> None:
         self._reason = reason
@@ -28,36 +28,36 @@ class _Missing:
         return self
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
-        message = f"the native core of ringcomm is missing ({self._reason}); it needs Linux >= 5.4, and to be installed"
+        message = f"the native core of ringcomm is missing ({self._reason}); install ringcomm on Linux >= 5.4"
         raise RingcommError(message) from self._reason
 
 
 _interrupt = _Interrupt()
-NativeQuick: Any
+NativeFastPath: Any
 
 
-def _quick(path: str) -> Any:
-    """Load the class of bindings/quick.cpp: a second module in the library of the first."""
-    spec: Any = util.spec_from_file_location("ringcomm._quick", path)
+def _fast_path(path: str) -> Any:
+    """Load the class of bindings/fast_path.cpp: a second module in the same library."""
+    spec: Any = util.spec_from_file_location("ringcomm._fast_path", path)
     module = util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.Quick
+    return module.FastPath
 
 
 try:
     from ringcomm._native import __file__ as _library
     from ringcomm._native import ffi, lib
 except ImportError as reason:
-    ffi = lib = NativeQuick = _Missing(reason)
+    ffi = lib = NativeFastPath = _Missing(reason)
 else:
-    NativeQuick = _quick(_library)
+    NativeFastPath = _fast_path(_library)
     FOLDER = Path(_library).parent  # with the sources of the kernels
 
     def _keep(kind: type[BaseException], error: BaseException, traceback: TracebackType) -> None:  # noqa: ARG001
         _interrupt.raised = error
 
-    # Native code calls this now and then from a wait on the main thread. Entering a Python function is all it takes:
-    # the interpreter then runs the handlers of pending signals, and what they raise is kept for `check`.
+    # Native waits on the main thread call this at intervals. On entry to a Python function the interpreter runs the
+    # handlers of pending signals; `check` raises their exceptions.
     @ffi.def_extern(error=1, onerror=_keep)  # type: ignore[untyped-decorator]
     def ringcomm_interrupt() -> int:
         return 0
@@ -79,24 +79,24 @@ _ERRORS: dict[int, type[RingcommError]] = {
     lib.RC_SYSTEM: errors.RingcommError,
 }
 
-# With which status a communicator fails for an error: of two that mean the same, the first.
+# The status that stands for an error; of two that mean the same, the first.
 STATUS = {kind: status for status, kind in reversed(_ERRORS.items())}
 
 
 def check(status: int) -> None:
-    """Raise the error behind a `status` that is not RC_OK: right after the call, on the same thread."""
+    """Raise the error of a `status` that is not RC_OK. Must follow the call on the same thread."""
     if status:
         raise _interrupted() or _failure(status)
 
 
 def seconds(timeout: float | None) -> float:
-    """Return `timeout` as the C ABI takes it: negative for the communicator's own."""
+    """Return `timeout` for the C ABI: negative for the communicator's own."""
     if timeout is None:
         return -1.0
     try:
         if timeout >= 0:
             return float(timeout)
-    except (TypeError, ValueError, OverflowError):  # words, an array, more than a float can hold
+    except (TypeError, ValueError, OverflowError):  # a string, an array, an int beyond the range of float
         pass
     raise refuse("timeout", "seconds >= 0, or None for the communicator's", repr(timeout))
 

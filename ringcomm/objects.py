@@ -1,4 +1,4 @@
-"""The collectives of Python objects, made of those of arrays: first the sizes travel, then the pickles."""
+"""Collectives of Python objects, on top of those of arrays: one call for the sizes, one for the pickled bytes."""
 
 import pickle
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ __all__ = ["all_gather", "broadcast", "gather"]
 
 FAILED = -1  # the size of an object that could not be pickled
 
-# In all of them `comm` is a Communicator, whose methods of a similar name say what they do.
+# `comm` is a Communicator; its methods document these functions.
 
 
 def broadcast(comm: Any, obj: Any, root: int, timeout: float | None) -> Any:
@@ -42,7 +42,7 @@ def gather(comm: Any, obj: Any, root: int, timeout: float | None) -> list[Any] |
 
 
 def _pickled_everywhere(comm: Any, obj: Any, timeout: float | None) -> tuple[Any, Any]:
-    """Return the pickled object and the sizes of all ranks'."""
+    """Return the pickled object, and the sizes on all ranks."""
     data, error = _pickled(obj)
     sizes = comm.all_gather(np.array(FAILED if data is None else data.size), timeout=timeout)
     _check_pickled(dict(enumerate(sizes)), error)
@@ -50,7 +50,7 @@ def _pickled_everywhere(comm: Any, obj: Any, timeout: float | None) -> tuple[Any
 
 
 def _pickled(obj: Any) -> tuple[Any, Exception | None]:
-    """Return the pickled object, or why there is none: the others are to be told before this rank raises."""
+    """Return the pickled object, or the error; the other ranks have to learn of it before this rank raises it."""
     try:
         return np.frombuffer(pickle.dumps(obj, protocol=5), np.uint8), None
     except Exception as error:
@@ -62,7 +62,7 @@ def _check_pickled(sizes: Mapping[int, Any], error: Exception | None) -> None:
         raise error
     for rank, size in sizes.items():
         if size == FAILED:
-            raise RingcommError(f"rank {rank} could not pickle its object, and raised why", rank=rank)
+            raise RingcommError(f"rank {rank} could not pickle its object, and raised the reason", rank=rank)
 
 
 def _unpickled(data: Any, sizes: Any) -> list[Any]:

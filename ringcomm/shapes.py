@@ -1,4 +1,4 @@
-"""Shapes: of what the ranks' blocks make together, of a rank's share of an array, and of a new array."""
+"""Shapes of results: of joined blocks, of a rank's share of an array, of a new array."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ __all__ = ["Shapes", "axes"]
 
 Shape = tuple[int, ...]
 MAX_AXES = 64  # of NumPy
-MAX_BYTES = 2**100  # what anybody may ask for, to be told how much there is
+MAX_BYTES = 2**100  # more is refused here; less reaches the check of memory, whose error has figures
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """What follows from the shape of an array on this rank of a group, and from counts: the rows of each rank."""
+    """Shapes of results on this rank, from the shape of its array and from counts, the rows of each rank."""
 
     rank: int
     size: int
 
     def joined(self, shape: Shape, counts: Sequence[int] | None) -> tuple[Shape, Any]:
-        """Return the shape of all ranks' blocks together, where this rank's is `shape`, and their lengths for C."""
+        """Return the shape of all ranks' blocks joined, `shape` being this rank's, and their lengths for C."""
         if counts is None:
             return (self.size, *shape), NULL
         rows = self.rows(counts, "counts")
@@ -35,7 +35,7 @@ class Shapes:
         return (sum(rows), *shape[1:]), blocks(rows, shape)
 
     def share(self, shape: Shape, counts: Sequence[int] | None) -> tuple[Shape, int, Any]:
-        """Return the shape and elements of this rank's share of axis 0, and all lengths for C."""
+        """Return the shape and the number of elements of this rank's share of axis 0, and all lengths for C."""
         if not shape:
             raise refuse("array", "an axis to divide among the ranks", "a single element", rank=self.rank)
         if counts is None:
@@ -49,12 +49,12 @@ class Shapes:
         return (share, *shape[1:]), share * prod(shape[1:]), lengths
 
     def exchanged(self, shape: Shape, send: Sequence[int], recv: Sequence[int]) -> tuple[Shape, Any]:
-        """Return the shape of what comes where `shape` goes, and the lengths of all that goes and comes, for C."""
-        to, come = self.rows(send, "send_counts", shape), self.rows(recv, "recv_counts")
-        return (sum(come), *shape[1:]), blocks(to + come, shape)
+        """Return the shape of the result of an all_to_all of `shape`, and the lengths to send and receive for C."""
+        sent, received = self.rows(send, "send_counts", shape), self.rows(recv, "recv_counts")
+        return (sum(received), *shape[1:]), blocks(sent + received, shape)
 
     def rows(self, counts: Sequence[int], what: str, shape: Shape | None = None) -> list[int]:
-        """Return `counts`, one for each rank, or refuse them; with `shape` they must be all its rows."""
+        """Check `counts`, one for each rank, and return them; they must add up to the rows of `shape`, if given."""
         try:
             rows = [index(count) for count in counts]
         except TypeError:
@@ -67,7 +67,7 @@ class Shapes:
 
 
 def blocks(rows: list[int], shape: Shape) -> Any:
-    """Return the lengths of blocks for C, from their rows and the shape of what has such rows."""
+    """Return the lengths of blocks for C, from their numbers of rows and the shape of an array with these rows."""
     row = prod(shape[1:])
     try:
         return ffi.new("uint64_t[]", [count * row for count in rows])
@@ -76,7 +76,7 @@ def blocks(rows: list[int], shape: Shape) -> Any:
 
 
 def axes(shape: int | Sequence[int], item: int) -> Shape:
-    """Return what the user called a shape, of elements of `item` bytes."""
+    """Check a shape given by the user, of elements of `item` bytes, and return it as a tuple."""
     lengths = shape if np.iterable(shape) else (shape,)
     found = tuple(integer("shape", axis, most=MAX_BYTES) for axis in lengths)
     if any(axis < 0 for axis in found):

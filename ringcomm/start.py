@@ -1,32 +1,42 @@
-"""How a communicator is made: the ranks that were started together find each other."""
+"""How a communicator is made: the ranks that were started together find each other and connect."""
 
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, cast
 
+from ringcomm import transports
 from ringcomm.algorithms.select import check_name
+from ringcomm.bootstrap.place import Place, find_place
+from ringcomm.bootstrap.store import Store, open_store
 from ringcomm.communicator import Communicator, open_transports
 from ringcomm.config import Config, start_logging
-from ringcomm.errors import refuse
+from ringcomm.errors import refuse, unknown
 from ringcomm.native import check, ffi, lib
-from ringcomm.place import find_place
-from ringcomm.store import Store, open_store
-from ringcomm.transports import shm
-from ringcomm.transports.mpi.start import ending_the_job, join, world
+from ringcomm.transports.contract import TransportModule
+from ringcomm.transports.mpi.start import aborting_on_interrupt, join
 
-__all__ = ["connect", "init"]
+__all__ = ["connect", "find_transports", "init"]
 
 
 def init(timeout: float | None = None, config: Config | None = None, mpi_comm: Any = None) -> Communicator:
-    """Connect to the ranks that were started together: by `ringcomm run` or torchrun on one machine, by mpirun or srun
-    on any.
+    """Connect the ranks that a launcher has started together.
 
-    `mpi_comm`, a communicator of mpi4py, has the ranks to connect instead; it stays as it is. Without a launcher the
-    communicator has one rank. `timeout` (seconds, default 300) also limits the start. Raises
-        CollectiveTimeout: naming the ranks that did not come;
-        PeerLost: naming a rank that came, and died;
-        Aborted: another rank failed and says how;
-        MemoryShortage: the shared memory cannot be had;
-        ArgumentError: the versions of ringcomm differ, or the environment makes no sense.
+    `ringcomm run` and torchrun start ranks on one machine, mpirun and srun on any number. Without a launcher the
+    communicator has one rank.
+
+    Args:
+        timeout: Seconds for the start and, unless a call overrides it, for every call; default 300.
+        config: The settings; None takes them from the environment.
+        mpi_comm: A communicator of mpi4py whose ranks to connect instead. It stays usable.
+
+    Raises:
+        CollectiveTimeout: Some ranks did not join; the message names them.
+        PeerLost: A rank joined and died; the message names it.
+        Aborted: Another rank failed; the message has its error.
+        MemoryShortage: The shared memory cannot be allocated.
+        ArgumentError: The ranks run different versions of ringcomm, or a setting or the environment is wrong.
     """
     if config is None:
         config = Config()
@@ -34,21 +44,44 @@ def init(timeout: float | None = None, config: Config | None = None, mpi_comm: A
         raise refuse("config", "a ringcomm.Config", repr(config))
     if timeout is not None:
         config = replace(config, timeout=timeout)
-    if mpi_comm is None:
-        place = find_place()
-        if not place.hosts and not (config.host_label and place.mpi):
-            with open_store(place, config.timeout) as store:
-                return connect(place.rank, place.size, store, config)
-    with ending_the_job():
-        comm = world(place.size) if mpi_comm is None else mpi_comm
+    if mpi_comm is not None:
+        if config.transport not in (None, "mpi"):
+            raise refuse("transport", "'mpi', since mpi_comm is given", repr(config.transport))
         _prepare(config)
-        return Communicator(join(comm, config))
+        with aborting_on_interrupt():
+            return Communicator(join(mpi_comm, config))
+    place = find_place()
+    transport = _choose_transport(place, config)
+    with open_store(place, config.timeout) if transport.NEEDS_STORE else nullcontext() as store:
+        _prepare(config)
+        return Communicator(transport.connect(place.rank, place.size, store, config))
 
 
 def connect(rank: int, size: int, store: Store, config: Config) -> Communicator:
-    """Connect as `rank` of `size` with those who hold the same store."""
+    """Connect as `rank` of `size` with the ranks that share `store`."""
+    transport = _choose_transport(Place(rank, size, job="", launcher="a store"), config)
     _prepare(config)
-    return Communicator(shm.connect(rank, size, store, config))
+    return Communicator(transport.connect(rank, size, store, config))
+
+
+def find_transports() -> dict[str, TransportModule]:
+    """Return by name the modules and packages of ringcomm.transports that Config(transport=…) can name."""
+    names = [module.name for module in iter_modules(transports.__path__)]
+    modules = {name: import_module(f"{transports.__name__}.{name}") for name in names}
+    return {name: cast(TransportModule, module) for name, module in modules.items() if hasattr(module, "connect")}
+
+
+def _choose_transport(place: Place, config: Config) -> TransportModule:
+    known, name = find_transports(), config.transport
+    if name is None:
+        name = "mpi" if place.hosts or (config.host_id and place.mpi) else "shm"
+    elif name not in known:
+        raise unknown("transport", name, known)
+    elif not known[name].serves(place):
+        serving = " or ".join(repr(each) for each, module in known.items() if module.serves(place))
+        where = f"launcher: {place.launcher}, {'several hosts' if place.hosts else 'one host'}"
+        raise refuse("transport", f"{serving} ({where})", repr(name))
+    return known[name]
 
 
 def _prepare(config: Config) -> None:
@@ -58,7 +91,7 @@ def _prepare(config: Config) -> None:
 
 
 def _select_kernels(level: str) -> None:
-    """Choose the kernels of this process: all its communicators share them, so one that is open keeps them."""
+    """Choose the kernels of this process: all its communicators share them, so an open one keeps them."""
     chosen = str(ffi.string(lib.rc_kernels_name()), "ascii")
     if not open_transports:
         check(lib.rc_kernels_select(level.encode()))

@@ -1,6 +1,6 @@
-"""The contract of a transport as a test: `check_transport`; and that of an algorithm: `prove`.
+"""The contract of a transport as a test, `check_transport`; that of an algorithm, `prove`.
 
-Any transport and any algorithm can be given to them, without a test framework.
+They take any transport and any algorithm, and need no test framework.
 """
 
 from collections import Counter
@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ringcomm.algorithms.proof import prove
+from ringcomm.bootstrap.store import HashStore, Store
 from ringcomm.communicator import Communicator
 from ringcomm.config import Config
 from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, MismatchError, PeerLost, RingcommError
-from ringcomm.store import HashStore, Store
 from ringcomm.transports.contract import Transport
 from ringcomm.types import premul_sum
 from ringcomm.work import Work
@@ -32,10 +32,10 @@ LENGTHS = (0, 1, 7, 1000, 300_001)  # nothing, inline, odd, one chunk, several c
 
 
 def check_transport(make_world: Callable[[int], Sequence[Transport]], sizes: Sequence[int] = (1, 2, 3, 4)) -> None:
-    """Run every check of this file in worlds of these sizes; raise where the contract is not kept.
+    """Run every check of this file in worlds of these sizes; raise if a transport breaks the contract.
 
-    `make_world(size)` returns the connected transports of `size` ranks in rank order, each usable from a thread of its
-    own, with a timeout of some seconds; `connect_threads` makes it of the `connect` of a transport.
+    `make_world(size)` returns the connected transports of `size` ranks in rank order, each usable from its own thread,
+    with a timeout of some seconds. `connect_threads` makes them from the `connect` of a transport.
     """
     for size in sizes:
         for check in CHECKS:
@@ -47,10 +47,10 @@ def check_transport(make_world: Callable[[int], Sequence[Transport]], sizes: Seq
 
 
 def check_rank(connect: Callable[[], Communicator], checks: Sequence[Check] = CHECKS) -> None:
-    """Be one rank of a world in which every check of this file is run; raise where the contract is not kept.
+    """Run every check of this file as one rank of a world; raise if the transport breaks the contract.
 
-    For ranks that are programs of their own: all of them call this. `connect()` returns a communicator of all, with a
-    timeout of some seconds, such as `lambda: ringcomm.init(timeout=10)`; every check takes a new one.
+    For ranks that are separate programs: all of them call this. `connect()` returns a communicator of all ranks with a
+    timeout of some seconds, such as `lambda: ringcomm.init(timeout=10)`; every check uses a new one.
     """
     for check in checks:
         with connect() as comm:
@@ -62,16 +62,16 @@ def check_rank(connect: Callable[[], Communicator], checks: Sequence[Check] = CH
 
 
 def connect_threads(connect: Connect, size: int, timeout: float = 10.0) -> list[Transport]:
-    """Return the connected transports of `size` ranks that are threads of this process, in rank order."""
+    """Connect `size` ranks that are threads of this process; return their transports in rank order."""
     store, config = HashStore(), Config(timeout=timeout)
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(lambda rank: connect(rank, size, store, config), range(size)))
 
 
 def run_threads(function: Callable[[Communicator], T], communicators: Sequence[Communicator]) -> list[T]:
-    """Return `function(comm)` of every communicator, each called on a thread of its own, then closed.
+    """Call `function(comm)` for every communicator on its own thread, close it, and return the results.
 
-    If one raises, the others are aborted, and its failure is raised.
+    If one raises, the others are aborted and its error is raised.
     """
 
     def run(comm: Communicator) -> T:
@@ -82,7 +82,7 @@ def run_threads(function: Callable[[Communicator], T], communicators: Sequence[C
         futures = [pool.submit(run, comm) for comm in communicators]
     failures = [error for future in futures if (error := future.exception())]
     if failures:
-        raise min(failures, key=lambda error: isinstance(error, Aborted))  # the cause, not what followed from it
+        raise min(failures, key=lambda error: isinstance(error, Aborted))  # the cause, not its consequences
     return [future.result() for future in futures]
 
 
@@ -92,7 +92,7 @@ def _check(function: Check) -> Check:
 
 
 def _input(rank: int, length: int) -> Any:
-    """The array of a rank: small integers, so that float32 is exact and the sum over ranks has a closed form."""
+    """Return the array of a rank: small integers, so that float32 is exact and the sum over ranks has a closed form."""
     return (np.arange(length) % 5 + rank + 1).astype(np.float32)
 
 
@@ -131,7 +131,7 @@ def all_reduce_combines_all_ranks_in_place_and_out_of_place(comm: Communicator) 
 
 
 @_check
-def every_operation_computes_what_its_name_says(comm: Communicator) -> None:
+def every_operation_computes_its_function(comm: Communicator) -> None:
     x = np.array([comm.rank + 1, 2], np.float64)
     last = comm.size
     for op, first, second in (
@@ -229,7 +229,7 @@ def all_to_all_transposes_blocks(comm: Communicator) -> None:
 
 @_check
 def all_to_all_takes_counts(comm: Communicator) -> None:
-    send = [comm.rank + peer for peer in range(comm.size)]  # symmetric: as many come as go
+    send = [comm.rank + peer for peer in range(comm.size)]  # symmetric: each pair sends as much as it receives
     x = np.repeat(np.arange(comm.size, dtype=np.int64) * 100 + comm.rank, send)
     expected = np.repeat(np.arange(comm.size, dtype=np.int64) + comm.rank * 100, send)
     _equal(comm.all_to_all(x, send_counts=send, recv_counts=send), expected)
@@ -257,7 +257,7 @@ def messages_keep_their_order_per_peer_and_tag(comm: Communicator) -> None:
 
 
 @_check
-def a_receive_from_anybody_says_who_sent(comm: Communicator) -> None:
+def a_receive_from_any_rank_returns_the_sender(comm: Communicator) -> None:
     works = [comm.send(np.array([comm.rank]), peer, async_op=True) for peer in range(comm.size)]
     x = np.empty(1, np.int64)
     sources = []
@@ -299,13 +299,13 @@ def queued_calls_run_in_their_order(comm: Communicator) -> None:
 
 
 @_check
-def who_waits_for_nothing_is_told_when_a_call_is_done(comm: Communicator) -> None:
-    told: SimpleQueue[Work] = SimpleQueue()
+def callbacks_run_when_a_call_is_done(comm: Communicator) -> None:
+    done: SimpleQueue[Work] = SimpleQueue()
     works = [comm.all_reduce(np.ones(1000), async_op=True), comm.barrier(async_op=True)]
     for work in works:
-        work.add_done_callback(told.put)
-        work.add_done_callback(told.put)  # twice: everybody who asks is told
-    assert Counter(told.get(timeout=comm.timeout) for _ in works * 2) == Counter(works * 2)
+        work.add_done_callback(done.put)
+        work.add_done_callback(done.put)  # twice: every callback is called
+    assert Counter(done.get(timeout=comm.timeout) for _ in works * 2) == Counter(works * 2)
     assert all(work.done() for work in works)
 
 
@@ -384,7 +384,7 @@ def abort_reaches_every_rank_with_its_reason(comm: Communicator) -> None:
 
 
 @_check
-def who_needs_a_closed_rank_loses_it(comm: Communicator) -> None:
+def a_rank_that_needs_a_closed_one_raises_peer_lost(comm: Communicator) -> None:
     if comm.rank == 0:
         comm.close()
         comm.close()

@@ -1,31 +1,50 @@
-"""The tables: every dtype, operation and collective, and its code in ringcomm.h. A new one is a row here."""
+"""The tables: every dtype, operation and collective, and its code in ringcomm.h. The rows stand in types.def."""
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 from ringcomm.errors import ArgumentError, refuse, unknown
 
-__all__ = ["COLLECTIVES", "DTYPES", "OPS", "REDUCING", "ROOTED", "WHOLE", "PremulSum", "premul_sum", "reduction"]
+__all__ = [
+    *("COLLECTIVES", "CPU_DTYPES", "DTYPES", "OPS", "REDUCING", "ROOTED", "TABLES", "WHOLE"),
+    *("CollectiveSpec", "PremulSum", "premul_sum", "reduction"),
+]
+
+TABLES = Path(__file__).with_name("types.def")
 
 
-def _numbered(*names: str) -> dict[str, int]:
-    return {name: code for code, name in enumerate(names)}
+class CollectiveSpec(NamedTuple):
+    """What a collective takes and returns: a row of types.def."""
+
+    code: int
+    given: str
+    given_by: str
+    got: str
+    got_by: str
+    reduces: bool
 
 
-# Named as NumPy (with ml_dtypes) and PyTorch name them; the order is that of `enum rc_dtype`.
-DTYPES = _numbered(
-    *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
-    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2"),
-)
+def _rows(macro: str) -> list[list[str]]:
+    rows = re.findall(rf"^{macro}\((.*)\)$", TABLES.read_text(), re.MULTILINE)
+    return [row.split(", ") for row in rows]
 
-COLLECTIVES = _numbered(
-    *("barrier", "broadcast", "reduce", "all_reduce", "gather", "scatter", "all_gather", "reduce_scatter"),
-    *("all_to_all", "split", "empty"),
-)
-WHOLE = ("broadcast", "reduce", "all_reduce")  # of the others the count is that of a block of one rank
-REDUCING = ("reduce", "all_reduce", "reduce_scatter")
-ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
-_OP_CODES = _numbered("sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "premul_sum")
+_DTYPES = _rows("DTYPE_ROW")
+DTYPES = {name: code for code, (name, *_) in enumerate(_DTYPES)}
+CPU_DTYPES = frozenset(DTYPES[name] for name, *_, reduced in _DTYPES if reduced == "CPU_AND_GPU")  # reduced there
+
+COLLECTIVES = {
+    name: CollectiveSpec(code, given, given_by, got, got_by, kind == "REDUCES")
+    for code, (name, _, given, given_by, got, got_by, kind) in enumerate(_rows("COLLECTIVE_ROW"))
+}
+# Of the others the count is that of a block of one rank.
+WHOLE = tuple(name for name, row in COLLECTIVES.items() if row.given == "ARRAY")
+REDUCING = tuple(name for name, row in COLLECTIVES.items() if row.reduces)
+ROOTED = tuple(name for name, row in COLLECTIVES.items() if "ROOT" in (row.given_by, row.got_by))
+
+_OP_CODES = {name: code for code, (name, *_) in enumerate(_rows("OP_ROW"))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +77,7 @@ OPS = _Ops({name: (code, 1.0) for name, code in _OP_CODES.items() if name != "pr
 
 
 def reduction(op: object) -> tuple[int, float]:
-    """Return OPS[op], or refuse what is no operation, also where it cannot be a key."""
+    """Return OPS[op]; raise ArgumentError for any other object, hashable or not."""
     try:
         return OPS[op]
     except TypeError:

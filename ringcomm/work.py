@@ -1,4 +1,4 @@
-"""The handle of a call that may still run."""
+"""Works: the handles of pending calls."""
 
 import threading
 from collections.abc import Callable
@@ -9,16 +9,17 @@ from typing import Any
 from ringcomm.completion import call_back
 from ringcomm.errors import RingcommError
 from ringcomm.native import seconds
-from ringcomm.transports.contract import Pending, Transport
+from ringcomm.transports.contract import Pending
+from ringcomm.transports.routing import RoutingTransport
 
-__all__ = ["Both", "Unfinished", "Work"]
+__all__ = ["PendingCalls", "SendRecvPending", "Work"]
 
 
 class Work:
-    """A call that was started with `async_op=True`.
+    """A call started with `async_op=True`.
 
-    Its arrays belong to the library until it is done: the source must not be written, the target not be read. Dropping
-    the handle is allowed, the call runs on; closing or dropping the communicator ends it.
+    Until it is done, do not write its source or access its target. The call runs on if the work is dropped; closing or
+    dropping the communicator ends it.
     """
 
     def __init__(
@@ -27,30 +28,30 @@ class Work:
         call: tuple[Any, ...],
         result: Callable[[int], Any],
         arrays: object,
-        unfinished: "Unfinished",
+        calls: "PendingCalls",
     ) -> None:
         self._pending: Pending | None = None
-        self._result = result  # of the rank that sent, which only recv knows
+        self._result = result  # takes the sender's rank, which only recv knows
         self._memory: object = (call, arrays)  # until it is done
-        self._unfinished = unfinished
+        self._calls = calls
         self._value: Any = None
         self._error: RingcommError | None = None
-        unfinished.add(self)  # before the start: a signal handler may raise right after it
+        calls.add(self)  # before the start: a signal handler may raise right after it
         try:
             self._pending = start(*call)
         except RingcommError:  # nothing was started
-            unfinished.discard(self)
+            calls.discard(self)
             raise
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Wait until the call is done and return its result, as the blocking call would have.
+        """Wait until the call is done; return its result, or raise its error, as the blocking call would have.
 
-        Raises what the blocking call would have raised, also when asked again. A wait longer than `timeout` seconds
-        (None: as long as the call itself may take) raises CollectiveTimeout and breaks the communicator, since the
-        memory cannot be handed back otherwise. An exception that a signal handler raises breaks it for the same reason.
+        May be called again, with the same outcome. A wait longer than `timeout` seconds (None: the call's own limit)
+        raises CollectiveTimeout and breaks the communicator, since the memory cannot be released otherwise. An
+        exception of a signal handler breaks it for the same reason.
 
-        Where the arrays are on a GPU the current stream waits, not the program, and what goes wrong there is raised by
-        a later call; `synchronize` waits for both.
+        For arrays on a GPU only the current stream waits, and a later call raises errors of the GPU; `synchronize`
+        waits for the GPU too.
         """
         limit = seconds(timeout)
         pending = self._pending  # two threads may wait
@@ -59,21 +60,21 @@ class Work:
                 self._value = self._result(pending.wait(limit))
             except RingcommError as error:
                 if not pending.done():
-                    raise  # refused: inside a signal handler
+                    raise  # refused, in a signal handler
                 self._error = error
-            except BaseException:  # not the call's: a signal handler's, perhaps before the native wait had begun
+            except BaseException:  # of a signal handler, perhaps before the native wait began
                 if not pending.done():
-                    self._unfinished.stop(pending)
+                    self._calls.stop(pending)
                 raise
-            if pending.done():  # on a GPU perhaps not yet: only the current stream has waited
+            if pending.done():  # on a GPU only the current stream has waited
                 self._memory = self._pending = None
-                self._unfinished.discard(self)
+                self._calls.discard(self)
         if self._error is not None:
             raise self._error
         return self._value
 
     def synchronize(self, timeout: float | None = None) -> Any:
-        """Wait until the call is done on the GPU as well, and return its result. Otherwise like `wait`."""
+        """Like `wait`, but also wait until the GPU has done the call."""
         self.wait(timeout)
         pending = self._pending
         if pending is not None and not pending.done():
@@ -81,30 +82,30 @@ class Work:
             pending.add_done_callback(reached.set)
             try:
                 late = not reached.wait(timeout)
-            except BaseException:  # a signal handler's
-                self._unfinished.stop(pending)
+            except BaseException:  # of a signal handler
+                self._calls.stop(pending)
                 raise
             if late:
-                self._unfinished.stop(pending, "waited too long")
+                self._calls.stop(pending, "waited too long")
         return self.wait()
 
     def done(self) -> bool:
-        """Say whether the call is done, well or badly, and its arrays are the caller's again."""
+        """Return whether the call has ended, with or without an error. Then its arrays are the caller's again."""
         pending = self._pending
         if self._memory is not None and (pending is None or not pending.done()):
             return False
-        self._unfinished.discard(self)
+        self._calls.discard(self)
         return True
 
     @property
     def result(self) -> Any:
-        """What the blocking call would have returned; waits for it."""
+        """The result of `wait()`."""
         return self.wait()
 
     def add_done_callback(self, callback: "Callable[[Work], object]") -> None:
-        """Call `callback(self)` once the call is done, well or badly: at once if it is, else on a thread of ringcomm's.
+        """Call `callback(self)` when the call ends: immediately if it has, else on a thread of ringcomm.
 
-        What it raises is logged.
+        Exceptions of the callback are logged.
         """
         pending = self._pending
         if pending is None:
@@ -113,8 +114,8 @@ class Work:
             pending.add_done_callback(partial(callback, self))
 
 
-class Both:
-    """A send and a receive that are waited for as one."""
+class SendRecvPending:
+    """The pending send and receive of a sendrecv."""
 
     def __init__(self, send: Work, recv: Work) -> None:
         self._send, self._recv = send, recv
@@ -124,7 +125,7 @@ class Both:
         try:
             self._send.wait(limit)
         except RingcommError:
-            with suppress(RingcommError):  # the first failure counts, but nothing may touch the memory after it
+            with suppress(RingcommError):  # the first error is raised, but no memory may be in use then
                 self._recv.wait(limit)
             raise
         source: int = self._recv.wait(limit)
@@ -137,19 +138,19 @@ class Both:
         self._send.add_done_callback(lambda _: self._recv.add_done_callback(lambda _: callback()))
 
 
-class Unfinished:
-    """The works whose memory the library may still touch: alive here, even if nobody else has them."""
+class PendingCalls:
+    """Keeps the works of a communicator alive while the library may access their memory."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: RoutingTransport) -> None:
         self._transport = transport
         self._works: set[Work] = set()
         self._sweep_at = 16
 
     def add(self, work: Work) -> None:
-        # Abandoned works are looked through when their number has doubled: a constant cost per call.
+        # Dropped works are swept when their number has doubled: a constant cost per call.
         if len(self._works) >= self._sweep_at:
             for other in tuple(self._works):
-                other.done()  # leaves, if it is
+                other.done()  # discards it, if so
             self._sweep_at = max(16, 2 * len(self._works))
         self._works.add(work)
 
@@ -157,8 +158,8 @@ class Unfinished:
         self._works.discard(work)
 
     def stop(self, pending: Pending, why: str = "was interrupted by a signal during wait") -> None:
-        """Break the communicator, so that the call ends and lets go of its memory."""
-        with suppress(RingcommError):  # it is closed, which ends the call too
+        """Break the communicator, so that the call ends and releases its memory."""
+        with suppress(RingcommError):  # closed, which ends the call too
             self._transport.abort(f"rank {self._transport.rank} {why}")
         with suppress(RingcommError):  # the failure of the call
             pending.wait(-1.0)

@@ -29,7 +29,7 @@ class Case(NamedTuple):
 
 
 def pairwise(axes, seed=0):
-    """Return cases, few of them, in which each value of an axis meets each value of every other one."""
+    """Return a few cases that cover every pair of values of any two axes."""
     draw = random.Random(seed)
     cells = {name: [(name, i) for i in range(len(values))] for name, values in axes.items()}
     missing = {pair for a, b in combinations(axes, 2) for pair in product(cells[a], cells[b])}
@@ -143,7 +143,7 @@ PLANS = {name.removeprefix("plan_"): plan for name, plan in list(globals().items
 
 
 class Arrays:
-    """Makes the arrays of a call, at odd addresses if need be, and sees whether anything beside them changed."""
+    """Makes the arrays of a call, at odd addresses if need be, and checks that nothing beside them changed."""
 
     def __init__(self, offset):
         self.begin = MARGIN + offset

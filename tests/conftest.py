@@ -1,4 +1,4 @@
-"""Fixtures of all tests. After the last nothing may be left behind."""
+"""Fixtures of all tests, and the check that the session leaves nothing behind."""
 
 import gc
 import multiprocessing
@@ -10,10 +10,10 @@ import pytest
 import harness
 from ringcomm.devices import emulated
 
-os.environ["RINGCOMM_TUNING"] = ""  # what somebody has tuned on this machine
-os.environ.pop("PYTHONUNBUFFERED", None)  # users have it unset
+os.environ["RINGCOMM_TUNING"] = ""  # ignore this machine's tuning file
+os.environ.pop("PYTHONUNBUFFERED", None)  # as for most users
 os.environ[harness.MARK] = str(os.getpid())
-# What a shell starts in the background ignores SIGINT, and so would every process of the tests.
+# A shell starts background jobs with SIGINT ignored, and every process of the tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 multiprocessing.set_forkserver_preload(["preload"])
 
@@ -26,13 +26,13 @@ def world(request):
 
 @pytest.fixture
 def streams_as_on_a_gpu(monkeypatch):
-    """Let calls return when they are launched."""
+    """Make calls return once they are launched."""
     monkeypatch.setattr(emulated.EmulatedDevice, "blocking", False)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def temporary_files(tmp_path_factory):
-    """What killed processes cannot remove lies where pytest does."""
+    """Put temporary files, which killed processes leave behind, into the folder of pytest."""
     os.environ["TMPDIR"] = str(tmp_path_factory.mktemp("temporary"))
 
 
@@ -40,6 +40,6 @@ def temporary_files(tmp_path_factory):
 def nothing_is_left_behind():
     before = harness.footprint()
     yield
-    gc.collect()  # the traceback of a failed call may hold the frames that hold it: that is garbage, not left behind
+    gc.collect()  # tracebacks of failed calls and their frames may form cycles, which are no leak
     harness.stop_helpers()
     assert not harness.left_behind(before)

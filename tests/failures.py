@@ -1,4 +1,4 @@
-"""What the tests of failures share: calls that must fail, what holds afterwards, and ranks that may be killed."""
+"""Shared by the tests of failures: calls that must fail, checks that a communicator still works, and ranks to kill."""
 
 import re
 import time
@@ -10,11 +10,11 @@ import numpy as np
 import harness
 from ringcomm import RingcommError
 
-PROMPT = 5.0  # seconds: what should take at most one, on a machine that is busy
+PROMPT = 5.0  # seconds; the bound is 1 s on an idle machine
 
 
 def raised(kind, call):
-    """Return the error of this kind that `call()` raises, without the frames, which hold communicators."""
+    """Return the error of this kind that `call()` raises, without its frames, which reference communicators."""
     try:
         call()
     except kind as error:
@@ -23,22 +23,22 @@ def raised(kind, call):
 
 
 def lines_of(report):
-    """Return the line of each rank of a report, or of a timeout; without its name."""
+    """Return the line of each rank in a report or timeout message, without the rank."""
     lines = re.findall(r"^rank (\d+): (.*)$", report, re.MULTILINE)
     return {int(rank): line for rank, line in lines}
 
 
 def until(condition, what):
-    """Return what `condition()` is once that is something."""
+    """Return `condition()` as soon as it is true."""
     deadline = time.monotonic() + harness.OPERATION
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"not seen: {what}"
+        assert time.monotonic() < deadline, f"timed out waiting for {what}"
         time.sleep(0.001)
     return value
 
 
 def until_waiting(comm, rank):
-    """Return once `rank` has been in a call for so long that it sleeps."""
+    """Return when `rank` has been in a call long enough to sleep."""
 
     def waits():
         running = re.findall(r"running for (\S+) s", lines_of(comm._transport.report(5))[rank])
@@ -61,7 +61,7 @@ def until_broken(comm):
 
 
 def check_usable(comm):
-    """Compute in both slots of a start record, in one chunk and in several, and send to a neighbour."""
+    """Use both slots of a start record, one and several chunks, and point-to-point messages."""
     total = comm.size * (comm.size + 1) / 2
     for length in (1, 2, 300_001, 5):
         x = np.full(length, comm.rank + 1, np.float32)
@@ -74,7 +74,7 @@ def check_usable(comm):
 
 @contextmanager
 def mortals(size, settings=()):
-    """Yield the pool of a world that may be broken: nobody uses it afterwards."""
+    """Yield the pool of a world that the test may break."""
     pool = harness.Pool(size, settings)
     try:
         yield pool
@@ -83,9 +83,9 @@ def mortals(size, settings=()):
 
 
 def outcomes(pool, fn, *args):
-    """Call `fn(comm, *args)` on every rank; yield (rank, result or error, when) in the order in which they end.
+    """Call `fn(comm, *args)` on every rank; yield (rank, result or error, when) in the order of completion.
 
-    A rank that dies ends with a ConnectionError.
+    The error of a rank that dies is a ConnectionError.
     """
     for connection in pool.connections:
         connection.send((fn, args))

@@ -42,7 +42,7 @@ def run(fn, size, *args, world="processes", settings=()):
 
 
 def run_in_pool(key, make, fn, args):
-    """Run `fn` in the pool of this key, which is made if there is none, and ended if `fn` fails."""
+    """Run `fn` in the pool of this key, created on first use and ended if `fn` fails."""
     pool = pools.get(key) or pools.setdefault(key, make())
     try:
         return pool.run(fn, args)
@@ -86,11 +86,11 @@ class Pool:
                 results[rank], failure = receive(connection, rank)
                 if failure:
                     failures.append(failure)
-                    deadline = min(deadline, time.monotonic() + 1.0)  # what is broken need not be waited for
+                    deadline = min(deadline, time.monotonic() + 1.0)  # the other ranks may hang
         if failures:
             raise min(
                 failures, key=lambda failure: isinstance(failure, ringcomm.Aborted)
-            )  # the cause, not what followed
+            )  # the cause, not its consequences
         return results
 
     def close(self):
@@ -122,14 +122,14 @@ def receive(connection: Connection, rank):
 
 
 def serve(connection: Connection, place):
-    """Be one rank of a pool until the other end closes."""
+    """Run one rank of a pool until the other end closes."""
     os.environ.update(place)
     with ringcomm.init(timeout=OPERATION) as comm:
         answer(connection, comm)
 
 
 def answer(connection: Connection, comm):
-    """Call `fn(comm, *args)` for each (fn, args) that comes, until the other end closes."""
+    """Call `fn(comm, *args)` for each (fn, args) received, until the other end closes."""
     while True:
         try:
             fn, args = connection.recv()
@@ -150,17 +150,17 @@ def sendable(failure):
 
 
 def footprint():
-    """Count what this process and those it started hold: processes, threads, descriptors, files."""
+    """Count the processes, threads, descriptors and files of this process and its children."""
     return Counter([*processes(), *threads(), *descriptors(), *files()])
 
 
 def left_behind(before, seconds=5):
-    """Return what was not there before, and does not go."""
+    """Return the resources that were not there before and are not released in time."""
     deadline = time.monotonic() + seconds
     while left := footprint() - before:
         if time.monotonic() > deadline:
             return sorted(left)
-        time.sleep(0.05)  # what was killed takes a moment; other tests may run, and share files
+        time.sleep(0.05)  # killed processes take a moment; tests that run at the same time share files
     return []
 
 
@@ -207,6 +207,6 @@ def descriptors():
 
 
 def files():
-    """What nobody has mapped: other tests may run at the same time."""
+    """Yield files that no process has mapped: other tests may run at the same time."""
     mapped = {path for process in Path("/proc").glob("[0-9]*") for path in shared_files(int(process.name))}
     yield from (f"file {path}" for path in Path("/dev/shm").iterdir() if str(path) not in mapped)

@@ -1,7 +1,7 @@
-"""How tests run code under MPI: warm pools as in harness.py, one for each library, whose ranks play several hosts.
+"""How tests run code under MPI: warm pools as in harness.py, one per library, whose ranks simulate several hosts.
 
 `run(fn, "0011", *args)` calls `fn(comm, *args)` on four ranks, two on each of two hosts, and returns the results in
-rank order. Where nothing else is said the library is Open MPI.
+rank order. The default library is Open MPI.
 """
 
 import functools
@@ -24,12 +24,12 @@ import ringcomm
 from ringcomm.bench import peers
 
 SIZE = 4  # ranks of a pool; smaller worlds are the first of them
-PURE = ("01", "012", "0123")  # the host of each rank
+PURE = ("01", "012", "0123")  # one character per rank: its host
 MIXED = ("0011", "0001", "0101", "0112")
 
 
 def run(fn, hosts, *args, library="openmpi", level="multiple", **settings):
-    """Run `fn` on as many ranks as `hosts` has letters: rank i is on the host of the i-th.
+    """Run `fn` on one rank per character of `hosts`, which names the host of the rank.
 
     `level` is how MPI may be called from threads, `settings` are fields of Config. `fn` may break its communicator.
     """
@@ -46,13 +46,13 @@ def call(fn, *args, library="openmpi", level="multiple"):
 def within(world, hosts, settings, fn, args):
     if world.rank >= len(hosts):
         return None
-    config = ringcomm.Config(**{"timeout": harness.OPERATION, "host_label": hosts[world.rank], **settings})
+    config = ringcomm.Config(**{"timeout": harness.OPERATION, "host_id": hosts[world.rank], **settings})
     with ringcomm.init(config=config, mpi_comm=first(len(hosts))) as comm:
         return fn(comm, *args)
 
 
 def worlds(*usual, layouts=(*PURE, *MIXED)):
-    """Return the parameters library and layout of a test: those that are usual, and all others for long runs."""
+    """Return the parameters (library, layout) of a test. All but `usual` are marked exhaustive."""
     return [
         pytest.param(library, layout, marks=() if (library, layout) in usual else pytest.mark.exhaustive)
         for library in LIBRARIES
@@ -62,7 +62,7 @@ def worlds(*usual, layouts=(*PURE, *MIXED)):
 
 @functools.cache
 def first(size):
-    """Return the communicator of the first ranks; of all, the world itself."""
+    """Return the communicator of the first `size` ranks."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -71,7 +71,7 @@ def first(size):
 
 @contextmanager
 def mortals(library="openmpi", size=SIZE):
-    """Yield the pool of a job that may break: nobody uses it afterwards."""
+    """Yield the pool of a job that the test may break."""
     skip_without(library)
     pool = Pool(size, start(library, size))
     try:
@@ -81,32 +81,32 @@ def mortals(library="openmpi", size=SIZE):
 
 
 class Pool(harness.Pool):
-    """Ranks that wait for work. `start(output, program, *args)` starts them, and returns the mpirun."""
+    """Ranks that wait for work. `start(output, program, *args)` starts them and returns the mpirun process."""
 
     def __init__(self, size, start):
         self.written = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.connections, self.files = [None] * size, set()
-        with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as door:
-            door.bind(f"{folder}/door")  # a file: ranks may be in other network namespaces
-            door.listen(size)
-            self.mpirun = start(self.written, __file__, f"{folder}/door")
+        with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"{folder}/socket")  # a file: ranks may be in other network namespaces
+            listener.listen(size)
+            self.mpirun = start(self.written, __file__, f"{folder}/socket")
             try:
                 deadline = time.monotonic() + harness.OPERATION
                 while None in self.connections:
-                    self.let_in(door, deadline)
+                    self.accept(listener, deadline)
             except BaseException:
                 self.kill()
                 raise
 
-    def let_in(self, door, deadline):
-        if wait([door], 0.1):
-            connection = Connection(door.accept()[0].detach())
+    def accept(self, listener, deadline):
+        if wait([listener], 0.1):
+            connection = Connection(listener.accept()[0].detach())
             rank, files = connection.recv()
             self.connections[rank] = connection
             self.files |= files
             return
         missing = [rank for rank, connection in enumerate(self.connections) if not connection]
-        assert time.monotonic() < deadline, f"ranks {missing} have not come: {self.output()}"
+        assert time.monotonic() < deadline, f"ranks {missing} have not connected: {self.output()}"
         assert self.mpirun.poll() is None, self.output()
 
     def run(self, fn, args):
@@ -122,7 +122,7 @@ class Pool(harness.Pool):
         return self.written.read()
 
     def end(self):
-        """Let the ranks end; return the exit status of mpirun."""
+        """Tell the ranks to exit; return the exit status of mpirun."""
         for connection in self.connections:
             connection.close()
         return self.mpirun.wait(harness.OPERATION)
@@ -136,10 +136,10 @@ class Pool(harness.Pool):
     def kill(self):
         for connection in filter(None, self.connections):
             connection.close()
-        self.mpirun.terminate()  # it ends its ranks; if it is killed, it may leave them
+        self.mpirun.terminate()  # mpirun then ends its ranks; SIGKILL may leave them running
         self.mpirun.wait(harness.OPERATION)
         self.written.close()
-        for path in self.files:  # which MPI_Abort leaves
+        for path in self.files:  # MPI_Abort leaves them
             path.unlink(missing_ok=True)
 
 
@@ -147,7 +147,7 @@ class Pool(harness.Pool):
 
 
 def open_mpi():
-    # Ranks outnumber the cores: none is bound to one, and all give it away while they wait.
+    # Ranks outnumber the cores: none is bound to a core, and all yield while they wait.
     options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
     return [open_mpirun(), *options], {"OMPI_MCA_mpi_yield_when_idle": "1"}
 
@@ -156,8 +156,8 @@ def mpich():
     folder = peers.folder("mpich")
     settings = {
         "MPI4PY_LIBMPI": str(folder / "lib/libmpi.so.12"),
-        "MPIR_CVAR_POLLS_BEFORE_YIELD": "1",  # a waiting rank gives its core away at once, not after 1,000 polls
-        "HWLOC_XMLFILE": "/dev/null",  # else mpirun makes a file in /tmp, and leaves it there when it is killed
+        "MPIR_CVAR_POLLS_BEFORE_YIELD": "1",  # a waiting rank yields at once, not after 1,000 polls
+        "HWLOC_XMLFILE": "/dev/null",  # otherwise mpirun creates a file in /tmp and leaves it there when killed
     }
     return [str(folder / "bin/mpirun")], settings
 
@@ -185,7 +185,7 @@ def skip_without(library):
 
 
 def start(library, size=SIZE, **variables):
-    """Return what starts a program on so many ranks, with this Python, and returns mpirun."""
+    """Return a function that starts mpirun with `size` ranks of a Python program."""
     command, settings = LIBRARIES[library]()
 
     def begin(output, program, *args):
@@ -203,18 +203,19 @@ def start(library, size=SIZE, **variables):
 # --- The program of a rank --------------------------------------------------------------------------------------------
 
 
-def serve(door):
+def serve(address):
     from mpi4py import MPI
 
-    with Client(door) as connection:
+    with Client(address) as connection:
         connection.send((MPI.COMM_WORLD.rank, shared_files()))
         harness.answer(connection, MPI.COMM_WORLD)
 
 
 def shared_files():
-    """Return the files by which MPI shares memory."""
+    """Return the files of MPI's shared memory."""
     return set(map(Path, re.findall("/dev/shm/.*", Path("/proc/self/maps").read_text())))
 
 
 if __name__ == "__main__":
+    sys.path += sorted({str(path.parent) for path in Path(__file__).parent.rglob("test_*.py")})  # as pytest does
     serve(sys.argv[1])

@@ -1,4 +1,4 @@
-"""What tests of arrays on devices share."""
+"""Shared by the tests of arrays on devices."""
 
 import numpy as np
 
@@ -6,9 +6,9 @@ from ringcomm.devices import emulated
 
 
 def behind_a_gate(comm):
-    """Launch a call that waits until the gate is open; return the work and what opens it."""
-    comm.all_reduce(emulated.array(np.ones(1)))  # the GPUs meet
-    gate = emulated.Event()
+    """Launch a call that waits until the gate is open; return the work and the gate."""
+    comm.all_reduce(emulated.array(np.ones(1)))  # connects the GPUs
+    gate = emulated.EmulatedEvent()
     with emulated.Stream() as stream:
         stream.wait_event(gate)
         return comm.all_reduce(emulated.array(np.ones(5)), async_op=True), gate

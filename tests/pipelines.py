@@ -1,12 +1,12 @@
-"""What tests of pipelines share: stages, batches, a pipeline over the world, and what one process makes of the same."""
+"""Shared by tests of pipelines: stages, batches, pipelines, and the same computation in one process."""
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
+import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import nn
 
-from ringcomm.parallel import Grid, Pipeline
+from ringcomm.parallel import DataParallel, Grid, Pipeline, gpt_loss, gpt_stages, gpt_tied_weights
 from ringcomm.parallel.schedule import make_schedule
 
 WIDTH, ROWS = 6, 2  # rows of a micro-batch
@@ -16,7 +16,7 @@ schedules = pytest.mark.parametrize(("name", "chunks"), SHAPES)
 
 
 class Residual(nn.Module):
-    """A stage whose gradient is a sum of two, in an order that matters to its last bit."""
+    """A stage whose gradient is a sum, so the order of additions shows in the last bit."""
 
     def __init__(self, width):
         super().__init__()
@@ -37,7 +37,7 @@ def batch(rows, step=0, dtype=torch.float64):
 
 
 def one_by_one(model, inputs, targets, micro_batches):
-    """Return the loss of a batch, and add to the gradients: what a pipeline must do."""
+    """Return the loss of a batch and add to the gradients, as a pipeline must."""
     total = torch.zeros((), dtype=torch.float64)
     for x, target in zip(inputs.chunk(micro_batches), targets.chunk(micro_batches), strict=True):
         loss = F.mse_loss(model(x), target) / micro_batches
@@ -47,9 +47,16 @@ def one_by_one(model, inputs, targets, micro_batches):
 
 
 def pipeline(name, chunks, micro_batches=MICRO_BATCHES, **options):
-    """Return this rank's end of a pipeline over the world, and the whole model in one process."""
+    """Return a pipeline over the world, the stages of this rank, and the stages of the whole model."""
     grid = Grid(pp=dist.get_world_size())
     schedule = make_schedule(name, grid.pp.size, micro_batches, chunks)
     mine, whole = layers(schedule.stages), layers(schedule.stages)
     stages = [schedule.stage(grid.pp.rank, chunk) for chunk in range(chunks)]
     return Pipeline(grid, [mine[s] for s in stages], schedule, F.mse_loss, **options), stages, whole
+
+
+def gpt_pipeline(config, grid, schedule, *, dtype=torch.float64, seed=0, **options):
+    """Return the stages of a GPT and their pipeline, with replicas and tied weights."""
+    chunks = [stage.to(dtype) for stage in gpt_stages(config, grid, chunks=schedule.chunks, seed=seed)]
+    data_parallel, tied = DataParallel(chunks, grid.dp, **options), gpt_tied_weights(chunks, grid)
+    return chunks, Pipeline(grid, chunks, schedule, gpt_loss(config, grid), data_parallel=data_parallel, tied=tied)

@@ -10,4 +10,4 @@ with suppress(ImportError):
     import torch._dynamo  # noqa: F401 (an optimizer of torch imports that part)
 
 gc.collect()
-gc.freeze()  # what is here stays: nobody has to look through it again
+gc.freeze()  # these objects stay: the collector need not visit them again

@@ -4,14 +4,14 @@ import ml_dtypes
 import numpy as np
 
 from ringcomm import premul_sum
-from ringcomm.types import DTYPES, PremulSum
+from ringcomm.types import CPU_DTYPES, DTYPES, PremulSum
 
 FACTOR = 0.7  # of premul_sum: has no end in binary
 OPS = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor", premul_sum(FACTOR))
 BITWISE = ("band", "bor", "bxor")
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 COMPLEX = ("complex64", "complex128")
-MOVED_ONLY = ("float8_e4m3fn", "float8_e5m2")
+MOVED_ONLY = tuple(name for name, code in DTYPES.items() if code not in CPU_DTYPES)  # on the CPU
 
 
 def numpy_dtype(name):
@@ -19,7 +19,7 @@ def numpy_dtype(name):
 
 
 def legal(name, op):
-    """Say whether an operation makes sense for a dtype."""
+    """Return whether an operation is defined for a dtype."""
     if name in MOVED_ONLY:
         return False
     if op == "avg" or isinstance(op, PremulSum):
@@ -50,7 +50,7 @@ def filled(rank, shape, name, salt=0):
 
 
 def special(rank, name):
-    """Return an array in which, over three ranks, every special value meets all others."""
+    """Return an array in which, over three ranks, every special value is combined with all others."""
     finfo = ml_dtypes.finfo(parts_dtype(numpy_dtype(name)))
     tiny = float(finfo.smallest_subnormal)
     values = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, float(finfo.max), tiny, -3 * tiny, float(finfo.tiny)]
@@ -90,7 +90,7 @@ COMBINE = {
     "sum": np.add,  # of bool: or
     "avg": np.add,
     "prod": np.multiply,  # of bool: and
-    # np.minimum and np.maximum, but with a defined choice where +0 meets -0: the later one.
+    # np.minimum and np.maximum, but with a defined choice for +0 and -0: the later one.
     "min": lambda a, b: np.where(a != a, a, np.where(a < b, a, b)),
     "max": lambda a, b: np.where(a != a, a, np.where(a > b, a, b)),
     "band": np.bitwise_and,

@@ -19,7 +19,7 @@ from ringcomm.types import DTYPES, REDUCING, WHOLE
 
 RANKS = 4
 GROUPS = 6  # at most, the world included
-PENDING = 25  # calls in the background, at most
+PENDING = 25  # asynchronous calls, at most
 BUFFER = 1 << 20
 
 
@@ -67,7 +67,7 @@ class Soak:
         self.later(finish) if case.async_op else self.now(finish)
 
     def message(self, at, draw, turn):
-        """Everybody sends to somebody and receives from somebody, maybe itself."""
+        """Every rank sends to one rank and receives from one, perhaps itself."""
         group = self.groups[at]
         to = list(range(len(group.members)))
         draw.shuffle(to)
@@ -130,7 +130,7 @@ class Soak:
             self.checks += 2
 
     def mistake(self, at, draw, turn):
-        """What is refused or does not fit leaves the group usable, and the arrays as they were."""
+        """Calls that are refused or mismatch leave the group usable and the arrays unchanged."""
         group, odd = self.groups[at], draw.random()
         if group.comm is None:
             return

@@ -1,4 +1,4 @@
-"""An array that stops whoever reads it in the middle: for ranks that hang, die or are late inside of a call."""
+"""An array that blocks its reader in the middle: for ranks that hang, die or are late inside a call."""
 
 import ctypes
 import fcntl
@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import pytest
 
-# From linux/userfaultfd.h: the kernel lets a thread wait at a missing page until somebody fills it.
+# From linux/userfaultfd.h: a thread that touches a missing page blocks until the page is filled.
 CALL = {"x86_64": 323, "aarch64": 282}.get(os.uname().machine, -1)
 USER_MODE_ONLY = 1
 API, REGISTER, ZEROPAGE = 0xC018AA3F, 0xC020AA00, 0xC020AA04
@@ -19,9 +19,9 @@ VERSION, MISSING = 0xAA, 1
 
 @contextmanager
 def stalling_array(length, begin):
-    """Yield `length` zeros of float32, and a context at whose end the pages from element `begin` on are there.
+    """Yield `length` float32 zeros, and a context whose exit fills the pages from element `begin` on.
 
-    Until then, whoever touches those pages waits. So the context must be entered, on another thread.
+    Until then, a thread that touches those pages blocks, so another thread must exit the context.
     """
     page = mmap.PAGESIZE
     memory = mmap.mmap(-1, -(-length * 4 // page) * page)
@@ -47,8 +47,8 @@ def open_userfaultfd():
 
 
 def need_stalling():
-    """Skip the test where the kernel, or a container, does not allow it."""
+    """Skip the test if the kernel or the container forbids userfaultfd."""
     try:
         os.close(open_userfaultfd())
     except OSError as error:
-        pytest.skip(f"no thread can be stopped at a page: {error}")
+        pytest.skip(f"userfaultfd is not available: {error}")

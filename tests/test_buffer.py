@@ -1,4 +1,4 @@
-"""How arrays become pointer, count and dtype: everything ADAPTERS can read, and what it refuses."""
+"""How arrays become pointer, count and dtype: everything that ADAPTERS can read or must refuse."""
 
 import array
 import ctypes
@@ -35,7 +35,7 @@ def test_a_numpy_array_of_every_dtype_is_read_in_place(name):
     assert (address(pointer), count, dtype) == (x.ctypes.data, 6, DTYPES[name])
 
 
-@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("name", [name for name in DTYPES if hasattr(torch, name)])
 def test_a_tensor_of_every_dtype_is_read_in_place(name):
     x = torch.zeros((2, 3), dtype=getattr(torch, name))
     pointer, count, dtype = memory(x)
@@ -67,7 +67,7 @@ def test_bytes_can_be_sent_but_not_written():
 
 
 class Exported:
-    """Something that has nothing but DLPack."""
+    """An object that supports DLPack only."""
 
     def __init__(self, data):
         self.data = data
@@ -119,7 +119,7 @@ def test_a_cuda_array_is_refused_where_there_is_no_gpu():
     class CudaArray:
         __cuda_array_interface__ = {"shape": (1,), "typestr": "<f4", "data": (0, False), "version": 3}  # noqa: RUF012
 
-    with pytest.raises(ArgumentError, match=r"arrays on a GPU need CuPy|there is no GPU"):
+    with pytest.raises(ArgumentError, match=r"arrays on a GPU need CuPy|no GPU can be used"):
         memory(CudaArray())
 
 
@@ -167,15 +167,15 @@ def test_scalars_and_empty_arrays_are_arrays(shape, make):
         torch.zeros(1, dtype=torch.complex64).conj().imag,
     ],
 )
-def test_what_does_not_lie_contiguously_is_refused(x):
-    with pytest.raises(ArgumentError, match="expected C-contiguous, got other strides"):
+def test_noncontiguous_arrays_are_refused(x):
+    with pytest.raises(ArgumentError, match="expected C-contiguous, got a non-contiguous array"):
         memory(x)
 
 
-def test_only_what_can_be_lazily_conjugated_is_said_to_be():
+def test_only_errors_of_tensors_mention_lazy_conjugation():
     for x, words in (
-        (np.zeros((4, 4), order="F"), r"got other strides \(ndarray, float64, shape \(4, 4\)\)"),
-        (torch.zeros((4, 3)).T, r"got other strides, or lazily conjugated values \(Tensor, torch.float32, "),
+        (np.zeros((4, 4), order="F"), r"got a non-contiguous array \(ndarray, float64, shape \(4, 4\)\)"),
+        (torch.zeros((4, 3)).T, r"got a non-contiguous array, or lazily conjugated values \(Tensor, torch.float32, "),
     ):
         with pytest.raises(ArgumentError, match=words):
             memory(x)
@@ -206,7 +206,7 @@ def test_a_tensor_dtype_the_kernels_do_not_know_is_refused():
 
 
 @pytest.mark.parametrize("x", [None, 3, [1, 2], "text", object()])
-def test_what_is_no_array_is_refused(x):
+def test_an_object_that_is_not_an_array_is_refused(x):
     with pytest.raises(ArgumentError, match=f"expected NumPy, PyTorch.* got {type(x).__name__}"):
         memory(x)
 
@@ -225,7 +225,7 @@ def test_a_tensor_that_requires_grad_is_raw_memory():
         (torch.nn.Parameter(torch.zeros(2)), torch.Tensor),
     ],
 )
-def test_a_new_array_is_of_the_kind_of_the_old(x, kind):
+def test_a_new_array_has_the_kind_of_the_input(x, kind):
     adapter = ADAPTERS[type(x)]
     new = adapter.empty(x, (3, 2))
     assert isinstance(new, kind)

@@ -11,10 +11,10 @@ import pytest
 import harness
 import ringcomm
 from ringcomm import ArgumentError, Config
+from ringcomm.bootstrap.store import HashStore
 from ringcomm.config import LAUNCHER, PREFIX, start_logging
 from ringcomm.native import ffi, lib
-from ringcomm.start import connect
-from ringcomm.store import HashStore
+from ringcomm.start import connect, find_transports
 
 
 @pytest.fixture(autouse=True)
@@ -40,11 +40,11 @@ def test_the_environment_overrides_the_default(monkeypatch):
     assert (config.oversubscribed, config.kernels) == (True, "portable")
 
 
-def test_what_is_given_overrides_the_environment(monkeypatch):
+def test_arguments_override_the_environment(monkeypatch):
     monkeypatch.setenv("RINGCOMM_TIMEOUT", "2.5")
-    monkeypatch.setenv("RINGCOMM_SMALL_BYTES", "1")
+    monkeypatch.setenv("RINGCOMM_ONE_SHOT_BYTES", "1")
     config = Config(timeout=7.0)
-    assert (config.timeout, config.small_bytes) == (7.0, 1)
+    assert (config.timeout, config.one_shot_bytes) == (7.0, 1)
 
 
 @pytest.mark.parametrize("field", dataclasses.fields(Config), ids=lambda field: field.name)
@@ -83,21 +83,46 @@ def test_the_variables_of_the_launcher_are_no_settings(monkeypatch):
     [
         *({"timeout": timeout} for timeout in (0, "3", True, float("nan"), float("inf"))),
         *({"arena_bytes": size} for size in (-1, 1.5, None, 2**70)),
+        {"transport": 3},
         *({"log": level} for level in ("loud", 3)),
     ],
 )
-def test_a_value_that_makes_no_sense_is_refused(wrong):
+def test_an_invalid_value_is_refused(wrong):
     with pytest.raises(ArgumentError, match=next(iter(wrong))):
         Config(**wrong)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("shn", "unknown transport 'shn'; did you mean 'shm'"),
+        ("mpi", r"transport: expected 'shm' \(launcher: ringcomm run, one host\), got 'mpi'"),
+    ],
+)
+def test_a_transport_that_cannot_serve_the_job_is_refused(name, text, monkeypatch):
+    for variable, value in zip(LAUNCHER, ("0", "1", "a job", ""), strict=True):
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("RINGCOMM_TRANSPORT", name)
+    with pytest.raises(ArgumentError, match=text):
+        ringcomm.init()
+
+
+def test_a_transport_is_chosen_by_name():
+    assert set(find_transports()) == {"shm", "mpi"}
+    for name in (None, "shm"):
+        with ringcomm.init(config=Config(transport=name)) as comm:
+            assert comm._transport.name == "shm"
+    with pytest.raises(ArgumentError, match="transport: expected 'mpi', since mpi_comm is given, got 'shm'"):
+        ringcomm.init(config=Config(transport="shm"), mpi_comm=object())
+
+
 @pytest.mark.parametrize("config", [0, 3, {"timeout": 3}])
-def test_what_is_no_config_is_refused(config):
+def test_an_object_that_is_not_a_config_is_refused(config):
     with pytest.raises(ArgumentError, match=r"config: expected a ringcomm\.Config, got"):
         ringcomm.init(config=config)
 
 
-def test_a_config_travels_and_stays_as_it_is():
+def test_a_config_can_be_pickled_but_not_changed():
     config = Config(timeout=5)
     assert pickle.loads(pickle.dumps(config)) == config
     assert dataclasses.replace(config, timeout=6).timeout == 6
@@ -108,9 +133,9 @@ def test_a_config_travels_and_stays_as_it_is():
 # --- What the communicators of a process share ------------------------------------------------------------------------
 
 
-def test_the_level_of_the_logger_is_the_programs_unless_one_is_given(monkeypatch):
+def test_the_program_sets_the_log_level_unless_the_config_does(monkeypatch):
     logger = logging.getLogger("ringcomm")
-    monkeypatch.setattr(logger, "level", logger.level)  # to have it back
+    monkeypatch.setattr(logger, "level", logger.level)  # restored after the test
     for level in (logging.NOTSET, logging.ERROR):
         logger.setLevel(level)
         start_logging(Config().log)
@@ -119,7 +144,7 @@ def test_the_level_of_the_logger_is_the_programs_unless_one_is_given(monkeypatch
     assert logger.level == logging.DEBUG
 
 
-def test_ranks_that_are_threads_make_one_handler(monkeypatch):
+def test_ranks_in_threads_add_one_handler(monkeypatch):
     logger = logging.getLogger("ringcomm")
     monkeypatch.setattr(logger, "handlers", [])
     monkeypatch.setattr(logger, "propagate", False)
@@ -144,7 +169,7 @@ def kernels():
 
 
 def choose(comm):
-    """Choose other kernels while `comm` is open, then when nothing is."""
+    """Select other kernels while `comm` is open, then with no communicator open."""
 
     def alone(**given):
         return connect(0, 1, HashStore(), Config(**given))

@@ -1,8 +1,8 @@
 """Two hosts on one machine, joined by a link, and mpirun across them.
 
-A host is a set of namespaces: network, host name, processes, shared memory, mounts. Host B is started inside host A, so
-that an mpirun on A can enter it where it would use ssh. Nothing of it has a name outside. When A's first process ends,
-the kernel ends all others of both hosts, and the link goes with them; so it is too when the tests are killed.
+A host is a set of namespaces: network, host name, processes, shared memory, mounts. Host B starts inside host A, so
+that an mpirun on A can enter it instead of using ssh. Nothing of it has a name outside. When A's first process ends,
+also because the tests are killed, the kernel ends all processes of both hosts, and removes the link.
 """
 
 import functools
@@ -15,12 +15,12 @@ from contextlib import ExitStack, contextmanager
 import harness
 import mpi_world
 
-ADDRESSES = ("10.0.0.1", "10.0.0.2")  # collide with nothing, since nobody else sees them
+ADDRESSES = ("10.0.0.1", "10.0.0.2")  # private to the namespaces
 AGENT = "/dev/shm/agent"  # each host has its own /dev/shm
 
-# Prints the id of a process by which the host can be entered, then a line when the host is there. Its first process
-# reads a pipe of ours, which closes when we end, and ignores SIGCHLD, since it inherits orphans. UCX looks for
-# interfaces in /sys.
+# Prints the id of a process through which to enter the host, then a line when the host is ready. Its first process
+# reads our pipe, which closes when we end, and ignores SIGCHLD, since it inherits orphans. UCX looks for interfaces in
+# /sys.
 HOST = """
 echo $$
 exec unshare --net --uts --ipc --pid --fork --mount --mount-proc sh -ec '
@@ -32,18 +32,18 @@ exec unshare --net --uts --ipc --pid --fork --mount --mount-proc sh -ec '
     exec env --ignore-signal=CHLD cat
 ' "$0"
 """
-# If both ends had the same number, the kernel would take a second to say that the link is up.
+# If both ends had the same index, the kernel would take a second to bring the link up.
 LINK = "ip link add eth0 index 1001 type veth peer name eth0 index 1002 netns $0"
-# So a single TCP stream reaches 95 % of 1 Gbit/s, what its headers leave; with a burst of 64 KB it is 85 %. The queue
-# is longer than what TCP sends ahead, so nothing is dropped.
+# A single TCP stream then reaches 95 % of 1 Gbit/s, the rest being headers; with a burst of 64 KB it is 85 %. The queue
+# is longer than the TCP window, so no packet is dropped.
 LINK_END = """
 [ -z "$1" ] || tc qdisc add dev eth0 root tbf rate "$1" burst 128kb latency 50ms
 ip address add "$0/24" dev eth0
 ip link set eth0 up
 """
-# Before that UCX would not use it.
+# UCX does not use a link that is not up.
 LINK_IS_UP = "until [ $(cat /sys/class/net/eth0/operstate) = up ]; do sleep 0.01; done"
-# In place of ssh: what follows the address is a command for a shell over there.
+# In place of ssh: the command for the remote shell follows the address.
 ENTER = """#!/bin/sh
 until [ "$1" = {address} ]; do shift; done
 shift
@@ -52,7 +52,7 @@ exec {enter} sh -c "$*"
 
 
 class Host:
-    """One of the two; `enter` is the command that runs another one on it, `inside` a host or here."""
+    """One of the two; `enter` is the command prefix that runs a program on it."""
 
     def __init__(self, name, inside=()):
         self.process = subprocess.Popen(
@@ -84,22 +84,22 @@ class TwoHosts:
     def __init__(self, a, b, jobs):
         self.a, self.b, self.jobs = a, b, jobs
         text = ENTER.format(address=ADDRESSES[1], enter=" ".join(b.entry))
-        for host in self:  # Open MPI wants it on both
+        for host in self:  # Open MPI needs it on both
             host.run('cat > "$0"; chmod +x "$0"', AGENT, text=text)
 
     def __iter__(self):
         return iter((self.a, self.b))
 
-    def link(self, up):
-        self.a.run("ip link set eth0 $0", "up" if up else "down")
+    def cut_link(self):
+        self.a.run("ip link set eth0 down")
 
     def start(self, library, per_host, program, *args, env=None, stdout=subprocess.PIPE, stderr=None):
-        """Start so many ranks on each host, all with this Python; return mpirun, of which stdout can be read."""
+        """Start ranks on each host, with this Python; return the mpirun process."""
         mpirun, settings = mpi_world.LIBRARIES[library]()
         remote = REMOTE[library](",".join(f"{address}:{per_host}" for address in ADDRESSES))
         job = subprocess.Popen(
             [*self.a.enter, *mpirun, *remote, sys.executable, str(program), *map(str, args)],
-            env={**os.environ, "TMPDIR": "/dev/shm", **settings, **(env or {})},  # where an mpirun leaves its files
+            env={**os.environ, "TMPDIR": "/dev/shm", **settings, **(env or {})},  # where mpirun leaves its files
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
@@ -108,7 +108,7 @@ class TwoHosts:
         return self.jobs.enter_context(job)
 
     def pool(self, library, per_host):
-        """Start so many ranks on each host, which wait for work: they hear and answer also while the link is down."""
+        """Start a pool of ranks on each host; it can be reached while the link is down."""
 
         def start(output, *command):
             return self.start(library, per_host, *command, stdout=output, stderr=output)
@@ -118,7 +118,7 @@ class TwoHosts:
         return pool
 
     def mpirun(self, *words, timeout=harness.JOB, **options):
-        """Run so many ranks on each host to their end; return what mpirun did, with its output."""
+        """Run ranks on each host to their end; return the completed mpirun, with its output."""
         job = self.start(*words, **options, stderr=subprocess.PIPE)
         out, err = job.communicate(timeout=timeout)
         return subprocess.CompletedProcess(job.args, job.returncode, out, err)
@@ -126,7 +126,7 @@ class TwoHosts:
 
 @contextmanager
 def two_hosts(limit=None):
-    """Make two hosts, joined by a link with a bandwidth of `limit`, such as "1gbit", in each direction."""
+    """Make two hosts, joined by a link with the bandwidth `limit`, such as "1gbit", in each direction."""
     with ExitStack() as processes:
         a = Host("host-a")
         processes.enter_context(a.process)
@@ -144,7 +144,7 @@ def two_hosts(limit=None):
 
 
 def why_not(library):
-    """Return why this library cannot run on two hosts here; None if it can."""
+    """Return the reason why this library cannot run on two hosts here; None if it can."""
     return mpi_world.why_not(library) or why_no_hosts()
 
 
@@ -160,7 +160,7 @@ def why_no_hosts():
         return f"no namespaces: {failure}"
 
 
-# How a library is told of the hosts and the agent. Nothing is said about interfaces: there is only one.
+# The options of a library for the hosts and the agent. There is only one interface to choose.
 REMOTE = {
     "openmpi": lambda hosts: ["--prtemca", "plm_ssh_agent", AGENT, "--host", hosts],
     "mpich": lambda hosts: ["-launcher-exec", AGENT, "-hosts", hosts],

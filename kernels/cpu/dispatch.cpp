@@ -1,4 +1,4 @@
-// Which level of the kernels this process uses.
+// Selects the level of the kernels for this process.
 #include <atomic>
 #include <cstring>
 
@@ -12,7 +12,7 @@ struct Level {
     bool (*supported)();
 };
 
-// The best first. A level may be used where the CPU has every instruction set that its file is compiled with.
+// Best first. A level requires every instruction set that its file is compiled with.
 constexpr Level levels[] = {
 #if RC_X86
     {&avx512::table,

@@ -1,4 +1,4 @@
-// How a dtype is stored and accumulated: `widen` follows the load, `narrow` precedes the store. Part of level.inc.
+// The stored and accumulated forms of a dtype: `widen` follows a load, `narrow` precedes a store. Part of level.inc.
 #pragma once
 
 #include "vector.h"

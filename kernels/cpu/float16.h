@@ -13,7 +13,7 @@
 namespace ringcomm::RC_LEVEL {
 namespace {
 
-// Two neighbours are one lane of 32 bits: even and odd elements become a vector
+// Two neighbors are one lane of 32 bits: even and odd elements become a vector
 // each, and no lane is moved. `Format` converts to and from 16 bits in the low half of a lane.
 template <class Format>
 struct Half {
@@ -90,7 +90,7 @@ struct Float16Format {
         const auto bits = reinterpret_cast<Bits<Lanes>>(v);
         const auto magnitude = bits & 0x7fffffff;
         const auto sign = (bits ^ magnitude) >> 16 & 0x8000;
-        // Unsigned, for the lanes of NaN overflow; what comes of them is not taken.
+        // Unsigned, because NaN lanes overflow; their result is discarded.
         const auto whole = reinterpret_cast<Vector<uint32_t, Lanes>>(magnitude);
         const auto normal = reinterpret_cast<Bits<Lanes>>(whole - rebias + 0x0fff + (whole >> 13 & 1)) >> 13;
         // The last place of 0.5 is 2^-24, that of a float16 denormal: the addition does the rounding.
@@ -99,7 +99,7 @@ struct Float16Format {
                               reinterpret_cast<Bits<Lanes>>(half);
         const auto finite = magnitude < (127 - 14) << 23 ? denormal : normal;
         const auto special = magnitude > 0x7f800000 ? Bits<Lanes>{} + 0x7e00 : Bits<Lanes>{} + 0x7c00;
-        // From 2^16 on there is only infinity; what lies between 65520 and 2^16 becomes it by a carry of the rounding.
+        // Values of 2^16 and above become infinity; 65520 to 2^16 round up to it.
         const auto result = magnitude < (127 + 16) << 23 ? finite : special;
         return reinterpret_cast<Vector<uint32_t, Lanes>>(sign | result);
     }
@@ -131,7 +131,7 @@ struct Float16 : Half<Float16Format> {
 private:
     static constexpr int nearest = _MM_FROUND_TO_NEAREST_INT;
 #ifdef __AVX512F__
-    // Masked, with every lane taken: GCC 12 warns of uninitialised lanes in its own definition of the plain forms.
+    // Masked, with every lane taken: GCC 12 warns of uninitialized lanes in its own definition of the plain forms.
     static __m512 from_half(auto v) { return _mm512_maskz_cvtph_ps(0xffff, reinterpret_cast<__m256i>(v)); }
     static __m256i to_half(__m512 v) { return _mm512_maskz_cvtps_ph(0xffff, v, nearest); }
 #else

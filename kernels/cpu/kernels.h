@@ -1,12 +1,22 @@
-// The CPU's inner loops, behind one table per instruction set. Everything above calls through `kernels()`.
+// The CPU kernels: one table per instruction set. Callers use `kernels()`.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/kinds.h"
 #include "ringcomm.h"
 
 namespace ringcomm {
+
+// Whether an operation is defined for a kind of dtypes.
+constexpr bool legal(Kind kind, int op) {
+    constexpr int kinds_of[] = {
+#define OP_ROW(name, NAME, definition, kinds) kinds,
+#include "ringcomm/types.def"
+    };
+    return kinds_of[op] & kind;
+}
 
 // dst[i] = srcs[0][i] op srcs[1][i] op … op srcs[n-1][i], accumulated in this order, rounded once at the end.
 // dst may be exactly one of srcs. `factor`: of premul_sum; avg divides by n * factor. No alignment is assumed.
@@ -14,15 +24,17 @@ using ReduceKernel = void (*)(void* dst, const void* const* srcs, int n, size_t 
 
 struct Kernels {
     const char* name;
-    ReduceKernel reduce[RC_DTYPES][RC_OPS];  // nullptr where the operation makes no sense
-    // Copies with non-temporal stores and ends with a store fence: what follows is ordered after the copied bytes.
-    void (*copy_stream)(void* dst, const void* src, size_t bytes);
+    ReduceKernel reduce[RC_DTYPES][RC_OPS];  // nullptr where the operation is not defined
+    // Copies with non-temporal stores and ends with a store fence: later stores are ordered after the copy.
+    void (*copy_nontemporal)(void* dst, const void* src, size_t bytes);
 };
 
 const Kernels& kernels();
-bool select_kernels(const char* level);  // "portable", "avx2", "avx512", "" for the best; false: this CPU has it not
+bool select_kernels(
+    const char* level);  // "portable", "avx2", "avx512", "" for the best; false: not supported by this CPU
 size_t dtype_bytes(int dtype);
 const char* dtype_name(int dtype);
 const char* op_name(int op);
+bool reducible(int dtype, int op, bool on_gpu = false);
 
 }  // namespace ringcomm

@@ -1,10 +1,10 @@
-// The instruction-set levels of the kernels. level.inc is compiled once per level, with other compiler flags each time:
-// all it defines lives in a namespace of its level, or the linker would merge code that this CPU cannot run.
+// The instruction-set levels of the kernels. level.inc is compiled once per level, each time with other flags. All its
+// definitions are in a namespace per level, or the linker could merge in code that this CPU cannot run.
 #pragma once
 
 #include "kernels.h"
 
-// RC_SCALAR (for ThreadSanitizer) keeps to plain loads and stores, the only ones that a sanitizer sees.
+// RC_SCALAR (for ThreadSanitizer) allows only plain loads and stores, which a sanitizer can see.
 #if defined(__x86_64__) && !defined(RC_SCALAR)
 #define RC_X86 1
 #else

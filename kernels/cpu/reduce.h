@@ -1,4 +1,4 @@
-// The reduction: what the operations do, and the one loop over the elements. Part of level.inc.
+// The operations, and the loop over the elements. Part of level.inc.
 #pragma once
 
 #include <utility>
@@ -9,55 +9,23 @@
 namespace ringcomm::RC_LEVEL {
 namespace {
 
-// An operation takes each input as `input` leaves it, folds it into the accumulator by `combine`, and hands out what
-// `output` makes of the accumulator; `unit` lanes belong together.
-struct Operation {
-    static constexpr size_t unit = 1;
-    static auto input(auto x, double) { return x; }
-    static auto output(auto acc, double) { return acc; }
-};
+template <class V>
+auto scale(V x, double factor) {
+    return x * Lane<V>(factor);
+}
 
-struct Sum : Operation {
-    static auto combine(auto a, auto b) { return a + b; }
-};
+template <class V>
+auto divide(V x, double divisor) {
+    return x / Lane<V>(divisor);
+}
 
-struct Avg : Sum {
-    static auto output(auto acc, double divisor) { return acc / Lane<decltype(acc)>(divisor); }
-};
-
-struct PremulSum : Sum {
-    static auto input(auto x, double factor) { return x * Lane<decltype(x)>(factor); }
-};
-
-struct Prod : Operation {
-    static auto combine(auto a, auto b) { return a * b; }
-};
-
-// As NumPy does for float32 and float64 on x86: the first NaN wins, and of two equal values the later one, which shows
-// where +0 meets -0.
-struct Min : Operation {
-    static auto combine(auto a, auto b) { return a != a ? a : (a < b ? a : b); }
-};
-
-struct Max : Operation {
-    static auto combine(auto a, auto b) { return a != a ? a : (a > b ? a : b); }
-};
-
-struct And : Operation {
-    static auto combine(auto a, auto b) { return a & b; }
-};
-
-struct Or : Operation {
-    static auto combine(auto a, auto b) { return a | b; }
-};
-
-struct Xor : Operation {
-    static auto combine(auto a, auto b) { return a ^ b; }
-};
+#define RC_OPERATION
+#include "kernels/operations.inc"
+#undef RC_OPERATION
 
 // (a + bi)(c + di) = (ac - bd) + (ad + bc)i on lanes that alternate real and imaginary parts.
 struct ComplexProd : Operation {
-    static constexpr size_t unit = 2;
+    static constexpr int unit = 2;
 
     template <class V>
     static V combine(V x, V y) {
@@ -72,8 +40,8 @@ private:
     }
 };
 
-// One pass over the elements. For a tile of a few vectors, all sources are read before the result is written: no
-// temporary buffer, and dst may be one of the sources.
+// One pass over the elements. Each tile of a few vectors is read from all sources before the result is written, so it
+// needs no temporary buffer, and dst may be one of the sources.
 template <class Type, class Op>
 struct Reduction {
     using Stored = typename Type::Stored;
@@ -91,7 +59,7 @@ struct Reduction {
         rest<Type::lanes / 2>(i, count);
     }
 
-    // Less than a vector is left: a half, a quarter … down to one element.
+    // The last part of a vector: a half, a quarter … down to one element.
     template <size_t Lanes>
     [[gnu::always_inline]] void rest(size_t i, size_t count) const {
         if constexpr (Lanes >= Op::unit) {
@@ -137,7 +105,7 @@ void reduce(void* dst, const void* const* srcs, int n, size_t count, double fact
     Reduction<Type, Op>{static_cast<char*>(dst), srcs, n, factor}.run(count);
 }
 
-// Complex numbers go through as twice as many floats, their real and imaginary parts.
+// Reduces complex numbers as twice as many floats: real and imaginary parts.
 template <class Type, class Op>
 void reduce_parts(void* dst, const void* const* srcs, int n, size_t count, double factor) {
     reduce<Type, Op>(dst, srcs, n, 2 * count, factor);

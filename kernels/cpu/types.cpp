@@ -1,6 +1,4 @@
-// What dtypes and operations are called, in the order of ringcomm.h. A code that is none has no bytes and no name.
-#include <iterator>
-
+// The names and sizes of dtypes and operations. An unknown code has no bytes and no name.
 #include "kernels.h"
 
 namespace ringcomm {
@@ -9,42 +7,33 @@ namespace {
 struct Dtype {
     const char* name;
     size_t bytes;
+    Kind kind;
 };
 
-// clang-format off: a row a line
 constexpr Dtype dtypes[] = {
-    {"bool", 1},
-    {"int8", 1},
-    {"uint8", 1},
-    {"int16", 2},
-    {"uint16", 2},
-    {"int32", 4},
-    {"uint32", 4},
-    {"int64", 8},
-    {"uint64", 8},
-    {"float16", 2},
-    {"bfloat16", 2},
-    {"float32", 4},
-    {"float64", 8},
-    {"complex64", 8},
-    {"complex128", 16},
-    {"float8_e4m3fn", 1},
-    {"float8_e5m2", 1},
+#define DTYPE_ROW(name, NAME, bytes, kind, element, reduced) {#name, bytes, kind},
+#include "ringcomm/types.def"
 };
-// clang-format on
-static_assert(std::size(dtypes) == RC_DTYPES);
 
-constexpr const char* ops[] = {"sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "premul_sum"};
-static_assert(std::size(ops) == RC_OPS);
+constexpr const char* ops[] = {
+#define OP_ROW(name, NAME, definition, kinds) #name,
+#include "ringcomm/types.def"
+};
 
-constexpr Dtype dtype_of(int code) { return code >= 0 && code < RC_DTYPES ? dtypes[code] : Dtype{"?", 0}; }
+bool is_dtype(int code) { return code >= 0 && code < RC_DTYPES; }
+bool is_op(int code) { return code >= 0 && code < RC_OPS; }
 
 }  // namespace
 
-size_t dtype_bytes(int dtype) { return dtype_of(dtype).bytes; }
+size_t dtype_bytes(int dtype) { return is_dtype(dtype) ? dtypes[dtype].bytes : 0; }
 
-const char* dtype_name(int dtype) { return dtype_of(dtype).name; }
+const char* dtype_name(int dtype) { return is_dtype(dtype) ? dtypes[dtype].name : "?"; }
 
-const char* op_name(int op) { return op >= 0 && op < RC_OPS ? ops[op] : "?"; }
+const char* op_name(int op) { return is_op(op) ? ops[op] : "?"; }
+
+bool reducible(int dtype, int op, bool on_gpu) {
+    if (!is_dtype(dtype) || !is_op(op)) return false;
+    return on_gpu ? legal(dtypes[dtype].kind, op) : kernels().reduce[dtype][op] != nullptr;
+}
 
 }  // namespace ringcomm

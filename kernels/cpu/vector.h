@@ -20,7 +20,7 @@ using Vector = typename VectorOf<T, Lanes>::type;
 template <class V>
 using Lane = std::remove_cvref_t<decltype(V{}[0])>;
 
-// memcpy is how C++ spells an access without alignment; it compiles to one instruction.
+// memcpy is the portable unaligned access; it compiles to one instruction.
 template <class V>
 [[gnu::always_inline]] inline V load(const void* from) {
     V v;

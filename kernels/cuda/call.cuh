@@ -1,13 +1,13 @@
-// One call on one channel: its start, its waits, and how it is given up.
+// One call on one channel: its start, its waits, and how it fails.
 //
-// Start. A rank writes its start word, the epoch and a fingerprint of what it calls (and beside it, before, a word of
-// where its arrays lie: symmetric.cuh), into slot `epoch % 2` of every peer, by a store that publishes whatever it laid
-// down before; then it reads the words of all peers, before it writes any output. A peer that starts epoch e + 1 has
-// ended epoch e: so slots of two parities suffice, and what was pushed to a rank for epoch e may be overwritten by
-// whoever has met it at a later one.
+// Start. A rank writes its start flag, which holds the epoch and a fingerprint of the call, into slot `epoch % 2` of
+// every peer, by a store that also publishes what the rank staged before; the word beside it holds the location of its
+// arrays (symmetric.cuh). Then it reads the flags of all peers, before it writes any output. A peer that starts epoch
+// e + 1 has ended epoch e. So slots of two parities suffice, and a rank may overwrite what it pushed to a peer for
+// epoch e once it has seen that peer start a later one.
 //
-// Giving up. No wait outlasts the deadline or the host's abort. The first block of a rank that gives up tells the host
-// in one record; all end, publish nothing more, and so do the kernels after this one.
+// Failure. No wait outlasts the deadline or the host's abort. The first block of a rank that fails reports it to the
+// host in one record; all blocks end without publishing anything more, and so do the kernels after this one.
 #pragma once
 
 #include "arena.cuh"
@@ -17,10 +17,10 @@ namespace ringcomm::cuda {
 enum Reason : uint64_t {
     NO_REASON,
     NOT_STARTED,  // the peer has not started this call
-    NO_DATA,      // … has not sent what it should have
-    NO_ROOM,      // … has not taken what it was sent
-    MISMATCH,     // … calls something else
-    ABORTED,      // the host said so, while this peer was waited for
+    NO_DATA,      // … has not sent its data
+    NO_SLOT,      // … has not released a slot
+    MISMATCH,     // … makes a different call
+    ABORTED,      // the host aborted while this rank waited for the peer
 };
 
 struct Record {
@@ -29,42 +29,40 @@ struct Record {
     uint64_t reason;
 };
 
-// In host memory that the device reaches.
+// In host memory that the device accesses.
 struct Control {
     uint64_t abort;   // written by the host
     uint64_t failed;  // written by the device, last: `record` is complete
     Record record;
 };
 
-// Where an array lies in a symmetric buffer, which all ranks have mapped.
-struct Place {
-    byte* const* bases;  // device memory: of the buffer of each rank; null: the array lies in none
+// The location of an array in a symmetric buffer, which all ranks have mapped.
+struct Location {
+    byte* const* bases;  // device memory: the buffer of each rank; null: the array is in no symmetric buffer
     uint64_t buffer, offset;
 
     RC_DEVICE byte* at(int rank) const { return bases[rank] + offset; }
 };
 
-// What is called; one form for all kernels. `kernel`, `dtype`, `op`, `root`, `factor`, the lengths and the number of
-// blocks must be the same on all ranks, or they have a mismatch.
+// The arguments of every kernel. `kernel`, `dtype`, `op`, `root`, `factor`, the lengths and the number of blocks must
+// be the same on all ranks, else the call is a mismatch.
 struct Args {
     Arena arena;
     Control* control;
     const byte* input;
     byte* output;
-    Place input_place, output_place;
+    Location input_location, output_location;
     const uint64_t* send_offsets;  // device memory, `ranks` + 1 elements, or null: equal blocks
     const uint64_t* recv_offsets;
-    uint64_t call;  // the host's number of it, which a record repeats
+    uint64_t call;  // the host's number of this call, repeated in a record
     uint64_t timeout_ns;
     int32_t rank, kernel, dtype, op, root;
-    int32_t dest, source;  // of a message; -1: none
-    uint64_t count;        // elements of the array, or of one block, or of the message sent
-    uint64_t recv_count;   // of the message received
+    uint64_t count;  // elements of the array, or of one block
     double factor;
 };
 
-constexpr uint64_t CLEANING = 1 << 30;    // every so many epochs the lines of LL are zeroed
-constexpr uint32_t LINE_FLAG = 1u << 31;  // no flag of a line is zero
+constexpr uint64_t LL_CLEAN_PERIOD = 1 << 30;  // epochs after which the lines of LL are zeroed
+constexpr uint32_t LINE_FLAG = 1u << 31;       // set in the flag of every line, so that none is zero
 
 RC_DEVICE uint64_t mix(uint64_t hash, uint64_t word) {
     hash = (hash ^ word) * 0x9e3779b97f4a7c15;
@@ -76,11 +74,9 @@ struct Call {
     const Args& args;
     const int n, me;
     const Channel mine;
-    const uint64_t deadline;
+    const uint64_t deadline, first_epoch;
     uint64_t epoch;
-    Reason late = NOT_STARTED;  // what it means that a peer does not meet this rank
-    bool met = false;           // before, in this call
-    uint64_t place = 0;         // told to all peers: where this rank has its arrays (symmetric.cuh); 0: anywhere
+    uint64_t location = 0;  // sent to all peers: a digest of the location of this rank's arrays; 0: not symmetric
 
     RC_DEVICE Call(const Ctx& ctx, const Args& args)
         : ctx(ctx),
@@ -89,53 +85,56 @@ struct Call {
           me(args.rank),
           mine(args.arena.channel(ctx.block)),
           deadline(now_ns() + args.timeout_ns),
-          epoch(*mine.epoch()) {}
+          first_epoch(*mine.epoch() + 1),
+          epoch(first_epoch - 1) {}
 
     // ---- Start and end.
 
     RC_DEVICE bool usable() const { return !block_any(ctx, load_relaxed(args.arena.broken())); }
 
-    // A new epoch. Lines of LL carry 31 bits of it: before those come again all lines have been zeroed, those of a
-    // parity while the peers, who have not yet heard of this epoch, cannot write into them.
-    RC_DEVICE void begin() {
+    // The lines of LL carry 31 bits of the epoch. Before those repeat all lines have been zeroed, those of one parity
+    // while the peers, which have not yet seen this epoch, cannot write to them.
+    RC_DEVICE void next_epoch() {
         ++epoch;
-        if (met) late = NO_DATA;
-        met = true;
-        if (epoch % CLEANING > 1) return;
+        if (epoch % LL_CLEAN_PERIOD > 1) return;
         uint64_t* lines = mine.lines(epoch + 1, 0);
         const uint64_t count = uint64_t(n) * mine.layout.shape.line_bytes / 4;
         for (uint64_t i = ctx.thread; i < count; i += ctx.threads) store_relaxed(lines + i, uint64_t(0));
     }
 
-    // `lengths(p)`: what must be the same here and at rank p, beside the rest of the call.
+    // `lengths(p)`: the part of the fingerprint that only this rank and rank p must agree on.
     template <class Lengths>
-    RC_DEVICE void announce_each(Lengths lengths) const {
+    RC_DEVICE void signal_starts(Lengths lengths) const {
         block_sync(ctx);
-        for (int p = ctx.thread; p < n; p += ctx.threads)
-            if (p != me) say(COLLECTIVE, epoch, p, fingerprint(lengths(p)));
+        for (int p = ctx.thread; p < n; p += ctx.threads) {
+            if (p == me) continue;
+            uint64_t* flag = at(p).start(epoch, me);
+            store_relaxed(flag + 1, location);
+            store_release<SITE_START>(flag, epoch << 32 | fingerprint(lengths(p)));
+        }
     }
 
     template <class Lengths>
-    RC_DEVICE bool meet_each(Lengths lengths) const {
-        bool met = true;
+    RC_DEVICE bool await_starts(Lengths lengths) const {
+        bool ok = true;
         for (int p = ctx.thread; p < n; p += ctx.threads)
-            if (p != me) met = met && hear(COLLECTIVE, epoch, p, fingerprint(lengths(p)));
-        return agreed(met);
+            if (p != me) ok = ok && await_start(p, epoch << 32 | fingerprint(lengths(p)));
+        return block_all(ctx, ok);
     }
 
-    // The same for all peers.
-    RC_DEVICE void announce(uint64_t length) const {
-        announce_each([&](int) { return length; });
+    // The same length for all peers.
+    RC_DEVICE void signal_start(uint64_t length) const {
+        signal_starts([&](int) { return length; });
     }
-    RC_DEVICE bool meet(uint64_t length) const {
-        return meet_each([&](int) { return length; });
+    RC_DEVICE bool await_start(uint64_t length) const {
+        return await_starts([&](int) { return length; });
     }
 
-    // All of that, where nothing is laid down before.
+    // All of these, where nothing is staged before the start.
     RC_DEVICE bool start(uint64_t length) {
-        begin();
-        announce(length);
-        return meet(length);
+        next_epoch();
+        signal_start(length);
+        return await_start(length);
     }
 
     RC_DEVICE void end() const {
@@ -143,33 +142,24 @@ struct Call {
         if (ctx.thread == 0) *mine.epoch() = epoch;
     }
 
-    RC_DEVICE bool agreed(bool well) const { return !block_any(ctx, !well); }
-
     RC_DEVICE Channel at(int peer) const { return args.arena.at(args.arena.peers()[peer], ctx.block); }
 
-    RC_DEVICE void say(Lane lane, uint64_t number, int peer, uint32_t words) const {
-        uint64_t* start = at(peer).start(lane, number, me);
-        store_relaxed(start + 1, place);
-        store_release<SITE_START>(start, number << 32 | words);
-    }
-
-    RC_DEVICE bool hear(Lane lane, uint64_t number, int peer, uint32_t words) const {
-        const uint64_t* flag = mine.start(lane, number, peer);
-        const uint64_t expected = number << 32 | words;
+    RC_DEVICE bool await_start(int peer, uint64_t expected) const {
         uint64_t got;
         const auto started = [&](uint64_t word) { return (got = word) >> 32 == expected >> 32; };
-        if (!wait(flag, late, peer, expected, started)) return false;
+        const Reason reason = epoch == first_epoch ? NOT_STARTED : NO_DATA;
+        if (!wait(mine.start(epoch, peer), reason, peer, expected, started)) return false;
         if (got != expected) report(MISMATCH, peer, expected, got);
         return got == expected;
     }
 
-    // Whether all ranks have told the same place. By the threads that have heard the peers.
-    RC_DEVICE bool together() const {
-        if (!place) return false;
+    // Whether all ranks have sent the same location. Each thread reads the words beside the flags it has waited for.
+    RC_DEVICE bool symmetric() const {
+        if (!location) return false;
         bool same = true;
         for (int p = ctx.thread; p < n; p += ctx.threads)
-            if (p != me) same = same && load_relaxed(mine.start(COLLECTIVE, epoch, p) + 1) == place;
-        return agreed(same);
+            if (p != me) same = same && load_relaxed(mine.start(epoch, p) + 1) == location;
+        return block_all(ctx, same);
     }
 
     RC_DEVICE uint32_t fingerprint(uint64_t length) const {
@@ -179,19 +169,19 @@ struct Call {
         return static_cast<uint32_t>(mix(hash, ctx.blocks));
     }
 
-    // ---- Waiting, by single threads; the block then agrees.
+    // ---- Waits, by single threads; block_all then makes their result that of the block.
 
     template <class Ready>
     RC_DEVICE bool wait(const uint64_t* flag, Reason reason, int peer, uint64_t expected, Ready ready) const {
         for (uint32_t spins = 0;; ++spins) {
             const uint64_t got = load_acquire(flag);
             if (ready(got)) return true;
-            if (gives_up(spins, reason, peer, expected, got)) return false;
+            if (must_fail(spins, reason, peer, expected, got)) return false;
         }
     }
 
-    // Between two looks. Clock and host are looked at now and then only: the host's memory is far.
-    RC_DEVICE bool gives_up(uint32_t spins, Reason reason, int peer, uint64_t expected, uint64_t got) const {
+    // Between two loads of a flag. Clock and abort flag are read every 32 times: the host's memory is far.
+    RC_DEVICE bool must_fail(uint32_t spins, Reason reason, int peer, uint64_t expected, uint64_t got) const {
         pause(spins);
         if (spins % 32 != 31) return false;
         if (load_relaxed(args.arena.broken())) return true;

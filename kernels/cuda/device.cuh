@@ -1,10 +1,10 @@
-// The vocabulary of port.cuh on a GPU. Flags have system scope: the peers are other GPUs, and the host.
+// port.cuh on a GPU. Flags have system scope: peers are other GPUs and the host.
 #pragma once
 
 #define RC_DEVICE __device__ __forceinline__
-#define RC_CALLED __device__ __noinline__
-#define RC_SHARED __host__ __device__ __forceinline__  // what the host computes as well: the layout of an arena
-#define RC_ROLL _Pragma("unroll 1")
+#define RC_NOINLINE __device__ __noinline__
+#define RC_HOST_DEVICE __host__ __device__ __forceinline__
+#define RC_NO_UNROLL _Pragma("unroll 1")
 #define RC_UNROLL _Pragma("unroll")
 
 namespace ringcomm::cuda {

@@ -1,5 +1,5 @@
-// The vocabulary of port.cuh on a CPU: a thread of a block is a real thread, a barrier a real barrier, a flag a real
-// atomic. So ThreadSanitizer sees what the kernels do.
+// port.cuh on a CPU: each thread of a block is a real thread, a barrier a real barrier, a flag a real atomic. So
+// ThreadSanitizer checks the kernels.
 #pragma once
 
 #include <sched.h>
@@ -10,9 +10,9 @@
 #include <thread>
 
 #define RC_DEVICE inline
-#define RC_CALLED inline
-#define RC_SHARED inline
-#define RC_ROLL
+#define RC_NOINLINE inline
+#define RC_HOST_DEVICE inline
+#define RC_NO_UNROLL
 #define RC_UNROLL
 
 namespace ringcomm::cuda {
@@ -23,10 +23,10 @@ inline int weakened = 0;
 constexpr int weakened = 0;
 #endif
 
-// The barrier of one block. It needs no deadline: all waits for other ranks have one, and no thread leaves alone.
-class Block {
+// The barrier of one block. It needs no deadline: every wait for another rank has one, and no thread leaves alone.
+class BlockBarrier {
 public:
-    explicit Block(int threads) : threads_(threads) {}
+    explicit BlockBarrier(int threads) : threads_(threads) {}
 
     bool any(bool mine) {
         std::unique_lock lock(mutex_);
@@ -57,30 +57,30 @@ constexpr int WARP = 1;
 
 struct Ctx {
     int thread, threads, block, blocks;
-    Block* shared;
+    BlockBarrier* barrier;
 };
 
-// Not 0: at each access to a flag the thread may give its core away, as this sequence of pseudo-random numbers says.
-inline thread_local uint64_t schedule = 0;
+// Not 0: this pseudo-random sequence decides at each access to a flag whether the thread yields.
+inline thread_local uint64_t yield_state = 0;
 
-inline void disturb() {
-    if (!schedule) return;
-    schedule ^= schedule << 13, schedule ^= schedule >> 7, schedule ^= schedule << 17;  // xorshift64
-    if (schedule % 4 == 0) sched_yield();
-    if (schedule % 64 == 0) std::this_thread::sleep_for(std::chrono::microseconds(50));
+inline void maybe_yield() {
+    if (!yield_state) return;
+    yield_state ^= yield_state << 13, yield_state ^= yield_state >> 7, yield_state ^= yield_state << 17;  // xorshift64
+    if (yield_state % 4 == 0) sched_yield();
+    if (yield_state % 64 == 0) std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
-inline bool block_any(const Ctx& ctx, bool mine) { return ctx.shared->any(mine); }
+inline bool block_any(const Ctx& ctx, bool mine) { return ctx.barrier->any(mine); }
 
 template <class Word>
 Word load(const Word* at, int order) {
-    disturb();
+    maybe_yield();
     return __atomic_load_n(at, order);
 }
 
 template <class Word>
 void store(Word* at, Word value, int order) {
-    disturb();
+    maybe_yield();
     __atomic_store_n(at, value, order);
 }
 
@@ -105,7 +105,7 @@ inline uint64_t now_ns() {
         .count();
 }
 
-// Many threads share few cores: who has waited for long is the last that should run.
+// Many threads share few cores: a thread that has waited long lets the others run.
 inline void pause(uint32_t spins) {
     if (spins < 64) {
         sched_yield();

@@ -1,21 +1,21 @@
-// The shells that a host launches: one kernel, dtype and operation for each compilation, chosen by their numbers.
+// The entry points that a host launches. Each compilation has one kernel, dtype and operation, chosen by number.
 //
-//   nvcc -std=c++20 -fmad=false -DRC_KERNEL=1 -DRC_DTYPE=11 -DRC_OP=0 -arch=sm_90 -cubin entry.cu
+//   nvcc -std=c++20 -fmad=false -DRC_KERNEL=1 -DRC_DTYPE=11 -DRC_OP=0 -arch=sm_90 -I ../.. -cubin entry.cu
 //
-// No multiply-add is contracted: it would round once where the CPU rounds twice.
+// -fmad=false: a contracted multiply-add would round once where the CPU rounds twice.
 #include "kernels.cuh"
 
 using namespace ringcomm::cuda;
 
 using Entry = Arithmetic<TypeOf<RC_DTYPE>::type, RC_OP>;
 
-RC_DEVICE Ctx here() { return {int(threadIdx.x), int(blockDim.x), int(blockIdx.x), int(gridDim.x)}; }
+RC_DEVICE Ctx this_thread() { return {int(threadIdx.x), int(blockDim.x), int(blockIdx.x), int(gridDim.x)}; }
 
 extern "C" __global__ void __launch_bounds__(512, 1) ringcomm_kernel(const __grid_constant__ Args args) {
-    run<RC_KERNEL, Entry>(here(), args);
+    run<RC_KERNEL, Entry>(this_thread(), args);
 }
 
-// Several ranks on one device: only the blocks of one cooperative launch are sure to run at the same time.
+// Several ranks on one device: only the blocks of one cooperative launch are guaranteed to run concurrently.
 extern "C" __global__ void __launch_bounds__(512, 1) ringcomm_virtual(const Args* ranks, int blocks) {
-    run_virtual<RC_KERNEL, Entry>(here(), ranks, blocks);
+    run_virtual<RC_KERNEL, Entry>(this_thread(), ranks, blocks);
 }

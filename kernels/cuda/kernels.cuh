@@ -1,7 +1,7 @@
-// All kernels by number. A kernel that only moves takes any operation, and a dtype of the right size.
+// All kernels by number. A kernel that only moves data ignores the operation and takes any dtype of the right size.
 #pragma once
 
-#include "direct.cuh"
+#include "all_pairs.cuh"
 #include "ll.cuh"
 #include "one_shot.cuh"
 #include "ring.cuh"
@@ -23,7 +23,6 @@ enum Kernel {
     SCATTER,
     ALL_GATHER,
     ALL_TO_ALL,
-    MESSAGE,
     KERNELS
 };
 
@@ -47,10 +46,9 @@ RC_DEVICE void run(const Ctx& ctx, const Args& args) {
     if constexpr (kernel == SCATTER) scatter(call, math);
     if constexpr (kernel == ALL_GATHER) all_gather(call, math);
     if constexpr (kernel == ALL_TO_ALL) all_to_all(call, math);
-    if constexpr (kernel == MESSAGE) message(call, math);
 }
 
-// Several ranks in one grid, `blocks` of it each.
+// Several ranks in one grid, each with `blocks` blocks.
 template <int kernel, class Math>
 RC_DEVICE void run_virtual(const Ctx& grid, const Args* ranks, int blocks) {
     Ctx ctx = grid;

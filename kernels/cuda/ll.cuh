@@ -1,11 +1,13 @@
-// all_reduce of very little: each 4 bytes travel with their flag in one store of 8 bytes (a line), so nothing has to be
-// ordered and nothing is waited for twice. Every rank adds up everything, in rank order: the bits of one_shot.cuh.
+// The LL (low-latency) protocol, all_reduce of a few bytes: each 4 bytes travel with their flag in one store of 8 bytes
+// (a line), so no store is ordered after another and no wait is repeated. Every rank reduces all inputs in rank order:
+// the bits of one_shot.cuh.
 //
-// The flag is the epoch, in 31 bits and one that says it is a flag. Lines of two parities, as the staging of one_shot:
-// whoever pushes for epoch e + 2 has heard of e + 1. Call::begin zeroes them long before an epoch's flag comes again.
+// The flag is 31 bits of the epoch and LINE_FLAG. Lines have two parities, as the staging buffers of one_shot:
+// a rank that pushes for epoch e + 2 has seen this one start e + 1. Call::next_epoch zeroes them long before a flag
+// repeats.
 #pragma once
 
-#include "blocks.cuh"
+#include "partition.cuh"
 #include "reduce.cuh"
 
 namespace ringcomm::cuda {
@@ -19,24 +21,24 @@ RC_DEVICE void push_lines(const Call& call, int peer, uint64_t pack, const Pack&
     RC_UNROLL for (int w = 0; w < WORDS; ++w) store_relaxed(lines + w, uint64_t(line_flag(call)) << 32 | data.word[w]);
 }
 
-RC_DEVICE bool take_lines(const Call& call, int peer, uint64_t pack, Pack& data) {
+RC_DEVICE bool wait_lines(const Call& call, int peer, uint64_t pack, Pack& data) {
     const uint64_t* lines = call.mine.lines(call.epoch, peer) + pack * WORDS;
     RC_UNROLL for (int w = 0; w < WORDS; ++w) {
         uint64_t got = load_relaxed(lines + w);
         for (uint32_t spins = 0; got >> 32 != line_flag(call); got = load_relaxed(lines + w))
-            if (call.gives_up(spins++, NO_DATA, peer, line_flag(call), got >> 32)) return false;
+            if (call.must_fail(spins++, NO_DATA, peer, line_flag(call), got >> 32)) return false;
         data.word[w] = static_cast<uint32_t>(got);
     }
     return true;
 }
 
 template <class Math>
-RC_DEVICE bool add_lines(const Call& call, const Math& math, const byte* input, byte* output, uint64_t bytes) {
+RC_DEVICE bool reduce_lines(const Call& call, const Math& math, const byte* input, byte* output, uint64_t bytes) {
     for (uint64_t i = call.ctx.thread; i * PACK < bytes; i += call.ctx.threads) {
-        const Anywhere access{minimum(PACK, bytes - i * PACK)};
+        const Unaligned access{minimum(PACK, bytes - i * PACK)};
         Pack data{};
         const auto take = [&](int p) {
-            if (p != call.me) return take_lines(call, p, i, data);
+            if (p != call.me) return wait_lines(call, p, i, data);
             data = access.load(input + i * PACK);
             return true;
         };
@@ -53,19 +55,19 @@ RC_DEVICE bool add_lines(const Call& call, const Math& math, const byte* input, 
 
 template <class Math>
 RC_DEVICE void ll(Call& call, const Math& math) {
-    const Range mine = share(call.ctx, call.args.count * math.item);
+    const Range mine = channel_part(call.ctx, call.args.count * math.item);
     uint64_t at = mine.begin;
     do {
         const uint64_t bytes = minimum(call.mine.layout.shape.line_bytes, mine.end - at);
         const byte* input = call.args.input + at;
-        call.begin();
-        call.announce(call.args.count);  // before the lines, for its store waits for whatever was stored before it
+        call.next_epoch();
+        call.signal_start(call.args.count);  // before the lines: a releasing store waits for all stores before it
         for (uint64_t i = call.ctx.thread; i * PACK < bytes; i += call.ctx.threads) {
-            const Pack data = Anywhere{minimum(PACK, bytes - i * PACK)}.load(input + i * PACK);
+            const Pack data = Unaligned{minimum(PACK, bytes - i * PACK)}.load(input + i * PACK);
             for (int d = 1; d < call.n; ++d) push_lines(call, (call.me + d) % call.n, i, data);
         }
-        if (!call.meet(call.args.count)) return;
-        if (!call.agreed(add_lines(call, math, input, call.args.output + at, bytes))) return;
+        if (!call.await_start(call.args.count)) return;
+        if (!block_all(call.ctx, reduce_lines(call, math, input, call.args.output + at, bytes))) return;
         at += bytes;
     } while (at < mine.end);
     call.end();

@@ -1,45 +1,15 @@
-// The operations, as kernels/cpu/reduce.h has them: each input is taken as `input` leaves it, folded into the
-// accumulator by `combine`, and the result is what `output` makes of the accumulator.
+// The operations on numbers: each folds the inputs of one dtype, 16 bytes at a time.
 #pragma once
 
 #include "types.cuh"
 
 namespace ringcomm::cuda {
 
-enum Op { SUM, PROD, MIN, MAX, AVG, BAND, BOR, BXOR, PREMUL_SUM, OPS };
-
-RC_SHARED constexpr bool legal(Kind kind, int op) {
-    switch (op) {
-        case SUM:
-        case PROD: return true;
-        case MIN:
-        case MAX: return kind != COMPLEX;
-        case AVG:
-        case PREMUL_SUM: return kind == REAL || kind == COMPLEX;
-        default: return kind == TRUTH || kind == INTEGER;
-    }
-}
-
-// Integers wrap, which only unsigned ones may do.
-template <class T>
-RC_DEVICE T add(T a, T b, Plain<T, INTEGER>) {
-    return static_cast<T>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
-}
-
-template <class T>
-RC_DEVICE T multiply(T a, T b, Plain<T, INTEGER>) {
-    return static_cast<T>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
-}
-
-template <class T, class Type>
-RC_DEVICE T add(T a, T b, Type) {
-    return a + b;
-}
-
-template <class T, class Type>
-RC_DEVICE T multiply(T a, T b, Type) {
-    return a * b;
-}
+enum Op {
+#define OP_ROW(name, NAME, ...) NAME,
+#include "ringcomm/types.def"
+    OPS
+};
 
 RC_DEVICE float scale(float x, double factor) { return x * static_cast<float>(factor); }
 RC_DEVICE double scale(double x, double factor) { return x * factor; }
@@ -56,44 +26,28 @@ RC_DEVICE Complex<T> divide(Complex<T> x, double divisor) {
     return {divide(x.real, divisor), divide(x.imaginary, divisor)};
 }
 
-template <class Type, int op>
-struct Operation {
-    using Wide = typename Type::Wide;
+#define RC_OPERATION RC_DEVICE
+#include "kernels/operations.inc"
+#undef RC_OPERATION
 
-    RC_DEVICE static Wide input(Wide x, double factor) {
-        if constexpr (op == PREMUL_SUM) return scale(x, factor);
-        return x;
-    }
+template <Kind kind, int op>
+struct Definition;
+#define OP_ROW(name, NAME, definition, kinds) \
+    template <Kind kind>                      \
+    struct Definition<kind, NAME> {           \
+        using type = definition;              \
+    };                                        \
+    template <>                               \
+    struct Definition<TRUTH, NAME> {          \
+        using type = definition::Truth;       \
+    };
+#include "ringcomm/types.def"
 
-    RC_DEVICE static Wide combine(Wide a, Wide b) {
-        constexpr bool truth = Type::kind == TRUTH;
-        if constexpr (op == BXOR) {
-            return a ^ b;
-        } else if constexpr (op == BOR || (truth && (op == SUM || op == MAX))) {
-            return a | b;
-        } else if constexpr (op == BAND || truth) {
-            return a & b;
-        } else if constexpr (op == PROD) {
-            return multiply(a, b, Type());
-        } else if constexpr (op == MIN) {  // the first NaN wins, and of two equal values the later one
-            return a != a ? a : (a < b ? a : b);
-        } else if constexpr (op == MAX) {
-            return a != a ? a : (a > b ? a : b);
-        } else {
-            return add(a, b, Type());
-        }
-    }
-
-    RC_DEVICE static Wide output(Wide acc, double divisor) {
-        if constexpr (op == AVG) return divide(acc, divisor);
-        return acc;
-    }
-};
-
-// One dtype and one operation, 16 bytes at a time.
+// One dtype and one operation.
 template <class Type, int op>
 struct Arithmetic {
     using Stored = typename Type::Stored;
+    using Op = typename Definition<Type::kind, op>::type;
     static constexpr uint64_t item = sizeof(Stored);
     static constexpr int lanes = PACK / item;
     struct Lanes {
@@ -102,7 +56,7 @@ struct Arithmetic {
     struct Wide {
         typename Type::Wide lane[lanes];
     };
-    // Packs in flight: enough to hide the latency of memory, and few enough for the registers.
+    // Packs in flight: enough to hide the latency of memory, few enough for the registers.
     static constexpr int tile = lanes <= 8 ? 4 : 2;
 
     double factor, divisor;
@@ -120,12 +74,12 @@ struct Arithmetic {
 
     RC_DEVICE Wide input(const Pack& pack) const {
         Wide wide = partial(pack);
-        RC_UNROLL for (int i = 0; i < lanes; ++i) wide.lane[i] = Operation<Type, op>::input(wide.lane[i], factor);
+        RC_UNROLL for (int i = 0; i < lanes; ++i) wide.lane[i] = Op::input(wide.lane[i], factor);
         return wide;
     }
 
     RC_DEVICE void combine(Wide& acc, const Wide& wide) const {
-        RC_UNROLL for (int i = 0; i < lanes; ++i) acc.lane[i] = Operation<Type, op>::combine(acc.lane[i], wide.lane[i]);
+        RC_UNROLL for (int i = 0; i < lanes; ++i) acc.lane[i] = combined(acc.lane[i], wide.lane[i]);
     }
 
     RC_DEVICE Pack narrow(const Wide& wide) const {
@@ -135,8 +89,18 @@ struct Arithmetic {
     }
 
     RC_DEVICE Pack output(Wide acc) const {
-        RC_UNROLL for (int i = 0; i < lanes; ++i) acc.lane[i] = Operation<Type, op>::output(acc.lane[i], divisor);
+        RC_UNROLL for (int i = 0; i < lanes; ++i) acc.lane[i] = Op::output(acc.lane[i], divisor);
         return narrow(acc);
+    }
+
+private:
+    RC_DEVICE static auto combined(auto a, auto b) {
+        using T = decltype(a);
+        // Integers wrap, which C++ defines for unsigned ones only.
+        if constexpr (Type::kind == INTEGER && !Op::compares)
+            return static_cast<T>(Op::combine(static_cast<uint64_t>(a), static_cast<uint64_t>(b)));
+        else
+            return static_cast<T>(Op::combine(a, b));
     }
 };
 

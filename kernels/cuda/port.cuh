@@ -1,18 +1,18 @@
-// All that a kernel asks of the machine it runs on, in one vocabulary for three compilers: nvcc and NVRTC take
-// device.cuh, g++ takes emulated.cuh, and the kernels are the same text for all of them.
+// The machine as kernels see it, for three compilers: nvcc and NVRTC include device.cuh, g++ includes emulated.cuh, and
+// the kernels have one source for all of them.
 //
-//   Ctx                               who I am: thread, threads, block, blocks
-//   WARP                              threads that access memory together; a block is a multiple of it
-//   block_any(ctx, mine)              a barrier of the block; whether `mine` holds for any of its threads
-//   block_sync(ctx)                   the barrier alone
-//   load_acquire, store_release       64-bit flags that order other memory, for all ranks (system scope)
-//   load_relaxed, store_relaxed       32 and 64-bit words that order nothing
-//   claim(word)                       whether this is the first thread of the rank to ask
-//   load16, store16                   one access of 16 bytes, which must be aligned
-//   now_ns, pause(spins)              a clock, and what to do between two looks at a flag
+//   Ctx                                     thread, threads, block, blocks
+//   WARP                                    threads that access memory together; a block is a multiple of it
+//   block_any(ctx, mine), block_all         a barrier of the block; whether `mine` holds for any or all of its threads
+//   block_sync(ctx)                         the barrier alone
+//   load_acquire, store_release             64-bit flags that order other memory, for all ranks (system scope)
+//   load_relaxed, store_relaxed             32 and 64-bit words without order
+//   claim(word)                             true for the first thread of the rank that calls it
+//   load16, store16                         one access of 16 bytes, which must be aligned
+//   now_ns, pause(spins)                    a clock; the pause between two loads of a flag
 //
-// RC_DEVICE is inlined, RC_CALLED is not: the loops over memory have registers of their own that way, and spill none.
-// RC_ROLL keeps a compiler from repeating the body of a loop, whose copies would take registers too.
+// RC_DEVICE is inlined. RC_NOINLINE is not: loops over memory get registers of their own that way, and spill none.
+// RC_NO_UNROLL keeps the compiler from unrolling a loop, which would take registers too.
 #pragma once
 
 #ifdef __CUDACC_RTC__
@@ -39,11 +39,11 @@ struct alignas(16) Pack {
 constexpr uint64_t PACK = sizeof(Pack);
 
 // Each store that makes memory visible to another rank has a number. A build with RC_WEAKEN can drop the order of one
-// of them; ThreadSanitizer must then report a race, which proves that the tests would notice.
+// of them; ThreadSanitizer must then report a race, which proves that the tests detect it.
 enum Site : int {
-    SITE_START = 1,  // a rank has started a call: what it laid down before, and that it is through with the last call
-    SITE_ARRIVED,    // a slot is filled
-    SITE_TAKEN,      // a slot may be filled again
+    SITE_START = 1,  // a rank has ended its last call and started this one; publishes what it staged
+    SITE_TAIL,       // a slot is filled
+    SITE_HEAD,       // a slot may be filled again
     SITE_END
 };
 
@@ -58,6 +58,7 @@ enum Site : int {
 namespace ringcomm::cuda {
 
 RC_DEVICE void block_sync(const Ctx& ctx) { block_any(ctx, false); }
+RC_DEVICE bool block_all(const Ctx& ctx, bool mine) { return !block_any(ctx, !mine); }
 
 template <class To, class From>
 RC_DEVICE To bits_as(const From& from) {

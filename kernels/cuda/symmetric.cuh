@@ -1,91 +1,91 @@
-// Symmetric buffers. Where all ranks have their arrays at the same place of such a buffer, each reads or writes those
-// of the others where they are: nothing is staged. All must be there before, and through with it after: two meetings.
-// The sums have the same bits as on the CPU.
+// Symmetric buffers. Where all ranks have their arrays at the same location of a symmetric buffer, each accesses those
+// of its peers directly, without staging. A second start makes every rank wait until its peers have finished.
+// The sums have the CPU's bits.
 //
-// Broadcast and reduce stay with the ring, where no link carries more than the array once.
+// Broadcast and reduce stay with the ring, where no link carries the array more than once.
 #pragma once
 
-#include "blocks.cuh"
+#include "partition.cuh"
 #include "reduce.cuh"
 
 namespace ringcomm::cuda {
 
-// One number for the places of a call; 0: not all that matter are in symmetric buffers.
-RC_DEVICE uint64_t place_of(const Place& place, uint64_t hash = 1) {
-    return place.bases ? mix(mix(hash, place.buffer), place.offset) | 1 : 0;
+// A digest of the locations that a call needs; 0: one of them is in no symmetric buffer.
+RC_DEVICE uint64_t digest_of(const Location& location, uint64_t hash = 1) {
+    return location.bases ? mix(mix(hash, location.buffer), location.offset) | 1 : 0;
 }
-RC_DEVICE uint64_t place_of(const Place& input, const Place& output) {
-    return input.bases && output.bases ? place_of(output, place_of(input)) : 0;
+RC_DEVICE uint64_t digest_of(const Location& input, const Location& output) {
+    return input.bases && output.bases ? digest_of(output, digest_of(input)) : 0;
 }
 
 // The inputs of all ranks from byte `begin` on, as operands.
 struct AllInputs {
-    Place place;
+    Location location;
     uint64_t begin;
     int count;
 
-    RC_DEVICE const byte* at(int i) const { return place.at(i) + begin; }
-    RC_DEVICE bool input(int) const { return true; }
-    RC_DEVICE uint64_t alignment() const { return place.offset + begin; }  // a buffer begins at a page
+    RC_DEVICE const byte* at(int i) const { return location.at(i) + begin; }
+    RC_DEVICE bool is_input(int) const { return true; }
+    RC_DEVICE uint64_t alignment() const { return location.offset + begin; }  // a buffer begins at a page
 };
 
-// The outputs of all ranks, in which the result goes; this rank's own is the first.
+// The outputs of all ranks, each of which gets the result; this rank's own first.
 struct AllOutputs {
-    Place place;
+    Location location;
     uint64_t begin;
     int n, me;
-    static constexpr bool last = true;
+    static constexpr bool complete = true;
 
     template <class Store>
     RC_DEVICE void each(Store store) const {
         int p = me;
-        RC_ROLL for (int d = 0; d < n; ++d) {
-            store(place.at(p) + begin);
+        RC_NO_UNROLL for (int d = 0; d < n; ++d) {
+            store(location.at(p) + begin);
             p = p + 1 < n ? p + 1 : 0;
         }
     }
-    RC_DEVICE uint64_t alignment() const { return place.offset + begin; }
+    RC_DEVICE uint64_t alignment() const { return location.offset + begin; }
 };
 
-RC_DEVICE void meet_again(Call& call) {
+RC_DEVICE void await_peers_and_end(Call& call) {
     if (call.start(call.args.count)) call.end();
 }
 
 template <class Math>
 RC_DEVICE void symmetric_all_reduce(Call& call, const Math& math) {
-    const Range mine = share(call.ctx, call.args.count * math.item);
+    const Range mine = channel_part(call.ctx, call.args.count * math.item);
     const uint64_t each = round_up(divide_up(mine.bytes(), call.n), PACK);
     const Range own = mine.part(call.me * each, (call.me + 1) * each);
-    const AllInputs inputs{call.args.input_place, own.begin, call.n};
-    reduce(call.ctx, math, inputs, AllOutputs{call.args.output_place, own.begin, call.n, call.me}, own.bytes());
-    meet_again(call);
+    const AllInputs inputs{call.args.input_location, own.begin, call.n};
+    reduce(call.ctx, math, inputs, AllOutputs{call.args.output_location, own.begin, call.n, call.me}, own.bytes());
+    await_peers_and_end(call);
 }
 
 template <class Math>
-RC_DEVICE void symmetric_reduce_scatter(Call& call, const Math& math, const Blocks& blocks) {
-    const Range block = blocks[call.me], mine = share(call.ctx, block.bytes());
-    const AllInputs inputs{call.args.input_place, block.begin + mine.begin, call.n};
+RC_DEVICE void symmetric_reduce_scatter(Call& call, const Math& math, const RankBlocks& blocks) {
+    const Range block = blocks[call.me], mine = channel_part(call.ctx, block.bytes());
+    const AllInputs inputs{call.args.input_location, block.begin + mine.begin, call.n};
     reduce(call.ctx, math, inputs, Results{call.args.output + mine.begin, nullptr, true}, mine.bytes());
-    meet_again(call);
+    await_peers_and_end(call);
 }
 
-RC_DEVICE void symmetric_all_gather(Call& call, const Blocks& blocks) {
-    const Range block = blocks[call.me], mine = share(call.ctx, block.bytes());
+RC_DEVICE void symmetric_all_gather(Call& call, const RankBlocks& blocks) {
+    const Range block = blocks[call.me], mine = channel_part(call.ctx, block.bytes());
     const Operands own{call.args.input + mine.begin, 0, nullptr, 0, 1, true};
-    const AllOutputs outputs{call.args.output_place, block.begin + mine.begin, call.n, call.me};
-    reduce(call.ctx, Moving(), own, outputs, mine.bytes());
-    meet_again(call);
+    const AllOutputs outputs{call.args.output_location, block.begin + mine.begin, call.n, call.me};
+    reduce(call.ctx, Copy(), own, outputs, mine.bytes());
+    await_peers_and_end(call);
 }
 
-// Of equal blocks: where those of other ranks begin is known only then.
-RC_DEVICE void symmetric_all_to_all(Call& call, const Blocks& blocks) {
-    const Range block = blocks[call.me], mine = share(call.ctx, block.bytes());
-    RC_ROLL for (int d = 0; d < call.n; ++d) {
+// Equal blocks only: otherwise a rank does not know where its peers' blocks begin.
+RC_DEVICE void symmetric_all_to_all(Call& call, const RankBlocks& blocks) {
+    const Range block = blocks[call.me], mine = channel_part(call.ctx, block.bytes());
+    RC_NO_UNROLL for (int d = 0; d < call.n; ++d) {
         const int p = (call.me + d) % call.n;
-        const byte* there = call.args.input_place.at(p) + block.begin;
-        copy(call.ctx, call.args.output + blocks[p].begin + mine.begin, there + mine.begin, mine.bytes());
+        const byte* theirs = call.args.input_location.at(p) + block.begin;
+        copy(call.ctx, call.args.output + blocks[p].begin + mine.begin, theirs + mine.begin, mine.bytes());
     }
-    meet_again(call);
+    await_peers_and_end(call);
 }
 
 }  // namespace ringcomm::cuda

@@ -2,20 +2,17 @@
 // rounded to nearest-even; the conversions are integer arithmetic, so every compiler gives the same bits.
 #pragma once
 
+#include "kernels/kinds.h"
 #include "port.cuh"
 
 namespace ringcomm::cuda {
 
-// As in ringcomm.h, which NVRTC does not see.
-// clang-format off
+// The codes of ringcomm.h, which NVRTC does not see.
 enum Dtype {
-    BOOL, INT8, UINT8, INT16, UINT16, INT32, UINT32, INT64, UINT64,
-    FLOAT16, BFLOAT16, FLOAT32, FLOAT64, COMPLEX64, COMPLEX128, FLOAT8_E4M3, FLOAT8_E5M2,
+#define DTYPE_ROW(name, NAME, ...) NAME,
+#include "ringcomm/types.def"
     DTYPES
 };
-// clang-format on
-
-enum Kind { TRUTH, INTEGER, REAL, COMPLEX };
 
 template <class T, Kind K>
 struct Plain {
@@ -84,25 +81,32 @@ struct SmallFloat {
     }
 };
 
-// clang-format off: a row a line
-template <int dtype> struct TypeOf;
-template <> struct TypeOf<BOOL>        { using type = Plain<uint8_t, TRUTH>; };
-template <> struct TypeOf<INT8>        { using type = Plain<int8_t, INTEGER>; };
-template <> struct TypeOf<UINT8>       { using type = Plain<uint8_t, INTEGER>; };
-template <> struct TypeOf<INT16>       { using type = Plain<int16_t, INTEGER>; };
-template <> struct TypeOf<UINT16>      { using type = Plain<uint16_t, INTEGER>; };
-template <> struct TypeOf<INT32>       { using type = Plain<int32_t, INTEGER>; };
-template <> struct TypeOf<UINT32>      { using type = Plain<uint32_t, INTEGER>; };
-template <> struct TypeOf<INT64>       { using type = Plain<int64_t, INTEGER>; };
-template <> struct TypeOf<UINT64>      { using type = Plain<uint64_t, INTEGER>; };
-template <> struct TypeOf<FLOAT16>     { using type = SmallFloat<uint16_t, 5, 10>; };
-template <> struct TypeOf<BFLOAT16>    { using type = SmallFloat<uint16_t, 8, 7>; };
-template <> struct TypeOf<FLOAT32>     { using type = Plain<float, REAL>; };
-template <> struct TypeOf<FLOAT64>     { using type = Plain<double, REAL>; };
-template <> struct TypeOf<COMPLEX64>   { using type = Plain<Complex<float>, COMPLEX>; };
-template <> struct TypeOf<COMPLEX128>  { using type = Plain<Complex<double>, COMPLEX>; };
-template <> struct TypeOf<FLOAT8_E4M3> { using type = SmallFloat<uint8_t, 4, 3, true>; };
-template <> struct TypeOf<FLOAT8_E5M2> { using type = SmallFloat<uint8_t, 5, 2>; };
-// clang-format on
+using Float16 = SmallFloat<uint16_t, 5, 10>;
+using Bfloat16 = SmallFloat<uint16_t, 8, 7>;
+using Float8E4m3fn = SmallFloat<uint8_t, 4, 3, true>;
+using Float8E5m2 = SmallFloat<uint8_t, 5, 2>;
+
+// The type of an element in types.def.
+template <Kind K, class T>
+struct Element {
+    using type = Plain<T, K>;
+};
+
+template <class T>
+struct Element<COMPLEX, T> {
+    using type = Plain<Complex<T>, COMPLEX>;
+};
+
+template <class Bits, int Exponent, int Mantissa, bool Finite>
+struct Element<REAL, SmallFloat<Bits, Exponent, Mantissa, Finite>> {
+    using type = SmallFloat<Bits, Exponent, Mantissa, Finite>;
+};
+
+template <int dtype>
+struct TypeOf;
+#define DTYPE_ROW(name, NAME, bytes, kind, element, reduced) \
+    template <>                                              \
+    struct TypeOf<NAME> : Element<kind, element> {};
+#include "ringcomm/types.def"
 
 }  // namespace ringcomm::cuda

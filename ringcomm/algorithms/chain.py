@@ -1,4 +1,4 @@
-"""The chain: the array passes from rank to rank in pieces, of which each rank sends one while it receives the next.
+"""The chain, a pipelined broadcast: each rank sends one piece of the array while it receives the next.
 
 Worringen, "Pipelining and overlapping for MPI collective operations", IEEE Conf. on Local Computer Networks (2003).
 """
@@ -9,17 +9,17 @@ from ringcomm.algorithms.schedule import Block, Formula, Port, algorithm, even
 
 __all__ = ["broadcast"]
 
-# Few pieces keep the last rank waiting, many take many steps. If a step takes a, and each element b more, then k pieces
-# take (n - 2 + k) (a + b S / k), which is least at this k. 4,096 stands for a / b: the float32 that a link of 1.6 GB/s
-# moves in the 10 µs that Python may take for a step.
+# Few pieces delay the last rank, many take many steps. With a latency a per step and a time b per element, k pieces
+# take (n - 2 + k) (a + b S / k), which is least at this k. 4,096 stands for a / b: the float32 elements that a link of
+# 1.6 GB/s moves in 10 µs, the overhead of a step in Python.
 PIECES = Formula("max(1, ceil(sqrt((n - 2) * S / 4096)))")
 
 
 @algorithm("chain", "broadcast", steps=f"n - 2 + {PIECES}", sent="S")
 def broadcast(port: Port, data: Block, root: int) -> None:
-    """Every rank gets the array piece by piece from the one before, and passes it on to the next.
+    """Each rank receives the array piece by piece from the previous rank, and forwards it to the next.
 
-    On 5 ranks, each piece goes 0 → 1 → 2 → 3 → 4. No rank sends more than the array once, so for long arrays.
+    On 5 ranks, each piece goes 0 → 1 → 2 → 3 → 4. No rank sends the array more than once: best for long arrays.
     """
     n, rank = port.size, port.rank
     pieces = data.split(even(data.length, int(PIECES(n, data.length))))

@@ -1,8 +1,8 @@
-"""What a call costs: a recorded schedule run through a model of the machines (`price`), or a closed form (`bound`).
+"""The cost of a call: a recorded schedule run through a model of the cluster (`price`), or a closed form (`bound`).
 
-The model has three constants: a message takes α seconds and β for each byte, and a rank works γ for each byte that it
-reduces or copies (Hockney, "The communication challenge for MPP", Parallel Computing 20 (1994)). It knows two kinds of
-links, inside a node and between nodes. All ranks start at once; the price is the time at which the last one is done.
+A message takes the latency of its link, plus a time per byte; reducing or copying takes a time per byte too (Hockney,
+"The communication challenge for MPP", Parallel Computing 20 (1994)). Links within a node and between nodes differ. All
+ranks start together; the cost is the time at which the last rank is done.
 """
 
 from collections.abc import Iterable
@@ -10,79 +10,81 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ringcomm.algorithms.rounds import ROUNDS, Rounds
+from ringcomm.algorithms.closed_forms import CLOSED_FORMS, CostTerm
 from ringcomm.algorithms.schedule import Algorithm
-from ringcomm.algorithms.waves import Course
+from ringcomm.algorithms.schedule_table import ScheduleTable
 
-__all__ = ["CLUSTER", "Cluster", "Link", "bound", "closed_form", "price"]
+__all__ = ["CLUSTER", "Cluster", "LinkCost", "bound", "closed_form", "price"]
 
 
-class Link(NamedTuple):
-    """What a message costs."""
+class LinkCost(NamedTuple):
+    """The cost of a message: latency + byte_time · bytes."""
 
-    alpha: float  # seconds
-    beta: float  # seconds per byte
+    latency: float  # seconds
+    byte_time: float  # seconds per byte
 
 
 class Cluster(NamedTuple):
-    """Nodes of `ranks` ranks each, in order: ranks 0 to `ranks` - 1 share the first one."""
+    """Nodes of `ranks` consecutive ranks each."""
 
-    inside: Link
-    between: Link  # a node has one, for each direction; its ranks share it
-    gamma: float  # seconds per byte that a rank reduces or copies
+    intra_node: LinkCost
+    inter_node: LinkCost  # each node has one per direction, shared by its ranks
+    work_byte_time: float  # seconds per byte that a rank reduces or copies
     ranks: int
 
 
-# Between nodes: Python's cost of a step, MPI's of a message, and a network of 100 Gbit/s, most of it used. Inside: the
-# same without the network. A core reduces about as fast as it copies.
-CLUSTER = Cluster(inside=Link(10e-6, 1 / 10e9), between=Link(20e-6, 1 / 10e9), gamma=1 / 10e9, ranks=1)
+# Between nodes: the overhead of Python and MPI per message, and most of a 100 Gbit/s network. Within a node: the same
+# without the network. A core reduces about as fast as it copies.
+CLUSTER = Cluster(
+    intra_node=LinkCost(10e-6, 1 / 10e9), inter_node=LinkCost(20e-6, 1 / 10e9), work_byte_time=1 / 10e9, ranks=1
+)
 
 
-def price(course: Course, item: float, cluster: Cluster) -> float:
-    """Return the time after which all ranks are done, in seconds; `item` are the bytes of an element.
+def price(table: ScheduleTable, item: float, cluster: Cluster) -> float:
+    """Return the seconds until all ranks are done; `item` is the bytes of an element.
 
-    A transfer starts when both of its ranks are there, and takes α + β · bytes of its link. Both halves of an exchange
-    run at once; what came is then reduced, and the rank goes on when its halves are done. The transfers of one wave
-    that leave or enter the same node share its link: each of m takes m times as long for its bytes. Those of different
-    waves do not hinder each other, also where they overlap in time.
+    A transfer starts when both of its ranks are ready, and takes latency + byte_time · bytes. The two halves of an
+    exchange run at the same time; the receiver then reduces, and the rank continues when both halves are done. The m
+    transfers of a wave that leave or enter one node share its link: each takes m · byte_time per byte. Transfers of
+    different waves do not share, even if they overlap in time.
     """
-    node = np.arange(len(course.steps)) // cluster.ranks
-    ready = np.zeros(len(node))  # when each rank came to its step
-    done = np.zeros(len(node))  # when what is known of that step is over
-    for wave in course.waves():
+    node = np.arange(len(table.steps)) // cluster.ranks
+    ready = np.zeros(len(node))  # when each rank began its step
+    done = np.zeros(len(node))  # when the transfers of that step so far are done
+    for wave in table.waves():
         of, to = wave.senders, wave.receivers
         out = node[of] != node[to]
         left, entered = (np.bincount(node[ranks[out]], minlength=len(node)) for ranks in (of, to))
-        lanes = np.maximum(left[node[of]], entered[node[to]])
-        alpha = np.where(out, cluster.between.alpha, cluster.inside.alpha)
-        beta = np.where(out, cluster.between.beta * lanes, cluster.inside.beta)
-        arrived = np.maximum(ready[of], ready[to]) + alpha + beta * (wave.length * item)
+        sharing = np.maximum(left[node[of]], entered[node[to]])
+        latency = np.where(out, cluster.inter_node.latency, cluster.intra_node.latency)
+        byte_time = np.where(out, cluster.inter_node.byte_time * sharing, cluster.intra_node.byte_time)
+        arrived = np.maximum(ready[of], ready[to]) + latency + byte_time * (wave.length * item)
         done[of] = np.maximum(done[of], arrived)
-        done[to] = np.maximum(done[to], arrived + cluster.gamma * (wave.reduced * item))
-        done[wave.done] += cluster.gamma * (wave.copied * item)
+        done[to] = np.maximum(done[to], arrived + cluster.work_byte_time * (wave.reduced * item))
+        done[wave.done] += cluster.work_byte_time * (wave.copied * item)
         ready[wave.done] = done[wave.done]
     return float(done.max())
 
 
-def bound(rounds: Iterable[Rounds], size: int, item: float, cluster: Cluster) -> float:
-    """Return the time of these rounds on `size` ranks, in seconds; `item` as for `price`.
+def bound(terms: Iterable[CostTerm], size: int, item: float, cluster: Cluster) -> float:
+    """Return the seconds that these terms take on `size` ranks; `item` as for `price`.
 
-    Where all links are of one kind and none is shared it is the price, exactly. Else it is never less: no rank starts a
-    round before all have ended the one before.
+    Equal to `price` if all links are alike and none is shared, else an upper bound: no rank starts a round before all
+    ranks have finished the previous one.
     """
     total = 0.0
-    for times, elements, within, lanes, worked in rounds:
-        if within == 1:
-            alpha, beta = 0.0, 0.0
-        elif size <= cluster.ranks or cluster.ranks % within == 0:
-            alpha, beta = cluster.inside
+    for rounds, elements, span, senders, work in terms:
+        if span == 1:
+            latency, byte_time = 0.0, 0.0
+        elif size <= cluster.ranks or cluster.ranks % span == 0:
+            latency, byte_time = cluster.intra_node
         else:
-            alpha, beta = cluster.between
-            beta *= min(lanes, cluster.ranks)
-        total += times * (alpha + (beta * elements + cluster.gamma * worked) * item)
+            latency, byte_time = cluster.inter_node
+            byte_time *= min(senders, cluster.ranks)
+        total += rounds * (latency + (byte_time * elements + cluster.work_byte_time * work) * item)
     return total
 
 
 def closed_form(algorithm: Algorithm, size: int, elements: float, item: float, cluster: Cluster) -> float:
-    """Return what `bound` says of an algorithm, for so many elements in the larger array."""
-    return bound(ROUNDS[algorithm.collective, algorithm.name](size, elements), size, item, cluster)
+    """Return the `bound` of an algorithm for `elements` in the larger array."""
+    return bound(CLOSED_FORMS[algorithm.collective, algorithm.name](size, elements), size, item, cluster)

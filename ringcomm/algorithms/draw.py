@@ -6,36 +6,45 @@ from math import log2
 from pathlib import Path
 from typing import Any
 
-from ringcomm.algorithms.arrows import Arrow, arrows, runs
+from ringcomm.algorithms.block_transfers import BlockTransfer, block_transfers, runs
 from ringcomm.algorithms.schedule import ALGORITHMS, Algorithm
 from ringcomm.errors import ArgumentError, RingcommError
 
-__all__ = ["COLORS", "GRAY", "INK", "PALE", "add_arguments", "label", "run", "save", "sheet", "ways"]
+__all__ = ["COLORS", "GRAY", "INK", "PALE", "add_arguments", "label", "offsets", "run", "save", "sheet"]
 
-MOST = 32  # ranks: of more, nothing could be read
+MAX_RANKS = 32  # more would be unreadable
 INK, SLATE, GRAY, PALE, BAND = "#1f2933", "#52606d", "#7b8794", "#cbd2d9", "#f5f7fa"
-COLORS = ("#2f6fb5", "#d1603d", "#3f8f5b", "#8a5bb0", "#b0820b", "#c0466e", "#2a8c8c", "#7a6a53")  # of blocks, in turn
-NEAR = 0.27  # of the way to the next rank, where an arrow says what it carries: before it crosses others
+COLORS = (
+    "#2f6fb5",
+    "#d1603d",
+    "#3f8f5b",
+    "#8a5bb0",
+    "#b0820b",
+    "#c0466e",
+    "#2a8c8c",
+    "#7a6a53",
+)  # of blocks
+LABEL_AT = 0.27  # label position, as a fraction of the distance to the next rank: before arrows cross
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("algorithm", metavar="NAME", help=", ".join(names()))
-    add("-n", "-p", "--ranks", type=int, default=5, metavar="N", help=f"2 to {MOST} (default: 5)")
-    add("--collective", metavar="NAME", help="default: all_reduce, or the first that it is an algorithm of")
+    add("-n", "-p", "--ranks", type=int, default=5, metavar="N", help=f"2 to {MAX_RANKS} (default: 5)")
+    add("--collective", metavar="NAME", help="default: all_reduce, else the first collective of the algorithm")
     add("-o", "--output", type=Path, required=True, metavar="PICTURE", help=".png, .svg or .pdf")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Draw what the command line asks for."""
+    """Draw the schedule that the command line selects."""
     name, collective, size = arguments.algorithm, arguments.collective, arguments.ranks
     served = [each for each in ALGORITHMS if name in ALGORITHMS[each]]
     if collective is None:
         collective = "all_reduce" if "all_reduce" in served else served[0]
     if collective not in served:
-        raise ArgumentError(f"there is no {name} {collective}; {name} does: {', '.join(served)}")
-    if not 2 <= size <= MOST:
-        raise ArgumentError(f"-n: expected 2 to {MOST} ranks, got {size}")
+        raise ArgumentError(f"there is no {name} {collective}; {name} implements: {', '.join(served)}")
+    if not 2 <= size <= MAX_RANKS:
+        raise ArgumentError(f"-n: expected 2 to {MAX_RANKS} ranks, got {size}")
     draw(ALGORITHMS[collective][name], size, arguments.output)
     return 0
 
@@ -45,12 +54,12 @@ def names() -> list[str]:
 
 
 def draw(algorithm: Algorithm, size: int, output: Path) -> None:
-    found = arrows(algorithm, size)
+    found = block_transfers(algorithm, size)
     rows = [list(group) for _, group in groupby(found, key=lambda arrow: arrow.wave)]
-    tops = [*accumulate((height(ways(row, size)) for row in rows), initial=0.0)]
+    tops = [*accumulate((height(offsets(row, size)) for row in rows), initial=0.0)]
     blocks = 1 + max((block for arrow in found for block in arrow.blocks), default=-1)
 
-    # In inches: a row of what goes one rank on, from rank to rank, and what is written around.
+    # In inches: height of a row with arrows to the next rank, distance of ranks, and margins.
     line, column, left, above, below = 0.6, 1.0, 0.6, 1.45, 0.6
     wide, high = max(left + column * (size + 0.2), 5.0), above + line * tops[-1] + below
     words = algorithm.title, facts(algorithm, size, len(rows)), legend(algorithm, found, blocks)
@@ -70,7 +79,7 @@ def draw(algorithm: Algorithm, size: int, output: Path) -> None:
 
 
 def sheet(wide: float, high: float, title: str, facts: str, legend: str) -> Any:
-    """Return a figure of so many inches with what is written on it: two lines above, one below."""
+    """Return a figure of this size in inches, with two lines of text above and one below."""
     try:
         from matplotlib import figure as figures
     except ImportError:
@@ -85,19 +94,19 @@ def sheet(wide: float, high: float, title: str, facts: str, legend: str) -> Any:
 def save(figure: Any, output: Path) -> None:
     try:
         figure.savefig(output, dpi=150)
-    except ValueError as error:  # an unknown kind of picture
+    except ValueError as error:  # unknown image format
         raise ArgumentError(f"{output}: {error}") from None
 
 
-def draw_row(axes: Any, row: list[Arrow], begin: float, end: float, size: int, blocks: int) -> None:
-    for arrow, way in zip(row, ways(row, size), strict=True):
+def draw_row(axes: Any, row: list[BlockTransfer], begin: float, end: float, size: int, blocks: int) -> None:
+    for arrow, offset in zip(row, offsets(row, size), strict=True):
         color = COLORS[arrow.blocks[0] % len(COLORS)] if len(arrow.blocks) == 1 < blocks else SLATE
         style = {"arrowstyle": "-|>", "color": color, "linewidth": 1.5, "mutation_scale": 11, "shrinkA": 0}
         style["shrinkB"] = 6 if arrow.reduced else 1
-        # One that leaves at an edge comes back at the other.
-        for start in {arrow.sender, arrow.receiver - way}:
+        # An arrow that leaves at one edge enters at the other.
+        for start in {arrow.sender, arrow.receiver - offset}:
             line = axes.annotate(
-                "", (start + way, end), (start, begin), arrowprops=style, annotation_clip=False, zorder=2
+                "", (start + offset, end), (start, begin), arrowprops=style, annotation_clip=False, zorder=2
             )
             line.arrow_patch.set_clip_path(axes.patch)
         axes.plot(arrow.sender, begin, "o", markersize=3.5, color=color, zorder=3)
@@ -105,28 +114,28 @@ def draw_row(axes: Any, row: list[Arrow], begin: float, end: float, size: int, b
             axes.plot(arrow.receiver, end, "o", markersize=10, color="white", markeredgecolor=color, zorder=3)
             axes.plot(arrow.receiver, end, "+", markersize=6, color=color, zorder=4)
         if arrow.blocks:
-            near = NEAR / abs(way)
-            place = arrow.sender + way * near, begin + (end - begin) * near
-            words = axes.text(*place, label(arrow.blocks, blocks), color="white", ha="center", va="center", zorder=5)
+            near = LABEL_AT / abs(offset)
+            place = arrow.sender + offset * near, begin + (end - begin) * near
+            text = axes.text(*place, label(arrow.blocks, blocks), color="white", ha="center", va="center", zorder=5)
             box = {"boxstyle": "round,pad=0.22", "facecolor": color, "edgecolor": "white", "linewidth": 0.8}
-            words.set(fontsize=8, bbox=box)
+            text.set(fontsize=8, bbox=box)
 
 
-def ways(row: list[Arrow], size: int) -> list[int]:
+def offsets(row: list[BlockTransfer], size: int) -> list[int]:
     """Return how far each arrow goes to the right.
 
     Where every rank sends as far around, the ranks are a circle that is cut open: it goes the shorter way.
     """
     straight = [arrow.receiver - arrow.sender for arrow in row]
-    around = {way % size for way in straight}
+    around = {offset % size for offset in straight}
     if len(around) > 1 or len(row) < size or 2 * max(around) == size:
         return straight
-    return [way if 2 * way < size else way - size for way in around] * size
+    return [offset if 2 * offset < size else offset - size for offset in around] * size
 
 
-def height(ways: list[int]) -> float:
-    """Return the height of a row: more where long arrows cross."""
-    return 1 + 0.4 * min(2, log2(max(map(abs, ways))))
+def height(offsets: list[int]) -> float:
+    """Return the height of a row: more if long arrows cross."""
+    return 1 + 0.4 * min(2, log2(max(map(abs, offsets))))
 
 
 def facts(algorithm: Algorithm, size: int, steps: int) -> str:
@@ -135,17 +144,17 @@ def facts(algorithm: Algorithm, size: int, steps: int) -> str:
     return f"{size} ranks, {steps} steps{sent}"
 
 
-def legend(algorithm: Algorithm, found: list[Arrow], blocks: int) -> str:
+def legend(algorithm: Algorithm, found: list[BlockTransfer], blocks: int) -> str:
     labels = {label(arrow.blocks, blocks) for arrow in found}
     whose = "the ranks that blocks are for" if algorithm.collective == "all_to_all" else "blocks of the array"
     words = [f"numbers: {whose}"] * any(text[:1].isdigit() for text in labels)
-    words += ["× so many blocks"] * any(text.startswith("×") for text in labels)
-    words += ["\N{CIRCLED PLUS} is combined with what is there"] * any(arrow.reduced for arrow in found)
+    words += ["×: number of blocks"] * any(text.startswith("×") for text in labels)
+    words += ["\N{CIRCLED PLUS} reduced into the receiver's data"] * any(arrow.reduced for arrow in found)
     return "      ".join(words)
 
 
 def label(moved: tuple[int, ...], blocks: int) -> str:
-    """Return 3, 3–5, 1,3 or all; ×4 where to name the four would be too long."""
+    """Return 3, 3–5, 1,3 or all; ×4 if the list of the four would be too long."""
     if len(moved) == blocks:
         return "all"
     words = ",".join(f"{run[0]}" if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs(moved))

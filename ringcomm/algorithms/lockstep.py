@@ -1,113 +1,110 @@
-"""The schedules of all ranks, carried out together in one thread, over whatever stands for elements.
+"""Execute the schedules of all ranks in one thread, over any kind of elements.
 
-There is no buffering: a send and its receive begin when both ranks are there, and end together. What ends here ends on
-any transport.
+Nothing is buffered: a send and its receive begin when both ranks are ready, and end together. A schedule that ends here
+ends on every transport.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ringcomm.algorithms.schedule import NOBODY, NOTHING, OUT, Block, Copy, Exchange, Lengths, Schedule
+from ringcomm.algorithms.schedule import EMPTY, NO_PEER, OUT, Block, Copy, Exchange, Lengths, Schedule
+from ringcomm.types import COLLECTIVES
 
-__all__ = ["Cells", "Memory", "Places", "Progress", "carry_out", "places"]
+__all__ = ["CallLayout", "Elements", "Progress", "RankMemory", "call_layout", "execute"]
 
-Cells = Any  # a list, or a NumPy array: it has slices, and these can be assigned to
+Elements = Any  # a list or a NumPy array: supports slices and slice assignment
 
 
-class Places(NamedTuple):
-    """The arrays of a call on one rank: IN has `given` elements, and OUT `wanted`.
+class CallLayout(NamedTuple):
+    """The arrays of a call on one rank.
 
-    The rank's own elements begin at `source` in IN and at `target` in OUT; where the call is in place, the two arrays
-    overlap so that these are the same place. `stays` of them lie in OUT from the start.
+    The rank's own elements begin at `source` in IN and at `target` in OUT. In place, the arrays overlap so that both
+    are the same memory. OUT holds the first `preset` of them from the start.
     """
 
-    given: int
-    wanted: int
+    in_length: int
+    out_length: int
     source: int
     target: int
-    stays: int
+    preset: int
 
 
-def places(collective: str, rank: int, lengths: Lengths, root: int) -> Places:
-    """Return what `record` says in words."""
-    rows, come, whole = lengths.rows, lengths.come, lengths.total
-    mine, before = (rows[rank], sum(rows[:rank])) if rows else (0, 0)
-    is_root = rank == root
-    match collective:
-        case "all_reduce":
-            return Places(whole, whole, 0, 0, whole)
-        case "broadcast":
-            return Places(whole * is_root, whole, 0, 0, whole * is_root)
-        case "reduce":
-            return Places(whole, whole * is_root, 0, 0, 0)
-        case "all_gather":
-            return Places(mine, whole, 0, before, mine)
-        case "gather":
-            return Places(mine, whole * is_root, 0, before, mine * is_root)
-        case "scatter":
-            return Places(whole * is_root, mine, before, 0, mine * is_root)
-        case "reduce_scatter":
-            return Places(whole, mine, before, 0, 0)
-        case "all_to_all":
-            return Places(whole, sum(come or rows), before, sum((come or rows)[:rank]), mine)
-    return Places(0, 0, 0, 0, 0)
+def call_layout(collective: str, rank: int, lengths: Lengths, root: int) -> CallLayout:
+    """Return the layout that the docstring of `record` describes."""
+    row = COLLECTIVES[collective]
+    counts, received = lengths.counts, lengths.recv_counts or lengths.counts
+    mine, before = (counts[rank], sum(counts[:rank])) if counts else (0, 0)
+    gives, gets = (by == "ALL" or rank == root for by in (row.given_by, row.got_by))
+    sizes = {"NOTHING": 0, "ARRAY": lengths.total, "BLOCK": mine, "BLOCKS": lengths.total}
+    in_length = sizes[row.given] * gives
+    out_length = (sum(received) if row.got == "BLOCKS" else sizes[row.got]) * gets
+    source = before if row.given == "BLOCKS" else 0
+    target = sum(received[:rank]) if row.got == "BLOCKS" else 0
+    if row.given == "ARRAY":  # a sum begins in OUT if every rank gets it
+        return CallLayout(in_length, out_length, source, target, in_length if row.got_by == "ALL" else 0)
+    return CallLayout(in_length, out_length, source, target, 0 if row.reduces else mine * gives * gets)
 
 
-class Memory:
-    """The memory of one rank in a call: ranges of `cells`, which `fresh` makes and `given` fills."""
+class RankMemory:
+    """IN, OUT and SCRATCH of one rank in a call: ranges of one array, which `allocate` returns."""
 
     def __init__(
-        self, places: Places, scratch: int, given: Cells, fresh: Callable[[int], Cells], in_place: bool = False
+        self,
+        layout: CallLayout,
+        scratch: int,
+        data: Elements,
+        allocate: Callable[[int], Elements],
+        in_place: bool = False,
     ) -> None:
-        distance = places.source - places.target if in_place else places.given
+        in_length, out_length, source, target, preset = layout
+        distance = source - target if in_place else in_length
         first_in, first_out = max(0, -distance), max(0, distance)
-        end = max(first_in + places.given, first_out + places.wanted)
+        end = max(first_in + in_length, first_out + out_length)
         self.begins = first_in, first_out, end  # of IN, OUT and SCRATCH
-        self.sizes = places.given, places.wanted, scratch
-        self.cells = fresh(end + scratch)
-        self.cells[first_in : first_in + places.given] = given
-        own = given[places.source : places.source + places.stays]
-        self.cells[first_out + places.target : first_out + places.target + places.stays] = own
+        self.sizes = in_length, out_length, scratch
+        self.elements = allocate(end + scratch)
+        self.elements[first_in : first_in + in_length] = data
+        self.elements[first_out + target : first_out + target + preset] = data[source : source + preset]
 
-    def result(self) -> Cells:
-        """Return what lies in OUT."""
-        return self.cells[self.begins[OUT] : self.begins[OUT] + self.sizes[OUT]]
+    def result(self) -> Elements:
+        """Return OUT."""
+        return self.elements[self.begins[OUT] : self.begins[OUT] + self.sizes[OUT]]
 
-    def read(self, block: Block) -> Cells:
+    def read(self, block: Block) -> Elements:
         memory, begin, end = block
         first = self.begins[memory]
-        return self.cells[first + begin : first + end]
+        return self.elements[first + begin : first + end]
 
-    def write(self, block: Block, values: Cells) -> None:
+    def write(self, block: Block, values: Elements) -> None:
         memory, begin, end = block
         first = self.begins[memory]
-        self.cells[first + begin : first + end] = values
+        self.elements[first + begin : first + end] = values
 
 
 class Progress(NamedTuple):
-    """How it went: the exchanges that followed on each other, and for each rank a mask of those it has heard from."""
+    """The longest chain of dependent exchanges, and for each rank a mask of the ranks it depends on."""
 
     steps: int
-    heard: list[int]
+    heard_from: list[int]
 
 
-def carry_out(
-    schedules: Sequence[Schedule], memories: Sequence[Memory], combine: Callable[[Cells, Cells], Cells]
+def execute(
+    schedules: Sequence[Schedule], memories: Sequence[RankMemory], combine: Callable[[Elements, Elements], Elements]
 ) -> Progress:
-    """Carry out the schedules of all ranks; raise AssertionError where they do not fit together."""
+    """Execute the schedules of all ranks; raise AssertionError if they do not match."""
     ranks = range(len(schedules))
     todo = [enumerate(schedule.steps) for schedule in schedules]
-    number, current = [0 for _ in ranks], [Exchange(NOBODY, NOTHING, NOBODY, NOTHING, None) for _ in ranks]
-    sends, receives = [NOBODY for _ in ranks], [NOBODY for _ in ranks]  # what of the current exchange is not done
+    number, current = [0 for _ in ranks], [Exchange(NO_PEER, EMPTY, NO_PEER, EMPTY, None) for _ in ranks]
+    sends, receives = [NO_PEER for _ in ranks], [NO_PEER for _ in ranks]  # the pending halves of the current exchange
     time, began = [0 for _ in ranks], [0 for _ in ranks]  # in exchanges
-    heard, told = [1 << rank for rank in ranks], [0 for _ in ranks]
+    heard_from, at_begin = [1 << rank for rank in ranks], [0 for _ in ranks]
 
-    def meet(sender: int, receiver: int) -> None:
+    def transfer(sender: int, receiver: int) -> None:
         outgoing = current[sender].outgoing
         _, _, _, incoming, operand = current[receiver]
         try:
             if outgoing[2] - outgoing[1] != incoming[2] - incoming[1]:
-                raise AssertionError(f"{outgoing.length} elements are sent, {incoming.length} are expected")
+                raise AssertionError(f"{outgoing.length} elements are sent, {incoming.length} expected")
             values = memories[sender].read(outgoing)
             if operand is not None:
                 mine = memories[receiver].read(operand)
@@ -115,8 +112,8 @@ def carry_out(
             memories[receiver].write(incoming, values)
         except AssertionError as error:
             raise AssertionError(f"from {where(sender)} to {where(receiver)}: {error}") from None
-        sends[sender] = receives[receiver] = NOBODY
-        heard[receiver] |= told[sender]
+        sends[sender] = receives[receiver] = NO_PEER
+        heard_from[receiver] |= at_begin[sender]
         ends = 1 + (began[sender] if began[sender] > began[receiver] else began[receiver])
         if time[sender] < ends:
             time[sender] = ends
@@ -124,7 +121,7 @@ def carry_out(
             time[receiver] = ends
 
     def advance(rank: int) -> None:
-        """Go on as far as this rank can without its peers, and note those that can go on after that."""
+        """Run this rank until it must wait for a peer; append the peers that can then continue to `ready`."""
         for position, step in todo[rank]:
             number[rank] = position
             if isinstance(step, Copy):
@@ -134,18 +131,18 @@ def carry_out(
                     raise AssertionError(f"in {where(rank)}: {error}") from None
                 continue
             current[rank] = step
-            began[rank], told[rank] = time[rank], heard[rank]
+            began[rank], at_begin[rank] = time[rank], heard_from[rank]
             dest, source = step.dest, step.source
             sends[rank], receives[rank] = dest, source
-            if dest != NOBODY and receives[dest] == rank:
-                meet(rank, dest)
-                if sends[dest] == NOBODY:
+            if dest != NO_PEER and receives[dest] == rank:
+                transfer(rank, dest)
+                if sends[dest] == NO_PEER:
                     ready.append(dest)
-            if source != NOBODY and sends[source] == rank:
-                meet(source, rank)
-                if receives[source] == NOBODY:
+            if source != NO_PEER and sends[source] == rank:
+                transfer(source, rank)
+                if receives[source] == NO_PEER:
                     ready.append(source)
-            if sends[rank] != NOBODY or receives[rank] != NOBODY:
+            if sends[rank] != NO_PEER or receives[rank] != NO_PEER:
                 return
 
     def where(rank: int) -> str:
@@ -154,8 +151,8 @@ def carry_out(
     ready = [*ranks]
     while ready:
         advance(ready.pop())
-    waits = [f"{where(rank)} sends to {peer}" for rank, peer in enumerate(sends) if peer != NOBODY]
-    waits += [f"{where(rank)} receives from {peer}" for rank, peer in enumerate(receives) if peer != NOBODY]
+    waits = [f"{where(rank)} sends to {peer}" for rank, peer in enumerate(sends) if peer != NO_PEER]
+    waits += [f"{where(rank)} receives from {peer}" for rank, peer in enumerate(receives) if peer != NO_PEER]
     if waits:
         raise AssertionError("deadlock: " + ", ".join(waits[:4]) + (" …" if len(waits) > 4 else ""))
-    return Progress(max(time), heard)
+    return Progress(max(time), heard_from)

@@ -1,4 +1,4 @@
-"""Pairwise exchange: in step d every rank sends to the one d on, and receives from the one d back."""
+"""Pairwise exchange: in step d each rank sends to the rank d ahead and receives from the rank d behind."""
 
 from ringcomm.algorithms.schedule import Block, Port, algorithm
 
@@ -7,9 +7,10 @@ __all__ = ["all_to_all"]
 
 @algorithm("pairwise", "all_to_all", steps="n - 1", sent="S - S / n", in_place=False)
 def all_to_all(port: Port, blocks: list[Block], out: list[Block]) -> None:
-    """Every block goes straight to where it belongs.
+    """Each block goes directly to its destination.
 
-    On 5 ranks, rank 0 sends to 1, 2, 3, 4, and receives from 4, 3, 2, 1. Nothing is sent twice, so for long blocks.
+    On 5 ranks, rank 0 sends to 1, 2, 3, 4, and receives from 4, 3, 2, 1. Nothing is sent twice: best for long blocks.
+    Not in place.
     """
     n, rank = port.size, port.rank
     for d in range(1, n):

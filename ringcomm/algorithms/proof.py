@@ -1,30 +1,28 @@
-"""An algorithm is proved from its recordings alone, without peers and without data.
+"""Prove an algorithm by executing the schedules of all ranks on symbols.
 
-In place of each element stands a number that says which one it is and whose: its index, then a bit for each rank whose
-contribution it holds. The schedules of all ranks are carried out on these.
+A symbol is a number that identifies an element and its contributions: its index, then one bit per contributing rank.
 """
 
 from collections.abc import Iterator
 
-from ringcomm.algorithms.lockstep import Cells, Memory, carry_out, places
+from ringcomm.algorithms.lockstep import Elements, RankMemory, call_layout, execute
 from ringcomm.algorithms.schedule import IN, Algorithm, Block, Copy, Lengths, Schedule, Step, even, record
 from ringcomm.types import ROOTED, WHOLE
 
 __all__ = ["prove"]
 
-SIZES = range(2, 65)  # one rank alone asks no algorithm
-SMALL = 9  # up to so many ranks every root is tried, and blocks of many lengths
+SIZES = range(2, 65)  # one rank alone needs no algorithm
+SMALL = 9  # up to this many ranks, try every root and many block lengths
 NAMES = ("IN", "OUT", "SCRATCH")
 
 
 def prove(algorithm: Algorithm) -> None:
-    """Raise AssertionError, saying which rank does what wrong in which step, unless for 2 to 64 ranks
+    """Check an algorithm on 2 to 64 ranks; raise AssertionError with the rank and the step unless
 
-    - every send meets a receive of the same size, and nobody waits for ever, where nothing is buffered;
-    - nothing is read that was not written, nothing written that is not the rank's to write, and nothing sent while
-      something else comes into the same place;
-    - every element arrives wherever it belongs, and is added exactly once;
-    - steps, elements sent and scratch memory are what is declared.
+    - every send matches a receive of the same length, without deadlock even if nothing is buffered;
+    - no rank reads memory before it is written, writes its input, or receives into a block that it is sending;
+    - every element arrives at its destination, and every contribution is reduced exactly once;
+    - steps, elements sent and scratch memory equal the declared formulas.
     """
     for size in SIZES:
         roots = range(size) if size <= SMALL else (0, size - 1)
@@ -39,21 +37,21 @@ def prove(algorithm: Algorithm) -> None:
 
 
 class _Call:
-    """A call of all ranks with blocks of these lengths, and what each rank does in it."""
+    """A collective call with blocks of these lengths, and the schedule of each rank."""
 
     def __init__(self, algorithm: Algorithm, rows: tuple[int, ...], root: int, in_place: bool = False) -> None:
-        self.algorithm, self.rows, self.root, self.in_place = algorithm, rows, root, in_place
+        self.algorithm, self.counts, self.root, self.in_place = algorithm, rows, root, in_place
         self.lengths = _lengths(algorithm.collective, rows)
         self.schedules = [record(algorithm, rank, len(rows), mine, root) for rank, mine in enumerate(self.lengths)]
 
     def __str__(self) -> str:
         root = f", root {self.root}" if self.algorithm.collective in ROOTED else ""
         in_place = ", in place" if self.in_place else ""
-        return f"{self.algorithm.title}, {len(self.rows)} ranks with {self.rows}{root}{in_place}"
+        return f"{self.algorithm.title}, {len(self.counts)} ranks with {self.counts}{root}{in_place}"
 
 
 def _lengths(collective: str, rows: tuple[int, ...]) -> list[Lengths]:
-    """Return the lengths for each rank. For all_to_all every rank has its blocks in another order."""
+    """Return the lengths of each rank. In an all_to_all each rank has the blocks in another order."""
     size = len(rows)
     match collective:
         case "barrier":
@@ -65,7 +63,7 @@ def _lengths(collective: str, rows: tuple[int, ...]) -> list[Lengths]:
 
 
 def _calls(algorithm: Algorithm, size: int) -> Iterator[tuple[tuple[int, ...], bool]]:
-    """Yield the lengths of blocks to call with, and whether in place."""
+    """Yield the block lengths to test, and whether in place."""
     patterns = [(1,) * size]
     if size <= SMALL:
         patterns += [(0,) * size, (3,) * size]
@@ -81,7 +79,7 @@ def _calls(algorithm: Algorithm, size: int) -> Iterator[tuple[tuple[int, ...], b
 
 
 def _prove_costs(algorithm: Algorithm, size: int, root: int) -> None:
-    """Compare what is sent, and what memory is needed, with the formulas."""
+    """Compare the elements sent and the scratch memory with the formulas."""
     block = 1 << size.bit_length() - 1 if "/ p" in algorithm.sent else 1  # so that everything divides evenly
     schedules = _Call(algorithm, (block,) * size, root).schedules
     sent = max(sum(step.outgoing.length for step in each.steps if not isinstance(step, Copy)) for each in schedules)
@@ -93,68 +91,68 @@ def _compare(algorithm: Algorithm, name: str, found: int, size: int, elements: i
     formula = getattr(algorithm, name)
     if found != formula(size, elements):
         raise AssertionError(
-            f"{algorithm.title}, {size} ranks, {elements} elements: {name} is {found}, and not "
+            f"{algorithm.title}, {size} ranks, {elements} elements: {name} is {found}, declared is "
             f"{formula} = {formula(size, elements):g}"
         )
 
 
 def _prove_call(call: _Call) -> None:
-    """Carry the call out, and look at what each rank has in the end."""
-    size = len(call.rows)
-    memories = [_Symbols(call, rank, schedule) for rank, schedule in enumerate(call.schedules)]
-    steps, heard = carry_out(call.schedules, memories, memories[0].add)
+    """Execute the call, and check the output of each rank."""
+    size = len(call.counts)
+    memories = [_SymbolicMemory(call, rank, schedule) for rank, schedule in enumerate(call.schedules)]
+    steps, heard_from = execute(call.schedules, memories, memories[0].add)
     for rank, memory in enumerate(memories):
         found, wanted = memory.result(), _wanted(call, rank)
         if found != wanted:
-            place, (got, right) = next(
+            index, (got, right) = next(
                 (i, pair) for i, pair in enumerate(zip(found, wanted, strict=True)) if pair[0] != pair[1]
             )
-            text = f"rank {rank} ends with {memory.words(got)} in OUT[{place}], not with {memory.words(right)}"
+            text = f"rank {rank} ends with {memory.describe(got)} in OUT[{index}], expected {memory.describe(right)}"
             raise AssertionError(text)
-        if call.algorithm.collective == "barrier" and heard[rank] != memory.everyone:
-            missing = [other for other in range(size) if not heard[rank] >> other & 1]
-            raise AssertionError(f"rank {rank} goes on without having heard from {missing}")
-    _compare(call.algorithm, "steps", steps, size, sum(call.rows))
+        if call.algorithm.collective == "barrier" and heard_from[rank] != memory.everyone:
+            missing = [other for other in range(size) if not heard_from[rank] >> other & 1]
+            raise AssertionError(f"rank {rank} leaves without a signal from {missing}")
+    _compare(call.algorithm, "steps", steps, size, sum(call.counts))
 
 
 def _wanted(call: _Call, rank: int) -> list[int]:
-    """Return what must lie in OUT."""
-    collective, size, root = call.algorithm.collective, len(call.rows), call.root
+    """Return the expected OUT."""
+    collective, size, root = call.algorithm.collective, len(call.counts), call.root
     if collective == "barrier" or (collective in ("reduce", "gather") and rank != root):
         return []
-    rows, come = call.lengths[rank]
-    own = sum(rows[:rank]), rows[rank]  # where the block of this rank begins, and its length
+    counts, received = call.lengths[rank]
+    own = sum(counts[:rank]), counts[rank]  # begin and length of this rank's block
     match collective:
         case "all_reduce" | "reduce":
-            pieces = [((1 << size) - 1, 0, sum(rows))]
+            pieces = [((1 << size) - 1, 0, sum(counts))]
         case "reduce_scatter":
             pieces = [((1 << size) - 1, *own)]
         case "broadcast":
-            pieces = [(1 << root, 0, sum(rows))]
+            pieces = [(1 << root, 0, sum(counts))]
         case "scatter":
             pieces = [(1 << root, *own)]
         case "gather" | "all_gather":
-            pieces = [(1 << source, 0, length) for source, length in enumerate(rows)]
+            pieces = [(1 << source, 0, length) for source, length in enumerate(counts)]
         case "all_to_all":
-            begins = [sum(each.rows[:rank]) for each in call.lengths]
-            pieces = [(1 << source, begins[source], length) for source, length in enumerate(come)]
+            begins = [sum(each.counts[:rank]) for each in call.lengths]
+            pieces = [(1 << source, begins[source], length) for source, length in enumerate(received)]
     return [symbol for piece in pieces for symbol in _symbols(size, *piece)]
 
 
 def _symbols(size: int, ranks: int, begin: int, length: int) -> range:
-    """Return what stands for elements from `begin` on, with what these ranks have contributed."""
+    """Return the symbols of elements from `begin` on, with the contributions of these ranks (a mask)."""
     return range(begin << size | ranks, (begin + length) << size | ranks, 1 << size)
 
 
-class _Symbols(Memory):
-    """Memory of numbers that say what they are; None is what nobody has written."""
+class _SymbolicMemory(RankMemory):
+    """Memory of symbols; None has not been written."""
 
     def __init__(self, call: _Call, rank: int, schedule: Schedule) -> None:
-        self.rank, self.size = rank, len(call.rows)
+        self.rank, self.size = rank, len(call.counts)
         self.everyone = (1 << self.size) - 1
-        here = places(call.algorithm.collective, rank, call.lengths[rank], call.root)
-        given = [*_symbols(self.size, 1 << rank, 0, here.given)]
-        super().__init__(here, schedule.scratch, given, lambda count: [None] * count, call.in_place)
+        layout = call_layout(call.algorithm.collective, rank, call.lengths[rank], call.root)
+        data = [*_symbols(self.size, 1 << rank, 0, layout.in_length)]
+        super().__init__(layout, schedule.scratch, data, lambda count: [None] * count, call.in_place)
         for number, step in enumerate(schedule.steps):
             try:
                 self._check(step)
@@ -162,22 +160,22 @@ class _Symbols(Memory):
                 raise AssertionError(f"rank {rank} (step {number}): {error}") from None
 
     def _check(self, step: Step) -> None:
-        """Look at whom a step talks to, and at the places that it reads and writes."""
+        """Check the peers of a step, and the memory that it reads and writes."""
         if isinstance(step, Copy):
             read, written, operand = step.source, step.target, None
         else:
             dest, read, source, written, operand = step
             if self.rank in (dest, source):
-                raise AssertionError("it talks to itself")
+                raise AssertionError("exchanges with itself")
         reads, writes = self._range(read), self._range(written)
         if written[0] == IN and writes[0] < writes[1]:
-            raise AssertionError(f"it writes {_name(written)}")
+            raise AssertionError(f"writes {_name(written)}")
         if reads[0] < writes[1] and writes[0] < reads[1]:
-            raise AssertionError(f"it writes {_name(written)} while {_name(read)} is read")
+            raise AssertionError(f"writes {_name(written)} while {_name(read)} is read")
         if operand is not None:
             adds = self._range(operand)
             if adds != writes and adds[0] < writes[1] and writes[0] < adds[1]:
-                raise AssertionError(f"it writes {_name(written)} while {_name(operand)} is added")
+                raise AssertionError(f"writes {_name(written)} while {_name(operand)} is reduced")
 
     def _range(self, block: Block) -> tuple[int, int]:
         memory, begin, end = block
@@ -186,27 +184,26 @@ class _Symbols(Memory):
         first = self.begins[memory]
         return first + begin, first + end
 
-    def read(self, block: Block) -> Cells:
+    def read(self, block: Block) -> Elements:
         values = super().read(block)
         if None in values:
             raise AssertionError(f"rank {self.rank} reads {_name(block)}, which it has not written")
         return values
 
     def add(self, mine: list[int], others: list[int]) -> list[int]:
-        """Return the sums of elements, which hold what either holds."""
+        """Return the reduced elements: each holds the contributions of both."""
         for one, other in zip(mine, others, strict=True):
             if one ^ other > self.everyone:  # the indices differ
-                raise AssertionError(f"{self.words(other)} is added to {self.words(one)}")
+                raise AssertionError(f"{self.describe(other)} is added to {self.describe(one)}")
             if one & other & self.everyone:
-                raise AssertionError(f"{self.words(other)} is added to {self.words(one)}: some of it twice")
+                raise AssertionError(f"{self.describe(other)} is added to {self.describe(one)}: a contribution twice")
         return [one | other for one, other in zip(mine, others, strict=True)]
 
-    def words(self, cell: int | None) -> str:
-        """Say what an element is."""
-        if cell is None:
+    def describe(self, symbol: int | None) -> str:
+        if symbol is None:
             return "nothing"
-        ranks = [str(rank) for rank in range(self.size) if cell >> rank & 1]
-        return f"element {cell >> self.size} of rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}"
+        ranks = [str(rank) for rank in range(self.size) if symbol >> rank & 1]
+        return f"element {symbol >> self.size} of rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}"
 
 
 def _name(block: Block) -> str:

@@ -1,6 +1,6 @@
-"""Recursive doubling and halving: in round k a rank meets the one whose number differs in bit k.
+"""Recursive doubling and halving: in round k each rank exchanges with the rank whose number differs in bit k.
 
-That needs a power of two ranks. Those beyond it hand their arrays to a neighbour first, and get the result last.
+This needs a power of two ranks. The ranks beyond it first send their arrays to a neighbor, and get the result last.
 
 Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", Int. J. High Performance
 Computing Applications 19 (2005).
@@ -23,16 +23,16 @@ Core = Callable[[Port, Block, int, list[int]], None]
     scratch="S",
 )
 def doubling(port: Port, data: Block) -> None:
-    """Partners exchange whole arrays and both add them; each round doubles the ranks whose arrays are in the sum.
+    """Partners exchange and add whole arrays; each round doubles the number of ranks in each sum.
 
-    On 5 ranks, rank 1 hands over to 0; then 0 ↔ 2 and 3 ↔ 4, then 0 ↔ 3 and 2 ↔ 4; then 0 tells 1. Fewest steps, so for
-    short arrays. Of each pair the share of the lower rank comes first, so that all ranks end with the same bits.
+    On 5 ranks, 1 → 0; then 0 ↔ 2 and 3 ↔ 4, then 0 ↔ 3 and 2 ↔ 4; then 0 → 1. Fewest steps: best for short arrays. Both
+    partners add the lower rank's share first, so all ranks get the same bits.
     """
     _among_power_of_two(port, data, _double)
 
 
 def _double(port: Port, data: Block, me: int, ranks: list[int]) -> None:
-    # What is sent cannot be written over, so the sum moves from one memory to the other and back.
+    # The outgoing block cannot be overwritten, so the sum alternates between two memories.
     now, then = data, port.scratch(data.length)
     distance = 1
     while distance < len(ranks):
@@ -50,11 +50,11 @@ def _double(port: Port, data: Block, me: int, ranks: list[int]) -> None:
     sent="2 * (S - S / p) + S * (p < n)",
 )
 def halving_doubling(port: Port, data: Block) -> None:
-    """Partners halve what they add up until each rank has the sum of one part; then they collect the parts in reverse.
+    """Rabenseifner's algorithm: reduce-scatter by recursive halving, then all-gather by recursive doubling.
 
-    On 5 ranks, rank 1 hands over to 0; then 0 ↔ 3 and 2 ↔ 4 exchange halves, 0 ↔ 2 and 3 ↔ 4 quarters: each has the sum
-    of one. Then 0 ↔ 2 and 3 ↔ 4 exchange these, 0 ↔ 3 and 2 ↔ 4 halves; then 0 tells 1. As few elements as a ring in
-    fewer steps, where the ranks are a power of two. This is Rabenseifner's algorithm.
+    On 5 ranks, 1 → 0; then 0 ↔ 3 and 2 ↔ 4 exchange halves, 0 ↔ 2 and 3 ↔ 4 quarters: each has the sum of one quarter.
+    Then 0 ↔ 2 and 3 ↔ 4 exchange quarters, 0 ↔ 3 and 2 ↔ 4 halves; then 0 → 1. On a power of two ranks it sends as few
+    elements as a ring, in fewer steps.
     """
     _among_power_of_two(port, data, _halve_and_double)
 
@@ -76,9 +76,9 @@ def _halve_and_double(port: Port, data: Block, me: int, ranks: list[int]) -> Non
 
 
 def _among_power_of_two(port: Port, data: Block, core: Core) -> None:
-    """Call `core` on a power of two ranks, with the place of this rank among them; their sum is that of all."""
+    """Call `core` on a power of two ranks, with the index of this rank among them; their sum covers all ranks."""
     n, rank = port.size, port.rank
-    paired = 2 * (n - (1 << n.bit_length() - 1))  # below this, an odd rank leaves its array to the even one before it
+    paired = 2 * (n - (1 << n.bit_length() - 1))  # below this, an odd rank sends its array to the previous rank
     if rank < paired and rank % 2:
         port.send(data, rank - 1)
         port.recv(data, rank - 1)

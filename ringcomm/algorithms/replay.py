@@ -1,11 +1,11 @@
-"""Recorded schedules evaluated in NumPy: the bits that a transport which follows them must end with."""
+"""Evaluate recorded schedules in NumPy: the exact bits that a transport must produce."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ringcomm.algorithms.lockstep import Memory, carry_out, places
+from ringcomm.algorithms.lockstep import RankMemory, call_layout, execute
 from ringcomm.algorithms.schedule import Algorithm, Lengths, even, record
 
 __all__ = ["replay"]
@@ -19,10 +19,10 @@ def replay(
     lengths: Sequence[Lengths] | None = None,
     root: int = 0,
 ) -> list[Any]:
-    """Return what each rank has in the end where it gives `inputs[rank]`, a flat array (empty if it gives nothing).
+    """Return the output of each rank for the inputs `inputs[rank]`, flat arrays (empty for a rank without input).
 
-    What `combine` returns is rounded to the dtype of the arrays, each time. Without `lengths`, one for each rank, the
-    arrays of a gather and all_gather say how long the blocks are, and others divide evenly.
+    Each result of `combine` is rounded to the dtype of the arrays. Without `lengths`, one per rank, the blocks of a
+    gather or all_gather have the lengths of the arrays; other arrays divide evenly.
     """
     size = len(inputs)
     if lengths is None:
@@ -31,13 +31,13 @@ def replay(
         lengths = [Lengths(rows)] * size
     schedules = [record(algorithm, rank, size, lengths[rank], root) for rank in range(size)]
     memories = [
-        Memory(
-            places(algorithm.collective, rank, lengths[rank], root),
+        RankMemory(
+            call_layout(algorithm.collective, rank, lengths[rank], root),
             schedules[rank].scratch,
             array,
             lambda count: np.empty(count, inputs[root].dtype),
         )
         for rank, array in enumerate(inputs)
     ]
-    carry_out(schedules, memories, combine)
+    execute(schedules, memories, combine)
     return [memory.result() for memory in memories]

@@ -1,7 +1,7 @@
-"""The ring: every rank sends to the next one and receives from the one before, in every step.
+"""The ring: in each step, each rank sends to the next rank and receives from the previous one.
 
 Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel Distrib. Comput.
-69 (2009): no algorithm sends less than 2 (n - 1) / n of the array, and a ring keeps every link busy all the time.
+69 (2009): no all_reduce sends less than 2 (n - 1) / n of the array, and a ring keeps all links busy.
 """
 
 from ringcomm.algorithms.schedule import Block, Port, algorithm, even
@@ -17,14 +17,14 @@ __all__ = ["all_gather", "all_reduce", "reduce_scatter"]
     scratch="2 * S / n if n > 2 else 0",
 )
 def reduce_scatter(port: Port, blocks: list[Block], out: Block) -> None:
-    """The sum of a block travels once around the ring, and ends where it belongs; each rank adds its own share to it.
+    """The partial sum of each block travels once around the ring to its destination; each rank adds its share.
 
-    On 5 ranks, block 0 starts on rank 1 and goes 1 → 2 → 3 → 4 → 0; rank 0 adds its own and has the sum of all.
+    On 5 ranks, block 0 goes 1 → 2 → 3 → 4 → 0; rank 0 adds its own share and has the total.
     """
     n, rank = port.size, port.rank
     right, left = (rank + 1) % n, (rank - 1) % n
     longest = max(block.length for block in blocks)
-    # What comes in one step leaves in the next, while something else comes.
+    # A sum received in one step is sent in the next, while another arrives.
     sums = [port.scratch(longest) for _ in range(2)] if n > 2 else []
     outgoing = blocks[left]
     for step in range(n - 1):
@@ -36,7 +36,7 @@ def reduce_scatter(port: Port, blocks: list[Block], out: Block) -> None:
 
 @algorithm("ring", "all_gather", steps="n - 1", sent="S - S / n")
 def all_gather(port: Port, blocks: list[Block]) -> None:
-    """Every block travels around the ring; each rank keeps it and passes it on.
+    """Each block travels around the ring; each rank stores and forwards it.
 
     On 5 ranks, block 0 goes 0 → 1 → 2 → 3 → 4.
     """
@@ -47,13 +47,13 @@ def all_gather(port: Port, blocks: list[Block]) -> None:
 
 @algorithm("ring", "all_reduce", steps="2 * (n - 1)", sent="2 * (S - S / n)")
 def all_reduce(port: Port, data: Block) -> None:
-    """Reduce-scatter, then all-gather; the sums grow in the array itself.
+    """Reduce-scatter, then all-gather, with the sums in the array itself: best for long arrays.
 
-    On 5 ranks, block 0 goes 1 → 2 → 3 → 4 → 0 and grows, then 0 → 1 → 2 → 3 → 4 to be kept.
+    On 5 ranks, block 0 goes 1 → 2 → 3 → 4 → 0 to be reduced, then 0 → 1 → 2 → 3 → 4 to be stored.
     """
     n, rank = port.size, port.rank
     blocks = data.split(even(data.length, n))
     for step in range(n - 1):
         own = blocks[(rank - 2 - step) % n]
         port.exchange(blocks[(rank - 1 - step) % n], (rank + 1) % n, own, (rank - 1) % n, operand=own)
-    all_gather.tell(port, blocks)
+    all_gather.function(port, blocks)

@@ -1,8 +1,7 @@
-"""What an algorithm is: a function that tells a `Port` what one rank does. What it has told is a `Schedule`.
+"""An algorithm is a function that records one rank's steps on a `Port`; the recording is a `Schedule`.
 
-An algorithm looks at ranks and lengths only, never at values. So what a rank does can be written down without the other
-ranks and without data, once for each length: the schedule. It is what is proved (ringcomm.algorithms.proof), priced,
-drawn, and carried out (ringcomm.transports.mpi.lane).
+An algorithm depends on ranks and lengths, never on values. So one rank's schedule can be recorded without its peers and
+without data, once per length. Schedules are proved (ringcomm.algorithms.proof), priced, drawn and executed.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -15,9 +14,9 @@ from typing import NamedTuple
 
 __all__ = [
     "ALGORITHMS",
+    "EMPTY",
     "IN",
-    "NOBODY",
-    "NOTHING",
+    "NO_PEER",
     "OUT",
     "SCRATCH",
     "Algorithm",
@@ -35,8 +34,8 @@ __all__ = [
     "record",
 ]
 
-IN, OUT, SCRATCH = range(3)  # the memory of a call: what is given, what is wanted, and what the algorithm asked for
-NOBODY = -1
+IN, OUT, SCRATCH = range(3)  # the memories of a call: input, output, and what the algorithm has allocated
+NO_PEER = -1
 
 
 class Block(NamedTuple):
@@ -61,15 +60,14 @@ class Block(NamedTuple):
 
 
 def joined(blocks: Sequence[Block]) -> Block:
-    """Return the block that blocks which follow on each other make together."""
+    """Return consecutive blocks as one block."""
     return Block(blocks[0].memory, blocks[0].begin, blocks[-1].end)
 
 
 class Exchange(NamedTuple):
-    """Send and receive at once. Either may be missing: its peer is NOBODY.
+    """Send and receive at the same time. Either may be missing: its peer is NO_PEER.
 
-    With `operand` what comes is combined with that, the share of the lower rank first, and the result is written to
-    `incoming`.
+    With `operand`, the received data are combined with it, the lower rank's share first; `incoming` gets the result.
     """
 
     dest: int
@@ -80,37 +78,37 @@ class Exchange(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """Copy inside a rank."""
+    """A local copy."""
 
     source: Block
     target: Block
 
 
 Step = Exchange | Copy
-NOTHING = Block(SCRATCH, 0, 0)
+EMPTY = Block(SCRATCH, 0, 0)
 
 
 class Schedule(NamedTuple):
-    """What one rank does, step by step, and the elements of scratch memory that it needs for that."""
+    """The steps of one rank, and the elements of scratch memory that they need."""
 
     steps: tuple[Step, ...]
     scratch: int
 
     def without(self, peers: Collection[int]) -> "Schedule":
-        """Return the schedule without what is exchanged with these ranks."""
+        """Return the schedule without the sends to and receives from these ranks."""
         steps: list[Step] = []
         for step in self.steps:
             if isinstance(step, Exchange):
                 if step.dest in peers:
-                    step = step._replace(dest=NOBODY, outgoing=NOTHING)
+                    step = step._replace(dest=NO_PEER, outgoing=EMPTY)
                 if step.source in peers:
-                    step = step._replace(source=NOBODY, incoming=NOTHING, operand=None)
+                    step = step._replace(source=NO_PEER, incoming=EMPTY, operand=None)
             steps.append(step)
         return Schedule(tuple(steps), self.scratch)
 
 
 class Port:
-    """The vocabulary of an algorithm, for one rank. It writes down what it is told."""
+    """Records the steps of an algorithm for one rank."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -118,19 +116,19 @@ class Port:
         self._scratch = 0
 
     def send(self, block: Block, dest: int) -> None:
-        """Send a block. It is there when the receive is."""
-        self._steps.append(Exchange(dest, block, NOBODY, NOTHING, None))
+        """Send a block; the step ends when the peer has received it."""
+        self._steps.append(Exchange(dest, block, NO_PEER, EMPTY, None))
 
     def recv(self, block: Block, source: int, operand: Block | None = None) -> None:
-        """Receive into `block`; with `operand`, that combined with what came. The operand may be the block itself."""
-        self._steps.append(Exchange(NOBODY, NOTHING, source, block, operand))
+        """Receive into `block`, combined with `operand` if given; the operand may be the block itself."""
+        self._steps.append(Exchange(NO_PEER, EMPTY, source, block, operand))
 
     def exchange(self, outgoing: Block, dest: int, incoming: Block, source: int, operand: Block | None = None) -> None:
-        """Send and receive at once. What is sent is read before anything that comes is written over it: never both."""
+        """Send and receive at the same time; `outgoing` and `incoming` must not overlap."""
         self._steps.append(Exchange(dest, outgoing, source, incoming, operand))
 
     def copy(self, source: Block, target: Block) -> None:
-        """Copy inside this rank; nothing where both are the same. Copies that follow on each other become one."""
+        """Copy within this rank. A copy to itself is dropped; consecutive copies are merged."""
         if source == target or source.begin == source.end:
             return
         last = self._steps[-1] if self._steps else None
@@ -140,7 +138,7 @@ class Port:
         self._steps.append(Copy(source, target))
 
     def scratch(self, length: int) -> Block:
-        """Return memory of this call's own."""
+        """Allocate scratch memory."""
         self._scratch += length
         return Block(SCRATCH, self._scratch - length, self._scratch)
 
@@ -153,31 +151,31 @@ def _follows(block: Block, other: Block) -> bool:
 
 
 class Lengths(NamedTuple):
-    """How long the arrays of a call are, in elements.
+    """The lengths of the arrays of a call, in elements.
 
-    `rows` are the lengths of the ranks' blocks; those of an all_reduce, reduce or broadcast are the equal parts of its
-    array. For all_to_all they are those that this rank sends, and `come` those that it receives.
+    `counts` are the lengths of the ranks' blocks (of the array's equal parts in an all_reduce, reduce or broadcast). In
+    an all_to_all they are the lengths that this rank sends, and `recv_counts` those that it receives.
     """
 
-    rows: tuple[int, ...]
-    come: tuple[int, ...] = ()
+    counts: tuple[int, ...]
+    recv_counts: tuple[int, ...] = ()
 
     @property
     def total(self) -> int:
-        return sum(self.rows)
+        return sum(self.counts)
 
 
 def even(count: int, parts: int) -> tuple[int, ...]:
-    """Divide `count` into parts that differ by one at most; the longer ones come first."""
+    """Divide `count` into parts that differ by at most one, longer parts first."""
     share, rest = divmod(count, parts)
     return (share + 1,) * rest + (share,) * (parts - rest)
 
 
 class Formula(str):
-    """A cost as it is read and computed: `Formula("S - S / n")(5, 1000)` is 800.
+    """A cost formula, readable and callable: `Formula("S - S / n")(5, 1000)` is 800.
 
-    n are the ranks, p is the largest power of two within n, and S are the elements of the larger array. bits(n) counts
-    the ones in all the numbers below n, written in binary.
+    n is the number of ranks, p the largest power of two up to n, S the elements of the larger array. bits(n) counts the
+    one bits of all numbers below n.
     """
 
     __slots__ = ()
@@ -199,15 +197,15 @@ def _bits(size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """A function over a port, with what it costs.
+    """A function over a port, with its costs.
 
-    `steps` are the exchanges that follow on each other, until the last rank is done. `sent` and `scratch` are elements,
-    on the rank that has most of them, where the array divides evenly.
+    `steps` is the longest chain of dependent exchanges. `sent` and `scratch` are the elements that a rank sends and
+    allocates at most, if the array divides evenly.
     """
 
     name: str
     collective: str
-    tell: Callable[..., None]
+    function: Callable[..., None]
     steps: Formula
     sent: Formula
     scratch: Formula
@@ -232,54 +230,54 @@ def algorithm(
     equal_blocks: bool = False,
     in_place: bool = True,
 ) -> Callable[[Callable[..., None]], Algorithm]:
-    """Enter a function into ALGORITHMS, with its formulas. Its docstring says what these do not.
+    """Register a function in ALGORITHMS with its cost formulas.
 
-    `equal_blocks`: it needs blocks of one length. `in_place`: input and output may be the same memory.
+    `equal_blocks`: all blocks must have one length. `in_place`: input and output may share memory.
     """
 
-    def enter(tell: Callable[..., None]) -> Algorithm:
+    def register(function: Callable[..., None]) -> Algorithm:
         formulas = Formula(steps), Formula(sent), Formula(scratch)
-        found = Algorithm(name, collective, tell, *formulas, equal_blocks, in_place)
-        named = ALGORITHMS.setdefault(collective, {})
-        assert name not in named, f"two algorithms are called {name}"
-        named[name] = found
-        return found
+        registered = Algorithm(name, collective, function, *formulas, equal_blocks, in_place)
+        names = ALGORITHMS.setdefault(collective, {})
+        assert name not in names, f"duplicate algorithm {name} for {collective}"
+        names[name] = registered
+        return registered
 
-    return enter
+    return register
 
 
 @lru_cache(maxsize=512)
 def record(algorithm: Algorithm, rank: int, size: int, lengths: Lengths, root: int = 0) -> Schedule:
-    """Return what `rank` does, where there are other ranks. IN is what the rank gives, OUT what it gets:
+    """Return the schedule of `rank` among at least two ranks. IN is the input of the rank, OUT its output:
 
-    all_reduce, broadcast: OUT is the array, and what is given lies there already. reduce: both are the whole array, OUT
-    on the root only. gather, all_gather: IN is this rank's block, OUT are all blocks (gather: on the root only), of
-    which the own lies there already. scatter, reduce_scatter: the other way round; the own block of the root of a
-    scatter lies in OUT already. all_to_all: IN are the blocks to send, OUT those that come, of which the own lies there
-    already.
+    all_reduce, broadcast: OUT is the array and holds the input from the start. reduce: both are the whole array, OUT on
+    the root only. gather, all_gather: IN is this rank's block, OUT all blocks (gather: on the root only); OUT holds the
+    own block from the start. scatter, reduce_scatter: IN is all blocks, OUT this rank's; on the root of a scatter OUT
+    holds the own block from the start. all_to_all: IN is the blocks to send, OUT those to receive; OUT holds the own
+    block from the start.
     """
     port = Port(rank, size)
     whole = lengths.total
-    mine = lengths.rows[rank] if lengths.rows else 0
+    mine = lengths.counts[rank] if lengths.counts else 0
     match algorithm.collective:
         case "barrier":
-            algorithm.tell(port)
+            algorithm.function(port)
         case "all_reduce":
-            algorithm.tell(port, Block(OUT, 0, whole))
+            algorithm.function(port, Block(OUT, 0, whole))
         case "broadcast":
-            algorithm.tell(port, Block(OUT, 0, whole), root)
+            algorithm.function(port, Block(OUT, 0, whole), root)
         case "reduce":
-            algorithm.tell(port, Block(IN, 0, whole), Block(OUT, 0, whole), root)
+            algorithm.function(port, Block(IN, 0, whole), Block(OUT, 0, whole), root)
         case "all_gather":
-            algorithm.tell(port, Block(OUT, 0, whole).split(lengths.rows))
+            algorithm.function(port, Block(OUT, 0, whole).split(lengths.counts))
         case "gather":
-            algorithm.tell(port, Block(IN, 0, mine), Block(OUT, 0, whole).split(lengths.rows), root)
+            algorithm.function(port, Block(IN, 0, mine), Block(OUT, 0, whole).split(lengths.counts), root)
         case "scatter":
-            algorithm.tell(port, Block(IN, 0, whole).split(lengths.rows), Block(OUT, 0, mine), root)
+            algorithm.function(port, Block(IN, 0, whole).split(lengths.counts), Block(OUT, 0, mine), root)
         case "reduce_scatter":
-            algorithm.tell(port, Block(IN, 0, whole).split(lengths.rows), Block(OUT, 0, mine))
+            algorithm.function(port, Block(IN, 0, whole).split(lengths.counts), Block(OUT, 0, mine))
         case "all_to_all":
-            come = lengths.come or lengths.rows
-            blocks = Block(IN, 0, whole).split(lengths.rows), Block(OUT, 0, sum(come)).split(come)
-            algorithm.tell(port, *blocks)
+            received = lengths.recv_counts or lengths.counts
+            blocks = Block(IN, 0, whole).split(lengths.counts)
+            algorithm.function(port, blocks, Block(OUT, 0, sum(received)).split(received))
     return port.schedule()

@@ -1,45 +1,45 @@
-"""Which algorithm a call takes: the cheapest by its closed form."""
+"""Select the algorithm of a call: the cheapest by its closed form."""
 
 from functools import lru_cache
 from typing import NamedTuple
 
 from ringcomm.algorithms import pairwise
-from ringcomm.algorithms.cost import CLUSTER, Cluster, Link, bound, closed_form
-from ringcomm.algorithms.rounds import Rounds
+from ringcomm.algorithms.closed_forms import CostTerm
+from ringcomm.algorithms.cost import CLUSTER, Cluster, LinkCost, bound, closed_form
 from ringcomm.algorithms.schedule import ALGORITHMS, Algorithm, Lengths
 from ringcomm.errors import unknown
 
-__all__ = ["MPI", "Choice", "check_name", "hierarchy", "select"]
+__all__ = ["MPI", "AlgorithmSelector", "check_name", "hierarchy", "select"]
 
-MPI = "mpi"  # in place of the name of an algorithm: what MPI itself does
+MPI = "mpi"  # instead of an algorithm name: MPI's own collective
 
 
 def check_name(name: str) -> None:
-    """Refuse what is neither empty, nor MPI, nor the name of an algorithm."""
+    """Raise ArgumentError unless `name` is empty, MPI, or the name of an algorithm."""
     known = [MPI, *sorted({each for named in ALGORITHMS.values() for each in named})]
     if name and name not in known:
         raise unknown("algorithm", name, known)
 
 
-class Choice(NamedTuple):
-    """How a group chooses: by name where there is an algorithm of that name that can do a call, else by price."""
+class AlgorithmSelector(NamedTuple):
+    """Selects by name if an algorithm of that name supports the call, else by cost."""
 
     name: str
     cluster: Cluster
 
-    def sharing(self, lanes: int) -> "Choice":
-        """Return the choice for one of so many groups that use the links at once."""
-        alpha, beta = self.cluster.between
-        return Choice(self.name, self.cluster._replace(between=Link(alpha, beta * lanes)))
+    def sharing(self, groups: int) -> "AlgorithmSelector":
+        """Return the selector of one of `groups` groups that share the links between nodes."""
+        latency, byte_time = self.cluster.inter_node
+        return AlgorithmSelector(self.name, self.cluster._replace(inter_node=LinkCost(latency, byte_time * groups)))
 
     def of(self, collective: str, size: int, lengths: Lengths, item: int) -> Algorithm:
-        """Return the algorithm for a call of `size` ranks; `item` are the bytes of an element.
+        """Return the algorithm for a call of `size` ranks; `item` is the bytes of an element.
 
-        Where `come` is given each rank has lengths of its own: then the choice depends on the collective only.
+        With `recv_counts` the lengths differ between ranks, so the result depends on the collective only.
         """
-        if lengths.come:
+        if lengths.recv_counts:
             return pairwise.all_to_all
-        equal_blocks = len({*lengths.rows}) == 1
+        equal_blocks = len({*lengths.counts}) == 1
         named = ALGORITHMS[collective].get(self.name)
         if named and (equal_blocks or not named.equal_blocks):
             return named
@@ -52,8 +52,8 @@ def select(
 ) -> Algorithm:
     """Return the cheapest algorithm for `elements` of `item` bytes in the larger array, on `size` ranks.
 
-    It looks at nothing but its arguments, so ranks that pass the same ones get the same. Without `equal_blocks` those
-    algorithms are left out that need them.
+    The result depends on the arguments only, so all ranks select the same. Without `equal_blocks`, algorithms that need
+    blocks of one length are excluded.
     """
     found = ALGORITHMS[collective].values()
     fitting = [algorithm for algorithm in found if equal_blocks or not algorithm.equal_blocks]
@@ -61,16 +61,18 @@ def select(
 
 
 def hierarchy(nodes: int, elements: float, item: int, cluster: Cluster) -> float:
-    """Return the seconds of an all_reduce in three: reduce-scatter inside each node; all_reduce between the nodes, in
-    which every rank of a node takes part with its share; all-gather inside.
+    """Return the seconds of a hierarchical all_reduce: reduce-scatter in each node, all_reduce of each share between
+    the nodes, all-gather in each node.
 
-    Inside a node the ranks read each other's memory: one step, in which each takes a share from every other one. One
-    part starts when the one before has ended everywhere.
+    Within a node the ranks read each other's memory: one step, in which each reads a share of every other rank. A stage
+    starts when the previous one has ended on all ranks.
     """
     local = cluster.ranks
     share = elements / local
-    across = cluster._replace(between=cluster.between._replace(beta=cluster.between.beta * local), ranks=1)
+    across = cluster._replace(
+        inter_node=cluster.inter_node._replace(byte_time=cluster.inter_node.byte_time * local), ranks=1
+    )
     rest = elements - share
-    inside = [Rounds(1, rest, local, lanes=0, worked=rest), Rounds(1, rest, local, lanes=0)] if local > 1 else []
+    inside = [CostTerm(1, rest, local, senders=0, work=rest), CostTerm(1, rest, local, senders=0)] if local > 1 else []
     best = select("all_reduce", nodes, share, item, across)
     return bound(inside, local, item, cluster) + closed_form(best, nodes, share, item, across)

@@ -1,7 +1,7 @@
-"""The binomial tree: the ranks are halved, one of each half stands for it, and so on until each stands for itself.
+"""The binomial tree: the ranks are halved recursively, and one rank of each half represents it.
 
-Halves are ranks in a row, whatever the root, so that what a gather or scatter moves for one of them is one block. With
-rank 0 as root and a power of two ranks this is the binomial tree of the textbooks.
+Halves are consecutive ranks, whatever the root, so that a gather or scatter moves one contiguous block per half. With
+root 0 and a power of two ranks it is the textbook binomial tree.
 
 Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice, and experience", Concurrency
 and Computation: Practice and Experience 19 (2007).
@@ -15,7 +15,7 @@ __all__ = ["broadcast", "gather", "reduce", "scatter"]
 
 
 class Branch(NamedTuple):
-    """An edge of the tree: `child` stands for the ranks from `begin` to `end`, and only `parent` talks to it."""
+    """An edge of the tree: `child` represents the ranks from `begin` to `end`."""
 
     parent: int
     child: int
@@ -25,9 +25,9 @@ class Branch(NamedTuple):
 
 @algorithm("tree", "broadcast", steps="ceil(log2(n))", sent="S * ceil(log2(n))")
 def broadcast(port: Port, data: Block, root: int) -> None:
-    """Whoever has the array hands it to one rank of the half that has not.
+    """Each rank that has the array sends it to one rank of the half that has not.
 
-    On 5 ranks, 0 → 3; then 0 → 2 and 3 → 4; then 0 → 1. Fewest steps, so for short arrays.
+    On 5 ranks, 0 → 3; then 0 → 2 and 3 → 4; then 0 → 1. Fewest steps: best for short arrays.
     """
     for branch in _branches(port, root):
         if branch.child == port.rank:
@@ -38,7 +38,7 @@ def broadcast(port: Port, data: Block, root: int) -> None:
 
 @algorithm("tree", "reduce", steps="ceil(log2(n))", sent="S", scratch="S if n > 3 else 0")
 def reduce(port: Port, data: Block, out: Block, root: int) -> None:
-    """The broadcast backwards: a rank adds what its children bring to its own, and hands the sum on.
+    """The reverse of a broadcast: a rank adds the sums of its children to its own array, and sends the total on.
 
     On 5 ranks, 1 → 0; then 2 → 0 and 4 → 3; then 3 → 0.
     """
@@ -56,7 +56,7 @@ def reduce(port: Port, data: Block, out: Block, root: int) -> None:
 
 @algorithm("tree", "gather", steps="ceil(log2(n))", sent="S / n * (n // 2)", scratch="S / n * (n // 2) if n > 3 else 0")
 def gather(port: Port, data: Block, blocks: list[Block], root: int) -> None:
-    """A rank collects the blocks of the ranks that it stands for, and hands them on as one.
+    """A rank collects the blocks of the ranks that it represents, and sends them on as one block.
 
     On 5 ranks, 1 → 0; then 2 → 0 and 4 → 3; then 3 → 0 with blocks 3 and 4.
     """
@@ -74,7 +74,7 @@ def gather(port: Port, data: Block, blocks: list[Block], root: int) -> None:
 
 @algorithm("tree", "scatter", steps="ceil(log2(n))", sent="S - S / n", scratch="S / n * (n // 2) if n > 3 else 0")
 def scatter(port: Port, blocks: list[Block], out: Block, root: int) -> None:
-    """The gather backwards: a rank gets the blocks of the ranks that it stands for, and hands on all but its own.
+    """The reverse of a gather: a rank gets the blocks of the ranks that it represents, and forwards all but its own.
 
     On 5 ranks, 0 → 3 with blocks 3 and 4; then 0 → 2 and 3 → 4; then 0 → 1.
     """
@@ -92,10 +92,10 @@ def scatter(port: Port, blocks: list[Block], out: Block, root: int) -> None:
 
 
 def _branches(port: Port, root: int) -> list[Branch]:
-    """Return the branches that this rank is an end of: that to its parent, then those to its children.
+    """Return the branches of this rank: to its parent, then to its children.
 
-    A parent stays in the larger half, so that every root has the same number of children; the first rank of the other
-    half is its child.
+    The parent is always in the larger half, so that every root has the same number of children; the first rank of the
+    other half is its child.
     """
     branches = []
     begin, end, parent = 0, port.size, root
@@ -115,7 +115,7 @@ def _branches(port: Port, root: int) -> list[Branch]:
 
 
 def _held(port: Port, own: Block, blocks: list[Block], branch: Branch) -> list[Block]:
-    """Return `blocks`, with memory of this rank in place of those that it stands for."""
+    """Return `blocks`, with own memory in place of those of the ranks that this rank represents."""
     lengths = [block.length for block in blocks[branch.begin : branch.end]]
     space = [own] if len(lengths) == 1 else port.scratch(sum(lengths)).split(lengths)
     return [*blocks[: branch.begin], *space, *blocks[branch.end :]]

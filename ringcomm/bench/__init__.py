@@ -1,10 +1,6 @@
-"""Measure the collectives: `ringcomm bench`, in the vocabulary of nccl-tests, side by side with the peers.
+"""`ringcomm bench`: measure collectives beside other libraries, with the terms of nccl-tests.
 
-`peers` says which libraries there are, `job` starts the ranks of one and talks to them, `rounds` lets the libraries
-take turns, `report` prints. The ranks of all of them, ringcomm's too, are the program `rank/`, each in the environment
-of its library. Collectives are called through the public API only.
+`peers` is the table of libraries, `job` starts the ranks of one and sends them requests, `comparison` measures all of
+them in turns, `report` prints. The ranks run the program `rank/`, each in the environment of its library. They call
+collectives through the public API only.
 """
-
-from ringcomm.bench.command import add_arguments, run
-
-__all__ = ["add_arguments", "run"]

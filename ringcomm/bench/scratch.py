@@ -1,4 +1,4 @@
-"""Folders for the files of a job: its log, and where its ranks meet. Those of a bench that was killed are removed."""
+"""Folders for the files of a job: its log and its socket. Folders left by a killed bench are removed."""
 
 import fcntl
 import os
@@ -12,25 +12,25 @@ from pathlib import Path
 __all__ = ["scratch_folder"]
 
 PREFIX = "ringcomm-bench-"
-MARK = ".in-use"  # a file that is locked as long as the bench lives
-FRESH = 60.0  # seconds within which a new one is locked, however slow the machine
+MARK = ".in-use"  # locked as long as the bench runs
+FRESH = 60.0  # seconds in which even a slow machine locks a new folder
 
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Yield a new folder, which is removed in the end."""
-    _remove_those_of_the_dead()
+    """Yield a new folder and remove it at the end."""
+    _remove_stale()
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     try:
         with _locked(folder / MARK, os.O_CREAT):
             yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)  # another bench may be at it
+        shutil.rmtree(folder, ignore_errors=True)  # another bench may be removing it
 
 
-def _remove_those_of_the_dead() -> None:
+def _remove_stale() -> None:
     for mark in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{MARK}"):
-        with suppress(OSError):  # it is in use, or gone
+        with suppress(OSError):  # in use, or removed
             facts = mark.stat()
             if facts.st_uid == os.getuid() and time.time() - facts.st_mtime > FRESH:
                 with _locked(mark):

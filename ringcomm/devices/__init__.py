@@ -1,1 +1,1 @@
-"""Memory that kernels run on: of a GPU, or of the emulated device, which is the CPU in its place."""
+"""Devices that run kernels: a GPU, or the emulated device on the CPU."""

@@ -1,94 +1,100 @@
-"""What the transport asks of a device, and how arrays tell where they are."""
+"""What the transport needs of a device, and the pointer that names an array on one."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-__all__ = ["Device", "Event", "Memory", "Pointer", "Shape"]
+__all__ = ["Device", "Event", "KernelVariant", "Memory", "Pointer", "Shape"]
 
 
 class Shape(NamedTuple):
-    """How large things are in the arena of a rank (kernels/cuda/arena.cuh). All ranks have the same."""
+    """Sizes in the arena of a rank (kernels/cuda/arena.cuh), the same on all ranks."""
 
-    channels: int  # blocks of a launch, at most: all of them run at the same time
+    channels: int  # blocks of a launch, at most: all of them run concurrently
     slots: int
     slot_bytes: int
     stage_bytes: int
     line_bytes: int
 
 
+class KernelVariant(NamedTuple):
+    """A kernel of kernels/cuda/kernels.cuh, compiled for one dtype and operation: their numbers."""
+
+    kernel: int
+    dtype: int
+    op: int
+
+
 class Memory(Protocol):
-    """Memory that lives as long as this."""
+    """Memory that lives as long as this object."""
 
     address: int
 
 
 class Event(Protocol):
-    """A place in a stream: reached when all that was queued before it is done."""
+    """A point in a stream: reached when everything queued before it has ended."""
 
     @property
     def done(self) -> bool: ...
 
 
 class Device(Protocol):
-    """One rank's view of the device that its arrays are on. A stream is a queue of launches."""
+    """One rank's view of the device that holds its arrays. A stream is a queue of launches."""
 
     name: str
     shape: Shape
-    outlives: bool  # whether what others have opened lives on when its owner frees it
-    blocking: bool  # whether programs expect a call to be done when it returns, as with NumPy arrays
+    memory_outlives_owner: bool  # whether memory that peers have opened stays valid when its owner frees it
+    blocking: bool  # whether calls return only when they are done, as with NumPy arrays
 
     def stream(self) -> Any:
-        """Return the stream that is current for the calling thread."""
+        """Return the current stream of the calling thread."""
 
     def new_stream(self) -> Any:
-        """Return one that waits for nothing that a program has queued."""
+        """Return a stream that waits for nothing the program has queued."""
 
     def record(self, stream: Any) -> Event: ...
 
     def wait(self, stream: Any, event: Event) -> None:
-        """Let what is queued on a stream from now on wait for an event, perhaps of another stream."""
+        """Let later launches on a stream wait for an event, also of another stream."""
 
     def capturing(self) -> bool:
-        """Say whether launches on the current stream are only recorded, to be replayed later."""
+        """Return whether launches on the current stream are captured into a graph, to be replayed later."""
 
-    def watch(self) -> None:
-        """Let the calling thread look at events while other threads capture."""
+    def exempt_from_capture(self) -> None:
+        """Let the calling thread query events while other threads capture."""
 
     def allocate(self, size: int, what: str) -> Memory:
-        """Return memory of zeros that other processes can open. Raises MemoryShortage, which says for `what`."""
+        """Return zeroed memory that other processes can open. Raises MemoryShortage, which names `what`."""
+
+    def allocate_pinned(self, size: int) -> Memory:
+        """Return zeroed host memory that kernels access at the same address."""
 
     def export(self, memory: Memory) -> str:
-        """Return what others need to open it."""
+        """Return a handle with which peers open the memory."""
 
-    def open(self, exported: str) -> Memory: ...
-
-    def shared_with_host(self, size: int) -> Memory:
-        """Return zeros in host memory, at the same address for kernels."""
+    def open(self, handle: str) -> Memory: ...
 
     def write(self, memory: Memory, offset: int, data: bytes) -> None:
-        """Write from the host; it is there when this returns."""
+        """Write from the host; return when the data is there."""
 
     def clear(self, memory: Memory, size: int) -> None:
-        """Write zeros; they are there when this returns."""
+        """Write zeros; return when they are there."""
 
     def download(self, address: int, target: Any) -> None:
-        """Copy to a NumPy array, after what is queued on the current stream; it is there when this returns."""
+        """Copy to a NumPy array after everything queued on the current stream; return when the data is there."""
 
     def upload(self, source: Any, address: int) -> None:
-        """Copy from a NumPy array, after what is queued on the current stream; it is there when this returns."""
+        """Copy from a NumPy array after everything queued on the current stream; return when the data is there."""
 
-    def prepare(self, kernel: int, dtype: int, op: int) -> None:
-        """Compile and load a kernel of kernels/cuda/kernels.cuh."""
+    def prepare(self, variant: KernelVariant) -> None:
+        """Compile and load a kernel."""
 
-    def launch(self, kernel: int, dtype: int, op: int, args: Any, blocks: int, stream: Any) -> None:
-        """Queue a prepared kernel; `args` are what rc_cuda_args has written."""
+    def launch(self, variant: KernelVariant, args: Any, blocks: int, stream: Any) -> None:
+        """Queue a prepared kernel with the arguments that rc_cuda_args wrote."""
 
-    def launch_virtual(
-        self, kernel: int, dtype: int, op: int, args: Memory, ranks: int, blocks: int, stream: Any
-    ) -> None:
-        """Queue one launch of a prepared kernel for several ranks, all on this device; `args` holds those of all.
+    def launch_virtual(self, variant: KernelVariant, args: Memory, ranks: int, blocks: int, stream: Any) -> None:
+        """Queue one launch of a prepared kernel for several ranks on this device, whose arguments are contiguous.
 
-        Raises ArgumentError if not all blocks can run at the same time.
+        Raises ArgumentError if not all blocks can run concurrently.
         """
 
     def array(self, memory: Memory, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -97,7 +103,7 @@ class Device(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """Where an array lies on a device."""
+    """The address of an array on a device."""
 
     device: Device
     address: int

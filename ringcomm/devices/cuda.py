@@ -1,7 +1,6 @@
-"""NVIDIA GPUs, through CuPy. docs/performance.md says what of this has run on one.
+"""NVIDIA GPUs, through CuPy. docs/gpu.md lists which parts have run on one.
 
-Everything is done on the device of the array, whichever is current, and on streams that are named: what is current
-belongs to the program.
+Every call names the array's device and a stream; the current device and stream belong to the program.
 """
 
 import ctypes
@@ -17,62 +16,34 @@ import numpy as np
 from cupy.cuda import driver, function, runtime
 
 from ringcomm.devices.compiler import cubin
-from ringcomm.devices.contract import Memory, Shape
+from ringcomm.devices.contract import KernelVariant, Memory, Shape
 from ringcomm.errors import MemoryShortage, refuse
-from ringcomm.native import ffi
 
 __all__ = ["CudaDevice", "device_at", "device_of", "empty"]
 
-runtime.getDeviceCount()  # raises where there is none
+runtime.getDeviceCount()  # raises without a GPU
 
 PORTABLE_AND_MAPPED = 0x03  # of cudaHostAlloc
-LAZY_PEER_ACCESS = runtime.cudaIpcMemLazyEnablePeerAccess
 SUCCESS, NO_MEMORY, NOT_READY, ALREADY_ENABLED, IMPLICIT = 0, 2, 600, 704, 906  # of cudaError_t
 RELAXED = 2  # of CUstreamCaptureMode
-PAGE = 2 << 20  # cudaMalloc hands out parts of such blocks, and a handle opens a whole one
-PROCESS = secrets.token_hex(8)  # a handle opens in other processes only
+PAGE = 2 << 20  # cudaMalloc returns parts of blocks of this size, and an IPC handle opens a whole block
+PROCESS = secrets.token_hex(8)  # an IPC handle opens in other processes only
 
 
-class Allocation:
-    """Memory by plain cudaMalloc, which nothing else shares."""
+class GpuMemory:
+    """Memory that kernels access, with the function that frees it; none for memory of another rank of this process."""
 
-    def __init__(self, size: int) -> None:
-        self.address: int = runtime.malloc(-(-size // PAGE) * PAGE)
-
-    def __del__(self) -> None:
-        _release(runtime.free, self)
-
-
-class Opened:
-    """Memory of another process."""
-
-    def __init__(self, handle: bytes) -> None:
-        self.address: int = runtime.ipcOpenMemHandle(handle, LAZY_PEER_ACCESS)
+    def __init__(self, address: int, free: Any = None) -> None:
+        self.address, self._free = address, free
 
     def __del__(self) -> None:
-        _release(runtime.ipcCloseMemHandle, self)
-
-
-class Here:
-    """Memory of another rank of this process."""
-
-    def __init__(self, address: int) -> None:
-        self.address = address
-
-
-class Pinned:
-    """Host memory that kernels reach at the same address."""
-
-    def __init__(self, size: int) -> None:
-        self.address: int = runtime.hostAlloc(size, PORTABLE_AND_MAPPED)
-        ffi.memmove(ffi.cast("char *", self.address), bytes(size), size)
-
-    def __del__(self) -> None:
-        _release(runtime.freeHost, self)
+        if self._free and not sys.is_finalizing():
+            with suppress(runtime.CUDARuntimeError):  # the context is destroyed or broken
+                self._free(self.address)
 
 
 class CudaEvent:
-    """A place in a stream. CuPy's own takes every failure for "not yet"."""
+    """A point in a stream. CuPy's own event reports every failure as "not done"."""
 
     def __init__(self, stream: Any) -> None:
         self.event = cupy.cuda.Event(block=True, disable_timing=True)
@@ -90,17 +61,17 @@ class CudaDevice:
     """A GPU (ringcomm.devices.contract.Device)."""
 
     shape = Shape(channels=16, slots=8, slot_bytes=512 << 10, stage_bytes=32 << 10, line_bytes=8 << 10)
-    threads = 512  # of a block, at most what entry.cu says
-    outlives = False
+    threads = 512  # of a block, at most the launch bounds of entry.cu
+    memory_outlives_owner = False
     blocking = False
 
     def __init__(self, ordinal: int) -> None:
         self.name = f"cuda:{ordinal}"
         self._device = cupy.cuda.Device(ordinal)
         self._architecture = f"sm_{self._device.compute_capability}"
-        self._own = self.new_stream()
+        self._copies = self.new_stream()
         self._loading = threading.Lock()
-        self._kernels: dict[tuple[int, int, int], Any] = {}
+        self._kernels: dict[KernelVariant, Any] = {}
 
     def stream(self) -> Any:
         return cupy.cuda.get_current_stream(self._device.id)
@@ -121,19 +92,19 @@ class CudaDevice:
         try:
             with self._device:
                 return bool(self.stream().is_capturing())
-        except runtime.CUDARuntimeError as error:  # the default stream may not be asked while another thread captures
+        except runtime.CUDARuntimeError as error:  # the default stream, while another thread captures
             if error.status == IMPLICIT:
                 return True
             raise
 
-    def watch(self) -> None:
+    def exempt_from_capture(self) -> None:
         mode = ctypes.c_int(RELAXED)
         ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
-    def allocate(self, size: int, what: str) -> Allocation:
+    def allocate(self, size: int, what: str) -> GpuMemory:
         try:
             with self._device:
-                memory = Allocation(size)
+                memory = GpuMemory(runtime.malloc(-(-size // PAGE) * PAGE), runtime.free)  # outside CuPy's pool
         except runtime.CUDARuntimeError as error:
             if error.status != NO_MEMORY:
                 raise
@@ -141,39 +112,42 @@ class CudaDevice:
         self.clear(memory, size)
         return memory
 
-    def export(self, memory: Allocation) -> str:
+    def export(self, memory: GpuMemory) -> str:
         with self._device:
             handle = bytes(runtime.ipcGetMemHandle(memory.address)).hex()
         return f"{PROCESS} {self._device.id} {memory.address} {handle}"
 
-    def open(self, exported: str) -> Opened | Here:
-        process, ordinal, address, handle = exported.split()
+    def open(self, handle: str) -> GpuMemory:
+        process, ordinal, address, ipc = handle.split()
         with self._device:
             if process != PROCESS:
-                return Opened(bytes.fromhex(handle))
+                opened = runtime.ipcOpenMemHandle(bytes.fromhex(ipc), runtime.cudaIpcMemLazyEnablePeerAccess)
+                return GpuMemory(opened, runtime.ipcCloseMemHandle)
             if int(ordinal) != self._device.id:
-                self._reach(int(ordinal))
-            return Here(int(address))
+                self._enable_peer_access(int(ordinal))
+            return GpuMemory(int(address))
 
-    def _reach(self, ordinal: int) -> None:
+    def _enable_peer_access(self, ordinal: int) -> None:
         try:
             runtime.deviceEnablePeerAccess(ordinal)
         except runtime.CUDARuntimeError as error:
             if error.status != ALREADY_ENABLED:
                 raise
 
-    def shared_with_host(self, size: int) -> Pinned:
+    def allocate_pinned(self, size: int) -> GpuMemory:
         with self._device:
-            return Pinned(size)
+            memory = GpuMemory(runtime.hostAlloc(size, PORTABLE_AND_MAPPED), runtime.freeHost)
+        ctypes.memset(memory.address, 0, size)
+        return memory
 
-    def write(self, memory: Allocation, offset: int, data: bytes) -> None:
+    def write(self, memory: GpuMemory, offset: int, data: bytes) -> None:
         source = np.frombuffer(data, np.uint8)
-        self._copy(memory.address + offset, source.ctypes.data, len(data), runtime.memcpyHostToDevice, self._own)
+        self._copy(memory.address + offset, source.ctypes.data, len(data), runtime.memcpyHostToDevice, self._copies)
 
-    def clear(self, memory: Allocation, size: int) -> None:
+    def clear(self, memory: GpuMemory, size: int) -> None:
         with self._device:
-            runtime.memsetAsync(memory.address, 0, size, self._own.ptr)
-            self._own.synchronize()
+            runtime.memsetAsync(memory.address, 0, size, self._copies.ptr)
+            self._copies.synchronize()
 
     def download(self, address: int, target: Any) -> None:
         self._copy(target.ctypes.data, address, target.nbytes, runtime.memcpyDeviceToHost, self.stream())
@@ -181,28 +155,26 @@ class CudaDevice:
     def upload(self, source: Any, address: int) -> None:
         self._copy(address, source.ctypes.data, source.nbytes, runtime.memcpyHostToDevice, self.stream())
 
-    def prepare(self, kernel: int, dtype: int, op: int) -> None:
-        if (kernel, dtype, op) in self._kernels:
+    def prepare(self, variant: KernelVariant) -> None:
+        if variant in self._kernels:
             return
         with self._loading, self._device:
             module = function.Module()
-            module.load(cubin(kernel, dtype, op, self._architecture))
+            module.load(cubin(variant, self._architecture))
             functions = module.get_function("ringcomm_kernel"), module.get_function("ringcomm_virtual")
-            self._kernels.setdefault((kernel, dtype, op), functions)
+            self._kernels.setdefault(variant, functions)
 
-    def launch(self, kernel: int, dtype: int, op: int, args: Any, blocks: int, stream: Any) -> None:
-        by_value = args.view(f"V{args.size}")  # a NumPy array of one element is handed over by value
+    def launch(self, variant: KernelVariant, args: Any, blocks: int, stream: Any) -> None:
+        by_value = args.view(f"V{args.size}")  # CuPy passes a NumPy array of one element by value
         with self._device:
-            self._kernels[kernel, dtype, op][0]((blocks,), (self.threads,), (by_value,), stream=stream)
+            self._kernels[variant][0]((blocks,), (self.threads,), (by_value,), stream=stream)
 
-    def launch_virtual(
-        self, kernel: int, dtype: int, op: int, args: Allocation, ranks: int, blocks: int, stream: Any
-    ) -> None:
-        _, code = self._kernels[kernel, dtype, op]
+    def launch_virtual(self, variant: KernelVariant, args: GpuMemory, ranks: int, blocks: int, stream: Any) -> None:
+        _, code = self._kernels[variant]
         with self._device:
             each = driver.occupancyMaxActiveBlocksPerMultiprocessor(code.ptr, self.threads, 0)
             most = each * self._device.attributes["MultiProcessorCount"]
-            if ranks * blocks > most:  # CuPy would launch fewer
+            if ranks * blocks > most:  # CuPy would launch fewer blocks
                 raise refuse("virtual ranks", f"at most {most} blocks in all", f"{ranks} x {blocks}")
             numbers = np.uint64(args.address), np.int32(blocks)
             code((ranks * blocks,), (self.threads,), numbers, stream=stream, enable_cooperative_groups=True)
@@ -219,14 +191,14 @@ class CudaDevice:
 
 
 class TorchDevice(CudaDevice):
-    """The same, where the current stream is that of torch: for tensors."""
+    """The same GPU for tensors: its current stream is torch's."""
 
     def stream(self) -> Any:
         return cupy.cuda.Stream.from_external(TorchStream(sys.modules["torch"].cuda.current_stream(self._device.id)))
 
 
 class TorchStream:
-    """A stream of torch as CuPy wants it told; torch itself does so since 2.10."""
+    """A stream of torch in CuPy's protocol, which torch itself has since 2.10."""
 
     def __init__(self, stream: Any) -> None:
         self._pointer = int(stream.cuda_stream)
@@ -235,27 +207,23 @@ class TorchStream:
         return 0, self._pointer  # the version of the protocol
 
 
-def _release(free: Any, memory: Any) -> None:
-    address, memory.address = getattr(memory, "address", 0), 0
-    if address and not sys.is_finalizing():
-        with suppress(runtime.CUDARuntimeError):  # the context is gone, or broken
-            free(address)
-
-
 @cache
 def device_of(ordinal: int, tensors: bool = False) -> CudaDevice:
-    """Return a GPU, as CuPy's arrays or torch's tensors see it."""
+    """Return a GPU, with the current stream of CuPy or, for tensors, of torch."""
     return (TorchDevice if tensors else CudaDevice)(ordinal)
 
 
 def device_at(address: int) -> CudaDevice:
-    """Return the GPU that memory is on; where there is none, as in an empty array, the current one."""
-    return device_of(runtime.pointerGetAttributes(address).device if address else runtime.getDevice())
+    """Return the GPU of an address; of address 0, as of an empty array, the current one."""
+    return device_of(_ordinal(address))
 
 
 def empty(like: Any, shape: tuple[int, ...]) -> Any:
-    """Return an array of the dtype of another, and on the same GPU."""
-    address = like.__cuda_array_interface__["data"][0]
-    ordinal = runtime.pointerGetAttributes(address).device if address else runtime.getDevice()
-    with cupy.cuda.Device(ordinal):
+    """Return an array with the dtype of another, on the same GPU."""
+    address, _ = like.__cuda_array_interface__["data"]
+    with cupy.cuda.Device(_ordinal(address)):
         return cupy.empty(shape, like.dtype)
+
+
+def _ordinal(address: int) -> int:
+    return int(runtime.pointerGetAttributes(address).device if address else runtime.getDevice())

@@ -1,6 +1,6 @@
 """The emulated device: the CUDA kernels on the CPU, where every thread of every block is a real thread.
 
-It shows that the protocol is right, on any machine. It is slow.
+It tests the protocol on any machine. It is slow.
 """
 
 import ctypes
@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from ringcomm import memory
-from ringcomm.devices.contract import Memory, Shape
+from ringcomm.devices.contract import KernelVariant, Memory, Shape
 from ringcomm.errors import MemoryShortage
+from ringcomm.machine import memory
 from ringcomm.native import check, ffi, lib
 
 __all__ = ["Array", "EmulatedDevice", "array", "device", "empty"]
@@ -25,10 +25,10 @@ log = logging.getLogger("ringcomm")
 
 
 class Array(np.ndarray[Any, Any]):
-    """A NumPy array in the memory of the emulated device, which is that of the host: kernels reach all of it."""
+    """A NumPy array on the emulated device, whose memory is that of the host."""
 
 
-class Mapping:
+class SharedMapping:
     """Memory that other processes can map."""
 
     def __init__(self, descriptor: int, size: int) -> None:
@@ -40,8 +40,8 @@ class Mapping:
         os.close(self.descriptor)
 
 
-class Bytes:
-    """What an array over memory keeps alive."""
+class ArrayBase:
+    """The base of an array over memory, which keeps it alive."""
 
     def __init__(self, memory: Memory, size: int) -> None:
         self.memory = memory
@@ -56,8 +56,8 @@ class HostMemory:
         self.address: int = data.ctypes.data
 
 
-class Event:
-    """A place in a stream."""
+class EmulatedEvent:
+    """A point in a stream."""
 
     def __init__(self) -> None:
         self._reached = threading.Event()
@@ -72,7 +72,7 @@ class Event:
 
 
 class Stream:
-    """Launches one after the other, on a thread of its own that ends with the last of them."""
+    """Runs launches one after the other, on a thread that ends with the last of them."""
 
     def __init__(self) -> None:
         self._changed = threading.Lock()
@@ -90,94 +90,94 @@ class Stream:
         while True:
             try:
                 self._queue.get()()
-            except Exception:  # of a program; the stream goes on, as a GPU's would
-                log.exception("what was queued on a stream has failed")
+            except Exception:  # of a program; the stream continues, as on a GPU
+                log.exception("a step queued on a stream failed")
             with self._changed:
                 self._queued -= 1
                 if not self._queued:
                     return
 
-    def record(self) -> Event:
-        event = Event()
+    def record(self) -> EmulatedEvent:
+        event = EmulatedEvent()
         self.add(event.reach)
         return event
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event: EmulatedEvent) -> None:
         self.add(event.synchronize)
 
     def synchronize(self) -> None:
         self.record().synchronize()
 
     def __enter__(self) -> "Stream":
-        _here.streams.append(self)
+        _current.streams.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        _here.streams.pop()
+        _current.streams.pop()
 
 
-class _Here(threading.local):
+class _Current(threading.local):
     def __init__(self) -> None:
         self.streams = [Stream()]
 
 
-_here = _Here()
+_current = _Current()
 
 
 class EmulatedDevice:
-    """The CPU as a GPU (ringcomm.devices.contract.Device). `seed` not 0: threads give their core away at flags."""
+    """The CPU as a GPU (ringcomm.devices.contract.Device). `seed` not 0: threads yield at flags, as it decides."""
 
     name = "emulated"
-    # Small, so that calls of a test take many chunks.
+    # Small, so that the calls of a test take many chunks.
     shape = Shape(channels=2, slots=3, slot_bytes=4096, stage_bytes=1024, line_bytes=256)
     threads = 2  # of a block
-    outlives = True
+    memory_outlives_owner = True
     blocking = True
 
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
 
     def stream(self) -> Stream:
-        return _here.streams[-1]
+        return _current.streams[-1]
 
     def new_stream(self) -> Stream:
         return Stream()
 
-    def record(self, stream: Stream) -> Event:
+    def record(self, stream: Stream) -> EmulatedEvent:
         return stream.record()
 
-    def wait(self, stream: Stream, event: Event) -> None:
+    def wait(self, stream: Stream, event: EmulatedEvent) -> None:
         stream.wait_event(event)
 
     def capturing(self) -> bool:
         return False
 
-    def watch(self) -> None:
+    def exempt_from_capture(self) -> None:
         pass
 
-    def allocate(self, size: int, what: str) -> Mapping:
+    def allocate(self, size: int, what: str) -> SharedMapping:
         memory.require(size, f"{what} on {self.name}")
         try:
             descriptor = os.memfd_create("ringcomm emulated device", os.MFD_CLOEXEC)
             os.ftruncate(descriptor, size)
-            return Mapping(descriptor, size)
-        except OSError as error:  # no descriptor is left, or no address
+            return SharedMapping(descriptor, size)
+        except OSError as error:  # out of descriptors or addresses
             raise MemoryShortage(f"{what} on {self.name}: {error}", expected=size) from error
 
-    def export(self, memory: Mapping) -> str:
+    def export(self, memory: SharedMapping) -> str:
         return f"/proc/{os.getpid()}/fd/{memory.descriptor}"
 
-    def open(self, exported: str) -> Mapping:
-        descriptor = os.open(exported, os.O_RDWR | os.O_CLOEXEC)
-        return Mapping(descriptor, os.fstat(descriptor).st_size)
+    def open(self, handle: str) -> SharedMapping:
+        descriptor = os.open(handle, os.O_RDWR | os.O_CLOEXEC)
+        return SharedMapping(descriptor, os.fstat(descriptor).st_size)
 
-    def shared_with_host(self, size: int) -> HostMemory:
+    def allocate_pinned(self, size: int) -> HostMemory:
         return HostMemory(np.zeros(size, np.uint8))
 
-    def write(self, memory: Mapping, offset: int, data: bytes) -> None:
+    def write(self, memory: SharedMapping, offset: int, data: bytes) -> None:
         ctypes.memmove(memory.address + offset, data, len(data))
 
-    def clear(self, memory: Mapping, size: int) -> None:
+    def clear(self, memory: SharedMapping, size: int) -> None:
         ctypes.memset(memory.address, 0, size)
 
     def download(self, address: int, target: Any) -> None:
@@ -188,29 +188,21 @@ class EmulatedDevice:
         self.stream().synchronize()
         ctypes.memmove(address, source.ctypes.data, source.nbytes)
 
-    def prepare(self, kernel: int, dtype: int, op: int) -> None:
-        """All kernels are there."""
+    def prepare(self, variant: KernelVariant) -> None:
+        """Do nothing: all kernels are in the library."""
 
-    def launch(self, kernel: int, dtype: int, op: int, args: Any, blocks: int, stream: Stream) -> None:  # noqa: ARG002
-        words = ffi.from_buffer(args)
-        stream.add(lambda: check(lib.rc_emulated_launch(words, blocks, self.threads, self._seed)))
+    def launch(self, _: KernelVariant, args: Any, blocks: int, stream: Stream) -> None:
+        self._queue(ffi.from_buffer(args), 1, blocks, stream)
 
-    def launch_virtual(
-        self,
-        kernel: int,  # noqa: ARG002 (the arguments say it too)
-        dtype: int,  # noqa: ARG002
-        op: int,  # noqa: ARG002
-        args: Mapping,
-        ranks: int,
-        blocks: int,
-        stream: Stream,
-    ) -> None:
-        words = ffi.cast("void *", args.address)
-        stream.add(lambda: check(lib.rc_emulated_virtual(words, ranks, blocks, self.threads, self._seed)))
+    def launch_virtual(self, _: KernelVariant, args: SharedMapping, ranks: int, blocks: int, stream: Stream) -> None:
+        self._queue(ffi.cast("void *", args.address), ranks, blocks, stream)
+
+    def _queue(self, args: Any, ranks: int, blocks: int, stream: Stream) -> None:
+        stream.add(lambda: check(lib.rc_emulated_launch(args, ranks, blocks, self.threads, self._seed)))
 
     def array(self, memory: Memory, shape: tuple[int, ...], dtype: Any) -> Array:
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        whole: Array = np.asarray(Bytes(memory, size)).view(dtype).reshape(shape).view(Array)
+        whole: Array = np.asarray(ArrayBase(memory, size)).view(dtype).reshape(shape).view(Array)
         return whole
 
 
@@ -218,7 +210,7 @@ device = EmulatedDevice()
 
 
 def array(values: Any, dtype: Any = None) -> Array:
-    """Return a copy of an array on the emulated device."""
+    """Return a copy of an array, on the emulated device."""
     return np.array(values, dtype).view(Array)
 
 

@@ -1,9 +1,7 @@
-"""Data, tensor and pipeline parallelism for torch, in files one can read in an evening.
+"""Data, tensor and pipeline parallelism for torch, on any backend of torch.distributed: ringcomm, Gloo or NCCL.
 
-It speaks torch.distributed, so it runs on ringcomm, Gloo or NCCL alike. Nothing is global: what a model needs to know
-of the ranks is a `Grid`, which is passed to it.
-
-The names below are imported when they are first used, so that the schedules can be looked at where torch is missing.
+The package has no global state: you pass a `Grid` of ranks to models and layers. Names are imported on first use, so
+that the schedules work without torch.
 """
 
 from importlib import import_module
@@ -14,23 +12,24 @@ if TYPE_CHECKING:
     from ringcomm.parallel.clip import clip_grad_norm, grad_norm
     from ringcomm.parallel.data import DataParallel
     from ringcomm.parallel.functional import all_gather, copy_to, gather_from, reduce_from, reduce_scatter, scatter_to
-    from ringcomm.parallel.gpt import GPTConfig, GPTStage, gpt_loss, gpt_stages, gpt_tied
+    from ringcomm.parallel.gpt import GPTConfig, GPTStage, gpt_loss, gpt_stages, gpt_tied_weights
     from ringcomm.parallel.grid import Axis, Grid
-    from ringcomm.parallel.layout import load_full, splits, to_full
     from ringcomm.parallel.loss import vocab_parallel_cross_entropy
     from ringcomm.parallel.pipeline import Pipeline
     from ringcomm.parallel.precision import MixedPrecision
-    from ringcomm.parallel.schedule import Schedule, make_schedule
-    from ringcomm.parallel.seed import own, seed_ranks
+    from ringcomm.parallel.schedule import PipelineSchedule, make_schedule
+    from ringcomm.parallel.seed import rank_local_rng, seed_ranks
+    from ringcomm.parallel.sharding import ShardSpec, collect_shard_specs, full_tensors
     from ringcomm.parallel.tensor import (
         ColumnParallelLinear,
         ParallelAttention,
         ParallelMLP,
         RowParallelLinear,
-        SplitDropout,
-        SplitLayerNorm,
+        SequenceParallelDropout,
+        SequenceParallelLayerNorm,
         VocabParallelEmbedding,
     )
+    from ringcomm.parallel.verify import check_model
 
 __all__ = [
     "Axis",
@@ -43,36 +42,37 @@ __all__ = [
     "ParallelAttention",
     "ParallelMLP",
     "Pipeline",
+    "PipelineSchedule",
     "RowParallelLinear",
-    "Schedule",
-    "SplitDropout",
-    "SplitLayerNorm",
+    "SequenceParallelDropout",
+    "SequenceParallelLayerNorm",
+    "ShardSpec",
     "VocabParallelEmbedding",
     "all_gather",
+    "check_model",
     "clip_grad_norm",
+    "collect_shard_specs",
     "copy_to",
+    "full_tensors",
     "gather_from",
     "gpt_loss",
     "gpt_stages",
-    "gpt_tied",
+    "gpt_tied_weights",
     "grad_norm",
     "load_checkpoint",
-    "load_full",
     "make_schedule",
-    "own",
+    "rank_local_rng",
     "reduce_from",
     "reduce_scatter",
     "save_checkpoint",
     "scatter_to",
     "seed_ranks",
-    "splits",
-    "to_full",
     "vocab_parallel_cross_entropy",
 ]
 
 MODULES = (
-    *("schedule", "grid", "functional", "layout", "seed", "tensor", "loss", "gpt", "data", "clip", "precision"),
-    *("pipeline", "checkpoint"),
+    *("schedule", "grid", "functional", "sharding", "seed", "tensor", "loss", "gpt", "data", "clip", "precision"),
+    *("pipeline", "checkpoint", "verify"),
 )
 
 

@@ -1,4 +1,4 @@
-"""Data parallelism: the replicas of a model average their gradients while backward still runs."""
+"""Data parallelism: replicas of a model average their gradients while backward runs."""
 
 import weakref
 from collections import Counter
@@ -14,54 +14,57 @@ from torch.utils.hooks import RemovableHandle
 
 from ringcomm.errors import ArgumentError, refuse
 from ringcomm.parallel.grid import Axis
-from ringcomm.parallel.layout import Modules, listed
+from ringcomm.parallel.sharding import Modules, as_list
 
 __all__ = ["DataParallel"]
 
-FIRST = 1 << 20  # bytes of the first bucket: a small one, so that sending starts early; as in torch
+FIRST_BUCKET_BYTES = 1 << 20  # small, as in torch, so that communication starts early
 
 
 class DataParallel:
-    """Keeps the gradients of a module the same on all replicas: their average.
+    """Averages the gradients of a module over its replicas.
 
-    After Li et al., PyTorch Distributed (arXiv 2006.15704): backward comes to the last parameters first, so gradients
-    are collected in buckets in reverse order, and a full bucket is sent while backward goes on. Buckets are sent in the
-    same order on every rank, whatever order backward takes. Gradients become views of the buckets, so that nothing has
-    to be copied back.
+    After Li et al., PyTorch Distributed (arXiv 2006.15704). Backward reaches the last parameters first, so gradients
+    are collected in buckets in reverse order, and a full bucket is all-reduced while backward continues. Buckets are
+    sent in the same order on every rank, in whatever order gradients arrive. Gradients become views of the buckets,
+    which saves copying them back. ::
 
-        replicas = DataParallel(model, grid.dp)
+        data_parallel = DataParallel(model, grid.dp)
         loss(model(x), y).backward()
-        replicas.finish()
+        data_parallel.finish_grad_sync()
         optimizer.step()
 
-    At the start: a broadcast of all parameters and buffers from the first replica. A step: all-reduces that send
-    2 · (d-1)/d times the bytes of the parameters. Gradients are averaged as long as this object lives:
-    let go of it before the module gets another, or both divide them.
+    Communication: at construction, a broadcast of all parameters and buffers from the first replica. In each step,
+    all-reduces that send 2 · (d-1)/d times the bytes of the parameters.
+
+    The object averages gradients as long as it lives: delete it before you wrap the module again, or both
+    divide the gradients.
 
     Args:
-        modules: what to keep the same: a module, or the chunks of a pipeline
+        modules: a module, or the chunks of a pipeline
         dp: the replicas
-        bucket_bytes: the size from which on a bucket is sent
+        bucket_bytes: size at which a bucket is full
 
     Raises:
-        ArgumentError: the replicas differ in the shape, dtype or `requires_grad` of a parameter, or in a buffer.
+        ArgumentError: the replicas differ in a parameter's shape, dtype or `requires_grad`, or in a buffer.
     """
 
     def __init__(self, modules: Modules, dp: Axis, *, bucket_bytes: int = 25 << 20) -> None:
-        several = listed(modules)
-        module = nn.ModuleList(several)
+        chunks = as_list(modules)
+        module = nn.ModuleList(chunks)
         self.dp = dp
-        self._quiet = False
-        self._buckets: list[Bucket] = []
-        self._sent = 0  # how many buckets are on their way, or there
+        self._sync = True
+        self._buckets: list[GradientBucket] = []
+        self._sent = 0  # number of buckets whose all-reduce has started
         self._trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if dp.size == 1:
             return
-        alike(module, dp)
-        take_from_first([*module.parameters(), *module.buffers()], dp)
-        self._buckets = [Bucket(parameters, dp) for parameters in in_buckets(self._trained[::-1], bucket_bytes)]
-        # Each chunk of a pipeline has a backward of its own: what several have is there when all are done, at `finish`.
-        uses: Counter[torch.Tensor] = Counter(parameter for each in several for parameter in each.parameters())
+        check_replicas(module, dp)
+        broadcast_from_first([*module.parameters(), *module.buffers()], dp)
+        self._buckets = [GradientBucket(group, dp) for group in partition(self._trained[::-1], bucket_bytes)]
+        # Each chunk of a pipeline has its own backward: the gradient of a parameter of several is final only after all
+        # of them, in `finish_grad_sync`.
+        uses: Counter[torch.Tensor] = Counter(parameter for chunk in chunks for parameter in chunk.parameters())
         hooks = [
             parameter.register_post_accumulate_grad_hook(partial(_collect, weakref.ref(self), bucket))  # type: ignore[no-untyped-call]
             for bucket in self._buckets
@@ -72,73 +75,71 @@ class DataParallel:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let backward add up gradients on this rank only; the next `finish` averages them with what came later."""
-        before, self._quiet = self._quiet, True
+        """Accumulate gradients locally; the next `finish_grad_sync` averages them together with later ones."""
+        before, self._sync = self._sync, False
         try:
             yield
         finally:
-            self._quiet = before
+            self._sync = before
 
-    def finish(self) -> None:
-        """Wait until all gradients are averages. Every rank calls it, after backward and before it uses gradients.
+    def finish_grad_sync(self) -> None:
+        """Wait until all gradients are averaged. Every rank calls it after backward, before it uses gradients.
 
-        A parameter that had no part in the loss has a gradient of zeros here, and the average over all ranks after.
-        Ranks call it after a backward that has failed, too, if they want to go on.
+        A parameter that does not affect the loss gets a zero gradient. After a backward that failed, all ranks call it
+        too before they continue.
         """
         for bucket in self._buckets:
             for parameter in list(bucket.missing):
                 bucket.collect(parameter)
         self._send()
         for bucket in self._buckets:
-            bucket.finish()
+            bucket.wait()
         self._sent = 0
-        for parameter in self._trained:  # one replica has no buckets
+        for parameter in self._trained:  # a single replica has no buckets
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
 
     def _send(self) -> None:
-        """Send the buckets that are full, up to the first that is not."""
+        """Start the all-reduce of every full bucket before the first that is not full."""
         while self._sent < len(self._buckets) and not self._buckets[self._sent].missing:
             self._buckets[self._sent].send()
             self._sent += 1
 
 
 def _remove(hooks: list[RemovableHandle]) -> None:
-    """Let go of the buckets, which a module would keep as long as it lives."""
+    """Remove the hooks, which keep the buckets alive as long as the module."""
     for hook in hooks:
         hook.remove()
 
 
-def _collect(of: "weakref.ref[DataParallel]", bucket: "Bucket", parameter: torch.Tensor) -> None:
-    """Take a gradient that has come."""
-    replicas = of()
-    if replicas and not replicas._quiet:
+def _collect(owner: "weakref.ref[DataParallel]", bucket: "GradientBucket", parameter: torch.Tensor) -> None:
+    """Collect a gradient as backward finishes it."""
+    data_parallel = owner()
+    if data_parallel and data_parallel._sync:
         bucket.collect(parameter)
-        replicas._send()
+        data_parallel._send()
 
 
-class Bucket:
-    """The gradients of some parameters, one after the other in one piece of memory."""
+class GradientBucket:
+    """The gradients of some parameters in one contiguous buffer, reduced together."""
 
     def __init__(self, parameters: list[torch.Tensor], dp: Axis) -> None:
         self.dp = dp
-        self.memory = torch.cat([torch.zeros_like(parameter).flatten() for parameter in parameters])
-        pieces = torch.split(self.memory, [parameter.numel() for parameter in parameters])
+        self.buffer = torch.cat([torch.zeros_like(parameter).flatten() for parameter in parameters])
+        pieces = torch.split(self.buffer, [parameter.numel() for parameter in parameters])
         self.views = {each: piece.view(each.shape) for each, piece in zip(parameters, pieces, strict=True)}
         self.missing = set(parameters)
         self.work: dist.Work | None = None
 
     def collect(self, parameter: torch.Tensor) -> None:
-        """Take the gradient of a parameter, divided by the number of replicas."""
+        """Copy the gradient of a parameter, divided by the number of replicas."""
         if parameter not in self.missing:
             raise ArgumentError(
-                "backward ran again before the gradients of the last one were there: call finish after each backward, "
-                "also after one that failed, or run it inside no_sync"
+                "backward ran twice without synchronization: call finish_grad_sync after each backward, also after a "
+                "failed one, or run backward inside no_sync"
             )
         if parameter.grad is not None and parameter.grad.is_sparse:
-            raise refuse(
-                f"the gradient of a parameter of shape {tuple(parameter.shape)}", "a dense one", "a sparse one"
-            )
+            raise refuse(f"gradient of a parameter of shape {tuple(parameter.shape)}", "a dense one", "a sparse one")
         self.missing.remove(parameter)
         view = self.views[parameter]
         if parameter.grad is None:
@@ -148,17 +149,17 @@ class Bucket:
         parameter.grad = view
 
     def send(self) -> None:
-        self.work = dist.all_reduce(self.memory, group=self.dp.group, async_op=True)
+        self.work = dist.all_reduce(self.buffer, group=self.dp.group, async_op=True)
 
-    def finish(self) -> None:
+    def wait(self) -> None:
         if self.work:
             self.work.wait()
         self.work = None
         self.missing = set(self.views)
 
 
-def alike(module: nn.Module, dp: Axis) -> None:
-    """Refuse, on all replicas, modules that would not send the same."""
+def check_replicas(module: nn.Module, dp: Axis) -> None:
+    """Raise on all replicas if they differ in a parameter or buffer."""
     mine = [f"{n} {tuple(p.shape)} {p.dtype} requires_grad={p.requires_grad}" for n, p in module.named_parameters()]
     mine += [f"the buffer {n} {tuple(x.shape)} {x.dtype}" for n, x in module.named_buffers()]
     replicas: list[list[str]] = [[]] * dp.size
@@ -170,22 +171,22 @@ def alike(module: nn.Module, dp: Axis) -> None:
                 raise refuse(what, f"as on rank {dp.ranks[0]}, {first}", other)
 
 
-def take_from_first(tensors: Iterable[torch.Tensor], dp: Axis) -> None:
-    """Set the tensors to those of the first replica, by a broadcast of each."""
+def broadcast_from_first(tensors: Iterable[torch.Tensor], dp: Axis) -> None:
+    """Broadcast each tensor from the first replica."""
     if dp.size > 1:
         for tensor in tensors:
             dist.broadcast(tensor.detach(), dp.ranks[0], group=dp.group)
 
 
-def in_buckets(parameters: Iterable[torch.Tensor], most: int) -> Iterator[list[torch.Tensor]]:
-    """Cut the parameters into lists of one dtype and device, each ended when it has so many bytes."""
+def partition(parameters: Iterable[torch.Tensor], bucket_bytes: int) -> Iterator[list[torch.Tensor]]:
+    """Divide the parameters into lists of one dtype and device, each ended once it has `bucket_bytes`."""
     bucket: list[torch.Tensor] = []
-    size, enough = 0, min(FIRST, most)
+    size, full = 0, min(FIRST_BUCKET_BYTES, bucket_bytes)
     for parameter in parameters:
-        alike = not bucket or (bucket[0].dtype, bucket[0].device) == (parameter.dtype, parameter.device)
-        if not alike or size >= enough:
+        same = not bucket or (bucket[0].dtype, bucket[0].device) == (parameter.dtype, parameter.device)
+        if not same or size >= full:
             yield bucket
-            bucket, size, enough = [], 0, most
+            bucket, size, full = [], 0, bucket_bytes
         bucket.append(parameter)
         size += parameter.nbytes
     if bucket:

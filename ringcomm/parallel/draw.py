@@ -1,4 +1,4 @@
-"""`ringcomm draw 1f1b`: a pipeline schedule as a picture, a line for each rank and time going to the right."""
+"""`ringcomm draw 1f1b`: a picture of a pipeline schedule, with a row for each rank and time on the x-axis."""
 
 import argparse
 from pathlib import Path
@@ -9,19 +9,19 @@ from ringcomm.parallel.schedule import BACKWARD, FORWARD, SCHEDULES, Timeline, m
 
 __all__ = ["add_arguments", "draw", "run"]
 
-MOST = 400  # units of time: of more, nothing could be read
+MAX_UNITS = 400  # of time: a longer picture is not legible
 UNITS = {FORWARD: 1, BACKWARD: 2}
 SHADES = {FORWARD: COLORS[0], BACKWARD: COLORS[2]}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group(f"the schedule of a pipeline: {', '.join(SCHEDULES)}").add_argument
+    add = parser.add_argument_group(f"pipeline schedules: {', '.join(SCHEDULES)}").add_argument
     add("-m", "--micro-batches", type=int, metavar="M", help="default: twice the ranks")
-    add("-v", "--chunks", type=int, metavar="V", help="of each rank (default: 2 if interleaved)")
+    add("-v", "--chunks", type=int, metavar="V", help="stages of each rank (default: 2 if interleaved, else 1)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Draw what the command line asks for."""
+    """Draw the schedule of the command line."""
     name, ranks, micro_batches, chunks = (
         getattr(arguments, each) for each in ("algorithm", "ranks", "micro_batches", "chunks")
     )
@@ -30,16 +30,16 @@ def run(arguments: argparse.Namespace) -> int:
     if chunks is None:
         chunks = 2 if name == "interleaved" else 1
     timeline = simulate(make_schedule(name, ranks, micro_batches, chunks), UNITS[FORWARD], UNITS[BACKWARD])
-    if timeline.makespan > MOST:
-        raise refuse("the picture", f"at most {MOST} units of time", timeline.makespan)
+    if timeline.makespan > MAX_UNITS:
+        raise refuse("the picture", f"at most {MAX_UNITS} units of time", timeline.makespan)
     draw(timeline, arguments.output)
     return 0
 
 
 def draw(timeline: Timeline, output: Path) -> None:
-    """Draw what is done when, and what it costs."""
+    """Draw a timeline with its makespan, bubble and activations in flight."""
     schedule = timeline.schedule
-    # In inches: a unit of time, a rank, and what is written around.
+    # In inches: a unit of time, a row, and the margins for text.
     unit, line, left, above, below = 0.26, 0.5, 0.9, 1.0, 0.6
     wide, high = max(left + unit * timeline.makespan + 0.3, 7.0), above + line * schedule.ranks + below
     figure = sheet(wide, high, f"{schedule.name} pipeline", facts(timeline), legend(timeline))
@@ -52,10 +52,10 @@ def draw(timeline: Timeline, output: Path) -> None:
         axes.barh(rank + 0.5, timeline.makespan, height=0.8, color=PALE, zorder=0)
         for action, begin, end in row:
             # The first chunk is darkest.
-            style = {"color": SHADES[action.work], "alpha": 1 - 0.55 * action.chunk / schedule.chunks}
+            style = {"color": SHADES[action.phase], "alpha": 1 - 0.55 * action.chunk / schedule.chunks}
             axes.barh(rank + 0.5, end - begin, left=begin, height=0.8, edgecolor="white", linewidth=0.8, **style)
-            words = axes.text((begin + end) / 2, rank + 0.5, f"{action.micro_batch}", color="white", fontsize=8)
-            words.set(ha="center", va="center_baseline")
+            text = axes.text((begin + end) / 2, rank + 0.5, f"{action.micro_batch}", color="white", fontsize=8)
+            text.set(ha="center", va="center_baseline")
     axes.axvline(timeline.makespan, color=GRAY, linewidth=0.8)
     save(figure, output)
 
@@ -73,6 +73,6 @@ def facts(timeline: Timeline) -> str:
 def legend(timeline: Timeline) -> str:
     lighter = "; later chunks are lighter" if timeline.schedule.chunks > 1 else ""
     return (
-        f"blue: forward, {UNITS[FORWARD]} unit; green: backward, {UNITS[BACKWARD]} units; gray: nothing to do; "
+        f"blue: forward, {UNITS[FORWARD]} unit; green: backward, {UNITS[BACKWARD]} units; gray: idle; "
         f"numbers: micro-batches{lighter}"
     )

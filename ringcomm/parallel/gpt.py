@@ -1,8 +1,7 @@
-"""A small GPT of parallel layers, cut into stages for a pipeline.
+"""A small GPT of parallel layers, divided into pipeline stages.
 
-A rank of the pipeline has a list of chunks: chunk c of rank r is stage c · p + r of the model. Every layout starts from
-the same full model, since each weight is drawn from the seed and its name, and then cut. Names are those of the full
-model, so that the parameters of all stages together are its parameters.
+Chunk c of pipeline rank r is stage c · p + r of the model. On every grid the model starts from the same full weights,
+because each is drawn from the seed and its name, then sharded. Parameters have the names of the full model.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,37 +17,39 @@ from torch.utils.checkpoint import checkpoint
 from ringcomm.errors import refuse
 from ringcomm.parallel.functional import copy_to
 from ringcomm.parallel.grid import Axis, Grid
-from ringcomm.parallel.layout import cut, full_shape, splits
 from ringcomm.parallel.loss import vocab_parallel_cross_entropy
-from ringcomm.parallel.seed import mixed
+from ringcomm.parallel.seed import derive_seed
+from ringcomm.parallel.sharding import collect_shard_specs, full_shape, shard_of
 from ringcomm.parallel.tensor import (
     ParallelAttention,
     ParallelMLP,
-    SplitDropout,
-    SplitLayerNorm,
+    SequenceParallelDropout,
+    SequenceParallelLayerNorm,
     VocabParallelEmbedding,
     enter,
 )
 
-__all__ = ["GPTConfig", "GPTStage", "gpt_loss", "gpt_stages", "gpt_tied"]
+__all__ = ["GPTConfig", "GPTStage", "gpt_loss", "gpt_stages", "gpt_tied_weights"]
 
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The shape of a GPT, and how it computes.
+    """The configuration of a GPT.
 
     Attributes:
-        vocabulary: how many tokens there are
-        context: the most tokens of a sequence
-        layers, hidden, heads: transformer layers; numbers a token; attention heads
-        kv_heads: heads of keys and values, fewer for grouped queries; None for as many as `heads`
-        dropout: the share of embeddings, attention weights and residual branches that is dropped
-        tied: the output has the weights of the embedding
-        sequence_parallel: norms and dropout are split along the sequence, which must be a multiple of tp
-        recompute: a layer's activations are not kept, but computed again in backward (Chen et al., arXiv 1604.06174)
+        vocab_size: size of the vocabulary
+        context: maximum sequence length
+        layers: number of transformer layers
+        hidden: hidden size
+        heads: number of attention heads
+        kv_heads: number of key and value heads, fewer for grouped queries; None: `heads`
+        dropout: dropout probability of embeddings, attention weights and residual branches
+        tied: the output layer shares the weights of the embedding
+        sequence_parallel: shard norms and dropout along the sequence, whose length must be a multiple of tp
+        recompute: recompute the activations of each layer in backward (Chen et al., arXiv 1604.06174)
     """
 
-    vocabulary: int
+    vocab_size: int
     context: int
     layers: int
     hidden: int
@@ -61,58 +62,58 @@ class GPTConfig:
 
 
 def gpt_stages(config: GPTConfig, grid: Grid, *, chunks: int = 1, seed: int = 0) -> list["GPTStage"]:
-    """Return this rank's chunks of the model: `chunks` stages of equally many layers each.
+    """Return this rank's stages of the model, `chunks` of them, all with the same number of layers.
 
     Raises:
-        ArgumentError: the layers, heads or hidden size cannot be shared evenly.
+        ArgumentError: the layers, heads or hidden size cannot be divided evenly.
     """
     pp, stages = grid.pp, grid.pp.size * chunks
     if config.layers % stages:
         raise refuse("layers", f"a multiple of pp {pp.size} · chunks {chunks} = {stages}", config.layers)
-    share = config.layers // stages
-    made = []
+    layers_per_stage = config.layers // stages
+    chunks_of_rank = []
     for stage in range(pp.rank, stages, pp.size):
-        layers = range(stage * share, (stage + 1) * share)
-        made.append(GPTStage(config, grid.tp, layers, first=stage == 0, last=stage == stages - 1))
-        draw(made[-1], config, grid.tp, seed)
+        layers = range(stage * layers_per_stage, (stage + 1) * layers_per_stage)
+        chunks_of_rank.append(GPTStage(config, grid.tp, layers, first=stage == 0, last=stage == stages - 1))
+        initialize(chunks_of_rank[-1], config, grid.tp, seed)
     if config.tied and pp.size == 1:
-        made[-1].embedding = made[0].embedding
-    return made
+        chunks_of_rank[-1].embedding = chunks_of_rank[0].embedding
+    return chunks_of_rank
 
 
-def gpt_tied(stages: Sequence["GPTStage"], grid: Grid) -> list[tuple[nn.Parameter, dist.ProcessGroup]]:
-    """Return the weights that the first and the last stage share, with the group that sums their gradients."""
+def gpt_tied_weights(stages: Sequence["GPTStage"], grid: Grid) -> list[tuple[nn.Parameter, dist.ProcessGroup]]:
+    """Return the weights that the first and last stage share, each with the process group that sums its gradients."""
     shared = (stage for stage in stages if stage.config.tied and (stage.first or stage.last))
     return [(stage.embedding.weight, grid.ends.group) for stage in shared] if grid.pp.size > 1 else []
 
 
 def gpt_loss(config: GPTConfig, grid: Grid) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Return the function that compares the logits of the last stage, (B, S, share), with the next tokens, (B, S)."""
-    return partial(vocab_parallel_cross_entropy, tp=grid.tp, vocabulary=config.vocabulary)
+    """Return the loss function of the last stage: logits (B, S, V/t) and next tokens (B, S) → mean cross-entropy."""
+    return partial(vocab_parallel_cross_entropy, tp=grid.tp, vocab_size=config.vocab_size)
 
 
 class GPTStage(nn.Module):
-    """Some layers of a GPT: (B, S, H) → (B, S, H), with S/t tokens in place of S if they are split.
+    """Consecutive layers of a GPT: (B, S, H) → (B, S, H), or S/t in place of S with sequence parallelism.
 
-    The first stage takes ids, (B, S); the last returns logits, (B, S, share of the vocabulary).
+    The input of the first stage is ids (B, S); the output of the last is logits (B, S, V/t).
     """
 
     def __init__(self, config: GPTConfig, tp: Axis, layers: range, *, first: bool, last: bool) -> None:
         super().__init__()
         self.config, self.tp, self.first, self.last = config, tp, first, last
-        split = config.sequence_parallel
-        vocabulary = partial(VocabParallelEmbedding, config.vocabulary, config.hidden, tp, sequence_parallel=split)
+        sp = config.sequence_parallel
+        embedding = partial(VocabParallelEmbedding, config.vocab_size, config.hidden, tp, sequence_parallel=sp)
         if first or (last and config.tied):
-            self.embedding = vocabulary()
+            self.embedding = embedding()
         if first:
             self.positions = nn.Embedding(config.context, config.hidden)
             self.dropout = dropout(config, tp)
-        self.blocks = nn.ModuleDict({str(layer): Block(config, tp) for layer in layers})
+        self.blocks = nn.ModuleDict({str(layer): TransformerBlock(config, tp) for layer in layers})
         if last:
             self.norm = norm(config, tp)
             if not config.tied:
-                self.head = vocabulary()
-        self.copies = {"embedding.weight"} if last and config.tied and not first else set()
+                self.head = embedding()
+        self.tied_copies = {"embedding.weight"} if last and config.tied and not first else set()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.first:
@@ -124,33 +125,33 @@ class GPTStage(nn.Module):
     def _embed(self, ids: torch.Tensor) -> torch.Tensor:
         tokens = ids.shape[1]
         if tokens > self.config.context:
-            raise refuse("the tokens of a sequence", f"at most {self.config.context}", tokens)
+            raise refuse("length of a sequence", f"at most {self.config.context}", tokens)
         positions: torch.Tensor = self.positions.weight
         start = 0
         if self.config.sequence_parallel:
-            tokens = self.tp.share("the tokens of a sequence", tokens)
+            tokens = self.tp.divide("length of a sequence", tokens)
             start = self.tp.rank * tokens
             positions = copy_to(positions, self.tp)
         x: torch.Tensor = self.dropout(self.embedding(ids) + positions[start : start + tokens])
         return x
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
-        rows = self.embedding if self.config.tied else self.head
-        return F.linear(enter(self.norm(x), self.tp, self.config.sequence_parallel), rows.weight)
+        output = self.embedding if self.config.tied else self.head
+        return F.linear(enter(self.norm(x), self.tp, self.config.sequence_parallel), output.weight)
 
 
-class Block(nn.Module):
-    """A transformer layer, with the norms in front: (B, S, H) → (B, S, H)."""
+class TransformerBlock(nn.Module):
+    """A pre-norm transformer layer: (B, S, H) → (B, S, H)."""
 
     def __init__(self, config: GPTConfig, tp: Axis) -> None:
         super().__init__()
-        hidden, split = config.hidden, config.sequence_parallel
+        hidden, sp = config.hidden, config.sequence_parallel
         self.norm_1 = norm(config, tp)
         self.attention = ParallelAttention(
-            hidden, config.heads, tp, kv_heads=config.kv_heads, dropout=config.dropout, sequence_parallel=split
+            hidden, config.heads, tp, kv_heads=config.kv_heads, dropout=config.dropout, sequence_parallel=sp
         )
         self.norm_2 = norm(config, tp)
-        self.mlp = ParallelMLP(hidden, 4 * hidden, tp, sequence_parallel=split)
+        self.mlp = ParallelMLP(hidden, 4 * hidden, tp, sequence_parallel=sp)
         self.dropout = dropout(config, tp)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -160,26 +161,26 @@ class Block(nn.Module):
 
 
 def norm(config: GPTConfig, tp: Axis) -> nn.LayerNorm:
-    return SplitLayerNorm(config.hidden, tp) if config.sequence_parallel else nn.LayerNorm(config.hidden)
+    return SequenceParallelLayerNorm(config.hidden, tp) if config.sequence_parallel else nn.LayerNorm(config.hidden)
 
 
 def dropout(config: GPTConfig, tp: Axis) -> nn.Dropout:
-    return SplitDropout(config.dropout, tp) if config.sequence_parallel else nn.Dropout(config.dropout)
+    return SequenceParallelDropout(config.dropout, tp) if config.sequence_parallel else nn.Dropout(config.dropout)
 
 
-def draw(stage: GPTStage, config: GPTConfig, tp: Axis, seed: int) -> None:
-    """Set all weights as GPT-2 does: matrices from a normal distribution of width 0.02, biases zero.
+def initialize(stage: GPTStage, config: GPTConfig, tp: Axis, seed: int) -> None:
+    """Initialize as GPT-2 does: matrices from a normal distribution of deviation 0.02, biases zero.
 
-    What ends a residual branch is narrower by √(2 · layers), since so many of them add up.
+    The last matrix of a residual branch is scaled by 1/√(2 · layers), because the branches add up.
     """
-    found = splits(stage)
+    specs = collect_shard_specs(stage)
     with torch.no_grad():
         for name, parameter in stage.named_parameters():
             if name.endswith("bias"):
                 parameter.zero_()
             elif parameter.dim() > 1:
-                width = 0.02 / (2 * config.layers) ** 0.5 if name.endswith(("out.weight", "down.weight")) else 0.02
-                generator = torch.Generator().manual_seed(mixed(seed, name))
-                full = torch.empty(full_shape(parameter, found.get(name)), dtype=parameter.dtype)
-                full.normal_(0, width, generator=generator)
-                parameter.copy_(cut(full, found[name], tp) if name in found else full)
+                deviation = 0.02 / (2 * config.layers) ** 0.5 if name.endswith(("out.weight", "down.weight")) else 0.02
+                generator = torch.Generator().manual_seed(derive_seed(seed, name))
+                full = torch.empty(full_shape(parameter, specs.get(name)), dtype=parameter.dtype)
+                full.normal_(0, deviation, generator=generator)
+                parameter.copy_(shard_of(full, specs[name], tp) if name in specs else full)

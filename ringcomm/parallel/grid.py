@@ -1,4 +1,4 @@
-"""Who works with whom: the ranks of the world as a grid of three axes."""
+"""The device grid: the ranks of the world along three axes, data, tensor and pipeline."""
 
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -15,14 +15,14 @@ __all__ = ["Axis", "Grid"]
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """The ranks that share all coordinates of this rank but one.
+    """The ranks that differ from this rank along one axis of a grid.
 
     Attributes:
-        name: what they do together: "dp", "tp", "pp", or a group of several axes
-        size: how many they are
-        rank: this rank's place among them
-        ranks: their ranks in the world, in order
-        group: their group of torch.distributed
+        name: "dp", "tp", "pp", or the name of a combination of axes
+        size: number of ranks
+        rank: this rank's index on the axis
+        ranks: global ranks, in order
+        group: the process group
     """
 
     name: str
@@ -31,39 +31,45 @@ class Axis:
     ranks: tuple[int, ...]
     group: dist.ProcessGroup = field(repr=False)
 
-    def share(self, what: str, number: int) -> int:
-        """Return the share of one rank in `number` things, or refuse a number that cannot be shared evenly."""
+    def divide(self, what: str, number: int) -> int:
+        """Return `number` divided by the size of the axis.
+
+        Raises:
+            ArgumentError: `number` is not a multiple of the size; `what` names it in the message.
+        """
         if number % self.size:
             raise refuse(what, f"a multiple of {self.name} = {self.size}", number)
         return number // self.size
 
 
 class Grid:
-    """The world as `pp` pipeline stages of `dp` replicas of `tp` parts each.
+    """The world as `pp` pipeline stages × `dp` replicas × `tp` shards.
 
-    Ranks are counted through the axis `tp` first, then `dp`, then `pp`: (stage · dp + replica) · tp + part. So the
-    ranks that talk most are neighbours, and only the boundaries of stages lie between distant ones. All ranks make the
-    same Grid in the same order, after `torch.distributed.init_process_group`.
-
-    Attributes, each an Axis:
-        dp: the replicas of this rank's part, which average their gradients
-        tp: the parts of this rank's layers
-        pp: the stages of this rank's pipeline, in order
-        model: all that holds one replica of the model, tp × pp
-        world: all ranks
-        ends: the first and the last stage of this rank's pipeline, which share tied weights; others are alone
-    and
-        mesh: the axes pp, dp, tp as a DeviceMesh of the same groups, for what torch builds on one
-        device: where the model lives; of GPUs, the current one
+    Ranks are numbered along `tp` first, then `dp`, then `pp`: (stage · dp + replica) · tp + shard. So the ranks that
+    communicate most are neighbors, and only stage boundaries span distant ranks. All ranks construct the same grids in
+    the same order, after `torch.distributed.init_process_group`.
 
     Args:
-        dp, tp, pp: the sizes, whose product is the size of the world
-        device: the type of device that the model lives on
-        timeout: of each call on the groups of the grid, for ranks that live but do not come; None is torch's default
-            (half an hour, of NCCL less), whatever `init_process_group` was given
+        dp: number of replicas of the model
+        tp: number of shards of each layer
+        pp: number of pipeline stages; dp · tp · pp is the size of the world
+        device: device type of the model
+        timeout: timeout of every operation on the groups of the grid. None: torch's default (30 minutes; NCCL: 10),
+            whatever `init_process_group` was given.
+
+    Attributes:
+        dp: `Axis` of the replicas of this rank's shard, which average their gradients
+        tp: `Axis` of the shards of this rank's layers
+        pp: `Axis` of this rank's pipeline stages, in order
+        model: `Axis` of one replica of the model, tp × pp
+        world: `Axis` of all ranks
+        ends: `Axis` of the first and last stage of this rank's pipeline, which share tied weights (the embedding group
+            of Megatron-LM); a stage between them is alone
+        mesh: `DeviceMesh` of the same groups, with dimensions "pp", "dp", "tp"
+        device: device of the model; with GPUs, the current one
 
     Raises:
-        ArgumentError: there is no default group yet, or the product is not its size.
+        ArgumentError: there is no default process group, or dp · tp · pp is not its size.
     """
 
     def __init__(
@@ -73,7 +79,7 @@ class Grid:
         dp, tp, pp = integer("dp", dp, 1), integer("tp", tp, 1), integer("pp", pp, 1)
         if dp * tp * pp != dist.get_world_size():
             product = f"dp {dp} · tp {tp} · pp {pp} = {dp * tp * pp}"
-            raise refuse("the size of the grid", f"that of the world, {dist.get_world_size()}", product)
+            raise refuse("size of the grid", f"that of the world, {dist.get_world_size()}", product)
         ranks = torch.arange(dp * tp * pp).reshape(pp, dp, tp)
         pipelines = ranks.flatten(1).T.tolist()
         alone: dict[int, dist.ProcessGroup] = {}
@@ -90,7 +96,7 @@ class Grid:
 
     @classmethod
     def alone(cls, device: str = "cpu") -> "Grid":
-        """Return a grid of this rank only, which needs no other rank: for a model to compare with, or to try."""
+        """Return a grid of this rank only, without involving other ranks: for a reference model."""
         _check_started()
         grid = cls.__new__(cls)
         rank = dist.get_rank()
@@ -103,7 +109,7 @@ class Grid:
         return grid
 
     def abort(self) -> None:
-        """End what passes the groups of this rank, whose ranks raise an error then; nothing can pass them any more."""
+        """Abort all groups of this rank: pending and later operations raise on their ranks."""
         for axis in (self.pp, self.dp, self.tp, self.model, self.world, self.ends):
             axis.group.abort()
 
@@ -113,13 +119,13 @@ class Grid:
 
 def _check_started() -> None:
     if not dist.is_initialized():
-        raise ArgumentError("there are no ranks yet: call torch.distributed.init_process_group before Grid")
+        raise ArgumentError("no default process group: call torch.distributed.init_process_group before Grid")
 
 
 def _axis(name: str, lines: list[list[int]], *, timeout: timedelta | None, alone: dict[int, dist.ProcessGroup]) -> Axis:
-    """Make a group of each line of ranks, and return the one that this rank is in.
+    """Create a process group for each line of ranks, and return this rank's.
 
-    A rank that is alone on several axes has one group for all of them, kept in `alone`: nothing passes it.
+    A rank that is alone on several axes shares one group among them, kept in `alone`: it carries no messages.
     """
     rank, found = dist.get_rank(), None
     for line in lines:
@@ -129,10 +135,10 @@ def _axis(name: str, lines: list[list[int]], *, timeout: timedelta | None, alone
             alone[line[0]] = group
         if rank in line:
             found = Axis(name, len(line), line.index(rank), tuple(line), group)
-    assert found, "every rank is in one line"
+    assert found
     return found
 
 
 def _ends_apart(line: list[int]) -> list[list[int]]:
-    """Cut a pipeline into its two ends and every rank in between, each a line of its own."""
+    """Divide a pipeline into the line of its two ends and a line for every rank between them."""
     return [[line[0], line[-1]], *([rank] for rank in line[1:-1])] if len(line) > 1 else [line]

@@ -1,7 +1,7 @@
 """Pipeline parallelism: stages of a model on different ranks, and micro-batches that run through them.
 
-Who does what when is the table of a Schedule; this file carries it out. Gradients have the bits of one process that
-takes the micro-batches one by one, whatever the schedule: every stage adds them in that order.
+A `PipelineSchedule` fixes the order of actions; this file executes it. With any schedule, gradients have the bits of
+one process that runs the micro-batches one by one, because every stage adds them in that order.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,204 +16,204 @@ from torch.utils.checkpoint import checkpoint
 
 from ringcomm.errors import ArgumentError, refuse
 from ringcomm.parallel.data import DataParallel
-from ringcomm.parallel.functional import summed
+from ringcomm.parallel.functional import all_reduced
 from ringcomm.parallel.grid import Grid
-from ringcomm.parallel.layout import Modules, listed
-from ringcomm.parallel.mail import Format, Mail
-from ringcomm.parallel.schedule import FORWARD, Action, Message, Schedule, Span, messages, validate
+from ringcomm.parallel.p2p import P2PCommunicator, TensorMeta
+from ringcomm.parallel.schedule import FORWARD, Action, P2PTransfer, PipelineSchedule, Span, transfers, validate
+from ringcomm.parallel.sharding import Modules, as_list
 
 __all__ = ["Pipeline"]
 
 
 class Pipeline:
-    """The stages of this rank, and what it takes to train them together with those of the other ranks.
+    """Trains and evaluates a model whose stages are on the ranks of `grid.pp`.
 
-    A stage is a module that takes one tensor and returns one. Chunk c of rank r is stage c · pp + r. What the last
-    stage returns goes to `loss_fn`.
+    A stage is a module with one input tensor and one output tensor. Chunk c of rank r is stage c · pp + r. The output
+    of the last stage goes to `loss_fn`.
 
-    For a batch of m micro-batches of b rows, each s · h elements where they pass a boundary, every boundary between two
-    ranks carries m messages of b · s · h elements forward, and as many backward. The loss is broadcast, and averaged
-    over the replicas (8 bytes each), and tied gradients are all-reduced.
+    Communication: let a batch have m micro-batches of b rows, of s · h elements each at a boundary. Every boundary
+    between two ranks carries m messages of b · s · h elements forward and m backward. The loss is broadcast, and
+    averaged over the replicas (8 bytes each). Gradients of tied parameters are all-reduced.
 
     Args:
-        grid: its axis `pp` has the ranks of the pipeline
-        chunks: the stages of this rank
-        schedule: what is done in which order
-        loss_fn: (output, target) → loss, the mean over the rows that it is given
-        replicas: averages the gradients of the chunks over `grid.dp`, while the last micro-batches go backward
-        tied: parameters that are copies of one, each with the group of the ranks that have a copy: all get the sum of
-            their gradients. They must be equal at the start, and are then for ever.
-        recompute: keep only the input of a stage until its backward, and run it forward once more then (Chen et al.,
-            Training Deep Nets with Sublinear Memory Cost, 2016); a BatchNorm counts each batch twice so
+        grid: the ranks
+        chunks: this rank's stages
+        schedule: the order of forwards and backwards
+        loss_fn: (output, target) → scalar loss, the mean over the rows of a micro-batch
+        data_parallel: averages the gradients of the chunks over `grid.dp` during the last backward of each chunk
+        tied: copies of one parameter, each with the process group of the ranks that have a copy. All copies get the sum
+            of their gradients; they stay equal if they are equal at the start.
+        recompute: keep only the input of a stage until its backward, which then repeats the forward (Chen et al.,
+            Training Deep Nets with Sublinear Memory Cost, arXiv 1604.06174). A BatchNorm counts each batch twice.
 
     Attributes:
-        device: that of the first parameter here, or of the grid; what comes from other stages goes there
-        trace: what this rank did in the last run, when, in seconds from its start (of a GPU: when it was launched)
+        device: device of received tensors: that of this rank's first parameter, or `grid.device`
+        trace: actions of the last run with their times, in seconds from its start (on a GPU: time of launch)
 
     Raises:
-        ArgumentError: the schedule does not train, or is for another number of ranks or chunks.
+        ArgumentError: the schedule does not train, or has another number of ranks or chunks.
     """
 
     def __init__(
         self,
         grid: Grid,
         chunks: Modules,
-        schedule: Schedule,
+        schedule: PipelineSchedule,
         loss_fn: Callable[[Tensor, Tensor], Tensor],
         *,
-        replicas: DataParallel | None = None,
+        data_parallel: DataParallel | None = None,
         tied: Iterable[tuple[nn.Parameter, dist.ProcessGroup]] = (),
         recompute: bool = False,
     ) -> None:
         if schedule.ranks != grid.pp.size:
             raise refuse("ranks of the schedule", f"those of the pipeline, {grid.pp.size}", schedule.ranks)
-        chunks = listed(chunks)
+        chunks = as_list(chunks)
         if schedule.chunks != len(chunks):
             raise refuse("chunks of this rank", f"those of the schedule, {schedule.chunks}", len(chunks))
         validate(schedule)
         self.grid, self.axis = grid, grid.pp
-        self.chunks = chunks
-        self.schedule = schedule
-        self.loss_fn = loss_fn
-        self.replicas = replicas
-        self.tied = list(tied)
-        self.recompute = recompute
+        self.chunks, self.schedule, self.loss_fn = chunks, schedule, loss_fn
+        self.data_parallel, self.tied, self.recompute = data_parallel, list(tied), recompute
         self.trace: list[Span] = []
-        self._training = _part(schedule, self.axis.rank)
-        self._evaluating = _part(schedule.forward_only(), self.axis.rank)
-        self._formats: dict[Any, dict[int, Format]] = {}  # of the boundaries, by the shape of micro-batches
+        self._training = _plan(schedule, self.axis.rank)
+        self._evaluating = _plan(schedule.forward_only(), self.axis.rank)
+        self._metadata: dict[Any, dict[int, TensorMeta]] = {}  # of the boundaries, by shape and dtype of micro-batches
         parameters = (parameter for chunk in chunks for parameter in chunk.parameters())
         self.device = next((parameter.device for parameter in parameters), grid.device)
 
-    def step(self, inputs: Tensor, targets: Tensor, scale: float = 1.0) -> Tensor:
-        """Run a batch forward and backward, add to the gradients, and return the loss, on every rank.
+    def step(self, inputs: Tensor, targets: Tensor, loss_scale: float = 1.0) -> Tensor:
+        """Run forward and backward on a batch, and return the loss on every rank.
 
-        The batch is cut along axis 0 into micro-batches of equal length; loss and gradients are the mean over them, and
-        over the batches of all replicas. Every rank passes tensors of the same shapes. Only the first stage reads the
-        inputs, and the last one the targets: the others may pass tensors on the device `meta`. Gradients, but not the
-        loss, are multiplied by `scale`, which those of 16 bits may need.
+        The batch is split along dimension 0 into equal micro-batches. Loss and gradients are means over the
+        micro-batches, and over the batches of all replicas. Gradients are added to `grad`.
+
+        Args:
+            inputs: read by the first stage only; other ranks pass a tensor of the same shape, which may be on `meta`
+            targets: read by the last stage only, as above
+            loss_scale: multiplies the gradients but not the returned loss; for float16
 
         Raises:
-            ArgumentError: the batch cannot be cut evenly, or gradients are switched off: nothing is sent then, and
-                ranks with another batch wait for this one; or a stage returns what cannot be sent
-            PeerLost, CollectiveTimeout: another rank died or did not come (from the backend ringcomm)
-            Aborted: a stage of another rank raised an error (from the backend ringcomm); nobody can go on then
+            ArgumentError: the batch cannot be split evenly or gradients are disabled, and nothing is sent (ranks with
+                a valid batch wait for this one); or a stage's output cannot be sent.
+            PeerLost: another rank died (backend ringcomm).
+            CollectiveTimeout: another rank did not arrive in time (backend ringcomm).
+            Aborted: a stage of another rank raised an error (backend ringcomm). The groups of the grid are broken.
         """
         if not torch.is_grad_enabled():
-            raise ArgumentError("step goes backward, which no_grad forbids: call evaluate")
-        batch = self._batch(inputs, targets, scale)
-        with self._nobody_waiting():
+            raise ArgumentError("step runs backward, which no_grad disables: call evaluate")
+        batch = self._batch(inputs, targets, loss_scale)
+        with self._abort_on_error():
             for parameter, group in self.tied:
                 if dist.get_rank(group) > 0:
-                    parameter.grad = None  # what has been summed before counts once
-            self._carry_out(*self._training, batch)
-            if self.replicas:
-                self.replicas.finish()
+                    parameter.grad = None  # the sum of earlier steps counts once
+            self._run(*self._training, batch)
+            if self.data_parallel:
+                self.data_parallel.finish_grad_sync()
             for parameter, group in self.tied:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 dist.all_reduce(parameter.grad, group=group)
-            return self._everywhere(batch.loss)
+            return self._broadcast_loss(batch.loss)
 
     @torch.no_grad()
     def evaluate(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Run a batch forward only, and return the loss, on every rank. All else is as for `step`.
+        """Run forward on a batch, and return the loss on every rank; arguments and errors are those of `step`.
 
-        Modules stay in the mode that they are in: call their `eval` before, if they drop anything.
+        The modules stay in training mode unless you call their `eval`.
         """
         batch = self._batch(inputs, targets)
-        with self._nobody_waiting():
-            self._carry_out(*self._evaluating, batch)
-            return self._everywhere(batch.loss)
+        with self._abort_on_error():
+            self._run(*self._evaluating, batch)
+            return self._broadcast_loss(batch.loss)
 
     @contextmanager
-    def _nobody_waiting(self) -> Iterator[None]:
-        """Let the others know if this rank fails inside: they wait for what does not come any more."""
+    def _abort_on_error(self) -> Iterator[None]:
+        """Abort the peers if this rank fails, so that none waits for a message that will never arrive."""
         try:
             yield
         except BaseException:
             self.grid.abort()
             raise
 
-    def _batch(self, inputs: Tensor, targets: Tensor, scale: float = 1.0) -> "_Batch":
-        x, y = self._cut("inputs", inputs), self._cut("targets", targets)
+    def _batch(self, inputs: Tensor, targets: Tensor, loss_scale: float = 1.0) -> "_Batch":
+        x, y = self._split("inputs", inputs), self._split("targets", targets)
         if len(x[0]) != len(y[0]):
             raise refuse("rows of the targets", f"those of the inputs, {len(inputs)}", len(targets))
-        return _Batch(self, x, y, scale)
+        return _Batch(self, x, y, loss_scale)
 
-    def _everywhere(self, loss: Tensor) -> Tensor:
-        """Return the loss that the last stage knows, averaged over the replicas."""
+    def _broadcast_loss(self, loss: Tensor) -> Tensor:
+        """Return the loss of the last stage, averaged over the replicas."""
         if self.axis.size > 1:
             dist.broadcast(loss, self.axis.ranks[-1], group=self.axis.group)
-        return summed(loss, self.grid.dp) / self.grid.dp.size if self.replicas else loss
+        return all_reduced(loss, self.grid.dp) / self.grid.dp.size if self.data_parallel else loss
 
-    def _carry_out(self, row: Sequence[Action], order: Sequence[Message], batch: "_Batch") -> None:
+    def _run(self, row: Sequence[Action], order: Sequence[P2PTransfer], batch: "_Batch") -> None:
         rank, schedule = self.axis.rank, self.schedule
-        formats = self._formats.setdefault((batch.inputs[0].shape, batch.inputs[0].dtype), {})
-        mail = Mail(self.axis, schedule, order, formats, self.device)
+        metadata = self._metadata.setdefault((batch.inputs[0].shape, batch.inputs[0].dtype), {})
+        p2p = P2PCommunicator(self.axis, schedule, order, metadata, self.device)
         self.trace = []
         start = perf_counter()
         for action in row:
-            needed, given = schedule.needs(rank, action), schedule.gives(rank, action)
-            arrived = None if needed is None else mail.receive(needed)
+            source, destination = schedule.input_of(rank, action), schedule.output_of(rank, action)
+            received = p2p.recv(source) if source else None
             begin = perf_counter()
-            result = (batch.forward if action.work == FORWARD else batch.backward)(action, arrived)
+            result = (batch.forward if action.phase == FORWARD else batch.backward)(action, received)
             self.trace.append(Span(action, begin - start, perf_counter() - start))
-            if given is not None:
+            if destination:
                 if result is None:
                     stage = schedule.stage(rank, action.chunk)
-                    raise ArgumentError(f"stage {stage}: what it returns does not depend on what it is given")
-                mail.send(given, result)
-        mail.close()
+                    raise ArgumentError(f"stage {stage}: its output does not depend on its input")
+                p2p.send(destination, result)
+        p2p.wait_sends()
 
-    def _cut(self, what: str, batch: Tensor) -> tuple[Tensor, ...]:
+    def _split(self, what: str, batch: Tensor) -> tuple[Tensor, ...]:
         rows, parts = batch.shape[0] if batch.dim() else 0, self.schedule.micro_batches
         if rows == 0 or rows % parts:
             raise refuse(f"rows of the {what}, for {parts} micro-batches", f"a multiple of {parts}", rows)
         return torch.split(batch, rows // parts)
 
 
-def _part(schedule: Schedule, rank: int) -> tuple[Sequence[Action], list[Message]]:
-    """Return what a rank does, and what it sends and receives, in order."""
-    return schedule.table[rank], [each for each in messages(schedule) if rank in schedule.ends(each)]
+def _plan(schedule: PipelineSchedule, rank: int) -> tuple[Sequence[Action], list[P2PTransfer]]:
+    """Return a rank's actions and transfers, in order."""
+    return schedule.table[rank], [each for each in transfers(schedule) if rank in schedule.endpoints(each)]
 
 
 class _Batch:
-    """One batch on its way through the stages of this rank."""
+    """The state of one batch in the stages of this rank."""
 
     def __init__(
-        self, pipeline: Pipeline, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...], scale: float
+        self, pipeline: Pipeline, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...], loss_scale: float
     ) -> None:
         self.inputs, self.targets = inputs, targets
         self.loss = torch.zeros((), dtype=torch.float64, device=pipeline.device)
-        self._pipeline, self._scale = pipeline, scale
-        self._held: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # what went into a chunk, and what came out
+        self._pipeline, self._loss_scale = pipeline, loss_scale
+        self._saved: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # input and output of each pending backward
 
-    def forward(self, action: Action, arrived: Tensor | None) -> Tensor:
-        """Return what a stage makes of what has arrived; of the last one, the loss."""
+    def forward(self, action: Action, received: Tensor | None) -> Tensor:
+        """Return a stage's output; of the last stage, the loss."""
         pipeline, training = self._pipeline, torch.is_grad_enabled()
         chunk = pipeline.chunks[action.chunk]
-        x = self.inputs[action.micro_batch] if arrived is None else arrived.requires_grad_(training)
+        x = self.inputs[action.micro_batch] if received is None else received.requires_grad_(training)
         recompute = pipeline.recompute and training
         stage = pipeline.schedule.stage(pipeline.axis.rank, action.chunk)
         y: Tensor = checkpoint(chunk, x, use_reentrant=False) if recompute else chunk(x)
         if not isinstance(y, Tensor):
-            raise refuse(f"what stage {stage} returns", "one tensor", type(y).__name__)
+            raise refuse(f"output of stage {stage}", "one tensor", type(y).__name__)
         if stage == pipeline.schedule.stages - 1:
             y = pipeline.loss_fn(y, self.targets[action.micro_batch]) / pipeline.schedule.micro_batches
             if y.dim():
-                raise refuse("the shape of what loss_fn returns", (), tuple(y.shape))
+                raise refuse("shape of the result of loss_fn", (), tuple(y.shape))
             self.loss = self.loss + y.detach().to(self.loss)
-            y = y * self._scale
+            y = y * self._loss_scale
         if training:
-            self._held[action.micro_batch, action.chunk] = x, y
+            self._saved[action.micro_batch, action.chunk] = x, y
         return y.detach()
 
-    def backward(self, action: Action, arrived: Tensor | None) -> Tensor | None:
-        """Return the gradient of what a stage was given, from that of what it made."""
-        x, y = self._held.pop((action.micro_batch, action.chunk))
-        replicas, last = self._pipeline.replicas, action.micro_batch == len(self.inputs) - 1
-        with replicas.no_sync() if replicas and not last else nullcontext():
-            if y.requires_grad:  # else the stages so far are frozen
-                torch.autograd.backward(y, arrived)
+    def backward(self, action: Action, received: Tensor | None) -> Tensor | None:
+        """Return the gradient of a stage's input, given that of its output."""
+        x, y = self._saved.pop((action.micro_batch, action.chunk))
+        data_parallel, last = self._pipeline.data_parallel, action.micro_batch == len(self.inputs) - 1
+        with data_parallel.no_sync() if data_parallel and not last else nullcontext():
+            if y.requires_grad:  # False if all stages up to here are frozen
+                torch.autograd.backward(y, received)
         return x.grad if x.is_leaf else None

@@ -1,24 +1,27 @@
-"""Pipeline schedules as data: a table that says, for each rank, what it does in which order. No torch in here.
+"""Pipeline schedules as data: the actions of each rank, in order. This module needs no torch.
 
-A model is cut into *stages*, one after the other; a batch into m *micro-batches*. Each of p ranks has v *chunks*: chunk
-c of rank r is stage c·p + r, so that what a stage gives goes to the next rank, and from the last one to rank 0.
+A model is divided into *stages*, a batch into m *micro-batches*. Each of p ranks holds v *chunks* (virtual stages):
+chunk c of rank r is stage c·p + r, so a stage sends its output to the next rank, and the last rank to rank 0.
 
-| schedule    | bubble         | in flight on rank r, at most | paper                                    |
-|-------------|----------------|------------------------------|------------------------------------------|
-| gpipe       | (p-1) / m      | m                            | Huang et al., GPipe, 2018                |
-| 1f1b        | (p-1) / m      | p - r                        | Narayanan et al., SC 2021, section 2.2.1 |
-| interleaved | (p-1) / (v·m)  | (v+1)·p - 2r - 1             | the same, section 2.2.2                  |
+===========  ===========  =============================  ========================================
+Schedule     Bubble       Most in flight on rank r       Paper
+===========  ===========  =============================  ========================================
+gpipe        (p-1)/m      m                              Huang et al., GPipe, 2018
+1f1b         (p-1)/m      p - r                          Narayanan et al., SC 2021, section 2.2.1
+interleaved  (p-1)/(v·m)  (v+1)·p - 2r - 1               Narayanan et al., SC 2021, section 2.2.2
+===========  ===========  =============================  ========================================
 
-The *bubble* is the time in which a rank has nothing to do, as a share of the time in which it works. *In flight* is
-what has been forward and not yet backward; of an interleaved schedule, the v-th part of a rank's layers each.
+The *bubble* is a rank's idle time divided by its compute time. *In flight* counts the chunk activations between a
+forward and its backward; with v chunks, each holds a v-th of the rank's layers.
 
-The same table is checked (`validate`), timed (`simulate`), drawn (`ringcomm draw 1f1b -p 4 -m 8 -o 1f1b.png`), and
-carried out (ringcomm.parallel.pipeline). It is a plain value: whoever has a better one writes it down.
+One table is checked (`validate`), simulated (`simulate`), drawn (`ringcomm draw 1f1b -p 4 -m 8 -o 1f1b.png`) and
+executed (`ringcomm.parallel.Pipeline`). A schedule is a plain value: you can write your own.
 """
 
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import NamedTuple
 
 from ringcomm.errors import ArgumentError, integer, refuse, unknown
@@ -28,16 +31,13 @@ __all__ = [
     "FORWARD",
     "SCHEDULES",
     "Action",
-    "Message",
-    "Schedule",
+    "P2PTransfer",
+    "PipelineSchedule",
     "Span",
     "Timeline",
-    "gpipe",
-    "interleaved",
     "make_schedule",
-    "messages",
-    "one_forward_one_backward",
     "simulate",
+    "transfers",
     "validate",
 ]
 
@@ -45,149 +45,129 @@ FORWARD, BACKWARD = "forward", "backward"
 
 
 class Action(NamedTuple):
-    """What a rank does in one go: the forward or the backward of a micro-batch, by one of its chunks."""
+    """The forward or backward of one micro-batch through one chunk of a rank."""
 
-    work: str
+    phase: str
     micro_batch: int
     chunk: int = 0
 
     def __str__(self) -> str:
-        return f"{self.work} of micro-batch {self.micro_batch} by chunk {self.chunk}"
+        return f"{self.phase} of micro-batch {self.micro_batch} by chunk {self.chunk}"
 
 
-class Message(NamedTuple):
-    """What passes from stage `boundary` to the next one, an output; or back, its gradient."""
+class P2PTransfer(NamedTuple):
+    """An activation sent from stage `boundary` to the next stage, or its gradient sent back."""
 
-    work: str
+    phase: str
     micro_batch: int
     boundary: int
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """What each rank does: `table[rank]` are its actions, in order."""
+class PipelineSchedule:
+    """The actions of all ranks: `table[rank]` has those of a rank, in order; `chunks` is its number of stages."""
 
     name: str
     ranks: int
     micro_batches: int
-    chunks: int  # of each rank
+    chunks: int
     table: tuple[tuple[Action, ...], ...]
 
     @property
     def stages(self) -> int:
+        """Number of stages of the model."""
         return self.ranks * self.chunks
 
     def stage(self, rank: int, chunk: int) -> int:
-        """Return which stage of the model a chunk of a rank is."""
+        """Return the stage of the model that a rank's chunk is."""
         return chunk * self.ranks + rank
 
-    def needs(self, rank: int, action: Action) -> Message | None:
-        """Return what an action waits for; None for a forward of the first stage, and a backward of the last."""
+    def input_of(self, rank: int, action: Action) -> P2PTransfer | None:
+        """Return the transfer an action waits for; None for a forward of the first stage or a backward of the last."""
         stage = self.stage(rank, action.chunk)
-        return self._message(action, stage - 1 if action.work == FORWARD else stage)
+        return self._transfer(action, stage - 1 if action.phase == FORWARD else stage)
 
-    def gives(self, rank: int, action: Action) -> Message | None:
-        """Return what an action has for others; None for a forward of the last stage, and a backward of the first."""
+    def output_of(self, rank: int, action: Action) -> P2PTransfer | None:
+        """Return the transfer an action produces; None for a forward of the last stage or a backward of the first."""
         stage = self.stage(rank, action.chunk)
-        return self._message(action, stage if action.work == FORWARD else stage - 1)
+        return self._transfer(action, stage if action.phase == FORWARD else stage - 1)
 
-    def _message(self, action: Action, boundary: int) -> Message | None:
+    def _transfer(self, action: Action, boundary: int) -> P2PTransfer | None:
         inside = 0 <= boundary < self.stages - 1
-        return Message(action.work, action.micro_batch, boundary) if inside else None
+        return P2PTransfer(action.phase, action.micro_batch, boundary) if inside else None
 
-    def ends(self, message: Message) -> tuple[int, int]:
-        """Return who sends a message and who receives it: the same rank, if that has both stages."""
-        below, above = message.boundary % self.ranks, (message.boundary + 1) % self.ranks
-        return (below, above) if message.work == FORWARD else (above, below)
+    def endpoints(self, transfer: P2PTransfer) -> tuple[int, int]:
+        """Return the sending and the receiving rank, which are equal if one rank has both stages."""
+        below, above = transfer.boundary % self.ranks, (transfer.boundary + 1) % self.ranks
+        return (below, above) if transfer.phase == FORWARD else (above, below)
 
-    def forward_only(self) -> "Schedule":
-        """Return the schedule without what is backward, to evaluate a model."""
-        rows = (tuple(action for action in row if action.work == FORWARD) for row in self.table)
+    def forward_only(self) -> "PipelineSchedule":
+        """Return the schedule without its backwards, for evaluation."""
+        rows = (tuple(action for action in row if action.phase == FORWARD) for row in self.table)
         return replace(self, name=f"{self.name}, forward only", table=tuple(rows))
 
 
 # --- The schedules ----------------------------------------------------------------------------------------------------
 
-
-def gpipe(ranks: int, micro_batches: int) -> Schedule:
-    """All forwards, then all backwards: simple, and every micro-batch is in flight at once."""
-    return _filled("gpipe", ranks, micro_batches, 1, lambda rank: micro_batches)
-
-
-def one_forward_one_backward(ranks: int, micro_batches: int) -> Schedule:
-    """As few forwards as the ranks behind need to begin; from then on a forward and a backward in turns."""
-    return _filled("1f1b", ranks, micro_batches, 1, lambda rank: ranks - 1 - rank)
+# For each schedule, the forwards that rank r of p runs before it alternates forwards and backwards, given m and v.
+SCHEDULES: dict[str, Callable[[int, int, int, int], int]] = {
+    "gpipe": lambda r, p, m, v: m,
+    "1f1b": lambda r, p, m, v: p - 1 - r,
+    "interleaved": lambda r, p, m, v: (v - 1) * p + 2 * (p - 1 - r),
+}
 
 
-def interleaved(ranks: int, micro_batches: int, chunks: int) -> Schedule:
-    """1F1B with several chunks for each rank, which take the micro-batches by turns, p of them at a time.
+def make_schedule(name: str, ranks: int, micro_batches: int, chunks: int = 1) -> PipelineSchedule:
+    """Return a schedule by its name.
 
-    The bubble is that of a v-th of a rank's work, and v times as many messages are sent.
+    Args:
+        name: "gpipe" runs all forwards, then all backwards. "1f1b" runs a forward for each later rank, then alternates
+            forwards and backwards. "interleaved" does so with v chunks on each rank, which take turns after every p
+            micro-batches: the bubble is v times smaller, and v times as many messages are sent.
+        ranks: number of ranks of the pipeline
+        micro_batches: number of micro-batches of a batch; interleaved: a multiple of `ranks`
+        chunks: number of stages of each rank; interleaved: at least 2, otherwise 1
+
+    Raises:
+        ArgumentError: the name is unknown, or the schedule does not exist for these numbers.
     """
-    if integer("chunks of the interleaved schedule", chunks) < 2:
-        raise refuse("chunks of the interleaved schedule", "2 or more for each rank (else it is 1f1b)", chunks)
-    if integer("ranks", ranks, 1) and integer("micro-batches", micro_batches, 1) % ranks:
-        what = f"micro-batches of the interleaved schedule, which go by turns of {ranks} over {ranks} ranks"
-        raise refuse(what, f"a multiple of {ranks}", micro_batches)
-    return _filled(
-        "interleaved", ranks, micro_batches, chunks, lambda rank: (chunks - 1) * ranks + 2 * (ranks - 1 - rank)
-    )
-
-
-SCHEDULES = ("gpipe", "1f1b", "interleaved")
-
-
-def make_schedule(name: str, ranks: int, micro_batches: int, chunks: int = 1) -> Schedule:
-    """Return the schedule of this name. ArgumentError, with the numbers, if there can be none."""
-    if name == "interleaved":
-        return interleaved(ranks, micro_batches, chunks)
     if name not in SCHEDULES:
         raise unknown("schedule", name, SCHEDULES)
-    if integer("chunks", chunks) != 1:
-        raise refuse(f"chunks of {name}", "1 for each rank (interleaved has more)", chunks)
-    return (gpipe if name == "gpipe" else one_forward_one_backward)(ranks, micro_batches)
-
-
-def _filled(name: str, ranks: int, micro_batches: int, chunks: int, ahead: Callable[[int], int]) -> Schedule:
-    """Return a schedule whose ranks run `ahead(rank)` forwards, then one forward and one backward in turns.
-
-    The k-th forward and the k-th backward of a rank are the same ones on every rank. Backwards of a chunk come in the
-    order of the micro-batches, so that gradients are added in that order.
-    """
-    integer("ranks", ranks, 1)
-    integer("micro-batches", micro_batches, 1)
-
-    def place(k: int) -> tuple[int, int]:
-        turn, k = divmod(k, ranks * chunks)
-        chunk, k = divmod(k, ranks)
-        return turn * ranks + k, chunk
-
-    places = [place(k) for k in range(micro_batches * chunks)]
-    forwards = [Action(FORWARD, micro_batch, chunk) for micro_batch, chunk in places]
-    backwards = [Action(BACKWARD, micro_batch, chunks - 1 - chunk) for micro_batch, chunk in places]
+    for what, number in (("ranks", ranks), ("micro-batches", micro_batches), ("chunks", chunks)):
+        integer(what, number, 1)
+    if (chunks > 1) is not (name == "interleaved"):
+        raise refuse(f"chunks of {name}", "at least 2 per rank" if chunks == 1 else "1 per rank", chunks)
+    if name == "interleaved" and micro_batches % ranks:
+        raise refuse("micro-batches of interleaved", f"a multiple of {ranks} ranks", micro_batches)
+    # The k-th forward and the k-th backward are the same on every rank. The backwards of a chunk follow the order of
+    # the micro-batches, which is the order in which gradients are added.
+    turns = [range(first, min(first + ranks, micro_batches)) for first in range(0, micro_batches, ranks)]
+    order = [(micro_batch, chunk) for turn in turns for chunk in range(chunks) for micro_batch in turn]
+    forwards = [Action(FORWARD, micro_batch, chunk) for micro_batch, chunk in order]
+    backwards = [Action(BACKWARD, micro_batch, chunks - 1 - chunk) for micro_batch, chunk in order]
     table = []
     for rank in range(ranks):
-        first = min(ahead(rank), len(forwards))
-        turns = [action for pair in zip(forwards[first:], backwards, strict=False) for action in pair]
-        table.append((*forwards[:first], *turns, *backwards[len(forwards) - first :]))
-    return Schedule(name, ranks, micro_batches, chunks, tuple(table))
+        warmup = min(SCHEDULES[name](rank, ranks, micro_batches, chunks), len(forwards))
+        steady = [action for pair in zip(forwards[warmup:], backwards, strict=False) for action in pair]
+        table.append((*forwards[:warmup], *steady, *backwards[len(forwards) - warmup :]))
+    return PipelineSchedule(name, ranks, micro_batches, chunks, tuple(table))
 
 
-# --- Is it one? -------------------------------------------------------------------------------------------------------
+def validate(schedule: PipelineSchedule) -> None:
+    """Check that a schedule trains a model.
 
+    Every stage runs each micro-batch forward once and later backward once. Backwards follow the order of the
+    micro-batches, so gradients have the bits of one process that runs the micro-batches one by one. With sends that do
+    not block, no rank waits forever.
 
-def validate(schedule: Schedule) -> None:
-    """Check that a table trains: ArgumentError, with rank and action, if it does not.
-
-    Every stage does every micro-batch once forward and then once backward, the backwards in the order of the
-    micro-batches: gradients are added in the same order on every stage, and have the bits of one process that takes the
-    micro-batches one by one. And no rank waits for ever, though sends wait for nobody.
+    Raises:
+        ArgumentError: the schedule does not; the message names the rank and the action.
     """
     if len(schedule.table) != schedule.ranks:
         raise refuse(f"table of {schedule.name}", f"a row for each of {schedule.ranks} ranks", len(schedule.table))
     expected = Counter(
-        Action(work, micro_batch, chunk)
-        for work in (FORWARD, BACKWARD)
+        Action(phase, micro_batch, chunk)
+        for phase in (FORWARD, BACKWARD)
         for micro_batch in range(schedule.micro_batches)
         for chunk in range(schedule.chunks)
     )
@@ -195,27 +175,23 @@ def validate(schedule: Schedule) -> None:
         found = Counter(row)
         for action in (expected - found) or (found - expected):
             raise refuse(f"{schedule.name}, rank {rank}: {action}", f"{expected[action]} times", found[action])
-        following = dict.fromkeys(range(schedule.chunks), 0)  # the micro-batch whose backward comes next
-        forwards: set[tuple[int, int]] = set()
-        for work, micro_batch, chunk in row:
-            if work == FORWARD:
-                forwards.add((micro_batch, chunk))
-            elif micro_batch != following[chunk]:
-                what = f"{schedule.name}, rank {rank}: the next backward by chunk {chunk}"
-                raise refuse(what, f"micro-batch {following[chunk]}", micro_batch)
-            elif (micro_batch, chunk) not in forwards:
-                action = Action(work, micro_batch, chunk)
-                raise ArgumentError(f"{schedule.name}, rank {rank}: {action} comes before its forward")
-            else:
-                following[chunk] += 1
+        at = {action: place for place, action in enumerate(row)}
+        for chunk in range(schedule.chunks):
+            backwards = [action for action in row if action.phase == BACKWARD and action.chunk == chunk]
+            if backwards != sorted(backwards):
+                what = f"{schedule.name}, rank {rank}: backwards by chunk {chunk}"
+                raise refuse(what, "the order of the micro-batches", [action.micro_batch for action in backwards])
+            for action in backwards:
+                if at[action] < at[action._replace(phase=FORWARD)]:
+                    raise ArgumentError(f"{schedule.name}, rank {rank}: {action} comes before its forward")
     simulate(schedule)
 
 
-# --- What time does it take? ------------------------------------------------------------------------------------------
+# --- Simulation -------------------------------------------------------------------------------------------------------
 
 
 class Span(NamedTuple):
-    """When an action is done."""
+    """The time an action takes."""
 
     action: Action
     begin: float
@@ -224,80 +200,75 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """A schedule in time: `spans[rank]` is its row, with begins and ends."""
+    """A simulated schedule: `spans[rank]` is the rank's row with its times."""
 
-    schedule: Schedule
+    schedule: PipelineSchedule
     spans: tuple[tuple[Span, ...], ...]
 
     @property
     def makespan(self) -> float:
-        """From the first begin to the last end."""
+        """Time at which the last action ends."""
         return max(row[-1].end for row in self.spans)
 
     @property
     def bubble(self) -> float:
-        """How long ranks wait, as a share of how long they work."""
-        work = sum(end - begin for row in self.spans for _, begin, end in row)
-        return (self.makespan * len(self.spans) - work) / work
+        """Idle time of all ranks, divided by their compute time."""
+        compute = sum(end - begin for row in self.spans for _, begin, end in row)
+        return (self.makespan * len(self.spans) - compute) / compute
 
     @property
     def peaks(self) -> tuple[int, ...]:
-        """Of each rank, the most chunks' activations that it has at once: between a forward and its backward."""
-        peaks = []
-        for row in self.schedule.table:
-            held = most = 0
-            for action in row:
-                held += 1 if action.work == FORWARD else -1
-                most = max(most, held)
-            peaks.append(most)
-        return tuple(peaks)
+        """For each rank, the most chunk activations in flight at once."""
+        rows = ([1 if action.phase == FORWARD else -1 for action in row] for row in self.schedule.table)
+        return tuple(max(accumulate(row)) for row in rows)
 
 
-def simulate(schedule: Schedule, forward: float = 1, backward: float = 2) -> Timeline:
-    """Return when each rank does what, if a chunk takes so long forward and backward, and messages take no time.
+def simulate(schedule: PipelineSchedule, forward: float = 1, backward: float = 2) -> Timeline:
+    """Return the times of all actions, given those of a chunk's forward and backward; transfers take no time.
 
-    Raises ArgumentError, with what each rank waits for, if they wait for each other.
+    Raises:
+        ArgumentError: a time is not positive, or the ranks deadlock; the message has what each rank waits for.
     """
     if not (forward > 0 and backward > 0):
         raise refuse("times of a forward and a backward", "more than 0", (forward, backward))
-    arrived: dict[Message | None, float] = {None: 0}
+    arrived: dict[P2PTransfer | None, float] = {None: 0}
     spans: list[list[Span]] = [[] for _ in schedule.table]
 
     def advance(rank: int) -> bool:
-        """Do the next action of a rank, if it can be done and there is one."""
+        """Run a rank's next action; return False if there is none or its input has not arrived."""
         row, done = schedule.table[rank], spans[rank]
-        if len(done) == len(row) or (needed := schedule.needs(rank, row[len(done)])) not in arrived:
+        if len(done) == len(row) or (needed := schedule.input_of(rank, row[len(done)])) not in arrived:
             return False
         action = row[len(done)]
         begin = max(arrived[needed], done[-1].end if done else 0)
-        end = begin + (forward if action.work == FORWARD else backward)
+        end = begin + (forward if action.phase == FORWARD else backward)
         done.append(Span(action, begin, end))
-        if (given := schedule.gives(rank, action)) is not None:
-            arrived[given] = end
+        if output := schedule.output_of(rank, action):
+            arrived[output] = end
         return True
 
     while True in [advance(rank) for rank in range(schedule.ranks)]:
         pass
     waiting = [
-        f"rank {rank}: {row[len(done)]} waits for {schedule.needs(rank, row[len(done)])}"
+        f"rank {rank}: {row[len(done)]} waits for {schedule.input_of(rank, row[len(done)])}"
         for rank, (row, done) in enumerate(zip(schedule.table, spans, strict=True))
         if len(done) < len(row)
     ]
     if waiting:
-        raise ArgumentError("\n".join([f"{schedule.name}: ranks wait for each other", *waiting]))
+        raise ArgumentError("\n".join([f"{schedule.name}: the ranks deadlock", *waiting]))
     return Timeline(schedule, tuple(map(tuple, spans)))
 
 
-def messages(schedule: Schedule) -> list[Message]:
-    """Return what passes between ranks, in the order in which it can be sent: the simulated time.
+def transfers(schedule: PipelineSchedule) -> list[P2PTransfer]:
+    """Return the transfers between ranks, in order of simulated time.
 
-    If every rank begins its sends and receives in this order, none waits for ever, not even where the messages of a
-    rank go one by one, as they do on a CUDA stream: whatever a message waits for comes before it.
+    If every rank posts its sends and receives in this order none waits forever, not even if they run one by one, as on
+    a CUDA stream: a transfer depends only on earlier ones.
     """
     ready = [
-        (end, rank, given)
+        (end, rank, output)
         for rank, row in enumerate(simulate(schedule).spans)
         for action, _, end in row
-        if (given := schedule.gives(rank, action)) is not None
+        if (output := schedule.output_of(rank, action))
     ]
-    return [message for _, _, message in sorted(ready) if len(set(schedule.ends(message))) == 2]
+    return [transfer for _, _, transfer in sorted(ready) if len(set(schedule.endpoints(transfer))) == 2]

@@ -1,9 +1,9 @@
-"""Random numbers: which ranks draw the same, and which draw their own.
+"""Random numbers: equal on some ranks, different on others.
 
-torch's default generator is the stream of one stage of one replica: the same on the ranks of its tensor axis, different
-across data and pipeline. Dropout of what all ranks of the tensor axis have draws from it as usual. Dropout of what is
-cut (heads, a part of the sequence) runs inside `own`. That needs no second stream: the seed of the inside is drawn from
-the outside, so whoever keeps and restores torch's state, as activation recomputation does, gets the same numbers again.
+torch's default generator is equal on the ranks of a tensor axis and differs across data and pipeline. Dropout of
+replicated activations draws from it as usual; dropout of sharded ones (heads, part of a sequence) runs inside
+`rank_local_rng`. The seed inside is drawn from the generator outside, so saving and restoring torch's state, as
+activation recomputation does, reproduces both.
 """
 
 import hashlib
@@ -14,33 +14,33 @@ import torch
 
 from ringcomm.parallel.grid import Axis, Grid
 
-__all__ = ["mixed", "own", "seed_ranks"]
+__all__ = ["derive_seed", "rank_local_rng", "seed_ranks"]
 
 
 def seed_ranks(grid: Grid, seed: int) -> None:
-    """Seed torch alike on the ranks of `tp`, and differently across `dp` and `pp`."""
-    torch.manual_seed(mixed(seed, grid.dp.rank, grid.pp.rank))
+    """Seed torch equally on the ranks of `tp`, and differently across `dp` and `pp`."""
+    torch.manual_seed(derive_seed(seed, grid.dp.rank, grid.pp.rank))
 
 
 @contextmanager
-def own(axis: Axis, device: torch.device) -> Iterator[None]:
-    """Let each rank of the axis draw numbers of its own inside; outside, all go on drawing the same.
+def rank_local_rng(axis: Axis, device: torch.device) -> Iterator[None]:
+    """Use different random numbers on each rank of the axis inside the block, without affecting those after it.
 
-    Forward and backward: no communication. Every rank of the axis must enter with the same state of torch's generator.
+    No communication. Every rank of the axis must enter with the same state of torch's generator.
     """
     if axis.size == 1:
         yield
         return
-    seed = mixed(int(torch.randint(2**62, (), device="cpu")), axis.rank)
+    seed = derive_seed(int(torch.randint(2**62, (), device="cpu")), axis.rank)
     gpus = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(gpus):
         torch.default_generator.manual_seed(seed)
         if gpus:
-            with torch.cuda.device(device):  # this one only: the state of no other is restored
+            with torch.cuda.device(device):  # of this GPU only: fork_rng restores no other
                 torch.cuda.manual_seed(seed)
         yield
 
 
-def mixed(*parts: int | str) -> int:
-    """Return a seed of 63 bits that is another one for any other parts, the same in every process."""
+def derive_seed(*parts: int | str) -> int:
+    """Return a seed of 63 bits: a hash of the parts, the same in every process."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()) >> 1

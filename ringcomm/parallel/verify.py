@@ -1,12 +1,15 @@
-"""Shipped checks: is a parallel model the model of one process, and does it send what the formulas say?
+"""Checks for your own tests: compare a model with the same model in one process, and its bytes with the formulas.
 
-whole = gpt_stages(config, Grid.alone(), seed=seed)
-...                                                    # the same steps with `whole` as with `chunks`
-check_model(chunks, whole, grid, 1e-10)                # every weight and every gradient
+After the same steps with both models, and around one step, respectively::
 
-with traffic() as calls:
-    ...                                                # a step
-assert sent(calls, grid.tp) == tensor_parallel_bytes(...)
+    reference = gpt_stages(config, Grid.alone(), seed=seed)
+    check_model(chunks, reference, grid, 1e-10)
+
+    with record_traffic() as calls:
+        pipeline.step(inputs, targets)
+    assert bytes_sent(calls, grid.pp) == pipeline_bytes(...)
+
+`check_model` compares every weight and every gradient.
 """
 
 import re
@@ -22,19 +25,19 @@ from torch.profiler import ProfilerActivity, profile
 
 from ringcomm.errors import refuse
 from ringcomm.parallel.grid import Axis, Grid
-from ringcomm.parallel.layout import parameters, splits, to_full
+from ringcomm.parallel.sharding import collect_shard_specs, full_tensors, named_parameters
 from ringcomm.torch import enable_profiler_labels, labels
 
 __all__ = [
-    "Call",
+    "RecordedCall",
+    "bytes_sent",
     "check_model",
     "data_parallel_bytes",
     "full_gradients",
     "full_weights",
     "pipeline_bytes",
-    "sent",
+    "record_traffic",
     "tensor_parallel_bytes",
-    "traffic",
 ]
 
 
@@ -45,9 +48,9 @@ KINDS: dict[str, Values] = {
     "gradient": lambda parameter: parameter.grad,
 }
 
-# Gradients of queries may be 1e-10 of the largest, that of a key's bias is zero in theory: what is left when larger
-# numbers cancel, which carries their rounding. With this floor no number of a small GPT on up to 8 ranks was seen to be
-# off by more than a hundred roundings (2e-14 in float64, 9e-6 in float32); without one, by a hundred times as many.
+# Gradients of queries can be 1e-10 of the largest, and that of a key's bias is zero in theory: larger numbers cancel
+# and leave their rounding errors. With this floor no value of a small GPT on up to 8 ranks was off by more than 100
+# roundings (2e-14 in float64, 9e-6 in float32); without it, by up to 10,000.
 FLOOR = 1e-5
 
 
@@ -55,7 +58,7 @@ FLOOR = 1e-5
 
 
 def full_weights(chunks: Sequence[nn.Module], grid: Grid) -> dict[str, torch.Tensor]:
-    """Return the weights of the full model by name, on every rank that has a part of it.
+    """Return the weights of the full model by name, on every rank.
 
     Raises:
         AssertionError: tied weights differ.
@@ -64,25 +67,25 @@ def full_weights(chunks: Sequence[nn.Module], grid: Grid) -> dict[str, torch.Ten
 
 
 def full_gradients(chunks: Sequence[nn.Module], grid: Grid) -> dict[str, torch.Tensor]:
-    """Return the gradients of the full model by name, on every rank that has a part of it; no gradient is left out.
+    """Return the gradients of the full model by name, on every rank.
 
     Raises:
-        AssertionError: a parameter has none, or those of tied weights differ.
+        AssertionError: a parameter has no gradient, or those of tied weights differ.
     """
     return _full(chunks, grid, KINDS["gradient"])
 
 
-def check_model(chunks: Sequence[nn.Module], whole: Sequence[nn.Module], grid: Grid, tolerance: float) -> None:
-    """Compare all weights and gradients of a model with those of `whole`, the same model in one process.
+def check_model(chunks: Sequence[nn.Module], reference: Sequence[nn.Module], grid: Grid, tolerance: float) -> None:
+    """Compare all weights and gradients of a model with those of `reference`, the same model in one process.
 
-    A number may be off by `tolerance` times the sum of the largest of its parameter and, since small gradients carry
-    the rounding of the larger numbers that they are made from, FLOOR times the largest of the model.
+    A value may be off by `tolerance` · (p + 1e-5 · m), where p and m are the largest absolute values of its parameter
+    and of the model. The second term covers small gradients with the rounding errors of larger terms that cancel.
 
     Raises:
-        AssertionError: another model, or a number that is off by more; the message names the parameter.
+        AssertionError: the models differ; the message names the parameter.
     """
     for kind, of in KINDS.items():
-        got, expected = _full(chunks, grid, of), _named(whole, of)
+        got, expected = _full(chunks, grid, of), _named(reference, of)
         if got.keys() != expected.keys():
             raise AssertionError(f"only one of the models has {sorted(got.keys() ^ expected.keys())}")
         largest = max(float(x.abs().max()) for x in expected.values())
@@ -97,42 +100,42 @@ def check_model(chunks: Sequence[nn.Module], whole: Sequence[nn.Module], grid: G
 
 
 def _full(chunks: Sequence[nn.Module], grid: Grid, of: Values) -> dict[str, torch.Tensor]:
-    """Put the parts of the tensor axis together, then the stages of the pipeline."""
-    cuts = {name: split for chunk in chunks for name, split in splits(chunk).items()}
+    """Gather the shards of the tensor axis, then the stages of the pipeline."""
+    specs = {name: spec for chunk in chunks for name, spec in collect_shard_specs(chunk).items()}
     stages: list[Any] = [None] * grid.pp.size
-    dist.all_gather_object(stages, to_full(_named(chunks, of), cuts, grid.tp), group=grid.pp.group)
-    return _united(stages)
+    dist.all_gather_object(stages, full_tensors(_named(chunks, of), specs, grid.tp), group=grid.pp.group)
+    return _merge(stages)
 
 
 def _named(chunks: Sequence[nn.Module], of: Values) -> dict[str, torch.Tensor]:
-    """Return the values that this rank has, by name."""
-    found = [{name: of(parameter) for name, parameter in parameters(chunk)} for chunk in chunks]
+    """Return this rank's values, by name."""
+    found = [{name: of(parameter) for name, parameter in named_parameters(chunk)} for chunk in chunks]
     if missing := [name for values in found for name, x in values.items() if x is None]:
         raise AssertionError(f"no gradient of {', '.join(missing)}")
-    return _united(found)
+    return _merge(found)
 
 
-def _united(parts: Sequence[Mapping[str, torch.Tensor | None]]) -> dict[str, torch.Tensor]:
+def _merge(parts: Sequence[Mapping[str, torch.Tensor | None]]) -> dict[str, torch.Tensor]:
     full: dict[str, torch.Tensor] = {}
     for name, x in (item for values in parts for item in values.items()):
         if x is not None and not torch.equal(full.setdefault(name, x), x):
-            raise AssertionError(f"the stages differ in {name}, which they share")
+            raise AssertionError(f"the stages differ in the shared {name}")
     return full
 
 
 # --- Bytes ------------------------------------------------------------------------------------------------------------
 
 
-class Call(NamedTuple):
-    """A call that a rank made: `payload` bytes of its result, or of what was sent, in the group of that name."""
+class RecordedCall(NamedTuple):
+    """A call on the backend ringcomm: `payload` is the size of its result, or of the sent tensor, in bytes."""
 
     operation: str
     payload: int
     group: str
 
 
-# What each of n ranks sends for a payload of one byte, with the best algorithm: the factors of nccl-tests. Those count
-# the larger side of a call; a reduce_scatter is noted with its result, the smaller one.
+# Bytes each of n ranks sends per byte of payload with a bandwidth-optimal algorithm: the factors of nccl-tests, except
+# that nccl-tests counts the larger side of a reduce_scatter, and a recorded call its result.
 FACTORS = {
     "all_reduce": lambda n: Fraction(2 * (n - 1), n),
     "all_gather": lambda n: Fraction(n - 1, n),
@@ -145,9 +148,9 @@ FACTORS = {
 
 
 @contextmanager
-def traffic() -> Iterator[list[Call]]:
-    """Note every call that this rank makes on the backend ringcomm; the list is filled at the end."""
-    calls: list[Call] = []
+def record_traffic() -> Iterator[list[RecordedCall]]:
+    """Record this rank's calls on the backend ringcomm; the list is filled at the end of the block."""
+    calls: list[RecordedCall] = []
     before = labels.enabled
     enable_profiler_labels()
     try:
@@ -157,40 +160,40 @@ def traffic() -> Iterator[list[Call]]:
         enable_profiler_labels(before)
     for event in profiler.events() or ():
         if match := re.fullmatch(r"ringcomm::(\w+) (\d+) B group (\S+)", event.name):
-            calls.append(Call(match[1], int(match[2]), match[3]))
+            calls.append(RecordedCall(match[1], int(match[2]), match[3]))
 
 
-def sent(calls: Sequence[Call], axis: Axis) -> Fraction:
-    """Return how many bytes these calls make this rank send to others of the axis.
+def bytes_sent(calls: Sequence[RecordedCall], axis: Axis) -> Fraction:
+    """Return the bytes this rank sends in those calls that run on the axis.
 
     Raises:
-        ArgumentError: a call whose bytes depend on more than its payload, as a gather's do on the root.
+        ArgumentError: the bytes of a call depend on more than its payload, as those of a gather do on the root.
     """
-    mine = [call for call in calls if call.group == axis.group.group_name]
-    if others := {call.operation for call in mine} - FACTORS.keys():
-        raise refuse("the calls", f"some of {', '.join(FACTORS)}", ", ".join(sorted(others)))
-    return sum((call.payload * FACTORS[call.operation](axis.size) for call in mine), Fraction())
+    on_axis = [call for call in calls if call.group == axis.group.group_name]
+    if others := {call.operation for call in on_axis} - FACTORS.keys():
+        raise refuse("recorded calls", f"only {', '.join(FACTORS)}", ", ".join(sorted(others)))
+    return sum((call.payload * FACTORS[call.operation](axis.size) for call in on_axis), Fraction())
 
 
 def tensor_parallel_bytes(t: int, batch: int, sequence: int, hidden: int, layers: int, itemsize: int) -> Fraction:
-    """Return what a rank sends on the axis `tp` for so many transformer layers, forward and backward, in bytes.
+    """Return the bytes a rank sends on the axis `tp` for forward and backward of `layers` transformer layers.
 
-    Two pairs of layers, each an all-reduce forward and one backward: 4 · 2(t-1)/t · b·s·h a layer; as much with
-    sequence parallelism, where each all-reduce is a reduce-scatter and an all-gather (arXiv 1909.08053, 2205.05198).
-    Norms split along the sequence add the sums of their own gradients, which this leaves out.
+    A layer has 4 all-reduces, 4 · 2(t-1)/t · b·s·h elements; with sequence parallelism each becomes a reduce-scatter
+    and an all-gather of the same volume (arXiv 1909.08053, 2205.05198). Excluded are the all-reduces of the gradients
+    of replicated parameters under sequence parallelism.
     """
     return 4 * Fraction(2 * (t - 1), t) * batch * sequence * hidden * layers * itemsize
 
 
 def data_parallel_bytes(d: int, parameters: int, itemsize: int) -> Fraction:
-    """Return what a rank sends on the axis `dp` in a step, in bytes: 2(d-1)/d times its parameters."""
+    """Return the bytes a rank sends on the axis `dp` in a step: 2(d-1)/d times its parameters."""
     return Fraction(2 * (d - 1), d) * parameters * itemsize
 
 
 def pipeline_bytes(boundaries: int, batch: int, sequence: int, hidden: int, itemsize: int) -> int:
-    """Return what a rank sends on the axis `pp` for a batch, in bytes: b·s·h for each boundary and direction.
+    """Return the bytes a rank sends on the axis `pp` for a batch: b·s·h elements for each boundary.
 
-    `boundaries` are those over which this rank sends: forward from each of its chunks but the last stage of all,
-    backward from each but the first.
+    `boundaries` counts those it sends over: one for the output of each chunk except the model's last stage, and one
+    for the gradient of the input of each chunk except the first stage.
     """
     return boundaries * batch * sequence * hidden * itemsize

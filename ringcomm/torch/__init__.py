@@ -1,7 +1,7 @@
-"""The torch.distributed backend "ringcomm": after `dist.init_process_group("ringcomm")` all runs that runs on Gloo.
+"""The torch.distributed backend "ringcomm": `dist.init_process_group("ringcomm")` in place of "gloo".
 
-Importing this module registers the backend. Where ringcomm is installed `import torch` does that too, by the entry
-point "torch.backends". Tensors are used in place, on the CPU and on GPUs.
+Importing this module registers the backend; so does `import torch` where ringcomm is installed, through the entry point
+"torch.backends". Tensors are used in place, on the CPU and on GPUs.
 """
 
 from ringcomm_torch_backend import register

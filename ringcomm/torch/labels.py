@@ -1,4 +1,4 @@
-"""Names for torch.profiler."""
+"""Labels for torch.profiler."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -13,15 +13,15 @@ enabled = False
 
 
 def enable_profiler_labels(on: bool = True) -> None:
-    """Let torch.profiler see every call of the backend and every wait: as `ringcomm::all_reduce 4096 B group 0`.
+    """Label every call and every wait of the backend for torch.profiler: `ringcomm::all_reduce 4096 B group 0`.
 
-    Off by default: a label costs about a microsecond, also when no profiler runs.
+    Off by default: a label costs about a microsecond even if no profiler runs.
     """
     global enabled
     enabled = on
 
 
 def label(group: Any, call: str, tensors: Sequence[torch.Tensor]) -> AbstractContextManager[object]:
-    """Return the context in which a call is made, or waited for."""
+    """Return the context in which to make a call or wait for it."""
     size = sum(tensor.nbytes for tensor in tensors)
     return record_function(f"ringcomm::{call} {size} B group {group.group_name}")

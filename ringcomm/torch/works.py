@@ -1,4 +1,4 @@
-"""The handles that torch gets for its calls."""
+"""The work handles that torch gets for its calls."""
 
 import itertools
 import threading
@@ -14,33 +14,33 @@ import torch.distributed as dist
 from ringcomm import RingcommError, Work
 from ringcomm.completion import inside_callback
 from ringcomm.torch import labels
-from ringcomm.torch.memory import Copies, Tensors, write_back
+from ringcomm.torch.tensors import Copies, Tensors, write_back
 
-__all__ = ["Done", "Handle", "Owner", "Running", "joined", "seconds"]
+__all__ = ["CompletedWork", "RunningWork", "TorchWork", "WorkOwner", "coalesced", "seconds"]
 
 
 _Work: Any = dist.Work  # torch's stubs leave out much of what it calls
 
 
-class Owner(Protocol):
-    """What a handle needs to know of its group."""
+class WorkOwner(Protocol):
+    """What a handle needs of its process group."""
 
     @property
     def group_name(self) -> str: ...
 
-    def explained(self, error: RingcommError) -> RingcommError:
-        """Return the error, told in the words of the group."""
+    def annotated(self, error: RingcommError) -> RingcommError:
+        """Return the error with the name of the group added."""
 
 
 def seconds(timeout: timedelta | float | None) -> float | None:
-    """Return torch's timeout as ringcomm takes it: zero and less stand for the group's own."""
+    """Return torch's timeout in seconds; None, the group's own, if it is not positive."""
     if isinstance(timeout, timedelta):
         timeout = timeout.total_seconds()
     return timeout if timeout is not None and timeout > 0 else None
 
 
-class Done(_Work):  # type: ignore[misc]
-    """A call that was done when it returned."""
+class CompletedWork(_Work):  # type: ignore[misc]
+    """A call that was complete when it returned."""
 
     def __init__(self, outputs: Tensors = ()) -> None:
         super().__init__()
@@ -70,20 +70,20 @@ class Done(_Work):  # type: ignore[misc]
         return future
 
 
-class Running(_Work):  # type: ignore[misc]
+class RunningWork(_Work):  # type: ignore[misc]
     """Calls that run in the background.
 
-    `copies` are pairs of a tensor that could not be used in place and what stood for it, to be copied when the calls
-    are done. What goes wrong is raised by every `wait`, and is the error of the future.
+    `copies` are pairs of an output and its copy, to be written back when the calls are done. Every `wait` raises their
+    error, and the future carries it.
     """
 
-    def __init__(self, owner: Owner, name: str, works: Sequence[Work], outputs: Tensors, copies: Copies) -> None:
+    def __init__(self, owner: WorkOwner, name: str, works: Sequence[Work], outputs: Tensors, copies: Copies) -> None:
         super().__init__()
         self.owner, self.name = owner, name
         self.works, self.outputs, self.copies = works, outputs, copies
-        self._lock = threading.Lock()  # a thread may wait while the future is completed on another
+        self._lock = threading.Lock()  # one thread may wait while another completes the future
         self._written = False
-        self._error: Exception | None = None  # of the copies
+        self._error: Exception | None = None  # from writing back
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         limit = seconds(timeout)
@@ -93,7 +93,7 @@ class Running(_Work):  # type: ignore[misc]
                 for work in self.works:
                     work.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
             except RingcommError as error:
-                raise self.owner.explained(error)  # noqa: B904 (it is the same error)
+                raise self.owner.annotated(error)  # noqa: B904 (it is the same error)
         self._write_back()
         if self._error:
             raise self._error
@@ -105,14 +105,14 @@ class Running(_Work):  # type: ignore[misc]
     def is_completed(self) -> bool:
         if not all(work.done() for work in self.works):
             return False
-        self.exception()  # what was copied is where it belongs
+        self.exception()  # writes back
         return True
 
     def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> Exception | None:
-        """Return what `wait` would raise, None while nothing is wrong."""
+        """Return the error that `wait` would raise; None for a running or successful call."""
         if all(work.done() for work in self.works):
             try:
                 self.wait()
@@ -125,7 +125,7 @@ class Running(_Work):  # type: ignore[misc]
         return list(self.outputs)
 
     def source_rank(self) -> int:
-        """Return who sent what was received."""
+        """Return the rank that sent the received message."""
         self.wait()
         rank: int = self.works[0].result
         return rank
@@ -135,20 +135,20 @@ class Running(_Work):  # type: ignore[misc]
     def get_future(self) -> "torch.futures.Future[Any]":
         gpus = {tensor.device for tensor in self.outputs if tensor.is_cuda}
         done: torch.futures.Future[Any] = torch.futures.Future(devices=list(gpus))
-        # What a callback starts is waited for at once, so that one callback follows the other, in the same order on
-        # every rank; a hook of DDP may start further calls there.
+        # Wait at once for a call started in a callback, as hooks of DDP do: so callbacks run one after another, in one
+        # order on all ranks.
         if inside_callback():
             done.set_result(None)
-        # A callback that raises is the only way from Python to a future that C++ sees as failed.
+        # From Python, only a callback that raises makes a future that C++ sees as failed.
         future = done.then(lambda _: self.result())
         missing = itertools.count(len(self.works) - 1, -1)
 
-        def one_is_done(_: Work) -> None:
+        def one_done(_: Work) -> None:
             if next(missing) == 0:
                 done.set_result(None)
 
         for work in () if done.done() else self.works:
-            work.add_done_callback(one_is_done)
+            work.add_done_callback(one_done)
         return future
 
     def _write_back(self) -> None:
@@ -161,14 +161,14 @@ class Running(_Work):  # type: ignore[misc]
                 self._written, self.copies = True, ()
 
 
-Handle = Done | Running
+TorchWork = CompletedWork | RunningWork
 
 
-def joined(owner: Owner, name: str, works: Sequence[Handle]) -> Handle:
+def coalesced(owner: WorkOwner, name: str, works: Sequence[TorchWork]) -> TorchWork:
     """Return one handle for many."""
-    running = [work for work in works if isinstance(work, Running)]
+    running = [work for work in works if isinstance(work, RunningWork)]
     outputs = [tensor for work in works for tensor in work.outputs]
     if not running:
-        return Done(outputs)
+        return CompletedWork(outputs)
     inner = [each for work in running for each in work.works]
-    return Running(owner, name, inner, outputs, [pair for work in running for pair in work.copies])
+    return RunningWork(owner, name, inner, outputs, [pair for work in running for pair in work.copies])

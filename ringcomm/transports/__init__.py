@@ -1,3 +1,3 @@
-"""How bytes get from one rank to another. `contract` is what a transport promises; `shm`, `messages` (with a wire) and
-`mpi` keep it, `routing` sends arrays on GPUs to `cuda`.
+"""Transports move bytes between ranks. `contract` defines one; `shm` and `mpi` implement it, as does `messages` on a
+link; `routing` passes arrays on GPUs to `cuda`.
 """

@@ -1,4 +1,4 @@
-"""The collectives as an exchange of blocks: what each rank sends to each other, and what it does with what comes."""
+"""Collectives as an exchange of blocks: what each rank sends to every other, and how it uses the received blocks."""
 
 import itertools
 from collections.abc import Callable, Generator
@@ -10,17 +10,18 @@ from numpy.typing import NDArray
 
 from ringcomm.errors import MismatchError
 from ringcomm.native import check, ffi, lib
+from ringcomm.transports.contract import CollectiveCall
 from ringcomm.types import COLLECTIVES, DTYPES, WHOLE
 
-__all__ = ["KINDS", "Blockwise", "Bytes", "Exchange", "Said", "Steps", "view"]
+__all__ = ["KINDS", "Blockwise", "Bytes", "Exchange", "Signature", "Steps", "view"]
 
 Bytes = NDArray[np.uint8]
-Steps = Generator[None, None, None]  # of a call: it yields where it has to wait
-Exchange = Callable[[int, list[Bytes]], Generator[None, None, list[Bytes]]]  # a block for each rank → that from each
+Steps = Generator[None, None, None]  # of a call: yields while it has to wait
+Exchange = Callable[[int, list[Bytes]], Generator[None, None, list[Bytes]]]  # blocks to each rank → blocks from each
 KINDS = list(DTYPES)
-WORDS = 256  # bytes, more than any call needs
+DESCRIPTION_BYTES = 256  # more than any call needs
 NOTHING = np.empty(0, np.uint8)
-ONE_EXCHANGE = 64 << 10  # bytes up to which an all_reduce sends everything to everybody
+ONE_EXCHANGE = 64 << 10  # bytes up to which every rank of an all_reduce sends its whole array to every other
 
 
 def view(pointer: Any, count: int, dtype: int) -> Bytes:
@@ -29,78 +30,67 @@ def view(pointer: Any, count: int, dtype: int) -> Bytes:
     return np.frombuffer(ffi.buffer(pointer, size), np.uint8) if size else np.empty(0, np.uint8)
 
 
-class Said(NamedTuple):
-    """What a rank calls, as it must be the same on all: in words, and what these leave out."""
+class Signature(NamedTuple):
+    """A call as it must be the same on all ranks: its description, and the counts that this leaves out."""
 
-    words: str
+    text: str
     counts: str = ""
 
     @property
     def collective(self) -> str:
-        return self.words.partition("(")[0]
+        return self.text.partition("(")[0]
 
 
 @lru_cache(maxsize=1024)
-def said(name: str, dtype: int, sizes: int | tuple[int, ...] | None, op: int, factor: float, root: int) -> Said:
-    """Say what is called; `sizes` are None where only pairs of ranks know them."""
+def signature_of(
+    name: str, dtype: int, sizes: int | tuple[int, ...] | None, op: int, factor: float, root: int
+) -> Signature:
+    """Return the signature of a call; `sizes` are None where only pairs of ranks know them."""
     count = sizes if isinstance(sizes, int) else sum(sizes or ())
-    text = ffi.new("char[]", WORDS)
+    text = ffi.new("char[]", DESCRIPTION_BYTES)
     with_counts = not isinstance(sizes, int)
-    check(lib.rc_describe(COLLECTIVES[name], count, dtype, op, factor, root, with_counts, text, len(text)))
-    words = str(ffi.string(text), "ascii")
-    return Said(words, f"{list(sizes)}, {factor}" if isinstance(sizes, tuple) else "")
+    check(lib.rc_describe(COLLECTIVES[name].code, count, dtype, op, factor, root, with_counts, text, len(text)))
+    description = str(ffi.string(text), "ascii")
+    return Signature(description, f"{list(sizes)}, {factor}" if isinstance(sizes, tuple) else "")
 
 
 class Blockwise:
-    """A collective with its memory: what goes to whom, and what is done with what came."""
+    """A collective on its arrays: the blocks to send to each rank, and the use of those received."""
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        name: str,
-        source: Any,
-        target: Any,
-        count: int,
-        dtype: int,
-        op: int,
-        factor: float,
-        root: int,
-        counts: Any,
-    ) -> None:
+    def __init__(self, rank: int, size: int, name: str, call: CollectiveCall) -> None:
         n, me = size, rank
-        self.name, self.n, self.me, self.root = name, n, me, root
-        self.dtype, self.op, self.factor = dtype, op, factor
+        self.name, self.n, self.me = name, n, me
+        self.source, self.target, count, dtype, op, factor, root, counts = call
+        self.dtype, self.op, self.factor, self.root = dtype, op, factor, root
         self.item = lib.rc_dtype_bytes(dtype) if name != "barrier" else 1
         whole = name in WHOLE
         rows = [count] * n if counts == ffi.NULL else [counts[rank] for rank in range(n)]
-        self.come = rows
+        self.recv_rows = rows
         if name == "all_to_all" and counts != ffi.NULL:
-            self.come = [counts[n + rank] for rank in range(n)]
+            self.recv_rows = [counts[n + rank] for rank in range(n)]
         self.rows = [0] * n if name == "barrier" else rows
         self.joined = sum(rows) if not whole else count
         self.count = count if whole else rows[me]
-        self.source, self.target = source, target
         sizes = self.count if counts == ffi.NULL else None if name == "all_to_all" else tuple(rows)
-        self.said = said(name, dtype, sizes, op, factor, root)
+        self.signature = signature_of(name, dtype, sizes, op, factor, root)
 
     def counts(self) -> tuple[int, int]:
-        """Return how many elements this rank gives, and how many it gets."""
-        name, is_root = self.name, self.me == self.root
-        gives = self.joined if name in ("scatter", "reduce_scatter", "all_to_all") else self.count
-        gets = self.joined if name in ("gather", "all_gather") else self.count
-        if name == "all_to_all":
-            gets = sum(self.come)
+        """Return the numbers of elements in the source and in the target of this rank."""
+        row, is_root = COLLECTIVES[self.name], self.me == self.root
+        source_count = self.joined if row.given == "BLOCKS" else self.count
+        target_count = sum(self.recv_rows) if row.got == "BLOCKS" else self.count
         if not is_root:
-            gives = 0 if name == "scatter" else gives
-            gets = 0 if name in ("reduce", "gather") else gets
-        return gives, gets
+            if row.given_by == "ROOT" and row.given != row.got:  # not broadcast, which receives into the same array
+                source_count = 0
+            target_count = 0 if row.got_by == "ROOT" else target_count
+        return source_count, target_count
 
     def memory(self) -> tuple[Bytes, Bytes]:
-        """Return what this rank gives and what it gets, as bytes: one array where the result replaces the input."""
-        gives, gets = self.counts()
-        source = self._read(gives)
-        return source, source if self.source == self.target and gives == gets else self._write(gets)
+        """Return source and target of this rank as bytes: the same array if the result replaces the input."""
+        source_count, target_count = self.counts()
+        source = self._read(source_count)
+        in_place = self.source == self.target and source_count == target_count
+        return source, source if in_place else self._write(target_count)
 
     def run(self, exchange: Exchange) -> Steps:
         steps: Steps = getattr(self, f"_{self.name}")(exchange)
@@ -120,7 +110,7 @@ class Blockwise:
         return [np.empty(0, np.uint8)] * self.n
 
     def _reduced(self, inputs: list[Bytes]) -> Bytes:
-        """Return the inputs reduced in rank order."""
+        """Return the inputs, reduced in rank order."""
         out = np.empty(inputs[0].size, np.uint8)
         pointers = ffi.new("void *[]", [ffi.from_buffer(each) for each in inputs])
         result = ffi.from_buffer(out)
@@ -130,7 +120,7 @@ class Blockwise:
     def _place(self, got: list[Bytes], rows: list[int]) -> None:
         blocks = self._blocks(self._write(sum(rows)), rows)
         for rank, (block, here) in enumerate(zip(blocks, got, strict=True)):
-            if len(here) != len(block):  # before anything is written
+            if len(here) != len(block):  # before any write
                 sent, expected = len(here) // self.item, len(block) // self.item
                 text = f"rank {rank} sends {sent} elements to rank {self.me}, which expects {expected}"
                 raise MismatchError(text, rank=rank, collective=self.name, expected=expected, got=sent)
@@ -184,4 +174,4 @@ class Blockwise:
 
     def _all_to_all(self, exchange: Exchange) -> Steps:
         got = yield from exchange(0, self._blocks(self._read(self.joined), self.rows))
-        self._place([each.copy() for each in got], self.come)
+        self._place([each.copy() for each in got], self.recv_rows)

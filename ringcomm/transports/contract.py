@@ -1,92 +1,123 @@
-"""What a transport promises. `ringcomm.testing.check_transport` is this contract as a test.
+"""The contract of a transport, as types. `ringcomm.testing.check_transport` is the same contract as a test.
 
-A transport moves bytes between the ranks of one group. Its module has a function `connect` that makes the world; the
-communicator checks and shapes the arguments, the transport does the rest:
+A transport moves bytes between the ranks of one group. The communicator checks and shapes the arguments, the transport
+does the rest:
 
-- pointers are cdata that ringcomm.buffer made, or `native.NULL`; counts are elements; dtypes and operations have the
+- pointers are cdata made by ringcomm.buffer, or `native.NULL`; counts are elements; dtypes and operations have the
   codes of ringcomm.types; timeouts are seconds, negative for the group's own;
 - a call returns when this rank's part is done, or raises an error of ringcomm.errors. Nothing is raised while the
   transport can still touch the caller's memory;
 - collectives run one at a time, in the order of the calls; point-to-point is independent of them, and ordered per peer
   and tag;
-- a rank that calls something else is named on every rank (MismatchError); a late, lost or aborting rank breaks the
-  group: all ranks raise the first reason, from then on at every call.
+- a rank whose call differs is named on every rank (MismatchError); a late, lost or aborting rank breaks the group: from
+  then on every call on every rank raises the first error.
 
-A transport may spare the usual blocking call the way through Python. Then it has an attribute `quick` with methods
-that the communicator tries first. Each gets what the communicator's method of that name got: x, out (None for
-broadcast), then op and root where there are any, then the rest. It returns what that method returns; or NotImplemented,
-before anything has happened, if it does not know how to do the call or finds something wrong with it: what to do, or to
-say, is the communicator's to know.
+No code outside a transport's own files tests for its class: what differs between transports is a member of `Transport`.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast
 
+from ringcomm.bootstrap.place import Place
+from ringcomm.config import Config
 from ringcomm.devices.contract import Device
-from ringcomm.transports.blocks import Blockwise
+from ringcomm.errors import RingcommError
+from ringcomm.native import NULL
 
-__all__ = ["NOT_QUICK", "Fused", "OverHosts", "Pending", "Transport"]
+__all__ = [
+    "NO_FAST_PATH",
+    "RECORDED_CALLS",
+    "CollectiveCall",
+    "FastPath",
+    "Fused",
+    "LocalTransport",
+    "Pending",
+    "Transport",
+    "TransportModule",
+]
+
+# Calls in the flight record of a rank. Shared memory has one entry more, which may be half written.
+RECORDED_CALLS = 1023
 
 
-class Fused(Protocol):
-    """A collective done in one go.
+class TransportModule(Protocol):
+    """A module or package of ringcomm.transports that `Config(transport=…)` can name."""
+
+    NEEDS_STORE: bool  # False: the ranks connect without a store, and `connect` gets None
+
+    def serves(self, place: Place) -> bool:
+        """Return whether `connect` can connect the ranks of this job."""
+        ...
+
+    def connect(self, rank: int, size: int, store: Any, config: Config) -> "Transport":
+        """Connect as `rank` of `size` with the ranks that share `store` (bootstrap.store.Store). Collective."""
+        ...
+
+
+class CollectiveCall(NamedTuple):
+    """The arguments of a collective, in the order of rc_collective.
 
     `count`: elements of the array (broadcast, reduce, all_reduce), or of this rank's block (all others).
     `counts`: NULL for equal blocks, else the length of each rank's block; for all_to_all those to send, then those to
     receive. `target` may be `source`, or the one exactly this rank's block of the other.
     """
 
-    def __call__(
-        self,
-        source: Any,
-        target: Any,
-        count: int,
-        dtype: int,
-        op: int,
-        factor: float,
-        root: int,
-        counts: Any,
-        timeout: float,
-        /,
-    ) -> None: ...
+    source: Any
+    target: Any
+    count: int  # type: ignore[assignment]  # in place of tuple.count
+    dtype: int
+    op: int = 0
+    factor: float = 1.0
+    root: int = 0
+    counts: Any = NULL
 
 
-@runtime_checkable
-class OverHosts(Protocol):
-    """A transport whose ranks live on several hosts, each with GPUs of its own."""
-
-    def gpus_meet(self, device: Device) -> bool:
-        """Say whether the GPUs of every host reach each other. Collective, the first time."""
-        ...
-
-    def all_reduce_on_gpus(self, call: Blockwise, timeout: float) -> None:
-        """Do it, and wait for it."""
-        ...
+Fused = Callable[[CollectiveCall, float], None]  # a collective done in one go, within the timeout
 
 
-class _NotQuick:
-    """Stands for the `quick` of a transport that has none."""
+class FastPath(Protocol):
+    """The common blocking calls, implemented natively. The communicator tries these methods first.
 
+    Each takes the arguments of the communicator's method of that name, in this order, and returns its result; or
+    NotImplemented, before anything has happened, for a call that it does not support or finds wrong. The communicator
+    then does the call, or raises the error.
+    """
+
+    def all_reduce(self, x: Any, out: Any, op: Any, timeout: Any, async_op: Any, /) -> Any: ...
+    def reduce(self, x: Any, out: Any, op: Any, root: Any, timeout: Any, async_op: Any, /) -> Any: ...
+    def broadcast(self, x: Any, out: None, root: Any, timeout: Any, async_op: Any, /) -> Any: ...
+    def all_gather(self, x: Any, out: Any, counts: Any, timeout: Any, async_op: Any, /) -> Any: ...
+    def gather(self, x: Any, out: Any, root: Any, counts: Any, timeout: Any, async_op: Any, /) -> Any: ...
+    def scatter(self, x: Any, out: Any, root: Any, counts: Any, timeout: Any, async_op: Any, /) -> Any: ...
+    def reduce_scatter(self, x: Any, out: Any, op: Any, counts: Any, timeout: Any, async_op: Any, /) -> Any: ...
+    def all_to_all(self, x: Any, out: Any, send: Any, recv: Any, timeout: Any, async_op: Any, /) -> Any: ...
+    def barrier(self, timeout: Any, async_op: Any, /) -> Any: ...
+    def send(self, x: Any, peer: Any, tag: Any, timeout: Any, async_op: Any, /) -> Any: ...
+    def recv(self, x: Any, peer: Any, tag: Any, timeout: Any, async_op: Any, /) -> Any: ...
+    def sendrecv(self, x: Any, dest: Any, out: Any, source: Any, tag: Any, timeout: Any, async_op: Any, /) -> Any: ...
+
+
+class _NoFastPath:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return lambda *_: NotImplemented
 
 
-NOT_QUICK = _NotQuick()
+NO_FAST_PATH = cast(FastPath, _NoFastPath())  # of a transport without one
 
 
 class Pending(Protocol):
-    """A call that was started and may still run."""
+    """A started call that may still run."""
 
     def wait(self, timeout: float) -> int:
-        """Return the rank that sent (recv), else -1, once the call is done; raise what the call would have raised."""
+        """Wait for the call; return the sender's rank (recv), else -1, or raise its error."""
         ...
 
     def done(self) -> bool:
-        """Say whether the memory is the caller's again."""
+        """Return whether the memory is the caller's again."""
         ...
 
     def add_done_callback(self, callback: Callable[[], object]) -> None:
-        """Call `callback` once this is done, on a thread where it may wait for others. What it raises is logged."""
+        """Call `callback` once this is done, on a thread where it may wait for other calls. Logs its exceptions."""
         ...
 
 
@@ -98,15 +129,21 @@ class Transport(Protocol):
     size: int
     timeout: float
     fused: Mapping[str, Fused]
+    fast_path: FastPath
 
-    def start(self, collective: str, *call: Any) -> Pending:
-        """Queue `fused[collective](*call)`; the caller keeps the memory alive until it is done."""
+    @property
+    def as_local(self) -> "LocalTransport | None":
+        """This transport, if all its ranks share the memory of one machine: then their GPUs may share theirs."""
+        ...
+
+    def start(self, collective: str, call: CollectiveCall, timeout: float) -> Pending:
+        """Queue `fused[collective](call, timeout)`; the caller keeps the memory alive until it is done."""
         ...
 
     def send(self, data: Any, count: int, dtype: int, peer: int, tag: int, timeout: float) -> None: ...
 
     def recv(self, data: Any, count: int, dtype: int, peer: int, tag: int, timeout: float) -> int:
-        """Return the rank that sent; `peer` -1 takes any."""
+        """Return the sender's rank; `peer` -1 takes any."""
         ...
 
     def sendrecv(
@@ -122,25 +159,32 @@ class Transport(Protocol):
         tag: int,
         timeout: float,
     ) -> int:
-        """Send and receive at once, so that a ring of them cannot deadlock; return the rank that sent."""
+        """Send and receive at once, so that a ring of such calls cannot deadlock; return the sender's rank."""
         ...
 
     def isend(self, data: Any, count: int, dtype: int, peer: int, tag: int, timeout: float) -> Pending: ...
 
     def irecv(self, data: Any, count: int, dtype: int, peer: int, tag: int, timeout: float) -> Pending: ...
 
-    def allocate(self, words: str, size: int) -> Any:
-        """Return `size` zero bytes that the peers reach directly, as a writable buffer that keeps them alive.
+    def all_reduce_on_gpus(self, device: Device, call: CollectiveCall, timeout: float) -> bool:
+        """Do an all_reduce on the GPUs of several hosts and wait for it.
 
-        A collective. `words` say what the user asked for and must be the same on every rank (MismatchError).
-        Raises MemoryShortage on every rank, if one has not enough.
+        Collective. False: not supported here; nothing was done, and the call has to go through host memory.
+        """
+        ...
+
+    def allocate(self, description: str, size: int) -> Any:
+        """Return `size` zero bytes that the peers access directly, as a writable buffer that keeps them alive.
+
+        Collective. `description`, that of the user's call, must be the same on every rank (MismatchError). Raises
+        MemoryShortage on every rank if one of them has too little.
         """
         ...
 
     def split(self, color: int | None, key: int) -> "Transport | None":
         """Make a group of the ranks with the same color, ordered by key, then rank; None without a color.
 
-        A collective. The new group lives on when this one is closed.
+        Collective. Closing this group does not affect the new one.
         """
         ...
 
@@ -149,20 +193,42 @@ class Transport(Protocol):
         ...
 
     def close(self) -> bool:
-        """End this rank's part. Idempotent; peers that still need it get PeerLost. No memory is touched afterwards.
+        """Leave the group. Idempotent; peers that still need this rank raise PeerLost. Then no memory is in use.
 
-        False: a signal handler closes what it has interrupted; the interrupted call ends first, then close again.
+        False: this is a signal handler in the middle of a call, which ends first; then close again.
         """
         ...
 
     def check(self) -> None:
-        """Raise the first failure of the group, if there was one."""
+        """Raise the first failure of the group, if any."""
         ...
 
-    def way(self) -> tuple[str, int]:
-        """Return how the last collective of this rank was done, by the name of the way, and in how many chunks."""
+    def path(self) -> tuple[str, int]:
+        """Return the path of this rank's last collective, and its number of chunks."""
         ...
 
     def report(self, calls: int) -> str:
-        """Return the last `calls` (>= 1) calls of every rank, as far as they are recorded; a line for each rank."""
+        """Return the last `calls` (>= 1) calls of every rank, as far as recorded; one line per rank."""
+        ...
+
+
+class LocalTransport(Transport, Protocol):
+    """A transport whose ranks share the memory of one machine. Groups of GPUs are built on it."""
+
+    def split(self, color: int | None, key: int) -> "LocalTransport | None": ...
+
+    def all_gather_facts(self, name: str, fact: Any, timeout: float = -1.0) -> list[Any]:
+        """Return the facts of all ranks, which travel as JSON. Collective, under the name of the call that needs it."""
+        ...
+
+    def run_on_all(self, name: str, action: Callable[[], Any]) -> list[Any]:
+        """Return the results of `action` on all ranks. If it raises on one, every rank raises. Collective."""
+        ...
+
+    def fail(self, error: RingcommError) -> None:
+        """Break the group: every call on any rank, waiting or later, raises this error."""
+        ...
+
+    def gone(self) -> list[int]:
+        """Return the ranks that have died or closed."""
         ...

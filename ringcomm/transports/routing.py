@@ -1,122 +1,120 @@
-"""Which way an array goes: a transport around another one, which moves host memory, for arrays on GPUs as well.
+"""Routes arrays: those in host memory to the transport, those on GPUs to kernels or through host memory.
 
-Where all GPUs of a group reach each other a collective on them is one kernel launch on the caller's stream
-(cuda/group.py); the GPUs meet at the first. On several hosts an all_reduce keeps the sums of each host on its GPUs
-(mpi/hierarchy.py). All else goes through host memory: point-to-point, and collectives of GPUs that do not reach each
-other.
+If all GPUs of a group can access each other's memory, a collective is one kernel launch on the caller's stream
+(cuda/group.py); the first one connects the GPUs. On several hosts an all_reduce sums on the GPUs of each host
+(mpi/hierarchy.py). Point-to-point and all other collectives on GPUs are staged in host memory.
 """
 
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ringcomm.completion import call_back
 from ringcomm.devices.contract import Device, Pointer
-from ringcomm.errors import ArgumentError, in_words, raise_told, refuse
+from ringcomm.errors import ArgumentError, describe_error, raise_first_failure, refuse
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
-from ringcomm.transports.contract import NOT_QUICK, Fused, OverHosts, Pending, Transport
+from ringcomm.transports.contract import CollectiveCall, Fused, Pending, Transport
 from ringcomm.transports.cuda.group import CudaGroup, Unreachable
-from ringcomm.transports.shm import ShmTransport
-from ringcomm.types import COLLECTIVES, DTYPES
+from ringcomm.types import COLLECTIVES, CPU_DTYPES, DTYPES
 
 __all__ = ["RoutingTransport"]
 
 log = logging.getLogger("ringcomm")
 
-REASON = 200  # bytes of why there is no memory
-FLOAT8 = DTYPES["float8_e4m3fn"]  # and what comes after: reduced on GPUs only
+REASON = 200  # bytes of the reason for a shortage of memory
 
 
 class RoutingTransport:
-    """One rank's end of a group; `host` moves what lies in host memory."""
+    """One rank's end of a group; `host` is the transport for host memory."""
 
     def __init__(self, host: Transport) -> None:
         self.name, self.rank, self.size, self.timeout = host.name, host.rank, host.size, host.timeout
-        self.fused: Mapping[str, Fused] = {name: partial(self._collective, name) for name in COLLECTIVES}
-        self.quick: Any = getattr(host, "quick", NOT_QUICK)
-        self.abort, self.report, self.way = host.abort, host.report, host.way
+        self.fast_path = host.fast_path
+        self.abort, self.report, self.path = host.abort, host.report, host.path
         self._host = host
+        self.fused: Mapping[str, Fused] = {name: self._fused(name) for name in COLLECTIVES}
         self._group: CudaGroup | None = None
-        self._reachable = isinstance(host, ShmTransport)  # as far as is known: CUDA IPC ends where the machine ends
-        self._meeting = threading.Lock()
-        self.on_gpus = False  # whether there are launches that a barrier must wait for
+        self._local = host.as_local  # None once its GPUs prove unable to access each other
+        self._connecting = threading.Lock()
+        self.on_gpus = False  # whether a barrier must wait for launches
 
     # --- Collectives --------------------------------------------------------------------------------------------------
 
-    def start(self, collective: str, source: Any, target: Any, *call: Any) -> Pending:
-        device = _device(source, target)
+    def start(self, collective: str, call: CollectiveCall, timeout: float) -> Pending:
+        device = _device(call)
         if device is None:
             self._settle(collective)
-            return self._host.start(collective, source, target, *call)
-        return self._launch(device, collective, True, source, target, *call)
+            return self._host.start(collective, call, timeout)
+        return self._launch(device, collective, True, call, timeout)
 
-    def _collective(self, name: str, source: Any, target: Any, *call: Any) -> None:
-        device = _device(source, target)
-        if device is None:
-            self._settle(name)
-            self._host.fused[name](source, target, *call)
-            return
-        launched = self._launch(device, name, device.blocking, source, target, *call)
-        if device.blocking or not self.on_gpus:
-            launched.wait(-1.0)
+    def _fused(self, name: str) -> Fused:
+        on_host = self._host.fused[name]
 
-    def _launch(self, device: Device, name: str, asked: bool, source: Any, target: Any, *call: Any) -> Pending:
-        *facts, timeout = call
-        places = [pointer.address if isinstance(pointer, Pointer) else 0 for pointer in (source, target)]
-        self._check(name, places, facts)
-        blockwise = Blockwise(self.rank, self.size, name, *places, *facts)
-        group = self._meet(device)
+        def collective(call: CollectiveCall, timeout: float) -> None:
+            device = _device(call)
+            if device is None:
+                if self._group:
+                    self._settle(name)
+                on_host(call, timeout)
+                return
+            launched = self._launch(device, name, device.blocking, call, timeout)
+            if device.blocking or not self.on_gpus:
+                launched.wait(-1.0)
+
+        return collective
+
+    def _launch(self, device: Device, name: str, awaited: bool, call: CollectiveCall, timeout: float) -> Pending:
+        source, target = (pointer.address if isinstance(pointer, Pointer) else 0 for pointer in call[:2])
+        call = call._replace(source=source, target=target)
+        self._check(name, call)
+        group = self._connect_gpus(device)
         if group is None:
-            hosts = self._host
-            sums = name == "all_reduce" and blockwise.dtype < FLOAT8
-            if sums and isinstance(hosts, OverHosts) and hosts.gpus_meet(device):
-                hosts.all_reduce_on_gpus(blockwise, timeout)
+            sums = name == "all_reduce" and call.dtype in CPU_DTYPES
+            if sums and self._host.all_reduce_on_gpus(device, call, timeout):
                 return _Done()
-            return self._staged(device, blockwise, facts, timeout)
+            return self._staged(device, name, call, timeout)
         limit = self.timeout if timeout < 0 else timeout
-        return group.call(device, blockwise, places[0], places[1], limit, asked)
+        return group.call(device, Blockwise(self.rank, self.size, name, call), limit, awaited)
 
-    def _meet(self, device: Device) -> CudaGroup | None:
-        """Return the GPUs of the group; None if some do not reach each other."""
-        with self._meeting:
+    def _connect_gpus(self, device: Device) -> CudaGroup | None:
+        """Return the GPUs of the group; None if some cannot access each other."""
+        with self._connecting:
             if self._group is None and device.capturing():
-                text = "what goes through host memory, or is the first collective on GPUs, cannot be captured"
+                text = "the first collective on GPUs, and calls staged in host memory, cannot be captured"
                 raise ArgumentError(f"{text} into a CUDA graph", rank=self.rank)
-            if self._group is None and self._reachable and isinstance(self._host, ShmTransport):
+            if self._group is None and self._local:
                 try:
-                    self._group = CudaGroup(self._host, device)
+                    self._group = CudaGroup(self._local, device)
                     self.on_gpus, self.name = True, f"{self._host.name}+cuda_ipc"
                 except Unreachable as error:
                     log.warning("arrays on GPUs go through host memory: %s", error)
-                    self._reachable = False
+                    self._local = None
         return self._group
 
-    def _staged(self, device: Device, call: Blockwise, facts: list[Any], timeout: float) -> Pending:
-        """Do a collective by way of host memory."""
-        gives, gets = call.counts()
-        source = _downloaded(Pointer(device, call.source), gives, call.dtype)
-        target = source if call.source == call.target and gives == gets else _empty(gets, call.dtype)
-        memory = (ffi.from_buffer(data) if data.size else NULL for data in (source, target))
-        pending = self._host.start(call.name, *memory, *facts, timeout)
+    def _staged(self, device: Device, name: str, call: CollectiveCall, timeout: float) -> Pending:
+        """Do a collective of arrays on GPUs in host memory."""
+        source_count, target_count = Blockwise(self.rank, self.size, name, call).counts()
+        source = _downloaded(Pointer(device, call.source), source_count, call.dtype)
+        in_place = call.source == call.target and source_count == target_count
+        target = source if in_place else _empty(target_count, call.dtype)
+        given, got = (ffi.from_buffer(data) if data.size else NULL for data in (source, target))
+        pending = self._host.start(name, call._replace(source=given, target=got), timeout)
         return _Staged(pending, source, Pointer(device, call.target), target)
 
     def _settle(self, collective: str) -> None:
-        """See to it that a barrier comes after all calls on GPUs."""
+        """Before a barrier, wait for all calls on GPUs."""
         if self._group and collective == "barrier":
             self._group.finish()
 
-    def _check(self, name: str, places: list[int], facts: list[Any]) -> None:
-        """Refuse what makes no sense, as the core does."""
-        count, dtype, *more = facts
-        pointers = [ffi.cast("void *", place) for place in places]
-        if dtype >= FLOAT8:  # what the CPU cannot reduce makes sense where it is so for float16, in half the elements
-            count, dtype = count // 2, DTYPES["float16"]
-        check(lib.rc_check_collective(self.rank, self.size, COLLECTIVES[name], *pointers, count, dtype, *more))
+    def _check(self, name: str, call: CollectiveCall) -> None:
+        """Check the arguments, as the native core does."""
+        source, target = (ffi.cast("void *", address) for address in call[:2])
+        arguments = [call._replace(source=source, target=target)]
+        check(lib.rc_check_collective(self.rank, self.size, COLLECTIVES[name].code, arguments, 1))
 
     # --- Point to point -----------------------------------------------------------------------------------------------
 
@@ -154,35 +152,37 @@ class RoutingTransport:
 
     # --- Groups, memory, ends -----------------------------------------------------------------------------------------
 
-    def allocate(self, words: str, size: int) -> Any:
-        return self._host.allocate(words, size)
+    def allocate(self, description: str, size: int) -> Any:
+        return self._host.allocate(description, size)
 
-    def allocate_on(self, device: Device, words: str, size: int) -> Any:
-        """Return `size` zero bytes of a device, shared where all GPUs reach each other. Raises MemoryShortage on every
-        rank, if one has not enough.
+    def allocate_on(self, device: Device, description: str, size: int) -> Any:
+        """Return `size` zero bytes of a device, shared if all GPUs can access each other. Raises MemoryShortage on
+        every rank if one has too little.
         """
         if device.capturing():
             raise ArgumentError("a symmetric buffer cannot be made while a CUDA graph is captured", rank=self.rank)
         if self._group:
             self._group.check_device(device)
-        self._host.allocate(words, 0)  # all ranks ask for the same
-        if group := self._meet(device):
-            return group.allocate(words, size)
+        self._host.allocate(description, 0)  # compares the ranks' requests
+        if group := self._connect_gpus(device):
+            return group.allocate(description, size)
         failure: Exception | None = None
         try:
-            memory = device.allocate(max(size, 1), words)
-        except Exception as error:  # whatever it is: the others wait
+            memory = device.allocate(max(size, 1), description)
+        except Exception as error:  # any: the other ranks wait
             failure = error
         reasons = bytearray(REASON * self.size)
-        mine = in_words(failure).encode()[:REASON].ljust(REASON, b"\0")
-        facts = ffi.from_buffer(mine), ffi.from_buffer(reasons), REASON, DTYPES["uint8"], 0, 1.0, 0, NULL, -1.0
-        self._host.fused["all_gather"](*facts)
+        mine = describe_error(failure).encode()[:REASON].ljust(REASON, b"\0")
+        call = CollectiveCall(ffi.from_buffer(mine), ffi.from_buffer(reasons), REASON, DTYPES["uint8"])
+        self._host.fused["all_gather"](call, -1.0)
         each = (reasons[at : at + REASON] for at in range(0, len(reasons), REASON))
-        raise_told((reason.rstrip(b"\0").decode(errors="replace") for reason in each), self.rank, failure, "empty")
+        raise_first_failure(
+            (reason.rstrip(b"\0").decode(errors="replace") for reason in each), self.rank, failure, "empty"
+        )
         return memory
 
     def split(self, color: int | None, key: int) -> Transport | None:
-        return self._host.split(color, key)  # whose communicator will find its own ways
+        return self._host.split(color, key)  # a new communicator routes again
 
     def close(self) -> bool:
         if self._group and not self._group.close():
@@ -192,13 +192,13 @@ class RoutingTransport:
 
     def check(self) -> None:
         if self._group:
-            self._group.look()
+            self._group.poll()
             self._group.check()
         self._host.check()
 
 
 class _Done:
-    """A call that was done at once."""
+    """A call that is already done."""
 
     def wait(self, timeout: float) -> int:  # noqa: ARG002
         return -1
@@ -211,12 +211,12 @@ class _Done:
 
 
 class _Staged:
-    """A call on host memory, in place of memory on a device: what has come is copied there when it is done."""
+    """A call on host memory in place of a device's. When it is done, the result is copied to the device."""
 
-    def __init__(self, pending: Pending, source: Any, target: Pointer | None = None, came: Any = None) -> None:
+    def __init__(self, pending: Pending, source: Any, target: Pointer | None = None, result: Any = None) -> None:
         self._pending, self._source, self._target = pending, source, target
-        self._came: Any = came
-        self._uploading = threading.Lock()  # somebody may wait while another thread is called back
+        self._result: Any = result
+        self._uploading = threading.Lock()  # wait and callbacks may run on two threads
 
     def wait(self, timeout: float) -> int:
         source = self._pending.wait(timeout)
@@ -238,21 +238,21 @@ class _Staged:
 
     def _upload(self) -> None:
         with self._uploading:
-            if self._came is not None and self._came.size and self._target:
-                self._target.device.upload(self._came, self._target.address)
-            self._came = None
+            if self._result is not None and self._result.size and self._target:
+                self._target.device.upload(self._result, self._target.address)
+            self._result = None
 
 
-def _device(*pointers: Any) -> Device | None:
-    """Return the device that these are on; None is the host."""
-    devices = [pointer.device for pointer in pointers if isinstance(pointer, Pointer)]
-    if not devices:
+def _device(call: CollectiveCall) -> Device | None:
+    """Return the device where the memory of a call is; None is the host."""
+    if not (isinstance(call.source, Pointer) or isinstance(call.target, Pointer)):
         return None
-    given = [pointer for pointer in pointers if pointer != NULL]
+    given = [pointer for pointer in call[:2] if pointer != NULL]
     names = [pointer.device.name if isinstance(pointer, Pointer) else "host memory" for pointer in given]
     if len({*names}) > 1:
         raise refuse("out", f"memory where x is, {names[0]}", names[-1])
-    return devices[0]
+    device: Device = given[0].device
+    return device
 
 
 def _empty(count: int, dtype: int) -> Any:

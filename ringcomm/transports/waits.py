@@ -1,15 +1,15 @@
-"""Until when a thread waits, and which thread's turn it is."""
+"""Deadlines, and a lock that a signal handler cannot leave held."""
 
 import threading
 import time
 
-__all__ = ["INFINITE", "Deadline", "Turn"]
+__all__ = ["INFINITE", "Deadline", "ProgressLock"]
 
 INFINITE = float("inf")
 
 
 class Deadline:
-    """The end of a wait that begins now and takes at most so many seconds."""
+    """The end of a wait that begins now and takes at most `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -23,24 +23,24 @@ class Deadline:
         return time.monotonic() >= self._end
 
 
-class Turn:
-    """Lets one thread at a time do something: `if turn.mine():` set `begun`, do it, and at the end unset `begun` and
-    clear `holder`.
+class ProgressLock:
+    """Lets one thread at a time make progress: `if lock.acquire():` set `begun`, do the work, and at the end unset
+    `begun` and clear `holder`.
 
-    A signal handler may raise between any two steps of that. A turn that its thread has left so is taken again by that
-    thread, where a lock would be held for ever. The end is no method: CPython looks for signals where a function is
-    entered, and a turn that was not ended because of that would never come again.
+    A signal handler may raise between any two of these steps. The thread can then acquire the lock again, where an
+    ordinary lock would stay held forever. The end is not a method: CPython runs signal handlers on entry to a function,
+    and one that raised there would leave the lock held.
     """
 
     def __init__(self) -> None:
-        self.holder: dict[str, int] = {}  # a dictionary, for it is set if unset in one step
+        self.holder: dict[str, int] = {}  # a dictionary, as setdefault tests and sets in one step
         self.begun = False
 
-    def mine(self) -> bool:
-        """Take the turn, unless another thread has it; say whether this one may begin."""
+    def acquire(self) -> bool:
+        """Take the lock unless another thread holds it; return whether this thread may begin."""
         me = threading.get_ident()
         return self.holder.setdefault("is", me) == me and not self.begun
 
-    def begun_here(self) -> bool:
-        """Say whether this thread is in the middle of it: then a signal handler asks."""
+    def held_here(self) -> bool:
+        """Return whether this thread has begun: then the caller is a signal handler."""
         return self.begun and self.holder.get("is") == threading.get_ident()

@@ -1,4 +1,4 @@
-// A world of emulated GPUs: an arena for each rank, and a call on all of them at once.
+// A world of emulated GPUs: an arena for each rank, and launches on all of them.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "emulated.h"
+#include "cuda/emulated.h"
 #include "ringcomm.h"
 
 namespace gpu = ringcomm::cuda;
@@ -27,17 +27,19 @@ struct World {
     const gpu::Shape shape;
     gpu::Layout layout;
     std::vector<gpu::byte*> memory;
+    std::vector<gpu::Arena> arenas;  // a Channel refers to the layout in its arena
     std::vector<gpu::Control> control;
     uint64_t seed = 0;
     int threads = 2;
     bool one_grid = false;           // all ranks in one launch
-    std::function<void(int)> after;  // called for each rank when its launch is over, if it has one of its own
+    std::function<void(int)> after;  // called for each rank when its own launch has ended
 
     explicit World(const gpu::Shape& shape) : shape(shape), memory(shape.ranks), control(shape.ranks) {
-        layout = gpu::lay_out(shape);
+        layout = gpu::layout_of(shape);
         for (int r = 0; r < shape.ranks; ++r) {
             memory[r] = static_cast<gpu::byte*>(aligned_alloc(128, layout.bytes));
             memset(memory[r], 0, layout.bytes);
+            arenas.push_back({memory[r], layout});
         }
         for (int r = 0; r < shape.ranks; ++r) memcpy(arena(r).peers(), memory.data(), shape.ranks * sizeof(void*));
     }
@@ -46,7 +48,7 @@ struct World {
         for (gpu::byte* m : memory) free(m);
     }
 
-    gpu::Arena arena(int rank) { return {memory[rank], layout}; }
+    const gpu::Arena& arena(int rank) const { return arenas[rank]; }
 
     void set_epoch(uint64_t epoch) {
         for (int r = 0; r < shape.ranks; ++r)
@@ -62,18 +64,8 @@ struct World {
         a.kernel = kernel;
         a.dtype = dtype;
         a.op = op;
-        a.dest = a.source = -1;
         a.count = count;
         a.factor = 1;
-        return a;
-    }
-
-    // A message to the next rank and one from the rank before: rank 0 receives none, the last one sends none.
-    gpu::Args message(int rank, uint64_t count) {
-        gpu::Args a = args(rank, gpu::MESSAGE, gpu::INT32, gpu::SUM, count);
-        a.recv_count = count;
-        a.dest = rank + 1 < shape.ranks ? rank + 1 : -1;
-        a.source = rank - 1;
         return a;
     }
 
@@ -89,10 +81,10 @@ struct World {
     }
 };
 
-// Slots as small as they may be: little data goes round them many times.
+// The smallest slots: little data passes through them many times.
 inline gpu::Shape tiny_shape(int ranks, int channels = 2) { return {ranks, channels, 3, 16u * ranks, 32, 16}; }
 
-// Bytes at any address, with a margin that must stay as it is.
+// Bytes at any alignment, with margins that must stay untouched.
 struct Memory {
     static constexpr size_t margin = 64;
     std::vector<gpu::byte> bytes, before;

@@ -1,6 +1,5 @@
-// Every collective, staged, direct and copied by the kernel, plain and symmetric, blocking and queued, and
-// point-to-point, with sizes around every limit of small buffers. Expected values are closed forms. Meant for
-// AddressSanitizer and UndefinedBehaviorSanitizer.
+// Every collective on every path, plain and symmetric, blocking and queued, and point-to-point, with sizes around every
+// limit of small buffers. Expected values are closed forms. Meant for AddressSanitizer and UndefinedBehaviorSanitizer.
 #include <algorithm>
 
 #include "world.h"
@@ -91,8 +90,7 @@ void queued_calls(rc_comm* comm, int rank, int n) {
     DO(run(comm, RC_BARRIER, nullptr, nullptr, 0));  // may not overtake them
     for (uint64_t k = 0; k < works.size(); ++k) {
         CHECK(rc_work_done(works[k]));
-        DO(rc_work_wait(works[k], -1, nullptr));
-        rc_work_free(works[k]);
+        DO(finish(works[k]));
         for (uint64_t i = 0; i < data[k].size(); ++i) CHECK(data[k][i] == sum(n, i));
     }
 }
@@ -105,7 +103,7 @@ void messages(rc_comm* comm, int rank, int n, uint64_t count) {
     DO(rc_sendrecv(comm, sent.data(), count, RC_INT32, right, received.data(), count, RC_INT32, left, 5, -1, &from));
     CHECK(from == left && received == filled(left, count));
 
-    // Two large asynchronous sends, received in the other order by tag; one receive from anybody.
+    // Two asynchronous sends, received in reverse order by tag; one receive from any rank.
     rc_work* works[2];
     for (int tag = 0; tag < 2; ++tag) DO(rc_send(comm, sent.data(), count, RC_INT32, right, tag, -1, &works[tag]));
     for (int tag = 1; tag >= 0; --tag) {
@@ -113,17 +111,13 @@ void messages(rc_comm* comm, int rank, int n, uint64_t count) {
         DO(rc_recv(comm, received.data(), count, RC_INT32, tag ? left : -1, tag, -1, &from, nullptr));
         CHECK(from == left && received == filled(left, count));
     }
-    for (rc_work* work : works) {
-        DO(rc_work_wait(work, -1, nullptr));
-        rc_work_free(work);
-    }
-    // What does not fit is refused on both sides, and the next message goes through.
+    for (rc_work* work : works) DO(finish(work));
+    // A mismatch fails on both sides, and later messages still arrive.
     rc_work* refused;
     DO(rc_send(comm, sent.data(), count, RC_INT32, right, 9, -1, &refused));
     CHECK(rc_recv(comm, received.data(), count, RC_FLOAT32, left, 9, -1, nullptr, nullptr) == RC_MISMATCH);
-    const int status = rc_work_wait(refused, -1, nullptr);
+    const int status = finish(refused);
     CHECK(status == RC_MISMATCH || (status == RC_OK && (n == 1 || count <= 4096 / sizeof(int))));
-    rc_work_free(refused);
     DO(run(comm, RC_BARRIER, nullptr, nullptr, 0));
 }
 
@@ -164,7 +158,7 @@ void symmetric(rc_comm* comm, int rank, int n, uint64_t count) {
     for (uint64_t i = 0; i < count * n && rank == 0; ++i) CHECK(own[i] == value(i / count, i % count));
     DO(run(comm, RC_SCATTER, rank == 0 ? source : nullptr, own.data(), count));
     for (uint64_t i = 0; i < count; ++i) CHECK(own[i] == value(0, rank * count + i));
-    // Some ranks pass ordinary memory: the staged path, silently.
+    // Some ranks pass ordinary memory: the staged path.
     int* mixed = rank % 2 ? source : own.data();
     for (uint64_t i = 0; i < count; ++i) mixed[i] = value(rank, i);
     DO(run(comm, RC_ALL_REDUCE, mixed, mixed, count));
@@ -189,7 +183,7 @@ void sub_group(rc_comm* comm, int rank, int n) {
     rc_free(sub);
 }
 
-// The positions of the flags wrap around after 1,000 calls (comm.h).
+// The positions of the flags wrap around after 1,000 calls (shm/comm.h).
 void past_the_wrap(rc_comm* comm, int rank, int n) {
     for (int call = 0; call < 1100; ++call) {
         auto data = filled(rank, 2000);
@@ -211,12 +205,12 @@ void mismatches(rc_comm* comm, int rank, int n) {
 }  // namespace
 
 int main() {
-    std::vector<std::pair<int, Way>> worlds{{1, STAGED}};
+    std::vector<std::pair<int, Access>> worlds{{1, STAGED}};
     for (int n : {2, 3, 4, 7}) {
-        for (Way way : {STAGED, DIRECT, COPIED}) worlds.push_back({n, way});
+        for (Access access : {STAGED, DIRECT, CMA}) worlds.push_back({n, access});
     }
-    for (const auto& [n, way] : worlds) {
-        in_world(n, small_tuning(way), [n](rc_comm* comm, int rank) {
+    for (const auto& [n, access] : worlds) {
+        in_world(n, small_tuning(access), [n](rc_comm* comm, int rank) {
             for (uint64_t count : {0, 1, 7, 8, 9, 100, 127, 129, 1000, 3333, 20000})
                 every_collective(comm, rank, n, count);
             queued_calls(comm, rank, n);

@@ -1,4 +1,4 @@
-// How calls on the emulated device are given up: who is named, why, and what stays as it was.
+// Failing calls on the emulated device: which rank is named, why, and what stays untouched.
 #include <functional>
 
 #include "emulated_world.h"
@@ -7,22 +7,22 @@ using namespace gpu;
 
 namespace {
 
-struct Fate {
+struct Failure {
     Reason reason;
     int peer;
 };
 
 constexpr uint64_t NUMBER = 4711;  // of the call, as a host counts
 
-void expect_fate(const World& world, int rank, Fate fate, const char* what) {
+void expect_failure(const World& world, int rank, Failure failure, const char* what) {
     const Record& record = world.control[rank].record;
-    expect(world.control[rank].failed && record.reason == fate.reason && record.peer == fate.peer,
+    expect(world.control[rank].failed && record.reason == failure.reason && record.peer == failure.peer,
            std::string(what) + ": rank " + std::to_string(rank) + " has reason " + std::to_string(record.reason) +
                ", peer " + std::to_string(record.peer));
-    expect(record.call == NUMBER, "the number of a call that was given up");
+    expect(record.call == NUMBER, "the number of the failed call");
 }
 
-// A world, and what its ranks call: a collective, or messages from rank to rank.
+// A world, and the calls of its ranks.
 struct Scene {
     World world;
     std::vector<Memory> memory;
@@ -31,7 +31,7 @@ struct Scene {
     Scene(const Shape& shape, int kernel, uint64_t count, double seconds) : world(shape) {
         for (int r = 0; r < shape.ranks; ++r) {
             memory.emplace_back(4096);
-            calls.push_back(kernel == MESSAGE ? world.message(r, count) : world.args(r, kernel, INT32, SUM, count));
+            calls.push_back(world.args(r, kernel, INT32, SUM, count));
             calls[r].input = calls[r].output = memory[r].data();
             calls[r].timeout_ns = static_cast<uint64_t>(seconds * 1e9);
             calls[r].call = NUMBER;
@@ -43,33 +43,32 @@ struct Scene {
     }
 };
 
-void check_who_never_arrives() {
-    for (int kernel = 0; kernel < MESSAGE; ++kernel) {
+void check_missing_rank() {
+    for (int kernel = 0; kernel < KERNELS; ++kernel) {
         Scene scene(tiny_shape(3), kernel, 20, 0.05);
         scene.calls.pop_back();
         scene.world.launch(scene.calls, 2);
-        for (int r = 0; r < 2; ++r) expect_fate(scene.world, r, {NOT_STARTED, 2}, "a rank never arrives");
-        scene.expect_untouched("outputs of a call that never began");
-        // The next kernel finds the rank broken: it says nothing to anybody.
-        uint64_t* said = scene.world.arena(1).channel(0).start(COLLECTIVE, 1, 0);
-        expect(*said, "a rank did not say what it calls");
-        *said = 0;
+        for (int r = 0; r < 2; ++r) expect_failure(scene.world, r, {NOT_STARTED, 2}, "a missing rank");
+        scene.expect_untouched("outputs of a call that did not start");
+        // The next kernel finds the rank broken and signals nothing.
+        uint64_t* start = scene.world.arena(1).channel(0).start(1, 0);
+        expect(*start, "a rank did not signal its start");
+        *start = 0;
         scene.world.launch(scene.calls, 2);
-        expect(!*said, "a broken rank has spoken");
+        expect(!*start, "a broken rank signaled a start");
     }
 }
 
-void check_who_differs() {
+void check_mismatch() {
     const auto differ = [](int kernel, const std::function<void(gpu::Args&)>& change) {
         Scene scene(tiny_shape(3), kernel, 20, 60);
         change(scene.calls[2]);
         scene.world.launch(scene.calls, 1);
-        expect_fate(scene.world, 0, {MISMATCH, 2}, "a rank differs");
-        expect_fate(scene.world, 1, {MISMATCH, 2}, "a rank differs");
+        for (int r = 0; r < 2; ++r) expect_failure(scene.world, r, {MISMATCH, 2}, "a rank differs");
         expect(scene.world.control[2].record.reason == MISMATCH, "the rank that differs");
         scene.expect_untouched("outputs after a mismatch");
     };
-    for (int kernel = 0; kernel < MESSAGE; ++kernel) {
+    for (int kernel = 0; kernel < KERNELS; ++kernel) {
         differ(kernel, [](gpu::Args& a) { a.dtype = UINT32; });
         differ(kernel, [](gpu::Args& a) { a.op = MAX; });
         differ(kernel, [](gpu::Args& a) { a.factor = 2; });
@@ -79,86 +78,50 @@ void check_who_differs() {
     for (int kernel : {RING_BROADCAST, RING_REDUCE, GATHER, SCATTER}) differ(kernel, [](gpu::Args& a) { a.root = 1; });
 }
 
-// Rank 2 is played by hand: it starts, and then takes nothing of what comes along the chain 0, 1, 2.
-void check_who_stops(bool abort) {
+// The test plays rank 2: it starts the broadcast 0 → 1 → 2, and never releases a slot.
+void check_stalled_rank(bool abort) {
     Scene scene(tiny_shape(3, 1), RING_BROADCAST, 1000, abort ? 60 : 0.2);
     World& world = scene.world;
     if (abort) scene.calls[0].timeout_ns = 200'000'000;
     scene.calls.pop_back();
-    std::thread hand([&] {
-        const Arena arena = world.arena(2);
-        const Channel mine = arena.channel(0);
+    std::thread stalled([&] {
+        const Channel mine = world.arena(2).channel(0);
         uint64_t word;
-        while (!(word = load_acquire(mine.start(COLLECTIVE, 1, 0)))) std::this_thread::yield();
-        for (int p = 0; p < 2; ++p) store_release<SITE_START>(world.arena(p).channel(0).start(COLLECTIVE, 1, 2), word);
-        while (load_acquire(mine.arrived(BETWEEN_ALL, 1)) < STEPS + 3) std::this_thread::yield();
+        while (!(word = load_acquire(mine.start(1, 0)))) std::this_thread::yield();
+        for (int p = 0; p < 2; ++p) store_release<SITE_START>(world.arena(p).channel(0).start(1, 2), word);
+        while (load_acquire(mine.tail(1)) < STEPS + 3) std::this_thread::yield();
         if (abort) store_relaxed(&world.control[1].abort, uint64_t(1));
     });
     world.launch(scene.calls, 1);
-    hand.join();
-    expect_fate(world, 0, {NO_ROOM, 1}, "a rank stops");
-    expect_fate(world, 1, {abort ? ABORTED : NO_ROOM, 2}, "a rank stops");
-    expect(world.control[1].record.got == 0 && world.control[1].record.expected == STEPS + 1, "what was waited for");
-    expect(*world.arena(2).channel(0).arrived(BETWEEN_ALL, 1) == STEPS + 3, "slots without room were filled");
+    stalled.join();
+    expect_failure(world, 0, {NO_SLOT, 1}, "a rank stalls");
+    expect_failure(world, 1, {abort ? ABORTED : NO_SLOT, 2}, "a rank stalls");
+    expect(world.control[1].record.got == 0 && world.control[1].record.expected == STEPS + 1, "the expected flag");
+    expect(*world.arena(2).channel(0).tail(1) == STEPS + 3, "slots were overwritten");
 }
 
-// ---- Messages: only the two ranks of one take part.
-
-void check_whose_message_nobody_answers() {
-    for (const int missing : {0, 1}) {
-        Scene scene(tiny_shape(2), MESSAGE, 20, 0.05);
-        scene.calls.erase(scene.calls.begin() + missing);
-        scene.world.launch(scene.calls, 2);
-        expect_fate(scene.world, 1 - missing, {NOT_STARTED, missing}, "nobody answers a message");
-        scene.expect_untouched("the memory of a message that nobody answered");
-    }
-    Scene scene(tiny_shape(2), MESSAGE, 20, 0.05);
-    scene.calls[1].kernel = BARRIER;
-    scene.world.launch(scene.calls, 1);
-    for (int r = 0; r < 2; ++r) expect_fate(scene.world, r, {NOT_STARTED, 1 - r}, "a message meets a collective");
-    scene.expect_untouched("the memory of a message that met a collective");
-}
-
-// Ranks 0 and 1 disagree on their message; so nothing comes from rank 1 to rank 2, which agrees with it.
-void check_whose_message_differs() {
-    const auto differ = [](const std::function<void(gpu::Args&)>& change) {
-        Scene scene(tiny_shape(3), MESSAGE, 20, 60);
-        change(scene.calls[0]);
-        scene.calls[2].timeout_ns = 50'000'000;
-        scene.world.launch(scene.calls, 1);
-        expect_fate(scene.world, 0, {MISMATCH, 1}, "a message differs");
-        expect_fate(scene.world, 1, {MISMATCH, 0}, "a message differs");
-        expect_fate(scene.world, 2, {NO_DATA, 1}, "the message of a rank that has a mismatch");
-        scene.expect_untouched("memory after messages that differ");
-    };
-    differ([](gpu::Args& a) { a.count = 21; });
-    differ([](gpu::Args& a) { a.dtype = UINT32; });
-}
-
-// One of two ranks is played by hand: it answers, and then sends nothing, or takes nothing.
-void check_whose_message_stops(int stops, bool abort) {
-    Scene scene(tiny_shape(2, 1), MESSAGE, 1000, abort ? 60 : 0.1);
+// The test plays rank 1 of an all_to_all: it starts, and then sends nothing, or releases nothing.
+void check_stalled_peer(bool sends, bool abort) {
+    Scene scene(tiny_shape(2, 1), ALL_TO_ALL, 1000, abort ? 60 : 0.1);
     World& world = scene.world;
-    const int other = 1 - stops;
-    const Lane says = stops ? GRANT : OFFER, hears = stops ? OFFER : GRANT;
-    scene.calls.erase(scene.calls.begin() + stops);
-    std::thread hand([&] {
-        const Arena here = world.arena(stops), there = world.arena(other);
+    scene.calls.pop_back();
+    const uint64_t sent = STEPS + (sends ? 3 : 1);  // until rank 0 waits
+    std::thread stalled([&] {
+        const Channel mine = world.arena(1).channel(0), theirs = world.arena(0).channel(0);
         uint64_t word;
-        while (!(word = load_acquire(here.channel(0).start(hears, 1, other)))) std::this_thread::yield();
-        store_release<SITE_START>(there.channel(0).start(says, 1, stops), word);
-        if (stops)
-            while (load_acquire(here.channel(0).arrived(BETWEEN_TWO, other)) < STEPS + 3) std::this_thread::yield();
-        if (abort) store_relaxed(&world.control[other].abort, uint64_t(1));
+        while (!(word = load_acquire(mine.start(1, 0)))) std::this_thread::yield();
+        store_release<SITE_START>(theirs.start(1, 1), word);
+        if (sends) store_release<SITE_TAIL>(theirs.tail(1), STEPS + 3);
+        while (load_acquire(mine.tail(0)) < sent) std::this_thread::yield();
+        if (abort) store_relaxed(&world.control[0].abort, uint64_t(1));
     });
     world.launch(scene.calls, 1);
-    hand.join();
-    const Record& record = world.control[other].record;
-    expect_fate(world, other, {abort ? ABORTED : stops ? NO_ROOM : NO_DATA, stops}, "a message stops");
-    if (stops)
-        expect(*world.arena(1).channel(0).arrived(BETWEEN_TWO, 0) == STEPS + 3, "slots of a message without room");
-    if (!abort) expect(record.got == 0 && record.expected == STEPS + 1, "what a message waited for");
-    scene.expect_untouched("memory of a message that stopped");
+    stalled.join();
+    const Record& record = world.control[0].record;
+    expect_failure(world, 0, {abort ? ABORTED : sends ? NO_SLOT : NO_DATA, 1}, "a peer stalls");
+    expect(record.got == 0 && record.expected == STEPS + 1, "the expected flag");
+    expect(*world.arena(1).channel(0).tail(0) == sent, "slots were overwritten");
+    if (!sends) scene.expect_untouched("the memory of a rank that received nothing");
 }
 
 void check_refusals() {
@@ -167,30 +130,27 @@ void check_refusals() {
     for (uint32_t Shape::* field : {&Shape::slots, &Shape::slot_bytes, &Shape::stage_bytes, &Shape::line_bytes}) {
         Shape shape = smallest;
         --(shape.*field);
-        expect(!valid(shape), "a shape that cannot be");
+        expect(!valid(shape), "an invalid shape");
     }
     World world(tiny_shape(1));
     const gpu::Args refused[] = {world.args(0, KERNELS, INT32, SUM, 0), world.args(0, LL, FLOAT32, BAND, 0),
                                  world.args(0, LL, COMPLEX64, MAX, 0), world.args(0, LL, INT32, AVG, 0)};
     for (const gpu::Args& args : refused)
-        expect(rc_emulated_launch(&args, 1, 1, 0) == RC_ARGUMENT, "a kernel that there is not");
-    const gpu::Args wide = world.args(0, LL, INT32, SUM, 0);
-    expect(rc_emulated_launch(&wide, 3, 1, 0) == RC_ARGUMENT, "more blocks than channels");
-    const gpu::Args unlike[] = {wide, world.args(0, LL, INT32, MAX, 0)};
-    expect(rc_emulated_virtual(unlike, 2, 1, 1, 0) == RC_ARGUMENT, "two kernels in one grid");
+        expect(rc_emulated_launch(&args, 1, 1, 1, 0) == RC_ARGUMENT, "an unknown kernel");
+    const gpu::Args ll = world.args(0, LL, INT32, SUM, 0);
+    expect(rc_emulated_launch(&ll, 1, 3, 1, 0) == RC_ARGUMENT, "more blocks than channels");
+    const gpu::Args different[] = {ll, world.args(0, LL, INT32, MAX, 0)};
+    expect(rc_emulated_launch(different, 2, 1, 1, 0) == RC_ARGUMENT, "two kernels in one grid");
 }
 
 }  // namespace
 
 int main() {
-    check_who_never_arrives();
-    check_who_differs();
-    check_who_stops(false);
-    check_who_stops(true);
-    check_whose_message_nobody_answers();
-    check_whose_message_differs();
-    for (const int stops : {0, 1})
-        for (const bool abort : {false, true}) check_whose_message_stops(stops, abort);
+    check_missing_rank();
+    check_mismatch();
+    for (const bool abort : {false, true}) check_stalled_rank(abort);
+    for (const bool sends : {false, true})
+        for (const bool abort : {false, true}) check_stalled_peer(sends, abort);
     check_refusals();
     if (failures) std::printf("%d failures\n", failures);
     return failures != 0;

@@ -1,6 +1,6 @@
-// Drives every publishing store of kernels/port.h, for ThreadSanitizer: chunks enough that every buffer is written
-// again, and traffic in one direction, so that no other flag orders what a weakened one no longer does.
-#include "port.h"
+// Drives every publishing store of kernels/memory_order.h, for ThreadSanitizer: enough chunks to reuse every buffer,
+// and traffic in one direction, so that no other flag provides the order that a weakened one lost.
+#include "kernels/memory_order.h"
 #include "world.h"
 
 namespace {
@@ -37,6 +37,6 @@ int main([[maybe_unused]] int count, [[maybe_unused]] char** words) {
             DO(run(comm, RC_REDUCE, data.data(), rank ? nullptr : data.data(), data.size()));
         }
     });
-    for (const Way way : {STAGED, DIRECT}) in_world(3, small_tuning(way), messages);
+    for (const Access access : {STAGED, DIRECT}) in_world(3, small_tuning(access), messages);
     printf("test_races: done\n");
 }

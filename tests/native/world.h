@@ -1,5 +1,5 @@
 // A world of threads for the native tests: every rank runs the same function over the real shared-memory code. The
-// ranks share one mapping of the file, so that the sanitizers see all accesses to one place at one address.
+// ranks share one mapping of the file, so that the sanitizers see each word at one address.
 #pragma once
 
 #include <sys/syscall.h>
@@ -17,15 +17,15 @@
 
 inline std::atomic<int> failures{0};
 
-#define CHECK(condition)                                                     \
-    do {                                                                     \
-        if (!(condition)) {                                                  \
-            if (++failures > 20) _exit(1); /* the rest would say the same */ \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);  \
-        }                                                                    \
+#define CHECK(condition)                                                    \
+    do {                                                                    \
+        if (!(condition)) {                                                 \
+            if (++failures > 20) _exit(1); /* the rest would repeat it */   \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
+        }                                                                   \
     } while (0)
 
-// A status other than RC_OK ends the program: the other ranks would only wait for their deadline.
+// A status other than RC_OK ends the program: the other ranks would only time out.
 #define DO(call)                                                                                                   \
     do {                                                                                                           \
         if (const int status = (call)) {                                                                           \
@@ -34,20 +34,20 @@ inline std::atomic<int> failures{0};
         }                                                                                                          \
     } while (0)
 
-// How ranks get at each other's private memory. As threads of one process they could always use it directly.
-enum Way { STAGED, DIRECT, COPIED };
+// How ranks access each other's private memory. As threads of one process they could always do so directly.
+enum Access { STAGED, DIRECT, CMA };
 
 // Small buffers, so that little data takes the paths of large messages.
-inline rc_tuning small_tuning(Way way = STAGED) {
-    const uint64_t never = UINT64_MAX, reach_bytes = way == COPIED ? 64 : never;
+inline rc_tuning small_tuning(Access access = STAGED) {
+    const uint64_t never = UINT64_MAX, cma_bytes = access == CMA ? 64 : never;
     return {.arena_bytes = 256 << 10,
             .sub_arena_bytes = 192 << 10,
             .segment_bytes = 1024,
-            .small_bytes = 512,
-            .stream_bytes = 256,
-            .direct_bytes = way == DIRECT ? 64 : never,
-            .reach_bytes = reach_bytes,
-            .reach_huge_bytes = reach_bytes,
+            .one_shot_bytes = 512,
+            .nontemporal_bytes = 256,
+            .direct_bytes = access == DIRECT ? 64 : never,
+            .cma_bytes = cma_bytes,
+            .cma_huge_bytes = cma_bytes,
             .timeout = 60.0,
             .oversubscribed = 1};
 }
@@ -73,5 +73,12 @@ inline void in_world(int size, const rc_tuning& tuning, const std::function<void
 
 inline int run(rc_comm* comm, int collective, const void* source, void* target, uint64_t count, int dtype = RC_INT32,
                int op = RC_SUM, int root = 0, const uint64_t* counts = nullptr, rc_work** work = nullptr) {
-    return rc_collective(comm, collective, source, target, count, dtype, op, 1.0, root, counts, -1, work);
+    const rc_call call{source, target, count, dtype, op, 1.0, root, counts};
+    return rc_collective(comm, collective, &call, -1, work);
+}
+
+inline int finish(rc_work* work, double timeout = -1) {
+    const int status = rc_work_wait(work, timeout, nullptr);
+    rc_work_free(work);
+    return status;
 }

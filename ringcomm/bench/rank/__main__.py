@@ -1,4 +1,4 @@
-"""The program of a rank: connect to the bench, then answer its requests until it goes."""
+"""The program of a rank: connect to the bench and answer its requests until it disconnects."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from .library import Library
-from .measure import Bench
+from .measure import RankBench
 
 PR_SET_PDEATHSIG = 1
 
 
 def main(module: str, rank_variable: str, folder: str, device: str) -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # of the launcher: nobody is left behind
-    bind(int(os.environ[rank_variable]))  # before the library starts threads of its own
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # with its launcher
+    bind(int(os.environ[rank_variable]))  # before the library starts threads
     rank: Library = import_module(f".{module}", __package__).start(folder, device)
-    bench = Bench(rank)
-    place = os.open(folder, os.O_PATH)  # the path of the socket may be too long for one
-    client = Client(f"/proc/self/fd/{place}/socket", "AF_UNIX")
-    os.close(place)
+    bench = RankBench(rank)
+    fd = os.open(folder, os.O_PATH)  # its path may be too long for a socket
+    client = Client(f"/proc/self/fd/{fd}/socket", "AF_UNIX")
+    os.close(fd)
     with client as connection:
-        # In JSON: a pickle could name what only one of the two environments has.
+        # JSON: a pickle could refer to modules that only one of the two environments has.
         hello = {"rank": rank.rank, "pid": os.getpid(), "versions": rank.versions}
         connection.send_bytes(json.dumps(hello).encode())
         while True:
@@ -38,23 +38,23 @@ def main(module: str, rank_variable: str, folder: str, device: str) -> None:
                 break
             try:
                 answer: tuple[str, Any] = ("done", getattr(bench, name)(*arguments))
-            except Exception as error:  # whatever the library raises is told
+            except Exception as error:  # any error of the library is reported
                 traceback.print_exc()
                 answer = ("failed", f"{type(error).__name__}: {error}".splitlines()[0])
             connection.send_bytes(json.dumps(answer).encode())
             if name == "close":
                 return
-    os._exit(1)  # the bench is gone, and the other ranks need not be here to say goodbye to
+    os._exit(1)  # the bench has ended; finalizing could wait for ranks that have ended too
 
 
 def bind(rank: int) -> None:
-    """Bind to a core, in turn if there are fewer than ranks: where they wander, every run is another."""
+    """Bind to a core; ranks beyond the number of cores start over. Unbound ranks would make every run different."""
     cores = sorted(os.sched_getaffinity(0), key=lambda core: (siblings(core).index(core), core))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
 
 
 def siblings(core: int) -> list[int]:
-    """Return the logical cores of the same physical one: the second of them comes after the first of all others."""
+    """Return the logical cores of a physical core. Ranks take the first of each before the second of any."""
     try:
         text = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list").read_text()
         ranges = [[int(number) for number in part.split("-")] for part in text.strip().split(",")]

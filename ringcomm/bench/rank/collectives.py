@@ -1,4 +1,4 @@
-"""The table of benchmarks: a collective is a row that says how much moves and what must come out, whoever moves it."""
+"""The table of benchmarks: for each collective its blocks, its bus factor and the expected result, for any library."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["COLLECTIVES", "REDUCTIONS", "Array", "Collective", "Setting", "count_wrong", "dtype_named", "fill"]
+__all__ = ["COLLECTIVES", "REDUCTIONS", "Array", "Collective", "RankCase", "count_wrong", "dtype_named", "fill"]
 
 Array = npt.NDArray[Any]
 
-# Inputs repeat after a prime number of elements, so that no block can lie at the wrong place unnoticed.
+# Inputs repeat after a prime number of elements, so that a displaced block is detected.
 PERIOD = 251
-# Small enough for sums that every accumulation type holds exactly, and different on up to 61 ranks.
+# Small enough for exact sums in every accumulation type; different on up to 61 ranks.
 LEVELS = 61
 
 REDUCTIONS: dict[str, np.ufunc] = {
@@ -32,8 +32,8 @@ REDUCTIONS: dict[str, np.ufunc] = {
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One measurement as one rank sees it; `count` is the number of elements in a block."""
+class RankCase:
+    """A case as one rank sees it; `count` is the number of elements in a block."""
 
     rank: int
     size: int
@@ -52,7 +52,7 @@ class Setting:
         return (self.rank - 1) % self.size
 
     def wave(self, rank: int, block: int = 0) -> Array:
-        """Return the first PERIOD elements of a block of the input of `rank`; the rest repeats them."""
+        """Return the first PERIOD elements of a block of the input of `rank`, which the rest repeats."""
         position = (block * self.count + np.arange(PERIOD)) % PERIOD
         value = (position + rank) % LEVELS
         if self.op == "prod":
@@ -60,7 +60,7 @@ class Setting:
         return value.astype(self.dtype)
 
     def reduced(self, block: int = 0) -> Array:
-        """Return what the ranks' waves make together: in rank order, rounded once."""
+        """Return the reduction of all ranks' waves, in rank order, rounded once."""
         values = np.stack([self.wave(rank, block) for rank in range(self.size)]).astype(self.accumulator)
         result = REDUCTIONS[self.op].reduce(values, axis=0)
         if self.op == "avg":
@@ -74,33 +74,34 @@ class Setting:
         return np.dtype(np.float32) if self.dtype.itemsize <= 2 else self.dtype
 
 
-def one(_: int) -> int:
-    return 1
-
-
-def each(size: int) -> int:
-    return size
-
-
 @dataclass(frozen=True)
 class Collective:
-    """A row. The numbers of blocks and the bus factor are functions of the number of ranks, as in nccl-tests."""
+    """A row. The bus factor is a function of the number of ranks, as in nccl-tests."""
 
-    expected: Callable[[Setting], list[Array]]  # the blocks that this rank receives
+    expected: Callable[[RankCase], list[Array]]  # the blocks of this rank's result
     bus_factor: Callable[[int], float]
-    sends: Callable[[int], int] = one
-    receives: Callable[[int], int] = one
+    all_sent: bool = False  # the input has a block for each rank
+    all_received: bool = False  # the result has
     reduces: bool = False
     rooted: bool = False
     in_place: bool = True
     out_of_place: bool = True
+    empty: bool = False  # nothing is sent
+
+    def sends(self, size: int) -> int:
+        """Return the number of blocks of the input."""
+        return 0 if self.empty else size if self.all_sent else 1
+
+    def receives(self, size: int) -> int:
+        """Return the number of blocks of the result."""
+        return 0 if self.empty else size if self.all_received else 1
 
     def blocks(self, size: int) -> int:
         return max(self.sends(size), self.receives(size))
 
 
 def count_wrong(array: Array, expected: list[Array]) -> int:
-    """Count the elements of `array` that are not as `expected`, block by block."""
+    """Count the elements of `array` that differ from `expected`, block by block."""
     if not expected:
         return 0
     wrong = 0
@@ -112,87 +113,46 @@ def count_wrong(array: Array, expected: list[Array]) -> int:
 
 
 def dtype_named(name: str) -> np.dtype[Any]:
-    """Return NumPy's dtype of that name; it knows bfloat16 and the float8s once ml_dtypes is imported."""
+    """Return the NumPy dtype; importing ml_dtypes registers bfloat16 and float8."""
     with suppress(ImportError):
         import ml_dtypes  # noqa: F401
     return np.dtype(name)
 
 
-def fill(array: Array, setting: Setting) -> None:
+def fill(array: Array, case: RankCase) -> None:
     """Write this rank's input into the contiguous `array`."""
-    wave = setting.wave(setting.rank)
+    wave = case.wave(case.rank)
     flat = array.reshape(-1)
     whole = flat[: flat.size // PERIOD * PERIOD].reshape(-1, PERIOD)
     whole[:] = wave
     flat[whole.size :] = wave[: flat.size - whole.size]
 
 
-def at_root(setting: Setting, blocks: list[Array]) -> list[Array]:
-    return blocks if setting.rank == setting.root else []
+def at_root(case: RankCase, blocks: list[Array]) -> list[Array]:
+    return blocks if case.rank == case.root else []
+
+
+def every(s: RankCase, block: int = 0) -> list[Array]:
+    return [s.wave(rank, block) for rank in range(s.size)]
 
 
 def share(size: int) -> float:
     return (size - 1) / size
 
 
+def one(_: int) -> float:
+    return 1
+
+
 COLLECTIVES: dict[str, Collective] = {
-    "all_reduce": Collective(
-        lambda s: [s.reduced()],
-        bus_factor=lambda size: 2 * share(size),
-        reduces=True,
-    ),
-    "reduce_scatter": Collective(
-        lambda s: [s.reduced(block=s.rank)],
-        bus_factor=share,
-        sends=each,
-        reduces=True,
-    ),
-    "all_gather": Collective(
-        lambda s: [s.wave(rank) for rank in range(s.size)],
-        bus_factor=share,
-        receives=each,
-    ),
-    "broadcast": Collective(
-        lambda s: [s.wave(s.root)],
-        bus_factor=lambda size: 1,
-        rooted=True,
-        out_of_place=False,
-    ),
-    "reduce": Collective(
-        lambda s: at_root(s, [s.reduced()]),
-        bus_factor=lambda size: 1,
-        reduces=True,
-        rooted=True,
-    ),
-    "gather": Collective(
-        lambda s: at_root(s, [s.wave(rank) for rank in range(s.size)]),
-        bus_factor=share,
-        receives=each,
-        rooted=True,
-    ),
-    "scatter": Collective(
-        lambda s: [s.wave(s.root, block=s.rank)],
-        bus_factor=share,
-        sends=each,
-        rooted=True,
-    ),
-    "all_to_all": Collective(
-        lambda s: [s.wave(rank, block=s.rank) for rank in range(s.size)],
-        bus_factor=share,
-        sends=each,
-        receives=each,
-        in_place=False,
-    ),
-    "send_recv": Collective(
-        lambda s: [s.wave(s.left)],
-        bus_factor=lambda size: 1,
-        in_place=False,
-    ),
-    "barrier": Collective(
-        lambda s: [],
-        bus_factor=lambda size: 0,
-        sends=lambda size: 0,
-        receives=lambda size: 0,
-        out_of_place=False,
-    ),
+    "all_reduce": Collective(lambda s: [s.reduced()], lambda size: 2 * share(size), reduces=True),
+    "reduce_scatter": Collective(lambda s: [s.reduced(s.rank)], share, all_sent=True, reduces=True),
+    "all_gather": Collective(every, share, all_received=True),
+    "broadcast": Collective(lambda s: [s.wave(s.root)], one, out_of_place=False, rooted=True),
+    "reduce": Collective(lambda s: at_root(s, [s.reduced()]), one, reduces=True, rooted=True),
+    "gather": Collective(lambda s: at_root(s, every(s)), share, all_received=True, rooted=True),
+    "scatter": Collective(lambda s: [s.wave(s.root, s.rank)], share, all_sent=True, rooted=True),
+    "all_to_all": Collective(lambda s: every(s, s.rank), share, all_sent=True, all_received=True, in_place=False),
+    "send_recv": Collective(lambda s: [s.wave(s.left)], one, in_place=False),
+    "barrier": Collective(lambda s: [], lambda size: 0, empty=True, out_of_place=False),
 }

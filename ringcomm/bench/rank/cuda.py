@@ -9,20 +9,20 @@ import numpy as np
 
 from .collectives import Array
 
-__all__ = ["Cuda"]
+__all__ = ["CudaBuffers"]
 
 
-class Cuda:
-    """Arrays of CuPy (Buffers), on a GPU for each rank; in turn if there are fewer."""
+class CudaBuffers:
+    """CuPy arrays, one GPU per rank; ranks beyond the number of GPUs start over."""
 
     def __init__(self, rank: int) -> None:
         self.gpus: int = cupy.cuda.runtime.getDeviceCount()
         cupy.cuda.Device(rank % self.gpus).use()
         number = cupy.cuda.runtime.runtimeGetVersion()
-        words = f"{number // 1000}.{number % 1000 // 10}"
-        self.versions = {"CuPy": cupy.__version__, "CUDA": words, "numpy": np.__version__}
+        version = f"{number // 1000}.{number % 1000 // 10}"
+        self.versions = {"CuPy": cupy.__version__, "CUDA": version, "numpy": np.__version__}
 
-    def memory(self, size: int, huge: bool) -> Any:  # noqa: ARG002 (pages are the driver's)
+    def memory(self, size: int, huge: bool) -> Any:  # noqa: ARG002 (the driver decides)
         return cupy.ones(size, cupy.uint8)
 
     def read(self, array: Any) -> Array:

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from .collectives import Array, Setting
-from .host import Host
+from .collectives import Array, RankCase
+from .host import HostBuffers
+from .library import Library
 
 OPS = {
     "sum": dist.ReduceOp.SUM,
@@ -27,14 +28,14 @@ OPS = {
 
 
 def tensor(array: Array) -> torch.Tensor:
-    if array.dtype.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):  # torch does not read those of ml_dtypes
+    if array.dtype.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):  # torch does not accept those of ml_dtypes
         same_size = np.dtype(f"uint{8 * array.itemsize}")
         return torch.from_numpy(array.view(same_size)).view(getattr(torch, array.dtype.name))
     return torch.from_numpy(array)
 
 
 def copied_in_place(operation: Callable[..., Any], x: torch.Tensor, out: torch.Tensor | None, op: Any) -> Any:
-    """torch.distributed has no out-of-place form of these: the copy belongs to the call."""
+    """torch.distributed has no out-of-place form of these: the copy is part of the call."""
     if out is None:
         return lambda **options: operation(x, op=op, **options)
 
@@ -45,21 +46,21 @@ def copied_in_place(operation: Callable[..., Any], x: torch.Tensor, out: torch.T
     return call
 
 
-def exchange(s: Setting, x: torch.Tensor, out: Any) -> Callable[[], object]:
+def exchange(s: RankCase, x: torch.Tensor, out: Any) -> Callable[[], object]:
     def call() -> None:
         works = dist.isend(x, s.right), dist.irecv(out, s.left)
         for work in works:
-            work.wait()  # type: ignore[union-attr]  # None on a rank outside the group
+            work.wait()  # type: ignore[union-attr]  # None outside the group
 
     return call
 
 
-def listed(s: Setting, x: torch.Tensor | None) -> list[torch.Tensor] | None:
+def listed(s: RankCase, x: torch.Tensor | None) -> list[torch.Tensor] | None:
     return list(x) if s.rank == s.root and x is not None else None
 
 
-# (setting, source, target, op) -> the call, which takes async_op
-CALLS: dict[str, Callable[[Setting, Any, Any, Any], Callable[..., Any]]] = {
+# (case, source, target, op) -> the call, which takes async_op
+CALLS: dict[str, Callable[[RankCase, Any, Any, Any], Callable[..., Any]]] = {
     "all_reduce": lambda s, x, out, op: copied_in_place(dist.all_reduce, x, out, op),
     "reduce_scatter": lambda s, x, out, op: partial(dist.reduce_scatter_tensor, out, x.view(-1), op=op),
     "all_gather": lambda s, x, out, op: partial(dist.all_gather_into_tensor, out.view(-1), x),
@@ -72,32 +73,29 @@ CALLS: dict[str, Callable[[Setting, Any, Any, Any], Callable[..., Any]]] = {
 }
 
 
-class Gloo:
+class GlooLibrary(Library):
     def __init__(self, folder: str) -> None:
-        # Variables of `ringcomm run`, which starts these ranks.
+        # Set by `ringcomm run`, which starts these ranks.
         self.rank, self.size = int(os.environ["RINGCOMM_RANK"]), int(os.environ["RINGCOMM_SIZE"])
-        self.buffers = Host()
+        self.buffers = HostBuffers()
         torch.set_num_threads(1)
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=self.rank, world_size=self.size)
         self.barrier = dist.barrier
         self.versions = {"torch": torch.__version__, **self.buffers.versions}
 
-    def symmetric(self, size: int) -> None:
-        pass
-
     def call(
-        self, collective: str, setting: Setting, x: Array, out: Array | None, asynchronous: bool
+        self, collective: str, case: RankCase, x: Array, out: Array | None, asynchronous: bool
     ) -> tuple[Callable[[], object], Array]:
         result = x if out is None else out
         target = None if out is None else tensor(out)
         if collective == "send_recv":
-            return exchange(setting, tensor(x), target), result
-        call = CALLS[collective](setting, tensor(x), target, OPS[setting.op])
+            return exchange(case, tensor(x), target), result
+        call = CALLS[collective](case, tensor(x), target, OPS[case.op])
         return (lambda: call(async_op=True).wait()) if asynchronous else call, result
 
     def close(self) -> None:
         dist.destroy_process_group()
 
 
-def start(folder: str, _: str) -> Gloo:
-    return Gloo(folder)
+def start(folder: str, _: str) -> GlooLibrary:
+    return GlooLibrary(folder)

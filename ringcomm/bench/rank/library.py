@@ -1,60 +1,58 @@
-"""What a library must offer to be measured."""
+"""The interface of a library to measure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from .collectives import Array, Setting
+from .collectives import Array, RankCase
 
-__all__ = ["Buffers", "Library"]
+__all__ = ["Library", "LibraryBuffers"]
 
 
-class Buffers(Protocol):
-    """Where the arrays that a library moves lie, and how the bench gets at them. They look like NumPy's."""
+class LibraryBuffers(Protocol):
+    """The memory of the arrays, which have NumPy's interface, and the access of the bench to it."""
 
     versions: dict[str, str]
 
     def memory(self, size: int, huge: bool) -> Any:
-        """Return bytes that have been written to, from `huge` pages or small ones where that makes a difference."""
+        """Return initialized bytes; `huge`: back host memory with huge pages."""
         ...
 
     def read(self, array: Any) -> Array:
-        """Return the values in host memory: the array itself, if it lies there."""
+        """Return the values in host memory: the array itself if it is there."""
         ...
 
     def write(self, array: Any, values: Array) -> None:
-        """Write back what `read` has returned."""
+        """Write back the values that `read` returned."""
         ...
 
     def finish(self) -> None:
-        """Return when all that was called is done, where calls are only queued."""
+        """Wait for all queued calls."""
         ...
 
 
 class Library(Protocol):
-    """One rank of a library that is measured. A module with `start(folder, device) -> Library` is one; `folder` is
-    empty, and the same for all ranks; `device` is where the arrays are to be.
+    """One rank of a library. Its module has `start(folder, device) -> Library`: `folder` is empty and the same for all
+    ranks, `device` that of the arrays.
     """
 
     rank: int
     size: int
-    buffers: Buffers
+    buffers: LibraryBuffers
     versions: dict[str, str]
+    barrier: Callable[[], object]
 
-    def symmetric(self, size: int) -> Array | None:
-        """Return `size` bytes of memory that the other ranks access directly, if the library has such."""
-        ...
+    def symmetric(self, size: int) -> Array | None:  # noqa: ARG002 (of those that override it)
+        """Return `size` bytes of a symmetric buffer, or None if the library has none."""
+        return None
 
     def call(
-        self, collective: str, setting: Setting, x: Array, out: Array | None, asynchronous: bool
+        self, collective: str, case: RankCase, x: Array, out: Array | None, asynchronous: bool
     ) -> tuple[Callable[[], object], Array | None]:
-        """Return the call, and where its result will be. No `out`: in place, in x.
-
-        In place where x and the result differ in size, `x` is a block of `out` or the other way round.
+        """Return the call and the array of its result. Without `out`, x is also the result; where input and result
+        differ in size, in place means that one is a block of the other.
         """
         ...
-
-    def barrier(self) -> object: ...
 
     def close(self) -> None: ...

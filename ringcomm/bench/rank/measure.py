@@ -1,4 +1,4 @@
-"""What a rank does for the bench: buffers, calls in a row against the clock, and the check of what came out."""
+"""The requests that a rank answers: allocate buffers, time calls, check the results."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .collectives import COLLECTIVES, Array, Setting, count_wrong, dtype_named, fill
+from .collectives import COLLECTIVES, Array, RankCase, count_wrong, dtype_named, fill
 from .library import Library
 
-__all__ = ["Bench"]
+__all__ = ["RankBench"]
 
 LINE = 64
-MOST_SLOTS = 1024  # the calls on them, and their arguments, must not fill the caches themselves
-
-HUGE = 4 << 20  # from here on NumPy asks for huge pages, which make a difference to whoever lets the kernel copy
+MOST_BUFFERS = 1024  # more prepared calls and their arguments would fill the caches themselves
+HUGE = 4 << 20  # NumPy requests huge pages from here on, which make copies by the kernel faster
 
 POISON = 0xA5
 
 
-class Slot(NamedTuple):
-    """A call, and the memory that it is about: without `target` the result replaces the source, or a part of it."""
+class PreparedCall(NamedTuple):
+    """A call and its buffers. Without `target` the result replaces the source or a part of it."""
 
     call: Callable[[], object]
     source: Array
@@ -33,54 +32,54 @@ class Slot(NamedTuple):
     result: Array | None
 
 
-class Bench:
-    """The requests: each method is one, and is asked of all ranks at once."""
+class RankBench:
+    """Each public method is a request, which all ranks get at once."""
 
     def __init__(self, library: Library) -> None:
         self.library, self.buffers = library, library.buffers
         self.pools: dict[tuple[Any, ...], Array] = {}
 
     def prepare(self, collective: str, options: dict[str, Any]) -> float:
-        """Make buffers and calls for a size; return the seconds of the first call."""
+        """Allocate the buffers and prepare the calls of a case; return the seconds of the first call."""
         row = COLLECTIVES[collective]
         library = self.library
         dtype = dtype_named(options["dtype"])
-        self.setting = Setting(
+        self.case = RankCase(
             library.rank, library.size, options["count"], dtype, options["op"], options["root"], options["in_place"]
         )
         sends, receives = row.sends(library.size), row.receives(library.size)
-        if self.setting.in_place and sends != receives:
-            sends = receives = library.size  # as NCCL defines in place: the smaller is this rank's block of the larger
+        if self.case.in_place and sends != receives:
+            sends = receives = library.size  # as in NCCL, the smaller array is this rank's block of the larger
         pool, symmetric = options["pool"], options["symmetric"]
         sources = self.arrays("source", sends, pool, symmetric)
-        targets = [None] * len(sources) if self.setting.in_place else self.arrays("target", receives, pool, symmetric)
-        self.slots: list[Slot] = []
+        targets = [None] * len(sources) if self.case.in_place else self.arrays("target", receives, pool, symmetric)
+        self.calls: list[PreparedCall] = []
         for source, target in zip(sources, targets, strict=False):
             x, out = self.arguments(row.sends(library.size), row.receives(library.size), source, target)
             self.fill(x)
-            call, result = library.call(collective, self.setting, x, out, options["asynchronous"])
-            self.slots.append(Slot(call, source, target, x, result))
-        self.expected = row.expected(self.setting)
+            call, result = library.call(collective, self.case, x, out, options["asynchronous"])
+            self.calls.append(PreparedCall(call, source, target, x, result))
+        self.expected = row.expected(self.case)
         return self.round(True, 0, 1)
 
     def fill(self, x: Array) -> None:
         values = self.buffers.read(x)
-        fill(values, self.setting)
+        fill(values, self.case)
         self.buffers.write(x, values)
 
     def arrays(self, name: str, blocks: int, pool: int, symmetric: bool) -> list[Array]:
-        """Return arrays of so many blocks, one after the other in a pool of memory."""
-        setting = self.setting
-        shape = (setting.count,) if blocks == 1 else (blocks, setting.count)
-        size = int(np.prod(shape)) * setting.dtype.itemsize
-        lines = max(1, -(-size // LINE), pool // MOST_SLOTS // LINE)
-        stride = (lines | 1) * LINE  # odd: the slots must not all fall into the same sets of a cache
-        number = max(1, min(MOST_SLOTS, pool // stride))
+        """Return arrays of `blocks` blocks each, side by side in a pool of memory."""
+        case = self.case
+        shape = (case.count,) if blocks == 1 else (blocks, case.count)
+        size = int(np.prod(shape)) * case.dtype.itemsize
+        lines = max(1, -(-size // LINE), pool // MOST_BUFFERS // LINE)
+        stride = (lines | 1) * LINE  # odd: spreads the arrays over the sets of a cache
+        number = max(1, min(MOST_BUFFERS, pool // stride))
         memory = self.memory(name, max(pool, size), symmetric, size >= HUGE)
-        return [memory[i * stride : i * stride + size].view(setting.dtype).reshape(shape) for i in range(number)]
+        return [memory[i * stride : i * stride + size].view(case.dtype).reshape(shape) for i in range(number)]
 
     def memory(self, *key: Any) -> Array:
-        """Return the memory of that name, as large and of that kind; it is kept until another kind is asked for."""
+        """Return the memory of this name, size and kind; reuse it until another size or kind is requested."""
         if key not in self.pools:
             name, size, symmetric, huge = key
             self.pools = {other: array for other, array in self.pools.items() if other[0] != name}
@@ -91,12 +90,12 @@ class Bench:
     def arguments(self, sends: int, receives: int, source: Array, target: Array | None) -> tuple[Array, Array | None]:
         if target is not None or sends == receives:
             return source, target
-        mine = source[self.setting.rank]
+        mine = source[self.case.rank]
         return (source, mine) if sends > receives else (mine, source)
 
     def round(self, rotated: bool, before: int, calls: int) -> float:
-        """Return the seconds per call of so many in a row, after some that are not counted."""
-        turn = cycle([slot.call for slot in (self.slots if rotated else self.slots[:1])])
+        """Return the seconds per call of `calls` calls in a row, after `before` untimed ones."""
+        turn = cycle([one.call for one in (self.calls if rotated else self.calls[:1])])
         self.library.barrier()
         for call in islice(turn, before):
             call()
@@ -116,33 +115,33 @@ class Bench:
                 gc.enable()
 
     def check(self) -> int:
-        """Call once on the first and on the last buffers, with fresh inputs; return how many elements are wrong."""
+        """Call once on the first and on the last buffers, with fresh inputs; return the number of wrong elements."""
         wrong = 0
-        for slot in self.slots[:1] + self.slots[1:][-1:]:
-            for array in (slot.source, slot.target):
+        for one in self.calls[:1] + self.calls[1:][-1:]:
+            for array in (one.source, one.target):
                 if array is not None:
-                    array.view(np.uint8)[...] = POISON  # results of earlier rounds must not pass for new ones
-            self.fill(slot.x)
+                    array.view(np.uint8)[...] = POISON  # results of earlier rounds must not count as new ones
+            self.fill(one.x)
             self.library.barrier()
-            slot.call()
-            if slot.result is not None:
-                wrong += count_wrong(self.buffers.read(slot.result), self.expected)
+            one.call()
+            if one.result is not None:
+                wrong += count_wrong(self.buffers.read(one.result), self.expected)
         return wrong
 
     def prepare_memcpy(self, size: int) -> None:
         self.memory("memcpy", 2 * size, False, True)
 
     def memcpy(self, size: int) -> float:
-        """Return the seconds that copying `size` bytes takes while the other ranks do the same."""
+        """Return the seconds of a copy of `size` bytes while the other ranks do the same."""
         source, target = self.memory("memcpy", 2 * size, False, True).reshape(2, size)
         self.buffers.finish()
         self.library.barrier()
         start = perf_counter_ns()
-        np.copyto(target, source)  # CuPy's arrays make it theirs
+        np.copyto(target, source)  # dispatches to CuPy for its arrays
         self.buffers.finish()
         return (perf_counter_ns() - start) / 1e9
 
     def close(self) -> None:
-        self.slots = []
+        self.calls = []
         self.pools.clear()
         self.library.close()

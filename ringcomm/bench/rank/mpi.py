@@ -1,4 +1,4 @@
-"""Open MPI or MPICH, through mpi4py. The thread level is set by MPI4PY_RC_THREAD_LEVEL."""
+"""Open MPI or MPICH, through mpi4py; MPI4PY_RC_THREAD_LEVEL sets the thread level."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import mpi4py
 from mpi4py import MPI
 
-from .collectives import COLLECTIVES, Array, Setting
-from .host import Host
+from .collectives import COLLECTIVES, Array, RankCase
+from .host import HostBuffers
+from .library import Library
 
 OPS = {
     "sum": MPI.SUM,
@@ -24,16 +25,16 @@ OPS = {
 HERE = MPI.IN_PLACE
 
 
-def send(setting: Setting, x: Any) -> Any:
-    return HERE if setting.in_place else x
+def send(case: RankCase, x: Any) -> Any:
+    return HERE if case.in_place else x
 
 
-def at_root(setting: Setting, here: Any, elsewhere: Any = None) -> Any:
-    return here if setting.rank == setting.root else elsewhere
+def at_root(case: RankCase, here: Any, elsewhere: Any = None) -> Any:
+    return here if case.rank == case.root else elsewhere
 
 
-# (setting, source, target, op) -> the method of a communicator, and its arguments
-CALLS: dict[str, Callable[[Setting, Any, Any, Any], tuple[str, tuple[Any, ...]]]] = {
+# (case, source, target, op) -> the method of a communicator, and its arguments
+CALLS: dict[str, Callable[[RankCase, Any, Any, Any], tuple[str, tuple[Any, ...]]]] = {
     "all_reduce": lambda s, x, out, op: ("Allreduce", (send(s, x), x if out is None else out, op)),
     "reduce_scatter": lambda s, x, out, op: ("Reduce_scatter_block", (send(s, x), x if s.in_place else out, op)),
     "all_gather": lambda s, x, out, op: ("Allgather", (send(s, x), out)),
@@ -50,11 +51,11 @@ CALLS: dict[str, Callable[[Setting, Any, Any, Any], tuple[str, tuple[Any, ...]]]
 }
 
 
-class Mpi:
+class MpiLibrary(Library):
     def __init__(self) -> None:
         self.comm = MPI.COMM_WORLD
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
-        self.buffers = Host()
+        self.buffers = HostBuffers()
         self.barrier = self.comm.Barrier
         self.versions = {
             "MPI": MPI.Get_library_version().split(",")[0].splitlines()[0].strip(),
@@ -62,17 +63,14 @@ class Mpi:
             **self.buffers.versions,
         }
 
-    def symmetric(self, size: int) -> None:
-        pass
-
     def call(
-        self, collective: str, setting: Setting, x: Array, out: Array | None, asynchronous: bool
+        self, collective: str, case: RankCase, x: Array, out: Array | None, asynchronous: bool
     ) -> tuple[Callable[[], object], Array]:
-        if COLLECTIVES[collective].reduces and setting.op not in OPS:
-            raise ValueError(f"MPI has no operation {setting.op}")
-        method, arguments = CALLS[collective](setting, x, out, OPS.get(setting.op))
+        if COLLECTIVES[collective].reduces and case.op not in OPS:
+            raise ValueError(f"MPI has no operation {case.op}")
+        method, arguments = CALLS[collective](case, x, out, OPS.get(case.op))
         result = x if out is None else out
-        if collective == "reduce_scatter" and setting.in_place:
+        if collective == "reduce_scatter" and case.in_place:
             result = x[0]  # as MPI defines in place
         if not asynchronous:
             return partial(getattr(self.comm, method), *arguments), result
@@ -83,5 +81,5 @@ class Mpi:
         MPI.Finalize()
 
 
-def start(*_: str) -> Mpi:
-    return Mpi()
+def start(*_: str) -> MpiLibrary:
+    return MpiLibrary()

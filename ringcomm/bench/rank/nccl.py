@@ -12,60 +12,58 @@ from typing import Any
 import cupy
 from cupy.cuda import nccl
 
-from .collectives import COLLECTIVES, Setting
-from .cuda import Cuda
+from .collectives import COLLECTIVES, RankCase
+from .cuda import CudaBuffers
+from .library import Library
 
 if not nccl.available:
     raise ImportError("CuPy finds no NCCL: pip install 'ringcomm[cuda13]', or 'ringcomm[cuda12]'")
 
-SEVERAL = 23003  # the version from which several ranks may use one GPU
+SHARED_GPU = 23003  # the first version in which several ranks may use one GPU
 TYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "bfloat16", "float32", "float64")
 DTYPES = {name: getattr(nccl, f"NCCL_{name.upper()}") for name in TYPES}
 OPS = {name: getattr(nccl, f"NCCL_{name.upper()}") for name in ("sum", "prod", "min", "max", "avg")}
 
-Messages = Iterable[tuple[int, int]]  # (address, peer)
+Transfers = Iterable[tuple[int, int]]  # (address, peer)
 
 
-class Nccl:
+class NcclLibrary(Library):
     def __init__(self, rank: int, size: int, folder: str) -> None:
         self.rank, self.size = rank, size
-        self.buffers = Cuda(rank)
+        self.buffers = CudaBuffers(rank)
         version = nccl.get_version()
-        words = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
+        text = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
         if size > self.buffers.gpus:
-            if version < SEVERAL:
-                raise RuntimeError(f"NCCL {words} takes one rank for each GPU; from 2.30.3 on it takes more")
+            if version < SHARED_GPU:
+                raise RuntimeError(f"NCCL {text} supports one rank per GPU; several need 2.30.3")
             os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
-        self.comm = nccl.NcclCommunicator(size, meeting(rank, folder), rank)
+        self.comm = nccl.NcclCommunicator(size, unique_id(rank, folder), rank)
         self.flag = cupy.zeros(1, cupy.int32)
-        self.versions = {"NCCL": words, **self.buffers.versions}
-
-    def symmetric(self, size: int) -> None:
-        pass
+        self.versions = {"NCCL": text, **self.buffers.versions}
 
     def call(
         self,
         collective: str,
-        setting: Setting,
+        case: RankCase,
         x: Any,
         out: Any,
-        asynchronous: bool,  # noqa: ARG002 (they all are)
+        asynchronous: bool,  # noqa: ARG002 (all calls are)
     ) -> tuple[Callable[[], object], Any]:
-        if setting.dtype.name not in DTYPES:
-            raise ValueError(f"NCCL has no {setting.dtype.name}")
-        if COLLECTIVES[collective].reduces and setting.op not in OPS:
-            raise ValueError(f"NCCL has no operation {setting.op}")
+        if case.dtype.name not in DTYPES:
+            raise ValueError(f"NCCL has no {case.dtype.name}")
+        if COLLECTIVES[collective].reduces and case.op not in OPS:
+            raise ValueError(f"NCCL has no operation {case.op}")
         if collective == "barrier":
             raise ValueError("NCCL has no barrier")
         result = x if out is None else out
-        return self.prepared(collective, setting, x.data.ptr, result.data.ptr), result
+        return self.prepared(collective, case, x.data.ptr, result.data.ptr), result
 
-    def prepared(self, collective: str, s: Setting, x: int, out: int) -> Callable[[], object]:
+    def prepared(self, collective: str, s: RankCase, x: int, out: int) -> Callable[[], object]:
         comm, stream = self.comm, cupy.cuda.get_current_stream().ptr
         count, dtype, op = s.count, DTYPES[s.dtype.name], OPS.get(s.op)
         block, here = s.count * s.dtype.itemsize, s.rank == s.root
 
-        def exchange(sends: Messages, receives: Messages) -> None:
+        def exchange(sends: Transfers, receives: Transfers) -> None:
             nccl.groupStart()
             for address, peer in sends:
                 comm.send(address, count, dtype, peer, stream)
@@ -87,7 +85,7 @@ class Nccl:
                 return partial(comm.broadcast, x, out, count, dtype, s.root, stream)
             case "reduce":
                 return partial(comm.reduce, x, out, count, dtype, op, s.root, stream)
-            # CuPy has not those that NCCL 2.28 brought; they are such groups of messages as well.
+            # CuPy does not wrap these three of NCCL 2.28, which are groups of sends and receives too.
             case "gather":
                 return partial(exchange, [(x, s.root)], blocks(out) if here else [])
             case "scatter":
@@ -106,17 +104,17 @@ class Nccl:
         self.comm.destroy()
 
 
-def meeting(rank: int, folder: str) -> bytes:
-    """Return what rank 0 has made for all ranks to meet by."""
+def unique_id(rank: int, folder: str) -> bytes:
+    """Return the unique id that rank 0 has created, from a file."""
     path = Path(folder, "nccl")
     if rank == 0:
         path.with_suffix(".new").write_bytes(nccl.get_unique_id())
         path.with_suffix(".new").rename(path)
-    while not path.exists():  # the bench ends those who wait in vain
+    while not path.exists():  # the bench kills the ranks at its timeout
         time.sleep(0.01)
     return path.read_bytes()
 
 
-def start(folder: str, _: str) -> Nccl:
-    # Variables of `ringcomm run`, which starts these ranks.
-    return Nccl(int(os.environ["RINGCOMM_RANK"]), int(os.environ["RINGCOMM_SIZE"]), folder)
+def start(folder: str, _: str) -> NcclLibrary:
+    # Set by `ringcomm run`, which starts these ranks.
+    return NcclLibrary(int(os.environ["RINGCOMM_RANK"]), int(os.environ["RINGCOMM_SIZE"]), folder)

@@ -1,1 +1,1 @@
-"""Collectives of the GPUs of one host, by CUDA IPC and kernels of our own: one launch for each call."""
+"""Collectives of the GPUs of one host, by CUDA IPC and our own kernels: one launch for each call."""

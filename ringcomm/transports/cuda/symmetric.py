@@ -1,4 +1,4 @@
-"""Symmetric buffers on GPUs: where each rank has them, so that kernels reach those of the others (symmetric.cuh)."""
+"""Symmetric buffers on GPUs, which every rank has mapped (kernels/cuda/symmetric.cuh)."""
 
 import weakref
 from collections import Counter
@@ -9,127 +9,127 @@ import numpy as np
 
 from ringcomm.devices.contract import Device, Memory
 from ringcomm.transports.blocks import Blockwise
-from ringcomm.transports.shm import ShmTransport
+from ringcomm.transports.contract import LocalTransport
 
-__all__ = ["NOWHERE", "Buffers", "Lent", "Place"]
+__all__ = ["NOT_SYMMETRIC", "BufferLease", "BufferLocation", "DeviceBuffers"]
 
 LINE = 128
-TOLD = 32  # buffers that a rank says at once it has no use for any more
+MAX_RELEASED = 32  # buffers that a rank releases at once, so that their numbers fit into one exchange
 
 
-class Place(NamedTuple):
-    """Where an array lies in a symmetric buffer (rc_cuda_place)."""
+class BufferLocation(NamedTuple):
+    """The location of an array in a symmetric buffer (rc_cuda_location)."""
 
     bases: int
     buffer: int
     offset: int
 
 
-NOWHERE = Place(0, 0, 0)
+NOT_SYMMETRIC = BufferLocation(0, 0, 0)
 
 
-class Lent:
-    """A buffer as its arrays keep it: once those of all ranks are gone it is given back."""
+class BufferLease:
+    """A buffer as its arrays keep it alive. When the leases of all ranks are gone, the buffer is freed."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self.address = memory.address
 
 
-class Buffer:
-    """Memory of this rank, followed by the addresses that it has at all ranks. Raises MemoryShortage."""
+class DeviceBuffer:
+    """Memory of this rank, followed by the addresses of the buffer on all ranks. Raises MemoryShortage."""
 
-    def __init__(self, device: Device, size: int, ranks: int, words: str) -> None:
+    def __init__(self, device: Device, size: int, ranks: int, description: str) -> None:
         self.size = size
         self._table = -(-max(size, 1) // LINE) * LINE
-        self.memory = device.allocate(self._table + 8 * ranks, words)
+        self.memory = device.allocate(self._table + 8 * ranks, description)
         self.bases = self.memory.address + self._table
         self.opened: list[Memory] = []
-        self._lent: weakref.ref[Lent] | None = None
+        self._lease: weakref.ref[BufferLease] | None = None
 
-    def open(self, device: Device, rank: int, exported: list[str]) -> None:
-        """Open those of all ranks. Raises OSError or RuntimeError, as CuPy does."""
-        self.opened = [self.memory if each == rank else device.open(handle) for each, handle in enumerate(exported)]
+    def open(self, device: Device, rank: int, handles: list[str]) -> None:
+        """Open the buffers of all ranks. Raises OSError or RuntimeError, as CuPy does."""
+        self.opened = [self.memory if each == rank else device.open(handle) for each, handle in enumerate(handles)]
         addresses = np.array([memory.address for memory in self.opened], np.uint64)
         device.write(self.memory, self._table, addresses.tobytes())
 
-    def lend(self) -> Lent:
-        lent = Lent(self.memory)
-        self._lent = weakref.ref(lent)
-        return lent
+    def lease(self) -> BufferLease:
+        lease = BufferLease(self.memory)
+        self._lease = weakref.ref(lease)
+        return lease
 
     @property
     def used(self) -> bool:
-        return self._lent is not None and self._lent() is not None
+        return self._lease is not None and self._lease() is not None
 
 
-class Buffers:
-    """The symmetric buffers of a group of GPUs. In `talk` its ranks tell each other where they are."""
+class DeviceBuffers:
+    """The symmetric buffers of a group of GPUs. Its ranks exchange handles over `channel`."""
 
-    def __init__(self, device: Device, talk: ShmTransport) -> None:
-        self._device, self._talk = device, talk
+    def __init__(self, device: Device, channel: LocalTransport) -> None:
+        self._device, self._channel = device, channel
         self._made = 0
-        self._buffers: dict[int, Buffer] = {}
-        self._told: set[int] = set()  # of which this rank has said that it has no use for them
-        self._unused: Counter[int] = Counter()  # how many ranks have said so
+        self._buffers: dict[int, DeviceBuffer] = {}
+        self._released: set[int] = set()  # by this rank
+        self._releases: Counter[int] = Counter()  # of how many ranks
 
-    def allocate(self, words: str, size: int) -> Lent:
-        """Give back those that no rank uses any more, and make one. Collective.
+    def allocate(self, description: str, size: int) -> BufferLease:
+        """Free the buffers that no rank uses any more, and make one. Collective.
 
         Raises MemoryShortage on all ranks if one has not enough.
         """
-        self._give_back()
+        self._free_unused()
         self._made += 1
 
         def make() -> str:
-            buffer = Buffer(self._device, size, self._talk.size, words)
+            buffer = DeviceBuffer(self._device, size, self._channel.size, description)
             made.append(buffer)
             return self._device.export(buffer.memory)
 
-        made: list[Buffer] = []
-        exported = self._talk.together("all_gather", make)
+        made: list[DeviceBuffer] = []
+        handles = self._channel.run_on_all("all_gather", make)
         (buffer,) = made
-        self._buffers = {**self._buffers, self._made: buffer}  # a new one: other threads look into it
-        self._talk.together("all_gather", lambda: buffer.open(self._device, self._talk.rank, exported))
-        return buffer.lend()
+        self._buffers = {**self._buffers, self._made: buffer}  # a new dict: other threads read the old one
+        self._channel.run_on_all("all_gather", lambda: buffer.open(self._device, self._channel.rank, handles))
+        return buffer.lease()
 
-    def _give_back(self) -> None:
-        """Free those that all ranks have said they have no use for, once no peer has them open."""
-        unused = (number for number, buffer in self._buffers.items() if not buffer.used and number not in self._told)
-        telling = [*islice(unused, TOLD)]
-        self._told.update(telling)
-        for numbers in self._talk.exchange("all_gather", telling):
-            self._unused.update(numbers)
-        numbers = sorted(number for number, ranks in self._unused.items() if ranks == self._talk.size)
+    def _free_unused(self) -> None:
+        """Free the buffers that all ranks have released, once no peer has them open."""
+        unused = (number for number, buffer in self._buffers.items() if not buffer.used)
+        releasing = [*islice((number for number in unused if number not in self._released), MAX_RELEASED)]
+        self._released.update(releasing)
+        for numbers in self._channel.all_gather_facts("all_gather", releasing):
+            self._releases.update(numbers)
+        numbers = sorted(number for number, ranks in self._releases.items() if ranks == self._channel.size)
         if numbers:
             for number in numbers:
                 self._buffers[number].opened.clear()
-            self._talk.exchange("all_gather", "closed")
+            self._channel.all_gather_facts("all_gather", "closed")
             self._buffers = {number: buffer for number, buffer in self._buffers.items() if number not in numbers}
-            self._told.difference_update(numbers)
+            self._released.difference_update(numbers)
             for number in numbers:
-                del self._unused[number]
+                del self._releases[number]
 
-    def places(self, call: Blockwise, source: int, target: int) -> tuple[Place, Place]:
-        """Return in which of them the arrays of a call lie."""
+    def locations(self, call: Blockwise) -> tuple[BufferLocation, BufferLocation]:
+        """Return the locations of the source and target of a call."""
         if not self._buffers:
-            return NOWHERE, NOWHERE
-        gives, gets = call.counts()
-        return self._find(source, gives * call.item), self._find(target, gets * call.item)
+            return NOT_SYMMETRIC, NOT_SYMMETRIC
+        source_count, target_count = call.counts()
+        return self._locate(call.source, source_count * call.item), self._locate(call.target, target_count * call.item)
 
-    def _find(self, address: int, size: int) -> Place:
+    def _locate(self, address: int, size: int) -> BufferLocation:
         for number, buffer in self._buffers.items():
             offset = address - buffer.memory.address
             if offset >= 0 and offset + size <= buffer.size:
-                return Place(buffer.bases, number, offset)
-        return NOWHERE
+                return BufferLocation(buffer.bases, number, offset)
+        return NOT_SYMMETRIC
 
-    def own(self) -> list[Buffer]:
-        """Return those whose memory peers may have open."""
+    def own(self) -> list[DeviceBuffer]:
+        """Return this rank's buffers, which peers may have open."""
         return [*self._buffers.values()]
 
     def close(self) -> None:
-        """Close what peers have lent."""
+        """Close the buffers of the peers."""
         for buffer in self._buffers.values():
             buffer.opened.clear()
         self._buffers = {}

@@ -1,4 +1,4 @@
-"""Several ranks on one device, whose kernels run in one launch: memory is all that they wait for."""
+"""Several ranks on one device, whose kernels run in one launch: they wait for memory only."""
 
 from typing import Any
 
@@ -6,62 +6,48 @@ import numpy as np
 
 from ringcomm.devices.contract import Device, Event
 from ringcomm.errors import RingcommError
-from ringcomm.native import NULL
 from ringcomm.transports.blocks import Blockwise
+from ringcomm.transports.contract import CollectiveCall
 from ringcomm.transports.cuda.arena import Arena
-from ringcomm.transports.cuda.calls import KERNELS, REASONS, plan
+from ringcomm.transports.cuda.kernels import REASONS, plan_launch
 
-__all__ = ["VirtualCall", "VirtualRanks"]
+__all__ = ["VirtualAllReduce"]
 
-
-class VirtualRanks:
-    """Ranks of one process that share a device."""
-
-    def __init__(self, device: Device, ranks: int, timeout: float = 10.0) -> None:
-        self.device, self.timeout = device, timeout
-        self.arenas = [Arena(device, rank, ranks) for rank in range(ranks)]
-        for arena in self.arenas:
-            arena.join([each.memory for each in self.arenas])
+TIMEOUT = 10.0  # seconds
 
 
-class VirtualCall:
-    """A collective of all ranks on arrays at these addresses, one for each; it can be launched again and again."""
+class VirtualAllReduce:
+    """An all_reduce of ranks of one process; `sources` and `targets` are the addresses of one array of each.
+
+    It can be launched repeatedly. `kernel` replaces the one that its size would choose.
+    """
 
     def __init__(
-        self,
-        ranks: VirtualRanks,
-        collective: str,
-        sources: list[int],
-        targets: list[int],
-        count: int,
-        dtype: int,
-        op: int,
-        kernel: str = "",
+        self, device: Device, sources: list[int], targets: list[int], count: int, dtype: int, op: int, kernel: str = ""
     ) -> None:
-        """`kernel`: that does it, in place of the one that is chosen for its length."""
-        self._ranks, self._device = ranks, ranks.device
+        size = len(sources)
+        self._device = device
+        self._arenas = [Arena(device, rank, size) for rank in range(size)]
         arguments = []
-        for arena, source, target in zip(ranks.arenas, sources, targets, strict=True):
-            size = len(ranks.arenas)
-            call = Blockwise(arena.rank, size, collective, source, target, count, dtype, op, 1.0, 0, NULL)
-            self._plan = plan(call, self._device.shape, kernel)
-            arguments.append(arena.arguments(call, self._plan, source, target, 0, ranks.timeout))
+        for arena, source, target in zip(self._arenas, sources, targets, strict=True):
+            arena.join([each.memory for each in self._arenas])
+            call = Blockwise(arena.rank, size, "all_reduce", CollectiveCall(source, target, count, dtype, op))
+            self._plan = plan_launch(call, device.shape, kernel)
+            arguments.append(arena.arguments(call, self._plan, 0, TIMEOUT))
         self.kernel, self.blocks = self._plan.kernel, self._plan.blocks
-        words = np.concatenate(arguments).tobytes()
-        self._args = self._device.allocate(len(words), "the arguments of a launch")
-        self._device.write(self._args, 0, words)
-        self._device.prepare(KERNELS[self.kernel], self._plan.dtype, self._plan.op)
+        data = np.concatenate(arguments).tobytes()
+        self._args = device.allocate(len(data), "the arguments of a launch")
+        device.write(self._args, 0, data)
+        device.prepare(self._plan.variant)
 
     def launch(self, stream: Any) -> Event:
-        """Queue the call. It, its ranks and its arrays have to be kept until the event is reached."""
-        size = len(self._ranks.arenas)
-        call = KERNELS[self.kernel], self._plan.dtype, self._plan.op
-        self._device.launch_virtual(*call, self._args, size, self.blocks, stream)
+        """Queue the call. The caller keeps it and its arrays until the event is reached."""
+        self._device.launch_virtual(self._plan.variant, self._args, len(self._arenas), self.blocks, stream)
         return self._device.record(stream)
 
     def check(self) -> None:
-        """Raise what has gone wrong in the launches that are done."""
-        for arena in self._ranks.arenas:
+        """Raise the failure of a launch that has ended."""
+        for arena in self._arenas:
             if arena.control.failed:
                 reason, peer = REASONS[arena.control.reason], arena.control.peer
                 raise RingcommError(f"virtual rank {arena.rank}: {reason}, of rank {peer}")

@@ -1,1 +1,1 @@
-"""A transport for ranks that share no memory: a wire takes its messages to other processes."""
+"""A transport for ranks that share no memory: a link carries its messages to other processes."""

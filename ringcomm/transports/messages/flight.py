@@ -1,44 +1,43 @@
-"""The flight record of a rank that sends messages: its last collectives, in words."""
+"""The flight record of a rank on the message transport: its last collectives."""
 
 import time
 from collections import deque
 
-__all__ = ["Flight"]
+from ringcomm.transports.contract import RECORDED_CALLS
 
-RECORDED = 1023  # calls, as in shared memory
+__all__ = ["FlightRecord"]
 
 
-class Call:
+class FlightEntry:
     """One collective: when it began, and when and how it ended."""
 
-    def __init__(self, words: str, epoch: int) -> None:
-        self.words, self.epoch = words, epoch
-        self.began = time.monotonic()
-        self.ended = 0.0
-        self.outcome = ""
+    def __init__(self, description: str, epoch: int) -> None:
+        self._title = f"{description} epoch {epoch}"
+        self._began = time.monotonic()
+        self._ended = 0.0
+        self._outcome = ""
 
     def end(self, outcome: str) -> None:
-        self.ended, self.outcome = time.monotonic(), outcome
+        self._ended, self._outcome = time.monotonic(), outcome
 
     def __str__(self) -> str:
         now = time.monotonic()
-        if not self.ended:
-            return f"{self.words} epoch {self.epoch}, running for {now - self.began:.3f} s"
-        took, since = self.ended - self.began, now - self.ended
-        return f"{self.words} epoch {self.epoch}, {self.outcome} after {took:.2f} s, {since:.3f} s ago"
+        if not self._ended:
+            return f"{self._title}, running for {now - self._began:.3f} s"
+        return f"{self._title}, {self._outcome} after {self._ended - self._began:.2f} s, {now - self._ended:.3f} s ago"
 
 
-class Flight:
+class FlightRecord:
     """The last calls of a rank."""
 
     def __init__(self) -> None:
-        self._calls: deque[Call] = deque(maxlen=RECORDED)
+        self._entries: deque[FlightEntry] = deque(maxlen=RECORDED_CALLS)
 
-    def begin(self, words: str, epoch: int) -> Call:
-        call = Call(words, epoch)
-        self._calls.append(call)
-        return call
+    def begin(self, description: str, epoch: int) -> FlightEntry:
+        entry = FlightEntry(description, epoch)
+        self._entries.append(entry)
+        return entry
 
     def last(self, calls: int) -> str:
-        """Return the last calls in words, the latest first."""
-        return "; ".join(map(str, [*self._calls][: -calls - 1 : -1])) or "no call yet"
+        """Describe the last calls, the latest first."""
+        return "; ".join(map(str, [*self._entries][: -calls - 1 : -1])) or "no call yet"

@@ -1,4 +1,4 @@
-"""A group of ranks that send each other messages: who is in it, who has gone, how one waits, how it fails and ends."""
+"""One rank's end of a group that exchanges messages: membership, waiting, failure, reports and closing."""
 
 import itertools
 import os
@@ -10,60 +10,67 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakSet
 
-import numpy as np
-
-from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, PeerLost, RingcommError, packed, unpacked
-from ringcomm.store import ranks
-from ringcomm.transports.blocks import Bytes, Steps
-from ringcomm.transports.messages.flight import Flight
-from ringcomm.transports.messages.handles import Queue
-from ringcomm.transports.messages.letters import Letters
+from ringcomm.bootstrap.store import format_ranks
+from ringcomm.errors import (
+    Aborted,
+    ArgumentError,
+    CollectiveTimeout,
+    PeerLost,
+    RingcommError,
+    decode_error,
+    encode_error,
+)
+from ringcomm.transports.blocks import NOTHING, Bytes, Steps
+from ringcomm.transports.messages.call_queue import CallQueue
+from ringcomm.transports.messages.flight import FlightRecord
+from ringcomm.transports.messages.matching import MatchingQueues
 from ringcomm.transports.waits import Deadline
 
-__all__ = ["Facts", "Membership", "MessageGroup", "Wire"]
+__all__ = ["NOT_CALLED", "Header", "Link", "Membership", "MessageGroup"]
 
-FAREWELL = 2.0  # seconds in which peers take what was sent, if the group has failed: one may never look again
-ANSWER = 1.0  # seconds in which a peer says what it does, for a report
+DRAIN = 2.0  # seconds that a failed group waits until peers have taken its messages: a peer may never poll again
+ANSWER = 1.0  # seconds that a report waits for the peers' answers
+NOT_CALLED = "it was not called by {}"
 
-Facts = dict[str, Any]
+Header = dict[str, Any]
 
 
-class Wire(Protocol):
-    """What moves messages: in order between two ranks, whole, or not at all."""
+class Link(Protocol):
+    """Carries messages between ranks: whole or not at all, and in order between two ranks."""
 
     rank: int
     size: int
     threads: bool  # whether any thread may use it
 
-    def send(self, peer: int, facts: Facts, payload: Bytes) -> None:
-        """Queue a message. It returns at once; `payload` belongs to the wire."""
+    def send(self, peer: int, header: Header, payload: Bytes) -> None:
+        """Queue a message and return at once. The link owns `payload` from then on."""
 
-    def listen(self, group: str, listener: "MessageGroup") -> None:
-        """Let `listener` take what comes for a group, and what has come before: by its `arrived` and `lost`."""
+    def register(self, name: str, group: "MessageGroup") -> None:
+        """Deliver the messages for a group, earlier ones included, to its `message_arrived` and `peer_lost`."""
 
     def poll(self) -> None:
-        """Take what has come, if no thread of the wire does that."""
+        """Receive what has arrived, unless a thread of the link does that."""
 
     def busy(self) -> bool:
-        """Say whether messages are under way that need somebody to poll."""
+        """Return whether messages are in flight that need polling."""
 
     def pause(self, group: "MessageGroup", seen: int) -> None:
-        """Wait until there may be news: `group.news` is not `seen` any more, or some time has passed."""
+        """Wait until `group.changes` differs from `seen`, or for a short time."""
 
-    def leave(self, group: str, staying: set[int], timeout: float) -> None:
-        """End that; the ranks `staying` have not ended it yet. When no group is left the wire says goodbye, and closes.
+    def leave(self, name: str, staying: set[int], timeout: float) -> None:
+        """Unregister a group, which the ranks `staying` have not left yet. Close the link after its last group.
 
-        It may wait, at most `timeout` seconds, until what was sent has been taken.
+        May wait up to `timeout` seconds until the peers have taken all messages.
         """
 
 
 @dataclass(frozen=True)
 class Membership:
-    """A rank's place in a group."""
+    """A rank's membership in a group."""
 
-    wire: Wire
-    members: list[int]  # ranks on the wire
-    group: str  # as messages name it
+    link: Link
+    members: list[int]  # their ranks on the link
+    group: str  # its name in message headers
     timeout: float
 
 
@@ -72,72 +79,76 @@ class MessageGroup:
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
-        self._wire, self._members, self._group = membership.wire, membership.members, membership.group
-        self.rank = self._members.index(self._wire.rank)
+        self._link, self._members, self._group = membership.link, membership.members, membership.group
+        self.rank = self._members.index(self._link.rank)
         self.size = len(self._members)
         self.timeout = membership.timeout
         self.changed = threading.Condition(threading.RLock())  # guards all below
-        self.news = 0  # counts what has changed
+        self.changes = 0  # how often it was notified
         self._epochs = itertools.count(1)
-        self._done = 0  # the epoch of the last call that was done
-        self._queue = Queue(self)
-        self._letters = Letters()
-        self._flight = Flight()
+        self._done = 0  # the epoch of the last finished call
+        self._queue = CallQueue(self)
+        self._matching = MatchingQueues()
+        self._flight = FlightRecord()
         self._reports: dict[int, str] = {}
-        self._gone: dict[int, PeerLost] = {}
-        self._left_after: dict[int, int] = {}  # epochs
+        self._lost: dict[int, PeerLost] = {}
+        self._left_after: dict[int, int] = {}  # rank → the last epoch it finished
         self._failure: RingcommError | None = None
         self._closed = False
         self._children: WeakSet[MessageGroup] = WeakSet()
         self._process = os.getpid()
-        self._worker: threading.Thread | None = None
-        self._wire.listen(self._group, self)
+        self._thread: threading.Thread | None = None
+        self._link.register(self._group, self)
 
-    # --- What comes from the wire, on its threads ---------------------------------------------------------------------
+    # --- Called by the link, on its threads ---------------------------------------------------------------------------
 
-    def arrived(self, wire_rank: int, facts: Facts, payload: Bytes) -> None:
-        """Take a message of this group."""
-        source, kind = self._members.index(wire_rank), facts["kind"]
+    def message_arrived(self, link_rank: int, header: Header, payload: Bytes) -> None:
+        source, kind = self._members.index(link_rank), header["kind"]
         with self.changed:
-            if kind == "letter":
-                self._letters.deliver(source, facts["tag"], facts["count"], facts["dtype"], payload)
+            if kind == "p2p":
+                self._matching.deliver(source, header["tag"], header["count"], header["dtype"], payload)
             elif kind == "failure":
-                self._fail(unpacked(facts["error"]), tell=False)
+                self._fail(decode_error(header["error"]), notify_peers=False)
             elif kind == "closed":
-                self._lose(source, f"rank {source} closed the communicator", facts["epoch"])
-            elif kind == "report?":
-                self._say(source, {"kind": "report", "text": self._flight.last(facts["calls"])})
+                self._lose(source, f"rank {source} closed the communicator", header["epoch"])
+            elif kind == "report request":
+                self._send(source, {"kind": "report", "text": self._flight.last(header["calls"])})
             elif kind == "report":
-                self._reports[source] = facts["text"]
+                self._reports[source] = header["text"]
             self.notify()
 
-    def lost(self, wire_rank: int, reason: str) -> None:
-        """Take notice that nothing more comes from a member, if it is one."""
+    def peer_lost(self, link_rank: int, reason: str) -> None:
+        """Record that a peer of the link, perhaps a member, will send nothing more."""
         with self.changed:
-            if wire_rank in self._members:
-                source = self._members.index(wire_rank)
+            if link_rank in self._members:
+                source = self._members.index(link_rank)
                 self._lose(source, f"rank {source} is lost: {reason}")
                 self.notify()
 
     def _lose(self, source: int, text: str, done: int = 0) -> None:
-        self._gone.setdefault(source, PeerLost(text, rank=source))
+        self._lost.setdefault(source, PeerLost(text, rank=source))
         self._left_after.setdefault(source, done)
 
     def _owing(self, ranks: Iterable[int], epoch: int) -> list[int]:
-        """Return those who have not left after they had done a call."""
+        """Return the ranks except those that finished this call before they left."""
         return [rank for rank in ranks if self._left_after.get(rank, 0) < epoch]
 
     # --- Waiting ------------------------------------------------------------------------------------------------------
 
-    def limit(self, timeout: float) -> float:
+    def effective_timeout(self, timeout: float) -> float:
         return self.timeout if timeout < 0 else timeout
 
-    def needed_for_any(self) -> list[int]:
+    def missing_for_any(self) -> list[int]:
         others = [rank for rank in range(self.size) if rank != self.rank]
-        return others if others and all(rank in self._gone for rank in others) else []
+        return others if others and all(rank in self._lost for rank in others) else []
 
-    def until(
-        self, ready: Callable[[], bool], deadline: Deadline, words: str, missing: Callable[[], list[int]]
+    def wait_until(
+        self,
+        ready: Callable[[], bool],
+        deadline: Deadline,
+        description: str,
+        missing: Callable[[], list[int]],
+        reason: str = NOT_CALLED,
     ) -> Steps:
         while True:
             with self.changed:
@@ -146,62 +157,62 @@ class MessageGroup:
                 self._check()
                 late = missing()
                 for rank in late:
-                    if rank in self._gone:
-                        text = f"{self._gone[rank]}, while rank {self.rank} needed it in {words}"
+                    if rank in self._lost:
+                        text = f"{self._lost[rank]}, while rank {self.rank} needed it in {description}"
                         self._fail(PeerLost(text, rank=rank))
                 if deadline.passed():
-                    self._late(words, deadline, late)
+                    self._time_out(description, deadline, late, reason)
                 self._check()
             yield
 
     def wait(self, steps: Steps) -> None:
-        seen = self.news
-        with self._breaking():
+        seen = self.changes
+        with self._breaking_on_interrupt():
             for _ in steps:
-                self._queue.drive(patient=True)
-                self._wire.pause(self, seen)
-                seen = self.news
+                self._queue.drive(may_block=True)
+                self._link.pause(self, seen)
+                seen = self.changes
 
     def progress(self) -> None:
-        self._queue.drive(patient=False)
-        self._wire.poll()
+        self._queue.drive(may_block=False)
+        self._link.poll()
 
     def notify(self) -> None:
-        self.news += 1
+        self.changes += 1
         self.changed.notify_all()
 
-    def _work_on(self) -> None:
-        """See to it that calls go on while nobody waits for them."""
+    def _progress_in_background(self) -> None:
+        """Ensure that calls advance while no thread waits for them."""
         with self.changed:
-            if self._worker is None and self._wire.threads:
-                self._worker = threading.Thread(target=self._work, name="ringcomm messages", daemon=True)
-                self._worker.start()
+            if self._thread is None and self._link.threads:
+                self._thread = threading.Thread(target=self._progress_loop, name="ringcomm progress", daemon=True)
+                self._thread.start()
             self.notify()
 
-    def _work(self) -> None:
+    def _progress_loop(self) -> None:
         while True:
             with self.changed:
-                while not (self._queue or self._letters or self._wire.busy() or self._closed):
+                while not (self._queue or self._matching or self._link.busy() or self._closed):
                     self.changed.wait()
                 if self._closed:
                     return
-                seen = self.news
+                seen = self.changes
             with suppress(RingcommError):
-                self._queue.drive(patient=True)
-                for late in self._letters.overdue():
-                    late.wait(0.0)  # raises
-                self._wire.pause(self, seen)
+                self._queue.drive(may_block=True)
+                for receive in self._matching.expired():
+                    receive.wait(0.0)  # raises
+                self._link.pause(self, seen)
 
     # --- Failing ------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        self._wire.poll()
+        self._link.poll()
         self._check()
 
     def _check(self) -> None:
         self._check_open()
         if self._failure:
-            raise copy(self._failure)  # with all its facts; each has frames of its own
+            raise copy(self._failure)  # keeps its attributes, and gets a traceback of its own
 
     def _check_open(self) -> None:
         if self._process != os.getpid():
@@ -210,8 +221,8 @@ class MessageGroup:
             raise ArgumentError("this communicator is closed")
 
     @contextmanager
-    def _breaking(self) -> Iterator[None]:
-        """Break the group if a signal handler raises in the middle of a call: the others count on its end."""
+    def _breaking_on_interrupt(self) -> Iterator[None]:
+        """Break the group if a signal handler raises in the middle of a call, which the peers count on."""
         try:
             yield
         except RingcommError:
@@ -220,21 +231,21 @@ class MessageGroup:
             self.interrupted(error)
             raise
 
-    def _late(
+    def _time_out(
         self,
-        words: str,
+        description: str,
         deadline: Deadline,
         late: list[int],
-        what: str = "it was not called by",
+        reason: str = NOT_CALLED,
         lines: Sequence[str] = (),
     ) -> None:
-        why = f"{what} {ranks(late)}" if late else "nothing came"
-        text = f"rank {self.rank} waited {deadline.seconds:.3g} s in {words}: {why}"
+        why = reason.format(format_ranks(late)) if late else "nothing arrived"
+        text = f"rank {self.rank} waited {deadline.seconds:.3g} s in {description}: {why}"
         self._fail(CollectiveTimeout("\n".join([text, *lines]), rank=late[0] if late else self.rank))
 
-    def give_up(self, words: str, deadline: Deadline) -> None:
+    def time_out(self, description: str, deadline: Deadline) -> None:
         with self.changed:
-            self._late(words, deadline, [])
+            self._time_out(description, deadline, [])
 
     def interrupted(self, error: BaseException) -> Aborted:
         aborted = Aborted(f"rank {self.rank} was interrupted: {error!r}", rank=self.rank)
@@ -242,32 +253,31 @@ class MessageGroup:
             self._fail(aborted)
         return aborted
 
-    def _fail(self, error: RingcommError, tell: bool = True) -> None:
-        """Keep the first failure, for all calls from now on, on all ranks."""
+    def _fail(self, error: RingcommError, notify_peers: bool = True) -> None:
+        """Keep the first failure: from now on every call on every rank raises it."""
         if self._failure or self._closed:
             return
         self._failure = error
-        if tell:
-            self._tell(error)
-        self._letters.end(error)
+        if notify_peers:
+            self._send_failure(error)
+        self._matching.fail_all(error)
         for child in self._children:
             with child.changed:
                 where = "in a communicator that this one was split from: "
-                child._fail(type(error)(where + str(error), rank=None), tell=False)
+                child._fail(type(error)(where + str(error), rank=None), notify_peers=False)
                 child.notify()
         self.notify()
 
-    def _tell(self, error: RingcommError) -> None:
-        self._say_to_all({"kind": "failure", "error": packed(error)})
+    def _send_failure(self, error: RingcommError) -> None:
+        self._send_to_all({"kind": "failure", "error": encode_error(error)})
 
-    def _say(self, rank: int, facts: Facts, payload: Bytes | None = None) -> None:
-        empty = np.empty(0, np.uint8) if payload is None else payload
-        self._wire.send(self._members[rank], {**facts, "group": self._group}, empty)
+    def _send(self, rank: int, header: Header, payload: Bytes = NOTHING) -> None:
+        self._link.send(self._members[rank], {**header, "group": self._group}, payload)
 
-    def _say_to_all(self, facts: Facts) -> None:
+    def _send_to_all(self, header: Header) -> None:
         for rank in range(self.size):
             if rank != self.rank:
-                self._say(rank, facts)
+                self._send(rank, header)
 
     # --- Ends and reports ---------------------------------------------------------------------------------------------
 
@@ -278,7 +288,7 @@ class MessageGroup:
             self._fail(Aborted(f"rank {self.rank} aborted: {reason}", rank=self.rank))
 
     def close(self) -> bool:
-        if self._process != os.getpid():  # threads and connections are the parent's
+        if self._process != os.getpid():  # the threads and connections are the parent's
             return True
         if self._queue.interrupted():
             with self.changed:
@@ -287,33 +297,33 @@ class MessageGroup:
         with self.changed:
             if self._closed:
                 return True
-            if self._failure:  # who has not heard of it must not think that this rank just left
-                self._tell(self._failure)
-            self._say_to_all({"kind": "closed", "epoch": self._done})
+            if self._failure:  # a peer that has not received it must not take this for a normal close
+                self._send_failure(self._failure)
+            self._send_to_all({"kind": "closed", "epoch": self._done})
             self._closed = True
-            self._letters.end(ArgumentError("this communicator was closed"))
+            self._matching.fail_all(ArgumentError("this communicator was closed"))
             self.notify()
-        while self._queue:  # its calls end, with an error
-            self._queue.drive(patient=True)
-            self._wire.pause(self, self.news)
-        if self._worker and self._worker is not threading.current_thread():
-            self._worker.join()
+        while self._queue:  # its calls end with an error
+            self._queue.drive(may_block=True)
+            self._link.pause(self, self.changes)
+        if self._thread and self._thread is not threading.current_thread():
+            self._thread.join()
         self._leave()
         return True
 
     def _leave(self) -> None:
-        staying = {self._members[rank] for rank in range(self.size) if rank not in (self.rank, *self._gone)}
-        self._wire.leave(self._group, staying, min(self.timeout, FAREWELL) if self._failure else self.timeout)
+        staying = {self._members[rank] for rank in range(self.size) if rank not in (self.rank, *self._lost)}
+        self._link.leave(self._group, staying, min(self.timeout, DRAIN) if self._failure else self.timeout)
 
     def report(self, calls: int) -> str:
         with self.changed:
             self._check_open()
             self._reports = {self.rank: self._flight.last(calls)}
-            self._say_to_all({"kind": "report?", "calls": calls})
-        self.wait(self._answers(Deadline(ANSWER)))
+            self._send_to_all({"kind": "report request", "calls": calls})
+        self.wait(self._all_reports(Deadline(ANSWER)))
         with self.changed:
             return "".join(f"rank {rank}: {self._reports.get(rank, 'no answer')}\n" for rank in range(self.size))
 
-    def _answers(self, deadline: Deadline) -> Steps:
+    def _all_reports(self, deadline: Deadline) -> Steps:
         while len(self._reports) < self.size and not deadline.passed():
             yield

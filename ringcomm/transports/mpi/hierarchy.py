@@ -1,4 +1,4 @@
-"""Ranks on several hosts, some of them together on one: shared memory inside a host, MPI between hosts."""
+"""The hierarchical transport, for hosts with several ranks: shared memory inside a host, MPI between hosts."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -9,21 +9,20 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ringcomm.algorithms import pairwise
-from ringcomm.algorithms.schedule import NOBODY, Lengths, even
-from ringcomm.algorithms.select import MPI, Choice
+from ringcomm.algorithms.schedule import NO_PEER, Lengths, even
+from ringcomm.algorithms.select import MPI, AlgorithmSelector
+from ringcomm.bootstrap.store import format_ranks
 from ringcomm.devices.contract import Device
 from ringcomm.errors import Aborted, MismatchError, RingcommError
 from ringcomm.native import NULL, ffi, lib
-from ringcomm.store import ranks
-from ringcomm.transports.blocks import NOTHING, Blockwise, Bytes, Said, Steps
-from ringcomm.transports.contract import Transport
+from ringcomm.transports.blocks import NOTHING, Blockwise, Bytes, Signature, Steps
+from ringcomm.transports.contract import CollectiveCall, LocalTransport, Transport
 from ringcomm.transports.cuda.group import Unreachable
-from ringcomm.transports.cuda.hosts import GpusOfHost
+from ringcomm.transports.cuda.hosts import HostGpus
 from ringcomm.transports.messages.group import Membership
-from ringcomm.transports.mpi.lane import Lane, Wait, combine
-from ringcomm.transports.mpi.stages import Hosts, Rows, Stages
-from ringcomm.transports.mpi.transport import ANSWER, AVG, PREMUL, SUM, MpiTransport
-from ringcomm.transports.shm import ShmTransport
+from ringcomm.transports.mpi.rail import Rail, Wait, combine
+from ringcomm.transports.mpi.stages import Counts, HierarchicalCollective, HostLayout
+from ringcomm.transports.mpi.transport import ANSWER, AVG, PREMUL, STALLED, SUM, MpiTransport
 from ringcomm.transports.waits import INFINITE, Deadline
 
 __all__ = ["HierarchicalTransport", "assemble"]
@@ -32,225 +31,238 @@ log = logging.getLogger("ringcomm")
 
 T = TypeVar("T")
 
-# Seconds that a rank waits longer for those of its host: they may wait for another host, and know better what is wrong.
+# Seconds added to timeouts inside a host: its ranks may wait for another host, and report the cause more precisely.
 GRACE = 1.0
 
 
 class HierarchicalTransport(MpiTransport):
-    """One rank's end of a group that spans hosts; `local` are the ranks of its own.
+    """One rank's end of a group that spans hosts; `local` is the transport of this host's ranks.
 
-    Groups meet, fail and send messages as those of MPI. Only the data of collectives takes other ways.
+    It checks signatures, fails and sends messages as MpiTransport does. Only the data of collectives takes other paths.
     """
 
-    def __init__(self, membership: Membership, lane: Lane, choice: Choice, local: ShmTransport, hosts: Hosts) -> None:
+    def __init__(
+        self, membership: Membership, rail: Rail, selector: AlgorithmSelector, local: LocalTransport, hosts: HostLayout
+    ) -> None:
         self._local, self._hosts = local, hosts
-        self._choice_on_lanes = choice.sharing(hosts.lanes)
-        self._gpus: GpusOfHost | None = None
-        self._gpus_reach: bool | None = None  # None: they have not met
-        self._across = lane.split(hosts.place if hosts.place < hosts.lanes else None, hosts.host, membership.timeout)
-        super().__init__("shm+mpi", membership, lane, choice)
+        self._rail_selector = selector.sharing(hosts.rails)
+        self._gpus: HostGpus | None = None
+        self._gpus_connected: bool | None = None  # None: not tried yet
+        color = hosts.local_rank if hosts.local_rank < hosts.rails else None
+        self._rail = rail.split(color, hosts.host, membership.timeout)
+        super().__init__("shm+mpi", membership, rail, selector)
 
-    def _part(self, group: int | None, rank: int) -> Any:
-        return super()._part(group, rank), self._local.split(group, rank)
+    def _split_resources(self, group: int | None, rank: int) -> Any:
+        return super()._split_resources(group, rank), self._local.split(group, rank)
 
-    def _child(self, part: Any, membership: Membership) -> Transport:
-        lane, local = part
-        mine = [self._members.index(member) for member in membership.members]
-        hosts = [self._hosts.of(rank)[0] for rank in mine]
-        return assemble(membership, lane, self._choice, local, hosts)
+    def _make_child(self, resources: Any, membership: Membership) -> Transport:
+        rail, local = resources
+        ranks_here = [self._members.index(member) for member in membership.members]
+        hosts = [self._hosts.locate(rank)[0] for rank in ranks_here]
+        return assemble(membership, rail, self._selector, local, hosts)
 
-    def allocate(self, words: str, size: int) -> Any:
-        """Return zeros that the peers of this host reach directly."""
-        return self._ask(words, np.empty(0, np.uint8), lambda _: self._local.allocate(words, size))
+    def allocate(self, description: str, size: int) -> Any:
+        """Return zeros in memory that the ranks of this host share."""
+        return self._gather_and_apply(description, NOTHING, lambda _: self._local.allocate(description, size))
 
     def close(self) -> bool:
-        if self._queue:  # calls inside the host end
+        if self._queue:  # end its calls inside the host
             with suppress(RingcommError):
                 self._local.abort(f"rank {self.rank} closed the communicator")
         return super().close() and (not self._gpus or self._gpus.close()) and self._local.close()
 
-    def _lanes(self) -> list[Lane]:
-        return [lane for lane in (self._lane, self._across) if lane]
+    def _rails(self) -> list[Rail]:
+        return [rail for rail in (self._all_ranks, self._rail) if rail]
 
-    def _fail(self, error: RingcommError, tell: bool = True) -> None:
+    def _fail(self, error: RingcommError, notify_peers: bool = True) -> None:
         first = self._failure is None
-        super()._fail(error, tell)
+        super()._fail(error, notify_peers)
         if first:
-            with suppress(RingcommError):  # it may have failed before
+            with suppress(RingcommError):  # it may have failed already
                 self._local.abort(str(error))
 
     # --- The data -----------------------------------------------------------------------------------------------------
 
     def _move(self, call: Blockwise, source: Bytes, target: Bytes, op: int, wait: Wait, deadline: Deadline) -> Steps:
-        if self._choice.name == MPI:
+        if self._selector.name == MPI:
             return super()._move(call, source, target, op, wait, deadline)
         item, dtype = call.item, call.dtype
 
-        def inside(collective: str, source: Bytes, target: Bytes, rows: Rows | None, root: int) -> Steps:
-            counts = NULL if rows is None else ffi.new("uint64_t[]", list(rows))
+        def intra_host(collective: str, source: Bytes, target: Bytes, counts: Counts | None, root: int) -> Steps:
+            lengths = NULL if counts is None else ffi.new("uint64_t[]", list(counts))
             block = source if collective in ("broadcast", "gather", "all_gather") else target
             count = 0 if collective == "all_to_all" else block.size // item
-            memory = (ffi.from_buffer(data) if data.size else NULL for data in (source, target))
-            return self._inside(collective, (*memory, count, dtype, op, 1.0, root, counts), deadline)
+            given, got = (ffi.from_buffer(data) if data.size else NULL for data in (source, target))
+            intra_call = CollectiveCall(given, got, count, dtype, op, 1.0, root, lengths)
+            return self._intra_host(collective, intra_call, deadline)
 
-        def across(collective: str, source: Bytes, target: Bytes, rows: Rows | None, root: int) -> Steps:
-            return self._between(collective, source, target, rows, dtype, op, root, wait)
+        def inter_host(collective: str, source: Bytes, target: Bytes, counts: Counts | None, root: int) -> Steps:
+            return self._inter_host(collective, source, target, counts, dtype, op, root, wait)
 
-        def apart(source: Bytes, target: Bytes) -> Steps:
-            lengths = Lengths(tuple(call.rows), tuple(call.come))
-            near = frozenset(self._hosts.here)
-            return self._lane.collective(pairwise.all_to_all, source, target, lengths, dtype, op, 0, wait, near)
+        def exchange(source: Bytes, target: Bytes) -> Steps:
+            lengths = Lengths(tuple(call.rows), tuple(call.recv_rows))
+            local = frozenset(self._hosts.local_ranks)
+            return self._all_ranks.collective(pairwise.all_to_all, source, target, lengths, dtype, op, 0, wait, local)
 
-        return Stages(self._hosts, call, source, target, inside, across, apart).run()
+        return HierarchicalCollective(self._hosts, call, source, target, intra_host, inter_host, exchange).run()
 
-    def _between(
+    def _inter_host(
         self,
         collective: str,
         source: Bytes,
         target: Bytes,
-        rows: Rows | None,
+        counts: Counts | None,
         dtype: int,
         op: int,
         root: int,
         wait: Wait,
     ) -> Steps:
-        """Do a collective of the ranks of this lane, if this rank is on one."""
-        lane = self._across
-        if lane is None:
+        """Run a collective on this rank's rail, if it has one."""
+        rail = self._rail
+        if rail is None:
             return
 
-        def wait_on_lane(ready: Callable[[], bool], peers: Sequence[int]) -> Steps:
-            """Wait for peers that are numbered as on the lane: by their hosts."""
-            return wait(ready, [self._hosts.ranks[host][self._hosts.place] for host in {*peers} - {NOBODY}])
+        def wait_on_rail(ready: Callable[[], bool], peers: Sequence[int]) -> Steps:
+            """Wait for peers, numbered as on the rail: by host."""
+            return wait(ready, [self._hosts.ranks[host][self._hosts.local_rank] for host in {*peers} - {NO_PEER}])
 
         item = lib.rc_dtype_bytes(dtype)
-        lengths = Lengths(even(source.size // item, lane.size) if rows is None else tuple(rows))
-        algorithm = self._choice_on_lanes.of(collective, lane.size, lengths, item)
-        self._way = f"{algorithm.name} between hosts", 1
-        yield from lane.collective(algorithm, source, target, lengths, dtype, op, root, wait_on_lane)
+        lengths = Lengths(even(source.size // item, rail.size) if counts is None else tuple(counts))
+        algorithm = self._rail_selector.of(collective, rail.size, lengths, item)
+        self._path = f"{algorithm.name} between hosts", 1
+        yield from rail.collective(algorithm, source, target, lengths, dtype, op, root, wait_on_rail)
 
     # --- Arrays on GPUs -----------------------------------------------------------------------------------------------
 
-    def gpus_meet(self, device: Device) -> bool:
-        """Say whether the GPUs of every host reach each other. Collective, the first time."""
-        if self._gpus_reach is None:
-            gpus: list[GpusOfHost] = []
+    def _connect_gpus(self, device: Device) -> bool:
+        """Return whether the GPUs of every host reach each other. Collective, the first time."""
+        if self._gpus_connected is None:
+            gpus: list[HostGpus] = []
 
-            def meet(_: object) -> None:
+            def connect(_: object) -> None:
                 with suppress(Unreachable):
-                    gpus.append(GpusOfHost(self._local, device))
+                    gpus.append(HostGpus(self._local, device))
 
-            words = "the first all_reduce on GPUs"
-            self._ask(words, NOTHING, meet)
-            reached = self._ask(words, np.full(1, len(gpus), np.uint8), lambda answers: [*map(bool, answers)])
-            self._gpus_reach = all(reached) and self._choice.name != MPI
+            description = "the first all_reduce on GPUs"
+            self._gather_and_apply(description, NOTHING, connect)
+            mine = np.full(1, len(gpus), np.uint8)
+            connected = self._gather_and_apply(description, mine, lambda answers: [*map(bool, answers)])
+            self._gpus_connected = all(connected) and self._selector.name != MPI
             self._gpus = gpus[0] if gpus else None
-            if not self._gpus_reach:
-                log.warning("arrays on GPUs of several hosts go through host memory")
-        return self._gpus_reach
+            if not self._gpus_connected:
+                log.warning("arrays on GPUs of several hosts are staged through host memory")
+        return self._gpus_connected
 
-    def all_reduce_on_gpus(self, call: Blockwise, timeout: float) -> None:
-        """The GPUs of a host add up; what goes between hosts, and only that, goes through host memory."""
-        deadline = Deadline(self.limit(timeout))
-        said = Said(f"{call.said.words} on GPUs", call.said.counts)
-        self._complete(said.words, lambda epoch: self._meeting(said, deadline, epoch))
-        gpus, source, target = self._gpus, int(call.source), int(call.target)
+    def all_reduce_on_gpus(self, device: Device, call: CollectiveCall, timeout: float) -> bool:
+        """Reduce on the GPUs of each host; only the data between hosts passes through host memory."""
+        if not self._connect_gpus(device):
+            return False
+        deadline = Deadline(self.effective_timeout(timeout))
+        blocks = Blockwise(self.rank, self.size, "all_reduce", call)
+        signature = Signature(f"{blocks.signature.text} on GPUs", blocks.signature.counts)
+        self._run(signature.text, lambda epoch: self._gpu_signature_check(signature, deadline, epoch))
+        gpus, source, target, item = self._gpus, call.source, call.target, blocks.item
         assert gpus
-        slices, place = self._hosts.slices(call.count), self._hosts.place
-        size, own = slices[place] * call.item, target + sum(slices[:place]) * call.item
+        slices, local_rank = self._hosts.slices(call.count), self._hosts.local_rank
+        size, own = slices[local_rank] * item, target + sum(slices[:local_rank]) * item
         op = SUM if call.op == AVG else call.op
-        between = SUM if op == PREMUL else op
+        rail_op = SUM if op == PREMUL else op
 
-        def inside(collective: str, source: int, target: int, op: int) -> None:
+        def intra_host(collective: str, source: int, target: int, op: int) -> None:
             gpus.run(collective, source, target, slices, (call.dtype, op, call.factor), deadline.left() + GRACE)
 
-        with self._breaking():
-            self._here(lambda: inside("reduce_scatter", source, own, op))
-            mine = self._here(lambda: gpus.download(own, size))
-            self._complete(
-                said.words, lambda epoch: self._across_of_gpus(mine, call.dtype, between, said, deadline, epoch)
+        with self._breaking_on_interrupt():
+            self._run_locally(lambda: intra_host("reduce_scatter", source, own, op))
+            mine = self._run_locally(lambda: gpus.download(own, size))
+            self._run(
+                signature.text,
+                lambda epoch: self._gpu_inter_host(mine, call.dtype, rail_op, signature, deadline, epoch),
             )
             if call.op == AVG and mine.size:
                 combine(mine, [mine], call.dtype, AVG, self.size)
-            self._here(lambda: gpus.upload(mine, own))
-            self._here(lambda: inside("all_gather", own, target, SUM))
+            self._run_locally(lambda: gpus.upload(mine, own))
+            self._run_locally(lambda: intra_host("all_gather", own, target, SUM))
+        return True
 
-    def _here(self, action: Callable[[], T]) -> T:
-        """Do something with the ranks of this host; if it fails, all ranks of the group are told."""
+    def _run_locally(self, action: Callable[[], T]) -> T:
+        """Return `action()`, which involves the ranks of this host; if it fails, all ranks of the group raise that."""
         results: list[T] = []
 
         def steps() -> Steps:
             results.append(action())
             yield from ()
 
-        self.wait(self._named(steps()))
+        self.wait(self._in_group_ranks(steps()))
         return results[0]
 
-    def _meeting(self, said: Said, deadline: Deadline, epoch: int) -> Steps:
+    def _gpu_signature_check(self, signature: Signature, deadline: Deadline, epoch: int) -> Steps:
         try:
-            yield from self._meet(said, epoch, deadline)
+            yield from self._check_signatures(signature, epoch, deadline)
         except MismatchError:
             self._done = epoch
             raise
         self._done = epoch
 
-    def _across_of_gpus(self, mine: Bytes, dtype: int, op: int, said: Said, deadline: Deadline, epoch: int) -> Steps:
+    def _gpu_inter_host(
+        self, mine: Bytes, dtype: int, op: int, signature: Signature, deadline: Deadline, epoch: int
+    ) -> Steps:
         self._begun = epoch
-        wait = partial(self._wait, said, epoch, deadline, "in the middle of it this came to a stop:")
-        yield from self._between("all_reduce", mine, mine, None, dtype, op, 0, wait)
+        wait = partial(self._wait, signature, epoch, deadline, STALLED)
+        yield from self._inter_host("all_reduce", mine, mine, None, dtype, op, 0, wait)
         self._done = epoch
 
     # --- Inside the host ----------------------------------------------------------------------------------------------
 
-    def _inside(self, collective: str, facts: tuple[Any, ...], deadline: Deadline) -> Steps:
-        """Do a collective of the ranks of this host."""
-        return self._named(self._steps_inside(collective, facts, deadline))
+    def _intra_host(self, collective: str, call: CollectiveCall, deadline: Deadline) -> Steps:
+        """Run a collective of the ranks of this host."""
+        return self._in_group_ranks(self._intra_host_steps(collective, call, deadline))
 
-    def _steps_inside(self, collective: str, facts: tuple[Any, ...], deadline: Deadline) -> Steps:
+    def _intra_host_steps(self, collective: str, call: CollectiveCall, deadline: Deadline) -> Steps:
         limit = deadline.left() + GRACE
-        call: Any = (*facts, limit)
-        if self._queue.patient:
-            self._local.fused[collective](*call)
+        if self._queue.may_block:
+            self._local.fused[collective](call, limit)
             return
-        pending = self._local.start(collective, *call)
+        pending = self._local.start(collective, call, limit)
         try:
             while not pending.done():
                 yield
-        except BaseException:  # a signal: nothing may use the memory of the call any more
+        except BaseException:  # a signal: wait until nothing uses the memory of the call
             self._local.abort(f"rank {self.rank} was interrupted")
             with suppress(RingcommError):
                 pending.wait(limit)
             raise
         pending.wait(limit)
 
-    def _named(self, steps: Steps) -> Steps:
-        """Go through steps of the ranks of this host; whom they name is named as all ranks know it."""
+    def _in_group_ranks(self, steps: Steps) -> Steps:
+        """Run steps of the ranks of this host; convert the ranks in their errors to ranks of the group."""
         try:
             yield from steps
         except RingcommError as error:
-            if isinstance(error, Aborted):  # by a rank that knows of a failure: all ranks are told which
-                told = Deadline(ANSWER)
-                yield from self.until(told.passed, Deadline(INFINITE), "a collective of the host", list)
-            here = self._hosts.here
-            rank = None if error.rank is None else here[error.rank]
-            failure = type(error)(f"among {ranks(here)}, which are 0 to {len(here) - 1} there: {error}", rank=rank)
+            if isinstance(error, Aborted):  # by a rank that knows of a failure, which it sends to all ranks
+                received = Deadline(ANSWER)
+                yield from self.wait_until(received.passed, Deadline(INFINITE), "a collective of the host", list)
+            local = self._hosts.local_ranks
+            rank = None if error.rank is None else local[error.rank]
+            text = f"among {format_ranks(local)}, which are 0 to {len(local) - 1} on their host: {error}"
+            failure = type(error)(text, rank=rank)
             with self.changed:
                 self._fail(failure)
             raise failure from None
 
 
-def assemble(membership: Membership, lane: Lane, choice: Choice, local: ShmTransport, hosts: list[int]) -> Transport:
-    """Make the transport of a group whose ranks live on these hosts: of one kind of memory, if one is enough."""
-    places: dict[int, list[int]] = {}
+def assemble(
+    membership: Membership, rail: Rail, selector: AlgorithmSelector, local: LocalTransport, hosts: list[int]
+) -> Transport:
+    """Return the transport of a group, given the host of each rank: shared memory or MPI alone where one suffices."""
+    by_host: dict[int, list[int]] = {}
     for rank, host in enumerate(hosts):
-        places.setdefault(host, []).append(rank)
-    by_host = list(places.values())
-    if len(by_host) == 1:
-        lane.free()
+        by_host.setdefault(host, []).append(rank)
+    host_ranks = list(by_host.values())
+    if len(host_ranks) == 1:
+        rail.free()
         return local
-    if max(map(len, by_host)) == 1:
+    if max(map(len, host_ranks)) == 1:
         local.close()
-        return MpiTransport("mpi", membership, lane, choice)
-    host = next(host for host, there in enumerate(by_host) if lane.rank in there)
-    found = Hosts(by_host, host, local.rank)
-    return HierarchicalTransport(membership, lane, choice, local, found)
+        return MpiTransport("mpi", membership, rail, selector)
+    host = next(host for host, members in enumerate(host_ranks) if rail.rank in members)
+    return HierarchicalTransport(membership, rail, selector, local, HostLayout(host_ranks, host, local.rank))

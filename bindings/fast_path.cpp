@@ -1,0 +1,339 @@
+// The fast path: plain calls on contiguous NumPy arrays, from Python's C API straight into the core.
+//
+// A second module in the library of ringcomm._native, because it must share the core's state. Each method takes the
+// arguments of the communicator's method of that name. For any other call it returns NotImplemented, without side
+// effects, and ringcomm/communicator.py makes the call or raises the error.
+#include <Python.h>
+
+#define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
+#include <numpy/arrayobject.h>
+
+#include <initializer_list>
+#include <utility>
+
+#include "core/collectives.h"
+#include "ringcomm.h"
+
+using namespace ringcomm;
+
+namespace {
+
+constexpr int MOST_AXES = 32;            // of NumPy 1; arrays with more take the general path
+constexpr int WARN_ON_WRITE = 1u << 31;  // missing from NumPy's headers
+
+// An exact int that fits into a C int.
+bool small(PyObject* number, int& value) {
+    if (!number || !PyLong_CheckExact(number)) return false;
+    int overflow;
+    const long found = PyLong_AsLongAndOverflow(number, &overflow);
+    value = int(found);
+    return !overflow && found == value;
+}
+
+// A dict from objects to codes, with the last lookup cached.
+struct Codes {
+    PyObject *dict, *last;
+    int last_code;
+
+    bool find(PyObject* thing, int& code) {
+        if (thing != last) {
+            PyObject* found = PyDict_GetItemWithError(dict, thing);
+            if (!found) PyErr_Clear();  // the general path raises the error
+            if (!small(found, code)) return false;
+            Py_XDECREF(std::exchange(last, Py_NewRef(thing)));
+            last_code = code;
+        }
+        code = last_code;
+        return true;
+    }
+};
+
+// The Python object.
+struct FastPath {
+    PyObject object;
+    rc_comm* comm;
+    PyObject* handle;  // keeps comm alive
+    PyObject* check;   // raises the error behind a status
+    Codes dtypes;      // NumPy's dtypes seen so far
+    Codes ops;         // by name
+    int rank, size;
+};
+
+struct Array {
+    PyArrayObject* object = nullptr;
+    void* data = nullptr;
+    uint64_t count = 0;
+    int dtype = 0;
+};
+
+PyObject* not_plain() { return Py_NewRef(Py_NotImplemented); }
+
+// The positional arguments. Each function takes the next one and returns whether the fast path supports it.
+class Arguments {
+public:
+    Arguments(FastPath& fast_path, PyObject* const* values, Py_ssize_t count)
+        : fast_path_(fast_path), next_(values), end_(values + count) {}
+
+    // None becomes nullptr.
+    bool object(PyObject*& object) {
+        if (next_ == end_) return false;
+        object = *next_++;
+        if (object == Py_None) object = nullptr;
+        return true;
+    }
+
+    bool array(Array& array, bool writable) {
+        PyObject* given;
+        return object(given) && read(given, array, writable);
+    }
+
+    bool read(PyObject* given, Array& array, bool writable) const {
+        if (!given || !PyArray_CheckExact(given)) return false;
+        array.object = reinterpret_cast<PyArrayObject*>(given);
+        const int flags = PyArray_FLAGS(array.object);
+        if (!(flags & NPY_ARRAY_C_CONTIGUOUS)) return false;
+        if (writable && (!(flags & NPY_ARRAY_WRITEABLE) || flags & WARN_ON_WRITE)) return false;
+        array.data = PyArray_DATA(array.object);
+        array.count = PyArray_SIZE(array.object);
+        return fast_path_.dtypes.find(reinterpret_cast<PyObject*>(PyArray_DESCR(array.object)), array.dtype);
+    }
+
+    bool op(int& code) { return next_ != end_ && PyUnicode_CheckExact(*next_) && fast_path_.ops.find(*next_++, code); }
+
+    bool rank(int& rank) { return next_ != end_ && small(*next_++, rank) && rank >= 0 && rank < fast_path_.size; }
+
+    bool source(int& rank) {
+        if (next_ == end_ || *next_ != Py_None) return this->rank(rank);
+        ++next_;
+        rank = -1;
+        return true;
+    }
+
+    bool tag(int64_t& tag) {
+        if (next_ == end_ || !PyLong_CheckExact(*next_)) return false;
+        int overflow;
+        tag = PyLong_AsLongLongAndOverflow(*next_++, &overflow);
+        return !overflow;
+    }
+
+    // The rest (counts, a timeout, async_op) must have their defaults.
+    bool nothing_else() const {
+        for (PyObject* const* value = next_; value < end_ - 1; ++value) {
+            if (*value != Py_None) return false;
+        }
+        return next_ < end_ && end_[-1] == Py_False;
+    }
+
+private:
+    FastPath& fast_path_;
+    PyObject* const* next_;
+    PyObject* const* const end_;
+};
+
+// Calls the core without the GIL. False: the exception is set.
+template <class Call>
+bool run(const FastPath& fast_path, Call call) {
+    PyThreadState* const thread = PyEval_SaveThread();
+    const int status = call();
+    PyEval_RestoreThread(thread);
+    if (status == RC_OK) return true;
+    Py_XDECREF(PyObject_CallFunction(fast_path.check, "i", status));
+    return false;
+}
+
+// How arguments and buffers follow from what a collective gives and gets.
+enum Form { AS_GIVEN, JOINED, SHARE };  // the result: x's shape, in place without `out`; all blocks; one of the blocks
+
+constexpr Form form_of(const Collective& row) {
+    return row.in_place() ? AS_GIVEN : row.got == Data::BLOCKS ? JOINED : SHARE;
+}
+
+// Allocates the result, like x except for the first axis. nullptr: the exception is set.
+PyObject* make(const FastPath& fast_path, Form form, PyArrayObject* x) {
+    const int axes = PyArray_NDIM(x), added = form == JOINED;
+    npy_intp shape[MOST_AXES + 1];
+    for (int axis = 0; axis < axes; ++axis) shape[axis + added] = PyArray_DIM(x, axis);
+    shape[0] = added ? fast_path.size : shape[0] / fast_path.size;
+    PyArray_Descr* dtype = PyArray_DESCR(x);
+    Py_INCREF(reinterpret_cast<PyObject*>(dtype));  // PyArray_Empty steals it
+    return PyArray_Empty(axes + added, shape, dtype, false);
+}
+
+template <int code>
+PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t number) {
+    constexpr Collective row = collectives[code];
+    constexpr Form form = form_of(row);
+    constexpr bool divides = row.given == Data::BLOCKS;
+    FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
+    Arguments arguments(fast_path, values, number);
+    PyObject *x, *out;
+    int op = RC_SUM, root = 0;
+    if (!arguments.object(x) || !arguments.object(out)) return not_plain();
+    if (row.reduces && !arguments.op(op)) return not_plain();
+    if (row.rooted() && !arguments.rank(root)) return not_plain();
+    if (!arguments.nothing_else()) return not_plain();
+
+    const bool is_root = fast_path.rank == root, gives = row.given_by == Ranks::ALL || row.in_place() || is_root;
+    const bool gets = row.got_by == Ranks::ALL || is_root, in_place = gets && !out && form == AS_GIVEN;
+    Array source, target;
+    uint64_t count = 0, expected = 0;  // as rc_collective counts; elements of the result
+    if (gives) {
+        const bool only_read = row.given_by == Ranks::ROOT && is_root;
+        if (!arguments.read(x, source, in_place && !only_read)) return not_plain();
+        const int axes = PyArray_NDIM(source.object);
+        if (axes > MOST_AXES) return not_plain();
+        if (divides && (axes == 0 || PyArray_DIM(source.object, 0) % fast_path.size)) return not_plain();
+        count = divides ? source.count / fast_path.size : source.count;
+        expected = form == JOINED ? count * fast_path.size : form == SHARE ? count : source.count;
+    }
+    PyObject* result;  // an owned reference
+    if (!gets) {
+        result = Py_NewRef(Py_None);
+    } else if (in_place) {
+        target = source;
+        result = Py_NewRef(x);
+    } else if (gives && !out) {
+        result = make(fast_path, form, source.object);
+        if (!result) return nullptr;
+        target.data = PyArray_DATA(reinterpret_cast<PyArrayObject*>(result));
+    } else {
+        if (!arguments.read(out, target, true)) return not_plain();
+        if (gives && (target.count != expected || target.dtype != source.dtype)) return not_plain();
+        if (!gives) {
+            count = target.count;
+            source.dtype = target.dtype;
+        }
+        result = Py_NewRef(out);
+    }
+    const rc_call call{source.data, target.data, count, source.dtype, op, 1.0, root, nullptr};
+    if (run(fast_path, [&] { return rc_collective(fast_path.comm, code, &call, -1.0, nullptr); })) return result;
+    Py_DECREF(result);
+    return nullptr;
+}
+
+template <>
+PyObject* collective<RC_BARRIER>(PyObject* self, PyObject* const* values, Py_ssize_t number) {
+    FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
+    if (!Arguments(fast_path, values, number).nothing_else()) return not_plain();
+    const rc_call call{};
+    const bool done = run(fast_path, [&] { return rc_collective(fast_path.comm, RC_BARRIER, &call, -1.0, nullptr); });
+    return done ? Py_NewRef(Py_None) : nullptr;
+}
+
+PyObject* send(PyObject* self, PyObject* const* values, Py_ssize_t number) {
+    FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
+    Arguments given(fast_path, values, number);
+    Array x;
+    int peer;
+    int64_t tag;
+    if (!given.array(x, false) || !given.rank(peer) || !given.tag(tag) || !given.nothing_else()) return not_plain();
+    const bool done =
+        run(fast_path, [&] { return rc_send(fast_path.comm, x.data, x.count, x.dtype, peer, tag, -1.0, nullptr); });
+    return done ? Py_NewRef(Py_None) : nullptr;
+}
+
+PyObject* recv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
+    FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
+    Arguments given(fast_path, values, number);
+    Array x;
+    int peer, from;
+    int64_t tag;
+    if (!given.array(x, true) || !given.source(peer) || !given.tag(tag) || !given.nothing_else()) return not_plain();
+    const bool done = run(
+        fast_path, [&] { return rc_recv(fast_path.comm, x.data, x.count, x.dtype, peer, tag, -1.0, &from, nullptr); });
+    return done ? PyLong_FromLong(from) : nullptr;
+}
+
+PyObject* sendrecv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
+    FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
+    Arguments given(fast_path, values, number);
+    Array x, out;
+    int dest, source, from;
+    int64_t tag;
+    if (!given.array(x, false) || !given.rank(dest) || !given.array(out, true) || !given.source(source) ||
+        !given.tag(tag) || !given.nothing_else()) {
+        return not_plain();
+    }
+    const bool done = run(fast_path, [&] {
+        return rc_sendrecv(fast_path.comm, x.data, x.count, x.dtype, dest, out.data, out.count, out.dtype, source, tag,
+                           -1.0, &from);
+    });
+    return done ? PyLong_FromLong(from) : nullptr;
+}
+
+PyObject* create(PyTypeObject* type, PyObject* arguments, PyObject*) {
+    PyObject *address, *handle, *check, *dtypes, *ops;
+    int rank, size;
+    if (!PyArg_ParseTuple(arguments, "O!OOO!O!ii", &PyLong_Type, &address, &handle, &check, &PyDict_Type, &dtypes,
+                          &PyDict_Type, &ops, &rank, &size)) {
+        return nullptr;
+    }
+    auto* const alloc = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
+    auto* const fast_path = reinterpret_cast<FastPath*>(alloc(type, 0));  // all zero
+    if (!fast_path) return nullptr;
+    fast_path->comm = static_cast<rc_comm*>(PyLong_AsVoidPtr(address));
+    fast_path->handle = Py_NewRef(handle);
+    fast_path->check = Py_NewRef(check);
+    fast_path->dtypes.dict = Py_NewRef(dtypes);
+    fast_path->ops.dict = Py_NewRef(ops);
+    fast_path->rank = rank;
+    fast_path->size = size;
+    return &fast_path->object;
+}
+
+void destroy(PyObject* self) {
+    const FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
+    for (const Codes& codes : {fast_path.dtypes, fast_path.ops}) {
+        Py_DECREF(codes.dict);
+        Py_XDECREF(codes.last);
+    }
+    Py_DECREF(fast_path.handle);
+    Py_DECREF(fast_path.check);
+    PyTypeObject* const type = Py_TYPE(self);
+    reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+using Method = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
+
+PyMethodDef method(const char* name, Method function) {
+    return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)), METH_FASTCALL, nullptr};
+}
+
+PyMethodDef methods[] = {
+#define MOVES(name, NAME) method(#name, collective<RC_##NAME>),
+#define REDUCES MOVES
+#define INTERNAL(name, NAME)
+#define COLLECTIVE_ROW(name, NAME, given, given_by, got, got_by, kind) kind(name, NAME)
+#include "ringcomm/types.def"
+    method("send", send),
+    method("recv", recv),
+    method("sendrecv", sendrecv),
+    {},
+};
+
+PyType_Slot slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(create)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
+    {Py_tp_methods, methods},
+    {},
+};
+PyType_Spec spec{"ringcomm._fast_path.FastPath", sizeof(FastPath), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+                 slots};
+
+int fill(PyObject* module) {
+    if (PyArray_ImportNumPyAPI() < 0) return -1;
+    PyObject* type = PyType_FromModuleAndSpec(module, &spec, nullptr);
+    if (!type) return -1;
+    const int added = PyModule_AddType(module, reinterpret_cast<PyTypeObject*>(type));
+    Py_DECREF(type);
+    return added;
+}
+
+PyModuleDef_Slot module_slots[] = {{Py_mod_exec, reinterpret_cast<void*>(fill)}, {}};
+PyModuleDef definition{PyModuleDef_HEAD_INIT, "_fast_path", nullptr, 0,      nullptr,
+                       module_slots,          nullptr,      nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__fast_path(void) { return PyModuleDef_Init(&definition); }

@@ -1,0 +1,311 @@
+// The C ABI: every function checks its arguments, then calls the core.
+#include <unistd.h>
+
+#include "abi/check.h"
+#include "abi/entry_guard.h"
+#include "core/signature.h"
+#include "kernels/cpu/kernels.h"
+#include "shm/probe.h"
+
+using namespace ringcomm;
+
+struct rc_comm {
+    std::shared_ptr<CommHandle> handle;
+};
+
+struct rc_work {
+    std::shared_ptr<CommHandle> handle;
+    std::shared_ptr<Work> work;
+};
+
+struct rc_region {
+    std::shared_ptr<CommHandle> handle;
+    std::shared_ptr<Region> region;
+};
+
+namespace {
+
+Transfer outgoing(const void* data, uint64_t count, int dtype, int peer, int64_t tag, double timeout) {
+    // A send never writes through the pointer.
+    return {static_cast<std::byte*>(const_cast<void*>(data)), count, dtype, peer, tag, timeout};
+}
+
+Call called(int collective, const rc_call& call) {
+    return {collective,
+            static_cast<const std::byte*>(call.source),
+            static_cast<std::byte*>(call.target),
+            call.count,
+            call.dtype,
+            call.op,
+            call.factor,
+            call.root,
+            call.counts};
+}
+
+int transfer(rc_comm* comm, bool sends, const Transfer& transfer, int* source, rc_work** work) {
+    return enter(comm->handle, [&](const EntryGuard& entry) {
+        check_dtype(transfer.dtype);
+        check_rank("peer", transfer.peer, sends ? 0 : -1, entry.comm().size);
+        if (work) {
+            *work = new rc_work{comm->handle, entry->p2p.start(sends, transfer)};
+        } else {
+            const int from = entry->p2p.run(sends, transfer);
+            if (source) *source = from;
+        }
+    });
+}
+
+}  // namespace
+
+const rc_error* rc_last_error(void) { return &last_error(); }
+
+void rc_set_interrupt(int (*interrupt)(void)) { interrupt_function.store(interrupt); }
+
+void rc_after_fork(void) {
+    fork_generation.fetch_add(1);
+    reset_completions();
+}
+
+int rc_kernels_select(const char* level) {
+    return guarded([&] {
+        if (!select_kernels(level)) {
+            reject(format("this CPU has no kernels '%s': expected portable, avx2 or avx512, or nothing for the best",
+                          level));
+        }
+    });
+}
+
+const char* rc_kernels_name(void) { return kernels().name; }
+
+int rc_dtype_bytes(int dtype) { return int(dtype_bytes(dtype)); }
+
+int rc_reduce(void* dst, const void* const* srcs, int n, uint64_t count, int dtype, int op, double factor) {
+    return guarded([&] {
+        if (!reducible(dtype, op)) reject("this operation makes no sense for this dtype");
+        if (count) kernels().reduce[dtype][op](dst, srcs, n, count, factor);
+    });
+}
+
+int rc_probe_handover(uint64_t bytes, int writer, int reader, double* ordinary, double* streamed) {
+    return guarded([&] {
+        *ordinary = probe_handover(bytes, false, writer, reader);
+        *streamed = probe_handover(bytes, true, writer, reader);
+    });
+}
+
+uint64_t rc_world_bytes(int size, const rc_tuning* tuning) {
+    return Layout(size, tuning->arena_bytes).arena_bytes(size);
+}
+
+uint64_t rc_sub_bytes(int size, const rc_tuning* tuning) {
+    return Layout(size, tuning->sub_arena_bytes).arena_bytes(size);
+}
+
+int rc_file_create(int* fd) {
+    return guarded([&] { *fd = create_file(); });
+}
+
+int rc_world_open(int fd, int rank, int size, const int64_t* pids, const int* pidfds, uint64_t nonce,
+                  const rc_tuning* tuning, rc_comm** comm) {
+    return guarded([&] {
+        if (size < 1) reject(format("size is %d, expected at least 1", size));
+        check_rank("rank", rank, 0, size);
+        if (rank == 0) File(fd).extend_to(rc_world_bytes(size, tuning));
+        auto world = std::make_shared<World>(fd, size, pids, pidfds, *tuning);
+        std::vector<int> members(size);
+        for (int r = 0; r < size; ++r) members[r] = r;
+        auto arena = world->arena;
+        const auto handle = std::make_shared<CommHandle>(world, Group{arena, members}, std::vector<Group>{}, rank);
+        handle->state->comm.ensure_ready();
+        GroupHeader& group = arena->group();
+        if (rank == 0) {
+            group.file_end.store(arena->layout.arena_bytes(size));
+            group.nonce.store(nonce);
+        } else if (group.nonce.load() != nonce) {
+            throw Failure(RC_SYSTEM,
+                          "the shared memory does not hold rank 0's nonce: the ranks do not share this memory", rank);
+        }
+        *comm = new rc_comm{handle};
+    });
+}
+
+int rc_reserve(rc_comm* comm, uint64_t bytes, uint64_t* offset) {
+    return enter(comm->handle, [&](const EntryGuard& entry) { *offset = entry.comm().world->reserve(bytes); });
+}
+
+int rc_sub_open(rc_comm* parent, uint64_t offset, int rank, int size, const int* members, rc_comm** comm) {
+    return enter(parent->handle, [&](const EntryGuard& entry) {
+        Comm& above = entry.comm();
+        auto ancestors = above.ancestors();
+        ancestors.push_back(above.group());
+        Group group{std::make_shared<Arena>(above.world->file, offset, size, above.tuning().sub_arena_bytes), {}};
+        for (int r = 0; r < size; ++r) group.members.push_back(above.group().members[members[r]]);
+        *comm = new rc_comm{std::make_shared<CommHandle>(above.world, std::move(group), std::move(ancestors), rank)};
+    });
+}
+
+int rc_abort(rc_comm* comm, int status, int rank, const char* reason) {
+    return enter(comm->handle,
+                 [&](const EntryGuard& entry) { entry.comm().store_failure(Failure(status, reason, rank)); });
+}
+
+int rc_peer_lost(rc_comm* comm, int rank, int* lost) {
+    return enter(comm->handle,
+                 [&](const EntryGuard& entry) { *lost = entry.comm().peer_failure(rank, "").has_value(); });
+}
+
+int rc_close(rc_comm* comm) {
+    return guarded([&] {
+        CommHandle& handle = *comm->handle;
+        if (handle.forked() || handle.closed.load()) return;
+        try {
+            const EntryGuard entry(handle);
+            entry.comm().start_closing();
+            if (entry.comm().interrupted_here()) {
+                throw Failure(RC_INTERRUPTED, "closed by a signal handler: the call that it interrupted ends first");
+            }
+        } catch (const Failure& failure) {
+            if (failure.error.code == RC_CLOSED) return;  // by another thread
+            throw;
+        }
+        if (handle.closed.exchange(true)) return;
+        while (handle.inside.load() > 0) yield_core();
+        handle.state->collectives.stop();
+        handle.state->p2p.stop();
+        handle.state->comm.finish_closing();
+        handle.state.reset();
+    });
+}
+
+void rc_free(rc_comm* comm) {
+    if (!comm || comm->handle->forked()) return;
+    rc_close(comm);
+    delete comm;
+}
+
+int rc_check(rc_comm* comm) {
+    return enter(comm->handle, [&](const EntryGuard& entry) { entry.comm().check_failure(); });
+}
+
+int rc_last_path(rc_comm* comm, int* path, uint64_t* chunks) {
+    return enter(comm->handle, [&](const EntryGuard& entry) {
+        const uint64_t last = entry.comm().last_path.load(std::memory_order_relaxed);
+        *path = int(last % RC_PATHS);
+        *chunks = last / RC_PATHS;
+    });
+}
+
+int rc_report(rc_comm* comm, int calls, char* text, uint64_t bytes) {
+    return enter(comm->handle, [&](const EntryGuard& entry) {
+        std::string lines;
+        for (int r = 0; r < entry.comm().size; ++r) lines += entry.comm().report(r, calls) + "\n";
+        copy_text(text, bytes, lines);
+    });
+}
+
+int rc_collective(rc_comm* comm, int collective, const rc_call* arguments, double timeout, rc_work** work) {
+    return enter(comm->handle, [&](const EntryGuard& entry) {
+        Call call = called(collective, *arguments);
+        check_call(call, entry.comm().rank, entry.comm().size);
+        if (work) {
+            *work = new rc_work{comm->handle, entry->collectives.queue(call, timeout)};
+        } else {
+            reject_in_signal_handler(entry.comm());
+            entry->collectives.run(call, timeout);
+        }
+    });
+}
+
+int rc_describe(int collective, uint64_t count, int dtype, int op, double factor, int root, int with_counts, char* text,
+                uint64_t bytes) {
+    return guarded([&] {
+        check_collective(collective);
+        check_dtype(dtype);
+        copy_text(text, bytes, describe(signature_of(collective, dtype, op, root, with_counts), count, factor));
+    });
+}
+
+int rc_check_collective(int rank, int size, int collective, const rc_call* arguments, int on_gpu) {
+    return guarded([&] {
+        Call call = called(collective, *arguments);
+        check_call(call, rank, size, on_gpu);
+    });
+}
+
+int rc_send(rc_comm* comm, const void* data, uint64_t count, int dtype, int peer, int64_t tag, double timeout,
+            rc_work** work) {
+    return transfer(comm, true, outgoing(data, count, dtype, peer, tag, timeout), nullptr, work);
+}
+
+int rc_recv(rc_comm* comm, void* data, uint64_t count, int dtype, int peer, int64_t tag, double timeout, int* source,
+            rc_work** work) {
+    return transfer(comm, false, {static_cast<std::byte*>(data), count, dtype, peer, tag, timeout}, source, work);
+}
+
+int rc_sendrecv(rc_comm* comm, const void* data, uint64_t count, int dtype, int dest, void* target,
+                uint64_t target_count, int target_dtype, int source, int64_t tag, double timeout, int* from) {
+    return enter(comm->handle, [&](const EntryGuard& entry) {
+        check_dtype(dtype);
+        check_dtype(target_dtype);
+        check_rank("dest", dest, 0, entry.comm().size);
+        check_rank("source", source, -1, entry.comm().size);
+        check_disjoint(data, count * dtype_bytes(dtype), target, target_count * dtype_bytes(target_dtype));
+        const Transfer incoming{static_cast<std::byte*>(target), target_count, target_dtype, source, tag, timeout};
+        const int came_from = entry->p2p.exchange(outgoing(data, count, dtype, dest, tag, timeout), incoming);
+        if (from) *from = came_from;
+    });
+}
+
+int rc_work_wait(rc_work* work, double timeout, int* source) {
+    return guarded([&] {
+        Work& call = *work->work;
+        if (!call.done()) {
+            try {
+                const EntryGuard entry(*work->handle);
+                reject_in_signal_handler(entry.comm());
+                call.wait(entry.comm(), timeout < 0 ? UINT64_MAX : deadline_of(now_ns(), timeout));
+            } catch (const Failure& failure) {
+                if (work->handle->forked() || failure.error.code != RC_CLOSED) throw;
+                call.wait_done();  // close() ends every call
+            }
+        }
+        call.result();
+        if (source) *source = call.source;
+    });
+}
+
+int rc_work_done(rc_work* work) { return work->work->done(); }
+
+int rc_work_notify(rc_work* work, uint64_t token) {
+    return guarded([&] { work->work->notify(token); });
+}
+
+uint64_t rc_next_done(double timeout) { return next_done(timeout); }
+
+void rc_work_free(rc_work* work) {
+    if (work && !work->handle->forked()) delete work;
+}
+
+uint64_t rc_region_bytes(uint64_t bytes) { return region_part_bytes(bytes); }
+
+int rc_region_open(rc_comm* comm, uint64_t offset, uint64_t bytes, rc_region** region) {
+    return enter(comm->handle, [&](const EntryGuard& entry) {
+        Comm& inside = entry.comm();
+        auto opened = std::make_shared<Region>(inside.world->file, offset, bytes, inside.rank, inside.size);
+        inside.regions.add(opened);
+        *region = new rc_region{comm->handle, std::move(opened)};
+    });
+}
+
+void* rc_region_data(rc_region* region) { return region->region->data(); }
+
+void rc_region_free(rc_region* region) {
+    if (!region || region->handle->forked()) return;
+    try {
+        const EntryGuard entry(*region->handle);
+        entry.comm().regions.release(*region->region);
+    } catch (const Failure&) {
+        region->region->release();  // the communicator is closed, and its table with it
+    }
+    delete region;
+}

@@ -1,0 +1,63 @@
+// The C ABI of the CUDA kernels: launches on a GPU or on the emulated device.
+#include "core/errors.h"
+#include "cuda/emulated.h"
+#include "ringcomm.h"
+
+using namespace ringcomm;
+
+static_assert(sizeof(rc_cuda_shape) == sizeof(cuda::Shape) && sizeof(rc_cuda_control) == sizeof(cuda::Control));
+static_assert(sizeof(rc_cuda_location) == sizeof(cuda::Location));
+static_assert(offsetof(rc_cuda_control, number) == offsetof(cuda::Control, record) + offsetof(cuda::Record, call));
+static_assert(offsetof(rc_cuda_control, reason) == offsetof(cuda::Control, record) + offsetof(cuda::Record, reason));
+
+namespace {
+
+cuda::Layout layout_of(const rc_cuda_shape* shape) {
+    const auto given = cuda::bits_as<cuda::Shape>(*shape);
+    if (!cuda::valid(given)) reject("the shape of the CUDA arena is invalid");
+    return cuda::layout_of(given);
+}
+
+}  // namespace
+
+int rc_cuda_layout(const rc_cuda_shape* shape, uint64_t* bytes, uint64_t* peers_at) {
+    return guarded([&] {
+        const cuda::Arena arena{nullptr, layout_of(shape)};
+        *bytes = arena.layout.bytes;
+        *peers_at = reinterpret_cast<uint64_t>(arena.peers());
+    });
+}
+
+uint64_t rc_cuda_args_bytes(void) { return sizeof(cuda::Args); }
+
+int rc_cuda_args(const rc_cuda_shape* shape, const rc_cuda_call* call, void* args) {
+    return guarded([&] {
+        const cuda::Args filled{
+            .arena = {static_cast<cuda::byte*>(call->arena), layout_of(shape)},
+            .control = static_cast<cuda::Control*>(call->control),
+            .input = static_cast<const cuda::byte*>(call->input),
+            .output = static_cast<cuda::byte*>(call->output),
+            .input_location = cuda::bits_as<cuda::Location>(call->input_location),
+            .output_location = cuda::bits_as<cuda::Location>(call->output_location),
+            .send_offsets = call->send_offsets,
+            .recv_offsets = call->recv_offsets,
+            .call = call->number,
+            .timeout_ns = static_cast<uint64_t>(std::min(call->timeout, 1e9) * 1e9),
+            .rank = call->rank,
+            .kernel = call->kernel,
+            .dtype = call->dtype,
+            .op = call->op,
+            .root = call->root,
+            .count = call->count,
+            .factor = call->factor,
+        };
+        std::memcpy(args, &filled, sizeof filled);
+    });
+}
+
+int rc_emulated_launch(const void* args, int ranks, int blocks, int threads, uint64_t seed) {
+    return guarded([&] {
+        const auto* first = static_cast<const cuda::Args*>(args);
+        launch_emulated({first, static_cast<size_t>(ranks)}, blocks, threads, seed);
+    });
+}

@@ -1,0 +1,73 @@
+// Counts the threads inside a communicator, so that close() can wait for them.
+#pragma once
+
+#include "abi/check.h"
+#include "collectives/engine.h"
+#include "p2p/engine.h"
+
+namespace ringcomm {
+
+// The state of one rank of one communicator, until close().
+struct CommState {
+    Comm comm;
+    CollectiveEngine collectives{comm};
+    PointToPointEngine p2p{comm};
+
+    template <class... Arguments>
+    explicit CommState(Arguments&&... arguments) : comm(std::forward<Arguments>(arguments)...) {}
+};
+
+// Keeps the state alive while calls run.
+struct CommHandle {
+    template <class... Arguments>
+    explicit CommHandle(Arguments&&... arguments)
+        : state(std::make_unique<CommState>(std::forward<Arguments>(arguments)...)) {}
+
+    std::unique_ptr<CommState> state;
+    const uint64_t generation = fork_generation.load();
+    std::atomic<bool> closed{false};
+    std::atomic<int> inside{0};
+
+    bool forked() const { return generation != fork_generation.load(std::memory_order_relaxed); }
+};
+
+class EntryGuard {
+public:
+    explicit EntryGuard(CommHandle& handle) : handle_(handle) {
+        if (handle.forked()) {
+            throw Failure(RC_CLOSED,
+                          "this communicator belongs to the parent process; after a fork the child must call "
+                          "ringcomm.init for itself");
+        }
+        handle.inside.fetch_add(1);
+        if (!handle.closed.load()) return;
+        handle.inside.fetch_sub(1);
+        throw Failure(RC_CLOSED, "this communicator is closed");
+    }
+    ~EntryGuard() { handle_.inside.fetch_sub(1); }
+    EntryGuard(const EntryGuard&) = delete;
+
+    Comm& comm() const { return handle_.state->comm; }
+    CommState* operator->() const { return handle_.state.get(); }
+
+private:
+    CommHandle& handle_;
+};
+
+// A handler must not wait for calls queued behind the interrupted one.
+inline void reject_in_signal_handler(const Comm& comm) {
+    if (!comm.interrupted_here()) return;
+    reject(
+        "a signal handler must not wait for the communicator that it interrupted; expected abort(), close() or an "
+        "exception");
+}
+
+template <class Body>
+int enter(const std::shared_ptr<CommHandle>& handle, Body body) {
+    return guarded([&] {
+        const EntryGuard entry(*handle);
+        body(entry);
+    });
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,48 @@
+// The arguments of a collective call, and the blocks of its arrays.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+namespace ringcomm {
+
+struct Call {
+    int collective;
+    const std::byte* source;
+    std::byte* target;
+    uint64_t count;
+    int dtype;
+    int op;
+    double factor;
+    int root;
+    const uint64_t* counts;  // nullptr: equal blocks
+
+    uint64_t epoch = 0;
+    size_t item = 0;  // bytes of an element
+
+    size_t bytes() const { return count * item; }
+};
+
+// The blocks of an array that is divided among the ranks, in bytes.
+struct Blocks {
+    const uint64_t* counts;
+    size_t equal, item;
+
+    explicit Blocks(const Call& call, const uint64_t* counts) : counts(counts), equal(call.bytes()), item(call.item) {}
+    explicit Blocks(const Call& call) : Blocks(call, call.counts) {}
+    size_t bytes(int r) const { return counts ? counts[r] * item : equal; }
+    size_t offset(int r) const {
+        if (!counts) return r * equal;
+        size_t sum = 0;
+        for (int p = 0; p < r; ++p) sum += bytes(p);
+        return sum;
+    }
+    size_t largest(int size) const {
+        size_t most = 0;
+        for (int p = 0; p < size; ++p) most = std::max(most, bytes(p));
+        return most;
+    }
+};
+
+}  // namespace ringcomm

@@ -1,0 +1,214 @@
+#include "collectives/collective_op.h"
+
+#include <bit>
+#include <cerrno>
+#include <chrono>
+#include <cinttypes>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "core/collectives.h"
+#include "core/errors.h"
+
+namespace ringcomm {
+
+namespace {
+
+uint64_t mix(uint64_t hash, uint64_t value) {  // the finaliser of SplitMix64 over a running sum
+    hash += value + 0x9e3779b97f4a7c15;
+    hash = (hash ^ hash >> 30) * 0xbf58476d1ce4e5b9;
+    hash = (hash ^ hash >> 27) * 0x94d049bb133111eb;
+    return hash ^ hash >> 31;
+}
+
+}  // namespace
+
+CollectiveOp::CollectiveOp(Comm& comm, Call& call, double timeout)
+    : rank(comm.rank),
+      size(comm.size),
+      comm(comm),
+      call(call),
+      timeout_(timeout < 0 ? comm.tuning().timeout : timeout),
+      start_time_(tick_ns()),
+      signature_(signature_of(call.collective, call.dtype, call.op, call.root, call.counts != nullptr)),
+      record_count_(call.count),
+      extra_(call.op == RC_PREMUL_SUM ? std::bit_cast<uint64_t>(call.factor) : 0) {
+    if (!call.counts) return;
+    if (collectives[call.collective].exchanges()) {  // a count per pair of ranks: await_starts() compares them all
+        record_count_ = 0;
+        if (size > 1) memcpy(comm.arena().counts(rank, call.epoch), call.counts, 2 * size * sizeof(uint64_t));
+    } else {
+        record_count_ = 0;
+        for (int p = 0; p < size; ++p) {
+            record_count_ += call.counts[p];
+            extra_ = mix(extra_, call.counts[p]);
+        }
+    }
+}
+
+void CollectiveOp::copy_in(std::byte* shared, const std::byte* own, size_t bytes) const {
+    if (bytes == 0) return;
+    if (bytes >= comm.tuning().nontemporal_bytes) {
+        kernels().copy_nontemporal(shared, own, bytes);
+    } else {
+        memcpy(shared, own, bytes);
+    }
+}
+
+void CollectiveOp::publish_start(const DirectBuffers* buffers) {
+    StartRecord& record = comm.mine().records[call.epoch & 1];
+    record.signature = signature_ | (buffers ? SIGNATURE_DIRECT : 0);
+    record.count = record_count_;
+    record.extra = extra_;
+    if (buffers) record.buffers = *buffers;
+    comm.publish_to_all<SITE_START>(record.epoch, call.epoch);
+}
+
+void CollectiveOp::await_starts(size_t inlined) {
+    const size_t lines = inlined <= INLINE_BYTES ? divide_up(RECORD_HEAD + inlined, 64) : 1;
+    int other = -1;
+    for (int p = 0; p < size; ++p) {
+        if (p == rank) continue;  // the peers hold the line now: reading it would fetch it back
+        const StartRecord& theirs = record(p);
+        await(theirs.epoch, call.epoch, p, lines);
+        if ((theirs.signature & ~SIGNATURE_DIRECT) != signature_ || theirs.count != record_count_ ||
+            theirs.extra != extra_) {
+            other = p;
+        }
+    }
+    if (other >= 0) {
+        MessageLines differences = mismatch_heading();
+        for (int p = 0; p < size; ++p) {
+            const StartRecord& theirs = record(p);
+            const bool counts = call.counts && theirs.extra != extra_;
+            differences.add(format("  rank %d: ", p) + describe_call(theirs) +
+                            (counts ? format(", other counts than on rank %d", rank) : ""));
+        }
+        mismatch(differences, other);
+    }
+    if (collectives[call.collective].exchanges() && call.counts) compare_counts();
+}
+
+void CollectiveOp::compare_counts() const {
+    int other = -1;
+    std::optional<MessageLines> differences;
+    for (int p = 0; p < size; ++p) {
+        for (int q = 0; q < size; ++q) {
+            const uint64_t sent = comm.arena().counts(p, call.epoch)[q];
+            const uint64_t expected = comm.arena().counts(q, call.epoch)[size + p];
+            if (sent == expected) continue;
+            if (other < 0 || p == rank || q == rank) other = p == rank ? q : p;
+            if (!differences) differences = mismatch_heading();
+            differences->add(format("  rank %d sends %" PRIu64 " elements to rank %d, which expects %" PRIu64, p, sent,
+                                    q, expected));
+        }
+    }
+    if (differences) mismatch(*differences, other);
+}
+
+MessageLines CollectiveOp::mismatch_heading() const {
+    return MessageLines(format("the ranks called different things at epoch %" PRIu64 ":", call.epoch));
+}
+
+void CollectiveOp::mismatch(const MessageLines& differences, int other) const {
+    throw Failure(RC_MISMATCH, differences.text(), other, describe_call(), describe_call(record(other)));
+}
+
+void CollectiveOp::refresh_flags() {
+    publish_staged(0);
+    publish_reduced(0);
+    publish_collected(0);
+}
+
+void CollectiveOp::check_chunk_count(uint64_t chunks) const {
+    if (chunks < MOST_CHUNKS) return;
+    throw Failure(RC_ARGUMENT,
+                  describe_call() + format(" would take %" PRIu64 " chunks; expected less than %" PRIu64
+                                           ": give the communicator a larger arena",
+                                           chunks, MOST_CHUNKS),
+                  rank);
+}
+
+void CollectiveOp::await_staged(int r, uint64_t chunk) {
+    // The start record publishes chunk 0, unless the rank wanted direct access.
+    if (chunk > 0 || wants_direct(r)) {
+        await(comm.header(r).staged, position(call.epoch, chunk + 1), r);
+    }
+}
+
+void CollectiveOp::check() {
+    if (const auto failure = lost_reason()) fail(*failure);
+}
+
+void CollectiveOp::read(int r, std::byte* target, const std::byte* address, size_t bytes) {
+    if (comm.world->cma.read(comm.group().members[r], target, address, bytes)) return;
+    const std::string why = strerror(errno);
+    // Either the rank has failed and left, which it published before, or its process has ended, which shows a little
+    // later.
+    for (int i = 0; i < 1000; ++i) {
+        check();
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    fail(Failure(RC_SYSTEM, format("rank %d cannot read the memory of rank %d: ", rank, r) + why, r));
+}
+
+// Every poll also prefetches the lines behind the flag: they arrive with the flag, and not one transfer between cores
+// later.
+void CollectiveOp::await(const Flag& flag, uint64_t value, int peer, size_t lines) {
+    const auto ready = [&] {
+        for (size_t line = 1; line < lines; ++line)
+            __builtin_prefetch(reinterpret_cast<const char*>(&flag) + line * 64);
+        return int64_t(observe(flag) - value) >= 0;
+    };
+    if (ready()) return;
+    peer_ = peer;
+    wait_until(ready, comm.mine().doorbell, OneSleeper{peer}, comm.spin_policy, *this);
+    if (std::exchange(late_, false)) comm.mine().waits_for.store(0, std::memory_order_relaxed);
+}
+
+void CollectiveOp::on_long_wait() {
+    late_ = true;
+    comm.mine().waits_for.store(peer_ + 1, std::memory_order_relaxed);
+}
+
+std::optional<Failure> CollectiveOp::stop_reason() {
+    if (auto failure = lost_reason()) return failure;
+    if (now_ns() >= deadline()) return timed_out();
+    return {};
+}
+
+std::optional<Failure> CollectiveOp::lost_reason() {
+    if (auto failure = comm.stop_reason(kind_name(call.collective))) return failure;
+    for (int p = 0; p < size; ++p) {
+        // A rank that has finished this call may leave. In this order, because it finishes before it leaves.
+        auto failure = p == rank ? std::nullopt : comm.peer_failure(p, describe_call());
+        if (failure && observe(comm.header(p).finished) < call.epoch) return failure;
+    }
+    return {};
+}
+
+void CollectiveOp::fail(const Failure& failure) {
+    Failure annotated(failure);
+    annotated.error.collective = call.collective;
+    annotated.error.epoch = call.epoch;
+    comm.fail(annotated);
+}
+
+Failure CollectiveOp::timed_out() const {
+    std::vector<int> missing;
+    std::string names;
+    for (int p = 0; p < size; ++p) {
+        if (observe(record(p).epoch) >= call.epoch) continue;
+        missing.push_back(p);
+        names += format("%s%d", names.empty() ? "" : ", ", p);
+    }
+    const int culprit = missing.empty() ? peer_ : missing[0];
+    const std::string why =
+        missing.empty() ? format("rank %d made no progress", culprit) : "it was not called by rank " + names;
+    const std::string message = format("rank %d waited %.3g s in ", rank, timeout_) + describe_call() +
+                                format(" (epoch %" PRIu64 "): ", call.epoch) + why;
+    return Failure(RC_TIMEOUT, comm.with_report(message, missing), culprit);
+}
+
+}  // namespace ringcomm

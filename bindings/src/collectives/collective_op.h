@@ -1,0 +1,92 @@
+// One collective in flight on this rank: its start record, flags and waits.
+#pragma once
+
+#include <bit>
+
+#include "collectives/call.h"
+#include "core/signature.h"
+#include "kernels/cpu/kernels.h"
+#include "shm/comm.h"
+
+namespace ringcomm {
+
+class CollectiveOp final : public WaitChecks {
+public:
+    CollectiveOp(Comm& comm, Call& call, double timeout);
+
+    const int rank, size;
+    Comm& comm;
+    const Call& call;
+
+    // Publishes the start record, and with it the staged chunk 0; or, for a rank that wants direct access, its buffers,
+    // and then nothing is staged yet.
+    void publish_start(const DirectBuffers* buffers = nullptr);
+    bool wants_direct(int r) const { return record(r).signature & SIGNATURE_DIRECT; }
+    // Waits for the start records of all ranks; after reading all, throws RC_MISMATCH if the signatures differ.
+    // `inlined`: the bytes of each peer's chunk 0 that this rank reads; if they fit in the record they are prefetched
+    // meanwhile.
+    void await_starts(size_t inlined = 0);
+    const StartRecord& record(int r) const { return comm.header(r).records[call.epoch & 1]; }
+
+    // Records the path of the call, for rc_last_path().
+    void set_path(rc_path path, uint64_t chunks = 1) const {
+        comm.last_path.store(chunks * RC_PATHS + path, std::memory_order_relaxed);
+    }
+
+    // Where rank r stages `bytes` of a chunk: in its start record if they fit, else in a staging buffer.
+    std::byte* staging(int r, uint64_t chunk, size_t bytes) const {
+        if (bytes <= INLINE_BYTES && chunk == 0) return const_cast<std::byte*>(record(r).payload);
+        return comm.arena().staging(r, (call.epoch & 1) * 2 + (chunk & 1));
+    }
+    void copy_in(std::byte* shared, const std::byte* own, size_t bytes) const;
+
+    // Publish that this rank is done with `chunks` chunks.
+    void publish_staged(uint64_t chunks) { publish<SITE_STAGED>(comm.mine().staged, chunks); }
+    void publish_reduced(uint64_t chunks) { publish<SITE_REDUCED>(comm.mine().reduced, chunks); }
+    void publish_collected(uint64_t chunks) { publish<SITE_COLLECTED>(comm.mine().collected, chunks); }
+    // Advances all flags to this call, so that none falls half a wrap behind.
+    void refresh_flags();
+    void check_chunk_count(uint64_t chunks) const;  // positions count that many; throws on all ranks
+    void await_staged(int r, uint64_t chunk);
+    void await_reduced(int r, uint64_t chunks) { await(comm.header(r).reduced, position(call.epoch, chunks), r); }
+    void await_collected(int r, uint64_t chunks) { await(comm.header(r).collected, position(call.epoch, chunks), r); }
+
+    // Throws if the call has failed on some rank, or a rank that it needs has died or closed.
+    void check();
+    // Copies from the private memory of rank r by CMA; memory that can no longer be read is a failure.
+    void read(int r, std::byte* target, const std::byte* address, size_t bytes);
+
+    uint64_t start_time() const { return start_time_; }
+    uint64_t signature() const { return signature_; }
+    uint64_t count() const { return record_count_; }
+
+private:
+    template <Site site>
+    void publish(Flag& flag, uint64_t chunks) {
+        comm.publish_to_all<site>(flag, position(call.epoch, chunks));
+    }
+    void await(const Flag& flag, uint64_t value, int peer, size_t lines = 1);
+    void compare_counts() const;  // of all_to_all; throws if two ranks disagree
+    MessageLines mismatch_heading() const;
+    [[noreturn]] void mismatch(const MessageLines& differences, int other) const;
+    std::optional<Failure> stop_reason() override;
+    std::optional<Failure> lost_reason();  // stop_reason() without the deadline
+    [[noreturn]] void fail(const Failure& failure) override;
+    void on_long_wait() override;
+    uint64_t deadline() const override { return deadline_of(start_time_, timeout_); }
+    std::string describe_call() const { return describe_call(record(rank)); }
+    // `extra` is a hash of the counts, or the factor of premul_sum.
+    std::string describe_call(const StartRecord& record) const {
+        return describe(record.signature, record.count, std::bit_cast<double>(record.extra));
+    }
+    Failure timed_out() const;
+
+    double timeout_;
+    uint64_t start_time_, signature_, record_count_, extra_;
+    int peer_ = -1;
+    bool late_ = false;
+};
+
+void run_collective(CollectiveOp& op);  // collectives.cpp
+
+}  // namespace ringcomm

@@ -1,0 +1,72 @@
+// Access to the buffers of other ranks without staging, where the start records of all ranks allow it.
+#pragma once
+
+#include <cstring>
+
+#include "collectives/collective_op.h"
+
+namespace ringcomm {
+
+constexpr int ALL_RANKS = -1, NO_RANK = -2;
+
+inline bool includes(int who, int rank) { return who == ALL_RANKS || who == rank; }
+
+inline void copy_block(std::byte* target, const std::byte* source, size_t bytes) {
+    if (target != source && bytes) memcpy(target, source, bytes);
+}
+
+// What a rank lets its peers access.
+struct DirectOffer {
+    size_t source_bytes, target_bytes;  // of this rank's buffers that peers may read and write
+    size_t block;                       // most that one rank takes from another; 0: symmetric buffers only
+    bool copies = false;                // CMA copies of source blocks pay off
+};
+
+// The ranks whose sources a direct path reads, and whose targets it writes.
+struct DirectNeeds {
+    int source, target;
+};
+
+// All ranks choose the same of three paths, because it follows from the start records:
+//   symmetric    the buffers lie at the same offset of a mapped range of the file;
+//   Access::LOAD the ranks are threads of one process: any buffers;
+//   Access::COPY the kernel copies from the private memory of another process: sources only.
+class DirectAccess {
+public:
+    DirectAccess(CollectiveOp& op, const DirectOffer& offer);
+    // After a failure, no rank may return while threads of its process access its memory.
+    ~DirectAccess();
+    DirectAccess(const DirectAccess&) = delete;
+
+    // Then nothing is staged before negotiate().
+    bool wanted() const { return own_.source_location || own_.target_location || own_.access != Access::NONE; }
+    void publish_start();
+    // After await_starts(). Returns whether all ranks offer what the path needs.
+    bool negotiate(DirectNeeds needs);
+
+    // The buffers of rank r; not with Access::COPY.
+    const std::byte* source(int r) const { return source_ ? source_->at(source_location_, r) : buffers(r).source; }
+    std::byte* target(int r) const { return target_ ? target_->at(target_location_, r) : buffers(r).target; }
+    // Copies from byte `at` of the source of rank r, on any path.
+    void copy_source(int r, size_t at, std::byte* to, size_t bytes) const;
+
+    // Waits until all ranks have finished with the buffers of this one.
+    void finish();
+
+private:
+    Access offered(const DirectOffer& offer) const;
+    // Not from this rank's own record: the peers hold its lines.
+    bool wants_direct(int r) const { return r == op_.rank ? wanted() : op_.wants_direct(r); }
+    const DirectBuffers& buffers(int r) const { return r == op_.rank ? own_ : op_.record(r).buffers; }
+    uint64_t common_location(int who, uint64_t DirectBuffers::* location) const;
+    Access common_access() const;
+
+    CollectiveOp& op_;
+    DirectBuffers own_{};
+    std::shared_ptr<Region> source_, target_;
+    uint64_t source_location_ = 0, target_location_ = 0;
+    Access access_ = Access::NONE;
+    bool exposed_ = false;  // threads of this process may be accessing this rank's memory
+};
+
+}  // namespace ringcomm

@@ -1,0 +1,39 @@
+// Runs the collectives of a communicator one at a time, in order: on the caller's thread if nothing is queued, else on
+// a worker that starts with the first asynchronous call and sleeps when idle.
+#pragma once
+
+#include <deque>
+#include <thread>
+
+#include "collectives/call.h"
+#include "shm/work.h"
+
+namespace ringcomm {
+
+class CollectiveEngine {
+public:
+    explicit CollectiveEngine(Comm& comm) : comm_(comm) {}
+    ~CollectiveEngine() { stop(); }
+
+    void run(Call& call, double timeout);
+    std::shared_ptr<Work> queue(const Call& call, double timeout);
+    void stop();  // after comm.start_closing(); queued calls fail
+
+private:
+    struct QueuedCall;
+
+    void execute(Call& call, double timeout);
+    void worker_loop();
+
+    Comm& comm_;
+    uint64_t epoch_ = 0;
+    std::mutex executor_;          // held while a collective runs
+    std::atomic<int> pending_{0};  // queued or running on the worker: a blocking call must not overtake them
+    std::mutex mutex_;             // of the queue
+    std::condition_variable arrived_;
+    std::deque<std::shared_ptr<QueuedCall>> queue_;
+    bool stopping_ = false;
+    std::thread worker_;
+};
+
+}  // namespace ringcomm

@@ -1,0 +1,38 @@
+// What each collective takes and returns: the rows of types.def.
+#pragma once
+
+#include "ringcomm.h"
+
+namespace ringcomm {
+
+enum class Data { NOTHING, ARRAY, BLOCK, BLOCKS };
+enum class Ranks { ALL, ROOT };
+
+struct Collective {
+    const char* name;
+    Data given;
+    Ranks given_by;
+    Data got;
+    Ranks got_by;
+    bool reduces;
+
+    constexpr bool rooted() const { return given_by == Ranks::ROOT || got_by == Ranks::ROOT; }
+    // Blocks both ways, whose lengths may differ: counts to send, then counts to receive.
+    constexpr bool exchanges() const { return given == Data::BLOCKS && got == Data::BLOCKS; }
+    // The result may replace the input. Then an array is passed where it is only given, or only got.
+    constexpr bool in_place() const { return given == got; }
+};
+
+inline constexpr Collective collectives[] = {
+#define MOVES false
+#define INTERNAL false
+#define REDUCES true
+#define COLLECTIVE_ROW(name, NAME, given, given_by, got, got_by, kind) \
+    {#name, Data::given, Ranks::given_by, Data::got, Ranks::got_by, kind},
+#include "ringcomm/types.def"
+#undef MOVES
+#undef INTERNAL
+#undef REDUCES
+};
+
+}  // namespace ringcomm

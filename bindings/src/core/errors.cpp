@@ -1,0 +1,63 @@
+#include "core/errors.h"
+
+#include <cerrno>
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+
+namespace ringcomm {
+
+Failure::Failure(int code, const std::string& message, int rank, const std::string& expected, const std::string& got) {
+    error.code = code;
+    error.rank = rank;
+    error.peer = -1;
+    error.collective = -1;
+    copy_text(error.expected, sizeof error.expected, expected);
+    copy_text(error.got, sizeof error.got, got);
+    copy_text(error.message, sizeof error.message, message);
+}
+
+void reject(const std::string& message, const std::string& expected, const std::string& got) {
+    throw Failure(RC_ARGUMENT, message, -1, expected, got);
+}
+
+void MessageLines::add(const std::string& line) {
+    if (left_out_ || text_.size() + line.size() + 64 > sizeof rc_error::message) {
+        ++left_out_;
+    } else {
+        text_ += "\n" + line;
+    }
+}
+
+std::string MessageLines::text() const {
+    return left_out_ ? text_ + format("\n... and %d more: see report()", left_out_) : text_;
+}
+
+std::string format(const char* pattern, ...) {
+    char text[1024];
+    va_list arguments;
+    va_start(arguments, pattern);
+    vsnprintf(text, sizeof text, pattern, arguments);
+    va_end(arguments);
+    return text;
+}
+
+void throw_errno(const char* what) {
+    const int code = errno;
+    throw Failure(code == ENOMEM || code == ENOSPC || code == EFBIG ? RC_MEMORY : RC_SYSTEM,
+                  format("%s: %s", what, strerror(code)));
+}
+
+void copy_text(char* target, size_t bytes, const std::string& text) {
+    if (bytes == 0) return;
+    const size_t length = text.size() < bytes ? text.size() : bytes - 1;
+    memcpy(target, text.data(), length);
+    target[length] = 0;
+}
+
+rc_error& last_error() {
+    thread_local rc_error error{};
+    return error;
+}
+
+}  // namespace ringcomm

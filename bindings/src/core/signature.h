@@ -1,0 +1,22 @@
+// The signature of a call, which all ranks compare: one packed word, and its description in errors and reports.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "ringcomm.h"
+
+namespace ringcomm {
+
+// Kinds of calls beyond the collectives, for the flight record.
+enum { CALL_SEND = RC_COLLECTIVES, CALL_RECV, CALLS };
+
+// Set when a rank wants direct access: the buffers in its start record are valid, and nothing is staged yet.
+constexpr uint64_t SIGNATURE_DIRECT = uint64_t{1} << 63;
+
+uint64_t signature_of(int kind, int dtype, int op, int root, bool counts);
+std::string describe(uint64_t signature, uint64_t count, std::optional<double> factor = {});
+const char* kind_name(int kind);
+
+}  // namespace ringcomm

@@ -1,0 +1,68 @@
+// A one-way channel between two ranks: a ring of packets, and a ring of bytes for payloads too large for a packet.
+//
+// Each packet carries its sequence number, so the reader polls the cache line that it then reads. The reader reports
+// consumed packets only when the writer may need their room.
+#pragma once
+
+#include <array>
+
+#include "shm/arena.h"
+
+namespace ringcomm {
+
+class SendRing {
+public:
+    SendRing(Arena& arena, int writer, int reader, uint64_t nontemporal_bytes);
+
+    // A message of up to half the ring always finds room in the end, so it is sent eagerly: a CTS would have to wake
+    // this rank, which takes long on a busy core.
+    size_t eager_bytes() const { return capacity_ / 2; }
+    // The payload of a DATA packet, an eighth of the ring: the writer fills one while the reader empties another.
+    size_t data_bytes() const { return capacity_ / 8; }
+    // Returns false if the ring has no room. `payload`: header.bytes bytes, or nullptr.
+    bool try_write(PacketHeader header, const std::byte* payload);
+    // Whether the reader, a thread of this process, is copying from the writer's memory.
+    bool is_being_read() const { return channel_.copying.load(); }
+
+private:
+    bool has_room(uint64_t end) const { return written_ - consumed_ < PACKETS && end - free_from_ <= capacity_; }
+
+    Channel& channel_;
+    std::byte* const ring_;
+    const size_t capacity_;
+    const uint64_t nontemporal_bytes_;
+    uint64_t written_ = 0, consumed_ = 0;   // packets; the latter as last read from the channel
+    uint64_t end_ = 0, free_from_ = 0;      // positions in the ring of bytes; they never wrap
+    std::array<uint64_t, PACKETS> ends_{};  // end_ after each packet
+};
+
+class ReceiveRing {
+public:
+    ReceiveRing(Arena& arena, int writer, int reader);
+
+    // The next packet, or nullptr.
+    const Packet* next() const {
+        const Packet& packet = channel_.packets[consumed_ % PACKETS];
+        return observe(packet.sequence) == consumed_ + 1 ? &packet : nullptr;
+    }
+    const std::byte* payload(const Packet& packet) const {
+        const PacketHeader& header = packet.header;
+        return in_byte_ring(header) ? ring_ + header.location % capacity_ : packet.payload;
+    }
+    // Releases the next packet. Returns true if the writer was notified.
+    bool consume();
+    void set_copying(bool now) { channel_.copying.exchange(now); }
+
+private:
+    static bool in_byte_ring(const PacketHeader& header) {
+        const bool has_payload = header.kind == PACKET_EAGER || header.kind == PACKET_DATA;
+        return has_payload && header.bytes > sizeof Packet::payload;
+    }
+
+    Channel& channel_;
+    const std::byte* const ring_;
+    const size_t capacity_;
+    uint64_t consumed_ = 0, reported_ = 0;
+};
+
+}  // namespace ringcomm

@@ -1,0 +1,215 @@
+#include "p2p/engine.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstring>
+#include <utility>
+
+#include "p2p/request.h"
+
+namespace ringcomm {
+
+PointToPointEngine::PointToPointEngine(Comm& comm) : comm_(comm) {
+    for (int p = 0; p < comm.size; ++p) {
+        if (p == comm.rank) continue;
+        endpoints_.push_back({p, SendRing(comm.arena(), comm.rank, p, comm.tuning().nontemporal_bytes),
+                              ReceiveRing(comm.arena(), p, comm.rank)});
+    }
+}
+
+int PointToPointEngine::run(bool sends, const Transfer& transfer) {
+    Request request(sends, transfer);
+    post({&request});
+    wait(request);
+    request.check_result();
+    return request.source;
+}
+
+int PointToPointEngine::exchange(const Transfer& outgoing, const Transfer& incoming) {
+    Request received(false, incoming), sent(true, outgoing);
+    post({&received, &sent});
+    wait(sent);
+    wait(received);  // also if the send failed: no one may write to the target after this returns
+    sent.check_result();
+    received.check_result();
+    return received.source;
+}
+
+std::shared_ptr<Work> PointToPointEngine::start(bool sends, const Transfer& transfer) {
+    const auto async = std::make_shared<AsyncRequest>(*this, sends, transfer);
+    post({&async->request}, async);
+    return async;
+}
+
+void PointToPointEngine::post(std::initializer_list<Request*> requests, const std::shared_ptr<AsyncRequest>& async) {
+    comm_.ensure_ready();
+    for (Request* request : requests) {
+        const int peer = request->transfer.peer;
+        if (request->sends && comm_.closed(peer)) comm_.fail(*comm_.peer_failure(peer, request->describe_call()));
+    }
+    const std::lock_guard lock(mutex_);
+    if (stopping_) throw Failure(RC_CLOSED, "this communicator is closed", comm_.rank);
+    if (async) {
+        // Before anything else: it may throw.
+        if (!worker_.joinable()) worker_ = named_thread("ringcomm-p2p", [this] { worker_loop(); });
+        async->request.async = async;
+        ++async_open_;
+    }
+    const uint64_t start = tick_ns();
+    for (Request* request : requests) {
+        request->start = start;
+        request->flight = comm_.flight_start(request->signature(), request->transfer.count, 0, start);
+    }
+    try {
+        for (Request* request : requests) begin(*request);
+        progress();
+    } catch (const std::exception& error) {  // out of memory: a half-posted request cannot be undone
+        const Failure failure(RC_SYSTEM, error.what(), comm_.rank);
+        comm_.store_failure(failure);
+        fail_all(failure);
+        for (Request* request : requests) {
+            if (!request->is_done()) fail(*request, failure);
+        }
+        throw failure;
+    }
+    if (async_open_) worker_wakeup_.notify_one();
+}
+
+void PointToPointEngine::begin(Request& request) {
+    const Transfer& transfer = request.transfer;
+    if (request.sends && transfer.peer == comm_.rank) {
+        match(comm_.rank, {PACKET_EAGER, uint32_t(transfer.dtype), transfer.tag, request.bytes, 0, 0}, transfer.data);
+        return complete(request);
+    }
+    if (request.sends) {
+        Endpoint& endpoint = endpoint_of(transfer.peer);
+        return send_packet(endpoint,
+                           {request.bytes <= endpoint.out.eager_bytes() ? PACKET_EAGER : PACKET_RTS, &request, 0});
+    }
+    const auto found = std::find_if(unexpected_.begin(), unexpected_.end(), [&](const UnexpectedMessage& message) {
+        return request.matches(message.source, message.header);
+    });
+    if (found == unexpected_.end()) return posted_receives_.push_back(&request);
+    const UnexpectedMessage message = std::move(*found);
+    unexpected_.erase(found);
+    deliver(request, message.source, message.header, message.payload.data());
+}
+
+// Moves one piece of each large message at a time, because the lock is held.
+void PointToPointEngine::progress() {
+    bool moved = false;
+    for (Endpoint& endpoint : endpoints_) {
+        moved |= flush_queue(endpoint);
+        moved |= receive_packets(endpoint);
+        moved |= read_next(endpoint);
+    }
+    // More may be ready to move, and no peer rings for that: make sleeping threads check again.
+    if (std::exchange(completed_, false) || moved) ring_any(comm_.mine().p2p_doorbell);
+}
+
+// Queued packets go first: packets keep their order, and large messages do not starve.
+void PointToPointEngine::send_packet(Endpoint& endpoint, PendingPacket packet) {
+    if (!endpoint.queue.empty() || !try_write(endpoint, packet)) endpoint.queue.push_back(packet);
+}
+
+// Sends each queued packet at most once, so one piece of a large message.
+bool PointToPointEngine::flush_queue(Endpoint& endpoint) {
+    bool written = false;
+    for (size_t left = endpoint.queue.size(); left && try_write(endpoint, endpoint.queue.front()); --left) {
+        endpoint.queue.pop_front();
+        written = true;
+    }
+    return written;
+}
+
+// Returns false if the ring has no room. A request that ends with this packet is complete only after the write: its
+// caller may never make another call, and then no thread would write the packet.
+bool PointToPointEngine::try_write(Endpoint& endpoint, PendingPacket packet) {
+    Request* const request = packet.request;
+    PacketHeader header{packet.kind, 0, 0, 0, packet.number, 0};
+    const std::byte* payload = nullptr;
+    if (packet.kind == PACKET_EAGER || packet.kind == PACKET_RTS) {
+        header.dtype = request->transfer.dtype;
+        header.tag = request->transfer.tag;
+        header.bytes = request->bytes;
+    }
+    if (packet.kind == PACKET_EAGER) {
+        payload = request->transfer.data;
+    } else {
+        payload = prepare_rendezvous(endpoint, *request, header);
+    }
+    if (!endpoint.out.try_write(header, payload)) return false;
+    ring_any(comm_.header(endpoint.peer).p2p_doorbell);
+    if (packet.kind == PACKET_EAGER) {
+        complete(*request);
+    } else {
+        rendezvous_written(endpoint, packet, header.bytes);
+    }
+    return true;
+}
+
+// Stops when the sender has been notified of free room, so after one piece of a large message.
+bool PointToPointEngine::receive_packets(Endpoint& endpoint) {
+    bool read = false, notified = false;
+    for (const Packet* packet; !notified && (packet = endpoint.in.next()); read = true) {
+        handle(endpoint, packet->header, endpoint.in.payload(*packet));
+        notified = endpoint.in.consume();
+    }
+    if (notified) ring_any(comm_.header(endpoint.peer).p2p_doorbell);
+    return read;
+}
+
+void PointToPointEngine::handle(Endpoint& endpoint, const PacketHeader& header, const std::byte* payload) {
+    if (header.kind == PACKET_EAGER || header.kind == PACKET_RTS) return match(endpoint.peer, header, payload);
+    handle_rendezvous(endpoint, header, payload);
+}
+
+void PointToPointEngine::match(int source, const PacketHeader& header, const std::byte* payload) {
+    const auto found = std::find_if(posted_receives_.begin(), posted_receives_.end(),
+                                    [&](const Request* request) { return request->matches(source, header); });
+    if (found == posted_receives_.end()) {
+        // An eager send is complete already, so its payload is kept here until a receive matches.
+        const size_t bytes = header.kind == PACKET_EAGER ? header.bytes : 0;
+        unexpected_.push_back({source, header, {payload, payload + bytes}});
+        return;
+    }
+    Request& request = **found;
+    posted_receives_.erase(found);
+    deliver(request, source, header, payload);
+}
+
+void PointToPointEngine::deliver(Request& request, int source, const PacketHeader& header, const std::byte* payload) {
+    request.source = source;
+    request.number = header.number;
+    const bool fits = header.bytes == request.bytes && header.dtype == uint32_t(request.transfer.dtype);
+    if (!fits) {
+        const auto array = [](int dtype, uint64_t count) { return format("%s x %" PRIu64, dtype_name(dtype), count); };
+        const std::string sent = array(header.dtype, header.bytes / dtype_bytes(header.dtype));
+        request.set_mismatch(source, format("rank %d sent %s, but ", source, sent.c_str()) + request.describe_call(),
+                             array(request.transfer.dtype, request.transfer.count), sent);
+    }
+    if (header.kind == PACKET_EAGER) {
+        if (fits && request.bytes) memcpy(request.transfer.data, payload, request.bytes);
+        return complete(request);
+    }
+    answer_rts(request, header);
+}
+
+void PointToPointEngine::complete(Request& request) {
+    comm_.flight_end(request.flight, request.failure ? request.failure->error.code : RC_OK);
+    completed_ = true;
+    const auto async = std::move(request.async);
+    if (async) {
+        --async_open_;
+        async->source = request.source;
+        async->finish(request.failure ? std::optional(*request.failure) : std::nullopt);
+    }
+    request.done.store(true, std::memory_order_release);  // last: the waiting thread may destroy the request
+}
+
+void PointToPointEngine::fail(Request& request, const Failure& failure) {
+    request.failure = std::make_unique<Failure>(failure);
+    complete(request);
+}
+
+}  // namespace ringcomm

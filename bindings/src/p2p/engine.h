@@ -1,0 +1,108 @@
+// Point-to-point messages: matched by source and tag, in order per peer and tag, any number pending.
+//
+// Ranks exchange packets (shm/layout.h). A small message is one EAGER packet; large_message.cpp moves a larger one.
+//
+// Every waiting thread makes progress on all transfers of its rank, under one lock. A worker does so while no thread
+// waits and asynchronous requests are open.
+#pragma once
+
+#include <deque>
+#include <list>
+#include <thread>
+
+#include "p2p/channel.h"
+#include "shm/work.h"
+
+namespace ringcomm {
+
+// The arguments of a send or receive. A send never writes through `data`.
+struct Transfer {
+    std::byte* data;
+    uint64_t count;
+    int dtype;
+    int peer;  // receive: -1 for any
+    int64_t tag;
+    double timeout;
+};
+
+class PointToPointEngine {
+public:
+    explicit PointToPointEngine(Comm& comm);
+    ~PointToPointEngine() { stop(); }
+
+    int run(bool sends, const Transfer& transfer);  // returns the source of a receive, as exchange() does
+    int exchange(const Transfer& outgoing, const Transfer& incoming);
+    std::shared_ptr<Work> start(bool sends, const Transfer& transfer);
+    void stop();  // after comm.start_closing()
+
+private:
+    struct Request;      // an open send or receive, owned by its caller
+    class AsyncRequest;  // an asynchronous one, which owns itself
+    class Waiter;
+
+    struct UnexpectedMessage {
+        int source;
+        PacketHeader header;
+        std::vector<std::byte> payload;
+    };
+    struct PendingPacket {
+        PacketKind kind;
+        Request* request;
+        uint64_t number;  // of the RTS that it answers
+    };
+    struct Endpoint {
+        int peer;
+        SendRing out;
+        ReceiveRing in;
+        std::deque<PendingPacket> queue{};     // waiting for room in the ring
+        std::vector<Request*> rts_sent{};      // sends that are not known to have arrived
+        std::vector<Request*> rts_received{};  // receives matched by an RTS
+        uint64_t rts_count = 0;
+    };
+
+    void post(std::initializer_list<Request*> requests, const std::shared_ptr<AsyncRequest>& async = nullptr);
+    void begin(Request& request);
+    void progress();
+    void send_packet(Endpoint& endpoint, PendingPacket packet);
+    bool try_write(Endpoint& endpoint, PendingPacket packet);
+    bool flush_queue(Endpoint& endpoint);
+    bool receive_packets(Endpoint& endpoint);
+    void handle(Endpoint& endpoint, const PacketHeader& header, const std::byte* payload);
+    void match(int source, const PacketHeader& header, const std::byte* payload);
+    void deliver(Request& request, int source, const PacketHeader& header, const std::byte* payload);
+    // large_message.cpp
+    const std::byte* prepare_rendezvous(Endpoint& endpoint, const Request& request, PacketHeader& header) const;
+    void rendezvous_written(Endpoint& endpoint, PendingPacket packet, size_t bytes);
+    void answer_rts(Request& request, const PacketHeader& header);
+    void handle_rendezvous(Endpoint& endpoint, const PacketHeader& header, const std::byte* payload);
+    bool offers_memory(int peer, const Request& request) const;
+    bool read_next(Endpoint& endpoint);
+    bool memory_valid(int peer) const;
+
+    void complete(Request& request);
+    void fail(Request& request, const Failure& failure);
+    void fail_all(const Failure& failure, const Request* spared = nullptr);
+    void wait(Request& request, uint64_t deadline = UINT64_MAX);
+    void worker_loop();
+    template <class Function>
+    void for_each_open(Function function);
+    std::optional<Failure> find_failure();
+    std::optional<Failure> find_failure(const Request& request, uint64_t now) const;
+    double timeout(const Request& request) const;
+    Endpoint& endpoint_of(int peer) { return endpoints_[peer < comm_.rank ? peer : peer - 1]; }
+
+    Comm& comm_;
+    std::mutex mutex_;
+    std::vector<Endpoint> endpoints_;          // one per peer
+    std::vector<Request*> posted_receives_;    // unmatched, in order
+    std::list<UnexpectedMessage> unexpected_;  // unmatched, in order
+    bool completed_ = false;                   // a request that another thread may wait for
+
+    std::condition_variable worker_wakeup_;
+    int async_open_ = 0;
+    std::atomic<int> waiters_{0};  // user threads in wait(); the worker stays idle meanwhile
+    bool stopping_ = false;
+    std::thread worker_;
+};
+
+}  // namespace ringcomm

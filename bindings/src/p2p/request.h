@@ -1,0 +1,59 @@
+// One open send or receive.
+#pragma once
+
+#include <cinttypes>
+
+#include "core/signature.h"
+#include "kernels/cpu/kernels.h"
+#include "p2p/engine.h"
+
+namespace ringcomm {
+
+struct PointToPointEngine::Request {
+    Request(bool sends, const Transfer& transfer)
+        : sends(sends), transfer(transfer), bytes(transfer.count * dtype_bytes(transfer.dtype)) {}
+
+    bool is_done() const { return done.load(std::memory_order_acquire); }
+    void check_result() const {
+        if (failure) throw *failure;
+    }
+    bool matches(int from, const PacketHeader& header) const {
+        return transfer.tag == header.tag && (transfer.peer < 0 || transfer.peer == from);
+    }
+    uint64_t signature() const {
+        return signature_of(sends ? CALL_SEND : CALL_RECV, transfer.dtype, 0, transfer.peer, false);
+    }
+    std::string describe_call() const {
+        return describe(signature(), transfer.count) + format(" with tag %" PRId64, transfer.tag);
+    }
+    void set_mismatch(int peer, const std::string& message, const std::string& expected, const std::string& got) {
+        failure = std::make_unique<Failure>(RC_MISMATCH, message, peer, expected, got);
+        failure->error.peer = peer;
+    }
+
+    const bool sends;
+    const Transfer transfer;
+    const size_t bytes;
+    int source = -1;  // of a receive, once matched
+    uint64_t start = 0, flight = 0;
+    uint64_t number = 0;                  // of the RTS
+    uint64_t address = 0;                 // receive: the payload in the sender's memory; 0: it comes in DATA packets
+    size_t moved = 0;                     // bytes of the payload
+    std::shared_ptr<AsyncRequest> async;  // keeps an asynchronous request alive until it is done
+    std::unique_ptr<Failure> failure;
+    std::atomic<bool> done{false};
+};
+
+class PointToPointEngine::AsyncRequest final : public Work {
+public:
+    AsyncRequest(PointToPointEngine& engine, bool sends, const Transfer& transfer)
+        : request(sends, transfer), engine_(engine) {}
+    void wait(Comm&, uint64_t deadline) override { engine_.wait(request, deadline); }
+
+    Request request;
+
+private:
+    PointToPointEngine& engine_;
+};
+
+}  // namespace ringcomm

@@ -1,0 +1,171 @@
+// How sends and receives wait, and how they fail.
+#include <algorithm>
+
+#include "p2p/request.h"
+
+namespace ringcomm {
+
+template <class Function>
+void PointToPointEngine::for_each_open(Function function) {
+    for (Request* request : posted_receives_) function(*request);
+    for (Endpoint& endpoint : endpoints_) {
+        for (const PendingPacket& packet : endpoint.queue) {
+            if (packet.kind == PACKET_EAGER || packet.kind == PACKET_RTS) function(*packet.request);
+        }
+        for (Request* request : endpoint.rts_sent) function(*request);
+        for (Request* request : endpoint.rts_received) function(*request);
+    }
+}
+
+// Returns the failure of a request that can no longer complete, or is past its deadline.
+std::optional<Failure> PointToPointEngine::find_failure() {
+    std::optional<Failure> failure;
+    const uint64_t now = now_ns();
+    for_each_open([&](const Request& request) {
+        if (!failure) failure = find_failure(request, now);
+    });
+    return failure;
+}
+
+std::optional<Failure> PointToPointEngine::find_failure(const Request& request, uint64_t now) const {
+    const int peer = request.transfer.peer >= 0 ? request.transfer.peer : request.source;  // -1: any, not matched yet
+    if (peer >= 0 && peer != comm_.rank) {
+        if (auto failure = comm_.peer_failure(peer, request.describe_call())) return failure;
+    }
+    bool possible = peer >= 0 || comm_.size == 1;
+    for (int p = 0; p < comm_.size && peer < 0; ++p) {
+        if (p == comm_.rank || comm_.closed(p)) continue;  // a rank that closed is not needed; a death is a failure
+        if (auto failure = comm_.peer_failure(p, request.describe_call())) return failure;
+        possible = true;
+    }
+    if (!possible) {
+        return Failure(RC_PEER_LOST, "all other ranks closed the communicator during " + request.describe_call());
+    }
+    const double seconds = timeout(request);
+    if (now < deadline_of(request.start, seconds)) return {};
+    const std::string message = format("rank %d waited %.3g s for ", comm_.rank, seconds) + request.describe_call();
+    const std::vector<int> first = peer >= 0 ? std::vector{peer} : std::vector<int>{};
+    return Failure(RC_TIMEOUT, comm_.with_report(message, first), peer >= 0 ? peer : comm_.rank);
+}
+
+// One thread's wait: for a request, or, on the worker, while asynchronous requests are open.
+class PointToPointEngine::Waiter final : public WaitChecks {
+public:
+    Waiter(PointToPointEngine& engine, Request* request, uint64_t deadline)
+        : engine_(engine), comm_(engine.comm_), request_(request), deadline_(deadline) {}
+
+    // Checks all open requests: this may be the only waiting thread.
+    std::optional<Failure> stop_reason() override {
+        const char* what = !request_ ? "point-to-point" : request_->sends ? "send" : "recv";
+        if (auto failure = comm_.stop_reason(what)) return failure;
+        const std::lock_guard lock(engine_.mutex_);
+        if (engine_.find_failure()) {
+            // A message may have arrived just before its sender left; this many steps read all that is in the ring.
+            for (uint64_t packet = 0; packet < PACKETS; ++packet) engine_.progress();
+            if (auto failure = engine_.find_failure()) return failure;
+        }
+        if (now_ns() < deadline_) return {};
+        const std::string message = format("rank %d: ", comm_.rank) + request_->describe_call() +
+                                    " did not complete within the timeout of wait";
+        return Failure(RC_TIMEOUT, comm_.with_report(message, {}), comm_.rank);
+    }
+    [[noreturn]] void fail(const Failure& failure) override { comm_.fail(failure); }
+    void on_long_wait() override {
+        if (request_) comm_.mine().waits_for.store(request_->transfer.peer + 1, std::memory_order_relaxed);
+    }
+    uint64_t deadline() const override { return deadline_; }
+
+    bool ready() {
+        if (request_ && request_->is_done()) return true;
+        const std::lock_guard lock(engine_.mutex_);
+        if (!request_ && (engine_.async_open_ == 0 || engine_.waiters_.load() > 0)) return true;
+        engine_.progress();
+        return request_ && request_->is_done();
+    }
+
+    void wait(const SpinPolicy& spin_policy) {
+        try {
+            wait_until([this] { return ready(); }, comm_.mine().p2p_doorbell, AnySleeper{}, spin_policy, *this);
+        } catch (const Failure& failure) {
+            end(failure);
+        } catch (const std::exception& other) {
+            const Failure failure(RC_SYSTEM, other.what(), comm_.rank);
+            comm_.store_failure(failure);
+            end(failure);
+        }
+    }
+
+private:
+    // The communicator is broken or closed: after this the engine touches no user buffer.
+    void end(const Failure& failure) {
+        const std::lock_guard lock(engine_.mutex_);
+        Failure reported = failure;
+        try {
+            comm_.check_failure();
+        } catch (const Failure& first) {
+            reported = first;  // a signal ends this thread's wait; the others report the abort that it caused
+        }
+        engine_.fail_all(reported, request_);
+        if (request_ && !request_->is_done()) engine_.fail(*request_, failure);
+    }
+
+    PointToPointEngine& engine_;
+    Comm& comm_;
+    Request* const request_;
+    const uint64_t deadline_;
+};
+
+// After the failure was stored, or this rank started closing.
+void PointToPointEngine::fail_all(const Failure& failure, const Request* spared) {
+    std::vector<Request*> open;
+    for_each_open([&](Request& request) {
+        if (&request != spared) open.push_back(&request);
+    });
+    posted_receives_.clear();
+    for (Endpoint& endpoint : endpoints_) {
+        while (!endpoint.rts_sent.empty() && endpoint.out.is_being_read()) yield_core();
+        endpoint.queue.clear();
+        endpoint.rts_sent.clear();
+        endpoint.rts_received.clear();
+    }
+    for (Request* request : open) fail(*request, failure);
+    ring_any(comm_.mine().p2p_doorbell);
+}
+
+void PointToPointEngine::wait(Request& request, uint64_t deadline) {
+    if (request.is_done()) return;
+    waiters_.fetch_add(1);
+    Waiter(*this, &request, std::min(deadline, deadline_of(request.start, timeout(request)))).wait(comm_.spin_policy);
+    comm_.mine().waits_for.store(0, std::memory_order_relaxed);
+    const std::lock_guard lock(mutex_);
+    if (waiters_.fetch_sub(1) == 1 && async_open_) worker_wakeup_.notify_one();
+}
+
+void PointToPointEngine::worker_loop() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+        worker_wakeup_.wait(lock, [this] { return stopping_ || (async_open_ && waiters_.load() == 0); });
+        if (stopping_) return;
+        lock.unlock();
+        Waiter(*this, nullptr, UINT64_MAX).wait(IDLE);
+        lock.lock();
+    }
+}
+
+void PointToPointEngine::stop() {
+    {
+        const std::lock_guard lock(mutex_);
+        if (stopping_) return;
+        stopping_ = true;
+        worker_wakeup_.notify_one();
+    }
+    if (worker_.joinable()) worker_.join();
+    const std::lock_guard lock(mutex_);
+    fail_all(Failure(RC_CLOSED, "this communicator was closed", comm_.rank));
+}
+
+double PointToPointEngine::timeout(const Request& request) const {
+    return request.transfer.timeout < 0 ? comm_.tuning().timeout : request.transfer.timeout;
+}
+
+}  // namespace ringcomm

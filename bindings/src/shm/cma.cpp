@@ -1,0 +1,103 @@
+#include "shm/cma.h"
+
+#include <fcntl.h>
+#include <sys/ioctl.h>
+#include <sys/random.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "core/errors.h"
+
+namespace ringcomm {
+
+namespace {
+
+constexpr int NOT_TRIED = -1;
+
+bool copy(int64_t pid, void* target, const void* address, size_t bytes) {
+    auto to = static_cast<std::byte*>(target);
+    auto from = static_cast<const std::byte*>(address);
+    while (bytes) {
+        const iovec here{to, bytes}, there{const_cast<std::byte*>(from), bytes};
+        const ssize_t done = process_vm_readv(static_cast<pid_t>(pid), &here, 1, &there, 1, 0);
+        if (done <= 0) {
+            if (done == 0) errno = EFAULT;
+            return false;
+        }
+        to += done;  // a partial read: the next attempt reports why
+        from += done;
+        bytes -= done;
+    }
+    return true;
+}
+
+// PAGEMAP_SCAN of Linux 6.7; older system headers lack it.
+struct PageRegion {
+    uint64_t start, end, categories;
+};
+struct PageScan {
+    uint64_t size, flags, start, end, walk_end, vec, vec_len, max_pages;
+    uint64_t category_inverted, category_mask, category_anyof_mask, return_mask;
+};
+constexpr unsigned long SCAN_PAGES = _IOWR('f', 16, PageScan);
+constexpr uint64_t PAGE_IS_HUGE = 1 << 6;
+
+}  // namespace
+
+Cma::Cma(std::shared_ptr<Arena> arena, const int64_t* pids)
+    : arena_(std::move(arena)),
+      pids_(pids, pids + arena_->size),
+      own_pid_(getpid()),
+      pagemap_(open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC)),
+      errors_(new std::atomic<int>[arena_->size]) {
+    for (int r = 0; r < arena_->size; ++r) errors_[r].store(NOT_TRIED);
+    if (getrandom(&secret_, sizeof secret_, 0) != sizeof secret_) throw_errno("getrandom");
+}
+
+Cma::~Cma() {
+    if (pagemap_ >= 0) close(pagemap_);
+}
+
+void Cma::publish_secret(RankHeader& own) {
+    own.secret.store(secret_);
+    own.secret_address.store(reinterpret_cast<uintptr_t>(&secret_));
+}
+
+int Cma::error(int r) {
+    int known = errors_[r].load(std::memory_order_relaxed);
+    if (known == NOT_TRIED) errors_[r].store(known = probe(r), std::memory_order_relaxed);
+    return known;
+}
+
+int Cma::probe(int r) const {
+    const RankHeader& theirs = arena_->rank(r);
+    uint64_t found;
+    if (!read(r, &found, reinterpret_cast<const void*>(theirs.secret_address.load()), sizeof found)) return errno;
+    return found == theirs.secret.load() ? 0 : ESRCH;  // the pid names another process here
+}
+
+bool Cma::read(int r, void* target, const void* address, size_t bytes) const {
+    return copy(pids_[r], target, address, bytes);
+}
+
+bool Cma::readable(const void* address) const {
+    std::byte found;
+    return copy(own_pid_, &found, address, sizeof found);
+}
+
+bool Cma::in_huge_page(const void* address) const {
+    const uint64_t page = reinterpret_cast<uintptr_t>(address) / PAGE * PAGE;
+    PageRegion found;
+    PageScan scan{};
+    scan.size = sizeof scan;
+    scan.start = page;
+    scan.end = page + PAGE;
+    scan.vec = reinterpret_cast<uintptr_t>(&found);
+    scan.vec_len = 1;
+    scan.category_mask = scan.return_mask = PAGE_IS_HUGE;
+    return ioctl(pagemap_, SCAN_PAGES, &scan) == 1;
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,75 @@
+#include "shm/regions.h"
+
+namespace ringcomm {
+
+size_t region_part_bytes(size_t bytes) { return round_up(bytes + LINE, PAGE); }
+
+Region::Region(std::shared_ptr<File> file, uint64_t offset, size_t bytes, int rank, int size)
+    : file_(std::move(file)),
+      offset_(offset),
+      part_bytes_(region_part_bytes(bytes)),
+      rank_(rank),
+      size_(size),
+      mapping_(file_->map(offset, size * part_bytes_)) {
+    try {
+        file_->allocate(offset + rank * part_bytes_, part_bytes_);
+    } catch (...) {  // the other ranks will release it too
+        release();
+        forget();
+        throw;
+    }
+}
+
+Region::~Region() { forget(); }
+
+void Region::forget() {
+    const uint64_t page = offset_ + part_bytes_ - PAGE;
+    if (control().forgotten.fetch_add(1) + 1 == uint32_t(size_)) file_->discard(page, PAGE);
+}
+
+uint64_t Region::location(const std::byte* address, size_t bytes) const {
+    const std::byte* begin = data();
+    if (address < begin || address + bytes > begin + part_bytes_) return 0;
+    return offset_ + (address - begin);
+}
+
+void Region::release() {
+    if (control().released.fetch_add(1) + 1 != uint32_t(size_)) return;
+    // All but the page of the counters, which the last rank to destroy the region discards.
+    file_->discard(offset_, part_bytes_ - PAGE);
+    file_->discard(offset_ + part_bytes_, (size_ - 1) * part_bytes_);
+}
+
+void RegionTable::sweep() {
+    std::erase_if(regions_, [](const auto& known) { return known->released_by_all(); });
+}
+
+void RegionTable::release(Region& region) {
+    const std::lock_guard lock(mutex_);
+    region.release();
+    sweep();
+}
+
+void RegionTable::add(std::shared_ptr<Region> region) {
+    const std::lock_guard lock(mutex_);
+    sweep();
+    regions_.push_back(std::move(region));
+}
+
+uint64_t RegionTable::locate(const std::byte* address, size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& region : regions_) {
+        if (const uint64_t location = region->location(address, bytes)) return location;
+    }
+    return 0;
+}
+
+std::shared_ptr<Region> RegionTable::find(uint64_t location) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& region : regions_) {
+        if (region->contains(location)) return region;
+    }
+    return nullptr;
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,88 @@
+#include "shm/work.h"
+
+#include <chrono>
+#include <deque>
+
+namespace ringcomm {
+
+namespace {
+
+// The tokens of completed works of the process.
+struct CompletionQueue {
+    std::mutex mutex;
+    std::condition_variable arrived;
+    std::deque<uint64_t> tokens;
+
+    void push(uint64_t token) {
+        const std::lock_guard lock(mutex);
+        tokens.push_back(token);
+        arrived.notify_one();
+    }
+};
+
+CompletionQueue* completions = new CompletionQueue;  // never freed: threads may wait there until the process ends
+
+}  // namespace
+
+uint64_t next_done(double timeout) {
+    CompletionQueue& done = *completions;
+    std::unique_lock lock(done.mutex);
+    done.arrived.wait_for(lock, std::chrono::duration<double>(timeout), [&] { return !done.tokens.empty(); });
+    if (done.tokens.empty()) return 0;
+    const uint64_t token = done.tokens.front();
+    done.tokens.pop_front();
+    return token;
+}
+
+void reset_completions() { completions = new CompletionQueue; }
+
+void Work::notify(uint64_t token) {
+    const std::lock_guard lock(mutex_);
+    if (done())
+        completions->push(token);
+    else
+        tokens_.push_back(token);
+}
+
+void Work::finish(std::optional<Failure> failure) {
+    const std::lock_guard lock(mutex_);
+    failure_ = std::move(failure);
+    done_.store(true, std::memory_order_release);
+    changed_.notify_all();
+    for (const uint64_t token : tokens_) completions->push(token);
+}
+
+void Work::result() const {
+    if (failure_) throw *failure_;
+}
+
+void Work::wait_done() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return done(); });
+}
+
+void Work::wait(Comm& comm, uint64_t deadline) {
+    std::optional<Failure> interrupted;
+    bool late = false;
+    std::unique_lock lock(mutex_);
+    while (!done()) {
+        // In slices, for Python's signals; the thread that runs the call makes all other checks.
+        changed_.wait_for(lock, std::chrono::milliseconds(50));
+        if (done()) break;
+        lock.unlock();
+        try {
+            if (!interrupted) comm.check_interrupt("wait");
+        } catch (const Failure& failure) {
+            interrupted = failure;  // it broke the communicator; the call stops and releases the buffers
+        }
+        if (!late && now_ns() >= deadline) {
+            late = true;
+            const std::string text = format("rank %d: the call did not complete within the timeout of wait", comm.rank);
+            comm.store_failure(Failure(RC_TIMEOUT, comm.with_report(text, {}), comm.rank));
+        }
+        lock.lock();
+    }
+    if (interrupted) throw *interrupted;
+}
+
+}  // namespace ringcomm

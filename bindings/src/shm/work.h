@@ -1,0 +1,54 @@
+// An asynchronous call, shared by the thread that completes it and those that wait.
+#pragma once
+
+#include <pthread.h>
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "shm/comm.h"
+
+namespace ringcomm {
+
+// A thread that top and ps show by name.
+template <class Body>
+std::thread named_thread(const char* name, Body body) {
+    std::thread thread(body);
+    pthread_setname_np(thread.native_handle(), name);
+    return thread;
+}
+
+class Work {
+public:
+    virtual ~Work() = default;
+
+    bool done() const { return done_.load(std::memory_order_acquire); }
+    void finish(std::optional<Failure> failure);
+    // Throws the failure of the call, if it has one. Only after done().
+    void result() const;
+    // Waits until `deadline` (ns). Then it breaks the communicator, which stops the call and ends the wait.
+    virtual void wait(Comm& comm, uint64_t deadline);
+
+    void wait_done();  // when the call is certain to end soon
+    // When the call is done, next_done() returns `token`.
+    void notify(uint64_t token);
+
+    int source = -1;  // of a receive
+
+protected:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+
+private:
+    std::atomic<bool> done_{false};
+    std::optional<Failure> failure_;
+    std::vector<uint64_t> tokens_;  // for next_done()
+};
+
+uint64_t next_done(double timeout);  // seconds; 0 after that
+void reset_completions();            // in a forked child, where a thread of the parent may have held the lock
+
+}  // namespace ringcomm

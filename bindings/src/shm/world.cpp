@@ -1,0 +1,29 @@
+#include "shm/world.h"
+
+#include "core/errors.h"
+
+namespace ringcomm {
+
+World::World(int fd, int size, const int64_t* pids, const int* pidfds, const rc_tuning& tuning)
+    : file(std::make_shared<File>(fd)),
+      tuning(tuning),
+      arena(std::make_shared<Arena>(file, 0, size, tuning.arena_bytes)),
+      cma(arena, pids),
+      liveness(size, pids, pidfds) {}
+
+uint64_t World::reserve(uint64_t bytes) {
+    const uint64_t rounded = round_up(bytes, PAGE);
+    std::atomic<uint64_t>& file_end = arena->group().file_end;
+    const uint64_t offset = file_end.fetch_add(rounded);
+    try {
+        file->extend_to(offset + rounded);
+    } catch (const Failure& failure) {
+        uint64_t end = offset + rounded;
+        file_end.compare_exchange_strong(end, offset);  // the range is lost only if another rank has reserved behind it
+        throw Failure(failure.error.code, format("extending the shared memory file by %zu bytes: ", size_t(rounded)) +
+                                              failure.error.message);
+    }
+    return offset;
+}
+
+}  // namespace ringcomm

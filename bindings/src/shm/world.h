@@ -1,0 +1,26 @@
+// What all communicators of a rank share.
+#pragma once
+
+#include <memory>
+
+#include "shm/arena.h"
+#include "shm/cma.h"
+#include "shm/liveness.h"
+
+namespace ringcomm {
+
+class World {
+public:
+    World(int fd, int size, const int64_t* pids, const int* pidfds, const rc_tuning& tuning);
+    World(const World&) = delete;
+
+    uint64_t reserve(uint64_t bytes);  // a new range of the file
+
+    const std::shared_ptr<File> file;
+    const rc_tuning tuning;
+    const std::shared_ptr<Arena> arena;
+    Cma cma;
+    Liveness liveness;
+};
+
+}  // namespace ringcomm

@@ -1,0 +1,218 @@
+"""All libraries measured in one run, in turns round by round, so that they see the same state of the machine."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ringcomm.bench.job import START_TIMEOUT, Job, JobFailed, Unsupported
+from ringcomm.bench.peers import LibrarySpec
+from ringcomm.bench.plan import COPY_BYTES, BenchCase, BenchPlan
+from ringcomm.bench.rank.collectives import COLLECTIVES
+from ringcomm.bench.scratch import scratch_folder
+
+__all__ = ["Comparison", "LibraryFailure", "Measurement"]
+
+OURS = "ringcomm"  # also measures memcpy
+ROUND_SECONDS = 0.005
+WARMUP_SECONDS = 1.0  # at least LEAST_WARMUPS calls, at most those asked for
+LEAST_WARMUPS = 6  # MPICH changes its algorithm after the fifth call
+MOST_UNTIMED = 20  # calls at the start of a round, which bring the library back into the caches
+COPIES = 3
+MOST_SECONDS = 3.0  # per library and size, after LEAST_ROUNDS: a call of some libraries takes seconds
+LEAST_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A row: one library at one size. Times are seconds per call, on the slowest rank of each round."""
+
+    library: str
+    ranks: int
+    collective: str
+    bytes: int  # of the larger of input and output
+    count: int  # elements of a block
+    dtype: str
+    op: str | None
+    root: int | None
+    in_place: bool
+    symmetric: bool
+    asynchronous: bool
+    buffers: str  # "rotated" through twice the last-level cache, or "cached": the same buffer every time
+    rounds: int
+    calls: int  # per round
+    median: float
+    p10: float
+    p90: float
+    p99: float
+    algbw: float  # bytes per second
+    busbw: float
+    wrong: int | None  # elements; None: not checked
+    memcpy: float  # bytes per second and core (on a GPU: and rank), measured just before
+
+
+@dataclass(frozen=True)
+class LibraryFailure:
+    """Why a library has no row from here on."""
+
+    library: str
+    ranks: int
+    collective: str | None
+    bytes: int | None
+    reason: str
+
+
+@dataclass
+class Comparison:
+    """All libraries on this many ranks. One that fails is left out from then on."""
+
+    plan: BenchPlan
+    ranks: int
+    timeout: float
+    progress: Callable[[float, str], None]
+    jobs: list[Job] = field(default_factory=list)
+    failures: list[LibraryFailure] = field(default_factory=list)
+    versions: dict[str, dict[str, str]] = field(default_factory=dict)
+    unsupported: set[tuple[str, ...]] = field(default_factory=set)  # not requested again
+
+    def start(self, libraries: list[LibrarySpec], stack: ExitStack) -> None:
+        for library in libraries:
+            self.progress(0.0, f"starting {library.name}")
+            folder = stack.enter_context(scratch_folder())
+            try:
+                job = Job(library, self.ranks, folder, self.timeout)
+                stack.callback(job.kill)
+                if job.name == OURS:  # the first memcpy, which maps its pages, may take longer than the timeout
+                    job.request("prepare_memcpy", COPY_BYTES, timeout=START_TIMEOUT)
+            except (JobFailed, Unsupported) as failure:
+                self.failures.append(LibraryFailure(library.name, self.ranks, None, None, str(failure)))
+                continue
+            self.jobs.append(job)
+            self.versions[job.name] = job.versions
+
+    def measure(self) -> Iterator[list[Measurement]]:
+        """Yield the rows of each case."""
+        cases = self.plan.cases(self.ranks)
+        for i, case in enumerate(cases):
+            if not self.jobs:
+                return
+            yield self._measure(case, i / len(cases), f"{self.ranks} ranks, {i + 1} of {len(cases)} sizes")
+
+    def close(self) -> None:
+        for job in self.jobs:
+            job.close()
+
+    def _measure(self, case: BenchCase, done: float, what: str) -> list[Measurement]:
+        memcpy = self._memcpy(case)
+        timings = [timing for job in list(self.jobs) for timing in self._prepare(job, case)]
+        for i in range(self.plan.rounds):
+            self.progress(done, f"{what}, round {i + 1}")
+            first = i % max(1, len(timings))  # so that no library always follows the same one
+            for timing in timings[first:] + timings[:first]:
+                self._try(timing.job, case, timing.measure)
+        if self.plan.check:
+            for job in list(self.jobs):
+                wrong = self._try(job, case, partial(job.request, "check"))
+                for timing in timings:
+                    if timing.job is job and wrong is not None:
+                        timing.wrong = sum(wrong)
+        return [self._row(timing, case, memcpy) for timing in timings if timing.job in self.jobs]
+
+    def _prepare(self, job: Job, case: BenchCase) -> "list[Timing]":
+        plan = self.plan
+        options = {
+            "count": case.count,
+            "dtype": case.dtype,
+            "op": case.op,
+            "root": plan.root,
+            "in_place": plan.runs_in_place(case.collective),
+            "pool": plan.pool if case.bytes else 0,
+            "symmetric": plan.symmetric,
+            "asynchronous": plan.asynchronous,
+        }
+
+        def first_calls() -> float:
+            first = max(job.request("prepare", case.collective, options))
+            warmups = min(plan.warmups, max(LEAST_WARMUPS, round(WARMUP_SECONDS / first)))
+            return float(max(job.request("round", True, 0, max(1, warmups))))
+
+        seconds = self._try(job, case, first_calls)
+        if seconds is None:
+            return []
+        kinds = [True] * (case.bytes > 0) + [False] * (2 * case.bytes <= plan.pool)
+        return [Timing(job, rotated, max(1 + (not rotated), round(ROUND_SECONDS / seconds))) for rotated in kinds]
+
+    def _memcpy(self, case: BenchCase) -> float:
+        ours = next((job for job in self.jobs if job.name == OURS), None)
+        if ours is None:
+            return 0.0
+        copies = [self._try(ours, case, partial(ours.request, "memcpy", COPY_BYTES)) for _ in range(COPIES)]
+        if not all(copies):
+            return 0.0
+        cores = self.ranks if self.plan.device == "cuda" else len(os.sched_getaffinity(0))
+        ranks_per_core = self.ranks / min(self.ranks, cores)
+        return ranks_per_core * COPY_BYTES / float(np.median([max(seconds) for seconds in copies]))
+
+    def _try(self, job: Job, case: BenchCase, action: Callable[[], Any]) -> Any:
+        """Return the result of the action; None if the library fails, or has failed before."""
+        key = (job.name, case.collective, case.dtype, case.op)
+        if job not in self.jobs or key in self.unsupported:
+            return None
+        try:
+            return action()
+        except (Unsupported, JobFailed) as failure:
+            if isinstance(failure, Unsupported):
+                self.unsupported.add(key)
+            else:
+                self.jobs.remove(job)
+            self.failures.append(LibraryFailure(job.name, self.ranks, case.collective, case.bytes, str(failure)))
+            return None
+
+    def _row(self, timing: "Timing", case: BenchCase, memcpy: float) -> Measurement:
+        row, plan = COLLECTIVES[case.collective], self.plan
+        p10, median, p90, p99 = (float(p) for p in np.percentile(timing.seconds, (10, 50, 90, 99)))
+        return Measurement(
+            library=timing.job.name,
+            ranks=self.ranks,
+            collective=case.collective,
+            bytes=case.bytes,
+            count=case.count,
+            dtype=case.dtype,
+            op=case.op if row.reduces else None,
+            root=plan.root if row.rooted else None,
+            in_place=plan.runs_in_place(case.collective),
+            symmetric=plan.symmetric and timing.job.name == OURS,
+            asynchronous=plan.asynchronous,
+            buffers="rotated" if timing.rotated else "cached",
+            rounds=len(timing.seconds),
+            calls=timing.calls,
+            median=median,
+            p10=p10,
+            p90=p90,
+            p99=p99,
+            algbw=case.bytes / median,
+            busbw=case.bytes / median * row.bus_factor(self.ranks),
+            wrong=timing.wrong,
+            memcpy=memcpy,
+        )
+
+
+@dataclass
+class Timing:
+    """The rounds of one library with one kind of buffers."""
+
+    job: Job
+    rotated: bool
+    calls: int
+    seconds: list[float] = field(default_factory=list)
+    wrong: int | None = None
+
+    def measure(self) -> None:
+        if len(self.seconds) >= LEAST_ROUNDS and self.calls * sum(self.seconds) > MOST_SECONDS:
+            return
+        untimed = min(MOST_UNTIMED, self.calls // 2)
+        self.seconds.append(max(self.job.request("round", self.rotated, untimed, self.calls)))

@@ -1,0 +1,279 @@
+"""The rendezvous of the ranks of one host: rank 0 collects their hellos and sends file descriptors back.
+
+Rank 0 listens at a socket with a random name, and publishes that name and a secret in the store. Then:
+
+    each rank → rank 0    the secret, its hello, its own pidfd             rank 0 waits for all
+    rank 0 → each rank    the reply, all process ids, the memory, the pidfds of the other processes
+    each rank → rank 0    "ready": it has received every descriptor        rank 0 waits for all
+    rank 0 → each rank    "go"
+
+A failure before "go" aborts the store, and with it the rendezvous of every rank, with the same error: a rank that loses
+its connection reads the reason from the store.
+"""
+
+import hmac
+import logging
+import os
+import secrets
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Self
+
+from ringcomm.bootstrap.sockets import (
+    MAX_DESCRIPTORS,
+    Message,
+    Packet,
+    close_descriptors,
+    credentials,
+    listen,
+    packet_socket,
+    receive_packet,
+    send_packet,
+    untrusted_reason,
+)
+from ringcomm.bootstrap.store import Store, arrival_timeout, shared_failure
+from ringcomm.errors import ArgumentError, CollectiveTimeout, PeerLost, RingcommError
+
+__all__ = ["Rendezvous", "rendezvous"]
+
+log = logging.getLogger("ringcomm")
+
+KEY = "rendezvous"
+SLICE = 0.1  # seconds between checks of the store: an abort there does not wake rank 0 from select()
+GRACE = 2.0  # seconds for rank 0 to name the missing ranks after another rank has timed out: many slices
+
+Respond = Callable[[list[Message]], tuple[Message, int]]
+
+
+@dataclass(slots=True)
+class Rendezvous:
+    """The result of `rendezvous` on one rank. It owns its descriptors; `close`, or the end of `with`, closes them."""
+
+    reply: Message
+    pids: list[int]
+    pidfds: list[int]  # -1 for ranks of this process, and where the kernel has no pidfds
+    fd: int
+
+    def close(self) -> None:
+        close_descriptors([self.fd, *self.pidfds])
+        self.fd, self.pidfds = -1, [-1] * len(self.pidfds)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def rendezvous(store: Store, rank: int, size: int, hello: Message, respond: Respond, timeout: float) -> Rendezvous:
+    """Send this rank's hello to rank 0 and return its reply with the descriptors of the memory and the processes.
+
+    Rank 0 calls `respond` with all hellos in rank order; it returns the reply and the descriptor of the memory, which
+    the rendezvous then owns. Every rank raises the same error: CollectiveTimeout naming the ranks that did not arrive
+    within `timeout` seconds, PeerLost naming a rank that died, or the error of `respond`. No descriptor is left open.
+    """
+    if size == 1:
+        reply, fd = respond([hello])
+        return Rendezvous(reply, [os.getpid()], [-1], fd)
+    # shared_failure stores the reason before the connections close.
+    if rank == 0:
+        with ExitStack() as stack, shared_failure(store, rank):
+            return _RendezvousServer(store, size, timeout, stack).run(hello, respond)
+    with packet_socket() as server, shared_failure(store, rank):
+        return _RendezvousClient(store, server, rank, size, timeout).run(hello)
+
+
+class _RendezvousServer:
+    """Rank 0's side. An untrusted peer may connect and send nothing, or garbage: it delays no rank."""
+
+    def __init__(self, store: Store, size: int, timeout: float, stack: ExitStack) -> None:
+        self._store = store
+        self._size = size
+        self._timeout = timeout
+        self._deadline = time.monotonic() + timeout
+        self._secret = secrets.token_hex(16).encode()
+        self._ranks: dict[socket.socket, int] = {}
+        self._hellos: list[Message] = [{}] * size
+        self._pids = [os.getpid()] + [0] * (size - 1)
+        self._pidfds = [-1] * size
+        self._ready: set[int] = set()
+        self._owned: list[int] = []  # descriptors to close at the end
+        self._stack = stack  # closes every connection, accepted or not
+        self._selector = stack.enter_context(selectors.DefaultSelector())
+
+    def run(self, hello: Message, respond: Respond) -> Rendezvous:
+        name = f"ringcomm-rendezvous-{secrets.token_hex(16)}".encode()
+        listener = self._stack.enter_context(listen(f"\0{name.decode()}", "this rendezvous"))
+        self._selector.register(listener, selectors.EVENT_READ, partial(self._accept, listener))
+        self._store.set(KEY, name + b" " + self._secret)
+        with _closing(self._owned):
+            self._serve_until(lambda: len(self._ranks) == self._size - 1)
+            self._hellos[0], self._pidfds[0] = hello, _own_pidfd()
+            self._owned.append(self._pidfds[0])
+            reply, fd = respond(self._hellos)
+            self._owned.append(fd)
+            for peer, rank in self._ranks.items():
+                self._send_reply(peer, rank, reply, fd)
+            self._serve_until(lambda: len(self._ready) == self._size - 1)
+            for peer in self._ranks:
+                with suppress(BrokenPipeError, ConnectionResetError):  # it died; the transport will notice
+                    send_packet(peer, {"go": True})
+            others = self._other_processes(0)
+            pidfds = [pidfd if rank in others else -1 for rank, pidfd in enumerate(self._pidfds)]
+            self._owned[:] = set(self._owned) - {fd, *pidfds}
+            return Rendezvous(reply, self._pids, pidfds, fd)
+
+    def _serve_until(self, done: Callable[[], bool]) -> None:
+        while not done():
+            self._store.check()
+            left = self._deadline - time.monotonic()
+            if left <= 0:
+                raise self._timeout_error(self._timeout)
+            for key, _ in self._selector.select(min(left, SLICE)):
+                key.data()
+
+    def _timeout_error(self, timeout: float) -> CollectiveTimeout:
+        absent = set(range(1, self._size)) - set(self._ranks.values())
+        return arrival_timeout(absent or set(range(1, self._size)) - self._ready, self._size, timeout)
+
+    def _peer_lost(self, rank: int) -> PeerLost:
+        self._store.check()
+        return PeerLost(f"rank {rank} (process {self._pids[rank]}) exited during startup", rank=rank)
+
+    def _accept(self, listener: socket.socket) -> None:
+        with suppress(OSError):  # it disconnected again
+            peer, _ = listener.accept()
+            peer.settimeout(self._timeout)
+            self._stack.enter_context(peer)
+            if reason := untrusted_reason(peer):
+                log.warning("refused a connection: %s", reason)
+                peer.close()
+            else:
+                self._selector.register(peer, selectors.EVENT_READ, partial(self._serve, peer))
+
+    def _serve(self, peer: socket.socket) -> None:
+        rank = self._ranks.get(peer)
+        packet = receive_packet(peer)
+        if rank is None:
+            self._add_rank(peer, packet)
+        elif not packet.data:
+            raise self._peer_lost(rank)
+        elif "timeout" in (message := packet.read()):
+            raise self._timeout_error(message["timeout"])
+        else:
+            self._ready.add(rank)
+
+    def _add_rank(self, peer: socket.socket, packet: Packet) -> None:
+        pid, _ = credentials(peer)
+        secret, _, data = packet.data.partition(b"\0")
+        if not hmac.compare_digest(secret, self._secret):
+            reason = "it sent a wrong secret" if packet.data else "it disconnected without sending anything"
+            log.warning("refused process %d: %s", pid, reason)
+            close_descriptors(packet.fds)
+            self._selector.unregister(peer)
+            peer.close()
+            return
+        message = packet._replace(data=data).read()
+        self._owned += packet.fds
+        rank = message["rank"]
+        if rank in (0, *self._ranks.values()):
+            raise ArgumentError(f"processes {self._pids[rank]} and {pid} both joined as rank {rank}", rank=rank)
+        self._ranks[peer], self._hellos[rank], self._pids[rank] = rank, message["hello"], pid
+        self._pidfds[rank] = packet.fds[0] if packet.fds else -1
+
+    def _send_reply(self, peer: socket.socket, rank: int, reply: Message, fd: int) -> None:
+        owners = [other for other in self._other_processes(rank) if self._pidfds[other] >= 0]
+        fds = [fd, *(self._pidfds[other] for other in owners)]
+        try:
+            send_packet(peer, {"reply": reply, "pids": self._pids, "owners": owners}, fds[:MAX_DESCRIPTORS])
+            for start in range(MAX_DESCRIPTORS, len(fds), MAX_DESCRIPTORS):
+                send_packet(peer, {"more": True}, fds[start : start + MAX_DESCRIPTORS])
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._peer_lost(rank) from None
+
+    def _other_processes(self, rank: int) -> list[int]:
+        """Return the ranks in other processes than `rank`: those that can die alone. Pid 0: another pid namespace."""
+        own = self._pids[rank]
+        return [other for other, pid in enumerate(self._pids) if other != rank and (pid != own or pid == 0)]
+
+
+class _RendezvousClient:
+    """The side of every other rank."""
+
+    def __init__(self, store: Store, server: socket.socket, rank: int, size: int, timeout: float) -> None:
+        self._store = store
+        self._server = server
+        self._rank = rank
+        self._size = size
+        self._timeout = timeout
+        self._deadline = time.monotonic() + timeout
+
+    def run(self, hello: Message) -> Rendezvous:
+        name, secret = self._store.get(KEY, self._timeout).split()
+        self._server.settimeout(self._timeout)
+        try:
+            self._server.connect(b"\0" + name)
+        except ConnectionRefusedError:
+            raise self._server_lost() from None
+        if reason := untrusted_reason(self._server):
+            raise RingcommError(f"refused the rendezvous: {reason}")
+        pidfd = _own_pidfd()
+        with _closing([pidfd]):
+            self._send({"rank": self._rank, "hello": hello}, [pidfd] if pidfd >= 0 else [], secret + b"\0")
+        fds: list[int] = []
+        with _closing(fds):
+            message, batch = self._receive()
+            fds += batch
+            while len(fds) < 1 + len(message["owners"]):
+                fds += self._receive()[1]
+            self._send({"ready": True})
+            self._receive()  # "go"
+            pidfds = [-1] * self._size
+            for owner, fd in zip(message["owners"], fds[1:], strict=True):
+                pidfds[owner] = fd
+            result = Rendezvous(message["reply"], message["pids"], pidfds, fds[0])
+            fds.clear()
+            return result
+
+    def _send(self, message: Message, fds: Sequence[int] = (), prefix: bytes = b"") -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # rank 0 has gone; the next _receive raises the reason
+            send_packet(self._server, message, fds, prefix)
+
+    def _receive(self) -> tuple[Message, list[int]]:
+        self._server.settimeout(max(0.001, self._deadline - time.monotonic()))
+        try:
+            packet = receive_packet(self._server)
+        except TimeoutError:
+            self._send({"timeout": self._timeout})
+            self._server.settimeout(GRACE)
+            try:
+                packet = receive_packet(self._server)
+            except TimeoutError:
+                raise arrival_timeout([0], self._size, self._timeout) from None
+        if not packet.data:
+            raise self._server_lost()
+        return packet.read(), packet.fds
+
+    def _server_lost(self) -> PeerLost:
+        self._store.check()
+        return PeerLost("rank 0 exited during startup", rank=0)
+
+
+def _own_pidfd() -> int:
+    try:
+        return os.pidfd_open(os.getpid())
+    except OSError:
+        return -1  # the kernel has none, or forbids it
+
+
+@contextmanager
+def _closing(fds: list[int]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        close_descriptors(fds)

@@ -1,0 +1,130 @@
+"""Unix sockets between processes of one host: packets with file descriptors, and the credentials of the peer."""
+
+import array
+import errno
+import json
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from ringcomm.errors import ArgumentError, RingcommError, refuse
+
+__all__ = [
+    "MAX_DESCRIPTORS",
+    "MESSAGE_BYTES",
+    "Message",
+    "Packet",
+    "close_descriptors",
+    "credentials",
+    "listen",
+    "packet_socket",
+    "receive_packet",
+    "send_packet",
+    "untrusted_reason",
+]
+
+MESSAGE_BYTES = 64 << 10  # longest message: more than startup needs, less than the kernel's socket buffer
+MAX_DESCRIPTORS = 250  # per message; the kernel allows 253
+
+Message = dict[str, Any]
+
+
+def packet_socket() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def listen(address: str, purpose: str) -> socket.socket:
+    """Return a non-blocking socket that listens at the abstract `address`."""
+    listener = packet_socket()
+    listener.setblocking(False)
+    try:
+        listener.bind(address)
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ArgumentError(f"{purpose} is already taken by {_holder(address)}", rank=0) from None
+        raise
+    return listener
+
+
+def credentials(peer: socket.socket) -> tuple[int, int]:
+    """Return the process id (0: another pid namespace) and the user id of the peer."""
+    pid, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return pid, uid
+
+
+def untrusted_reason(peer: socket.socket) -> str:
+    """Return why the peer cannot be trusted; empty if it runs as this user."""
+    pid, uid = credentials(peer)
+    return "" if uid == os.geteuid() else f"process {pid} belongs to user {uid}, not to user {os.geteuid()}"
+
+
+class Packet(NamedTuple):
+    """One received message; no data means that the peer has closed the connection."""
+
+    data: bytes
+    fds: list[int]
+    complete: bool  # no descriptor was dropped
+
+    def read(self) -> Message:
+        """Parse a message of an authenticated peer."""
+        if not self.complete:
+            close_descriptors(self.fds)
+            import resource  # POSIX only
+
+            limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            raise RingcommError(f"this process has run out of file descriptors (RLIMIT_NOFILE is {limit})")
+        message: Message = json.loads(self.data)
+        return message
+
+
+def send_packet(peer: socket.socket, message: Message, fds: Sequence[int] = (), prefix: bytes = b"") -> None:
+    data = prefix + json.dumps(message).encode()
+    if len(data) > MESSAGE_BYTES:
+        raise refuse("a startup message", f"at most {MESSAGE_BYTES} bytes", len(data))
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    deadline = time.monotonic() + (peer.gettimeout() or 0)
+    while True:
+        try:
+            peer.sendmsg([data], rights)
+            return
+        except OSError as error:
+            # The kernel limits a user's descriptors in flight; the count falls as the other ranks receive theirs.
+            if error.errno != errno.ETOOMANYREFS or time.monotonic() > deadline:
+                raise
+            time.sleep(0.001)
+
+
+def receive_packet(peer: socket.socket) -> Packet:
+    space = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
+    try:
+        data, ancillary, flags, _ = peer.recvmsg(MESSAGE_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:
+        # The peer closed with unread data, which resets the connection once; its own messages are still queued.
+        data, ancillary, flags, _ = peer.recvmsg(MESSAGE_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+    fds = array.array("i")
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+    return Packet(data, list(fds), complete=not flags & socket.MSG_CTRUNC)
+
+
+def close_descriptors(fds: Iterable[int]) -> None:
+    for fd in fds:
+        if fd >= 0:
+            os.close(fd)
+
+
+def _holder(address: str) -> str:
+    with packet_socket() as peer:
+        peer.setblocking(False)
+        try:
+            peer.connect(address)
+        except OSError:
+            return "another process"
+        pid, uid = credentials(peer)
+        return f"process {pid} of user {uid}"

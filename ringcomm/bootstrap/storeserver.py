@@ -1,0 +1,161 @@
+"""Rank 0's side of SocketStore: it authenticates the ranks, and serves them until all have left."""
+
+import hmac
+import json
+import logging
+import os
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from functools import partial
+
+from ringcomm.bootstrap.place import Place
+from ringcomm.bootstrap.sockets import MESSAGE_BYTES, credentials, listen, untrusted_reason
+
+__all__ = ["JOIN", "LINGER", "PRESENT_KEY", "StoreServer"]
+
+log = logging.getLogger("ringcomm")
+
+# Seconds for which rank 0 serves the other ranks after it has left. They normally leave within milliseconds; `ringcomm
+# run` lets ranks live for the same time after one has failed.
+LINGER = 5.0
+MAX_WAIT = 3600.0  # seconds; a selector counts milliseconds in 32 bits
+
+JOIN = struct.Struct("ii")  # a rank's first message: rank and size, followed by the nonce
+PRESENT_KEY = ""  # a key that always has a value
+
+
+class StoreServer(threading.Thread):
+    """Serves a SocketStore until every rank has joined and left, or rank 0 has left before every rank has joined.
+
+    Any process may connect: the server refuses and logs one whose first message is not that of a rank of this job.
+    """
+
+    def __init__(self, place: Place, address: str) -> None:
+        super().__init__(name="ringcomm store", daemon=True)
+        self._size = place.size
+        self._nonce = os.fsencode(place.nonce)
+        self._values: dict[str, bytes] = {PRESENT_KEY: b""}
+        self._failure = b""
+        self._pending: dict[socket.socket, tuple[str, float]] = {}  # gets without an answer: key, deadline
+        self._ranks: dict[socket.socket, int] = {}  # connected
+        self._pids: dict[int, int] = {0: os.getpid()}  # of every rank that has ever joined
+        self._deadline: float | None = None  # set when rank 0 leaves
+        self._listener = listen(address, f"rank 0 of job {place.job!r}")
+        self._open = ExitStack()
+        self._selector = self._open.enter_context(selectors.DefaultSelector())
+        self._register(self._listener, self._accept)
+        self.client, own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._ranks[own] = 0
+        self._register(own, partial(self._serve, own))
+        self.start()
+
+    def run(self) -> None:
+        with self._open:
+            while not self._finished():
+                for key, _ in self._selector.select(self._select_timeout()):
+                    key.data()
+                self._answer_pending()
+
+    def _finished(self) -> bool:
+        if self._deadline is None:
+            return False
+        incomplete = len(self._pids) < self._size and not self._failure
+        return incomplete or not self._ranks or time.monotonic() > self._deadline
+
+    def _select_timeout(self) -> float | None:
+        deadlines = [deadline for _, deadline in self._pending.values()] + ([self._deadline] if self._deadline else [])
+        return min(max(0.0, min(deadlines) - time.monotonic()), MAX_WAIT) if deadlines else None
+
+    def _register(self, peer: socket.socket, handler: Callable[[], None]) -> None:
+        peer.setblocking(False)  # no peer can block the others
+        self._open.callback(peer.close)
+        self._selector.register(peer, selectors.EVENT_READ, handler)
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # it disconnected again
+            peer, _ = self._listener.accept()
+            if reason := untrusted_reason(peer):
+                log.warning("refused a connection: %s", reason)
+                peer.close()
+            else:
+                self._register(peer, partial(self._serve, peer))
+
+    def _serve(self, peer: socket.socket) -> None:
+        try:
+            message = peer.recv(MESSAGE_BYTES)
+        except OSError:
+            message = b""
+        if not message:
+            self._disconnect(peer)
+        elif peer not in self._ranks:
+            self._join(peer, message)
+        else:
+            try:
+                self._handle(peer, message)
+            except ValueError:  # without a nonce, any process of this user can join
+                log.warning("refused process %d: malformed request", credentials(peer)[0])
+                self._disconnect(peer)
+
+    def _handle(self, peer: socket.socket, message: bytes) -> None:
+        kind, rest = message.split(b"\0", 1)
+        if kind == b"set":
+            key, value = rest.split(b"\0", 1)
+            self._values[key.decode()] = value
+        elif kind == b"abort":
+            self._failure = self._failure or rest
+        else:
+            timeout, key = rest.split(b"\0", 1)
+            seconds = float(timeout)
+            if not seconds >= 0:
+                raise ValueError(timeout)
+            self._pending[peer] = key.decode(), time.monotonic() + seconds
+
+    def _join(self, peer: socket.socket, message: bytes) -> None:
+        pid, _ = credentials(peer)
+        refusal = ""
+        if len(message) < JOIN.size or not hmac.compare_digest(message[JOIN.size :], self._nonce):
+            refusal = "wrong nonce for this job"
+        else:
+            rank, size = JOIN.unpack_from(message)
+            if size != self._size or not 0 <= rank < size:
+                refusal = f"expected a rank of {self._size}, got rank {rank} of {size}"
+            elif rank in self._pids:
+                refusal = f"rank {rank} is already taken by process {self._pids[rank]}"
+        if refusal:
+            log.warning("refused process %d: %s", pid, refusal)
+            self._reply(peer, "refused", refusal.encode())
+            self._disconnect(peer)
+        else:
+            self._ranks[peer], self._pids[rank] = rank, pid
+            self._reply(peer, "joined", b"")
+
+    def _answer_pending(self) -> None:
+        """Answer each pending get that has failed, has a value, or has timed out (with the missing ranks)."""
+        for peer, (key, deadline) in list(self._pending.items()):
+            if self._failure:
+                reply = "failure", self._failure
+            elif key in self._values:
+                reply = "value", self._values[key]
+            elif time.monotonic() >= deadline:
+                absent = [rank for rank in range(self._size) if rank not in self._pids]
+                reply = "absent", json.dumps(absent).encode()
+            else:
+                continue
+            del self._pending[peer]
+            self._reply(peer, *reply)
+
+    def _reply(self, peer: socket.socket, kind: str, value: bytes) -> None:
+        with suppress(OSError):  # it has disconnected; the next read reports that
+            peer.send(f"{kind}\0".encode() + value)
+
+    def _disconnect(self, peer: socket.socket) -> None:
+        self._selector.unregister(peer)
+        self._pending.pop(peer, None)
+        if self._ranks.pop(peer, None) == 0:
+            self._deadline = time.monotonic() + LINGER
+        peer.close()

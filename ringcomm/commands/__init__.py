@@ -1,0 +1,1 @@
+"""The commands of `ringcomm`. `bench`, `plot` and `tune` are in `ringcomm.bench`."""

@@ -1,0 +1,93 @@
+"""The command line: the table of commands, and what they share: usage errors and exit statuses."""
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from ringcomm import __version__
+from ringcomm.errors import MemoryShortage, RingcommError, unknown
+
+__all__ = ["COMMANDS", "main", "parser_of"]
+
+# Name → module and help. A module has add_arguments(parser) and run(arguments), which returns the exit status.
+COMMANDS = {
+    "run": ("commands.run", "start a program on several ranks of this machine"),
+    "bench": ("bench.command", "measure collectives on this machine, beside other libraries"),
+    "plot": ("bench.plot", "plot the results of `ringcomm bench --json`"),
+    "tune": ("bench.tune", "measure the best thresholds for this machine, which ringcomm.init uses from then on"),
+    "algorithms": ("commands.paths", "show which path each collective takes at each size, and why"),
+    "draw": ("commands.draw", "draw the schedule of an algorithm or of a pipeline"),
+    "simulate": ("commands.simulate", "predict the time of each algorithm on many machines"),
+    "doctor": ("commands.doctor", "check what works on this machine, and explain what does not"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command in `arguments`, by default those of the process, and return its exit status."""
+    words = sys.argv[1:] if arguments is None else [*arguments]
+    first = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words))
+    command = _parse(_parser(), words[: first + 1]).command
+    chosen = _parse(parser_of(command), words[first + 1 :])
+    try:
+        status: int = chosen.run(chosen)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # as in `ringcomm bench | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except KeyboardInterrupt:
+        return 130  # 128 + SIGINT, as a shell reports it
+    except (RingcommError, OSError) as error:
+        # The message of a shortage has all figures; the traceback in its notes adds nothing.
+        notes = () if isinstance(error, MemoryShortage) else getattr(error, "__notes__", ())
+        print(f"ringcomm {command}: {error}", *notes, sep="\n", file=sys.stderr)
+        return 2
+
+
+def parser_of(command: str) -> argparse.ArgumentParser:
+    """Return the parser of a command. Only the module of this command is imported."""
+    name, description = COMMANDS[command]
+    module = import_module(f"ringcomm.{name}")
+    parser = argparse.ArgumentParser(
+        prog=f"ringcomm {command}", description=f"{description[0].upper()}{description[1:]}."
+    )
+    module.add_arguments(parser)
+    parser.set_defaults(run=module.run)
+    return parser
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ringcomm",
+        usage="ringcomm [-h] [--version] COMMAND [argument ...]",
+        description="Collective communication for Python.",
+        epilog="commands:\n" + "\n".join(f"  {name:<12}{text}" for name, (_, text) in COMMANDS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"ringcomm {__version__}")
+    parser.add_argument("command", metavar="COMMAND", type=_known, help="`ringcomm COMMAND --help` explains each")
+    return parser
+
+
+def _known(command: str) -> str:
+    if command not in COMMANDS:
+        raise argparse.ArgumentTypeError(str(unknown("command", command, COMMANDS)))
+    return command
+
+
+def _parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    """Parse `words`. An unknown option is reported first, with the usage of its command and the nearest option."""
+    required = [action for action in parser._actions if action.required]
+    for action in required:  # argparse would report a missing argument before an unknown option
+        action.required = False
+    _, rest = parser.parse_known_args(words)
+    for action in required:
+        action.required = True
+    for word in rest:
+        if re.match(r"-[^\d.]", word):  # not a negative number
+            parser.error(str(unknown("option", word.partition("=")[0], parser._option_string_actions)))
+        parser.error(f"unexpected argument {word!r}")
+    return parser.parse_args(words)

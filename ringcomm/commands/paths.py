@@ -1,0 +1,137 @@
+"""`ringcomm algorithms`: call every collective at every size, and show which path each takes on this machine."""
+
+import argparse
+from collections.abc import Iterator
+from functools import partial
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ringcomm.algorithms.page import COLUMNS, table
+from ringcomm.communicator import Communicator
+from ringcomm.config import Config, tuning_file
+from ringcomm.launcher.launch import launch
+from ringcomm.machine import tuning
+from ringcomm.machine.memory import available, require
+
+__all__ = ["PATHS", "add_arguments", "run"]
+
+LARGEST = 64 << 20  # less where memory is short, down to
+LEAST_LARGEST = 1 << 20
+SIZES = [4 << i for i in range(25)]  # 4 B to LARGEST, of the larger array
+ARRAYS = 4  # of the largest size, on each rank
+RANK_BYTES = 64 << 20  # about what a rank needs besides, with its part of the arena
+
+COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "gather", "reduce_scatter", "scatter", "all_to_all")
+
+PATHS = {
+    "single": "one rank: nothing to communicate",
+    "staged": "each rank copies its block into its staging buffer and the readers copy it out: two copies, one "
+    "synchronization up to segment_bytes = {segment_bytes}, a pipeline of chunks beyond",
+    "one-shot": "every rank stages its whole array and reduces all of them: one synchronization, n S bytes per rank; "
+    "up to one_shot_bytes = {one_shot_bytes}",
+    "two-stage": "reduce-scatter, then all-gather: rank j reduces part j; (5 - 2/n) S bytes per rank, pipelined in "
+    "chunks of 2 x segment_bytes",
+    "symmetric": "buffers of comm.empty(): ranks read and write each other's buffers, without staging; 2 S bytes per "
+    "rank in an all_reduce; from direct_bytes = {direct_bytes} on",
+    "threads": "ranks of one process read and write each other's arrays; from direct_bytes = {direct_bytes} on",
+    "cma": "cross-memory attach: the kernel copies from the memory of the other process, one copy; from cma_bytes = "
+    "{cma_bytes} on (None: large blocks in huge pages)",
+}
+
+
+class TracedCall(NamedTuple):
+    """A collective at one size, and the path it took."""
+
+    collective: str
+    memory: str
+    size: int
+    path: str
+    chunks: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-n", "--ranks", type=int, default=2, metavar="N", help="number of ranks (default: 2)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    config = Config()  # an invalid setting is refused before anything is printed
+    ranks, largest = arguments.ranks, affordable(arguments.ranks)
+    calls: list[TracedCall] = launch(call_all, ranks, args=(largest,))[0]
+    print(f"{tuning.machine_name()}; {ranks} ranks, {thresholds()}; sizes are those of the larger array")
+    if largest < LARGEST:
+        print(f"sizes end at {readable(largest)}: memory is too short for larger arrays on {ranks} ranks")
+    print(f"\n{'collective':<16}{'buffers':<11}{'from':>10}{'to':>10}  path")
+    for (collective, memory, path), group in groupby(calls, key=lambda call: (call.collective, call.memory, call.path)):
+        first, *_, last = [*group] * 2
+        chunks = f", in up to {last.chunks} chunks" if last.chunks > 1 else ""
+        print(f"{collective:<16}{memory:<11}{readable(first.size):>10}{readable(last.size):>10}  {path}{chunks}")
+    values = {name: getattr(config, name) for name in ("segment_bytes", "cma_bytes", *tuning.TUNABLE)}
+    shown = {name: "never" if value == tuning.NEVER else value for name, value in values.items()}
+    print()
+    for path in dict.fromkeys(call.path for call in calls):
+        print(f"{path}: {PATHS[path].format(**shown)}.")
+    print("\nBetween hosts: the cheapest of these, for n ranks and S elements (`ringcomm simulate` shows the times):\n")
+    for collective, name, exchanges, sent, _, needs in (COLUMNS, *table()):
+        print(f"{collective:<16}{name:<20}{exchanges:<50}{sent:<38}{needs}".rstrip())
+    return 0
+
+
+def affordable(ranks: int) -> int:
+    """Return the largest size at which the arrays of all ranks fit into memory, or raise MemoryShortage."""
+    require(ranks * RANK_BYTES, f"{ranks} ranks")
+    room = available().bytes - ranks * RANK_BYTES
+    largest = LARGEST
+    while largest > LEAST_LARGEST and ranks * ARRAYS * largest > room:
+        largest //= 2
+    return largest
+
+
+def thresholds() -> str:
+    path = tuning_file()
+    if path and tuning.read(path):
+        return f"thresholds of {path}"
+    return "built-in thresholds (`ringcomm tune` measures those of this machine)"
+
+
+def call_all(comm: Communicator, largest: int = LARGEST) -> list[TracedCall]:
+    """Call every collective at every size, on private and on symmetric buffers."""
+    buffers = {
+        "private": [np.ones(largest, np.uint8) for _ in range(2)],
+        "symmetric": [comm.empty((largest,), np.uint8) for _ in range(2)],
+    }
+    return [
+        call
+        for collective in COLLECTIVES
+        for memory, (source, target) in buffers.items()
+        for call in call_each_size(comm, collective, memory, source, target)
+    ]
+
+
+def call_each_size(comm: Communicator, collective: str, memory: str, source: Any, target: Any) -> Iterator[TracedCall]:
+    for size in (size for size in SIZES if size <= source.nbytes):
+        block = max(1, size // 4 // comm.size)
+        whole, out = (
+            array.view(np.float32)[: block * comm.size].reshape(comm.size, block) for array in (source, target)
+        )
+        x, mine = source.view(np.float32)[: max(1, size // 4)], target.view(np.float32)[:block]
+        calls = {
+            "all_reduce": partial(comm.all_reduce, x, "max"),
+            "reduce": partial(comm.reduce, x, "max"),
+            "broadcast": partial(comm.broadcast, x),
+            "all_gather": partial(comm.all_gather, whole[0], out),
+            "gather": partial(comm.gather, whole[0], out),
+            "reduce_scatter": partial(comm.reduce_scatter, whole, "max", mine),
+            "scatter": partial(comm.scatter, whole if comm.rank == 0 else None, mine),
+            "all_to_all": partial(comm.all_to_all, whole, out),
+        }
+        calls[collective]()
+        yield TracedCall(collective, memory, size, *comm._transport.path())
+
+
+def readable(size: int) -> str:
+    for suffix, unit in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= unit:
+            return f"{size // unit} {suffix}"
+    return f"{size} B"

@@ -1,0 +1,101 @@
+"""`ringcomm simulate`: predict the time of each algorithm on many machines, and the fastest one at each size."""
+
+import argparse
+from functools import lru_cache
+from itertools import count, takewhile
+
+from ringcomm import ArgumentError
+from ringcomm.algorithms import ALGORITHMS, Algorithm, record
+from ringcomm.algorithms.cost import CLUSTER, Cluster, LinkCost, closed_form, price
+from ringcomm.algorithms.schedule import Lengths, even
+from ringcomm.algorithms.schedule_table import ScheduleTable
+from ringcomm.algorithms.select import hierarchy
+from ringcomm.bench.plan import parse_bytes, positive, whole
+from ringcomm.bench.rank.collectives import COLLECTIVES
+
+__all__ = ["MAX_RECORDED_RANKS", "add_arguments", "run", "seconds"]
+
+MAX_RECORDED_RANKS = 512  # recording the schedules of more takes too long
+ITEM = 4  # bytes: float32
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("collective", choices=ALGORITHMS, metavar="COLLECTIVE", help=", ".join(ALGORITHMS))
+    add("-n", "--ranks", type=whole(1), default=1, metavar="N", help="ranks per node (default: 1)")
+    add("--nodes", type=whole(1), default=1, metavar="N", help="number of nodes (default: 1)")
+    add("-b", "--begin", type=parse_bytes, default="4", metavar="BYTES", help="first size (default: 4)")
+    add("-e", "--end", type=parse_bytes, default="256M", metavar="BYTES", help="last size (default: 256M)")
+    add("-f", "--factor", type=whole(2), default=4, help="ratio of each size to the one before (default: 4)")
+    inside, between, gamma, _ = CLUSTER
+    for name, values, what in (
+        ("--latency", (between.latency * 1e6, inside.latency * 1e6), "µs per message between nodes, and inside a node"),
+        (
+            "--bandwidth",
+            (1e-9 / between.byte_time, 1e-9 / inside.byte_time),
+            "GB/s of a node's link, and between its ranks",
+        ),
+        ("--reduce-bandwidth", (1e-9 / gamma,), "GB/s at which a rank reduces or copies"),
+    ):
+        shown = " ".join(f"{value:g}" for value in values)
+        metavar = ("BETWEEN", "INSIDE") if len(values) == 2 else "GB/s"
+        add(name, type=positive, nargs=len(values), default=values, metavar=metavar, help=f"{what} (default: {shown})")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print a table: time and bus bandwidth of each algorithm at each size."""
+    collective, local, nodes = arguments.collective, arguments.ranks, arguments.nodes
+    ranks = local * nodes
+    if arguments.begin > arguments.end:
+        raise ArgumentError(f"sizes: expected -b <= -e, got {arguments.begin} > {arguments.end} bytes")
+    if ranks < 2:
+        raise ArgumentError("one rank does not communicate: expected -n or --nodes")
+    (between, inside), (link, memory), (work,) = arguments.latency, arguments.bandwidth, arguments.reduce_bandwidth
+    cluster = Cluster(LinkCost(inside / 1e6, 1e-9 / memory), LinkCost(between / 1e6, 1e-9 / link), 1e-9 / work, local)
+    recorded = ranks <= MAX_RECORDED_RANKS
+    how = "recorded schedules" if recorded else f"closed forms (recorded up to {MAX_RECORDED_RANKS} ranks)"
+    head = [
+        f"{collective}, {ranks} ranks, {local} per node; {how}",
+        f"between nodes {between:g} µs and {link:g} GB/s, shared by the ranks of a node; inside {inside:g} µs and "
+        f"{memory:g} GB/s; reducing and copying at {work:g} GB/s",
+    ]
+    growing = (arguments.begin * arguments.factor**i for i in count())
+    sizes = [0] if collective == "barrier" else [*takewhile(lambda size: size <= arguments.end, growing)]
+    times = {
+        name: [seconds(algorithm, ranks, size, cluster) for size in sizes]
+        for name, algorithm in ALGORITHMS[collective].items()
+    }
+    if collective == "all_reduce" and nodes > 1 and local > 1:
+        times["hierarchy"] = [hierarchy(nodes, size / ITEM, ITEM, cluster) for size in sizes]
+        head.append("hierarchy: reduce-scatter inside, all_reduce between nodes, all-gather inside; closed forms")
+    show(head, sizes, times, COLLECTIVES[collective].bus_factor(ranks))
+    return 0
+
+
+def show(head: list[str], sizes: list[int], times: dict[str, list[float]], bus_factor: float) -> None:
+    names = f"{'size':>12}" + "".join(f" {name:>21}" for name in times) + "  fastest"
+    units = f"{'(B)':>12}" + f" {'(us)':>12} {'(GB/s)':>8}" * len(times)
+    print("\n".join(f"# {line}".rstrip() for line in [*head, "", names, units]))
+    for size, row in zip(sizes, zip(*times.values(), strict=True), strict=True):
+        figures = "".join(f" {time * 1e6:>12.2f} {size / time * bus_factor / 1e9:>8.3f}" for time in row)
+        print(f"{size:>14}{figures}  {min(zip(row, times, strict=True))[1]}")
+
+
+def seconds(algorithm: Algorithm, ranks: int, size: int, cluster: Cluster) -> float:
+    """Return the time of a call by the recorded schedule, or by the closed form beyond MAX_RECORDED_RANKS."""
+    elements = size / ITEM
+    if ranks > MAX_RECORDED_RANKS:
+        return closed_form(algorithm, ranks, elements, ITEM, cluster)
+    # Where the number of steps does not depend on the length, one recording serves all sizes: blocks scale with the
+    # array. This many elements divide evenly by ranks and by powers of two.
+    length = ranks << ranks.bit_length()
+    if algorithm.steps(ranks, length) != algorithm.steps(ranks, int(elements)):
+        length = int(elements)
+    return price(course(algorithm, ranks, length), size / length if length else 0, cluster)
+
+
+@lru_cache(maxsize=1)  # all sizes of an algorithm come in a row
+def course(algorithm: Algorithm, ranks: int, length: int) -> ScheduleTable:
+    lengths = Lengths(even(length, ranks))
+    # Without the cache of `record`: these are up to half a million steps.
+    return ScheduleTable.of(record.__wrapped__(algorithm, rank, ranks, lengths) for rank in range(ranks))

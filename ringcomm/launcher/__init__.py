@@ -1,0 +1,1 @@
+"""Start and supervise ranks: `ringcomm run` for programs, `ringcomm.launch` for functions."""

@@ -1,0 +1,84 @@
+"""The process that forks the ranks of a launch, and the code that each rank runs.
+
+It is a fresh interpreter that has imported ringcomm and no user code. It leads the process group of all ranks, and
+kills them when the launching process requests it or has exited.
+"""
+
+import os
+import pickle
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing import spawn
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from ringcomm.bootstrap.place import Place
+from ringcomm.bootstrap.store import open_store
+from ringcomm.errors import RingcommError
+from ringcomm.launcher import processes
+from ringcomm.launcher.launch import LaunchSpec, RankResult, failed, importing_main
+from ringcomm.start import connect
+
+__all__ = ["serve"]
+
+
+def serve(control_number: int, *numbers: int) -> None:
+    """Fork the ranks, and report the exit of each to the launching process."""
+    control = Connection(control_number)
+    senders = [Connection(number, readable=False) for number in numbers]
+    preparation, data, place = control.recv()
+    running = {}
+    for rank, sender in enumerate(senders):
+        pid = os.fork()
+        if pid == 0:
+            for end in (control, *senders):
+                if end is not sender:
+                    end.close()
+            sender.send_bytes(_run_rank(preparation, data, replace(place, rank=rank)))
+            return  # and let the interpreter exit normally
+        running[pid] = rank
+    for sender in senders:
+        sender.close()
+    threading.Thread(target=_kill_on_request, args=(control, running), daemon=True).start()
+    while running:
+        pid, status = os.wait()
+        with suppress(OSError):  # the launching process has exited; this one follows
+            control.send((running.pop(pid), os.waitstatus_to_exitcode(status), time.monotonic()))
+    signal.pause()
+
+
+def _kill_on_request(control: Connection, running: Collection[int]) -> None:
+    with suppress(EOFError, OSError):
+        control.recv()
+    processes.send_signal(signal.SIGKILL, os.getpgrp(), list(running))
+
+
+def _run_rank(preparation: dict[str, Any], data: bytes, place: Place) -> bytes:
+    """Run one rank and return its result, pickled."""
+    np.random.seed()  # otherwise all forks draw the same numbers
+    try:
+        importing_main.set()
+        spawn.prepare(preparation)
+        importing_main.clear()
+        spec: LaunchSpec = pickle.loads(data)
+        with open_store(place, spec.config.timeout) as store:
+            comm = connect(place.rank, place.size, store, spec.config)
+        with comm:
+            result = RankResult(place.rank, spec.fn(comm, *spec.args, **spec.kwargs))
+        return pickle.dumps(result)
+    except Exception as error:
+        result = failed(place.rank, error)
+    try:
+        packed = pickle.dumps(result)
+        pickle.loads(packed)  # not every pickled exception can be unpickled
+        return packed
+    except Exception:
+        summary = traceback.format_exception_only(result.error)[-1].strip()
+        return pickle.dumps(result._replace(error=RingcommError(summary)))

@@ -1,0 +1,258 @@
+"""`ringcomm.launch`: call a function on several ranks, as threads or in fresh processes.
+
+A server (forkserver.py) forks the processes and kills them at the end of the launch. If the launching process is
+killed, the server sees its connection close and kills them too.
+"""
+
+import os
+import pickle
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from multiprocessing import spawn
+from multiprocessing.connection import Connection, Pipe, wait
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+from ringcomm.bootstrap.place import Place
+from ringcomm.bootstrap.store import HashStore, shared_failure
+from ringcomm.communicator import Communicator
+from ringcomm.config import Config
+from ringcomm.errors import Aborted, ArgumentError, PeerLost, RingcommError, integer, refuse, unknown
+from ringcomm.launcher.processes import GRACE, MAX_RANKS, describe_exit
+from ringcomm.start import connect
+
+__all__ = ["launch"]
+
+INTERRUPTED = "the launch was interrupted"
+
+importing_main = threading.Event()  # set while a rank imports the user's script
+
+
+def launch(
+    fn: Callable[..., Any],
+    size: int,
+    *,
+    world: str = "processes",
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float = 300.0,
+) -> list[Any]:
+    """Call `fn(comm, *args, **kwargs)` on each of `size` ranks and return the results in rank order.
+
+    `world` is "processes" or "threads". Processes are fresh: `fn`, its arguments and results are pickled, so `fn` must
+    be importable, or cloudpickle installed. `timeout` (seconds) applies to startup and to each call of `comm`, which is
+    closed when `fn` returns.
+
+    If `fn` raises on a rank, the communicators of the other ranks are aborted and the first error is raised here, with
+    its rank in a note. Processes that do not exit within 5 s are killed; threads are joined. A process that dies raises
+    PeerLost with its rank and signal. No thread or process is left running.
+    """
+    worlds = {"processes": _processes, "threads": _threads}
+    if world not in worlds:
+        raise unknown("world", world, worlds)
+    size = integer("size", size)
+    if not 1 <= size <= MAX_RANKS:
+        raise refuse("size", f"1 to {MAX_RANKS} ranks", size)
+    if importing_main.is_set():
+        raise ArgumentError("importing the script called launch() on a rank: guard it with if __name__ == '__main__':")
+    results = worlds[world](LaunchSpec(fn, tuple(args), dict(kwargs or {}), Config(timeout=timeout)), size)
+    failures = [result for result in results if result.error]
+    if failures:
+        raise _first_error(failures, size)
+    return [result.value for result in results]
+
+
+class LaunchSpec(NamedTuple):
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    config: Config
+
+
+class RankResult(NamedTuple):
+    """The value of a rank, or its error with time and traceback; a process that died has no traceback."""
+
+    rank: int
+    value: Any = None
+    error: Exception | None = None
+    when: float = 0.0
+    trace: str = ""
+
+
+def failed(rank: int, error: Exception) -> RankResult:
+    return RankResult(rank, error=error, when=time.monotonic(), trace="".join(traceback.format_exception(error)))
+
+
+def _first_error(failures: list[RankResult], size: int) -> Exception:
+    """Return the first error, and not those that it caused on other ranks."""
+    first = min(failures, key=lambda each: (isinstance(each.error, Aborted | PeerLost) and bool(each.trace), each.when))
+    assert first.error is not None
+    first.error.add_note(f"on rank {first.rank} of {size}")
+    if first.trace and not first.error.__traceback__:  # from another process
+        first.error.add_note(first.trace)
+    return first.error
+
+
+# --- Threads --------------------------------------------------------------------------------------------------------
+
+
+def _threads(spec: LaunchSpec, size: int) -> list[RankResult]:
+    store = HashStore()
+    comms: list[Communicator] = []
+    ended: SimpleQueue[RankResult] = SimpleQueue()
+    results: dict[int, RankResult] = {}
+
+    def run(rank: int) -> None:
+        try:
+            with shared_failure(store, rank):
+                comm = connect(rank, size, store, spec.config)
+            with comm:
+                comms.append(comm)
+                store.check()  # a failure before `comm` was in `comms` has not aborted it
+                result = RankResult(rank, spec.fn(comm, *spec.args, **spec.kwargs))
+        except Exception as error:
+            result = failed(rank, error)
+        except BaseException as error:  # sys.exit() in a thread ends only the thread
+            lost = PeerLost(f"the function of rank {rank} raised {error!r}", rank=rank)
+            result = RankResult(rank, error=lost, when=time.monotonic())
+        ended.put(result)
+
+    def gather(count: int) -> None:
+        while len(results) < count:  # an interrupted join() marks the thread as finished
+            result = ended.get()
+            results[result.rank] = result
+
+    threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(size)]
+    try:
+        for thread in threads:
+            thread.start()
+        gather(size)
+    except BaseException:
+        store.abort(Aborted(INTERRUPTED))
+        for comm in comms:
+            with suppress(RingcommError):  # already closed
+                comm.abort(INTERRUPTED)
+        gather(sum(thread.ident is not None for thread in threads))
+        raise
+    finally:
+        for thread in threads:
+            if thread.ident is not None:  # started
+                thread.join()
+    return [results[rank] for rank in range(size)]
+
+
+# --- Processes ------------------------------------------------------------------------------------------------------
+
+
+def _processes(spec: LaunchSpec, size: int) -> list[RankResult]:
+    preparation, importable = _main_program()
+    data = _pickled(spec, importable)
+    place = Place(0, size, job=secrets.token_hex(), nonce=secrets.token_hex(), launcher="launch")
+    with ExitStack() as stack:
+        control, server_end = map(stack.enter_context, Pipe())
+        pipes = [tuple(map(stack.enter_context, Pipe(duplex=False))) for _ in range(size)]
+        ends = [server_end, *(sender for _, sender in pipes)]
+        numbers = [end.fileno() for end in ends]
+        path = [str(entry) for entry in sys.path]
+        code = f"import sys; sys.path[:] = {path!r}; from ringcomm.launcher.forkserver import serve; serve(*{numbers})"
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing passes them on
+        server = subprocess.Popen(
+            [sys.executable, *flags, "-c", code], stdin=subprocess.DEVNULL, pass_fds=numbers, process_group=0
+        )
+        stack.callback(_stop, server, control)
+        for end in ends:
+            end.close()
+        control.send((preparation, data, place))
+        return _collect(control, [receiver for receiver, _ in pipes])
+
+
+def _main_program() -> tuple[dict[str, Any], bool]:
+    """Return multiprocessing's preparation data (module path, main file), and whether ranks can import the main module.
+
+    They cannot if it is a command-line string, stdin, or a __main__.py.
+    """
+    preparation = spawn.get_preparation_data("ringcomm")
+    del preparation["authkey"]  # cannot be pickled, and is not needed
+    if "init_main_from_name" in preparation:
+        return preparation, preparation["init_main_from_name"].rpartition(".")[2] != "__main__"
+    if os.path.isfile(preparation.get("init_main_from_path", "")):
+        return preparation, True
+    preparation.pop("init_main_from_path", None)
+    return preparation, False
+
+
+def _pickled(spec: LaunchSpec, importable: bool) -> bytes:
+    """Pickle by name if the ranks can import it, else by value."""
+    reason = "the main program is not an importable file"
+    try:
+        data = pickle.dumps(spec)
+        if importable or b"__main__" not in data:
+            return data
+    except Exception as error:  # an object may raise any error
+        reason = str(error)
+    try:
+        import cloudpickle
+
+        return bytes(cloudpickle.dumps(spec))
+    except ImportError:
+        pass
+    except Exception as error:
+        reason = str(error)
+    raise ArgumentError(
+        f"{spec.fn!r} and its arguments cannot be pickled ({reason}): define it in a module, "
+        "pip install cloudpickle, or use world='threads'"
+    )
+
+
+def _collect(control: Connection, receivers: list[Connection]) -> list[RankResult]:
+    """Wait until every process has exited; after the first failure, for GRACE seconds at most."""
+    results: dict[int, RankResult] = {}
+    pending = dict(enumerate(receivers))
+    running = len(receivers)
+    deadline: float | None = None
+
+    def take(rank: int) -> None:
+        try:
+            data = pending.pop(rank).recv_bytes()
+        except (EOFError, OSError):  # it died before or while it sent the result
+            return
+        results[rank] = pickle.loads(data)
+
+    while running:
+        ready = wait([control, *pending.values()], None if deadline is None else max(0.0, deadline - time.monotonic()))
+        if not ready:
+            break
+        for rank in [rank for rank, pipe in pending.items() if pipe in ready]:
+            take(rank)
+        if control in ready:
+            try:
+                rank, status, when = control.recv()
+            except (EOFError, ConnectionResetError):
+                raise RingcommError("the process that forks the ranks has died") from None
+            running -= 1
+            if rank in pending and pending[rank].poll():
+                take(rank)
+            if rank not in results:
+                lost = PeerLost(f"rank {rank} {describe_exit(status)} before its function returned", rank=rank)
+                results[rank] = RankResult(rank, error=lost, when=when)
+        if deadline is None and any(result.error for result in results.values()):
+            deadline = time.monotonic() + GRACE
+    return [results[rank] for rank in sorted(results)]
+
+
+def _stop(server: "subprocess.Popen[bytes]", control: Connection) -> None:
+    """Let the server kill the ranks, their children, and itself."""
+    with suppress(OSError):  # it has died
+        control.send(None)
+    with suppress(subprocess.TimeoutExpired):
+        server.wait(GRACE)
+    with suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGKILL)  # in case it could not
+    server.wait()

@@ -1,0 +1,219 @@
+"""`ringcomm run`: run a program on several ranks of this machine, forward its output, and end all ranks together.
+
+The ranks form one process group. Its leader, the reaper, is a small process that waits until `ringcomm run` exits and
+then kills the group and the ranks that have left it. So no process survives even if `ringcomm run` itself is killed.
+"""
+
+import math
+import os
+import secrets
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Self
+
+from ringcomm.bootstrap.place import Place
+from ringcomm.errors import ArgumentError, refuse
+from ringcomm.launcher import processes
+from ringcomm.launcher.output import OutputWriter, RankOutput
+
+__all__ = ["run"]
+
+# Seconds after the failure of a rank, and the signal that the others then get: GRACE to exit by themselves, 2 more to
+# handle SIGTERM.
+ESCALATION = ((processes.GRACE, signal.SIGTERM), (processes.GRACE + 2.0, signal.SIGKILL))
+FORWARDED = (signal.SIGINT, signal.SIGTERM)
+
+
+def run(command: Sequence[str], size: int) -> int:
+    """Run `command` on `size` ranks: a Python file, `-m` and a module, or an executable, each with its arguments.
+
+    Returns the exit status of the rank that failed first (128 + the signal if it was killed), else 0. Forwards SIGINT
+    and SIGTERM to the ranks. Must be called on the main thread.
+    """
+    if not 1 <= size <= processes.MAX_RANKS:
+        raise refuse("number of ranks", f"1 to {processes.MAX_RANKS}", size)
+    program = _program(command)
+    job, nonce = secrets.token_hex(16), secrets.token_hex(16)
+    with _SignalSocket(signal.SIGCHLD, *FORWARDED) as signals, _Supervisor(signals) as supervisor:
+        for rank in range(size):
+            supervisor.start(program, Place(rank, size, job, nonce))
+        return supervisor.wait()
+
+
+def _program(command: Sequence[str]) -> list[str]:
+    first = command[0]
+    if first == "-m" or first.endswith(".py"):
+        return [sys.executable, *command]
+    if shutil.which(first) is None:
+        raise ArgumentError(f"{first!r} is not an executable; a Python program ends with .py, or is a module after -m")
+    return list(command)
+
+
+class _SignalSocket:
+    """A socket that becomes readable when a signal arrives, or another thread calls `wake`."""
+
+    def __init__(self, *signals: signal.Signals) -> None:
+        self._received: list[int] = []
+        self._signals = signals
+
+    def __enter__(self) -> Self:
+        self._receiver, self._sender = socket.socketpair()
+        for end in (self._receiver, self._sender):
+            end.setblocking(False)
+        # A full socket drops bytes, so the handlers record the signals too.
+        self._before = {each: signal.signal(each, lambda it, _: self._received.append(it)) for each in self._signals}
+        self._wakeup = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._wakeup)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._receiver.close()
+        self._sender.close()
+
+    def fileno(self) -> int:
+        return self._receiver.fileno()
+
+    def wake(self) -> None:
+        with suppress(OSError):  # it is full, hence readable, or closed
+            self._sender.send(b"\0")
+
+    def read(self) -> list[int]:
+        """Return the signals received since the last call."""
+        with suppress(BlockingIOError):
+            self._receiver.recv(4096)
+        received, self._received = self._received, []
+        return received
+
+
+class _Supervisor:
+    """Starts the ranks, forwards their output and signals. At the end of `with` they and their children are dead."""
+
+    def __init__(self, signals: _SignalSocket) -> None:
+        self._signals = signals
+        self._processes: list[subprocess.Popen[bytes]] = []
+        out, err = sys.stdout.fileno(), sys.stderr.fileno()
+        self._out = OutputWriter(out, signals.wake)
+        # Two threads that write to one pipe would mix their lines.
+        self._err = self._out if os.path.sameopenfile(out, err) else OutputWriter(err, signals.wake)
+        self._outputs = selectors.DefaultSelector()
+        self._outputs.register(signals, selectors.EVENT_READ)
+        self._signals_only = selectors.DefaultSelector()
+        self._signals_only.register(signals, selectors.EVENT_READ)
+        self._status = 0
+        self._forwarded = 0  # the last forwarded signal
+        self._scheduled: list[tuple[float, signal.Signals]] = []
+
+    def __enter__(self) -> Self:
+        # Forwarded signals reach the whole group; the reaper must survive all but SIGKILL.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+        try:
+            self._reaper = subprocess.Popen(
+                [sys.executable, "-I", "-S", processes.__file__], stdin=subprocess.PIPE, bufsize=0, process_group=0
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._send(signal.SIGKILL)
+        for process in (*self._processes, self._reaper):
+            with process:  # closes its pipes and reaps it
+                pass
+        self._outputs.close()
+        self._signals_only.close()
+        for writer in {self._out, self._err}:
+            writer.close()
+
+    def start(self, program: Sequence[str], place: Place) -> None:
+        # Without PYTHONUNBUFFERED, output to a pipe is late, and lost if the rank is killed.
+        environment = {"PYTHONUNBUFFERED": "1", **place.environment()}
+        process = subprocess.Popen(
+            program,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            process_group=self._reaper.pid,
+        )
+        self._processes.append(process)
+        self._notify_reaper(process)
+        for source, writer in ((process.stdout, self._out), (process.stderr, self._err)):
+            assert source is not None
+            self._outputs.register(source, selectors.EVENT_READ, RankOutput(place.rank, source, writer))
+
+    def wait(self) -> int:
+        """Forward the output of the ranks until all have exited; return the exit status."""
+        while any(process.returncode is None for process in self._processes):
+            self._poll(self._signals_only if self._out.full or self._err.full else self._outputs)
+        self._send(signal.SIGKILL)  # children of the ranks, so that all writers are gone
+        for key in self._outputs.get_map().values():
+            if key.data:
+                while key.data.forward():
+                    pass
+        return self._status if self._flushed() else self._status or 128 + self._forwarded
+
+    def _flushed(self) -> bool:
+        """Wait until all output is written. After a signal, give up when the reader makes no progress for GRACE."""
+        seen, limit = -1, math.inf
+        while not (self._out.done and self._err.done):
+            if (written := self._out.written + self._err.written) > seen or limit == math.inf:
+                seen = written
+                limit = time.monotonic() + ESCALATION[0][0] if self._forwarded else math.inf
+            if time.monotonic() >= limit:
+                return False
+            self._poll(self._signals_only, limit)
+        return True
+
+    def _poll(self, selector: selectors.BaseSelector, until: float = math.inf) -> None:
+        """Wait for output, signals or the deadline, and handle them."""
+        until = min([until, *(when for when, _ in self._scheduled)])
+        for key, _ in selector.select(None if until == math.inf else max(0.0, until - time.monotonic())):
+            if key.fileobj is self._signals:
+                self._handle_signals()
+            elif not key.data.forward():
+                self._outputs.unregister(key.fileobj)
+        for writer in (self._out, self._err):
+            writer.check()
+        while self._scheduled and time.monotonic() >= self._scheduled[0][0]:
+            self._send(self._scheduled.pop(0)[1])
+
+    def _handle_signals(self) -> None:
+        for number in self._signals.read():
+            if number in FORWARDED:
+                self._forwarded = number
+                self._send(signal.Signals(number))
+                self._schedule_signals()
+        for rank, process in enumerate(self._processes):
+            if process.returncode is None and (code := process.poll()) is not None:
+                self._notify_reaper(process)
+                if code:
+                    self._record_failure(rank, code)
+
+    def _record_failure(self, rank: int, code: int) -> None:
+        if self._status == 0:
+            self._status = code if code > 0 else 128 - code
+            self._err.write(f"ringcomm run: rank {rank} {processes.describe_exit(code)}\n".encode())
+            self._schedule_signals()
+
+    def _schedule_signals(self) -> None:
+        if not self._scheduled:
+            now = time.monotonic()
+            self._scheduled = [(now + seconds, number) for seconds, number in ESCALATION]
+
+    def _send(self, number: signal.Signals) -> None:
+        running = [process.pid for process in self._processes if process.returncode is None]
+        processes.send_signal(number, self._reaper.pid, running)
+
+    def _notify_reaper(self, process: "subprocess.Popen[bytes]") -> None:
+        assert self._reaper.stdin is not None
+        with suppress(BrokenPipeError):  # it is killed with the group at the end
+            self._reaper.stdin.write(b"%d\n" % process.pid)

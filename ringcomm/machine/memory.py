@@ -1,0 +1,71 @@
+"""How much more memory this process may use: shared memory beyond that ends in SIGBUS or an OOM kill."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ringcomm.errors import MemoryShortage
+from ringcomm.machine.cgroup import groups, words
+
+__all__ = ["Headroom", "available", "mib", "require"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Headroom:
+    """The bytes that one limit leaves, and the name of the limit."""
+
+    bytes: int
+    limit: str
+
+
+def require(bytes: int, what: str) -> None:  # noqa: A002
+    """Raise MemoryShortage, with current figures, unless `bytes` more are available for `what`."""
+    tightest = available()
+    if bytes > tightest.bytes:
+        raise MemoryShortage(
+            f"{what} needs {mib(bytes)}, but only {mib(tightest.bytes)} are available: {tightest.limit}",
+            expected=bytes,
+            got=tightest.bytes,
+        )
+
+
+def available(root: Path = Path("/")) -> Headroom:
+    """Return the tightest of all limits on this process."""
+    return min([*_groups(root), *_machine(root), *_process(root)])
+
+
+def mib(bytes: int) -> str:  # noqa: A002
+    return f"{bytes / (1 << 20):,.1f} MiB"
+
+
+def _groups(root: Path) -> Iterator[Headroom]:
+    for folder, unified in groups("memory", root):
+        names = ("memory.max", "memory.current") if unified else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        limit, used = (words(folder / name) for name in names)
+        if limit and used and limit[0].isdecimal():
+            # The kernel reclaims inactive file pages before it refuses memory.
+            statistics = words(folder / "memory.stat")
+            inactive = "inactive_file" if unified else "total_inactive_file"
+            reclaimable = int(statistics[statistics.index(inactive) + 1]) if inactive in statistics else 0
+            yield _left(int(limit[0]), int(used[0]) - reclaimable, f"{names[0]} of {folder}")
+
+
+def _machine(root: Path) -> Iterator[Headroom]:
+    meminfo = words(root / "proc/meminfo")
+    yield Headroom(int(meminfo[meminfo.index("MemAvailable:") + 1]) << 10, "MemAvailable of this machine")
+
+
+def _process(root: Path) -> Iterator[Headroom]:
+    import resource  # POSIX only; importing ringcomm works everywhere
+
+    space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if space != resource.RLIM_INFINITY:
+        pages = int(words(root / "proc/self/statm")[0])
+        yield _left(space, pages * resource.getpagesize(), "RLIMIT_AS")
+    length, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if length != resource.RLIM_INFINITY:
+        yield Headroom(length, "RLIMIT_FSIZE (shared memory is a file)")
+
+
+def _left(limit: int, used: int, name: str) -> Headroom:
+    return Headroom(max(0, limit - used), f"{name} is {mib(limit)}, of which {mib(used)} are in use")

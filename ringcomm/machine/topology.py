@@ -1,0 +1,24 @@
+"""The cores this process may use."""
+
+import os
+from pathlib import Path
+
+from ringcomm.machine.cgroup import groups, words
+
+__all__ = ["cores", "cpu_quota"]
+
+
+def cores() -> set[int]:
+    """Return the cores this process may run on."""
+    return os.sched_getaffinity(0)
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """Return the CPU quota of this process's control groups, in cores; None without a quota."""
+    limits = []
+    for folder, unified in groups("cpu", root):
+        files = ["cpu.max"] if unified else ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+        match [word for file in files for word in words(folder / file)]:
+            case [limit, period] if limit.isdecimal():  # otherwise "max" or -1
+                limits.append(int(limit) / int(period))
+    return min(limits, default=None)

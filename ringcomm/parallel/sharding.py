@@ -1,0 +1,115 @@
+"""Which part of the full model this rank's parameters are.
+
+A layer declares it in two attributes. `shard_specs`, a dict, names its parameters that are sharded over the tensor
+axis, each with a `ShardSpec`. `tied_copies`, a set, names copies of parameters that another stage counts. All other
+parameters are replicated over the tensor axis. Names are those of the full model, so a parameter's name is unique among
+the stages, except for tied copies. If a vocabulary is not a multiple of the axis, the last shard ends in zero padding.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from ringcomm.errors import refuse
+from ringcomm.parallel.functional import all_gathered
+from ringcomm.parallel.grid import Axis
+
+__all__ = [
+    "Modules",
+    "ShardSpec",
+    "as_list",
+    "clean_name",
+    "collect_shard_specs",
+    "counted_parameters",
+    "full_tensors",
+    "named_parameters",
+    "tied_copies",
+]
+
+
+class ShardSpec(NamedTuple):
+    """A sharded parameter: the dimension it is split along, and the length of that dimension in the full model."""
+
+    dim: int
+    length: int
+
+
+Modules = nn.Module | Iterable[nn.Module]
+
+
+def as_list(chunks: Modules) -> list[nn.Module]:
+    """Return the modules as a list; a single module, even a container, is one element."""
+    return [chunks] if isinstance(chunks, nn.Module) else list(chunks)
+
+
+def named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the parameters with their names, which are the same if the module is compiled."""
+    for name, parameter in module.named_parameters():
+        yield clean_name(name), parameter
+
+
+def collect_shard_specs(module: nn.Module) -> dict[str, ShardSpec]:
+    """Return the specs of the sharded parameters of a module, by full name."""
+    found = ((prefix, getattr(layer, "shard_specs", None)) for prefix, layer in module.named_modules())
+    declared = ((prefix, specs) for prefix, specs in found if isinstance(specs, dict))  # not another layer's attribute
+    return {clean_name(f"{prefix}.{name}"): spec for prefix, specs in declared for name, spec in specs.items()}
+
+
+def tied_copies(module: nn.Module) -> set[str]:
+    """Return the full names of the parameters of a module that another stage counts."""
+    found = ((prefix, getattr(layer, "tied_copies", None)) for prefix, layer in module.named_modules())
+    return {clean_name(f"{prefix}.{name}") for prefix, names in found if isinstance(names, set) for name in names}
+
+
+def counted_parameters(chunks: Modules, tp: Axis) -> Iterator[nn.Parameter]:
+    """Yield the parameters this rank counts, so that together the ranks of a model count each element once."""
+    seen = set()
+    for chunk in as_list(chunks):
+        specs, elsewhere = collect_shard_specs(chunk), tied_copies(chunk)
+        for name, parameter in named_parameters(chunk):
+            if parameter not in seen and name not in elsewhere and (name in specs or tp.rank == 0):
+                seen.add(parameter)
+                yield parameter
+
+
+def clean_name(name: str) -> str:
+    """Return a parameter's name without the prefix of torch.compile."""
+    return name.replace("_orig_mod.", "").lstrip(".")
+
+
+def shard_of(full: torch.Tensor, spec: ShardSpec, tp: Axis) -> torch.Tensor:
+    """Return this rank's shard of a full tensor, padded with zeros to the length of the others."""
+    if full.shape[spec.dim] != spec.length:
+        raise refuse(f"dimension {spec.dim} of the full tensor", spec.length, full.shape[spec.dim])
+    share = -(-spec.length // tp.size)
+    start = min(tp.rank * share, spec.length)
+    local = full.narrow(spec.dim, start, min(share, spec.length - start))
+    if local.shape[spec.dim] == share:
+        return local
+    padded = full.new_zeros(*full.shape[: spec.dim], share, *full.shape[spec.dim + 1 :])
+    padded.narrow(spec.dim, 0, local.shape[spec.dim]).copy_(local)
+    return padded
+
+
+def full_tensors(
+    tensors: Mapping[str, torch.Tensor], specs: Mapping[str, ShardSpec], tp: Axis
+) -> dict[str, torch.Tensor]:
+    """Gather the full tensors of local ones, on every rank of the axis.
+
+    All ranks pass the same names. Each rank sends (t-1)/t of the bytes of every sharded tensor.
+    """
+
+    def gathered(x: torch.Tensor, spec: ShardSpec) -> torch.Tensor:
+        return all_gathered(x, tp, spec.dim).narrow(spec.dim, 0, spec.length)
+
+    return {name: gathered(x, specs[name]) if name in specs else x for name, x in tensors.items()}
+
+
+def full_shape(x: torch.Tensor, spec: ShardSpec | None) -> torch.Size:
+    """Return the shape of the full tensor of a local one."""
+    shape = list(x.shape)
+    if spec:
+        shape[spec.dim] = spec.length
+    return torch.Size(shape)

@@ -1,0 +1,367 @@
+"""A torch.distributed process group on top of a communicator.
+
+torch calls the operations of a group by the names of c10d, which differ between its versions: both are defined. Tensors
+that cannot be used in place are copied once, and written back when the call is done (tensors.py).
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from datetime import timedelta
+from functools import wraps
+from typing import Any, TypeVar, cast
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+
+from ringcomm import Aborted, Communicator, RingcommError, premul_sum
+from ringcomm.errors import refuse
+from ringcomm.torch import labels
+from ringcomm.torch.start import connect
+from ringcomm.torch.tensors import CallTensors, Tensors, single, write_back
+from ringcomm.torch.works import CompletedWork, RunningWork, TorchWork, coalesced, seconds
+
+__all__ = ["RingcommProcessGroup", "create"]
+
+c10d: Any = dist.distributed_c10d  # torch's stubs leave out much of what it calls
+
+# From torch 2.14 on, a Backend can be written in Python, and a group can have others for other devices. Before, only a
+# whole ProcessGroup can.
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+Base: Any = torch._C._distributed_c10d.Backend if TORCH >= (2, 14) else c10d.ProcessGroup
+
+UNSET = timedelta(milliseconds=-1)  # torch leaves the timeout to the group
+DONE = CompletedWork()  # of blocking calls: torch only checks that they are complete
+
+Lists = Sequence[Tensors]
+Method = TypeVar("Method", bound=Callable[..., Any])
+_Op = c10d.ReduceOp.RedOpType
+SUM = _Op.SUM
+OPS = {
+    _Op.SUM: "sum",
+    _Op.AVG: "avg",
+    _Op.PRODUCT: "prod",
+    _Op.MIN: "min",
+    _Op.MAX: "max",
+    _Op.BAND: "band",
+    _Op.BOR: "bor",
+    _Op.BXOR: "bxor",
+}
+
+
+def annotating(method: Method) -> Method:
+    """Add the name of the group to the errors of a method."""
+
+    @wraps(method)
+    def annotated(self: "RingcommProcessGroup", *arguments: Any, **options: Any) -> Any:
+        try:
+            return method(self, *arguments, **options)
+        except RingcommError as error:
+            raise self.annotated(error)  # noqa: B904 (it is the same error)
+
+    return cast(Method, annotated)
+
+
+def create(options: Any) -> "RingcommProcessGroup":
+    """Return the group for torch's DistributedBackendOptions; every member calls this."""
+    name, ranks = options.group_id, list(options.global_ranks_in_group)
+    try:
+        return RingcommProcessGroup(connect(options), name, ranks)
+    except RingcommError as error:
+        raise annotate(error, name, ranks, options.group_rank)  # noqa: B904 (it is the same error)
+
+
+def annotate(error: RingcommError, name: str, ranks: list[int], rank: int) -> RingcommError:
+    """Add the group to an error, once: the ranks in messages are those of the group."""
+    group = f"in the torch.distributed group {name!r}"
+    if group not in str(error):
+        members = f"ranks {ranks} of the world" if ranks else "the world"
+        error.args = (f"{error}\n{group} ({members}), on its rank {rank}",)
+    return error
+
+
+class RingcommProcessGroup(Base):  # type: ignore[misc]
+    """One rank's end of a group. Ranks in calls and errors are those of the group, as everywhere in c10d."""
+
+    def __init__(self, comm: Communicator, name: str, ranks: list[int]) -> None:
+        super().__init__(comm.rank, comm.size)
+        self.comm = comm
+        self._name, self._description = name, "undefined"
+        self._ranks = ranks  # in the world; empty for the world itself
+        self._timeout: float | None = None  # None: the communicator's
+        self._coalesced: list[TorchWork] | None = None
+        self._running: WeakSet[RunningWork] = WeakSet()  # collectives
+
+    # --- Collectives --------------------------------------------------------------------------------------------------
+
+    @annotating
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> TorchWork:
+        opts = opts or c10d.AllreduceOptions()
+        call = CallTensors()
+        x = call.inout(single(tensors), reduces=True)
+        return self._run("all_reduce", opts, tensors, call, self.comm.all_reduce, x, _op(opts))
+
+    @annotating
+    def reduce(self, tensors: Tensors, opts: Any = None) -> TorchWork:
+        opts = opts or c10d.ReduceOptions()
+        call = CallTensors()
+        tensor = single(tensors)
+        take = call.inout if self.comm.rank == opts.rootRank else call.input
+        x = take(tensor, reduces=True)
+        return self._run("reduce", opts, tensors, call, self.comm.reduce, x, _op(opts), opts.rootRank)
+
+    @annotating
+    def broadcast(self, tensors: Tensors, opts: Any = None) -> TorchWork:
+        opts = opts or c10d.BroadcastOptions()
+        call = CallTensors()
+        tensor = single(tensors)
+        x = call.input(tensor) if self.comm.rank == opts.rootRank else call.output(tensor)
+        return self._run("broadcast", opts, tensors, call, self.comm.broadcast, x, opts.rootRank)
+
+    @annotating
+    def allgather(self, output_lists: Lists, inputs: Tensors, opts: Any = None) -> TorchWork:
+        opts = opts or c10d.AllgatherOptions()
+        call = CallTensors()
+        outputs = self._all_ranks(single(output_lists))
+        out, counts = call.outputs(outputs), _uneven(outputs)
+        x = call.input(single(inputs)).view(-1)
+        x = call.input_for(out, x, sum(part.numel() for part in outputs[: self.comm.rank]))
+        return self._run("all_gather", opts, outputs, call, self.comm.all_gather, x, out, counts)
+
+    @annotating
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> TorchWork:  # noqa: A002
+        opts = opts or c10d.AllgatherOptions()
+        call = CallTensors()
+        x, out = call.input(input), call.output(output)
+        return self._run("all_gather", opts, [output], call, self.comm.all_gather, x, out)
+
+    @annotating
+    def gather(self, output_lists: Lists, inputs: Tensors, opts: Any = None) -> TorchWork:
+        opts = opts or c10d.GatherOptions()
+        call = CallTensors()
+        x = call.input(single(inputs))
+        outputs: Tensors = ()
+        out = None
+        if self.comm.rank == opts.rootRank:
+            outputs = self._all_ranks(single(output_lists), single(inputs))
+            out = call.outputs(outputs)
+        return self._run("gather", opts, outputs, call, self.comm.gather, x, out, opts.rootRank)
+
+    @annotating
+    def scatter(self, outputs: Tensors, input_lists: Lists, opts: Any = None) -> TorchWork:
+        opts = opts or c10d.ScatterOptions()
+        call = CallTensors()
+        x = None
+        if self.comm.rank == opts.rootRank:
+            x = call.inputs(self._all_ranks(single(input_lists), single(outputs)))
+        out = call.output(single(outputs))
+        return self._run("scatter", opts, outputs, call, self.comm.scatter, x, out, opts.rootRank)
+
+    @annotating
+    def reduce_scatter(self, outputs: Tensors, input_lists: Lists, opts: Any = None) -> TorchWork:
+        opts = opts or c10d.ReduceScatterOptions()
+        call = CallTensors()
+        inputs = self._all_ranks(single(input_lists))
+        x, out = call.inputs(inputs, reduces=True), call.output(single(outputs), reduces=True)
+        return self._run(
+            "reduce_scatter", opts, outputs, call, self.comm.reduce_scatter, x, _op(opts), out, _uneven(inputs)
+        )
+
+    @annotating
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> TorchWork:  # noqa: A002
+        opts = opts or c10d.ReduceScatterOptions()
+        call = CallTensors()
+        x, out = call.input(input, reduces=True).view(-1), call.output(output, reduces=True)
+        return self._run("reduce_scatter", opts, [output], call, self.comm.reduce_scatter, x, _op(opts), out)
+
+    @annotating
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> TorchWork:
+        opts = opts or c10d.AllToAllOptions()
+        call = CallTensors()
+        x, out = call.inputs(self._all_ranks(inputs)), call.outputs(self._all_ranks(outputs))
+        counts = [[tensor.numel() for tensor in tensors] for tensors in (inputs, outputs)]
+        return self._run("all_to_all", opts, outputs, call, self.comm.all_to_all, x, out, *counts)
+
+    @annotating
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,  # noqa: A002
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        opts: Any = None,
+    ) -> TorchWork:
+        opts = opts or c10d.AllToAllOptions()
+        call = CallTensors()
+        x, out = call.input(input).view(-1), call.output(output).view(-1)
+        counts = self._splits(input, input_splits, x.numel()), self._splits(output, output_splits, out.numel())
+        return self._run("all_to_all", opts, [output], call, self.comm.all_to_all, x, out, *counts)
+
+    @annotating
+    def barrier(self, opts: Any = None) -> TorchWork:
+        return self._run("barrier", opts or c10d.BarrierOptions(), (), CallTensors(), self.comm.barrier)
+
+    # --- Many at once -------------------------------------------------------------------------------------------------
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> TorchWork:
+        opts = opts or c10d.AllreduceCoalescedOptions()
+        return coalesced(self, "all_reduce", [self.allreduce([tensor], opts) for tensor in tensors])
+
+    @annotating
+    def allgather_coalesced(self, output_lists: Lists, inputs: Tensors, opts: Any = None) -> TorchWork:
+        opts = opts or c10d.AllgatherOptions()
+        outputs_of_each = zip(*self._all_ranks(output_lists), strict=True)
+        pairs = zip(outputs_of_each, inputs, strict=True)
+        return coalesced(self, "all_gather", [self.allgather([list(outputs)], [x], opts) for outputs, x in pairs])
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> TorchWork:
+        pairs = zip(outputs, inputs, strict=True)
+        return coalesced(self, "all_gather", [self.all_gather_single(out, x, opts) for out, x in pairs])
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> TorchWork:
+        pairs = zip(outputs, inputs, strict=True)
+        return coalesced(self, "reduce_scatter", [self.reduce_scatter_single(out, x, opts) for out, x in pairs])
+
+    def _start_coalescing(self, device: object = None) -> None:  # noqa: ARG002
+        self._coalesced = []
+
+    def _end_coalescing(self, device: object = None) -> TorchWork:  # noqa: ARG002
+        works, self._coalesced = self._coalesced, None
+        return coalesced(self, "coalesced calls", works or [])
+
+    start_coalescing, end_coalescing = _start_coalescing, _end_coalescing  # of a Backend
+    supports_coalescing = supports_splitting = False  # point-to-point needs no coalescing; new groups start afresh
+
+    # --- Point to point -----------------------------------------------------------------------------------------------
+
+    @annotating
+    def send(self, tensors: Tensors, peer: int, tag: int) -> TorchWork:
+        call = CallTensors()
+        return self._run("send", None, tensors, call, self.comm.send, call.input(single(tensors)), peer, tag)
+
+    @annotating
+    def recv(self, tensors: Tensors, peer: int | None, tag: int) -> TorchWork:
+        call = CallTensors()
+        return self._run("recv", None, tensors, call, self.comm.recv, call.output(single(tensors)), peer, tag)
+
+    def recv_anysource(self, tensors: Tensors, tag: int) -> TorchWork:
+        return self.recv(tensors, None, tag)
+
+    # The names before torch 2.13.
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    alltoall_base = all_to_all_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    # --- The group itself ---------------------------------------------------------------------------------------------
+
+    def getBackendName(self) -> str:  # noqa: N802
+        return "ringcomm"
+
+    name = getBackendName
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        return self._description
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return self._name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        return self._description
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = description
+
+    setGroupName, setGroupDesc = _set_group_name, _set_group_desc  # noqa: N815
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the timeout of later calls."""
+        self._timeout = seconds(timeout)
+
+    def abort(self) -> None:
+        """Break the group on all ranks, and report the exception that this rank is handling, if any."""
+        error = sys.exc_info()[1]
+        reason = f"rank {dist.get_rank()} aborted the torch.distributed group {self._name}"
+        if error:
+            reason += f": {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        # An Aborted comes from another group, and names the cause.
+        self.comm.abort(str(error) if isinstance(error, Aborted) else reason)
+
+    def shutdown(self) -> None:
+        """Finish the collectives that this rank has begun, and close. Drops messages that were not received."""
+        for work in list(self._running):
+            with suppress(RingcommError):  # its own wait raises it
+                work.wait()
+        self.comm.close()
+
+    def annotated(self, error: RingcommError) -> RingcommError:
+        return annotate(error, self._name, self._ranks, self.comm.rank)
+
+    # --- Helpers ------------------------------------------------------------------------------------------------------
+
+    def _run(
+        self, name: str, opts: Any, outputs: Tensors, call: CallTensors, method: Callable[..., Any], *arguments: Any
+    ) -> TorchWork:
+        """Make the call and return its handle. `opts` is None for point-to-point, which torch always waits for."""
+        timeout = self._timeout
+        if opts is not None and (given := opts.timeout) != UNSET:
+            timeout = seconds(given) or timeout
+        # Before torch had asyncOp, the caller always waited for the handle.
+        async_op = opts is None or getattr(opts, "asyncOp", True)
+        with labels.label(self, name, outputs) if labels.enabled else nullcontext():
+            result = method(*arguments, timeout=timeout, async_op=async_op)
+        work: TorchWork
+        if async_op:
+            work = RunningWork(self, name, [result], outputs, call.copies)
+            if opts is not None:
+                self._running.add(work)
+        else:
+            if call.copies:
+                write_back(call.copies)
+            work = DONE if self._coalesced is None else CompletedWork(outputs)
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def _all_ranks(self, items: Sequence[Any], like: torch.Tensor | None = None) -> Sequence[Any]:
+        """Return a list that must have one item for each rank; with `like`, tensors of its size."""
+        if len(items) != self.comm.size:
+            raise refuse("the list", f"a tensor for each of {self.comm.size} ranks", f"{len(items)} tensors")
+        if like is not None and any(tensor.numel() != like.numel() for tensor in items):
+            sizes = ", ".join(str(tensor.numel()) for tensor in items)
+            raise refuse("the list", f"tensors with {like.numel()} elements", f"tensors with {sizes} elements")
+        return items
+
+    def _splits(self, tensor: torch.Tensor, splits: Sequence[int], elements: int) -> list[int]:
+        """Return the elements for, or from, each rank; torch passes rows, and an empty list for equal splits."""
+        rows = tensor.shape[0] if tensor.dim() else 0
+        if not splits:
+            if rows % self.comm.size:
+                raise refuse("axis 0", f"a multiple of {self.comm.size} rows, or split sizes", f"{rows} rows")
+            splits = [rows // self.comm.size] * self.comm.size
+        if sum(splits) != rows or len(splits) != self.comm.size:
+            raise refuse("split sizes", f"{self.comm.size} numbers that add up to {rows} rows", list(splits))
+        return [split * (elements // rows) if rows else 0 for split in splits]
+
+
+def _op(opts: Any) -> Any:
+    op = opts.reduceOp.op
+    if op == SUM:  # hashing torch's enumerators costs as much as a small call
+        return "sum"
+    return OPS.get(op) or premul_sum(float(opts.reduceOp.__getstate__()[1]))
+
+
+def _uneven(tensors: Tensors) -> list[int] | None:
+    """Return the number of elements of each tensor, if these differ."""
+    counts = [tensor.numel() for tensor in tensors]
+    return counts if len(set(counts)) > 1 else None

@@ -1,0 +1,134 @@
+"""Tensors as one communicator call takes them: in place where possible, else copied once.
+
+ringcomm takes dense, contiguous memory of a dtype it knows, and a list of tensors as one array: tensors that are
+adjacent in memory, as the chunks of one tensor are, need no copy.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from ringcomm.errors import refuse
+from ringcomm.types import DTYPES
+
+__all__ = ["CallTensors", "Copies", "Tensors", "single", "write_back"]
+
+Tensors = Sequence[torch.Tensor]
+Copies = Sequence[tuple[torch.Tensor, torch.Tensor]]
+
+KNOWN = {getattr(torch, name) for name in DTYPES if hasattr(torch, name)}
+
+
+class CallTensors:
+    """The tensors of one call."""
+
+    def __init__(self) -> None:
+        self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # output, copy: written back when the call is done
+
+    def input(self, tensor: torch.Tensor, reduces: bool = False) -> torch.Tensor:
+        """Return the memory to read. Tensors of unknown dtype are moved as bytes."""
+        return _known(tensor if _plain(tensor) else _dense(tensor), reduces)
+
+    def output(self, tensor: torch.Tensor, reduces: bool = False) -> torch.Tensor:
+        """Return the memory to write."""
+        if _plain(tensor):
+            return _known(tensor, reduces)
+        _check_writable(tensor)
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        self.copies.append((tensor, copy))
+        return _known(copy, reduces)
+
+    def inout(self, tensor: torch.Tensor, reduces: bool = False) -> torch.Tensor:
+        """Return the memory to read and write."""
+        if _plain(tensor):
+            return _known(tensor, reduces)
+        _check_writable(tensor)
+        copy = _dense(tensor)
+        self.copies.append((tensor, copy))
+        return _known(copy, reduces)
+
+    def input_for(self, output: torch.Tensor, tensor: torch.Tensor, offset: int) -> torch.Tensor:
+        """Return `tensor`, or a copy if it overlaps `output` anywhere but at `offset`, its own block."""
+        begin, other = tensor.data_ptr(), output.data_ptr()
+        overlaps = begin < other + output.nbytes and other < begin + tensor.nbytes
+        return tensor.clone() if overlaps and begin != other + offset * output.element_size() else tensor
+
+    def inputs(self, tensors: Tensors, reduces: bool = False) -> torch.Tensor:
+        """Return one flat tensor with the elements of all tensors."""
+        if (whole := _adjacent(tensors)) is not None:
+            return _known(whole, reduces)
+        return _known(torch.cat([_dense(tensor).reshape(-1) for tensor in tensors]), reduces)
+
+    def outputs(self, tensors: Tensors) -> torch.Tensor:
+        """Return one flat tensor to write for all tensors."""
+        if (whole := _adjacent(tensors)) is not None:
+            return _known(whole)
+        for tensor in tensors:
+            _check_writable(tensor)
+        count = sum(tensor.numel() for tensor in tensors)
+        whole = torch.empty(count, dtype=_dtype(tensors), device=tensors[0].device)
+        self.copies += zip(tensors, torch.split(whole, [tensor.numel() for tensor in tensors]), strict=True)
+        return _known(whole)
+
+
+def write_back(copies: Copies) -> None:
+    """Copy results to the outputs that could not be written in place."""
+    for tensor, copy in copies:
+        # Inference tensors may change in inference mode only, which is a mode of each thread.
+        with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
+            tensor.copy_(copy.view(tensor.shape))
+
+
+def single(items: Sequence[Any]) -> Any:
+    """Return the only item of a list; c10d still has lists from when a process drove several GPUs."""
+    if len(items) != 1:
+        raise refuse("tensors", "one of each rank", len(items))
+    return items[0]
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else str(tensor.layout)
+        raise refuse("tensor", "a dense one of an ordinary dtype", kind)
+    if not (tensor.is_cpu or tensor.is_cuda):
+        raise refuse("tensor", "memory of the host or of a GPU", tensor.device)
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _check_writable(tensor: torch.Tensor) -> None:
+    if any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True)):
+        raise refuse("output", "memory for each element", f"an expanded tensor of shape {tuple(tensor.shape)}")
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return tensor.contiguous().resolve_conj().resolve_neg() if not _plain(tensor) else tensor.detach()
+
+
+def _known(tensor: torch.Tensor, reduces: bool = False) -> torch.Tensor:
+    if tensor.dtype in KNOWN or reduces:
+        return tensor
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def _dtype(tensors: Tensors) -> torch.dtype:
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) > 1:
+        raise refuse("the list", "tensors of one dtype", ", ".join(map(str, dtypes)))
+    return dtypes.pop()
+
+
+def _adjacent(tensors: Tensors) -> torch.Tensor | None:
+    """Return the tensors as one if they are adjacent in memory, in this order."""
+    first = tensors[0]
+    _dtype(tensors)
+    if not all(_plain(tensor) for tensor in tensors):
+        return None
+    if any(a.data_ptr() + a.nbytes != b.data_ptr() for a, b in pairwise(tensors)):
+        return None
+    if any(a.untyped_storage().data_ptr() != first.untyped_storage().data_ptr() for a in tensors):
+        return None
+    count = sum(tensor.numel() for tensor in tensors)
+    return first.detach().as_strided((count,), (1,))

@@ -1,0 +1,60 @@
+"""The errors of failed launches. After a mismatch the ranks exchange descriptions of their calls."""
+
+import math
+from contextlib import suppress
+from typing import NamedTuple
+
+from ringcomm.errors import CollectiveTimeout, MismatchError, RingcommError
+from ringcomm.transports.contract import LocalTransport
+
+__all__ = ["UNKNOWN", "LaunchedCall", "compare_calls", "counts_differ", "timed_out"]
+
+STALLED = "rank {} made no progress"
+LATE = {"not started": "it was not called by rank {}", "no data": STALLED, "no slot": STALLED}
+
+
+class LaunchedCall(NamedTuple):
+    """A launched call as errors describe it."""
+
+    description: str
+    timeout: float
+    counts: tuple[list[int], list[int]] | None = None  # of all_to_all: to send and to receive
+
+
+UNKNOWN = LaunchedCall("a call of a graph", math.nan)
+
+
+def timed_out(rank: int, reason: str, peer: int, call: LaunchedCall, device: str) -> CollectiveTimeout:
+    """Return the error of a kernel that waited for a peer."""
+    waited = f"rank {rank} waited {call.timeout:.3g} s in {call.description} on {device}"
+    return CollectiveTimeout(f"{waited}: {LATE[reason].format(peer)}", rank=peer)
+
+
+def counts_differ(rank: int, peer: int, call: LaunchedCall, device: str) -> MismatchError | None:
+    """Return the error of an all_to_all with counts, whose mismatch only two ranks can find."""
+    if not call.counts:
+        return None
+    send, recv = call.counts
+    counts = f"this rank sends {send[peer]} elements to rank {peer} and expects {recv[peer]}"
+    text = f"ranks {rank} and {peer} do not agree in {call.description} on {device}: {counts}"
+    return MismatchError(text, rank=peer)
+
+
+def compare_calls(
+    channel: LocalTransport, peer: int, number: int, call: LaunchedCall, skipped: int, device: str
+) -> tuple[MismatchError, bool]:
+    """Return the error of a mismatch, and whether the group can continue: if no rank has skipped a later call.
+
+    Collective: every rank finds the mismatch, and waits here for the others.
+    """
+    own = call.description
+    calls = []
+    with suppress(RingcommError):
+        calls = channel.all_gather_facts("all_gather", [own, skipped], call.timeout)
+    lines = [f"rank {rank}: {theirs}" for rank, (theirs, _) in enumerate(calls)]
+    lines = lines or [f"rank {channel.rank}: {own}", f"rank {peer}: another call"]
+    other = next((rank for rank in reversed(range(len(calls))) if calls[rank][0] != own), peer)
+    text = "\n  ".join([f"the ranks made different calls on {device}, in call {number}:", *lines])
+    got = calls[other][0] if calls else None
+    error = MismatchError(text, rank=other, collective=own.partition("(")[0], epoch=number, expected=own, got=got)
+    return error, bool(calls) and not any(others for _, others in calls)

@@ -1,0 +1,327 @@
+"""What `ringcomm bench` measures: every row of its table verifies, wrong results are found, options are checked."""
+
+import argparse
+
+import numpy as np
+import pytest
+
+import harness
+from ringcomm import ArgumentError, MemoryShortage
+from ringcomm.bench import comparison, peers, plan, report
+from ringcomm.bench.command import add_arguments, plan_of
+from ringcomm.bench.job import failure_reason
+from ringcomm.bench.rank.collectives import COLLECTIVES, REDUCTIONS, RankCase, count_wrong, fill
+from ringcomm.bench.rank.measure import RankBench
+from ringcomm.bench.rank.ringcomm import RingcommLibrary
+
+OPTIONS = {
+    "dtype": "float32",
+    "op": "sum",
+    "root": 0,
+    "in_place": True,
+    "pool": 1 << 16,
+    "symmetric": False,
+    "asynchronous": False,
+}
+
+
+def bench(name, counts, size=3, **changes):
+    """Measure once at each count, on threads; return the wrong elements of each."""
+
+    def rank(comm):
+        it = RankBench(RingcommLibrary(comm))
+        found = []
+        for count in counts:
+            it.prepare(name, OPTIONS | {"count": count} | changes)
+            assert it.round(True, 1, 3) > 0
+            assert it.round(False, 1, 3) > 0
+            found.append(it.check())
+        return found
+
+    return np.sum(harness.run(rank, size, world="threads"), axis=0).tolist()
+
+
+FORMS = [
+    pytest.param(name, in_place, id=f"{name} {'in' if in_place else 'out of'} place")
+    for name, row in COLLECTIVES.items()
+    for in_place in [True] * row.in_place + [False] * row.out_of_place
+]
+
+
+@pytest.mark.parametrize("symmetric", [False, True], ids=["plain", "symmetric"])
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "async"])
+@pytest.mark.parametrize(("name", "in_place"), FORMS)
+def test_every_collective_runs_and_verifies(name, in_place, symmetric, asynchronous):
+    counts = [0] if name == "barrier" else [1, 999, 30_000]
+    wrong = bench(name, counts, in_place=in_place, symmetric=symmetric, asynchronous=asynchronous, root=1)
+    assert wrong == [0] * len(counts)
+
+
+def reducible(kind, op):
+    if op in ("band", "bor", "bxor"):
+        return kind in "iu"
+    if op == "avg":
+        return kind not in "biu"
+    return kind != "c" or op not in ("min", "max")
+
+
+PAIRS = [
+    pytest.param(dtype, op, id=f"{op} of {dtype}")
+    for dtype in ("bool", "int8", "uint64", "float16", "float64", "complex64")
+    for op in REDUCTIONS
+    if reducible(np.dtype(dtype).kind, op)
+]
+
+
+@pytest.mark.parametrize(("dtype", "op"), [*PAIRS, ("bfloat16", "sum"), ("bfloat16", "avg")])
+def test_every_operation_verifies(dtype, op):
+    assert bench("all_reduce", [1000], dtype=dtype, op=op) == [0]
+
+
+@pytest.mark.parametrize(("name", "in_place"), [form for form in FORMS if "barrier" not in form.id])
+def test_results_of_earlier_calls_do_not_count_as_new_ones(name, in_place):
+    class Tired(RingcommLibrary):
+        def call(self, *arguments):
+            call, result = super().call(*arguments)
+            calls = iter([call])  # the first time only
+            return lambda: next(calls, int)(), result
+
+    def rank(comm):
+        it = RankBench(Tired(comm))
+        it.prepare(name, OPTIONS | {"count": 1000, "in_place": in_place, "pool": 0})
+        return it.check()
+
+    wrong = sum(harness.run(rank, 2, world="threads"))
+    assert wrong > 900
+
+
+def test_buffers_rotate_through_the_pool():
+    def rank(comm):
+        it = RankBench(RingcommLibrary(comm))
+        it.prepare("all_reduce", OPTIONS | {"count": 1000, "pool": 1 << 16})
+        return len(it.calls), next(iter(it.pools.values())).nbytes
+
+    assert harness.run(rank, 2, world="threads")[0] == ((1 << 16) // 4032, 1 << 16), "4,000 bytes take 63 lines"
+
+
+def test_memcpy_uses_the_prepared_memory():
+    def rank(comm):
+        it = RankBench(RingcommLibrary(comm))
+        it.prepare_memcpy(1 << 16)
+        (prepared,) = it.pools.values()
+        it.memcpy(1 << 16)
+        (used,) = it.pools.values()
+        return used is prepared
+
+    assert harness.run(rank, 2, world="threads") == [True, True]
+
+
+def test_wrong_elements_are_counted():
+    setting = RankCase(rank=1, size=2, count=1000, dtype=np.dtype("int32"), op="sum", root=0)
+    array = np.empty((2, 1000), np.int32)
+    fill(array, setting)
+    expected = [setting.wave(1, block=0), setting.wave(1, block=1)]
+    assert count_wrong(array, expected) == 0
+    array[0, 3] += 1
+    array[1, -1] += 1
+    assert count_wrong(array, expected) == 2
+    assert count_wrong(np.roll(array, 64), expected) > 1000, "a displaced block must not look right"
+
+
+@pytest.mark.parametrize("op", ["sum", "prod", "min", "max"])
+def test_the_expected_result_is_the_loop_over_the_ranks(op):
+    setting = RankCase(rank=0, size=5, count=100, dtype=np.dtype("float32"), op=op, root=0)
+    inputs = [np.resize(setting.wave(rank), 1000) for rank in range(5)]
+    result = inputs[0]
+    for other in inputs[1:]:
+        result = REDUCTIONS[op](result, other)
+    np.testing.assert_array_equal(np.resize(setting.reduced(), 1000), result)
+
+
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    [("all_reduce", 1.5), ("all_gather", 0.75), ("reduce_scatter", 0.75), ("all_to_all", 0.75), ("broadcast", 1)],
+)
+def test_bus_factors_are_those_of_nccl_tests(name, factor):
+    assert COLLECTIVES[name].bus_factor(4) == factor
+
+
+@pytest.mark.parametrize(("text", "value"), [("4", 4), ("64K", 65536), ("3m", 3 << 20), ("1G", 1 << 30)])
+def test_sizes_are_read_with_suffixes(text, value):
+    assert plan.parse_bytes(text) == value
+
+
+def parse(words):
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(words.split())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("-b 0", "-b 4X", "-b K", "-f 1", "-n 0", "-w -1", "-c 2", "--op median", "--dtype float31"),
+        *("--ranks 0", "--ranks 2,x", "--root -1", "--in-place --out-of-place", "--timeout 0", "--min-speedup nan"),
+    ],
+)
+def test_unparsable_options_are_refused(words, capsys):
+    with pytest.raises(SystemExit):
+        parse(f"all_reduce {words}")
+    assert words.split()[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("all_reduse", "unknown collective 'all_reduse'"),
+        ("all_reduce -b 1M -e 1K", "expected -b <= -e, got 1048576 > 1024 bytes"),
+        ("all_reduce --op sum,band", "band of float32 is not defined"),
+        ("reduce --op avg --dtype float16,int32", "avg of int32"),
+        ("all_reduce --op max --dtype complex64", "max of complex64"),
+        ("broadcast --ranks 2,4 --root 2", "--root: expected 0 to 1 with 2 ranks, got 2"),
+        (
+            "all_reduce barrier --root 1",
+            "expected a collective with a root (broadcast, reduce, gather, scatter), got all_r",
+        ),
+        ("all_reduce --ranks 2000", "expected at most 1024, got 2000"),
+    ],
+)
+def test_invalid_plans_are_refused_before_anything_starts(words, message):
+    with pytest.raises(ArgumentError) as refusal:
+        plan_of(parse(words)).require(1)
+    assert message in str(refusal.value)
+
+
+def test_a_root_is_valid_if_one_of_the_collectives_has_it():
+    plan_of(parse("all_reduce broadcast --root 1")).require(1)
+
+
+def test_a_plan_larger_than_memory_is_refused_before_anything_starts():
+    with pytest.raises(MemoryShortage, match=r"1000 ranks of 1 libraries \(smaller: -e, --ranks, --vs\) needs"):
+        plan_of(parse("all_reduce --ranks 1000 -e 64G")).require(1)
+
+
+def test_peers_are_known_by_name():
+    assert peers.parse_names("gloo, openmpi,gloo") == ["gloo", "openmpi"]
+    with pytest.raises(ArgumentError, match="unknown peer 'gloom'; known: gloo, openmpi, mpich, nccl"):
+        peers.parse_names("gloom")
+
+
+def test_each_case_has_whole_blocks_and_occurs_once():
+    cases = plan_of(parse("all_gather all_reduce barrier -b 4 -e 100 -f 2")).cases(3)
+    assert [case.count for case in cases if case.collective == "all_gather"] == [1, 2, 5]
+    assert [case.bytes for case in cases if case.collective == "all_gather"] == [12, 24, 60]
+    assert [case.count for case in cases if case.collective == "all_reduce"] == [1, 2, 4, 8, 16]
+    assert [case.count for case in cases if case.collective == "barrier"] == [0]
+
+
+def test_dtypes_and_operations_follow_one_another_at_each_size():
+    cases = plan_of(parse("all_reduce broadcast -b 8 -e 16 -f 2 --dtype float32,float16 --op sum,max")).cases(2)
+    assert [(case.bytes, case.dtype, case.op) for case in cases if case.collective == "all_reduce"][:4] == [
+        *((8, "float32", "sum"), (8, "float32", "max"), (8, "float16", "sum"), (8, "float16", "max"))
+    ]
+    assert len(cases) == 2 * 4 + 2 * 2, "the operation means nothing to broadcast"
+
+
+KILLED_BEFORE_OTHERS = """\
+ringcomm run: rank 0 was killed by SIGKILL
+[1] Traceback (most recent call last):
+[1]     return self.round(True, 0, 1)
+[1] RuntimeError: Connection reset by peer
+"""
+RAISED_BEFORE_OTHERS = """\
+[0] Traceback (most recent call last):
+[0]     raise refuse(variable, EXPECTED[parse], repr(text)) from None
+ringcomm run: rank 0 exited with status 1
+[0] ringcomm.errors.ArgumentError: RINGCOMM_TIMEOUT: expected a number, got 'soon'
+[1] ringcomm.errors.PeerLost: rank 0 died
+"""
+OPEN_MPI = """\
+----------------------------------------
+prterun noticed that process rank 1 with PID 26164 on node vm exited on
+signal 9 (Killed).
+----------------------------------------
+"""
+MPICH = """\
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)
+Please see the FAQ page for debugging suggestions
+"""
+FATAL = """\
+Fatal Python error: init_fs_encoding: failed to get the Python codec of the filesystem encoding
+ModuleNotFoundError: No module named 'encodings'
+
+Current thread 0x00007feda7413b80 (most recent call first):
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        (KILLED_BEFORE_OTHERS, "ringcomm run: rank 0 was killed by SIGKILL"),
+        (
+            RAISED_BEFORE_OTHERS,
+            "[0] ringcomm.errors.ArgumentError: RINGCOMM_TIMEOUT: expected a number, got 'soon'",
+        ),
+        (OPEN_MPI, "signal 9 (Killed)."),
+        (MPICH, "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)"),
+        (FATAL, "ModuleNotFoundError: No module named 'encodings'"),
+        ("[0] python is broken\nringcomm run: rank 0 exited with status 3\n[1] so\n", "[0] python is broken"),
+        ("ringcomm run: rank 0 exited with status 3\n", "ringcomm run: rank 0 exited with status 3"),
+        ("ValueError: " + "word " * 100, "ValueError:" + " word" * 37 + " …"),
+        ("----\n\n", ""),
+    ],
+)
+def test_the_reason_of_a_failure_is_the_line_that_explains_it(log, words):
+    assert failure_reason(log) == words
+
+
+def row(library, median, buffers="rotated", **changes):
+    facts = {
+        "ranks": 2,
+        "collective": "all_reduce",
+        "bytes": 4,
+        "count": 1,
+        "dtype": "float32",
+        "op": "sum",
+        "root": None,
+        "in_place": True,
+        "symmetric": False,
+        "asynchronous": False,
+        "rounds": 3,
+        "calls": 1,
+        "p10": 0.9 * median,
+        "p90": 1.1 * median,
+        "p99": 1.2 * median,
+        "algbw": 4 / median,
+        "busbw": 4 / median,
+        "wrong": 0,
+        "memcpy": 1e10,
+    }
+    return comparison.Measurement(library=library, buffers=buffers, median=median, **facts | changes)
+
+
+def test_the_speedup_is_over_the_fastest_peer_at_each_size_and_kind_of_buffers():
+    rows = [row("ringcomm", 1.0), row("gloo", 9.0), row("openmpi", 3.0), row("openmpi/multiple", 2.0)]
+    rows += [row("ringcomm", 1.0, "cached"), row("gloo", 4.0, "cached"), row("ringcomm", 1.0, bytes=16)]
+    found = report.speedups(rows)
+    assert [(r.best.library, r.value, r.ours.buffers) for r in found] == [
+        ("openmpi/multiple", 2.0, "rotated"),
+        ("gloo", 4.0, "cached"),
+    ]
+
+
+def test_a_variant_is_shown_where_it_differs():
+    rows = [row("openmpi", 1.0), row("openmpi/multiple", 1.1)]
+    assert [m.library for m in report.shown(rows)] == ["openmpi"]
+    rows = [row("openmpi", 1.0), row("openmpi/multiple", 1.5)]
+    assert len(report.shown(rows)) == 2
+
+
+def test_a_line_per_library_has_a_cell_for_each_column():
+    rows = [row("ringcomm", 2e-6), row("ringcomm", 1e-6, "cached"), row("gloo", 8e-6), row("gloo", 5e-6, "cached")]
+    ours, theirs = (line.split() for line in report.rows_text(rows).splitlines())
+    assert len(ours) == len(report.COLUMNS)
+    assert ours[5:7] == ["ringcomm", "2.00"]
+    assert (ours[13], ours[16]) == ("4.00", "5.00")
+    assert theirs[5:7] == ["gloo", "8.00"]

@@ -1,0 +1,209 @@
+"""`ringcomm bench --device`: buffers outside host memory, on the emulated device."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from itertools import count
+
+import pytest
+from test_bench import FORMS, OPTIONS
+
+import harness
+from ringcomm import ArgumentError
+from ringcomm.bench import peers, report, virtual
+from ringcomm.bench.machine import Machine
+from ringcomm.bench.plan import BenchPlan
+from ringcomm.bench.rank import measure
+from ringcomm.bench.rank.host import HostBuffers
+from ringcomm.bench.rank.measure import RankBench
+from ringcomm.bench.rank.ringcomm import RingcommLibrary
+from ringcomm.commands.cli import main
+
+
+@pytest.mark.parametrize("symmetric", [False, True], ids=["plain", "symmetric"])
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "async"])
+@pytest.mark.parametrize(("name", "in_place"), FORMS)
+def test_every_collective_runs_and_verifies_on_the_emulated_device(name, in_place, symmetric, asynchronous):
+    options = {"in_place": in_place, "symmetric": symmetric, "asynchronous": asynchronous, "root": 1, "pool": 9000}
+
+    def rank(comm):
+        it = RankBench(RingcommLibrary(comm, "emulated"))
+        wrong = 0
+        for length in [0] if name == "barrier" else [1, 1500]:
+            it.prepare(name, OPTIONS | options | {"count": length})
+            it.round(True, 1, 2)
+            wrong += it.check()
+        kernels = comm._transport.name == "shm+cuda_ipc"
+        return wrong, kernels
+
+    found = harness.run(rank, 3, world="threads")
+    assert found == [(0, symmetric or name not in ("barrier", "send_recv"))] * 3
+
+
+VIRTUAL = [sys.executable, "-m", "ringcomm", "bench", "all_reduce", "--virtual-ranks"]
+
+
+def run_virtual(*options):
+    return subprocess.run([*VIRTUAL, *options], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(("number", "measured"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
+def test_results_of_virtual_ranks_before_an_interrupt_are_kept(tmp_path, number, measured):
+    file = tmp_path / "virtual.json"
+    options = ["--device", "emulated", "-b", "64" if measured else "1M", "-e", "1M", "-f", "2", "--json", str(file)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*VIRTUAL, *options], **pipes) as process:
+        next(line for line in process.stdout if (" ll " if measured else "#ranks") in line)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    assert err == "ringcomm bench: interrupted; completed measurements are kept\n"
+    assert file.exists() == measured
+    if measured:
+        assert json.loads(file.read_text())["rows"][0]["kernel"] == "ll"
+
+
+def test_queued_work_finishes_before_an_interrupt_frees_its_memory():
+    arrays = virtual.DeviceArrays("emulated", rounds=1)
+    stream = arrays.device.stream()
+    done = threading.Event()
+
+    def interrupt():
+        stream.add(lambda: time.sleep(0.2))
+        stream.add(done.set)
+        raise KeyboardInterrupt
+
+    calls = iter([lambda: None, interrupt])
+    with pytest.raises(KeyboardInterrupt):
+        arrays.time(lambda: next(calls)())
+    assert done.is_set()
+
+
+def test_virtual_ranks_are_correct_on_the_emulated_device(tmp_path):
+    results = tmp_path / "virtual.json"
+    sizes = ["-b", "64", "-e", "16K", "-n", "2", "--ranks", "2,3"]
+    done = run_virtual("--device", "emulated", *sizes, "--json", str(results))
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(results.read_text())["rows"]
+    assert {row["kernel"] for row in rows} == {"ll", "one_shot", "two_shot", "ring_all_reduce"}
+    assert {row["ranks"] for row in rows} == {2, 3}
+    assert not any(row["wrong"] for row in rows)
+    assert all(row["moved"] > 0 for row in rows)
+    assert all(row["kernel"] in done.stdout for row in rows)
+
+
+def test_virtual_ranks_without_a_gpu_are_refused_in_one_line(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(peers, "gpus", list)
+    file = tmp_path / "virtual.json"
+    assert main([*VIRTUAL[3:], "--device", "cuda", "--json", str(file)]) == 2
+    assert capsys.readouterr() == ("", "ringcomm bench: --device cuda: no CUDA device\n")
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("options", [[], ["--device", "emulated", "--dtype", "float16"]])
+def test_unsupported_options_of_virtual_ranks_are_refused(options, capsys):
+    assert main([*VIRTUAL[3:], *options]) == 2
+    assert "expected all_reduce, sum of float32, and --device" in capsys.readouterr().err
+
+
+def test_the_clock_stops_when_all_queued_work_is_done(monkeypatch):
+    happened, ticks = [], count(step=1000)
+
+    class Queued(HostBuffers):
+        def finish(self):
+            happened.append("finished")
+
+    def library(comm):
+        it = RingcommLibrary(comm)
+        it.buffers = Queued()
+        it.barrier = lambda: happened.append("met")
+        it.call = lambda *_: (lambda: happened.append("called"), None)
+        return it
+
+    def clock():
+        happened.append("clock")
+        return next(ticks)
+
+    monkeypatch.setattr(measure, "perf_counter_ns", clock)
+
+    def rank(comm):
+        it = RankBench(library(comm))
+        it.prepare("all_reduce", OPTIONS | {"count": 1})
+        happened.clear()
+        return it.round(False, 1, 2)
+
+    assert harness.run(rank, 1, world="threads") == [500e-9]
+    assert happened == ["met", "called", "finished", "met", "clock", "called", "called", "finished", "clock"]
+
+
+def test_buffers_that_the_host_cannot_write_are_filled_by_copies():
+    class Far(HostBuffers):
+        """What is read is a copy."""
+
+        def read(self, array):
+            return array.copy()
+
+        def write(self, array, values):
+            array[...] = values
+
+    def rank(comm):
+        library = RingcommLibrary(comm)
+        library.buffers = Far()
+        it = RankBench(library)
+        it.prepare("all_gather", OPTIONS | {"count": 1000})
+        return it.check()
+
+    assert harness.run(rank, 2, world="threads") == [0, 0]
+
+
+@pytest.mark.slow
+def test_the_command_measures_on_the_emulated_device():
+    words = "all_reduce send_recv --device emulated -e 1K -f 16 -n 2 --vs gloo,nccl"
+    run = subprocess.run(
+        [sys.executable, "-m", "ringcomm", "bench", *words.split()],
+        env={**os.environ, "RINGCOMM_TUNING": ""},
+        capture_output=True,
+        text=True,
+        timeout=harness.OPERATION,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "gloo: supports host buffers only" in run.stderr
+    assert re.search("nccl: (no CUDA device|supports CUDA buffers only)", run.stderr)
+    assert "# buffers on the emulated device, which runs on the CPU" in run.stdout
+    rows = [line.split() for line in run.stdout.splitlines() if line and not line.startswith("#")]
+    assert [row[0] for row in rows] == ["4", "64", "1024"] * 2
+    assert {row[12] for row in rows} == {"0"}, "wrong elements"
+
+
+def test_a_missing_gpu_is_reported_before_anything_starts(monkeypatch):
+    monkeypatch.setattr(peers, "gpus", list)
+    with pytest.raises(ArgumentError, match="--device cuda: no CUDA device"):
+        peers.libraries(["nccl"], "cuda")
+    assert peers.libraries(["nccl"])[1] == ["nccl: no CUDA device"]
+
+
+def test_nccl_needs_a_gpu(monkeypatch):
+    monkeypatch.setattr(peers, "gpus", lambda: ["a GPU"])
+    found, missing = peers.libraries(["nccl", "openmpi"], "cuda")
+    assert [(it.name, it.module, it.device) for it in found] == [(name, name, "cuda") for name in ("ringcomm", "nccl")]
+    assert missing == ["openmpi: supports host buffers only"]
+    assert peers.libraries(["nccl"])[1] == ["nccl: supports CUDA buffers only: --device cuda"]
+
+
+def plan(device):
+    facts = dict.fromkeys(("rounds", "warmups", "factor", "root"), 1) | {"dtypes": ["float32"], "ops": ["sum"]}
+    flags = dict.fromkeys(("check", "in_place", "symmetric", "asynchronous"), True)
+    return BenchPlan(collectives=["all_reduce"], ranks=[2], begin=4, end=4, device=device, **facts, **flags)
+
+
+@pytest.mark.parametrize(("gpus", "warned"), [(1, True), (2, False)])
+def test_the_header_names_ranks_that_share_a_gpu(gpus, warned):
+    machine = Machine("", 2, 1 << 20, ["NVIDIA H200"] * gpus, "", "", None, "", {})
+    header = report.header(machine, plan("cuda"), 2, {})
+    assert f"# buffers on {gpus} x NVIDIA H200" in header
+    assert ("# same GPU: measures memory and scheduling, not NVLink" in header) == warned

@@ -1,0 +1,348 @@
+"""`ringcomm bench --vs …` as a command: real peers side by side, and peers that crash, hang or are missing."""
+
+import ast
+import json
+import mmap
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from ringcomm.bench import comparison, peers, report
+from ringcomm.bench.job import ALIAS, START_TIMEOUT, shared_files
+from ringcomm.commands.cli import main
+
+pytestmark = pytest.mark.slow
+
+PYTHON = Path(sys.prefix, "bin/python")
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    """A cache folder in which the environment of the tests stands for those of Gloo and Open MPI; no MPICH."""
+    folder = tmp_path_factory.mktemp("cache")
+    for name in ("gloo", "openmpi"):
+        path = folder / "ringcomm/peers" / peers.folder(name).name
+        (path / "bin").mkdir(parents=True)
+        for program in ("python", "mpirun"):
+            # Not a link: Python finds its virtual environment by the path it was started with.
+            (path / "bin" / program).write_text(f'#!/bin/sh\nexec "{PYTHON.parent / program}" "$@"\n')
+            (path / "bin" / program).chmod(0o755)
+        (path / peers.MARK).write_text(json.dumps(peers.PEERS[name].requirements))
+    return folder
+
+
+def command(words, cache):
+    return {
+        "args": [sys.executable, "-m", "ringcomm", "bench", *words.split()],
+        "env": os.environ | {"XDG_CACHE_HOME": str(cache), "PYTHONUNBUFFERED": "1"},
+        "text": True,
+    }
+
+
+def bench(words, cache):
+    return subprocess.run(**command(words, cache), capture_output=True, timeout=55, check=False)
+
+
+@contextmanager
+def running(words, cache):
+    process = subprocess.Popen(**command(words, cache), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def table(text):
+    return [line.split() for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def ranks_of(process):
+    """Return the ranks that this bench has started, as {(library, pid)}."""
+    found = set()
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError, ValueError):
+            words = (folder / "cmdline").read_text().split("\0")
+            if words[1:3] == ["-m", ALIAS] and ancestor(process.pid, int(folder.name)):
+                found.add((words[3], int(folder.name)))
+    return found
+
+
+def ancestor(pid, of):
+    while of > 1:
+        if of == pid:
+            return True
+        of = int(Path(f"/proc/{of}/stat").read_text().rpartition(")")[2].split()[1])
+    return False
+
+
+def rows_until(process, library):
+    """Read the table up to the first row of `library`."""
+    for line in process.stdout:
+        if f" {library} " in line and not line.startswith("#"):
+            return
+    pytest.fail(f"no row of {library}")
+
+
+def gone(pids, seconds=20):
+    deadline = time.monotonic() + seconds
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def test_all_libraries_are_listed_side_by_side(cache, tmp_path):
+    run = bench(f"all_reduce -e 1K -f 16 -n 3 --vs gloo,openmpi,mpich,nccl --json {tmp_path}/out.json", cache)
+    assert run.returncode == 0, run.stderr
+    assert "mpich: not set up; run: ringcomm bench --setup-peers --vs mpich" in run.stderr
+    assert re.search("nccl: (no CUDA device|supports CUDA buffers only)", run.stderr)
+    comments = [line for line in run.stdout.splitlines() if line.startswith("#")]
+    assert any(line.split()[1:] == [name for name, _, _ in report.COLUMNS] for line in comments)
+    assert re.search(r"memcpy of 256 MiB.* GB/s per core", run.stdout)
+    lines = table(run.stdout)
+    for size in ("4", "64", "1024"):
+        libraries = [line[5] for line in lines if line[0] == size]
+        assert libraries[:3] == ["ringcomm", "gloo", "openmpi"], libraries
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert {row["library"] for row in document["rows"]} == {"ringcomm", "gloo", "openmpi", "openmpi/multiple"}
+    assert {row["buffers"] for row in document["rows"]} == {"rotated", "cached"}
+    assert all(row["p10"] <= row["median"] <= row["p90"] <= row["p99"] for row in document["rows"])
+    assert all(row["wrong"] == 0 and row["rounds"] == 3 for row in document["rows"])
+    assert document["versions"]["gloo"]["torch"]
+    assert document["failures"] == []
+    assert main(["plot", f"{tmp_path}/out.json", "-o", f"{tmp_path}/out.png"]) == 0
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--out-of-place --async --dtype int32 --op max --root 1",
+        pytest.param("--symmetric", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_every_collective_of_every_library_is_correct(cache, tmp_path, options):
+    run = bench(f"all -b 256 -e 20K -f 80 -n 1 -w 1 --vs gloo,openmpi --json {tmp_path}/out.json {options}", cache)
+    assert run.returncode == 0, run.stderr
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert document["failures"] == []
+    assert {(row["library"], row["collective"]) for row in document["rows"] if row["wrong"] != 0} == set()
+    assert len({(row["library"], row["collective"]) for row in document["rows"]}) == 4 * 10
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (signal.SIGKILL, r"gloo in all_reduce of \d+ bytes: rank 1 ended during a request"),
+        (signal.SIGSTOP, r"gloo in all_reduce of \d+ bytes: hangs: no answer from rank (0, )?1 within 3 s"),
+    ],
+    ids=["crashes", "hangs"],
+)
+def test_a_peer_that_fails_is_named_and_the_others_continue(cache, number, message):
+    with running("all_reduce -f 8 -e 2K -n 5 --vs gloo --timeout 3", cache) as process:
+        rows_until(process, "gloo")
+        pids = [pid for library, pid in ranks_of(process) if library == "gloo"]
+        assert len(pids) == 2
+        os.kill(rank_one(pids), number)
+        out, err = process.communicate(timeout=50)
+    assert re.search(message, err), err
+    assert table(out)[-1][0] == "2048", "the sizes after the failure are measured"
+    assert table(out)[-1][5] == "ringcomm"
+    assert process.returncode == 0
+    assert gone(pids)
+
+
+def test_ranks_of_ringcomm_import_from_the_pythonpath_of_the_bench(cache, tmp_path):
+    site = f"import os, sys\nopen(os.path.join({str(tmp_path)!r}, str(os.getpid())), 'w').write(str(sys.orig_argv))\n"
+    (tmp_path / "sitecustomize.py").write_text(site)
+    words = command("broadcast -b 4 -e 4 -n 1 -w 1 --vs gloo", cache)
+    words["env"]["PYTHONPATH"] = str(tmp_path)
+    run = subprocess.run(**words, capture_output=True, timeout=55, check=False)
+    assert run.returncode == 0, run.stderr
+    started = [ast.literal_eval(path.read_text()) for path in tmp_path.glob("[0-9]*")]
+    ranks = [words[3] for words in started if words[1:3] == ["-m", ALIAS]]
+    assert ranks == ["ringcomm", "ringcomm"]  # and not those of Gloo
+
+
+def test_the_first_memcpy_has_the_timeout_of_the_start(monkeypatch):
+    monkeypatch.setattr(comparison, "COPY_BYTES", 1 << 16)
+    asked = []
+
+    class Job(comparison.Job):
+        def request(self, *request, **given):
+            asked.append((*request, given))
+            return super().request(*request, **given)
+
+    monkeypatch.setattr(comparison, "Job", Job)
+    comparing = comparison.Comparison(plan=None, ranks=2, timeout=0, progress=lambda *_: None)
+    with ExitStack() as stack:
+        comparing.start(peers.libraries([])[0], stack)
+        assert comparing.failures == []
+    assert asked == [("prepare_memcpy", 1 << 16, {"timeout": START_TIMEOUT})]
+
+
+def rank_one(pids):
+    return next(pid for pid in pids if b"RINGCOMM_RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("number", "libraries"), [(signal.SIGINT, ["ringcomm", "gloo"]), (signal.SIGTERM, ["ringcomm"])]
+)
+def test_results_before_an_interrupt_are_kept(cache, tmp_path, number, libraries):
+    peer = "--vs gloo" if "gloo" in libraries else ""
+    with running(f"all_reduce -e 64K {peer} --json {tmp_path}/out.json", cache) as process:
+        rows_until(process, libraries[-1])
+        pids = [pid for _, pid in ranks_of(process)]
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 128 + number, err
+    assert "Traceback" not in err
+    assert "interrupted; completed measurements are kept" in err
+    assert json.loads((tmp_path / "out.json").read_text())["rows"][0]["bytes"] == 4
+    assert len(pids) == 2 * len(libraries)
+    assert gone(pids)
+
+
+def test_a_bench_under_nohup_continues_after_sighup(cache):
+    words = command("all_reduce -b 4 -e 16 -n 2", cache)
+    nohup = subprocess.Popen(["nohup", *words.pop("args")], **words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    nohup.stdout.readline()  # started
+    nohup.send_signal(signal.SIGHUP)
+    out, err = nohup.communicate(timeout=55)
+    assert nohup.returncode == 0, err
+    assert [line[0] for line in table(out)] == ["4", "16"]
+
+
+def test_shared_files_are_those_that_a_process_maps_shared():
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as shared, tempfile.NamedTemporaryFile(dir="/dev/shm") as private:
+        maps = []
+        for file, kind in ((shared, mmap.MAP_SHARED), (private, mmap.MAP_PRIVATE)):
+            file.write(b"x")
+            file.flush()
+            maps.append(mmap.mmap(file.fileno(), 1, flags=kind))
+        assert shared.name in shared_files(os.getpid())
+        assert private.name not in shared_files(os.getpid())
+        for each in maps:
+            each.close()
+
+
+def test_a_killed_bench_leaves_nothing_behind(cache):
+    # Not of Open MPI, whose launcher gets SIGTERM then and may leave files of its own.
+    with running("all_reduce -e 64K", cache) as process:
+        rows_until(process, "ringcomm")
+        pids = [pid for _, pid in ranks_of(process)]
+        process.kill()
+    assert len(pids) == 2
+    assert gone(pids)
+
+
+def test_unsupported_calls_are_reported_and_missed_speedups_fail(cache, tmp_path):
+    shutil.copytree(cache, tmp_path, dirs_exist_ok=True)
+    python = tmp_path / "ringcomm/peers" / peers.folder("gloo").name / "bin/python"
+    python.write_text("#!/bin/sh\necho this python is broken >&2\nexit 3\n")
+    words = "all_reduce broadcast -b 4 -e 16 -n 1 --op avg,sum --vs gloo,openmpi,mpich --min-speedup 1e9"
+    run = bench(words, tmp_path)
+    assert run.returncode == 1
+    for line in (
+        "gloo: could not be started: .*this python is broken",
+        r"openmpi in all_reduce of 4 bytes: rank \d: ValueError: MPI has no operation avg",
+        "below 1e.09 x: broadcast of 4 bytes on 2 ranks, (rotated|cached) buffers: .* x openmpi",
+        "no speedup over gloo: it was not measured",
+        "no speedup over mpich: it was not measured",
+    ):
+        assert re.search(f"ringcomm bench: {line}", run.stderr), run.stderr
+    assert run.stderr.count("openmpi in all_reduce") == 1
+    found = {(line[3], line[5]) for line in table(run.stdout)}
+    assert {("sum", "openmpi"), ("none", "openmpi"), ("avg", "ringcomm")} <= found
+    assert ("avg", "openmpi") not in found
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("", "which collective?"),
+        ("all_reduce --vs gloom", "unknown peer 'gloom'; known:"),
+        ("all_reduce -b 8 -e 4", "expected -b <= -e"),
+        ("all_reduce --min-speedup 1", "expected --vs"),
+        ("all_reduce --virtual-ranks --device emulated --symmetric", "neither --vs, --symmetric nor --async"),
+        ("all_reduce --json /nowhere/out.json", "/nowhere/out.json"),
+        ("all_reduce --ranks 1000 -e 64G", "1000 ranks of 1 libraries"),
+    ],
+)
+def test_bad_input_is_reported_in_one_line(words, message, capsys):
+    assert main(["bench", *words.split()]) == 2
+    out, err = capsys.readouterr()
+    assert message in err
+    assert len(err.splitlines()) == 1
+    assert not out
+
+
+@pytest.fixture
+def create_with(monkeypatch):
+    """Return a function that lets virtual environments be created with `program` in place of python."""
+
+    def use(program):
+        def create(path, with_pip):
+            assert with_pip
+            assert not path.exists()
+            (path / "bin").mkdir(parents=True)
+            (path / "bin/python").symlink_to(program)
+
+        monkeypatch.setattr(peers.venv, "create", create)
+
+    return use
+
+
+def test_an_environment_that_cannot_be_created_is_reported(create_with, monkeypatch, tmp_path, capfd):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    create_with("/bin/false")
+    assert peers.set_up(["gloo"]) == ["gloo"]
+    err = capfd.readouterr().err
+    assert "setting up gloo: torch==" in err
+    assert "gloo could not be set up: pip failed, see above" in err
+    assert not peers.is_set_up("gloo")
+
+
+def test_an_intact_environment_is_left_alone(cache, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    before = (peers.folder("gloo") / peers.MARK).stat().st_mtime_ns
+    assert peers.set_up(["gloo"]) == []
+    assert (peers.folder("gloo") / peers.MARK).stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"), [("gloo", "no python"), ("openmpi", "a python that fails"), ("openmpi", "no module")]
+)
+def test_a_damaged_environment_is_created_anew(cache, create_with, monkeypatch, tmp_path, name, damage):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = peers.folder(name)
+    shutil.copytree(cache / "ringcomm/peers" / path.name, path)
+    python = path / "bin/python"
+    if damage == "no python":
+        python.unlink()
+    elif damage == "a python that fails":
+        python.write_text("#!/bin/sh\nexit 1\n")
+    else:
+        python.write_text(f'#!/bin/sh\nexec "{PYTHON}" -S "$@"\n')  # without site-packages
+    create_with("/bin/true")
+    assert peers.set_up([name]) == []
+    assert python.readlink() == Path("/bin/true")
+
+
+@pytest.mark.parametrize("content", ["{}", "nonsense"])
+def test_a_file_without_results_is_not_plotted(tmp_path, content, capsys):
+    data = tmp_path / "data.json"
+    data.write_text(content)
+    assert main(["plot", str(data), "-o", str(tmp_path / "out.png")]) == 2
+    assert f"{data}: expected results of `ringcomm bench --json`" in capsys.readouterr().err

@@ -1,0 +1,144 @@
+"""The place of a rank, from the environment that its launcher set."""
+
+import os
+
+import pytest
+
+from ringcomm import ArgumentError
+from ringcomm.bootstrap.place import Place, find_place
+
+OURS = {"RINGCOMM_RANK": "1", "RINGCOMM_SIZE": "4", "RINGCOMM_JOB": "j", "RINGCOMM_NONCE": "secret"}
+TORCHRUN = {
+    "RANK": "1",
+    "WORLD_SIZE": "4",
+    "LOCAL_WORLD_SIZE": "4",
+    "TORCHELASTIC_RUN_ID": "none",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "PMIX_NAMESPACE": "prterun-host-17@1",
+}
+SRUN = {
+    "SLURM_PROCID": "1",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "4",
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "PMI_RANK": "1",
+    "PMI_SIZE": "4",
+}
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "4"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "place"),
+    [
+        (OURS, Place(1, 4, "ringcomm run/j", "secret", "ringcomm run")),
+        (TORCHRUN, Place(1, 4, "torchrun/none/29500/2", "", "torchrun")),
+        (OPEN_MPI, Place(1, 4, "Open MPI/prterun-host-17@1", "", "Open MPI", mpi=True)),
+        (SRUN, Place(1, 4, "srun/7/0", "", "srun", mpi=True)),
+    ],
+    ids=lambda value: getattr(value, "launcher", ""),
+)
+def test_the_place_comes_from_the_variables_of_the_launcher(environ, place):
+    assert find_place(environ) == place
+
+
+def test_without_a_launcher_there_is_one_rank():
+    place = find_place({"PATH": "/bin"})
+    assert (place.rank, place.size, place.launcher) == (0, 1, "none")
+
+
+def test_a_slurm_batch_script_is_one_rank():
+    assert find_place({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}).size == 1
+
+
+def test_the_innermost_launcher_wins():
+    assert find_place({**SRUN, **TORCHRUN, "RANK": "2"}).rank == 2
+    assert find_place({**SRUN, **TORCHRUN, **OPEN_MPI, **OURS, "RINGCOMM_RANK": "3"}).rank == 3
+
+
+@pytest.mark.parametrize("stray", [{"RANK": "3"}, {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}])
+def test_variables_that_any_program_may_set_do_not_mark_torchrun(stray):
+    assert find_place({**OPEN_MPI, **stray}).launcher == "Open MPI"
+    assert find_place(stray).launcher == "none"
+
+
+def test_a_world_size_that_no_launcher_set_is_ignored_with_a_warning(caplog):
+    assert find_place({"RANK": "0", "WORLD_SIZE": "2"}).size == 1
+    assert "this rank is alone" in caplog.text
+
+
+@pytest.mark.parametrize("inner", [OURS, TORCHRUN, OPEN_MPI], ids=["ringcomm run", "torchrun", "Open MPI"])
+def test_a_launcher_with_a_missing_variable_is_skipped(inner):
+    for name in inner.keys() - {"RINGCOMM_NONCE"}:
+        incomplete = {key: value for key, value in inner.items() if key != name}
+        assert find_place({**incomplete, **SRUN}).launcher == "srun"
+
+
+@pytest.mark.parametrize(
+    ("environ", "names"),
+    [
+        (OURS, ["RINGCOMM_JOB"]),
+        (TORCHRUN, ["TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"]),
+        (OPEN_MPI, ["PMIX_NAMESPACE"]),
+        (SRUN, ["SLURM_JOB_ID", "SLURM_STEP_ID"]),
+    ],
+    ids=["ringcomm run", "torchrun", "Open MPI", "srun"],
+)
+def test_two_jobs_of_a_user_have_different_names(environ, names):
+    for name in names:
+        assert find_place(environ).job != find_place({**environ, name: "another"}).job
+
+
+def test_a_place_round_trips_through_the_environment():
+    place = Place(2, 3, "job", "nonce")
+    found = find_place(place.environment())
+    assert (found.rank, found.size, found.nonce) == (2, 3, "nonce")
+    assert place.environment().keys() >= os.environ.keys()
+
+
+@pytest.mark.parametrize(
+    ("environ", "names"),
+    [
+        ({**OURS, "RINGCOMM_RANK": "4"}, "RINGCOMM_RANK=4, RINGCOMM_SIZE=4"),
+        ({**TORCHRUN, "RANK": "-1"}, "RANK=-1, WORLD_SIZE=4"),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "many"}, "OMPI_COMM_WORLD_RANK=1, OMPI_COMM_WORLD_SIZE=many"),
+        ({"RINGCOMM_RANK": "1", "RINGCOMM_JOB": "j"}, "RINGCOMM_RANK is set without RINGCOMM_SIZE; ringcomm run sets"),
+        (
+            {"TORCHELASTIC_RUN_ID": "x", "RANK": "1"},
+            "_RUN_ID is set without WORLD_SIZE and LOCAL_WORLD_SIZE and MASTER",
+        ),
+    ],
+)
+def test_contradicting_variables_are_named(environ, names):
+    with pytest.raises(ArgumentError) as raised:
+        find_place(environ)
+    assert names in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+        {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2(x2)"},
+    ],
+)
+def test_mpi_ranks_may_be_on_several_hosts(environ):
+    place = find_place(environ)
+    assert place.mpi
+    assert place.hosts
+
+
+def test_torchrun_ranks_on_several_hosts_get_an_error_with_both_cures():
+    with pytest.raises(ArgumentError, match=r"mpirun or srun, or under torchrun ringcomm\.torch"):
+        find_place({**TORCHRUN, "LOCAL_WORLD_SIZE": "2"})
+
+
+def test_mpich_without_its_hydra_is_an_error():
+    with pytest.raises(ArgumentError, match="hydra"):
+        find_place(MPICH)

@@ -1,0 +1,324 @@
+"""The stores that ranks share during startup."""
+
+import hashlib
+import itertools
+import os
+import socket
+import subprocess
+import sys
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ringcomm import Aborted, ArgumentError, CollectiveTimeout, MemoryShortage, PeerLost
+from ringcomm.bootstrap import storeserver
+from ringcomm.bootstrap.place import Place
+from ringcomm.bootstrap.store import HashStore, SocketStore, open_store, shared_failure
+from ringcomm.bootstrap.storeserver import JOIN
+
+
+def test_a_value_wakes_the_threads_that_wait_for_it():
+    store = HashStore()
+    with ThreadPoolExecutor() as pool:
+        waiting = [pool.submit(store.get, "key", 10) for _ in range(3)]
+        store.set("key", b"value")
+        assert [each.result() for each in waiting] == [b"value"] * 3
+    with pytest.raises(CollectiveTimeout, match=r"no rank has set 'other' within 0\.01 s"):
+        store.get("other", 0.01)
+
+
+SHORTAGE = MemoryShortage("no memory", rank=1, expected=2, got=1)
+
+
+def check_shortage(call, *args):
+    """The error keeps its facts, and each rank raises its own object: a traceback belongs to one rank."""
+    with pytest.raises(MemoryShortage, match=r"^no memory$") as raised:
+        call(*args)
+    error = raised.value
+    assert (error.rank, error.expected, error.got) == (1, 2, 1)
+    assert error is not SHORTAGE
+
+
+def test_abort_wakes_all_threads():
+    store = HashStore()
+    store.check()
+    store.set("key", b"value")
+    with ThreadPoolExecutor() as pool:
+        waiting = [pool.submit(store.get, "other", 20) for _ in range(3)]
+        store.abort(SHORTAGE)
+        store.abort(PeerLost("a consequence"))
+        for each in waiting:
+            check_shortage(each.result)
+    check_shortage(store.get, "key", 20)
+    check_shortage(store.check)
+
+
+def test_any_exception_of_a_rank_aborts_startup_with_its_number():
+    store = HashStore()
+    with pytest.raises(KeyError, match="the reason"), shared_failure(store, 3):
+        raise KeyError("the reason")
+    with pytest.raises(Aborted, match=r"^rank 3 aborted startup: KeyError\('the reason'\)$") as raised:
+        store.check()
+    assert raised.value.rank == 3
+
+
+@pytest.fixture
+def job():
+    return uuid.uuid4().hex
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    before = threading.active_count()
+    yield
+    assert threading.active_count() == before
+
+
+def address(job):
+    return f"\0ringcomm-{os.geteuid()}-{hashlib.sha256(job.encode()).hexdigest()[:32]}"
+
+
+def join(job, rank, size, nonce="", timeout=20):
+    return closing(SocketStore(Place(rank, size, job, nonce), timeout))
+
+
+def connect(name):
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    peer.settimeout(10)
+    peer.connect(name)
+    return peer
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_all_ranks_get_a_value_that_one_sets(job, size):
+    def rank(number):
+        with join(job, number, size) as store:
+            store.set(f"from {number}", bytes([number]) + b"\0tail")
+            return [store.get(f"from {other}", 20) for other in range(size)]
+
+    with ThreadPoolExecutor(size) as pool:
+        # Backwards, so that the others join before rank 0 listens.
+        found = list(pool.map(rank, reversed(range(size))))
+    assert found == [[bytes([number]) + b"\0tail" for number in range(size)]] * size
+
+
+def test_missing_ranks_are_named(job):
+    with ThreadPoolExecutor() as pool:
+        rank_1 = pool.submit(join, job, 1, 4)
+        with join(job, 0, 4) as store, rank_1.result() as other:
+            with pytest.raises(
+                CollectiveTimeout, match=r"^ranks 2 and 3 of 4 did not arrive within 0\.05 s$"
+            ) as raised:
+                store.get("key", 0.05)
+            assert raised.value.rank == 2
+            with pytest.raises(CollectiveTimeout, match="ranks 2 and 3 of 4"):
+                other.get("key", 0.05)
+
+
+def test_a_key_that_no_rank_sets_is_named(job):
+    with ThreadPoolExecutor() as pool:
+        rank_1 = pool.submit(join, job, 1, 2)
+        with join(job, 0, 2) as store, rank_1.result(), pytest.raises(CollectiveTimeout, match="no rank has set 'key'"):
+            store.get("key", 0.05)
+
+
+def test_a_job_of_one_rank_opens_no_socket(job):
+    with open_store(Place(0, 1, job), 1) as store:
+        store.set("key", b"value")
+        assert store.get("key", 1) == b"value"
+    assert job not in Path("/proc/net/unix").read_text()
+
+
+def test_a_missing_rank_0_is_named(job):
+    with pytest.raises(CollectiveTimeout, match=r"^rank 0 of 2 did not arrive within 0\.05 s$"):
+        join(job, 1, 2, timeout=0.05)
+
+
+def test_the_second_process_with_a_rank_is_refused(job, caplog):
+    with join(job, 0, 3) as store, join(job, 1, 3):
+        with pytest.raises(ArgumentError, match=f"rank 1 is already taken by process {os.getpid()}"):
+            join(job, 1, 3)
+        with pytest.raises(ArgumentError, match=f"rank 0 .* is already taken by process {os.getpid()}"):
+            join(job, 0, 3)
+        with join(job, 2, 3) as last:
+            last.set("key", b"value")
+            assert store.get("key", 10) == b"value"
+    assert "rank 1 is already taken" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        (Place(1, 2, "", "guessed"), "wrong nonce"),
+        (Place(1, 2, "", ""), "wrong nonce"),
+        (Place(1, 3, "", "nonce"), "expected a rank of 2, got rank 1 of 3"),
+    ],
+)
+def test_a_rank_of_another_job_is_refused_and_startup_continues(job, caplog, place, reason):
+    with join(job, 0, 2, "nonce") as store:
+        with pytest.raises(ArgumentError, match=reason):
+            join(job, place.rank, place.size, place.nonce)
+        with join(job, 1, 2, "nonce") as other:
+            store.set("key", b"value")
+            assert other.get("key", 10) == b"value"
+    assert reason in caplog.text
+
+
+GARBAGE = (
+    b"x",
+    b"\xff\0" * 1000,
+    b"[" * 60_000,
+    b'{"rank": Infinity, "size": 2, "nonce": ""}',
+    rb'{"rank": 1, "size": 2, "nonce": "\ud800"}',
+    JOIN.pack(1, 2) + b"\xed\xa0\x80",
+    JOIN.pack(-1, 2),
+    JOIN.pack(2, 2),
+)
+
+
+@pytest.mark.parametrize("nonce", ["", "nonce"])
+def test_untrusted_peers_do_not_block_startup(job, caplog, nonce):
+    with join(job, 0, 2, nonce) as store, connect(address(job)):
+        for garbage in GARBAGE:
+            with connect(address(job)) as peer:
+                peer.send(garbage)
+                assert peer.recv(100).startswith(b"refused\0")
+                assert peer.recv(100) == b""  # disconnected
+        with join(job, 1, 2, nonce) as other:
+            other.set("key", b"value")
+            assert store.get("key", 10) == b"value"
+    assert caplog.text.count(f"refused process {os.getpid()}: ") == len(GARBAGE)
+
+
+@pytest.mark.parametrize("garbage", [b"garbage", b"set\0key", b"set\0\xff\0", b"get\0nan\0key", b"get\0soon\0key"])
+def test_garbage_from_a_rank_of_a_job_without_nonce_does_not_stop_rank_0(job, caplog, garbage):
+    with join(job, 0, 3) as store, connect(address(job)) as peer, join(job, 1, 3) as other:
+        peer.send(JOIN.pack(2, 3))
+        assert peer.recv(100) == b"joined\0"
+        peer.send(garbage)
+        assert peer.recv(100) == b""
+        other.set("key", b"value")
+        assert store.get("key", 10) == b"value"
+    assert "malformed request" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_is_refused_and_startup_continues(job, caplog):
+    code = (
+        "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); "
+        "s.connect('\\0' + sys.argv[1]); s.send(bytes.fromhex(sys.argv[2])); print(s.recv(100))"
+    )
+    command = [sys.executable, "-I", "-S", "-c", code, address(job)[1:], JOIN.pack(1, 2).hex()]
+    with join(job, 0, 2) as store:
+        refused = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        assert "joined" not in refused.stdout
+        with join(job, 1, 2) as other:
+            other.set("key", b"value")
+            assert store.get("key", 10) == b"value"
+    assert "belongs to user 65534, not to user 0" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_an_address_that_another_user_holds_is_not_trusted(job, caplog):
+    code = (
+        "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); "
+        "s.bind('\\0' + sys.argv[1]); s.listen(); print('here', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-I", "-S", "-c", code, address(job)[1:]]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as thief:
+        thief.stdout.readline()
+        with pytest.raises(CollectiveTimeout, match="rank 0 of 2"):
+            join(job, 1, 2, timeout=0.1)
+        with pytest.raises(ArgumentError, match=f"already taken by process {thief.pid} of user 65534"):
+            join(job, 0, 2)
+        thief.stdin.close()
+    assert caplog.text.count("belongs to user 65534, not to user 0") == 1
+
+
+def test_a_rank_0_that_leaves_early_is_peer_lost(job):
+    with ThreadPoolExecutor() as pool:
+        rank_1 = pool.submit(join, job, 1, 3)
+        rank_0 = join(job, 0, 3)
+        with rank_1.result() as store:
+            waiting = pool.submit(store.get, "key", 20)
+            rank_0.thing.close()
+            with pytest.raises(PeerLost, match="rank 0 exited during startup") as raised:
+                waiting.result()
+            assert raised.value.rank == 0
+            with pytest.raises(PeerLost, match="rank 0 exited during startup"):
+                store.set("key", b"")
+            store.abort(PeerLost("no rank reads this"))
+
+
+def test_abort_reaches_waiting_ranks_and_ranks_that_join_later(job):
+    with ThreadPoolExecutor() as pool:
+        rank_1 = pool.submit(join, job, 1, 4)
+        with join(job, 0, 4) as store, rank_1.result() as other:
+            store.check()
+            waiting = pool.submit(store.get, "key", 20)
+            other.abort(SHORTAGE)
+            other.abort(PeerLost("a consequence"))
+            check_shortage(waiting.result)
+            check_shortage(store.check)
+            with join(job, 2, 4) as late:
+                check_shortage(late.get, "key", 20)
+
+
+def test_rank_0_leaves_only_after_the_others_have_its_error(job):
+    with ThreadPoolExecutor() as pool:
+        rank_1 = pool.submit(join, job, 1, 3)
+        rank_0 = join(job, 0, 3).thing
+        with rank_1.result() as store:
+            rank_0.abort(SHORTAGE)
+            leaving = pool.submit(rank_0.close)
+            check_shortage(store.get, "key", 20)
+            assert not leaving.done()
+        leaving.result()
+
+
+def test_startup_that_fails_on_one_rank_fails_on_all(job, monkeypatch):
+    monkeypatch.setattr("ringcomm.bootstrap.store._starts", itertools.count())
+    with ThreadPoolExecutor() as pool:
+        rank_1 = pool.submit(join, f"{job}#0", 1, 2)
+        with pytest.raises(MemoryShortage), open_store(Place(0, 2, job), 20):  # noqa: PT012
+            store = pool.submit(rank_1.result().__enter__).result()
+            leaving = pool.submit(lambda: (check_shortage(store.get, "key", 20), store.close()))
+            raise SHORTAGE
+        leaving.result()
+
+
+def test_rank_0_serves_until_the_others_have_left(job):
+    with ThreadPoolExecutor() as pool:
+        rank_0 = join(job, 0, 2).thing
+        rank_0.set("key", b"value")
+        with join(job, 1, 2) as store:
+            leaving = pool.submit(rank_0.close)
+            assert store.get("key", 10) == b"value"
+            assert not leaving.done()
+        leaving.result()
+
+
+def test_rank_0_does_not_wait_forever_for_a_rank_that_stays(job, monkeypatch):
+    monkeypatch.setattr(storeserver, "LINGER", 0.01)
+    rank_0 = join(job, 0, 2)
+    with join(job, 1, 2):
+        rank_0.thing.close()
+
+
+def test_a_message_too_long_for_a_packet_is_refused(job):
+    with join(job, 0, 1) as store, pytest.raises(ArgumentError, match="65536"):
+        store.set("key", bytes(1 << 17))
+
+
+def test_the_second_startup_of_a_job_has_its_own_store(job, monkeypatch):
+    monkeypatch.setattr("ringcomm.bootstrap.store._starts", itertools.count())
+    for number in range(2):
+        with open_store(Place(0, 2, job), 20) as store, join(f"{job}#{number}", 1, 2) as other:
+            store.set("key", b"%d" % number)
+            assert other.get("key", 20) == b"%d" % number

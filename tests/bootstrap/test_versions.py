@@ -1,0 +1,98 @@
+"""Ranks that differ: every rank refuses other versions of ringcomm; all ranks use the settings of rank 0."""
+
+import os
+import subprocess
+import sys
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import harness
+from failures import check_usable
+from ringcomm import ArgumentError, Config
+from ringcomm.bootstrap.store import HashStore
+from ringcomm.start import connect
+from ringcomm.transports import shm
+
+
+def connect_all(configs):
+    """Return the communicator or the error of every rank. Each rank is a thread named by its number."""
+    store = HashStore()
+
+    def rank(number):
+        threading.current_thread().name = str(number)
+        try:
+            return connect(number, len(configs), store, configs[number])
+        except ArgumentError as error:
+            return error
+
+    with ThreadPoolExecutor(len(configs)) as pool:
+        return list(pool.map(rank, range(len(configs))))
+
+
+def test_different_versions_are_named_on_every_rank(monkeypatch):
+    versions = ["1.0", "1.1", "1.0"]
+    monkeypatch.setattr(shm, "version", lambda _: versions[int(threading.current_thread().name)])
+    for error in connect_all([Config(timeout=harness.OPERATION)] * 3):
+        assert isinstance(error, ArgumentError)
+        assert str(error) == "the ranks run different versions of ringcomm: 1.0 on rank 0, 2; 1.1 on rank 1"
+
+
+def test_all_ranks_use_the_settings_of_rank_0():
+    configs = [
+        Config(
+            timeout=harness.OPERATION,
+            segment_bytes=4096,
+            one_shot_bytes=0,
+            nontemporal_bytes=64,
+            cma_bytes=1 << 16,
+            oversubscribed=True,
+        ),
+        Config(timeout=5.0, segment_bytes=1 << 16, one_shot_bytes=1 << 20, arena_bytes=1 << 22, oversubscribed=False),
+        Config(timeout=harness.OPERATION, direct_bytes=1, nontemporal_bytes=1, sub_arena_bytes=1 << 14),
+    ]
+    comms = connect_all(configs)
+    fields = (*shm.TUNING, "oversubscribed")
+    for comm in comms:
+        tuning = comm._transport._host._tuning
+        assert [getattr(tuning, name) for name in fields] == [getattr(configs[0], name) for name in fields]
+        assert comm.timeout == harness.OPERATION
+
+    def use(comm):
+        with comm:
+            check_usable(comm)
+            group = comm.split(0)
+            assert group.timeout == harness.OPERATION
+            check_usable(group)
+            symmetric = group.empty(300_001, "float32")
+            symmetric[:] = comm.rank
+            assert (group.all_reduce(symmetric, "max") == 2).all()
+
+    with ThreadPoolExecutor(len(comms)) as pool:
+        list(pool.map(use, comms))
+
+
+CODE = """
+import numpy as np, ringcomm
+with ringcomm.init(timeout=20) as comm:
+    print(comm.timeout, comm._transport._host._tuning.one_shot_bytes, comm.all_reduce(np.array(comm.rank)))
+"""
+
+
+@pytest.mark.slow
+def test_processes_with_different_environments_use_the_settings_of_rank_0():
+    job = {"RINGCOMM_SIZE": "2", "RINGCOMM_JOB": uuid.uuid4().hex}
+    ranks = []
+    for rank, small in enumerate(("64", "128")):
+        settings = {**job, "RINGCOMM_RANK": str(rank), "RINGCOMM_ONE_SHOT_BYTES": small}
+        command = [sys.executable, "-P", "-c", CODE]
+        ranks.append(subprocess.Popen(command, env={**os.environ, **settings}, stdout=subprocess.PIPE, text=True))
+    try:
+        for rank in ranks:
+            assert rank.communicate(timeout=harness.JOB)[0] == "20.0 64 1\n"
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()

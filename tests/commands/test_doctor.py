@@ -1,0 +1,103 @@
+"""`ringcomm doctor`: the checks, those of GPUs on a fake CuPy."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from ringcomm import RingcommError
+from ringcomm.commands import doctor
+from ringcomm.commands.cli import main
+
+
+class Runtime:
+    """Four GPUs; the last has no peer access."""
+
+    CUDARuntimeError = RuntimeError
+
+    def __init__(self, driver=13000, gpus=4):
+        self.driver, self.gpus = driver, gpus
+
+    def driverGetVersion(self):  # noqa: N802
+        return self.driver
+
+    def runtimeGetVersion(self):  # noqa: N802
+        return 12090
+
+    def getDeviceCount(self):  # noqa: N802
+        if not self.gpus:
+            raise self.CUDARuntimeError("cudaErrorNoDevice: none is visible")
+        return self.gpus
+
+    def getDeviceProperties(self, ordinal):  # noqa: N802
+        return {"name": f"GPU of type {ordinal}".encode(), "major": 9, "minor": 0}
+
+    def deviceCanAccessPeer(self, one, other):  # noqa: N802
+        return int(max(one, other) < 3)
+
+
+def install(monkeypatch, runtime):
+    cuda = SimpleNamespace(runtime=runtime, Device=lambda ordinal: SimpleNamespace(pci_bus_id=str(ordinal)))
+    monkeypatch.setattr(doctor, "cupy", lambda: SimpleNamespace(cuda=cuda))
+
+
+@pytest.mark.slow
+def test_ranks_work_here(capsys):
+    assert main(["doctor"]) == 0
+    found = {line.split()[0]: line.split(maxsplit=2)[1:] for line in capsys.readouterr().out.splitlines()}
+    assert found.keys() == doctor.CHECKS.keys()
+    assert all(mark in ("ok", "no") for mark, _ in found.values())
+    for name in ("system", "kernels", "memfd", "descriptors", "ranks", "numpy"):
+        assert found[name][0] == "ok"
+    assert found["cores"][1].startswith(f"{len(os.sched_getaffinity(0))} by affinity")
+
+
+def test_checks_continue_after_a_failure_and_the_status_is_1_if_ranks_cannot_work(monkeypatch, capsys):
+    def fail(*_, **__):
+        raise RingcommError("no memory")
+
+    monkeypatch.setattr(doctor, "launch", fail)
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "ranks        no  no memory\n" in out
+    assert "numpy        ok " in out
+
+
+def test_a_missing_package_has_its_install_command(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "CHECKS", {"mpi4py": lambda: doctor.package("'ringcomm[mpi]'", "no-such-package")})
+    assert main(["doctor"]) == 0
+    assert capsys.readouterr().out == "mpi4py       no  not installed: pip install 'ringcomm[mpi]'\n"
+
+
+def test_gpus_are_listed_with_the_cuda_versions(monkeypatch):
+    install(monkeypatch, Runtime(gpus=2))
+    names = "0: GPU of type 0 (sm_90), 1: GPU of type 1 (sm_90)"
+    assert doctor.cuda() == f"{names}; the driver supports CUDA 13.0, CuPy uses 12.9"
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [({"driver": 0}, "no NVIDIA driver is installed"), ({"gpus": 0}, "cudaErrorNoDevice: none is visible")],
+)
+@pytest.mark.parametrize("check", [doctor.cuda, doctor.gpu_pairs, doctor.gpu_ranks])
+def test_without_a_gpu_the_reason_is_reported(monkeypatch, check, facts, reason):
+    install(monkeypatch, Runtime(**facts))
+    with pytest.raises(RingcommError, match=f"no CUDA device: {reason}"):
+        check()
+
+
+def test_gpu_pairs_are_grouped_by_their_link(monkeypatch):
+    install(monkeypatch, Runtime())
+    monkeypatch.setattr(doctor, "link", lambda one, other: "PCIe" if one == "1" else "NVLink")
+    assert doctor.gpu_pairs() == "NVLink: 0-1 0-2; no peer access: 0-3 1-3 2-3; PCIe: 1-2"
+    install(monkeypatch, Runtime(gpus=1))
+    assert doctor.gpu_pairs() == "one GPU"
+
+
+def test_a_missing_cupy_is_reported(monkeypatch):
+    def missing(name):
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(doctor, "import_module", missing)
+    with pytest.raises(RingcommError, match="needs CuPy: No module named 'cupy'"):
+        doctor.cuda()

@@ -1,0 +1,297 @@
+"""Calls in the background: their order, their results, and what a wait leaves behind when it fails."""
+
+import gc
+import itertools
+import sys
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import harness
+import ringcomm
+from reference import assert_same, filled
+from ringcomm import Aborted, CollectiveTimeout, MismatchError
+
+LARGE = 1_000_003
+
+
+def queued(comm):
+    for length in (3, LARGE):
+        x = np.ones(length, np.int32)
+        works = [comm.all_reduce(x, async_op=True) for _ in range(5)]
+        gathered = comm.all_gather(x[:2], async_op=True)
+        moved = comm.broadcast(x, root=comm.size - 1, async_op=True)
+        comm.all_reduce(x)  # blocking, and after all of them
+        assert all(work.done() for work in [*works, gathered, moved])
+        assert_same(x, np.full(length, comm.size**6, np.int32))
+        assert_same(gathered.result, np.full((comm.size, 2), comm.size**5, np.int32))
+        assert moved.wait() is moved.result is works[0].wait() is works[0].result is x
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_queued_calls_run_in_order_and_before_a_blocking_one(size, world):
+    harness.run(queued, size, world=world)
+
+
+def not_done(comm):
+    x = np.full(3, comm.rank + 1)
+    if comm.rank == 0:
+        work = comm.all_reduce(x, async_op=True)
+        assert not work.done()
+        comm.send(x, 1)
+        assert_same(work.wait(), np.full(3, 3))
+        assert work.done()
+    else:
+        comm.recv(np.empty_like(x), 0)
+        assert_same(comm.all_reduce(x), np.full(3, 3))
+
+
+def test_a_work_is_not_done_before_all_ranks_have_called(world):
+    harness.run(not_done, 2, world=world)
+
+
+def waited_for_by_many(comm):
+    x = np.ones(4)
+    work = comm.all_reduce(x, async_op=True)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(result is x for result in pool.map(lambda _: work.wait(), range(4)))
+    assert_same(x, np.full(4, float(comm.size)))
+
+
+def test_several_threads_may_wait_for_one_work(world):
+    harness.run(waited_for_by_many, 2, world=world)
+
+
+def abandoned(comm):
+    arrays = []
+    for i in range(100):
+        x = filled(comm.rank, 5000, "int32", salt=i)
+        comm.all_reduce(x, async_op=True)
+        comm.send(x, comm.rank, tag=i, async_op=True)
+        arrays.append(weakref.ref(x))
+        del x
+        gc.collect(0)
+    comm.barrier()
+    for i in range(100):
+        x = np.empty(5000, np.int32)
+        comm.recv(x, comm.rank, tag=i)
+    for _ in range(1000):  # new works push out the old ones
+        comm.barrier(async_op=True)
+    comm.barrier()
+    assert not any(x() is not None for x in arrays)
+
+
+def test_an_abandoned_work_completes_and_then_releases_its_memory(world):
+    harness.run(abandoned, 2, world=world)
+
+
+def mismatched(comm):
+    x = np.ones(4 + comm.rank)
+    wrong, right = comm.all_reduce(x, async_op=True), comm.all_gather(np.array(comm.rank), async_op=True)
+    first = None
+    for _ in range(2):
+        with pytest.raises(MismatchError, match=r"float64 x 4[\s\S]*float64 x 5") as caught:
+            wrong.wait()
+        first = first or caught.value
+        assert caught.value is first
+    assert wrong.done()
+    with pytest.raises(MismatchError):
+        _ = wrong.result
+    assert_same(x, np.ones(4 + comm.rank))
+    assert_same(right.wait(), np.arange(2))
+
+
+def test_a_mismatch_is_raised_by_wait_and_the_queue_continues(world):
+    harness.run(mismatched, 2, world=world)
+
+
+def late(comm, call):
+    """Rank 1 calls too late; by then rank 0 owns its arrays again."""
+    group = comm.split(0)
+    x = np.full(LARGE, 7, np.int32)
+    if comm.rank == 0:
+        work = getattr(group, call)(x, **({} if call == "all_reduce" else {"peer": 1}), async_op=True)
+        with pytest.raises(CollectiveTimeout):
+            work.wait(timeout=0.05)
+        assert work.done()
+        with pytest.raises(CollectiveTimeout):
+            work.wait()
+    else:
+        with pytest.raises(CollectiveTimeout):
+            group.recv(np.empty(1, np.int8), peer=0, tag=99)
+        late_call = {"all_reduce": "all_reduce", "send": "recv", "recv": "send"}[call]
+        with pytest.raises(CollectiveTimeout):
+            getattr(group, late_call)(np.ones(LARGE, np.int32), **({} if call == "all_reduce" else {"peer": 0}))
+    with pytest.raises(CollectiveTimeout):
+        group.barrier()
+    comm.barrier()
+    assert (x == 7).all()
+    group.close()
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "send", "recv"])
+def test_a_wait_that_is_too_short_breaks_the_communicator_and_frees_the_memory(call, world):
+    harness.run(late, 2, call, world=world)
+
+
+def late_start(comm):
+    alone = comm.split(comm.rank)
+    x = np.ones(3)
+    if comm.rank == 0:
+        works = [comm.all_reduce(x, async_op=True), comm.all_reduce(x, timeout=1.0, async_op=True)]
+    else:
+        with pytest.raises(CollectiveTimeout):  # no rank sends: this waits
+            alone.recv(x, timeout=1.1)
+        works = [comm.all_reduce(x, async_op=True) for _ in range(2)]
+    for work in works:
+        work.wait()
+    assert_same(x, np.full(3, 4.0))
+
+
+@pytest.mark.slow
+def test_the_clock_of_a_queued_call_starts_at_the_head_of_the_queue(world):
+    harness.run(late_start, 2, world=world)
+
+
+class StopError(Exception):
+    """Raised by a signal handler."""
+
+
+def stopped(step, call):
+    """Make the call, and raise StopError when it enters its function number `step`; return whether it got there."""
+    entered = itertools.count()
+
+    def profile(frame, event, argument):  # noqa: ARG001
+        if event == "call" and next(entered) == step:
+            sys.setprofile(None)
+            raise StopError
+
+    sys.setprofile(profile)
+    try:
+        call()
+    except StopError:
+        return True
+    except CollectiveTimeout:
+        pass
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+def stop_starts(comm):
+    """If a start is interrupted, either its memory is kept, or the receive was not posted."""
+    kept = []
+    for step in itertools.count():
+        x = np.zeros(3)
+        memory = weakref.ref(x)
+        reached = stopped(step, lambda x=x, step=step: comm.recv(x, comm.rank, step, async_op=True))
+        del x
+        comm.send(np.ones(3), comm.rank, tag=step)
+        if not reached:
+            break
+        kept.append(memory() is not None)
+        if not kept[-1]:
+            comm.recv(np.empty(3), comm.rank, tag=step, timeout=1)
+    assert {True, False} == set(kept)
+
+
+def test_a_start_that_a_signal_ends_loses_no_memory(world):
+    harness.run(stop_starts, 1, world=world)
+
+
+STARTS = {
+    "recv": lambda group, x: group.recv(x, 1, async_op=True),
+    "sendrecv": lambda group, x: group.sendrecv(np.ones(LARGE), 1, x, 1, async_op=True),
+    "all_reduce": lambda group, x: group.all_reduce(x, async_op=True),
+}
+
+
+def stop_waits(comm, name):
+    """Rank 1 does nothing. After an interrupted wait the call has ended, or its memory is kept."""
+    seen = set()
+    reached, step = True, 0
+    while comm.broadcast_object(reached):
+        group = comm.split(0)
+        if comm.rank == 0:
+            x = np.zeros(3)
+            memory = weakref.ref(x)
+            work = STARTS[name](group, x)
+            del x
+            reached = stopped(step, lambda work=work: work.wait(timeout=0))
+            try:
+                group.check()
+                broken = False
+                assert not work.done()
+                assert memory() is not None
+            except (Aborted, CollectiveTimeout) as error:
+                broken = True
+                assert work.done()
+                with pytest.raises(type(error)):
+                    work.wait()
+            seen.add((reached, broken))
+            step += 1
+        comm.barrier()
+        group.close()
+    assert comm.rank or seen == {(True, False), (True, True), (False, True)}
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_a_wait_that_a_signal_ends_leaves_no_memory_to_a_running_call(name, world):
+    harness.run(stop_waits, 2, name, world=world)
+
+
+def call_back_when_done(comm):
+    done, ended = [], threading.Semaphore(0)
+
+    def note(name):
+        def called(work):
+            assert work.done()
+            done.append((name, work))
+            ended.release()
+
+        return called
+
+    works = {}
+    for name in range(20):
+        works[name] = comm.all_reduce(np.ones(1000), async_op=True)
+    other = (comm.rank + 1) % comm.size
+    works["both"] = comm.sendrecv(np.ones(3), other, np.empty(3), None, async_op=True)
+    works["refused"] = comm.all_reduce(np.ones(3 + comm.rank), async_op=True)
+    for name, work in works.items():
+        work.add_done_callback(note(name))
+    for _ in works:
+        assert ended.acquire(timeout=harness.OPERATION)
+    assert sorted(map(str, works)) == sorted(str(name) for name, _ in done)
+    assert all(works[name] is work for name, work in done)
+    with pytest.raises(MismatchError):
+        works["refused"].wait()
+    works[3].wait()
+    works[3].add_done_callback(note("at once"))
+    assert done[-1][0] == "at once"
+
+
+def test_a_callback_runs_whether_the_call_succeeds_or_fails(world):
+    harness.run(call_back_when_done, 2, world=world)
+
+
+def test_a_callback_that_raises_is_logged_and_the_next_one_runs(caplog):
+    with ringcomm.init() as comm:
+        ended = threading.Event()
+        first, second = (comm.barrier(async_op=True) for _ in range(2))
+        first.add_done_callback(lambda _: 1 / 0)
+        second.add_done_callback(lambda _: ended.set())
+        if not ended.wait(harness.OPERATION):
+            raise AssertionError("the second callback was not called")
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_callback_may_wait_for_the_next_one():
+    with ringcomm.init() as comm:
+        woken, ended = threading.Event(), threading.Event()
+        first, second = (comm.barrier(async_op=True) for _ in range(2))
+        first.add_done_callback(lambda _: woken.wait(harness.OPERATION) and ended.set())
+        second.add_done_callback(lambda _: woken.set())
+        assert ended.wait(harness.OPERATION / 2)

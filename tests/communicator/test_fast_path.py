@@ -1,0 +1,241 @@
+"""Plain calls take the fast path; all others give the same results and errors on the general path."""
+
+import re
+import sys
+from functools import partial
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+from test_arguments import CALLS, NO_NUMBERS, WRONG_TYPES, zeros
+
+import harness
+from failures import check_usable, raised
+from reference import numpy_dtype
+from ringcomm import ArgumentError, Communicator, premul_sum
+from ringcomm.testing import CHECKS, connect_threads, run_threads
+from ringcomm.transports import shm
+from ringcomm.transports.contract import NO_FAST_PATH
+from ringcomm.types import COLLECTIVES, DTYPES
+
+F4 = np.float32
+METHODS = [*(set(COLLECTIVES) - {"split", "empty"}), "send", "recv", "sendrecv"]
+
+
+class Paths:
+    """Records which calls of a communicator take the fast path, and which the general one."""
+
+    def __init__(self, comm):
+        self.comm = comm
+        self.before = comm._fast_path
+        self.fast_path, self.general = [], []
+        comm._fast_path = SimpleNamespace(**{name: partial(self.call, name) for name in METHODS})
+
+    def call(self, name, *arguments):
+        result = getattr(self.before, name)(*arguments)
+        (self.general if result is NotImplemented else self.fast_path).append(name)
+        return result
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.comm._fast_path = self.before
+
+
+# --- The fast path ----------------------------------------------------------------------------------------------------
+
+# Each method in its plain forms, for two ranks and arrays x and y of shape (4, 3).
+PLAIN = {
+    "barrier": [lambda c, x, y: c.barrier()],
+    "broadcast": [lambda c, x, y: c.broadcast(x), lambda c, x, y: c.broadcast(x, 1)],
+    "reduce": [lambda c, x, y: c.reduce(x), lambda c, x, y: c.reduce(x, "max", 1, y)],
+    "all_reduce": [lambda c, x, y: c.all_reduce(x), lambda c, x, y: c.all_reduce(x, "prod", out=y)],
+    "gather": [lambda c, x, y: c.gather(x), lambda c, x, y: c.gather(x[:2], y, root=1)],
+    "scatter": [
+        lambda c, x, y: c.scatter(x if c.rank == 0 else None, y[:2]),
+        lambda c, x, y: c.scatter(x, None if c.rank == 1 else y[:2], root=1),
+    ],
+    "all_gather": [lambda c, x, y: c.all_gather(x), lambda c, x, y: c.all_gather(x[:2], out=y)],
+    "reduce_scatter": [lambda c, x, y: c.reduce_scatter(x), lambda c, x, y: c.reduce_scatter(x, "min", y[:2])],
+    "all_to_all": [lambda c, x, y: c.all_to_all(x), lambda c, x, y: c.all_to_all(x, y)],
+    "send": [lambda c, x, y: c.send(x, 1 - c.rank), lambda c, x, y: c.send(x, 1 - c.rank, -3)],
+    "recv": [lambda c, x, y: c.recv(x, 1 - c.rank), lambda c, x, y: c.recv(x, tag=-3)],
+    "sendrecv": [
+        lambda c, x, y: c.sendrecv(x, 1 - c.rank, y, None),
+        lambda c, x, y: c.sendrecv(x, c.rank, y, c.rank, 1),
+    ],
+}
+
+
+def plain_calls(comm):
+    x, y = zeros(4, 3), zeros(4, 3)
+    with comm.split(0) as group:  # where other tests have used a GPU, a barrier does not take the fast path
+        group.all_reduce(x)  # from here on the dtype is known
+        for name, forms in PLAIN.items():
+            for call in forms:
+                with Paths(group) as paths:
+                    call(group, x, y)
+                assert (paths.fast_path, paths.general) == ([name], [])
+
+
+def test_every_method_has_plain_forms():
+    assert set(PLAIN) == set(METHODS)
+
+
+def test_a_plain_call_takes_the_fast_path(world):
+    harness.run(plain_calls, 2, world=world)
+
+
+def plain_arrays(comm):
+    for name in DTYPES:
+        for shape in ((), (0,), (3,), (1, 2, 3)):
+            x = np.zeros(shape, numpy_dtype(name))
+            comm.broadcast(x)
+            with Paths(comm) as paths:
+                comm.broadcast(x)
+                assert comm.all_gather(x).shape == (comm.size, *shape)
+            assert (paths.fast_path, paths.general) == (["broadcast", "all_gather"], [])
+
+
+def test_arrays_of_every_dtype_are_plain():
+    harness.run(plain_arrays, 2)
+
+
+def results(comm):
+    """Return the results of the plain calls and their arrays, on the fast path and on the general one."""
+    both = []
+    for path in (comm._fast_path, NO_FAST_PATH):
+        comm._fast_path, before = path, comm._fast_path
+        given = []
+        for name, forms in PLAIN.items():
+            for call in forms:
+                x = (np.arange(12, dtype=ml_dtypes.bfloat16) + comm.rank).reshape(4, 3)
+                y = np.full_like(x, 7)
+                given.append((name, call(comm, x, y), x, y))
+        comm._fast_path = before
+        both.append(given)
+    return both
+
+
+def test_both_paths_give_the_same():
+    for fast, general in harness.run(results, 2):
+        for ours, theirs in zip(fast, general, strict=True):
+            assert repr(ours) == repr(theirs)
+
+
+def counted(comm):
+    x, y = zeros(2, 3), zeros(2, 3)
+    right = (lambda: comm.all_gather(x), lambda: comm.all_reduce(x, "sum", y))
+    wrong = (lambda: comm.all_reduce(x[:, :1]), lambda: comm.all_reduce(x, "max", x.T), lambda: comm.all_reduce(x, "-"))
+
+    def held():
+        return [sys.getrefcount(thing) for thing in (x, y, x.dtype, comm._fast_path, shm.CODES)]
+
+    def again():
+        for call in right:
+            call()
+        for call in wrong:
+            raised(ArgumentError, call)
+
+    again()
+    before = held()
+    for _ in range(50):
+        again()
+    # Numbers and dtypes that are shared with the rest of the process may move a little.
+    assert all(abs(now - then) < 10 for now, then in zip(held(), before, strict=True))
+
+
+def test_a_call_on_the_fast_path_keeps_no_reference():
+    harness.run(counted, 2)
+
+
+# --- The general path -------------------------------------------------------------------------------------------------
+
+
+class Mine(np.ndarray):
+    pass
+
+
+# Valid calls that are not plain. The last argument of each is a fresh array of shape (4,).
+UNUSUAL = {
+    "a subclass": lambda c, x: c.all_reduce(x.view(Mine)),
+    "a buffer": lambda c, x: c.all_reduce(memoryview(x)),
+    "an out that is a buffer": lambda c, x: c.all_reduce(x, out=memoryview(np.empty_like(x))),
+    "a timeout": lambda c, x: c.all_reduce(x, timeout=5),
+    "asynchronous": lambda c, x: c.all_reduce(x, async_op=True).wait(),
+    "a factor": lambda c, x: c.all_reduce(x, premul_sum(0.5)),
+    "an op of NumPy": lambda c, x: c.all_reduce(x, np.str_("sum")),
+    "a root of NumPy": lambda c, x: c.broadcast(x, np.int64(1)),
+    "a root that is a bool": lambda c, x: c.broadcast(x, True),
+    "counts": lambda c, x: c.all_gather(x, counts=[4, 4]),
+    "counts for all": lambda c, x: c.all_to_all(x, send_counts=[2, 2], recv_counts=[2, 2]),
+    "a tag of NumPy": lambda c, x: c.sendrecv(x, 1 - c.rank, np.empty_like(x), None, np.int8(3)),
+    "a timed message": lambda c, x: c.sendrecv(x, 1 - c.rank, np.empty_like(x), None, timeout=5),
+}
+
+
+def unusual_calls(comm):
+    for name, call in UNUSUAL.items():
+        x = np.arange(4, dtype=F4) + comm.rank
+        with Paths(comm) as paths:
+            call(comm, x)
+        assert paths.fast_path == [], name
+        assert len(paths.general) == 1, name
+
+
+def test_a_call_that_is_not_plain_takes_the_general_path(world):
+    harness.run(unusual_calls, 2, world=world)
+
+
+def error_of(call, comm):
+    """Return the error of a call as text, without addresses."""
+    try:
+        call(comm)
+    except Exception as error:
+        return (
+            type(error),
+            re.sub(r"0x\w+", "somewhere", str(error)),
+            {name: fact for name, fact in vars(error).items() if "0x" not in str(fact)},
+        )
+    raise AssertionError("the call worked")
+
+
+def refusals(comm):
+    """Rank 1 makes wrong calls, each on both paths; the others do not notice."""
+    calls = [call for call, _ in CALLS.values()] + list(WRONG_TYPES.values())
+    calls += [call for wrong in NO_NUMBERS.values() for call in wrong]
+    calls += [lambda c: c.all_gather(zeros(1), counts=False)]
+    fast_path = comm._fast_path
+    for call in calls if comm.rank == 1 else ():
+        comm._fast_path = fast_path
+        first = error_of(call, comm)
+        comm._fast_path = NO_FAST_PATH
+        assert error_of(call, comm) == first
+    comm._fast_path = fast_path
+    check_usable(comm)
+
+
+def test_every_refusal_is_the_same_on_both_paths():
+    harness.run(refusals, 3, world="threads")
+
+
+def test_the_fast_path_ignores_other_numbers_of_arguments():
+    def call(comm):
+        x = np.zeros(1, F4)
+        comm.broadcast(x)
+        for arguments in ((), (x,), (x, None), (x, None, 0), (x, None, 0, None, 0), (x, None, 0, False, False)):
+            for name in METHODS:
+                assert getattr(comm._fast_path, name)(*arguments) is NotImplemented, (name, arguments)
+        assert comm._fast_path.broadcast(x, None, 0, None, False) is x
+
+    harness.run(call, 1, world="threads")
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_a_transport_needs_no_fast_path(check):
+    ends = connect_threads(shm.connect, 3)
+    for end in ends:
+        end.fast_path = NO_FAST_PATH
+    run_threads(check, [Communicator(end) for end in ends])

@@ -1,0 +1,71 @@
+"""Collectives of Python objects of any size."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import harness
+from ringcomm import RingcommError
+
+
+def objects(comm):
+    mine = [
+        comm.rank,
+        None,
+        {"rank": comm.rank, "name": "x" * comm.rank},
+        "long" * 300_000 * comm.rank,  # of another length on every rank, and longer than a segment
+        [np.arange(comm.rank), {1, 2}, b"\0"],
+    ]
+    for root in range(comm.size):
+        theirs = comm.broadcast_object(mine if comm.rank == root else "ignored", root)
+        assert (theirs[0], theirs[2]["name"], len(theirs[3])) == (root, "x" * root, 1_200_000 * root)
+        gathered = comm.gather_object(mine[:4], root)
+        if comm.rank != root:
+            assert gathered is None
+            continue
+        assert [each[0] for each in gathered] == list(range(comm.size))
+        assert [len(each[3]) for each in gathered] == [1_200_000 * rank for rank in range(comm.size)]
+    gathered = comm.all_gather_object(mine)
+    for rank, theirs in enumerate(gathered):
+        assert theirs[1] is None
+        assert theirs[2] == {"rank": rank, "name": "x" * rank}
+        assert theirs[4][0].tolist() == list(range(rank))
+    assert comm.all_gather_object(None) == [None] * comm.size
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_objects_arrive_as_they_were_sent(size, world):
+    harness.run(objects, size, world=world)
+
+
+def own_object(comm):
+    mine = object()
+    assert comm.broadcast_object(mine if comm.rank == 1 else None, root=1) is mine or comm.rank != 1
+
+
+def test_the_root_gets_its_own_object_back(world):
+    harness.run(own_object, 2, world=world)
+
+
+def refused_on_one(comm):
+    """All ranks raise; the communicator stays usable."""
+    wrong = comm.size - 1
+    obj = threading.Lock() if comm.rank == wrong else comm.rank
+    for call in (
+        lambda: comm.all_gather_object(obj),
+        lambda: comm.gather_object(obj),
+        lambda: comm.broadcast_object(obj, root=wrong),
+    ):
+        if comm.rank == wrong:
+            with pytest.raises(TypeError, match="pickle"):
+                call()
+        else:
+            with pytest.raises(RingcommError, match=f"rank {wrong} could not pickle") as caught:
+                call()
+            assert caught.value.rank == wrong
+    assert comm.all_gather_object(comm.rank) == list(range(comm.size))
+
+
+def test_an_object_that_one_rank_cannot_pickle_is_an_error_on_all(world):
+    harness.run(refused_on_one, 3, world=world)

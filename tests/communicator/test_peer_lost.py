@@ -1,0 +1,313 @@
+"""Ranks that die or close: ranks that need them raise PeerLost with their rank, all others continue."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import harness
+from failures import PROMPT, check_usable, mortals, outcomes, raised, until_waiting
+from ringcomm import PeerLost
+
+# Each on an array of shape (size, n). A call may be made any number of times.
+CALLS = {
+    "barrier": lambda comm, x: comm.barrier(),
+    "broadcast": lambda comm, x: comm.broadcast(x),
+    "reduce": lambda comm, x: comm.reduce(x, root=1),
+    "all_reduce": lambda comm, x: comm.all_reduce(x, "max"),
+    "gather": lambda comm, x: comm.gather(x[0]),
+    "scatter": lambda comm, x: comm.scatter(x if comm.rank == 0 else None, out=x[0]),
+    "all_gather": lambda comm, x: comm.all_gather(x[0]),
+    "reduce_scatter": lambda comm, x: comm.reduce_scatter(x),
+    "all_to_all": lambda comm, x: comm.all_to_all(x, out=np.empty_like(x)),
+    "sendrecv": lambda comm, x: comm.sendrecv(x[0], (comm.rank + 1) % comm.size, x[1], (comm.rank - 1) % comm.size),
+    "queue": lambda comm, x: [work.wait() for work in [comm.all_reduce(x, "max", async_op=True) for _ in range(4)]],
+    "all_gather_object": lambda comm, x: comm.all_gather_object(x[0]),
+    "split": lambda comm, x: comm.split(0).barrier(),
+    "empty": lambda comm, x: comm.all_reduce(comm.empty(x[0].shape, "float32")),
+}
+
+
+def call_until_one_dies(comm, name, n, victim, delay, colors):
+    """Call again and again. The process of `victim` is killed `delay` seconds after the start."""
+    group = comm.split(colors[comm.rank])
+    if colors[comm.rank] != colors[victim]:
+        check_usable(group)
+        return None
+    x = np.zeros((group.size, n), np.float32)
+    group.barrier()
+    if comm.rank == victim:
+        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+    def call_again_and_again():
+        while True:
+            CALLS[name](group, x)
+
+    error = raised(PeerLost, call_again_and_again)
+    assert raised(PeerLost, group.barrier).rank == error.rank
+    return error.rank, str(error)
+
+
+def check_death(name, n, size, victim, delay, colors=None, settings=()):
+    colors = colors or [0] * size
+    members = [rank for rank in range(size) if colors[rank] == colors[victim]]
+    number = members.index(victim)
+    answers, ends = {}, {}
+    with mortals(size, settings) as pool:
+        pid = pool.workers[victim].pid
+        for rank, answer, when in outcomes(pool, call_until_one_dies, name, n, victim, delay, colors):
+            answers[rank], ends[rank] = answer, when
+    death = answers.pop(victim)
+    assert isinstance(death, ConnectionError), death
+    for rank, answer in answers.items():
+        if rank not in members:
+            assert answer is None
+            continue
+        lost, text = answer
+        assert lost == number
+        assert text.startswith(f"rank {number} (process {pid}) died while rank ")
+        assert ends[rank] - ends[victim] < PROMPT
+
+
+def scenarios():
+    """Every call once, with sizes and moments from a fixed seed."""
+    draw = random.Random(7)
+    for name in CALLS:
+        n = draw.choice([1 << 17, 3_000_001, 1 << 20])
+        size = draw.choice([2, 3, 3, 4])
+        yield pytest.param(name, n, size, draw.randrange(size), draw.uniform(0, 0.1), id=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "n", "size", "victim", "delay"), [*scenarios()])
+def test_a_rank_killed_in_large_calls_is_named_by_every_survivor(name, n, size, victim, delay):
+    check_death(name, n, size, victim, delay)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gather", "scatter", "all_gather", "all_to_all"])
+def test_a_rank_killed_while_others_copy_from_its_memory_is_named_by_every_survivor(name):
+    check_death(name, 3_000_001, 3, victim=0, delay=0.05, settings=[("RINGCOMM_CMA_BYTES", "1")])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "n"), [("barrier", 1), ("all_reduce", 1), ("sendrecv", 1), ("all_to_all", 500)])
+def test_a_rank_killed_between_small_calls_is_named_by_every_survivor(name, n):
+    check_death(name, n, 3, victim=n % 3, delay=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["all_reduce", "all_to_all"])
+def test_a_rank_killed_in_a_group_is_named_in_its_numbers_and_only_there(name):
+    check_death(name, 1 << 20, 4, victim=3, delay=0.03, colors=[0, 1, 1, 1])
+
+
+def sleep_until_one_dies(comm, victim):
+    """Rank 1 receives from any rank, rank 2 sends a message that is not received, the others wait for all."""
+    x = np.zeros(1 << 20)
+    calls = {1: lambda: comm.recv(x), 2: lambda: comm.send(x, victim)}
+    if comm.rank == victim:
+        for rank in range(comm.size):
+            if rank != victim:
+                until_waiting(comm, rank)
+        os.kill(os.getpid(), signal.SIGKILL)
+    error = raised(PeerLost, calls.get(comm.rank, comm.barrier))
+    assert str(raised(PeerLost, comm.barrier)) == str(error)
+    return error.rank, str(error)
+
+
+@pytest.mark.slow
+def test_a_death_wakes_sleeping_ranks():
+    answers, ends = {}, {}
+    with mortals(4) as pool:
+        for rank, answer, when in outcomes(pool, sleep_until_one_dies, 3):
+            answers[rank], ends[rank] = answer, when
+    assert isinstance(answers.pop(3), ConnectionError)
+    assert len({text for _, text in answers.values()}) == 1
+    assert {lost for lost, _ in answers.values()} == {3}
+    assert max(ends.values()) - ends[3] < PROMPT
+
+
+def lose_in_groups(comm, victim):
+    """Ranks that share a group with the victim lose that group; the others lose the world when they need it."""
+    neighbors = comm.split(comm.rank // 2)
+    whole = comm.split(0)
+    comm.barrier()
+    if comm.rank == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if comm.rank // 2 == victim // 2:
+        assert raised(PeerLost, neighbors.barrier).rank == victim % 2
+    else:
+        check_usable(neighbors)
+    for group in (whole, comm):
+        error = raised(PeerLost, group.barrier)
+        assert error.rank == victim
+    if comm.rank // 2 != victim // 2:
+        raised(PeerLost, neighbors.barrier)  # its parent is broken now
+
+
+@pytest.mark.slow
+def test_groups_without_the_dead_rank_continue_until_the_world_breaks():
+    with mortals(4) as pool:
+        answers = {rank: answer for rank, answer, _ in outcomes(pool, lose_in_groups, 2)}
+    assert isinstance(answers.pop(2), ConnectionError)
+    assert answers == {0: None, 1: None, 3: None}
+
+
+# --- Closing ----------------------------------------------------------------------------------------------------------
+
+
+def close_early(comm, call, n):
+    group = comm.split(0)
+    leaver = group.size - 1
+    x = np.ones((group.size, n), np.float32)
+    if group.rank == leaver:
+        for rank in range(leaver):
+            until_waiting(group, rank)
+        group.close()
+    else:
+        error = raised(PeerLost, lambda: CALLS[call](group, x))
+        assert f"rank {leaver} closed the communicator while rank " in str(error)
+        assert error.rank == leaver
+        assert str(raised(PeerLost, group.barrier)) == str(error)
+        assert (x == 1).all()
+    check_usable(comm)
+
+
+@pytest.mark.parametrize("call", ["barrier", "all_reduce", "gather", "sendrecv", "queue"])
+@pytest.mark.parametrize("n", [1, 300_001])
+def test_a_rank_that_closes_is_lost_to_the_ranks_that_need_it(call, n, world):
+    harness.run(close_early, 2 if call == "sendrecv" else 3, call, n, world=world)
+
+
+def receive_from_the_closed(comm):
+    """A receive from any rank fails only when all other ranks have closed."""
+    group = comm.split(0)
+    x = np.zeros(1)
+    if comm.rank == 0:
+        group.send(x, 2)  # arrives, though its sender leaves
+        group.close()
+        comm.barrier()
+    elif comm.rank == 1:
+        comm.barrier()
+        until_waiting(group, 2)
+        group.send(x + 1, 2, tag=1)
+        group.close()
+    else:
+        comm.barrier()
+        assert group.recv(x, tag=1) == 1
+        assert group.recv(x) == 0
+        assert "all other ranks closed" in str(raised(PeerLost, lambda: group.recv(x)))
+    check_usable(comm)
+
+
+def test_a_receive_from_any_rank_needs_only_the_ranks_that_are_left(world):
+    harness.run(receive_from_the_closed, 3, world=world)
+
+
+def call_and_go(comm, name, n):
+    for _ in range(5):
+        with comm.split(0, key=-comm.rank) as group:
+            x = np.full((group.size, n), group.rank, np.float32)
+            CALLS[name](group, x)
+        if name == "broadcast":
+            assert (x == 0).all()
+        if name == "all_reduce":
+            assert (x == group.size - 1).all()
+
+
+@pytest.mark.parametrize(("name", "n"), [(name, n) for name in CALLS for n in (1, 300_001)])
+def test_a_rank_may_close_once_its_part_of_a_call_is_done(name, n, world):
+    harness.run(call_and_go, 3, name, n, world=world)
+
+
+def call_and_exit(comm, name):
+    """Rank 1 exits without closing once its part is done; rank 0 is not done yet."""
+    x = np.full((comm.size, 1_000_001), comm.rank, np.float32)
+    if name == "send":
+        if comm.rank == 1:
+            comm.send(x[0, :100], 0)
+    else:
+        CALLS[name](comm, x)
+    if comm.rank == 1:
+        os._exit(0)
+    if name == "send" and comm.rank == 0:
+        assert comm.recv(x[0, :100], 1) == 1
+        assert (x[0, :100] == 1).all()
+    assert raised(PeerLost, comm.barrier).rank == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gather", "reduce_scatter", "all_to_all", "send"])
+def test_a_process_may_exit_once_its_part_of_a_call_is_done(name):
+    with mortals(3) as pool:
+        answers = {rank: answer for rank, answer, _ in outcomes(pool, call_and_exit, name)}
+    assert isinstance(answers.pop(1), ConnectionError)
+    assert answers == {0: None, 2: None}
+
+
+# --- Programs that end ------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import os, sys
+import numpy as np, ringcomm
+
+def main(how, held):
+    comm = ringcomm.init(timeout=20)
+    x = np.ones(300_001)
+    if held:
+        with comm:
+            body(comm, x, how)
+    else:
+        body(comm, x, how)
+
+def body(comm, x, how):
+    comm.all_reduce(x)
+    if comm.rank == 1:
+        print(comm.rank, "ends", flush=True)
+        if how == "exit":
+            sys.exit(3)
+        if how == "raise":
+            raise ValueError("on purpose")
+        if how == "_exit":
+            os._exit(3)
+        if how == "end":
+            return
+    try:
+        comm.all_reduce(x)
+    except ringcomm.RingcommError as error:
+        print(comm.rank, type(error).__name__, error.rank, error, flush=True)
+
+main(sys.argv[1], sys.argv[2] == "with")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "held", "status", "words"),
+    [
+        ("exit", "with", 3, "Aborted 1 SystemExit: 3"),
+        ("exit", "bare", 3, "PeerLost 1 rank 1 closed the communicator while rank "),
+        ("raise", "with", 1, "Aborted 1 ValueError: on purpose"),
+        ("raise", "bare", 1, "PeerLost 1 rank 1 closed the communicator while rank "),
+        ("_exit", "with", 3, "PeerLost 1 rank 1 (process "),
+        ("end", "with", 0, "PeerLost 1 rank 1 closed the communicator while rank "),
+        ("end", "bare", 0, "PeerLost 1 rank 1 closed the communicator while rank "),
+    ],
+)
+def test_the_other_ranks_notice_the_exit_of_a_program(how, held, status, words, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    command = [sys.executable, "-P", "-m", "ringcomm", "run", "-n", "3", str(program), how, held]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=harness.JOB)
+    assert ended.returncode == status, ended.stderr
+    lines = sorted(ended.stdout.splitlines())
+    assert lines[0].startswith(f"[0] 0 {words}")
+    assert lines[1] == "[1] 1 ends"
+    assert lines[2].startswith(f"[2] 2 {words}")
+    assert len(lines) == 3

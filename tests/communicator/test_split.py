@@ -1,0 +1,214 @@
+"""Groups made by split: their members, their concurrent use, and that they leave nothing behind."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from unittest import mock
+
+import numpy as np
+import pytest
+from test_symmetric import shared_bytes
+
+import harness
+from cases import PLANS, Case, start
+from reference import assert_same
+from ringcomm import ArgumentError, Config, PeerLost, RingcommError, native
+from ringcomm.transports import shm
+
+# The groups that (color, key) form from four ranks: the old ranks of each group, in the order of the new ones.
+SPLITS = {
+    "one group": (lambda rank: (0, 0), [[0, 1, 2, 3]]),
+    "pairs": (lambda rank: (rank // 2, 0), [[0, 1], [2, 3]]),
+    "turned around": (lambda rank: (7, -rank), [[3, 2, 1, 0]]),
+    "ties by rank": (lambda rank: (0, rank % 2), [[0, 2, 1, 3]]),
+    "each alone": (lambda rank: (rank, 0), [[0], [1], [2], [3]]),
+    "some left out": (lambda rank: (None if rank == 1 else 5, 0), [[0, 2, 3]]),
+    "all left out": (lambda rank: (None, rank), []),
+    "unequal": (lambda rank: (np.int64(rank > 0), np.int8(rank == 1)), [[0], [2, 3, 1]]),
+    "large colors": (lambda rank: (2**62 * (-1) ** rank, 2**62 - rank), [[2, 0], [3, 1]]),
+}
+
+
+def check(comm, name):
+    choose, groups = SPLITS[name]
+    group = comm.split(*choose(comm.rank))
+    members = next((members for members in groups if comm.rank in members), None)
+    if members is None:
+        assert group is None
+    else:
+        assert (group.rank, group.size) == (members.index(comm.rank), len(members))
+        assert group.timeout == comm.timeout
+        assert_same(group.all_gather(np.array(comm.rank)), np.array(members))
+        for salt, collective in enumerate(PLANS):
+            for length in ((0, 3), (1, 5)):
+                start(group, Case(collective, length, root=-1, salt=salt), Config().segment_bytes)()
+        right, left = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+        x = np.empty(20_000)
+        assert group.sendrecv(np.full(20_000, comm.rank + 0.5), right, x, left) == left
+        assert_same(x, np.full(20_000, members[left] + 0.5))
+        group.close()
+    comm.barrier()
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_split_forms_groups_by_color_and_key(name, world):
+    harness.run(check, 4, name, world=world)
+
+
+def nested(comm):
+    """Halves of halves, down to single ranks, each used after its parent is closed."""
+    group, members = comm.split(0), list(range(comm.size))
+    while len(members) > 1:
+        half = group.rank * 2 // group.size
+        smaller = group.split(half)
+        members = [rank for new, rank in enumerate(members) if new * 2 // len(members) == half]
+        group.close()
+        group = smaller
+        assert_same(group.all_gather(np.array(comm.rank)), np.array(members))
+        x = np.full(100_000, comm.rank)
+        assert_same(group.all_reduce(x), np.full(100_000, sum(members)))
+    with pytest.raises(ArgumentError, match="closed"):
+        smaller.close() or smaller.barrier()
+
+
+@pytest.mark.parametrize("size", [4, 7])
+def test_groups_are_split_again_and_outlive_their_parents(size):
+    harness.run(nested, size, world="threads")
+
+
+def at_once(comm):
+    """Rows, columns and the whole world, all with pending calls."""
+    row, column = comm.split(comm.rank // 2), comm.split(comm.rank % 2)
+    for turn in range(30):
+        length = (3, 20_000, 200_000)[turn % 3]
+        arrays = [np.full(length, 10**comm.rank) for _ in range(3)]
+        works = [group.all_reduce(x, async_op=True) for group, x in zip((row, column, comm), arrays, strict=True)]
+        for work in works[:: (-1) ** turn]:
+            work.wait()
+        expected = [11 * 100 ** (comm.rank // 2), 101 * 10 ** (comm.rank % 2), 1111]
+        for x, value in zip(arrays, expected, strict=True):
+            assert_same(x, np.full(length, value))
+    for turn in range(100 * (1 + comm.rank % 2)):  # the odd column makes twice as many calls
+        assert_same(column.all_reduce(np.array(turn)), np.array(2 * turn))
+    row.close()
+    column.close()
+
+
+def test_groups_that_share_ranks_work_at_the_same_time(world):
+    harness.run(at_once, 4, world=world)
+
+
+def in_threads(comm):
+    groups = [comm.split(0) for _ in range(4)]
+
+    def use(group, value):
+        for turn in range(50):
+            x = np.full((1, 50_000)[turn % 2], value)
+            assert_same(group.all_reduce(x), np.full(x.shape, comm.size * value))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(use, groups, range(4)))
+    for group in groups:
+        group.close()
+
+
+def test_each_thread_may_have_a_group_of_its_own(world):
+    harness.run(in_threads, 2, world=world)
+
+
+def broken(comm):
+    group, other = comm.split(0), comm.split(0)
+    child = group.split(0)
+    if comm.rank == 1:
+        group.close()
+    else:
+        with pytest.raises(PeerLost, match="rank 1 closed"):
+            group.barrier()
+        with pytest.raises(PeerLost, match="rank 1 closed"):  # what breaks a group breaks its descendants
+            child.barrier()
+    for usable in (other, comm):
+        assert_same(usable.all_gather(np.array(comm.rank)), np.arange(3))
+    other.close()
+    child.close()
+
+
+def test_a_broken_group_leaves_its_parent_and_its_siblings_usable(world):
+    harness.run(broken, 3, world=world)
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def tasks():
+    return len(os.listdir("/proc/self/task"))
+
+
+def many(comm):
+    def use():
+        group = comm.split(0, key=-comm.rank)
+        group.all_reduce(np.ones(1000), async_op=True).wait()
+        work = group.send(np.ones(100_000), group.rank ^ 1, async_op=True)
+        group.recv(np.ones(100_000), group.rank ^ 1)
+        work.wait()
+        group.close()
+
+    use()
+    comm.barrier()
+    before = shared_bytes(), descriptors(), tasks()
+    comm.barrier()
+    for _ in range(40):
+        use()
+    comm.barrier()
+    after = shared_bytes(), descriptors(), tasks()
+    comm.barrier()
+    assert after[0] - before[0] < 2 * Config().sub_arena_bytes * comm.size
+    assert after[1:] == before[1:]
+
+
+def test_many_splits_leave_no_memory_descriptor_or_thread():
+    harness.run(many, 2)
+
+
+class FailingToOpen:
+    """The native core, but opening a group raises a Python error."""
+
+    def __getattr__(self, name):
+        return getattr(native.lib, name)
+
+    def rc_sub_open(self, *_):
+        raise OSError("no more descriptors")
+
+
+def failing(comm, step):
+    """Rank 1 fails with another error than RingcommError: all ranks raise, none waits."""
+    patch = {
+        "reserve": mock.patch.object(shm.memory, "require", side_effect=ValueError("not a number: " + "ü" * 1000)),
+        "open": mock.patch.object(shm, "lib", FailingToOpen()),
+    }[step]
+    words = {"reserve": "rank 1: ValueError: not a number: ??", "open": "rank 1: OSError: no more descriptors"}[step]
+    with patch if comm.rank == 1 else nullcontext(), pytest.raises(RingcommError) as caught:
+        comm.split(None if comm.rank == 2 else 0)
+    assert type(caught.value) is RingcommError  # not MemoryShortage
+    assert str(caught.value).startswith(words)
+    assert (caught.value.rank, caught.value.collective) == (1, "split")
+    with comm.split(0) as group:
+        assert_same(group.all_gather(np.array(comm.rank)), np.arange(3))
+
+
+@pytest.mark.parametrize("step", ["reserve", "open"])
+def test_a_split_that_fails_on_one_rank_fails_on_all(step):
+    harness.run(failing, 3, step)
+
+
+def exchange_too_much(comm):
+    if comm.rank == 1:
+        with pytest.raises(
+            ArgumentError, match="the arguments of split as JSON: expected at most 2048 bytes, got 3002"
+        ):
+            comm._transport._host.all_gather_facts("split", "x" * 3000)
+    comm.barrier()
+
+
+def test_a_fact_that_is_too_long_to_exchange_is_refused(world):
+    harness.run(exchange_too_much, 2, world=world)

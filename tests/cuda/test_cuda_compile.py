@@ -1,0 +1,210 @@
+"""The CUDA kernels compile for every architecture, without a GPU, and their machine code is checked."""
+
+import re
+import shutil
+import subprocess
+import sys
+from itertools import product
+from types import SimpleNamespace
+
+import pytest
+
+import reference
+from ringcomm import premul_sum
+from ringcomm.devices.contract import KernelVariant
+from ringcomm.transports.cuda.kernels import KERNELS, MOVED, REASONS, REDUCING
+from ringcomm.types import DTYPES, OPS, TABLES
+
+compiler = pytest.importorskip("ringcomm.devices.compiler", reason="CuPy is not installed: pip install cupy-cuda12x")
+
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+CODES = {op: code for op, (code, _) in OPS.items()} | {"premul_sum": OPS[premul_sum(1)][0]}
+CASE = KernelVariant(KERNELS["barrier"], DTYPES["uint8"], CODES["sum"]), "sm_90"
+
+
+def legal(dtype, op):
+    """Return whether a dtype has an operation; the GPU reduces float8 as any float."""
+    op = reference.OPS[-1] if op == "premul_sum" else op
+    return reference.legal("float16" if dtype.startswith("float8") else dtype, op)
+
+
+ARITHMETIC = [(dtype, op) for dtype, op in product(DTYPES, CODES) if legal(dtype, op)]
+MOVES = [(dtype, "sum") for dtype, code in DTYPES.items() if code in MOVED.values()]
+
+
+def table(kernel):
+    return ARITHMETIC if kernel in REDUCING else MOVES
+
+
+def sample():
+    """Yield each kernel, reducing ones for each architecture, with the next dtype and the rarest operation so far."""
+    taken = []
+    for number, kernel in enumerate(KERNELS):
+        for architecture in ARCHITECTURES if kernel in REDUCING else [ARCHITECTURES[number % len(ARCHITECTURES)]]:
+            dtypes = [*dict(table(kernel))]
+            dtype = dtypes[len(taken) % len(dtypes)]
+            taken.append(min((op for other, op in table(kernel) if other == dtype), key=taken.count))
+            yield kernel, dtype, taken[-1], architecture
+
+
+SAMPLE = list(sample())
+TIGHTEST = ("one_shot", "complex128", "premul_sum", "sm_100")  # nvcc 13 has few registers to spare there
+EVERYTHING = [(kernel, dtype, op, arch) for kernel in KERNELS for dtype, op in table(kernel) for arch in ARCHITECTURES]
+COLUMNS = ("kernel", "dtype", "op", "architecture")
+
+
+def variant(kernel, dtype, op, architecture):
+    return KernelVariant(KERNELS[kernel], DTYPES[dtype], CODES[op]), architecture
+
+
+def check(made, kernel):
+    check_registers(made.report)
+    if not kernel.startswith("ring_"):  # an inner loop reloads its stack variables after every store
+        assert {*re.findall(r"(\d+) bytes stack frame", made.report)} == {"0"}, made.report
+    for flag in ("ld.acquire.sys.global.u64", "st.release.sys.global.u64"):
+        assert flag in made.ptx
+    if kernel == "ll":  # data and flag in one store
+        assert "st.relaxed.sys.global.u64" in made.ptx
+    if kernel != "barrier":
+        assert "ld.global.v4.u32" in made.ptx
+        assert "st.global.v4.u32" in made.ptx
+    if kernel not in ("barrier", "ll"):  # arrays aligned to 4 bytes but not to 16
+        assert re.search(r"\bst\.(global\.)?[uf]32", made.ptx)
+    # Data that peers write must not pass through the read-only cache; a multiply-add rounds twice; no kernel traps.
+    for unwanted in ("ld.global.nc", "fma.rn", "trap"):
+        assert unwanted not in made.ptx
+
+
+def check_registers(report):
+    """Loops over memory spill nothing; an entry point may save four registers around its calls."""
+    pattern = r"properties for (\w+)\s+(?:ptxas\s+\.\s+)?\d+ bytes stack frame, (\d+) bytes spill"
+    spilled = {name: int(count) for name, count in re.findall(pattern, report)}
+    entries = spilled.pop("ringcomm_kernel"), spilled.pop("ringcomm_virtual")
+    assert not any(spilled.values()), report
+    assert max(entries) <= 16, report
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(COLUMNS, SAMPLE)
+def test_a_kernel_compiles_by_nvrtc(kernel, dtype, op, architecture):
+    check(compiler.compiled(*variant(kernel, dtype, op, architecture)), kernel)
+
+
+# About 15 minutes.
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(COLUMNS, EVERYTHING)
+def test_every_kernel_compiles_by_nvrtc(kernel, dtype, op, architecture):
+    check(compiler.compiled(*variant(kernel, dtype, op, architecture)), kernel)
+
+
+def compile_by_nvcc(case, target):
+    """Return the report of ptxas."""
+    folders = (f"-I{folder}" for folder in (TABLES.parents[1], compiler.SOURCES.parents[1]))
+    options = [*compiler.options(*variant(*case)), *folders, "-cubin", "-o", target]
+    command = ["nvcc", *options, compiler.SOURCES / "entry.cu"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+has_nvcc = pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
+
+
+@pytest.mark.slow
+@has_nvcc
+@pytest.mark.parametrize(COLUMNS, [*SAMPLE[::4], TIGHTEST])
+def test_a_kernel_compiles_by_nvcc(kernel, dtype, op, architecture, tmp_path):
+    check_registers(compile_by_nvcc((kernel, dtype, op, architecture), tmp_path / "cubin"))
+
+
+# About 40 minutes.
+@pytest.mark.exhaustive
+@has_nvcc
+@pytest.mark.parametrize(COLUMNS, EVERYTHING)
+def test_every_kernel_compiles_by_nvcc(kernel, dtype, op, architecture, tmp_path):
+    check_registers(compile_by_nvcc((kernel, dtype, op, architecture), tmp_path / "cubin"))
+
+
+def test_the_sample_has_every_kernel_every_dtype_and_every_operation():
+    kernels, dtypes, ops, _ = zip(*SAMPLE, strict=True)
+    assert set(kernels) == {*KERNELS}
+    assert set(dtypes) == {*DTYPES}
+    assert set(ops) == {*CODES}
+
+
+def enumerated(file, name):
+    """Return the names of an enum of the sources, in their order."""
+    body = re.search(rf"enum {name}\b.*?{{(.*?)}}", (compiler.SOURCES / file).read_text(), re.DOTALL)[1]
+    return re.findall(r"^ *(\w+)", body, re.MULTILINE)
+
+
+def test_kernels_and_reasons_have_the_numbers_of_the_sources():
+    assert [*KERNELS, "kernels"] == [name.lower() for name in enumerated("kernels.cuh", "Kernel")]
+    assert [name.replace(" ", "_").upper() or "NO_REASON" for name in REASONS] == enumerated("call.cuh", "Reason")
+
+
+# ---- The cache.
+
+
+@pytest.fixture
+def compilations(monkeypatch, tmp_path):
+    """Compilations requested with an empty cache, each answered with its number."""
+    requests = []
+
+    def answer(*request):
+        requests.append(request)
+        return compiler.Compiled(b"%d" % len(requests), "", "")
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(compiler, "_compile", answer)
+    return requests
+
+
+def test_a_kernel_is_compiled_once(compilations):
+    assert [compiler.cubin(*CASE) for _ in range(3)] == [b"1"] * 3
+    assert len(compilations) == 1
+
+
+@pytest.mark.usefixtures("compilations")
+def test_a_change_of_any_input_compiles_again(monkeypatch):
+    variant, architecture = CASE
+    before = compiler.cubin(*CASE)
+    others = {compiler.cubin(variant._replace(**{field: 1}), architecture) for field in variant._fields}
+    others.add(compiler.cubin(variant, "sm_80"))
+    real = compiler.options(*CASE), compiler._sources()
+    for name, changed in {
+        "options": lambda *_: (*real[0], "-G"),
+        "_sources": lambda: real[1] | {"call.cuh": "// new"},
+        "nvrtc": SimpleNamespace(getVersion=lambda: (99, 0)),
+    }.items():
+        with monkeypatch.context() as patched:
+            patched.setattr(compiler, name, changed)
+            others.add(compiler.cubin(*CASE))
+    assert len({before, *others}) == 8
+    assert compiler.cubin(*CASE) == before
+
+
+@pytest.mark.usefixtures("compilations")
+def test_a_home_that_cannot_be_written_is_ignored(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    assert [compiler.cubin(*CASE) for _ in range(2)] == [b"1", b"2"]
+
+
+@pytest.mark.slow
+def test_two_processes_that_compile_the_same_kernel_keep_one_file(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    imports = "import sys; from ringcomm.devices.compiler import cubin; print(flush=True); input()"
+    arguments = f"{tuple(CASE[0])}, {CASE[1]!r}"
+    command = [sys.executable, "-c", f"{imports}; sys.stdout.buffer.write(cubin({arguments}))"]
+    ranks = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
+    for rank in ranks:
+        rank.stdout.readline()  # imports are done
+    for rank in ranks:
+        rank.stdin.write(b"\n")
+        rank.stdin.flush()
+    codes = {rank.communicate()[0] for rank in ranks}
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    (cached,) = tmp_path.glob("**/cuda/*")
+    assert codes == {cached.read_bytes()}
+    assert cached.read_bytes().startswith(b"\x7fELF")

@@ -1,0 +1,250 @@
+"""Failures of calls on device arrays: late, mismatched, lost and interrupted ranks."""
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import harness
+import ringcomm
+from on_device import behind_a_gate
+from reference import assert_same
+from ringcomm import Aborted, ArgumentError, Communicator, MismatchError, PeerLost
+from ringcomm.devices import emulated
+from ringcomm.testing import connect_threads, run_threads
+from ringcomm.transports import shm
+from ringcomm.transports.cuda import group
+
+SHORT = 0.3  # seconds, of a wait that times out
+
+
+def raised_later(comm):
+    x, gate = emulated.array(np.ones(10)), emulated.EmulatedEvent()
+    comm.all_reduce(x)
+    emulated.device.stream().wait_event(gate)
+    if comm.rank == 1:
+        comm.broadcast(x)
+    else:
+        comm.all_reduce(x)
+        comm.all_reduce(x)  # launched before the mismatch is known: no rank can tell which calls correspond
+    gate.reach()
+    emulated.device.stream().synchronize()
+    for _ in range(2):
+        with pytest.raises(MismatchError, match="broadcast"):
+            comm.all_reduce(x)
+
+
+@pytest.mark.usefixtures("streams_as_on_a_gpu")
+def test_a_failure_after_the_launch_is_raised_by_the_next_call():
+    ends = connect_threads(shm.connect, 2)
+    run_threads(raised_later, [Communicator(end) for end in ends])
+
+
+def different(comm):
+    odd = comm.rank == comm.size - 1
+    for length, other in ((4, 5), (100_000, 4), (4, 100_000)):
+        x = emulated.array(np.ones(other if odd else length))
+        with pytest.raises(MismatchError, match=rf"all_reduce\(float64 x {length}, sum\)") as caught:
+            comm.all_reduce(x)
+        assert f"x {other}, sum" in str(caught.value)
+        assert_same(x, np.ones_like(x))
+        with pytest.raises(MismatchError, match="broadcast"):
+            comm.broadcast(x) if odd else comm.all_reduce(x)
+    x = emulated.array(np.ones(7))
+    assert_same(comm.all_reduce(x), np.full(7, float(comm.size)))
+
+
+def test_a_mismatch_names_the_calls_and_the_group_stays_usable(world):
+    harness.run(different, 3, world=world)
+
+
+def test_a_kernel_may_fail_before_its_launch_has_returned(monkeypatch):
+    start = group.CudaGroup._enqueue
+
+    def slow(gpus, *call):
+        event = start(gpus, *call)
+        while not event.done:
+            time.sleep(1e-4)
+        gpus.poll()  # as the watcher thread may now
+        return event
+
+    monkeypatch.setattr(group.CudaGroup, "_enqueue", slow)
+    ends = connect_threads(shm.connect, 3)
+    run_threads(different, [Communicator(end) for end in ends])
+
+
+def a_late_one_differs(comm):
+    x = emulated.array(np.ones(5))
+    comm.all_reduce(x)
+    if comm.rank == 1:
+        time.sleep(SHORT)
+    with pytest.raises(MismatchError) as caught:
+        comm.all_reduce(x, "max" if comm.rank == 2 else "min")
+    assert all(f"rank {rank}: all_reduce(float64 x 5, {op})" in str(caught.value)
+               for rank, op in enumerate(("min", "min", "max")))  # fmt: skip
+
+
+def test_a_mismatch_names_the_calls_of_all_ranks_even_a_late_one():
+    harness.run(a_late_one_differs, 3, world="threads")
+
+
+def counts_that_do_not_fit(comm):
+    me, n = comm.rank, comm.size
+    x, room = emulated.array(np.arange(4.0 * n)), emulated.array(np.full(5 * n, -1.0))
+    counts = [2] * n
+    wrong = [3 if rank == me else 2 for rank in range(n)]
+    with pytest.raises(ArgumentError, match=r"recv_counts, of this rank's own block: expected 2, .*, got 3"):
+        comm.all_to_all(x[: 2 * n], out=room[: 2 * n + 1], send_counts=counts, recv_counts=wrong)
+    assert_same(comm.all_to_all(x[: 2 * n], send_counts=counts, recv_counts=counts), np.tile(x[2 * me : 2 * me + 2], n))
+    send = [3 if me == 0 and rank == 1 else 2 for rank in range(n)]  # more than rank 1 expects
+    for _ in range(2):
+        with pytest.raises(MismatchError, match=r"all_to_all.*sends . elements to rank . and expects 2") as caught:
+            comm.all_to_all(x[: sum(send)], out=room[: 2 * n], send_counts=send, recv_counts=counts)
+        assert caught.value.rank in (0, 1)
+    assert_same(room, np.full(5 * n, -1.0)) if me < 2 else assert_same(room[2 * n :], np.full(3 * n, -1.0))
+
+
+def test_counts_that_do_not_fit_are_a_mismatch_on_every_rank():
+    harness.run(counts_that_do_not_fit, 3, world="threads")
+
+
+def two_works(comm):
+    good = comm.all_reduce(emulated.array(np.ones(5)), async_op=True)
+    bad = comm.all_reduce(emulated.array(np.ones(4 + comm.rank)), async_op=True)
+    time.sleep(SHORT)
+    assert_same(good.wait(), np.full(5, float(comm.size)))
+    for _ in range(2):
+        with pytest.raises(MismatchError):
+            bad.wait()
+    assert_same(good.wait(), np.full(5, float(comm.size)))
+    again = comm.all_reduce(emulated.array(np.ones(5)), async_op=True)
+    assert_same(again.synchronize(), np.full(5, float(comm.size)))
+
+
+@pytest.mark.usefixtures("streams_as_on_a_gpu")
+def test_an_error_is_raised_by_its_own_work():
+    harness.run(two_works, 2, world="threads")
+
+
+def aborting(comm):
+    comm.all_reduce(emulated.array(np.ones(5)))
+    if comm.rank == 0:
+        threading.Timer(SHORT, comm.abort, ["enough"]).start()
+        with pytest.raises(Aborted, match="enough"):
+            comm.recv(np.empty(1), 1)
+    else:
+        with pytest.raises(Aborted, match="enough"):
+            comm.all_reduce(emulated.array(np.ones(5)))
+
+
+def test_an_abort_ends_waiting_kernels():
+    run_threads(aborting, [Communicator(end) for end in connect_threads(shm.connect, 3)])
+
+
+def leaving(comm):
+    comm.all_reduce(emulated.array(np.ones(5)))
+    if comm.rank == 2:
+        comm.close()
+        return
+    with pytest.raises(PeerLost) as caught:
+        comm.all_reduce(emulated.array(np.ones(5)))
+    assert caught.value.rank == 2
+    assert "all_reduce(float64 x 5, sum)" in str(caught.value)
+
+
+def test_a_rank_that_closes_is_lost_to_its_peers():
+    run_threads(leaving, [Communicator(end) for end in connect_threads(shm.connect, 3)])
+
+
+def interrupted(comm):
+    x = emulated.array(np.ones(100_000))
+    comm.all_reduce(x)
+    if comm.rank == 0:
+        signal.signal(signal.SIGALRM, lambda *_: int("nonsense"))
+        signal.setitimer(signal.ITIMER_REAL, SHORT)
+        with pytest.raises(ValueError, match="nonsense"):
+            comm.all_reduce(x)
+    else:
+        with pytest.raises(Aborted, match="rank 0 was interrupted: ValueError"):
+            comm.recv(x, 0)
+    with pytest.raises(Aborted, match="rank 0 was interrupted: ValueError"):
+        comm.all_reduce(x)
+
+
+def test_a_signal_handler_that_raises_ends_a_call():
+    ringcomm.launch(interrupted, 2, world="processes", timeout=harness.OPERATION)
+
+
+def too_long(comm):
+    work, gate = behind_a_gate(comm)
+    if comm.rank == 0:
+        threading.Timer(3 * SHORT, gate.reach).start()
+        with pytest.raises(Aborted, match="rank 0 waited too long"):
+            work.synchronize(timeout=SHORT)
+    else:
+        gate.reach()
+        with pytest.raises(Aborted, match="rank 0 waited too long"):
+            work.synchronize()
+
+
+@pytest.mark.usefixtures("streams_as_on_a_gpu")
+def test_synchronize_has_a_timeout():
+    ends = connect_threads(shm.connect, 2)
+    run_threads(too_long, [Communicator(end) for end in ends])
+
+
+def with_a_child(comm):
+    emulated.EmulatedDevice.blocking = False
+    work, gate = behind_a_gate(comm)
+    child = os.fork()
+    if not child:
+        comm.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    gate.reach()
+    emulated.EmulatedDevice.blocking = True
+    assert_same(work.wait(), np.full(5, float(comm.size)))
+
+
+def test_a_forked_child_exits_at_once_without_effect():
+    harness.run(with_a_child, 2, world="processes")
+
+
+def closed_by_a_handler(comm):
+    x = emulated.array(np.ones(100_000))
+    comm.all_reduce(x)
+    if comm.rank == 0:
+        signal.signal(signal.SIGALRM, lambda *_: comm.close())
+        signal.setitimer(signal.ITIMER_REAL, SHORT)
+    with pytest.raises(Aborted, match="rank 0 was closed by a signal handler"):
+        comm.all_reduce(x) if comm.rank == 0 else comm.recv(x, 0)
+
+
+def test_a_signal_handler_that_closes_ends_the_call_that_it_interrupts():
+    ringcomm.launch(closed_by_a_handler, 2, world="processes", timeout=harness.OPERATION)
+
+
+def called_by_a_handler(comm):
+    x, refused = emulated.array(np.ones(5)), []
+
+    def handler(*_):
+        with pytest.raises(ArgumentError, match="by a signal handler, in the middle of another call"):
+            comm.all_reduce(x)
+        refused.append(True)
+
+    comm.all_reduce(x)
+    if comm.rank == 0:
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, SHORT)
+    else:
+        time.sleep(2 * SHORT)
+    comm.all_reduce(x)
+    assert len(refused) == (comm.rank == 0)
+    assert_same(x, np.full(5, float(comm.size) ** 2))
+
+
+def test_a_signal_handler_cannot_call_in_the_middle_of_a_call():
+    ringcomm.launch(called_by_a_handler, 2, world="processes", timeout=harness.OPERATION)

@@ -1,0 +1,264 @@
+"""Arrays on GPUs, tested on the emulated device: the same kernels, launches and failures."""
+
+import gc
+import threading
+import time
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import harness
+from cases import PLANS, Arrays, pairwise, start
+from on_device import behind_a_gate
+from reference import assert_same, filled, numpy_dtype, reduced
+from ringcomm import ArgumentError, Communicator, MismatchError, premul_sum
+from ringcomm.buffer import ADAPTERS, EmulatedAdapter
+from ringcomm.devices import emulated
+from ringcomm.testing import CHECKS, a_mismatch_is_named_on_every_rank, connect_threads, run_threads
+from ringcomm.transports import shm
+
+AXES = {
+    "collective": list(PLANS),
+    "length": [(0, 0), (0, 1), (0, 7), (1, 3), (9, 5)],
+    "row": [(), (3,)],
+    "place": ["default", "out", "in place"],
+    "async_op": [False, True],
+    "root": [0, 1, -1],
+    "counts": ["none", "even", "uneven", "zeros"],
+    "offset": [0, 1, 8],
+}
+EXACT = [  # independent of the order of the sum, in which the ring differs from the loop over ranks
+    {**AXES, "dtype": ["bool", "int8", "int64"], "op": ["sum"]},
+    {**AXES, "dtype": ["bfloat16", "float32"], "op": ["max"]},
+]
+SEGMENT = 1024  # so short and long arrays use different kernels
+# One mismatch is between a barrier, on the host, and a kernel: neither sees the other, so both time out.
+IN_THE_CONTRACT = [check for check in CHECKS if check is not a_mismatch_is_named_on_every_rank]
+SHORT = 0.3  # seconds, of a wait that times out
+
+
+class OnDevice(Arrays):
+    """Makes the arrays of a call on the emulated device."""
+
+    def memory(self, size):
+        return emulated.empty(size, np.uint8)
+
+
+@pytest.fixture
+def everything_on_the_device(monkeypatch):
+    """Treat NumPy arrays as arrays on the emulated device, which can access them."""
+    monkeypatch.setitem(ADAPTERS, np.ndarray, EmulatedAdapter(emulated))
+
+
+def check_cases(comm, cases):
+    for case in cases:
+        start(comm, case, SEGMENT, OnDevice(case.offset))()
+
+
+@pytest.mark.parametrize("axes", EXACT, ids=["sum", "max"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_collectives_of_threads_are_exact(size, axes):
+    harness.run(check_cases, size, pairwise(axes, seed=size), world="threads")
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_collectives_of_processes_are_exact(size):
+    harness.run(check_cases, size, pairwise(EXACT[0], seed=10 + size), world="processes")
+
+
+@pytest.fixture
+def no_peer_access(monkeypatch):
+    def refuse(*_):
+        raise OSError("peer access is not supported between these two devices")
+
+    monkeypatch.setattr(emulated.EmulatedDevice, "open", refuse)
+
+
+@pytest.mark.parametrize("axes", EXACT, ids=["sum", "max"])
+@pytest.mark.usefixtures("no_peer_access")
+def test_devices_without_peer_access_use_host_memory(axes, caplog):
+    harness.run(check_cases, 3, pairwise(axes, seed=20), world="threads")
+    assert "emulated of rank 0 does not reach all others: peer access is not supported" in caplog.text
+
+
+def like_the_cpu(comm):
+    shape = emulated.device.shape
+    dtypes, ops = ("float16", "bfloat16", "float32", "complex64"), ("sum", "avg", "prod", premul_sum(0.3))
+    for size in (16, shape.line_bytes + 16, shape.channels * shape.stage_bytes, 4 * shape.channels * shape.stage_bytes):
+        for dtype, op in product(dtypes, ops):
+            inputs = [filled(rank, (size // numpy_dtype(dtype).itemsize,), dtype) for rank in range(comm.size)]
+            x = emulated.array(inputs[comm.rank])
+            assert_same(comm.all_reduce(x, op), reduced(inputs, op), f"{size} B {dtype} {op}")
+
+
+def test_all_reduce_below_the_ring_threshold_has_the_bits_of_the_cpu(world):
+    harness.run(like_the_cpu, 3, world=world)
+
+
+def messages(comm):
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for length in (0, 1, 300_001):
+        x, out = emulated.array(np.arange(length) + comm.rank), emulated.empty(length, np.int64)
+        host = np.empty(length, np.int64)
+        work = comm.send(x, right, async_op=True)
+        assert comm.recv(out, left) == left
+        work.wait()
+        assert_same(out, np.arange(length) + left)
+        assert comm.sendrecv(x, right, host, left) == left  # host memory on one side
+        assert_same(host, np.arange(length) + left)
+        receive = comm.recv(out, None, tag=3, async_op=True)
+        comm.send(host, right, tag=3)
+        assert receive.wait() == left
+        assert_same(out, np.arange(length) + (left - 1) % comm.size)
+        comm.barrier()
+
+
+def test_point_to_point_between_devices_and_host_memory(world):
+    harness.run(messages, 3, world=world)
+
+
+def buffers(comm):
+    x = comm.empty((3, 5), "float32", device="emulated")
+    assert isinstance(x, emulated.Array)
+    assert_same(x, np.zeros((3, 5), np.float32))
+    x += comm.rank + 1
+    comm.all_reduce(x)
+    assert_same(x, np.full((3, 5), comm.size * (comm.size + 1) / 2, np.float32))
+    with pytest.raises(MismatchError, match="emulated"):
+        comm.empty(comm.rank, "int8", device="emulated")
+    with pytest.raises(ArgumentError, match="cuda, emulated"):
+        comm.empty(1, "int8", device="gpu")
+
+
+def test_empty_allocates_on_the_device(world):
+    harness.run(buffers, 3, world=world)
+
+
+def mixed(comm):
+    x, host = emulated.array(np.ones(5)), np.empty(5)
+    with pytest.raises(ArgumentError, match="emulated"):
+        comm.all_reduce(x, out=host)
+    with pytest.raises(ArgumentError, match="complex"):
+        comm.all_reduce(emulated.array(np.ones(2, complex)), "max")
+    assert comm.all_reduce(x) is x
+    assert_same(x, np.full(5, float(comm.size)))
+    group = comm.split(comm.rank % 2)
+    assert_same(group.all_reduce(x), np.full(5, float(comm.size * group.size)))
+    group.close()
+    assert_same(comm.all_reduce(host * 0 + 1, premul_sum(2)), np.full(5, 2.0 * comm.size))
+    comm.barrier()
+
+
+def test_invalid_arrays_are_refused_and_subgroups_work(world):
+    harness.run(mixed, 4, world=world)
+
+
+def on_a_stream(comm):
+    x = emulated.array(np.zeros(10_000))
+    stream, gate = emulated.Stream(), emulated.EmulatedEvent()
+    stream.wait_event(gate)
+    stream.add(lambda: x.fill(comm.rank))  # a kernel of the program
+    with stream:
+        work = comm.all_reduce(x, async_op=True)
+    assert not work.done()
+    gate.reach()
+    stream.synchronize()
+    assert work.done()
+    assert_same(x, np.full(10_000, sum(range(comm.size)), float))
+    work.wait()
+
+
+def test_a_call_runs_after_the_work_queued_on_its_stream(world):
+    harness.run(on_a_stream, 3, world=world)
+
+
+def launched_only(comm):
+    comm.all_reduce(emulated.array(np.ones(1)))  # connects the GPUs
+    x = emulated.array(np.ones(10_000))
+    gate = emulated.EmulatedEvent()
+    with emulated.Stream() as stream:
+        stream.wait_event(gate)
+        stream.add(lambda: x.fill(comm.rank))
+        assert comm.all_reduce(x) is x
+        work = comm.all_gather(x[:1000], async_op=True)
+        assert work.wait().shape == (comm.size, 1000)
+        assert not work.done()
+        y = comm.all_gather(x[:1000])
+        gate.reach()
+        result = work.synchronize()
+    assert work.done()
+    assert_same(result, np.full((comm.size, 1000), sum(range(comm.size)), float))
+    stream.synchronize()
+    assert_same(y, result)
+
+
+@pytest.mark.usefixtures("streams_as_on_a_gpu")
+def test_calls_return_after_their_launch_and_synchronize_waits():
+    harness.run(launched_only, 3, world="threads")
+
+
+def arenas():
+    """Return the number of arenas that this process has mapped."""
+    return Path("/proc/self/maps").read_text().count("ringcomm emulated device")
+
+
+def open_and_close(comm):
+    gc.collect()
+    before = arenas()
+    for _ in range(10):
+        with comm.split(0) as group:
+            group.all_reduce(emulated.array(np.ones(5)))
+            assert arenas() == before + comm.size
+
+
+def test_closed_groups_free_their_memory():
+    harness.run(open_and_close, 3, world="processes")
+
+
+def barrier_after_launches(comm):
+    work, gate = behind_a_gate(comm)
+    threading.Timer(SHORT, gate.reach).start()
+    comm.barrier()
+    assert work.done()
+
+
+@pytest.mark.usefixtures("streams_as_on_a_gpu")
+def test_a_barrier_waits_for_all_launches():
+    harness.run(barrier_after_launches, 2, world="threads")
+
+
+@pytest.fixture
+def lost_writes(monkeypatch):
+    """Lose writes to the memory of peers, as an IOMMU can."""
+    monkeypatch.setattr(emulated.EmulatedDevice, "open", lambda device, _: device.allocate(1 << 20, "memory"))
+    monkeypatch.setattr("ringcomm.transports.cuda.group.PROBE", SHORT)
+
+
+def sums(comm):
+    for _ in range(2):
+        assert_same(comm.all_reduce(emulated.array(np.ones(5))), np.full(5, float(comm.size)))
+
+
+@pytest.mark.usefixtures("lost_writes")
+def test_devices_whose_writes_do_not_arrive_use_host_memory(caplog):
+    harness.run(sums, 2, world="threads")
+    assert "it has not heard of rank 1 for 0.3 s" in caplog.text
+
+
+def kept(comm):
+    comm.all_reduce(emulated.array(np.ones(5)))
+    if comm.rank == 0:
+        comm.close()
+    else:
+        time.sleep(2 * SHORT)
+
+
+def test_an_arena_that_a_peer_may_still_use_is_kept(monkeypatch, caplog):
+    monkeypatch.setattr(emulated.EmulatedDevice, "memory_outlives_owner", False)
+    monkeypatch.setattr("ringcomm.transports.cuda.group._kept", memories := [])
+    monkeypatch.setattr("ringcomm.transports.cuda.group.FAREWELL", SHORT)
+    run_threads(kept, [Communicator(end) for end in connect_threads(shm.connect, 2)])
+    assert len(memories) == 2
+    assert "rank 0 keeps" in caplog.text

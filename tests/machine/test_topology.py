@@ -1,0 +1,45 @@
+"""The cores this process may use, from control groups in a fake root folder."""
+
+import os
+
+import pytest
+
+from ringcomm.machine import topology
+
+V2 = "30 24 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw\n"
+V1 = "32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
+
+
+@pytest.fixture
+def root(tmp_path):
+    for folder in ("proc/self", "sys/fs/cgroup/job/step", "sys/fs/cgroup/cpu,cpuacct/job"):
+        (tmp_path / folder).mkdir(parents=True)
+    return tmp_path
+
+
+def test_the_cores_are_those_of_the_affinity_mask():
+    assert topology.cores() == os.sched_getaffinity(0)
+
+
+def test_without_control_groups_there_is_no_quota(root):
+    assert topology.cpu_quota(root) is None
+
+
+def test_the_tightest_quota_of_a_group_and_its_ancestors_wins(root):
+    (root / "proc/self/cgroup").write_text("0::/job/step\n")
+    (root / "proc/self/mountinfo").write_text(V2)
+    (root / "sys/fs/cgroup/job/step/cpu.max").write_text("max 100000\n")
+    assert topology.cpu_quota(root) is None
+    (root / "sys/fs/cgroup/job/cpu.max").write_text("250000 100000\n")
+    assert topology.cpu_quota(root) == 2.5
+
+
+def test_the_cgroup_v1_quota_is_found_among_joined_controllers(root):
+    (root / "proc/self/cgroup").write_text("3:memory:/other\n2:cpu,cpuacct:/job\n0::/\n")
+    (root / "proc/self/mountinfo").write_text(V1 + V2)
+    folder = root / "sys/fs/cgroup/cpu,cpuacct/job"
+    (folder / "cpu.cfs_period_us").write_text("100000\n")
+    (folder / "cpu.cfs_quota_us").write_text("-1\n")
+    assert topology.cpu_quota(root) is None
+    (folder / "cpu.cfs_quota_us").write_text("50000\n")
+    assert topology.cpu_quota(root) == 0.5

@@ -1,0 +1,155 @@
+"""ringcomm tune: the thresholds that follow from timings, and the file that stores them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import ringcomm
+from ringcomm import ArgumentError, Config
+from ringcomm.bench import tune
+from ringcomm.commands.cli import main
+from ringcomm.config import tuning_file
+from ringcomm.machine import tuning
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    path = tmp_path / "folder/tuning.json"
+    monkeypatch.setenv("RINGCOMM_TUNING", str(path))
+    tuning.read.cache_clear()
+    return path
+
+
+def test_tuned_settings_override_the_default_but_not_the_environment(file, monkeypatch):
+    tuning.write(file, {"one_shot_bytes": 4096, "segment_bytes": 65536}, {"date": "today"})
+    monkeypatch.setenv("RINGCOMM_SEGMENT_BYTES", "128")
+    assert (Config().one_shot_bytes, Config().segment_bytes, Config().direct_bytes) == (4096, 128, 16384)
+    assert Config(one_shot_bytes=1).one_shot_bytes == 1
+
+
+def test_other_machines_keep_their_settings(file, monkeypatch):
+    tuning.write(file, {"one_shot_bytes": 1}, {})
+    monkeypatch.setattr(tuning, "machine_name", lambda: "another one")
+    assert Config().one_shot_bytes == 16384
+    tuning.write(file, {"one_shot_bytes": 2}, {})
+    monkeypatch.undo()
+    assert len(json.loads(file.read_text())) == 2
+
+
+def test_an_empty_variable_means_no_file(monkeypatch):
+    monkeypatch.setenv("RINGCOMM_TUNING", "")
+    assert tuning_file() is None
+    assert Config().one_shot_bytes == 16384
+
+
+def test_by_default_the_file_is_in_the_users_config_folder(monkeypatch, tmp_path):
+    monkeypatch.delenv("RINGCOMM_TUNING")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert tuning_file() == tmp_path / "ringcomm/tuning.json"
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert tuning_file() == tmp_path / ".config/ringcomm/tuning.json"
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{MACHINE: 3}", '{MACHINE: {"settings": {"one_shot_bytes": "many"}}}'])
+def test_a_file_that_cannot_be_read_is_named_with_the_cure(file, content):
+    file.parent.mkdir()
+    file.write_text(content.replace("MACHINE", json.dumps(tuning.machine_name())))
+    with pytest.raises(ArgumentError, match=r"tuning\.json cannot be read .*ringcomm tune"):
+        Config()
+
+
+def test_a_corrupt_file_is_rewritten(file):
+    file.parent.mkdir()
+    file.write_text("{")
+    tuning.write(file, {"one_shot_bytes": 7}, {})
+    assert Config().one_shot_bytes == 7
+
+
+def test_an_invalid_threshold_is_refused_with_the_name_of_the_file(file):
+    tuning.write(file, {"segment_bytes": 1}, {})
+    with pytest.raises(ArgumentError, match=r"segment_bytes in .*tuning\.json: expected an integer from 64 .*, got 1"):
+        Config()
+    assert Config(segment_bytes=64).segment_bytes == 64
+
+
+def test_all_tuned_settings_are_read():
+    assert {setting.name for setting in tune.SETTINGS} == set(tuning.TUNABLE)
+
+
+SIZES = [1, 2, 4, 8]
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "last", "first"),
+    [
+        ([1, 1, 9, 9], [5, 5, 5, 5], 2, 4),
+        ([1, 1, 1, 1], [5, 5, 5, 5], 8, tuning.NEVER),
+        ([9, 9, 9, 9], [5, 5, 5, 5], 0, 1),
+        ([1, 6, 1, 9], [5, 5, 5, 5], 4, 8),  # one noisy size does not decide
+    ],
+)
+def test_a_threshold_minimizes_the_total_time(small, large, last, first):
+    times = {0: large, tuning.NEVER: small}
+    assert tune.up_to(SIZES, times) == last
+    assert tune.starting_from(SIZES, times) == first
+
+
+def test_the_fastest_value_minimizes_the_total_over_all_sizes():
+    assert tune.fastest(SIZES, {64: [1, 10, 10, 10], 128: [2, 2, 2, 2], 256: [3, 3, 3, 3]}) == 128
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)  # it measures for ten seconds, or much longer on a busy machine
+def test_the_command_writes_what_init_reads(file):
+    command = [sys.executable, "-m", "ringcomm", "tune", "-n", "3"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
+    assert run.returncode == 0, run.stderr
+    written = json.loads(file.read_text())[tuning.machine_name()]
+    assert set(written["settings"]) == set(tuning.TUNABLE)
+    assert written["ringcomm"] == ringcomm.__version__
+    config = Config()
+    assert {name: getattr(config, name) for name in tuning.TUNABLE} == written["settings"]
+    assert all(f"{name} = " in run.stdout for name in tuning.TUNABLE)
+
+
+@pytest.mark.parametrize("rounds", ["0", "1", "2"])
+def test_too_few_rounds_are_refused(file, rounds, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["tune", "-n", rounds])
+    assert ended.value.code == 2
+    assert f"{rounds} is less than 3" in capsys.readouterr().err
+    assert not file.exists()
+
+
+def test_without_a_tuning_file_the_command_fails(monkeypatch, capsys):
+    monkeypatch.setenv("RINGCOMM_TUNING", "")
+    assert main(["tune"]) == 2
+    assert "RINGCOMM_TUNING is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_tune_changes_nothing(file, tmp_path, number):
+    folder = tmp_path / ("scratch" * 16)  # longer than a socket path may be
+    folder.mkdir()
+    command = [sys.executable, "-m", "ringcomm", "tune", "-n", "1000"]
+    with subprocess.Popen(
+        command,
+        env=os.environ | {"TMPDIR": str(folder)},
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # under nohup it would be ignored
+    ) as process:
+        while not list(folder.glob("ringcomm-bench-*")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 128 + number, err
+    assert err.decode() == f"ringcomm tune: interrupted: {file} stays as it was\n"
+    assert not list(folder.iterdir())
+    assert not file.exists()

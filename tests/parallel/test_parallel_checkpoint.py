@@ -1,0 +1,307 @@
+"""Checkpoints: training continues on another grid as if uninterrupted."""
+
+import os
+import re
+from dataclasses import replace
+from functools import partial
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict_loader import load
+
+import torch_world
+from failures import raised
+from pipelines import gpt_pipeline
+from ringcomm import ArgumentError, RingcommError
+from ringcomm.parallel import (
+    GPTConfig,
+    Grid,
+    MixedPrecision,
+    gpt_stages,
+    load_checkpoint,
+    make_schedule,
+    save_checkpoint,
+)
+
+CONFIG = GPTConfig(vocab_size=37, context=8, layers=2, hidden=16, heads=2)  # 37 is padded if sharded
+MICRO_BATCHES = 2
+
+
+class Training:
+    """A small GPT in float64 on a grid; the batch depends only on the number of the step."""
+
+    def __init__(self, layout, seed, zero):
+        self.grid = Grid(*layout)
+        schedule = make_schedule("1f1b", self.grid.pp.size, MICRO_BATCHES)
+        self.chunks, self.pipeline = gpt_pipeline(CONFIG, self.grid, schedule, seed=seed)
+        make = sharded(self.grid) if zero else torch.optim.AdamW
+        self.optimizer = make(nn.ModuleList(self.chunks).parameters(), lr=0.01)
+
+    def step(self, number):
+        starts = number + 5 * torch.arange(2 * MICRO_BATCHES)[:, None]
+        ids = (starts + torch.arange(CONFIG.context + 1)) % CONFIG.vocab_size
+        mine = ids.chunk(self.grid.dp.size)[self.grid.dp.rank]
+        loss = self.pipeline.step(mine[:, :-1], mine[:, 1:])
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.item()
+
+
+def sharded(grid):
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # warns at import
+
+    return partial(ZeroRedundancyOptimizer, optimizer_class=torch.optim.AdamW, process_group=grid.dp.group)
+
+
+def saved(layout, path, zero):
+    training = Training(layout, 0, zero)
+    before = [training.step(number) for number in range(3)]
+    save_checkpoint(path, training.chunks, training.optimizer, training.grid, {"step": 3, "rate": 0.1})
+    return before, [training.step(number) for number in range(3, 6)]
+
+
+def resumed(layout, path, zero):
+    training = Training(layout, 1, zero)
+    numbers = load_checkpoint(path, training.chunks, training.optimizer, training.grid)
+    assert numbers == {"step": 3, "rate": 0.1}
+    if zero:
+        states, every = training.optimizer.optim.state, list(nn.ModuleList(training.chunks).parameters())
+        assert 0 < len(states) < len(every)  # a replica keeps only the states of its share
+    return [training.step(number) for number in range(numbers["step"], 6)]
+
+
+def test_training_continues_from_a_checkpoint_with_the_same_losses_on_every_grid(tmp_path):
+    before, after = torch_world.run(saved, 4, (2, 2, 1), tmp_path, False)[0]
+    assert before[0] > before[2] > after[0]  # it learns
+    for layout, size in (((1, 2, 2), 4), ((1, 1, 1), 1), ((1, 1, 2), 2), ((2, 2, 1), 4)):
+        for losses in torch_world.run(resumed, size, layout, tmp_path, False):
+            assert losses == pytest.approx(after, rel=1e-10)
+
+
+def test_optimizer_states_sharded_over_replicas_fit_every_grid(tmp_path):
+    _, after = torch_world.run(saved, 4, (2, 2, 1), tmp_path, True)[0]
+    for layout, size, zero in (((1, 1, 2), 2, False), ((2, 1, 2), 4, True)):
+        for losses in torch_world.run(resumed, size, layout, tmp_path, zero):
+            assert losses == pytest.approx(after, rel=1e-10)
+
+
+def masters(path, dtype, scales):
+    grid = Grid(tp=2)
+    config = replace(CONFIG, vocab_size=38)  # no padding: it has no gradient
+    chunks = gpt_stages(config, grid)
+    mixed = MixedPrecision(
+        chunks, grid, lambda each: torch.optim.AdamW(each, lr=0.01), dtype, init_scale=1024.0, growth_interval=3
+    )
+    for parameter in nn.ModuleList(chunks).parameters():
+        parameter.grad = torch.ones_like(parameter)
+    mixed.step()
+    save_checkpoint(path, chunks, mixed, grid, {"step": 1})
+    others = gpt_stages(config, grid, seed=1)
+    other = MixedPrecision(others, grid, lambda each: torch.optim.AdamW(each, lr=0.01), dtype, growth_interval=3)
+    assert load_checkpoint(path, others, other, grid) == {"step": 1}
+    for mine, theirs in zip(mixed.masters, other.masters, strict=True):
+        assert torch.equal(mine, theirs)
+        assert mine.dtype == torch.float32
+    for mine, theirs in zip(nn.ModuleList(chunks).parameters(), nn.ModuleList(others).parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+        assert theirs.dtype == dtype
+    states = [[x for state in each.optimizer.state.values() for x in state.values()] for each in (mixed, other)]
+    made, loaded = (sum(x.untyped_storage().nbytes() for x in tensors) for tensors in states)
+    assert loaded == made > 0
+    assert all(x.is_contiguous() for x in states[1])
+    for scale in scales:
+        assert other.loss_scale == scale
+        other.step()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scales"), [(torch.float16, [1024.0, 1024.0, 2048.0]), (torch.bfloat16, [1.0, 1.0, 1.0])], ids=str
+)
+def test_a_checkpoint_keeps_float32_masters_their_states_and_the_loss_scale(tmp_path, dtype, scales):
+    torch_world.run(masters, 2, tmp_path, dtype, scales)
+
+
+def other_models(path):
+    grid = Grid(tp=2)
+
+    def made(optimizer=torch.optim.SGD, **shape):
+        chunks = gpt_stages(replace(CONFIG, **shape), grid)
+        return chunks, optimizer(nn.ModuleList(chunks).parameters(), lr=0.1)
+
+    def refused(call, made):
+        return str(raised(ArgumentError, lambda: call(path, *made, grid, *([{}] if call == save_checkpoint else []))))
+
+    texts = [refused(load_checkpoint, made())]
+    save_checkpoint(path, *made(), grid, {})
+    texts += [refused(load_checkpoint, made(**shape)) for shape in ({"layers": 3}, {"layers": 1}, {"vocab_size": 41})]
+    chunks, optimizer = made(torch.optim.Adafactor)
+    chunks[0].embedding.weight.sum().backward()
+    optimizer.step()
+    texts.append(refused(save_checkpoint, (chunks, optimizer)))
+    return texts
+
+
+def test_checkpoints_of_other_models_and_states_of_other_shapes_are_refused_on_all_ranks(tmp_path):
+    path = tmp_path / "checkpoint"
+    for texts in torch_world.run(other_models, 2, path):
+        assert texts[0].startswith(f"checkpoint folder: expected one written by save_checkpoint, got {path} (")
+        assert re.match(rf"checkpoint {path}: expected one with blocks\.2\..*, got one with \d+ others", texts[1])
+        assert re.match(rf"model: expected one with blocks\.1\..*, as in checkpoint {path}, got", texts[2])
+        assert texts[3] == f"embedding.weight in checkpoint {path}: expected (41, 16), got (37, 16)"
+        assert texts[4].startswith("shape of the optimizer state row_var of embedding.weight, which is sharded over tp")
+
+
+class Normed(nn.Sequential):
+    """A model with buffers, one of them not persistent."""
+
+    def __init__(self, seed):
+        torch.manual_seed(seed)
+        super().__init__(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+        self.register_buffer("scratch", torch.full((), float(seed)), persistent=False)
+
+
+def parts_of_a_model(path):
+    """Save a partly frozen model, with its parameters in groups of another order, on one rank only."""
+    if dist.get_rank() == 1:
+        return
+    grid = Grid.alone()
+    found = []
+    for seed in (1, 2):
+        model = Normed(seed)
+        model[0].requires_grad_(False)
+        optimizer = torch.optim.AdamW([{"params": [model[2].bias, model[2].weight]}, {"params": model[1].parameters()}])
+        if seed == 1:
+            model(torch.randn(8, 4)).square().sum().backward()
+            optimizer.step()
+            save_checkpoint(path, [model], optimizer, grid, {})
+        else:
+            load_checkpoint(path, [model], optimizer, grid)
+        states = [optimizer.state[parameter] for parameter in (model[2].weight, model[2].bias)]
+        found.append((model.state_dict(), states, float(model.scratch)))
+    (saved, states, _), (loaded, loaded_states, scratch) = found
+    assert scratch == 2
+    torch.testing.assert_close((loaded, loaded_states), (saved, states), rtol=0, atol=0)
+    assert saved["1.running_mean"].any()
+
+
+def test_buffers_are_saved_and_states_belong_to_parameters_by_name(tmp_path):
+    torch_world.run(parts_of_a_model, 2, tmp_path)
+
+
+def one_refuses(path):
+    """Return the errors of each rank where only rank 1 passes an invalid optimizer, state, value or argument."""
+    grid = Grid(pp=2)
+    stage = nn.ModuleDict({str(grid.pp.rank): nn.Linear(2, 2)})
+    good, odd = (torch.optim.SGD(stage.parameters(), lr=0.1) for _ in range(2))
+    foreign = torch.optim.SGD([nn.Parameter(torch.ones(3))], lr=0.1)
+    odd.state[next(stage.parameters())]["count"] = 3
+    mixed = MixedPrecision(stage, grid, partial(torch.optim.SGD, lr=0.1), torch.float32)
+
+    def refused(call, *valid, **invalid):
+        arguments = dict(zip(("chunks", "optimizer", "extra"), valid, strict=False))
+        arguments |= invalid if grid.pp.rank else {}
+        return str(raised((ArgumentError, TypeError), lambda: call(path, grid=grid, **arguments)))
+
+    texts = [
+        refused(save_checkpoint, stage, good, {"n": 1}, optimizer=foreign),
+        refused(save_checkpoint, stage, good, {"n": 1}, optimizer=odd),
+        refused(save_checkpoint, stage, good, {"n": 1}, extra={"n": torch.tensor(0.7)}),
+        refused(save_checkpoint, stage, mixed, {}, extra=None),
+    ]
+    save_checkpoint(path, stage, good, grid, {"n": 1})
+    texts.append(refused(load_checkpoint, stage, good, optimizer=foreign))
+    texts.append(refused(load_checkpoint, stage, good, chunks=None))
+    assert load_checkpoint(path, stage, good, grid) == {"n": 1}
+    return texts
+
+
+def test_an_error_on_one_rank_is_raised_on_all(tmp_path):
+    first, second = torch_world.run(one_refuses, 2, tmp_path)
+    assert second[0] == second[4] == "optimizer: expected parameters of the chunks only, got another, of shape (3,)"
+    assert second[1] == "optimizer state count of 1.weight: expected a tensor, got 3"
+    assert second[2] == "extra value 'n': expected an int or a float, got Tensor"
+    kinds = [*["ArgumentError"] * 3, "TypeError", "ArgumentError", "TypeError"]
+    assert first == [f"rank 1 failed: {kind}: {text}" for kind, text in zip(kinds, second, strict=True)]
+
+
+def damage(path, how):
+    grid = Grid(tp=dist.get_world_size())
+    chunks = gpt_stages(CONFIG, grid)
+    optimizer = torch.optim.SGD(nn.ModuleList(chunks).parameters(), lr=0.1)
+    if how == "write":
+        path.write_text("a file where the folder should be")
+        dist.barrier()
+        return str(raised(RingcommError, lambda: save_checkpoint(path, chunks, optimizer, grid, {})))
+    save_checkpoint(path, chunks, optimizer, grid, {})
+    if grid.world.rank == 0:
+        file = max(path.glob("*.distcp"))  # written by the last rank
+        file.unlink() if how == "remove" else os.truncate(file, 1000)
+    dist.barrier()
+    text = str(raised(RingcommError, lambda: load_checkpoint(path, chunks, optimizer, grid)))
+    dist.barrier()
+    return text
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("how", "error"), [("cut", "(EOF|Runtime)"), ("remove", "FileNotFound"), ("write", "(FileExists|NotADirectory)")]
+)
+def test_file_errors_of_one_rank_are_raised_on_all(tmp_path, ranks, how, error):
+    path = tmp_path / "checkpoint"
+    (text,) = {*torch_world.run(damage, ranks, path, how)}
+    assert re.match(rf"checkpoint {path}: rank \d failed: {error}Error: ", text)
+
+
+def asked_for(path):
+    """Return the number of states that a ZeroRedundancyOptimizer has after loading, and that of those requested."""
+    grid, model = Grid(dp=2), nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    optimizer = sharded(grid)(model.parameters(), lr=0.1)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    save_checkpoint(path, model, optimizer, grid, {})
+    with patch("ringcomm.parallel.checkpoint.load", wraps=load) as loaded:
+        load_checkpoint(path, model, optimizer, grid)
+    mine = sum(len(state) for state in optimizer.optim.state.values())
+    return mine, len([name for name in loaded.call_args.args[0] if ":" in name])
+
+
+def test_a_replica_reads_only_its_share_of_the_states(tmp_path):
+    for mine, asked in torch_world.run(asked_for, 2, tmp_path):
+        assert mine == asked > 0
+
+
+def same_names(path):
+    grid = Grid(pp=2)
+    layer = nn.Linear(2, 2)
+    texts = []
+    for chunks in ([nn.Sequential(layer)], [nn.Sequential(layer), nn.Sequential(nn.Linear(2, 2))]):
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        texts.append(str(raised(ArgumentError, lambda: save_checkpoint(path, chunks, optimizer, grid, {}))))  # noqa: B023 (called in this turn)
+    stage = nn.ModuleDict({str(grid.pp.rank): layer})
+    save_checkpoint(path, stage, torch.optim.SGD(stage.parameters(), lr=0.1), grid, {})
+    return texts
+
+
+def test_parameters_of_the_same_name_are_refused(tmp_path):
+    for texts in torch_world.run(same_names, 2, tmp_path):
+        words = "parameter names: expected each in one stage, as in the full model, got"
+        assert texts[0] == f"{words} 0.weight on ranks 0 and 1 of the pipeline"
+        assert texts[1] == f"{words} 0.weight on two chunks of a rank"
+
+
+def compiled(path):
+    """Save a stage and load it into a compiled one."""
+    grid = Grid(tp=2)
+    (stage,), (other,) = gpt_stages(CONFIG, grid), gpt_stages(CONFIG, grid, seed=1)
+    save_checkpoint(path, stage, torch.optim.SGD(stage.parameters(), lr=0.1), grid, {})
+    load_checkpoint(path, torch.compile(other), torch.optim.SGD(other.parameters(), lr=0.1), grid)
+    for mine, theirs in zip(stage.parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_compiled_module_keeps_its_parameter_names(tmp_path):
+    torch_world.run(compiled, 2, tmp_path)

@@ -1,0 +1,263 @@
+"""Data parallelism: buckets, their order, averages, and misuse."""
+
+import weakref
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import torch_world
+from failures import raised
+from ringcomm import ArgumentError
+from ringcomm.parallel import DataParallel, Grid
+from ringcomm.parallel.data import partition
+
+BACKENDS = pytest.mark.parametrize("backend", ["ringcomm", "gloo"])
+SIZES = pytest.mark.parametrize("size", [1, 2, 4])
+
+
+def network(seed):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 50), nn.Tanh(), nn.Linear(50, 50), nn.Tanh(), nn.Linear(50, 3))
+    model.register_buffer("numbers", torch.randint(100, (4,)))
+    return model.double()
+
+
+def rows(step, size):
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(4 * size, 6, dtype=torch.float64, generator=generator)
+
+
+def mine(x):
+    return x.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def same_gradients(model, whole):
+    for parameter, expected in zip(model.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, expected.grad, rtol=1e-12, atol=1e-14)
+
+
+def trained(bucket_bytes):
+    size = dist.get_world_size()
+    dp = Grid(dp=size).dp
+    model, whole = network(seed=dp.rank), network(seed=0)
+    data_parallel = DataParallel(model, dp, bucket_bytes=bucket_bytes)
+    start = whole.state_dict()
+    for name, x in model.state_dict().items():
+        assert torch.equal(x, start[name])  # all start from the first replica
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, whole)]
+    for step in range(5):
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=step % 2 == 0)
+        x = rows(step, size)
+        whole(x).square().mean().backward()
+        model(mine(x)).square().mean().backward()
+        data_parallel.finish_grad_sync()
+        same_gradients(model, whole)
+        for optimizer in optimizers:
+            optimizer.step()
+    seen = [None] * size
+    dist.all_gather_object(seen, [parameter.tolist() for parameter in model.parameters()])
+    assert all(each == seen[0] for each in seen)
+
+
+@SIZES
+@BACKENDS
+def test_gradients_equal_those_of_the_whole_batch_for_every_bucket_size(size, backend):
+    for bucket_bytes in (1, 3000, 1 << 20):
+        torch_world.run(trained, size, bucket_bytes, backend=backend)
+
+
+def accumulated():
+    size = dist.get_world_size()
+    model, whole = network(0), network(0)
+    data_parallel = DataParallel(model, Grid(dp=size).dp, bucket_bytes=3000)
+    for last in (False, True):  # whether the last backward is inside no_sync
+        for each in (model, whole):
+            each.zero_grad()
+        for step in range(3):
+            x = rows(step, size)
+            whole(x).square().mean().backward()
+            if step < 2 or last:
+                with data_parallel.no_sync():
+                    model(mine(x)).square().mean().backward()
+            else:
+                model(mine(x)).square().mean().backward()
+        data_parallel.finish_grad_sync()
+        same_gradients(model, whole)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_no_sync_accumulates_gradients_until_the_last_backward(size):
+    torch_world.run(accumulated, size)
+
+
+class Sides(nn.Module):
+    """Layers used in either order, of which one may be unused."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(4, 4, bias=False, dtype=torch.float64) for _ in range(3))
+
+    def forward(self, x, route):
+        x = self.b(self.a(x)) if route == 0 else self.a(self.b(x))
+        return self.c(x) if route < 2 else x
+
+
+def crossed():
+    dp, rank = Grid(dp=2).dp, dist.get_rank()
+    torch.manual_seed(0)
+    model = Sides()
+    data_parallel = DataParallel(model, dp, bucket_bytes=1)
+    x = torch.ones(2, 4, dtype=torch.float64)
+    expected = []
+    for routes in ((0, 1), (1, 2), (2, 2)):
+        grads = []
+        for route in routes:  # the gradients of each rank, computed here
+            model.zero_grad()
+            with data_parallel.no_sync():
+                model(x, route).sum().backward()
+            grads.append([torch.zeros(4, 4) if p.grad is None else p.grad.clone() for p in model.parameters()])
+        expected = [(one + other) / 2 for one, other in zip(*grads, strict=True)]
+        model.zero_grad()
+        model(x, routes[rank]).sum().backward()
+        data_parallel.finish_grad_sync()
+        for parameter, average in zip(model.parameters(), expected, strict=True):
+            torch.testing.assert_close(parameter.grad, average, check_dtype=False)
+    assert not expected[2].any()
+
+
+def test_ranks_may_use_parameters_in_different_orders_or_not_at_all():
+    torch_world.run(crossed, 2)
+
+
+def sent_early():
+    """Return how many buckets have been sent when each gradient is ready."""
+    model = network(0)
+    data_parallel = DataParallel(model, Grid(dp=2).dp, bucket_bytes=1)
+    seen = []
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _: seen.append(data_parallel._sent))
+    model(rows(0, 1)).square().mean().backward()
+    data_parallel.finish_grad_sync()
+    return seen
+
+
+def test_full_buckets_are_sent_while_backward_runs():
+    for seen in torch_world.run(sent_early, 2):
+        assert seen[1] == 2  # both of the last layer
+        assert seen[-1] == 6
+
+
+def backward_before_the_other():
+    """Run backward on the second rank only after the first has finished its own."""
+    model = network(0)
+    dp = Grid(dp=2).dp
+    data_parallel = DataParallel(model, dp, bucket_bytes=1)
+    ready = torch.zeros(())
+    if dp.rank == 1:
+        dist.recv(ready, 0)
+    model(rows(0, 1)).square().mean().backward()
+    if dp.rank == 0:
+        dist.send(ready, 1)
+    data_parallel.finish_grad_sync()
+
+
+@BACKENDS
+def test_backward_continues_while_buckets_wait_for_other_ranks(backend):
+    torch_world.run(backward_before_the_other, 2, backend=backend)
+
+
+def test_a_bucket_ends_when_full_or_at_another_dtype():
+    tensors = [torch.zeros(n, dtype=dtype) for n, dtype in [(10, torch.float32)] * 3 + [(10, torch.bfloat16)] * 2]
+    names = {id(tensor): place for place, tensor in enumerate(tensors)}
+    found = [[names[id(each)] for each in bucket] for bucket in partition(tensors, 80)]
+    assert found == [[0, 1], [2], [3, 4]]
+
+
+def interrupted():
+    """Fail a backward, run it again without synchronization, and train on after `finish_grad_sync`."""
+    model, whole = network(0), network(0)
+    data_parallel = DataParallel(model, Grid(dp=2).dp, bucket_bytes=1)
+    hook = model[0].weight.register_hook(lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(rows(0, 1)).sum().backward()
+    hook.remove()
+    with pytest.raises(ArgumentError, match="call finish_grad_sync after each backward"):
+        model(rows(0, 1)).sum().backward()
+    data_parallel.finish_grad_sync()
+    model.zero_grad()
+    whole(rows(1, 2)).square().mean().backward()
+    model(mine(rows(1, 2))).square().mean().backward()
+    data_parallel.finish_grad_sync()
+    same_gradients(model, whole)
+
+
+def test_a_backward_before_synchronization_is_refused_and_a_failed_one_leaves_no_trace():
+    torch_world.run(interrupted, 2)
+
+
+def wrapped_again():
+    """Wrap a module three times; return how many buckets are alive."""
+    grid, model, whole = Grid(dp=2), network(0), network(0)
+    buckets = []
+    for _ in range(3):
+        data_parallel = DataParallel(model, grid.dp)
+        buckets.append(weakref.ref(data_parallel._buckets[0]))
+    whole(rows(0, 2)).square().mean().backward()
+    model(mine(rows(0, 2))).square().mean().backward()
+    data_parallel.finish_grad_sync()
+    same_gradients(model, whole)
+    return sum(bucket() is not None for bucket in buckets)
+
+
+def test_a_replaced_dataparallel_does_nothing_and_frees_its_buckets():
+    assert torch_world.run(wrapped_again, 2) == [1, 1]
+
+
+def unused():
+    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    data_parallel = DataParallel(model, Grid(dp=dist.get_world_size()).dp)
+    model[0](torch.ones(2)).sum().backward()
+    data_parallel.finish_grad_sync()
+    return [parameter.grad.tolist() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+def test_an_unused_parameter_has_a_gradient_of_zeros(dp):
+    assert torch_world.run(unused, dp) == [[[[1.0, 1.0]] * 2, [1.0] * 2, [[0.0] * 2] * 2, [0.0] * 2]] * dp
+
+
+def sparse():
+    model = nn.Embedding(10, 4, sparse=True)
+    data_parallel = DataParallel(model, Grid(dp=2).dp)
+    with pytest.raises(ArgumentError, match=r"gradient of a parameter of shape \(10, 4\): expected a dense one"):
+        model(torch.arange(3)).sum().backward()
+    model.zero_grad()
+    data_parallel.finish_grad_sync()
+
+
+def test_sparse_gradients_are_refused():
+    torch_world.run(sparse, 2)
+
+
+def different():
+    """Return the refusals of replicas that differ in a frozen parameter, in a layer, and in a buffer."""
+    rank, dp = dist.get_rank(), Grid(dp=2).dp
+    frozen, longer, buffered = (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(3))
+    frozen[rank].requires_grad_(False)
+    longer.extend([] if rank else [nn.Linear(4, 4)])
+    buffered.register_buffer("numbers", torch.zeros(3 + rank))
+    return [str(raised(ArgumentError, lambda: DataParallel(m, dp))) for m in (frozen, longer, buffered)]  # noqa: B023 (called in this turn)
+
+
+def test_replicas_that_differ_are_refused_on_all_ranks():
+    for texts in torch_world.run(different, 2):
+        assert texts[0] == (
+            "tensor 0 of replica 1 (rank 1): expected as on rank 0, 0.0.weight (4, 4) torch.float32 "
+            "requires_grad=False, got 0.0.weight (4, 4) torch.float32 requires_grad=True"
+        )
+        assert texts[1].startswith("tensor 4 of replica 1 (rank 1): expected as on rank 0, 0.2.weight (4, 4)")
+        assert texts[1].endswith("got none")
+        assert texts[2].endswith("the buffer 0.numbers (3,) torch.float32, got the buffer 0.numbers (4,) torch.float32")

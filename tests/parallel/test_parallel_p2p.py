@@ -1,0 +1,136 @@
+"""Transfers between pipeline stages: which, of what size, and when they start."""
+
+from unittest.mock import Mock, patch
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
+from torch import nn
+
+import torch_world
+from pipelines import MICRO_BATCHES, ROWS, WIDTH, batch, layers, one_by_one, pipeline, schedules
+from ringcomm.parallel import Grid, Pipeline
+from ringcomm.parallel.schedule import make_schedule, transfers
+from ringcomm.parallel.verify import pipeline_bytes, record_traffic
+
+
+def counted(name, chunks, evaluates):
+    """Return this rank's calls on the backend in a second run."""
+    pipe, _, _ = pipeline(name, chunks)
+    run = pipe.evaluate if evaluates else pipe.step
+    run(*batch(MICRO_BATCHES * ROWS))
+    with record_traffic() as calls:
+        run(*batch(MICRO_BATCHES * ROWS))
+    assert {call.group for call in calls} == {pipe.axis.group.group_name}
+    return [(call.operation, call.payload) for call in calls]
+
+
+@schedules
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_the_backend_runs_exactly_the_transfers_of_the_schedule(name, chunks, evaluates):
+    schedule = make_schedule(name, 4, MICRO_BATCHES, chunks)
+    plan = schedule.forward_only() if evaluates else schedule
+    size = ROWS * WIDTH * 8  # b · s · h of float64
+    ends = [schedule.endpoints(transfer) for transfer in transfers(plan)]
+    assert len(ends) == (schedule.stages - 1) * MICRO_BATCHES * (1 if evaluates else 2)
+    for rank, calls in enumerate(torch_world.run(counted, 4, name, chunks, evaluates)):
+        expected = [
+            ("send" if sender == rank else "recv", size) for sender, receiver in ends if rank in (sender, receiver)
+        ]
+        assert calls == [*expected, ("broadcast", 8)]  # the loss
+        sends = [payload for call, payload in calls if call == "send"]
+        mine = [schedule.stage(rank, chunk) for chunk in range(chunks)]
+        boundaries = sum(stage < schedule.stages - 1 for stage in mine)
+        boundaries += 0 if evaluates else sum(stage > 0 for stage in mine)
+        assert sum(sends) == pipeline_bytes(boundaries, MICRO_BATCHES * ROWS, 1, WIDTH, 8)
+
+
+def receives_ahead():
+    """Return how many receives were posted ahead at each forward of an evaluation."""
+    pipe, _, _ = pipeline("gpipe", 1)
+    ahead, begun, irecv = [], 0, dist.irecv
+
+    def counting(*arguments, **options):
+        nonlocal begun
+        begun += 1
+        return irecv(*arguments, **options)
+
+    pipe.evaluate(*batch(MICRO_BATCHES * ROWS))
+    pipe.chunks[0].register_forward_hook(lambda *_: ahead.append(begun - len(ahead) - 1))
+    with patch.object(dist, "irecv", counting):
+        pipe.evaluate(*batch(MICRO_BATCHES * ROWS))
+    return ahead
+
+
+def test_receives_are_posted_early_at_most_one_for_each_rank():
+    assert torch_world.run(receives_ahead, 2)[-1] == [2] * (MICRO_BATCHES - 2) + [1, 0]
+
+
+def unfinished_sends(name, chunks):
+    """Return the number of sends in a step, and how many of them nothing waited for."""
+    pipe, _, _ = pipeline(name, chunks)
+    works, isend = [], dist.isend
+
+    def recorded(*arguments, **options):
+        works.append(Mock(wraps=isend(*arguments, **options)))
+        return works[-1]
+
+    with patch.object(dist, "isend", recorded):
+        pipe.step(*batch(MICRO_BATCHES * ROWS))
+    return len(works), sum(not work.wait.called for work in works)
+
+
+@schedules
+def test_a_step_waits_for_all_sends(name, chunks):
+    for sends, unfinished in torch_world.run(unfinished_sends, 2, name, chunks):
+        assert sends >= MICRO_BATCHES * (2 * chunks - 1)  # and metadata
+        assert unfinished == 0
+
+
+def other_shapes():
+    pipe, _, whole = pipeline("1f1b", 1)
+    model = nn.Sequential(*whole)
+    for rows in (ROWS, 3 * ROWS, ROWS):  # of a micro-batch
+        for step in range(2):
+            inputs, targets = batch(rows * MICRO_BATCHES, step)
+            loss = pipe.step(inputs, targets)
+            assert torch.equal(loss, one_by_one(model, inputs, targets, MICRO_BATCHES))
+            with torch.no_grad():
+                pieces = zip(inputs.chunk(MICRO_BATCHES), targets.chunk(MICRO_BATCHES), strict=True)
+                expected = sum(F.mse_loss(model(x), y) / MICRO_BATCHES for x, y in pieces)
+            assert torch.equal(pipe.evaluate(inputs, targets), expected)
+    assert len(pipe._metadata) == 2  # exchanged once for each
+
+
+def test_micro_batches_may_change_shape_and_evaluations_may_alternate_with_steps():
+    torch_world.run(other_shapes, 4)
+
+
+def inputs_on_meta():
+    pipe, _, whole = pipeline("1f1b", 1)
+    inputs, targets = batch(MICRO_BATCHES * ROWS)
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    loss = pipe.step(inputs if rank == 0 else inputs.to("meta"), targets if rank == last else targets.to("meta"))
+    assert torch.equal(loss, one_by_one(nn.Sequential(*whole), inputs, targets, MICRO_BATCHES))
+
+
+def test_only_the_ends_read_inputs_and_targets():
+    torch_world.run(inputs_on_meta, 4)
+
+
+def reduced_precision(dtype):
+    grid = Grid(pp=2)
+    stage = layers(2, dtype)[grid.pp.rank]
+    pipe = Pipeline(grid, [stage], make_schedule("1f1b", 2, 2), F.mse_loss)
+    loss = pipe.step(*batch(4, dtype=dtype))
+    whole = layers(2, dtype)
+    assert torch.equal(loss, one_by_one(nn.Sequential(*whole), *batch(4, dtype=dtype), 2))
+    for mine, theirs in zip(stage.parameters(), whole[grid.pp.rank].parameters(), strict=True):
+        assert mine.grad.dtype == dtype
+        assert torch.equal(mine.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_other_dtypes_cross_boundaries(dtype):
+    torch_world.run(reduced_precision, 2, dtype)

@@ -1,0 +1,181 @@
+"""Imports only go down. The layers of docs/architecture.md are this table; a new module finds its place here first."""
+
+import ast
+import re
+from collections import Counter
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "ringcomm"
+
+# From the top. A name stands for a module or a whole package; modules of one layer may import each other, acyclically.
+LAYERS = (
+    ("__main__", "bench", "commands", "parallel", "torch"),
+    ("__init__", "communicator", "launcher", "objects", "start", "testing", "work"),
+    ("transports",),
+    ("algorithms",),
+    ("bootstrap", "buffer", "completion", "devices", "shapes"),
+    ("native",),
+    ("config", "types"),
+    ("machine",),
+    ("errors",),
+)
+# These use the library as any user does. Beside its public API, the first may ask about the machine, its settings and
+# its devices, write files and launch a kernel by itself; the second draws as algorithms are drawn, and counts what the
+# backend is asked for; the third brings a store and a transport of its own.
+OUTSIDERS = {
+    "bench": ("config", "devices", "machine", "transports.cuda.virtual", "types"),
+    "parallel": ("algorithms", "errors", "torch"),
+    "torch": ("bootstrap", "communicator", "completion", "config", "errors", "start", "transports", "types"),
+}
+# Names that only some modules may import or use.
+RESERVED = {
+    "os.environ": (
+        *("config", "bootstrap.place", "bench.machine", "bench.peers"),
+        *("bench.rank.__main__", "bench.rank.gloo", "bench.rank.nccl"),
+    ),
+    "torch": ("bench.rank.gloo", "parallel", "torch"),
+    "cupy": ("devices", "commands.doctor", "bench.rank.cuda", "bench.rank.nccl", "bench.virtual"),
+    "mpi4py": ("bench.rank.mpi", "transports.mpi.start", "transports.mpi.link", "transports.mpi.rail"),
+}
+# Runs where the rest of ringcomm is not installed, under another name.
+MOVABLE = "bench.rank"
+
+# The folders of native sources, from the top. Folders of one layer do not include each other.
+NATIVE_LAYERS = (
+    ("bindings", "bindings/src/abi"),
+    ("bindings/src/collectives", "bindings/src/cuda", "bindings/src/p2p"),
+    ("bindings/src/shm",),
+    ("bindings/src/core",),
+    ("kernels/cpu", "kernels/cuda"),
+    ("kernels",),
+    ("bindings/include",),
+    ("ringcomm",),
+)
+INCLUDE_PATH = (ROOT / "bindings/include", ROOT / "bindings/src", ROOT)
+
+LEVEL = {name: level for level, layer in enumerate(LAYERS) for name in layer}
+MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
+modules = pytest.mark.parametrize("module", sorted(MODULES))
+
+
+@modules
+def test_every_module_has_a_layer(module):
+    assert top(module) in LEVEL
+
+
+@modules
+def test_imports_only_go_down(module):
+    for other in imports(module):
+        assert LEVEL[top(module)] <= LEVEL[top(other)], f"{module} imports {other}"
+
+
+@modules
+def test_outsiders_import_the_public_api_only(module):
+    if top(module) in OUTSIDERS:
+        for other in imports(module):
+            allowed = {"__init__", top(module), *OUTSIDERS[top(module)]}
+            assert {top(other), other} & allowed, f"{module} imports {other}"
+
+
+@modules
+def test_frameworks_and_the_environment_stay_in_their_files(module):
+    tree = ast.parse(MODULES[module].read_text())
+    used = {name.split(".")[0] for name, _ in import_statements(tree)}
+    used |= {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for name, owners in RESERVED.items():
+        assert name not in used or {module, top(module)} & {*owners}, f"{module} uses {name}"
+
+
+@modules
+def test_movable_modules_import_only_each_other(module):
+    if module.startswith(MOVABLE):
+        for other in imports(module):
+            assert other.startswith(MOVABLE) or module == f"{MOVABLE}.ringcomm", f"{module} imports {other}"
+
+
+@modules
+def test_no_module_tests_for_the_class_of_a_transport_outside_its_files(module):
+    """What differs between transports is a member of the contract."""
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+            for name in re.findall(r"\w*Transport\b", ast.unparse(node.args[1])):
+                assert {module, module.rpartition(".")[0]} & files_of(name), f"{module} tests for {name}"
+
+
+def test_no_class_name_is_defined_twice():
+    """One word, one meaning: docs/architecture.md, *Words*."""
+    trees = {module: ast.parse(path.read_text()) for module, path in MODULES.items()}
+    classes = [
+        (n.name, module) for module, tree in trees.items() for n in ast.walk(tree) if isinstance(n, ast.ClassDef)
+    ]
+    names = Counter(name for name, _ in classes)
+    assert [found for found in classes if names[found[0]] > 1] == []
+
+
+def test_imports_have_no_cycles():
+    TopologicalSorter({module: imports(module) for module in MODULES}).prepare()
+
+
+def files_of(name):
+    """Return the module that defines a class, and its folder if that is a folder of a transport."""
+    (module,) = (module for module, path in MODULES.items() if re.search(rf"^class {name}\b", path.read_text(), re.M))
+    return {module, module.rpartition(".")[0]} - {"transports"}
+
+
+def test_native_includes_only_go_down():
+    level = {ROOT / folder: level for level, layer in enumerate(NATIVE_LAYERS) for folder in layer}
+    graph = {source: native_includes(source) for source in native_sources()}
+    for source, included in graph.items():
+        for other in included:
+            down = source.parent == other.parent or level[source.parent] < level[other.parent]
+            assert down, f"{source.relative_to(ROOT)} includes {other.relative_to(ROOT)}"
+    TopologicalSorter(graph).prepare()
+
+
+def native_sources():
+    paths = [path for folder in ("bindings", "kernels") for path in (ROOT / folder).rglob("*.*")]
+    return [path for path in paths if path.suffix in {".cpp", ".cu", ".cuh", ".h", ".inc"}]
+
+
+def native_includes(source):
+    folders = (source.parent, *INCLUDE_PATH)
+    names = re.findall(r'^#include "(.+)"', source.read_text(), re.MULTILINE)
+    return {next(folder / name for folder in folders if (folder / name).exists()) for name in names}
+
+
+def top(module):
+    return module.split(".")[0]
+
+
+def imports(module):
+    """Return the modules of ringcomm that `module` imports, anywhere in its text."""
+    found = set()
+    for name, names in import_statements(ast.parse(MODULES[module].read_text()), f"ringcomm.{module}"):
+        package, _, inner = name.partition(".")
+        if package != "ringcomm" or inner == "_native":
+            continue
+        submodules = {resolve(f"{inner}.{part}".strip(".")) for part in names}
+        found |= submodules - {None} or {resolve(inner or "__init__")}
+    return found - {module, None}
+
+
+def import_statements(tree, module=""):
+    """Yield (module, imported names) of every import statement."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, ()) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                assert node.level == 1, "relative imports stay in their folder"
+                assert module.startswith(f"ringcomm.{MOVABLE}") or not module, "imports are absolute"
+            base = [module.rpartition(".")[0]] * node.level
+            yield ".".join([*base, *[node.module] * bool(node.module)]), [alias.name for alias in node.names]
+
+
+def resolve(name):
+    """Return the module that `name` (without ringcomm) is, or None if it is a name inside one."""
+    return next((module for module in (name, f"{name}.__init__") if module in MODULES), None)

@@ -1,0 +1,209 @@
+"""Failures under torch.distributed: every rank raises, in time, an error with rank, call, group and epoch."""
+
+import os
+import signal
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import torch_world
+from failures import PROMPT, mortals, outcomes, raised
+from ringcomm import ArgumentError, CollectiveTimeout, MismatchError, PeerLost, RingcommError
+
+TIMEOUT = 1.0  # seconds, where one must run out
+
+
+def answers_of(fn, size, *args, timeout=20.0):
+    """Return the answer of each rank of a fresh world: a result, or the error that ended it."""
+    with mortals(size) as pool:
+        answers = outcomes(pool, torch_world.within, "ringcomm", timeout, fn, args)
+        return {rank: answer for rank, answer, _ in answers}
+
+
+def facts(error):
+    return type(error).__name__, error.rank, str(error)
+
+
+def different():
+    rank = dist.get_rank()
+    errors = [
+        raised(MismatchError, lambda: dist.all_reduce(torch.ones(3 + rank))),
+        raised(MismatchError, lambda: dist.all_reduce(torch.ones(3), (dist.ReduceOp.SUM, dist.ReduceOp.MAX)[rank])),
+        raised(MismatchError, lambda: dist.barrier() if rank else dist.all_reduce(torch.ones(3))),
+        raised(MismatchError, dist.all_reduce(torch.ones(3 + rank), async_op=True).wait),
+    ]
+    x = torch.ones(3)
+    dist.all_reduce(x)  # the group stays usable
+    assert x.tolist() == [2.0] * 3
+    future = dist.all_reduce(torch.ones(3 + rank), async_op=True).get_future()
+    with pytest.raises(RuntimeError, match="the ranks called different things"):
+        future.wait()
+    work = dist.all_reduce(torch.ones(3 + rank), async_op=True)
+    raised(MismatchError, work.wait)
+    assert work.is_completed()
+    assert not work.is_success()
+    assert isinstance(work.exception(), MismatchError)
+    return [str(error) for error in errors]
+
+
+def test_different_calls_are_named_on_both_ranks():
+    for rank, texts in enumerate(torch_world.run(different, 2)):
+        assert "rank 0: all_reduce(float32 x 3, sum)" in texts[0]
+        assert "rank 1: all_reduce(float32 x 4, sum)" in texts[0]
+        assert f"in the torch.distributed group '0' (the world), on its rank {rank}" in texts[0]
+        assert "epoch 1" in texts[0]
+        assert "all_reduce(float32 x 3, max)" in texts[1]
+        assert "barrier()" in texts[2]
+        assert texts[3].count("in the torch.distributed group") == 1
+
+
+def different_in_a_sub_group():
+    rank = dist.get_rank()
+    groups = [dist.new_group([0, 3]), dist.new_group([1, 2])]
+    if rank in (0, 3):
+        return str(raised(MismatchError, lambda: dist.all_reduce(torch.ones(3 + rank), group=groups[0])))
+    dist.barrier(groups[1])
+    return ""
+
+
+def test_a_sub_group_is_named_with_its_members():
+    texts = torch_world.run(different_in_a_sub_group, 4)
+    assert "rank 1: all_reduce(float32 x 6, sum)" in texts[0]
+    assert "(ranks [0, 3] of the world), on its rank 0" in texts[0]
+    assert "(ranks [0, 3] of the world), on its rank 1" in texts[3]
+
+
+CALLS = {
+    "all_reduce": lambda: dist.all_reduce(torch.ones(100_000)),
+    "in the background": lambda: dist.all_reduce(torch.ones(5), async_op=True).wait(),
+}
+
+
+def late(name):
+    dist.barrier()
+    if dist.get_rank() == 1:
+        time.sleep(TIMEOUT + 1)  # later than the others wait
+    started = time.monotonic()
+    error = raised(RingcommError, CALLS[name])
+    return *facts(error), time.monotonic() - started
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CALLS)
+def test_a_late_rank_is_a_timeout_on_every_rank(name):
+    for rank, (kind, culprit, text, seconds) in sorted(answers_of(late, 3, name, timeout=TIMEOUT).items()):
+        assert (kind, culprit) == ("CollectiveTimeout", 1)
+        assert "it was not called by rank 1" in text
+        assert "epoch 2" in text
+        assert f"group '0' (the world), on its rank {rank}" in text
+        assert seconds < TIMEOUT + 2
+
+
+def killed(name):
+    dist.barrier()
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    started = time.monotonic()
+    error = raised(PeerLost, CALLS[name])
+    return *facts(error), time.monotonic() - started
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CALLS)
+def test_a_killed_rank_is_named_on_every_other(name):
+    answers = answers_of(killed, 3, name)
+    assert isinstance(answers.pop(1), ConnectionError)
+    assert len(answers) == 2
+    for kind, culprit, text, seconds in answers.values():
+        assert (kind, culprit) == ("PeerLost", 1)
+        assert "died while rank" in text
+        assert "in the torch.distributed group '0'" in text
+        assert seconds < PROMPT
+
+
+def killed_in_backward():
+    rank = dist.get_rank()
+    net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+    net(torch.ones(2, 8)).sum().backward()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        for _ in range(3):
+            net(torch.ones(2, 8)).sum().backward()
+    except Exception as error:
+        return type(error).__name__, str(error)
+
+
+@pytest.mark.slow
+def test_ddp_raises_an_error_that_names_the_killed_rank():
+    answers = answers_of(killed_in_backward, 2)
+    kind, text = answers[0]
+    assert kind in ("PeerLost", "RuntimeError")
+    assert "rank 1 (process" in text
+    assert "died while rank 0" in text
+
+
+def wait_shorter():
+    if dist.get_rank() == 1:
+        time.sleep(TIMEOUT + 1)
+        return facts(raised(RingcommError, dist.barrier))
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    started = time.monotonic()
+    error = raised(CollectiveTimeout, lambda: work.wait(timedelta(seconds=TIMEOUT / 2)))
+    assert time.monotonic() - started < TIMEOUT + 1
+    return facts(error)
+
+
+@pytest.mark.slow
+def test_a_wait_may_have_its_own_timeout():
+    answers = answers_of(wait_shorter, 2)
+    assert answers[0][0] == "CollectiveTimeout"
+    assert answers[1][0] == "CollectiveTimeout"  # the late rank gets the first reason
+
+
+def shorter_for_a_group():
+    dist.group.WORLD.set_timeout(timedelta(seconds=TIMEOUT / 2))
+    if dist.get_rank() == 1:
+        time.sleep(TIMEOUT + 1)
+    return facts(raised(CollectiveTimeout, dist.barrier))
+
+
+@pytest.mark.slow
+def test_the_timeout_of_a_group_can_be_changed():
+    assert "waited 0.5 s" in answers_of(shorter_for_a_group, 2)[0][2]
+
+
+def wrong_device():
+    error = raised(ArgumentError, lambda: dist.all_reduce(torch.empty(3, device="meta")))
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    return str(error)
+
+
+def test_a_tensor_on_another_device_is_refused_and_the_group_stays_usable():
+    for rank, text in enumerate(torch_world.run(wrong_device, 2)):
+        assert "expected memory of the host" in text
+        assert "meta" in text
+        assert f"on its rank {rank}" in text
+
+
+def after_destroy():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    store = dist.distributed_c10d._get_default_store()
+    group = dist.group.WORLD
+    dist.barrier()
+    dist.destroy_process_group()
+    error = raised(ValueError, dist.barrier)
+    assert "has not been initialized" in str(error)
+    text = str(raised(RingcommError, lambda: group.allreduce([torch.ones(1)])))
+    dist.init_process_group("ringcomm", store=store, rank=rank, world_size=size)
+    return text
+
+
+def test_calls_after_destroy():
+    for text in torch_world.run(after_destroy, 2):
+        assert "this communicator is closed" in text
+        assert "in the torch.distributed group '0'" in text

@@ -1,0 +1,223 @@
+"""The backend of torch.distributed: objects, coalesced and asynchronous calls, and groups."""
+
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+from test_torch_operations import me, same, sizes, value, values
+from torch.distributed.distributed_c10d import _coalescing_manager
+
+import torch_world
+from ringcomm import RingcommError
+from ringcomm.completion import inside_callback
+
+# --- Objects, barriers, coalesced calls -------------------------------------------------------------------------------
+
+
+def objects():
+    rank, size = me()
+    things = [{"from": r, "data": list(range(r * 1000))} for r in range(size)]
+    seen = [None] * size
+    dist.all_gather_object(seen, things[rank])
+    assert seen == things
+    seen = [None] * size if rank == 0 else None
+    dist.gather_object(things[rank], seen)
+    assert seen == (things if rank == 0 else None)
+    shared = [things[-1], "b"] if rank == size - 1 else [None, None]
+    dist.broadcast_object_list(shared, size - 1)
+    assert shared == [things[-1], "b"]
+    mine = [None]
+    dist.scatter_object_list(mine, things if rank == 0 else None)
+    assert mine == [things[rank]]
+    if size > 1:
+        message = ["hello", rank]
+        if rank == 0:
+            dist.send_object_list(message, 1)
+        elif rank == 1:
+            dist.recv_object_list(message, 0)
+            assert message == ["hello", 0]
+    dist.barrier()
+    dist.barrier(async_op=True).wait()
+
+
+@sizes
+def test_objects_and_barriers(size):
+    torch_world.run(objects, size)
+
+
+def coalesced():
+    rank, size = me()
+    xs = [value(rank, n) for n in (1, 3, 1000)]
+    with _coalescing_manager(async_ops=True) as manager:
+        for x in xs:
+            dist.all_reduce(x)
+    manager.wait()
+    for x in xs:
+        same(x, sum(values(*x.shape)))
+    with _coalescing_manager():
+        outs = [torch.empty(size * n) for n in (1, 4)]
+        for out, n in zip(outs, (1, 4), strict=True):
+            dist.all_gather_into_tensor(out, value(rank, n))
+    for out, n in zip(outs, (1, 4), strict=True):
+        same(out, torch.cat(values(n)))
+    with _coalescing_manager():
+        outs = [torch.empty(n) for n in (1, 4)]
+        for out, n in zip(outs, (1, 4), strict=True):
+            dist.reduce_scatter_tensor(out, torch.cat([value(rank, n)] * size))
+    for out, n in zip(outs, (1, 4), strict=True):
+        same(out, sum(values(n)))
+    with _coalescing_manager(device=torch.device("cpu"), async_ops=True) as manager:
+        broadcast = value(rank, 3)
+        dist.broadcast(broadcast, 0, async_op=True)
+    manager.wait()
+    same(broadcast, value(0, 3))
+    group = dist.group.WORLD
+    lists = [[torch.empty(2), torch.empty(3)] for _ in range(size)]
+    group.allgather_coalesced(lists, [value(rank, 2), value(rank, 3)]).wait()
+    for r, (two, three) in enumerate(lists):
+        same(two, value(r, 2))
+        same(three, value(r, 3))
+
+
+@sizes
+def test_coalesced_calls(size):
+    torch_world.run(coalesced, size)
+
+
+def asynchronous():
+    rank, size = me()
+    x = value(rank, 100_000)
+    works = [dist.all_reduce(x, async_op=True) for _ in range(3)]
+    works[-1].wait()
+    assert all(work.is_completed() and work.is_success() and work.exception() is None for work in works)
+    same(x, size**2 * sum(values(100_000)))
+    (result,) = works[0].result()
+    assert result is x
+
+    work = dist.all_reduce(y := value(rank, 5), async_op=True)
+    (got,) = work.get_future().wait()
+    same(got, sum(values(5)))
+    assert got.data_ptr() == y.data_ptr()
+    doubled = dist.all_reduce(y, async_op=True).get_future().then(lambda future: future.value()[0] * 2)
+    same(doubled.wait(), 2 * size * sum(values(5)))
+
+    strided = torch.zeros(4, 3).t()
+    strided.copy_(value(rank, 3, 4))
+    (got,) = dist.all_reduce(strided, async_op=True).get_future().wait()
+    same(got.contiguous(), sum(values(3, 4)))
+    assert got.data_ptr() == strided.data_ptr()
+
+    work = dist.all_reduce(value(rank, 3), async_op=True)
+    for future in (work.get_future(), work.get_future()):
+        same(future.wait()[0], sum(values(3)))
+
+    def twice(future):  # as the PowerSGD hook does: it waits for a call inside the callback of another
+        inner = dist.all_reduce(future.value()[0], async_op=True).get_future()
+        assert inner.done() or not inside_callback()  # before the next callback begins
+        return inner.wait()
+
+    chained = dist.all_reduce(value(rank, 3), async_op=True).get_future().then(twice).then(lambda f: f.value()[0])
+    same(chained.wait(), size * sum(values(3)))
+
+    large = torch.zeros(1000, 2000).t().add_(rank + 1)
+    work = dist.all_reduce(large, async_op=True)
+    future = work.get_future()
+    while not work.is_completed():
+        pass
+    assert bool((large == size * (size + 1) / 2).all())  # nothing is still being written
+    future.wait()
+
+    with torch.inference_mode():
+        outputs = [torch.empty(3) for _ in range(size)]
+        work = dist.all_gather(outputs, value(rank, 3), async_op=True)
+        work.get_future().wait()
+    for got, expected in zip(outputs, values(3), strict=True):
+        same(got, expected)
+
+    many = [torch.ones(1) for _ in range(1200)]
+    with _coalescing_manager(async_ops=True) as manager:
+        for each in many:
+            dist.all_reduce(each)
+    manager.wait()
+    assert len(manager.works[0].get_future().wait()) == len(many)
+
+    futures = [dist.all_reduce(value(rank, 10), async_op=True).get_future() for _ in range(50)]
+    for (got,) in torch.futures.wait_all(futures):
+        same(got, sum(values(10)))
+
+
+@sizes
+def test_async_calls_and_their_futures(size):
+    torch_world.run(asynchronous, size)
+
+
+# --- Groups -----------------------------------------------------------------------------------------------------------
+
+
+def groups():
+    rank, size = me()
+    pairs = [dist.new_group(list(pair)) for pair in itertools.combinations(range(size), 2)]
+    members = list(itertools.combinations(range(size), 2))
+    works = []
+    for group, pair in zip(pairs, members, strict=True):
+        if rank in pair:
+            x = value(rank, 1000)
+            works.append((dist.all_reduce(x, group=group, async_op=True), x, pair))
+    for work, x, pair in reversed(works):
+        work.wait()
+        same(x, sum(value(r, 1000) for r in pair))
+    reordered = dist.new_group(list(range(size))[::-1])
+    assert dist.get_group_rank(reordered, rank) == dist.get_rank(reordered)
+    x = value(rank, 3)
+    dist.broadcast(x, 0, group=reordered)
+    same(x, value(0, 3))
+    dist.destroy_process_group(reordered)
+
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("a", "b"))
+    x = value(rank, 4)
+    dist.all_reduce(x, group=mesh["a"].get_group())
+    same(x, value(rank % (size // 2), 4) + value(rank % (size // 2) + size // 2, 4))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_sub_groups_are_used_side_by_side(size):
+    torch_world.run(groups, size)
+
+
+def again():
+    rank, size = me()
+    store = dist.distributed_c10d._get_default_store()
+    for round_ in range(3):
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        dist.init_process_group("ringcomm", store=store, rank=rank, world_size=size)
+        x = value(rank, 3)
+        dist.all_reduce(x)
+        same(x, sum(values(3)))
+        if rank < 2:
+            group = dist.new_group([0, 1] if round_ % 2 else [1, 0], use_local_synchronization=True)
+            dist.barrier(group)
+    assert dist.get_backend() == "ringcomm"
+
+
+def test_a_store_may_be_used_again_after_destroy():
+    torch_world.run(again, 2)
+
+
+def destroyed_in_the_middle():
+    rank, _ = me()
+    group = dist.new_group()
+    xs = [value(rank, 100_000) for _ in range(10)]
+    works = [dist.all_reduce(x, group=group, async_op=True) for x in xs]
+    dist.destroy_process_group(group)
+    for x in xs:
+        same(x, sum(values(100_000)))
+    assert all(work.is_success() for work in works)
+    with pytest.raises(RingcommError, match="closed"):
+        group.allreduce([torch.ones(1)])
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_destroying_a_group_finishes_its_calls(size):
+    torch_world.run(destroyed_in_the_middle, size)

@@ -1,0 +1,144 @@
+"""Groups that span hosts: the backend takes the transport over Gloo where it must."""
+
+import os
+import signal
+import time
+
+import pytest
+import test_torch_clients
+import test_torch_failures
+import test_torch_groups
+import test_torch_operations
+import torch
+import torch.distributed as dist
+
+import torch_world
+from failures import PROMPT, raised
+from ringcomm import PeerLost, RingcommError
+
+os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+
+
+def across_hosts(fn, *args):
+    """Call `fn(*args)` in a world that treats every two ranks as one host."""
+    from ringcomm.torch import start
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    store = dist.distributed_c10d._get_default_store()
+    timeout = dist.group.WORLD.comm.timeout
+    dist.destroy_process_group()
+    here, start.host_id = start.host_id, lambda: f"host {rank // 2}"
+    try:
+        options = {"timeout": torch_world.timedelta(seconds=timeout)}
+        dist.init_process_group("ringcomm", store=store, rank=rank, world_size=size, **options)
+        assert dist.group.WORLD.comm._transport.name == "gloo"
+        return fn(*args)
+    finally:
+        start.host_id = here
+
+
+@pytest.mark.parametrize(
+    ("fn", "args"),
+    [
+        (test_torch_operations.scattered, (torch.float32,)),
+        (test_torch_operations.messages, ()),
+        (test_torch_groups.objects, ()),
+        (test_torch_groups.asynchronous, ()),
+        (test_torch_groups.groups, ()),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_operations_across_hosts(fn, args):
+    torch_world.run(across_hosts, 4, fn, *args)
+
+
+def test_training_across_hosts_equals_training_on_one():
+    apart = torch_world.run(across_hosts, 4, test_torch_clients.ddp, {})
+    together = torch_world.run(test_torch_clients.ddp, 4, {})
+    for (_, ours), (_, theirs) in zip(apart, together, strict=True):
+        torch.testing.assert_close(torch.as_tensor(ours), torch.as_tensor(theirs), rtol=1e-6, atol=1e-7)
+
+
+def inside_a_host():
+    rank = dist.get_rank()
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    mine = groups[rank // 2]
+    x = torch.full((1000,), float(rank))
+    dist.all_reduce(x, group=mine)
+    assert x[0] == (1 if rank < 2 else 5)
+    return mine.comm._transport.name
+
+
+def test_a_group_inside_a_host_shares_memory():
+    assert torch_world.run(across_hosts, 4, inside_a_host) == ["shm"] * 4
+
+
+@pytest.mark.slow
+def test_a_late_rank_on_another_host_is_named():
+    answers = test_torch_failures.answers_of(across_hosts, 3, test_torch_failures.late, "all_reduce", timeout=1.0)
+    for kind, culprit, text, seconds in answers.values():
+        assert (kind, culprit) == ("CollectiveTimeout", 1)
+        assert "it was not called by rank 1" in text
+        assert seconds < 3
+
+
+def killed():
+    if dist.get_rank() == 1:
+        dist.all_reduce(torch.ones(100_000))
+        os.kill(os.getpid(), signal.SIGKILL)  # perhaps before all of its part has left
+    started = time.monotonic()
+    error = raised(PeerLost, lambda: [dist.all_reduce(torch.ones(100_000)) for _ in range(2)])
+    return error.rank, str(error), time.monotonic() - started
+
+
+@pytest.mark.slow
+def test_a_killed_rank_on_another_host_is_named():
+    answers = test_torch_failures.answers_of(across_hosts, 3, killed)
+    assert isinstance(answers.pop(1), ConnectionError)
+    for culprit, text, seconds in answers.values():
+        assert culprit == 1
+        assert "rank 1 is lost" in text
+        assert seconds < PROMPT
+
+
+def wordy():
+    reason = 600 * "ü"
+    if dist.get_rank() == 0:
+        dist.group.WORLD.comm.abort(reason)
+    return str(raised(RingcommError, dist.barrier))
+
+
+@pytest.mark.slow
+def test_a_long_reason_reaches_the_other_hosts_whole():
+    for text in test_torch_failures.answers_of(across_hosts, 3, wordy).values():
+        assert 600 * "ü" in text
+
+
+def many_groups():
+    comm = dist.group.WORLD.comm
+    for _ in range(20):
+        with comm.split(0) as group:
+            group.barrier()
+        comm.barrier()
+    link = comm._transport._host._link
+    return len(link._early), len(link._groups)
+
+
+def test_destroyed_groups_leave_nothing_behind():
+    assert torch_world.run(across_hosts, 4, many_groups) == [(0, 1)] * 4
+
+
+def test_different_calls_across_hosts_are_named():
+    for texts in torch_world.run(across_hosts, 4, mismatched):
+        assert "rank 0: all_reduce(float32 x 3, sum)" in texts
+        assert "rank 3: all_reduce(float32 x 4, sum)" in texts
+
+
+def mismatched():
+    from ringcomm import MismatchError
+
+    error = raised(MismatchError, lambda: dist.all_reduce(torch.ones(3 + (dist.get_rank() == 3))))
+    x = torch.ones(3)
+    dist.all_reduce(x)
+    assert x[0] == 4
+    return str(error)

@@ -1,0 +1,239 @@
+"""Ranks under MPI keep the contract of a transport for every distribution over hosts."""
+
+import threading
+from itertools import product
+from queue import SimpleQueue
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+import mpi_world
+from failures import check_usable
+from mpi_world import LIBRARIES
+from reference import assert_same, numpy_dtype, reduced
+from ringcomm import MemoryShortage, MismatchError, RingcommError, premul_sum
+from ringcomm.devices import emulated
+from ringcomm.testing import CHECKS, check_rank
+
+pytestmark = pytest.mark.mpi
+
+# The thread levels below MPI_THREAD_MULTIPLE.
+LEVELS = ["single", *(pytest.param(level, marks=pytest.mark.exhaustive) for level in ("funneled", "serialized"))]
+# This check fails at those levels: without a thread that may call MPI, calls progress only in wait and done.
+CALLBACKS = "callbacks_run_when_a_call_is_done"
+
+
+def keep_the_contract(comm, left_out=()):
+    check_rank(lambda: comm.split(0), [check for check in CHECKS if check.__name__ not in left_out])
+
+
+@pytest.mark.parametrize("layout", ["012", "0011"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_check_but_one_passes_where_threads_may_not_call_mpi(level, layout):
+    mpi_world.run(keep_the_contract, layout, [CALLBACKS], level=level)
+
+
+# --- Asynchronous calls where threads may not call MPI ----------------------------------------------------------------
+
+
+def progress_in_wait_and_done(comm):
+    """Waiting for or testing one work drives all of them; nothing else does."""
+    done = SimpleQueue()
+    x = [np.full(length, comm.rank + 1.0) for length in (1, 300_001)]
+    works = [comm.all_reduce(each, async_op=True) for each in x]
+    receives = [comm.recv(np.empty(5), peer, async_op=True) for peer in range(comm.size)]
+    works[1].add_done_callback(done.put)
+    assert not any(thread.name == "ringcomm progress" for thread in threading.enumerate())
+    while not works[1].done():
+        pass
+    assert works[0].done()
+    assert done.get(timeout=comm.timeout) is works[1]
+    for peer in range(comm.size):
+        comm.send(np.ones(5), peer)
+    assert [receive.wait() for receive in receives] == [*range(comm.size)]
+    assert all((each == comm.size * (comm.size + 1) / 2).all() for each in x)
+    comm.barrier(async_op=True).wait()
+
+
+@pytest.mark.parametrize("layout", ["012", "0011"])
+def test_without_threads_asynchronous_calls_progress_in_wait_and_done(layout):
+    mpi_world.run(progress_in_wait_and_done, layout, level="single")
+
+
+# --- Groups -----------------------------------------------------------------------------------------------------------
+
+
+def names_of_groups(comm):
+    """Return the transports of the world and of four splits: pairs, even and odd ranks, all ranks, single ranks."""
+    groups = [comm.split(color, key=-comm.rank) for color in (comm.rank // 2, comm.rank % 2, 0, comm.rank)]
+    names = [comm._transport.name]
+    for group in groups:
+        check_usable(group)
+        names.append(group._transport.name)
+        group.close()
+    return names
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        ("0123", [["mpi"] * 5] * 4),
+        ("0011", [["shm+mpi", "shm", "mpi", "shm+mpi", "shm"]] * 4),
+        ("0101", [["shm+mpi", "mpi", "shm", "shm+mpi", "shm"]] * 4),
+        ("0001", [["shm+mpi", "shm" if rank < 2 else "mpi", "mpi" if rank % 2 else "shm", "shm+mpi", "shm"]
+                  for rank in range(4)]),
+        ("0000", [["shm"] * 5] * 4),
+    ],
+)  # fmt: skip
+def test_a_group_selects_its_transport_by_the_hosts_of_its_ranks(layout, expected):
+    assert mpi_world.run(names_of_groups, layout) == expected
+
+
+def split_often(comm, times):
+    threads = threading.active_count()
+    for number in range(times):
+        with comm.split(0, key=-comm.rank) as group:
+            if number % 50 == 0:
+                check_usable(group)
+    assert threading.active_count() == threads
+    check_usable(comm)
+
+
+@pytest.mark.parametrize(("library", "layout", "times"), [("openmpi", "0011", 100), ("mpich", "0123", 100)])
+def test_many_groups_can_be_created_and_closed(library, layout, times):
+    mpi_world.run(split_often, layout, times, library=library)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_more_groups_can_be_created_and_closed_than_mpich_allows_at_once(library):
+    mpi_world.run(split_often, "0011", 1100, library=library)  # two communicators each, of 2,048
+
+
+def chosen(comm):
+    comm.all_reduce(np.ones(1000))
+    return comm._transport.path()[0]
+
+
+def test_the_configured_algorithm_is_used():
+    assert mpi_world.run(chosen, "012", algorithm="recursive_doubling") == ["recursive_doubling"] * 3
+    assert mpi_world.run(chosen, "0101", algorithm="halving_doubling") == ["halving_doubling between hosts"] * 4
+
+
+def on_devices(comm):
+    """Sum and gather arrays on the emulated device. A group on one host uses kernels."""
+    group = comm.split(comm.rank // 2)
+    for each in (comm, group):
+        x = emulated.array(np.full(10_000, each.rank + 1.0))
+        each.all_reduce(x)
+        assert (x == each.size * (each.size + 1) / 2).all()
+        rows = each.all_gather(x[:3], async_op=True).wait()
+        assert isinstance(rows, emulated.Array)
+        assert rows.shape == (each.size, 3)
+    names = comm._transport.name, group._transport.name
+    group.close()
+    return names
+
+
+def test_arrays_on_devices_of_several_hosts_go_through_host_memory():
+    assert mpi_world.run(on_devices, "0011") == [("shm+mpi", "shm+cuda_ipc")] * 4
+
+
+OPS = [("float32", "sum"), ("float64", "avg"), ("bfloat16", "max"), ("int32", "prod"), ("float64", premul_sum(0.5))]
+
+
+def sums_on_devices(comm, reachable):
+    """Return the largest fraction of a large array that was copied to the host."""
+    most = 0.0
+    download, open_ = emulated.EmulatedDevice.download, emulated.EmulatedDevice.open
+
+    def watched(device, address, target):
+        nonlocal most
+        if size > 10_000:
+            most = max(most, target.nbytes / size)
+        download(device, address, target)
+
+    def reach(device, exported):
+        if comm.rank not in reachable:
+            raise OSError("peer access is not supported")
+        return open_(device, exported)
+
+    with patch.multiple(emulated.EmulatedDevice, download=watched, open=reach):
+        for length, (dtype, op) in product((0, 1, 7, 30_001), OPS):
+            inputs = [np.arange(length).astype(numpy_dtype(dtype)) % (rank + 3) for rank in range(comm.size)]
+            expected = reduced(inputs, op)
+            size = max(1, inputs[0].nbytes)
+            for place, asynchronous in (("in", False), ("out", True)):
+                x = emulated.array(inputs[comm.rank])
+                out = x if place == "in" else emulated.empty(length, x.dtype)
+                done = comm.all_reduce(x, op, out=out, async_op=asynchronous)
+                assert_same(done.wait() if asynchronous else done, expected, f"{length} {dtype} {op} {place}")
+                if place == "out":
+                    assert_same(x, inputs[comm.rank])
+        on_gpus = len(reachable) == comm.size
+        for odd in (emulated.array(np.ones(6)), np.ones(5))[: 1 + on_gpus]:
+            with pytest.raises(MismatchError, match=r"rank 1: all_reduce\(float64 x 5, sum\)" + " on GPUs" * on_gpus):
+                comm.all_reduce(emulated.array(np.ones(5)) if comm.rank else odd)
+        assert_same(comm.all_reduce(emulated.array(np.ones(5))), np.full(5, float(comm.size)))
+    return most
+
+
+@pytest.mark.parametrize(
+    ("library", "hosts", "reachable", "most"),
+    [
+        ("openmpi", "0011", "0123", [0.5] * 4),
+        ("mpich", "0101", "0123", [0.5] * 4),
+        ("openmpi", "0001", "0123", [1, 0, 0, 1]),  # one rail, whose ranks hold the whole array
+        ("openmpi", "0011", "01", [1] * 4),
+    ],
+)
+def test_hosts_exchange_the_sums_of_their_gpus(library, hosts, reachable, most):
+    found = mpi_world.run(sums_on_devices, hosts, [*map(int, reachable)], library=library)
+    assert [round(each, 2) for each in found] == most
+
+
+def no_memory(comm):
+    allocate = emulated.EmulatedDevice.allocate
+
+    def short(device, size, what):
+        if comm.rank == 3:
+            raise MemoryShortage(f"{what}: no more")
+        return allocate(device, size, what)
+
+    x = emulated.array(np.ones(100))
+    with patch.object(emulated.EmulatedDevice, "allocate", short), pytest.raises(MemoryShortage, match="no more"):
+        comm.all_reduce(x)
+    assert_same(comm.all_reduce(x), np.full(100, float(comm.size)))
+
+
+def test_a_gpu_without_memory_for_its_arena_raises_on_all_hosts():
+    mpi_world.run(no_memory, "0011")
+
+
+def by_mpi(comm):
+    assert_same(comm.all_reduce(emulated.array(np.ones(100))), np.full(100, float(comm.size)))
+    return comm._transport.path()[0]
+
+
+def test_the_collectives_of_mpi_accept_gpu_arrays():
+    assert mpi_world.run(by_mpi, "0011", algorithm="mpi") == ["mpi"] * 4
+
+
+def fails_on_one_host(comm):
+    comm.all_reduce(emulated.array(np.ones(5)))
+    download = emulated.EmulatedDevice.download
+
+    def broken(device, *call):
+        if comm.rank == 2:
+            raise RuntimeError("an illegal memory access was encountered")
+        download(device, *call)
+
+    with patch.object(emulated.EmulatedDevice, "download", broken):
+        for _ in range(2):
+            with pytest.raises(RingcommError, match="emulated has failed: an illegal memory access"):
+                comm.all_reduce(emulated.array(np.ones(1000)))
+
+
+def test_a_gpu_that_fails_on_one_host_is_named_on_all():
+    mpi_world.run(fails_on_one_host, "0011")

@@ -1,0 +1,129 @@
+"""Copies by cross-memory attach: exact, with mismatches reported, and replaced by staging where it is forbidden."""
+
+import ctypes
+import errno
+import os
+import struct
+
+import numpy as np
+import pytest
+from test_collectives import AXES, check
+
+import harness
+from cases import Case, pairwise, start
+from failures import check_usable, mortals, outcomes, raised
+from reference import assert_same, filled
+from ringcomm import MismatchError, RingcommError
+
+COPIED = (("RINGCOMM_CMA_BYTES", "1"),)
+SEGMENT = 4096
+SYS_PROCESS_VM_READV = {"x86_64": 310, "aarch64": 270}[os.uname().machine]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+def test_collectives_over_cma_are_exact(size):
+    harness.run(check, size, pairwise(AXES, seed=20 + size), SEGMENT, settings=COPIED)
+
+
+@pytest.mark.parametrize("limit", [SEGMENT - 1, SEGMENT, SEGMENT + 1])
+def test_collectives_are_exact_around_the_cma_threshold(limit):
+    cases = [Case(name, (1, more), dtype="int8") for name in ("all_gather", "gather", "scatter") for more in (-1, 0, 1)]
+    harness.run(check, 3, cases, SEGMENT, settings=[("RINGCOMM_CMA_BYTES", str(limit))])
+
+
+def in_groups(comm, cases):
+    group = comm.split(comm.rank % 2, key=-comm.rank)
+    for case in cases:
+        start(group, case, SEGMENT)()
+    group.close()
+
+
+def test_groups_copy_from_their_own_members():
+    harness.run(in_groups, 4, [case for case in pairwise(AXES, seed=3) if case.length[0]], settings=COPIED)
+
+
+def mismatched(comm):
+    odd = comm.rank == comm.size - 1
+    x, out = filled(comm.rank, 5000 + odd, "int32"), np.zeros((comm.size, 5000 + odd), np.int32)
+    for call in (comm.all_gather, comm.gather):
+        raised(MismatchError, lambda call=call: call(x, out=out))
+        assert not out.any()
+    check_usable(comm)
+
+
+def test_a_mismatch_leaves_the_outputs_untouched():
+    harness.run(mismatched, 3, settings=COPIED)
+
+
+# --- CMA is forbidden ------------------------------------------------------------------------------------------------
+
+
+def forbid():
+    """Make process_vm_readv on other processes fail in this thread from now on, as a sandbox does."""
+    allow, refuse, load, equal, answer = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x20, 0x15, 0x06
+    number, first_argument = 0, 16  # in struct seccomp_data
+    program = [
+        (load, 0, 0, number),
+        (equal, 0, 3, SYS_PROCESS_VM_READV),
+        (load, 0, 0, first_argument),
+        (equal, 1, 0, os.getpid()),
+        (answer, 0, 0, refuse),
+        (answer, 0, 0, allow),
+    ]
+    filters = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
+    header = struct.pack("HxxxxxxP", len(program), ctypes.addressof(filters))
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    no_new_privileges, seccomp, filter_mode = 38, 22, 2
+    assert prctl(no_new_privileges, 1, 0, 0, 0) == 0
+    assert prctl(seccomp, filter_mode, header, 0, 0) == 0, os.strerror(ctypes.get_errno())
+
+
+def gathered(comm, x):
+    out = comm.all_gather(x)
+    assert_same(out, np.stack([filled(rank, x.size, x.dtype.name) for rank in range(comm.size)]))
+
+
+def forbidden_from_the_start(comm):
+    if comm.rank == 1:
+        forbid()
+    for length in (10, 5000, 3_000_001):
+        gathered(comm, filled(comm.rank, length, "float32"))
+
+
+def test_the_world_does_not_use_cma_if_one_rank_may_not_read():
+    with mortals(3, COPIED) as pool:
+        pool.run(forbidden_from_the_start, ())
+
+
+def forbidden_later(comm):
+    """The error also proves that the call before used CMA."""
+    x = filled(comm.rank, 5000, "float32")
+    gathered(comm, x)
+    if comm.rank == 1:
+        forbid()
+    return str(raised(RingcommError, lambda: comm.all_gather(x)))
+
+
+def test_a_rank_that_may_no_longer_read_is_an_error_on_every_rank():
+    with mortals(3, COPIED) as pool:
+        for _, answer, _ in outcomes(pool, forbidden_later):
+            assert answer.startswith("rank 1 cannot read the memory of rank "), answer
+            assert "Operation not permitted" in answer
+
+
+def leaving_while_it_is_read(comm):
+    """Rank 1 times out while rank 0 reads its array, and overwrites the array."""
+    x = np.ones(1 << 24)
+    out = np.zeros((2, 1 << 24))
+    try:
+        comm.gather(x, out, timeout=0.01 if comm.rank == 1 else None)
+    except RingcommError:
+        x.fill(9)
+        return
+    assert comm.rank == 1 or (out[1] == 1).all(), "rank 0 returned data read after rank 1 had left"
+
+
+@pytest.mark.slow
+def test_data_read_after_its_owner_has_left_is_discarded():
+    with mortals(2, settings=COPIED) as pool:
+        assert [answer for _, answer, _ in outcomes(pool, leaving_while_it_is_read)] == [None, None]
