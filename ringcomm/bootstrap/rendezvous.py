@@ -12,25 +12,21 @@ its connection reads the reason from the store.
 """
 
 import hmac
-import logging
 import os
 import secrets
-import selectors
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Self
 
+from ringcomm.bootstrap.server import PeerServer
 from ringcomm.bootstrap.sockets import (
     MAX_DESCRIPTORS,
     Message,
-    Packet,
     close_descriptors,
     credentials,
-    listen,
     packet_socket,
     receive_packet,
     send_packet,
@@ -40,8 +36,6 @@ from ringcomm.bootstrap.store import Store, arrival_timeout, shared_failure
 from ringcomm.errors import ArgumentError, CollectiveTimeout, PeerLost, RingcommError
 
 __all__ = ["Rendezvous", "rendezvous"]
-
-log = logging.getLogger("ringcomm")
 
 KEY = "rendezvous"
 SLICE = 0.1  # seconds between checks of the store: an abort there does not wake rank 0 from select()
@@ -80,53 +74,48 @@ def rendezvous(store: Store, rank: int, size: int, hello: Message, respond: Resp
     if size == 1:
         reply, fd = respond([hello])
         return Rendezvous(reply, [os.getpid()], [-1], fd)
-    # shared_failure stores the reason before the connections close.
-    if rank == 0:
-        with ExitStack() as stack, shared_failure(store, rank):
-            return _RendezvousServer(store, size, timeout, stack).run(hello, respond)
-    with packet_socket() as server, shared_failure(store, rank):
-        return _RendezvousClient(store, server, rank, size, timeout).run(hello)
+    side = _RendezvousClient(store, rank, size, timeout) if rank else _RendezvousServer(store, size, timeout, respond)
+    with closing(side), shared_failure(store, rank):  # stores the reason before the connections close
+        return side.run(hello)
 
 
 class _RendezvousServer:
     """Rank 0's side. An untrusted peer may connect and send nothing, or garbage: it delays no rank."""
 
-    def __init__(self, store: Store, size: int, timeout: float, stack: ExitStack) -> None:
-        self._store = store
-        self._size = size
-        self._timeout = timeout
+    def __init__(self, store: Store, size: int, timeout: float, respond: Respond) -> None:
+        self._store, self._size, self._timeout, self._respond = store, size, timeout, respond
         self._deadline = time.monotonic() + timeout
-        self._secret = secrets.token_hex(16).encode()
+        self._secret = secrets.token_hex(16)
+        self._name = f"ringcomm-rendezvous-{secrets.token_hex(16)}"
+        self._peers = PeerServer(f"\0{self._name}", "this rendezvous", self._receive, timeout)
         self._ranks: dict[socket.socket, int] = {}
         self._hellos: list[Message] = [{}] * size
         self._pids = [os.getpid()] + [0] * (size - 1)
         self._pidfds = [-1] * size
         self._ready: set[int] = set()
         self._owned: list[int] = []  # descriptors to close at the end
-        self._stack = stack  # closes every connection, accepted or not
-        self._selector = stack.enter_context(selectors.DefaultSelector())
 
-    def run(self, hello: Message, respond: Respond) -> Rendezvous:
-        name = f"ringcomm-rendezvous-{secrets.token_hex(16)}".encode()
-        listener = self._stack.enter_context(listen(f"\0{name.decode()}", "this rendezvous"))
-        self._selector.register(listener, selectors.EVENT_READ, partial(self._accept, listener))
-        self._store.set(KEY, name + b" " + self._secret)
-        with _closing(self._owned):
-            self._serve_until(lambda: len(self._ranks) == self._size - 1)
-            self._hellos[0], self._pidfds[0] = hello, _own_pidfd()
-            self._owned.append(self._pidfds[0])
-            reply, fd = respond(self._hellos)
-            self._owned.append(fd)
-            for peer, rank in self._ranks.items():
-                self._send_reply(peer, rank, reply, fd)
-            self._serve_until(lambda: len(self._ready) == self._size - 1)
-            for peer in self._ranks:
-                with suppress(BrokenPipeError, ConnectionResetError):  # it died; the transport will notice
-                    send_packet(peer, {"go": True})
-            others = self._other_processes(0)
-            pidfds = [pidfd if rank in others else -1 for rank, pidfd in enumerate(self._pidfds)]
-            self._owned[:] = set(self._owned) - {fd, *pidfds}
-            return Rendezvous(reply, self._pids, pidfds, fd)
+    def close(self) -> None:
+        close_descriptors(self._owned)
+        self._peers.close()
+
+    def run(self, hello: Message) -> Rendezvous:
+        self._store.set(KEY, f"{self._name} {self._secret}".encode())
+        self._serve_until(lambda: len(self._ranks) == self._size - 1)
+        self._hellos[0], self._pidfds[0] = hello, _own_pidfd()
+        self._owned.append(self._pidfds[0])
+        reply, fd = self._respond(self._hellos)
+        self._owned.append(fd)
+        for peer, rank in self._ranks.items():
+            self._send_reply(peer, rank, reply, fd)
+        self._serve_until(lambda: len(self._ready) == self._size - 1)
+        for peer in self._ranks:
+            with suppress(BrokenPipeError, ConnectionResetError):  # it died; the transport will notice
+                send_packet(peer, {"go": True})
+        others = self._other_processes(0)
+        pidfds = [pidfd if rank in others else -1 for rank, pidfd in enumerate(self._pidfds)]
+        self._owned[:] = set(self._owned) - {fd, *pidfds}
+        return Rendezvous(reply, self._pids, pidfds, fd)
 
     def _serve_until(self, done: Callable[[], bool]) -> None:
         while not done():
@@ -134,8 +123,7 @@ class _RendezvousServer:
             left = self._deadline - time.monotonic()
             if left <= 0:
                 raise self._timeout_error(self._timeout)
-            for key, _ in self._selector.select(min(left, SLICE)):
-                key.data()
+            self._peers.serve(min(left, SLICE))
 
     def _timeout_error(self, timeout: float) -> CollectiveTimeout:
         absent = set(range(1, self._size)) - set(self._ranks.values())
@@ -145,22 +133,17 @@ class _RendezvousServer:
         self._store.check()
         return PeerLost(f"rank {rank} (process {self._pids[rank]}) exited during startup", rank=rank)
 
-    def _accept(self, listener: socket.socket) -> None:
-        with suppress(OSError):  # it disconnected again
-            peer, _ = listener.accept()
-            peer.settimeout(self._timeout)
-            self._stack.enter_context(peer)
-            if reason := untrusted_reason(peer):
-                log.warning("refused a connection: %s", reason)
-                peer.close()
-            else:
-                self._selector.register(peer, selectors.EVENT_READ, partial(self._serve, peer))
-
-    def _serve(self, peer: socket.socket) -> None:
+    def _receive(self, peer: socket.socket) -> None:
         rank = self._ranks.get(peer)
         packet = receive_packet(peer)
         if rank is None:
-            self._add_rank(peer, packet)
+            secret, _, data = packet.data.partition(b"\0")
+            if hmac.compare_digest(secret, self._secret.encode()):
+                self._join(peer, packet._replace(data=data).read(), packet.fds)
+            else:
+                close_descriptors(packet.fds)
+                left = "it disconnected without sending anything"
+                self._peers.refuse(peer, "it sent a wrong secret" if packet.data else left)
         elif not packet.data:
             raise self._peer_lost(rank)
         elif "timeout" in (message := packet.read()):
@@ -168,23 +151,13 @@ class _RendezvousServer:
         else:
             self._ready.add(rank)
 
-    def _add_rank(self, peer: socket.socket, packet: Packet) -> None:
-        pid, _ = credentials(peer)
-        secret, _, data = packet.data.partition(b"\0")
-        if not hmac.compare_digest(secret, self._secret):
-            reason = "it sent a wrong secret" if packet.data else "it disconnected without sending anything"
-            log.warning("refused process %d: %s", pid, reason)
-            close_descriptors(packet.fds)
-            self._selector.unregister(peer)
-            peer.close()
-            return
-        message = packet._replace(data=data).read()
-        self._owned += packet.fds
-        rank = message["rank"]
+    def _join(self, peer: socket.socket, message: Message, fds: list[int]) -> None:
+        self._owned += fds
+        rank, (pid, _) = message["rank"], credentials(peer)
         if rank in (0, *self._ranks.values()):
             raise ArgumentError(f"processes {self._pids[rank]} and {pid} both joined as rank {rank}", rank=rank)
         self._ranks[peer], self._hellos[rank], self._pids[rank] = rank, message["hello"], pid
-        self._pidfds[rank] = packet.fds[0] if packet.fds else -1
+        self._pidfds[rank] = fds[0] if fds else -1
 
     def _send_reply(self, peer: socket.socket, rank: int, reply: Message, fd: int) -> None:
         owners = [other for other in self._other_processes(rank) if self._pidfds[other] >= 0]
@@ -205,13 +178,13 @@ class _RendezvousServer:
 class _RendezvousClient:
     """The side of every other rank."""
 
-    def __init__(self, store: Store, server: socket.socket, rank: int, size: int, timeout: float) -> None:
-        self._store = store
-        self._server = server
-        self._rank = rank
-        self._size = size
-        self._timeout = timeout
+    def __init__(self, store: Store, rank: int, size: int, timeout: float) -> None:
+        self._store, self._rank, self._size, self._timeout = store, rank, size, timeout
         self._deadline = time.monotonic() + timeout
+        self._server = packet_socket()
+
+    def close(self) -> None:
+        self._server.close()
 
     def run(self, hello: Message) -> Rendezvous:
         name, secret = self._store.get(KEY, self._timeout).split()
@@ -223,22 +196,24 @@ class _RendezvousClient:
         if reason := untrusted_reason(self._server):
             raise RingcommError(f"refused the rendezvous: {reason}")
         pidfd = _own_pidfd()
-        with _closing([pidfd]):
+        try:
             self._send({"rank": self._rank, "hello": hello}, [pidfd] if pidfd >= 0 else [], secret + b"\0")
-        fds: list[int] = []
-        with _closing(fds):
+        finally:
+            close_descriptors([pidfd])
+        with ExitStack() as failed:
+            fds: list[int] = []
+            failed.callback(close_descriptors, fds)
             message, batch = self._receive()
             fds += batch
             while len(fds) < 1 + len(message["owners"]):
                 fds += self._receive()[1]
             self._send({"ready": True})
             self._receive()  # "go"
-            pidfds = [-1] * self._size
-            for owner, fd in zip(message["owners"], fds[1:], strict=True):
-                pidfds[owner] = fd
-            result = Rendezvous(message["reply"], message["pids"], pidfds, fds[0])
-            fds.clear()
-            return result
+            failed.pop_all()
+        pidfds = [-1] * self._size
+        for owner, fd in zip(message["owners"], fds[1:], strict=True):
+            pidfds[owner] = fd
+        return Rendezvous(message["reply"], message["pids"], pidfds, fds[0])
 
     def _send(self, message: Message, fds: Sequence[int] = (), prefix: bytes = b"") -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # rank 0 has gone; the next _receive raises the reason
@@ -269,11 +244,3 @@ def _own_pidfd() -> int:
         return os.pidfd_open(os.getpid())
     except OSError:
         return -1  # the kernel has none, or forbids it
-
-
-@contextmanager
-def _closing(fds: list[int]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        close_descriptors(fds)

@@ -2,23 +2,18 @@
 
 import hmac
 import json
-import logging
 import os
-import selectors
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from functools import partial
+from contextlib import closing, suppress
 
 from ringcomm.bootstrap.place import Place
-from ringcomm.bootstrap.sockets import MESSAGE_BYTES, credentials, listen, untrusted_reason
+from ringcomm.bootstrap.server import PeerServer
+from ringcomm.bootstrap.sockets import MESSAGE_BYTES, credentials
 
 __all__ = ["JOIN", "LINGER", "PRESENT_KEY", "StoreServer"]
-
-log = logging.getLogger("ringcomm")
 
 # Seconds for which rank 0 serves the other ranks after it has left. They normally leave within milliseconds; `ringcomm
 # run` lets ranks live for the same time after one has failed.
@@ -45,20 +40,16 @@ class StoreServer(threading.Thread):
         self._ranks: dict[socket.socket, int] = {}  # connected
         self._pids: dict[int, int] = {0: os.getpid()}  # of every rank that has ever joined
         self._deadline: float | None = None  # set when rank 0 leaves
-        self._listener = listen(address, f"rank 0 of job {place.job!r}")
-        self._open = ExitStack()
-        self._selector = self._open.enter_context(selectors.DefaultSelector())
-        self._register(self._listener, self._accept)
+        self._peers = PeerServer(address, f"rank 0 of job {place.job!r}", self._receive)
         self.client, own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ranks[own] = 0
-        self._register(own, partial(self._serve, own))
+        self._peers.add(own)
         self.start()
 
     def run(self) -> None:
-        with self._open:
+        with closing(self._peers):
             while not self._finished():
-                for key, _ in self._selector.select(self._select_timeout()):
-                    key.data()
+                self._peers.serve(self._select_timeout())
                 self._answer_pending()
 
     def _finished(self) -> bool:
@@ -71,35 +62,22 @@ class StoreServer(threading.Thread):
         deadlines = [deadline for _, deadline in self._pending.values()] + ([self._deadline] if self._deadline else [])
         return min(max(0.0, min(deadlines) - time.monotonic()), MAX_WAIT) if deadlines else None
 
-    def _register(self, peer: socket.socket, handler: Callable[[], None]) -> None:
-        peer.setblocking(False)  # no peer can block the others
-        self._open.callback(peer.close)
-        self._selector.register(peer, selectors.EVENT_READ, handler)
-
-    def _accept(self) -> None:
-        with suppress(OSError):  # it disconnected again
-            peer, _ = self._listener.accept()
-            if reason := untrusted_reason(peer):
-                log.warning("refused a connection: %s", reason)
-                peer.close()
-            else:
-                self._register(peer, partial(self._serve, peer))
-
-    def _serve(self, peer: socket.socket) -> None:
+    def _receive(self, peer: socket.socket) -> None:
         try:
             message = peer.recv(MESSAGE_BYTES)
         except OSError:
             message = b""
         if not message:
-            self._disconnect(peer)
+            self._disconnected(peer)
+            self._peers.drop(peer)
         elif peer not in self._ranks:
             self._join(peer, message)
         else:
             try:
                 self._handle(peer, message)
             except ValueError:  # without a nonce, any process of this user can join
-                log.warning("refused process %d: malformed request", credentials(peer)[0])
-                self._disconnect(peer)
+                self._disconnected(peer)
+                self._peers.refuse(peer, "malformed request")
 
     def _handle(self, peer: socket.socket, message: bytes) -> None:
         kind, rest = message.split(b"\0", 1)
@@ -116,7 +94,6 @@ class StoreServer(threading.Thread):
             self._pending[peer] = key.decode(), time.monotonic() + seconds
 
     def _join(self, peer: socket.socket, message: bytes) -> None:
-        pid, _ = credentials(peer)
         refusal = ""
         if len(message) < JOIN.size or not hmac.compare_digest(message[JOIN.size :], self._nonce):
             refusal = "wrong nonce for this job"
@@ -127,11 +104,10 @@ class StoreServer(threading.Thread):
             elif rank in self._pids:
                 refusal = f"rank {rank} is already taken by process {self._pids[rank]}"
         if refusal:
-            log.warning("refused process %d: %s", pid, refusal)
             self._reply(peer, "refused", refusal.encode())
-            self._disconnect(peer)
+            self._peers.refuse(peer, refusal)
         else:
-            self._ranks[peer], self._pids[rank] = rank, pid
+            self._ranks[peer], self._pids[rank] = rank, credentials(peer)[0]
             self._reply(peer, "joined", b"")
 
     def _answer_pending(self) -> None:
@@ -153,9 +129,7 @@ class StoreServer(threading.Thread):
         with suppress(OSError):  # it has disconnected; the next read reports that
             peer.send(f"{kind}\0".encode() + value)
 
-    def _disconnect(self, peer: socket.socket) -> None:
-        self._selector.unregister(peer)
+    def _disconnected(self, peer: socket.socket) -> None:
         self._pending.pop(peer, None)
         if self._ranks.pop(peer, None) == 0:
             self._deadline = time.monotonic() + LINGER
-        peer.close()

@@ -1,0 +1,64 @@
+"""Rank 0's side of a startup socket: it accepts the processes of this user, and hears what they send."""
+
+import logging
+import selectors
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+
+from ringcomm.bootstrap.sockets import credentials, listen, untrusted_reason
+
+__all__ = ["PeerServer"]
+
+log = logging.getLogger("ringcomm")
+
+
+class PeerServer:
+    """Listens at an abstract address; `receive(peer)` is called when a peer has sent something or disconnected.
+
+    Any process may connect: one of another user is refused and logged here, any other by its first message, with
+    `refuse`. A send to a peer takes at most `patience` seconds, and nothing else waits for one.
+    """
+
+    def __init__(
+        self, address: str, purpose: str, receive: Callable[[socket.socket], object], patience: float = 0.0
+    ) -> None:
+        self._receive, self._patience = receive, patience
+        self._listener = listen(address, purpose)
+        self._open = ExitStack()
+        self._selector = self._open.enter_context(selectors.DefaultSelector())
+        self._selector.register(self._open.enter_context(self._listener), selectors.EVENT_READ)
+
+    def add(self, peer: socket.socket) -> None:
+        peer.settimeout(self._patience)
+        self._open.enter_context(peer)
+        self._selector.register(peer, selectors.EVENT_READ)
+
+    def serve(self, timeout: float | None) -> None:
+        """Wait up to `timeout` seconds for peers, and handle what those that are ready have sent."""
+        for key, _ in self._selector.select(timeout):
+            if key.fileobj is self._listener:
+                self._accept()
+            else:
+                assert isinstance(key.fileobj, socket.socket)
+                self._receive(key.fileobj)
+
+    def refuse(self, peer: socket.socket, reason: str) -> None:
+        log.warning("refused process %d: %s", credentials(peer)[0], reason)
+        self.drop(peer)
+
+    def drop(self, peer: socket.socket) -> None:
+        self._selector.unregister(peer)
+        peer.close()
+
+    def close(self) -> None:
+        self._open.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # it disconnected again
+            peer, _ = self._listener.accept()
+            if reason := untrusted_reason(peer):
+                log.warning("refused a connection: %s", reason)
+                peer.close()
+            else:
+                self.add(peer)
