@@ -43,7 +43,7 @@ def main(case: str, largest: int) -> None:
     cases = {"alike": alike, "link": link, "steps": steps}
     with ExitStack() as stack:
 
-        def connect(host: int, name: str = "") -> ringcomm.Communicator:
+        def connect(host: int, name: str | None = None) -> ringcomm.Communicator:
             """Connect the ranks; those with the same number act as ranks of one host."""
             config = ringcomm.Config(host_id=f"host {host}", algorithm=name, timeout=60)
             return stack.enter_context(ringcomm.init(config=config, mpi_comm=world))

@@ -20,46 +20,60 @@ PREFIX = "RINGCOMM_"
 LAUNCHER = ("RINGCOMM_RANK", "RINGCOMM_SIZE", "RINGCOMM_JOB", "RINGCOMM_NONCE")
 
 TUNING = "RINGCOMM_TUNING"
+KERNELS = ("portable", "avx2", "avx512")
+LOG_LEVELS = ("debug", "info", "warning", "error")
 
-# A segment is whole cache lines.
-LEAST_BYTES = {
-    "arena_bytes": 0,
-    "sub_arena_bytes": 0,
-    "segment_bytes": 64,
-    "one_shot_bytes": 0,
-    "nontemporal_bytes": 1,
-    "direct_bytes": 1,
-    "cma_bytes": 1,
-}
-TEXTS = ("algorithm", "host_id", "kernels", "log")
-MEASURED = ("nontemporal_bytes", "cma_bytes")  # if they are None
+Check = Callable[[str, Any], object]  # raises ArgumentError, which says what has the value, unless the value is valid
 
 
-def _optional(text: str) -> str | None:
-    return text or None
+def _positive(unit: str) -> Check:
+    def check(what: str, value: Any) -> None:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+            raise refuse(what, f"a finite number of {unit} > 0", repr(value))
+
+    return check
 
 
-def _flag(text: str) -> bool:
-    return {"0": False, "1": True}[text]
+def _at_least(least: int) -> Check:
+    return lambda what, value: integer(what, value, least)
 
 
-EXPECTED = {float: "a number", int: "an integer", _flag: "0 or 1"}
+def _flag(what: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise refuse(what, "True or False (in the environment 1 or 0)", repr(value))
 
 
-def _setting(name: str, default: T, parse: Callable[[str], T]) -> T:
-    """Declare the field `name`, whose default the environment may override."""
+def _name(what: str, value: Any) -> None:
+    if not isinstance(value, str) or not value:
+        raise refuse(what, "a name, or None", repr(value))
+
+
+def _kernels(what: str, value: Any) -> None:
+    if value not in KERNELS:
+        raise unknown(f"value of {what}", value, KERNELS)
+
+
+def _log_level(what: str, value: Any) -> None:
+    if not isinstance(value, str) or value.upper() not in logging.getLevelNamesMapping():
+        raise unknown(f"value of {what}", value, LOG_LEVELS)
+
+
+def _setting(name: str, default: T, parse: Callable[[str], Any], check: Check) -> T:
+    """Declare the field `name`. An empty environment variable counts as unset."""
     variable = PREFIX + name.upper()
 
     def value() -> T:
         text = os.environ.get(variable)
-        if text is None:
-            return _tuned(name, default)
+        if not text:
+            return _tuned(name, default, check)
         try:
-            return parse(text)
+            value = parse(text)
         except (ValueError, KeyError):
-            raise refuse(variable, EXPECTED[parse], repr(text)) from None
+            value = text  # which no check accepts
+        check(variable, value)
+        return cast(T, value)
 
-    return field(default_factory=value)
+    return field(default_factory=value, metadata={"check": check, "optional": default is None})
 
 
 def tuning_file() -> Path | None:
@@ -79,10 +93,14 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "ringcomm")
 
 
-def _tuned(name: str, default: T) -> T:
+def _tuned(name: str, default: T, check: Check) -> T:
     path = tuning_file() if name in tuning.TUNABLE else None
+    if path and TUNING in os.environ and not path.exists():
+        raise refuse(TUNING, "a file that ringcomm tune has written, or nothing", f"{path}, which does not exist")
     found = tuning.read(path) if path else {}
-    return cast(T, integer(f"{name} in {path}", found[name], LEAST_BYTES[name])) if name in found else default
+    if name in found:
+        check(f"{name} in {path}", found[name])
+    return cast(T, found.get(name, default))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,44 +112,44 @@ class Config:
     `host_id`, which each process sets for itself.
     """
 
-    timeout: float = _setting("timeout", 300.0, float)
+    timeout: float = _setting("timeout", 300.0, float, _positive("seconds"))
     """Seconds a call may take, unless the call has a timeout of its own."""
-    arena_bytes: int = _setting("arena_bytes", 8 << 20, int)
+    arena_bytes: int = _setting("arena_bytes", 8 << 20, int, _at_least(0))
     """Shared memory of one rank, in bytes; raised if the channels between very many ranks need more."""
-    sub_arena_bytes: int = _setting("sub_arena_bytes", 1 << 20, int)
+    sub_arena_bytes: int = _setting("sub_arena_bytes", 1 << 20, int, _at_least(0))
     """The same for a communicator made by `split`."""
-    segment_bytes: int = _setting("segment_bytes", 256 << 10, int)
+    segment_bytes: int = _setting("segment_bytes", 256 << 10, int, _at_least(64))  # whole cache lines
     """The most bytes of a block in a chunk of a staged collective; all of a chunk together take at most twice this."""
-    one_shot_bytes: int = _setting("one_shot_bytes", 16 << 10, int)
+    one_shot_bytes: int = _setting("one_shot_bytes", 16 << 10, int, _at_least(0))
     """An all_reduce up to this size takes one synchronization: every rank reduces the whole array."""
-    nontemporal_bytes: int | None = _setting("nontemporal_bytes", None, int)
+    nontemporal_bytes: int | None = _setting("nontemporal_bytes", None, int, _at_least(1))
     """Blocks of at least this size are staged with non-temporal stores. None: measured at connect, on rank 0."""
-    direct_bytes: int = _setting("direct_bytes", 16 << 10, int)
+    direct_bytes: int = _setting("direct_bytes", 16 << 10, int, _at_least(1))
     """Symmetric buffers of at least this size are accessed directly. If the ranks are threads of one process, so are
     all arrays, except in point-to-point messages up to 128 KiB."""
-    cma_bytes: int | None = _setting("cma_bytes", None, int)
+    cma_bytes: int | None = _setting("cma_bytes", None, int, _at_least(1))
     """In gather, all_gather, all_to_all, scatter among more than two ranks, and point-to-point (above the 128 KiB of
     eager messages), the kernel copies blocks of at least this size directly from the memory of the sending process
     (cross-memory attach). None: only blocks of at least 2 MiB in huge pages (messages: 256 KiB), since in other pages
     two copies are faster."""
-    oversubscribed: bool | None = _setting("oversubscribed", None, _flag)
+    oversubscribed: bool | None = _setting("oversubscribed", None, {"0": False, "1": True}.__getitem__, _flag)
     """Whether ranks outnumber cores: then waiting ranks yield early. None: detected at connect."""
-    transport: str | None = _setting("transport", None, _optional)
+    transport: str | None = _setting("transport", None, str, _name)
     """The transport that connects the ranks, the same on all of them: "shm" on one machine, "mpi" between hosts (with
     shared memory inside each). None: chosen from how the ranks were launched."""
-    algorithm: str = _setting("algorithm", "", str)
+    algorithm: str | None = _setting("algorithm", None, str, _name)
     """Between hosts: the algorithm for the collectives that have it (`ringcomm algorithms` lists them), or "mpi" for
-    MPI's own collectives. Empty: the fastest for each call, by the cost model."""
-    link_latency: float = _setting("link_latency", 20.0, float)
+    MPI's own collectives. None: the fastest for each call, by the cost model."""
+    link_latency: float = _setting("link_latency", 20.0, float, _positive("microseconds"))
     """Microseconds that the shortest message between hosts takes. Parameter of the cost model."""
-    link_bandwidth: float = _setting("link_bandwidth", 10.0, float)
+    link_bandwidth: float = _setting("link_bandwidth", 10.0, float, _positive("GB/s"))
     """GB/s of a host's link to the others. `ringcomm simulate --latency --bandwidth` shows the effect of both."""
-    host_id: str = _setting("host_id", "", str)
+    host_id: str | None = _setting("host_id", None, str, _name)
     """Under MPI, ranks with different ids count as ranks of different hosts. All ranks must set one, or none."""
-    kernels: str = _setting("kernels", "", str)
-    """"portable", "avx2" or "avx512"; empty for the best of this CPU. All open communicators of a process share it."""
-    log: str = _setting("log", "", str)
-    """The level of the logger "ringcomm": debug, info, warning or error. Empty: leave the program's setting (default:
+    kernels: str | None = _setting("kernels", None, str, _kernels)
+    """"portable", "avx2" or "avx512"; None for the best of this CPU. All open communicators of a process share it."""
+    log: str | None = _setting("log", None, str, _log_level)
+    """The level of the logger "ringcomm": debug, info, warning or error. None: leave the program's setting (default:
     warning)."""
 
     # Not in __init__: that of a dataclass refuses an unknown name without the nearest known one.
@@ -147,27 +165,16 @@ class Config:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        for name, unit in (("timeout", "seconds"), ("link_latency", "microseconds"), ("link_bandwidth", "GB/s")):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-                raise refuse(name, f"a finite number of {unit} > 0", repr(value))
-        for name, least in LEAST_BYTES.items():
-            value = getattr(self, name)
-            if value is not None or name not in MEASURED:
-                integer(name, value, least)
-        for name in TEXTS:
-            if not isinstance(getattr(self, name), str):
-                raise refuse(name, "a string", repr(getattr(self, name)))
-        if not isinstance(self.transport, str | None):
-            raise refuse("transport", "a name, or None", repr(self.transport))
-        if self.log and self.log.upper() not in logging.getLevelNamesMapping():
-            raise unknown("log level", self.log, ["debug", "info", "warning", "error"])
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value is not None or not each.metadata["optional"]:
+                each.metadata["check"](each.name, value)
 
 
 _logging = threading.Lock()  # ranks may be threads
 
 
-def start_logging(level: str) -> None:
+def start_logging(level: str | None) -> None:
     """Set the level of the logger "ringcomm"; add a handler for stderr if the program has none."""
     logger = logging.getLogger("ringcomm")
     with _logging:

@@ -38,6 +38,8 @@ def init(timeout: float | None = None, config: Config | None = None, mpi_comm: A
         MemoryShortage: The shared memory cannot be allocated.
         ArgumentError: The ranks run different versions of ringcomm, or a setting or the environment is wrong.
     """
+    if isinstance(timeout, Config):
+        raise refuse("timeout", "seconds; a Config is passed as config=…", "a Config")
     if config is None:
         config = Config()
     elif not isinstance(config, Config):
@@ -90,10 +92,10 @@ def _prepare(config: Config) -> None:
     _select_kernels(config.kernels)
 
 
-def _select_kernels(level: str) -> None:
+def _select_kernels(level: str | None) -> None:
     """Choose the kernels of this process: all its communicators share them, so an open one keeps them."""
     chosen = str(ffi.string(lib.rc_kernels_name()), "ascii")
     if not open_transports:
-        check(lib.rc_kernels_select(level.encode()))
-    elif level not in ("", chosen):
+        check(lib.rc_kernels_select((level or "").encode()))
+    elif level not in (None, chosen):
         raise refuse("kernels", f"{chosen}, which other communicators of this process use", level)

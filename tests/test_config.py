@@ -49,15 +49,27 @@ def test_arguments_override_the_environment(monkeypatch):
 
 @pytest.mark.parametrize("field", dataclasses.fields(Config), ids=lambda field: field.name)
 def test_every_field_reads_the_variable_of_its_own_name(field, monkeypatch):
+    default = getattr(Config(), field.name)
     text = {"kernels": "avx2", "log": "debug", "segment_bytes": "64"}.get(field.name, "1")
     monkeypatch.setenv(PREFIX + field.name.upper(), text)
     assert str(getattr(Config(), field.name)) in (text, "1.0", "True")
+    monkeypatch.setenv(PREFIX + field.name.upper(), "")
+    assert getattr(Config(), field.name) == default
 
 
-@pytest.mark.parametrize(("name", "text"), [("TIMEOUT", "soon"), ("ARENA_BYTES", "8M"), ("OVERSUBSCRIBED", "yes")])
-def test_a_variable_that_cannot_be_read_is_named(name, text, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "text", "error"),
+    [
+        ("TIMEOUT", "soon", "RINGCOMM_TIMEOUT: expected a finite number of seconds > 0, got 'soon'"),
+        ("TIMEOUT", "-1", "RINGCOMM_TIMEOUT: expected a finite number of seconds > 0, got -1"),
+        ("ARENA_BYTES", "8M", "RINGCOMM_ARENA_BYTES: expected an integer, got '8M'"),
+        ("OVERSUBSCRIBED", "yes", "RINGCOMM_OVERSUBSCRIBED: expected True or False .*1 or 0.*, got 'yes'"),
+        ("KERNELS", "avx9", "unknown value of RINGCOMM_KERNELS 'avx9'; did you mean 'avx2'"),
+    ],
+)
+def test_a_wrong_variable_is_named(name, text, error, monkeypatch):
     monkeypatch.setenv(PREFIX + name, text)
-    with pytest.raises(ArgumentError, match=rf"RINGCOMM_{name}: expected .*, got '{text}'"):
+    with pytest.raises(ArgumentError, match=error):
         Config()
 
 
@@ -83,8 +95,10 @@ def test_the_variables_of_the_launcher_are_no_settings(monkeypatch):
     [
         *({"timeout": timeout} for timeout in (0, "3", True, float("nan"), float("inf"))),
         *({"arena_bytes": size} for size in (-1, 1.5, None, 2**70)),
-        {"transport": 3},
-        *({"log": level} for level in ("loud", 3)),
+        *({name: value} for name in ("transport", "algorithm", "host_id", "kernels", "log") for value in (3, "")),
+        {"log": "loud"},
+        {"kernels": "avx9"},
+        {"oversubscribed": 2},
     ],
 )
 def test_an_invalid_value_is_refused(wrong):
@@ -120,6 +134,16 @@ def test_a_transport_is_chosen_by_name():
 def test_an_object_that_is_not_a_config_is_refused(config):
     with pytest.raises(ArgumentError, match=r"config: expected a ringcomm\.Config, got"):
         ringcomm.init(config=config)
+
+
+def test_a_config_in_the_place_of_the_timeout_is_refused():
+    with pytest.raises(ArgumentError, match="timeout: expected seconds; a Config is passed as config=…, got a Config"):
+        ringcomm.init(Config())
+
+
+def test_an_unknown_algorithm_names_the_nearest():
+    with pytest.raises(ArgumentError, match="unknown algorithm 'rign'; did you mean 'ring'"):
+        ringcomm.init(config=Config(algorithm="rign"))
 
 
 def test_a_config_can_be_pickled_but_not_changed():

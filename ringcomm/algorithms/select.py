@@ -14,17 +14,17 @@ __all__ = ["MPI", "AlgorithmSelector", "check_name", "hierarchy", "select"]
 MPI = "mpi"  # instead of an algorithm name: MPI's own collective
 
 
-def check_name(name: str) -> None:
-    """Raise ArgumentError unless `name` is empty, MPI, or the name of an algorithm."""
+def check_name(name: str | None) -> None:
+    """Raise ArgumentError unless `name` is None, MPI, or the name of an algorithm."""
     known = [MPI, *sorted({each for named in ALGORITHMS.values() for each in named})]
-    if name and name not in known:
+    if name is not None and name not in known:
         raise unknown("algorithm", name, known)
 
 
 class AlgorithmSelector(NamedTuple):
     """Selects by name if an algorithm of that name supports the call, else by cost."""
 
-    name: str
+    name: str | None
     cluster: Cluster
 
     def sharing(self, groups: int) -> "AlgorithmSelector":
@@ -40,7 +40,7 @@ class AlgorithmSelector(NamedTuple):
         if lengths.recv_counts:
             return pairwise.all_to_all
         equal_blocks = len({*lengths.counts}) == 1
-        named = ALGORITHMS[collective].get(self.name)
+        named = ALGORITHMS[collective].get(self.name or "")
         if named and (equal_blocks or not named.equal_blocks):
             return named
         return select(collective, size, lengths.total, item, self.cluster, equal_blocks)

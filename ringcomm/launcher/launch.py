@@ -54,6 +54,8 @@ def launch(
     its rank in a note. Processes that do not exit within 5 s are killed; threads are joined. A process that dies raises
     PeerLost with its rank and signal. No thread or process is left running.
     """
+    if not callable(fn):
+        raise refuse("fn", "a function that takes a communicator", repr(fn))
     worlds = {"processes": _processes, "threads": _threads}
     if world not in worlds:
         raise unknown("world", world, worlds)

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ringcomm.errors import ArgumentError
+from ringcomm.errors import ArgumentError, unknown
 from ringcomm.machine import files
 
 __all__ = ["NEVER", "TUNABLE", "cpu", "machine_name", "read", "write"]
@@ -38,10 +38,15 @@ def machine_name() -> str:
 def read(path: Path) -> dict[str, int]:
     """Return the thresholds for this machine, read once; none if the file or its entry is missing."""
     try:
-        found = _machines(path).get(machine_name(), {}).get("settings", {})
-        return {name: int(found[name]) for name in TUNABLE if name in found}
-    except (AttributeError, ValueError, TypeError) as error:
-        raise ArgumentError(f"{path} cannot be read ({error}); delete it, or run ringcomm tune again") from None
+        settings = {machine: entry["settings"] for machine, entry in _machines(path).items()}
+        found = {name: int(value) for name, value in settings.get(machine_name(), {}).items()}
+        for name in found:
+            if name not in TUNABLE:
+                raise unknown("setting", name, TUNABLE)
+    except (AttributeError, KeyError, ValueError, TypeError) as error:
+        cure = "delete it, run ringcomm tune again, or set RINGCOMM_TUNING to another file"
+        raise ArgumentError(f"{path} cannot be read ({error}); {cure}") from None
+    return found
 
 
 def write(path: Path, settings: dict[str, int], facts: dict[str, Any]) -> None:

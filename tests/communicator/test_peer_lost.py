@@ -291,9 +291,9 @@ main(sys.argv[1], sys.argv[2] == "with")
 @pytest.mark.parametrize(
     ("how", "held", "status", "words"),
     [
-        ("exit", "with", 3, "Aborted 1 SystemExit: 3"),
+        ("exit", "with", 3, "Aborted 1 rank 1 aborted: SystemExit: 3"),
         ("exit", "bare", 3, "PeerLost 1 rank 1 closed the communicator while rank "),
-        ("raise", "with", 1, "Aborted 1 ValueError: on purpose"),
+        ("raise", "with", 1, "Aborted 1 rank 1 aborted: ValueError: on purpose"),
         ("raise", "bare", 1, "PeerLost 1 rank 1 closed the communicator while rank "),
         ("_exit", "with", 3, "PeerLost 1 rank 1 (process "),
         ("end", "with", 0, "PeerLost 1 rank 1 closed the communicator while rank "),

@@ -119,7 +119,7 @@ def abort_on_1(comm):
 
 
 def test_an_abort_is_raised_with_its_reason(world):
-    with pytest.raises(Aborted, match="enough"):
+    with pytest.raises(Aborted, match="^rank 1 aborted: enough"):
         launch(abort_on_1, 3, world)
 
 
@@ -206,6 +206,8 @@ def test_cloudpickle_sends_a_lambda():
 def test_invalid_arguments_are_refused():
     with pytest.raises(ArgumentError, match="unknown world 'process'; did you mean 'processes'"):
         launch(greet, 2, "process")
+    with pytest.raises(ArgumentError, match="fn: expected a function that takes a communicator, got 3"):
+        launch(3, 2)
     with pytest.raises(ArgumentError, match="size"):
         launch(greet, 0)
     with pytest.raises(ArgumentError, match=r"size: expected an integer, got 2\.0"):

@@ -56,11 +56,28 @@ def test_by_default_the_file_is_in_the_users_config_folder(monkeypatch, tmp_path
     assert tuning_file() == tmp_path / ".config/ringcomm/tuning.json"
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{MACHINE: 3}", '{MACHINE: {"settings": {"one_shot_bytes": "many"}}}'])
-def test_a_file_that_cannot_be_read_is_named_with_the_cure(file, content):
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "Expecting property name"),
+        ("[]", ""),
+        ("{MACHINE: 3}", ""),
+        ('{"one_shot_bytes": 4096}', ""),
+        ('{MACHINE: {"settings": {"one_shot_bytes": "many"}}}', "invalid literal.*many"),
+        ('{MACHINE: {"settings": {"one_shot_bites": 1}}}', "unknown setting 'one_shot_bites'; did you mean 'one_shot_"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_with_the_cure(file, content, reason):
     file.parent.mkdir()
     file.write_text(content.replace("MACHINE", json.dumps(tuning.machine_name())))
-    with pytest.raises(ArgumentError, match=r"tuning\.json cannot be read .*ringcomm tune"):
+    with pytest.raises(
+        ArgumentError, match=rf"tuning\.json cannot be read \(.*{reason}.*ringcomm tune.*RINGCOMM_TUNING"
+    ):
+        Config()
+
+
+def test_a_file_that_is_named_but_missing_is_refused(file):
+    with pytest.raises(ArgumentError, match=f"RINGCOMM_TUNING: expected .*, got {file}, which does not exist"):
         Config()
 
 

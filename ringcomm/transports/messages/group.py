@@ -285,7 +285,7 @@ class MessageGroup:
         self._check_open()
         with self.changed:
             self._check_open()
-            self._fail(Aborted(f"rank {self.rank} aborted: {reason}", rank=self.rank))
+            self._fail(Aborted(reason, rank=self.rank))
 
     def close(self) -> bool:
         if self._process != os.getpid():  # the threads and connections are the parent's

