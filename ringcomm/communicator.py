@@ -385,7 +385,10 @@ class Communicator:
         return target.array(self._transport.allocate_on(target, description, size), lengths, kind)
 
     def abort(self, reason: str) -> None:
-        """Break the communicator: every pending and later call on every rank raises Aborted with this rank and reason."""
+        """Break the communicator: every pending and later call on every rank raises Aborted.
+
+        It has this rank and the reason.
+        """
         if not isinstance(reason, str):
             raise refuse("reason", "a string", repr(reason))
         self._transport.abort(f"rank {self.rank} aborted: {reason}")

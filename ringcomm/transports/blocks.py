@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ringcomm.algorithms.schedule import even
 from ringcomm.errors import MismatchError
 from ringcomm.native import check, ffi, lib
 from ringcomm.transports.contract import CollectiveCall
@@ -27,7 +28,7 @@ ONE_EXCHANGE = 64 << 10  # bytes up to which every rank of an all_reduce sends i
 def view(pointer: Any, count: int, dtype: int) -> Bytes:
     """Return the memory of an array as bytes."""
     size = count * lib.rc_dtype_bytes(dtype)
-    return np.frombuffer(ffi.buffer(pointer, size), np.uint8) if size else np.empty(0, np.uint8)
+    return np.frombuffer(ffi.buffer(pointer, size), np.uint8) if size else NOTHING
 
 
 class Signature(NamedTuple):
@@ -55,7 +56,7 @@ def signature_of(
 
 
 class Blockwise:
-    """A collective on its arrays: the blocks to send to each rank, and the use of those received."""
+    """A collective on its arrays: the blocks to send to each rank, and the use of those received, by types.def."""
 
     def __init__(self, rank: int, size: int, name: str, call: CollectiveCall) -> None:
         n, me = size, rank
@@ -93,8 +94,31 @@ class Blockwise:
         return source, source if in_place else self._write(target_count)
 
     def run(self, exchange: Exchange) -> Steps:
-        steps: Steps = getattr(self, f"_{self.name}")(exchange)
-        return steps
+        """Send each rank what it needs, and place or reduce what arrives."""
+        row, is_root = COLLECTIVES[self.name], self.me == self.root
+        source_count, target_count = self.counts()
+        data = self._read(source_count)
+        if self.name == "all_reduce" and data.size > ONE_EXCHANGE:
+            rows = list(even(self.count, self.n))
+            mine = self._reduced((yield from exchange(0, self._blocks(data, rows))))
+            self._place((yield from exchange(1, [mine] * self.n)), rows)
+            return
+        if row.given_by == "ROOT" and not is_root:
+            blocks = [NOTHING] * self.n
+        elif row.given == "BLOCKS":
+            blocks = self._blocks(data, self.rows)
+        else:
+            blocks = [data if row.got_by == "ALL" or rank == self.root else NOTHING for rank in range(self.n)]
+        got = yield from exchange(0, blocks)
+        if is_root if self.name == "broadcast" else row.got_by == "ROOT" and not is_root:
+            return
+        if row.reduces:
+            self._write(target_count)[:] = self._reduced(got)
+        elif row.given_by == "ROOT":
+            self._write(target_count)[:] = got[self.root]
+        else:
+            got[self.me] = got[self.me].copy()  # in place it may lie where another block belongs
+            self._place(got, self.recv_rows)
 
     def _read(self, count: int) -> Bytes:
         return view(self.source, count, self.dtype)
@@ -105,9 +129,6 @@ class Blockwise:
     def _blocks(self, data: Bytes, rows: list[int]) -> list[Bytes]:
         ends = np.cumsum([0, *rows]) * self.item
         return [data[begin:end] for begin, end in itertools.pairwise(ends.tolist())]
-
-    def _nothing(self) -> list[Bytes]:
-        return [np.empty(0, np.uint8)] * self.n
 
     def _reduced(self, inputs: list[Bytes]) -> Bytes:
         """Return the inputs, reduced in rank order."""
@@ -126,52 +147,3 @@ class Blockwise:
                 raise MismatchError(text, rank=rank, collective=self.name, expected=expected, got=sent)
         for block, here in zip(blocks, got, strict=True):
             block[:] = here
-
-    def _barrier(self, exchange: Exchange) -> Steps:
-        yield from exchange(0, self._nothing())
-
-    def _broadcast(self, exchange: Exchange) -> Steps:
-        mine = self._read(self.count) if self.me == self.root else np.empty(0, np.uint8)
-        got = yield from exchange(0, [mine] * self.n)
-        if self.me != self.root:
-            self._write(self.count)[:] = got[self.root]
-
-    def _reduce(self, exchange: Exchange) -> Steps:
-        blocks = self._nothing()
-        blocks[self.root] = self._read(self.count)
-        got = yield from exchange(0, blocks)
-        if self.me == self.root:
-            self._write(self.count)[:] = self._reduced(got)
-
-    def _all_reduce(self, exchange: Exchange) -> Steps:
-        data = self._read(self.count)
-        if data.size <= ONE_EXCHANGE:
-            self._write(self.count)[:] = self._reduced((yield from exchange(0, [data] * self.n)))
-            return
-        share = -(-self.count // self.n)
-        rows = [max(0, min(share, self.count - rank * share)) for rank in range(self.n)]
-        mine = self._reduced((yield from exchange(0, self._blocks(data, rows))))
-        self._place((yield from exchange(1, [mine] * self.n)), rows)
-
-    def _gather(self, exchange: Exchange) -> Steps:
-        blocks = self._nothing()
-        blocks[self.root] = self._read(self.count)
-        got = yield from exchange(0, blocks)
-        if self.me == self.root:
-            self._place(got, self.rows)
-
-    def _all_gather(self, exchange: Exchange) -> Steps:
-        self._place((yield from exchange(0, [self._read(self.count)] * self.n)), self.rows)
-
-    def _scatter(self, exchange: Exchange) -> Steps:
-        is_root = self.me == self.root
-        blocks = self._blocks(self._read(self.joined), self.rows) if is_root else self._nothing()
-        self._write(self.count)[:] = (yield from exchange(0, blocks))[self.root]
-
-    def _reduce_scatter(self, exchange: Exchange) -> Steps:
-        got = yield from exchange(0, self._blocks(self._read(self.joined), self.rows))
-        self._write(self.count)[:] = self._reduced(got)
-
-    def _all_to_all(self, exchange: Exchange) -> Steps:
-        got = yield from exchange(0, self._blocks(self._read(self.joined), self.rows))
-        self._place([each.copy() for each in got], self.recv_rows)

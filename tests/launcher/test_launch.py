@@ -119,7 +119,7 @@ def abort_on_1(comm):
 
 
 def test_an_abort_is_raised_with_its_reason(world):
-    with pytest.raises(Aborted, match="^rank 1 aborted: enough"):
+    with pytest.raises(Aborted, match=r"^rank 1 aborted: enough"):
         launch(abort_on_1, 3, world)
 
 
