@@ -10,20 +10,11 @@ from ringcomm.algorithms.block_transfers import BlockTransfer, block_transfers, 
 from ringcomm.algorithms.schedule import ALGORITHMS, Algorithm
 from ringcomm.errors import ArgumentError, RingcommError
 
-__all__ = ["COLORS", "GRAY", "INK", "PALE", "add_arguments", "label", "offsets", "run", "save", "sheet"]
+__all__ = ["GRAY", "INK", "PALE", "add_arguments", "label", "offsets", "run", "save", "sheet"]
 
 MAX_RANKS = 32  # more would be unreadable
-INK, SLATE, GRAY, PALE, BAND = "#1f2933", "#52606d", "#7b8794", "#cbd2d9", "#f5f7fa"
-COLORS = (
-    "#2f6fb5",
-    "#d1603d",
-    "#3f8f5b",
-    "#8a5bb0",
-    "#b0820b",
-    "#c0466e",
-    "#2a8c8c",
-    "#7a6a53",
-)  # of blocks
+INK, SLATE, GRAY, PALE, BAND = "black", "dimgray", "gray", "lightgray", "whitesmoke"
+COLORS = [f"C{number}" for number in range(10)]  # of blocks, in matplotlib's order
 LABEL_AT = 0.27  # label position, as a fraction of the distance to the next rank: before arrows cross
 
 
@@ -59,14 +50,9 @@ def draw(algorithm: Algorithm, size: int, output: Path) -> None:
     tops = [*accumulate((height(offsets(row, size)) for row in rows), initial=0.0)]
     blocks = 1 + max((block for arrow in found for block in arrow.blocks), default=-1)
 
-    # In inches: height of a row with arrows to the next rank, distance of ranks, and margins.
-    line, column, left, above, below = 0.6, 1.0, 0.6, 1.45, 0.6
-    wide, high = max(left + column * (size + 0.2), 5.0), above + line * tops[-1] + below
     words = algorithm.title, facts(algorithm, size, len(rows)), legend(algorithm, found, blocks)
-    figure = sheet(wide, high, *words)
-    axes = figure.add_axes((left / wide, below / high, column * (size + 0.2) / wide, line * tops[-1] / high))
+    figure, axes = sheet(size + 0.2, 0.6 * tops[-1], *words)
     axes.set(xlim=(-0.6, size - 0.4), ylim=(tops[-1], 0))
-    axes.axis("off")
     for rank in range(size):
         axes.plot(rank, -0.38, "o", markersize=20, color=INK, clip_on=False)
         axes.text(rank, -0.385, f"{rank}", color="white", ha="center", va="center_baseline", fontsize=10, weight="bold")
@@ -78,22 +64,27 @@ def draw(algorithm: Algorithm, size: int, output: Path) -> None:
     save(figure, output)
 
 
-def sheet(wide: float, high: float, title: str, facts: str, legend: str) -> Any:
-    """Return a figure of this size in inches, with two lines of text above and one below."""
+def sheet(wide: float, high: float, title: str, facts: str, legend: str) -> tuple[Any, Any]:
+    """Return a figure and its axes, of this size in inches, with two lines of text above and one below."""
     try:
-        from matplotlib import figure as figures
+        from matplotlib.figure import Figure
     except ImportError:
         raise RingcommError("draw needs matplotlib: pip install 'ringcomm[bench]'") from None
-    figure = figures.Figure(figsize=(wide, high))
-    figure.text(0.2 / wide, 1 - 0.2 / high, title, color=INK, fontsize=15, weight="bold", va="top")
-    figure.text(0.2 / wide, 1 - 0.56 / high, facts, color=GRAY, va="top")
-    figure.text(0.2 / wide, 0.3 / high, legend, color=GRAY, fontsize=9, va="center")
-    return figure
+    figure = Figure(figsize=(wide, high))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.axis("off")
+    for text, top, points, style in (
+        (title, 1, 60, {"color": INK, "fontsize": 15, "weight": "bold"}),
+        (facts, 1, 40, {"color": GRAY}),
+        (legend, 0, -20, {"color": GRAY, "fontsize": 9}),
+    ):
+        axes.annotate(text, (0, top), (-40, points), xycoords="axes fraction", textcoords="offset points", **style)
+    return figure, axes
 
 
 def save(figure: Any, output: Path) -> None:
     try:
-        figure.savefig(output, dpi=150)
+        figure.savefig(output, dpi=150, bbox_inches="tight", pad_inches=0.2)
     except ValueError as error:  # unknown image format
         raise ArgumentError(f"{output}: {error}") from None
 

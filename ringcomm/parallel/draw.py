@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from ringcomm.algorithms.draw import COLORS, GRAY, INK, PALE, save, sheet
+from ringcomm.algorithms.draw import GRAY, INK, PALE, save, sheet
 from ringcomm.errors import refuse
 from ringcomm.parallel.schedule import BACKWARD, FORWARD, SCHEDULES, Timeline, make_schedule, simulate
 
@@ -11,7 +11,7 @@ __all__ = ["add_arguments", "draw", "run"]
 
 MAX_UNITS = 400  # of time: a longer picture is not legible
 UNITS = {FORWARD: 1, BACKWARD: 2}
-SHADES = {FORWARD: COLORS[0], BACKWARD: COLORS[2]}
+SHADES = {FORWARD: "tab:blue", BACKWARD: "tab:green"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,13 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Draw the schedule of the command line."""
-    name, ranks, micro_batches, chunks = (
-        getattr(arguments, each) for each in ("algorithm", "ranks", "micro_batches", "chunks")
-    )
-    if micro_batches is None:
-        micro_batches = 2 * ranks
-    if chunks is None:
-        chunks = 2 if name == "interleaved" else 1
+    name, ranks = arguments.algorithm, arguments.ranks
+    micro_batches = 2 * ranks if arguments.micro_batches is None else arguments.micro_batches
+    chunks = (1 + (name == "interleaved")) if arguments.chunks is None else arguments.chunks
     timeline = simulate(make_schedule(name, ranks, micro_batches, chunks), UNITS[FORWARD], UNITS[BACKWARD])
     if timeline.makespan > MAX_UNITS:
         raise refuse("the picture", f"at most {MAX_UNITS} units of time", timeline.makespan)
@@ -39,14 +35,9 @@ def run(arguments: argparse.Namespace) -> int:
 def draw(timeline: Timeline, output: Path) -> None:
     """Draw a timeline with its makespan, bubble and activations in flight."""
     schedule = timeline.schedule
-    # In inches: a unit of time, a row, and the margins for text.
-    unit, line, left, above, below = 0.26, 0.5, 0.9, 1.0, 0.6
-    wide, high = max(left + unit * timeline.makespan + 0.3, 7.0), above + line * schedule.ranks + below
-    figure = sheet(wide, high, f"{schedule.name} pipeline", facts(timeline), legend(timeline))
-    size = unit * timeline.makespan / wide, line * schedule.ranks / high
-    axes = figure.add_axes((left / wide, below / high, *size))
+    words = f"{schedule.name} pipeline", facts(timeline), legend(timeline)
+    figure, axes = sheet(0.26 * timeline.makespan, 0.5 * schedule.ranks, *words)
     axes.set(xlim=(0, timeline.makespan), ylim=(schedule.ranks, 0))
-    axes.axis("off")
     for rank, row in enumerate(timeline.spans):
         axes.text(-0.4, rank + 0.5, f"rank {rank}", color=INK, ha="right", va="center_baseline", fontsize=9)
         axes.barh(rank + 0.5, timeline.makespan, height=0.8, color=PALE, zorder=0)
