@@ -11,7 +11,7 @@ NAMES = {"openmpi": "Open MPI", "mpich": "MPICH"}
 CONTENDERS = {
     "MPI": "its own",
     "ring": "ring",
-    "chosen": "chosen by price",
+    "chosen": "chosen by cost",
     "two hosts": "hierarchy, 2 hosts",
     "two hosts, symmetric": "hierarchy, symmetric",
     "one host": "shm alone",

@@ -1,4 +1,4 @@
-"""The cost of a call: a recorded schedule run through a model of the cluster (`price`), or a closed form (`bound`).
+"""The cost of a call in a model of the cluster: of recorded schedules (`schedule_cost`), or by a closed form (`bound`).
 
 A message takes the latency of its link, plus a time per byte; reducing or copying takes a time per byte too (Hockney,
 "The communication challenge for MPP", Parallel Computing 20 (1994)). Links within a node and between nodes differ. All
@@ -14,7 +14,7 @@ from ringcomm.algorithms.closed_forms import CLOSED_FORMS, CostTerm
 from ringcomm.algorithms.schedule import Algorithm
 from ringcomm.algorithms.schedule_table import ScheduleTable
 
-__all__ = ["CLUSTER", "Cluster", "LinkCost", "bound", "closed_form", "price"]
+__all__ = ["CLUSTER", "Cluster", "LinkCost", "bound", "closed_form", "schedule_cost"]
 
 
 class LinkCost(NamedTuple):
@@ -40,7 +40,7 @@ CLUSTER = Cluster(
 )
 
 
-def price(table: ScheduleTable, item: float, cluster: Cluster) -> float:
+def schedule_cost(table: ScheduleTable, item: float, cluster: Cluster) -> float:
     """Return the seconds until all ranks are done; `item` is the bytes of an element.
 
     A transfer starts when both of its ranks are ready, and takes latency + byte_time · bytes. The two halves of an
@@ -67,10 +67,10 @@ def price(table: ScheduleTable, item: float, cluster: Cluster) -> float:
 
 
 def bound(terms: Iterable[CostTerm], size: int, item: float, cluster: Cluster) -> float:
-    """Return the seconds that these terms take on `size` ranks; `item` as for `price`.
+    """Return the seconds that these terms take on `size` ranks; `item` as above.
 
-    Equal to `price` if all links are alike and none is shared, else an upper bound: no rank starts a round before all
-    ranks have finished the previous one.
+    Equal to `schedule_cost` if all links are alike and none is shared, else an upper bound: no rank starts a round
+    before all ranks have finished the previous one.
     """
     total = 0.0
     for rounds, elements, span, senders, work in terms:

@@ -1,16 +1,16 @@
 """Execute the schedules of all ranks in one thread, over any kind of elements.
 
-Nothing is buffered: a send and its receive begin when both ranks are ready, and end together. A schedule that ends here
-ends on every transport.
+Nothing is buffered (schedule_table.py): a schedule that ends here ends on every transport.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ringcomm.algorithms.schedule import EMPTY, NO_PEER, OUT, Block, Copy, Exchange, Lengths, Schedule
+from ringcomm.algorithms.schedule_table import ScheduleTable
 from ringcomm.types import COLLECTIVES
 
-__all__ = ["CallLayout", "Elements", "Progress", "RankMemory", "call_layout", "execute"]
+__all__ = ["CallLayout", "Elements", "Progress", "RankMemory", "Transfer", "call_layout", "execute"]
 
 Elements = Any  # a list or a NumPy array: supports slices and slice assignment
 
@@ -81,6 +81,16 @@ class RankMemory:
         self.elements[first + begin : first + end] = values
 
 
+class Transfer(NamedTuple):
+    """A message, in the wave of that number; `reduced` if the receiver reduces it into its own data."""
+
+    wave: int
+    sender: int
+    receiver: int
+    reduced: bool
+    elements: Elements
+
+
 class Progress(NamedTuple):
     """The longest chain of dependent exchanges, and for each rank a mask of the ranks it depends on."""
 
@@ -89,70 +99,43 @@ class Progress(NamedTuple):
 
 
 def execute(
-    schedules: Sequence[Schedule], memories: Sequence[RankMemory], combine: Callable[[Elements, Elements], Elements]
+    schedules: Sequence[Schedule],
+    memories: Sequence[RankMemory],
+    combine: Callable[[Elements, Elements], Elements],
+    watch: Callable[[Transfer], None] = lambda transfer: None,
 ) -> Progress:
-    """Execute the schedules of all ranks; raise AssertionError if they do not match."""
-    ranks = range(len(schedules))
-    todo = [enumerate(schedule.steps) for schedule in schedules]
-    number, current = [0 for _ in ranks], [Exchange(NO_PEER, EMPTY, NO_PEER, EMPTY, None) for _ in ranks]
-    sends, receives = [NO_PEER for _ in ranks], [NO_PEER for _ in ranks]  # the pending halves of the current exchange
-    time, began = [0 for _ in ranks], [0 for _ in ranks]  # in exchanges
-    heard_from, at_begin = [1 << rank for rank in ranks], [0 for _ in ranks]
-
-    def transfer(sender: int, receiver: int) -> None:
-        outgoing = current[sender].outgoing
-        _, _, _, incoming, operand = current[receiver]
+    """Execute the schedules of all ranks; raise AssertionError if they do not match. `watch` sees each transfer."""
+    heard_from = [1 << rank for rank in range(len(schedules))]
+    at_begin = [*heard_from]  # of the current exchange
+    todo = [iter(schedule.steps) for schedule in schedules]
+    position = [-1] * len(schedules)  # of the current step
+    current = [Exchange(NO_PEER, EMPTY, NO_PEER, EMPTY, None)] * len(schedules)
+    longest = 0
+    for number, wave in enumerate(ScheduleTable(schedules).waves()):
+        at: tuple[int, ...] = ()  # the ranks whose step is being executed
         try:
-            if outgoing[2] - outgoing[1] != incoming[2] - incoming[1]:
-                raise AssertionError(f"{outgoing.length} elements are sent, {incoming.length} expected")
-            values = memories[sender].read(outgoing)
-            if operand is not None:
-                mine = memories[receiver].read(operand)
-                values = combine(values, mine) if sender < receiver else combine(mine, values)
-            memories[receiver].write(incoming, values)
+            for at in zip(wave.senders.tolist(), wave.receivers.tolist(), strict=True):
+                sender, receiver = at
+                outgoing = current[sender].outgoing
+                _, _, _, incoming, operand = current[receiver]
+                if outgoing.length != incoming.length:
+                    raise AssertionError(f"{outgoing.length} elements are sent, {incoming.length} expected")
+                elements = values = memories[sender].read(outgoing)
+                if operand is not None:
+                    mine = memories[receiver].read(operand)
+                    values = combine(values, mine) if sender < receiver else combine(mine, values)
+                memories[receiver].write(incoming, values)
+                longest, heard_from[receiver] = number, heard_from[receiver] | at_begin[sender]
+                watch(Transfer(number, sender, receiver, operand is not None, elements))
+            for rank in wave.done.tolist():
+                at, memory, at_begin[rank] = (rank,), memories[rank], heard_from[rank]
+                for step in todo[rank]:
+                    position[rank] += 1
+                    if not isinstance(step, Copy):
+                        current[rank] = step
+                        break
+                    memory.write(step.target, memory.read(step.source))
         except AssertionError as error:
-            raise AssertionError(f"from {where(sender)} to {where(receiver)}: {error}") from None
-        sends[sender] = receives[receiver] = NO_PEER
-        heard_from[receiver] |= at_begin[sender]
-        ends = 1 + (began[sender] if began[sender] > began[receiver] else began[receiver])
-        if time[sender] < ends:
-            time[sender] = ends
-        if time[receiver] < ends:
-            time[receiver] = ends
-
-    def advance(rank: int) -> None:
-        """Run this rank until it must wait for a peer; append the peers that can then continue to `ready`."""
-        for position, step in todo[rank]:
-            number[rank] = position
-            if isinstance(step, Copy):
-                try:
-                    memories[rank].write(step.target, memories[rank].read(step.source))
-                except AssertionError as error:
-                    raise AssertionError(f"in {where(rank)}: {error}") from None
-                continue
-            current[rank] = step
-            began[rank], at_begin[rank] = time[rank], heard_from[rank]
-            dest, source = step.dest, step.source
-            sends[rank], receives[rank] = dest, source
-            if dest != NO_PEER and receives[dest] == rank:
-                transfer(rank, dest)
-                if sends[dest] == NO_PEER:
-                    ready.append(dest)
-            if source != NO_PEER and sends[source] == rank:
-                transfer(source, rank)
-                if receives[source] == NO_PEER:
-                    ready.append(source)
-            if sends[rank] != NO_PEER or receives[rank] != NO_PEER:
-                return
-
-    def where(rank: int) -> str:
-        return f"rank {rank} (step {number[rank]})"
-
-    ready = [*ranks]
-    while ready:
-        advance(ready.pop())
-    waits = [f"{where(rank)} sends to {peer}" for rank, peer in enumerate(sends) if peer != NO_PEER]
-    waits += [f"{where(rank)} receives from {peer}" for rank, peer in enumerate(receives) if peer != NO_PEER]
-    if waits:
-        raise AssertionError("deadlock: " + ", ".join(waits[:4]) + (" …" if len(waits) > 4 else ""))
-    return Progress(max(time), heard_from)
+            where = " to ".join(f"rank {rank} (step {position[rank]})" for rank in at)
+            raise AssertionError(f"{'in' if len(at) == 1 else 'from'} {where}: {error}") from None
+    return Progress(longest, heard_from)

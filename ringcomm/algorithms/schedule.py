@@ -1,7 +1,7 @@
 """An algorithm is a function that records one rank's steps on a `Port`; the recording is a `Schedule`.
 
 An algorithm depends on ranks and lengths, never on values. So one rank's schedule can be recorded without its peers and
-without data, once per length. Schedules are proved (ringcomm.algorithms.proof), priced, drawn and executed.
+without data, once per length. Schedules are proved (ringcomm.algorithms.proof), simulated, drawn and executed.
 """
 
 from collections.abc import Callable, Collection, Sequence

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from ringcomm.algorithms.schedule import NO_PEER, Copy, Schedule, Step
 
-__all__ = ["Numbers", "ScheduleTable", "Wave"]
+__all__ = ["ScheduleTable", "Wave"]
 
 Numbers = npt.NDArray[np.int64]
 
@@ -20,37 +20,26 @@ class Wave(NamedTuple):
     receivers: Numbers
     length: Numbers  # of each transfer
     reduced: Numbers  # elements of it that the receiver reduces
-    step: Numbers  # current step of each rank
     done: Numbers  # ranks whose step this wave completes
     copied: Numbers  # elements that each of them copies before its next exchange
 
 
-class ScheduleTable(NamedTuple):
-    """The steps of all ranks: arrays [rank, step], padded with empty steps."""
+class ScheduleTable:
+    """The steps of all ranks as arrays [rank, step], padded with empty steps."""
 
-    dest: Numbers
-    source: Numbers
-    length: Numbers  # of the received block
-    reduced: Numbers
-    copied: Numbers
-    steps: Numbers  # [rank]: their number
-
-    @staticmethod
-    def of(schedules: Iterable[Schedule]) -> "ScheduleTable":
-        """Return the table of these schedules, in rank order."""
+    def __init__(self, schedules: Iterable[Schedule]) -> None:
         ranks = [np.array([*map(row, schedule.steps)], np.int64).reshape(-1, 5) for schedule in schedules]
-        steps = np.array([len(rows) for rows in ranks])
-        table = np.zeros((5, len(ranks), steps.max() + 1), np.int64)
+        self.steps = np.array([len(rows) for rows in ranks])  # of each rank
+        table = np.zeros((5, len(ranks), self.steps.max() + 1), np.int64)
         table[:2] = NO_PEER
         for rank, rows in enumerate(ranks):
             table[:, rank, : len(rows)] = rows.T
-        dest, source, length, reduced, copied = table
-        return ScheduleTable(dest, source, length, reduced, copied, steps)
+        self.dest, self.source, self.length, self.reduced, self.copied = table
 
     def waves(self) -> Iterator[Wave]:
         """Yield the waves. The first has no transfers: the ranks advance to their first exchange.
 
-        A transfer runs as soon as both ranks are ready; nothing is buffered.
+        A transfer runs as soon as both ranks are ready; nothing is buffered. Raise AssertionError on a deadlock.
         """
         ranks = np.arange(len(self.steps))
         step = np.full_like(ranks, -1)
@@ -61,15 +50,18 @@ class ScheduleTable(NamedTuple):
             senders, at = source[receivers], (receivers, step[receivers])
             dest[senders] = source[receivers] = NO_PEER
             done = ranks[(dest == NO_PEER) & (source == NO_PEER) & (step < self.steps)]
-            before, copied = step.copy(), np.zeros_like(done)
+            copied = np.zeros_like(done)
             moving = np.ones(len(done), bool)
             while moving.any():  # to the next exchange
                 step[done[moving]] += 1
                 copied += moving * self.copied[done, step[done]]
                 moving &= self.copied[done, step[done]] > 0
             dest[done], source[done] = self.dest[done, step[done]], self.source[done, step[done]]
-            yield Wave(senders, receivers, self.length[at], self.reduced[at], before, done, copied)
-        assert (step == self.steps).all(), "deadlock: the ranks wait for each other"
+            yield Wave(senders, receivers, self.length[at], self.reduced[at], done, copied)
+        waits = [f"rank {rank} (step {step[rank]}) sends to {dest[rank]}" for rank in ranks[dest != NO_PEER]]
+        waits += [f"rank {rank} (step {step[rank]}) receives from {source[rank]}" for rank in ranks[source != NO_PEER]]
+        if waits:
+            raise AssertionError("deadlock: " + ", ".join(waits[:4]) + (" …" if len(waits) > 4 else ""))
 
 
 def row(step: Step) -> tuple[int, int, int, int, int]:

@@ -6,7 +6,7 @@ from itertools import count, takewhile
 
 from ringcomm import ArgumentError
 from ringcomm.algorithms import ALGORITHMS, Algorithm, record
-from ringcomm.algorithms.cost import CLUSTER, Cluster, LinkCost, closed_form, price
+from ringcomm.algorithms.cost import CLUSTER, Cluster, LinkCost, closed_form, schedule_cost
 from ringcomm.algorithms.schedule import Lengths, even
 from ringcomm.algorithms.schedule_table import ScheduleTable
 from ringcomm.algorithms.select import hierarchy
@@ -91,11 +91,11 @@ def seconds(algorithm: Algorithm, ranks: int, size: int, cluster: Cluster) -> fl
     length = ranks << ranks.bit_length()
     if algorithm.steps(ranks, length) != algorithm.steps(ranks, int(elements)):
         length = int(elements)
-    return price(course(algorithm, ranks, length), size / length if length else 0, cluster)
+    return schedule_cost(course(algorithm, ranks, length), size / length if length else 0, cluster)
 
 
 @lru_cache(maxsize=1)  # all sizes of an algorithm come in a row
 def course(algorithm: Algorithm, ranks: int, length: int) -> ScheduleTable:
     lengths = Lengths(even(length, ranks))
     # Without the cache of `record`: these are up to half a million steps.
-    return ScheduleTable.of(record.__wrapped__(algorithm, rank, ranks, lengths) for rank in range(ranks))
+    return ScheduleTable(record.__wrapped__(algorithm, rank, ranks, lengths) for rank in range(ranks))

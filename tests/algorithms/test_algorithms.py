@@ -97,7 +97,7 @@ def test_an_off_by_one_block_is_found():
     def function(port, blocks):
         ring.all_gather.function(port, [*blocks[1:], blocks[0]])
 
-    assert "rank 0 reads OUT[1:2], which it has not written" in refusal(ring.all_gather, function)
+    assert "rank 1 reads OUT[0:1], which it has not written" in refusal(ring.all_gather, function)
 
 
 def test_a_block_cannot_be_sent_before_it_is_received():
@@ -107,7 +107,7 @@ def test_a_block_cannot_be_sent_before_it_is_received():
             port.exchange(blocks[(port.rank - step) % n], right, blocks[(left - step) % n], left)
 
     text = refusal(ring.all_gather, function)
-    assert "from rank 1 (step 0) to rank 2 (step 0): rank 1 reads OUT[0:1], which it has not written" in text
+    assert "from rank 2 (step 0) to rank 0 (step 0): rank 2 reads OUT[1:2], which it has not written" in text
 
 
 def test_scratch_memory_cannot_be_read_before_it_is_written():
@@ -116,7 +116,7 @@ def test_scratch_memory_cannot_be_read_before_it_is_written():
         ring.all_gather.function(port, blocks)
 
     text = refusal(ring.all_gather, function, scratch="1")
-    assert "in rank 1 (step 0): rank 1 reads SCRATCH[0:1], which it has not written" in text
+    assert "in rank 0 (step 0): rank 0 reads SCRATCH[0:1], which it has not written" in text
 
 
 def test_a_block_at_the_wrong_destination_is_found():
@@ -154,7 +154,7 @@ def test_only_elements_with_the_same_index_are_reduced():
         port.exchange(first, right, second, left, operand=second)
 
     text = refusal(ring.all_reduce, function, sent="S / 2", steps="1")
-    assert "(step 0): element 1 of rank 1 is added to element 0 of rank 0" in text
+    assert "(step 0): element 0 of rank 1 is added to element 1 of rank 0" in text
 
 
 def test_an_outgoing_block_is_not_overwritten():
