@@ -67,10 +67,10 @@ def draw(algorithm: Algorithm, size: int, output: Path) -> None:
 def sheet(wide: float, high: float, title: str, facts: str, legend: str) -> tuple[Any, Any]:
     """Return a figure and its axes, of this size in inches, with two lines of text above and one below."""
     try:
-        from matplotlib.figure import Figure
+        from matplotlib import figure as figures
     except ImportError:
         raise RingcommError("draw needs matplotlib: pip install 'ringcomm[bench]'") from None
-    figure = Figure(figsize=(wide, high))
+    figure = figures.Figure(figsize=(wide, high))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.axis("off")
     for text, top, points, style in (

@@ -35,6 +35,7 @@ UNSET = timedelta(milliseconds=-1)  # torch leaves the timeout to the group
 DONE = CompletedWork()  # of blocking calls: torch only checks that they are complete
 
 Lists = Sequence[Tensors]
+Prepared = tuple[Any, ...]  # the outputs of a call, and the arguments of the communicator's method
 Method = TypeVar("Method", bound=Callable[..., Any])
 _Op = c10d.ReduceOp.RedOpType
 SUM = _Op.SUM
@@ -61,6 +62,28 @@ def annotating(method: Method) -> Method:
             raise self.annotated(error)  # noqa: B904 (it is the same error)
 
     return cast(Method, annotated)
+
+
+def collective(name: str, options: Callable[[], Any]) -> Callable[[Callable[..., Any]], Callable[..., TorchWork]]:
+    """Make a method of c10d, which takes `options` last, of one that prepares the call of that name.
+
+    It gets the options and an empty CallTensors.
+    """
+
+    def method_of(prepare: Callable[..., Any]) -> Callable[..., TorchWork]:
+        @annotating
+        @wraps(prepare)
+        def method(self: "RingcommProcessGroup", *tensors: Any, opts: Any = None) -> TorchWork:
+            if len(tensors) > own:
+                tensors, opts = tensors[:own], tensors[own]
+            opts, call = opts or options(), CallTensors()
+            outputs, *arguments = prepare(self, opts, call, *tensors)
+            return self._run(name, opts, outputs, call, *arguments)
+
+        own = prepare.__code__.co_argcount - 3
+        return method
+
+    return method_of
 
 
 def create(options: Any) -> "RingcommProcessGroup":
@@ -95,112 +118,79 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
 
     # --- Collectives --------------------------------------------------------------------------------------------------
 
-    @annotating
-    def allreduce(self, tensors: Tensors, opts: Any = None) -> TorchWork:
-        opts = opts or c10d.AllreduceOptions()
-        call = CallTensors()
-        x = call.inout(single(tensors), reduces=True)
-        return self._run("all_reduce", opts, tensors, call, self.comm.all_reduce, x, _op(opts))
+    @collective("all_reduce", c10d.AllreduceOptions)
+    def allreduce(self, opts: Any, call: CallTensors, tensors: Tensors) -> Prepared:
+        return tensors, call.inout(single(tensors), reduces=True), _op(opts)
 
-    @annotating
-    def reduce(self, tensors: Tensors, opts: Any = None) -> TorchWork:
-        opts = opts or c10d.ReduceOptions()
-        call = CallTensors()
-        tensor = single(tensors)
+    @collective("reduce", c10d.ReduceOptions)
+    def reduce(self, opts: Any, call: CallTensors, tensors: Tensors) -> Prepared:
         take = call.inout if self.comm.rank == opts.rootRank else call.input
-        x = take(tensor, reduces=True)
-        return self._run("reduce", opts, tensors, call, self.comm.reduce, x, _op(opts), opts.rootRank)
+        return tensors, take(single(tensors), reduces=True), _op(opts), opts.rootRank
 
-    @annotating
-    def broadcast(self, tensors: Tensors, opts: Any = None) -> TorchWork:
-        opts = opts or c10d.BroadcastOptions()
-        call = CallTensors()
-        tensor = single(tensors)
-        x = call.input(tensor) if self.comm.rank == opts.rootRank else call.output(tensor)
-        return self._run("broadcast", opts, tensors, call, self.comm.broadcast, x, opts.rootRank)
+    @collective("broadcast", c10d.BroadcastOptions)
+    def broadcast(self, opts: Any, call: CallTensors, tensors: Tensors) -> Prepared:
+        take = call.input if self.comm.rank == opts.rootRank else call.output
+        return tensors, take(single(tensors)), opts.rootRank
 
-    @annotating
-    def allgather(self, output_lists: Lists, inputs: Tensors, opts: Any = None) -> TorchWork:
-        opts = opts or c10d.AllgatherOptions()
-        call = CallTensors()
+    @collective("all_gather", c10d.AllgatherOptions)
+    def allgather(self, _: Any, call: CallTensors, output_lists: Lists, inputs: Tensors) -> Prepared:
         outputs = self._all_ranks(single(output_lists))
-        out, counts = call.outputs(outputs), _uneven(outputs)
+        out = call.outputs(outputs)
         x = call.input(single(inputs)).view(-1)
         x = call.input_for(out, x, sum(part.numel() for part in outputs[: self.comm.rank]))
-        return self._run("all_gather", opts, outputs, call, self.comm.all_gather, x, out, counts)
+        return outputs, x, out, _uneven(outputs)
 
-    @annotating
-    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> TorchWork:  # noqa: A002
-        opts = opts or c10d.AllgatherOptions()
-        call = CallTensors()
-        x, out = call.input(input), call.output(output)
-        return self._run("all_gather", opts, [output], call, self.comm.all_gather, x, out)
+    @collective("all_gather", c10d.AllgatherOptions)
+    def all_gather_single(self, _: Any, call: CallTensors, output: torch.Tensor, x: torch.Tensor) -> Prepared:
+        return [output], call.input(x), call.output(output)
 
-    @annotating
-    def gather(self, output_lists: Lists, inputs: Tensors, opts: Any = None) -> TorchWork:
-        opts = opts or c10d.GatherOptions()
-        call = CallTensors()
+    @collective("gather", c10d.GatherOptions)
+    def gather(self, opts: Any, call: CallTensors, output_lists: Lists, inputs: Tensors) -> Prepared:
         x = call.input(single(inputs))
-        outputs: Tensors = ()
-        out = None
-        if self.comm.rank == opts.rootRank:
-            outputs = self._all_ranks(single(output_lists), single(inputs))
-            out = call.outputs(outputs)
-        return self._run("gather", opts, outputs, call, self.comm.gather, x, out, opts.rootRank)
+        if self.comm.rank != opts.rootRank:
+            return (), x, None, opts.rootRank
+        outputs = self._all_ranks(single(output_lists), single(inputs))
+        return outputs, x, call.outputs(outputs), opts.rootRank
 
-    @annotating
-    def scatter(self, outputs: Tensors, input_lists: Lists, opts: Any = None) -> TorchWork:
-        opts = opts or c10d.ScatterOptions()
-        call = CallTensors()
+    @collective("scatter", c10d.ScatterOptions)
+    def scatter(self, opts: Any, call: CallTensors, outputs: Tensors, input_lists: Lists) -> Prepared:
         x = None
         if self.comm.rank == opts.rootRank:
             x = call.inputs(self._all_ranks(single(input_lists), single(outputs)))
-        out = call.output(single(outputs))
-        return self._run("scatter", opts, outputs, call, self.comm.scatter, x, out, opts.rootRank)
+        return outputs, x, call.output(single(outputs)), opts.rootRank
 
-    @annotating
-    def reduce_scatter(self, outputs: Tensors, input_lists: Lists, opts: Any = None) -> TorchWork:
-        opts = opts or c10d.ReduceScatterOptions()
-        call = CallTensors()
+    @collective("reduce_scatter", c10d.ReduceScatterOptions)
+    def reduce_scatter(self, opts: Any, call: CallTensors, outputs: Tensors, input_lists: Lists) -> Prepared:
         inputs = self._all_ranks(single(input_lists))
         x, out = call.inputs(inputs, reduces=True), call.output(single(outputs), reduces=True)
-        return self._run(
-            "reduce_scatter", opts, outputs, call, self.comm.reduce_scatter, x, _op(opts), out, _uneven(inputs)
-        )
+        return outputs, x, _op(opts), out, _uneven(inputs)
 
-    @annotating
-    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> TorchWork:  # noqa: A002
-        opts = opts or c10d.ReduceScatterOptions()
-        call = CallTensors()
-        x, out = call.input(input, reduces=True).view(-1), call.output(output, reduces=True)
-        return self._run("reduce_scatter", opts, [output], call, self.comm.reduce_scatter, x, _op(opts), out)
+    @collective("reduce_scatter", c10d.ReduceScatterOptions)
+    def reduce_scatter_single(self, opts: Any, call: CallTensors, output: torch.Tensor, x: torch.Tensor) -> Prepared:
+        return [output], call.input(x, reduces=True).view(-1), _op(opts), call.output(output, reduces=True)
 
-    @annotating
-    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> TorchWork:
-        opts = opts or c10d.AllToAllOptions()
-        call = CallTensors()
-        x, out = call.inputs(self._all_ranks(inputs)), call.outputs(self._all_ranks(outputs))
+    @collective("all_to_all", c10d.AllToAllOptions)
+    def alltoall(self, _: Any, call: CallTensors, outputs: Tensors, inputs: Tensors) -> Prepared:
         counts = [[tensor.numel() for tensor in tensors] for tensors in (inputs, outputs)]
-        return self._run("all_to_all", opts, outputs, call, self.comm.all_to_all, x, out, *counts)
+        return outputs, call.inputs(self._all_ranks(inputs)), call.outputs(self._all_ranks(outputs)), *counts
 
-    @annotating
+    @collective("all_to_all", c10d.AllToAllOptions)
     def all_to_all_single(
         self,
+        _: Any,
+        call: CallTensors,
         output: torch.Tensor,
-        input: torch.Tensor,  # noqa: A002
+        x: torch.Tensor,
         output_splits: Sequence[int],
         input_splits: Sequence[int],
-        opts: Any = None,
-    ) -> TorchWork:
-        opts = opts or c10d.AllToAllOptions()
-        call = CallTensors()
-        x, out = call.input(input).view(-1), call.output(output).view(-1)
-        counts = self._splits(input, input_splits, x.numel()), self._splits(output, output_splits, out.numel())
-        return self._run("all_to_all", opts, [output], call, self.comm.all_to_all, x, out, *counts)
+    ) -> Prepared:
+        source, out = call.input(x).view(-1), call.output(output).view(-1)
+        counts = self._splits(x, input_splits, source.numel()), self._splits(output, output_splits, out.numel())
+        return [output], source, out, *counts
 
-    @annotating
-    def barrier(self, opts: Any = None) -> TorchWork:
-        return self._run("barrier", opts or c10d.BarrierOptions(), (), CallTensors(), self.comm.barrier)
+    @collective("barrier", c10d.BarrierOptions)
+    def barrier(self, _: Any, __: CallTensors) -> Prepared:
+        return ((),)
 
     # --- Many at once -------------------------------------------------------------------------------------------------
 
@@ -238,12 +228,12 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
     @annotating
     def send(self, tensors: Tensors, peer: int, tag: int) -> TorchWork:
         call = CallTensors()
-        return self._run("send", None, tensors, call, self.comm.send, call.input(single(tensors)), peer, tag)
+        return self._run("send", None, tensors, call, call.input(single(tensors)), peer, tag)
 
     @annotating
     def recv(self, tensors: Tensors, peer: int | None, tag: int) -> TorchWork:
         call = CallTensors()
-        return self._run("recv", None, tensors, call, self.comm.recv, call.output(single(tensors)), peer, tag)
+        return self._run("recv", None, tensors, call, call.output(single(tensors)), peer, tag)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> TorchWork:
         return self.recv(tensors, None, tag)
@@ -309,9 +299,7 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
 
     # --- Helpers ------------------------------------------------------------------------------------------------------
 
-    def _run(
-        self, name: str, opts: Any, outputs: Tensors, call: CallTensors, method: Callable[..., Any], *arguments: Any
-    ) -> TorchWork:
+    def _run(self, name: str, opts: Any, outputs: Tensors, call: CallTensors, *arguments: Any) -> TorchWork:
         """Make the call and return its handle. `opts` is None for point-to-point, which torch always waits for."""
         timeout = self._timeout
         if opts is not None and (given := opts.timeout) != UNSET:
@@ -319,7 +307,7 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
         # Before torch had asyncOp, the caller always waited for the handle.
         async_op = opts is None or getattr(opts, "asyncOp", True)
         with labels.label(self, name, outputs) if labels.enabled else nullcontext():
-            result = method(*arguments, timeout=timeout, async_op=async_op)
+            result = getattr(self.comm, name)(*arguments, timeout=timeout, async_op=async_op)
         work: TorchWork
         if async_op:
             work = RunningWork(self, name, [result], outputs, call.copies)
