@@ -1,10 +1,32 @@
 """How tests run code in groups of torch.distributed: on the warm processes of harness.py, with any backend."""
 
+import inspect
 import os
 import tempfile
 from datetime import timedelta
+from functools import wraps
+
+import pytest
 
 import harness
+
+
+def on(*sizes, backends=("ringcomm",)):
+    """Make a test of a function that each rank of a group runs, for groups of these sizes on these backends."""
+
+    def test_of(fn):
+        own = inspect.signature(fn).parameters
+
+        @wraps(fn)
+        def test(size, backend, **arguments):
+            run(test, size, *(arguments[name] for name in own), backend=backend)
+
+        mine = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("size", "backend")]
+        test.__signature__ = inspect.Signature([*mine, *own.values()])
+        test.on_rank = fn
+        return pytest.mark.parametrize("size", sizes)(pytest.mark.parametrize("backend", backends)(test))
+
+    return test_of
 
 
 def run(fn, size, *args, backend="ringcomm", timeout=harness.OPERATION):
@@ -23,9 +45,14 @@ def within(comm, backend, timeout, fn, args):
     limits = {"timeout": timedelta(seconds=timeout)}
     dist.init_process_group(backend, store=shared_store(comm), rank=comm.rank, world_size=comm.size, **limits)
     try:
-        return fn(*args)
+        return on_rank(fn)(*args)
     finally:
         dist.destroy_process_group()
+
+
+def on_rank(fn):
+    """Return the function that a test made by `on` runs on each rank, or `fn` itself."""
+    return getattr(fn, "on_rank", fn)
 
 
 def shared_store(comm):

@@ -1,4 +1,4 @@
-"""Pipeline schedules: the figures of the papers, and invalid schedules. test_parallel_pipeline.py runs them."""
+"""Pipeline schedules: the figures of the papers, and invalid schedules. test_pipeline.py runs them."""
 
 import subprocess
 import sys

@@ -65,7 +65,8 @@ def slice_of(x, rank, dim):
     return x.chunk(dist.get_world_size(), dim)[rank]
 
 
-def pairs():
+@torch_world.on(1, 2, 4, backends=BACKENDS)
+def test_differentiable_collectives_are_correct_in_both_directions_and_leave_their_inputs_unchanged():
     tp, rank, size = Grid(tp=dist.get_world_size()).tp, dist.get_rank(), dist.get_world_size()
     for (name, (function, forward, backward)), dim in itertools.product(PAIRS.items(), (0, 1, -1)):
         cuts = dim if name not in ("copy_to", "reduce_from") else None
@@ -83,12 +84,6 @@ def pairs():
     strided = drawn(8, 4).t().requires_grad_()  # and a gradient whose elements share memory
     all_gather(reduce_scatter(strided, tp, -1), tp, -1).sum().backward()
     close(strided.grad, torch.full((4, 8), float(size), dtype=torch.float64))
-
-
-@SIZES
-@BACKENDS
-def test_differentiable_collectives_are_correct_in_both_directions_and_leave_their_inputs_unchanged(size, backend):
-    torch_world.run(pairs, size, backend=backend)
 
 
 # --- Layers -----------------------------------------------------------------------------------------------------------
@@ -157,7 +152,10 @@ def test_layers_equal_those_of_one_process_with_all_gradients(size, backend, seq
         torch_world.run(layers, size, kind, sequence_parallel, backend=backend)
 
 
-def embedded(vocab_size, sequence_parallel):
+@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence-parallel"])
+@torch_world.on(2, 4)
+def test_a_padded_embedding_equals_that_of_one_process_bit_for_bit(sequence_parallel):
+    vocab_size = 50_257
     tp = Grid(tp=dist.get_world_size()).tp
     whole = nn.Embedding(vocab_size, H, dtype=torch.float64)
     torch.manual_seed(1)
@@ -174,13 +172,8 @@ def embedded(vocab_size, sequence_parallel):
     assert torch.equal(full, whole.weight.grad)
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence-parallel"])
-def test_a_padded_embedding_equals_that_of_one_process_bit_for_bit(size, sequence_parallel):
-    torch_world.run(embedded, size, 50_257, sequence_parallel)
-
-
-def misfits():
+@torch_world.on(2)
+def test_layers_and_tensors_that_cannot_be_divided_are_refused():
     tp = Grid(tp=2).tp
     for make, words in (
         (lambda: ColumnParallelLinear(4, 3, tp), "outputs: expected a multiple of tp = 2, got 3"),
@@ -200,10 +193,6 @@ def misfits():
     ):
         with pytest.raises(ArgumentError, match=words):
             make()
-
-
-def test_layers_and_tensors_that_cannot_be_divided_are_refused():
-    torch_world.run(misfits, 2)
 
 
 # --- Random numbers ---------------------------------------------------------------------------------------------------

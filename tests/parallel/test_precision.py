@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
-from test_parallel_gpt import MICRO_BATCHES, batch_of, config_for, mine
+from test_gpt import MICRO_BATCHES, batch_of, config_for, mine
 from torch import nn
 
 import torch_world
@@ -24,7 +24,9 @@ def network():
     return nn.Sequential(nn.Linear(6, 50), nn.Tanh(), nn.Linear(50, 3))
 
 
-def alone(dtype):
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@torch_world.on(1)
+def test_one_process_trains_as_in_the_paper_bit_for_bit(dtype):
     """Compare with the training loop of the paper."""
     model, reference = network(), network()
     precision = MixedPrecision([model], Grid(), sgd, dtype, init_scale=1024.0)
@@ -55,11 +57,6 @@ def alone(dtype):
         assert got.dtype == torch.float32
         assert torch.equal(got, expected)
         assert torch.equal(got, got.to(dtype).float()) is (dtype == torch.float32)  # 16 bits would have lost some
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-def test_one_process_trains_as_in_the_paper_bit_for_bit(dtype):
-    torch_world.run(alone, 1, dtype)
 
 
 def not_finite(dp, tp, pp, dtype, bad_rank, bad, where):
@@ -146,7 +143,8 @@ def test_the_unscaled_gradients_are_clipped(dtype):
     assert abs(moved - 0.5) < 1e-3
 
 
-def overflowing_norm():
+@torch_world.on(1)
+def test_an_infinite_norm_of_finite_gradients_skips_the_step_and_other_dtypes_are_refused():
     model = nn.Linear(1000, 1000)
     precision = MixedPrecision([model], Grid(), sgd, torch.bfloat16)
     before = [master.detach().clone() for master in precision.masters]
@@ -157,7 +155,3 @@ def overflowing_norm():
         assert torch.equal(master, old)
     with pytest.raises(ArgumentError, match=r"expected torch\.float32, torch\.bfloat16 or torch\.float16, got"):
         MixedPrecision([network()], Grid(), sgd, torch.float64)
-
-
-def test_an_infinite_norm_of_finite_gradients_skips_the_step_and_other_dtypes_are_refused():
-    torch_world.run(overflowing_norm, 1)

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 import torch.distributed as dist
-from test_torch_operations import me, same, sizes, value, values
+from test_operations import me, same, value, values
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 import torch_world
@@ -15,7 +15,8 @@ from ringcomm.completion import inside_callback
 # --- Objects, barriers, coalesced calls -------------------------------------------------------------------------------
 
 
-def objects():
+@torch_world.on(1, 2, 4)
+def test_objects_and_barriers():
     rank, size = me()
     things = [{"from": r, "data": list(range(r * 1000))} for r in range(size)]
     seen = [None] * size
@@ -41,12 +42,8 @@ def objects():
     dist.barrier(async_op=True).wait()
 
 
-@sizes
-def test_objects_and_barriers(size):
-    torch_world.run(objects, size)
-
-
-def coalesced():
+@torch_world.on(1, 2, 4)
+def test_coalesced_calls():
     rank, size = me()
     xs = [value(rank, n) for n in (1, 3, 1000)]
     with _coalescing_manager(async_ops=True) as manager:
@@ -80,12 +77,8 @@ def coalesced():
         same(three, value(r, 3))
 
 
-@sizes
-def test_coalesced_calls(size):
-    torch_world.run(coalesced, size)
-
-
-def asynchronous():
+@torch_world.on(1, 2, 4)
+def test_async_calls_and_their_futures():
     rank, size = me()
     x = value(rank, 100_000)
     works = [dist.all_reduce(x, async_op=True) for _ in range(3)]
@@ -147,15 +140,11 @@ def asynchronous():
         same(got, sum(values(10)))
 
 
-@sizes
-def test_async_calls_and_their_futures(size):
-    torch_world.run(asynchronous, size)
-
-
 # --- Groups -----------------------------------------------------------------------------------------------------------
 
 
-def groups():
+@torch_world.on(2, 4)
+def test_sub_groups_are_used_side_by_side():
     rank, size = me()
     pairs = [dist.new_group(list(pair)) for pair in itertools.combinations(range(size), 2)]
     members = list(itertools.combinations(range(size), 2))
@@ -180,12 +169,8 @@ def groups():
     same(x, value(rank % (size // 2), 4) + value(rank % (size // 2) + size // 2, 4))
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_sub_groups_are_used_side_by_side(size):
-    torch_world.run(groups, size)
-
-
-def again():
+@torch_world.on(2)
+def test_a_store_may_be_used_again_after_destroy():
     rank, size = me()
     store = dist.distributed_c10d._get_default_store()
     for round_ in range(3):
@@ -201,11 +186,8 @@ def again():
     assert dist.get_backend() == "ringcomm"
 
 
-def test_a_store_may_be_used_again_after_destroy():
-    torch_world.run(again, 2)
-
-
-def destroyed_in_the_middle():
+@torch_world.on(2, 4)
+def test_destroying_a_group_finishes_its_calls():
     rank, _ = me()
     group = dist.new_group()
     xs = [value(rank, 100_000) for _ in range(10)]
@@ -216,8 +198,3 @@ def destroyed_in_the_middle():
     assert all(work.is_success() for work in works)
     with pytest.raises(RingcommError, match="closed"):
         group.allreduce([torch.ones(1)])
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_destroying_a_group_finishes_its_calls(size):
-    torch_world.run(destroyed_in_the_middle, size)

@@ -88,7 +88,8 @@ def test_a_step_waits_for_all_sends(name, chunks):
         assert unfinished == 0
 
 
-def other_shapes():
+@torch_world.on(4)
+def test_micro_batches_may_change_shape_and_evaluations_may_alternate_with_steps():
     pipe, _, whole = pipeline("1f1b", 1)
     model = nn.Sequential(*whole)
     for rows in (ROWS, 3 * ROWS, ROWS):  # of a micro-batch
@@ -103,11 +104,8 @@ def other_shapes():
     assert len(pipe._metadata) == 2  # exchanged once for each
 
 
-def test_micro_batches_may_change_shape_and_evaluations_may_alternate_with_steps():
-    torch_world.run(other_shapes, 4)
-
-
-def inputs_on_meta():
+@torch_world.on(4)
+def test_only_the_ends_read_inputs_and_targets():
     pipe, _, whole = pipeline("1f1b", 1)
     inputs, targets = batch(MICRO_BATCHES * ROWS)
     rank, last = dist.get_rank(), dist.get_world_size() - 1
@@ -115,11 +113,9 @@ def inputs_on_meta():
     assert torch.equal(loss, one_by_one(nn.Sequential(*whole), inputs, targets, MICRO_BATCHES))
 
 
-def test_only_the_ends_read_inputs_and_targets():
-    torch_world.run(inputs_on_meta, 4)
-
-
-def reduced_precision(dtype):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@torch_world.on(2)
+def test_other_dtypes_cross_boundaries(dtype):
     grid = Grid(pp=2)
     stage = layers(2, dtype)[grid.pp.rank]
     pipe = Pipeline(grid, [stage], make_schedule("1f1b", 2, 2), F.mse_loss)
@@ -129,8 +125,3 @@ def reduced_precision(dtype):
     for mine, theirs in zip(stage.parameters(), whole[grid.pp.rank].parameters(), strict=True):
         assert mine.grad.dtype == dtype
         assert torch.equal(mine.grad, theirs.grad)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_other_dtypes_cross_boundaries(dtype):
-    torch_world.run(reduced_precision, 2, dtype)

@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 import torch
 import torch.distributed as dist
-from test_parallel_gpt import config_for
+from test_gpt import config_for
 
 import torch_world
 from pipelines import gpt_pipeline
@@ -59,7 +59,8 @@ def test_a_transformer_layer_sends_four_all_reduces_or_their_two_halves(size, se
         assert calls == (LAYERS * ((8 if sequence_parallel else 4) + replicated) if size > 1 else 0)
 
 
-def model():
+@torch_world.on(4)
+def test_a_model_sends_its_layers_embedding_output_loss_and_gradients_and_nothing_else():
     """Count a step of a whole model, on dp and tp."""
     grid = Grid(2, 2)
     config = config_for(2, 1)
@@ -75,10 +76,6 @@ def model():
     assert data_parallel_bytes(2, parameters, 4) == parameters * 4
     assert bytes_sent(calls, grid.dp) == parameters * 4 + 8  # and the loss
     assert bytes_sent(calls, grid.pp) == 0
-
-
-def test_a_model_sends_its_layers_embedding_output_loss_and_gradients_and_nothing_else():
-    torch_world.run(model, 4)
 
 
 def conjugates():

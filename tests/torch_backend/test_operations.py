@@ -58,7 +58,8 @@ def folded(op, inputs):
     return torch.from_numpy(np.asarray(arrays[0])).to(dtype)
 
 
-def reductions():
+@torch_world.on(1, 2, 4)
+def test_all_reduce_with_every_operation_and_dtype():
     rank, _ = me()
     for dtype in NUMBERS:
         integer = not dtype.is_floating_point
@@ -82,12 +83,8 @@ def reductions():
         same(x, sum(each * float(factor) for each in values(9)))
 
 
-@sizes
-def test_all_reduce_with_every_operation_and_dtype(size):
-    torch_world.run(reductions, size)
-
-
-def refused():
+@torch_world.on(2)
+def test_invalid_arguments_are_refused_and_the_group_stays_usable():
     rank, _ = me()
     cases = [
         (value(rank, 3, dtype=torch.int32), dist.ReduceOp.AVG, "avg"),
@@ -118,11 +115,9 @@ def refused():
     same(x, sum(values(3)))
 
 
-def test_invalid_arguments_are_refused_and_the_group_stays_usable():
-    torch_world.run(refused, 2)
-
-
-def rooted(dtype):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+@torch_world.on(1, 2, 4)
+def test_reduce_broadcast_gather_scatter_from_every_root(dtype):
     rank, size = me()
     for root in range(size):
         x = value(rank, 4, 2, dtype=dtype)
@@ -143,16 +138,12 @@ def rooted(dtype):
         same(x, value(10 * rank, 3, dtype=dtype))
 
 
-@sizes
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-def test_reduce_broadcast_gather_scatter_from_every_root(size, dtype):
-    torch_world.run(rooted, size, dtype)
-
-
 # --- All to all -------------------------------------------------------------------------------------------------------
 
 
-def gathered(dtype):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64, *MOVED])
+@torch_world.on(1, 2, 4)
+def test_all_gather_of_every_kind(dtype):
     rank, size = me()
     mine, all_of_them = value(rank, 3, 2, dtype=dtype), values(3, 2, dtype=dtype)
     separate = [torch.empty(3, 2, dtype=dtype) for _ in range(size)]
@@ -168,7 +159,8 @@ def gathered(dtype):
         same(out, torch.cat([x.view(torch.uint8) for x in all_of_them]).view(dtype).view(shape))
 
 
-def uneven():
+@torch_world.on(1, 2, 4)
+def test_lists_may_be_uneven():
     rank, size = me()
     outputs = [torch.empty(r + 1, 2) for r in range(size)]
     dist.all_gather(outputs, value(rank, rank + 1, 2))
@@ -179,18 +171,9 @@ def uneven():
     same(out, sum(values(rank + 1)))
 
 
-@sizes
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64, *MOVED])
-def test_all_gather_of_every_kind(size, dtype):
-    torch_world.run(gathered, size, dtype)
-
-
-@sizes
-def test_lists_may_be_uneven(size):
-    torch_world.run(uneven, size)
-
-
-def scattered(dtype):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32])
+@torch_world.on(1, 2, 4)
+def test_reduce_scatter_of_lists_and_tensors(dtype):
     rank, size = me()
     inputs = [[value(10 * source + to, 2, 3, dtype=dtype) for to in range(size)] for source in range(size)]
     expected = folded("SUM", [each[rank] for each in inputs])
@@ -206,13 +189,8 @@ def scattered(dtype):
         same(out.view(2, 3), folded("AVG", [each[rank] for each in inputs]))
 
 
-@sizes
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32])
-def test_reduce_scatter_of_lists_and_tensors(size, dtype):
-    torch_world.run(scattered, size, dtype)
-
-
-def exchanged():
+@torch_world.on(1, 2, 4)
+def test_all_to_all_of_lists_and_tensors_even_and_not():
     rank, size = me()
     outputs = [torch.empty(r + rank, 2) for r in range(size)]
     dist.all_to_all(outputs, [value(10 * rank + r, r + rank, 2) for r in range(size)])
@@ -242,15 +220,11 @@ def exchanged():
     same(out, torch.cat([value(10 * r + rank, n, 3) for r, n in enumerate(splits)]))
 
 
-@sizes
-def test_all_to_all_of_lists_and_tensors_even_and_not(size):
-    torch_world.run(exchanged, size)
-
-
 # --- Kinds of tensors -------------------------------------------------------------------------------------------------
 
 
-def shapes():
+@torch_world.on(1, 2, 4)
+def test_scalars_and_empty_and_large_tensors():
     rank, size = me()
     for shape in ((), (0,), (0, 3), (1,), (70_001,)):
         x = value(rank, *shape)
@@ -268,12 +242,8 @@ def shapes():
         same(out, sum(values(*shape)))
 
 
-@sizes
-def test_scalars_and_empty_and_large_tensors(size):
-    torch_world.run(shapes, size)
-
-
-def strided():
+@torch_world.on(1, 2, 4)
+def test_tensors_with_strides_are_copied_once_and_written_back():
     rank, size = me()
     every_other = slice(None, None, 2)
     for view in (lambda x: x[every_other], lambda x: x[:, 1:3], lambda x: x.t()):
@@ -309,12 +279,8 @@ def strided():
     same(outputs[-1], value(size - 1, 6).expand(3, 6).contiguous())
 
 
-@sizes
-def test_tensors_with_strides_are_copied_once_and_written_back(size):
-    torch_world.run(strided, size)
-
-
-def with_grad():
+@torch_world.on(2)
+def test_tensors_that_require_grad():
     rank, _ = me()
     x = value(rank, 3).requires_grad_()
     dist.all_reduce(x)
@@ -331,14 +297,11 @@ def with_grad():
     assert x.grad is None
 
 
-def test_tensors_that_require_grad():
-    torch_world.run(with_grad, 2)
-
-
 # --- Point to point ---------------------------------------------------------------------------------------------------
 
 
-def messages():
+@torch_world.on(2, 4)
+def test_messages_between_ranks():
     rank, size = me()
     right, left = (rank + 1) % size, (rank - 1) % size
     for length in (0, 1, 1000, 300_001):
@@ -377,8 +340,3 @@ def messages():
     for work in works:
         work.wait()
     same(strided.t().contiguous().view(3, 4), value(left, 4, 3).t().contiguous())
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_messages_between_ranks(size):
-    torch_world.run(messages, size)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from test_parallel_gpt import config_for, layouts
+from test_gpt import config_for, layouts
 from torch import nn
 
 import torch_world

@@ -88,7 +88,11 @@ def test_optimizer_states_sharded_over_replicas_fit_every_grid(tmp_path):
             assert losses == pytest.approx(after, rel=1e-10)
 
 
-def masters(path, dtype, scales):
+@pytest.mark.parametrize(
+    ("dtype", "scales"), [(torch.float16, [1024.0, 1024.0, 2048.0]), (torch.bfloat16, [1.0, 1.0, 1.0])], ids=str
+)
+@torch_world.on(2)
+def test_a_checkpoint_keeps_float32_masters_their_states_and_the_loss_scale(tmp_path, dtype, scales):
     grid = Grid(tp=2)
     config = replace(CONFIG, vocab_size=38)  # no padding: it has no gradient
     chunks = gpt_stages(config, grid)
@@ -98,10 +102,10 @@ def masters(path, dtype, scales):
     for parameter in nn.ModuleList(chunks).parameters():
         parameter.grad = torch.ones_like(parameter)
     mixed.step()
-    save_checkpoint(path, chunks, mixed, grid, {"step": 1})
+    save_checkpoint(tmp_path, chunks, mixed, grid, {"step": 1})
     others = gpt_stages(config, grid, seed=1)
     other = MixedPrecision(others, grid, lambda each: torch.optim.AdamW(each, lr=0.01), dtype, growth_interval=3)
-    assert load_checkpoint(path, others, other, grid) == {"step": 1}
+    assert load_checkpoint(tmp_path, others, other, grid) == {"step": 1}
     for mine, theirs in zip(mixed.masters, other.masters, strict=True):
         assert torch.equal(mine, theirs)
         assert mine.dtype == torch.float32
@@ -115,13 +119,6 @@ def masters(path, dtype, scales):
     for scale in scales:
         assert other.loss_scale == scale
         other.step()
-
-
-@pytest.mark.parametrize(
-    ("dtype", "scales"), [(torch.float16, [1024.0, 1024.0, 2048.0]), (torch.bfloat16, [1.0, 1.0, 1.0])], ids=str
-)
-def test_a_checkpoint_keeps_float32_masters_their_states_and_the_loss_scale(tmp_path, dtype, scales):
-    torch_world.run(masters, 2, tmp_path, dtype, scales)
 
 
 def other_models(path):
@@ -163,7 +160,8 @@ class Normed(nn.Sequential):
         self.register_buffer("scratch", torch.full((), float(seed)), persistent=False)
 
 
-def parts_of_a_model(path):
+@torch_world.on(2)
+def test_buffers_are_saved_and_states_belong_to_parameters_by_name(tmp_path):
     """Save a partly frozen model, with its parameters in groups of another order, on one rank only."""
     if dist.get_rank() == 1:
         return
@@ -176,19 +174,15 @@ def parts_of_a_model(path):
         if seed == 1:
             model(torch.randn(8, 4)).square().sum().backward()
             optimizer.step()
-            save_checkpoint(path, [model], optimizer, grid, {})
+            save_checkpoint(tmp_path, [model], optimizer, grid, {})
         else:
-            load_checkpoint(path, [model], optimizer, grid)
+            load_checkpoint(tmp_path, [model], optimizer, grid)
         states = [optimizer.state[parameter] for parameter in (model[2].weight, model[2].bias)]
         found.append((model.state_dict(), states, float(model.scratch)))
     (saved, states, _), (loaded, loaded_states, scratch) = found
     assert scratch == 2
     torch.testing.assert_close((loaded, loaded_states), (saved, states), rtol=0, atol=0)
     assert saved["1.running_mean"].any()
-
-
-def test_buffers_are_saved_and_states_belong_to_parameters_by_name(tmp_path):
-    torch_world.run(parts_of_a_model, 2, tmp_path)
 
 
 def one_refuses(path):
@@ -293,15 +287,12 @@ def test_parameters_of_the_same_name_are_refused(tmp_path):
         assert texts[1] == f"{words} 0.weight on two chunks of a rank"
 
 
-def compiled(path):
+@torch_world.on(2)
+def test_a_compiled_module_keeps_its_parameter_names(tmp_path):
     """Save a stage and load it into a compiled one."""
     grid = Grid(tp=2)
     (stage,), (other,) = gpt_stages(CONFIG, grid), gpt_stages(CONFIG, grid, seed=1)
-    save_checkpoint(path, stage, torch.optim.SGD(stage.parameters(), lr=0.1), grid, {})
-    load_checkpoint(path, torch.compile(other), torch.optim.SGD(other.parameters(), lr=0.1), grid)
+    save_checkpoint(tmp_path, stage, torch.optim.SGD(stage.parameters(), lr=0.1), grid, {})
+    load_checkpoint(tmp_path, torch.compile(other), torch.optim.SGD(other.parameters(), lr=0.1), grid)
     for mine, theirs in zip(stage.parameters(), other.parameters(), strict=True):
         assert torch.equal(mine, theirs)
-
-
-def test_a_compiled_module_keeps_its_parameter_names(tmp_path):
-    torch_world.run(compiled, 2, tmp_path)

@@ -5,10 +5,10 @@ import signal
 import time
 
 import pytest
-import test_torch_clients
-import test_torch_failures
-import test_torch_groups
-import test_torch_operations
+import test_clients
+import test_failures
+import test_groups
+import test_operations
 import torch
 import torch.distributed as dist
 
@@ -32,7 +32,7 @@ def across_hosts(fn, *args):
         options = {"timeout": torch_world.timedelta(seconds=timeout)}
         dist.init_process_group("ringcomm", store=store, rank=rank, world_size=size, **options)
         assert dist.group.WORLD.comm._transport.name == "gloo"
-        return fn(*args)
+        return torch_world.on_rank(fn)(*args)
     finally:
         start.host_id = here
 
@@ -40,11 +40,15 @@ def across_hosts(fn, *args):
 @pytest.mark.parametrize(
     ("fn", "args"),
     [
-        (test_torch_operations.scattered, (torch.float32,)),
-        (test_torch_operations.messages, ()),
-        (test_torch_groups.objects, ()),
-        (test_torch_groups.asynchronous, ()),
-        (test_torch_groups.groups, ()),
+        (test_operations.test_reduce_scatter_of_lists_and_tensors, (torch.float32,)),
+        (test_operations.test_messages_between_ranks, ()),
+        (test_operations.test_all_gather_of_every_kind, (torch.float8_e4m3fn,)),
+        (test_operations.test_lists_may_be_uneven, ()),
+        (test_operations.test_all_to_all_of_lists_and_tensors_even_and_not, ()),
+        (test_operations.test_reduce_broadcast_gather_scatter_from_every_root, (torch.int64,)),
+        (test_groups.test_objects_and_barriers, ()),
+        (test_groups.test_async_calls_and_their_futures, ()),
+        (test_groups.test_sub_groups_are_used_side_by_side, ()),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -53,8 +57,8 @@ def test_operations_across_hosts(fn, args):
 
 
 def test_training_across_hosts_equals_training_on_one():
-    apart = torch_world.run(across_hosts, 4, test_torch_clients.ddp, {})
-    together = torch_world.run(test_torch_clients.ddp, 4, {})
+    apart = torch_world.run(across_hosts, 4, test_clients.ddp, {})
+    together = torch_world.run(test_clients.ddp, 4, {})
     for (_, ours), (_, theirs) in zip(apart, together, strict=True):
         torch.testing.assert_close(torch.as_tensor(ours), torch.as_tensor(theirs), rtol=1e-6, atol=1e-7)
 
@@ -75,7 +79,7 @@ def test_a_group_inside_a_host_shares_memory():
 
 @pytest.mark.slow
 def test_a_late_rank_on_another_host_is_named():
-    answers = test_torch_failures.answers_of(across_hosts, 3, test_torch_failures.late, "all_reduce", timeout=1.0)
+    answers = test_failures.answers_of(across_hosts, 3, test_failures.late, "all_reduce", timeout=1.0)
     for kind, culprit, text, seconds in answers.values():
         assert (kind, culprit) == ("CollectiveTimeout", 1)
         assert "it was not called by rank 1" in text
@@ -93,7 +97,7 @@ def killed():
 
 @pytest.mark.slow
 def test_a_killed_rank_on_another_host_is_named():
-    answers = test_torch_failures.answers_of(across_hosts, 3, killed)
+    answers = test_failures.answers_of(across_hosts, 3, killed)
     assert isinstance(answers.pop(1), ConnectionError)
     for culprit, text, seconds in answers.values():
         assert culprit == 1
@@ -110,7 +114,7 @@ def wordy():
 
 @pytest.mark.slow
 def test_a_long_reason_reaches_the_other_hosts_whole():
-    for text in test_torch_failures.answers_of(across_hosts, 3, wordy).values():
+    for text in test_failures.answers_of(across_hosts, 3, wordy).values():
         assert 600 * "ü" in text
 
 

@@ -38,7 +38,8 @@ def test_a_stage_between_the_ends_and_a_grid_of_one_rank_have_axes_of_one_rank()
     assert torch_world.run(lines, 1, 1, 1, 1)[0] == dict.fromkeys(("dp", "tp", "pp", "model", "world", "ends"), (0,))
 
 
-def alone():
+@torch_world.on(2)
+def test_a_rank_makes_a_grid_of_its_own():
     if dist.get_rank() == 1:  # no other rank takes part
         grid = Grid.alone()
         assert {getattr(grid, name).ranks for name in ("dp", "tp", "pp", "model", "world", "ends")} == {(1,)}
@@ -46,10 +47,6 @@ def alone():
         dist.all_reduce(x, group=grid.world.group)
         assert x.item() == 3.0
         assert grid.mesh.shape == (1, 1, 1)
-
-
-def test_a_rank_makes_a_grid_of_its_own():
-    torch_world.run(alone, 2)
 
 
 def refused():

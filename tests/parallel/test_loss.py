@@ -61,7 +61,8 @@ def test_a_large_vocabulary_and_16_bits_on_gloo(size, vocab_size, dtype):
     torch_world.run(compared, size, vocab_size, 0.1, dtype, backend="gloo")
 
 
-def misfits():
+@torch_world.on(2)
+def test_targets_and_vocabularies_of_other_sizes_are_refused():
     tp = Grid(tp=2).tp
     with pytest.raises(ArgumentError, match="targets: expected numbers from 0 to 6, got some from 1 to 7"):
         vocab_parallel_cross_entropy(torch.ones(2, 4), torch.tensor([1, 7]), tp, vocab_size=7)
@@ -71,7 +72,3 @@ def misfits():
         vocab_parallel_cross_entropy(torch.ones(2, 4), torch.tensor([1, 2]), tp, vocab_size=9)
     with pytest.raises(ArgumentError, match="label_smoothing: expected a number from 0 to 1, got 7"):
         vocab_parallel_cross_entropy(torch.ones(2, 4), torch.tensor([1, 2]), tp, label_smoothing=7)
-
-
-def test_targets_and_vocabularies_of_other_sizes_are_refused():
-    torch_world.run(misfits, 2)

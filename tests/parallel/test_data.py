@@ -69,7 +69,8 @@ def test_gradients_equal_those_of_the_whole_batch_for_every_bucket_size(size, ba
         torch_world.run(trained, size, bucket_bytes, backend=backend)
 
 
-def accumulated():
+@torch_world.on(2, 4)
+def test_no_sync_accumulates_gradients_until_the_last_backward():
     size = dist.get_world_size()
     model, whole = network(0), network(0)
     data_parallel = DataParallel(model, Grid(dp=size).dp, bucket_bytes=3000)
@@ -88,11 +89,6 @@ def accumulated():
         same_gradients(model, whole)
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_no_sync_accumulates_gradients_until_the_last_backward(size):
-    torch_world.run(accumulated, size)
-
-
 class Sides(nn.Module):
     """Layers used in either order, of which one may be unused."""
 
@@ -105,7 +101,8 @@ class Sides(nn.Module):
         return self.c(x) if route < 2 else x
 
 
-def crossed():
+@torch_world.on(2)
+def test_ranks_may_use_parameters_in_different_orders_or_not_at_all():
     dp, rank = Grid(dp=2).dp, dist.get_rank()
     torch.manual_seed(0)
     model = Sides()
@@ -128,10 +125,6 @@ def crossed():
     assert not expected[2].any()
 
 
-def test_ranks_may_use_parameters_in_different_orders_or_not_at_all():
-    torch_world.run(crossed, 2)
-
-
 def sent_early():
     """Return how many buckets have been sent when each gradient is ready."""
     model = network(0)
@@ -150,7 +143,8 @@ def test_full_buckets_are_sent_while_backward_runs():
         assert seen[-1] == 6
 
 
-def backward_before_the_other():
+@torch_world.on(2, backends=BACKENDS)
+def test_backward_continues_while_buckets_wait_for_other_ranks():
     """Run backward on the second rank only after the first has finished its own."""
     model = network(0)
     dp = Grid(dp=2).dp
@@ -164,11 +158,6 @@ def backward_before_the_other():
     data_parallel.finish_grad_sync()
 
 
-@BACKENDS
-def test_backward_continues_while_buckets_wait_for_other_ranks(backend):
-    torch_world.run(backward_before_the_other, 2, backend=backend)
-
-
 def test_a_bucket_ends_when_full_or_at_another_dtype():
     tensors = [torch.zeros(n, dtype=dtype) for n, dtype in [(10, torch.float32)] * 3 + [(10, torch.bfloat16)] * 2]
     names = {id(tensor): place for place, tensor in enumerate(tensors)}
@@ -176,7 +165,8 @@ def test_a_bucket_ends_when_full_or_at_another_dtype():
     assert found == [[0, 1], [2], [3, 4]]
 
 
-def interrupted():
+@torch_world.on(2)
+def test_a_backward_before_synchronization_is_refused_and_a_failed_one_leaves_no_trace():
     """Fail a backward, run it again without synchronization, and train on after `finish_grad_sync`."""
     model, whole = network(0), network(0)
     data_parallel = DataParallel(model, Grid(dp=2).dp, bucket_bytes=1)
@@ -192,10 +182,6 @@ def interrupted():
     model(mine(rows(1, 2))).square().mean().backward()
     data_parallel.finish_grad_sync()
     same_gradients(model, whole)
-
-
-def test_a_backward_before_synchronization_is_refused_and_a_failed_one_leaves_no_trace():
-    torch_world.run(interrupted, 2)
 
 
 def wrapped_again():
@@ -229,17 +215,14 @@ def test_an_unused_parameter_has_a_gradient_of_zeros(dp):
     assert torch_world.run(unused, dp) == [[[[1.0, 1.0]] * 2, [1.0] * 2, [[0.0] * 2] * 2, [0.0] * 2]] * dp
 
 
-def sparse():
+@torch_world.on(2)
+def test_sparse_gradients_are_refused():
     model = nn.Embedding(10, 4, sparse=True)
     data_parallel = DataParallel(model, Grid(dp=2).dp)
     with pytest.raises(ArgumentError, match=r"gradient of a parameter of shape \(10, 4\): expected a dense one"):
         model(torch.arange(3)).sum().backward()
     model.zero_grad()
     data_parallel.finish_grad_sync()
-
-
-def test_sparse_gradients_are_refused():
-    torch_world.run(sparse, 2)
 
 
 def different():
