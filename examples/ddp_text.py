@@ -58,9 +58,7 @@ def main() -> None:
         torch.cuda.set_device(rank % torch.cuda.device_count())
 
     text = "\n".join(topics[name] for name in sorted(topics))
-    alphabet = sorted(set(text))
-    numbers = {character: number for number, character in enumerate(alphabet)}
-    data = torch.tensor([numbers[character] for character in text], device=arguments.device)
+    alphabet, data = torch.tensor([*map(ord, text)], device=arguments.device).unique(return_inverse=True)
 
     torch.manual_seed(0)  # the same model on every rank; the text differs
     transformer = Transformer(len(alphabet), arguments.context, arguments.width, arguments.depth)

@@ -53,9 +53,7 @@ def main() -> None:
     grid = Grid(arguments.dp, arguments.tp, arguments.pp, device=arguments.device, timeout=timeout)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // grid.world.size))
     text = "\n".join(topics[name] for name in sorted(topics))
-    alphabet = sorted(set(text))
-    numbers = {character: number for number, character in enumerate(alphabet)}
-    data = torch.tensor([numbers[character] for character in text], device=grid.device)
+    alphabet, data = torch.tensor([*map(ord, text)], device=grid.device).unique(return_inverse=True)
 
     config = GPTConfig(
         len(alphabet), arguments.context, arguments.layers, arguments.hidden, arguments.heads,
@@ -77,20 +75,25 @@ def main() -> None:
         sys.exit(f"--steps: expected more than the {first} steps of the checkpoint, got {arguments.steps}")
     seed_ranks(grid, first)  # for dropout
 
-    progress = Progress(arguments, first) if grid.world.rank == 0 else None
-    if progress:
+    talks = grid.world.rank == 0
+    if talks:
         print(f"{grid} on {arguments.backend}: {len(data):,} characters of {len(alphabet)}; {schedule.name}")
+    losses: list[float] = []
+    printed, then = first, time.perf_counter()
     for step in range(first, arguments.steps):
         batch = sample(data, arguments.batch, arguments.context, step).chunk(grid.dp.size)[grid.dp.rank]
-        loss = pipeline.step(batch[:, :-1], batch[:, 1:], trainer.loss_scale)
+        losses.append(pipeline.step(batch[:, :-1], batch[:, 1:], trainer.loss_scale).item())
         trainer.step(MAX_NORM)
         trainer.zero_grad()
-        if progress:
-            progress.show(step + 1, loss.item())
+        done, now = step + 1, time.perf_counter()
+        if talks and (done == arguments.steps or done % max(1, arguments.steps // 10) == 0):
+            rate = arguments.batch * arguments.context * (done - printed) / (now - then)
+            print(f"step {done}/{arguments.steps}: loss {losses[-1]:.4f}, {rate:,.0f} tokens/s")
+            printed, then = done, now
     if arguments.save:
         save_checkpoint(arguments.save, chunks, trainer, grid, {"step": arguments.steps})
-    if progress and arguments.plot:
-        progress.plot(arguments.plot)
+    if talks and arguments.plot:
+        plot(losses, first, arguments.plot)
     dist.destroy_process_group()
 
 
@@ -141,36 +144,15 @@ def sample(data: torch.Tensor, batch: int, context: int, step: int) -> torch.Ten
     return torch.stack([data[start : start + context + 1] for start in starts])
 
 
-class Progress:
-    """A progress line in the terminal; a tenth of the lines stay."""
+def plot(losses: list[float], first: int, picture: Path) -> None:
+    from matplotlib.figure import Figure
 
-    def __init__(self, arguments: argparse.Namespace, first: int) -> None:
-        self.first, self.steps = first, arguments.steps
-        self.tokens = arguments.batch * arguments.context
-        self.losses: list[float] = []
-        self.shown, self.then = first, time.perf_counter()
-
-    def show(self, step: int, loss: float) -> None:
-        self.losses.append(loss)
-        now = time.perf_counter()
-        rate = self.tokens * (step - self.shown) / (now - self.then)  # since the last line that stays
-        done = 20 * step // self.steps
-        line = f"step {step}/{self.steps} {'█' * done}{'░' * (20 - done)} loss {loss:.4f}, {rate:,.0f} tokens/s"
-        if step == self.steps or step % max(1, self.steps // 10) == 0:
-            print(line)
-            self.shown, self.then = step, now
-        elif sys.stdout.isatty():
-            print(line, end="\r", flush=True)
-
-    def plot(self, picture: Path) -> None:
-        from matplotlib.figure import Figure
-
-        figure = Figure()
-        axes = figure.subplots()
-        axes.plot(range(self.first + 1, self.steps + 1), self.losses)
-        axes.set(xlabel="step", ylabel="loss (nats per character)", title="GPT on Python's help topics")
-        axes.grid(alpha=0.3)
-        figure.savefig(picture)
+    figure = Figure()
+    axes = figure.subplots()
+    axes.plot(range(first + 1, first + 1 + len(losses)), losses)
+    axes.set(xlabel="step", ylabel="loss (nats per character)", title="GPT on Python's help topics")
+    axes.grid(alpha=0.3)
+    figure.savefig(picture)
 
 
 if __name__ == "__main__":

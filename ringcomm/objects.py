@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ringcomm.errors import RingcommError
+from ringcomm.errors import ArgumentError, RingcommError, describe_error
 
 __all__ = ["all_gather", "broadcast", "gather"]
 
@@ -23,7 +23,7 @@ def broadcast(comm: Any, obj: Any, root: int, timeout: float | None) -> Any:
         data, error = _pickled(obj)
     size = np.array(FAILED if data is None else data.size)
     comm.broadcast(size, root, timeout=timeout)
-    _check_pickled({root: size}, error)
+    _check_pickled(comm, {root: size}, error)
     if not is_root:
         data = np.empty(size, np.uint8)
     comm.broadcast(data, root, timeout=timeout)
@@ -45,7 +45,7 @@ def _pickled_everywhere(comm: Any, obj: Any, timeout: float | None) -> tuple[Any
     """Return the pickled object, and the sizes on all ranks."""
     data, error = _pickled(obj)
     sizes = comm.all_gather(np.array(FAILED if data is None else data.size), timeout=timeout)
-    _check_pickled(dict(enumerate(sizes)), error)
+    _check_pickled(comm, dict(enumerate(sizes)), error)
     return data, sizes
 
 
@@ -57,9 +57,10 @@ def _pickled(obj: Any) -> tuple[Any, Exception | None]:
         return None, error
 
 
-def _check_pickled(sizes: Mapping[int, Any], error: Exception | None) -> None:
+def _check_pickled(comm: Any, sizes: Mapping[int, Any], error: Exception | None) -> None:
     if error is not None:
-        raise error
+        text = f"rank {comm.rank} could not pickle its object: {describe_error(error)}"
+        raise ArgumentError(text, rank=comm.rank) from error
     for rank, size in sizes.items():
         if size == FAILED:
             raise RingcommError(f"rank {rank} could not pickle its object, and raised the reason", rank=rank)

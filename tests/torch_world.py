@@ -10,6 +10,8 @@ import pytest
 
 import harness
 
+BACKENDS = ("ringcomm", "gloo")
+
 
 def on(*sizes, backends=("ringcomm",)):
     """Make a test of a function that each rank of a group runs, for groups of these sizes on these backends."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import harness
-from ringcomm import RingcommError
+from ringcomm import ArgumentError, RingcommError
 
 
 def objects(comm):
@@ -57,13 +57,11 @@ def refused_on_one(comm):
         lambda: comm.gather_object(obj),
         lambda: comm.broadcast_object(obj, root=wrong),
     ):
-        if comm.rank == wrong:
-            with pytest.raises(TypeError, match="pickle"):
-                call()
-        else:
-            with pytest.raises(RingcommError, match=f"rank {wrong} could not pickle") as caught:
-                call()
-            assert caught.value.rank == wrong
+        kind = ArgumentError if comm.rank == wrong else RingcommError
+        with pytest.raises(kind, match=f"rank {wrong} could not pickle its object") as caught:
+            call()
+        assert caught.value.rank == wrong
+        assert isinstance(caught.value.__cause__, TypeError) is (comm.rank == wrong)
     assert comm.all_gather_object(comm.rank) == list(range(comm.size))
 
 

@@ -13,9 +13,6 @@ from ringcomm import ArgumentError
 from ringcomm.parallel import DataParallel, Grid
 from ringcomm.parallel.data import partition
 
-BACKENDS = pytest.mark.parametrize("backend", ["ringcomm", "gloo"])
-SIZES = pytest.mark.parametrize("size", [1, 2, 4])
-
 
 def network(seed):
     torch.manual_seed(seed)
@@ -38,7 +35,9 @@ def same_gradients(model, whole):
         torch.testing.assert_close(parameter.grad, expected.grad, rtol=1e-12, atol=1e-14)
 
 
-def trained(bucket_bytes):
+@pytest.mark.parametrize("bucket_bytes", [1, 3000, 1 << 20])
+@torch_world.on(1, 2, 4, backends=torch_world.BACKENDS)
+def test_gradients_equal_those_of_the_whole_batch_for_every_bucket_size(bucket_bytes):
     size = dist.get_world_size()
     dp = Grid(dp=size).dp
     model, whole = network(seed=dp.rank), network(seed=0)
@@ -60,13 +59,6 @@ def trained(bucket_bytes):
     seen = [None] * size
     dist.all_gather_object(seen, [parameter.tolist() for parameter in model.parameters()])
     assert all(each == seen[0] for each in seen)
-
-
-@SIZES
-@BACKENDS
-def test_gradients_equal_those_of_the_whole_batch_for_every_bucket_size(size, backend):
-    for bucket_bytes in (1, 3000, 1 << 20):
-        torch_world.run(trained, size, bucket_bytes, backend=backend)
 
 
 @torch_world.on(2, 4)
@@ -143,7 +135,7 @@ def test_full_buckets_are_sent_while_backward_runs():
         assert seen[-1] == 6
 
 
-@torch_world.on(2, backends=BACKENDS)
+@torch_world.on(2, backends=torch_world.BACKENDS)
 def test_backward_continues_while_buckets_wait_for_other_ranks():
     """Run backward on the second rank only after the first has finished its own."""
     model = network(0)

@@ -134,7 +134,7 @@ def test_float32_trains_within_1e_5_on_every_layout_of_up_to_eight_ranks(layout,
 @pytest.mark.exhaustive
 @pytest.mark.timeout(150)
 @every_layout
-@pytest.mark.parametrize("backend", ["ringcomm", "gloo"])
+@pytest.mark.parametrize("backend", torch_world.BACKENDS)
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
 def test_every_layout_of_up_to_eight_ranks_and_every_schedule(layout, schedule, option, backend, monkeypatch):

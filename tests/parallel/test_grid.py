@@ -8,8 +8,6 @@ import torch_world
 from ringcomm import ArgumentError
 from ringcomm.parallel import Grid
 
-BACKENDS = ("ringcomm", "gloo")
-
 
 def lines(dp, tp, pp):
     grid = Grid(dp, tp, pp)
@@ -26,7 +24,7 @@ def lines(dp, tp, pp):
     return {name: axis.ranks for name, axis in axes.items()}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", torch_world.BACKENDS)
 def test_shards_of_a_layer_are_neighbors_and_stages_are_farthest_apart(backend):
     found, world = torch_world.run(lines, 8, 2, 2, 2, backend=backend), (*range(8),)
     assert found[0] == {"tp": (0, 1), "dp": (0, 2), "pp": (0, 4), "model": (0, 1, 4, 5), "world": world, "ends": (0, 4)}

@@ -29,7 +29,7 @@ def trains(name, chunks, micro_batches, recompute):
 
 @schedules
 @pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("backend", ["ringcomm", "gloo"])
+@pytest.mark.parametrize("backend", torch_world.BACKENDS)
 def test_gradients_have_the_bits_of_one_process_that_runs_micro_batches_one_by_one(size, name, chunks, backend):
     torch_world.run(trains, size, name, chunks, MICRO_BATCHES, False, backend=backend)
 

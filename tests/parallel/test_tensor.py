@@ -30,8 +30,6 @@ from ringcomm.parallel import (
 )
 from ringcomm.parallel.functional import all_gathered, local_slice
 
-BACKENDS = pytest.mark.parametrize("backend", ["ringcomm", "gloo"])
-SIZES = pytest.mark.parametrize("size", [1, 2, 4])
 B, S, H = 2, 8, 16
 
 
@@ -65,7 +63,7 @@ def slice_of(x, rank, dim):
     return x.chunk(dist.get_world_size(), dim)[rank]
 
 
-@torch_world.on(1, 2, 4, backends=BACKENDS)
+@torch_world.on(1, 2, 4, backends=torch_world.BACKENDS)
 def test_differentiable_collectives_are_correct_in_both_directions_and_leave_their_inputs_unchanged():
     tp, rank, size = Grid(tp=dist.get_world_size()).tp, dist.get_rank(), dist.get_world_size()
     for (name, (function, forward, backward)), dim in itertools.product(PAIRS.items(), (0, 1, -1)):
@@ -119,7 +117,10 @@ def stepped(layer, x, grad):
     return y.detach(), x.grad, {name: parameter.grad for name, parameter in layer.named_parameters()}
 
 
-def layers(kind, sequence_parallel):
+@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence-parallel"])
+@pytest.mark.parametrize("kind", LAYERS)
+@torch_world.on(1, 2, 4, backends=torch_world.BACKENDS)
+def test_layers_equal_those_of_one_process_with_all_gradients(kind, sequence_parallel):
     torch.set_default_dtype(torch.float64)
     try:
         grid = Grid(tp=dist.get_world_size())
@@ -142,14 +143,6 @@ def layers(kind, sequence_parallel):
             close(each, expected[2][name])
     finally:
         torch.set_default_dtype(torch.float32)
-
-
-@SIZES
-@BACKENDS
-@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence-parallel"])
-def test_layers_equal_those_of_one_process_with_all_gradients(size, backend, sequence_parallel):
-    for kind in LAYERS:
-        torch_world.run(layers, size, kind, sequence_parallel, backend=backend)
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence-parallel"])

@@ -54,7 +54,7 @@ def gpt(*options, ranks=4):
         timeout=3 * harness.OPERATION,
     )
     assert run.returncode == 0, run.stderr
-    found = re.findall(r"^step (\d+)/\d+ [█░]{20} loss ([\d.]+), [\d,]+ tokens/s$", run.stdout, re.MULTILINE)
+    found = re.findall(r"^step (\d+)/\d+: loss ([\d.]+), [\d,]+ tokens/s$", run.stdout, re.MULTILINE)
     assert found
     return {int(step): float(loss) for step, loss in found}
 
