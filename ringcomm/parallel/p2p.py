@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -14,9 +14,6 @@ from ringcomm.parallel.schedule import P2PTransfer, PipelineSchedule
 
 __all__ = ["P2PCommunicator", "TensorMeta"]
 
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # those with gradients
-MAX_DIMS = 8
-
 
 class TensorMeta(NamedTuple):
     """Dtype and shape of the tensors that cross a boundary, in both directions."""
@@ -26,14 +23,6 @@ class TensorMeta(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.dtype} of shape {self.shape}"
-
-    def encode(self) -> list[int]:
-        return [DTYPES.index(self.dtype), len(self.shape), *self.shape, *[0] * (MAX_DIMS - len(self.shape))]
-
-    @classmethod
-    def decode(cls, numbers: list[int]) -> "TensorMeta":
-        dtype, dims, *shape = numbers
-        return cls(DTYPES[dtype], tuple(shape[:dims]))
 
 
 class P2PCommunicator:
@@ -50,7 +39,7 @@ class P2PCommunicator:
         schedule: the schedule
         order: this rank's transfers
         metadata: tensor metadata of the known boundaries; the first transfer over another one is preceded by a message
-            of 80 bytes with its metadata, which is then added
+            with its metadata, which is then added
         device: device of the received tensors
     """
 
@@ -110,9 +99,9 @@ class P2PCommunicator:
         transfer = self._order.popleft()
         source = self._axis.ranks[self._schedule.endpoints(transfer)[0]]
         if transfer.boundary not in self._metadata:
-            numbers = torch.empty(2 + MAX_DIMS, dtype=torch.int64, device=self._device)
-            dist.recv(numbers, source, group=self._axis.group)
-            self._metadata[transfer.boundary] = TensorMeta.decode(numbers.tolist())
+            received: list[Any] = [None]
+            dist.recv_object_list(received, source, group=self._axis.group)
+            self._metadata[transfer.boundary] = received[0]
         dtype, shape = self._metadata[transfer.boundary]
         tensor = torch.empty(shape, dtype=dtype, device=self._device)
         work = dist.irecv(tensor, source, group=self._axis.group)
@@ -133,9 +122,9 @@ class P2PCommunicator:
         meta = TensorMeta(tensor.dtype, tuple(tensor.shape))
         known = self._metadata.get(boundary)
         if known is None:
-            if meta.dtype not in DTYPES or len(meta.shape) > MAX_DIMS:
-                raise refuse(f"output of stage {boundary}", f"at most {MAX_DIMS} dimensions of one of {DTYPES}", meta)
+            if not meta.dtype.is_floating_point:
+                raise refuse(f"output of stage {boundary}", "a floating-point dtype, which has gradients", meta)
             self._metadata[boundary] = meta
-            self._post_send(torch.tensor(meta.encode(), device=self._device), receiver)
+            dist.send_object_list([meta], self._axis.ranks[receiver], group=self._axis.group)
         elif known != meta:
             raise refuse(f"output of stage {boundary} for micro-batches of the same shape", known, meta)

@@ -1,4 +1,4 @@
-"""Checks for your own tests: compare a model with the same model in one process, and its bytes with the formulas.
+"""Checks for your own tests: compare a model with the same model in one process, and count the bytes it sends.
 
 After the same steps with both models, and around one step, respectively::
 
@@ -7,7 +7,7 @@ After the same steps with both models, and around one step, respectively::
 
     with record_traffic() as calls:
         pipeline.step(inputs, targets)
-    assert bytes_sent(calls, grid.pp) == pipeline_bytes(...)
+    print(bytes_sent(calls, grid.pp))
 
 `check_model` compares every weight and every gradient.
 """
@@ -28,18 +28,7 @@ from ringcomm.parallel.grid import Axis, Grid
 from ringcomm.parallel.sharding import collect_shard_specs, full_tensors, named_parameters
 from ringcomm.torch import enable_profiler_labels, labels
 
-__all__ = [
-    "RecordedCall",
-    "bytes_sent",
-    "check_model",
-    "data_parallel_bytes",
-    "full_gradients",
-    "full_weights",
-    "pipeline_bytes",
-    "record_traffic",
-    "tensor_parallel_bytes",
-]
-
+__all__ = ["KINDS", "RecordedCall", "bytes_sent", "check_model", "full_values", "record_traffic"]
 
 Values = Callable[[nn.Parameter], torch.Tensor | None]
 
@@ -57,22 +46,16 @@ FLOOR = 1e-5
 # --- Values -----------------------------------------------------------------------------------------------------------
 
 
-def full_weights(chunks: Sequence[nn.Module], grid: Grid) -> dict[str, torch.Tensor]:
-    """Return the weights of the full model by name, on every rank.
+def full_values(kind: str, chunks: Sequence[nn.Module], grid: Grid) -> dict[str, torch.Tensor]:
+    """Return the values of one of the KINDS in the full model by name, on every rank.
 
     Raises:
-        AssertionError: tied weights differ.
+        AssertionError: a parameter has no gradient, or tied weights or their gradients differ.
     """
-    return _full(chunks, grid, KINDS["weight"])
-
-
-def full_gradients(chunks: Sequence[nn.Module], grid: Grid) -> dict[str, torch.Tensor]:
-    """Return the gradients of the full model by name, on every rank.
-
-    Raises:
-        AssertionError: a parameter has no gradient, or those of tied weights differ.
-    """
-    return _full(chunks, grid, KINDS["gradient"])
+    specs = {name: spec for chunk in chunks for name, spec in collect_shard_specs(chunk).items()}
+    stages: list[Any] = [None] * grid.pp.size
+    dist.all_gather_object(stages, full_tensors(_named(kind, chunks), specs, grid.tp), group=grid.pp.group)
+    return _merge(stages)
 
 
 def check_model(chunks: Sequence[nn.Module], reference: Sequence[nn.Module], grid: Grid, tolerance: float) -> None:
@@ -84,8 +67,8 @@ def check_model(chunks: Sequence[nn.Module], reference: Sequence[nn.Module], gri
     Raises:
         AssertionError: the models differ; the message names the parameter.
     """
-    for kind, of in KINDS.items():
-        got, expected = _full(chunks, grid, of), _named(reference, of)
+    for kind in KINDS:
+        got, expected = full_values(kind, chunks, grid), _named(kind, reference)
         if got.keys() != expected.keys():
             raise AssertionError(f"only one of the models has {sorted(got.keys() ^ expected.keys())}")
         largest = max(float(x.abs().max()) for x in expected.values())
@@ -99,17 +82,9 @@ def check_model(chunks: Sequence[nn.Module], reference: Sequence[nn.Module], gri
                 raise AssertionError(f"{kind} of {name}: {text}, on rank {dist.get_rank()} of {grid}")
 
 
-def _full(chunks: Sequence[nn.Module], grid: Grid, of: Values) -> dict[str, torch.Tensor]:
-    """Gather the shards of the tensor axis, then the stages of the pipeline."""
-    specs = {name: spec for chunk in chunks for name, spec in collect_shard_specs(chunk).items()}
-    stages: list[Any] = [None] * grid.pp.size
-    dist.all_gather_object(stages, full_tensors(_named(chunks, of), specs, grid.tp), group=grid.pp.group)
-    return _merge(stages)
-
-
-def _named(chunks: Sequence[nn.Module], of: Values) -> dict[str, torch.Tensor]:
+def _named(kind: str, chunks: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
     """Return this rank's values, by name."""
-    found = [{name: of(parameter) for name, parameter in named_parameters(chunk)} for chunk in chunks]
+    found = [{name: KINDS[kind](parameter) for name, parameter in named_parameters(chunk)} for chunk in chunks]
     if missing := [name for values in found for name, x in values.items() if x is None]:
         raise AssertionError(f"no gradient of {', '.join(missing)}")
     return _merge(found)
@@ -173,27 +148,3 @@ def bytes_sent(calls: Sequence[RecordedCall], axis: Axis) -> Fraction:
     if others := {call.operation for call in on_axis} - FACTORS.keys():
         raise refuse("recorded calls", f"only {', '.join(FACTORS)}", ", ".join(sorted(others)))
     return sum((call.payload * FACTORS[call.operation](axis.size) for call in on_axis), Fraction())
-
-
-def tensor_parallel_bytes(t: int, batch: int, sequence: int, hidden: int, layers: int, itemsize: int) -> Fraction:
-    """Return the bytes a rank sends on the axis `tp` for forward and backward of `layers` transformer layers.
-
-    A layer has 4 all-reduces, 4 · 2(t-1)/t · b·s·h elements; with sequence parallelism each becomes a reduce-scatter
-    and an all-gather of the same volume (arXiv 1909.08053, 2205.05198). Excluded are the all-reduces of the gradients
-    of replicated parameters under sequence parallelism.
-    """
-    return 4 * Fraction(2 * (t - 1), t) * batch * sequence * hidden * layers * itemsize
-
-
-def data_parallel_bytes(d: int, parameters: int, itemsize: int) -> Fraction:
-    """Return the bytes a rank sends on the axis `dp` in a step: 2(d-1)/d times its parameters."""
-    return Fraction(2 * (d - 1), d) * parameters * itemsize
-
-
-def pipeline_bytes(boundaries: int, batch: int, sequence: int, hidden: int, itemsize: int) -> int:
-    """Return the bytes a rank sends on the axis `pp` for a batch: b·s·h elements for each boundary.
-
-    `boundaries` counts those it sends over: one for the output of each chunk except the model's last stage, and one
-    for the gradient of the input of each chunk except the first stage.
-    """
-    return boundaries * batch * sequence * hidden * itemsize

@@ -31,23 +31,18 @@ class CallTensors:
         """Return the memory to read. Tensors of unknown dtype are moved as bytes."""
         return _known(tensor if _plain(tensor) else _dense(tensor), reduces)
 
-    def output(self, tensor: torch.Tensor, reduces: bool = False) -> torch.Tensor:
-        """Return the memory to write."""
+    def output(self, tensor: torch.Tensor, reduces: bool = False, reads: bool = False) -> torch.Tensor:
+        """Return the memory to write; with `reads`, also to read."""
         if _plain(tensor):
             return _known(tensor, reduces)
         _check_writable(tensor)
-        copy = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        copy = _dense(tensor) if reads else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         self.copies.append((tensor, copy))
         return _known(copy, reduces)
 
     def inout(self, tensor: torch.Tensor, reduces: bool = False) -> torch.Tensor:
         """Return the memory to read and write."""
-        if _plain(tensor):
-            return _known(tensor, reduces)
-        _check_writable(tensor)
-        copy = _dense(tensor)
-        self.copies.append((tensor, copy))
-        return _known(copy, reduces)
+        return self.output(tensor, reduces, reads=True)
 
     def input_for(self, output: torch.Tensor, tensor: torch.Tensor, offset: int) -> torch.Tensor:
         """Return `tensor`, or a copy if it overlaps `output` anywhere but at `offset`, its own block."""

@@ -12,7 +12,7 @@ from ringcomm import ArgumentError
 from ringcomm.parallel import Grid, clip_grad_norm, gpt_stages, grad_norm
 from ringcomm.parallel.seed import derive_seed
 from ringcomm.parallel.sharding import collect_shard_specs, full_shape, shard_of
-from ringcomm.parallel.verify import full_gradients
+from ringcomm.parallel.verify import full_values
 
 
 def give_gradients(chunks, tp):
@@ -36,8 +36,8 @@ def clipped(dp, tp, pp, tied):
         expected = nn.utils.clip_grad_norm_(whole[0].parameters(), most)
         norm = clip_grad_norm(chunks, grid, most)
         assert math.isclose(norm, expected, rel_tol=1e-12)
-        one = full_gradients(whole, alone)
-        for name, grad in full_gradients(chunks, grid).items():
+        one = full_values("gradient", whole, alone)
+        for name, grad in full_values("gradient", chunks, grid).items():
             torch.testing.assert_close(grad, one[name], rtol=1e-12, atol=0)
     return float(grad_norm(chunks, grid))
 

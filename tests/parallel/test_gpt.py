@@ -14,7 +14,7 @@ from pipelines import gpt_pipeline
 from ringcomm import ArgumentError
 from ringcomm.parallel import GPTConfig, Grid, gpt_loss, gpt_stages, make_schedule, seed_ranks
 from ringcomm.parallel.functional import all_reduced
-from ringcomm.parallel.verify import KINDS, check_model, full_gradients
+from ringcomm.parallel.verify import KINDS, check_model, full_values
 
 MICRO_BATCHES, ROWS = 4, 2  # of a replica's batch; sequences of a micro-batch
 
@@ -167,7 +167,7 @@ def test_check_model_names_a_value_that_is_slightly_off_on_one_rank(kind, name):
     config = config_for(2, 1)
     chunks, whole = gpt_stages(config, grid), gpt_stages(config, alone)
     with pytest.raises(AssertionError, match=r"no gradient of embedding\.weight"):
-        full_gradients(chunks, grid)
+        full_values("gradient", chunks, grid)
     inputs, targets = batch_of(config, grid, 0)
     for each, layout in ((chunks, grid), (whole, alone)):
         stepped(each, gpt_loss(config, layout), inputs, targets)
@@ -219,7 +219,7 @@ def dropped(sequence_parallel, recompute):
     seed_ranks(grid, 1)
     inputs, targets = batch_of(config, grid, 0)
     loss = stepped([model], gpt_loss(config, grid), inputs, targets)
-    grads = full_gradients([model], grid)
+    grads = full_values("gradient", [model], grid)
     return float(loss), {name: grad.tolist() for name, grad in grads.items()}
 
 

@@ -12,7 +12,7 @@ import torch_world
 from ringcomm import ArgumentError
 from ringcomm.parallel import DataParallel, Grid, MixedPrecision, Pipeline, gpt_loss, gpt_stages, gpt_tied_weights
 from ringcomm.parallel.schedule import make_schedule
-from ringcomm.parallel.verify import full_weights
+from ringcomm.parallel.verify import full_values
 
 
 def sgd(masters):
@@ -73,14 +73,14 @@ def not_finite(dp, tp, pp, dtype, bad_rank, bad, where):
         pipeline.step(inputs, targets, precision.loss_scale)
         if step == 1 and dist.get_rank() == bad_rank:
             dict(chunks[0].named_parameters())[where].grad.view(-1)[-1] = bad
-        before = full_weights(chunks, grid)
+        before = full_values("weight", chunks, grid)
         answers.append(precision.step(max_norm=1.0) is not None)
-        after = full_weights(chunks, grid)
+        after = full_values("weight", chunks, grid)
         assert any(not torch.equal(x, after[name]) for name, x in before.items()) is answers[-1]
         precision.zero_grad()
         scales.append(precision.loss_scale)
     everywhere = [None] * dist.get_world_size()
-    dist.all_gather_object(everywhere, [x.tolist() for x in full_weights(chunks, grid).values()])
+    dist.all_gather_object(everywhere, [x.tolist() for x in full_values("weight", chunks, grid).values()])
     assert all(each == everywhere[0] for each in everywhere)
     return answers, scales
 
