@@ -47,7 +47,16 @@ enum rc_collective {
 };
 
 /* How the core does a collective. */
-enum rc_path { RC_PATH_SINGLE, RC_PATH_STAGED, RC_PATH_ONE_SHOT, RC_PATH_TWO_STAGE, RC_PATH_SYMMETRIC, RC_PATH_THREADS, RC_PATH_CMA, RC_PATHS };
+enum rc_path {
+    RC_PATH_SINGLE,
+    RC_PATH_STAGED,
+    RC_PATH_ONE_SHOT,
+    RC_PATH_TWO_STAGE,
+    RC_PATH_SYMMETRIC,
+    RC_PATH_THREADS,
+    RC_PATH_CMA,
+    RC_PATHS
+};
 
 typedef struct rc_comm rc_comm;
 typedef struct rc_work rc_work;
@@ -58,13 +67,13 @@ typedef struct {
     uint64_t arena_bytes;     /* shared memory of one rank of the world, at most */
     uint64_t sub_arena_bytes; /* the same for a communicator from split */
     uint64_t segment_bytes;   /* largest block of a chunk in a staged collective; all its blocks together: twice that */
-    uint64_t one_shot_bytes;     /* all_reduce up to this size: every rank reduces everything, one synchronization */
-    uint64_t nontemporal_bytes;    /* blocks of at least this size are staged with non-temporal stores */
-    uint64_t direct_bytes;    /* symmetric buffers, or the ranks are threads: accessed directly from this size on */
-    uint64_t cma_bytes;     /* blocks of at least this size are copied by CMA */
-    uint64_t cma_huge_bytes; /* the same for blocks in huge pages */
-    double timeout;           /* seconds a call may take, unless the call says otherwise */
-    int32_t oversubscribed;   /* more ranks than cores: waiting ranks give the core away early */
+    uint64_t one_shot_bytes;  /* all_reduce up to this size: every rank reduces everything, one synchronization */
+    uint64_t nontemporal_bytes; /* blocks of at least this size are staged with non-temporal stores */
+    uint64_t direct_bytes;      /* symmetric buffers, or the ranks are threads: accessed directly from this size on */
+    uint64_t cma_bytes;         /* blocks of at least this size are copied by CMA */
+    uint64_t cma_huge_bytes;    /* the same for blocks in huge pages */
+    double timeout;             /* seconds a call may take, unless the call says otherwise */
+    int32_t oversubscribed;     /* more ranks than cores: waiting ranks give the core away early */
 } rc_tuning;
 
 typedef struct {
@@ -82,18 +91,19 @@ const rc_error* rc_last_error(void);
 
 /* Called periodically while a call waits on the main thread; non-zero ends the wait with RC_INTERRUPTED. */
 void rc_set_interrupt(int (*interrupt)(void));
-/* Call in the child of a fork: the parent's communicators and regions are unusable here, and freeing one does nothing. */
+/* Call in the child of a fork: the parent's communicators and regions are unusable there; freeing one does nothing. */
 void rc_after_fork(void);
 
 /* Kernels. `level`: "portable", "avx2", "avx512", or "" for the best of this CPU. */
 int rc_kernels_select(const char* level);
 const char* rc_kernels_name(void);
 int rc_dtype_bytes(int dtype);
-/* dst[i] = srcs[0][i] op srcs[1][i] op …, in that order, rounded once; dst may be one of srcs. avg divides by n * factor. */
+/* dst[i] = srcs[0][i] op srcs[1][i] op …, in that order, rounded once; avg divides by n * factor. dst may be one of
+ * srcs. */
 int rc_reduce(void* dst, const void* const* srcs, int n, uint64_t count, int dtype, int op, double factor);
 /* Bytes per second at which the core `writer` hands a block over to the core `reader`, with ordinary and non-temporal
    stores. */
-int rc_probe_handover(uint64_t bytes, int writer, int reader, double* ordinary, double* streamed);
+int rc_probe_handover(uint64_t bytes, int writer, int reader, double* ordinary, double* nontemporal);
 
 /* CUDA kernels (kernels/cuda/), on a GPU or on the emulated device. Addresses are in device memory. */
 typedef struct {
@@ -133,8 +143,8 @@ int rc_cuda_layout(const rc_cuda_shape* shape, uint64_t* bytes, uint64_t* peers_
 uint64_t rc_cuda_args_bytes(void);
 /* Writes the argument that the kernel of entry.cu takes by value. */
 int rc_cuda_args(const rc_cuda_shape* shape, const rc_cuda_call* call, void* args);
-/* Runs a launch on the CPU and returns when it has ended: `blocks` blocks of `threads` threads for each of `ranks` ranks,
- * whose `args` are contiguous, in one grid. `seed` not 0: threads yield at flags, as the seed decides. */
+/* Runs a launch on the CPU and returns when it has ended: `blocks` blocks of `threads` threads for each of `ranks`
+ * ranks, whose `args` are contiguous, in one grid. `seed` not 0: threads yield at flags, as the seed decides. */
 int rc_emulated_launch(const void* args, int ranks, int blocks, int threads, uint64_t seed);
 
 /* The world: one anonymous file holds the arenas of all ranks, and grows for sub-groups and symmetric buffers. */
@@ -153,7 +163,7 @@ int rc_sub_open(rc_comm* parent, uint64_t offset, int rank, int size, const int*
 int rc_abort(rc_comm* comm, int status, int rank, const char* reason);
 /* Whether a rank has died or closed: 0 or 1. */
 int rc_peer_lost(rc_comm* comm, int rank, int* lost);
-/* RC_INTERRUPTED: called by a signal handler inside a call of this communicator; that call ends now, then close again. */
+/* RC_INTERRUPTED: called by a signal handler inside a call of this communicator. That call ends; then close again. */
 int rc_close(rc_comm* comm);
 void rc_free(rc_comm* comm);
 /* RC_OK while the communicator is usable, else the first failure. */
