@@ -14,7 +14,7 @@ struct Parts {
 };
 
 template <class T>
-struct Plain {
+struct PlainVector {
     using Stored = T;
     static constexpr size_t lanes = RC_VECTOR_BYTES / sizeof(Stored);
 

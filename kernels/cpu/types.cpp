@@ -4,13 +4,13 @@
 namespace ringcomm {
 namespace {
 
-struct Dtype {
+struct DtypeRow {
     const char* name;
     size_t bytes;
     Kind kind;
 };
 
-constexpr Dtype dtypes[] = {
+constexpr DtypeRow dtypes[] = {
 #define DTYPE_ROW(name, NAME, bytes, kind, element, reduced) {#name, bytes, kind},
 #include "ringcomm/types.def"
 };

@@ -25,7 +25,7 @@ struct Shape {
 constexpr uint64_t FLAG = 32;  // a start flag has a second word beside it
 
 // Offsets in an arena and in each of its channels. The host computes them: a kernel finds them among its constants.
-struct Layout {
+struct ArenaLayout {
     Shape shape;
     uint32_t peer_slot_bytes;  // of a slot when all peers share them
     uint64_t channels_at, channel_bytes, bytes;
@@ -38,10 +38,10 @@ RC_HOST_DEVICE bool valid(const Shape& s) {
            s.line_bytes && sizes % PACK == 0;
 }
 
-RC_HOST_DEVICE Layout layout_of(const Shape& s) {
+RC_HOST_DEVICE ArenaLayout layout_of(const Shape& s) {
     const auto aligned = [](uint64_t bytes) { return (bytes + 127) / 128 * 128; };  // to cache lines
     const uint64_t n = s.ranks;
-    Layout l{};
+    ArenaLayout l{};
     l.shape = s;
     l.peer_slot_bytes = static_cast<uint32_t>(s.slot_bytes / n / PACK * PACK);
     l.channels_at = aligned(128 + n * sizeof(byte*));
@@ -57,7 +57,7 @@ RC_HOST_DEVICE Layout layout_of(const Shape& s) {
 // One channel in the arena of one rank.
 struct Channel {
     byte* base;
-    const Layout& layout;
+    const ArenaLayout& layout;
 
     RC_HOST_DEVICE uint64_t* epoch() const { return reinterpret_cast<uint64_t*>(base); }
     RC_HOST_DEVICE uint64_t* start(uint64_t epoch, int from) const { return flag(epoch % 2, from); }
@@ -81,17 +81,20 @@ private:
     }
 };
 
-struct Arena {
+struct DeviceArena {
     byte* base;
-    Layout layout;
+    ArenaLayout layout;
 
     RC_HOST_DEVICE uint32_t* broken() const { return reinterpret_cast<uint32_t*>(base); }
     RC_HOST_DEVICE byte** peers() const { return reinterpret_cast<byte**>(base + 128); }
-    RC_HOST_DEVICE Channel channel(int c) const { return at(base, c); }
+    // A channel refers to the layout in here, so none can be made from a temporary.
+    RC_HOST_DEVICE Channel channel(int c) const& { return at(base, c); }
+    Channel channel(int c) const&& = delete;
     // Channel c of another rank, whose arena is mapped at `arena`.
-    RC_HOST_DEVICE Channel at(byte* arena, int c) const {
+    RC_HOST_DEVICE Channel at(byte* arena, int c) const& {
         return {arena + layout.channels_at + c * layout.channel_bytes, layout};
     }
+    Channel at(byte* arena, int c) const&& = delete;
 };
 
 }  // namespace ringcomm::cuda

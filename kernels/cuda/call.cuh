@@ -47,7 +47,7 @@ struct Location {
 // The arguments of every kernel. `kernel`, `dtype`, `op`, `root`, `factor`, the lengths and the number of blocks must
 // be the same on all ranks, else the call is a mismatch.
 struct Args {
-    Arena arena;
+    DeviceArena arena;
     Control* control;
     const byte* input;
     byte* output;

@@ -23,7 +23,7 @@ RC_DEVICE uint64_t load_acquire(const uint64_t* at) {
     return value;
 }
 
-template <Site>
+template <DeviceSite>
 RC_DEVICE void store_release(uint64_t* at, uint64_t value) {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }

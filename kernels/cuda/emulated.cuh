@@ -86,7 +86,7 @@ void store(Word* at, Word value, int order) {
 
 inline uint64_t load_acquire(const uint64_t* at) { return load(at, __ATOMIC_ACQUIRE); }
 
-template <Site site>
+template <DeviceSite site>
 void store_release(uint64_t* at, uint64_t value) {
     store(at, value, site == weakened ? __ATOMIC_RELAXED : __ATOMIC_RELEASE);
 }

@@ -40,7 +40,7 @@ constexpr uint64_t PACK = sizeof(Pack);
 
 // Each store that makes memory visible to another rank has a number. A build with RC_WEAKEN can drop the order of one
 // of them; ThreadSanitizer must then report a race, which proves that the tests detect it.
-enum Site : int {
+enum DeviceSite : int {
     SITE_START = 1,  // a rank has ended its last call and started this one; publishes what it staged
     SITE_TAIL,       // a slot is filled
     SITE_HEAD,       // a slot may be filled again

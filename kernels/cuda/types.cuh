@@ -15,7 +15,7 @@ enum Dtype {
 };
 
 template <class T, Kind K>
-struct Plain {
+struct Number {
     using Stored = T;
     using Wide = T;
     static constexpr Kind kind = K;
@@ -89,12 +89,12 @@ using Float8E5m2 = SmallFloat<uint8_t, 5, 2>;
 // The type of an element in types.def.
 template <Kind K, class T>
 struct Element {
-    using type = Plain<T, K>;
+    using type = Number<T, K>;
 };
 
 template <class T>
 struct Element<COMPLEX, T> {
-    using type = Plain<Complex<T>, COMPLEX>;
+    using type = Number<Complex<T>, COMPLEX>;
 };
 
 template <class Bits, int Exponent, int Mantissa, bool Finite>

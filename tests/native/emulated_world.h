@@ -25,9 +25,9 @@ inline std::mt19937_64 random_bits(20240229);
 
 struct World {
     const gpu::Shape shape;
-    gpu::Layout layout;
+    gpu::ArenaLayout layout;
     std::vector<gpu::byte*> memory;
-    std::vector<gpu::Arena> arenas;  // a Channel refers to the layout in its arena
+    std::vector<gpu::DeviceArena> arenas;
     std::vector<gpu::Control> control;
     uint64_t seed = 0;
     int threads = 2;
@@ -48,7 +48,7 @@ struct World {
         for (gpu::byte* m : memory) free(m);
     }
 
-    const gpu::Arena& arena(int rank) const { return arenas[rank]; }
+    const gpu::DeviceArena& arena(int rank) const { return arenas[rank]; }
 
     void set_epoch(uint64_t epoch) {
         for (int r = 0; r < shape.ranks; ++r)

@@ -73,7 +73,7 @@ bool is_complex(int dtype) { return kinds[dtype] == COMPLEX; }
 bool is_float(int dtype) { return is_complex(dtype) || kinds[dtype] == REAL; }
 
 template <class T>
-using Part = std::conditional_t<std::is_arithmetic_v<T>, Plain<T, REAL>, T>;
+using Part = std::conditional_t<std::is_arithmetic_v<T>, Number<T, REAL>, T>;
 
 // The value of one part of an element.
 float value_at(int dtype, const byte* at) {
@@ -389,7 +389,7 @@ void check_symmetric() {
                              .in_place = kernel == RING_ALL_REDUCE,
                              .symmetric = true,
                              .odd = odd});
-            const Arena arena = world.arena(2);
+            const DeviceArena arena = world.arena(2);
             const Channel channel = arena.channel(1);
             const bool staged =
                 std::any_of(channel.slots(), channel.base + world.layout.channel_bytes, [](byte b) { return b; });

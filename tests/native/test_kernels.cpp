@@ -1,5 +1,5 @@
 // Every reduce kernel at every level of this CPU against plain scalar code, bit for bit (the payload of a NaN is free),
-// and the streaming copy. As all levels must give the bits of the same reference, they give those of each other.
+// and the non-temporal copy. As all levels must give the bits of the same reference, they give those of each other.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -265,7 +265,8 @@ void check_dtype(const std::vector<std::string>& levels) {
             const auto expected = allowed ? reference<D>(op, inputs, n, factor) : std::vector<typename D::Stored>();
             for (const auto& level : levels) {
                 select_kernels(level.c_str());
-                expect(!kernels().reduce[Dtype][op] == !allowed, "an operation that makes no sense, or none that does");
+                expect(!kernels().reduce[Dtype][op] == !allowed,
+                       "an operation that the dtype has is missing, or one that it has not is there");
                 if (!allowed || !kernels().reduce[Dtype][op]) continue;
                 for (size_t count : {0, 1, 2, 3, 7, 8, 15, 31, 33, 64, 127, 255, 256, 301, 1031})
                     for (int alias = -1; alias < n; ++alias)

@@ -116,6 +116,14 @@ def test_no_class_name_is_defined_twice():
     assert [found for found in classes if names[found[0]] > 1] == []
 
 
+def test_no_native_type_is_defined_twice():
+    """In whatever namespace; emulated.cuh is another form of device.cuh."""
+    sources = [source for source in native_sources() if source.name != "emulated.cuh"]
+    pattern = r"^(?:struct|class|enum|enum class) (?:alignas\(\w+\) )?(\w+)(?: final)?(?: : [^{]+)? \{"
+    names = Counter(name for source in sources for name in re.findall(pattern, source.read_text(), re.MULTILINE))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 def test_imports_have_no_cycles():
     TopologicalSorter({module: imports(module) for module in MODULES}).prepare()
 

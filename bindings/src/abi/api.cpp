@@ -30,7 +30,7 @@ Transfer outgoing(const void* data, uint64_t count, int dtype, int peer, int64_t
     return {static_cast<std::byte*>(const_cast<void*>(data)), count, dtype, peer, tag, timeout};
 }
 
-Call called(int collective, const rc_call& call) {
+CallRecord called(int collective, const rc_call& call) {
     return {collective,
             static_cast<const std::byte*>(call.source),
             static_cast<std::byte*>(call.target),
@@ -81,24 +81,24 @@ int rc_dtype_bytes(int dtype) { return int(dtype_bytes(dtype)); }
 
 int rc_reduce(void* dst, const void* const* srcs, int n, uint64_t count, int dtype, int op, double factor) {
     return guarded([&] {
-        if (!reducible(dtype, op)) reject("this operation makes no sense for this dtype");
+        check_reducible(dtype, op);
         if (count) kernels().reduce[dtype][op](dst, srcs, n, count, factor);
     });
 }
 
-int rc_probe_handover(uint64_t bytes, int writer, int reader, double* ordinary, double* streamed) {
+int rc_probe_handover(uint64_t bytes, int writer, int reader, double* ordinary, double* nontemporal) {
     return guarded([&] {
         *ordinary = probe_handover(bytes, false, writer, reader);
-        *streamed = probe_handover(bytes, true, writer, reader);
+        *nontemporal = probe_handover(bytes, true, writer, reader);
     });
 }
 
 uint64_t rc_world_bytes(int size, const rc_tuning* tuning) {
-    return Layout(size, tuning->arena_bytes).arena_bytes(size);
+    return PartLayout(size, tuning->arena_bytes).arena_bytes(size);
 }
 
 uint64_t rc_sub_bytes(int size, const rc_tuning* tuning) {
-    return Layout(size, tuning->sub_arena_bytes).arena_bytes(size);
+    return PartLayout(size, tuning->sub_arena_bytes).arena_bytes(size);
 }
 
 int rc_file_create(int* fd) {
@@ -205,7 +205,7 @@ int rc_report(rc_comm* comm, int calls, char* text, uint64_t bytes) {
 
 int rc_collective(rc_comm* comm, int collective, const rc_call* arguments, double timeout, rc_work** work) {
     return enter(comm->handle, [&](const EntryGuard& entry) {
-        Call call = called(collective, *arguments);
+        CallRecord call = called(collective, *arguments);
         check_call(call, entry.comm().rank, entry.comm().size);
         if (work) {
             *work = new rc_work{comm->handle, entry->collectives.queue(call, timeout)};
@@ -227,7 +227,7 @@ int rc_describe(int collective, uint64_t count, int dtype, int op, double factor
 
 int rc_check_collective(int rank, int size, int collective, const rc_call* arguments, int on_gpu) {
     return guarded([&] {
-        Call call = called(collective, *arguments);
+        CallRecord call = called(collective, *arguments);
         check_call(call, rank, size, on_gpu);
     });
 }

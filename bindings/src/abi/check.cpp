@@ -19,6 +19,17 @@ void check_dtype(int dtype) {
     if (dtype < 0 || dtype >= RC_DTYPES) reject(format("there is no dtype %d", dtype));
 }
 
+void check_reducible(int dtype, int op, bool on_gpu) {
+    check_dtype(dtype);
+    if (reducible(dtype, op, on_gpu)) return;
+    std::string ops;
+    for (int other = 0; other < RC_OPS; ++other) {
+        if (reducible(dtype, other, on_gpu)) ops += (ops.empty() ? "" : ", ") + std::string(op_name(other));
+    }
+    if (ops.empty()) reject(format("dtype: expected one that the CPU reduces, got %s", dtype_name(dtype)));
+    reject(format("op of %s: expected one of %s, got %s", dtype_name(dtype), ops.c_str(), op_name(op)));
+}
+
 void check_disjoint(const void* source, size_t source_bytes, const void* target, size_t target_bytes) {
     const auto from = static_cast<const std::byte*>(source), to = static_cast<const std::byte*>(target);
     if (!from || !to || !source_bytes || !target_bytes) return;
@@ -28,7 +39,7 @@ void check_disjoint(const void* source, size_t source_bytes, const void* target,
 }
 
 // Two buffers must be disjoint, or the same place as far as the collective allows it.
-void check_overlap(const Call& call, int rank, int size) {
+void check_overlap(const CallRecord& call, int rank, int size) {
     const Blocks blocks(call);
     const size_t all = blocks.offset(size), before = blocks.offset(rank);
     const Collective& collective = collectives[call.collective];
@@ -47,14 +58,12 @@ void check_overlap(const Call& call, int rank, int size) {
     if (!same) check_disjoint(source, source_bytes, target, target_bytes);
 }
 
-void check_call(Call& call, int rank, int size, bool on_gpu) {
+void check_call(CallRecord& call, int rank, int size, bool on_gpu) {
     check_collective(call.collective);
     check_dtype(call.dtype);
     call.item = dtype_bytes(call.dtype);
     const Collective& collective = collectives[call.collective];
-    if (collective.reduces && !reducible(call.dtype, call.op, on_gpu)) {
-        reject(format("%s of %s makes no sense or is not supported", op_name(call.op), dtype_name(call.dtype)));
-    }
+    if (collective.reduces) check_reducible(call.dtype, call.op, on_gpu);
     if (collective.rooted()) check_rank("root", call.root, 0, size);
     check_overlap(call, rank, size);
 }

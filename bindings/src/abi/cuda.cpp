@@ -12,7 +12,7 @@ static_assert(offsetof(rc_cuda_control, reason) == offsetof(cuda::Control, recor
 
 namespace {
 
-cuda::Layout layout_of(const rc_cuda_shape* shape) {
+cuda::ArenaLayout layout_of(const rc_cuda_shape* shape) {
     const auto given = cuda::bits_as<cuda::Shape>(*shape);
     if (!cuda::valid(given)) reject("the shape of the CUDA arena is invalid");
     return cuda::layout_of(given);
@@ -22,7 +22,7 @@ cuda::Layout layout_of(const rc_cuda_shape* shape) {
 
 int rc_cuda_layout(const rc_cuda_shape* shape, uint64_t* bytes, uint64_t* peers_at) {
     return guarded([&] {
-        const cuda::Arena arena{nullptr, layout_of(shape)};
+        const cuda::DeviceArena arena{nullptr, layout_of(shape)};
         *bytes = arena.layout.bytes;
         *peers_at = reinterpret_cast<uint64_t>(arena.peers());
     });

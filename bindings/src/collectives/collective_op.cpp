@@ -24,7 +24,7 @@ uint64_t mix(uint64_t hash, uint64_t value) {  // the finaliser of SplitMix64 ov
 
 }  // namespace
 
-CollectiveOp::CollectiveOp(Comm& comm, Call& call, double timeout)
+CollectiveOp::CollectiveOp(Comm& comm, CallRecord& call, double timeout)
     : rank(comm.rank),
       size(comm.size),
       comm(comm),

@@ -3,7 +3,7 @@
 
 #include <bit>
 
-#include "collectives/call.h"
+#include "collectives/call_record.h"
 #include "core/signature.h"
 #include "kernels/cpu/kernels.h"
 #include "shm/comm.h"
@@ -12,11 +12,11 @@ namespace ringcomm {
 
 class CollectiveOp final : public WaitChecks {
 public:
-    CollectiveOp(Comm& comm, Call& call, double timeout);
+    CollectiveOp(Comm& comm, CallRecord& call, double timeout);
 
     const int rank, size;
     Comm& comm;
-    const Call& call;
+    const CallRecord& call;
 
     // Publishes the start record, and with it the staged chunk 0; or, for a rank that wants direct access, its buffers,
     // and then nothing is staged yet.

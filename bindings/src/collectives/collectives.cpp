@@ -13,7 +13,7 @@ void barrier(CollectiveOp& op) {
 }
 
 void broadcast(CollectiveOp& op) {
-    const Call& call = op.call;
+    const CallRecord& call = op.call;
     const size_t bytes = call.bytes();
     const Chunking chunking(op, 1);
     DirectAccess direct(op, {op.rank == call.root ? bytes : 0, 0, bytes});
@@ -37,7 +37,7 @@ void broadcast(CollectiveOp& op) {
 
 // gather and all_gather differ only in the readers.
 void gather(CollectiveOp& op, int reader) {
-    const Call& call = op.call;
+    const CallRecord& call = op.call;
     const Blocks blocks(call);
     const size_t mine = blocks.bytes(op.rank), all = blocks.offset(op.size);
     const Chunking chunking(op, 1);
@@ -74,7 +74,7 @@ void gather(CollectiveOp& op, int reader) {
 }
 
 void scatter(CollectiveOp& op) {
-    const Call& call = op.call;
+    const CallRecord& call = op.call;
     const Blocks blocks(call);
     const Chunking chunking(op, op.size);
     const Slots slots(op, chunking, blocks, blocks.largest(op.size));
@@ -96,7 +96,7 @@ void scatter(CollectiveOp& op) {
 }
 
 void all_to_all(CollectiveOp& op) {
-    const Call& call = op.call;
+    const CallRecord& call = op.call;
     const int n = op.size, me = op.rank;
     const Blocks sent(call), received(call, call.counts ? call.counts + n : nullptr);
     // The longest block of any pair determines the number of chunks. It is known only after await_starts(), so chunk 0
@@ -135,7 +135,7 @@ void all_to_all(CollectiveOp& op) {
 }
 
 void reduce_scatter(CollectiveOp& op) {
-    const Call& call = op.call;
+    const CallRecord& call = op.call;
     const int n = op.size, me = op.rank;
     const Blocks blocks(call);
     const Chunking chunking(op, n);
@@ -160,7 +160,7 @@ void reduce_scatter(CollectiveOp& op) {
 }
 
 // A group of one rank.
-void alone(const Call& call) {
+void alone(const CallRecord& call) {
     const void* source = call.source;
     const size_t all = Blocks(call).bytes(0);
     if (call.collective == RC_ALL_TO_ALL && call.counts && call.counts[0] != call.counts[1]) {
@@ -176,7 +176,7 @@ void alone(const Call& call) {
 }  // namespace
 
 void run_collective(CollectiveOp& op) {
-    const Call& call = op.call;
+    const CallRecord& call = op.call;
     if (op.size == 1) {
         op.set_path(RC_PATH_SINGLE);
         return alone(call);

@@ -3,7 +3,7 @@
 namespace ringcomm {
 
 DirectAccess::DirectAccess(CollectiveOp& op, const DirectOffer& offer) : op_(op) {
-    const Call& call = op.call;
+    const CallRecord& call = op.call;
     const size_t least = std::max<size_t>(1, op.comm.tuning().direct_bytes);
     if (call.source && offer.source_bytes >= least) {
         own_.source_location = op.comm.regions.locate(call.source, offer.source_bytes);

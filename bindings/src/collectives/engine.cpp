@@ -12,18 +12,18 @@ constexpr uint64_t REFRESH = uint64_t{1} << 32;  // calls
 }  // namespace
 
 struct CollectiveEngine::QueuedCall : Work {
-    QueuedCall(const Call& call, int size, double timeout) : call(call), timeout(timeout) {
+    QueuedCall(const CallRecord& call, int size, double timeout) : call(call), timeout(timeout) {
         if (!call.counts) return;
         counts.assign(call.counts, call.counts + (collectives[call.collective].exchanges() ? 2 : 1) * size);
         this->call.counts = counts.data();
     }
 
-    Call call;
+    CallRecord call;
     double timeout;
     std::vector<uint64_t> counts;
 };
 
-void CollectiveEngine::run(Call& call, double timeout) {
+void CollectiveEngine::run(CallRecord& call, double timeout) {
     comm_.ensure_ready();
     if (pending_.load() == 0 && executor_.try_lock()) {
         const std::lock_guard executor(executor_, std::adopt_lock);
@@ -34,7 +34,7 @@ void CollectiveEngine::run(Call& call, double timeout) {
     work->result();
 }
 
-std::shared_ptr<Work> CollectiveEngine::queue(const Call& call, double timeout) {
+std::shared_ptr<Work> CollectiveEngine::queue(const CallRecord& call, double timeout) {
     comm_.ensure_ready();
     auto work = std::make_shared<QueuedCall>(call, comm_.size, timeout);
     const std::lock_guard lock(mutex_);
@@ -71,7 +71,7 @@ void CollectiveEngine::worker_loop() {
     }
 }
 
-void CollectiveEngine::execute(Call& call, double timeout) {
+void CollectiveEngine::execute(CallRecord& call, double timeout) {
     call.epoch = ++epoch_;
     CollectiveOp op(comm_, call, timeout);
     const uint64_t flight = comm_.flight_start(op.signature(), op.count(), call.epoch, op.start_time());

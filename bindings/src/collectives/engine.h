@@ -5,7 +5,7 @@
 #include <deque>
 #include <thread>
 
-#include "collectives/call.h"
+#include "collectives/call_record.h"
 #include "shm/work.h"
 
 namespace ringcomm {
@@ -15,14 +15,14 @@ public:
     explicit CollectiveEngine(Comm& comm) : comm_(comm) {}
     ~CollectiveEngine() { stop(); }
 
-    void run(Call& call, double timeout);
-    std::shared_ptr<Work> queue(const Call& call, double timeout);
+    void run(CallRecord& call, double timeout);
+    std::shared_ptr<Work> queue(const CallRecord& call, double timeout);
     void stop();  // after comm.start_closing(); queued calls fail
 
 private:
     struct QueuedCall;
 
-    void execute(Call& call, double timeout);
+    void execute(CallRecord& call, double timeout);
     void worker_loop();
 
     Comm& comm_;

@@ -24,7 +24,8 @@ inline void copy_out(std::byte* target, const std::byte* source, size_t bytes, s
     }
 }
 
-inline void reduce_blocks(const Call& call, std::byte* target, const void* const* sources, int n, uint64_t count) {
+inline void reduce_blocks(const CallRecord& call, std::byte* target, const void* const* sources, int n,
+                          uint64_t count) {
     if (count) kernels().reduce[call.dtype][call.op](target, sources, n, count, call.factor);
 }
 

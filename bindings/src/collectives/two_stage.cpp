@@ -7,7 +7,7 @@ namespace {
 
 // Small all_reduce and reduce: every rank stages its whole array, and every reader reduces them all.
 void reduce_one_shot(CollectiveOp& op, int reader) {
-    const Call& call = op.call;
+    const CallRecord& call = op.call;
     const size_t bytes = call.bytes();
     op.set_path(RC_PATH_ONE_SHOT);
     if (op.rank != reader || reader == ALL_RANKS) {
@@ -138,7 +138,7 @@ private:
     }
 
     CollectiveOp& op_;
-    const Call& call_;
+    const CallRecord& call_;
     const int n_, me_, reader_;
     const size_t piece_;             // bytes of a full segment
     const uint64_t chunk_, chunks_;  // elements of a chunk; number of chunks

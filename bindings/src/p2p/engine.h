@@ -10,7 +10,7 @@
 #include <list>
 #include <thread>
 
-#include "p2p/channel.h"
+#include "p2p/rings.h"
 #include "shm/work.h"
 
 namespace ringcomm {

@@ -70,16 +70,16 @@ void File::discard(uint64_t offset, size_t bytes) {
     fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(bytes));
 }
 
-Layout::Layout(int size, size_t budget) {
+PartLayout::PartLayout(int size, size_t budget) {
     const size_t n = size;
     counts = round_up(sizeof(RankHeader), LINE);
-    channels = round_up(counts + 2 * 2 * n * sizeof(uint64_t), LINE);
+    packet_rings = round_up(counts + 2 * 2 * n * sizeof(uint64_t), LINE);
     const size_t peers = n - 1;
-    rings = round_up(channels + peers * sizeof(Channel), PAGE);
-    const size_t rest = peers && budget > rings ? budget - rings : 0;
+    byte_rings = round_up(packet_rings + peers * sizeof(PacketRing), PAGE);
+    const size_t rest = peers && budget > byte_rings ? budget - byte_rings : 0;
     // An eighth of the budget for point-to-point.
     ring_bytes = std::clamp(std::bit_floor(rest / 8 / n), size_t{1} << 10, size_t{1} << 18);
-    staging = round_up(rings + peers * ring_bytes, PAGE);
+    staging = round_up(byte_rings + peers * ring_bytes, PAGE);
     // Four buffers: two for this call, and two that peers may still read for the previous call.
     const size_t left = budget > staging ? (budget - staging) / 4 : 0;
     staging_bytes = round_up(std::clamp(left - left % PAGE, n * 64, size_t{1} << 20), PAGE);

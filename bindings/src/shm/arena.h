@@ -41,12 +41,12 @@ private:
 int create_file();
 
 // The offsets in one rank's part. They follow from the group's size and the budget alone, so all ranks agree.
-struct Layout {
-    size_t counts, channels, rings, staging;  // offsets in a part
-    size_t ring_bytes, staging_bytes;         // of one ring, buffer
+struct PartLayout {
+    size_t counts, packet_rings, byte_rings, staging;  // offsets in a part
+    size_t ring_bytes, staging_bytes;                  // of one ring, buffer
     size_t part_bytes;
 
-    Layout(int size, size_t budget);
+    PartLayout(int size, size_t budget);
     size_t arena_bytes(int size) const { return sizeof(GroupHeader) + size * part_bytes; }
 };
 
@@ -62,18 +62,18 @@ public:
     std::byte* staging(int r, uint64_t buffer) const {
         return part(r) + layout.staging + buffer * layout.staging_bytes;
     }
-    Channel& channel(int writer, int reader) const {
-        return reinterpret_cast<Channel*>(part(writer) + layout.channels)[peer(writer, reader)];
+    PacketRing& packet_ring(int writer, int reader) const {
+        return reinterpret_cast<PacketRing*>(part(writer) + layout.packet_rings)[peer(writer, reader)];
     }
-    std::byte* ring(int writer, int reader) const {
-        return part(writer) + layout.rings + peer(writer, reader) * layout.ring_bytes;
+    std::byte* byte_ring(int writer, int reader) const {
+        return part(writer) + layout.byte_rings + peer(writer, reader) * layout.ring_bytes;
     }
 
     void allocate(int r);  // the part of rank r; rank 0's includes the group header
     void discard();        // when all ranks have closed
 
     const int size;
-    const Layout layout;
+    const PartLayout layout;
 
 private:
     static int peer(int writer, int reader) { return reader < writer ? reader : reader - 1; }  // none for itself

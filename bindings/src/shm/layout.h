@@ -2,7 +2,7 @@
 // never reset: it starts at zero, because a new range of the file reads as zeros, and counts on across calls.
 //
 //   arena of a communicator = | GroupHeader | part of rank 0 | part of rank 1 | … |
-//   part of a rank          = | RankHeader | counts | channels | rings | staging buffers |
+//   part of a rank          = | RankHeader | counts | packet rings | byte rings | staging buffers |
 #pragma once
 
 #include <cstddef>
@@ -119,9 +119,9 @@ struct alignas(LINE) Packet {
     std::byte payload[LINE - sizeof(Flag) - sizeof(PacketHeader)];
 };
 
-// Point-to-point from one writer, in whose part it lies, to one reader: see p2p/channel.h.
+// Point-to-point from one writer, in whose part it lies, to one reader: see p2p/rings.h.
 constexpr uint64_t PACKETS = 32;
-struct alignas(LINE) Channel {
+struct alignas(LINE) PacketRing {
     // Written by the reader.
     Flag consumed;              // packets
     std::atomic<bool> copying;  // from the memory of the writer, a thread of the same process

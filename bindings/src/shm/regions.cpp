@@ -24,7 +24,7 @@ Region::~Region() { forget(); }
 
 void Region::forget() {
     const uint64_t page = offset_ + part_bytes_ - PAGE;
-    if (control().forgotten.fetch_add(1) + 1 == uint32_t(size_)) file_->discard(page, PAGE);
+    if (counters().forgotten.fetch_add(1) + 1 == uint32_t(size_)) file_->discard(page, PAGE);
 }
 
 uint64_t Region::location(const std::byte* address, size_t bytes) const {
@@ -34,7 +34,7 @@ uint64_t Region::location(const std::byte* address, size_t bytes) const {
 }
 
 void Region::release() {
-    if (control().released.fetch_add(1) + 1 != uint32_t(size_)) return;
+    if (counters().released.fetch_add(1) + 1 != uint32_t(size_)) return;
     // All but the page of the counters, which the last rank to destroy the region discards.
     file_->discard(offset_, part_bytes_ - PAGE);
     file_->discard(offset_ + part_bytes_, (size_ - 1) * part_bytes_);

@@ -26,17 +26,17 @@ public:
 
     // This rank's owner releases its part. Peers may still read it, so the mapping stays until all have released.
     void release();
-    bool released_by_all() const { return control().released.load() == uint32_t(size_); }
+    bool released_by_all() const { return counters().released.load() == uint32_t(size_); }
 
 private:
     // At the end of rank 0's part: how many ranks have released the region, and how many have destroyed it.
-    struct Control {
+    struct Counters {
         std::atomic<uint32_t> released, forgotten;
     };
 
     void forget();
     std::byte* part(int r) const { return mapping_->base() + r * part_bytes_; }
-    Control& control() const { return *reinterpret_cast<Control*>(part(0) + part_bytes_ - LINE); }
+    Counters& counters() const { return *reinterpret_cast<Counters*>(part(0) + part_bytes_ - LINE); }
 
     std::shared_ptr<File> file_;
     uint64_t offset_;

@@ -1,4 +1,4 @@
-// A one-way channel between two ranks: a ring of packets, and a ring of bytes for payloads too large for a packet.
+// From one rank to another: a ring of packets, and a ring of bytes for payloads too large for a packet.
 //
 // Each packet carries its sequence number, so the reader polls the cache line that it then reads. The reader reports
 // consumed packets only when the writer may need their room.
@@ -22,16 +22,16 @@ public:
     // Returns false if the ring has no room. `payload`: header.bytes bytes, or nullptr.
     bool try_write(PacketHeader header, const std::byte* payload);
     // Whether the reader, a thread of this process, is copying from the writer's memory.
-    bool is_being_read() const { return channel_.copying.load(); }
+    bool is_being_read() const { return ring_.copying.load(); }
 
 private:
     bool has_room(uint64_t end) const { return written_ - consumed_ < PACKETS && end - free_from_ <= capacity_; }
 
-    Channel& channel_;
-    std::byte* const ring_;
+    PacketRing& ring_;
+    std::byte* const bytes_;
     const size_t capacity_;
     const uint64_t nontemporal_bytes_;
-    uint64_t written_ = 0, consumed_ = 0;   // packets; the latter as last read from the channel
+    uint64_t written_ = 0, consumed_ = 0;   // packets; the latter as last reported by the reader
     uint64_t end_ = 0, free_from_ = 0;      // positions in the ring of bytes; they never wrap
     std::array<uint64_t, PACKETS> ends_{};  // end_ after each packet
 };
@@ -42,16 +42,16 @@ public:
 
     // The next packet, or nullptr.
     const Packet* next() const {
-        const Packet& packet = channel_.packets[consumed_ % PACKETS];
+        const Packet& packet = ring_.packets[consumed_ % PACKETS];
         return observe(packet.sequence) == consumed_ + 1 ? &packet : nullptr;
     }
     const std::byte* payload(const Packet& packet) const {
         const PacketHeader& header = packet.header;
-        return in_byte_ring(header) ? ring_ + header.location % capacity_ : packet.payload;
+        return in_byte_ring(header) ? bytes_ + header.location % capacity_ : packet.payload;
     }
     // Releases the next packet. Returns true if the writer was notified.
     bool consume();
-    void set_copying(bool now) { channel_.copying.exchange(now); }
+    void set_copying(bool now) { ring_.copying.exchange(now); }
 
 private:
     static bool in_byte_ring(const PacketHeader& header) {
@@ -59,8 +59,8 @@ private:
         return has_payload && header.bytes > sizeof Packet::payload;
     }
 
-    Channel& channel_;
-    const std::byte* const ring_;
+    PacketRing& ring_;
+    const std::byte* const bytes_;
     const size_t capacity_;
     uint64_t consumed_ = 0, reported_ = 0;
 };

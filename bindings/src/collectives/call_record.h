@@ -7,7 +7,7 @@
 
 namespace ringcomm {
 
-struct Call {
+struct CallRecord {
     int collective;
     const std::byte* source;
     std::byte* target;
@@ -29,8 +29,9 @@ struct Blocks {
     const uint64_t* counts;
     size_t equal, item;
 
-    explicit Blocks(const Call& call, const uint64_t* counts) : counts(counts), equal(call.bytes()), item(call.item) {}
-    explicit Blocks(const Call& call) : Blocks(call, call.counts) {}
+    explicit Blocks(const CallRecord& call, const uint64_t* counts)
+        : counts(counts), equal(call.bytes()), item(call.item) {}
+    explicit Blocks(const CallRecord& call) : Blocks(call, call.counts) {}
     size_t bytes(int r) const { return counts ? counts[r] * item : equal; }
     size_t offset(int r) const {
         if (!counts) return r * equal;

@@ -1,4 +1,4 @@
-#include "p2p/channel.h"
+#include "p2p/rings.h"
 
 #include <cstring>
 
@@ -13,8 +13,8 @@ constexpr size_t UNIT = 64;  // alignment of payloads in the ring of bytes
 }  // namespace
 
 SendRing::SendRing(Arena& arena, int writer, int reader, uint64_t nontemporal_bytes)
-    : channel_(arena.channel(writer, reader)),
-      ring_(arena.ring(writer, reader)),
+    : ring_(arena.packet_ring(writer, reader)),
+      bytes_(arena.byte_ring(writer, reader)),
       capacity_(arena.layout.ring_bytes),
       nontemporal_bytes_(nontemporal_bytes) {}
 
@@ -28,12 +28,12 @@ bool SendRing::try_write(PacketHeader header, const std::byte* payload) {
         end = header.location + round_up(bytes, UNIT);
     }
     if (!has_room(end)) {
-        consumed_ = observe(channel_.consumed);
+        consumed_ = observe(ring_.consumed);
         if (consumed_) free_from_ = ends_[(consumed_ - 1) % PACKETS];
         if (!has_room(end)) return false;
     }
-    Packet& packet = channel_.packets[written_ % PACKETS];
-    std::byte* place = apart ? ring_ + header.location % capacity_ : packet.payload;
+    Packet& packet = ring_.packets[written_ % PACKETS];
+    std::byte* place = apart ? bytes_ + header.location % capacity_ : packet.payload;
     if (bytes >= nontemporal_bytes_) {
         kernels().copy_nontemporal(place, payload, bytes);
     } else if (bytes) {
@@ -46,13 +46,15 @@ bool SendRing::try_write(PacketHeader header, const std::byte* payload) {
 }
 
 ReceiveRing::ReceiveRing(Arena& arena, int writer, int reader)
-    : channel_(arena.channel(writer, reader)), ring_(arena.ring(writer, reader)), capacity_(arena.layout.ring_bytes) {}
+    : ring_(arena.packet_ring(writer, reader)),
+      bytes_(arena.byte_ring(writer, reader)),
+      capacity_(arena.layout.ring_bytes) {}
 
 bool ReceiveRing::consume() {
-    const bool apart = in_byte_ring(channel_.packets[consumed_ % PACKETS].header);
+    const bool apart = in_byte_ring(ring_.packets[consumed_ % PACKETS].header);
     ++consumed_;
     if (!apart && consumed_ - reported_ < PACKETS / 4) return false;
-    publish<SITE_CONSUMED>(channel_.consumed, reported_ = consumed_);
+    publish<SITE_CONSUMED>(ring_.consumed, reported_ = consumed_);
     return true;
 }
 
