@@ -79,24 +79,17 @@ RC_DEVICE void collective(Call& call, uint64_t common, Sent sent, Received recei
     if (start_pairs(call, common, sent, received)) exchange(call, sent, received);
 }
 
-template <class Math>
-RC_DEVICE void gather(Call& call, const Math& math) {
-    const RankBlocks blocks{call.args.recv_offsets, call.args.count, math.item};
-    const bool root = call.me == call.args.root;
+// gather, or scatter: a block of each rank, to the root or from it.
+template <bool to_root, class Math>
+RC_DEVICE void with_root(Call& call, const Math& math) {
+    const RankBlocks blocks{to_root ? call.args.recv_offsets : call.args.send_offsets, call.args.count, math.item};
     const Range own{0, blocks[call.me].bytes()};
-    collective(
-        call, blocks.digest(call.n), [&](int p) { return p == call.args.root ? own : Range{}; },
-        [&](int p) { return root ? blocks[p] : Range{}; });
-}
-
-template <class Math>
-RC_DEVICE void scatter(Call& call, const Math& math) {
-    const RankBlocks blocks{call.args.send_offsets, call.args.count, math.item};
-    const bool root = call.me == call.args.root;
-    const Range own{0, blocks[call.me].bytes()};
-    collective(
-        call, blocks.digest(call.n), [&](int p) { return root ? blocks[p] : Range{}; },
-        [&](int p) { return p == call.args.root ? own : Range{}; });
+    const auto of_root = [&](int p) { return call.me == call.args.root ? blocks[p] : Range{}; };
+    const auto of_rank = [&](int p) { return p == call.args.root ? own : Range{}; };
+    if constexpr (to_root)
+        collective(call, blocks.digest(call.n), of_rank, of_root);
+    else
+        collective(call, blocks.digest(call.n), of_root, of_rank);
 }
 
 template <class Math>

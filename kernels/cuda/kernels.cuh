@@ -42,8 +42,8 @@ RC_DEVICE void run(const Ctx& ctx, const Args& args) {
     if constexpr (kernel == LL) ll(call, math);
     if constexpr (kernel == RING_ALL_GATHER) ring_all_gather(call, math);
     if constexpr (kernel == RING_BROADCAST) ring_broadcast(call, math);
-    if constexpr (kernel == GATHER) gather(call, math);
-    if constexpr (kernel == SCATTER) scatter(call, math);
+    if constexpr (kernel == GATHER) with_root<true>(call, math);
+    if constexpr (kernel == SCATTER) with_root<false>(call, math);
     if constexpr (kernel == ALL_GATHER) all_gather(call, math);
     if constexpr (kernel == ALL_TO_ALL) all_to_all(call, math);
 }
