@@ -198,14 +198,10 @@ def find_device(name: str) -> Any:
 
 
 def check_disjoint(source: Memory, target: Memory) -> None:
-    begins = [
-        pointer.address if isinstance(pointer, Pointer) else int(cast("uintptr_t", pointer))
-        for pointer, _, _ in (source, target)
-    ]
-    ends = [
-        begin + count * lib.rc_dtype_bytes(dtype)
-        for begin, (_, count, dtype) in zip(begins, (source, target), strict=True)
-    ]
+    begins, ends = [], []
+    for pointer, count, dtype in (source, target):
+        begins.append(pointer.address if isinstance(pointer, Pointer) else int(cast("uintptr_t", pointer)))
+        ends.append(begins[-1] + count * lib.rc_dtype_bytes(dtype))
     if max(begins) < min(ends):
         raise refuse("out", "separate memory", "memory that overlaps x")
 
@@ -234,7 +230,8 @@ def _view(x: Any) -> NDArray[Any]:
         raise ArgumentError(f"NumPy cannot read this {type(x).__name__}: {error}") from None
     kind, index = x.__dlpack_device__()
     if kind not in (1, 3):  # kDLCPU, kDLCUDAHost
-        raise _not_on_host(f"{type(x).__name__} on DLPack device ({kind}, {index})")
+        what = f"{type(x).__name__} on DLPack device ({kind}, {index})"
+        raise refuse("array", "host memory, or a GPU's by __cuda_array_interface__", what)
     try:
         return np.from_dlpack(x)
     except (BufferError, RuntimeError, ValueError) as error:
@@ -247,10 +244,6 @@ def _describe(x: Any) -> str:
 
 def _unsupported(dtype: Any) -> ArgumentError:
     return refuse("dtype", f"one of {', '.join(DTYPES)}, in native byte order", str(dtype))
-
-
-def _not_on_host(what: object) -> ArgumentError:
-    return refuse("array", "host memory, or a GPU's by __cuda_array_interface__", what)
 
 
 def _contiguous(shape: tuple[int, ...], strides: tuple[int, ...] | None, item: int) -> bool:

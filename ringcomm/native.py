@@ -86,7 +86,8 @@ STATUS = {kind: status for status, kind in reversed(_ERRORS.items())}
 def check(status: int) -> None:
     """Raise the error of a `status` that is not RC_OK. Must follow the call on the same thread."""
     if status:
-        raise _interrupted() or _failure(status)
+        raised, _interrupt.raised = _interrupt.raised, None
+        raise raised or _failure(status)
 
 
 def seconds(timeout: float | None) -> float:
@@ -99,11 +100,6 @@ def seconds(timeout: float | None) -> float:
     except (TypeError, ValueError, OverflowError):  # a string, an array, an int beyond the range of float
         pass
     raise refuse("timeout", "seconds >= 0, or None for the communicator's", repr(timeout))
-
-
-def _interrupted() -> BaseException | None:
-    raised, _interrupt.raised = _interrupt.raised, None
-    return raised
 
 
 def _failure(status: int) -> RingcommError:

@@ -42,16 +42,13 @@ class Arena:
     def join(self, arenas: list[Memory]) -> None:
         """Write the addresses of all arenas into this one."""
         self.opened = arenas
-        self._write_peers()
-
-    def _write_peers(self) -> None:
-        addresses = np.array([memory.address for memory in self.opened], np.uint64)
+        addresses = np.array([memory.address for memory in arenas], np.uint64)
         self.device.write(self.memory, self._peers_at, addresses.tobytes())
 
     def reset(self) -> None:
         """Clear the arena, while no rank uses any."""
         self.device.clear(self.memory, self.size)
-        self._write_peers()
+        self.join(self.opened)
         self.control.failed = self.control.abort = 0
 
     def arguments(

@@ -10,18 +10,11 @@ from ringcomm.types import DTYPES, OPS, WHOLE
 __all__ = ["KERNELS", "REASONS", "REDUCING", "LaunchPlan", "plan_launch"]
 
 
-def _numbered(*names: str) -> dict[str, int]:
-    return {name: number for number, name in enumerate(names)}
-
-
 # In the order of `enum Kernel` (kernels.cuh) and of `enum Reason` (call.cuh).
-KERNELS = _numbered(
-    *("barrier", "ring_all_reduce", "ring_reduce_scatter", "ring_reduce", "one_shot", "two_shot", "ll"),
-    *("ring_all_gather", "ring_broadcast", "gather", "scatter", "all_gather", "all_to_all"),
-)
-REASONS = ("", "not started", "no data", "no slot", "mismatch", "aborted")
-
 REDUCING = ("ring_all_reduce", "ring_reduce_scatter", "ring_reduce", "one_shot", "two_shot", "ll")
+MOVING = ("ring_all_gather", "ring_broadcast", "gather", "scatter", "all_gather", "all_to_all")
+KERNELS = {name: number for number, name in enumerate(("barrier", *REDUCING, *MOVING))}
+REASONS = ("", "not started", "no data", "no slot", "mismatch", "aborted")
 # A kernel that only moves data is compiled once for each size of an element.
 MOVED = {1: DTYPES["uint8"], 2: DTYPES["uint16"], 4: DTYPES["uint32"], 8: DTYPES["uint64"], 16: DTYPES["complex128"]}
 SUM, _ = OPS["sum"]

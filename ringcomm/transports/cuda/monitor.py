@@ -119,17 +119,14 @@ class LaunchMonitor:
                 self.wait(launch, -1.0)
             self.poll()
 
-    def succeeded(self, launch: "PendingLaunch") -> bool:
-        """Return whether a launch that has ended was successful: a kernel reports a failure before it ends."""
-        return not self._control.failed or launch.number < self._control.number
-
-    def check_open(self) -> None:
-        """Raise the failure of the group."""
-        self._host.check()
+    def check_launch(self, launch: "PendingLaunch") -> None:
+        """Raise the failure of the group if a launch has not succeeded: a kernel reports a failure before it ends."""
+        if not launch.done() or (self._control.failed and launch.number >= self._control.number):
+            self._host.check()
 
     def check(self) -> None:
         """Raise the failure of the group, or one that no call has raised yet."""
-        self.check_open()
+        self._host.check()
         with self.lock:
             error, self._unraised = self._unraised, None
         if error:
@@ -286,8 +283,7 @@ class PendingLaunch:
             self._monitor.poll()
             if self.error:
                 raise self.error
-            if not (self.done() and self._monitor.succeeded(self)):
-                self._monitor.check_open()
+            self._monitor.check_launch(self)
         return -1
 
     def done(self) -> bool:
