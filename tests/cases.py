@@ -169,6 +169,19 @@ class Arrays:
             assert (around == UNTOUCHED).all(), f"{what}: wrote outside of the array"
 
 
+class Exporter:
+    """An object that supports DLPack only."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __dlpack__(self, **options):
+        return self.data.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.data.__dlpack_device__()
+
+
 class Symmetric(Arrays):
     """Takes the memory from a symmetric buffer: the first array from its first half, the other from its second.
 

@@ -1,17 +1,14 @@
-"""Mixed random calls with every result checked. By hand: python tests/soak.py --calls 100000 --seed 7
+"""Mixed random calls with every result checked.
 
 All ranks draw the same numbers, so each knows what the others call, in which group, and what must come out.
 """
 
-import argparse
 import random
-import time
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-import ringcomm
 from cases import PLANS, Case, Symmetric, start
 from reference import COMBINATIONS, assert_same, filled
 from ringcomm import ArgumentError, MismatchError
@@ -210,20 +207,3 @@ def random_case(draw, salt):
 def soak(comm, calls, seed):
     """Make so many calls in the world and its groups; return how many concerned this rank, and its checks."""
     return Soak(comm, seed).run(calls)
-
-
-def main():
-    parser = argparse.ArgumentParser(description="Mixed random calls on 4 ranks, every result checked.")
-    parser.add_argument("--calls", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--world", choices=("processes", "threads"), default="processes")
-    options = parser.parse_args()
-    begin = time.monotonic()
-    done = ringcomm.launch(soak, RANKS, world=options.world, args=(options.calls, options.seed), timeout=60)
-    calls, checks = (sum(column) for column in zip(*done, strict=True))
-    took = time.monotonic() - begin
-    print(f"seed {options.seed}: {options.calls} calls, {calls} parts of ranks in them, {checks} checks, {took:.1f} s")
-
-
-if __name__ == "__main__":
-    main()

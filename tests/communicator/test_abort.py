@@ -14,7 +14,7 @@ import harness
 from failures import PROMPT, check_usable, raised, until_broken, until_waiting
 from ringcomm import Aborted, ArgumentError, PeerLost, RingcommError
 
-SMALL, LARGE = 3, 300_001
+LARGE = 300_001
 
 # What a rank may be waiting for when the group ends; rank 0 never does its part.
 WAITS = {

@@ -33,6 +33,9 @@ def zeros(*shape, dtype=F4):
     return np.zeros(shape, dtype)
 
 
+READ_ONLY = "a writable one, got a read-only one"
+TIMEOUT = "timeout: expected seconds >= 0"
+
 # Each is called on one rank of three; its error must match the pattern: the expected value, then the given one.
 CALLS = {
     # The array
@@ -43,25 +46,16 @@ CALLS = {
     "a masked out": (lambda c: c.all_gather(zeros(1), out=masked(3)), "without a mask .*, got MaskedArray"),
     "a strided out": (lambda c: c.all_reduce(zeros(3), out=zeros(6)[::2]), "C-contiguous"),
     # Read-only outputs
-    "read-only in place": (
-        lambda c: c.all_reduce(read_only(4)),
-        "writable one, got a read-only one .*float32, shape \\(4,\\)",
-    ),
-    "read-only out": (lambda c: c.all_reduce(zeros(4), out=read_only(4)), "writable one, got a read-only one"),
-    "bytes": (lambda c: c.recv(b"abc"), "writable one, got a read-only one"),
-    "read-only, to be received": (lambda c: c.recv(read_only(4), 0), "writable one, got a read-only one"),
-    "read-only, to be broadcast into": (
-        lambda c: c.broadcast(read_only(4), root=2),
-        "writable one, got a read-only one",
-    ),
-    "read-only on the root": (lambda c: c.reduce(read_only(4), root=1), "writable one, got a read-only one"),
-    "a read-only gathered array": (lambda c: c.all_gather(zeros(2), out=read_only(6)), "a read-only one"),
+    "read-only in place": (lambda c: c.all_reduce(read_only(4)), f"{READ_ONLY} .*float32, shape \\(4,\\)"),
+    "read-only out": (lambda c: c.all_reduce(zeros(4), out=read_only(4)), READ_ONLY),
+    "bytes": (lambda c: c.recv(b"abc"), READ_ONLY),
+    "read-only, to be received": (lambda c: c.recv(read_only(4), 0), READ_ONLY),
+    "read-only, to be broadcast into": (lambda c: c.broadcast(read_only(4), root=2), READ_ONLY),
+    "read-only on the root": (lambda c: c.reduce(read_only(4), root=1), READ_ONLY),
+    "a read-only gathered array": (lambda c: c.all_gather(zeros(2), out=read_only(6)), READ_ONLY),
     # Outputs that do not fit
     "a short out": (lambda c: c.all_reduce(zeros(4), out=zeros(3)), "4 elements of float32, got 3 of float32"),
-    "another dtype": (
-        lambda c: c.all_reduce(zeros(4), out=zeros(4, dtype=I8)),
-        "4 elements of float32, got 4 of int64",
-    ),
+    "another dtype": (lambda c: c.all_reduce(zeros(4), out=zeros(4, dtype=I8)), "of float32, got 4 of int64"),
     "too little to gather": (lambda c: c.all_gather(zeros(4), out=zeros(8)), "12 elements of float32, got 8"),
     "too much to gather": (lambda c: c.gather(zeros(4), out=zeros(16), root=1), "12 elements of float32, got 16"),
     "a wrong share": (lambda c: c.reduce_scatter(zeros(6), out=zeros(3)), "2 elements of float32, got 3"),
@@ -82,13 +76,13 @@ CALLS = {
         "overlaps the input",
     ),
     "a message over itself": (lambda c: (lambda x: c.sendrecv(x, 0, x, 0, timeout=0.1))(zeros(3)), "overlaps"),
-    "a queued message over itself": (
-        lambda c: (lambda x: c.sendrecv(x, 0, x, 0, async_op=True))(zeros(3)),
-        "overlaps",
-    ),
+    "a queued message over itself": (lambda c: (lambda x: c.sendrecv(x, 0, x, 0, async_op=True))(zeros(3)), "overlaps"),
     "a message over its end": (lambda c: (lambda x: c.sendrecv(x[:3], 0, x[2:], 0, timeout=0.1))(zeros(5)), "overlaps"),
     # Operations
-    "an op of other dtypes": (lambda c: c.reduce_scatter(zeros(3, dtype=C8), "min"), "min of complex64 makes no sense"),
+    "an op of other dtypes": (
+        lambda c: c.reduce_scatter(zeros(3, dtype=C8), "min"),
+        "op of complex64: expected one of sum, .*, got min",
+    ),
     "an unknown op": (lambda c: c.all_reduce(zeros(1), "summ"), "unknown op.* 'summ'; did you mean 'sum'"),
     "no op": (lambda c: c.reduce(zeros(1), None), "unknown op"),
     # Ranks
@@ -98,35 +92,20 @@ CALLS = {
     "a peer too high": (lambda c: c.send(zeros(1), 3), "peer: expected a rank from 0 to 2, got 3"),
     "a negative peer": (lambda c: c.recv(zeros(1), -1), "peer: expected a rank from 0 to 2, got -1"),
     "a dest too high": (lambda c: c.sendrecv(zeros(1), 3, zeros(1), 0), "dest: expected a rank from 0 to 2, got 3"),
-    "a source too low": (
-        lambda c: c.sendrecv(zeros(1), 0, zeros(1), -2),
-        "source: expected a rank from 0 to 2, got -2",
-    ),
+    "a source too low": (lambda c: c.sendrecv(zeros(1), 0, zeros(1), -2), "source: expected a rank .*, got -2"),
     # Counts
     "rows that do not divide": (lambda c: c.reduce_scatter(zeros(4)), "multiple of 3 rows, or counts, got 4 rows"),
     "rows that do not scatter": (lambda c: c.scatter(zeros(4), root=1), "multiple of 3 rows, or counts, got 4 rows"),
     "a share of a number": (lambda c: c.all_to_all(np.array(1.0)), "an axis to divide among the ranks, got a single"),
     "too few counts": (lambda c: c.all_gather(zeros(1), counts=[1, 1]), "3 numbers >= 0, got \\[1, 1\\]"),
     "a negative count": (lambda c: c.gather(zeros(1), counts=[1, 1, -1]), "3 numbers >= 0, got \\[1, 1, -1\\]"),
-    "counts of other rows": (
-        lambda c: c.reduce_scatter(zeros(5), counts=[1, 1, 1]),
-        "shape \\(5,\\), got 3 rows in all",
-    ),
+    "counts of other rows": (lambda c: c.reduce_scatter(zeros(5), counts=[1, 1, 1]), "\\(5,\\), got 3 rows in all"),
     "another count of its own": (lambda c: c.all_gather(zeros(2), counts=[2, 1, 2]), "expected 1, got shape \\(2,\\)"),
     "counts of one side": (lambda c: c.all_to_all(zeros(3), send_counts=[1, 1, 1]), "both send_counts and recv_counts"),
     # Timeouts, groups, buffers
-    "a negative timeout": (
-        lambda c: c.all_reduce(zeros(1), timeout=-0.1),
-        "timeout: expected seconds >= 0.*, got -0.1",
-    ),
-    "a queued negative timeout": (lambda c: c.barrier(timeout=-1, async_op=True), "timeout: expected seconds >= 0"),
-    "a negative wait": (
-        lambda c: c.send(zeros(1), c.rank, tag=99, async_op=True).wait(timeout=-1),
-        "timeout: expected seconds >= 0",
-    ),
-    "a timeout that is none": (lambda c: c.barrier(timeout=float("nan")), "timeout: expected seconds >= 0.*, got nan"),
-    "half a color": (lambda c: c.split(0.5), "color: expected an integer, got 0.5"),
-    "a key that is text": (lambda c: c.split(0, key="a"), "key: expected an integer, got '?a"),
+    "a negative timeout": (lambda c: c.all_reduce(zeros(1), timeout=-0.1), f"{TIMEOUT}.*, got -0.1"),
+    "a queued negative timeout": (lambda c: c.barrier(timeout=-1, async_op=True), TIMEOUT),
+    "a negative wait": (lambda c: c.send(zeros(1), c.rank, tag=99, async_op=True).wait(timeout=-1), TIMEOUT),
     "a negative length": (lambda c: c.empty((2, -1), F4), "shape: expected lengths >= 0, got \\(2, -1\\)"),
     "an unknown dtype": (lambda c: c.empty(1, "flaot32"), "unknown dtype 'flaot32'; did you mean 'float32'"),
     "a buffer of objects": (lambda c: c.empty(1, object), "one of .*, got object"),
@@ -137,25 +116,8 @@ if not gpus():
     CALLS |= {
         "an array on a GPU": (lambda c: c.all_reduce(OnGpu()), NO_GPU),
         "an out on a GPU": (lambda c: c.all_reduce(zeros(4), out=OnGpu()), NO_GPU),
-        "a GPU that there is not": (
-            lambda c: c.empty(1, F4, device="cuda"),
-            NO_GPU,
-        ),
+        "a GPU that there is not": (lambda c: c.empty(1, F4, device="cuda"), NO_GPU),
     }
-
-
-# Calls that Python itself refuses, with its own error, or ArgumentError where ringcomm checks first.
-WRONG_TYPES = {
-    "half a root": lambda c: c.reduce(zeros(1), root=0.5),
-    "a root that is text": lambda c: c.broadcast_object(1, root="0"),
-    "no rank to send to": lambda c: c.send(zeros(1), None),
-    "a tag that is text": lambda c: c.send(zeros(1), 0, tag="a"),
-    "a tag beyond 64 bits": lambda c: c.recv(zeros(1), 0, tag=1 << 63),
-    "a tag that no work can have": lambda c: c.send(zeros(1), 0, tag=1 << 63, async_op=True),
-    "counts that are no numbers": lambda c: c.all_gather(zeros(1), counts="abc"),
-    "a timeout that is text": lambda c: c.barrier(timeout="1"),
-    "a shape that is text": lambda c: c.empty("ab", F4),
-}
 
 
 def refuse_on_one(comm, names):
@@ -175,18 +137,6 @@ def test_a_call_is_refused_with_what_was_expected_and_given(name):
 
 def test_refused_calls_leave_processes_in_step():
     harness.run(refuse_on_one, 3, list(CALLS))
-
-
-def fail_on_one(comm):
-    if comm.rank == 1:
-        for call in WRONG_TYPES.values():
-            with pytest.raises((TypeError, ValueError, OverflowError, AttributeError)):
-                call(comm)
-    check_usable(comm)
-
-
-def test_calls_that_python_refuses_send_nothing(world):
-    harness.run(fail_on_one, 3, world=world)
 
 
 def refuse_queued(comm):
@@ -228,29 +178,22 @@ NO_NUMBERS = {
         lambda c: c.broadcast(zeros(1), 0.5),
         lambda c: c.reduce(zeros(1), root="0"),
         lambda c: c.reduce(0, root=None),
+        lambda c: c.broadcast_object(1, root="0"),
     ],
-    "peer": [lambda c: c.send(zeros(1), "0"), lambda c: c.recv(zeros(1), 1.0), lambda c: c.recv(zeros(1), HUGE)],
-    "tag": [lambda c, tag=tag: c.send(zeros(1), 0, tag) for tag in ("x", "", None, 0.0, 1.5, 2**70, -HUGE)],
+    "peer": [lambda c: c.send(zeros(1), None), lambda c: c.recv(zeros(1), 1.0), lambda c: c.recv(zeros(1), HUGE)],
+    "tag": [
+        *(lambda c, tag=tag: c.send(zeros(1), 0, tag) for tag in ("x", "", None, 0.0, 1.5, 2**63, -HUGE)),
+        lambda c: c.send(zeros(1), 0, tag=2**63, async_op=True),
+    ],
     "op": [lambda c: c.all_reduce(zeros(1), ["sum"]), lambda c: c.reduce_scatter(zeros(3), {})],
     "counts": [
-        lambda c, counts=counts: c.all_gather(zeros(1), counts=counts) for counts in ([1.5] * 3, 3, [1, 1, HUGE])
+        lambda c, counts=counts: c.all_gather(zeros(1), counts=counts) for counts in ([1.5] * 3, 3, "abc", [1, 1, HUGE])
     ],
     "send_counts": [lambda c: c.all_to_all(zeros(3), send_counts=[1, 1, None], recv_counts=[1, 1, 1])],
     "timeout": [lambda c, t=t: c.all_reduce(zeros(1), timeout=t) for t in ("3", [3], float("nan"), np.ones(2), HUGE)],
     "shape": [
         lambda c, shape=shape: c.empty(shape, F4)
-        for shape in (
-            (1.5,),
-            "ab",
-            None,
-            [[2]],
-            np.array([2.0]),
-            (1,) * 65,
-            (1,) * 1000,
-            HUGE,
-            (HUGE, 0),
-            (2**63,) * 64,
-        )
+        for shape in ((1.5,), "ab", None, [[2]], np.array([2.0]), (1,) * 65, HUGE, (HUGE, 0), (2**63,) * 64)
     ],
     "color": [lambda c: c.split(HUGE), lambda c: c.split(2**63), lambda c: c.split("red")],
     "key": [lambda c: c.split(0, -HUGE), lambda c: c.split(0, None)],

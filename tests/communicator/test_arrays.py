@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import harness
+from cases import Exporter
 from reference import COMBINATIONS, assert_same, filled, numpy_dtype, reduced
 from ringcomm.types import DTYPES
 
@@ -25,19 +26,6 @@ def values(x):
     """Return the memory of a tensor as a NumPy array."""
     dtype = numpy_dtype(str(x.dtype).removeprefix("torch."))
     return x.detach().reshape(-1).view(torch.uint8).numpy().view(dtype).reshape(tuple(x.shape))
-
-
-class Exporter:
-    """An object that supports DLPack only."""
-
-    def __init__(self, data):
-        self.data = data
-
-    def __dlpack__(self, **options):
-        return self.data.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return self.data.__dlpack_device__()
 
 
 def from_memory(make):

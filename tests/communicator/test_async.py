@@ -36,23 +36,6 @@ def test_queued_calls_run_in_order_and_before_a_blocking_one(size, world):
     harness.run(queued, size, world=world)
 
 
-def not_done(comm):
-    x = np.full(3, comm.rank + 1)
-    if comm.rank == 0:
-        work = comm.all_reduce(x, async_op=True)
-        assert not work.done()
-        comm.send(x, 1)
-        assert_same(work.wait(), np.full(3, 3))
-        assert work.done()
-    else:
-        comm.recv(np.empty_like(x), 0)
-        assert_same(comm.all_reduce(x), np.full(3, 3))
-
-
-def test_a_work_is_not_done_before_all_ranks_have_called(world):
-    harness.run(not_done, 2, world=world)
-
-
 def waited_for_by_many(comm):
     x = np.ones(4)
     work = comm.all_reduce(x, async_op=True)
@@ -106,35 +89,6 @@ def mismatched(comm):
 
 def test_a_mismatch_is_raised_by_wait_and_the_queue_continues(world):
     harness.run(mismatched, 2, world=world)
-
-
-def late(comm, call):
-    """Rank 1 calls too late; by then rank 0 owns its arrays again."""
-    group = comm.split(0)
-    x = np.full(LARGE, 7, np.int32)
-    if comm.rank == 0:
-        work = getattr(group, call)(x, **({} if call == "all_reduce" else {"peer": 1}), async_op=True)
-        with pytest.raises(CollectiveTimeout):
-            work.wait(timeout=0.05)
-        assert work.done()
-        with pytest.raises(CollectiveTimeout):
-            work.wait()
-    else:
-        with pytest.raises(CollectiveTimeout):
-            group.recv(np.empty(1, np.int8), peer=0, tag=99)
-        late_call = {"all_reduce": "all_reduce", "send": "recv", "recv": "send"}[call]
-        with pytest.raises(CollectiveTimeout):
-            getattr(group, late_call)(np.ones(LARGE, np.int32), **({} if call == "all_reduce" else {"peer": 0}))
-    with pytest.raises(CollectiveTimeout):
-        group.barrier()
-    comm.barrier()
-    assert (x == 7).all()
-    group.close()
-
-
-@pytest.mark.parametrize("call", ["all_reduce", "send", "recv"])
-def test_a_wait_that_is_too_short_breaks_the_communicator_and_frees_the_memory(call, world):
-    harness.run(late, 2, call, world=world)
 
 
 def late_start(comm):

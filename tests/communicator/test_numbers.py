@@ -8,7 +8,7 @@ import pytest
 
 import harness
 import ringcomm
-from reference import COMBINATIONS, COMPLEX, FLOATS, MOVED_ONLY, REFUSED, assert_same, filled, reduced, special
+from reference import COMBINATIONS, COMPLEX, FLOATS, REFUSED, assert_same, filled, reduced, special
 from ringcomm import ArgumentError
 from ringcomm.native import ffi, lib
 
@@ -83,17 +83,6 @@ def refused(comm):
 
 def test_unsupported_combinations_are_refused(world):
     harness.run(refused, 2, world=world)
-
-
-def moved(comm):
-    for name in MOVED_ONLY:
-        x = filled(comm.rank, 300, name)
-        assert_same(comm.all_gather(x), np.stack([filled(rank, 300, name) for rank in range(comm.size)]))
-        assert_same(comm.broadcast(x, root=1), filled(1, 300, name))
-
-
-def test_float8_is_moved_unchanged(world):
-    harness.run(moved, 2, world=world)
 
 
 # --- Instruction sets -------------------------------------------------------------------------------------------------

@@ -118,28 +118,6 @@ def test_messages_keep_their_order_per_peer_and_tag(size, world):
     harness.run(ordered, size, world=world)
 
 
-def from_any_rank(comm):
-    """Rank 0 receives from any rank; the messages of each source keep their order."""
-    for length in (2, 50_000):
-        if comm.rank:
-            for number in range(10):
-                comm.send(np.full(length, 100 * comm.rank + number), 0, tag=length)
-            continue
-        seen = {peer: [] for peer in range(1, comm.size)}
-        for turn in range(10 * (comm.size - 1)):
-            x = np.empty(length, np.int64)
-            source = comm.recv(x, tag=length) if turn % 2 else comm.recv(x, tag=length, async_op=True).wait()
-            seen[source].append(x[0] - 100 * source)
-            assert (x == x[0]).all()
-        assert seen == {peer: list(range(10)) for peer in seen}
-    comm.barrier()
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_a_receive_from_any_rank_returns_the_sender(size, world):
-    harness.run(from_any_rank, size, world=world)
-
-
 def receives_first(comm):
     peer = (comm.rank + 1) % comm.size
     arrays = [np.empty(8, np.uint8) for _ in range(6)]
@@ -156,43 +134,6 @@ def receives_first(comm):
 
 def test_receives_may_be_posted_before_anything_is_sent(world):
     harness.run(receives_first, 3, world=world)
-
-
-def many_pending(comm):
-    peer = 1 - comm.rank
-    numbers = range(600)
-    sizes = [(16, 5_000)[number % 10 == 0] for number in numbers]
-    sends = [comm.send(message(comm.rank, sizes[n], n), peer, n % 7, async_op=True) for n in numbers]
-    arrays = [np.empty(sizes[n], np.uint8) for n in numbers]
-    recvs = [comm.recv(x, peer, n % 7, async_op=True) for n, x in enumerate(arrays)]
-    for work in recvs[::-1] + sends:
-        work.wait()
-    for n, x in enumerate(arrays):
-        assert_same(x, message(peer, sizes[n], n), f"message {n}")
-
-
-def test_many_messages_may_be_pending(world):
-    harness.run(many_pending, 2, world=world)
-
-
-def beside_collectives(comm):
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    for turn in range(20):
-        length = LENGTHS[turn % len(LENGTHS)] // 2
-        x, y, total = message(comm.rank, length, turn), np.empty(length, np.uint8), np.array([comm.rank])
-        works = [comm.all_reduce(total, async_op=True), comm.send(x, right, turn, async_op=True)]
-        gathered = comm.all_gather(np.array([turn, comm.rank]))
-        assert comm.recv(y, left, turn) == left
-        for work in works:
-            work.wait()
-        assert_same(y, message(left, length, turn), f"turn {turn}")
-        assert_same(total, np.array([comm.size * (comm.size - 1) // 2]))
-        assert_same(gathered, np.array([[turn, rank] for rank in range(comm.size)]))
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_messages_run_beside_collectives(size, world):
-    harness.run(beside_collectives, size, world=world)
 
 
 def in_threads(comm):

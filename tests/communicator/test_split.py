@@ -12,7 +12,7 @@ from test_symmetric import shared_bytes
 import harness
 from cases import PLANS, Case, start
 from reference import assert_same
-from ringcomm import ArgumentError, Config, PeerLost, RingcommError, native
+from ringcomm import ArgumentError, Config, RingcommError, native
 from ringcomm.transports import shm
 
 # The groups that (color, key) form from four ranks: the old ranks of each group, in the order of the new ones.
@@ -76,28 +76,6 @@ def test_groups_are_split_again_and_outlive_their_parents(size):
     harness.run(nested, size, world="threads")
 
 
-def at_once(comm):
-    """Rows, columns and the whole world, all with pending calls."""
-    row, column = comm.split(comm.rank // 2), comm.split(comm.rank % 2)
-    for turn in range(30):
-        length = (3, 20_000, 200_000)[turn % 3]
-        arrays = [np.full(length, 10**comm.rank) for _ in range(3)]
-        works = [group.all_reduce(x, async_op=True) for group, x in zip((row, column, comm), arrays, strict=True)]
-        for work in works[:: (-1) ** turn]:
-            work.wait()
-        expected = [11 * 100 ** (comm.rank // 2), 101 * 10 ** (comm.rank % 2), 1111]
-        for x, value in zip(arrays, expected, strict=True):
-            assert_same(x, np.full(length, value))
-    for turn in range(100 * (1 + comm.rank % 2)):  # the odd column makes twice as many calls
-        assert_same(column.all_reduce(np.array(turn)), np.array(2 * turn))
-    row.close()
-    column.close()
-
-
-def test_groups_that_share_ranks_work_at_the_same_time(world):
-    harness.run(at_once, 4, world=world)
-
-
 def in_threads(comm):
     groups = [comm.split(0) for _ in range(4)]
 
@@ -114,26 +92,6 @@ def in_threads(comm):
 
 def test_each_thread_may_have_a_group_of_its_own(world):
     harness.run(in_threads, 2, world=world)
-
-
-def broken(comm):
-    group, other = comm.split(0), comm.split(0)
-    child = group.split(0)
-    if comm.rank == 1:
-        group.close()
-    else:
-        with pytest.raises(PeerLost, match="rank 1 closed"):
-            group.barrier()
-        with pytest.raises(PeerLost, match="rank 1 closed"):  # what breaks a group breaks its descendants
-            child.barrier()
-    for usable in (other, comm):
-        assert_same(usable.all_gather(np.array(comm.rank)), np.arange(3))
-    other.close()
-    child.close()
-
-
-def test_a_broken_group_leaves_its_parent_and_its_siblings_usable(world):
-    harness.run(broken, 3, world=world)
 
 
 def descriptors():

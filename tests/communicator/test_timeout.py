@@ -141,7 +141,7 @@ def test_a_communicator_has_a_timeout_that_groups_inherit():
 
 
 def break_a_group_of_a_group(comm):
-    middle = comm.split(0)
+    middle, sibling = comm.split(0), comm.split(0)
     inner = middle.split(comm.rank % 2)
     if comm.rank in (0, 2):
         if comm.rank == 0:
@@ -159,10 +159,11 @@ def break_a_group_of_a_group(comm):
     if comm.rank in (1, 3):
         within = str(raised(CollectiveTimeout, inner.barrier))
         assert within == f"in a communicator that this one was split from: {error}"
-    check_usable(comm)
+    for usable in (sibling, comm):
+        check_usable(usable)
 
 
-def test_a_broken_group_breaks_its_subgroups_but_not_its_parent(world):
+def test_a_broken_group_breaks_its_subgroups_but_not_its_parent_or_sibling(world):
     harness.run(break_a_group_of_a_group, 4, world=world)
 
 
@@ -182,14 +183,23 @@ def test_a_wait_ends_when_the_parent_group_breaks(world):
     harness.run(wait_within_a_group_that_breaks, 2, world=world)
 
 
-def wait_for_works(comm, n):
+# Works that rank 1 waits for in vain, with their descriptions.
+WORKS = {
+    "all_reduce": (lambda group, x: group.all_reduce(x, async_op=True), "all_reduce(float64 x {}, sum) epoch 1"),
+    "send": (lambda group, x: group.send(x, 0, async_op=True), "send(float64 x {}, to 0)"),
+    "recv": (lambda group, x: group.recv(x, 0, async_op=True), "recv(float64 x {}, from 0)"),
+}
+
+
+def wait_for_works(comm, name, n):
+    call, words = WORKS[name]
     group = comm.split(0)
     x = np.full(n, 3.0)
     if comm.rank == 0:
         error = until_broken(group)
     else:
-        message = group.recv(np.zeros(1), 0, async_op=True)
-        work = group.all_reduce(x, async_op=True)
+        message = group.recv(np.zeros(1), 0, tag=9, async_op=True)
+        work = call(group, x)
         start = time.monotonic()
         assert not work.done()
         error = raised(CollectiveTimeout, lambda: work.wait(timeout=SHORT))
@@ -198,15 +208,18 @@ def wait_for_works(comm, n):
         assert str(raised(CollectiveTimeout, lambda: work.result)) == str(error)
         assert str(raised(CollectiveTimeout, message.wait)) == str(error)
     assert "did not complete within the timeout of wait" in str(error)
-    assert f"rank 1: all_reduce(float64 x {n}, sum) epoch 1" in str(error)
-    raised(CollectiveTimeout, lambda: group.all_reduce(x))
+    assert f"rank 1: {words.format(n)}" in str(error)
+    for late in (group.all_reduce, group.recv):
+        raised(CollectiveTimeout, lambda late=late: late(x))
     assert (x == 3).all()
     check_usable(comm)
 
 
-@pytest.mark.parametrize("n", [SMALL, LARGE])
-def test_an_expired_wait_breaks_the_communicator(n, world):
-    harness.run(wait_for_works, 2, n, world=world)
+@pytest.mark.parametrize(
+    ("name", "n"), [("all_reduce", SMALL), ("all_reduce", LARGE), ("send", LARGE), ("recv", SMALL)]
+)
+def test_an_expired_wait_breaks_the_communicator_and_frees_the_memory(name, n, world):
+    harness.run(wait_for_works, 2, name, n, world=world)
 
 
 def queue_with_short_timeout(comm):

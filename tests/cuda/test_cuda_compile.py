@@ -3,7 +3,6 @@
 import re
 import shutil
 import subprocess
-import sys
 from itertools import product
 from types import SimpleNamespace
 
@@ -189,22 +188,3 @@ def test_a_home_that_cannot_be_written_is_ignored(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
     assert [compiler.cubin(*CASE) for _ in range(2)] == [b"1", b"2"]
-
-
-@pytest.mark.slow
-def test_two_processes_that_compile_the_same_kernel_keep_one_file(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    imports = "import sys; from ringcomm.devices.compiler import cubin; print(flush=True); input()"
-    arguments = f"{tuple(CASE[0])}, {CASE[1]!r}"
-    command = [sys.executable, "-c", f"{imports}; sys.stdout.buffer.write(cubin({arguments}))"]
-    ranks = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
-    for rank in ranks:
-        rank.stdout.readline()  # imports are done
-    for rank in ranks:
-        rank.stdin.write(b"\n")
-        rank.stdin.flush()
-    codes = {rank.communicate()[0] for rank in ranks}
-    assert [rank.returncode for rank in ranks] == [0, 0]
-    (cached,) = tmp_path.glob("**/cuda/*")
-    assert codes == {cached.read_bytes()}
-    assert cached.read_bytes().startswith(b"\x7fELF")

@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+from test_gpu import Emulated, different
 
 import harness
 import ringcomm
@@ -43,24 +44,6 @@ def test_a_failure_after_the_launch_is_raised_by_the_next_call():
     run_threads(raised_later, [Communicator(end) for end in ends])
 
 
-def different(comm):
-    odd = comm.rank == comm.size - 1
-    for length, other in ((4, 5), (100_000, 4), (4, 100_000)):
-        x = emulated.array(np.ones(other if odd else length))
-        with pytest.raises(MismatchError, match=rf"all_reduce\(float64 x {length}, sum\)") as caught:
-            comm.all_reduce(x)
-        assert f"x {other}, sum" in str(caught.value)
-        assert_same(x, np.ones_like(x))
-        with pytest.raises(MismatchError, match="broadcast"):
-            comm.broadcast(x) if odd else comm.all_reduce(x)
-    x = emulated.array(np.ones(7))
-    assert_same(comm.all_reduce(x), np.full(7, float(comm.size)))
-
-
-def test_a_mismatch_names_the_calls_and_the_group_stays_usable(world):
-    harness.run(different, 3, world=world)
-
-
 def test_a_kernel_may_fail_before_its_launch_has_returned(monkeypatch):
     start = group.CudaGroup._enqueue
 
@@ -73,7 +56,7 @@ def test_a_kernel_may_fail_before_its_launch_has_returned(monkeypatch):
 
     monkeypatch.setattr(group.CudaGroup, "_enqueue", slow)
     ends = connect_threads(shm.connect, 3)
-    run_threads(different, [Communicator(end) for end in ends])
+    run_threads(lambda comm: different(comm, Emulated), [Communicator(end) for end in ends])
 
 
 def a_late_one_differs(comm):

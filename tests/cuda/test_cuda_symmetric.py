@@ -2,13 +2,13 @@
 
 import gc
 import weakref
-from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 import harness
+from on_device import mappings
 from reference import assert_same, filled, reduced
 from ringcomm import MemoryShortage
 from ringcomm.devices import emulated
@@ -83,10 +83,6 @@ def blocks(comm):
 
 def test_blocks_move_between_symmetric_buffers(world):
     harness.run(blocks, 3, world=world)
-
-
-def mappings():
-    return Path("/proc/self/maps").read_text().count("ringcomm emulated device")
 
 
 def drop_buffers(comm):
