@@ -63,6 +63,12 @@ def test_an_unknown_op_names_the_nearest():
         OPS[len]
 
 
+def test_looking_up_ops_does_not_change_the_table():
+    before = dict(OPS)
+    assert OPS[ringcomm.premul_sum(3)] == (PREMUL_SUM, 3.0)
+    assert dict(OPS) == before
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [

@@ -1,4 +1,4 @@
-"""Messages between two ranks: matched by source and tag, in order, of any size, beside other calls."""
+"""Messages between two ranks: matched by source and tag, in order, of any size."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
