@@ -20,7 +20,7 @@ from ringcomm.errors import refuse
 from ringcomm.torch import labels
 from ringcomm.torch.start import connect
 from ringcomm.torch.tensors import CallTensors, Tensors, single, write_back
-from ringcomm.torch.works import CompletedWork, RunningWork, TorchWork, coalesced, seconds
+from ringcomm.torch.works import TorchWork, coalesced, seconds
 
 __all__ = ["RingcommProcessGroup", "create"]
 
@@ -32,7 +32,7 @@ TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 Base: Any = torch._C._distributed_c10d.Backend if TORCH >= (2, 14) else c10d.ProcessGroup
 
 UNSET = timedelta(milliseconds=-1)  # torch leaves the timeout to the group
-DONE = CompletedWork()  # of blocking calls: torch only checks that they are complete
+DONE = TorchWork(None, "", (), ())  # of blocking calls: torch only checks that they are complete
 
 Lists = Sequence[Tensors]
 Prepared = tuple[Any, ...]  # the outputs of a call, and the arguments of the communicator's method
@@ -114,7 +114,7 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
         self._ranks = ranks  # in the world; empty for the world itself
         self._timeout: float | None = None  # None: the communicator's
         self._coalesced: list[TorchWork] | None = None
-        self._running: WeakSet[RunningWork] = WeakSet()  # collectives
+        self._running: WeakSet[TorchWork] = WeakSet()  # collectives
 
     # --- Collectives --------------------------------------------------------------------------------------------------
 
@@ -206,12 +206,12 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
         return coalesced(self, "all_gather", [self.allgather([list(outputs)], [x], opts) for outputs, x in pairs])
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> TorchWork:
-        pairs = zip(outputs, inputs, strict=True)
-        return coalesced(self, "all_gather", [self.all_gather_single(out, x, opts) for out, x in pairs])
+        calls = [self.all_gather_single(out, x, opts) for out, x in zip(outputs, inputs, strict=True)]
+        return coalesced(self, "all_gather", calls)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> TorchWork:
-        pairs = zip(outputs, inputs, strict=True)
-        return coalesced(self, "reduce_scatter", [self.reduce_scatter_single(out, x, opts) for out, x in pairs])
+        calls = [self.reduce_scatter_single(out, x, opts) for out, x in zip(outputs, inputs, strict=True)]
+        return coalesced(self, "reduce_scatter", calls)
 
     def _start_coalescing(self, device: object = None) -> None:  # noqa: ARG002
         self._coalesced = []
@@ -308,15 +308,14 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
         async_op = opts is None or getattr(opts, "asyncOp", True)
         with labels.label(self, name, outputs) if labels.enabled else nullcontext():
             result = getattr(self.comm, name)(*arguments, timeout=timeout, async_op=async_op)
-        work: TorchWork
         if async_op:
-            work = RunningWork(self, name, [result], outputs, call.copies)
+            work = TorchWork(self, name, [result], outputs, call.copies)
             if opts is not None:
                 self._running.add(work)
         else:
             if call.copies:
                 write_back(call.copies)
-            work = DONE if self._coalesced is None else CompletedWork(outputs)
+            work = DONE if self._coalesced is None else TorchWork(self, name, (), outputs)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work

@@ -16,7 +16,7 @@ from ringcomm.completion import inside_callback
 from ringcomm.torch import labels
 from ringcomm.torch.tensors import Copies, Tensors, write_back
 
-__all__ = ["CompletedWork", "RunningWork", "TorchWork", "WorkOwner", "coalesced", "seconds"]
+__all__ = ["TorchWork", "WorkOwner", "coalesced", "seconds"]
 
 
 _Work: Any = dist.Work  # torch's stubs leave out much of what it calls
@@ -39,53 +39,27 @@ def seconds(timeout: timedelta | float | None) -> float | None:
     return timeout if timeout is not None and timeout > 0 else None
 
 
-class CompletedWork(_Work):  # type: ignore[misc]
-    """A call that was complete when it returned."""
-
-    def __init__(self, outputs: Tensors = ()) -> None:
-        super().__init__()
-        self.outputs = outputs
-
-    def wait(self, timeout: object = None) -> bool:  # noqa: ARG002
-        return True
-
-    def synchronize(self) -> None:
-        pass
-
-    def is_completed(self) -> bool:
-        return True
-
-    def is_success(self) -> bool:
-        return True
-
-    def exception(self) -> None:
-        return None
-
-    def result(self) -> list[torch.Tensor]:
-        return list(self.outputs)
-
-    def get_future(self) -> "torch.futures.Future[Any]":
-        future: torch.futures.Future[Any] = torch.futures.Future()
-        future.set_result(self.result())
-        return future
-
-
-class RunningWork(_Work):  # type: ignore[misc]
-    """Calls that run in the background.
+class TorchWork(_Work):  # type: ignore[misc]
+    """Calls that run in the background, or none: then it is complete.
 
     `copies` are pairs of an output and its copy, to be written back when the calls are done. Every `wait` raises their
     error, and the future carries it.
     """
 
-    def __init__(self, owner: WorkOwner, name: str, works: Sequence[Work], outputs: Tensors, copies: Copies) -> None:
+    def __init__(
+        self, owner: WorkOwner | None, name: str, works: Sequence[Work], outputs: Tensors, copies: Copies = ()
+    ) -> None:
         super().__init__()
-        self.owner, self.name = owner, name
+        self.owner: Any = owner
+        self.name = name
         self.works, self.outputs, self.copies = works, outputs, copies
         self._lock = threading.Lock()  # one thread may wait while another completes the future
         self._written = False
         self._error: Exception | None = None  # from writing back
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
+        if not self.works:
+            return True
         limit = seconds(timeout)
         deadline = None if limit is None else time.monotonic() + limit
         with labels.label(self.owner, f"wait for {self.name}", self.outputs) if labels.enabled else nullcontext():
@@ -103,6 +77,8 @@ class RunningWork(_Work):  # type: ignore[misc]
         self.wait()
 
     def is_completed(self) -> bool:
+        if not self.works:  # at once: torch asks after each blocking call
+            return True
         if not all(work.done() for work in self.works):
             return False
         self.exception()  # writes back
@@ -137,7 +113,7 @@ class RunningWork(_Work):  # type: ignore[misc]
         done: torch.futures.Future[Any] = torch.futures.Future(devices=list(gpus))
         # Wait at once for a call started in a callback, as hooks of DDP do: so callbacks run one after another, in one
         # order on all ranks.
-        if inside_callback():
+        if inside_callback() or not self.works:
             done.set_result(None)
         # From Python, only a callback that raises makes a future that C++ sees as failed.
         future = done.then(lambda _: self.result())
@@ -161,14 +137,9 @@ class RunningWork(_Work):  # type: ignore[misc]
                 self._written, self.copies = True, ()
 
 
-TorchWork = CompletedWork | RunningWork
-
-
 def coalesced(owner: WorkOwner, name: str, works: Sequence[TorchWork]) -> TorchWork:
     """Return one handle for many."""
-    running = [work for work in works if isinstance(work, RunningWork)]
-    outputs = [tensor for work in works for tensor in work.outputs]
-    if not running:
-        return CompletedWork(outputs)
-    inner = [each for work in running for each in work.works]
-    return RunningWork(owner, name, inner, outputs, [pair for work in running for pair in work.copies])
+    inner, outputs, copies = (
+        [x for work in works for x in getattr(work, kind)] for kind in ("works", "outputs", "copies")
+    )
+    return TorchWork(owner, name, inner, outputs, copies)
