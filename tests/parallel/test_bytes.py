@@ -27,11 +27,12 @@ from ringcomm.parallel import (
 from ringcomm.parallel.gpt import GPTStage
 from ringcomm.parallel.verify import RecordedCall, bytes_sent, record_traffic
 
-BATCH, LAYERS, MICRO_BATCHES = 3, 2, 4
+BATCH, LAYERS = 3, 2
 
 
-def layers(sequence_parallel):
-    """Count a step of transformer layers alone; return bytes, the formula, calls, and 2(t-1)/t · h."""
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@torch_world.on(1, 2, 4)
+def test_a_transformer_layer_sends_four_all_reduces_or_their_two_halves(sequence_parallel):
     grid = Grid(tp=dist.get_world_size())
     t = grid.tp.size
     config = config_for(t, 1, sequence_parallel=sequence_parallel)
@@ -41,16 +42,9 @@ def layers(sequence_parallel):
     with record_traffic() as calls:
         stage(x).sum().backward()
     vector = Fraction(2 * (t - 1), t) * config.hidden * 8
-    return bytes_sent(calls, grid.tp), 4 * LAYERS * BATCH * config.context * vector, len(calls), vector
-
-
-@pytest.mark.parametrize(("size", "sequence_parallel"), [(1, False), (2, False), (4, False), (2, True), (4, True)])
-def test_a_transformer_layer_sends_four_all_reduces_or_their_two_halves(size, sequence_parallel):
     replicated = 2 * 2 + 2 if sequence_parallel else 0  # gradients of two norms of two vectors, and of two biases
-    for got, formula, calls, vector in torch_world.run(layers, size, sequence_parallel):
-        assert got == formula + LAYERS * replicated * vector
-        assert (got > 0) is (size > 1)
-        assert calls == (LAYERS * ((8 if sequence_parallel else 4) + replicated) if size > 1 else 0)
+    assert bytes_sent(calls, grid.tp) == LAYERS * (4 * BATCH * config.context + replicated) * vector
+    assert len(calls) == (LAYERS * ((8 if sequence_parallel else 4) + replicated) if t > 1 else 0)
 
 
 @torch_world.on(4)
@@ -70,8 +64,8 @@ def test_a_model_sends_its_layers_embedding_output_loss_and_gradients_and_nothin
     assert bytes_sent(calls, grid.pp) == 0
 
 
-def conjugates():
-    """Return the bytes each function sends forward and backward, as fractions of the full tensor."""
+@torch_world.on(4)
+def test_differentiable_collectives_send_the_bytes_of_their_docstrings():
     grid = Grid(tp=4)
     whole, found = 4 * 12 * 4, {}
     for function, arguments, size in (
@@ -88,23 +82,18 @@ def conjugates():
         with record_traffic() as backward:
             y.sum().backward()
         found[function.__name__] = [float(bytes_sent(calls, grid.tp) / whole) for calls in (forward, backward)]
-    return found
+    assert found == {
+        "copy_to": [0, 1.5],
+        "reduce_from": [1.5, 0],
+        "gather_from": [0.75, 0],
+        "scatter_to": [0, 0.75],
+        "all_gather": [0.75, 0.75],
+        "reduce_scatter": [0.75, 0.75],
+    }
 
 
-def test_differentiable_collectives_send_the_bytes_of_their_docstrings():
-    for found in torch_world.run(conjugates, 4):
-        assert found == {
-            "copy_to": [0, 1.5],
-            "reduce_from": [1.5, 0],
-            "gather_from": [0.75, 0],
-            "scatter_to": [0, 0.75],
-            "all_gather": [0.75, 0.75],
-            "reduce_scatter": [0.75, 0.75],
-        }
-
-
-def numbers():
-    """Return how many elements a rank of two sends for the loss of five tokens, a norm, a mixed-precision step."""
+@torch_world.on(2)
+def test_losses_norms_and_steps_send_the_elements_of_their_docstrings():
     grid = Grid(tp=2)
     logits, targets = torch.zeros(5, 4), torch.zeros(5, dtype=torch.int64)
     found = []
@@ -119,15 +108,12 @@ def numbers():
     precision = MixedPrecision(chunks, grid, lambda masters: torch.optim.SGD(masters, lr=1.0), torch.bfloat16)
     with record_traffic() as calls:
         precision.step()
-    return [*found, bytes_sent(calls, grid.world) / 4, bytes_sent(calls, grid.model) / 8]
+    found = [*found, bytes_sent(calls, grid.world) / 4, bytes_sent(calls, grid.model) / 8]
+    assert found == [3 * 5, 4 * 5, 1, 1, 1]
 
 
-def test_losses_norms_and_steps_send_the_elements_of_their_docstrings():
-    for found in torch_world.run(numbers, 2):
-        assert found == [3 * 5, 4 * 5, 1, 1, 1]
-
-
-def primitives():
+@torch_world.on(4)
+def test_calls_are_counted_as_nccl_tests_does():
     grid = Grid(tp=4)
     x, parts = torch.zeros(12), torch.zeros(3)
     with record_traffic() as calls:
@@ -141,9 +127,5 @@ def primitives():
     with pytest.raises(ArgumentError, match=r"recorded calls: expected only all_reduce, .*, got gather"):
         bytes_sent([RecordedCall("gather", 8, grid.tp.group.group_name)], grid.tp)
     assert [call.operation for call in calls] == ["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
-    return [bytes_sent([call], grid.tp) for call in calls]
-
-
-def test_calls_are_counted_as_nccl_tests_does():
-    for found in torch_world.run(primitives, 4):
-        assert found == [48 * 6 / 4, 48 * 3 / 4, 48 * 3 / 4, 48]
+    found = [bytes_sent([call], grid.tp) for call in calls]
+    assert found == [48 * 6 / 4, 48 * 3 / 4, 48 * 3 / 4, 48]

@@ -121,7 +121,9 @@ def test_a_checkpoint_keeps_float32_masters_their_states_and_the_loss_scale(tmp_
         other.step()
 
 
-def other_models(path):
+@torch_world.on(2)
+def test_checkpoints_of_other_models_and_states_of_other_shapes_are_refused_on_all_ranks(tmp_path):
+    path = tmp_path / "checkpoint"
     grid = Grid(tp=2)
 
     def made(optimizer=torch.optim.SGD, **shape):
@@ -138,17 +140,11 @@ def other_models(path):
     chunks[0].embedding.weight.sum().backward()
     optimizer.step()
     texts.append(refused(save_checkpoint, (chunks, optimizer)))
-    return texts
-
-
-def test_checkpoints_of_other_models_and_states_of_other_shapes_are_refused_on_all_ranks(tmp_path):
-    path = tmp_path / "checkpoint"
-    for texts in torch_world.run(other_models, 2, path):
-        assert texts[0].startswith(f"checkpoint folder: expected one written by save_checkpoint, got {path} (")
-        assert re.match(rf"checkpoint {path}: expected one with blocks\.2\..*, got one with \d+ others", texts[1])
-        assert re.match(rf"model: expected one with blocks\.1\..*, as in checkpoint {path}, got", texts[2])
-        assert texts[3] == f"embedding.weight in checkpoint {path}: expected (41, 16), got (37, 16)"
-        assert texts[4].startswith("shape of the optimizer state row_var of embedding.weight, which is sharded over tp")
+    assert texts[0].startswith(f"checkpoint folder: expected one written by save_checkpoint, got {path} (")
+    assert re.match(rf"checkpoint {path}: expected one with blocks\.2\..*, got one with \d+ others", texts[1])
+    assert re.match(rf"model: expected one with blocks\.1\..*, as in checkpoint {path}, got", texts[2])
+    assert texts[3] == f"embedding.weight in checkpoint {path}: expected (41, 16), got (37, 16)"
+    assert texts[4].startswith("shape of the optimizer state row_var of embedding.weight, which is sharded over tp")
 
 
 class Normed(nn.Sequential):
@@ -249,42 +245,34 @@ def test_file_errors_of_one_rank_are_raised_on_all(tmp_path, ranks, how, error):
     assert re.match(rf"checkpoint {path}: rank \d failed: {error}Error: ", text)
 
 
-def asked_for(path):
-    """Return the number of states that a ZeroRedundancyOptimizer has after loading, and that of those requested."""
+@torch_world.on(2)
+def test_a_replica_reads_only_its_share_of_the_states(tmp_path):
     grid, model = Grid(dp=2), nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     optimizer = sharded(grid)(model.parameters(), lr=0.1)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    save_checkpoint(path, model, optimizer, grid, {})
+    save_checkpoint(tmp_path, model, optimizer, grid, {})
     with patch("ringcomm.parallel.checkpoint.load", wraps=load) as loaded:
-        load_checkpoint(path, model, optimizer, grid)
+        load_checkpoint(tmp_path, model, optimizer, grid)
     mine = sum(len(state) for state in optimizer.optim.state.values())
-    return mine, len([name for name in loaded.call_args.args[0] if ":" in name])
+    asked = len([name for name in loaded.call_args.args[0] if ":" in name])
+    assert mine == asked > 0
 
 
-def test_a_replica_reads_only_its_share_of_the_states(tmp_path):
-    for mine, asked in torch_world.run(asked_for, 2, tmp_path):
-        assert mine == asked > 0
-
-
-def same_names(path):
+@torch_world.on(2)
+def test_parameters_of_the_same_name_are_refused(tmp_path):
     grid = Grid(pp=2)
     layer = nn.Linear(2, 2)
     texts = []
     for chunks in ([nn.Sequential(layer)], [nn.Sequential(layer), nn.Sequential(nn.Linear(2, 2))]):
         optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-        texts.append(str(raised(ArgumentError, lambda: save_checkpoint(path, chunks, optimizer, grid, {}))))  # noqa: B023 (called in this turn)
+        texts.append(str(raised(ArgumentError, lambda: save_checkpoint(tmp_path, chunks, optimizer, grid, {}))))  # noqa: B023 (called in this turn)
     stage = nn.ModuleDict({str(grid.pp.rank): layer})
-    save_checkpoint(path, stage, torch.optim.SGD(stage.parameters(), lr=0.1), grid, {})
-    return texts
-
-
-def test_parameters_of_the_same_name_are_refused(tmp_path):
-    for texts in torch_world.run(same_names, 2, tmp_path):
-        words = "parameter names: expected each in one stage, as in the full model, got"
-        assert texts[0] == f"{words} 0.weight on ranks 0 and 1 of the pipeline"
-        assert texts[1] == f"{words} 0.weight on two chunks of a rank"
+    save_checkpoint(tmp_path, stage, torch.optim.SGD(stage.parameters(), lr=0.1), grid, {})
+    words = "parameter names: expected each in one stage, as in the full model, got"
+    assert texts[0] == f"{words} 0.weight on ranks 0 and 1 of the pipeline"
+    assert texts[1] == f"{words} 0.weight on two chunks of a rank"
 
 
 @torch_world.on(2)

@@ -56,19 +56,16 @@ def test_norm_and_clipping_equal_those_of_one_process_on_every_layout(dp, tp, pp
     assert math.isclose(norms[0], 0.1, rel_tol=1e-4)
 
 
-def of_16_bits(dtype):
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@torch_world.on(2)
+def test_gradients_of_16_bits_are_squared_and_scaled_in_float32(dtype):
     grid = Grid(pp=2)
     stage = nn.Linear(63, 64, dtype=dtype)
     for parameter in stage.parameters():
         parameter.grad = torch.full_like(parameter, 60000)  # 0.01/norm underflows in float16
-    return float(clip_grad_norm([stage], grid, 0.01)), float(grad_norm([stage], grid))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_gradients_of_16_bits_are_squared_and_scaled_in_float32(dtype):
-    for before, after in torch_world.run(of_16_bits, 2, dtype):
-        assert math.isclose(before, 60000 * math.sqrt(2 * 64**2), rel_tol=2e-3)
-        assert math.isclose(after, 0.01, rel_tol=4e-3)
+    before, after = float(clip_grad_norm([stage], grid, 0.01)), float(grad_norm([stage], grid))
+    assert math.isclose(before, 60000 * math.sqrt(2 * 64**2), rel_tol=2e-3)
+    assert math.isclose(after, 0.01, rel_tol=4e-3)
 
 
 class Plain(nn.Module):
@@ -80,25 +77,22 @@ class Plain(nn.Module):
         self.weights = nn.ParameterList(nn.Parameter(torch.ones(3, dtype=dtype)) for dtype in dtypes)
 
 
-def uneven():
+@torch_world.on(2)
+def test_a_stage_may_have_no_parameters_or_several_dtypes():
     grid = Grid(pp=2)
     stage = Plain(some=grid.pp.rank == 1)
     for parameter in stage.parameters():
         parameter.grad = torch.full_like(parameter, 2.0)
     with pytest.raises(ArgumentError, match="max_norm: expected at least 0, got -1"):
         clip_grad_norm(stage, grid, -1.0)
-    return float(clip_grad_norm(stage, grid, 1.0)), [parameter.grad.tolist() for parameter in stage.parameters()]
+    norm, grads = float(clip_grad_norm(stage, grid, 1.0)), [parameter.grad.tolist() for parameter in stage.parameters()]
+    assert norm == pytest.approx(6.0)
+    for grad in grads:
+        assert grad == pytest.approx([1 / 3] * 3, rel=1e-2)
 
 
-def test_a_stage_may_have_no_parameters_or_several_dtypes():
-    for norm, grads in torch_world.run(uneven, 2):
-        assert norm == pytest.approx(6.0)
-        for grad in grads:
-            assert grad == pytest.approx([1 / 3] * 3, rel=1e-2)
-
-
-def norms_of_modules():
-    """Return the norm of a layer with unrelated attributes of the reserved names, then of a stage by three calls."""
+@torch_world.on(2)
+def test_tied_weights_count_once_in_compiled_and_wrapped_modules_and_foreign_attributes_are_ignored():
     grid = Grid(pp=2)
     layer = nn.Linear(2, 2)
     layer.shard_specs, layer.tied_copies = 2, lambda: 3
@@ -108,10 +102,5 @@ def norms_of_modules():
         for parameter in module.parameters():
             parameter.grad = torch.ones_like(parameter)
         norms.append(float(grad_norm(module, grid)))
-    return norms
-
-
-def test_tied_weights_count_once_in_compiled_and_wrapped_modules_and_foreign_attributes_are_ignored():
-    for norms in torch_world.run(norms_of_modules, 2):
-        assert norms[0] == pytest.approx(math.sqrt(2 * 6))
-        assert norms[1] == norms[2] == norms[3]
+    assert norms[0] == pytest.approx(math.sqrt(2 * 6))
+    assert norms[1] == norms[2] == norms[3]

@@ -117,8 +117,8 @@ def test_ranks_may_use_parameters_in_different_orders_or_not_at_all():
     assert not expected[2].any()
 
 
-def sent_early():
-    """Return how many buckets have been sent when each gradient is ready."""
+@torch_world.on(2)
+def test_full_buckets_are_sent_while_backward_runs():
     model = network(0)
     data_parallel = DataParallel(model, Grid(dp=2).dp, bucket_bytes=1)
     seen = []
@@ -126,13 +126,8 @@ def sent_early():
         parameter.register_post_accumulate_grad_hook(lambda _: seen.append(data_parallel._sent))
     model(rows(0, 1)).square().mean().backward()
     data_parallel.finish_grad_sync()
-    return seen
-
-
-def test_full_buckets_are_sent_while_backward_runs():
-    for seen in torch_world.run(sent_early, 2):
-        assert seen[1] == 2  # both of the last layer
-        assert seen[-1] == 6
+    assert seen[1] == 2  # both of the last layer
+    assert seen[-1] == 6
 
 
 @torch_world.on(2, backends=torch_world.BACKENDS)
@@ -194,17 +189,14 @@ def test_a_replaced_dataparallel_does_nothing_and_frees_its_buckets():
     assert torch_world.run(wrapped_again, 2) == [1, 1]
 
 
-def unused():
+@torch_world.on(1, 2)
+def test_an_unused_parameter_has_a_gradient_of_zeros():
     model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
     data_parallel = DataParallel(model, Grid(dp=dist.get_world_size()).dp)
     model[0](torch.ones(2)).sum().backward()
     data_parallel.finish_grad_sync()
-    return [parameter.grad.tolist() for parameter in model.parameters()]
-
-
-@pytest.mark.parametrize("dp", [1, 2])
-def test_an_unused_parameter_has_a_gradient_of_zeros(dp):
-    assert torch_world.run(unused, dp) == [[[[1.0, 1.0]] * 2, [1.0] * 2, [[0.0] * 2] * 2, [0.0] * 2]] * dp
+    found = [parameter.grad.tolist() for parameter in model.parameters()]
+    assert found == [[[1.0, 1.0]] * 2, [1.0] * 2, [[0.0] * 2] * 2, [0.0] * 2]
 
 
 @torch_world.on(2)
@@ -217,22 +209,18 @@ def test_sparse_gradients_are_refused():
     data_parallel.finish_grad_sync()
 
 
-def different():
-    """Return the refusals of replicas that differ in a frozen parameter, in a layer, and in a buffer."""
+@torch_world.on(2)
+def test_replicas_that_differ_are_refused_on_all_ranks():
     rank, dp = dist.get_rank(), Grid(dp=2).dp
     frozen, longer, buffered = (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(3))
     frozen[rank].requires_grad_(False)
     longer.extend([] if rank else [nn.Linear(4, 4)])
     buffered.register_buffer("numbers", torch.zeros(3 + rank))
-    return [str(raised(ArgumentError, lambda: DataParallel(m, dp))) for m in (frozen, longer, buffered)]  # noqa: B023 (called in this turn)
-
-
-def test_replicas_that_differ_are_refused_on_all_ranks():
-    for texts in torch_world.run(different, 2):
-        assert texts[0] == (
-            "tensor 0 of replica 1 (rank 1): expected as on rank 0, 0.0.weight (4, 4) torch.float32 "
-            "requires_grad=False, got 0.0.weight (4, 4) torch.float32 requires_grad=True"
-        )
-        assert texts[1].startswith("tensor 4 of replica 1 (rank 1): expected as on rank 0, 0.2.weight (4, 4)")
-        assert texts[1].endswith("got none")
-        assert texts[2].endswith("the buffer 0.numbers (3,) torch.float32, got the buffer 0.numbers (4,) torch.float32")
+    texts = [str(raised(ArgumentError, lambda: DataParallel(m, dp))) for m in (frozen, longer, buffered)]  # noqa: B023 (called in this turn)
+    assert texts[0] == (
+        "tensor 0 of replica 1 (rank 1): expected as on rank 0, 0.0.weight (4, 4) torch.float32 "
+        "requires_grad=False, got 0.0.weight (4, 4) torch.float32 requires_grad=True"
+    )
+    assert texts[1].startswith("tensor 4 of replica 1 (rank 1): expected as on rank 0, 0.2.weight (4, 4)")
+    assert texts[1].endswith("got none")
+    assert texts[2].endswith("the buffer 0.numbers (3,) torch.float32, got the buffer 0.numbers (4,) torch.float32")

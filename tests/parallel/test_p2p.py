@@ -67,8 +67,9 @@ def test_receives_are_posted_early_at_most_one_for_each_rank():
     assert torch_world.run(receives_ahead, 2)[-1] == [2] * (MICRO_BATCHES - 2) + [1, 0]
 
 
-def unfinished_sends(name, chunks):
-    """Return the number of sends in a step, and how many of them nothing waited for."""
+@schedules
+@torch_world.on(2)
+def test_a_step_waits_for_all_sends(name, chunks):
     pipe, _, _ = pipeline(name, chunks)
     works, isend = [], dist.isend
 
@@ -78,14 +79,9 @@ def unfinished_sends(name, chunks):
 
     with patch.object(dist, "isend", recorded):
         pipe.step(*batch(MICRO_BATCHES * ROWS))
-    return len(works), sum(not work.wait.called for work in works)
-
-
-@schedules
-def test_a_step_waits_for_all_sends(name, chunks):
-    for sends, unfinished in torch_world.run(unfinished_sends, 2, name, chunks):
-        assert sends >= MICRO_BATCHES * (2 * chunks - 1)  # and metadata
-        assert unfinished == 0
+    sends, unfinished = len(works), sum(not work.wait.called for work in works)
+    assert sends >= MICRO_BATCHES * (2 * chunks - 1)  # and metadata
+    assert unfinished == 0
 
 
 @torch_world.on(4)

@@ -80,20 +80,15 @@ def test_a_pipeline_runs_the_simulated_table_with_the_simulated_activations_in_f
         assert all(begin <= end for begin, end in times)
 
 
-def forwards(recompute):
-    """Return whether gradients were enabled in each forward of a step, then of an evaluation."""
+@pytest.mark.parametrize(("recompute", "times"), [(False, 1), (True, 2)])
+@torch_world.on(2)
+def test_recomputation_repeats_each_forward_and_evaluation_keeps_no_graph(recompute, times):
     pipe, _, _ = pipeline("1f1b", 1, recompute=recompute)
     seen = []
     pipe.chunks[0].register_forward_pre_hook(lambda *_: seen.append(torch.is_grad_enabled()))
     pipe.step(*batch(MICRO_BATCHES * ROWS))
     pipe.evaluate(*batch(MICRO_BATCHES * ROWS))
-    return seen
-
-
-@pytest.mark.parametrize(("recompute", "times"), [(False, 1), (True, 2)])
-def test_recomputation_repeats_each_forward_and_evaluation_keeps_no_graph(recompute, times):
-    for seen in torch_world.run(forwards, 2, recompute):
-        assert seen == [True] * times * MICRO_BATCHES + [False] * MICRO_BATCHES
+    assert seen == [True] * times * MICRO_BATCHES + [False] * MICRO_BATCHES
 
 
 # --- Replicas ---------------------------------------------------------------------------------------------------------

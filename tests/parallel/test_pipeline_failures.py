@@ -20,7 +20,8 @@ from ringcomm.parallel import DataParallel, Grid, Pipeline
 from ringcomm.parallel.schedule import make_schedule
 
 
-def refusals():
+@torch_world.on(2)
+def test_schedules_and_batches_of_other_sizes_are_refused():
     grid = Grid(pp=2)
     stage = layers(2)[grid.pp.rank]
     errors = [
@@ -34,17 +35,13 @@ def refusals():
     with torch.no_grad():
         errors.append(raised(ArgumentError, lambda: pipe.step(*batch(4))))
     pipe.step(*batch(4))  # nothing was sent: the pipeline still works
-    return [str(error) for error in errors]
-
-
-def test_schedules_and_batches_of_other_sizes_are_refused():
-    for texts in torch_world.run(refusals, 2):
-        assert texts[0] == "ranks of the schedule: expected those of the pipeline, 2, got 4"
-        assert texts[1] == "chunks of this rank: expected those of the schedule, 2, got 1"
-        assert texts[2] == "rows of the inputs, for 4 micro-batches: expected a multiple of 4, got 6"
-        assert texts[3] == "rows of the targets, for 4 micro-batches: expected a multiple of 4, got 0"
-        assert texts[4] == "rows of the targets: expected those of the inputs, 8, got 4"
-        assert texts[5] == "step runs backward, which no_grad disables: call evaluate"
+    texts = [str(error) for error in errors]
+    assert texts[0] == "ranks of the schedule: expected those of the pipeline, 2, got 4"
+    assert texts[1] == "chunks of this rank: expected those of the schedule, 2, got 1"
+    assert texts[2] == "rows of the inputs, for 4 micro-batches: expected a multiple of 4, got 6"
+    assert texts[3] == "rows of the targets, for 4 micro-batches: expected a multiple of 4, got 0"
+    assert texts[4] == "rows of the targets: expected those of the inputs, 8, got 4"
+    assert texts[5] == "step runs backward, which no_grad disables: call evaluate"
 
 
 class Stage(nn.Module):
