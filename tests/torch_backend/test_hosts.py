@@ -43,6 +43,7 @@ def across_hosts(fn, *args):
         (test_operations.test_reduce_scatter_of_lists_and_tensors, (torch.float32,)),
         (test_operations.test_messages_between_ranks, ()),
         (test_operations.test_all_gather_of_every_kind, (torch.float8_e4m3fn,)),
+        (test_operations.test_all_reduce_with_every_operation_and_dtype, ()),
         (test_operations.test_lists_may_be_uneven, ()),
         (test_operations.test_all_to_all_of_lists_and_tensors_even_and_not, ()),
         (test_operations.test_reduce_broadcast_gather_scatter_from_every_root, (torch.int64,)),
