@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import harness
 from cases import PLANS, Arrays, Symmetric, pairwise, start
@@ -90,18 +89,6 @@ def zeroed(comm):
 
 def test_a_symmetric_buffer_is_zero_at_first(world):
     harness.run(zeroed, 2, world=world)
-
-
-def tensors(comm):
-    x = torch.from_numpy(comm.empty(50_000, "float32"))
-    x.fill_(comm.rank + 1)
-    assert comm.all_reduce(x[1:]) is not None
-    assert x[0] == comm.rank + 1
-    assert (x[1:] == comm.size * (comm.size + 1) / 2).all()
-
-
-def test_a_tensor_over_a_symmetric_buffer_is_symmetric(world):
-    harness.run(tensors, 2, world=world)
 
 
 def after_close(comm):
