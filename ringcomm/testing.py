@@ -6,6 +6,8 @@ They take any transport and any algorithm, and need no test framework.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from math import prod
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -112,8 +114,7 @@ def _raises(kind: type[RingcommError], call: Callable[[], Any]) -> RingcommError
     raise AssertionError(f"{kind.__name__} was not raised")
 
 
-def _equal(got: Any, expected: Any) -> None:
-    np.testing.assert_array_equal(got, expected, strict=True)
+_equal = partial(np.testing.assert_array_equal, strict=True)
 
 
 # --- Values ---------------------------------------------------------------------------------------------------------
@@ -396,8 +397,6 @@ def a_rank_that_needs_a_closed_one_raises_peer_lost(comm: Communicator) -> None:
 
 
 def _wait_for_the_end(comm: Communicator) -> None:
-    try:
+    with suppress(RingcommError):
         while True:
             comm.check()
-    except RingcommError:
-        pass

@@ -1,11 +1,12 @@
 """The cores this process may use."""
 
 import os
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from ringcomm.machine.cgroup import groups, words
 
-__all__ = ["cores", "cpu_quota"]
+__all__ = ["cores", "cpu_quota", "outnumbered"]
 
 
 def cores() -> set[int]:
@@ -22,3 +23,9 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
             case [limit, period] if limit.isdecimal():  # otherwise "max" or -1
                 limits.append(int(limit) / int(period))
     return min(limits, default=None)
+
+
+def outnumbered(ranks: Collection[Iterable[int]]) -> bool:
+    """Return whether ranks on this machine, each given by its cores, outnumber the cores and the quota."""
+    all_cores = len(set().union(*ranks))
+    return len(ranks) > min(all_cores, cpu_quota() or all_cores)

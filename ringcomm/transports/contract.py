@@ -16,7 +16,7 @@ No code outside a transport's own files tests for its class: what differs betwee
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 from ringcomm.bootstrap.place import Place
 from ringcomm.config import Config
@@ -28,7 +28,6 @@ __all__ = [
     "NO_FAST_PATH",
     "RECORDED_CALLS",
     "CollectiveCall",
-    "FastPath",
     "Fused",
     "LocalTransport",
     "Pending",
@@ -75,34 +74,19 @@ class CollectiveCall(NamedTuple):
 Fused = Callable[[CollectiveCall, float], None]  # a collective done in one go, within the timeout
 
 
-class FastPath(Protocol):
-    """The common blocking calls, implemented natively. The communicator tries these methods first.
+class NoFastPath:
+    """The fast path of a transport without one. A fast path is the common blocking calls, implemented natively.
 
-    Each takes the arguments of the communicator's method of that name, in this order, and returns its result; or
-    NotImplemented, before anything has happened, for a call that it does not support or finds wrong. The communicator
-    then does the call, or raises the error.
+    The communicator tries it first. Each method takes the arguments of the communicator's method of that name, in this
+    order and all of them, and returns its result; or NotImplemented, before anything has happened, for a call that it
+    does not support or finds wrong. The communicator then does the call, or raises the error.
     """
 
-    def all_reduce(self, x: Any, out: Any, op: Any, timeout: Any, async_op: Any, /) -> Any: ...
-    def reduce(self, x: Any, out: Any, op: Any, root: Any, timeout: Any, async_op: Any, /) -> Any: ...
-    def broadcast(self, x: Any, out: None, root: Any, timeout: Any, async_op: Any, /) -> Any: ...
-    def all_gather(self, x: Any, out: Any, counts: Any, timeout: Any, async_op: Any, /) -> Any: ...
-    def gather(self, x: Any, out: Any, root: Any, counts: Any, timeout: Any, async_op: Any, /) -> Any: ...
-    def scatter(self, x: Any, out: Any, root: Any, counts: Any, timeout: Any, async_op: Any, /) -> Any: ...
-    def reduce_scatter(self, x: Any, out: Any, op: Any, counts: Any, timeout: Any, async_op: Any, /) -> Any: ...
-    def all_to_all(self, x: Any, out: Any, send: Any, recv: Any, timeout: Any, async_op: Any, /) -> Any: ...
-    def barrier(self, timeout: Any, async_op: Any, /) -> Any: ...
-    def send(self, x: Any, peer: Any, tag: Any, timeout: Any, async_op: Any, /) -> Any: ...
-    def recv(self, x: Any, peer: Any, tag: Any, timeout: Any, async_op: Any, /) -> Any: ...
-    def sendrecv(self, x: Any, dest: Any, out: Any, source: Any, tag: Any, timeout: Any, async_op: Any, /) -> Any: ...
-
-
-class _NoFastPath:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return lambda *_: NotImplemented
 
 
-NO_FAST_PATH = cast(FastPath, _NoFastPath())  # of a transport without one
+NO_FAST_PATH = NoFastPath()
 
 
 class Pending(Protocol):
@@ -129,7 +113,7 @@ class Transport(Protocol):
     size: int
     timeout: float
     fused: Mapping[str, Fused]
-    fast_path: FastPath
+    fast_path: Any  # as NoFastPath
 
     @property
     def as_local(self) -> "LocalTransport | None":

@@ -29,7 +29,7 @@ from ringcomm.native import NULL, STATUS, NativeFastPath, check, ffi, lib
 from ringcomm.transports.contract import RECORDED_CALLS, CollectiveCall, Fused
 from ringcomm.types import COLLECTIVES, DTYPES, OPS
 
-__all__ = ["NEEDS_STORE", "ShmTransport", "connect", "serves"]
+__all__ = ["NEEDS_STORE", "ShmTransport", "check_versions", "connect", "serves"]
 
 log = logging.getLogger("ringcomm")
 
@@ -41,16 +41,6 @@ PROBE_BYTES = 64 << 10  # of the order of a segment
 NONTEMPORAL_BYTES = 1 << 10  # below, the fence costs more than non-temporal stores save
 PATHS = ("single", "staged", "one-shot", "two-stage", "symmetric", "threads", "cma")  # as enum rc_path
 CMA_HUGE_BYTES = 2 << 20  # below, NumPy's arrays seldom lie in huge pages
-TUNING = (
-    "arena_bytes",
-    "sub_arena_bytes",
-    "segment_bytes",
-    "one_shot_bytes",
-    "nontemporal_bytes",
-    "direct_bytes",
-    "cma_bytes",
-    "timeout",
-)
 
 
 class ShmTransport:
@@ -257,7 +247,7 @@ def connect(rank: int, size: int, store: Store, config: Config) -> ShmTransport:
     hello = {
         "version": version("ringcomm"),
         "cores": sorted(topology.cores()),
-        "tuning": {name: getattr(config, name) for name in (*TUNING, "oversubscribed")},
+        "tuning": {name: getattr(config, name, None) for name, _ in ffi.typeof("rc_tuning").fields},
     }
     with (
         shared_failure(store, rank),
@@ -284,13 +274,10 @@ def connect(rank: int, size: int, store: Store, config: Config) -> ShmTransport:
 
 def _answer(hellos: list[dict[str, Any]]) -> tuple[dict[str, Any], int]:
     """Decide for all ranks, on rank 0; return the settings and the descriptor of the memory."""
-    versions = [hello["version"] for hello in hellos]
-    if len(set(versions)) > 1:
-        raise ArgumentError(f"the ranks run different versions of ringcomm: {_by_rank(versions)}")
+    check_versions([hello["version"] for hello in hellos])
     tuning = hellos[0]["tuning"]
     if tuning["oversubscribed"] is None:
-        cores = len(set().union(*(hello["cores"] for hello in hellos)))
-        tuning["oversubscribed"] = len(hellos) > min(cores, topology.cpu_quota() or cores)
+        tuning["oversubscribed"] = topology.outnumbered([hello["cores"] for hello in hellos])
     if tuning["nontemporal_bytes"] is None:
         tuning["nontemporal_bytes"] = _nontemporal_bytes([hello["cores"] for hello in hellos])
     cma_bytes = tuning["cma_bytes"]
@@ -318,6 +305,13 @@ def _nontemporal_bytes(cores: list[list[int]]) -> int:
         "passing a block: ordinary stores %.3g GB/s, non-temporal %.3g GB/s", ordinary[0] * 1e-9, streamed[0] * 1e-9
     )
     return NONTEMPORAL_BYTES if faster else NEVER
+
+
+def check_versions(versions: list[str]) -> None:
+    """Raise ArgumentError if the ranks run different versions of ringcomm."""
+    other = next((rank for rank, each in enumerate(versions) if each != versions[0]), None)
+    if other is not None:
+        raise ArgumentError(f"the ranks run different versions of ringcomm: {_by_rank(versions)}", rank=other)
 
 
 def _by_rank(values: list[str]) -> str:

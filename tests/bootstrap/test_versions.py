@@ -1,18 +1,13 @@
 """Ranks that differ: every rank refuses other versions of ringcomm; all ranks use the settings of rank 0."""
 
-import os
-import subprocess
-import sys
 import threading
-import uuid
 from concurrent.futures import ThreadPoolExecutor
-
-import pytest
 
 import harness
 from failures import check_usable
 from ringcomm import ArgumentError, Config
 from ringcomm.bootstrap.store import HashStore
+from ringcomm.native import ffi
 from ringcomm.start import connect
 from ringcomm.transports import shm
 
@@ -54,7 +49,7 @@ def test_all_ranks_use_the_settings_of_rank_0():
         Config(timeout=harness.OPERATION, direct_bytes=1, nontemporal_bytes=1, sub_arena_bytes=1 << 14),
     ]
     comms = connect_all(configs)
-    fields = (*shm.TUNING, "oversubscribed")
+    fields = {name for name, _ in ffi.typeof("rc_tuning").fields} - {"cma_huge_bytes"}  # not a setting
     for comm in comms:
         tuning = comm._transport._host._tuning
         assert [getattr(tuning, name) for name in fields] == [getattr(configs[0], name) for name in fields]
@@ -72,27 +67,3 @@ def test_all_ranks_use_the_settings_of_rank_0():
 
     with ThreadPoolExecutor(len(comms)) as pool:
         list(pool.map(use, comms))
-
-
-CODE = """
-import numpy as np, ringcomm
-with ringcomm.init(timeout=20) as comm:
-    print(comm.timeout, comm._transport._host._tuning.one_shot_bytes, comm.all_reduce(np.array(comm.rank)))
-"""
-
-
-@pytest.mark.slow
-def test_processes_with_different_environments_use_the_settings_of_rank_0():
-    job = {"RINGCOMM_SIZE": "2", "RINGCOMM_JOB": uuid.uuid4().hex}
-    ranks = []
-    for rank, small in enumerate(("64", "128")):
-        settings = {**job, "RINGCOMM_RANK": str(rank), "RINGCOMM_ONE_SHOT_BYTES": small}
-        command = [sys.executable, "-P", "-c", CODE]
-        ranks.append(subprocess.Popen(command, env={**os.environ, **settings}, stdout=subprocess.PIPE, text=True))
-    try:
-        for rank in ranks:
-            assert rank.communicate(timeout=harness.JOB)[0] == "20.0 64 1\n"
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()

@@ -42,7 +42,7 @@ T = TypeVar("T")
 class MessageTransport(MessageGroup):
     """The calls of a group whose ranks exchange messages."""
 
-    fast_path = NO_FAST_PATH
+    fast_path: Any = NO_FAST_PATH
     as_local: LocalTransport | None = None
 
     def __init__(self, name: str, membership: Membership) -> None:

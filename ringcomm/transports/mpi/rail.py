@@ -177,18 +177,18 @@ class Rail:
 
     def maximum(self, numbers: Numbers, wait: Wait) -> Generator[None, None, Numbers]:
         """Return the elementwise maximum over all ranks."""
-        result = np.empty_like(numbers)
-        with self._using(numbers, result):
-            self._others.append(self._comm.Iallreduce(numbers, result, self._mpi.MAX))
-            if not self._all_done():
-                yield from wait(self._all_done, range(self.size))
-        return result
+        start = partial(self._comm.Iallreduce, op=self._mpi.MAX)
+        return self._numbers(start, numbers, np.empty_like(numbers), wait)
 
     def gather_all(self, numbers: Numbers, wait: Wait) -> Generator[None, None, Numbers]:
         """Return the numbers of all ranks, one row each."""
-        result = np.empty((self.size, numbers.size), np.int64)
+        return self._numbers(self._comm.Iallgather, numbers, np.empty((self.size, numbers.size), np.int64), wait)
+
+    def _numbers(
+        self, start: Callable[..., Any], numbers: Numbers, result: Numbers, wait: Wait
+    ) -> Generator[None, None, Numbers]:
         with self._using(numbers, result):
-            self._others.append(self._comm.Iallgather(numbers, result))
+            self._others.append(start(numbers, result))
             if not self._all_done():
                 yield from wait(self._all_done, range(self.size))
         return result

@@ -82,16 +82,12 @@ def join(comm: Any, config: Config) -> Transport:
         "config": asdict(config),
     }
     all_ranks = with_timeout(config.timeout, "ringcomm.init", lambda: _gather(data, mine))
-    for other, facts in enumerate(all_ranks):
-        if facts["version"] != all_ranks[0]["version"]:
-            versions = f"rank 0 has {all_ranks[0]['version']}, rank {other} {facts['version']}"
-            raise ArgumentError(f"the ranks run different versions of ringcomm: {versions}", rank=other)
+    shm.check_versions([facts["version"] for facts in all_ranks])
     config = Config(**all_ranks[0]["config"] | {name: mine["config"][name] for name in OWN})
     check_name(config.algorithm)
     if config.oversubscribed is None:
-        on_host = [facts for facts in all_ranks if facts["host"] == mine["host"]]
-        cores = set().union(*(facts["cores"] for facts in on_host))
-        config = replace(config, oversubscribed=len(on_host) > min(len(cores), topology.cpu_quota() or len(cores)))
+        on_host = [facts["cores"] for facts in all_ranks if facts["host"] == mine["host"]]
+        config = replace(config, oversubscribed=topology.outnumbered(on_host))
     hosts = [(facts["host"], facts["host_id"]) for facts in all_ranks]
     local_ranks = [other for other in range(size) if hosts[other] == hosts[rank]]
     local: shm.ShmTransport | None = None
