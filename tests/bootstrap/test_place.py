@@ -113,9 +113,11 @@ def test_a_place_round_trips_through_the_environment():
             {"TORCHELASTIC_RUN_ID": "x", "RANK": "1"},
             "_RUN_ID is set without WORLD_SIZE and LOCAL_WORLD_SIZE and MASTER",
         ),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "2"}, "needs mpirun or srun, or under torchrun ringcomm.torch"),
+        (MPICH, "no ancestor of this process is MPICH's hydra"),
     ],
 )
-def test_contradicting_variables_are_named(environ, names):
+def test_variables_that_give_no_place_are_named(environ, names):
     with pytest.raises(ArgumentError) as raised:
         find_place(environ)
     assert names in str(raised.value)
@@ -132,13 +134,3 @@ def test_mpi_ranks_may_be_on_several_hosts(environ):
     place = find_place(environ)
     assert place.mpi
     assert place.hosts
-
-
-def test_torchrun_ranks_on_several_hosts_get_an_error_with_both_cures():
-    with pytest.raises(ArgumentError, match=r"mpirun or srun, or under torchrun ringcomm\.torch"):
-        find_place({**TORCHRUN, "LOCAL_WORLD_SIZE": "2"})
-
-
-def test_mpich_without_its_hydra_is_an_error():
-    with pytest.raises(ArgumentError, match="hydra"):
-        find_place(MPICH)

@@ -9,7 +9,7 @@ import sys
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,17 +19,6 @@ from ringcomm.bootstrap import storeserver
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.store import HashStore, SocketStore, open_store, shared_failure
 from ringcomm.bootstrap.storeserver import JOIN
-
-
-def test_a_value_wakes_the_threads_that_wait_for_it():
-    store = HashStore()
-    with ThreadPoolExecutor() as pool:
-        waiting = [pool.submit(store.get, "key", 10) for _ in range(3)]
-        store.set("key", b"value")
-        assert [each.result() for each in waiting] == [b"value"] * 3
-    with pytest.raises(CollectiveTimeout, match=r"no rank has set 'other' within 0\.01 s"):
-        store.get("other", 0.01)
-
 
 SHORTAGE = MemoryShortage("no memory", rank=1, expected=2, got=1)
 
@@ -41,20 +30,6 @@ def check_shortage(call, *args):
     error = raised.value
     assert (error.rank, error.expected, error.got) == (1, 2, 1)
     assert error is not SHORTAGE
-
-
-def test_abort_wakes_all_threads():
-    store = HashStore()
-    store.check()
-    store.set("key", b"value")
-    with ThreadPoolExecutor() as pool:
-        waiting = [pool.submit(store.get, "other", 20) for _ in range(3)]
-        store.abort(SHORTAGE)
-        store.abort(PeerLost("a consequence"))
-        for each in waiting:
-            check_shortage(each.result)
-    check_shortage(store.get, "key", 20)
-    check_shortage(store.check)
 
 
 def test_any_exception_of_a_rank_aborts_startup_with_its_number():
@@ -93,6 +68,25 @@ def connect(name):
     return peer
 
 
+@contextmanager
+def joined(job, size=2):
+    """Yield the stores of ranks 0 and 1."""
+    with ThreadPoolExecutor() as pool:
+        rank_1 = pool.submit(join, job, 1, size)
+        with join(job, 0, size) as store, rank_1.result() as other:
+            yield store, other
+
+
+@pytest.fixture(params=["threads", "processes"])
+def stores(request, job):
+    """The stores of two ranks."""
+    if request.param == "threads":
+        yield (HashStore(),) * 2
+    else:
+        with joined(job) as found:
+            yield found
+
+
 @pytest.mark.parametrize("size", [2, 5])
 def test_all_ranks_get_a_value_that_one_sets(job, size):
     def rank(number):
@@ -106,24 +100,46 @@ def test_all_ranks_get_a_value_that_one_sets(job, size):
     assert found == [[bytes([number]) + b"\0tail" for number in range(size)]] * size
 
 
-def test_missing_ranks_are_named(job):
+def test_a_value_wakes_the_rank_that_waits_for_it(stores):
     with ThreadPoolExecutor() as pool:
-        rank_1 = pool.submit(join, job, 1, 4)
-        with join(job, 0, 4) as store, rank_1.result() as other:
+        waiting = pool.submit(stores[0].get, "key", 20)
+        stores[1].set("key", b"value")
+        assert waiting.result() == b"value"
+
+
+def test_a_key_that_no_rank_sets_is_named(stores):
+    with pytest.raises(CollectiveTimeout, match=r"no rank has set 'key' within 0\.05 s"):
+        stores[0].get("key", 0.05)
+
+
+def test_abort_reaches_waiting_ranks_and_the_first_error_wins(stores):
+    store, other = stores
+    store.check()
+    store.set("key", b"value")
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(store.get, "another", 20)
+        other.abort(SHORTAGE)
+        other.abort(PeerLost("a consequence"))
+        check_shortage(waiting.result)
+    check_shortage(store.get, "key", 20)
+    check_shortage(store.check)
+
+
+def test_abort_reaches_ranks_that_join_later(job):
+    with joined(job, 4) as (store, _):
+        store.abort(SHORTAGE)
+        with join(job, 2, 4) as late:
+            check_shortage(late.get, "key", 20)
+
+
+def test_missing_ranks_are_named(job):
+    with joined(job, 4) as stores:
+        for store in stores:
             with pytest.raises(
                 CollectiveTimeout, match=r"^ranks 2 and 3 of 4 did not arrive within 0\.05 s$"
             ) as raised:
                 store.get("key", 0.05)
             assert raised.value.rank == 2
-            with pytest.raises(CollectiveTimeout, match="ranks 2 and 3 of 4"):
-                other.get("key", 0.05)
-
-
-def test_a_key_that_no_rank_sets_is_named(job):
-    with ThreadPoolExecutor() as pool:
-        rank_1 = pool.submit(join, job, 1, 2)
-        with join(job, 0, 2) as store, rank_1.result(), pytest.raises(CollectiveTimeout, match="no rank has set 'key'"):
-            store.get("key", 0.05)
 
 
 def test_a_job_of_one_rank_opens_no_socket(job):
@@ -206,17 +222,25 @@ def test_garbage_from_a_rank_of_a_job_without_nonce_does_not_stop_rank_0(job, ca
     assert "malformed request" in caplog.text
 
 
+@pytest.fixture
+def another_user():
+    """Return a function that starts code of another user, with a socket `s` and the name of the store in `name`."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can be another user")
+    begin = "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); "
+
+    def start(job, code):
+        command = [sys.executable, "-I", "-S", "-c", f"{begin}name = {address(job)!r}; {code}"]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    return start
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_another_user_is_refused_and_startup_continues(job, caplog):
-    code = (
-        "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); "
-        "s.connect('\\0' + sys.argv[1]); s.send(bytes.fromhex(sys.argv[2])); print(s.recv(100))"
-    )
-    command = [sys.executable, "-I", "-S", "-c", code, address(job)[1:], JOIN.pack(1, 2).hex()]
+def test_another_user_is_refused_and_startup_continues(job, caplog, another_user):
     with join(job, 0, 2) as store:
-        refused = subprocess.run(command, capture_output=True, text=True, timeout=20)
-        assert "joined" not in refused.stdout
+        with another_user(job, f"s.connect(name); s.send({JOIN.pack(1, 2)!r}); print(s.recv(100))") as process:
+            assert "joined" not in process.communicate(timeout=20)[0]
         with join(job, 1, 2) as other:
             other.set("key", b"value")
             assert store.get("key", 10) == b"value"
@@ -224,14 +248,8 @@ def test_another_user_is_refused_and_startup_continues(job, caplog):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_an_address_that_another_user_holds_is_not_trusted(job, caplog):
-    code = (
-        "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); "
-        "s.bind('\\0' + sys.argv[1]); s.listen(); print('here', flush=True); sys.stdin.read()"
-    )
-    command = [sys.executable, "-I", "-S", "-c", code, address(job)[1:]]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as thief:
+def test_an_address_that_another_user_holds_is_not_trusted(job, caplog, another_user):
+    with another_user(job, "s.bind(name); s.listen(); print('here', flush=True); sys.stdin.read()") as thief:
         thief.stdout.readline()
         with pytest.raises(CollectiveTimeout, match="rank 0 of 2"):
             join(job, 1, 2, timeout=0.1)
@@ -242,66 +260,32 @@ def test_an_address_that_another_user_holds_is_not_trusted(job, caplog):
 
 
 def test_a_rank_0_that_leaves_early_is_peer_lost(job):
-    with ThreadPoolExecutor() as pool:
-        rank_1 = pool.submit(join, job, 1, 3)
-        rank_0 = join(job, 0, 3)
-        with rank_1.result() as store:
-            waiting = pool.submit(store.get, "key", 20)
-            rank_0.thing.close()
+    with joined(job, 3) as (rank_0, store), ThreadPoolExecutor() as pool:
+        waiting = pool.submit(store.get, "key", 20)
+        rank_0.close()
+        for call in (waiting.result, lambda: store.set("key", b"")):
             with pytest.raises(PeerLost, match="rank 0 exited during startup") as raised:
-                waiting.result()
+                call()
             assert raised.value.rank == 0
-            with pytest.raises(PeerLost, match="rank 0 exited during startup"):
-                store.set("key", b"")
-            store.abort(PeerLost("no rank reads this"))
-
-
-def test_abort_reaches_waiting_ranks_and_ranks_that_join_later(job):
-    with ThreadPoolExecutor() as pool:
-        rank_1 = pool.submit(join, job, 1, 4)
-        with join(job, 0, 4) as store, rank_1.result() as other:
-            store.check()
-            waiting = pool.submit(store.get, "key", 20)
-            other.abort(SHORTAGE)
-            other.abort(PeerLost("a consequence"))
-            check_shortage(waiting.result)
-            check_shortage(store.check)
-            with join(job, 2, 4) as late:
-                check_shortage(late.get, "key", 20)
+        store.abort(PeerLost("no rank reads this"))
 
 
 def test_rank_0_leaves_only_after_the_others_have_its_error(job):
-    with ThreadPoolExecutor() as pool:
-        rank_1 = pool.submit(join, job, 1, 3)
-        rank_0 = join(job, 0, 3).thing
-        with rank_1.result() as store:
-            rank_0.abort(SHORTAGE)
-            leaving = pool.submit(rank_0.close)
-            check_shortage(store.get, "key", 20)
-            assert not leaving.done()
-        leaving.result()
-
-
-def test_startup_that_fails_on_one_rank_fails_on_all(job, monkeypatch):
-    monkeypatch.setattr("ringcomm.bootstrap.store._starts", itertools.count())
-    with ThreadPoolExecutor() as pool:
-        rank_1 = pool.submit(join, f"{job}#0", 1, 2)
-        with pytest.raises(MemoryShortage), open_store(Place(0, 2, job), 20):  # noqa: PT012
-            store = pool.submit(rank_1.result().__enter__).result()
-            leaving = pool.submit(lambda: (check_shortage(store.get, "key", 20), store.close()))
-            raise SHORTAGE
-        leaving.result()
+    with joined(job, 3) as (rank_0, store), ThreadPoolExecutor() as pool:
+        rank_0.abort(SHORTAGE)
+        leaving = pool.submit(rank_0.close)
+        check_shortage(store.get, "key", 20)
+        assert not leaving.done()
+        store.close()
 
 
 def test_rank_0_serves_until_the_others_have_left(job):
-    with ThreadPoolExecutor() as pool:
-        rank_0 = join(job, 0, 2).thing
+    with joined(job) as (rank_0, store), ThreadPoolExecutor() as pool:
         rank_0.set("key", b"value")
-        with join(job, 1, 2) as store:
-            leaving = pool.submit(rank_0.close)
-            assert store.get("key", 10) == b"value"
-            assert not leaving.done()
-        leaving.result()
+        leaving = pool.submit(rank_0.close)
+        assert store.get("key", 10) == b"value"
+        assert not leaving.done()
+        store.close()
 
 
 def test_rank_0_does_not_wait_forever_for_a_rank_that_stays(job, monkeypatch):

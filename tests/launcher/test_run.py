@@ -107,17 +107,6 @@ def test_ranks_find_their_place_and_each_run_is_its_own_job(script):
     assert len(jobs) == 2
 
 
-def test_ranks_can_communicate(script):
-    text = script(
-        """
-        import numpy as np, ringcomm
-        with ringcomm.init(timeout=20) as comm:
-            print(comm.all_reduce(np.array([comm.rank + 1.0])))
-        """
-    )
-    assert lines(run("-n", "3", text).stdout) == ["[0] [6.]", "[1] [6.]", "[2] [6.]"]
-
-
 def test_arguments_are_passed_unchanged(script):
     text = script("print(sys.argv[1:])")
     given = ["-n", "7", "--help", "--", "-m", "two words", ""]

@@ -133,13 +133,17 @@ def test_an_expired_wait_breaks_the_communicator():
     mpi_world.run(wait_for_works, "0011")
 
 
+def until_others_wait(group):
+    for rank in range(group.size):
+        if rank != group.rank:
+            until_waiting(group, rank)
+
+
 def abort(comm, who, name):
     group = comm.split(0)
     x = np.full(LARGE, 7.0)
     if comm.rank == who:
-        for rank in range(comm.size):
-            if rank != who:
-                until_waiting(group, rank)
+        until_others_wait(group)
         group.abort("the data is wrong")
         error = until_broken(group)
     else:
@@ -161,9 +165,7 @@ def close(comm, who, name):
     group = comm.split(0)
     x = np.full(LARGE, 7.0)
     if comm.rank == who:
-        for rank in range(comm.size):
-            if rank != who:
-                until_waiting(group, rank)
+        until_others_wait(group)
         group.close()
     else:
         error = raised(PeerLost, lambda: WAITS[name](group, x))
