@@ -30,16 +30,6 @@ def test_the_defaults_are_those_of_the_documentation():
     assert config.sub_arena_bytes == 1 << 20
 
 
-def test_the_environment_overrides_the_default(monkeypatch):
-    monkeypatch.setenv("RINGCOMM_SEGMENT_BYTES", "4096")
-    monkeypatch.setenv("RINGCOMM_TIMEOUT", "2.5")
-    monkeypatch.setenv("RINGCOMM_OVERSUBSCRIBED", "1")
-    monkeypatch.setenv("RINGCOMM_KERNELS", "portable")
-    config = Config()
-    assert (config.segment_bytes, config.timeout) == (4096, 2.5)
-    assert (config.oversubscribed, config.kernels) == (True, "portable")
-
-
 def test_arguments_override_the_environment(monkeypatch):
     monkeypatch.setenv("RINGCOMM_TIMEOUT", "2.5")
     monkeypatch.setenv("RINGCOMM_ONE_SHOT_BYTES", "1")

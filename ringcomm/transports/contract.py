@@ -130,20 +130,11 @@ class Transport(Protocol):
         """Return the sender's rank; `peer` -1 takes any."""
         ...
 
-    def sendrecv(
-        self,
-        data: Any,
-        count: int,
-        dtype: int,
-        dest: int,
-        target: Any,
-        target_count: int,
-        target_dtype: int,
-        source: int,
-        tag: int,
-        timeout: float,
-    ) -> int:
-        """Send and receive at once, so that a ring of such calls cannot deadlock; return the sender's rank."""
+    def sendrecv(self, *call: Any) -> int:
+        """Send and receive at once, so that a ring of such calls cannot deadlock; return the sender's rank.
+
+        `call`: data, count, dtype and peer of the send, then those of the receive, tag and timeout.
+        """
         ...
 
     def isend(self, data: Any, count: int, dtype: int, peer: int, tag: int, timeout: float) -> Pending: ...
