@@ -79,7 +79,7 @@ def test_an_invalid_setting_is_refused_before_the_table(monkeypatch, capsys):
     assert main(["algorithms"]) == 2
     out, err = capsys.readouterr()
     assert not out
-    assert err == "ringcomm algorithms: RINGCOMM_TIMEOUT: expected a number, got 'x'\n"
+    assert err == "ringcomm algorithms: RINGCOMM_TIMEOUT: expected a finite number of seconds > 0, got 'x'\n"
 
 
 def test_an_invalid_number_of_ranks_is_refused(capsys):
