@@ -281,7 +281,7 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
     def abort(self) -> None:
         """Break the group on all ranks, and report the exception that this rank is handling, if any."""
         error = sys.exc_info()[1]
-        reason = f"global rank {dist.get_rank()} in the torch.distributed group {self._name}"
+        reason = f"global rank {dist.get_rank()} ended the torch.distributed group {self._name}"
         if error:
             reason += f": {type(error).__name__}: {str(error).partition(chr(10))[0]}"
         # An Aborted comes from another group, and names the cause.
