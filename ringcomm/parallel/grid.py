@@ -12,6 +12,8 @@ from ringcomm.errors import ArgumentError, integer, refuse
 
 __all__ = ["Axis", "Grid"]
 
+AXES = ("pp", "dp", "tp", "model", "world", "ends")  # the first three are those of the mesh
+
 
 @dataclass(frozen=True, eq=False)
 class Axis:
@@ -91,7 +93,7 @@ class Grid:
         self.world = axis("world", ranks.reshape(1, -1).tolist())
         self.ends = axis("ends", [part for line in pipelines for part in _ends_apart(line)])
         groups = [self.pp.group, self.dp.group, self.tp.group]
-        self.mesh = DeviceMesh.from_group(groups, device, ranks, mesh_dim_names=("pp", "dp", "tp"))
+        self.mesh = DeviceMesh.from_group(groups, device, ranks, mesh_dim_names=AXES[:3])
         self.device = torch.device(device)
 
     @classmethod
@@ -101,17 +103,16 @@ class Grid:
         grid = cls.__new__(cls)
         rank = dist.get_rank()
         group = dist.new_group([rank], use_local_synchronization=True)
-        for name in ("pp", "dp", "tp", "model", "world", "ends"):
+        for name in AXES:
             setattr(grid, name, Axis(name, 1, 0, (rank,), group))
-        names = ("pp", "dp", "tp")
-        grid.mesh = DeviceMesh.from_group([group] * 3, device, torch.tensor([[[rank]]]), mesh_dim_names=names)
+        grid.mesh = DeviceMesh.from_group([group] * 3, device, torch.tensor([[[rank]]]), mesh_dim_names=AXES[:3])
         grid.device = torch.device(device)
         return grid
 
     def abort(self) -> None:
         """Abort all groups of this rank: pending and later operations raise on their ranks."""
-        for axis in (self.pp, self.dp, self.tp, self.model, self.world, self.ends):
-            axis.group.abort()
+        for name in AXES:
+            getattr(self, name).group.abort()
 
     def __repr__(self) -> str:
         return f"Grid(dp={self.dp.size}, tp={self.tp.size}, pp={self.pp.size})"

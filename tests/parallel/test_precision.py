@@ -59,7 +59,19 @@ def test_one_process_trains_as_in_the_paper_bit_for_bit(dtype):
         assert torch.equal(got, got.to(dtype).float()) is (dtype == torch.float32)  # 16 bits would have lost some
 
 
-def not_finite(dp, tp, pp, dtype, bad_rank, bad, where):
+@pytest.mark.parametrize(
+    ("layout", "dtype", "bad_rank", "bad", "where"),
+    [
+        ((2, 2, 1), torch.float16, 3, math.nan, "blocks.0.mlp.up.bias"),  # sharded
+        ((1, 2, 2), torch.float16, 3, math.nan, "embedding.weight"),  # tied
+        ((2, 1, 2), torch.float16, 2, math.inf, "norm.weight"),  # replicated
+        ((1, 4, 1), torch.bfloat16, 1, math.nan, "norm.weight"),  # on a rank that does not count it
+    ],
+    ids=str,
+)
+@torch_world.on(4)
+def test_an_infinite_gradient_on_one_rank_skips_the_step_on_all(layout, dtype, bad_rank, bad, where):
+    dp, tp, pp = layout
     grid = Grid(dp, tp, pp)
     config = config_for(tp, pp)
     chunks = gpt_stages(config, grid)
@@ -82,29 +94,8 @@ def not_finite(dp, tp, pp, dtype, bad_rank, bad, where):
     everywhere = [None] * dist.get_world_size()
     dist.all_gather_object(everywhere, [x.tolist() for x in full_values("weight", chunks, grid).values()])
     assert all(each == everywhere[0] for each in everywhere)
-    return answers, scales
-
-
-@pytest.mark.parametrize(
-    ("layout", "bad_rank", "bad", "where"),
-    [
-        ((2, 2, 1), 3, math.nan, "blocks.0.mlp.up.bias"),  # sharded
-        ((1, 2, 2), 3, math.nan, "embedding.weight"),  # tied
-        ((2, 1, 2), 2, math.inf, "norm.weight"),  # replicated
-    ],
-    ids=str,
-)
-def test_an_infinite_gradient_on_one_rank_skips_the_step_on_all(layout, bad_rank, bad, where):
-    for answers, scales in torch_world.run(not_finite, 4, *layout, torch.float16, bad_rank, bad, where):
-        assert answers == [True, False, True, True]
-        assert scales == [1024.0, 512.0, 512.0, 1024.0]
-
-
-def test_bfloat16_skips_the_step_and_keeps_scale_1():
-    """The gradient is on a rank that does not count the replicated norm."""
-    for answers, scales in torch_world.run(not_finite, 2, 1, 2, 1, torch.bfloat16, 1, math.nan, "norm.weight"):
-        assert answers == [True, False, True, True]
-        assert scales == [1.0] * 4
+    assert answers == [True, False, True, True]
+    assert scales == ([1024.0, 512.0, 512.0, 1024.0] if dtype == torch.float16 else [1.0] * 4)
 
 
 def different_replicas():
@@ -124,7 +115,9 @@ def test_all_replicas_start_from_the_masters_of_the_first():
     assert first == second
 
 
-def clipped(dtype):
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@torch_world.on(1)
+def test_the_unscaled_gradients_are_clipped(dtype):
     model = network()
     precision = MixedPrecision(
         [model], Grid(), lambda masters: torch.optim.SGD(masters, lr=1.0), dtype, init_scale=256.0
@@ -133,14 +126,8 @@ def clipped(dtype):
     (model(torch.ones(4, 6, dtype=dtype)).square().sum() * 10 * precision.loss_scale).backward()
     norm = precision.step(max_norm=0.5)
     moved = torch.stack([(master - old).norm() for master, old in zip(precision.masters, before, strict=True)]).norm()
-    return norm, float(moved)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_the_unscaled_gradients_are_clipped(dtype):
-    ((norm, moved),) = torch_world.run(clipped, 1, dtype)
     assert norm > 1
-    assert abs(moved - 0.5) < 1e-3
+    assert abs(float(moved) - 0.5) < 1e-3
 
 
 @torch_world.on(1)
