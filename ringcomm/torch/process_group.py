@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from datetime import timedelta
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -36,7 +36,6 @@ DONE = TorchWork(None, "", (), ())  # of blocking calls: torch only checks that 
 
 Lists = Sequence[Tensors]
 Prepared = tuple[Any, ...]  # the outputs of a call, and the arguments of the communicator's method
-Method = TypeVar("Method", bound=Callable[..., Any])
 _Op = c10d.ReduceOp.RedOpType
 SUM = _Op.SUM
 OPS = {
@@ -51,34 +50,23 @@ OPS = {
 }
 
 
-def annotating(method: Method) -> Method:
-    """Add the name of the group to the errors of a method."""
-
-    @wraps(method)
-    def annotated(self: "RingcommProcessGroup", *arguments: Any, **options: Any) -> Any:
-        try:
-            return method(self, *arguments, **options)
-        except RingcommError as error:
-            raise self.annotated(error)  # noqa: B904 (it is the same error)
-
-    return cast(Method, annotated)
-
-
-def collective(name: str, options: Callable[[], Any]) -> Callable[[Callable[..., Any]], Callable[..., TorchWork]]:
-    """Make a method of c10d, which takes `options` last, of one that prepares the call of that name.
+def operation(name: str, options: Callable[[], Any]) -> Callable[[Callable[..., Prepared]], Callable[..., TorchWork]]:
+    """Make a method of c10d, which may get options last, of one that prepares the communicator's call of that name.
 
     It gets the options and an empty CallTensors.
     """
 
-    def method_of(prepare: Callable[..., Any]) -> Callable[..., TorchWork]:
-        @annotating
+    def method_of(prepare: Callable[..., Prepared]) -> Callable[..., TorchWork]:
         @wraps(prepare)
         def method(self: "RingcommProcessGroup", *tensors: Any, opts: Any = None) -> TorchWork:
             if len(tensors) > own:
                 tensors, opts = tensors[:own], tensors[own]
             opts, call = opts or options(), CallTensors()
-            outputs, *arguments = prepare(self, opts, call, *tensors)
-            return self._run(name, opts, outputs, call, *arguments)
+            try:
+                outputs, *arguments = prepare(self, opts, call, *tensors)
+                return self._run(name, opts, outputs, call, *arguments)
+            except RingcommError as error:
+                raise self.annotated(error)  # noqa: B904 (it is the same error)
 
         own = prepare.__code__.co_argcount - 3
         return method
@@ -118,21 +106,21 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
 
     # --- Collectives --------------------------------------------------------------------------------------------------
 
-    @collective("all_reduce", c10d.AllreduceOptions)
+    @operation("all_reduce", c10d.AllreduceOptions)
     def allreduce(self, opts: Any, call: CallTensors, tensors: Tensors) -> Prepared:
         return tensors, call.inout(single(tensors), reduces=True), _op(opts)
 
-    @collective("reduce", c10d.ReduceOptions)
+    @operation("reduce", c10d.ReduceOptions)
     def reduce(self, opts: Any, call: CallTensors, tensors: Tensors) -> Prepared:
         take = call.inout if self.comm.rank == opts.rootRank else call.input
         return tensors, take(single(tensors), reduces=True), _op(opts), opts.rootRank
 
-    @collective("broadcast", c10d.BroadcastOptions)
+    @operation("broadcast", c10d.BroadcastOptions)
     def broadcast(self, opts: Any, call: CallTensors, tensors: Tensors) -> Prepared:
         take = call.input if self.comm.rank == opts.rootRank else call.output
         return tensors, take(single(tensors)), opts.rootRank
 
-    @collective("all_gather", c10d.AllgatherOptions)
+    @operation("all_gather", c10d.AllgatherOptions)
     def allgather(self, _: Any, call: CallTensors, output_lists: Lists, inputs: Tensors) -> Prepared:
         outputs = self._all_ranks(single(output_lists))
         out = call.outputs(outputs)
@@ -140,11 +128,11 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
         x = call.input_for(out, x, sum(part.numel() for part in outputs[: self.comm.rank]))
         return outputs, x, out, _uneven(outputs)
 
-    @collective("all_gather", c10d.AllgatherOptions)
+    @operation("all_gather", c10d.AllgatherOptions)
     def all_gather_single(self, _: Any, call: CallTensors, output: torch.Tensor, x: torch.Tensor) -> Prepared:
         return [output], call.input(x), call.output(output)
 
-    @collective("gather", c10d.GatherOptions)
+    @operation("gather", c10d.GatherOptions)
     def gather(self, opts: Any, call: CallTensors, output_lists: Lists, inputs: Tensors) -> Prepared:
         x = call.input(single(inputs))
         if self.comm.rank != opts.rootRank:
@@ -152,29 +140,29 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
         outputs = self._all_ranks(single(output_lists), single(inputs))
         return outputs, x, call.outputs(outputs), opts.rootRank
 
-    @collective("scatter", c10d.ScatterOptions)
+    @operation("scatter", c10d.ScatterOptions)
     def scatter(self, opts: Any, call: CallTensors, outputs: Tensors, input_lists: Lists) -> Prepared:
         x = None
         if self.comm.rank == opts.rootRank:
             x = call.inputs(self._all_ranks(single(input_lists), single(outputs)))
         return outputs, x, call.output(single(outputs)), opts.rootRank
 
-    @collective("reduce_scatter", c10d.ReduceScatterOptions)
+    @operation("reduce_scatter", c10d.ReduceScatterOptions)
     def reduce_scatter(self, opts: Any, call: CallTensors, outputs: Tensors, input_lists: Lists) -> Prepared:
         inputs = self._all_ranks(single(input_lists))
         x, out = call.inputs(inputs, reduces=True), call.output(single(outputs), reduces=True)
         return outputs, x, _op(opts), out, _uneven(inputs)
 
-    @collective("reduce_scatter", c10d.ReduceScatterOptions)
+    @operation("reduce_scatter", c10d.ReduceScatterOptions)
     def reduce_scatter_single(self, opts: Any, call: CallTensors, output: torch.Tensor, x: torch.Tensor) -> Prepared:
         return [output], call.input(x, reduces=True).view(-1), _op(opts), call.output(output, reduces=True)
 
-    @collective("all_to_all", c10d.AllToAllOptions)
+    @operation("all_to_all", c10d.AllToAllOptions)
     def alltoall(self, _: Any, call: CallTensors, outputs: Tensors, inputs: Tensors) -> Prepared:
         counts = [[tensor.numel() for tensor in tensors] for tensors in (inputs, outputs)]
         return outputs, call.inputs(self._all_ranks(inputs)), call.outputs(self._all_ranks(outputs)), *counts
 
-    @collective("all_to_all", c10d.AllToAllOptions)
+    @operation("all_to_all", c10d.AllToAllOptions)
     def all_to_all_single(
         self,
         _: Any,
@@ -188,7 +176,7 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
         counts = self._splits(x, input_splits, source.numel()), self._splits(output, output_splits, out.numel())
         return [output], source, out, *counts
 
-    @collective("barrier", c10d.BarrierOptions)
+    @operation("barrier", c10d.BarrierOptions)
     def barrier(self, _: Any, __: CallTensors) -> Prepared:
         return ((),)
 
@@ -198,12 +186,9 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
         opts = opts or c10d.AllreduceCoalescedOptions()
         return coalesced(self, "all_reduce", [self.allreduce([tensor], opts) for tensor in tensors])
 
-    @annotating
     def allgather_coalesced(self, output_lists: Lists, inputs: Tensors, opts: Any = None) -> TorchWork:
-        opts = opts or c10d.AllgatherOptions()
-        outputs_of_each = zip(*self._all_ranks(output_lists), strict=True)
-        pairs = zip(outputs_of_each, inputs, strict=True)
-        return coalesced(self, "all_gather", [self.allgather([list(outputs)], [x], opts) for outputs, x in pairs])
+        pairs = zip(zip(*output_lists, strict=True), inputs, strict=True)
+        return coalesced(self, "all_gather", [self.allgather([outputs], [x], opts) for outputs, x in pairs])
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> TorchWork:
         calls = [self.all_gather_single(out, x, opts) for out, x in zip(outputs, inputs, strict=True)]
@@ -225,15 +210,13 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
 
     # --- Point to point -----------------------------------------------------------------------------------------------
 
-    @annotating
-    def send(self, tensors: Tensors, peer: int, tag: int) -> TorchWork:
-        call = CallTensors()
-        return self._run("send", None, tensors, call, call.input(single(tensors)), peer, tag)
+    @operation("send", lambda: None)
+    def send(self, _: Any, call: CallTensors, tensors: Tensors, peer: int, tag: int) -> Prepared:
+        return tensors, call.input(single(tensors)), peer, tag
 
-    @annotating
-    def recv(self, tensors: Tensors, peer: int | None, tag: int) -> TorchWork:
-        call = CallTensors()
-        return self._run("recv", None, tensors, call, call.output(single(tensors)), peer, tag)
+    @operation("recv", lambda: None)
+    def recv(self, _: Any, call: CallTensors, tensors: Tensors, peer: int | None, tag: int) -> Prepared:
+        return tensors, call.output(single(tensors)), peer, tag
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> TorchWork:
         return self.recv(tensors, None, tag)
