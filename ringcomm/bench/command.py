@@ -2,37 +2,39 @@
 
 import argparse
 import sys
-from contextlib import ExitStack
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 
-from ringcomm import ArgumentError
+from ringcomm import ArgumentError, RingcommError
 from ringcomm.bench import peers, report, virtual
-from ringcomm.bench.comparison import Comparison, LibraryFailure, Measurement
-from ringcomm.bench.interrupts import Interrupted, deferred_signals, interruptible
+from ringcomm.bench.comparison import Comparison, compare
+from ringcomm.bench.interrupts import Interrupted, interruptible
 from ringcomm.bench.machine import Machine
-from ringcomm.bench.plan import BenchPlan, parse_bytes, parse_dtypes, parse_ops, parse_ranks, positive, whole
-from ringcomm.bench.rank.collectives import COLLECTIVES, REDUCTIONS
+from ringcomm.bench.plan import BenchPlan
+from ringcomm.bench.rank.collectives import COLLECTIVES, REDUCTIONS, dtype_named
+from ringcomm.commands.options import one_of, parse_bytes, several, whole
 from ringcomm.machine import files
+from ringcomm.types import DTYPES
 
 __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("collectives", nargs="*", metavar="COLLECTIVE", help=f"{', '.join(COLLECTIVES)}, or all")
-    add("--vs", default="", metavar="PEERS", help="libraries to compare with: gloo,openmpi,mpich,nccl")
+    collective, peer = one_of("collective", [*COLLECTIVES, "all"]), one_of("peer", [*peers.PEERS, "nccl"])
+    add("collectives", nargs="*", type=collective, metavar="COLLECTIVE", help=f"{', '.join(COLLECTIVES)}, or all")
+    add("--vs", type=several(peer), default=[], metavar="PEERS", help="compare with gloo,openmpi,mpich,nccl")
     add("--setup-peers", action="store_true", help="install the peers of --vs (default: all) in the cache folder first")
-    add("--ranks", type=parse_ranks, default="2", metavar="N,...", help="numbers of ranks (default: 2)")
+    add("--ranks", type=several(whole(1)), default="2", metavar="N,...", help="numbers of ranks (default: 2)")
     add("-b", "--begin", type=parse_bytes, default="4", metavar="BYTES", help="first size (default: 4)")
     add("-e", "--end", type=parse_bytes, default=0, metavar="BYTES", help="last size (default: 256M; emulated: 64K)")
     add("-f", "--factor", type=whole(2), default=4, help="ratio of each size to the one before (default: 4)")
     add("-n", "--iters", dest="rounds", type=whole(1), default=20, help="timed rounds per library (default: 20)")
     add("-w", "--warmups", type=whole(0), default=20, help="untimed calls first (default: 20)")
     add("-c", "--check", type=int, choices=(0, 1), default=1, help="verify every element (default: 1)")
-    add("--dtype", dest="dtypes", type=parse_dtypes, default="float32", metavar="TYPE,...", help="default: float32")
-    ops = f"{', '.join(REDUCTIONS)} (default: sum)"
-    add("--op", dest="ops", type=parse_ops, default="sum", metavar="OP,...", help=ops)
+    add("--dtype", dest="dtypes", type=several(dtype), default="float32", metavar="TYPE,...", help="default: float32")
+    ops, op = f"{', '.join(REDUCTIONS)} (default: sum)", one_of("operation", REDUCTIONS)
+    add("--op", dest="ops", type=several(op), default="sum", metavar="OP,...", help=ops)
     add("--root", type=whole(0), default=0, help="root of rooted collectives (default: 0)")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--in-place", action="store_true", default=True, help="where the collective allows it (default)")
@@ -42,23 +44,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--symmetric", action="store_true", help="ringcomm uses buffers of comm.empty()")
     add("--async", dest="asynchronous", action="store_true", help="start each call asynchronously, then wait for it")
     add("--timeout", type=whole(1), default=60, metavar="SECONDS", help="stop a library that hangs (default: 60)")
-    add("--min-speedup", type=positive, metavar="X", help="fail if ringcomm is not X times as fast as the best peer")
     add("--json", type=Path, metavar="FILE", help="also write the results to FILE")
 
 
+def dtype(text: str) -> str:
+    name = one_of("dtype", DTYPES)(text)
+    try:
+        dtype_named(name)
+    except TypeError:
+        raise argparse.ArgumentTypeError(f"{name} needs: pip install ml_dtypes") from None
+    return name
+
+
 def run(arguments: argparse.Namespace) -> int:
-    """Run the benchmark. Return 0; 1 for wrong elements, a failure of ringcomm, or a speedup below --min-speedup;
-    128 + the signal after an interrupt.
-    """
-    names = peers.parse_names(arguments.vs)
+    """Run the benchmark. Return 0; 1 if ringcomm failed or has wrong elements; 128 + the signal after an interrupt."""
+    names = arguments.vs
     if arguments.setup_peers:
         failed = peers.set_up(names or peers.PEERS)
         if not arguments.collectives:
             return int(bool(failed))
     if not arguments.collectives:
         raise ArgumentError(f"which collective? {', '.join(COLLECTIVES)}, or all")
-    if arguments.min_speedup is not None and not names:
-        raise ArgumentError("--min-speedup needs peers: expected --vs")
     plan = plan_of(arguments)
     if arguments.virtual_ranks and (names or arguments.symmetric or arguments.asynchronous):
         raise ArgumentError("--virtual-ranks: expected neither --vs, --symmetric nor --async")
@@ -70,7 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
                 return int(virtual.run(plan, arguments.json))
             return int(_compare(plan, names, arguments))
     except Interrupted as interrupt:
-        print("ringcomm bench: interrupted; completed measurements are kept", file=sys.stderr)
+        kept = "; completed measurements are kept" if arguments.json else ""
+        print(f"ringcomm bench: interrupted{kept}", file=sys.stderr)
         return interrupt.status
 
 
@@ -79,82 +86,53 @@ def plan_of(arguments: argparse.Namespace) -> BenchPlan:
 
 
 def _compare(plan: BenchPlan, names: list[str], arguments: argparse.Namespace) -> bool:
-    """Measure and print; return whether the benchmark failed."""
+    """Measure and print; return whether ringcomm failed or has wrong elements."""
     libraries, missing = peers.libraries(names, plan.device)
-    plan.require(len(libraries))
     for line in missing:
         print(f"ringcomm bench: {line}", file=sys.stderr)
-    results = Results(plan, Machine.here(), arguments.timeout)
+    if names and len(libraries) == 1:
+        raise RingcommError("--vs: none of these peers can be measured")
+    plan.require(len(libraries))
+    results = report.Results(Machine.here(), plan)
     try:
         for ranks in plan.ranks:
-            results.measure(ranks, libraries)
+            with compare(plan, ranks, libraries, arguments.timeout) as comparison:
+                _measure(comparison, results)
     finally:  # also after an interrupt
-        report.progress(1, "")
         if arguments.json and (results.rows or results.failures):
-            with deferred_signals():
-                report.write_json(
-                    arguments.json, results.machine, plan, results.versions, results.rows, results.failures
-                )
-    least = arguments.min_speedup
-    return results.failed() or (least is not None and results.too_slow(least, names))
+            report.write_json(arguments.json, asdict(results))
+    wrong = [m for m in results.rows if m.wrong]
+    for m in wrong:
+        what = f"{m.wrong} wrong elements in {m.collective} of {m.bytes} bytes of {m.dtype}"
+        print(f"ringcomm bench: {m.library}: {what}", file=sys.stderr)
+    return "ringcomm" in [m.library for m in wrong] + [failure.library for failure in results.failures]
 
 
-class Results:
-    """The rows and failures so far, printed as they come."""
+def _measure(comparison: Comparison, results: report.Results) -> None:
+    """Measure on one number of ranks, and print the rows as they come."""
+    plan, ranks = comparison.plan, comparison.ranks
+    versions = {job.name: job.versions for job in comparison.jobs}
+    results.versions |= versions
+    print(report.header(results.machine, plan, ranks, versions), flush=True)
+    _report_failures(comparison, results)
+    last, copies = "", []
+    for rows in comparison.measure():
+        if rows and len(plan.collectives) > 1 and rows[0].collective != last:
+            last = rows[0].collective
+            print(f"# {last}")
+        if rows:
+            results.rows += rows
+            copies += [m.memcpy / 1e9 for m in rows if m.memcpy]
+            print(report.rows_text(rows), flush=True)
+        _report_failures(comparison, results)
+    if copies:
+        per = "rank" if plan.device == "cuda" else "core"
+        print(f"# memcpy of 256 MiB, all ranks at once: {min(copies):.1f} to {max(copies):.1f} GB/s per {per}")
 
-    def __init__(self, plan: BenchPlan, machine: Machine, timeout: float) -> None:
-        self.plan = plan
-        self.machine = machine
-        self.timeout = timeout
-        self.versions: dict[str, dict[str, str]] = {}
-        self.rows: list[Measurement] = []
-        self.failures: list[LibraryFailure] = []
 
-    def measure(self, ranks: int, libraries: list[peers.LibrarySpec]) -> None:
-        with ExitStack() as stack:
-            comparison = Comparison(self.plan, ranks, self.timeout, report.progress)
-            comparison.start(libraries, stack)
-            self.versions |= comparison.versions
-            report.progress(1, "")
-            print(report.header(self.machine, self.plan, ranks, comparison.versions), flush=True)
-            self.print_failures(comparison)
-            last = ""
-            for rows in comparison.measure():
-                report.progress(1, "")
-                if rows and len(self.plan.collectives) > 1 and rows[0].collective != last:
-                    last = rows[0].collective
-                    print(f"# {last}")
-                if rows:
-                    self.rows += rows
-                    print(report.rows_text(rows), flush=True)
-                self.print_failures(comparison)
-            copies = [m.memcpy / 1e9 for m in self.rows if m.ranks == ranks and m.memcpy]
-            if copies:
-                per = "rank" if self.plan.device == "cuda" else "core"
-                print(f"# memcpy of 256 MiB, all ranks at once: {min(copies):.1f} to {max(copies):.1f} GB/s per {per}")
-            comparison.close()
-
-    def print_failures(self, comparison: Comparison) -> None:
-        for failure in comparison.failures:
-            where = f" in {failure.collective} of {failure.bytes} bytes" if failure.collective else ""
-            print(f"ringcomm bench: {failure.library}{where}: {failure.reason}", file=sys.stderr, flush=True)
-        self.failures += comparison.failures
-        comparison.failures = []
-
-    def failed(self) -> bool:
-        """Print the wrong elements of every library; return whether ringcomm has any, or failed."""
-        wrong = [m for m in self.rows if m.wrong]
-        for m in wrong:
-            what = f"{m.wrong} wrong elements in {m.collective} of {m.bytes} bytes of {m.dtype}"
-            print(f"ringcomm bench: {m.library}: {what}", file=sys.stderr)
-        return "ringcomm" in [m.library for m in wrong] + [failure.library for failure in self.failures]
-
-    def too_slow(self, least: float, names: list[str]) -> bool:
-        """Print where the speedup is below `least`, and which peers of `names` have none; return whether any."""
-        found = [f"below {least:g} x: {speedup}" for speedup in report.speedups(self.rows) if speedup.value < least]
-        measured = {m.library.partition("/")[0] for m in self.rows}
-        found += [f"no speedup over {name}: it was not measured" for name in names if name not in measured]
-        found += [f"{failure.library} failed" for failure in self.failures if failure.library != "ringcomm"]
-        for line in found:
-            print(f"ringcomm bench: {line}", file=sys.stderr)
-        return bool(found)
+def _report_failures(comparison: Comparison, results: report.Results) -> None:
+    for failure in comparison.failures:
+        where = f" in {failure.collective} of {failure.bytes} bytes" if failure.collective else ""
+        print(f"ringcomm bench: {failure.library}{where}: {failure.reason}", file=sys.stderr, flush=True)
+    results.failures += comparison.failures
+    comparison.failures.clear()

@@ -1,10 +1,14 @@
 """All libraries measured in one run, in turns round by round, so that they see the same state of the machine."""
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -13,9 +17,8 @@ from ringcomm.bench.job import START_TIMEOUT, Job, JobFailed, Unsupported
 from ringcomm.bench.peers import LibrarySpec
 from ringcomm.bench.plan import COPY_BYTES, BenchCase, BenchPlan
 from ringcomm.bench.rank.collectives import COLLECTIVES
-from ringcomm.bench.scratch import scratch_folder
 
-__all__ = ["Comparison", "LibraryFailure", "Measurement"]
+__all__ = ["Comparison", "LibraryFailure", "Measurement", "compare"]
 
 OURS = "ringcomm"  # also measures memcpy
 ROUND_SECONDS = 0.005
@@ -66,33 +69,37 @@ class LibraryFailure:
     reason: str
 
 
+@contextmanager
+def compare(plan: BenchPlan, ranks: int, libraries: Iterable[LibrarySpec], timeout: float) -> "Iterator[Comparison]":
+    """Start the libraries on this many ranks; end them at the end of the block."""
+    found = Comparison(plan, ranks)
+    with ExitStack() as stack:
+        stack.callback(progress, 1, "")
+        for library in libraries:
+            progress(0, f"starting {library.name}")
+            temporary = TemporaryDirectory(prefix="ringcomm-bench-", ignore_cleanup_errors=True)
+            try:
+                job = Job(library, ranks, Path(stack.enter_context(temporary)), timeout)
+            except JobFailed as failure:
+                found.failures.append(LibraryFailure(library.name, ranks, None, None, str(failure)))
+            else:
+                stack.callback(job.kill)
+                found.jobs.append(job)
+        progress(1, "")
+        yield found
+        for job in found.jobs:
+            job.close()
+
+
 @dataclass
 class Comparison:
     """All libraries on this many ranks. One that fails is left out from then on."""
 
     plan: BenchPlan
     ranks: int
-    timeout: float
-    progress: Callable[[float, str], None]
     jobs: list[Job] = field(default_factory=list)
     failures: list[LibraryFailure] = field(default_factory=list)
-    versions: dict[str, dict[str, str]] = field(default_factory=dict)
     unsupported: set[tuple[str, ...]] = field(default_factory=set)  # not requested again
-
-    def start(self, libraries: list[LibrarySpec], stack: ExitStack) -> None:
-        for library in libraries:
-            self.progress(0.0, f"starting {library.name}")
-            folder = stack.enter_context(scratch_folder())
-            try:
-                job = Job(library, self.ranks, folder, self.timeout)
-                stack.callback(job.kill)
-                if job.name == OURS:  # the first memcpy, which maps its pages, may take longer than the timeout
-                    job.request("prepare_memcpy", COPY_BYTES, timeout=START_TIMEOUT)
-            except (JobFailed, Unsupported) as failure:
-                self.failures.append(LibraryFailure(library.name, self.ranks, None, None, str(failure)))
-                continue
-            self.jobs.append(job)
-            self.versions[job.name] = job.versions
 
     def measure(self) -> Iterator[list[Measurement]]:
         """Yield the rows of each case."""
@@ -100,17 +107,15 @@ class Comparison:
         for i, case in enumerate(cases):
             if not self.jobs:
                 return
-            yield self._measure(case, i / len(cases), f"{self.ranks} ranks, {i + 1} of {len(cases)} sizes")
-
-    def close(self) -> None:
-        for job in self.jobs:
-            job.close()
+            rows = self._measure(case, i / len(cases), f"{self.ranks} ranks, {i + 1} of {len(cases)} sizes")
+            progress(1, "")
+            yield rows
 
     def _measure(self, case: BenchCase, done: float, what: str) -> list[Measurement]:
         memcpy = self._memcpy(case)
         timings = [timing for job in list(self.jobs) for timing in self._prepare(job, case)]
         for i in range(self.plan.rounds):
-            self.progress(done, f"{what}, round {i + 1}")
+            progress(done, f"{what}, round {i + 1}")
             first = i % max(1, len(timings))  # so that no library always follows the same one
             for timing in timings[first:] + timings[:first]:
                 self._try(timing.job, case, timing.measure)
@@ -150,7 +155,8 @@ class Comparison:
         ours = next((job for job in self.jobs if job.name == OURS), None)
         if ours is None:
             return 0.0
-        copies = [self._try(ours, case, partial(ours.request, "memcpy", COPY_BYTES)) for _ in range(COPIES)]
+        copy = partial(ours.request, "memcpy", COPY_BYTES, timeout=START_TIMEOUT)  # the first maps its pages
+        copies = [self._try(ours, case, copy) for _ in range(COPIES)]
         if not all(copies):
             return 0.0
         cores = self.ranks if self.plan.device == "cuda" else len(os.sched_getaffinity(0))
@@ -216,3 +222,10 @@ class Timing:
             return
         untimed = min(MOST_UNTIMED, self.calls // 2)
         self.seconds.append(max(self.job.request("round", self.rotated, untimed, self.calls)))
+
+
+def progress(share: float, what: str) -> None:
+    """Draw a progress bar on standard error if that is a terminal; clear it at the end."""
+    if sys.stderr.isatty():
+        bar = "" if share >= 1 else f"[{'#' * int(30 * share):30}] {what}"[: shutil.get_terminal_size().columns - 1]
+        print(f"\r\x1b[K{bar}", end="", file=sys.stderr, flush=True)

@@ -50,8 +50,7 @@ class Job:
         self.versions: dict[str, str] = {}
         self._log = folder / "log"
         self._connections: list[Connection] = []
-        self._pidfds: list[int] = []
-        self._pids: list[int] = []
+        self._pidfds: dict[int, int] = {}  # by process
         (folder / ALIAS).symlink_to(PACKAGE)
         with socket.socket(socket.AF_UNIX) as server:
             fd = os.open(folder, os.O_PATH)
@@ -107,8 +106,7 @@ class Job:
                     if not wait([connection], deadline - time.monotonic()):
                         raise JobFailed(f"a rank sent no greeting within {START_TIMEOUT:g} s")
                     hello = json.loads(connection.recv_bytes())
-                    self._pidfds.append(os.pidfd_open(hello["pid"]))
-                    self._pids.append(hello["pid"])
+                    self._pidfds[hello["pid"]] = os.pidfd_open(hello["pid"])
                 except (EOFError, ConnectionError, ProcessLookupError):
                     raise JobFailed(f"could not be started: {self._reason()}") from None
                 connected[hello["rank"]] = connection
@@ -172,16 +170,15 @@ class Job:
 
     def kill(self) -> None:
         """Kill every process of this job, and remove the shared memory that they leave. Idempotent."""
-        files = {path for pid in self._pids for path in shared_files(pid)}
-        self._pids = []
-        for pidfd in self._pidfds:
+        files = {path for pid in self._pidfds for path in shared_files(pid)}
+        for pidfd in self._pidfds.values():
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             os.close(pidfd)
-        self._pidfds = []
+        self._pidfds.clear()
         for connection in self._connections:
             connection.close()
-        self._connections = []
+        self._connections.clear()
         with suppress(ProcessLookupError):
             self._launcher.terminate()
         try:

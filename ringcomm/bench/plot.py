@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ringcomm import ArgumentError, RingcommError
+from ringcomm.commands.options import readable
 
 __all__ = ["add_arguments", "run"]
 
@@ -24,10 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Draw two plots side by side for each collective and number of ranks in the files."""
-    try:
-        from matplotlib import pyplot
-    except ImportError:
-        raise RingcommError("plot needs matplotlib: pip install 'ringcomm[bench]'") from None
     documents = [read(path) for path in arguments.files]
     rows = [row for document in documents for row in document["rows"] if row["bytes"]]
     groups: dict[tuple[str, int], list[Row]] = {}
@@ -35,6 +32,10 @@ def run(arguments: argparse.Namespace) -> int:
         groups.setdefault((row["collective"], row["ranks"]), []).append(row)
     if not groups:
         raise ArgumentError("nothing to plot: these files have no rows with a size")
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        raise RingcommError("plot needs matplotlib: pip install 'ringcomm[bench]'") from None
     pyplot.switch_backend("agg")
     figure, axes = pyplot.subplots(len(groups), 2, figsize=(13, 4.6 * len(groups)), squeeze=False, layout="constrained")
     for ((collective, ranks), group), (time, busbw) in zip(groups.items(), axes, strict=True):
@@ -99,10 +100,3 @@ def read(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         pass
     raise ArgumentError(f"{path}: expected results of `ringcomm bench --json`")
-
-
-def readable(size: int) -> str:
-    for suffix, unit in (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
-        if size >= unit:
-            return f"{size // unit}{suffix}"
-    return str(size)

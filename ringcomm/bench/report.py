@@ -1,19 +1,18 @@
-"""The output of a benchmark: a table, JSON, and the speedup of ringcomm over the best peer."""
+"""The output of a benchmark: a table with the speedup of ringcomm over the best peer, and JSON."""
 
 import json
-import shutil
-import sys
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ringcomm.bench.comparison import LibraryFailure, Measurement
+from ringcomm.bench.interrupts import deferred_signals
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.plan import BenchPlan
 from ringcomm.machine import files
 
-__all__ = ["Speedup", "header", "progress", "rows_text", "speedups", "write_json"]
+__all__ = ["Results", "header", "rows_text", "write_json"]
 
 COLUMNS = (
     *(("size", "(B)", 12), ("count", "(elements)", 12), ("type", "", 10), ("redop", "", 6), ("root", "", 5)),
@@ -23,35 +22,15 @@ COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class Speedup:
-    """The time of the best peer over that of ringcomm."""
+@dataclass
+class Results:
+    """All that a benchmark found."""
 
-    ours: Measurement
-    best: Measurement
-
-    @property
-    def value(self) -> float:
-        return self.best.median / self.ours.median
-
-    def __str__(self) -> str:
-        m = self.ours
-        where = f"{m.collective} of {m.bytes} bytes on {m.ranks} ranks, {m.buffers} buffers"
-        return f"{where}: {self.value:.2f} x {self.best.library}"
-
-
-def speedups(rows: Iterable[Measurement]) -> list[Speedup]:
-    """Compare ringcomm with the fastest peer, for every size and kind of buffers that both have."""
-    groups: dict[tuple[Any, ...], list[Measurement]] = {}
-    for m in rows:
-        groups.setdefault((m.ranks, m.collective, m.dtype, m.op, m.bytes, m.buffers), []).append(m)
-    found = []
-    for group in groups.values():
-        ours = [m for m in group if m.library == "ringcomm"]
-        peers = [m for m in group if m.library != "ringcomm" and not m.wrong]
-        if ours and peers:
-            found.append(Speedup(ours[0], min(peers, key=lambda m: m.median)))
-    return found
+    machine: Machine
+    plan: BenchPlan
+    versions: dict[str, dict[str, str]] = field(default_factory=dict)
+    failures: list[LibraryFailure] = field(default_factory=list)
+    rows: list[Measurement] = field(default_factory=list)
 
 
 def header(machine: Machine, plan: BenchPlan, ranks: int, versions: dict[str, dict[str, str]]) -> str:
@@ -92,14 +71,14 @@ def about_device(machine: Machine, plan: BenchPlan, ranks: int) -> list[str]:
 
 
 def rows_text(rows: list[Measurement]) -> str:
-    """Return the lines of one size: one per library, rotated and cached figures side by side."""
-    speedup = {each.ours.buffers: f"{each.value:.2f}" for each in speedups(rows)}
+    """Return the lines of one case: one per library, rotated and cached figures side by side."""
+    best = best_peers(rows)
     lines = []
     for name in dict.fromkeys(m.library for m in shown(rows)):
         mine = {m.buffers: m for m in rows if m.library == name}
         m = mine.get("rotated") or mine["cached"]
         cached = mine.get("cached")
-        gain = speedup if name == "ringcomm" else {}
+        gain = {kind: f"{best[kind].median / mine[kind].median:.2f}" for kind in best if name == "ringcomm"}
         wrong = "" if m.wrong is None else max(each.wrong or 0 for each in mine.values())
         line: list[object] = [m.bytes, m.count, m.dtype, m.op or "none", -1 if m.root is None else m.root, name]
         line += [microseconds(t) for t in (m.median, m.p10, m.p90, m.p99)]
@@ -110,10 +89,16 @@ def rows_text(rows: list[Measurement]) -> str:
     return "\n".join(lines)
 
 
+def best_peers(rows: list[Measurement]) -> dict[str, Measurement]:
+    """Return the fastest peer with each kind of buffers."""
+    peers = sorted((m for m in rows if m.library != "ringcomm" and not m.wrong), key=lambda m: -m.median)
+    return {m.buffers: m for m in peers}
+
+
 def shown(rows: list[Measurement]) -> list[Measurement]:
     """Leave out variants (openmpi/multiple) that do not differ from their library, unless they are the best peer."""
     default = {(m.library, m.buffers): m for m in rows}
-    best = [speedup.best for speedup in speedups(rows)]
+    best = best_peers(rows).values()
 
     def differs(m: Measurement) -> bool:
         base = default.get((m.library.partition("/")[0], m.buffers))
@@ -130,32 +115,12 @@ def cells(values: Iterable[object]) -> str:
     return " ".join(f"{value!s:>{width - 1}}" for value, (_, _, width) in zip(values, COLUMNS, strict=True))
 
 
-def progress(share: float, what: str) -> None:
-    """Draw a progress bar on standard error if that is a terminal; clear it at the end."""
-    if not sys.stderr.isatty():
-        return
-    bar = "" if share >= 1 else f"[{'#' * int(30 * share):30}] {what}"[: shutil.get_terminal_size().columns - 1]
-    print(f"\r\x1b[K{bar}", end="", file=sys.stderr, flush=True)
-
-
-def write_json(
-    path: Path,
-    machine: Machine,
-    plan: BenchPlan,
-    versions: dict[str, dict[str, str]],
-    rows: list[Measurement],
-    failures: list[LibraryFailure],
-) -> None:
-    document = {
-        "machine": asdict(machine),
-        "plan": asdict(plan),
-        "versions": versions,
-        "failures": [asdict(failure) for failure in failures],
-    }
-    lines = [json.dumps({name: rounded(value) for name, value in asdict(m).items()}) for m in rows]
-    head = json.dumps(document, indent=1).removesuffix("\n}")
-    text = f'{head},\n "rows": [\n' + ",\n".join(lines) + "\n ]\n}\n"  # a row per line
-    files.write_atomic(path, text.encode())
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """Write results, one of their "rows" per line. Signals wait meanwhile."""
+    head = json.dumps({name: value for name, value in document.items() if name != "rows"}, indent=1)[:-2]
+    rows = ",\n".join(json.dumps({name: rounded(value) for name, value in row.items()}) for row in document["rows"])
+    with deferred_signals():
+        files.write_atomic(path, f'{head},\n "rows": [\n{rows}\n ]\n}}\n'.encode())
 
 
 def rounded(value: object) -> object:

@@ -8,17 +8,16 @@ import math
 import os
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 import ringcomm
 from ringcomm import ArgumentError, RingcommError
-from ringcomm.bench import report
-from ringcomm.bench.comparison import Comparison
+from ringcomm.bench.comparison import compare
 from ringcomm.bench.interrupts import Interrupted, interruptible
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.peers import LibrarySpec, run_ringcomm
-from ringcomm.bench.plan import BenchPlan, whole
+from ringcomm.bench.plan import BenchPlan
+from ringcomm.commands.options import whole
 from ringcomm.config import tuning_file
 from ringcomm.machine import tuning
 
@@ -92,7 +91,6 @@ def run(arguments: argparse.Namespace) -> int:
         with interruptible():
             settings = _settings(ranks, arguments.iters)
     except Interrupted as interrupt:
-        report.progress(1, "")
         print(f"ringcomm tune: interrupted: {path} stays as it was", file=sys.stderr)
         return interrupt.status
     tuning.write(path, settings, {"date": Machine.here().date, "ringcomm": ringcomm.__version__, "ranks": ranks})
@@ -138,12 +136,8 @@ def measure(
             environment[f"RINGCOMM_{name.upper()}"] = str(number)
         spec = LibrarySpec(str(value), "ringcomm", sys.executable, run_ringcomm, "RINGCOMM_RANK", environment)
         libraries.append(spec)
-    with ExitStack() as stack:
-        comparison = Comparison(plan, ranks, TIMEOUT, report.progress)
-        comparison.start(libraries, stack)
+    with compare(plan, ranks, libraries, TIMEOUT) as comparison:
         rows = [row for size in comparison.measure() for row in size]
-        comparison.close()
-    report.progress(1, "")
     for failure in comparison.failures:
         raise RingcommError(f"{setting.name} = {failure.library}: {failure.reason}")
     seconds = {(row.library, row.bytes, row.buffers): row.median for row in rows}

@@ -4,7 +4,6 @@ There is no link between the ranks: this measures how well a kernel uses memory,
 bandwidth of all reads and writes of the kernel, as that of a copy; `of copy` is its share of a plain copy.
 """
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -16,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringcomm import ArgumentError
-from ringcomm.bench.interrupts import deferred_signals
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.peers import require_gpu
 from ringcomm.bench.plan import COPY_BYTES, BenchPlan
-from ringcomm.machine import files
+from ringcomm.bench.report import write_json
 from ringcomm.transports.cuda.virtual import VirtualAllReduce
 from ringcomm.types import DTYPES, OPS
 
@@ -74,25 +72,20 @@ class DeviceArrays:
     def time(self, queue: Callable[[], object]) -> float:
         """Return the seconds of one call of `queue`, whose work is queued on the stream."""
         stream = self.device.stream()
+
+        def once(call: Callable[[], object]) -> float:
+            start = time.perf_counter()
+            call()
+            stream.synchronize()
+            return time.perf_counter() - start
+
         try:
-            return self._time(queue, stream)
+            once(queue)
+            calls = max(1, int(ROUND_SECONDS / once(queue)))
+            repeat = self._repeated(queue, calls)
+            return median(once(repeat) for _ in range(self._rounds)) / calls
         finally:  # also after an interrupt: queued work uses memory of the caller
             stream.synchronize()
-
-    def _time(self, queue: Callable[[], object], stream: Any) -> float:
-        queue()
-        stream.synchronize()
-        start = time.perf_counter()
-        queue()
-        stream.synchronize()
-        calls = max(1, int(ROUND_SECONDS / (time.perf_counter() - start)))
-        repeat, rounds = self._repeated(queue, calls), []
-        for _ in range(self._rounds):
-            start = time.perf_counter()
-            repeat()
-            stream.synchronize()
-            rounds.append((time.perf_counter() - start) / calls)
-        return median(rounds)
 
     def _repeated(self, queue: Callable[[], object], calls: int) -> Callable[[], object]:
         """Return a function that queues it `calls` times; on a GPU as one graph, whose launch is faster."""
@@ -138,9 +131,8 @@ def run(plan: BenchPlan, path: Path | None) -> bool:
                 print(rows[-1], flush=True)
     finally:  # also after an interrupt
         if path and rows:
-            document = {"machine": asdict(machine), "device": plan.device, "rows": [asdict(row) for row in rows]}
-            with deferred_signals():
-                files.write_atomic(path, (json.dumps(document, indent=1) + "\n").encode())
+            found = {"machine": asdict(machine), "device": plan.device, "rows": [asdict(row) for row in rows]}
+            write_json(path, found)
     return any(row.wrong for row in rows)
 
 

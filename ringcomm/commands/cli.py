@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from ringcomm import __version__
+from ringcomm.commands.options import integer, one_of
 from ringcomm.errors import MemoryShortage, RingcommError, unknown
 
 __all__ = ["COMMANDS", "main", "parser_of"]
@@ -18,7 +19,10 @@ COMMANDS = {
     "bench": ("bench.command", "measure collectives on this machine, beside other libraries"),
     "plot": ("bench.plot", "plot the results of `ringcomm bench --json`"),
     "tune": ("bench.tune", "measure the best thresholds for this machine, which ringcomm.init uses from then on"),
-    "algorithms": ("commands.paths", "show which path each collective takes at each size, and why"),
+    "algorithms": (
+        "commands.algorithms",
+        "show the path of each collective at each size here, and the algorithms between hosts",
+    ),
     "draw": ("commands.draw", "draw the schedule of an algorithm or of a pipeline"),
     "simulate": ("commands.simulate", "predict the time of each algorithm on many machines"),
     "doctor": ("commands.doctor", "check what works on this machine, and explain what does not"),
@@ -54,6 +58,7 @@ def parser_of(command: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"ringcomm {command}", description=f"{description[0].upper()}{description[1:]}."
     )
+    parser.register("type", int, integer)  # whose message says what was expected
     module.add_arguments(parser)
     parser.set_defaults(run=module.run)
     return parser
@@ -68,18 +73,15 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"ringcomm {__version__}")
-    parser.add_argument("command", metavar="COMMAND", type=_known, help="`ringcomm COMMAND --help` explains each")
+    parser.add_argument(
+        "command", metavar="COMMAND", type=one_of("command", COMMANDS), help="`ringcomm COMMAND --help` explains each"
+    )
     return parser
-
-
-def _known(command: str) -> str:
-    if command not in COMMANDS:
-        raise argparse.ArgumentTypeError(str(unknown("command", command, COMMANDS)))
-    return command
 
 
 def _parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
     """Parse `words`. An unknown option is reported first, with the usage of its command and the nearest option."""
+    parser.usage = parser.format_usage().partition(": ")[2].replace("%", "%%")  # with what is required until here
     required = [action for action in parser._actions if action.required]
     for action in required:  # argparse would report a missing argument before an unknown option
         action.required = False

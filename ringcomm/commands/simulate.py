@@ -10,8 +10,8 @@ from ringcomm.algorithms.cost import CLUSTER, Cluster, LinkCost, closed_form, sc
 from ringcomm.algorithms.schedule import Lengths, even
 from ringcomm.algorithms.schedule_table import ScheduleTable
 from ringcomm.algorithms.select import hierarchy
-from ringcomm.bench.plan import parse_bytes, positive, whole
 from ringcomm.bench.rank.collectives import COLLECTIVES
+from ringcomm.commands.options import parse_bytes, positive, whole
 
 __all__ = ["MAX_RECORDED_RANKS", "add_arguments", "run", "seconds"]
 

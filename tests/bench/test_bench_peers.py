@@ -11,13 +11,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from ringcomm.bench import comparison, peers, report
-from ringcomm.bench.job import ALIAS, START_TIMEOUT, shared_files
+from ringcomm.bench import peers, report
+from ringcomm.bench.job import ALIAS, shared_files
 from ringcomm.commands.cli import main
 
 pytestmark = pytest.mark.slow
@@ -175,23 +175,6 @@ def test_ranks_of_ringcomm_import_from_the_pythonpath_of_the_bench(cache, tmp_pa
     assert ranks == ["ringcomm", "ringcomm"]  # and not those of Gloo
 
 
-def test_the_first_memcpy_has_the_timeout_of_the_start(monkeypatch):
-    monkeypatch.setattr(comparison, "COPY_BYTES", 1 << 16)
-    asked = []
-
-    class Job(comparison.Job):
-        def request(self, *request, **given):
-            asked.append((*request, given))
-            return super().request(*request, **given)
-
-    monkeypatch.setattr(comparison, "Job", Job)
-    comparing = comparison.Comparison(plan=None, ranks=2, timeout=0, progress=lambda *_: None)
-    with ExitStack() as stack:
-        comparing.start(peers.libraries([])[0], stack)
-        assert comparing.failures == []
-    assert asked == [("prepare_memcpy", 1 << 16, {"timeout": START_TIMEOUT})]
-
-
 def rank_one(pids):
     return next(pid for pid in pids if b"RINGCOMM_RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())
 
@@ -200,16 +183,17 @@ def rank_one(pids):
     ("number", "libraries"), [(signal.SIGINT, ["ringcomm", "gloo"]), (signal.SIGTERM, ["ringcomm"])]
 )
 def test_results_before_an_interrupt_are_kept(cache, tmp_path, number, libraries):
-    peer = "--vs gloo" if "gloo" in libraries else ""
-    with running(f"all_reduce -e 64K {peer} --json {tmp_path}/out.json", cache) as process:
+    options = f"--vs gloo --json {tmp_path}/out.json" if "gloo" in libraries else ""
+    with running(f"all_reduce -e 64K {options}", cache) as process:
         rows_until(process, libraries[-1])
         pids = [pid for _, pid in ranks_of(process)]
         process.send_signal(number)
         _, err = process.communicate(timeout=30)
     assert process.returncode == 128 + number, err
     assert "Traceback" not in err
-    assert "interrupted; completed measurements are kept" in err
-    assert json.loads((tmp_path / "out.json").read_text())["rows"][0]["bytes"] == 4
+    assert ("; completed measurements are kept" in err) == bool(options)
+    if options:
+        assert json.loads((tmp_path / "out.json").read_text())["rows"][0]["bytes"] == 4
     assert len(pids) == 2 * len(libraries)
     assert gone(pids)
 
@@ -247,19 +231,16 @@ def test_a_killed_bench_leaves_nothing_behind(cache):
     assert gone(pids)
 
 
-def test_unsupported_calls_are_reported_and_missed_speedups_fail(cache, tmp_path):
+def test_unsupported_calls_and_broken_peers_are_reported(cache, tmp_path):
     shutil.copytree(cache, tmp_path, dirs_exist_ok=True)
     python = tmp_path / "ringcomm/peers" / peers.folder("gloo").name / "bin/python"
     python.write_text("#!/bin/sh\necho this python is broken >&2\nexit 3\n")
-    words = "all_reduce broadcast -b 4 -e 16 -n 1 --op avg,sum --vs gloo,openmpi,mpich --min-speedup 1e9"
+    words = "all_reduce broadcast -b 4 -e 16 -n 1 --op avg,sum --vs gloo,openmpi"
     run = bench(words, tmp_path)
-    assert run.returncode == 1
+    assert run.returncode == 0
     for line in (
         "gloo: could not be started: .*this python is broken",
         r"openmpi in all_reduce of 4 bytes: rank \d: ValueError: MPI has no operation avg",
-        "below 1e.09 x: broadcast of 4 bytes on 2 ranks, (rotated|cached) buffers: .* x openmpi",
-        "no speedup over gloo: it was not measured",
-        "no speedup over mpich: it was not measured",
     ):
         assert re.search(f"ringcomm bench: {line}", run.stderr), run.stderr
     assert run.stderr.count("openmpi in all_reduce") == 1
@@ -272,9 +253,7 @@ def test_unsupported_calls_are_reported_and_missed_speedups_fail(cache, tmp_path
     ("words", "message"),
     [
         ("", "which collective?"),
-        ("all_reduce --vs gloom", "unknown peer 'gloom'; known:"),
         ("all_reduce -b 8 -e 4", "expected -b <= -e"),
-        ("all_reduce --min-speedup 1", "expected --vs"),
         ("all_reduce --virtual-ranks --device emulated --symmetric", "neither --vs, --symmetric nor --async"),
         ("all_reduce --json /nowhere/out.json", "/nowhere/out.json"),
         ("all_reduce --ranks 1000 -e 64G", "1000 ranks of 1 libraries"),
@@ -314,34 +293,28 @@ def test_an_environment_that_cannot_be_created_is_reported(create_with, monkeypa
     assert not peers.is_set_up("gloo")
 
 
-def test_an_intact_environment_is_left_alone(cache, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    before = (peers.folder("gloo") / peers.MARK).stat().st_mtime_ns
-    assert peers.set_up(["gloo"]) == []
-    assert (peers.folder("gloo") / peers.MARK).stat().st_mtime_ns == before
-
-
-@pytest.mark.parametrize(
-    ("name", "damage"), [("gloo", "no python"), ("openmpi", "a python that fails"), ("openmpi", "no module")]
-)
-def test_a_damaged_environment_is_created_anew(cache, create_with, monkeypatch, tmp_path, name, damage):
+def test_only_an_environment_without_its_interpreter_is_created_anew(cache, create_with, monkeypatch, tmp_path):
+    shutil.copytree(cache, tmp_path, dirs_exist_ok=True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = peers.folder(name)
-    shutil.copytree(cache / "ringcomm/peers" / path.name, path)
-    python = path / "bin/python"
-    if damage == "no python":
-        python.unlink()
-    elif damage == "a python that fails":
-        python.write_text("#!/bin/sh\nexit 1\n")
-    else:
-        python.write_text(f'#!/bin/sh\nexec "{PYTHON}" -S "$@"\n')  # without site-packages
     create_with("/bin/true")
-    assert peers.set_up([name]) == []
-    assert python.readlink() == Path("/bin/true")
+    gloo, openmpi = (peers.folder(name) / "bin/python" for name in ("gloo", "openmpi"))
+    gloo.unlink()
+    assert peers.set_up(["gloo", "openmpi"]) == []
+    assert gloo.readlink() == Path("/bin/true")
+    assert openmpi.read_text().startswith("#!/bin/sh")
+
+
+def test_without_any_of_the_peers_asked_for_nothing_is_measured(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["bench", "all_reduce", "--vs", "gloo,mpich"]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert [line.split(": ")[1] for line in err.splitlines()] == ["gloo", "mpich", "--vs"]
 
 
 @pytest.mark.parametrize("content", ["{}", "nonsense"])
-def test_a_file_without_results_is_not_plotted(tmp_path, content, capsys):
+def test_a_file_without_results_is_not_plotted(tmp_path, content, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # which is asked for last
     data = tmp_path / "data.json"
     data.write_text(content)
     assert main(["plot", str(data), "-o", str(tmp_path / "out.png")]) == 2

@@ -43,21 +43,6 @@ def test_the_kept_row_is_that_of_the_median_run(module, tmp_path, monkeypatch):
     assert [failure["run"] for failure in kept["failures"]] == [1, 2, 3]
 
 
-def mpi_row(contender, size, median):
-    return {"contender": contender, "ranks": 4, "bytes": size, "median": median, "cpu": 4 * median}
-
-
-def test_the_times_of_mpi_give_speedup_busbw_and_the_cost_of_a_step(module):
-    mpi_tables = module("mpi_tables")
-    times = mpi_tables.Times([mpi_row("MPI", 1000, 3.0), mpi_row("ring", 1000, 2.0)])
-    assert times.lead("ring", 1000) == 1.5
-    assert times.busbw("ring", 1000) == 2 * 3 / 4 * 1000 / 2
-    rows = [mpi_row(f"ringcomm {count}", 4, 100 + 7.0 * count) for count in (2, 20, 40)]
-    times = mpi_tables.Times([*rows, mpi_row("tests 2", 4, 1), mpi_row("tests 40", 4, 39)])
-    assert times.step("ringcomm", "wall") == times.step("ringcomm", "cpu") == 7
-    assert times.step("tests", "wall") == 1
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_of_benchmarks_starts(script):

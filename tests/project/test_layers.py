@@ -23,11 +23,11 @@ LAYERS = (
     ("machine",),
     ("errors",),
 )
-# These use the library as any user does. Beside its public API, the first may ask about the machine, its settings and
-# its devices, write files and launch a kernel by itself; the second draws as algorithms are drawn, and counts what the
-# backend is asked for; the third brings a store and a transport of its own.
+# These use the library as any user does. Beside its public API, the first parses options as commands do, and may ask
+# about the machine, its settings and its devices, write files and launch a kernel by itself; the second draws as
+# algorithms are drawn, and counts what the backend is asked for; the third brings a store and a transport of its own.
 OUTSIDERS = {
-    "bench": ("config", "devices", "machine", "transports.cuda.virtual", "types"),
+    "bench": ("commands.options", "config", "devices", "machine", "transports.cuda.virtual", "types"),
     "parallel": ("algorithms", "errors", "torch"),
     "torch": ("bootstrap", "communicator", "completion", "config", "errors", "start", "transports", "types"),
 }

@@ -2,5 +2,5 @@
 
 This package imports NumPy and its library, and nothing else of ringcomm, which the environment of a peer does not have.
 It runs there under another name, so its imports are relative. `ringcomm.bench.job` starts it. `measure` answers the
-requests; `ringcomm`, `mpi`, `gloo` and `nccl` are the libraries, `host` and `cuda` their buffers.
+requests; `ringcomm`, `mpi`, `gloo` and `nccl` are the libraries.
 """

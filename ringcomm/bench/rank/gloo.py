@@ -11,20 +11,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from .collectives import Array, RankCase
-from .host import HostBuffers
-from .library import Library
+from .collectives import REDUCTIONS, Array, RankCase
+from .library import HostBuffers, Library
 
-OPS = {
-    "sum": dist.ReduceOp.SUM,
-    "prod": dist.ReduceOp.PRODUCT,
-    "min": dist.ReduceOp.MIN,
-    "max": dist.ReduceOp.MAX,
-    "avg": dist.ReduceOp.AVG,
-    "band": dist.ReduceOp.BAND,
-    "bor": dist.ReduceOp.BOR,
-    "bxor": dist.ReduceOp.BXOR,
-}
+OPS = {name: getattr(dist.ReduceOp, "PRODUCT" if name == "prod" else name.upper()) for name in REDUCTIONS}
 
 
 def tensor(array: Array) -> torch.Tensor:

@@ -1,35 +1,44 @@
-"""The interface of a library to measure."""
+"""The interface of a library to measure, and the memory of its arrays."""
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
+
+import numpy as np
 
 from .collectives import Array, RankCase
 
-__all__ = ["Library", "LibraryBuffers"]
+__all__ = ["HostBuffers", "Library"]
 
 
-class LibraryBuffers(Protocol):
-    """The memory of the arrays, which have NumPy's interface, and the access of the bench to it."""
+class HostBuffers:
+    """NumPy arrays; other memory has arrays with NumPy's interface."""
 
-    versions: dict[str, str]
+    def __init__(self) -> None:
+        self.versions = {"numpy": np.__version__}
 
     def memory(self, size: int, huge: bool) -> Any:
-        """Return initialized bytes; `huge`: back host memory with huge pages."""
-        ...
+        """Return initialized bytes in huge or small pages, as a NumPy array of that size would have."""
+        region = mmap.mmap(-1, max(1, size), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with suppress(OSError):  # a kernel without huge pages
+            region.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
+        array = np.frombuffer(region, np.uint8)
+        array[:] = 1  # untouched memory is one shared page of zeros, always in the cache
+        return array
 
     def read(self, array: Any) -> Array:
         """Return the values in host memory: the array itself if it is there."""
-        ...
+        values: Array = array
+        return values
 
     def write(self, array: Any, values: Array) -> None:
         """Write back the values that `read` returned."""
-        ...
 
     def finish(self) -> None:
         """Wait for all queued calls."""
-        ...
 
 
 class Library(Protocol):
@@ -39,7 +48,7 @@ class Library(Protocol):
 
     rank: int
     size: int
-    buffers: LibraryBuffers
+    buffers: HostBuffers
     versions: dict[str, str]
     barrier: Callable[[], object]
 

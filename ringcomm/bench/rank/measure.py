@@ -59,8 +59,9 @@ class RankBench:
             self.fill(x)
             call, result = library.call(collective, self.case, x, out, options["asynchronous"])
             self.calls.append(PreparedCall(call, source, target, x, result))
+        first = self.round(True, 0, 1)
         self.expected = row.expected(self.case)
-        return self.round(True, 0, 1)
+        return first
 
     def fill(self, x: Array) -> None:
         values = self.buffers.read(x)
@@ -127,9 +128,6 @@ class RankBench:
             if one.result is not None:
                 wrong += count_wrong(self.buffers.read(one.result), self.expected)
         return wrong
-
-    def prepare_memcpy(self, size: int) -> None:
-        self.memory("memcpy", 2 * size, False, True)
 
     def memcpy(self, size: int) -> float:
         """Return the seconds of a copy of `size` bytes while the other ranks do the same."""

@@ -9,19 +9,10 @@ from typing import Any
 import mpi4py
 from mpi4py import MPI
 
-from .collectives import COLLECTIVES, Array, RankCase
-from .host import HostBuffers
-from .library import Library
+from .collectives import COLLECTIVES, REDUCTIONS, Array, RankCase
+from .library import HostBuffers, Library
 
-OPS = {
-    "sum": MPI.SUM,
-    "prod": MPI.PROD,
-    "min": MPI.MIN,
-    "max": MPI.MAX,
-    "band": MPI.BAND,
-    "bor": MPI.BOR,
-    "bxor": MPI.BXOR,
-}
+OPS = {name: getattr(MPI, name.upper()) for name in REDUCTIONS if name != "avg"}
 HERE = MPI.IN_PLACE
 
 

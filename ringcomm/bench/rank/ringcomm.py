@@ -11,8 +11,7 @@ import numpy as np
 import ringcomm
 
 from .collectives import Array, RankCase
-from .host import HostBuffers
-from .library import Library, LibraryBuffers
+from .library import HostBuffers, Library
 
 # (communicator, case, source, target, options) -> the call
 CALLS: dict[str, Callable[[ringcomm.Communicator, RankCase, Array, Any, dict[str, Any]], Callable[[], Any]]] = {
@@ -32,13 +31,13 @@ CALLS: dict[str, Callable[[ringcomm.Communicator, RankCase, Array, Any, dict[str
 class EmulatedBuffers(HostBuffers):
     """Arrays of the emulated device, which are in host memory."""
 
-    def memory(self, size: int, huge: bool) -> Array:
+    def memory(self, size: int, huge: bool) -> Any:
         from ringcomm.devices import emulated
 
         return super().memory(size, huge).view(emulated.Array)
 
 
-def buffers_on(device: str, rank: int) -> LibraryBuffers:
+def buffers_on(device: str, rank: int) -> HostBuffers:
     if device == "cuda":
         from .cuda import CudaBuffers  # needs CuPy
 

@@ -1,4 +1,4 @@
-"""`ringcomm algorithms`: call every collective at every size, and show which path each takes on this machine."""
+"""`ringcomm algorithms`: the path of each collective at each size on this machine, and the algorithms between hosts."""
 
 import argparse
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ringcomm.algorithms.page import COLUMNS, table
+from ringcomm.commands.options import readable, whole
 from ringcomm.communicator import Communicator
 from ringcomm.config import Config, tuning_file
 from ringcomm.launcher.launch import launch
@@ -52,7 +53,7 @@ class TracedCall(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-n", "--ranks", type=int, default=2, metavar="N", help="number of ranks (default: 2)")
+    parser.add_argument("-n", "--ranks", type=whole(1), default=2, metavar="N", help="number of ranks (default: 2)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -72,7 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
     print()
     for path in dict.fromkeys(call.path for call in calls):
         print(f"{path}: {PATHS[path].format(**shown)}.")
-    print("\nBetween hosts: the cheapest of these, for n ranks and S elements (`ringcomm simulate` shows the times):\n")
+    print(
+        "\nBetween hosts the path is the cheapest algorithm, for n ranks and S elements (times: `ringcomm simulate`):\n"
+    )
     for collective, name, exchanges, sent, _, needs in (COLUMNS, *table()):
         print(f"{collective:<16}{name:<20}{exchanges:<50}{sent:<38}{needs}".rstrip())
     return 0
@@ -128,10 +131,3 @@ def call_each_size(comm: Communicator, collective: str, memory: str, source: Any
         }
         calls[collective]()
         yield TracedCall(collective, memory, size, *comm._transport.path())
-
-
-def readable(size: int) -> str:
-    for suffix, unit in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size >= unit:
-            return f"{size // unit} {suffix}"
-    return f"{size} B"

@@ -1,0 +1,71 @@
+"""Parsers for the values of options, which say what was expected and given; and sizes as text."""
+
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from math import inf
+from typing import TypeVar
+
+from ringcomm.errors import unknown
+
+__all__ = ["integer", "one_of", "parse_bytes", "positive", "readable", "several", "whole"]
+
+T = TypeVar("T")
+
+UNITS = {"G": 1 << 30, "M": 1 << 20, "K": 1 << 10}
+
+
+def integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ArgumentTypeError(f"expected an integer, got {text!r}") from None
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """Return a parser of integers from `least` on."""
+
+    def parse(text: str) -> int:
+        if integer(text) < least:
+            raise ArgumentTypeError(f"expected an integer from {least} on, got {text!r}")
+        return int(text)
+
+    return parse
+
+
+def positive(text: str) -> float:
+    with suppress(ValueError):
+        if 0 < float(text) < inf:
+            return float(text)
+    raise ArgumentTypeError(f"expected a positive number, got {text!r}")
+
+
+def one_of(what: str, known: Iterable[str]) -> Callable[[str], str]:
+    """Return a parser of the `known` names."""
+
+    def parse(name: str) -> str:
+        if name not in known:
+            raise ArgumentTypeError(str(unknown(what, name, known)))
+        return name
+
+    return parse
+
+
+def several(parse: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """Return a parser of values with commas between them, as in 2,4,8; it drops repeated ones."""
+    return lambda text: list(dict.fromkeys(parse(word.strip()) for word in text.split(",")))
+
+
+def parse_bytes(text: str) -> int:
+    """Parse 64, 64K, 64M or 64G."""
+    unit = UNITS.get(text[-1:].upper(), 0)
+    number = text[:-1] if unit else text
+    if not number.isdecimal() or int(number) < 1:
+        raise ArgumentTypeError(f"expected a size such as 4, 64K, 16M or 1G, got {text!r}")
+    return int(number) * (unit or 1)
+
+
+def readable(size: int) -> str:
+    """Return 4 B, 64 KiB, 16 MiB or 1 GiB."""
+    name, unit = next(((f"{name}iB", unit) for name, unit in UNITS.items() if size >= unit), ("B", 1))
+    return f"{size // unit} {name}"
