@@ -1,7 +1,6 @@
 """`ringcomm doctor`: check what works on this machine, and explain what does not."""
 
 import argparse
-import ctypes
 import os
 import platform
 import secrets
@@ -29,7 +28,6 @@ from ringcomm.native import ffi, lib
 __all__ = ["add_arguments", "run"]
 
 OLDEST_KERNEL = (5, 4)
-NVLINK_CAPABILITY = 2  # NVML_P2P_CAPS_INDEX_NVLINK
 PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 READ_THE_PARENT = """
 import ctypes, os, sys
@@ -168,25 +166,9 @@ def gpu_pairs() -> str:
     found: dict[str, list[str]] = {}
     for one, other in combinations(range(gpus.runtime.getDeviceCount()), 2):
         access = gpus.runtime.deviceCanAccessPeer
-        addresses = [gpus.Device(ordinal).pci_bus_id for ordinal in (one, other)]
-        path = link(*addresses) if access(one, other) and access(other, one) else "no peer access"
-        found.setdefault(path, []).append(f"{one}-{other}")
-    return "; ".join(f"{path}: {' '.join(pairs)}" for path, pairs in found.items()) or "one GPU"
-
-
-def link(one: str, other: str) -> str:
-    """Return what connects two GPUs, named by their PCI bus addresses."""
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return "NVLink or PCIe"
-    nvml.nvmlInit_v2()
-    handles = ctypes.c_void_p(), ctypes.c_void_p()
-    for address, handle in zip((one, other), handles, strict=True):
-        nvml.nvmlDeviceGetHandleByPciBusId_v2(address.encode(), ctypes.byref(handle))
-    status = ctypes.c_int()
-    failed = nvml.nvmlDeviceGetP2PStatus(*handles, NVLINK_CAPABILITY, ctypes.byref(status))
-    return "NVLink or PCIe" if failed else "PCIe" if status.value else "NVLink"
+        words = "peer access" if access(one, other) and access(other, one) else "no peer access"
+        found.setdefault(words, []).append(f"{one}-{other}")
+    return "; ".join(f"{words}: {' '.join(pairs)}" for words, pairs in found.items()) or "one GPU"
 
 
 def gpu_ranks() -> str:
