@@ -4,12 +4,11 @@
     python benchmarks/gpu_check.py -o FOLDER tests …    these
 
 It needs ringcomm, CuPy and pytest, and for some steps torch, NCCL or compute-sanitizer. A step that fails or times out
-does not stop the others. FOLDER/gpu.json has all results, FOLDER/gpu.txt the same as text. The exit status is 0 if
-every step that can run has passed, and 1 if one has failed or without a GPU.
+does not stop the others. FOLDER/gpu.txt has the output of all, the other files there the figures of `ringcomm bench`.
+The exit status is 0 if every step that can run has passed, and 1 if one has failed or without a GPU.
 """
 
 import argparse
-import json
 import os
 import shutil
 import signal
@@ -17,10 +16,9 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
-from typing import Any
+from tempfile import TemporaryFile
 
 from ringcomm.bench.machine import Machine
 
@@ -55,7 +53,6 @@ class Result:
     reason: str = ""
     seconds: float = 0.0
     output: str = ""
-    figures: list[Any] = field(default_factory=list)  # written by `ringcomm bench --json`
 
 
 def steps(gpus: int, folder: Path) -> list[Step]:
@@ -98,36 +95,25 @@ def main() -> int:
     folder = arguments.output
     folder.mkdir(parents=True, exist_ok=True)
     machine, results = Machine.here(), []
-    with TemporaryDirectory() as figures:
-        every = {step.name: step for step in steps(len(machine.gpus), Path(figures))}
-        if unknown := {*arguments.steps} - {*every}:
-            parser.error(f"unknown step {', '.join(sorted(unknown))}; the steps are {', '.join(every)}")
-        for name in arguments.steps or every:
-            step = every[name]
-            result = attempt(step, machine.gpus, Path(figures))
-            print(headline(result), flush=True)
-            results.append(result)
-            write(folder, machine, results)  # after each step: the next may crash the machine
+    every = {step.name: step for step in steps(len(machine.gpus), folder)}
+    if unknown := {*arguments.steps} - {*every}:
+        parser.error(f"unknown step {', '.join(sorted(unknown))}; the steps are {', '.join(every)}")
+    for name in arguments.steps or every:
+        results.append(attempt(every[name], machine.gpus))
+        print(headline(results[-1]), flush=True)
+        write(folder, machine, results)  # after each step: the next may crash the machine
     return int(not machine.gpus or any(result.outcome == "failed" for result in results))
 
 
-def attempt(step: Step, gpus: list[str], figures: Path) -> Result:
+def attempt(step: Step, gpus: list[str]) -> Result:
     if step.gpu and not gpus:
         return Result(step, "skipped", "no CUDA device")
     if not shutil.which(step.program):
         return Result(step, "skipped", f"{step.program} is not installed")
     start = time.monotonic()
     status, output = finish(step)
-    seconds = time.monotonic() - start
-    found = figures / f"{step.name}.json"
-    result = Result(step, "passed" if status == 0 else "failed", "", seconds, output)
-    if found.exists() and found.stat().st_size:
-        result.figures = [json.loads(found.read_text())]
-    if status is None:
-        result.reason = f"timed out after {step.seconds} s"
-    elif status:
-        result.reason = f"status {status}"
-    return result
+    reason = f"timed out after {step.seconds} s" if status is None else f"status {status}" if status else ""
+    return Result(step, "failed" if reason else "passed", reason, time.monotonic() - start, output)
 
 
 def finish(step: Step) -> tuple[int | None, str]:
@@ -158,8 +144,6 @@ def headline(result: Result) -> str:
 
 
 def write(folder: Path, machine: Machine, results: list[Result]) -> None:
-    document = {"machine": asdict(machine), "steps": [asdict(result) for result in results]}
-    (folder / "gpu.json").write_text(json.dumps(document, indent=1) + "\n")
     lines = [f"{machine.date}, {', '.join(machine.gpus) or 'no GPU'}, {machine.cpu}, Python {machine.python}", ""]
     lines += [headline(result) for result in results]
     for result in results:

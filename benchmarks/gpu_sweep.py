@@ -8,7 +8,6 @@ of a copy. Then each kernel at each size, for the thresholds of ringcomm/transpo
 """
 
 import argparse
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain
@@ -17,6 +16,7 @@ from typing import Any
 
 from ringcomm import ArgumentError
 from ringcomm.bench.machine import Machine
+from ringcomm.bench.report import write_json
 from ringcomm.bench.virtual import HEAD, DeviceArrays, VirtualRow, measure
 
 RANKS = (2, 4, 8)
@@ -43,7 +43,7 @@ def main() -> None:
             found.append({"shape": change, **asdict(row)})
     finally:  # also when interrupted
         if arguments.json:
-            arguments.json.write_text(json.dumps({"machine": asdict(machine), "rows": found}, indent=1) + "\n")
+            write_json(arguments.json, {"machine": asdict(machine), "rows": found})
 
 
 def shapes(arrays: DeviceArrays, size: int, copy: float) -> Iterator[tuple[str, VirtualRow]]:

