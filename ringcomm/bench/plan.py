@@ -1,12 +1,12 @@
 """What to measure: the options of `ringcomm bench`, checked before anything starts."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
 from ringcomm import ArgumentError
 from ringcomm.bench.machine import cache_bytes
 from ringcomm.bench.rank.collectives import COLLECTIVES, dtype_named
+from ringcomm.commands.options import sizes
 from ringcomm.machine import memory
 
 __all__ = ["COPY_BYTES", "BenchCase", "BenchPlan"]
@@ -73,16 +73,12 @@ class BenchPlan:
                 found += [BenchCase(collective, dtype, op, count, count * blocks * item) for op in ops]
         return list(dict.fromkeys(found))
 
-    def sizes(self) -> Iterator[int]:
-        size = self.begin
-        while size <= self.end:
-            yield size
-            size *= self.factor
+    def sizes(self) -> list[int]:
+        return sizes(self.begin, self.end, self.factor)
 
     def require(self, libraries: int) -> None:
         """Refuse what this many libraries cannot measure, before anything starts."""
-        if self.begin > self.end:
-            raise ArgumentError(f"sizes: expected -b <= -e, got {self.begin} > {self.end} bytes")
+        self.sizes()  # raises where -b is larger than -e
         for ranks in self.ranks:
             if self.root >= ranks:
                 raise ArgumentError(f"--root: expected 0 to {ranks - 1} with {ranks} ranks, got {self.root}")

@@ -3,12 +3,13 @@
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from itertools import count, takewhile
 from math import inf
 from typing import TypeVar
 
-from ringcomm.errors import unknown
+from ringcomm.errors import ArgumentError, unknown
 
-__all__ = ["integer", "one_of", "parse_bytes", "positive", "readable", "several", "whole"]
+__all__ = ["integer", "one_of", "parse_bytes", "positive", "readable", "several", "sizes", "whole"]
 
 T = TypeVar("T")
 
@@ -63,6 +64,13 @@ def parse_bytes(text: str) -> int:
     if not number.isdecimal() or int(number) < 1:
         raise ArgumentTypeError(f"expected a size such as 4, 64K, 16M or 1G, got {text!r}")
     return int(number) * (unit or 1)
+
+
+def sizes(begin: int, end: int, factor: int) -> list[int]:
+    """Return the sizes from -b to -e, each -f times the one before."""
+    if begin > end:
+        raise ArgumentError(f"sizes: expected -b <= -e, got {begin} > {end} bytes")
+    return [*takewhile(lambda size: size <= end, (begin * factor**i for i in count()))]
 
 
 def readable(size: int) -> str:

@@ -2,7 +2,6 @@
 
 import argparse
 from functools import lru_cache
-from itertools import count, takewhile
 
 from ringcomm import ArgumentError
 from ringcomm.algorithms import ALGORITHMS, Algorithm, record
@@ -11,7 +10,7 @@ from ringcomm.algorithms.schedule import Lengths, even
 from ringcomm.algorithms.schedule_table import ScheduleTable
 from ringcomm.algorithms.select import hierarchy
 from ringcomm.bench.rank.collectives import COLLECTIVES
-from ringcomm.commands.options import parse_bytes, positive, whole
+from ringcomm.commands.options import parse_bytes, positive, sizes, whole
 
 __all__ = ["MAX_RECORDED_RANKS", "add_arguments", "run", "seconds"]
 
@@ -46,8 +45,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Print a table: time and bus bandwidth of each algorithm at each size."""
     collective, local, nodes = arguments.collective, arguments.ranks, arguments.nodes
     ranks = local * nodes
-    if arguments.begin > arguments.end:
-        raise ArgumentError(f"sizes: expected -b <= -e, got {arguments.begin} > {arguments.end} bytes")
     if ranks < 2:
         raise ArgumentError("one rank does not communicate: expected -n or --nodes")
     (between, inside), (link, memory), (work,) = arguments.latency, arguments.bandwidth, arguments.reduce_bandwidth
@@ -59,24 +56,23 @@ def run(arguments: argparse.Namespace) -> int:
         f"between nodes {between:g} µs and {link:g} GB/s, shared by the ranks of a node; inside {inside:g} µs and "
         f"{memory:g} GB/s; reducing and copying at {work:g} GB/s",
     ]
-    growing = (arguments.begin * arguments.factor**i for i in count())
-    sizes = [0] if collective == "barrier" else [*takewhile(lambda size: size <= arguments.end, growing)]
+    lengths = [0] if collective == "barrier" else sizes(arguments.begin, arguments.end, arguments.factor)
     times = {
-        name: [seconds(algorithm, ranks, size, cluster) for size in sizes]
+        name: [seconds(algorithm, ranks, size, cluster) for size in lengths]
         for name, algorithm in ALGORITHMS[collective].items()
     }
     if collective == "all_reduce" and nodes > 1 and local > 1:
-        times["hierarchy"] = [hierarchy(nodes, size / ITEM, ITEM, cluster) for size in sizes]
+        times["hierarchy"] = [hierarchy(nodes, size / ITEM, ITEM, cluster) for size in lengths]
         head.append("hierarchy: reduce-scatter inside, all_reduce between nodes, all-gather inside; closed forms")
-    show(head, sizes, times, COLLECTIVES[collective].bus_factor(ranks))
+    show(head, lengths, times, COLLECTIVES[collective].bus_factor(ranks))
     return 0
 
 
-def show(head: list[str], sizes: list[int], times: dict[str, list[float]], bus_factor: float) -> None:
+def show(head: list[str], lengths: list[int], times: dict[str, list[float]], bus_factor: float) -> None:
     names = f"{'size':>12}" + "".join(f" {name:>21}" for name in times) + "  fastest"
     units = f"{'(B)':>12}" + f" {'(us)':>12} {'(GB/s)':>8}" * len(times)
     print("\n".join(f"# {line}".rstrip() for line in [*head, "", names, units]))
-    for size, row in zip(sizes, zip(*times.values(), strict=True), strict=True):
+    for size, row in zip(lengths, zip(*times.values(), strict=True), strict=True):
         figures = "".join(f" {time * 1e6:>12.2f} {size / time * bus_factor / 1e9:>8.3f}" for time in row)
         print(f"{size:>14}{figures}  {min(zip(row, times, strict=True))[1]}")
 
