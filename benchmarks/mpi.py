@@ -15,10 +15,15 @@ from functools import partial
 from statistics import median
 
 import numpy as np
-from mpi4py import MPI
 
 import ringcomm
 from ringcomm.commands.options import parse_bytes, readable
+
+PARSER = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+PARSER.add_argument("-e", type=parse_bytes, default="256M", metavar="BYTES", help="the largest array (256M)")
+LARGEST = PARSER.parse_args().e
+
+from mpi4py import MPI  # noqa: E402 (it starts MPI, which leaves a file in /dev/shm after --help)
 
 SIZES = [4, 1 << 10, 64 << 10, 256 << 10, *(1 << 20 + shift for shift in range(0, 9, 2))]  # bytes, to 256 MiB
 ROUNDS = 15
@@ -30,9 +35,7 @@ WORLD = MPI.COMM_WORLD
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-e", type=parse_bytes, default="256M", metavar="BYTES", help="the largest array (256M)")
-    sizes = [size for size in SIZES if size <= parser.parse_args().e]
+    sizes = [size for size in SIZES if size <= LARGEST]
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[WORLD.rank % len(cores)]})
     with ExitStack() as stack:
