@@ -45,7 +45,7 @@ def main() -> None:
             config = ringcomm.Config(host_id=f"host {host}", algorithm=algorithm, timeout=60)
             return stack.enter_context(ringcomm.init(config=config, mpi_comm=WORLD))
 
-        comms = {"ring": connect(WORLD.rank, "ring"), "chosen by price": connect(WORLD.rank)}
+        comms = {"ring": connect(WORLD.rank, "ring"), "chosen by cost": connect(WORLD.rank)}
         if WORLD.size == 4:
             comms["hierarchy, 2 hosts"] = connect(WORLD.rank // 2)
         columns = [measure(comms, size) for size in sizes]
