@@ -346,8 +346,8 @@ class Communicator:
     def broadcast_object(self, obj: Any = None, root: int = 0, *, timeout: float | None = None) -> Any:
         """Return the object of `root` on every rank. It travels pickled, in two broadcasts: its size, then its bytes.
 
-        `timeout` applies to each. If the object cannot be pickled, `root` raises ArgumentError and the other ranks
-        RingcommError, which name it; the communicator stays usable.
+        `timeout` applies to each. If the object cannot be pickled, every rank raises RingcommError with `root`; the
+        communicator stays usable.
         """
         return objects.broadcast(self, obj, self._peer("root", root), timeout)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ringcomm.errors import ArgumentError, RingcommError, describe_error
+from ringcomm.errors import RingcommError, describe_error
 
 __all__ = ["all_gather", "broadcast", "gather"]
 
@@ -60,7 +60,7 @@ def _pickled(obj: Any) -> tuple[Any, Exception | None]:
 def _check_pickled(comm: Any, sizes: Mapping[int, Any], error: Exception | None) -> None:
     if error is not None:
         text = f"rank {comm.rank} could not pickle its object: {describe_error(error)}"
-        raise ArgumentError(text, rank=comm.rank) from error
+        raise RingcommError(text, rank=comm.rank) from error
     for rank, size in sizes.items():
         if size == FAILED:
             raise RingcommError(f"rank {rank} could not pickle its object, and raised the reason", rank=rank)
