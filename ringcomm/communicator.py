@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 from ringcomm import objects
 from ringcomm.buffer import ADAPTERS, check_disjoint, dtype_of, find_device, fitting
 from ringcomm.devices.contract import Device
-from ringcomm.errors import ArgumentError, RingcommError, describe_error, integer, refuse
+from ringcomm.errors import Aborted, ArgumentError, RingcommError, describe_error, integer, refuse
 from ringcomm.native import NULL, seconds
 from ringcomm.shapes import Shapes, axes
 from ringcomm.transports.contract import CollectiveCall, Transport
@@ -384,14 +384,18 @@ class Communicator:
         target: Device = find_device(device)
         return target.array(self._transport.allocate_on(target, description, size), lengths, kind)
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: str | Aborted) -> None:
         """Break the communicator: every pending and later call on every rank raises Aborted.
 
-        It has this rank and the reason.
+        The error names this rank and the reason. An Aborted, as another communicator raised it, is passed on unchanged.
         """
-        if not isinstance(reason, str):
-            raise refuse("reason", "a string", repr(reason))
-        self._transport.abort(f"rank {self.rank} aborted: {reason}")
+        if isinstance(reason, str):
+            error = Aborted(f"rank {self.rank} aborted: {reason}", rank=self.rank)
+        elif isinstance(reason, Aborted):
+            error = Aborted(str(reason), rank=reason.rank)  # without its traceback, which would keep arrays alive
+        else:
+            raise refuse("reason", "a string, or an Aborted", repr(reason))
+        self._transport.fail(error)
 
     def close(self) -> None:
         """Leave the communicator. Idempotent. Peers that still need this rank raise PeerLost.

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from ringcomm.completion import call_back
-from ringcomm.errors import RingcommError
+from ringcomm.errors import Aborted, RingcommError
 from ringcomm.native import seconds
 from ringcomm.transports.contract import Pending
 from ringcomm.transports.routing import RoutingTransport
@@ -160,7 +160,8 @@ class PendingCalls:
     def stop(self, pending: Pending, why: str = "was interrupted by a signal during wait") -> None:
         """Break the communicator, so that the call ends and releases its memory."""
         with suppress(RingcommError):  # closed, which ends the call too
-            self._transport.abort(f"rank {self._transport.rank} {why}")
+            rank = self._transport.rank
+            self._transport.fail(Aborted(f"rank {rank} {why}", rank=rank))
         with suppress(RingcommError):  # the failure of the call
             pending.wait(-1.0)
 

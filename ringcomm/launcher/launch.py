@@ -140,7 +140,7 @@ def _threads(spec: LaunchSpec, size: int) -> list[RankResult]:
         store.abort(Aborted(INTERRUPTED))
         for comm in comms:
             with suppress(RingcommError):  # already closed
-                comm.abort(INTERRUPTED)
+                comm.abort(Aborted(INTERRUPTED))
         gather(sum(thread.ident is not None for thread in threads))
         raise
     finally:

@@ -268,7 +268,7 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
         if error:
             reason += f": {type(error).__name__}: {str(error).partition(chr(10))[0]}"
         # An Aborted comes from another group, and names the cause.
-        self.comm.abort(str(error) if isinstance(error, Aborted) else reason)
+        self.comm.abort(error if isinstance(error, Aborted) else reason)
 
     def shutdown(self) -> None:
         """Finish the collectives that this rank has begun, and close. Drops messages that were not received."""

@@ -163,8 +163,8 @@ class Transport(Protocol):
         """
         ...
 
-    def abort(self, reason: str) -> None:
-        """Break the group: every call on any rank, waiting or later, raises Aborted with this reason."""
+    def fail(self, error: RingcommError) -> None:
+        """Break the group: every call on any rank, waiting or later, raises this error."""
         ...
 
     def close(self) -> bool:
@@ -198,10 +198,6 @@ class LocalTransport(Transport, Protocol):
 
     def run_on_all(self, name: str, action: Callable[[], Any]) -> list[Any]:
         """Return the results of `action` on all ranks. If it raises on one, every rank raises. Collective."""
-        ...
-
-    def fail(self, error: RingcommError) -> None:
-        """Break the group: every call on any rank, waiting or later, raises this error."""
         ...
 
     def gone(self) -> list[int]:

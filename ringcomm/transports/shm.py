@@ -15,7 +15,6 @@ from ringcomm.completion import when_done
 from ringcomm.config import Config
 from ringcomm.devices.contract import Device
 from ringcomm.errors import (
-    Aborted,
     ArgumentError,
     MismatchError,
     RingcommError,
@@ -124,8 +123,9 @@ class ShmTransport:
     def all_reduce_on_gpus(self, device: Device, call: CollectiveCall, timeout: float) -> bool:  # noqa: ARG002
         return False
 
-    def abort(self, reason: str) -> None:
-        self.fail(Aborted(reason, rank=self.rank))
+    def fail(self, error: RingcommError) -> None:
+        rank = -1 if error.rank is None else error.rank
+        check(lib.rc_abort(self._handle, STATUS[type(error)], rank, str(error).encode(errors="backslashreplace")))
 
     def close(self) -> bool:
         status = lib.rc_close(self._handle)
@@ -135,11 +135,6 @@ class ShmTransport:
 
     def check(self) -> None:
         check(lib.rc_check(self._handle))
-
-    def fail(self, error: RingcommError) -> None:
-        """Break the group: every call on any rank, waiting or later, raises this."""
-        rank = self.rank if error.rank is None else error.rank
-        check(lib.rc_abort(self._handle, STATUS[type(error)], rank, str(error).encode(errors="backslashreplace")))
 
     def gone(self) -> list[int]:
         """Return the ranks that have died or closed."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import harness
-from ringcomm import ArgumentError, RingcommError
+from ringcomm import RingcommError
 
 
 def objects(comm):

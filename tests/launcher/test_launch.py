@@ -361,20 +361,24 @@ def test_the_processes_die_with_the_launching_process(script, number):
 def test_an_interrupt_aborts_the_threads(script):
     process = script(
         r"""
+        errors = []
         def wait_for_ever(comm):
             os.write(1, b"here\n")
-            comm.recv(bytearray(1))
+            try:
+                comm.recv(bytearray(1))
+            except ringcomm.Aborted as error:
+                errors.append((str(error), error.rank))
         if __name__ == "__main__":
             try:
                 ringcomm.launch(wait_for_ever, 2, world="threads")
             except KeyboardInterrupt:
-                print("interrupted", threading.active_count())
+                print(*{*errors}, threading.active_count())
         """
     )
     for _ in range(2):
         process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=30) == (b"interrupted 1\n", b"")
+    assert process.communicate(timeout=30) == (b"('the launch was interrupted', None) 1\n", b"")
 
 
 @processes_only

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import torch_world
 from failures import PROMPT, mortals, outcomes, raised
-from ringcomm import CollectiveTimeout, MismatchError, PeerLost, RingcommError
+from ringcomm import Aborted, CollectiveTimeout, MismatchError, PeerLost, RingcommError
 
 TIMEOUT = 1.0  # seconds, where one must run out
 
@@ -58,6 +58,33 @@ def test_different_calls_are_named_on_both_ranks():
         assert "all_reduce(float32 x 3, max)" in texts[1]
         assert "barrier()" in texts[2]
         assert texts[3].count("in the torch.distributed group") == 1
+
+
+def passed_on():
+    """Rank 1 passes the failure of rank 0 on to rank 2."""
+    rank = dist.get_rank()
+    first, second = dist.new_group([0, 1]), dist.new_group([1, 2])
+    if rank == 0:
+        try:
+            raise ValueError("the data is wrong")
+        except ValueError:
+            first.abort()
+    if rank == 1:
+        try:
+            dist.barrier(first)
+        except Aborted:
+            second.abort()
+    if rank == 2:
+        return facts(raised(Aborted, lambda: dist.barrier(second)))
+    return None
+
+
+def test_an_aborted_group_passes_its_error_on_with_the_rank_and_text_of_the_cause():
+    kind, rank, text = torch_world.run(passed_on, 3)[2]
+    assert (kind, rank) == ("Aborted", 0)
+    assert text.startswith("rank 0 aborted: global rank 0 ended the torch.distributed group ")
+    assert ": ValueError: the data is wrong" in text
+    assert text.count(" aborted: ") == 1
 
 
 def different_in_a_sub_group():

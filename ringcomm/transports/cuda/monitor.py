@@ -207,6 +207,7 @@ class LaunchMonitor:
     def fail(self, error: RingcommError) -> None:
         """Abort the kernels and break the group."""
         self._control.abort = 1
+        error.rank = self._host.rank if error.rank is None else error.rank
         with suppress(RingcommError):  # it has failed before
             self._host.fail(error)
 

@@ -281,11 +281,11 @@ class MessageGroup:
 
     # --- Ends and reports ---------------------------------------------------------------------------------------------
 
-    def abort(self, reason: str) -> None:
+    def fail(self, error: RingcommError) -> None:
         self._check_open()
         with self.changed:
             self._check_open()
-            self._fail(Aborted(reason, rank=self.rank))
+            self._fail(error)
 
     def close(self) -> bool:
         if self._process != os.getpid():  # the threads and connections are the parent's

@@ -68,7 +68,7 @@ class HierarchicalTransport(MpiTransport):
     def close(self) -> bool:
         if self._queue:  # end its calls inside the host
             with suppress(RingcommError):
-                self._local.abort(f"rank {self.rank} closed the communicator")
+                self._local.fail(Aborted(f"rank {self.rank} closed the communicator", rank=self._local.rank))
         return super().close() and (not self._gpus or self._gpus.close()) and self._local.close()
 
     def _rails(self) -> list[Rail]:
@@ -79,7 +79,7 @@ class HierarchicalTransport(MpiTransport):
         super()._fail(error, notify_peers)
         if first:
             with suppress(RingcommError):  # it may have failed already
-                self._local.abort(str(error))
+                self._local.fail(Aborted(str(error), rank=self._local.rank))
 
     # --- The data -----------------------------------------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ class HierarchicalTransport(MpiTransport):
             while not pending.done():
                 yield
         except BaseException:  # a signal: wait until nothing uses the memory of the call
-            self._local.abort(f"rank {self.rank} was interrupted")
+            self._local.fail(Aborted(f"rank {self.rank} was interrupted", rank=self._local.rank))
             with suppress(RingcommError):
                 pending.wait(limit)
             raise
