@@ -9,7 +9,7 @@ from ringcomm.errors import ArgumentError, refuse, unknown
 
 __all__ = [
     *("COLLECTIVES", "CPU_DTYPES", "DTYPES", "OPS", "REDUCING", "ROOTED", "TABLES", "WHOLE"),
-    *("CollectiveSpec", "PremulSum", "premul_sum", "reduction"),
+    *("CollectiveSpec", "PremulSum", "premul_sum", "reducible", "reduction"),
 ]
 
 TABLES = Path(__file__).with_name("types.def")
@@ -44,7 +44,14 @@ WHOLE = tuple(name for name, row in COLLECTIVES.items() if row.given == "ARRAY")
 REDUCING = tuple(name for name, row in COLLECTIVES.items() if row.reduces)
 ROOTED = tuple(name for name, row in COLLECTIVES.items() if "ROOT" in (row.given_by, row.got_by))
 
-_OP_CODES = {name: code for code, (name, *_) in enumerate(_rows("OP_ROW"))}
+_OP_KINDS = {name: kinds.split(" | ") for name, _, _, kinds in _rows("OP_ROW")}
+_OP_CODES = {name: code for code, name in enumerate(_OP_KINDS)}
+
+
+def reducible(dtype: str, op: str, on_gpu: bool = False) -> bool:
+    """Return whether an operation is defined for a dtype, and can be computed there."""
+    *_, kind, _, where = _DTYPES[DTYPES[dtype]]
+    return kind in _OP_KINDS[op] and (on_gpu or where == "CPU_AND_GPU")
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,8 @@ def compare(plan: BenchPlan, ranks: int, libraries: Iterable[LibrarySpec], timeo
             try:
                 job = Job(library, ranks, Path(stack.enter_context(temporary)), timeout)
             except JobFailed as failure:
-                found.failures.append(LibraryFailure(library.name, ranks, None, None, str(failure)))
+                reason = f"{failure}; if it is broken: {library.cure}" if library.cure else str(failure)
+                found.failures.append(LibraryFailure(library.name, ranks, None, None, reason))
             else:
                 stack.callback(job.kill)
                 found.jobs.append(job)

@@ -34,6 +34,7 @@ class LibrarySpec:
     rank_variable: str  # the launcher's environment variable with the rank
     environment: dict[str, str] = field(default_factory=dict)
     device: str = "host"  # of the buffers
+    cure: str = ""  # what to do where it does not start
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,11 @@ def libraries(names: Iterable[str], device: str = "host") -> tuple[list[LibraryS
             missing.append(f"{name}: not set up; run: ringcomm bench --setup-peers --vs {name}")
         else:
             peer, python = PEERS[name], str(folder(name) / "bin/python")
+            cure = f"delete {folder(name)}, then ringcomm bench --setup-peers --vs {name}"
             found += [
-                LibrarySpec(name + suffix, peer.module, python, peer.launcher, peer.rank_variable, environment)
+                LibrarySpec(
+                    name + suffix, peer.module, python, peer.launcher, peer.rank_variable, environment, cure=cure
+                )
                 for suffix, environment in peer.variants.items()
             ]
     return found, missing

@@ -8,6 +8,7 @@ from ringcomm.bench.machine import cache_bytes
 from ringcomm.bench.rank.collectives import COLLECTIVES, dtype_named
 from ringcomm.commands.options import sizes
 from ringcomm.machine import memory
+from ringcomm.types import reducible
 
 __all__ = ["COPY_BYTES", "BenchCase", "BenchPlan"]
 
@@ -79,6 +80,13 @@ class BenchPlan:
     def require(self, libraries: int) -> None:
         """Refuse what this many libraries cannot measure, before anything starts."""
         self.sizes()  # raises where -b is larger than -e
+        rows = [COLLECTIVES[collective] for collective in self.collectives]
+        if any(row.reduces for row in rows):
+            for dtype, op in product(self.dtypes, self.ops):
+                if not reducible(dtype, op, self.device != "host"):
+                    raise ArgumentError(f"--op: {op} is not defined for {dtype} in {self.device} memory")
+        if self.root and not any(row.rooted for row in rows):
+            raise ArgumentError(f"--root: expected a rooted collective, got {', '.join(self.collectives)}")
         for ranks in self.ranks:
             if self.root >= ranks:
                 raise ArgumentError(f"--root: expected 0 to {ranks - 1} with {ranks} ranks, got {self.root}")
