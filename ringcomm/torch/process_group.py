@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from datetime import timedelta
 from functools import wraps
+from inspect import Parameter, Signature, signature
 from typing import Any
 from weakref import WeakSet
 
@@ -50,25 +51,36 @@ OPS = {
 }
 
 
-def operation(name: str, options: Callable[[], Any]) -> Callable[[Callable[..., Prepared]], Callable[..., TorchWork]]:
-    """Make a method of c10d, which may get options last, of one that prepares the communicator's call of that name.
+def operation(
+    name: str, options: Callable[[], Any] | None = None
+) -> Callable[[Callable[..., Prepared]], Callable[..., TorchWork]]:
+    """Make a method of c10d of one that prepares the communicator's call of that name.
 
-    It gets the options and an empty CallTensors.
+    The method takes options last, by default those that `options` makes; without it, none. `prepare` takes them and an
+    empty CallTensors first.
     """
 
     def method_of(prepare: Callable[..., Prepared]) -> Callable[..., TorchWork]:
+        this, _, _, *own = signature(prepare).parameters.values()
+        last = [Parameter("opts", Parameter.POSITIONAL_OR_KEYWORD, default=None)] if options else []
+        public = Signature([this, *own, *last])
+        count = len(own)
+
         @wraps(prepare)
-        def method(self: "RingcommProcessGroup", *tensors: Any, opts: Any = None) -> TorchWork:
-            if len(tensors) > own:
-                tensors, opts = tensors[:own], tensors[own]
-            opts, call = opts or options(), CallTensors()
+        def method(self: "RingcommProcessGroup", *arguments: Any, **named: Any) -> TorchWork:
+            if named or not count <= len(arguments) <= count + len(last):  # torch passes all by position
+                arguments = public.bind(self, *arguments, **named).args[1:]
+            opts = arguments[count] if len(arguments) > count else None
+            if options:
+                opts = opts or options()
+            call = CallTensors()
             try:
-                outputs, *arguments = prepare(self, opts, call, *tensors)
-                return self._run(name, opts, outputs, call, *arguments)
+                outputs, *prepared = prepare(self, opts, call, *arguments[:count])
+                return self._run(name, opts, outputs, call, *prepared)
             except RingcommError as error:
                 raise self.annotated(error)  # noqa: B904 (it is the same error)
 
-        own = prepare.__code__.co_argcount - 3
+        method.__signature__ = public  # type: ignore[attr-defined]
         return method
 
     return method_of
@@ -129,8 +141,8 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
         return outputs, x, out, _uneven(outputs)
 
     @operation("all_gather", c10d.AllgatherOptions)
-    def all_gather_single(self, _: Any, call: CallTensors, output: torch.Tensor, x: torch.Tensor) -> Prepared:
-        return [output], call.input(x), call.output(output)
+    def all_gather_single(self, _: Any, call: CallTensors, output: torch.Tensor, input: torch.Tensor) -> Prepared:  # noqa: A002
+        return [output], call.input(input), call.output(output)
 
     @operation("gather", c10d.GatherOptions)
     def gather(self, opts: Any, call: CallTensors, output_lists: Lists, inputs: Tensors) -> Prepared:
@@ -154,8 +166,14 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
         return outputs, x, _op(opts), out, _uneven(inputs)
 
     @operation("reduce_scatter", c10d.ReduceScatterOptions)
-    def reduce_scatter_single(self, opts: Any, call: CallTensors, output: torch.Tensor, x: torch.Tensor) -> Prepared:
-        return [output], call.input(x, reduces=True).view(-1), _op(opts), call.output(output, reduces=True)
+    def reduce_scatter_single(
+        self,
+        opts: Any,
+        call: CallTensors,
+        output: torch.Tensor,
+        input: torch.Tensor,  # noqa: A002
+    ) -> Prepared:
+        return [output], call.input(input, reduces=True).view(-1), _op(opts), call.output(output, reduces=True)
 
     @operation("all_to_all", c10d.AllToAllOptions)
     def alltoall(self, _: Any, call: CallTensors, outputs: Tensors, inputs: Tensors) -> Prepared:
@@ -168,13 +186,13 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
         _: Any,
         call: CallTensors,
         output: torch.Tensor,
-        x: torch.Tensor,
+        input: torch.Tensor,  # noqa: A002
         output_splits: Sequence[int],
         input_splits: Sequence[int],
     ) -> Prepared:
-        source, out = call.input(x).view(-1), call.output(output).view(-1)
-        counts = self._splits(x, input_splits, source.numel()), self._splits(output, output_splits, out.numel())
-        return [output], source, out, *counts
+        x, out = call.input(input).view(-1), call.output(output).view(-1)
+        counts = self._splits(input, input_splits, x.numel()), self._splits(output, output_splits, out.numel())
+        return [output], x, out, *counts
 
     @operation("barrier", c10d.BarrierOptions)
     def barrier(self, _: Any, __: CallTensors) -> Prepared:
@@ -187,6 +205,11 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
         return coalesced(self, "all_reduce", [self.allreduce([tensor], opts) for tensor in tensors])
 
     def allgather_coalesced(self, output_lists: Lists, inputs: Tensors, opts: Any = None) -> TorchWork:
+        lengths = [len(inputs), *map(len, output_lists)]
+        if len({*lengths}) > 1:
+            raise self.annotated(
+                refuse("the lists", f"{len(inputs)} tensors each, as inputs", f"{lengths[1:]} tensors")
+            )
         pairs = zip(zip(*output_lists, strict=True), inputs, strict=True)
         return coalesced(self, "all_gather", [self.allgather([outputs], [x], opts) for outputs, x in pairs])
 
@@ -210,11 +233,11 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
 
     # --- Point to point -----------------------------------------------------------------------------------------------
 
-    @operation("send", lambda: None)
+    @operation("send")
     def send(self, _: Any, call: CallTensors, tensors: Tensors, peer: int, tag: int) -> Prepared:
         return tensors, call.input(single(tensors)), peer, tag
 
-    @operation("recv", lambda: None)
+    @operation("recv")
     def recv(self, _: Any, call: CallTensors, tensors: Tensors, peer: int | None, tag: int) -> Prepared:
         return tensors, call.output(single(tensors)), peer, tag
 

@@ -1,5 +1,6 @@
 """The backend of torch.distributed: objects, coalesced and asynchronous calls, and groups."""
 
+import inspect
 import itertools
 
 import pytest
@@ -9,7 +10,8 @@ from test_operations import me, same, value, values
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 import torch_world
-from ringcomm import RingcommError
+from failures import raised
+from ringcomm import ArgumentError, RingcommError
 from ringcomm.completion import inside_callback
 
 # --- Objects, barriers, coalesced calls -------------------------------------------------------------------------------
@@ -75,6 +77,23 @@ def test_coalesced_calls():
     for r, (two, three) in enumerate(lists):
         same(two, value(r, 2))
         same(three, value(r, 3))
+    text = str(raised(ArgumentError, lambda: group.allgather_coalesced(lists, [value(rank, 2)])))
+    assert "the lists: expected 1 tensors each, as inputs, got" in text
+    assert "in the torch.distributed group" in text
+
+
+@torch_world.on(2)
+def test_methods_take_tensors_and_options_by_position_or_name():
+    group, (rank, size) = dist.group.WORLD, me()
+    assert [*inspect.signature(group.allreduce).parameters] == ["tensors", "opts"]
+    assert [*inspect.signature(group.send).parameters] == ["tensors", "peer", "tag"]
+    x, out, options = value(rank, 3), torch.empty(3 * size), dist.distributed_c10d.AllgatherOptions()
+    for arguments, named in (((out, x), {}), ((out, x, options), {}), ((out,), {"input": x, "opts": options})):
+        group.all_gather_single(*arguments, **named).wait()
+        same(out, torch.cat(values(3)))
+    for arguments in ((out,), (out, x, options, None)):
+        with pytest.raises(TypeError, match="argument"):
+            group.all_gather_single(*arguments)
 
 
 @torch_world.on(1, 2, 4)
