@@ -110,14 +110,16 @@ class Blockwise:
         else:
             blocks = [data if row.got_by == "ALL" or rank == self.root else NOTHING for rank in range(self.n)]
         got = yield from exchange(0, blocks)
-        if is_root if self.name == "broadcast" else row.got_by == "ROOT" and not is_root:
+        receives = not is_root if self.name == "broadcast" else is_root or row.got_by == "ALL"
+        if not receives:
             return
         if row.reduces:
             self._write(target_count)[:] = self._reduced(got)
         elif row.given_by == "ROOT":
             self._write(target_count)[:] = got[self.root]
         else:
-            got[self.me] = got[self.me].copy()  # in place it may lie where another block belongs
+            if row.given == "BLOCKS":  # an all_to_all in place: this block may lie where another belongs
+                got[self.me] = got[self.me].copy()
             self._place(got, self.recv_rows)
 
     def _read(self, count: int) -> Bytes:

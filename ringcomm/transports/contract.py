@@ -16,7 +16,7 @@ No code outside a transport's own files tests for its class: what differs betwee
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from ringcomm.bootstrap.place import Place
 from ringcomm.config import Config
@@ -28,6 +28,7 @@ __all__ = [
     "NO_FAST_PATH",
     "RECORDED_CALLS",
     "CollectiveCall",
+    "FastPath",
     "Fused",
     "LocalTransport",
     "Pending",
@@ -74,19 +75,34 @@ class CollectiveCall(NamedTuple):
 Fused = Callable[[CollectiveCall, float], None]  # a collective done in one go, within the timeout
 
 
-class NoFastPath:
-    """The fast path of a transport without one. A fast path is the common blocking calls, implemented natively.
+class FastPath(Protocol):
+    """The common blocking calls, implemented natively. The communicator tries these methods first.
 
-    The communicator tries it first. Each method takes the arguments of the communicator's method of that name, in this
-    order and all of them, and returns its result; or NotImplemented, before anything has happened, for a call that it
-    does not support or finds wrong. The communicator then does the call, or raises the error.
+    Each takes the arguments of the communicator's method of that name, in this order, and returns its result; or
+    NotImplemented, before anything has happened, for a call that it does not support or finds wrong. The communicator
+    then does the call, or raises the error.
     """
 
+    def all_reduce(self, x: Any, out: Any, op: Any, timeout: Any, async_op: Any, /) -> Any: ...
+    def reduce(self, x: Any, out: Any, op: Any, root: Any, timeout: Any, async_op: Any, /) -> Any: ...
+    def broadcast(self, x: Any, out: None, root: Any, timeout: Any, async_op: Any, /) -> Any: ...
+    def all_gather(self, x: Any, out: Any, counts: Any, timeout: Any, async_op: Any, /) -> Any: ...
+    def gather(self, x: Any, out: Any, root: Any, counts: Any, timeout: Any, async_op: Any, /) -> Any: ...
+    def scatter(self, x: Any, out: Any, root: Any, counts: Any, timeout: Any, async_op: Any, /) -> Any: ...
+    def reduce_scatter(self, x: Any, out: Any, op: Any, counts: Any, timeout: Any, async_op: Any, /) -> Any: ...
+    def all_to_all(self, x: Any, out: Any, send: Any, recv: Any, timeout: Any, async_op: Any, /) -> Any: ...
+    def barrier(self, timeout: Any, async_op: Any, /) -> Any: ...
+    def send(self, x: Any, peer: Any, tag: Any, timeout: Any, async_op: Any, /) -> Any: ...
+    def recv(self, x: Any, peer: Any, tag: Any, timeout: Any, async_op: Any, /) -> Any: ...
+    def sendrecv(self, x: Any, dest: Any, out: Any, source: Any, tag: Any, timeout: Any, async_op: Any, /) -> Any: ...
+
+
+class _NoFastPath:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return lambda *_: NotImplemented
 
 
-NO_FAST_PATH = NoFastPath()
+NO_FAST_PATH = cast(FastPath, _NoFastPath())  # of a transport without one
 
 
 class Pending(Protocol):
@@ -113,7 +129,7 @@ class Transport(Protocol):
     size: int
     timeout: float
     fused: Mapping[str, Fused]
-    fast_path: Any  # as NoFastPath
+    fast_path: FastPath
 
     @property
     def as_local(self) -> "LocalTransport | None":
@@ -130,11 +146,20 @@ class Transport(Protocol):
         """Return the sender's rank; `peer` -1 takes any."""
         ...
 
-    def sendrecv(self, *call: Any) -> int:
-        """Send and receive at once, so that a ring of such calls cannot deadlock; return the sender's rank.
-
-        `call`: data, count, dtype and peer of the send, then those of the receive, tag and timeout.
-        """
+    def sendrecv(
+        self,
+        data: Any,
+        count: int,
+        dtype: int,
+        dest: int,
+        target: Any,
+        target_count: int,
+        target_dtype: int,
+        source: int,
+        tag: int,
+        timeout: float,
+    ) -> int:
+        """Send and receive at once, so that a ring of such calls cannot deadlock; return the sender's rank."""
         ...
 
     def isend(self, data: Any, count: int, dtype: int, peer: int, tag: int, timeout: float) -> Pending: ...

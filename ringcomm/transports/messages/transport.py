@@ -27,7 +27,15 @@ from ringcomm.errors import (
 )
 from ringcomm.native import check, lib
 from ringcomm.transports.blocks import NOTHING, Blockwise, Bytes, Signature, Steps, view
-from ringcomm.transports.contract import NO_FAST_PATH, CollectiveCall, Fused, LocalTransport, Pending, Transport
+from ringcomm.transports.contract import (
+    NO_FAST_PATH,
+    CollectiveCall,
+    FastPath,
+    Fused,
+    LocalTransport,
+    Pending,
+    Transport,
+)
 from ringcomm.transports.messages.call_queue import QueuedCall, no_steps
 from ringcomm.transports.messages.group import Header, Membership, MessageGroup
 from ringcomm.transports.messages.matching import PostedReceive
@@ -42,7 +50,7 @@ T = TypeVar("T")
 class MessageTransport(MessageGroup):
     """The calls of a group whose ranks exchange messages."""
 
-    fast_path: Any = NO_FAST_PATH
+    fast_path: FastPath = NO_FAST_PATH
     as_local: LocalTransport | None = None
 
     def __init__(self, name: str, membership: Membership) -> None:
