@@ -1,3 +1,4 @@
+// The argument checks.
 #include "abi/check.h"
 
 #include <algorithm>

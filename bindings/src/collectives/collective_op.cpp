@@ -1,3 +1,4 @@
+// CollectiveOp: one collective in flight on this rank.
 #include "collectives/collective_op.h"
 
 #include <bit>
@@ -179,7 +180,7 @@ std::optional<Failure> CollectiveOp::stop_reason() {
 }
 
 std::optional<Failure> CollectiveOp::lost_reason() {
-    if (auto failure = comm.stop_reason(kind_name(call.collective))) return failure;
+    if (auto failure = comm.stop_reason(call_name(call.collective))) return failure;
     for (int p = 0; p < size; ++p) {
         // A rank that has finished this call may leave. In this order, because it finishes before it leaves.
         auto failure = p == rank ? std::nullopt : comm.peer_failure(p, describe_call());

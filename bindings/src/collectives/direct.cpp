@@ -1,3 +1,4 @@
+// DirectAccess: the buffers of other ranks without staging.
 #include "collectives/direct.h"
 
 namespace ringcomm {

@@ -1,3 +1,4 @@
+// CollectiveEngine: the collectives of a communicator, one at a time.
 #include "collectives/engine.h"
 
 #include "collectives/collective_op.h"

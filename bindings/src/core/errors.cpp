@@ -1,3 +1,4 @@
+// Failure and MessageLines: the failures of the core and their texts.
 #include "core/errors.h"
 
 #include <cerrno>

@@ -1,3 +1,4 @@
+// Signatures: packed, and described.
 #include "core/signature.h"
 
 #include <cinttypes>
@@ -24,43 +25,52 @@ constexpr Described described(const Collective& row) {
     return {row.name, arrays, arrays && row.given != Data::ARRAY, row.reduces, row.rooted() ? "root" : nullptr};
 }
 
-constexpr Described kinds[] = {
+constexpr Described call_names[] = {
 #define COLLECTIVE_ROW(name, NAME, ...) described(collectives[RC_##NAME]),
 #include "ringcomm/types.def"
     {"send", true, false, false, "to"},
     {"recv", true, false, false, "from"},
 };
-static_assert(std::size(kinds) == CALLS);
+static_assert(std::size(call_names) == CALLS);
+
+// The bits of a signature; the highest is SIGNATURE_DIRECT.
+struct BitField {
+    int shift, bits;
+
+    constexpr uint64_t mask() const { return (uint64_t{1} << bits) - 1; }
+    constexpr uint64_t put(int value) const { return (uint64_t(value) & mask()) << shift; }
+    constexpr int get(uint64_t word) const { return int(word >> shift & mask()); }
+};
+
+constexpr BitField CALL{0, 8}, DTYPE{8, 8}, OP{16, 8}, COUNTS{24, 1}, ROOT{32, 24};
 
 }  // namespace
 
-const char* kind_name(int kind) { return kinds[kind].name; }
+const char* call_name(int call) { return call_names[call].name; }
 
-// | kind 8 | dtype 8 | op 8 | counts 8 | root 24 | … | direct 1 |
-uint64_t signature_of(int kind, int dtype, int op, int root, bool counts) {
-    const Described& k = kinds[kind];
-    uint64_t word = kind;
-    if (k.arrays) word |= uint64_t(dtype) << 8;
-    if (k.reduces) word |= uint64_t(op) << 16;
-    if (counts) word |= uint64_t{1} << 24;
-    if (k.root) word |= (uint64_t(root + 1) & 0xffffff) << 32;
+uint64_t signature_of(int call, int dtype, int op, int root, bool counts) {
+    const Described& of = call_names[call];
+    uint64_t word = CALL.put(call) | COUNTS.put(counts);
+    if (of.arrays) word |= DTYPE.put(dtype);
+    if (of.reduces) word |= OP.put(op);
+    if (of.root) word |= ROOT.put(root + 1);  // 0: any
     return word;
 }
 
 std::string describe(uint64_t signature, uint64_t count, std::optional<double> factor) {
-    const int kind = signature & 0xff;
-    if (kind >= CALLS) return "an unknown call";
-    const Described& k = kinds[kind];
-    if (!k.arrays) return std::string(k.name) + "()";
-    const bool counts = signature >> 24 & 1;
-    std::string text = format("%s(%s", k.name, dtype_name(signature >> 8 & 0xff));
-    if (kind != RC_ALL_TO_ALL || !counts) text += format(" x %" PRIu64 "%s", count, counts ? " in all" : "");
-    if (k.blocks) text += counts ? ", with counts" : " per rank";
-    const int op = signature >> 16 & 0xff;
-    if (k.reduces) text += format(", %s", op_name(op));
-    if (k.reduces && op == RC_PREMUL_SUM && factor && !counts) text += format("(%.17g)", *factor);
-    const int root = int(signature >> 32 & 0xffffff) - 1;
-    if (k.root) text += root < 0 ? format(", %s any", k.root) : format(", %s %d", k.root, root);
+    const int call = CALL.get(signature);
+    if (call >= CALLS) return "an unknown call";
+    const Described& of = call_names[call];
+    if (!of.arrays) return std::string(of.name) + "()";
+    const bool counts = COUNTS.get(signature);
+    std::string text = format("%s(%s", of.name, dtype_name(DTYPE.get(signature)));
+    if (call != RC_ALL_TO_ALL || !counts) text += format(" x %" PRIu64 "%s", count, counts ? " in all" : "");
+    if (of.blocks) text += counts ? ", with counts" : " per rank";
+    const int op = OP.get(signature);
+    if (of.reduces) text += format(", %s", op_name(op));
+    if (of.reduces && op == RC_PREMUL_SUM && factor && !counts) text += format("(%.17g)", *factor);
+    const int root = ROOT.get(signature) - 1;
+    if (of.root) text += root < 0 ? format(", %s any", of.root) : format(", %s %d", of.root, root);
     return text + ")";
 }
 

@@ -9,14 +9,14 @@
 
 namespace ringcomm {
 
-// Kinds of calls beyond the collectives, for the flight record.
+// Calls beyond the collectives, for the flight record.
 enum { CALL_SEND = RC_COLLECTIVES, CALL_RECV, CALLS };
 
 // Set when a rank wants direct access: the buffers in its start record are valid, and nothing is staged yet.
 constexpr uint64_t SIGNATURE_DIRECT = uint64_t{1} << 63;
 
-uint64_t signature_of(int kind, int dtype, int op, int root, bool counts);
+uint64_t signature_of(int call, int dtype, int op, int root, bool counts);
 std::string describe(uint64_t signature, uint64_t count, std::optional<double> factor = {});
-const char* kind_name(int kind);
+const char* call_name(int call);
 
 }  // namespace ringcomm

@@ -1,3 +1,4 @@
+// PointToPointEngine: how it matches and moves messages.
 #include "p2p/engine.h"
 
 #include <algorithm>

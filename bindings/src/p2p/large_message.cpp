@@ -1,4 +1,4 @@
-// Messages that are larger than half the ring: the rendezvous protocol, as in UCX and Open MPI.
+// How PointToPointEngine moves messages larger than half the ring: the rendezvous protocol, as in UCX and Open MPI.
 //
 //   sender                                          receiver
 //   RTS: size, dtype, tag, maybe the address   →    matches a receive, then one of three:

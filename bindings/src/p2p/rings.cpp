@@ -1,3 +1,4 @@
+// SendRing and ReceiveRing: the two ends of the rings from one rank to another.
 #include "p2p/rings.h"
 
 #include <cstring>

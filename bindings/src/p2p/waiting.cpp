@@ -1,4 +1,4 @@
-// How sends and receives wait, and how they fail.
+// How PointToPointEngine waits and fails.
 #include <algorithm>
 
 #include "p2p/request.h"

@@ -1,3 +1,4 @@
+// Mapping, File and Arena: shared memory.
 #include "shm/arena.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// Cma: reads from the private memory of other processes.
 #include "shm/cma.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// Comm: a communicator on one rank, from its arena to its first failure.
 #include "shm/comm.h"
 
 #include <algorithm>

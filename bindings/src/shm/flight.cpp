@@ -1,4 +1,4 @@
-// The flight record: each rank writes its last calls, and all ranks can read them.
+// The flight record of Comm: each rank writes its last calls, and all ranks can read them.
 #include <algorithm>
 #include <cinttypes>
 
@@ -7,6 +7,9 @@
 
 namespace ringcomm {
 
+// A reader that sees any field of the new call sees the zeroed number as well, because each is a release store after
+// it; and one that sees the new number sees all fields, because it is stored last. So it drops an entry whose number,
+// which it loads after the fields, is another than expected.
 uint64_t Comm::flight_start(uint64_t signature, uint64_t count, uint64_t epoch, uint64_t start) {
     constexpr auto relaxed = std::memory_order_relaxed, release = std::memory_order_release;
     const uint64_t number = mine().flights.fetch_add(1, relaxed) + 1;
@@ -23,7 +26,7 @@ uint64_t Comm::flight_start(uint64_t signature, uint64_t count, uint64_t epoch, 
 
 void Comm::flight_end(uint64_t number, int status) {
     FlightEntry& entry = mine().flight[number % FLIGHT_CALLS];
-    if (entry.number.load(std::memory_order_relaxed) != number) return;  // 1024 calls ago: overwritten
+    if (entry.number.load(std::memory_order_relaxed) != number) return;  // FLIGHT_CALLS calls ago: overwritten
     entry.status.store(status, std::memory_order_relaxed);
     entry.end.store(tick_ns(), std::memory_order_release);
 }

@@ -1,3 +1,4 @@
+// Liveness: notices the death of a rank's process.
 #include "shm/liveness.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// Measures which stores hand a block of memory over faster.
 #include "shm/probe.h"
 
 #include <sched.h>

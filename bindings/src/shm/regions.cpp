@@ -1,3 +1,4 @@
+// Region and RegionTable: symmetric buffers.
 #include "shm/regions.h"
 
 namespace ringcomm {
@@ -15,16 +16,16 @@ Region::Region(std::shared_ptr<File> file, uint64_t offset, size_t bytes, int ra
         file_->allocate(offset + rank * part_bytes_, part_bytes_);
     } catch (...) {  // the other ranks will release it too
         release();
-        forget();
+        count_destroyed();
         throw;
     }
 }
 
-Region::~Region() { forget(); }
+Region::~Region() { count_destroyed(); }
 
-void Region::forget() {
+void Region::count_destroyed() {
     const uint64_t page = offset_ + part_bytes_ - PAGE;
-    if (counters().forgotten.fetch_add(1) + 1 == uint32_t(size_)) file_->discard(page, PAGE);
+    if (counters().destroyed.fetch_add(1) + 1 == uint32_t(size_)) file_->discard(page, PAGE);
 }
 
 uint64_t Region::location(const std::byte* address, size_t bytes) const {

@@ -31,10 +31,10 @@ public:
 private:
     // At the end of rank 0's part: how many ranks have released the region, and how many have destroyed it.
     struct Counters {
-        std::atomic<uint32_t> released, forgotten;
+        std::atomic<uint32_t> released, destroyed;
     };
 
-    void forget();
+    void count_destroyed();
     std::byte* part(int r) const { return mapping_->base() + r * part_bytes_; }
     Counters& counters() const { return *reinterpret_cast<Counters*>(part(0) + part_bytes_ - LINE); }
 

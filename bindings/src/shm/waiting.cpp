@@ -1,3 +1,4 @@
+// Doorbells, and the steps in which a wait becomes a sleep.
 #include "shm/waiting.h"
 
 #include <linux/futex.h>

@@ -1,3 +1,4 @@
+// Work: an asynchronous call.
 #include "shm/work.h"
 
 #include <chrono>

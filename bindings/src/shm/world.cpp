@@ -1,3 +1,4 @@
+// World: what all communicators of a rank share.
 #include "shm/world.h"
 
 #include "core/errors.h"
