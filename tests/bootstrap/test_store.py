@@ -279,6 +279,17 @@ def test_rank_0_leaves_only_after_the_others_have_its_error(job):
         store.close()
 
 
+def test_startup_that_fails_on_one_rank_fails_on_all(job, monkeypatch):
+    monkeypatch.setattr("ringcomm.bootstrap.store._starts", itertools.count())
+    with ThreadPoolExecutor() as pool:
+        rank_1 = pool.submit(join, f"{job}#0", 1, 2)
+        with pytest.raises(MemoryShortage), open_store(Place(0, 2, job), 20):  # noqa: PT012
+            store = rank_1.result().thing
+            leaving = pool.submit(lambda: (check_shortage(store.get, "key", 20), store.close()))
+            raise SHORTAGE
+        leaving.result()
+
+
 def test_rank_0_serves_until_the_others_have_left(job):
     with joined(job) as (rank_0, store), ThreadPoolExecutor() as pool:
         rank_0.set("key", b"value")

@@ -87,7 +87,7 @@ def test_without_a_gpu_the_reason_is_reported(monkeypatch, check, facts, reason)
 
 def test_gpu_pairs_are_grouped_by_their_access(monkeypatch):
     install(monkeypatch, Runtime())
-    assert doctor.gpu_pairs() == "peer access: 0-1 0-2 1-2; no peer access: 0-3 1-3 2-3"
+    assert doctor.gpu_pairs() == ("peer access: 0-1 0-2 1-2; no peer access: 0-3 1-3 2-3 (link: nvidia-smi topo -m)")
     install(monkeypatch, Runtime(gpus=1))
     assert doctor.gpu_pairs() == "one GPU"
 

@@ -142,6 +142,25 @@ def test_groups_without_the_dead_rank_continue_until_the_world_breaks():
     assert answers == {0: None, 1: None, 3: None}
 
 
+def lose_while_exchanging(comm, victim):
+    """An all_to_all of a group in which the ranks have other numbers than in the world."""
+    group = comm.split(0 if comm.rank else None, key=-comm.rank)
+    if comm.rank == victim:
+        until_waiting(group, 0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if group is None:
+        return raised(PeerLost, comm.barrier).rank
+    return raised(PeerLost, lambda: CALLS["all_to_all"](group, np.zeros((group.size, 300_001), np.float32))).rank
+
+
+@pytest.mark.slow
+def test_a_death_in_an_all_to_all_of_a_group_has_the_numbers_of_the_group():
+    with mortals(4) as pool:
+        answers = {rank: answer for rank, answer, _ in outcomes(pool, lose_while_exchanging, 1)}
+    assert isinstance(answers.pop(1), ConnectionError)
+    assert answers == {0: 1, 2: 2, 3: 2}, "rank 1 of the world is rank 2 of the group 3, 2, 1"
+
+
 # --- Closing ----------------------------------------------------------------------------------------------------------
 
 

@@ -136,6 +136,41 @@ def test_receives_may_be_posted_before_anything_is_sent(world):
     harness.run(receives_first, 3, world=world)
 
 
+def many_pending(comm):
+    """600 sends and receives are open at once; the receives are waited for in reverse."""
+    peer = 1 - comm.rank
+    sizes = [(16, 5_000)[number % 10 == 0] for number in range(600)]
+    sends = [comm.send(message(comm.rank, size, n), peer, n % 7, async_op=True) for n, size in enumerate(sizes)]
+    arrays = [np.empty(size, np.uint8) for size in sizes]
+    recvs = [comm.recv(x, peer, n % 7, async_op=True) for n, x in enumerate(arrays)]
+    for work in recvs[::-1] + sends:
+        work.wait()
+    for n, x in enumerate(arrays):
+        assert_same(x, message(peer, sizes[n], n), f"message {n}")
+
+
+def test_many_messages_may_be_pending(world):
+    harness.run(many_pending, 2, world=world)
+
+
+def beside_collectives(comm):
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for turn, length in enumerate(2 * LENGTHS):
+        x, y, total = message(comm.rank, length, turn), np.empty(length, np.uint8), np.array([comm.rank])
+        works = [comm.all_reduce(total, async_op=True), comm.send(x, right, turn, async_op=True)]
+        gathered = comm.all_gather(np.array([turn, comm.rank]))
+        assert comm.recv(y, left, turn) == left
+        for work in works:
+            work.wait()
+        assert_same(y, message(left, length, turn), f"turn {turn}")
+        assert_same(total, np.array([comm.size * (comm.size - 1) // 2]))
+        assert_same(gathered, np.array([[turn, rank] for rank in range(comm.size)]))
+
+
+def test_messages_run_beside_collectives(world):
+    harness.run(beside_collectives, 3, world=world)
+
+
 def in_threads(comm):
     """Four threads of each rank, each with its own tag."""
     peer = 1 - comm.rank

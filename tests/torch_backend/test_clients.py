@@ -207,6 +207,41 @@ def test_hsdp_on_a_mesh(size, shape):
     as_on_gloo(fully_sharded, size, shape)
 
 
+def sharded():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    net = model()
+    fully_shard(net, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    return net
+
+
+def save(folder):
+    import torch.distributed.checkpoint as checkpoint
+
+    net = sharded()
+    train(net, net.parameters(), [batch(dist.get_rank(), 0)])
+    checkpoint.save({"model": net.state_dict(), "step": 7}, checkpoint_id=folder)
+    return flat(parameter.full_tensor() for parameter in net.parameters())
+
+
+def load(folder):
+    import torch.distributed.checkpoint as checkpoint
+
+    net = sharded()
+    state = {"model": net.state_dict(), "step": 0}
+    checkpoint.load(state, checkpoint_id=folder)
+    net.load_state_dict(state["model"])
+    return flat(parameter.full_tensor() for parameter in net.parameters()), state["step"]
+
+
+def test_the_sharded_state_of_fsdp2_is_saved_on_4_ranks_and_loaded_on_2(tmp_path):
+    saved = torch_world.run(save, 4, str(tmp_path))
+    for parameters, step in torch_world.run(load, 2, str(tmp_path)):
+        assert (parameters == saved[0]).all()
+        assert step == 7
+
+
 # --- Tensor parallel --------------------------------------------------------------------------------------------------
 
 
