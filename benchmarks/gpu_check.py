@@ -99,6 +99,7 @@ def main() -> int:
     if unknown := {*arguments.steps} - {*every}:
         parser.error(f"unknown step {', '.join(sorted(unknown))}; the steps are {', '.join(every)}")
     for name in arguments.steps or every:
+        (folder / f"{name}.json").unlink(missing_ok=True)  # of an earlier run
         results.append(attempt(every[name], machine.gpus))
         print(headline(results[-1]), flush=True)
         write(folder, machine, results)  # after each step: the next may crash the machine

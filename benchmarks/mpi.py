@@ -22,10 +22,12 @@ from ringcomm.commands.options import parse_bytes, readable
 PARSER = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 PARSER.add_argument("-e", type=parse_bytes, default="256M", metavar="BYTES", help="the largest array (256M)")
 LARGEST = PARSER.parse_args().e
+if LARGEST < 4:
+    PARSER.error(f"-e: expected at least 4, the bytes of a float32, got {LARGEST}")
 
 from mpi4py import MPI  # noqa: E402 (it starts MPI, which leaves a file in /dev/shm after --help)
 
-SIZES = [4, 1 << 10, 64 << 10, 256 << 10, *(1 << 20 + shift for shift in range(0, 9, 2))]  # bytes, to 256 MiB
+SIZES = [4, 1 << 10, 64 << 10, 256 << 10, *(1 << (20 + shift) for shift in range(0, 9, 2))]  # bytes, to 256 MiB
 ROUNDS = 15
 ROUND_SECONDS = 0.02
 MOST_CALLS = 500  # of a round
@@ -66,7 +68,8 @@ def measure(comms: dict[str, ringcomm.Communicator], size: int) -> dict[str, flo
     for name, call in calls.items():
         x[:] = WORLD.rank + 1
         call()
-        assert (x == WORLD.size * (WORLD.size + 1) / 2).all(), name
+        if (x != WORLD.size * (WORLD.size + 1) / 2).any():
+            raise RuntimeError(f"{name}: wrong sums of {size} bytes on rank {WORLD.rank}")
         x[:] = 0
         repeat[name] = max(1, min(MOST_CALLS, int(ROUND_SECONDS / timed(call, 1))))
     rounds: dict[str, list[float]] = {name: [] for name in calls}

@@ -75,25 +75,25 @@ def main() -> None:
         sys.exit(f"--steps: expected more than the {first} steps of the checkpoint, got {arguments.steps}")
     seed_ranks(grid, first)  # for dropout
 
-    talks = grid.world.rank == 0
-    if talks:
+    is_rank_0 = grid.world.rank == 0
+    if is_rank_0:
         print(f"{grid} on {arguments.backend}: {len(data):,} characters of {len(alphabet)}; {schedule.name}")
-    losses: list[float] = []
+    losses: list[torch.Tensor] = []  # on a GPU, reading one waits for the step
     printed, then = first, time.perf_counter()
     for step in range(first, arguments.steps):
         batch = sample(data, arguments.batch, arguments.context, step).chunk(grid.dp.size)[grid.dp.rank]
-        losses.append(pipeline.step(batch[:, :-1], batch[:, 1:], trainer.loss_scale).item())
+        losses.append(pipeline.step(batch[:, :-1], batch[:, 1:], trainer.loss_scale))
         trainer.step(MAX_NORM)
         trainer.zero_grad()
         done, now = step + 1, time.perf_counter()
-        if talks and (done == arguments.steps or done % max(1, arguments.steps // 10) == 0):
+        if is_rank_0 and (done == arguments.steps or done % max(1, arguments.steps // 10) == 0):
             rate = arguments.batch * arguments.context * (done - printed) / (now - then)
-            print(f"step {done}/{arguments.steps}: loss {losses[-1]:.4f}, {rate:,.0f} tokens/s")
+            print(f"step {done}/{arguments.steps}: loss {losses[-1].item():.4f}, {rate:,.0f} tokens/s")
             printed, then = done, now
     if arguments.save:
         save_checkpoint(arguments.save, chunks, trainer, grid, {"step": arguments.steps})
-    if talks and arguments.plot:
-        plot(losses, first, arguments.plot)
+    if is_rank_0 and arguments.plot:
+        plot([loss.item() for loss in losses], first, arguments.plot)
     dist.destroy_process_group()
 
 

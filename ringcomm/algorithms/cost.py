@@ -67,7 +67,7 @@ def schedule_cost(table: ScheduleTable, item: float, cluster: Cluster) -> float:
 
 
 def bound(terms: Iterable[CostTerm], size: int, item: float, cluster: Cluster) -> float:
-    """Return the seconds that these terms take on `size` ranks; `item` as above.
+    """Return the seconds that these terms take on `size` ranks; `item` is the bytes of an element.
 
     Equal to `schedule_cost` if all links are alike and none is shared, else an upper bound: no rank starts a round
     before all ranks have finished the previous one.

@@ -104,8 +104,12 @@ def _settings(ranks: int, rounds: int) -> dict[str, int]:
     for setting in SETTINGS:
         sizes, times = measure(setting, settings, ranks, rounds)
         settings[setting.name] = chosen = setting.choose(sizes, {v: [a * b for a, b in times[v]] for v in times})
-        print(f"\n{setting.name} = {readable(chosen)}")
-        print("".join(f"{cell:>20}" for cell in ("bytes", *(f"{setting.name[:-6]} {readable(v)}" for v in times))))
+        print(f"\n{setting.name} = {describe_threshold(chosen)}")
+        print(
+            "".join(
+                f"{cell:>20}" for cell in ("bytes", *(f"{setting.name[:-6]} {describe_threshold(v)}" for v in times))
+            )
+        )
         for i, size in enumerate(sizes):
             cells = [" ".join(f"{seconds * 1e6:.2f}" for seconds in times[value][i]) for value in times]
             print("".join(f"{cell!s:>20}" for cell in (size, *cells)), flush=True)
@@ -149,5 +153,5 @@ def measure(
     return sizes, {value: [both(value, size) for size in sizes] for value in setting.values}
 
 
-def readable(number: int) -> str:
+def describe_threshold(number: int) -> str:
     return "never" if number == tuning.NEVER else str(number)

@@ -17,20 +17,20 @@ class PeerServer:
     """Listens at an abstract address; `receive(peer)` is called when a peer has sent something or disconnected.
 
     Any process may connect: one of another user is refused and logged here, any other by its first message, with
-    `refuse`. A send to a peer takes at most `patience` seconds, and nothing else waits for one.
+    `refuse`. A send to a peer takes at most `send_timeout` seconds, and nothing else waits for one.
     """
 
     def __init__(
-        self, address: str, purpose: str, receive: Callable[[socket.socket], object], patience: float = 0.0
+        self, address: str, purpose: str, receive: Callable[[socket.socket], object], send_timeout: float = 0.0
     ) -> None:
-        self._receive, self._patience = receive, patience
+        self._receive, self._send_timeout = receive, send_timeout
         self._listener = listen(address, purpose)
         self._open = ExitStack()
         self._selector = self._open.enter_context(selectors.DefaultSelector())
         self._selector.register(self._open.enter_context(self._listener), selectors.EVENT_READ)
 
     def add(self, peer: socket.socket) -> None:
-        peer.settimeout(self._patience)
+        peer.settimeout(self._send_timeout)
         self._open.enter_context(peer)
         self._selector.register(peer, selectors.EVENT_READ)
 

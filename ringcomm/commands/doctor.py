@@ -168,7 +168,9 @@ def gpu_pairs() -> str:
         access = gpus.runtime.deviceCanAccessPeer
         words = "peer access" if access(one, other) and access(other, one) else "no peer access"
         found.setdefault(words, []).append(f"{one}-{other}")
-    return "; ".join(f"{words}: {' '.join(pairs)}" for words, pairs in found.items()) or "one GPU"
+    if not found:
+        return "one GPU"
+    return "; ".join(f"{words}: {' '.join(pairs)}" for words, pairs in found.items()) + " (link: nvidia-smi topo -m)"
 
 
 def gpu_ranks() -> str:

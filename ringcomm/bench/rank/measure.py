@@ -59,6 +59,7 @@ class RankBench:
             self.fill(x)
             call, result = library.call(collective, self.case, x, out, options["asynchronous"])
             self.calls.append(PreparedCall(call, source, target, x, result))
+        # Called first: a library that lacks the operation says so itself, before NumPy fails to compute the result.
         first = self.round(True, 0, 1)
         self.expected = row.expected(self.case)
         return first

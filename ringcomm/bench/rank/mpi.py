@@ -13,11 +13,10 @@ from .collectives import COLLECTIVES, REDUCTIONS, Array, RankCase
 from .library import HostBuffers, Library
 
 OPS = {name: getattr(MPI, name.upper()) for name in REDUCTIONS if name != "avg"}
-HERE = MPI.IN_PLACE
 
 
-def send(case: RankCase, x: Any) -> Any:
-    return HERE if case.in_place else x
+def send_buffer(case: RankCase, x: Any) -> Any:
+    return MPI.IN_PLACE if case.in_place else x
 
 
 def at_root(case: RankCase, here: Any, elsewhere: Any = None) -> Any:
@@ -26,16 +25,19 @@ def at_root(case: RankCase, here: Any, elsewhere: Any = None) -> Any:
 
 # (case, source, target, op) -> the method of a communicator, and its arguments
 CALLS: dict[str, Callable[[RankCase, Any, Any, Any], tuple[str, tuple[Any, ...]]]] = {
-    "all_reduce": lambda s, x, out, op: ("Allreduce", (send(s, x), x if out is None else out, op)),
-    "reduce_scatter": lambda s, x, out, op: ("Reduce_scatter_block", (send(s, x), x if s.in_place else out, op)),
-    "all_gather": lambda s, x, out, op: ("Allgather", (send(s, x), out)),
+    "all_reduce": lambda s, x, out, op: ("Allreduce", (send_buffer(s, x), x if out is None else out, op)),
+    "reduce_scatter": lambda s, x, out, op: (
+        "Reduce_scatter_block",
+        (send_buffer(s, x), x if s.in_place else out, op),
+    ),
+    "all_gather": lambda s, x, out, op: ("Allgather", (send_buffer(s, x), out)),
     "broadcast": lambda s, x, out, op: ("Bcast", (x, s.root)),
     "reduce": lambda s, x, out, op: (
         "Reduce",
-        (at_root(s, send(s, x), x), at_root(s, x if out is None else out), op, s.root),
+        (at_root(s, send_buffer(s, x), x), at_root(s, x if out is None else out), op, s.root),
     ),
-    "gather": lambda s, x, out, op: ("Gather", (at_root(s, send(s, x), x), at_root(s, out), s.root)),
-    "scatter": lambda s, x, out, op: ("Scatter", (at_root(s, x), at_root(s, send(s, out), out), s.root)),
+    "gather": lambda s, x, out, op: ("Gather", (at_root(s, send_buffer(s, x), x), at_root(s, out), s.root)),
+    "scatter": lambda s, x, out, op: ("Scatter", (at_root(s, x), at_root(s, send_buffer(s, out), out), s.root)),
     "all_to_all": lambda s, x, out, op: ("Alltoall", (x, out)),
     "send_recv": lambda s, x, out, op: ("Sendrecv", (x, s.right, 0, out, s.left, 0)),
     "barrier": lambda s, x, out, op: ("Barrier", ()),
