@@ -17,7 +17,7 @@ from statistics import median
 import numpy as np
 
 import ringcomm
-from ringcomm.commands.options import parse_bytes, readable
+from ringcomm.options import parse_bytes, readable
 
 PARSER = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 PARSER.add_argument("-e", type=parse_bytes, default="256M", metavar="BYTES", help="the largest array (256M)")

@@ -8,7 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from ringcomm.commands.options import readable
+from ringcomm.options import readable
 
 __all__ = ["PAGE", "RESULTS", "page", "tables"]
 

@@ -22,7 +22,7 @@ from torch import nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
-from ringcomm.commands.options import readable
+from ringcomm.options import readable
 
 BACKENDS = ("ringcomm", "gloo")
 SIZES = [4, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]  # bytes

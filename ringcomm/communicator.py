@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ringcomm import objects
-from ringcomm.buffer import ADAPTERS, check_disjoint, dtype_of, find_device, fitting
+from ringcomm.adapters import ADAPTERS, check_disjoint, dtype_of, find_device, fitting
 from ringcomm.devices.contract import Device
 from ringcomm.errors import Aborted, ArgumentError, RingcommError, describe_error, integer, refuse
 from ringcomm.native import NULL, seconds

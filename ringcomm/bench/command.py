@@ -12,8 +12,8 @@ from ringcomm.bench.interrupts import Interrupted, interruptible
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.plan import BenchPlan
 from ringcomm.bench.rank.collectives import COLLECTIVES, REDUCTIONS, dtype_named
-from ringcomm.commands.options import one_of, parse_bytes, several, whole
 from ringcomm.machine import files
+from ringcomm.options import one_of, parse_bytes, several, whole
 from ringcomm.types import DTYPES
 
 __all__ = ["add_arguments", "run"]

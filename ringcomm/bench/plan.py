@@ -6,8 +6,8 @@ from itertools import product
 from ringcomm import ArgumentError
 from ringcomm.bench.machine import cache_bytes
 from ringcomm.bench.rank.collectives import COLLECTIVES, dtype_named
-from ringcomm.commands.options import sizes
 from ringcomm.machine import memory
+from ringcomm.options import sizes
 from ringcomm.types import reducible
 
 __all__ = ["COPY_BYTES", "BenchCase", "BenchPlan"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ringcomm import ArgumentError, RingcommError
-from ringcomm.commands.options import readable
+from ringcomm.options import readable
 
 __all__ = ["add_arguments", "run"]
 

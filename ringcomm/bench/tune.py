@@ -17,9 +17,9 @@ from ringcomm.bench.interrupts import Interrupted, interruptible
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.peers import LibrarySpec, run_ringcomm
 from ringcomm.bench.plan import BenchPlan
-from ringcomm.commands.options import whole
 from ringcomm.config import tuning_file
 from ringcomm.machine import tuning
+from ringcomm.options import whole
 
 __all__ = ["add_arguments", "run"]
 

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ringcomm.algorithms.page import COLUMNS, table
-from ringcomm.commands.options import readable, whole
 from ringcomm.communicator import Communicator
 from ringcomm.config import Config, tuning_file
 from ringcomm.launcher.launch import launch
 from ringcomm.machine import tuning
 from ringcomm.machine.memory import available, require
+from ringcomm.options import readable, whole
 
 __all__ = ["PATHS", "add_arguments", "run"]
 

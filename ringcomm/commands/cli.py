@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from ringcomm import __version__
-from ringcomm.commands.options import integer, one_of
 from ringcomm.errors import MemoryShortage, RingcommError, unknown
+from ringcomm.options import integer, one_of
 
 __all__ = ["COMMANDS", "main", "parser_of"]
 

@@ -10,7 +10,7 @@ from ringcomm.algorithms.schedule import Lengths, even
 from ringcomm.algorithms.schedule_table import ScheduleTable
 from ringcomm.algorithms.select import hierarchy
 from ringcomm.bench.rank.collectives import COLLECTIVES
-from ringcomm.commands.options import parse_bytes, positive, sizes, whole
+from ringcomm.options import parse_bytes, positive, sizes, whole
 
 __all__ = ["MAX_RECORDED_RANKS", "add_arguments", "run", "seconds"]
 

@@ -3,7 +3,7 @@
 A transport moves bytes between the ranks of one group. The communicator checks and shapes the arguments, the transport
 does the rest:
 
-- pointers are cdata made by ringcomm.buffer, or `native.NULL`; counts are elements; dtypes and operations have the
+- pointers are cdata made by ringcomm.adapters, or `native.NULL`; counts are elements; dtypes and operations have the
   codes of ringcomm.types; timeouts are seconds, negative for the group's own;
 - a call returns when this rank's part is done, or raises an error of ringcomm.errors. Nothing is raised while the
   transport can still touch the caller's memory;

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import Any, Self
 
+from ringcomm.adapters import CODES
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.rendezvous import rendezvous
 from ringcomm.bootstrap.store import Store, shared_failure
-from ringcomm.buffer import CODES
 from ringcomm.completion import when_done
 from ringcomm.config import Config
 from ringcomm.devices.contract import Device

@@ -13,21 +13,22 @@ PACKAGE = ROOT / "ringcomm"
 
 # From the top. A name stands for a module or a whole package; modules of one layer may import each other, acyclically.
 LAYERS = (
-    ("__main__", "bench", "commands", "parallel", "torch"),
+    ("__main__", "commands"),
+    ("bench", "parallel", "torch"),
     ("__init__", "communicator", "launcher", "objects", "start", "testing", "work"),
     ("transports",),
     ("algorithms",),
-    ("bootstrap", "buffer", "completion", "devices", "shapes"),
+    ("adapters", "bootstrap", "completion", "devices", "shapes"),
     ("native",),
-    ("config", "types"),
+    ("config", "options", "types"),
     ("machine",),
     ("errors",),
 )
-# These use the library as any user does. Beside its public API, the first parses options as commands do, and may ask
-# about the machine, its settings and its devices, write files and launch a kernel by itself; the second draws as
-# algorithms are drawn, and counts what the backend is asked for; the third brings a store and a transport of its own.
+# These use the library as any user does. Beside its public API, the first may parse options, ask about the machine, its
+# settings and its devices, write files and launch a kernel by itself; the second draws as algorithms are drawn, and
+# counts what the backend is asked for; the third brings a store and a transport of its own.
 OUTSIDERS = {
-    "bench": ("commands.options", "config", "devices", "machine", "transports.cuda.virtual", "types"),
+    "bench": ("config", "devices", "machine", "options", "transports.cuda.virtual", "types"),
     "parallel": ("algorithms", "errors", "torch"),
     "torch": ("bootstrap", "communicator", "completion", "config", "errors", "start", "transports", "types"),
 }

@@ -11,7 +11,7 @@ import harness
 import mpi_world
 from mpi_world import LIBRARIES
 from ringcomm import Communicator, transports
-from ringcomm.buffer import ADAPTERS, EmulatedAdapter
+from ringcomm.adapters import ADAPTERS, EmulatedAdapter
 from ringcomm.devices import emulated
 from ringcomm.start import find_transports
 from ringcomm.testing import (

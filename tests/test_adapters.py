@@ -11,7 +11,7 @@ import torch
 
 from cases import Exporter
 from ringcomm import ArgumentError
-from ringcomm.buffer import ADAPTERS, dtype_of
+from ringcomm.adapters import ADAPTERS, dtype_of
 from ringcomm.native import ffi
 from ringcomm.types import DTYPES
 

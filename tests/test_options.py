@@ -4,7 +4,7 @@ from argparse import ArgumentTypeError
 
 import pytest
 
-from ringcomm.commands import options
+from ringcomm import options
 
 
 @pytest.mark.parametrize(
