@@ -160,6 +160,7 @@ int rc_close(rc_comm* comm) {
         if (handle.forked() || handle.closed.load()) return;
         try {
             const EntryGuard entry(handle);
+            if (!entry.comm().interrupted_here()) entry->p2p.flush();
             entry.comm().start_closing();
             if (entry.comm().interrupted_here()) {
                 throw Failure(RC_INTERRUPTED, "closed by a signal handler: the call that it interrupted ends first");

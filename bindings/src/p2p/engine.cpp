@@ -16,6 +16,7 @@ PointToPointEngine::PointToPointEngine(Comm& comm) : comm_(comm) {
         endpoints_.push_back({p, SendRing(comm.arena(), comm.rank, p, comm.tuning().nontemporal_bytes),
                               ReceiveRing(comm.arena(), p, comm.rank)});
     }
+    comm.on_slice = [this] { drain(); };
 }
 
 int PointToPointEngine::run(bool sends, const Transfer& transfer) {
@@ -97,20 +98,58 @@ void PointToPointEngine::begin(Request& request) {
 }
 
 // Moves one piece of each large message at a time, because the lock is held.
-void PointToPointEngine::progress() {
+bool PointToPointEngine::progress() {
     bool moved = false;
     for (Endpoint& endpoint : endpoints_) {
+        if (!endpoint.buffered.empty() && comm_.closed(endpoint.peer)) drop_buffered(endpoint);
         moved |= flush_queue(endpoint);
         moved |= receive_packets(endpoint);
         moved |= read_next(endpoint);
     }
     // More may be ready to move, and no peer rings for that: make sleeping threads check again.
     if (std::exchange(completed_, false) || moved) ring_any(comm_.mine().p2p_doorbell);
+    return moved;
 }
 
 // Queued packets go first: packets keep their order, and large messages do not starve.
 void PointToPointEngine::send_packet(Endpoint& endpoint, PendingPacket packet) {
-    if (!endpoint.queue.empty() || !try_write(endpoint, packet)) endpoint.queue.push_back(packet);
+    if (endpoint.queue.empty() && try_write(endpoint, packet)) return;
+    endpoint.queue.push_back(packet);
+    // Behind a buffered send no room is to be expected soon.
+    if (!endpoint.buffered.empty()) try_buffer(endpoint, endpoint.queue.back());
+}
+
+size_t PointToPointEngine::cost(const Request& request) { return request.bytes + sizeof(BufferedSend); }
+
+// Completes a queued send whose receiver makes no room: from now on a copy is queued. Returns false if the send is not
+// small, or too much is buffered already.
+bool PointToPointEngine::try_buffer(Endpoint& endpoint, PendingPacket& packet) {
+    Request& sent = *packet.request;
+    if (packet.kind != PACKET_EAGER || sent.buffered || sent.bytes > MAX_BUFFERED_MESSAGE) return false;
+    if (endpoint.buffered_bytes + cost(sent) > MAX_BUFFERED) return false;
+    if (!worker_.joinable()) worker_ = named_thread("ringcomm-p2p", [this] { worker_loop(); });
+    packet.request = &endpoint.buffered.emplace_back(std::make_shared<BufferedSend>(sent))->request;
+    endpoint.buffered_bytes += cost(sent);
+    ++buffered_open_;
+    ++async_open_;
+    worker_wakeup_.notify_one();
+    const bool wakes = completed_ || sent.async;  // nobody else waits for a blocking send: let the worker sleep
+    complete(sent);
+    completed_ = wakes;
+    return true;
+}
+
+// A peer that has closed receives nothing more: like those in the ring, these messages end with it.
+void PointToPointEngine::drop_buffered(Endpoint& endpoint) {
+    std::erase_if(endpoint.queue, [](const PendingPacket& packet) { return packet.request->buffered; });
+    while (!endpoint.buffered.empty()) pop_buffered(endpoint);
+}
+
+void PointToPointEngine::pop_buffered(Endpoint& endpoint) {
+    endpoint.buffered_bytes -= cost(endpoint.buffered.front()->request);
+    endpoint.buffered.pop_front();
+    --async_open_;
+    completed_ |= --buffered_open_ == 0;  // flush() may wait for that
 }
 
 // Sends each queued packet at most once, so one piece of a large message.
@@ -142,7 +181,11 @@ bool PointToPointEngine::try_write(Endpoint& endpoint, PendingPacket packet) {
     if (!endpoint.out.try_write(header, payload)) return false;
     ring_any(comm_.header(endpoint.peer).p2p_doorbell);
     if (packet.kind == PACKET_EAGER) {
-        complete(*request);
+        if (request->buffered) {
+            pop_buffered(endpoint);
+        } else {
+            complete(*request);
+        }
     } else {
         rendezvous_written(endpoint, packet, header.bytes);
     }

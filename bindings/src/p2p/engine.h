@@ -1,5 +1,7 @@
 // Point-to-point messages: matched by source and tag, in order per peer and tag, any number pending.
 //
+// A small send whose receiver makes no room is buffered: it returns before its message is in the ring.
+//
 // Ranks exchange packets (shm/layout.h). A small message is one EAGER packet; large_message.cpp moves a larger one.
 //
 // Every waiting thread makes progress on all transfers of its rank, under one lock. A worker does so while no thread
@@ -14,6 +16,9 @@
 #include "shm/work.h"
 
 namespace ringcomm {
+
+constexpr size_t MAX_BUFFERED_MESSAGE = 4096;
+constexpr size_t MAX_BUFFERED = 16 << 20;  // per peer, with some 250 bytes for each message; beyond, a send blocks
 
 // The arguments of a send or receive. A send never writes through `data`.
 struct Transfer {
@@ -33,11 +38,13 @@ public:
     int run(bool sends, const Transfer& transfer);  // returns the source of a receive, as exchange() does
     int exchange(const Transfer& outgoing, const Transfer& incoming);
     std::shared_ptr<Work> start(bool sends, const Transfer& transfer);
-    void stop();  // after comm.start_closing()
+    void flush();  // before comm.start_closing(): waits until the peers have room for all buffered sends
+    void stop();   // after comm.start_closing()
 
 private:
     struct Request;      // an open send or receive, owned by its caller
     class AsyncRequest;  // an asynchronous one, which owns itself
+    struct BufferedSend;
     class Waiter;
 
     struct UnexpectedMessage {
@@ -54,7 +61,9 @@ private:
         int peer;
         SendRing out;
         ReceiveRing in;
-        std::deque<PendingPacket> queue{};     // waiting for room in the ring
+        std::deque<PendingPacket> queue{};                     // waiting for room in the ring
+        std::deque<std::shared_ptr<BufferedSend>> buffered{};  // in the order of their packets in the queue
+        size_t buffered_bytes = 0;
         std::vector<Request*> rts_sent{};      // sends that are not known to have arrived
         std::vector<Request*> rts_received{};  // receives matched by an RTS
         uint64_t rts_count = 0;
@@ -62,8 +71,13 @@ private:
 
     void post(std::initializer_list<Request*> requests, const std::shared_ptr<AsyncRequest>& async = nullptr);
     void begin(Request& request);
-    void progress();
+    bool progress();  // true if anything moved
     void send_packet(Endpoint& endpoint, PendingPacket packet);
+    static size_t cost(const Request& request);  // in bytes, once buffered
+    bool try_buffer(Endpoint& endpoint, PendingPacket& packet);
+    void pop_buffered(Endpoint& endpoint);
+    void drop_buffered(Endpoint& endpoint);
+    void drain();
     bool try_write(Endpoint& endpoint, PendingPacket packet);
     bool flush_queue(Endpoint& endpoint);
     bool receive_packets(Endpoint& endpoint);
@@ -99,7 +113,8 @@ private:
     bool completed_ = false;                   // a request that another thread may wait for
 
     std::condition_variable worker_wakeup_;
-    int async_open_ = 0;
+    int async_open_ = 0;  // asynchronous requests and buffered sends
+    int buffered_open_ = 0;
     std::atomic<int> waiters_{0};  // user threads in wait(); the worker stays idle meanwhile
     bool stopping_ = false;
     std::thread worker_;

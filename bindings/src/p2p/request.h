@@ -9,9 +9,17 @@
 
 namespace ringcomm {
 
+inline Transfer with_data(Transfer transfer, std::byte* data) {
+    transfer.data = data;
+    return transfer;
+}
+
 struct PointToPointEngine::Request {
     Request(bool sends, const Transfer& transfer)
         : sends(sends), transfer(transfer), bytes(transfer.count * dtype_bytes(transfer.dtype)) {}
+
+    Request(const Request& sent, std::byte* copy)
+        : sends(true), transfer(with_data(sent.transfer, copy)), bytes(sent.bytes), start(sent.start), buffered(true) {}
 
     bool is_done() const { return done.load(std::memory_order_acquire); }
     void check_result() const {
@@ -42,6 +50,16 @@ struct PointToPointEngine::Request {
     std::shared_ptr<AsyncRequest> async;  // keeps an asynchronous request alive until it is done
     std::unique_ptr<Failure> failure;
     std::atomic<bool> done{false};
+    const bool buffered = false;  // a send whose caller has returned
+};
+
+// A send that the engine owns, with a copy of its payload.
+struct PointToPointEngine::BufferedSend {
+    explicit BufferedSend(const Request& sent)
+        : payload(sent.transfer.data, sent.transfer.data + sent.bytes), request(sent, payload.data()) {}
+
+    std::vector<std::byte> payload;
+    Request request;
 };
 
 class PointToPointEngine::AsyncRequest final : public Work {

@@ -1,5 +1,6 @@
 // How PointToPointEngine waits and fails.
 #include <algorithm>
+#include <utility>
 
 #include "p2p/request.h"
 
@@ -21,7 +22,9 @@ void PointToPointEngine::for_each_open(Function function) {
 std::optional<Failure> PointToPointEngine::find_failure() {
     std::optional<Failure> failure;
     const uint64_t now = now_ns();
+    int checked = -1;  // a peer; its buffered sends are in order, so the first one stands for all
     for_each_open([&](const Request& request) {
+        if (request.buffered && std::exchange(checked, request.transfer.peer) == request.transfer.peer) return;
         if (!failure) failure = find_failure(request, now);
     });
     return failure;
@@ -29,6 +32,7 @@ std::optional<Failure> PointToPointEngine::find_failure() {
 
 std::optional<Failure> PointToPointEngine::find_failure(const Request& request, uint64_t now) const {
     const int peer = request.transfer.peer >= 0 ? request.transfer.peer : request.source;  // -1: any, not matched yet
+    if (request.buffered && comm_.closed(peer)) return {};                                 // progress() drops it
     if (peer >= 0 && peer != comm_.rank) {
         if (auto failure = comm_.peer_failure(peer, request.describe_call())) return failure;
     }
@@ -48,11 +52,12 @@ std::optional<Failure> PointToPointEngine::find_failure(const Request& request, 
     return Failure(RC_TIMEOUT, comm_.with_report(message, first), peer >= 0 ? peer : comm_.rank);
 }
 
-// One thread's wait: for a request, or, on the worker, while asynchronous requests are open.
+// One thread's wait: for a request, for room for all buffered sends, or, on the worker, while anything is open that no
+// thread waits for.
 class PointToPointEngine::Waiter final : public WaitChecks {
 public:
-    Waiter(PointToPointEngine& engine, Request* request, uint64_t deadline)
-        : engine_(engine), comm_(engine.comm_), request_(request), deadline_(deadline) {}
+    Waiter(PointToPointEngine& engine, Request* request, uint64_t deadline, bool flushes = false)
+        : engine_(engine), comm_(engine.comm_), request_(request), deadline_(deadline), flushes_(flushes) {}
 
     // Checks all open requests: this may be the only waiting thread.
     std::optional<Failure> stop_reason() override {
@@ -71,6 +76,7 @@ public:
     }
     [[noreturn]] void fail(const Failure& failure) override { comm_.fail(failure); }
     void on_long_wait() override {
+        if (request_ && request_->sends) buffer();
         if (request_) comm_.mine().waits_for.store(request_->transfer.peer + 1, std::memory_order_relaxed);
     }
     uint64_t deadline() const override { return deadline_; }
@@ -78,6 +84,10 @@ public:
     bool ready() {
         if (request_ && request_->is_done()) return true;
         const std::lock_guard lock(engine_.mutex_);
+        if (flushes_) {
+            engine_.progress();
+            return engine_.buffered_open_ == 0;
+        }
         if (!request_ && (engine_.async_open_ == 0 || engine_.waiters_.load() > 0)) return true;
         engine_.progress();
         return request_ && request_->is_done();
@@ -96,6 +106,16 @@ public:
     }
 
 private:
+    // Nobody made room while this thread spun. The receiver may be computing, or in a collective that needs this rank.
+    void buffer() {
+        if (request_->transfer.peer == comm_.rank) return;
+        const std::lock_guard lock(engine_.mutex_);
+        Endpoint& endpoint = engine_.endpoint_of(request_->transfer.peer);
+        for (PendingPacket& packet : endpoint.queue) {
+            if (packet.request == request_ && engine_.try_buffer(endpoint, packet)) return;
+        }
+    }
+
     // The communicator is broken or closed: after this the engine touches no user buffer.
     void end(const Failure& failure) {
         const std::lock_guard lock(engine_.mutex_);
@@ -113,17 +133,19 @@ private:
     Comm& comm_;
     Request* const request_;
     const uint64_t deadline_;
+    const bool flushes_;
 };
 
 // After the failure was stored, or this rank started closing.
 void PointToPointEngine::fail_all(const Failure& failure, const Request* spared) {
     std::vector<Request*> open;
     for_each_open([&](Request& request) {
-        if (&request != spared) open.push_back(&request);
+        if (&request != spared && !request.buffered) open.push_back(&request);
     });
     posted_receives_.clear();
     for (Endpoint& endpoint : endpoints_) {
         while (!endpoint.rts_sent.empty() && endpoint.out.is_being_read()) yield_core();
+        drop_buffered(endpoint);
         endpoint.queue.clear();
         endpoint.rts_sent.clear();
         endpoint.rts_received.clear();
@@ -150,6 +172,25 @@ void PointToPointEngine::worker_loop() {
         Waiter(*this, nullptr, UINT64_MAX).wait(IDLE);
         lock.lock();
     }
+}
+
+// Keeps the messages of peers coming while this rank waits for something else, such as a collective: its peers may
+// have to send them before they can go on.
+void PointToPointEngine::drain() {
+    constexpr int PATIENCE = 100;  // yields: a sender that sleeps needs some 50 us to wake up and send more
+    for (int left = 1; left > 0; --left) {
+        {
+            const std::lock_guard lock(mutex_);
+            if (stopping_) return;
+            if (progress()) left = PATIENCE;
+        }
+        if (left > 1) yield_core();
+    }
+}
+
+void PointToPointEngine::flush() {
+    if (comm_.has_failed()) return;
+    Waiter(*this, nullptr, UINT64_MAX, true).wait(comm_.spin_policy);  // each send has a deadline of its own
 }
 
 void PointToPointEngine::stop() {

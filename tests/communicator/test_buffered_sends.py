@@ -1,0 +1,99 @@
+"""Small sends do not wait for what their receiver does next: they are buffered, and every wait receives messages."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import harness
+import ringcomm
+
+MANY = 20_000  # the rings hold 32
+MESSAGE, LIMIT = 4096, 16 << 20
+
+
+@pytest.fixture(params=harness.WORLDS)
+def world(request):
+    return request.param
+
+
+def send_then_meet(comm, count, length):
+    if comm.rank == 0:
+        for number in range(count):
+            comm.send(np.full(length, number, np.int32), 1)
+    comm.barrier()
+    if comm.rank == 1:
+        x = np.empty(length, np.int32)
+        for number in range(count):
+            comm.recv(x, 0)
+            assert (x == number).all(), number
+
+
+@pytest.mark.parametrize(("count", "length"), [(33, 1), (MANY, 1), (100, 25_000)])
+def test_sends_that_nobody_receives_yet_do_not_block_a_collective(count, length, world):
+    """The last case is above the limit of a buffered message: there the barrier of the receiver takes them."""
+    harness.run(send_then_meet, 2, count, length, world=world)
+
+
+def send_at_once(comm):
+    if comm.rank == 0:
+        start = time.monotonic()
+        for number in range(MANY):
+            comm.send(np.full(1, number, np.int32), 1)
+        assert time.monotonic() - start < 5
+        return
+    time.sleep(6)  # in no call
+    x = np.empty(1, np.int32)
+    for number in range(MANY):
+        comm.recv(x, 0)
+        assert x[0] == number
+
+
+def test_a_closing_rank_leaves_no_message_behind(world):
+    """Rank 0 closes its communicator while most of its messages are buffered."""
+    harness.run(send_at_once, 2, world=world)
+
+
+def receiver_closes(comm):
+    pair = comm.split(0)
+    if comm.rank == 0:
+        for _ in range(100):
+            pair.send(np.zeros(1), 1)
+    comm.barrier()
+    if comm.rank == 1:
+        pair.close()
+    comm.barrier()
+    pair.close()
+    comm.barrier()
+
+
+def test_messages_to_a_rank_that_has_closed_are_dropped(world):
+    harness.run(receiver_closes, 2, world=world)
+
+
+def fill_the_buffer(comm):
+    pair = comm.split(0)
+    sends = []
+    if comm.rank == 0:
+        with pytest.raises(ringcomm.CollectiveTimeout, match=r"send\(float32 x 1024, to 1\)"):
+            for _ in range(2 * LIMIT // MESSAGE):
+                pair.send(np.zeros(MESSAGE // 4, np.float32), 1, timeout=1)
+                sends.append(MESSAGE)
+        assert 0.8 * LIMIT < sum(sends) <= LIMIT
+    comm.barrier()
+    pair.close()
+
+
+def test_beyond_the_limit_a_send_waits_for_its_receiver(world):
+    harness.run(fill_the_buffer, 2, world=world)
+
+
+def test_the_documented_limits_are_those_of_the_core():
+    root = Path(__file__).parents[2]
+    source = (root / "bindings/src/p2p/engine.h").read_text()
+    assert f"MAX_BUFFERED_MESSAGE = {MESSAGE};" in source
+    assert "MAX_BUFFERED = 16 << 20;" in source
+    page = " ".join((root / "docs/shm.md").read_text().split())
+    assert "up to 4 KiB" in page
+    assert "16 MiB per peer" in page
