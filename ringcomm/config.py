@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
-from ringcomm.errors import integer, refuse, unknown
-from ringcomm.machine import tuning
+from ringcomm.errors import ArgumentError, integer, refuse, unknown
+from ringcomm.machine import files, tuning
 
 __all__ = ["Config", "cache_folder", "tuning_file"]
 
@@ -89,8 +89,12 @@ def tuning_file() -> Path | None:
 
 
 def cache_folder() -> Path:
-    """Return the folder for files that can be made again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "ringcomm")
+    """Return the folder for files that can be made again, some of which are run; nobody else may write there."""
+    above = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    try:
+        return files.private_folder(above / "ringcomm")
+    except ArgumentError as error:
+        raise ArgumentError(f"refused the cache folder {error}; set XDG_CACHE_HOME to a folder of your own") from None
 
 
 def _tuned(name: str, default: T, check: Check) -> T:

@@ -1,6 +1,7 @@
 """Compile the CUDA kernels by NVRTC, each at its first use, into a cache on disk."""
 
 import hashlib
+import logging
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -8,13 +9,17 @@ from cupy_backends.cuda.libs import nvrtc
 
 from ringcomm.config import cache_folder
 from ringcomm.devices.contract import KernelVariant
+from ringcomm.errors import ArgumentError
 from ringcomm.machine import files
 from ringcomm.native import FOLDER
 from ringcomm.types import TABLES
 
 __all__ = ["SOURCES", "Compiled", "compiled", "cubin", "options"]
 
+log = logging.getLogger("ringcomm")
+
 SOURCES = FOLDER / "kernels" / "cuda"
+DIGEST = hashlib.sha256().digest_size  # bytes at the start of a cached file, of those that follow
 
 
 class Compiled(NamedTuple):
@@ -28,13 +33,21 @@ class Compiled(NamedTuple):
 def cubin(variant: KernelVariant, architecture: str) -> bytes:
     """Return the machine code of entry.cu for one kernel, dtype and operation."""
     sources, flags = _sources(), options(variant, architecture)
-    digest = hashlib.sha256(repr((sources, flags, nvrtc.getVersion())).encode()).hexdigest()
-    cached = cache_folder() / "cuda" / f"{digest}.cubin"
+    name = hashlib.sha256(repr((sources, flags, nvrtc.getVersion())).encode()).hexdigest()
+    try:
+        cached = cache_folder() / "cuda" / f"{name}.cubin"
+    except (ArgumentError, OSError) as error:  # not ours alone, or on a full or read-only disk
+        log.warning("compiling without a cache: %s", error)
+        return _compile(sources, flags).code
     with suppress(OSError):
-        return cached.read_bytes()
+        data = cached.read_bytes()
+        if hashlib.sha256(data[DIGEST:]).digest() == data[:DIGEST]:
+            return data[DIGEST:]
+        log.warning("%s is damaged: compiling again", cached)
     code = _compile(sources, flags).code
-    with suppress(OSError):  # a full or read-only home: the next process compiles again
-        files.write_atomic(cached, code)  # atomically: other ranks write the same file
+    with suppress(OSError):
+        # Atomically: other ranks write the same file.
+        files.write_atomic(cached, hashlib.sha256(code).digest() + code)
     return code
 
 

@@ -184,6 +184,18 @@ def test_a_change_of_any_input_compiles_again(monkeypatch):
 
 
 @pytest.mark.usefixtures("compilations")
+def test_a_kernel_whose_file_is_damaged_or_planted_is_compiled_again(tmp_path):
+    assert compiler.cubin(*CASE) == b"1"
+    (file,) = (tmp_path / ".cache/ringcomm/cuda").iterdir()
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    assert [compiler.cubin(*CASE) for _ in range(2)] == [b"2"] * 2
+    file.write_bytes(b"planted")
+    assert compiler.cubin(*CASE) == b"3"
+    (tmp_path / ".cache/ringcomm").chmod(0o777)
+    assert [compiler.cubin(*CASE) for _ in range(2)] == [b"4", b"5"]
+
+
+@pytest.mark.usefixtures("compilations")
 def test_a_home_that_cannot_be_written_is_ignored(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
