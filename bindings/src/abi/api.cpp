@@ -1,5 +1,9 @@
 // The C ABI: every function checks its arguments, then calls the core.
+#include <sched.h>
 #include <unistd.h>
+
+#include <algorithm>
+#include <cinttypes>
 
 #include "abi/check.h"
 #include "abi/entry_guard.h"
@@ -42,9 +46,37 @@ CallRecord called(int collective, const rc_call& call) {
             call.counts};
 }
 
+template <class Body>
+int enter(rc_comm* comm, Body body) {
+    return guarded([&] {
+        check_pointer("comm", comm);
+        const EntryGuard entry(*comm->handle);
+        body(entry);
+    });
+}
+
+uint64_t arena_bytes(int size, const rc_tuning* tuning, uint64_t rc_tuning::* budget) {
+    uint64_t bytes = 0;
+    guarded([&] {
+        check_size(size);
+        check_tuning(tuning);
+        bytes = PartLayout(size, tuning->*budget).arena_bytes(size);
+    });
+    return bytes;
+}
+
+// A range behind the arena of the world, and within what is reserved: an access beyond would be a SIGBUS.
+void check_reserved(const Comm& comm, uint64_t offset, uint64_t bytes) {
+    const Arena& arena = *comm.world->arena;
+    const uint64_t begin = arena.layout.arena_bytes(arena.size), end = arena.group().file_end.load();
+    if (offset % PAGE == 0 && offset >= begin && offset <= end && bytes <= end - offset) return;
+    reject(format("%" PRIu64 " bytes at offset %" PRIu64 " are not reserved", bytes, offset));
+}
+
 int transfer(rc_comm* comm, bool sends, const Transfer& transfer, int* source, rc_work** work) {
-    return enter(comm->handle, [&](const EntryGuard& entry) {
-        check_dtype(transfer.dtype);
+    return enter(comm, [&](const EntryGuard& entry) {
+        checked_bytes("data", transfer.data, transfer.count, transfer.dtype);
+        check_seconds("timeout", transfer.timeout);
         check_rank("peer", transfer.peer, sends ? 0 : -1, entry.comm().size);
         if (work) {
             *work = new rc_work{comm->handle, entry->p2p.start(sends, transfer)};
@@ -68,6 +100,7 @@ void rc_after_fork(void) {
 
 int rc_kernels_select(const char* level) {
     return guarded([&] {
+        check_pointer("level", level);
         if (!select_kernels(level)) {
             reject(format("this CPU has no kernels '%s': expected portable, avx2 or avx512, or nothing for the best",
                           level));
@@ -77,40 +110,58 @@ int rc_kernels_select(const char* level) {
 
 const char* rc_kernels_name(void) { return kernels().name; }
 
-int rc_dtype_bytes(int dtype) { return int(dtype_bytes(dtype)); }
+int rc_dtype_bytes(int dtype) { return dtype >= 0 && dtype < RC_DTYPES ? int(dtype_bytes(dtype)) : 0; }
 
 int rc_reduce(void* dst, const void* const* srcs, int n, uint64_t count, int dtype, int op, double factor) {
     return guarded([&] {
         check_reducible(dtype, op);
+        check_range("n", n, 1, MAX_SIZE);
+        checked_bytes("dst", dst, count, dtype);
+        check_pointer("srcs", srcs);
+        for (int i = 0; i < n; ++i) checked_bytes("srcs", srcs[i], count, dtype);
         if (count) kernels().reduce[dtype][op](dst, srcs, n, count, factor);
     });
 }
 
 int rc_probe_handover(uint64_t bytes, int writer, int reader, double* ordinary, double* nontemporal) {
     return guarded([&] {
+        check_range("bytes", int64_t(std::min(bytes, MAX_BYTES)), 1, 1 << 30);
+        check_range("writer", writer, 0, CPU_SETSIZE - 1);
+        check_range("reader", reader, 0, CPU_SETSIZE - 1);
+        check_pointer("ordinary", ordinary);
+        check_pointer("nontemporal", nontemporal);
         *ordinary = probe_handover(bytes, false, writer, reader);
         *nontemporal = probe_handover(bytes, true, writer, reader);
     });
 }
 
 uint64_t rc_world_bytes(int size, const rc_tuning* tuning) {
-    return PartLayout(size, tuning->arena_bytes).arena_bytes(size);
+    return arena_bytes(size, tuning, &rc_tuning::arena_bytes);
 }
 
 uint64_t rc_sub_bytes(int size, const rc_tuning* tuning) {
-    return PartLayout(size, tuning->sub_arena_bytes).arena_bytes(size);
+    return arena_bytes(size, tuning, &rc_tuning::sub_arena_bytes);
 }
 
 int rc_file_create(int* fd) {
-    return guarded([&] { *fd = create_file(); });
+    return guarded([&] {
+        check_pointer("fd", fd);
+        *fd = create_file();
+    });
 }
 
 int rc_world_open(int fd, int rank, int size, const int64_t* pids, const int* pidfds, uint64_t nonce,
                   const rc_tuning* tuning, rc_comm** comm) {
     return guarded([&] {
-        if (size < 1) reject(format("size is %d, expected at least 1", size));
+        check_size(size);
         check_rank("rank", rank, 0, size);
-        if (rank == 0) File(fd).extend_to(rc_world_bytes(size, tuning));
+        check_pointer("pids", pids);
+        check_pointer("pidfds", pidfds);
+        check_tuning(tuning);
+        check_pointer("comm", comm);
+        const uint64_t bytes = rc_world_bytes(size, tuning);
+        if (rank == 0) File(fd).extend_to(bytes);
+        if (File(fd).bytes() < bytes) reject("fd: expected the file that rank 0 has opened, got a shorter one");
         auto world = std::make_shared<World>(fd, size, pids, pidfds, *tuning);
         std::vector<int> members(size);
         for (int r = 0; r < size; ++r) members[r] = r;
@@ -130,12 +181,28 @@ int rc_world_open(int fd, int rank, int size, const int64_t* pids, const int* pi
 }
 
 int rc_reserve(rc_comm* comm, uint64_t bytes, uint64_t* offset) {
-    return enter(comm->handle, [&](const EntryGuard& entry) { *offset = entry.comm().world->reserve(bytes); });
+    return enter(comm, [&](const EntryGuard& entry) {
+        check_pointer("offset", offset);
+        if (bytes > MAX_BYTES) throw Failure(RC_MEMORY, format("%" PRIu64 " bytes are more than any memory", bytes));
+        *offset = entry.comm().world->reserve(bytes);
+    });
 }
 
 int rc_sub_open(rc_comm* parent, uint64_t offset, int rank, int size, const int* members, rc_comm** comm) {
-    return enter(parent->handle, [&](const EntryGuard& entry) {
+    return enter(parent, [&](const EntryGuard& entry) {
         Comm& above = entry.comm();
+        check_range("size", size, 1, above.size);
+        check_rank("rank", rank, 0, size);
+        check_pointer("members", members);
+        check_pointer("comm", comm);
+        for (int r = 0; r < size; ++r) {
+            check_rank("a member", members[r], 0, above.size);
+            if (std::count(members, members + size, members[r]) > 1)
+                reject(format("rank %d is a member twice", members[r]));
+        }
+        if (members[rank] != above.rank)
+            reject(format("rank %d is member %d, not %d", above.rank, members[rank], rank));
+        check_reserved(above, offset, rc_sub_bytes(size, &above.tuning()));
         auto ancestors = above.ancestors();
         ancestors.push_back(above.group());
         Group group{std::make_shared<Arena>(above.world->file, offset, size, above.tuning().sub_arena_bytes), {}};
@@ -145,17 +212,25 @@ int rc_sub_open(rc_comm* parent, uint64_t offset, int rank, int size, const int*
 }
 
 int rc_abort(rc_comm* comm, int status, int rank, const char* reason) {
-    return enter(comm->handle,
-                 [&](const EntryGuard& entry) { entry.comm().store_failure(Failure(status, reason, rank)); });
+    return enter(comm, [&](const EntryGuard& entry) {
+        check_pointer("reason", reason);
+        check_range("status", status, RC_OK + 1, RC_SYSTEM);
+        check_rank("rank", rank, -1, entry.comm().size);
+        entry.comm().store_failure(Failure(status, reason, rank));
+    });
 }
 
 int rc_peer_lost(rc_comm* comm, int rank, int* lost) {
-    return enter(comm->handle,
-                 [&](const EntryGuard& entry) { *lost = entry.comm().peer_failure(rank, "").has_value(); });
+    return enter(comm, [&](const EntryGuard& entry) {
+        check_pointer("lost", lost);
+        check_rank("rank", rank, 0, entry.comm().size);
+        *lost = entry.comm().peer_failure(rank, "").has_value();
+    });
 }
 
 int rc_close(rc_comm* comm) {
     return guarded([&] {
+        check_pointer("comm", comm);
         CommHandle& handle = *comm->handle;
         if (handle.forked() || handle.closed.load()) return;
         try {
@@ -185,11 +260,13 @@ void rc_free(rc_comm* comm) {
 }
 
 int rc_check(rc_comm* comm) {
-    return enter(comm->handle, [&](const EntryGuard& entry) { entry.comm().check_failure(); });
+    return enter(comm, [&](const EntryGuard& entry) { entry.comm().check_failure(); });
 }
 
 int rc_last_path(rc_comm* comm, int* path, uint64_t* chunks) {
-    return enter(comm->handle, [&](const EntryGuard& entry) {
+    return enter(comm, [&](const EntryGuard& entry) {
+        check_pointer("path", path);
+        check_pointer("chunks", chunks);
         const uint64_t last = entry.comm().last_path.load(std::memory_order_relaxed);
         *path = int(last % RC_PATHS);
         *chunks = last / RC_PATHS;
@@ -197,7 +274,9 @@ int rc_last_path(rc_comm* comm, int* path, uint64_t* chunks) {
 }
 
 int rc_report(rc_comm* comm, int calls, char* text, uint64_t bytes) {
-    return enter(comm->handle, [&](const EntryGuard& entry) {
+    return enter(comm, [&](const EntryGuard& entry) {
+        check_pointer("text", text);
+        check_range("calls", calls, 0, FLIGHT_CALLS);
         std::string lines;
         for (int r = 0; r < entry.comm().size; ++r) lines += entry.comm().report(r, calls) + "\n";
         copy_text(text, bytes, lines);
@@ -205,7 +284,9 @@ int rc_report(rc_comm* comm, int calls, char* text, uint64_t bytes) {
 }
 
 int rc_collective(rc_comm* comm, int collective, const rc_call* arguments, double timeout, rc_work** work) {
-    return enter(comm->handle, [&](const EntryGuard& entry) {
+    return enter(comm, [&](const EntryGuard& entry) {
+        check_pointer("call", arguments);
+        check_seconds("timeout", timeout);
         CallRecord call = called(collective, *arguments);
         check_call(call, entry.comm().rank, entry.comm().size);
         if (work) {
@@ -222,12 +303,17 @@ int rc_describe(int collective, uint64_t count, int dtype, int op, double factor
     return guarded([&] {
         check_collective(collective);
         check_dtype(dtype);
+        check_range("op", op, 0, RC_OPS - 1);
+        check_pointer("text", text);
         copy_text(text, bytes, describe(signature_of(collective, dtype, op, root, with_counts), count, factor));
     });
 }
 
 int rc_check_collective(int rank, int size, int collective, const rc_call* arguments, int on_gpu) {
     return guarded([&] {
+        check_pointer("call", arguments);
+        check_size(size);
+        check_rank("rank", rank, 0, size);
         CallRecord call = called(collective, *arguments);
         check_call(call, rank, size, on_gpu);
     });
@@ -245,12 +331,13 @@ int rc_recv(rc_comm* comm, void* data, uint64_t count, int dtype, int peer, int6
 
 int rc_sendrecv(rc_comm* comm, const void* data, uint64_t count, int dtype, int dest, void* target,
                 uint64_t target_count, int target_dtype, int source, int64_t tag, double timeout, int* from) {
-    return enter(comm->handle, [&](const EntryGuard& entry) {
-        check_dtype(dtype);
-        check_dtype(target_dtype);
+    return enter(comm, [&](const EntryGuard& entry) {
+        const uint64_t bytes = checked_bytes("data", data, count, dtype);
+        const uint64_t target_bytes = checked_bytes("target", target, target_count, target_dtype);
         check_rank("dest", dest, 0, entry.comm().size);
         check_rank("source", source, -1, entry.comm().size);
-        check_disjoint(data, count * dtype_bytes(dtype), target, target_count * dtype_bytes(target_dtype));
+        check_seconds("timeout", timeout);
+        check_disjoint(data, bytes, target, target_bytes);
         const Transfer incoming{static_cast<std::byte*>(target), target_count, target_dtype, source, tag, timeout};
         const int came_from = entry->p2p.exchange(outgoing(data, count, dtype, dest, tag, timeout), incoming);
         if (from) *from = came_from;
@@ -259,6 +346,8 @@ int rc_sendrecv(rc_comm* comm, const void* data, uint64_t count, int dtype, int 
 
 int rc_work_wait(rc_work* work, double timeout, int* source) {
     return guarded([&] {
+        check_pointer("work", work);
+        check_seconds("timeout", timeout);
         Work& call = *work->work;
         if (!call.done()) {
             try {
@@ -275,10 +364,14 @@ int rc_work_wait(rc_work* work, double timeout, int* source) {
     });
 }
 
-int rc_work_done(rc_work* work) { return work->work->done(); }
+int rc_work_done(rc_work* work) { return !work || work->work->done(); }
 
 int rc_work_notify(rc_work* work, uint64_t token) {
-    return guarded([&] { work->work->notify(token); });
+    return guarded([&] {
+        check_pointer("work", work);
+        if (token == 0) reject("token: expected a number other than 0");
+        work->work->notify(token);
+    });
 }
 
 uint64_t rc_next_done(double timeout) { return next_done(timeout); }
@@ -287,18 +380,22 @@ void rc_work_free(rc_work* work) {
     if (work && !work->handle->forked()) delete work;
 }
 
-uint64_t rc_region_bytes(uint64_t bytes) { return region_part_bytes(bytes); }
+uint64_t rc_region_bytes(uint64_t bytes) { return bytes > MAX_BYTES ? 0 : region_part_bytes(bytes); }
 
 int rc_region_open(rc_comm* comm, uint64_t offset, uint64_t bytes, rc_region** region) {
-    return enter(comm->handle, [&](const EntryGuard& entry) {
+    return enter(comm, [&](const EntryGuard& entry) {
         Comm& inside = entry.comm();
+        check_pointer("region", region);
+        if (bytes > MAX_BYTES / inside.size)
+            reject(format("%" PRIu64 " bytes for each rank are more than any memory", bytes));
+        check_reserved(inside, offset, inside.size * region_part_bytes(bytes));
         auto opened = std::make_shared<Region>(inside.world->file, offset, bytes, inside.rank, inside.size);
         inside.regions.add(opened);
         *region = new rc_region{comm->handle, std::move(opened)};
     });
 }
 
-void* rc_region_data(rc_region* region) { return region->region->data(); }
+void* rc_region_data(rc_region* region) { return region ? region->region->data() : nullptr; }
 
 void rc_region_free(rc_region* region) {
     if (!region || region->handle->forked()) return;

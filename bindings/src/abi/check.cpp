@@ -2,11 +2,47 @@
 #include "abi/check.h"
 
 #include <algorithm>
+#include <cinttypes>
+#include <cmath>
 
 #include "core/collectives.h"
 #include "kernels/cpu/kernels.h"
 
 namespace ringcomm {
+
+void check_pointer(const char* name, const void* pointer) {
+    if (!pointer) reject(format("%s: expected a pointer, got NULL", name));
+}
+
+void check_range(const char* name, int64_t value, int64_t least, int64_t most) {
+    if (value >= least && value <= most) return;
+    reject(format("%s: expected %" PRId64 " to %" PRId64 ", got %" PRId64, name, least, most, value));
+}
+
+void check_size(int size) { check_range("size", size, 1, MAX_SIZE); }
+
+void check_seconds(const char* name, double seconds) {
+    if (std::isnan(seconds)) reject(format("%s: expected seconds, got NaN", name));
+}
+
+void check_tuning(const rc_tuning* tuning) {
+    check_pointer("tuning", tuning);
+    check_seconds("tuning.timeout", tuning->timeout);
+    if (tuning->timeout < 0) reject(format("tuning.timeout: expected at least 0 seconds, got %g", tuning->timeout));
+    if (tuning->segment_bytes == 0) reject("tuning.segment_bytes: expected at least 1, got 0");
+    for (uint64_t bytes : {tuning->arena_bytes, tuning->sub_arena_bytes}) {
+        if (bytes > MAX_BYTES) reject(format("tuning: an arena of %" PRIu64 " bytes is too large", bytes));
+    }
+}
+
+uint64_t checked_bytes(const char* name, const void* data, uint64_t count, int dtype) {
+    check_dtype(dtype);
+    if (count > MAX_BYTES / dtype_bytes(dtype)) {
+        reject(format("%s: %" PRIu64 " x %s is larger than any memory", name, count, dtype_name(dtype)));
+    }
+    if (count) check_pointer(name, data);
+    return count * dtype_bytes(dtype);
+}
 
 void check_rank(const char* name, int value, int least, int size) {
     if (value < least || value >= size) reject(format("%s is %d, but the ranks are 0 to %d", name, value, size - 1));
@@ -39,21 +75,50 @@ void check_disjoint(const void* source, size_t source_bytes, const void* target,
            format("%zu bytes at %p into %zu at %p", source_bytes, source, target_bytes, target));
 }
 
+// Bytes of all blocks.
+uint64_t check_blocks(const CallRecord& call, const uint64_t* counts, int size) {
+    const uint64_t most = MAX_BYTES / call.item;
+    uint64_t sum = 0;
+    for (int r = 0; r < size; ++r) {
+        const uint64_t count = counts ? counts[r] : call.count;
+        if (count > most - sum) {
+            reject(format("the blocks of %d ranks of %s are larger than any memory", size, dtype_name(call.dtype)));
+        }
+        sum += count;
+    }
+    return sum * call.item;
+}
+
+// Returns the bytes of a buffer that holds this, and rejects NULL if this rank needs it.
+uint64_t check_buffer(const char* name, const void* data, Data holds, bool needed, const CallRecord& call,
+                      const uint64_t* counts, int size) {
+    uint64_t bytes = 0;
+    if (holds == Data::BLOCKS) {
+        bytes = check_blocks(call, counts, size);
+    } else if (holds != Data::NOTHING) {
+        bytes = check_blocks(call, nullptr, 1);
+    }
+    if (bytes && needed) check_pointer(name, data);
+    return bytes;
+}
+
 // Two buffers must be disjoint, or the same place as far as the collective allows it.
-void check_overlap(const CallRecord& call, int rank, int size) {
-    const Blocks blocks(call);
-    const size_t all = blocks.offset(size), before = blocks.offset(rank);
+void check_buffers(const CallRecord& call, int rank, int size) {
     const Collective& collective = collectives[call.collective];
+    const auto involved = [&](Ranks ranks) { return ranks == Ranks::ALL || call.root == rank; };
+    const uint64_t* to_get = call.counts && collective.exchanges() ? call.counts + size : call.counts;
+    const size_t source_bytes =
+        check_buffer("source", call.source, collective.given, involved(collective.given_by), call, call.counts, size);
+    const size_t target_bytes =
+        check_buffer("target", call.target, collective.got, involved(collective.got_by), call, to_get, size);
+    const Blocks blocks(call);
+    const size_t before = blocks.offset(rank);
     const std::byte *source = call.source, *target = call.target;
-    size_t source_bytes = call.bytes(), target_bytes = call.bytes();
-    if (collective.given == Data::BLOCKS) source_bytes = all;
-    if (collective.got == Data::BLOCKS) target_bytes = all;
     // The allowed form of "in place": the same memory, or this rank's block of the other.
     bool same = source == target;
     if (collective.given == Data::BLOCK && collective.got == Data::BLOCKS) same = source == target + before;
     if (collective.given == Data::BLOCKS && collective.got == Data::BLOCK) same = target == source + before;
     if (const uint64_t* counts = call.counts; counts && collective.exchanges()) {
-        target_bytes = Blocks(call, counts + size).offset(size);
         same = same && std::equal(counts, counts + size, counts + size);
     }
     if (!same) check_disjoint(source, source_bytes, target, target_bytes);
@@ -66,7 +131,7 @@ void check_call(CallRecord& call, int rank, int size, bool on_gpu) {
     const Collective& collective = collectives[call.collective];
     if (collective.reduces) check_reducible(call.dtype, call.op, on_gpu);
     if (collective.rooted()) check_rank("root", call.root, 0, size);
-    check_overlap(call, rank, size);
+    check_buffers(call, rank, size);
 }
 
 }  // namespace ringcomm

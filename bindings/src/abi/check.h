@@ -6,6 +6,16 @@
 
 namespace ringcomm {
 
+constexpr int MAX_SIZE = 1 << 16;                  // ranks
+constexpr uint64_t MAX_BYTES = uint64_t{1} << 62;  // of an array or a file: sums and products of two cannot overflow
+
+void check_pointer(const char* name, const void* pointer);
+void check_range(const char* name, int64_t value, int64_t least, int64_t most);
+void check_size(int size);
+void check_seconds(const char* name, double seconds);
+void check_tuning(const rc_tuning* tuning);
+// The bytes of `count` elements at `data`.
+uint64_t checked_bytes(const char* name, const void* data, uint64_t count, int dtype);
 void check_rank(const char* name, int value, int least, int size);
 void check_collective(int collective);
 void check_dtype(int dtype);

@@ -1,4 +1,5 @@
 // The C ABI of the CUDA kernels: launches on a GPU or on the emulated device.
+#include "abi/check.h"
 #include "core/errors.h"
 #include "cuda/emulated.h"
 #include "ringcomm.h"
@@ -13,8 +14,13 @@ static_assert(offsetof(rc_cuda_control, reason) == offsetof(cuda::Control, recor
 namespace {
 
 cuda::ArenaLayout layout_of(const rc_cuda_shape* shape) {
+    check_pointer("shape", shape);
     const auto given = cuda::bits_as<cuda::Shape>(*shape);
-    if (!cuda::valid(given)) reject("the shape of the CUDA arena is invalid");
+    // So few that the sizes of all their parts fit into 64 bits.
+    const auto few = [](int64_t number) { return number <= 4096; };
+    if (!cuda::valid(given) || !few(given.ranks) || !few(given.channels) || !few(given.slots)) {
+        reject("the shape of the CUDA arena is invalid");
+    }
     return cuda::layout_of(given);
 }
 
@@ -22,6 +28,8 @@ cuda::ArenaLayout layout_of(const rc_cuda_shape* shape) {
 
 int rc_cuda_layout(const rc_cuda_shape* shape, uint64_t* bytes, uint64_t* peers_at) {
     return guarded([&] {
+        check_pointer("bytes", bytes);
+        check_pointer("peers_at", peers_at);
         const cuda::DeviceArena arena{nullptr, layout_of(shape)};
         *bytes = arena.layout.bytes;
         *peers_at = reinterpret_cast<uint64_t>(arena.peers());
@@ -32,6 +40,8 @@ uint64_t rc_cuda_args_bytes(void) { return sizeof(cuda::Args); }
 
 int rc_cuda_args(const rc_cuda_shape* shape, const rc_cuda_call* call, void* args) {
     return guarded([&] {
+        check_pointer("call", call);
+        check_pointer("args", args);
         const cuda::Args filled{
             .arena = {static_cast<cuda::byte*>(call->arena), layout_of(shape)},
             .control = static_cast<cuda::Control*>(call->control),
@@ -42,7 +52,7 @@ int rc_cuda_args(const rc_cuda_shape* shape, const rc_cuda_call* call, void* arg
             .send_offsets = call->send_offsets,
             .recv_offsets = call->recv_offsets,
             .call = call->number,
-            .timeout_ns = static_cast<uint64_t>(std::min(call->timeout, 1e9) * 1e9),
+            .timeout_ns = static_cast<uint64_t>(std::clamp(call->timeout, 0.0, 1e9) * 1e9),
             .rank = call->rank,
             .kernel = call->kernel,
             .dtype = call->dtype,
@@ -57,7 +67,16 @@ int rc_cuda_args(const rc_cuda_shape* shape, const rc_cuda_call* call, void* arg
 
 int rc_emulated_launch(const void* args, int ranks, int blocks, int threads, uint64_t seed) {
     return guarded([&] {
+        check_pointer("args", args);
+        check_range("ranks", ranks, 1, 4096);
+        check_range("threads", threads, 1, 1024);
         const auto* first = static_cast<const cuda::Args*>(args);
+        for (int i = 0; i < ranks; ++i) {
+            check_pointer("args.arena", first[i].arena.base);
+            check_pointer("args.control", first[i].control);
+            check_rank("args.rank", first[i].rank, 0, first[i].arena.layout.shape.ranks);
+            check_rank("args.root", first[i].root, 0, first[i].arena.layout.shape.ranks);
+        }
         launch_emulated({first, static_cast<size_t>(ranks)}, blocks, threads, seed);
     });
 }

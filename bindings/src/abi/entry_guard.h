@@ -62,12 +62,4 @@ inline void reject_in_signal_handler(const Comm& comm) {
         "exception");
 }
 
-template <class Body>
-int enter(const std::shared_ptr<CommHandle>& handle, Body body) {
-    return guarded([&] {
-        const EntryGuard entry(*handle);
-        body(entry);
-    });
-}
-
 }  // namespace ringcomm

@@ -52,10 +52,10 @@ File::~File() { close(fd_); }
 
 std::shared_ptr<Mapping> File::map(uint64_t offset, size_t bytes) {
     static std::mutex mutex;
-    static std::map<std::tuple<uint64_t, uint64_t, uint64_t>, std::weak_ptr<Mapping>> mappings;
+    static std::map<std::tuple<uint64_t, uint64_t, uint64_t, size_t>, std::weak_ptr<Mapping>> mappings;
     const std::lock_guard lock(mutex);
     std::erase_if(mappings, [](const auto& entry) { return entry.second.expired(); });
-    std::weak_ptr<Mapping>& known = mappings[{device_, inode_, offset}];
+    std::weak_ptr<Mapping>& known = mappings[{device_, inode_, offset, bytes}];
     auto mapping = known.lock();
     if (!mapping) known = mapping = std::make_shared<Mapping>(fd_, offset, bytes);
     return mapping;
@@ -65,6 +65,12 @@ void File::allocate(uint64_t offset, size_t bytes) { fallocate_range(fd_, 0, off
 
 // Two ranks may extend concurrently: fallocate only grows a file, ftruncate could shrink it.
 void File::extend_to(uint64_t end) { fallocate_range(fd_, 0, end - PAGE, PAGE); }
+
+uint64_t File::bytes() const {
+    struct stat status;
+    if (fstat(fd_, &status) != 0) throw_errno("asking for the size of the shared memory file");
+    return status.st_size;
+}
 
 void File::discard(uint64_t offset, size_t bytes) {
     if (bytes == 0) return;

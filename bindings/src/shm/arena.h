@@ -31,6 +31,7 @@ public:
     // Allocates the memory of a range, so that no later access fails; throws RC_MEMORY.
     void allocate(uint64_t offset, size_t bytes);
     void extend_to(uint64_t end);
+    uint64_t bytes() const;
     void discard(uint64_t offset, size_t bytes);
 
 private:
