@@ -19,6 +19,11 @@ auto divide(V x, double divisor) {
     return x / Lane<V>(divisor);
 }
 
+template <class V>
+V truth(V x) {
+    return V(x != 0) & 1;
+}
+
 #define RC_OPERATION
 #include "kernels/operations.inc"
 #undef RC_OPERATION

@@ -26,6 +26,8 @@ RC_DEVICE Complex<T> divide(Complex<T> x, double divisor) {
     return {divide(x.real, divisor), divide(x.imaginary, divisor)};
 }
 
+RC_DEVICE uint8_t truth(uint8_t x) { return x != 0; }
+
 #define RC_OPERATION RC_DEVICE
 #include "kernels/operations.inc"
 #undef RC_OPERATION
