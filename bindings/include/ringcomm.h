@@ -78,9 +78,10 @@ typedef struct {
 
 typedef struct {
     int32_t code;       /* rc_status */
-    int32_t rank;       /* the rank that failed, in the numbering of the communicator; -1: none */
+    int32_t rank;       /* the rank that failed, in the numbering of the communicator that failed; -1: none */
     int32_t peer;       /* the other side of a point-to-point call; -1: none */
     int32_t collective; /* rc_collective; -1: not a collective */
+    int32_t group_size; /* ranks of the communicator that failed, if this one was split from it; 0: this one failed */
     uint64_t epoch;
     char expected[192];
     char got[192];

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -61,6 +62,26 @@ def check_death(name, n, size, victim, delay, settings=()):
         assert lost == victim
         assert text.startswith(f"rank {victim} (process {pid}) died while rank ")
         assert ends[rank] - ends[victim] < PROMPT
+
+
+def replace_one(comm):
+    comm.barrier()
+    if comm.rank == 1:
+        os.execv("/bin/sleep", ["sleep", "3"])
+    error = raised(PeerLost, comm.barrier)
+    return error.rank, str(error)
+
+
+def test_a_rank_that_runs_another_program_is_lost():
+    with mortals(3) as pool:
+        pid, start = pool.workers[1].pid, time.monotonic()
+        found = {rank: (answer, when) for rank, answer, when in outcomes(pool, replace_one)}
+    gone, _ = found.pop(1)
+    assert isinstance(gone, ConnectionError)
+    for (lost, text), when in found.values():
+        assert lost == 1
+        assert text.startswith(f"rank 1 (process {pid}) replaced itself by another program while rank ")
+        assert when - start < PROMPT
 
 
 def scenarios():

@@ -119,8 +119,9 @@ void Comm::check_failure() const {
         if (failure.state.load(std::memory_order_acquire) != 2) return;
         if (group.arena == group_.arena) throw Failure(failure.error);
         Failure annotated(failure.error);
-        annotated.error.rank = translated(failure.error.rank, group.members, group_.members);
-        const std::string where = "in a communicator that this one was split from: ";
+        annotated.error.group_size = group.arena->size;
+        const std::string where =
+            format("in the communicator of %d ranks that this one was split from: ", group.arena->size);
         copy_text(annotated.error.message, sizeof annotated.error.message, where + failure.error.message);
         throw annotated;
     };
@@ -160,7 +161,7 @@ std::optional<Failure> Comm::peer_failure(int r, const std::string& what) {
     std::string how = "closed the communicator";
     if (!closed(r)) {
         if (!world->liveness.dead(group_.members[r])) return {};
-        how = format("(process %" PRId64 ") died", pid);
+        how = format("(process %" PRId64 ") ", pid) + world->liveness.how_it_ended(group_.members[r]);
     }
     return Failure(RC_PEER_LOST, format("rank %d ", r) + how + format(" while rank %d needed it for ", rank) + what, r);
 }

@@ -1,9 +1,10 @@
-// Notices the death of a rank's process.
+// Notices the end of a rank: its process died, or runs another program since exec().
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace ringcomm {
@@ -14,16 +15,33 @@ public:
     ~Liveness();
     Liveness(const Liveness&) = delete;
 
-    // True once the process of rank `r` has ended.
+    // True once rank `r` has ended.
     bool dead(int r);
+    // "died", or how else a dead rank ended.
+    const char* how_it_ended(int r) const {
+        return images_[r].replaced ? "replaced itself by another program" : "died";
+    }
     // 'T' if the process of rank r is stopped, 0 if unknown, else its state letter (see proc(5)).
     char process_state(int r) const;
     int64_t pid(int r) const { return pids_[r]; }
 
 private:
+    // The program that a process runs: exec() gives it other addresses, and the process keeps its id and its pidfd.
+    struct Image {
+        std::string addresses;             // empty: unknown
+        std::atomic<uint64_t> checked{0};  // ns
+        std::atomic<bool> replaced{false};
+    };
+
+    bool ended(int r) const;
+    bool replaced(int r);
+    std::string image_addresses(int r) const;
+    std::string stat_fields(int r, int first, int last) const;
+
     std::vector<int64_t> pids_;
     std::vector<int> pidfds_;
     std::unique_ptr<std::atomic<bool>[]> dead_;
+    std::unique_ptr<Image[]> images_;
 };
 
 }  // namespace ringcomm
