@@ -16,17 +16,18 @@ __all__ = [
     "RingcommError",
 ]
 
-FACTS = ("rank", "peer", "collective", "epoch", "expected", "got")
+FACTS = ("rank", "peer", "collective", "epoch", "group", "expected", "got")
 
 
 class RingcommError(Exception):
     """The base class of all errors. An attribute that does not apply is None.
 
     Attributes:
-        rank: The rank that failed, as numbered in the communicator that raised.
+        rank: The rank that failed, as numbered in the communicator that failed; the message numbers ranks alike.
         peer: The other rank of a point-to-point call.
         collective: The name of the call.
         epoch: The number of the call on its communicator.
+        group: The communicator that failed, if it is not the one that raises but one that it was split from.
         expected: What was required.
         got: What was found instead.
     """
@@ -39,6 +40,7 @@ class RingcommError(Exception):
         peer: int | None = None,
         collective: str | None = None,
         epoch: int | None = None,
+        group: str | None = None,
         expected: Any = None,
         got: Any = None,
     ) -> None:
@@ -47,6 +49,7 @@ class RingcommError(Exception):
         self.peer = peer
         self.collective = collective
         self.epoch = epoch
+        self.group = group
         self.expected = expected
         self.got = got
 
@@ -104,6 +107,10 @@ def unknown(what: str, name: object, known: Iterable[str]) -> ArgumentError:
     near = difflib.get_close_matches(str(name), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
     return ArgumentError(f"unknown {what} {name!r}; {hint}", expected=known, got=str(name))
+
+
+def describe_ancestor(size: int) -> str:
+    return f"the communicator of {size} ranks that this one was split from"
 
 
 def encode_error(error: RingcommError) -> str:

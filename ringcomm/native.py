@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from ringcomm import errors
-from ringcomm.errors import RingcommError, refuse
+from ringcomm.errors import RingcommError, describe_ancestor, refuse
 from ringcomm.types import COLLECTIVES
 
 __all__ = ["FOLDER", "NULL", "STATUS", "NativeFastPath", "check", "ffi", "lib", "seconds"]
@@ -114,6 +114,7 @@ def _failure(status: int) -> RingcommError:
         peer=facts.peer if facts.peer >= 0 else None,
         collective=list(COLLECTIVES)[facts.collective] if facts.collective >= 0 else None,
         epoch=facts.epoch or None,
+        group=describe_ancestor(facts.group_size) if facts.group_size else None,
         expected=text(facts.expected) or None,
         got=text(facts.got) or None,
     )

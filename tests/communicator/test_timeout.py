@@ -157,8 +157,10 @@ def break_a_group_of_a_group(comm):
         until_broken(middle)
     error = raised(CollectiveTimeout, lambda: middle.barrier(timeout=SHORT))
     if comm.rank in (1, 3):
-        within = str(raised(CollectiveTimeout, inner.barrier))
-        assert within == f"in a communicator that this one was split from: {error}"
+        within = raised(CollectiveTimeout, inner.barrier)
+        assert str(within) == f"in the communicator of {middle.size} ranks that this one was split from: {error}"
+        assert within.group == f"the communicator of {middle.size} ranks that this one was split from"
+        assert within.rank == error.rank  # as numbered in `middle`, like the text
     for usable in (sibling, comm):
         check_usable(usable)
 

@@ -18,6 +18,7 @@ from ringcomm.errors import (
     PeerLost,
     RingcommError,
     decode_error,
+    describe_ancestor,
     encode_error,
 )
 from ringcomm.transports.blocks import NOTHING, Bytes, Steps
@@ -263,10 +264,15 @@ class MessageGroup:
         self._matching.fail_all(error)
         for child in self._children:
             with child.changed:
-                where = "in a communicator that this one was split from: "
-                child._fail(type(error)(where + str(error), rank=None), notify_peers=False)
+                child._fail(self._for_child(error), notify_peers=False)
                 child.notify()
         self.notify()
+
+    def _for_child(self, error: RingcommError) -> RingcommError:
+        if error.group:  # of an ancestor
+            return copy(error)
+        group = describe_ancestor(self.size)
+        return type(error)(f"in {group}: {error}", rank=error.rank, group=group)
 
     def _send_failure(self, error: RingcommError) -> None:
         self._send_to_all({"kind": "failure", "error": encode_error(error)})
