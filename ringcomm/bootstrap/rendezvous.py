@@ -4,11 +4,12 @@ Rank 0 listens at a socket with a random name, and publishes that name and a sec
 
     each rank → rank 0    the secret, its hello, its own pidfd             rank 0 waits for all
     rank 0 → each rank    the reply, all process ids, the memory, the pidfds of the other processes
-    each rank → rank 0    "ready": it has received every descriptor        rank 0 waits for all
+    each rank → rank 0    "ready": it has mapped the memory                rank 0 waits for all
     rank 0 → each rank    "go"
 
-A failure before "go" aborts the store, and with it the rendezvous of every rank, with the same error: a rank that loses
-its connection reads the reason from the store.
+Every rank holds its connection until "go", so rank 0 notices at once when one dies. A failure before "go" aborts the
+store, and with it the rendezvous of every rank, with the same error: a rank that loses its connection reads the reason
+from the store.
 """
 
 import hmac
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 from ringcomm.bootstrap.server import PeerServer
@@ -34,6 +36,7 @@ from ringcomm.bootstrap.sockets import (
 )
 from ringcomm.bootstrap.store import Store, arrival_timeout, shared_failure
 from ringcomm.errors import ArgumentError, CollectiveTimeout, PeerLost, RingcommError
+from ringcomm.machine import descriptors
 
 __all__ = ["Rendezvous", "rendezvous"]
 
@@ -42,6 +45,7 @@ SLICE = 0.1  # seconds between checks of the store: an abort there does not wake
 GRACE = 2.0  # seconds for rank 0 to name the missing ranks after another rank has timed out: many slices
 
 Respond = Callable[[list[Message]], tuple[Message, int]]
+Use = Callable[["Rendezvous"], object]
 
 
 @dataclass(slots=True)
@@ -64,26 +68,36 @@ class Rendezvous:
         self.close()
 
 
-def rendezvous(store: Store, rank: int, size: int, hello: Message, respond: Respond, timeout: float) -> Rendezvous:
+def rendezvous(
+    store: Store, rank: int, size: int, hello: Message, respond: Respond, use: Use, timeout: float
+) -> Rendezvous:
     """Send this rank's hello to rank 0 and return its reply with the descriptors of the memory and the processes.
 
     Rank 0 calls `respond` with all hellos in rank order; it returns the reply and the descriptor of the memory, which
-    the rendezvous then owns. Every rank raises the same error: CollectiveTimeout naming the ranks that did not arrive
-    within `timeout` seconds, PeerLost naming a rank that died, or the error of `respond`. No descriptor is left open.
+    the rendezvous then owns. Every rank calls `use` with the result, rank 0 before all others, and no rank returns
+    before all have done so. Every rank raises the same error: CollectiveTimeout naming the ranks that did not arrive
+    within `timeout` seconds, PeerLost naming a rank that died, or the error of `respond` or `use`. No descriptor is
+    left open.
     """
     if size == 1:
         reply, fd = respond([hello])
-        return Rendezvous(reply, [os.getpid()], [-1], fd)
-    side = _RendezvousClient(store, rank, size, timeout) if rank else _RendezvousServer(store, size, timeout, respond)
-    with closing(side), shared_failure(store, rank):  # stores the reason before the connections close
+        with ExitStack() as failed:
+            result = failed.enter_context(Rendezvous(reply, [os.getpid()], [-1], fd))
+            use(result)
+            failed.pop_all()
+        return result
+    make = _RendezvousClient if rank else partial(_RendezvousServer, respond=respond)
+    # The reason is stored before the connections close.
+    with closing(make(store, rank, size, timeout, use)) as side, shared_failure(store, rank):
+        descriptors.provide(rank, size)
         return side.run(hello)
 
 
 class _RendezvousServer:
     """Rank 0's side. An untrusted peer may connect and send nothing, or garbage: it delays no rank."""
 
-    def __init__(self, store: Store, size: int, timeout: float, respond: Respond) -> None:
-        self._store, self._size, self._timeout, self._respond = store, size, timeout, respond
+    def __init__(self, store: Store, _: int, size: int, timeout: float, use: Use, respond: Respond) -> None:
+        self._store, self._size, self._timeout, self._use, self._respond = store, size, timeout, use, respond
         self._deadline = time.monotonic() + timeout
         self._secret = secrets.token_hex(16)
         self._name = f"ringcomm-rendezvous-{secrets.token_hex(16)}"
@@ -106,16 +120,18 @@ class _RendezvousServer:
         self._owned.append(self._pidfds[0])
         reply, fd = self._respond(self._hellos)
         self._owned.append(fd)
+        others = self._other_processes(0)
+        pidfds = [pidfd if rank in others else -1 for rank, pidfd in enumerate(self._pidfds)]
+        result = Rendezvous(reply, self._pids, pidfds, fd)
+        self._use(result)
         for peer, rank in self._ranks.items():
             self._send_reply(peer, rank, reply, fd)
         self._serve_until(lambda: len(self._ready) == self._size - 1)
         for peer in self._ranks:
             with suppress(BrokenPipeError, ConnectionResetError):  # it died; the transport will notice
                 send_packet(peer, {"go": True})
-        others = self._other_processes(0)
-        pidfds = [pidfd if rank in others else -1 for rank, pidfd in enumerate(self._pidfds)]
         self._owned[:] = set(self._owned) - {fd, *pidfds}
-        return Rendezvous(reply, self._pids, pidfds, fd)
+        return result
 
     def _serve_until(self, done: Callable[[], bool]) -> None:
         while not done():
@@ -178,8 +194,8 @@ class _RendezvousServer:
 class _RendezvousClient:
     """The side of every other rank."""
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: float) -> None:
-        self._store, self._rank, self._size, self._timeout = store, rank, size, timeout
+    def __init__(self, store: Store, rank: int, size: int, timeout: float, use: Use) -> None:
+        self._store, self._rank, self._size, self._timeout, self._use = store, rank, size, timeout, use
         self._deadline = time.monotonic() + timeout
         self._server = packet_socket()
 
@@ -207,13 +223,15 @@ class _RendezvousClient:
             fds += batch
             while len(fds) < 1 + len(message["owners"]):
                 fds += self._receive()[1]
+            pidfds = [-1] * self._size
+            for owner, fd in zip(message["owners"], fds[1:], strict=True):
+                pidfds[owner] = fd
+            result = Rendezvous(message["reply"], message["pids"], pidfds, fds[0])
+            self._use(result)
             self._send({"ready": True})
             self._receive()  # "go"
             failed.pop_all()
-        pidfds = [-1] * self._size
-        for owner, fd in zip(message["owners"], fds[1:], strict=True):
-            pidfds[owner] = fd
-        return Rendezvous(message["reply"], message["pids"], pidfds, fds[0])
+        return result
 
     def _send(self, message: Message, fds: Sequence[int] = (), prefix: bytes = b"") -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # rank 0 has gone; the next _receive raises the reason

@@ -1,12 +1,14 @@
 """Rank 0's side of a startup socket: it accepts the processes of this user, and hears what they send."""
 
+import errno
 import logging
 import selectors
 import socket
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 from ringcomm.bootstrap.sockets import credentials, listen, untrusted_reason
+from ringcomm.machine import descriptors
 
 __all__ = ["PeerServer"]
 
@@ -18,6 +20,9 @@ class PeerServer:
 
     Any process may connect: one of another user is refused and logged here, any other by its first message, with
     `refuse`. A send to a peer takes at most `send_timeout` seconds, and nothing else waits for one.
+
+    `serve` raises RingcommError when this process has no descriptor left for a peer. The next one is accepted when
+    another is gone.
     """
 
     def __init__(
@@ -34,14 +39,16 @@ class PeerServer:
         self._open.enter_context(peer)
         self._selector.register(peer, selectors.EVENT_READ)
 
-    def serve(self, timeout: float | None) -> None:
-        """Wait up to `timeout` seconds for peers, and handle what those that are ready have sent."""
-        for key, _ in self._selector.select(timeout):
+    def serve(self, timeout: float | None) -> bool:
+        """Wait up to `timeout` seconds for peers, handle what they have sent, and return whether any was ready."""
+        ready = self._selector.select(timeout)
+        for key, _ in ready:
             if key.fileobj is self._listener:
                 self._accept()
             else:
                 assert isinstance(key.fileobj, socket.socket)
                 self._receive(key.fileobj)
+        return bool(ready)
 
     def refuse(self, peer: socket.socket, reason: str) -> None:
         log.warning("refused process %d: %s", credentials(peer)[0], reason)
@@ -50,15 +57,22 @@ class PeerServer:
     def drop(self, peer: socket.socket) -> None:
         self._selector.unregister(peer)
         peer.close()
+        if self._listener not in self._selector.get_map():  # see _accept
+            self._selector.register(self._listener, selectors.EVENT_READ)
 
     def close(self) -> None:
         self._open.close()
 
     def _accept(self) -> None:
-        with suppress(OSError):  # it disconnected again
+        try:
             peer, _ = self._listener.accept()
-            if reason := untrusted_reason(peer):
-                log.warning("refused a connection: %s", reason)
-                peer.close()
-            else:
-                self.add(peer)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._selector.unregister(self._listener)  # it would stay ready
+                raise descriptors.exhausted("to accept another rank", error) from None
+            return  # it disconnected again
+        if reason := untrusted_reason(peer):
+            log.warning("refused a connection: %s", reason)
+            peer.close()
+        else:
+            self.add(peer)

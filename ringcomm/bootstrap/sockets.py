@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ringcomm.errors import ArgumentError, RingcommError, refuse
+from ringcomm.errors import ArgumentError, refuse
+from ringcomm.machine import descriptors
 
 __all__ = [
     "MAX_DESCRIPTORS",
@@ -74,10 +75,7 @@ class Packet(NamedTuple):
         """Parse a message of an authenticated peer."""
         if not self.complete:
             close_descriptors(self.fds)
-            import resource  # POSIX only
-
-            limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-            raise RingcommError(f"this process has run out of file descriptors (RLIMIT_NOFILE is {limit})")
+            raise descriptors.exhausted("to receive those of the other ranks")
         message: Message = json.loads(self.data)
         return message
 

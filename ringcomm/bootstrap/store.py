@@ -26,6 +26,7 @@ from ringcomm.errors import (
     encode_error,
     refuse,
 )
+from ringcomm.machine import descriptors
 
 __all__ = [
     "HashStore",
@@ -137,6 +138,7 @@ class SocketStore:
     def close(self) -> None:
         """Leave the store. Rank 0 serves the other ranks until they have left too."""
         with suppress(OSError):
+            self._socket.send(b"leave\0")
             self._socket.shutdown(socket.SHUT_RDWR)  # a forked child may hold a copy of this socket
         self._socket.close()
         if self._server:
@@ -169,6 +171,8 @@ def job_store(place: Place, timeout: float) -> Iterator[Store]:
         return
     store = SocketStore(place, timeout)
     with closing(store), shared_failure(store, place.rank):
+        if place.rank == 0:
+            descriptors.provide(0, place.size)
         yield store
 
 
@@ -201,6 +205,8 @@ def _join(place: Place, address: str, timeout: float) -> socket.socket:
             if not reason:
                 peer.send(request)
                 kind, _, text = peer.recv(MESSAGE_BYTES).partition(b"\0")
+                if kind == b"failure":
+                    raise decode_error(text)
                 if kind == b"refused":
                     raise ArgumentError(f"rank 0 refused this process: {text.decode()}", rank=place.rank)
                 if kind == b"joined":

@@ -12,6 +12,7 @@ from contextlib import closing, suppress
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.server import PeerServer
 from ringcomm.bootstrap.sockets import MESSAGE_BYTES, credentials
+from ringcomm.errors import PeerLost, RingcommError, encode_error
 
 __all__ = ["JOIN", "LINGER", "PRESENT_KEY", "StoreServer"]
 
@@ -37,7 +38,7 @@ class StoreServer(threading.Thread):
         self._values: dict[str, bytes] = {PRESENT_KEY: b""}
         self._failure = b""
         self._pending: dict[socket.socket, tuple[str, float]] = {}  # gets without an answer: key, deadline
-        self._ranks: dict[socket.socket, int] = {}  # connected
+        self._ranks: dict[socket.socket, int] = {}  # connected, and have not left
         self._pids: dict[int, int] = {0: os.getpid()}  # of every rank that has ever joined
         self._deadline: float | None = None  # set when rank 0 leaves
         self._peers = PeerServer(address, f"rank 0 of job {place.job!r}", self._receive)
@@ -49,8 +50,19 @@ class StoreServer(threading.Thread):
     def run(self) -> None:
         with closing(self._peers):
             while not self._finished():
-                self._peers.serve(self._select_timeout())
-                self._answer_pending()
+                self._serve(self._select_timeout())
+            while self._serve(0):  # ranks that have connected meanwhile get the failure too
+                pass
+
+    def _serve(self, timeout: float | None) -> bool:
+        """Handle what comes within `timeout` seconds; return whether anything came."""
+        try:
+            served = self._peers.serve(timeout)
+        except RingcommError as error:  # no descriptor is left
+            self._fail(error)
+            served = True
+        self._answer_pending()
+        return served
 
     def _finished(self) -> bool:
         if self._deadline is None:
@@ -68,7 +80,9 @@ class StoreServer(threading.Thread):
         except OSError:
             message = b""
         if not message:
-            self._disconnected(peer)
+            if rank := self._ranks.get(peer):  # a rank that ends as it should says so
+                self._fail(PeerLost(f"rank {rank} (process {self._pids[rank]}) exited during startup", rank=rank))
+            self._leave(peer)
             self._peers.drop(peer)
         elif peer not in self._ranks:
             self._join(peer, message)
@@ -76,7 +90,7 @@ class StoreServer(threading.Thread):
             try:
                 self._handle(peer, message)
             except ValueError:  # without a nonce, any process of this user can join
-                self._disconnected(peer)
+                self._leave(peer)
                 self._peers.refuse(peer, "malformed request")
 
     def _handle(self, peer: socket.socket, message: bytes) -> None:
@@ -86,6 +100,8 @@ class StoreServer(threading.Thread):
             self._values[key.decode()] = value
         elif kind == b"abort":
             self._failure = self._failure or rest
+        elif kind == b"leave":
+            self._leave(peer)
         else:
             timeout, key = rest.split(b"\0", 1)
             seconds = float(timeout)
@@ -106,6 +122,9 @@ class StoreServer(threading.Thread):
         if refusal:
             self._reply(peer, "refused", refusal.encode())
             self._peers.refuse(peer, refusal)
+        elif self._failure:
+            self._reply(peer, "failure", self._failure)
+            self._peers.drop(peer)
         else:
             self._ranks[peer], self._pids[rank] = rank, credentials(peer)[0]
             self._reply(peer, "joined", b"")
@@ -129,7 +148,10 @@ class StoreServer(threading.Thread):
         with suppress(OSError):  # it has disconnected; the next read reports that
             peer.send(f"{kind}\0".encode() + value)
 
-    def _disconnected(self, peer: socket.socket) -> None:
+    def _fail(self, error: RingcommError) -> None:
+        self._failure = self._failure or encode_error(error).encode()
+
+    def _leave(self, peer: socket.socket) -> None:
         self._pending.pop(peer, None)
         if self._ranks.pop(peer, None) == 0:
             self._deadline = time.monotonic() + LINGER

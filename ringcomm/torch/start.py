@@ -3,12 +3,14 @@
 import logging
 import secrets
 import time
+from contextlib import closing
 from typing import Any
 
 import torch.distributed as dist
 
 from ringcomm.bootstrap.place import host_id
-from ringcomm.bootstrap.store import arrival_timeout
+from ringcomm.bootstrap.process_watch import ProcessWatch, process_id
+from ringcomm.bootstrap.store import arrival_timeout, shared_failure
 from ringcomm.communicator import Communicator
 from ringcomm.config import Config, start_logging
 from ringcomm.errors import CollectiveTimeout, PeerLost, RingcommError, decode_error, encode_error, refuse
@@ -30,10 +32,28 @@ FAILURE = "failure"
 def connect(options: Any) -> Communicator:
     """Connect the ranks of a group, given torch's DistributedBackendOptions."""
     rank, size, timeout = options.group_rank, options.group_size, options.timeout.total_seconds()
-    start = c10d.PrefixStore(_agree(options.store, rank, size, timeout), options.store)
-    store = TorchStoreAdapter(start)
-    store.set(f"{rank} is on", host_id().encode())
-    hosts = {store.get(f"{other} is on", timeout + GRACE) for other in range(size)}
+    with closing(ProcessWatch()) as watch:
+        try:
+            start = c10d.PrefixStore(_agree(options.store, rank, size, timeout, watch), options.store)
+            store = TorchStoreAdapter(start, watch)
+            with shared_failure(store, rank):
+                return _connect(rank, size, timeout, start, store, watch)
+        except dist.DistNetworkError as error:
+            time.sleep(SLICE)  # a process that exits closes its connections first
+            watch.check()
+            raise PeerLost(f"the store of torch.distributed is lost: {error}") from None
+
+
+def _connect(
+    rank: int, size: int, timeout: float, start: Store, store: "TorchStoreAdapter", watch: ProcessWatch
+) -> Communicator:
+    store.set(f"{rank} is on", f"{process_id()}\n{host_id()}".encode())
+    hosts = set()
+    for other in range(size):
+        process, _, host = store.get(f"{other} is on", timeout + GRACE).decode().partition("\n")
+        hosts.add(host)
+        if host == host_id() and other != rank:
+            watch.add(other, process)
     config = Config(timeout=timeout)
     if len(hosts) == 1:
         comm = connect_ranks(rank, size, store, config)
@@ -54,8 +74,8 @@ def connect(options: Any) -> Communicator:
     return comm
 
 
-def _agree(store: Store, rank: int, size: int, timeout: float) -> str:
-    """Agree on a name that is unique to this start of these ranks.
+def _agree(store: Store, rank: int, size: int, timeout: float, watch: ProcessWatch) -> str:
+    """Agree on a name that is unique to this start of these ranks, and watch the processes that announce themselves.
 
     The store may hold keys of earlier starts: torch reuses the names of groups after destroy_process_group, and
     torchrun the whole store after a restart. So each rank picks a random name, and rank 0 answers each name until all
@@ -63,33 +83,51 @@ def _agree(store: Store, rank: int, size: int, timeout: float) -> str:
     """
     name = secrets.token_hex(8)
     deadline = time.monotonic() + timeout
+    announced = f"{name} {host_id()}\n{process_id()}"
+    known: dict[int, bytes] = {}
+    store.set(f"{rank} is", announced)
+
+    def announcement(other: int) -> str | None:
+        """Return the name of another rank if it is new."""
+        if not store.check([f"{other} is"]):
+            return None
+        theirs = store.get(f"{other} is")
+        if theirs == known.get(other):
+            return None
+        known[other] = theirs
+        their_name, _, place = theirs.decode().partition(" ")
+        host, _, process = place.partition("\n")
+        if host == host_id():
+            watch.add(other, process)
+        return str(their_name)
+
     if rank > 0:
-        store.set(f"{rank} is", name)
         while not _wait(store, f"start of {rank}, {name}", deadline):
+            announcement(0)
+            watch.check()
             if time.monotonic() >= deadline:
                 raise arrival_timeout([0], size, timeout)
+        announcement(0)
         start: str = store.get(f"start of {rank}, {name}").decode()
         store.set(f"{rank} acknowledged {start}", b"")
         return start
     missing = set(range(1, size))
-    known: dict[int, bytes] = {}
     pause = 0.0005
-    while missing:
-        for other in sorted(missing):
-            if not store.check([f"{other} is"]):
-                continue
-            theirs = store.get(f"{other} is")
-            if theirs != known.get(other):
-                store.set(f"start of {other}, {theirs.decode()}", name)
-                known[other] = theirs
-            elif store.check([f"{other} acknowledged {name}"]):
-                missing.remove(other)
-        if missing and time.monotonic() > deadline:
-            error = arrival_timeout(missing, size, timeout)
-            TorchStoreAdapter(c10d.PrefixStore(name, store)).abort(error)  # for the ranks that have joined
-            raise error
-        time.sleep(pause)  # see _wait
-        pause = min(2 * pause, 0.02)
+    try:
+        while missing:
+            watch.check()
+            for other in sorted(missing):
+                if theirs := announcement(other):
+                    store.set(f"start of {other}, {theirs}", name)
+                elif other in known and store.check([f"{other} acknowledged {name}"]):
+                    missing.remove(other)
+            if missing and time.monotonic() > deadline:
+                raise arrival_timeout(missing, size, timeout)
+            time.sleep(pause)  # see _wait
+            pause = min(2 * pause, 0.02)
+    except RingcommError as error:
+        TorchStoreAdapter(c10d.PrefixStore(name, store), watch).abort(error)  # for the ranks that have joined
+        raise
     return name
 
 
@@ -97,22 +135,19 @@ def _wait(store: Store, key: str, deadline: float) -> bool:
     """Wait up to a slice for a key; return whether it is set. torch's own wait ignores signals, and logs."""
     deadline = min(deadline, time.monotonic() + SLICE)
     pause = 0.0005
-    try:
-        while not store.check([key]):
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(pause)
-            pause = min(2 * pause, 0.02)
-    except dist.DistNetworkError as error:
-        raise PeerLost(f"the store of torch.distributed is lost: {error}") from None
+    while not store.check([key]):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, 0.02)
     return True
 
 
 class TorchStoreAdapter:
     """A store of torch as a ringcomm.bootstrap.store.Store."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, watch: ProcessWatch) -> None:
+        self._store, self._watch = store, watch
 
     def set(self, key: str, value: bytes) -> None:
         self._store.set(key, value)
@@ -132,3 +167,4 @@ class TorchStoreAdapter:
     def check(self) -> None:
         if self._store.check([FAILURE]):
             raise decode_error(self._store.get(FAILURE))
+        self._watch.check()

@@ -9,8 +9,8 @@ from typing import Any, Self
 
 from ringcomm.adapters import CODES
 from ringcomm.bootstrap.place import Place
-from ringcomm.bootstrap.rendezvous import rendezvous
-from ringcomm.bootstrap.store import Store, shared_failure
+from ringcomm.bootstrap.rendezvous import Rendezvous, rendezvous
+from ringcomm.bootstrap.store import Store
 from ringcomm.completion import when_done
 from ringcomm.config import Config
 from ringcomm.devices.contract import Device
@@ -124,8 +124,10 @@ class ShmTransport:
         return False
 
     def fail(self, error: RingcommError) -> None:
-        rank = -1 if error.rank is None else error.rank
-        check(lib.rc_abort(self._handle, STATUS[type(error)], rank, str(error).encode(errors="backslashreplace")))
+        known = error.rank is not None and not error.group and error.rank < self.size
+        text = str(error).replace("\0", "\\0")  # the core takes a C string
+        rank = error.rank if known else -1  # of another group: the text says which
+        check(lib.rc_abort(self._handle, STATUS[type(error)], rank, text.encode(errors="backslashreplace")))
 
     def close(self) -> bool:
         status = lib.rc_close(self._handle)
@@ -244,27 +246,17 @@ def connect(rank: int, size: int, store: Store, config: Config) -> ShmTransport:
         "cores": sorted(topology.cores()),
         "tuning": {name: getattr(config, name, None) for name, _ in ffi.typeof("rc_tuning").fields},
     }
-    with (
-        shared_failure(store, rank),
-        rendezvous(store, rank, size, hello, _answer, config.timeout) as joined,
-    ):
-        tuning = ffi.new("rc_tuning *", joined.reply["tuning"])
-        slot = ffi.new("rc_comm **")
-        # Rank 0 maps first: the others read its nonce there, which proves that the memory is shared.
-        if rank > 0:
-            store.get("mapped by 0", config.timeout)
-        nonce = joined.reply["nonce"]
+    opened: list[ShmTransport] = []
+
+    def open_world(joined: Rendezvous) -> None:
+        tuning, slot = ffi.new("rc_tuning *", joined.reply["tuning"]), ffi.new("rc_comm **")
+        nonce = joined.reply["nonce"]  # rank 0 maps first; that the others read it there proves that they share memory
         check(lib.rc_world_open(joined.fd, rank, size, joined.pids, joined.pidfds, nonce, tuning, slot))
-        transport = ShmTransport(slot[0], rank, size, tuning)
-        # No rank returns before all have connected: a failure here is raised now, not as a timeout of the first call.
-        store.set(f"mapped by {rank}", b"")
-        if rank == 0:
-            for other in range(1, size):
-                store.get(f"mapped by {other}", config.timeout)
-            store.set("connected", b"")
-        store.get("connected", config.timeout)
-    log.debug("rank %d of %d shares memory, %s", rank, size, joined.reply["tuning"])
-    return transport
+        opened.append(ShmTransport(slot[0], rank, size, tuning))
+
+    with rendezvous(store, rank, size, hello, _answer, open_world, config.timeout) as joined:
+        log.debug("rank %d of %d shares memory, %s", rank, size, joined.reply["tuning"])
+    return opened[0]
 
 
 def _answer(hellos: list[dict[str, Any]]) -> tuple[dict[str, Any], int]:

@@ -47,8 +47,9 @@ def refuse_to_answer(_):
     raise AssertionError("called for nothing")
 
 
-def join(store, rank, size, answer=answer, timeout=20):
-    return rendezvous(store, rank, size, {"name": f"rank {rank}"}, answer if rank == 0 else refuse_to_answer, timeout)
+def join(store, rank, size, answer=answer, timeout=20, use=lambda result: None):
+    hello, respond = {"name": f"rank {rank}"}, answer if rank == 0 else refuse_to_answer
+    return rendezvous(store, rank, size, hello, respond, use, timeout)
 
 
 def join_as_threads(ranks, size, answer=answer, timeout=20):

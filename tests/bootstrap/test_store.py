@@ -128,8 +128,7 @@ def test_abort_reaches_waiting_ranks_and_the_first_error_wins(stores):
 def test_abort_reaches_ranks_that_join_later(job):
     with joined(job, 4) as (store, _):
         store.abort(SHORTAGE)
-        with join(job, 2, 4) as late:
-            check_shortage(late.get, "key", 20)
+        check_shortage(join, job, 2, 4)
 
 
 def test_missing_ranks_are_named(job):

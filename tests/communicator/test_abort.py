@@ -73,6 +73,19 @@ def abort_at_length(comm, reason):
     comm.barrier()
 
 
+def abort_with_nul(comm):
+    group = comm.split(0)
+    if comm.rank == 0:
+        group.abort("before\0after")
+    assert str(raised(Aborted, group.barrier)) == r"rank 0 aborted: before\0after"
+    group.close()
+    comm.barrier()
+
+
+def test_a_nul_does_not_cut_a_reason(world):
+    harness.run(abort_with_nul, 2, world=world)
+
+
 @pytest.mark.parametrize("character", ["x", "ü", "雪"])
 def test_a_long_reason_is_cut_between_characters(character, world):
     harness.run(abort_at_length, 2, character * 10_000, world=world)
