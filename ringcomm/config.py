@@ -99,8 +99,9 @@ def cache_folder() -> Path:
 
 def _tuned(name: str, default: T, check: Check) -> T:
     path = tuning_file() if name in tuning.TUNABLE else None
-    if path and TUNING in os.environ and not path.exists():
-        raise refuse(TUNING, "a file that ringcomm tune has written, or nothing", f"{path}, which does not exist")
+    if path and TUNING in os.environ and not os.path.exists(path):
+        text = f"{path}, which does not exist, or not in a folder that may be read"
+        raise refuse(TUNING, "a file that ringcomm tune has written, or nothing", text)
     found = tuning.read(path) if path else {}
     if name in found:
         check(f"{name} in {path}", found[name])

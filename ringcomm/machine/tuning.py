@@ -3,11 +3,12 @@
 import json
 import os
 import platform
+import stat
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ringcomm.errors import ArgumentError, unknown
+from ringcomm.errors import ArgumentError, integer, unknown
 from ringcomm.machine import files
 
 __all__ = ["NEVER", "TUNABLE", "cpu", "machine_name", "read", "write"]
@@ -38,29 +39,48 @@ def machine_name() -> str:
 def read(path: Path) -> dict[str, int]:
     """Return the thresholds for this machine, read once; none if the file or its entry is missing."""
     try:
-        settings = {machine: entry["settings"] for machine, entry in _machines(path).items()}
-        found = {name: int(value) for name, value in settings.get(machine_name(), {}).items()}
-        for name in found:
+        settings = _settings(_load(path))
+        for name, value in settings.items():
             if name not in TUNABLE:
                 raise unknown("setting", name, TUNABLE)
-    except (AttributeError, KeyError, ValueError, TypeError) as error:
+            integer(name, value)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
         cure = "delete it, run ringcomm tune again, or set RINGCOMM_TUNING to another file"
-        raise ArgumentError(f"{path} cannot be read ({error}); {cure}") from None
-    return found
+        raise ArgumentError(f"{path} cannot be read ({reason}); {cure}") from None
+    return settings
 
 
 def write(path: Path, settings: dict[str, int], facts: dict[str, Any]) -> None:
     """Store the thresholds of this machine, with `facts` about the measurement."""
     try:
-        machines = _machines(path)
-    except ValueError:  # corrupt: start a new file
+        machines = _load(path)
+        _settings(machines)
+    except (OSError, ValueError):  # unreadable or corrupt: start a new file
         machines = {}
     text = json.dumps(machines | {machine_name(): facts | {"settings": settings}}, indent=1) + "\n"
     files.write_atomic(path, text.encode())
 
 
-def _machines(path: Path) -> Any:
+def _load(path: Path) -> Any:
+    """Return the content of the file: an entry per machine; none if there is no file to be seen."""
     try:
-        return json.loads(path.read_text())
-    except OSError:
+        regular = stat.S_ISREG(path.stat().st_mode)
+    except OSError:  # missing, or in a folder of another user
         return {}
+    if not regular:  # to read a pipe could take for ever
+        raise ValueError("it is no regular file")
+    try:
+        return json.loads(path.read_bytes())
+    except RecursionError:
+        raise ValueError("its content is nested too deeply") from None
+
+
+def _settings(machines: Any) -> dict[str, int]:
+    """Return the settings of this machine."""
+    if not isinstance(machines, dict):
+        raise ValueError(f"expected an object with an entry per machine, got a {type(machines).__name__}")
+    for machine, entry in machines.items():
+        if not isinstance(entry, dict) or not isinstance(entry.get("settings"), dict):
+            raise ValueError(f'expected the "settings" of a machine under {machine!r}')
+    return dict(machines.get(machine_name(), {"settings": {}})["settings"])

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -60,10 +61,13 @@ def test_by_default_the_file_is_in_the_users_config_folder(monkeypatch, tmp_path
     ("content", "reason"),
     [
         ("{", "Expecting property name"),
-        ("[]", ""),
-        ("{MACHINE: 3}", ""),
-        ('{"one_shot_bytes": 4096}', ""),
-        ('{MACHINE: {"settings": {"one_shot_bytes": "many"}}}', "invalid literal.*many"),
+        ("[]", "expected an object with an entry per machine, got a list"),
+        ("{MACHINE: 3}", 'expected the "settings" of a machine under'),
+        ('{"one_shot_bytes": 4096}', "expected the \"settings\" of a machine under 'one_shot_bytes'"),
+        ('{MACHINE: {"settings": {"one_shot_bytes": "many"}}}', "one_shot_bytes: expected an integer, got 'many'"),
+        ('{MACHINE: {"settings": {"one_shot_bytes": Infinity}}}', "one_shot_bytes: expected an integer, got inf"),
+        ("[" * 100_000, "its content is nested too deeply"),
+        ("\0", "Expecting value"),
         ('{MACHINE: {"settings": {"one_shot_bites": 1}}}', "unknown setting 'one_shot_bites'; did you mean 'one_shot_"),
     ],
 )
@@ -74,6 +78,51 @@ def test_a_file_that_cannot_be_read_is_named_with_the_cure(file, content, reason
         ArgumentError, match=rf"tuning\.json cannot be read \(.*{reason}.*ringcomm tune.*RINGCOMM_TUNING"
     ):
         Config()
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("kind", ["pipe", "folder", "/dev/zero"])
+def test_what_is_no_regular_file_is_not_read(file, monkeypatch, kind):
+    file.parent.mkdir()
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "folder":
+        file.mkdir()
+    else:
+        monkeypatch.setenv("RINGCOMM_TUNING", kind)
+    with pytest.raises(ArgumentError, match=r"(tuning\.json|/dev/zero) cannot be read \(it is no regular file\)"):
+        Config()
+
+
+@pytest.mark.timeout(10)
+def test_the_command_can_write_to_a_pipe(file):
+    file.parent.mkdir()
+    os.mkfifo(file)
+    reader = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        tuning.write(file, {"one_shot_bytes": 7}, {})
+        assert b'"one_shot_bytes": 7' in os.read(reader, 1000)
+    finally:
+        os.close(reader)
+
+
+def test_a_file_that_this_user_may_not_read_is_named(file, monkeypatch):
+    def refuse(_):
+        raise PermissionError(13, "Permission denied", str(file))
+
+    tuning.write(file, {}, {})
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(ArgumentError, match=r"tuning\.json cannot be read \(Permission denied\); delete it"):
+        Config()
+
+
+@pytest.mark.parametrize("before", ['{"one_shot_bytes": 4096}', "[]", "[" * 100_000])
+def test_a_file_of_another_kind_is_rewritten(file, before):
+    file.parent.mkdir()
+    file.write_text(before)
+    tuning.write(file, {"one_shot_bytes": 7}, {})
+    assert Config().one_shot_bytes == 7
 
 
 def test_a_file_that_is_named_but_missing_is_refused(file):
