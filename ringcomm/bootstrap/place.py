@@ -14,6 +14,8 @@ __all__ = ["LAUNCHERS", "Place", "find_place", "host_id"]
 
 log = logging.getLogger("ringcomm")
 
+MAX_SIZE = 1 << 16  # more is a typo, and would keep rank 0 busy beyond every timeout
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -92,9 +94,16 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place:
     return Place(0, 1, job=f"alone/{os.getpid()}")
 
 
-def host_id() -> str:
-    """Return an id that is equal for processes that can share memory: the same boot and network namespace."""
-    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/net')}"
+def host_id(root: Path = Path("/")) -> str:
+    """Return an id that is equal for processes that can share memory: the same boot and network namespace.
+
+    Without /proc it is the name of the host.
+    """
+    try:
+        boot = (root / "proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink(root / 'proc/self/ns/net')}"
+    except OSError:
+        return os.uname().nodename
 
 
 def _place(launcher: _Launcher, environ: Mapping[str, str]) -> Place:
@@ -105,6 +114,8 @@ def _place(launcher: _Launcher, environ: Mapping[str, str]) -> Place:
         raise refuse(f"the environment of {launcher.name}", "integers", given) from None
     if not 0 <= rank < size:
         raise refuse(f"the environment of {launcher.name}", "0 <= rank < size", given)
+    if size > MAX_SIZE:
+        raise refuse(f"the environment of {launcher.name}", f"at most {MAX_SIZE} ranks", f"{launcher.size}={size}")
     hosts = environ[launcher.local_size] != environ[launcher.size]
     if hosts and not launcher.mpi:
         counts = f"{launcher.size}={size}, {launcher.local_size}={environ[launcher.local_size]}"
@@ -126,7 +137,7 @@ def _hydra_job() -> str:
     pid = os.getppid()
     with suppress(OSError):  # another user's processes may be hidden
         while pid > 0:
-            with open(f"/proc/{pid}/stat") as file:
+            with open(f"/proc/{pid}/stat", errors="surrogateescape") as file:
                 name, _, rest = file.read().partition("(")[2].rpartition(")")
             parent, start = rest.split()[1:20:18]
             if "hydra" in name:

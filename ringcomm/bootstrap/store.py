@@ -101,7 +101,7 @@ class SocketStore:
     """
 
     def __init__(self, place: Place, timeout: float) -> None:
-        digest = hashlib.sha256(place.job.encode()).hexdigest()
+        digest = hashlib.sha256(os.fsencode(place.job)).hexdigest()
         address = f"\0ringcomm-{os.geteuid()}-{digest[:32]}"
         self._size = place.size
         self._server = StoreServer(place, address) if place.rank == 0 else None

@@ -30,7 +30,7 @@ def words(file: Path) -> list[str]:
 
 def _lines(file: Path) -> list[str]:
     try:
-        return file.read_text().splitlines()
+        return file.read_text(errors="surrogateescape").splitlines()  # the names of folders may be any bytes
     except OSError:
         return []
 

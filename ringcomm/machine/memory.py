@@ -1,5 +1,6 @@
 """How much more memory this process may use: shared memory beyond that ends in SIGBUS or an OOM kill."""
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +31,9 @@ def require(bytes: int, what: str) -> None:  # noqa: A002
 
 
 def available(root: Path = Path("/")) -> Headroom:
-    """Return the tightest of all limits on this process."""
-    return min([*_groups(root), *_machine(root), *_process(root)])
+    """Return the tightest of all known limits on this process; without /proc there may be none."""
+    unknown = Headroom(sys.maxsize, "no limit is known, since /proc shows no figures")
+    return min([*_groups(root), *_machine(root), *_process(root)], default=unknown)
 
 
 def mib(bytes: int) -> str:  # noqa: A002
@@ -52,16 +54,17 @@ def _groups(root: Path) -> Iterator[Headroom]:
 
 def _machine(root: Path) -> Iterator[Headroom]:
     meminfo = words(root / "proc/meminfo")
-    yield Headroom(int(meminfo[meminfo.index("MemAvailable:") + 1]) << 10, "MemAvailable of this machine")
+    if "MemAvailable:" in meminfo:
+        yield Headroom(int(meminfo[meminfo.index("MemAvailable:") + 1]) << 10, "MemAvailable of this machine")
 
 
 def _process(root: Path) -> Iterator[Headroom]:
     import resource  # POSIX only; importing ringcomm works everywhere
 
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if space != resource.RLIM_INFINITY:
-        pages = int(words(root / "proc/self/statm")[0])
-        yield _left(space, pages * resource.getpagesize(), "RLIMIT_AS")
+    pages = words(root / "proc/self/statm")
+    if space != resource.RLIM_INFINITY and pages:
+        yield _left(space, int(pages[0]) * resource.getpagesize(), "RLIMIT_AS")
     length, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if length != resource.RLIM_INFINITY:
         yield Headroom(length, "RLIMIT_FSIZE (shared memory is a file)")

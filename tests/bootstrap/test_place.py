@@ -1,11 +1,13 @@
 """The place of a rank, from the environment that its launcher set."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from ringcomm import ArgumentError
 from ringcomm.bootstrap.place import Place, find_place
+from ringcomm.bootstrap.store import job_store
 
 OURS = {"RINGCOMM_RANK": "1", "RINGCOMM_SIZE": "4", "RINGCOMM_JOB": "j", "RINGCOMM_NONCE": "secret"}
 TORCHRUN = {
@@ -121,6 +123,34 @@ def test_variables_that_give_no_place_are_named(environ, names):
     with pytest.raises(ArgumentError) as raised:
         find_place(environ)
     assert names in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("environ", "name"),
+    [
+        (OURS, "RINGCOMM_SIZE"),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "2000000000"}, "WORLD_SIZE"),
+        (OPEN_MPI, "OMPI_COMM_WORLD_SIZE"),
+        (SRUN, "SLURM_STEP_NUM_TASKS"),
+    ],
+)
+def test_a_size_beyond_reason_is_refused(environ, name):
+    with pytest.raises(ArgumentError, match=f"expected at most 65536 ranks, got {name}=2000000000$"):
+        find_place({**environ, name: "2000000000"})
+    assert find_place({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "65536"}).size == 65536
+
+
+def test_a_job_name_may_be_any_bytes():
+    job = os.fsdecode(b"\xe9t\xe9")
+    places = [find_place({**OURS, "RINGCOMM_JOB": job, "RINGCOMM_RANK": rank, "RINGCOMM_SIZE": "2"}) for rank in "01"]
+
+    def meet(place):
+        with job_store(place, 20) as store:
+            store.set(str(place.rank), b"here")
+            return store.get(str(1 - place.rank), 20)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(meet, places)) == [b"here"] * 2
 
 
 @pytest.mark.parametrize(
