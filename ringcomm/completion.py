@@ -13,6 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from ringcomm.errors import RingcommError
+from ringcomm.machine.threads import start_thread
 from ringcomm.native import check, lib
 
 __all__ = ["call_back", "call_back_apart", "inside_callback", "when_done"]
@@ -48,7 +50,7 @@ class _Watcher:
 
     def _need_spare(self, needed: bool) -> None:
         if needed and not self._spare:
-            threading.Thread(target=self._run, name="ringcomm completions", daemon=True).start()
+            start_thread("ringcomm completions", self._run)
             self._spare += 1  # it waits for the lock held here
         self._changed.notify()
 
@@ -85,7 +87,7 @@ class _Watcher:
                 self._spare += 1
                 return False
             self._calling_since = time.monotonic()
-            with suppress(RuntimeError):  # no thread: then other callbacks wait for this one
+            with suppress(RingcommError):  # no thread: then other callbacks wait for this one
                 self._need_spare(True)
         call_back(callback)
         del callback  # and its references
@@ -123,7 +125,7 @@ def inside_callback() -> bool:
 
 def call_back_apart(callback: Callback) -> None:
     """Run a callback on a thread of its own."""
-    threading.Thread(target=call_back, args=(callback,), name="ringcomm callback", daemon=True).start()
+    start_thread("ringcomm callback", call_back, callback)
 
 
 def _forget() -> None:

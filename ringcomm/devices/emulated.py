@@ -17,6 +17,7 @@ import numpy as np
 from ringcomm.devices.contract import KernelVariant, Memory, Shape
 from ringcomm.errors import MemoryShortage
 from ringcomm.machine import memory
+from ringcomm.machine.threads import start_thread
 from ringcomm.native import check, ffi, lib
 
 __all__ = ["Array", "EmulatedDevice", "array", "device", "empty"]
@@ -81,10 +82,10 @@ class Stream:
 
     def add(self, step: Callable[[], object]) -> None:
         with self._changed:
+            if self._queued == 0:
+                start_thread("ringcomm emulated stream", self._run)
             self._queue.put(step)
             self._queued += 1
-            if self._queued == 1:
-                threading.Thread(target=self._run, name="ringcomm emulated stream", daemon=True).start()
 
     def _run(self) -> None:
         while True:

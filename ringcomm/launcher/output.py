@@ -2,10 +2,11 @@
 
 import os
 import select
-import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import IO
+
+from ringcomm.machine.threads import start_thread
 
 __all__ = ["OutputWriter", "RankOutput"]
 
@@ -24,8 +25,7 @@ class OutputWriter:
         self._queued = 0  # bytes
         self._failure: OSError | None = None
         self.written = 0  # bytes
-        self._thread = threading.Thread(target=self._run, name="ringcomm output", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("ringcomm output", self._run)
 
     @property
     def full(self) -> bool:

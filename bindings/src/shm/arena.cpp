@@ -29,7 +29,7 @@ void fallocate_range(int fd, int mode, uint64_t offset, size_t bytes) {
 
 int create_file() {
     const int fd = memfd_create("ringcomm", MFD_CLOEXEC);
-    if (fd < 0) throw_errno("memfd_create");
+    if (fd < 0) throw_errno("creating a file of shared memory (memfd_create)");
     return fd;
 }
 

@@ -11,6 +11,7 @@
 #include "kernels/cpu/kernels.h"
 #include "kernels/memory_order.h"
 #include "shm/waiting.h"
+#include "shm/work.h"
 
 namespace ringcomm {
 
@@ -43,7 +44,7 @@ double probe_handover(size_t bytes, bool nontemporal, int writer, int reader) {
     std::byte *shared = memory.get(), *source = shared + bytes, *target = source + bytes;
     memset(shared, 1, 3 * bytes);
     // Threads of their own: the caller may be bound to one core, and stays where it is.
-    std::thread reading([&] {
+    std::thread reading = named_thread("ringcomm-probe", [&] {
         move_to(reader);
         for (uint64_t round = 1; round <= ROUNDS; ++round) {
             await(written.value, round);
@@ -52,7 +53,7 @@ double probe_handover(size_t bytes, bool nontemporal, int writer, int reader) {
         }
     });
     uint64_t best = UINT64_MAX;
-    std::thread writing([&] {
+    const auto write = [&] {
         move_to(writer);
         // The best round: other programs disturb the rest.
         for (uint64_t round = 1; round <= ROUNDS; ++round) {
@@ -66,7 +67,15 @@ double probe_handover(size_t bytes, bool nontemporal, int writer, int reader) {
             await(read.value, round);
             best = std::min(best, now_ns() - start);
         }
-    });
+    };
+    std::thread writing;
+    try {
+        writing = named_thread("ringcomm-probe", write);
+    } catch (...) {
+        written.value.store(ROUNDS, std::memory_order_release);  // let the reader end
+        reading.join();
+        throw;
+    }
     writing.join();
     reading.join();
     return double(bytes) / (double(best) * 1e-9);

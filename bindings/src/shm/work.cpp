@@ -25,6 +25,12 @@ CompletionQueue* completions = new CompletionQueue;  // never freed: threads may
 
 }  // namespace
 
+void throw_not_started(const char* name, const std::system_error& error) {
+    throw Failure(RC_SYSTEM, format("cannot start the thread '%s' (%s): raise the limit on threads and processes "
+                                    "(RLIMIT_NPROC, pids.max of the control group) or memory (RLIMIT_AS)",
+                                    name, error.code().message().c_str()));
+}
+
 uint64_t next_done(double timeout) {
     CompletionQueue& done = *completions;
     std::unique_lock lock(done.mutex);

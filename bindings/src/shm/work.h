@@ -7,18 +7,25 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <system_error>
 #include <thread>
 
 #include "shm/comm.h"
 
 namespace ringcomm {
 
+[[noreturn]] void throw_not_started(const char* name, const std::system_error& error);
+
 // A thread that top and ps show by name.
 template <class Body>
 std::thread named_thread(const char* name, Body body) {
-    std::thread thread(body);
-    pthread_setname_np(thread.native_handle(), name);
-    return thread;
+    try {
+        std::thread thread(body);
+        pthread_setname_np(thread.native_handle(), name);
+        return thread;
+    } catch (const std::system_error& error) {
+        throw_not_started(name, error);
+    }
 }
 
 class Work {

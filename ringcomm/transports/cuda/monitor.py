@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from ringcomm.completion import call_back, call_back_apart
 from ringcomm.devices.contract import Device, Event
 from ringcomm.errors import Aborted, CollectiveTimeout, PeerLost, RingcommError
+from ringcomm.machine.threads import start_thread
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.contract import LocalTransport
 from ringcomm.transports.cuda.arena import MAX_LAUNCHES, Arena
@@ -87,8 +88,7 @@ class LaunchMonitor:
             if not launch.captured:
                 self._in_flight.append(launch)
                 if self._watcher is None:
-                    self._watcher = threading.Thread(target=self._watch, name="ringcomm GPU", daemon=True)
-                    self._watcher.start()
+                    self._watcher = start_thread("ringcomm GPU", self._watch)
                 self._added.notify()
 
     # --- Waiting ------------------------------------------------------------------------------------------------------

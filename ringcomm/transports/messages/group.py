@@ -21,6 +21,7 @@ from ringcomm.errors import (
     describe_ancestor,
     encode_error,
 )
+from ringcomm.machine.threads import start_thread
 from ringcomm.transports.blocks import NOTHING, Bytes, Steps
 from ringcomm.transports.messages.call_queue import CallQueue
 from ringcomm.transports.messages.flight import FlightRecord
@@ -186,8 +187,7 @@ class MessageGroup:
         """Ensure that calls advance while no thread waits for them."""
         with self.changed:
             if self._thread is None and self._link.threads:
-                self._thread = threading.Thread(target=self._progress_loop, name="ringcomm progress", daemon=True)
-                self._thread.start()
+                self._thread = start_thread("ringcomm progress", self._progress_loop)
             self.notify()
 
     def _progress_loop(self) -> None:

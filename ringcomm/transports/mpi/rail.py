@@ -9,7 +9,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 
 from ringcomm.algorithms.schedule import NO_PEER, Algorithm, Block, Copy, Lengths, record
 from ringcomm.errors import CollectiveTimeout, RingcommError
+from ringcomm.machine.threads import start_thread
 from ringcomm.native import check, ffi, lib
 from ringcomm.transports.blocks import NOTHING, Blockwise, Bytes, Steps
 from ringcomm.transports.mpi import builtin
@@ -125,8 +125,7 @@ def with_timeout(timeout: float, description: str, call: Callable[[], T]) -> T:
         except BaseException as error:
             result.set_exception(error)
 
-    thread = threading.Thread(target=run, name="ringcomm MPI", daemon=True)
-    thread.start()
+    thread = start_thread("ringcomm MPI", run)
     try:
         return result.result(timeout)
     except FutureTimeout:

@@ -1,0 +1,29 @@
+"""Start threads and processes: if the system refuses one, the error says which, and which limits there are."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ringcomm.errors import RingcommError
+
+__all__ = ["start_thread", "starting"]
+
+
+@contextmanager
+def starting(what: str) -> Iterator[None]:
+    """Raise RingcommError, which names `what`, if the system refuses the thread or process that the body starts."""
+    try:
+        yield
+    except (BlockingIOError, RuntimeError) as error:  # of a process; of a thread
+        reason = getattr(error, "strerror", None) or error
+        limits = "threads and processes (RLIMIT_NPROC, pids.max of the control group) or memory (RLIMIT_AS)"
+        raise RingcommError(f"cannot start {what} ({reason}): raise the limit on {limits}") from error
+
+
+def start_thread(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
+    """Start a daemon thread."""
+    thread = threading.Thread(target=target, args=args, name=name, daemon=True)
+    with starting(f"the thread {name!r}"):
+        thread.start()
+    return thread
