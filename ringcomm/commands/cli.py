@@ -31,6 +31,7 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command in `arguments`, by default those of the process, and return its exit status."""
+    _open_closed_streams()
     words = sys.argv[1:] if arguments is None else [*arguments]
     first = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words))
     command = _parse(_parser(), words[: first + 1]).command
@@ -62,6 +63,17 @@ def parser_of(command: str) -> argparse.ArgumentParser:
     module.add_arguments(parser)
     parser.set_defaults(run=module.run)
     return parser
+
+
+def _open_closed_streams() -> None:
+    """Replace a closed stdin, stdout or stderr (`>&-`) by /dev/null: what would be printed there is dropped.
+
+    In this order each gets its own descriptor, so that no other file can get it.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115 (open until the process ends)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -24,6 +24,7 @@ from ringcomm.bootstrap.store import open_store
 from ringcomm.errors import RingcommError
 from ringcomm.launcher import processes
 from ringcomm.launcher.launch import LaunchSpec, RankResult, failed, importing_main
+from ringcomm.machine.threads import start_thread, starting
 from ringcomm.start import connect
 
 __all__ = ["serve"]
@@ -34,24 +35,39 @@ def serve(control_number: int, *numbers: int) -> None:
     control = Connection(control_number)
     senders = [Connection(number, readable=False) for number in numbers]
     preparation, data, place = control.recv()
-    running = {}
-    for rank, sender in enumerate(senders):
-        pid = os.fork()
-        if pid == 0:
-            for end in (control, *senders):
-                if end is not sender:
-                    end.close()
-            sender.send_bytes(_run_rank(preparation, data, replace(place, rank=rank)))
-            return  # and let the interpreter exit normally
-        running[pid] = rank
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where the launching program ignores it, os.wait() would fail
+    running: dict[int, int] = {}
+    try:
+        rank = _fork(len(senders), running)
+        if rank is None:
+            start_thread("kill on request", _kill_on_request, control, running)
+    except RingcommError as error:
+        control.send(error)
+        _kill_on_request(control, running)  # this process, too
+    if rank is not None:
+        for end in (control, *senders):
+            if end is not senders[rank]:
+                end.close()
+        senders[rank].send_bytes(_run_rank(preparation, data, replace(place, rank=rank)))
+        return  # and let the interpreter exit normally
     for sender in senders:
         sender.close()
-    threading.Thread(target=_kill_on_request, args=(control, running), daemon=True).start()
     while running:
         pid, status = os.wait()
         with suppress(OSError):  # the launching process has exited; this one follows
             control.send((running.pop(pid), os.waitstatus_to_exitcode(status), time.monotonic()))
     signal.pause()
+
+
+def _fork(size: int, running: dict[int, int]) -> int | None:
+    """Fork the ranks, and add the rank of each process to `running`. Return None here, in a rank its number."""
+    for rank in range(size):
+        with starting(f"rank {rank} of {size}"):
+            pid = os.fork()
+        if pid == 0:
+            return rank
+        running[pid] = rank
+    return None
 
 
 def _kill_on_request(control: Connection, running: Collection[int]) -> None:
@@ -71,8 +87,8 @@ def _run_rank(preparation: dict[str, Any], data: bytes, place: Place) -> bytes:
         with open_store(place, spec.config.timeout) as store:
             comm = connect(place.rank, place.size, store, spec.config)
         with comm:
-            result = RankResult(place.rank, spec.fn(comm, *spec.args, **spec.kwargs))
-        return pickle.dumps(result)
+            value = spec.fn(comm, *spec.args, **spec.kwargs)
+        return pickle.dumps(RankResult(place.rank, value, threads=_left_running()))
     except Exception as error:
         result = failed(place.rank, error)
     try:
@@ -82,3 +98,9 @@ def _run_rank(preparation: dict[str, Any], data: bytes, place: Place) -> bytes:
     except Exception:
         summary = traceback.format_exception_only(result.error)[-1].strip()
         return pickle.dumps(result._replace(error=RingcommError(summary)))
+
+
+def _left_running() -> list[str]:
+    """Return the names of the threads for which this process will wait before it exits."""
+    main = threading.main_thread()
+    return [thread.name for thread in threading.enumerate() if not thread.daemon and thread is not main]

@@ -4,6 +4,7 @@ A server (forkserver.py) forks the processes and kills them at the end of the la
 killed, the server sees its connection close and kills them too.
 """
 
+import logging
 import os
 import pickle
 import secrets
@@ -13,8 +14,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import spawn
 from multiprocessing.connection import Connection, Pipe, wait
 from queue import SimpleQueue
@@ -26,9 +27,12 @@ from ringcomm.communicator import Communicator
 from ringcomm.config import Config
 from ringcomm.errors import Aborted, ArgumentError, PeerLost, RingcommError, integer, refuse, unknown
 from ringcomm.launcher.processes import GRACE, MAX_RANKS, describe_exit
+from ringcomm.machine.threads import starting
 from ringcomm.start import connect
 
 __all__ = ["launch"]
+
+log = logging.getLogger("ringcomm")
 
 INTERRUPTED = "the launch was interrupted"
 
@@ -51,8 +55,10 @@ def launch(
     closed when `fn` returns.
 
     If `fn` raises on a rank, the communicators of the other ranks are aborted and the first error is raised here, with
-    its rank in a note. Processes that do not exit within 5 s are killed; threads are joined. A process that dies raises
-    PeerLost with its rank and signal. No thread or process is left running.
+    its rank in a note. A process that dies raises PeerLost with its rank and signal. Processes that do not exit within
+    5 s after a failure are killed, and so are those that do not exit once `fn` has returned on all ranks: a process
+    waits for the threads that `fn` has started and that are not daemons. Then the results are returned, and a warning
+    of the logger "ringcomm" names rank and threads. The threads of world="threads" are joined. No rank is left running.
     """
     if not callable(fn):
         raise refuse("fn", "a function that takes a communicator", repr(fn))
@@ -79,13 +85,17 @@ class LaunchSpec(NamedTuple):
 
 
 class RankResult(NamedTuple):
-    """The value of a rank, or its error with time and traceback; a process that died has no traceback."""
+    """The value of a rank and the names of the threads that it left running, or its error with time and traceback.
+
+    A process that died has no traceback.
+    """
 
     rank: int
     value: Any = None
     error: Exception | None = None
     when: float = 0.0
     trace: str = ""
+    threads: Sequence[str] = ()
 
 
 def failed(rank: int, error: Exception) -> RankResult:
@@ -134,7 +144,8 @@ def _threads(spec: LaunchSpec, size: int) -> list[RankResult]:
     threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(size)]
     try:
         for thread in threads:
-            thread.start()
+            with starting(f"the thread of {thread.name}"):
+                thread.start()
         gather(size)
     except BaseException:
         store.abort(Aborted(INTERRUPTED))
@@ -157,7 +168,7 @@ def _processes(spec: LaunchSpec, size: int) -> list[RankResult]:
     preparation, importable = _main_program()
     data = _pickled(spec, importable)
     place = Place(0, size, job=secrets.token_hex(), nonce=secrets.token_hex(), launcher="launch")
-    with ExitStack() as stack:
+    with _standard_descriptors(), ExitStack() as stack:
         control, server_end = map(stack.enter_context, Pipe())
         pipes = [tuple(map(stack.enter_context, Pipe(duplex=False))) for _ in range(size)]
         ends = [server_end, *(sender for _, sender in pipes)]
@@ -165,9 +176,9 @@ def _processes(spec: LaunchSpec, size: int) -> list[RankResult]:
         path = [str(entry) for entry in sys.path]
         code = f"import sys; sys.path[:] = {path!r}; from ringcomm.launcher.forkserver import serve; serve(*{numbers})"
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing passes them on
-        server = subprocess.Popen(
-            [sys.executable, *flags, "-c", code], stdin=subprocess.DEVNULL, pass_fds=numbers, process_group=0
-        )
+        command = [sys.executable, *flags, "-c", code]
+        with starting("the process that forks the ranks"):
+            server = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=numbers, process_group=0)
         stack.callback(_stop, server, control)
         for end in ends:
             end.close()
@@ -175,12 +186,30 @@ def _processes(spec: LaunchSpec, size: int) -> list[RankResult]:
         return _collect(control, [receiver for receiver, _ in pipes])
 
 
+@contextmanager
+def _standard_descriptors() -> Iterator[None]:
+    """Open /dev/null at the descriptors 0 to 2 where these are closed: ranks would print into a pipe that got one."""
+    opened = [os.open(os.devnull, os.O_RDWR)]
+    while opened[-1] <= 2:
+        os.set_inheritable(opened[-1], True)
+        opened.append(os.open(os.devnull, os.O_RDWR))
+    try:
+        yield
+    finally:
+        for number in opened:
+            os.close(number)
+
+
 def _main_program() -> tuple[dict[str, Any], bool]:
     """Return multiprocessing's preparation data (module path, main file), and whether ranks can import the main module.
 
     They cannot if it is a command-line string, stdin, or a __main__.py.
     """
-    preparation = spawn.get_preparation_data("ringcomm")
+    try:
+        preparation = spawn.get_preparation_data("ringcomm")
+    except FileNotFoundError:  # from os.getcwd()
+        text = "the current directory, in which the ranks would start, has been deleted: change to another (os.chdir)"
+        raise ArgumentError(text) from None
     del preparation["authkey"]  # cannot be pickled, and is not needed
     if "init_main_from_name" in preparation:
         return preparation, preparation["init_main_from_name"].rpartition(".")[2] != "__main__"
@@ -214,10 +243,13 @@ def _pickled(spec: LaunchSpec, importable: bool) -> bytes:
 
 
 def _collect(control: Connection, receivers: list[Connection]) -> list[RankResult]:
-    """Wait until every process has exited; after the first failure, for GRACE seconds at most."""
+    """Wait until every process has exited.
+
+    After the first failure they have GRACE seconds for that, and once all have returned, GRACE seconds after each exit.
+    """
     results: dict[int, RankResult] = {}
     pending = dict(enumerate(receivers))
-    running = len(receivers)
+    running = set(pending)
     deadline: float | None = None
 
     def take(rank: int) -> None:
@@ -235,17 +267,27 @@ def _collect(control: Connection, receivers: list[Connection]) -> list[RankResul
             take(rank)
         if control in ready:
             try:
-                rank, status, when = control.recv()
+                ended = control.recv()
             except (EOFError, ConnectionResetError):
                 raise RingcommError("the process that forks the ranks has died") from None
-            running -= 1
+            if isinstance(ended, RingcommError):
+                raise ended
+            rank, status, when = ended
+            running.discard(rank)
             if rank in pending and pending[rank].poll():
                 take(rank)
             if rank not in results:
                 lost = PeerLost(f"rank {rank} {describe_exit(status)} before its function returned", rank=rank)
                 results[rank] = RankResult(rank, error=lost, when=when)
-        if deadline is None and any(result.error for result in results.values()):
+        if any(result.error for result in results.values()):
+            deadline = deadline or time.monotonic() + GRACE
+        elif len(results) == len(receivers):
             deadline = time.monotonic() + GRACE
+    if not any(result.error for result in results.values()):
+        for rank in sorted(running):
+            threads = ", ".join(map(repr, results[rank].threads)) or "none"
+            text = "rank %d returned, but did not exit within %g s, and is killed; threads that it left running: %s"
+            log.warning(text, rank, GRACE, threads)
     return [results[rank] for rank in sorted(results)]
 
 

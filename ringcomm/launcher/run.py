@@ -22,6 +22,7 @@ from ringcomm.bootstrap.place import Place
 from ringcomm.errors import ArgumentError, refuse
 from ringcomm.launcher import processes
 from ringcomm.launcher.output import OutputWriter, RankOutput
+from ringcomm.machine.threads import starting
 
 __all__ = ["run"]
 
@@ -116,9 +117,9 @@ class _Supervisor:
         # Forwarded signals reach the whole group; the reaper must survive all but SIGKILL.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
         try:
-            self._reaper = subprocess.Popen(
-                [sys.executable, "-I", "-S", processes.__file__], stdin=subprocess.PIPE, bufsize=0, process_group=0
-            )
+            command = [sys.executable, "-I", "-S", processes.__file__]
+            with starting("the process that ends the ranks"):
+                self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, process_group=0)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return self
@@ -136,14 +137,15 @@ class _Supervisor:
     def start(self, program: Sequence[str], place: Place) -> None:
         # Without PYTHONUNBUFFERED, output to a pipe is late, and lost if the rank is killed.
         environment = {"PYTHONUNBUFFERED": "1", **place.environment()}
-        process = subprocess.Popen(
-            program,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            process_group=self._reaper.pid,
-        )
+        with starting(f"rank {place.rank}"):
+            process = subprocess.Popen(
+                program,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                process_group=self._reaper.pid,
+            )
         self._processes.append(process)
         self._notify_reaper(process)
         for source, writer in ((process.stdout, self._out), (process.stderr, self._err)):
