@@ -13,6 +13,7 @@ from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.server import PeerServer
 from ringcomm.bootstrap.sockets import MESSAGE_BYTES, credentials
 from ringcomm.errors import PeerLost, RingcommError, encode_error
+from ringcomm.machine.threads import starting
 
 __all__ = ["JOIN", "LINGER", "PRESENT_KEY", "StoreServer"]
 
@@ -45,7 +46,8 @@ class StoreServer(threading.Thread):
         self.client, own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ranks[own] = 0
         self._peers.add(own)
-        self.start()
+        with starting(f"the thread {self.name!r}"):
+            self.start()
 
     def run(self) -> None:
         with closing(self._peers):

@@ -85,10 +85,7 @@ class LaunchSpec(NamedTuple):
 
 
 class RankResult(NamedTuple):
-    """The value of a rank and the names of the threads that it left running, or its error with time and traceback.
-
-    A process that died has no traceback.
-    """
+    """The value of a rank and the threads it left running, or its error with time and traceback (none if it died)."""
 
     rank: int
     value: Any = None
