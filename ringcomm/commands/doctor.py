@@ -79,7 +79,8 @@ def cores() -> str:
 
 def headroom() -> str:
     tightest = memory.available()
-    return f"{memory.mib(tightest.bytes)} can be shared: {tightest.limit}"
+    shared = "" if tightest is memory.UNKNOWN else f"{memory.mib(tightest.bytes)} can be shared: "
+    return shared + tightest.limit
 
 
 def memfd() -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from ringcomm.errors import MemoryShortage
 from ringcomm.machine.cgroup import groups, words
 
-__all__ = ["Headroom", "available", "mib", "require"]
+__all__ = ["UNKNOWN", "Headroom", "available", "mib", "require"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -17,6 +17,9 @@ class Headroom:
 
     bytes: int
     limit: str
+
+
+UNKNOWN = Headroom(sys.maxsize, "no limit is known, since /proc shows no figures")
 
 
 def require(bytes: int, what: str) -> None:  # noqa: A002
@@ -32,8 +35,7 @@ def require(bytes: int, what: str) -> None:  # noqa: A002
 
 def available(root: Path = Path("/")) -> Headroom:
     """Return the tightest of all known limits on this process; without /proc there may be none."""
-    unknown = Headroom(sys.maxsize, "no limit is known, since /proc shows no figures")
-    return min([*_groups(root), *_machine(root), *_process(root)], default=unknown)
+    return min([*_groups(root), *_machine(root), *_process(root)], default=UNKNOWN)
 
 
 def mib(bytes: int) -> str:  # noqa: A002

@@ -9,6 +9,7 @@ import pytest
 import harness
 from ringcomm import MemoryShortage
 from ringcomm.bootstrap.place import host_id
+from ringcomm.commands import doctor
 from ringcomm.machine import memory, topology
 
 
@@ -16,6 +17,7 @@ def test_without_figures_there_is_no_known_limit(tmp_path, monkeypatch):
     found = memory.available(tmp_path)
     assert found.bytes == sys.maxsize
     monkeypatch.setattr(memory, "available", lambda: found)
+    assert doctor.headroom() == "no limit is known, since /proc shows no figures"
     memory.require(1 << 60, "an array")
     with pytest.raises(MemoryShortage, match=r"an array needs .* MiB are available: no limit is known, since /proc "):
         memory.require(1 << 63, "an array")
