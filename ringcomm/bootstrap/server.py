@@ -1,18 +1,16 @@
 """Rank 0's side of a startup socket: it accepts the processes of this user, and hears what they send."""
 
 import errno
-import logging
 import selectors
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from ringcomm.bootstrap.refusals import RefusalLog
 from ringcomm.bootstrap.sockets import credentials, listen, untrusted_reason
 from ringcomm.machine import descriptors
 
 __all__ = ["PeerServer"]
-
-log = logging.getLogger("ringcomm")
 
 
 class PeerServer:
@@ -29,6 +27,7 @@ class PeerServer:
         self, address: str, purpose: str, receive: Callable[[socket.socket], object], send_timeout: float = 0.0
     ) -> None:
         self._receive, self._send_timeout = receive, send_timeout
+        self._refusals = RefusalLog()
         self._listener = listen(address, purpose)
         self._open = ExitStack()
         self._selector = self._open.enter_context(selectors.DefaultSelector())
@@ -41,17 +40,19 @@ class PeerServer:
 
     def serve(self, timeout: float | None) -> bool:
         """Wait up to `timeout` seconds for peers, handle what they have sent, and return whether any was ready."""
-        ready = self._selector.select(timeout)
+        waits = [seconds for seconds in (timeout, self._refusals.due()) if seconds is not None]
+        ready = self._selector.select(min(waits, default=None))
         for key, _ in ready:
             if key.fileobj is self._listener:
                 self._accept()
             else:
                 assert isinstance(key.fileobj, socket.socket)
                 self._receive(key.fileobj)
+        self._refusals.poll()
         return bool(ready)
 
     def refuse(self, peer: socket.socket, reason: str) -> None:
-        log.warning("refused process %d: %s", credentials(peer)[0], reason)
+        self._refusals.add(f"process {credentials(peer)[0]}", reason)
         self.drop(peer)
 
     def drop(self, peer: socket.socket) -> None:
@@ -61,6 +62,7 @@ class PeerServer:
             self._selector.register(self._listener, selectors.EVENT_READ)
 
     def close(self) -> None:
+        self._refusals.flush()
         self._open.close()
 
     def _accept(self) -> None:
@@ -72,7 +74,7 @@ class PeerServer:
                 raise descriptors.exhausted("to accept another rank", error) from None
             return  # it disconnected again
         if reason := untrusted_reason(peer):
-            log.warning("refused a connection: %s", reason)
+            self._refusals.add("a connection", reason)
             peer.close()
         else:
             self.add(peer)

@@ -19,8 +19,8 @@ from typing import ClassVar
 import pytest
 
 from ringcomm import ArgumentError, CollectiveTimeout, MemoryShortage, PeerLost, RingcommError
+from ringcomm.bootstrap import refusals, sockets
 from ringcomm.bootstrap import rendezvous as module
-from ringcomm.bootstrap import sockets
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.rendezvous import rendezvous
 from ringcomm.bootstrap.store import HashStore, SocketStore
@@ -173,7 +173,8 @@ GARBAGE = (
 )
 
 
-def test_untrusted_peers_are_refused_and_do_not_block_startup(caplog):
+def test_untrusted_peers_are_refused_and_do_not_block_startup(caplog, monkeypatch):
+    monkeypatch.setattr(refusals, "INTERVAL", 0.0)  # log each
     store = HashStore()
     with ThreadPoolExecutor() as pool, ExitStack() as stack:
         server = pool.submit(join, store, 0, 2)

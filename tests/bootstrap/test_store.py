@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, MemoryShortage, PeerLost
-from ringcomm.bootstrap import storeserver
+from ringcomm.bootstrap import refusals, storeserver
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.store import HashStore, SocketStore, open_store, shared_failure
 from ringcomm.bootstrap.storeserver import JOIN
@@ -196,7 +197,8 @@ GARBAGE = (
 
 
 @pytest.mark.parametrize("nonce", ["", "nonce"])
-def test_untrusted_peers_do_not_block_startup(job, caplog, nonce):
+def test_untrusted_peers_do_not_block_startup(job, caplog, monkeypatch, nonce):
+    monkeypatch.setattr(refusals, "INTERVAL", 0.0)  # log each
     with join(job, 0, 2, nonce) as store, connect(address(job)):
         for garbage in GARBAGE:
             with connect(address(job)) as peer:
@@ -219,6 +221,18 @@ def test_garbage_from_a_rank_of_a_job_without_nonce_does_not_stop_rank_0(job, ca
         other.set("key", b"value")
         assert store.get("key", 10) == b"value"
     assert "malformed request" in caplog.text
+
+
+def test_a_flood_of_refused_peers_is_a_few_lines(job, caplog):
+    began = time.monotonic()
+    with join(job, 0, 2, "nonce"):
+        for _ in range(100):
+            with connect(address(job)) as peer:
+                peer.send(JOIN.pack(1, 2) + b"guessed")
+                assert peer.recv(100).startswith(b"refused\0")
+    # The first, one each second, and the rest at the end.
+    assert len(caplog.messages) <= 2 + time.monotonic() - began
+    assert all("wrong nonce for this job" in line for line in caplog.messages)
 
 
 @pytest.fixture

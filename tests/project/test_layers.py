@@ -40,7 +40,16 @@ RESERVED = {
     ),
     "torch": ("bench.rank.gloo", "parallel", "torch"),
     "cupy": ("devices", "commands.doctor", "bench.rank.cuda", "bench.rank.nccl", "bench.virtual"),
+    # SECURITY.md, *What is unpickled*.
+    "pickle": ("objects", "launcher.launch", "launcher.forkserver", "parallel.checkpoint"),
     "mpi4py": ("bench.rank.mpi", "transports.mpi.start", "transports.mpi.link", "transports.mpi.rail"),
+}
+# The methods of mpi4py's communicators that pickle; their capitalized forms take buffers.
+PICKLING = {
+    *("send", "bsend", "ssend", "isend", "ibsend", "issend", "recv", "irecv", "sendrecv"),
+    *("probe", "iprobe", "mprobe", "improbe"),
+    *("bcast", "gather", "scatter", "allgather", "alltoall", "reduce", "allreduce", "scan", "exscan"),
+    *("neighbor_allgather", "neighbor_alltoall"),
 }
 # Runs where the rest of ringcomm is not installed, under another name.
 MOVABLE = "bench.rank"
@@ -89,6 +98,14 @@ def test_frameworks_and_the_environment_stay_in_their_files(module):
     used |= {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     for name, owners in RESERVED.items():
         assert name not in used or {module, top(module)} & {*owners}, f"{module} uses {name}"
+
+
+@modules
+def test_no_method_of_mpi4py_pickles(module):
+    """While a group is made, nothing that another process sends is unpickled."""
+    if module.startswith("transports.mpi.") or module in RESERVED["mpi4py"]:
+        nodes = ast.walk(ast.parse(MODULES[module].read_text()))
+        assert not PICKLING & {node.attr for node in nodes if isinstance(node, ast.Attribute)}
 
 
 @modules

@@ -1,7 +1,7 @@
 """Connects ranks that MPI has started, after finding out which of them share memory."""
 
+import json
 import logging
-import pickle
 import secrets
 import time
 from collections.abc import Iterator
@@ -77,7 +77,7 @@ def join(comm: Any, config: Config) -> Transport:
         "version": version("ringcomm"),
         "host": host_id(),
         "host_id": config.host_id,
-        "cores": topology.cores(),
+        "cores": sorted(topology.cores()),
         "nonce": secrets.token_hex(16),
         "config": asdict(config),
     }
@@ -131,18 +131,18 @@ def _mpi() -> Any:
     return MPI
 
 
-def _gather(comm: Any, mine: Any) -> list[Any]:
-    """Return the objects of all ranks.
+def _gather(comm: Any, fact: Any) -> list[Any]:
+    """Return the facts of all ranks, which travel as JSON: unpickling what a process sends can run its code.
 
-    comm.allgather could deadlock: it holds a lock while Python may collect another communicator, and freeing that one
-    takes the same lock.
+    Besides, comm.allgather could deadlock: it holds a lock while Python may collect another communicator, and freeing
+    that one takes the same lock.
     """
-    pickled = np.frombuffer(pickle.dumps(mine), np.uint8)
+    text = np.frombuffer(json.dumps(fact).encode(), np.uint8)
     sizes = np.empty(comm.Get_size(), np.int64)
-    comm.Allgather(np.array([pickled.size]), sizes)
+    comm.Allgather(np.array([text.size]), sizes)
     joined = np.empty(sizes.sum(), np.uint8)
-    comm.Allgatherv(pickled, (joined, sizes))
-    return [pickle.loads(each.tobytes()) for each in np.split(joined, np.cumsum(sizes)[:-1])]
+    comm.Allgatherv(text, (joined, sizes))
+    return [json.loads(each.tobytes()) for each in np.split(joined, np.cumsum(sizes)[:-1])]
 
 
 def _duplicate(comm: Any, timeout: float) -> Any:

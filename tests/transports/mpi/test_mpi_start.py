@@ -1,6 +1,7 @@
 """ringcomm.init under MPI: transports by host, settings, and errors if a rank or a library is missing."""
 
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +65,30 @@ def differ_in_the_version(world):
 
 def test_different_versions_are_named_on_every_rank():
     mpi_world.call(differ_in_the_version)
+
+
+class Planted:
+    """Runs code where it is unpickled."""
+
+    def __reduce__(self):
+        return exec, ("import ringcomm; ringcomm.planted = True",)
+
+
+def send_a_pickle_in_place_of_facts(world):
+    """Rank 3 takes part in the start as a hostile process would."""
+    if world.rank < 3:
+        raised(Exception, lambda: ringcomm.init(harness.OPERATION, mpi_comm=world))
+        return hasattr(ringcomm, "planted")
+    data, _ = [start._duplicate(world, harness.OPERATION) for _ in range(2)]
+    pickled = np.frombuffer(pickle.dumps(Planted()), np.uint8)
+    sizes = np.empty(world.size, np.int64)
+    data.Allgather(np.array([pickled.size]), sizes)
+    data.Allgatherv(pickled, (np.empty(sizes.sum(), np.uint8), sizes))
+    return False
+
+
+def test_nothing_is_unpickled_at_the_start():
+    assert mpi_world.call(send_a_pickle_in_place_of_facts) == [False] * 4
 
 
 def fail_on_one_host(world):
