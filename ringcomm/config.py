@@ -23,7 +23,8 @@ TUNING = "RINGCOMM_TUNING"
 KERNELS = ("portable", "avx2", "avx512")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
-Check = Callable[[str, Any], object]  # raises ArgumentError, which says what has the value, unless the value is valid
+# Raises ArgumentError, which says what has the value, unless the value is valid. A check of integers returns an int.
+Check = Callable[[str, Any], object]
 
 
 def _positive(unit: str) -> Check:
@@ -173,7 +174,9 @@ class Config:
         for each in fields(self):
             value = getattr(self, each.name)
             if value is not None or not each.metadata["optional"]:
-                each.metadata["check"](each.name, value)
+                checked = each.metadata["check"](each.name, value)
+                if isinstance(checked, int):  # of NumPy, perhaps, which json cannot encode
+                    object.__setattr__(self, each.name, checked)
 
 
 _logging = threading.Lock()  # ranks may be threads

@@ -6,6 +6,7 @@ import pickle
 import threading
 from contextlib import suppress
 
+import numpy as np
 import pytest
 
 import harness
@@ -134,6 +135,10 @@ def test_a_config_in_the_place_of_the_timeout_is_refused():
 def test_an_unknown_algorithm_names_the_nearest():
     with pytest.raises(ArgumentError, match="unknown algorithm 'rign'; did you mean 'ring'"):
         ringcomm.init(config=Config(algorithm="rign"))
+
+
+def test_integers_of_numpy_become_ints_which_the_ranks_exchange_as_json():
+    assert type(Config(arena_bytes=np.int64(1 << 20)).arena_bytes) is int
 
 
 def test_a_config_can_be_pickled_but_not_changed():
