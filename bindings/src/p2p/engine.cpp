@@ -127,7 +127,11 @@ bool PointToPointEngine::try_buffer(Endpoint& endpoint, PendingPacket& packet) {
     Request& sent = *packet.request;
     if (packet.kind != PACKET_EAGER || sent.buffered || sent.bytes > MAX_BUFFERED_MESSAGE) return false;
     if (endpoint.buffered_bytes + cost(sent) > MAX_BUFFERED) return false;
-    if (!worker_.joinable()) worker_ = named_thread("ringcomm-p2p", [this] { worker_loop(); });
+    try {
+        if (!worker_.joinable()) worker_ = named_thread("ringcomm-p2p", [this] { worker_loop(); });
+    } catch (const std::exception&) {
+        return false;  // the system refuses a thread: this send waits, as a large one does
+    }
     packet.request = &endpoint.buffered.emplace_back(std::make_shared<BufferedSend>(sent))->request;
     endpoint.buffered_bytes += cost(sent);
     ++buffered_open_;
