@@ -70,7 +70,7 @@ void check_reserved(const Comm& comm, uint64_t offset, uint64_t bytes) {
     const Arena& arena = *comm.world->arena;
     const uint64_t begin = arena.layout.arena_bytes(arena.size), end = arena.group().file_end.load();
     if (offset % PAGE == 0 && offset >= begin && offset <= end && bytes <= end - offset) return;
-    reject(format("%" PRIu64 " bytes at offset %" PRIu64 " are not reserved", bytes, offset));
+    rejectf("%" PRIu64 " bytes at offset %" PRIu64 " are not reserved", bytes, offset);
 }
 
 int transfer(rc_comm* comm, bool sends, const Transfer& transfer, int* source, rc_work** work) {
@@ -102,8 +102,7 @@ int rc_kernels_select(const char* level) {
     return guarded([&] {
         check_pointer("level", level);
         if (!select_kernels(level)) {
-            reject(format("this CPU has no kernels '%s': expected portable, avx2 or avx512, or nothing for the best",
-                          level));
+            rejectf("this CPU has no kernels '%s': expected portable, avx2 or avx512, or nothing for the best", level);
         }
     });
 }
@@ -197,11 +196,9 @@ int rc_sub_open(rc_comm* parent, uint64_t offset, int rank, int size, const int*
         check_pointer("comm", comm);
         for (int r = 0; r < size; ++r) {
             check_rank("a member", members[r], 0, above.size);
-            if (std::count(members, members + size, members[r]) > 1)
-                reject(format("rank %d is a member twice", members[r]));
+            if (std::count(members, members + size, members[r]) > 1) rejectf("rank %d is a member twice", members[r]);
         }
-        if (members[rank] != above.rank)
-            reject(format("rank %d is member %d, not %d", above.rank, members[rank], rank));
+        if (members[rank] != above.rank) rejectf("rank %d is member %d, not %d", above.rank, members[rank], rank);
         check_reserved(above, offset, rc_sub_bytes(size, &above.tuning()));
         auto ancestors = above.ancestors();
         ancestors.push_back(above.group());
@@ -386,8 +383,7 @@ int rc_region_open(rc_comm* comm, uint64_t offset, uint64_t bytes, rc_region** r
     return enter(comm, [&](const EntryGuard& entry) {
         Comm& inside = entry.comm();
         check_pointer("region", region);
-        if (bytes > MAX_BYTES / inside.size)
-            reject(format("%" PRIu64 " bytes for each rank are more than any memory", bytes));
+        if (bytes > MAX_BYTES / inside.size) rejectf("%" PRIu64 " bytes for each rank are more than any memory", bytes);
         check_reserved(inside, offset, inside.size * region_part_bytes(bytes));
         auto opened = std::make_shared<Region>(inside.world->file, offset, bytes, inside.rank, inside.size);
         inside.regions.add(opened);

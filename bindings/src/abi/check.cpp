@@ -11,49 +11,49 @@
 namespace ringcomm {
 
 void check_pointer(const char* name, const void* pointer) {
-    if (!pointer) reject(format("%s: expected a pointer, got NULL", name));
+    if (!pointer) rejectf("%s: expected a pointer, got NULL", name);
 }
 
 void check_range(const char* name, int64_t value, int64_t least, int64_t most) {
     if (value >= least && value <= most) return;
-    reject(format("%s: expected %" PRId64 " to %" PRId64 ", got %" PRId64, name, least, most, value));
+    rejectf("%s: expected %" PRId64 " to %" PRId64 ", got %" PRId64, name, least, most, value);
 }
 
 void check_size(int size) { check_range("size", size, 1, MAX_SIZE); }
 
 void check_seconds(const char* name, double seconds) {
-    if (std::isnan(seconds)) reject(format("%s: expected seconds, got NaN", name));
+    if (std::isnan(seconds)) rejectf("%s: expected seconds, got NaN", name);
 }
 
 void check_tuning(const rc_tuning* tuning) {
     check_pointer("tuning", tuning);
     check_seconds("tuning.timeout", tuning->timeout);
-    if (tuning->timeout < 0) reject(format("tuning.timeout: expected at least 0 seconds, got %g", tuning->timeout));
+    if (tuning->timeout < 0) rejectf("tuning.timeout: expected at least 0 seconds, got %g", tuning->timeout);
     if (tuning->segment_bytes == 0) reject("tuning.segment_bytes: expected at least 1, got 0");
     for (uint64_t bytes : {tuning->arena_bytes, tuning->sub_arena_bytes}) {
-        if (bytes > MAX_BYTES) reject(format("tuning: an arena of %" PRIu64 " bytes is too large", bytes));
+        if (bytes > MAX_BYTES) rejectf("tuning: an arena of %" PRIu64 " bytes is too large", bytes);
     }
 }
 
 uint64_t checked_bytes(const char* name, const void* data, uint64_t count, int dtype) {
     check_dtype(dtype);
     if (count > MAX_BYTES / dtype_bytes(dtype)) {
-        reject(format("%s: %" PRIu64 " x %s is larger than any memory", name, count, dtype_name(dtype)));
+        rejectf("%s: %" PRIu64 " x %s is larger than any memory", name, count, dtype_name(dtype));
     }
     if (count) check_pointer(name, data);
     return count * dtype_bytes(dtype);
 }
 
 void check_rank(const char* name, int value, int least, int size) {
-    if (value < least || value >= size) reject(format("%s is %d, but the ranks are 0 to %d", name, value, size - 1));
+    if (value < least || value >= size) rejectf("%s is %d, but the ranks are 0 to %d", name, value, size - 1);
 }
 
 void check_collective(int collective) {
-    if (collective < 0 || collective >= RC_COLLECTIVES) reject(format("there is no collective %d", collective));
+    if (collective < 0 || collective >= RC_COLLECTIVES) rejectf("there is no collective %d", collective);
 }
 
 void check_dtype(int dtype) {
-    if (dtype < 0 || dtype >= RC_DTYPES) reject(format("there is no dtype %d", dtype));
+    if (dtype < 0 || dtype >= RC_DTYPES) rejectf("there is no dtype %d", dtype);
 }
 
 void check_reducible(int dtype, int op, bool on_gpu) {
@@ -63,8 +63,8 @@ void check_reducible(int dtype, int op, bool on_gpu) {
     for (int other = 0; other < RC_OPS; ++other) {
         if (reducible(dtype, other, on_gpu)) ops += (ops.empty() ? "" : ", ") + std::string(op_name(other));
     }
-    if (ops.empty()) reject(format("dtype: expected one that the CPU reduces, got %s", dtype_name(dtype)));
-    reject(format("op of %s: expected one of %s, got %s", dtype_name(dtype), ops.c_str(), op_name(op)));
+    if (ops.empty()) rejectf("dtype: expected one that the CPU reduces, got %s", dtype_name(dtype));
+    rejectf("op of %s: expected one of %s, got %s", dtype_name(dtype), ops.c_str(), op_name(op));
 }
 
 void check_disjoint(const void* source, size_t source_bytes, const void* target, size_t target_bytes) {
@@ -82,7 +82,7 @@ uint64_t check_blocks(const CallRecord& call, const uint64_t* counts, int size) 
     for (int r = 0; r < size; ++r) {
         const uint64_t count = counts ? counts[r] : call.count;
         if (count > most - sum) {
-            reject(format("the blocks of %d ranks of %s are larger than any memory", size, dtype_name(call.dtype)));
+            rejectf("the blocks of %d ranks of %s are larger than any memory", size, dtype_name(call.dtype));
         }
         sum += count;
     }

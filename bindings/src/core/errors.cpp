@@ -34,13 +34,26 @@ std::string MessageLines::text() const {
     return left_out_ ? text_ + format("\n... and %d more: see report()", left_out_) : text_;
 }
 
-std::string format(const char* pattern, ...) {
+static std::string format_list(const char* pattern, va_list arguments) {
     char text[1024];
+    vsnprintf(text, sizeof text, pattern, arguments);
+    return text;
+}
+
+std::string format(const char* pattern, ...) {
     va_list arguments;
     va_start(arguments, pattern);
-    vsnprintf(text, sizeof text, pattern, arguments);
+    const std::string text = format_list(pattern, arguments);
     va_end(arguments);
     return text;
+}
+
+void rejectf(const char* pattern, ...) {
+    va_list arguments;
+    va_start(arguments, pattern);
+    const std::string text = format_list(pattern, arguments);
+    va_end(arguments);
+    reject(text);
 }
 
 void throw_errno(const char* what) {
