@@ -75,18 +75,20 @@ void check_disjoint(const void* source, size_t source_bytes, const void* target,
            format("%zu bytes at %p into %zu at %p", source_bytes, source, target_bytes, target));
 }
 
-// Bytes of all blocks.
+// Bytes of all blocks. Without a division: it would cost a hundredth of a small call.
 uint64_t check_blocks(const CallRecord& call, const uint64_t* counts, int size) {
-    const uint64_t most = MAX_BYTES / call.item;
-    uint64_t sum = 0;
-    for (int r = 0; r < size; ++r) {
-        const uint64_t count = counts ? counts[r] : call.count;
-        if (count > most - sum) {
-            rejectf("the blocks of %d ranks of %s are larger than any memory", size, dtype_name(call.dtype));
-        }
-        sum += count;
+    uint64_t count = 0, bytes = 0;
+    bool overflows = false;
+    if (counts) {
+        for (int r = 0; r < size; ++r) overflows |= __builtin_add_overflow(count, counts[r], &count);
+    } else {
+        overflows = __builtin_mul_overflow(call.count, uint64_t(size), &count);
     }
-    return sum * call.item;
+    overflows |= __builtin_mul_overflow(count, uint64_t{call.item}, &bytes);
+    if (overflows || bytes > MAX_BYTES) {
+        rejectf("the blocks of %d ranks of %s are larger than any memory", size, dtype_name(call.dtype));
+    }
+    return bytes;
 }
 
 // Returns the bytes of a buffer that holds this, and rejects NULL if this rank needs it.
