@@ -54,8 +54,8 @@ def init(timeout: float | None = None, config: Config | None = None, mpi_comm: A
             return Communicator(join(mpi_comm, config))
     place = find_place()
     transport = _choose_transport(place, config)
+    _prepare(config)  # before it joins: every rank refuses its own settings, and waits for none
     with open_store(place, config.timeout) if transport.NEEDS_STORE else nullcontext() as store:
-        _prepare(config)
         return Communicator(transport.connect(place.rank, place.size, store, config))
 
 

@@ -2,7 +2,10 @@
 
 import dataclasses
 import logging
+import os
 import pickle
+import subprocess
+import sys
 import threading
 from contextlib import suppress
 
@@ -209,3 +212,15 @@ def choose(comm):
 
 def test_an_open_communicator_keeps_its_kernels():
     ringcomm.launch(choose, 1, timeout=harness.OPERATION)
+
+
+@pytest.mark.slow
+def test_every_rank_refuses_a_wrong_setting(tmp_path):
+    program = tmp_path / "job.py"
+    program.write_text(
+        "import ringcomm\ntry:\n    ringcomm.init(timeout=60)\nexcept Exception as error:\n    print(error)"
+    )
+    command = [sys.executable, "-m", "ringcomm", "run", "-n", "3", str(program)]
+    environment = os.environ | {"RINGCOMM_ALGORITHM": "rign"}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=30)
+    assert run.stdout.count("unknown algorithm 'rign'; did you mean 'ring'?") == 3

@@ -46,7 +46,7 @@ def read(path: Path) -> dict[str, int]:
             integer(name, value)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        cure = "delete it, run ringcomm tune again, or set RINGCOMM_TUNING to another file"
+        cure = "set RINGCOMM_TUNING to another file; if ringcomm tune wrote this one, delete it and run that again"
         raise ArgumentError(f"{path} cannot be read ({reason}); {cure}") from None
     return settings
 
