@@ -55,6 +55,40 @@ def test_a_closing_rank_leaves_no_message_behind(world, tmp_path):
     ringcomm.launch(send_and_leave, 2, world=world, args=[tmp_path / "left"], timeout=30)
 
 
+def close_then_meet(comm):
+    """Rank 0 closes a group, and with it waits for rank 1, which waits for rank 0 in another communicator."""
+    pair = comm.split(0)
+    x = np.zeros(1)
+    if comm.rank == 0:
+        for _ in range(100):
+            pair.send(x, 1)
+        pair.close()
+    comm.barrier()
+    for _ in range(100 * comm.rank):
+        pair.recv(x, 0)
+    pair.close()
+    comm.barrier()
+
+
+def test_a_wait_takes_the_messages_of_all_communicators(world):
+    harness.run(close_then_meet, 2, world=world)
+
+
+def outlive_its_timeout(comm):
+    x = np.zeros(1)
+    if comm.rank == 0:
+        for _ in range(100):
+            comm.send(x, 1, timeout=0.2)
+    time.sleep(0.5)
+    for _ in range(100 * comm.rank):
+        comm.recv(x, 0)
+    comm.barrier()
+
+
+def test_the_timeout_of_a_send_ends_with_its_call(world):
+    harness.run(outlive_its_timeout, 2, world=world)
+
+
 def receiver_closes(comm):
     pair = comm.split(0)
     if comm.rank == 0:
@@ -72,7 +106,7 @@ def test_messages_to_a_rank_that_has_closed_are_dropped(world):
     harness.run(receiver_closes, 2, world=world)
 
 
-def fill_the_buffer(comm):
+def fill_the_buffer(comm, full):
     pair = comm.split(0)
     sent = []
 
@@ -85,12 +119,15 @@ def fill_the_buffer(comm):
         with pytest.raises(ringcomm.CollectiveTimeout, match=r"send\(float32 x 1024, to 1\)"):
             flood()
         assert 0.8 * LIMIT < sum(sent) <= LIMIT
+        full.touch()
+    while not full.exists():  # rank 1 makes no call meanwhile
+        time.sleep(0.01)
     comm.barrier()
     pair.close()
 
 
-def test_beyond_the_limit_a_send_waits_for_its_receiver(world):
-    harness.run(fill_the_buffer, 2, world=world)
+def test_beyond_the_limit_a_send_waits_for_its_receiver(world, tmp_path):
+    harness.run(fill_the_buffer, 2, tmp_path / "full", world=world)
 
 
 def test_the_documented_limits_are_those_of_the_core():

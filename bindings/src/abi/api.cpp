@@ -230,9 +230,10 @@ int rc_close(rc_comm* comm) {
         check_pointer("comm", comm);
         CommHandle& handle = *comm->handle;
         if (handle.forked() || handle.closed.load()) return;
+        std::optional<Failure> lost;  // messages; the communicator is closed all the same
         try {
             const EntryGuard entry(handle);
-            if (!entry.comm().interrupted_here()) entry->p2p.flush();
+            if (!entry.comm().interrupted_here()) lost = entry->p2p.flush();
             entry.comm().start_closing();
             if (entry.comm().interrupted_here()) {
                 throw Failure(RC_INTERRUPTED, "closed by a signal handler: the call that it interrupted ends first");
@@ -247,6 +248,9 @@ int rc_close(rc_comm* comm) {
         handle.state->p2p.stop();
         handle.state->comm.finish_closing();
         handle.state.reset();
+        if (!lost) return;
+        if (lost->error.code == RC_INTERRUPTED) lost->error.code = RC_ABORTED;  // RC_INTERRUPTED: not closed yet
+        throw *lost;
     });
 }
 

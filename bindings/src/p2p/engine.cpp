@@ -16,7 +16,7 @@ PointToPointEngine::PointToPointEngine(Comm& comm) : comm_(comm) {
         endpoints_.push_back({p, SendRing(comm.arena(), comm.rank, p, comm.tuning().nontemporal_bytes),
                               ReceiveRing(comm.arena(), p, comm.rank)});
     }
-    comm.on_slice = [this] { drain(); };
+    comm.world->register_drain(this, [this] { drain(); });
 }
 
 int PointToPointEngine::run(bool sends, const Transfer& transfer) {
@@ -101,7 +101,7 @@ void PointToPointEngine::begin(Request& request) {
 bool PointToPointEngine::progress() {
     bool moved = false;
     for (Endpoint& endpoint : endpoints_) {
-        if (!endpoint.buffered.empty() && comm_.closed(endpoint.peer)) drop_buffered(endpoint);
+        if (endpoint.buffered && comm_.closed(endpoint.peer)) drop_buffered(endpoint);
         moved |= flush_queue(endpoint);
         moved |= receive_packets(endpoint);
         moved |= read_next(endpoint);
@@ -116,7 +116,7 @@ void PointToPointEngine::send_packet(Endpoint& endpoint, PendingPacket packet) {
     if (endpoint.queue.empty() && try_write(endpoint, packet)) return;
     endpoint.queue.push_back(packet);
     // Behind a buffered send no room is to be expected soon.
-    if (!endpoint.buffered.empty()) try_buffer(endpoint, endpoint.queue.back());
+    if (endpoint.buffered) try_buffer(endpoint, endpoint.queue.back());
 }
 
 size_t PointToPointEngine::cost(const Request& request) { return request.bytes + sizeof(BufferedSend); }
@@ -124,6 +124,7 @@ size_t PointToPointEngine::cost(const Request& request) { return request.bytes +
 // Completes a queued send whose receiver makes no room: from now on a copy is queued. Returns false if the send is not
 // small, or too much is buffered already.
 bool PointToPointEngine::try_buffer(Endpoint& endpoint, PendingPacket& packet) {
+    if (stopping_ || comm_.closing()) return false;
     Request& sent = *packet.request;
     if (packet.kind != PACKET_EAGER || sent.buffered || sent.bytes > MAX_BUFFERED_MESSAGE) return false;
     if (endpoint.buffered_bytes + cost(sent) > MAX_BUFFERED) return false;
@@ -132,7 +133,9 @@ bool PointToPointEngine::try_buffer(Endpoint& endpoint, PendingPacket& packet) {
     } catch (const std::exception&) {
         return false;  // the system refuses a thread: this send waits, as a large one does
     }
-    packet.request = &endpoint.buffered.emplace_back(std::make_shared<BufferedSend>(sent))->request;
+    packet.owned = std::make_shared<BufferedSend>(sent);
+    packet.request = &packet.owned->request;
+    ++endpoint.buffered;
     endpoint.buffered_bytes += cost(sent);
     ++buffered_open_;
     ++async_open_;
@@ -145,13 +148,15 @@ bool PointToPointEngine::try_buffer(Endpoint& endpoint, PendingPacket& packet) {
 
 // A peer that has closed receives nothing more: like those in the ring, these messages end with it.
 void PointToPointEngine::drop_buffered(Endpoint& endpoint) {
-    std::erase_if(endpoint.queue, [](const PendingPacket& packet) { return packet.request->buffered; });
-    while (!endpoint.buffered.empty()) pop_buffered(endpoint);
+    std::erase_if(endpoint.queue, [&](const PendingPacket& packet) {
+        if (packet.owned) forget_buffered(endpoint, *packet.request);
+        return packet.owned != nullptr;
+    });
 }
 
-void PointToPointEngine::pop_buffered(Endpoint& endpoint) {
-    endpoint.buffered_bytes -= cost(endpoint.buffered.front()->request);
-    endpoint.buffered.pop_front();
+void PointToPointEngine::forget_buffered(Endpoint& endpoint, const Request& request) {
+    endpoint.buffered_bytes -= cost(request);
+    --endpoint.buffered;
     --async_open_;
     completed_ |= --buffered_open_ == 0;  // flush() may wait for that
 }
@@ -185,8 +190,8 @@ bool PointToPointEngine::try_write(Endpoint& endpoint, PendingPacket packet) {
     if (!endpoint.out.try_write(header, payload)) return false;
     ring_any(comm_.header(endpoint.peer).p2p_doorbell);
     if (packet.kind == PACKET_EAGER) {
-        if (request->buffered) {
-            pop_buffered(endpoint);
+        if (packet.owned) {
+            forget_buffered(endpoint, *request);
         } else {
             complete(*request);
         }

@@ -10,6 +10,7 @@
 
 #include <deque>
 #include <list>
+#include <optional>
 #include <thread>
 
 #include "p2p/rings.h"
@@ -38,8 +39,9 @@ public:
     int run(bool sends, const Transfer& transfer);  // returns the source of a receive, as exchange() does
     int exchange(const Transfer& outgoing, const Transfer& incoming);
     std::shared_ptr<Work> start(bool sends, const Transfer& transfer);
-    void flush();  // before comm.start_closing(): waits until the peers have room for all buffered sends
-    void stop();   // after comm.start_closing()
+    // Before comm.start_closing(): waits until the peers have room for all buffered sends. Returns what prevented it.
+    std::optional<Failure> flush();
+    void stop();  // after comm.start_closing()
 
 private:
     struct Request;      // an open send or receive, owned by its caller
@@ -55,14 +57,15 @@ private:
     struct PendingPacket {
         PacketKind kind;
         Request* request;
-        uint64_t number;  // of the RTS that it answers
+        uint64_t number;                        // of the RTS that it answers
+        std::shared_ptr<BufferedSend> owned{};  // `request` is its own
     };
     struct Endpoint {
         int peer;
         SendRing out;
         ReceiveRing in;
-        std::deque<PendingPacket> queue{};                     // waiting for room in the ring
-        std::deque<std::shared_ptr<BufferedSend>> buffered{};  // in the order of their packets in the queue
+        std::deque<PendingPacket> queue{};  // waiting for room in the ring
+        int buffered = 0;                   // packets in the queue that are buffered sends
         size_t buffered_bytes = 0;
         std::vector<Request*> rts_sent{};      // sends that are not known to have arrived
         std::vector<Request*> rts_received{};  // receives matched by an RTS
@@ -75,7 +78,7 @@ private:
     void send_packet(Endpoint& endpoint, PendingPacket packet);
     static size_t cost(const Request& request);  // in bytes, once buffered
     bool try_buffer(Endpoint& endpoint, PendingPacket& packet);
-    void pop_buffered(Endpoint& endpoint);
+    void forget_buffered(Endpoint& endpoint, const Request& request);
     void drop_buffered(Endpoint& endpoint);
     void drain();
     bool try_write(Endpoint& endpoint, PendingPacket packet);

@@ -22,7 +22,7 @@ void PointToPointEngine::for_each_open(Function function) {
 std::optional<Failure> PointToPointEngine::find_failure() {
     std::optional<Failure> failure;
     const uint64_t now = now_ns();
-    int checked = -1;  // a peer; its buffered sends are in order, so the first one stands for all
+    int checked = -1;  // a peer, which one buffered send stands for
     for_each_open([&](const Request& request) {
         if (request.buffered && std::exchange(checked, request.transfer.peer) == request.transfer.peer) return;
         if (!failure) failure = find_failure(request, now);
@@ -45,6 +45,7 @@ std::optional<Failure> PointToPointEngine::find_failure(const Request& request, 
     if (!possible) {
         return Failure(RC_PEER_LOST, "all other ranks closed the communicator during " + request.describe_call());
     }
+    if (request.buffered) return {};  // its call is over, and with it the timeout
     const double seconds = timeout(request);
     if (now < deadline_of(request.start, seconds)) return {};
     const std::string message = format("rank %d waited %.3g s for ", comm_.rank, seconds) + request.describe_call();
@@ -70,6 +71,11 @@ public:
             if (auto failure = engine_.find_failure()) return failure;
         }
         if (now_ns() < deadline_) return {};
+        if (flushes_) {
+            const char* pattern = "rank %d waited %.3g s in close: its peers have no room for %d sent messages";
+            const std::string message = format(pattern, comm_.rank, comm_.tuning().timeout, engine_.buffered_open_);
+            return Failure(RC_TIMEOUT, comm_.with_report(message, {}), comm_.rank);
+        }
         const std::string message = format("rank %d: ", comm_.rank) + request_->describe_call() +
                                     " did not complete within the timeout of wait";
         return Failure(RC_TIMEOUT, comm_.with_report(message, {}), comm_.rank);
@@ -105,6 +111,8 @@ public:
         }
     }
 
+    std::optional<Failure> failed;  // a wait for no request
+
 private:
     // Nobody made room while this thread spun. The receiver may be computing, or in a collective that needs this rank.
     void buffer() {
@@ -125,6 +133,7 @@ private:
         } catch (const Failure& first) {
             reported = first;  // a signal ends this thread's wait; the others report the abort that it caused
         }
+        failed = reported;
         engine_.fail_all(reported, request_);
         if (request_ && !request_->is_done()) engine_.fail(*request_, failure);
     }
@@ -178,7 +187,8 @@ void PointToPointEngine::worker_loop() {
 // have to send them before they can go on.
 void PointToPointEngine::drain() {
     constexpr int PATIENCE = 100;  // yields: a sender that sleeps needs some 50 us to wake up and send more
-    for (int left = 1; left > 0; --left) {
+    const uint64_t end = now_ns() + 5'000'000;  // the wait must look at its own event again
+    for (int left = 1; left > 0 && now_ns() < end; --left) {
         {
             const std::lock_guard lock(mutex_);
             if (stopping_) return;
@@ -188,12 +198,18 @@ void PointToPointEngine::drain() {
     }
 }
 
-void PointToPointEngine::flush() {
-    if (comm_.has_failed()) return;
-    Waiter(*this, nullptr, UINT64_MAX, true).wait(comm_.spin_policy);  // each send has a deadline of its own
+std::optional<Failure> PointToPointEngine::flush() {
+    {
+        const std::lock_guard lock(mutex_);
+        if (buffered_open_ == 0 || comm_.has_failed()) return {};
+    }
+    Waiter waiter(*this, nullptr, deadline_of(now_ns(), comm_.tuning().timeout), true);
+    waiter.wait(comm_.spin_policy);
+    return waiter.failed;
 }
 
 void PointToPointEngine::stop() {
+    comm_.world->unregister_drain(this);
     {
         const std::lock_guard lock(mutex_);
         if (stopping_) return;

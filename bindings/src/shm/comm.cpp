@@ -188,7 +188,7 @@ bool Comm::interrupted_here() const {
 std::optional<Failure> Comm::stop_reason(const char* what) {
     check_failure();
     check_interrupt(what);
-    if (on_slice) on_slice();
+    world->drain_all();
     if (closing()) return Failure(RC_CLOSED, format("this communicator was closed during %s", what), rank);
     return {};
 }

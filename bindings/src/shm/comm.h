@@ -1,7 +1,6 @@
 // A communicator on one rank: the arena of the group, its waits and its first failure.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -33,7 +32,6 @@ public:
     const std::shared_ptr<World> world;
     const SpinPolicy spin_policy;
     RegionTable regions;
-    std::function<void()> on_slice;  // runs between two slices of sleep of any wait
 
     Arena& arena() const { return *group_.arena; }
     const Group& group() const { return group_; }

@@ -28,6 +28,7 @@ public:
 private:
     // The program that a process runs: exec() gives it other addresses, and the process keeps its id and its pidfd.
     struct Image {
+        int64_t pid = 0;                   // in the pid namespace of this process
         std::string addresses;             // empty: unknown
         std::atomic<uint64_t> checked{0};  // ns
         std::atomic<bool> replaced{false};
@@ -36,7 +37,6 @@ private:
     bool ended(int r) const;
     bool replaced(int r);
     std::string image_addresses(int r) const;
-    std::string stat_fields(int r, int first, int last) const;
 
     std::vector<int64_t> pids_;
     std::vector<int> pidfds_;
