@@ -1,31 +1,16 @@
-// The C ABI: every function checks its arguments, then calls the core.
+// The C ABI of calls and of the communicator: every function checks its arguments, then calls the core.
 #include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cinttypes>
 
-#include "abi/check.h"
-#include "abi/entry_guard.h"
+#include "abi/handles.h"
 #include "core/signature.h"
 #include "kernels/cpu/kernels.h"
 #include "shm/probe.h"
 
 using namespace ringcomm;
-
-struct rc_comm {
-    std::shared_ptr<CommHandle> handle;
-};
-
-struct rc_work {
-    std::shared_ptr<CommHandle> handle;
-    std::shared_ptr<Work> work;
-};
-
-struct rc_region {
-    std::shared_ptr<CommHandle> handle;
-    std::shared_ptr<Region> region;
-};
 
 namespace {
 
@@ -44,33 +29,6 @@ CallRecord called(int collective, const rc_call& call) {
             call.factor,
             call.root,
             call.counts};
-}
-
-template <class Body>
-int enter(rc_comm* comm, Body body) {
-    return guarded([&] {
-        check_pointer("comm", comm);
-        const EntryGuard entry(*comm->handle);
-        body(entry);
-    });
-}
-
-uint64_t arena_bytes(int size, const rc_tuning* tuning, uint64_t rc_tuning::* budget) {
-    uint64_t bytes = 0;
-    guarded([&] {
-        check_size(size);
-        check_tuning(tuning);
-        bytes = PartLayout(size, tuning->*budget).arena_bytes(size);
-    });
-    return bytes;
-}
-
-// A range behind the arena of the world, and within what is reserved: an access beyond would be a SIGBUS.
-void check_reserved(const Comm& comm, uint64_t offset, uint64_t bytes) {
-    const Arena& arena = *comm.world->arena;
-    const uint64_t begin = arena.layout.arena_bytes(arena.size), end = arena.group().file_end.load();
-    if (offset % PAGE == 0 && offset >= begin && offset <= end && bytes <= end - offset) return;
-    rejectf("%" PRIu64 " bytes at offset %" PRIu64 " are not reserved", bytes, offset);
 }
 
 int transfer(rc_comm* comm, bool sends, const Transfer& transfer, int* source, rc_work** work) {
@@ -131,80 +89,6 @@ int rc_probe_handover(uint64_t bytes, int writer, int reader, double* ordinary, 
         check_pointer("nontemporal", nontemporal);
         *ordinary = probe_handover(bytes, false, writer, reader);
         *nontemporal = probe_handover(bytes, true, writer, reader);
-    });
-}
-
-uint64_t rc_world_bytes(int size, const rc_tuning* tuning) {
-    return arena_bytes(size, tuning, &rc_tuning::arena_bytes);
-}
-
-uint64_t rc_sub_bytes(int size, const rc_tuning* tuning) {
-    return arena_bytes(size, tuning, &rc_tuning::sub_arena_bytes);
-}
-
-int rc_file_create(int* fd) {
-    return guarded([&] {
-        check_pointer("fd", fd);
-        *fd = create_file();
-    });
-}
-
-int rc_world_open(int fd, int rank, int size, const int64_t* pids, const int* pidfds, uint64_t nonce,
-                  const rc_tuning* tuning, rc_comm** comm) {
-    return guarded([&] {
-        check_size(size);
-        check_rank("rank", rank, 0, size);
-        check_pointer("pids", pids);
-        check_pointer("pidfds", pidfds);
-        check_tuning(tuning);
-        check_pointer("comm", comm);
-        const uint64_t bytes = rc_world_bytes(size, tuning);
-        if (rank == 0) File(fd).extend_to(bytes);
-        if (File(fd).bytes() < bytes) reject("fd: expected the file that rank 0 has opened, got a shorter one");
-        auto world = std::make_shared<World>(fd, size, pids, pidfds, *tuning);
-        std::vector<int> members(size);
-        for (int r = 0; r < size; ++r) members[r] = r;
-        auto arena = world->arena;
-        const auto handle = std::make_shared<CommHandle>(world, Group{arena, members}, std::vector<Group>{}, rank);
-        handle->state->comm.ensure_ready();
-        GroupHeader& group = arena->group();
-        if (rank == 0) {
-            group.file_end.store(arena->layout.arena_bytes(size));
-            group.nonce.store(nonce);
-        } else if (group.nonce.load() != nonce) {
-            throw Failure(RC_SYSTEM,
-                          "the shared memory does not hold rank 0's nonce: the ranks do not share this memory", rank);
-        }
-        *comm = new rc_comm{handle};
-    });
-}
-
-int rc_reserve(rc_comm* comm, uint64_t bytes, uint64_t* offset) {
-    return enter(comm, [&](const EntryGuard& entry) {
-        check_pointer("offset", offset);
-        if (bytes > MAX_BYTES) throw Failure(RC_MEMORY, format("%" PRIu64 " bytes are more than any memory", bytes));
-        *offset = entry.comm().world->reserve(bytes);
-    });
-}
-
-int rc_sub_open(rc_comm* parent, uint64_t offset, int rank, int size, const int* members, rc_comm** comm) {
-    return enter(parent, [&](const EntryGuard& entry) {
-        Comm& above = entry.comm();
-        check_range("size", size, 1, above.size);
-        check_rank("rank", rank, 0, size);
-        check_pointer("members", members);
-        check_pointer("comm", comm);
-        for (int r = 0; r < size; ++r) {
-            check_rank("a member", members[r], 0, above.size);
-            if (std::count(members, members + size, members[r]) > 1) rejectf("rank %d is a member twice", members[r]);
-        }
-        if (members[rank] != above.rank) rejectf("rank %d is member %d, not %d", above.rank, members[rank], rank);
-        check_reserved(above, offset, rc_sub_bytes(size, &above.tuning()));
-        auto ancestors = above.ancestors();
-        ancestors.push_back(above.group());
-        Group group{std::make_shared<Arena>(above.world->file, offset, size, above.tuning().sub_arena_bytes), {}};
-        for (int r = 0; r < size; ++r) group.members.push_back(above.group().members[members[r]]);
-        *comm = new rc_comm{std::make_shared<CommHandle>(above.world, std::move(group), std::move(ancestors), rank)};
     });
 }
 
@@ -379,31 +263,4 @@ uint64_t rc_next_done(double timeout) { return next_done(timeout); }
 
 void rc_work_free(rc_work* work) {
     if (work && !work->handle->forked()) delete work;
-}
-
-uint64_t rc_region_bytes(uint64_t bytes) { return bytes > MAX_BYTES ? 0 : region_part_bytes(bytes); }
-
-int rc_region_open(rc_comm* comm, uint64_t offset, uint64_t bytes, rc_region** region) {
-    return enter(comm, [&](const EntryGuard& entry) {
-        Comm& inside = entry.comm();
-        check_pointer("region", region);
-        if (bytes > MAX_BYTES / inside.size) rejectf("%" PRIu64 " bytes for each rank are more than any memory", bytes);
-        check_reserved(inside, offset, inside.size * region_part_bytes(bytes));
-        auto opened = std::make_shared<Region>(inside.world->file, offset, bytes, inside.rank, inside.size);
-        inside.regions.add(opened);
-        *region = new rc_region{comm->handle, std::move(opened)};
-    });
-}
-
-void* rc_region_data(rc_region* region) { return region ? region->region->data() : nullptr; }
-
-void rc_region_free(rc_region* region) {
-    if (!region || region->handle->forked()) return;
-    try {
-        const EntryGuard entry(*region->handle);
-        entry.comm().regions.release(*region->region);
-    } catch (const Failure&) {
-        region->region->release();  // the communicator is closed, and its table with it
-    }
-    delete region;
 }

@@ -1,0 +1,36 @@
+// The handles of the C ABI.
+#pragma once
+
+#include <memory>
+
+#include "abi/check.h"
+#include "abi/entry_guard.h"
+#include "shm/regions.h"
+#include "shm/work.h"
+
+struct rc_comm {
+    std::shared_ptr<ringcomm::CommHandle> handle;
+};
+
+struct rc_work {
+    std::shared_ptr<ringcomm::CommHandle> handle;
+    std::shared_ptr<ringcomm::Work> work;
+};
+
+struct rc_region {
+    std::shared_ptr<ringcomm::CommHandle> handle;
+    std::shared_ptr<ringcomm::Region> region;
+};
+
+namespace ringcomm {
+
+template <class Body>
+int enter(rc_comm* comm, Body body) {
+    return guarded([&] {
+        check_pointer("comm", comm);
+        const EntryGuard entry(*comm->handle);
+        body(entry);
+    });
+}
+
+}  // namespace ringcomm
