@@ -2,9 +2,11 @@
 
 import os
 import secrets
+import shlex
 import shutil
 import stat
-from errno import EISDIR
+from collections.abc import Iterator
+from errno import EISDIR, ELOOP, EPERM
 from pathlib import Path
 
 from ringcomm.errors import ArgumentError
@@ -17,7 +19,7 @@ def write_atomic(path: Path, data: bytes) -> None:
     if _is_device(path):
         path.write_bytes(data)
         return
-    path = path.resolve()  # keep a symbolic link
+    path = _target(path)  # keep a symbolic link
     path.parent.mkdir(parents=True, exist_ok=True)
     part = _part(path)
     try:
@@ -36,7 +38,7 @@ def check_writable(path: Path) -> None:
     """Raise OSError if `write_atomic` could not write a file in its existing folder."""
     if _is_device(path):
         return
-    path = path.resolve()
+    path = _target(path)
     if path.is_dir():
         raise IsADirectoryError(EISDIR, os.strerror(EISDIR), str(path))
     part = _part(path)
@@ -48,24 +50,62 @@ def check_writable(path: Path) -> None:
 
 
 def private_folder(folder: Path) -> Path:
-    """Return the folder, created for this user alone if it is missing.
+    """Return the folder, created for this user alone if it is missing, as are those above it.
 
-    Raises ArgumentError if another user owns it, or could write to it or replace it.
+    Raises ArgumentError if a user other than this one and root could write to it or replace it.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    facts, above = folder.lstat(), folder.parent.stat()
+    folder = folder.absolute()
+    for each in (*reversed(folder.parents), folder):
+        each.mkdir(mode=0o700, exist_ok=True)
+    facts = folder.lstat()
     if not stat.S_ISDIR(facts.st_mode):
         reason = "it is no folder, but perhaps a link"
     elif facts.st_uid != os.geteuid():
         reason = f"it belongs to user {facts.st_uid}, not to user {os.geteuid()}"
-    elif facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        reason = f"other users can write to it (mode {stat.S_IMODE(facts.st_mode):o})"
-    elif above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX:
-        reason = f"other users can replace it: {folder.parent} is writable for all and has no sticky bit"
+    elif _shared(facts):
+        reason = f"other users can write to it ({_cure(folder, facts)})"
     else:
-        return folder
+        for above in _way(folder.parent):
+            facts = above.lstat()
+            if facts.st_uid not in (0, os.geteuid()):
+                reason = f"user {facts.st_uid} can replace it, as the owner of {above}"
+                break
+            if _shared(facts) and not facts.st_mode & stat.S_ISVTX:
+                reason = f"other users can replace it: they can write to {above} ({_cure(above, facts)})"
+                break
+        else:
+            return folder
     raise ArgumentError(f"{folder}: {reason}")
+
+
+def _shared(facts: os.stat_result) -> bool:
+    """Return whether users other than the owner can write; the mode of a link says nothing."""
+    return bool(facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)) and not stat.S_ISLNK(facts.st_mode)
+
+
+def _cure(folder: Path, facts: os.stat_result) -> str:
+    mode = f"mode {stat.S_IMODE(facts.st_mode):o}"
+    return f"{mode}: look at what is in it, then run chmod go-w {shlex.quote(str(folder))}"
+
+
+def _way(path: Path, links: int = 40) -> Iterator[Path]:
+    """Yield the path, and all folders and links that lead to it; as in the kernel, a limit on links ends a loop."""
+    if not links:
+        raise OSError(ELOOP, os.strerror(ELOOP), str(path))
+    for step in (*reversed(path.parents), path):
+        yield step
+        if step.is_symlink():
+            yield from _way(step.parent / step.readlink(), links - 1)
+
+
+def _target(path: Path) -> Path:
+    """Follow the links at a path, unless another user may have planted one."""
+    target = path.resolve()  # raises if they form a loop
+    while path.is_symlink():
+        if (owner := path.lstat().st_uid) not in (0, os.geteuid()):
+            raise PermissionError(EPERM, f"it is a link of user {owner}, which is not followed", str(path))
+        path = path.parent / path.readlink()
+    return target
 
 
 def _is_device(path: Path) -> bool:

@@ -1,6 +1,7 @@
 """The cache folder holds programs that are run: only this user may be able to write to it."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -35,7 +36,7 @@ def foreign(_, monkeypatch):
 
 def writable(folder, _):
     folder.chmod(0o770)
-    return r"other users can write to it \(mode 770\)"
+    return rf"other users can write to it \(mode 770: look .* chmod go-w {folder}\)"
 
 
 def linked(folder, _):
@@ -46,10 +47,54 @@ def linked(folder, _):
 
 def replaceable(folder, _):
     folder.parent.chmod(0o777)
-    return "writable for all and has no sticky bit"
+    return rf"other users can replace it: they can write to {folder.parent} \(mode 777: look .* chmod go-w"
 
 
-@pytest.mark.parametrize("expose", [foreign, writable, linked, replaceable])
+def replaceable_by_a_group_from_above(folder, _):
+    folder.parent.parent.chmod(0o770)
+    return rf"other users can replace it: they can write to {folder.parent.parent} \(mode 770"
+
+
+def owned_above(folder, monkeypatch):
+    foreign_owner(monkeypatch, folder.parent.parent)
+    return f"user 4242 can replace it, as the owner of {folder.parent.parent}"
+
+
+def reached_through_a_link(folder, monkeypatch):
+    link = folder.parent.with_name("link")
+    link.symlink_to(folder.parent.name)
+    foreign_owner(monkeypatch, link)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(link))
+    return f"user 4242 can replace it, as the owner of {link}"
+
+
+def reached_through_a_shared_folder(folder, monkeypatch):
+    shared = folder.parent.with_name("shared")
+    shared.mkdir()
+    (shared / "link").symlink_to(folder.parent)
+    folder.parent.with_name("link").symlink_to("shared/link")
+    shared.chmod(0o775)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder.parent.with_name("link")))
+    return f"they can write to {shared} "
+
+
+def foreign_owner(monkeypatch, path):
+    lstat = Path.lstat
+
+    def changed(self):
+        facts = lstat(self)
+        return os.stat_result((*facts[:4], 4242, *facts[5:])) if self == path else facts
+
+    monkeypatch.setattr(Path, "lstat", changed)
+
+
+EXPOSED = [
+    *(foreign, writable, linked, replaceable, replaceable_by_a_group_from_above, owned_above),
+    *(reached_through_a_link, reached_through_a_shared_folder),
+]
+
+
+@pytest.mark.parametrize("expose", EXPOSED)
 @pytest.mark.usefixtures("above")
 def test_a_folder_that_another_user_could_fill_is_refused(expose, monkeypatch):
     folder = cache_folder()
@@ -65,6 +110,35 @@ def test_a_folder_that_another_user_could_fill_is_refused(expose, monkeypatch):
 def test_a_sticky_folder_such_as_tmp_may_hold_the_cache(above):
     above.chmod(0o1777)
     assert cache_folder() == above / "ringcomm"
+
+
+def test_a_sticky_folder_of_another_user_may_not(above, monkeypatch):
+    above.chmod(0o1777)
+    foreign_owner(monkeypatch, above)
+    with pytest.raises(ArgumentError, match="user 4242 can replace it"):
+        cache_folder()
+
+
+def test_missing_folders_above_are_made_for_this_user_alone(above, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(above / "a/b"))
+    before = os.umask(0o002)
+    try:
+        assert cache_folder() == above / "a/b/ringcomm"
+    finally:
+        os.umask(before)
+    assert (above / "a").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("write", [lambda path: files.write_atomic(path, b"x"), files.check_writable])
+def test_a_link_of_another_user_is_not_followed(tmp_path, monkeypatch, write):
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    (tmp_path / "file").symlink_to("planted")
+    (tmp_path / "planted").symlink_to(victim)
+    foreign_owner(monkeypatch, tmp_path / "planted")
+    with pytest.raises(PermissionError, match="link of user 4242"):
+        write(tmp_path / "file")
+    assert victim.read_bytes() == b"precious"
 
 
 def test_a_planted_link_is_never_written_through(tmp_path, monkeypatch):
