@@ -1,5 +1,6 @@
 """Start threads and processes: if the system refuses one, the error says which, and which limits there are."""
 
+import errno
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,9 @@ def starting(what: str) -> Iterator[None]:
     """Raise RingcommError, which names `what`, if the system refuses the thread or process that the body starts."""
     try:
         yield
-    except (BlockingIOError, RuntimeError) as error:  # of a process; of a thread
+    except (OSError, RuntimeError) as error:  # of a process; of a thread
+        if isinstance(error, OSError) and error.errno not in (errno.EAGAIN, errno.ENOMEM):
+            raise
         reason = getattr(error, "strerror", None) or error
         limits = "threads and processes (RLIMIT_NPROC, pids.max of the control group) or memory (RLIMIT_AS)"
         raise RingcommError(f"cannot start {what} ({reason}): raise the limit on {limits}") from error

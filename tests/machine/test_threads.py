@@ -1,6 +1,8 @@
 """A thread that the system refuses: the error names it and the limits, and the call can be repeated."""
 
 import ctypes
+import errno
+import os
 import resource
 import threading
 from contextlib import contextmanager
@@ -12,7 +14,7 @@ import pytest
 import harness
 from failures import check_usable, raised
 from ringcomm import RingcommError
-from ringcomm.machine.threads import start_thread
+from ringcomm.machine.threads import start_thread, starting
 from ringcomm.native import check, ffi, lib
 
 LIMITS = "raise the limit on threads and processes (RLIMIT_NPROC, pids.max of the control group) or memory (RLIMIT_AS)"
@@ -44,6 +46,18 @@ def test_a_thread_of_python_is_named():
     started = start_thread("ringcomm test", threading.Event().set)
     assert started.daemon
     started.join()
+
+
+@pytest.mark.parametrize("reason", [errno.EAGAIN, errno.ENOMEM])
+def test_a_process_that_cannot_be_forked_is_named(reason):
+    with pytest.raises(RingcommError) as refused, starting("rank 1"):
+        raise OSError(reason, os.strerror(reason))
+    assert str(refused.value) == f"cannot start rank 1 ({os.strerror(reason)}): {LIMITS}"
+
+
+def test_another_error_at_the_start_of_a_process_is_left_alone():
+    with pytest.raises(FileNotFoundError), starting("rank 1"):
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
 
 
 def call_without_threads(comm):
