@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
+from ringcomm.bootstrap.process_watch import open_pidfd
 from ringcomm.bootstrap.server import PeerServer
 from ringcomm.bootstrap.sockets import (
     MAX_DESCRIPTORS,
@@ -116,7 +117,7 @@ class _RendezvousServer:
     def run(self, hello: Message) -> Rendezvous:
         self._store.set(KEY, f"{self._name} {self._secret}".encode())
         self._serve_until(lambda: len(self._ranks) == self._size - 1)
-        self._hellos[0], self._pidfds[0] = hello, _own_pidfd()
+        self._hellos[0], self._pidfds[0] = hello, open_pidfd(os.getpid(), 0)
         self._owned.append(self._pidfds[0])
         reply, fd = self._respond(self._hellos)
         self._owned.append(fd)
@@ -155,14 +156,14 @@ class _RendezvousServer:
         if rank is None:
             secret, _, data = packet.data.partition(b"\0")
             if hmac.compare_digest(secret, self._secret.encode()):
-                self._join(peer, packet._replace(data=data).read(), packet.fds)
+                self._join(peer, packet._replace(data=data).read(0), packet.fds)
             else:
                 close_descriptors(packet.fds)
                 left = "it disconnected without sending anything"
                 self._peers.refuse(peer, "it sent a wrong secret" if packet.data else left)
         elif not packet.data:
             raise self._peer_lost(rank)
-        elif "timeout" in (message := packet.read()):
+        elif "timeout" in (message := packet.read(0)):
             raise self._timeout_error(message["timeout"])
         else:
             self._ready.add(rank)
@@ -211,7 +212,7 @@ class _RendezvousClient:
             raise self._server_lost() from None
         if reason := untrusted_reason(self._server):
             raise RingcommError(f"refused the rendezvous: {reason}")
-        pidfd = _own_pidfd()
+        pidfd = open_pidfd(os.getpid(), self._rank)
         try:
             self._send({"rank": self._rank, "hello": hello}, [pidfd] if pidfd >= 0 else [], secret + b"\0")
         finally:
@@ -250,15 +251,8 @@ class _RendezvousClient:
                 raise arrival_timeout([0], self._size, self._timeout) from None
         if not packet.data:
             raise self._server_lost()
-        return packet.read(), packet.fds
+        return packet.read(self._rank), packet.fds
 
     def _server_lost(self) -> PeerLost:
         self._store.check()
         return PeerLost("rank 0 exited during startup", rank=0)
-
-
-def _own_pidfd() -> int:
-    try:
-        return os.pidfd_open(os.getpid())
-    except OSError:
-        return -1  # the kernel has none, or forbids it

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 from ringcomm.bootstrap.refusals import RefusalLog
 from ringcomm.bootstrap.sockets import credentials, listen, untrusted_reason
+from ringcomm.errors import RingcommError
 from ringcomm.machine import descriptors
 
 __all__ = ["PeerServer"]
@@ -19,8 +20,8 @@ class PeerServer:
     Any process may connect: one of another user is refused and logged here, any other by its first message, with
     `refuse`. A send to a peer takes at most `send_timeout` seconds, and nothing else waits for one.
 
-    `serve` raises RingcommError when this process has no descriptor left for a peer. The next one is accepted when
-    another is gone.
+    `serve` raises RingcommError when this process has no descriptor, or the system no memory, left for a peer. The next
+    one is accepted when another is gone.
     """
 
     def __init__(
@@ -69,10 +70,12 @@ class PeerServer:
         try:
             peer, _ = self._listener.accept()
         except OSError as error:
+            if error.errno in (errno.ECONNABORTED, errno.EAGAIN, errno.EINTR):
+                return  # it disconnected again
+            self._selector.unregister(self._listener)  # it would stay ready
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                self._selector.unregister(self._listener)  # it would stay ready
-                raise descriptors.exhausted("to accept another rank", error) from None
-            return  # it disconnected again
+                raise descriptors.exhausted(0, "to accept another rank", error) from None
+            raise RingcommError(f"rank 0 cannot accept another rank: {error.strerror}", rank=0) from None
         if reason := untrusted_reason(peer):
             self._refusals.add("a connection", reason)
             peer.close()

@@ -71,11 +71,11 @@ class Packet(NamedTuple):
     fds: list[int]
     complete: bool  # no descriptor was dropped
 
-    def read(self) -> Message:
-        """Parse a message of an authenticated peer."""
+    def read(self, rank: int) -> Message:
+        """Parse a message of an authenticated peer that has come to `rank`."""
         if not self.complete:
             close_descriptors(self.fds)
-            raise descriptors.exhausted("to receive those of the other ranks")
+            raise descriptors.exhausted(rank, "to receive those of the other ranks")
         message: Message = json.loads(self.data)
         return message
 

@@ -169,10 +169,16 @@ def job_store(place: Place, timeout: float) -> Iterator[Store]:
     if place.size == 1:
         yield HashStore()
         return
+    refused = None
+    if place.rank == 0:  # before the others connect
+        try:
+            descriptors.provide(0, place.size)
+        except RingcommError as error:
+            refused = error
     store = SocketStore(place, timeout)
     with closing(store), shared_failure(store, place.rank):
-        if place.rank == 0:
-            descriptors.provide(0, place.size)
+        if refused:
+            raise refused
         yield store
 
 

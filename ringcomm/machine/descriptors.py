@@ -1,6 +1,7 @@
 """The limit on the file descriptors of this process, which a start with many ranks may reach."""
 
 import os
+import threading
 from contextlib import suppress
 
 from ringcomm.errors import RingcommError
@@ -11,6 +12,8 @@ __all__ = ["exhausted", "provide"]
 ON_RANK_0, ELSEWHERE = 4, 2
 SPARE = 32  # for what else the program opens meanwhile
 
+_lock = threading.Lock()  # ranks that are threads must not undo each other's raise
+
 
 def provide(rank: int, size: int) -> None:
     """Raise the soft limit, where needed, to what a start as this rank takes.
@@ -19,26 +22,34 @@ def provide(rank: int, size: int) -> None:
     """
     import resource  # POSIX only; importing ringcomm works everywhere
 
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = _opened() + (ELSEWHERE if rank else ON_RANK_0) * size + SPARE
-    if soft == resource.RLIM_INFINITY or needed <= soft:
-        return
-    if hard != resource.RLIM_INFINITY and needed > hard:
-        text = f"rank {rank} of {size} needs {needed} file descriptors ({_opened()} are open), but its hard limit is "
-        raise RingcommError(f"{text}{hard}: raise it (RLIMIT_NOFILE, ulimit -Hn)", rank=rank, expected=needed, got=hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    opened = _opened()
+    needed = opened + _per_rank(rank) * size + SPARE
+    with _lock:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft == resource.RLIM_INFINITY or needed <= soft:
+            return
+        if hard == resource.RLIM_INFINITY or needed <= hard:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+            return
+    text = f"rank {rank} of {size} needs {needed} file descriptors ({opened} are open), but its hard limit is {hard}"
+    raise RingcommError(f"{text}: raise it (RLIMIT_NOFILE, ulimit -Hn)", rank=rank, expected=needed, got=hard)
 
 
-def exhausted(purpose: str, cause: OSError | None = None) -> RingcommError:
-    """Return the error for a process that has no descriptor left for `purpose`; `cause` may blame the whole machine."""
+def exhausted(rank: int, purpose: str, cause: OSError | None = None) -> RingcommError:
+    """Return the error for a rank that has no descriptor left for `purpose`; `cause` may blame the whole machine."""
     import resource
 
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     blamed = f" ({cause.strerror})" if cause else ""
     return RingcommError(
-        f"no file descriptor is left {purpose}{blamed}: the limit of this process (RLIMIT_NOFILE) is {limit}, and "
-        f"rank 0 needs {ON_RANK_0} for each rank besides those that the program opens: raise it (ulimit -n)"
+        f"rank {rank} has no file descriptor left {purpose}{blamed}: its limit (RLIMIT_NOFILE) is {limit}, and "
+        f"it needs {_per_rank(rank)} for each rank besides those that the program opens: raise it (ulimit -n)",
+        rank=rank,
     )
+
+
+def _per_rank(rank: int) -> int:
+    return ELSEWHERE if rank else ON_RANK_0
 
 
 def _opened() -> int:

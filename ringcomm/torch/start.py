@@ -32,7 +32,7 @@ FAILURE = "failure"
 def connect(options: Any) -> Communicator:
     """Connect the ranks of a group, given torch's DistributedBackendOptions."""
     rank, size, timeout = options.group_rank, options.group_size, options.timeout.total_seconds()
-    with closing(ProcessWatch()) as watch:
+    with closing(ProcessWatch(rank)) as watch:
         try:
             start = c10d.PrefixStore(_agree(options.store, rank, size, timeout, watch), options.store)
             store = TorchStoreAdapter(start, watch)
@@ -53,7 +53,7 @@ def _connect(
         process, _, host = store.get(f"{other} is on", timeout + GRACE).decode().partition("\n")
         hosts.add(host)
         if host == host_id() and other != rank:
-            watch.add(other, process)
+            watch.add(other, process, now=True)
     config = Config(timeout=timeout)
     if len(hosts) == 1:
         comm = connect_ranks(rank, size, store, config)
@@ -69,9 +69,25 @@ def _connect(
             raise RingcommError(text, rank=rank) from None
     # The store may live in rank 0, which leaves last.
     store.set(f"{rank} is connected", b"")
-    for other in range(size) if rank == 0 else ():
-        store.get(f"{other} is connected", timeout)
+    if rank == 0:
+        _await_connected(size, timeout, start, store, watch)
     return comm
+
+
+def _await_connected(size: int, timeout: float, start: Store, store: "TorchStoreAdapter", watch: ProcessWatch) -> None:
+    """Wait until the other ranks are connected. One that is may leave, and exit, while others are not."""
+    deadline = time.monotonic() + timeout
+    for other in range(1, size):
+        while not _wait(start, key := f"{other} is connected", deadline):
+            lost = watch.lost()  # before the keys: a rank sets its own before it exits
+            store.check_failure()
+            for error in lost:
+                assert error.rank is not None
+                if not start.check([f"{error.rank} is connected"]):
+                    raise error
+                watch.remove(error.rank)
+            if time.monotonic() >= deadline:
+                raise CollectiveTimeout(f"no rank has set {key!r} within {timeout:g} s")
 
 
 def _agree(store: Store, rank: int, size: int, timeout: float, watch: ProcessWatch) -> str:
@@ -98,7 +114,7 @@ def _agree(store: Store, rank: int, size: int, timeout: float, watch: ProcessWat
         their_name, _, place = theirs.decode().partition(" ")
         host, _, process = place.partition("\n")
         if host == host_id():
-            watch.add(other, process)
+            watch.add(other, process, now=False)
         return str(their_name)
 
     if rank > 0:
@@ -165,6 +181,9 @@ class TorchStoreAdapter:
         self._store.set(FAILURE, encode_error(error))
 
     def check(self) -> None:
+        self.check_failure()
+        self._watch.check()
+
+    def check_failure(self) -> None:
         if self._store.check([FAILURE]):
             raise decode_error(self._store.get(FAILURE))
-        self._watch.check()

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -76,13 +77,17 @@ def announce_and_die(store, rank, *_):
     die()
 
 
-def run_torch_rank(path, rank, victim, moment):
+def run_torch_rank(where, rank, victim, moment):
+    """Start with a store in the file `where`, or in rank 0 at that port."""
     import torch.distributed as dist
 
     from ringcomm.torch import start
 
     timeout = timedelta(seconds=TIMEOUT)
-    store = dist.FileStore(path, SIZE)
+    if where.isdecimal():
+        store = dist.TCPStore("localhost", int(where), SIZE, is_master=rank == 0, wait_for_workers=False)
+    else:
+        store = dist.FileStore(where, SIZE)
     store.set(f"{rank} is here", "")
     store.wait([f"{other} is here" for other in range(SIZE)], timeout)
     started = time.monotonic()
@@ -93,6 +98,8 @@ def run_torch_rank(path, rank, victim, moment):
         dist.init_process_group("ringcomm", store=store, rank=rank, world_size=SIZE, timeout=timeout)
     except PeerLost as error:
         print(f"rank {error.rank} after {time.monotonic() - started:.3f} s: {error}", flush=True)
+    if where.isdecimal() and rank == 0:
+        time.sleep(1)  # the others ask its store who has died
 
 
 def check_survivors(run, where, victim, moment):
@@ -126,6 +133,33 @@ def test_survivors_of_a_start_name_the_rank_that_died(moment, victim):
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("moment", ["announced", "agreed"])
-def test_survivors_of_a_start_of_torch_name_the_rank_that_died(moment, victim, tmp_path):
+@pytest.mark.parametrize("where", ["in a file", "in rank 0"])
+def test_survivors_of_a_start_of_torch_name_the_rank_that_died(where, moment, victim, tmp_path):
     pytest.importorskip("torch")
-    check_survivors(run_torch_rank, str(tmp_path / "store"), victim, moment)
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    check_survivors(run_torch_rank, str(tmp_path / "store" if where == "in a file" else port), victim, moment)
+
+
+CONNECTED = """
+import sys, time
+from datetime import timedelta
+import torch.distributed as dist
+from ringcomm.torch import start
+
+path, rank = sys.argv[1], int(sys.argv[2])
+if rank == 2:
+    connect = start.connect_ranks
+    start.connect_ranks = lambda *args: (connect(*args), time.sleep(1))[0]
+store = dist.FileStore(path, 3)
+dist.init_process_group("ringcomm", store=store, rank=rank, world_size=3, timeout=timedelta(seconds=30))
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_connected_may_exit_before_the_others_are(tmp_path):
+    pytest.importorskip("torch")
+    command = [sys.executable, "-c", CONNECTED, str(tmp_path / "store")]
+    ranks = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(3)]
+    errors = [rank.communicate()[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0, 0], errors

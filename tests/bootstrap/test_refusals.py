@@ -1,13 +1,16 @@
-"""Refused peers are logged once a second at most, however many there are."""
+"""Refused peers are logged once a second at most for each kind of reason, however many there are."""
 
+import errno
 import os
 import re
+import selectors
 import uuid
 from contextlib import closing, suppress
 from types import SimpleNamespace
 
 import pytest
 
+from ringcomm import RingcommError
 from ringcomm.bootstrap import refusals
 from ringcomm.bootstrap.server import PeerServer
 from ringcomm.bootstrap.sockets import packet_socket
@@ -75,3 +78,37 @@ def test_closing_logs_the_rest(server, clock, caplog):
     server.close()
     assert [others(line) for line in caplog.messages] == [0, 1]
     assert clock.now == 100.0
+
+
+def test_a_flood_does_not_hide_another_reason(clock, caplog):
+    refused = refusals.RefusalLog()
+    for pid in range(100):
+        refused.add("a connection", f"process {pid} belongs to user {pid}, not to user 0")
+        if pid == 50:
+            refused.add("process 7", "wrong nonce for this job")
+    clock.now += 1
+    refused.poll()
+    first, *lines = caplog.messages
+    assert first.startswith("refused a connection: process 0 belongs")
+    assert [others(line) for line in lines] == [98, 0]
+    assert lines[1] == "refused process 7: wrong nonce for this job"
+
+
+@pytest.mark.parametrize("reason", [errno.EMFILE, errno.ENOMEM, errno.ENOBUFS])
+def test_a_peer_that_cannot_be_accepted_is_an_error_once(server, reason):
+    class Refused:
+        def __init__(self, listener):
+            self.fileno = listener.fileno
+
+        def accept(self):
+            raise OSError(reason, os.strerror(reason))
+
+    listener = server._listener
+    server._selector.unregister(listener)
+    server._listener = Refused(listener)
+    server._selector.register(server._listener, selectors.EVENT_READ)
+    with packet_socket() as peer:
+        peer.connect(server.address)
+        with pytest.raises(RingcommError, match=f"rank 0 .*{os.strerror(reason)}"):
+            server.serve(0)
+        assert not server.serve(0)

@@ -1,9 +1,12 @@
 """A start raises the limit on file descriptors where it may, and names it where it may not."""
 
+import resource
 import subprocess
 import sys
 
 import pytest
+
+from ringcomm.machine import descriptors
 
 START = """
 import resource, sys
@@ -63,7 +66,29 @@ def test_the_ranks_that_have_joined_are_told_that_rank_0_is_out_of_descriptors(t
     command = [sys.executable, "-m", "ringcomm", "run", "-n", "8", str(program)]
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=25)
     assert run.returncode == 1
-    assert "rank 0: no file descriptor is left to " in run.stdout
+    assert "rank 0: rank 0 has no file descriptor left to " in run.stdout
     for line in run.stdout.splitlines():
         assert "RLIMIT_NOFILE" in line
-        assert "rank 0 needs 4 for each rank" in line
+        assert "rank 0 has no file descriptor" in line
+        assert "it needs 4 for each rank" in line
+
+
+def test_a_client_names_itself_and_what_it_needs():
+    error = descriptors.exhausted(3, "to watch a process")
+    assert error.rank == 3
+    assert str(error).startswith("rank 3 has no file descriptor left to watch a process: its limit (RLIMIT_NOFILE) is ")
+    assert "it needs 2 for each rank" in str(error)
+
+
+def test_a_thread_does_not_undo_what_another_has_raised(monkeypatch):
+    limits = [64, 4096]
+
+    def opened():  # reads a folder: other threads run meanwhile
+        limits[0] = max(limits[0], 1000)
+        return 10
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.__setitem__(slice(None), new))
+    monkeypatch.setattr(descriptors, "_opened", opened)
+    descriptors.provide(0, 50)
+    assert limits == [1000, 4096]
