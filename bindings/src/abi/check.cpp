@@ -3,16 +3,11 @@
 
 #include <algorithm>
 #include <cinttypes>
-#include <cmath>
 
 #include "core/collectives.h"
 #include "kernels/cpu/kernels.h"
 
 namespace ringcomm {
-
-void check_pointer(const char* name, const void* pointer) {
-    if (!pointer) rejectf("%s: expected a pointer, got NULL", name);
-}
 
 void check_range(const char* name, int64_t value, int64_t least, int64_t most) {
     if (value >= least && value <= most) return;
@@ -20,10 +15,6 @@ void check_range(const char* name, int64_t value, int64_t least, int64_t most) {
 }
 
 void check_size(int size) { check_range("size", size, 1, MAX_SIZE); }
-
-void check_seconds(const char* name, double seconds) {
-    if (std::isnan(seconds)) rejectf("%s: expected seconds, got NaN", name);
-}
 
 void check_tuning(const rc_tuning* tuning) {
     check_pointer("tuning", tuning);
@@ -76,7 +67,7 @@ void check_disjoint(const void* source, size_t source_bytes, const void* target,
 }
 
 // Bytes of all blocks. Without a division: it would cost a hundredth of a small call.
-uint64_t check_blocks(const CallRecord& call, const uint64_t* counts, int size) {
+inline uint64_t check_blocks(const CallRecord& call, const uint64_t* counts, int size) {
     uint64_t count = 0, bytes = 0;
     bool overflows = false;
     if (counts) {
@@ -92,8 +83,8 @@ uint64_t check_blocks(const CallRecord& call, const uint64_t* counts, int size) 
 }
 
 // Returns the bytes of a buffer that holds this, and rejects NULL if this rank needs it.
-uint64_t check_buffer(const char* name, const void* data, Data holds, bool needed, const CallRecord& call,
-                      const uint64_t* counts, int size) {
+inline uint64_t check_buffer(const char* name, const void* data, Data holds, bool needed, const CallRecord& call,
+                             const uint64_t* counts, int size) {
     uint64_t bytes = 0;
     if (holds == Data::BLOCKS) {
         bytes = check_blocks(call, counts, size);
@@ -105,7 +96,7 @@ uint64_t check_buffer(const char* name, const void* data, Data holds, bool neede
 }
 
 // Two buffers must be disjoint, or the same place as far as the collective allows it.
-void check_buffers(const CallRecord& call, int rank, int size) {
+inline void check_buffers(const CallRecord& call, int rank, int size) {
     const Collective& collective = collectives[call.collective];
     const auto involved = [&](Ranks ranks) { return ranks == Ranks::ALL || call.root == rank; };
     const uint64_t* to_get = call.counts && collective.exchanges() ? call.counts + size : call.counts;

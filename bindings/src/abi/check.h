@@ -1,6 +1,8 @@
 // Argument checks. Each throws RC_ARGUMENT, before anything is sent.
 #pragma once
 
+#include <cmath>
+
 #include "collectives/call_record.h"
 #include "core/errors.h"
 
@@ -9,10 +11,18 @@ namespace ringcomm {
 constexpr int MAX_SIZE = 1 << 16;                  // ranks
 constexpr uint64_t MAX_BYTES = uint64_t{1} << 62;  // of an array or a file: sums and products of two cannot overflow
 
-void check_pointer(const char* name, const void* pointer);
+// Inline: every small call checks some.
+inline void check_pointer(const char* name, const void* pointer) {
+    if (!pointer) [[unlikely]]
+        rejectf("%s: expected a pointer, got NULL", name);
+}
+inline void check_seconds(const char* name, double seconds) {
+    if (std::isnan(seconds)) [[unlikely]]
+        rejectf("%s: expected seconds, got NaN", name);
+}
+
 void check_range(const char* name, int64_t value, int64_t least, int64_t most);
 void check_size(int size);
-void check_seconds(const char* name, double seconds);
 void check_tuning(const rc_tuning* tuning);
 // The bytes of `count` elements at `data`.
 uint64_t checked_bytes(const char* name, const void* data, uint64_t count, int dtype);
