@@ -41,6 +41,8 @@ __all__ = [
 
 log = logging.getLogger("ringcomm")
 
+ARRIVAL = 1.0  # seconds for which rank 0 tells the ranks that arrive that it cannot serve them
+
 _starts = itertools.count()
 
 
@@ -178,6 +180,8 @@ def job_store(place: Place, timeout: float) -> Iterator[Store]:
     store = SocketStore(place, timeout)
     with closing(store), shared_failure(store, place.rank):
         if refused:
+            store.abort(refused)
+            time.sleep(ARRIVAL)
             raise refused
         yield store
 

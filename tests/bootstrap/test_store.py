@@ -15,11 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from ringcomm import Aborted, ArgumentError, CollectiveTimeout, MemoryShortage, PeerLost
+from failures import PROMPT
+from ringcomm import Aborted, ArgumentError, CollectiveTimeout, MemoryShortage, PeerLost, RingcommError
 from ringcomm.bootstrap import refusals, storeserver
 from ringcomm.bootstrap.place import Place
-from ringcomm.bootstrap.store import HashStore, SocketStore, open_store, shared_failure
+from ringcomm.bootstrap.store import HashStore, SocketStore, job_store, open_store, shared_failure
 from ringcomm.bootstrap.storeserver import JOIN
+from ringcomm.machine import descriptors
 
 SHORTAGE = MemoryShortage("no memory", rank=1, expected=2, got=1)
 
@@ -330,3 +332,20 @@ def test_the_second_startup_of_a_job_has_its_own_store(job, monkeypatch):
         with open_store(Place(0, 2, job), 20) as store, join(f"{job}#{number}", 1, 2) as other:
             store.set("key", b"%d" % number)
             assert other.get("key", 20) == b"%d" % number
+
+
+def test_rank_0_provides_descriptors_before_it_accepts_and_tells_the_others_if_it_cannot(job, monkeypatch):
+    def refuse(*_):
+        with pytest.raises(ConnectionRefusedError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
+            peer.connect(address(job))
+        raise RingcommError("too many ranks", rank=0)
+
+    def join(rank):
+        with pytest.raises(RingcommError, match="too many ranks"), job_store(Place(rank, 2, job), 20) as store:
+            store.get("never set", 20)
+
+    monkeypatch.setattr(descriptors, "provide", refuse)
+    started = time.monotonic()
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(join, range(2)))
+    assert time.monotonic() - started < PROMPT
