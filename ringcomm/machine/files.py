@@ -65,9 +65,10 @@ def private_folder(folder: Path) -> Path:
     elif _shared(facts):
         reason = f"other users can write to it ({_cure(folder, facts)})"
     else:
+        trusted = {0, os.geteuid(), Path("/").stat().st_uid}  # the owner of / could replace anything
         for above in _way(folder.parent):
             facts = above.lstat()
-            if facts.st_uid not in (0, os.geteuid()):
+            if facts.st_uid not in trusted:
                 reason = f"user {facts.st_uid} can replace it, as the owner of {above}"
                 break
             if _shared(facts) and not facts.st_mode & stat.S_ISVTX:
@@ -79,8 +80,22 @@ def private_folder(folder: Path) -> Path:
 
 
 def _shared(facts: os.stat_result) -> bool:
-    """Return whether users other than the owner can write; the mode of a link says nothing."""
-    return bool(facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)) and not stat.S_ISLNK(facts.st_mode)
+    """Return whether other users can write; the mode of a link says nothing."""
+    by_group = bool(facts.st_mode & stat.S_IWGRP) and not _private_group(facts.st_gid)
+    return (by_group or bool(facts.st_mode & stat.S_IWOTH)) and not stat.S_ISLNK(facts.st_mode)
+
+
+def _private_group(number: int) -> bool:
+    """Return whether only root, or only this user, is in a group: many systems give each user such a group."""
+    import grp  # POSIX only; importing ringcomm works everywhere
+    import pwd
+
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(number)
+    except KeyError:  # users of a container may have no entry
+        return number == 0
+    own = (group.gr_name, number) == (user.pw_name, user.pw_gid)
+    return (number == 0 or own) and {*group.gr_mem} <= {user.pw_name, "root"}
 
 
 def _cure(folder: Path, facts: os.stat_result) -> str:

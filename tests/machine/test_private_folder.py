@@ -14,6 +14,7 @@ from ringcomm.machine import files
 @pytest.fixture
 def above(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(files, "_private_group", lambda _: False)
     (tmp_path / "cache").mkdir()
     return tmp_path / "cache"
 
@@ -105,6 +106,15 @@ def test_a_folder_that_another_user_could_fill_is_refused(expose, monkeypatch):
     for use in (cache_folder, lambda: peers.libraries(["openmpi"]), lambda: peers.set_up(["openmpi"])):
         with pytest.raises(ArgumentError, match=rf"refused the cache folder .*{reason}.*XDG_CACHE_HOME"):
             use()
+
+
+@pytest.mark.skipif(os.getgid() != 0, reason="the group of another user may be a common one")
+def test_a_folder_that_only_the_group_of_its_user_can_write_to_is_accepted(above, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(above))
+    cache_folder().chmod(0o770)
+    above.chmod(0o770)
+    assert cache_folder() == above / "ringcomm"
 
 
 def test_a_sticky_folder_such_as_tmp_may_hold_the_cache(above):
