@@ -12,12 +12,12 @@ LEAVES = [getattr(errors, name) for name in errors.__all__ if name != "RingcommE
 
 @pytest.mark.parametrize("kind", LEAVES)
 def test_an_error_can_be_pickled(kind):
-    error = kind("what happened", rank=1, peer=2, collective="send", epoch=3, expected="a", got="b")
+    error = kind("what happened", rank=1, peer=2, collective="send", epoch=3, group="world", expected="a", got="b")
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is kind
     assert str(copy) == "what happened"
     assert vars(copy) == vars(error) == {
-        "rank": 1, "peer": 2, "collective": "send", "epoch": 3, "expected": "a", "got": "b"
+        "rank": 1, "peer": 2, "collective": "send", "epoch": 3, "group": "world", "expected": "a", "got": "b"
     }  # fmt: skip
 
 

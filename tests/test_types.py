@@ -31,7 +31,7 @@ def test_the_native_core_was_built_from_this_table(codes, enumeration):
 
 @pytest.mark.parametrize("name", DTYPES)
 def test_the_native_core_reduces_the_dtypes_of_this_table(name):
-    status = lib.rc_reduce(NULL, NULL, 1, 0, DTYPES[name], OPS["sum"][0], 1.0)
+    status = lib.rc_reduce(NULL, ffi.new("void *[1]"), 1, 0, DTYPES[name], OPS["sum"][0], 1.0)
     assert (status == lib.RC_OK) == (DTYPES[name] in CPU_DTYPES)
 
 
