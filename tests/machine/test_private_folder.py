@@ -1,6 +1,8 @@
 """The cache folder holds programs that are run: only this user may be able to write to it."""
 
+import grp
 import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -159,3 +161,21 @@ def test_a_planted_link_is_never_written_through(tmp_path, monkeypatch):
     with pytest.raises(FileExistsError):
         files.write_atomic(tmp_path / "file", b"x")
     assert victim.read_bytes() == b"precious"
+
+
+def test_a_group_is_private_if_it_is_that_of_the_user_and_has_no_other_members(monkeypatch):
+    user = pwd.getpwuid(os.geteuid())
+    number = user.pw_gid or 4242  # of root's group no more is asked than that root alone is in it
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: pwd.struct_passwd((user[0], "x", user[2], number, *user[4:])))
+
+    def private(name, number, members):
+        monkeypatch.setattr(grp, "getgrgid", lambda _: grp.struct_group((name, "x", number, members)))
+        return files._private_group(number)
+
+    assert private(user.pw_name, number, [])
+    assert private(user.pw_name, number, [user.pw_name])
+    assert private("root", 0, ["root"])
+    assert not private(user.pw_name, number, [user.pw_name, "eve"])
+    assert not private("root", 0, ["eve"])
+    assert not private("staff", number, [])
+    assert not private(user.pw_name, number + 1, [])
