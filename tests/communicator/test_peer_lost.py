@@ -138,16 +138,19 @@ def test_a_death_wakes_sleeping_ranks():
 
 
 def lose_in_groups(comm, victim):
-    """Ranks that share a group with the victim lose that group; the others lose the world when they need it."""
+    """Groups without the victim work until a survivor needs it; the world is broken then, and all groups with it."""
     neighbors = comm.split(comm.rank // 2)
     whole = comm.split(0)
+    survivors = comm.split(None if comm.rank == victim else 0)
     comm.barrier()
     if comm.rank == victim:
         os.kill(os.getpid(), signal.SIGKILL)
-    if comm.rank // 2 == victim // 2:
-        assert raised(PeerLost, neighbors.barrier).rank == victim % 2
-    else:
+    if comm.rank // 2 != victim // 2:
         check_usable(neighbors)
+    survivors.barrier()
+    if comm.rank // 2 == victim // 2:
+        error = raised(PeerLost, neighbors.barrier)
+        assert error.rank == (victim if error.group else victim % 2)  # the others may have noticed first, for the world
     for group in (whole, comm):
         error = raised(PeerLost, group.barrier)
         assert error.rank == victim
