@@ -1,0 +1,62 @@
+// A link carries data between the processes of a job. One idea per implementation: sockets.h, and whatever else can
+// send tagged messages.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace ringcomm {
+
+// A send or receive in flight. The caller keeps it, and its memory, until it has ended.
+struct LinkTransfer {
+    enum State : uint8_t { ACTIVE, DONE, FAILED };  // FAILED: the peer is lost, or cancel() was called
+
+    State state = DONE;
+    void* handle = nullptr;  // the link's own
+
+    bool ended() const { return state != ACTIVE; }
+};
+
+// What a link reports from within progress().
+class LinkEvents {
+public:
+    virtual void packet_arrived(int peer, std::span<const std::byte> packet) = 0;
+    // Once per peer: nothing arrives from it any more, and its transfers have failed.
+    virtual void peer_lost(int peer, const std::string& reason) = 0;
+
+protected:
+    ~LinkEvents() = default;
+};
+
+// One thread at a time may call a link; its owner has a mutex for that. Only sleep() may run beside other calls.
+class Link {
+public:
+    static constexpr size_t MAX_PACKET = 64 << 10;
+
+    Link(int rank, int size) : rank(rank), size(size) {}
+    virtual ~Link() = default;
+    Link(const Link&) = delete;
+
+    const int rank, size;
+
+    // Transfers between two processes with the same tag (not 0) match in the order of the calls. Both sides give the
+    // same length. A send may begin before its receive.
+    virtual void send(int peer, uint64_t tag, const std::byte* data, size_t bytes, LinkTransfer& transfer) = 0;
+    virtual void receive(int peer, uint64_t tag, std::byte* data, size_t bytes, LinkTransfer& transfer) = 0;
+    // Ends a transfer: afterwards the link does not touch its memory. What the peer still sends for it is discarded.
+    virtual void cancel(LinkTransfer& transfer) = 0;
+
+    // A packet has at most MAX_PACKET bytes, is copied at once, and arrives as an event, in order between two processes.
+    virtual void send_packet(int peer, std::span<const std::byte> packet) = 0;
+
+    // Moves whatever can move without waiting; returns whether anything did.
+    virtual bool progress(LinkEvents& events) = 0;
+    // Returns once something may be able to move, or after `ns`.
+    virtual void sleep(uint64_t ns) = 0;
+    // Whether everything sent has left this process.
+    virtual bool flushed() const = 0;
+};
+
+}  // namespace ringcomm
