@@ -58,7 +58,7 @@ MOVABLE = "bench.rank"
 NATIVE_LAYERS = (
     ("bindings", "bindings/src/abi"),
     ("bindings/src/collectives", "bindings/src/cuda", "bindings/src/p2p"),
-    ("bindings/src/shm",),
+    ("bindings/src/network", "bindings/src/shm"),
     ("bindings/src/core",),
     ("kernels/cpu", "kernels/cuda"),
     ("kernels",),

@@ -48,14 +48,15 @@ public:
     // Ends a transfer: afterwards the link does not touch its memory. What the peer still sends for it is discarded.
     virtual void cancel(LinkTransfer& transfer) = 0;
 
-    // A packet has at most MAX_PACKET bytes, is copied at once, and arrives as an event, in order between two processes.
+    // A packet has at most MAX_PACKET bytes, is copied at once, and arrives as an event, in order between two
+    // processes.
     virtual void send_packet(int peer, std::span<const std::byte> packet) = 0;
 
     // Moves whatever can move without waiting; returns whether anything did.
     virtual bool progress(LinkEvents& events) = 0;
     // Returns once something may be able to move, or after `ns`.
     virtual void sleep(uint64_t ns) = 0;
-    // Whether everything sent has left this process.
+    // Whether everything sent has reached the hosts of the peers: to end the link then loses nothing.
     virtual bool flushed() const = 0;
 };
 
