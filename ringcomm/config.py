@@ -12,12 +12,15 @@ from typing import Any, Self, TypeVar, cast
 from ringcomm.errors import ArgumentError, integer, refuse, unknown
 from ringcomm.machine import files, tuning
 
-__all__ = ["Config", "cache_folder", "tuning_file"]
+__all__ = ["Config", "cache_folder", "job_secret", "tuning_file"]
 
 T = TypeVar("T")
 PREFIX = "RINGCOMM_"
-# Set by `ringcomm run` for the ranks it starts, read by place.py: rank, size, job and nonce.
-LAUNCHER = ("RINGCOMM_RANK", "RINGCOMM_SIZE", "RINGCOMM_JOB", "RINGCOMM_NONCE")
+# Set by `ringcomm run` for the ranks it starts, read by place.py: rank, size, job, nonce, and on several hosts the
+# address of the store.
+LAUNCHER = ("RINGCOMM_RANK", "RINGCOMM_SIZE", "RINGCOMM_JOB", "RINGCOMM_NONCE", "RINGCOMM_STORE")
+# Read by `ringcomm run`: what its launchers on several hosts know each other by.
+JOB_SECRET = "RINGCOMM_JOB_SECRET"
 
 TUNING = "RINGCOMM_TUNING"
 KERNELS = ("portable", "avx2", "avx512")
@@ -87,6 +90,10 @@ def tuning_file() -> Path | None:
     except RuntimeError:  # this user has no home
         return None
     return Path(folder, "ringcomm", "tuning.json")
+
+
+def job_secret() -> str:
+    return os.environ.get(JOB_SECRET, "")
 
 
 def cache_folder() -> Path:
@@ -166,7 +173,7 @@ class Config:
             if name not in known:
                 raise unknown("setting", name, known)
         for name in os.environ:
-            if name.startswith(PREFIX) and name not in (*LAUNCHER, *variables):
+            if name.startswith(PREFIX) and name not in (*LAUNCHER, JOB_SECRET, *variables):
                 raise unknown("environment variable", name, variables)
         return object.__new__(cls)
 

@@ -12,7 +12,7 @@ from ringcomm.bootstrap.place import Place, find_place
 from ringcomm.bootstrap.store import Store, open_store
 from ringcomm.communicator import Communicator, open_transports
 from ringcomm.config import Config, start_logging
-from ringcomm.errors import refuse, unknown
+from ringcomm.errors import ArgumentError, refuse, unknown
 from ringcomm.native import check, ffi, lib
 from ringcomm.transports.contract import TransportModule
 from ringcomm.transports.mpi.start import aborting_on_interrupt, join
@@ -75,14 +75,17 @@ def find_transports() -> dict[str, TransportModule]:
 
 def _choose_transport(place: Place, config: Config) -> TransportModule:
     known, name = find_transports(), config.transport
-    if name is None:
-        name = "mpi" if place.hosts or (config.host_id and place.mpi) else "shm"
-    elif name not in known:
+    serving = [each for each, module in known.items() if module.serves(place)]
+    where = f"launcher: {place.launcher}, {'several hosts' if place.hosts else 'one host'}"
+    if name not in (None, *known):
         raise unknown("transport", name, known)
-    elif not known[name].serves(place):
-        serving = " or ".join(repr(each) for each, module in known.items() if module.serves(place))
-        where = f"launcher: {place.launcher}, {'several hosts' if place.hosts else 'one host'}"
-        raise refuse("transport", f"{serving} ({where})", repr(name))
+    if not serving:
+        raise ArgumentError(f"no transport connects the ranks of this job ({where}); start them with mpirun or srun")
+    if name is None:
+        between_hosts = place.hosts or (config.host_id and place.mpi)
+        name = next(each for each in serving if each != "shm") if between_hosts else "shm"
+    elif name not in serving:
+        raise refuse("transport", f"{' or '.join(map(repr, serving))} ({where})", repr(name))
     return known[name]
 
 

@@ -108,7 +108,7 @@ def test_an_invalid_value_is_refused(wrong):
     ],
 )
 def test_a_transport_that_cannot_serve_the_job_is_refused(name, text, monkeypatch):
-    for variable, value in zip(LAUNCHER, ("0", "1", "a job", ""), strict=True):
+    for variable, value in zip(LAUNCHER, ("0", "1", "a job", "", ""), strict=True):
         monkeypatch.setenv(variable, value)
     monkeypatch.setenv("RINGCOMM_TRANSPORT", name)
     with pytest.raises(ArgumentError, match=text):

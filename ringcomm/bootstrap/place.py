@@ -28,10 +28,11 @@ class Place:
     launcher: str = "none"
     hosts: bool = False  # the ranks are on several hosts
     mpi: bool = False  # the launcher starts MPI programs
+    store: str = ""  # where the launcher serves the store of ranks on several hosts: address:port
 
     def environment(self) -> dict[str, str]:
         """Return this process's environment with the variables that put a child process at this place."""
-        values = (str(self.rank), str(self.size), self.job, self.nonce)
+        values = (str(self.rank), str(self.size), self.job, self.nonce, self.store)
         return {**os.environ, **dict(zip(LAUNCHER, values, strict=True))}
 
 
@@ -55,7 +56,7 @@ class _Launcher:
         return [name for name in names if name not in environ]
 
 
-RANK, SIZE, JOB, NONCE = LAUNCHER
+RANK, SIZE, JOB, NONCE, STORE = LAUNCHER
 
 # The first launcher whose variables are all set wins: on clusters, launchers nest from the bottom of this table to the
 # top. Many programs set RANK and WORLD_SIZE themselves, so these do not mark torchrun.
@@ -116,17 +117,17 @@ def _place(launcher: _Launcher, environ: Mapping[str, str]) -> Place:
         raise refuse(f"the environment of {launcher.name}", "0 <= rank < size", given)
     if size > MAX_SIZE:
         raise refuse(f"the environment of {launcher.name}", f"at most {MAX_SIZE} ranks", f"{launcher.size}={size}")
-    hosts = environ[launcher.local_size] != environ[launcher.size]
-    if hosts and not launcher.mpi:
+    store = environ.get(STORE, "") if launcher.mark == RANK else ""
+    hosts = bool(store) or environ[launcher.local_size] != environ[launcher.size]
+    if hosts and not (launcher.mpi or store):
         counts = f"{launcher.size}={size}, {launcher.local_size}={environ[launcher.local_size]}"
         raise ArgumentError(
             f"the ranks of this job are on several hosts ({counts}); across hosts ringcomm needs mpirun or srun, or "
             "under torchrun ringcomm.torch"
         )
     job = [environ[name] for name in launcher.job] or [_hydra_job()]
-    return Place(
-        rank, size, "/".join((launcher.name, *job)), environ.get(NONCE, ""), launcher.name, hosts, launcher.mpi
-    )
+    name, nonce = "/".join((launcher.name, *job)), environ.get(NONCE, "")
+    return Place(rank, size, name, nonce, launcher.name, hosts, launcher.mpi, store)
 
 
 def _hydra_job() -> str:

@@ -1,4 +1,4 @@
-"""Rank 0's side of a startup socket: it accepts the processes of this user, and hears what they send."""
+"""The serving side of a startup socket: it accepts the processes of this user, and hears what they send."""
 
 import errno
 import selectors
@@ -29,14 +29,15 @@ class PeerServer:
     ) -> None:
         self._receive, self._send_timeout = receive, send_timeout
         self._refusals = RefusalLog()
-        self._listener = listen(address, purpose)
+        self._listener = self._listen(address, purpose)
+        self._peers: set[socket.socket] = set()
         self._open = ExitStack()
         self._selector = self._open.enter_context(selectors.DefaultSelector())
         self._selector.register(self._open.enter_context(self._listener), selectors.EVENT_READ)
 
     def add(self, peer: socket.socket) -> None:
         peer.settimeout(self._send_timeout)
-        self._open.enter_context(peer)
+        self._peers.add(peer)
         self._selector.register(peer, selectors.EVENT_READ)
 
     def serve(self, timeout: float | None) -> bool:
@@ -48,23 +49,33 @@ class PeerServer:
                 self._accept()
             else:
                 assert isinstance(key.fileobj, socket.socket)
-                self._receive(key.fileobj)
+                if key.fileobj.fileno() >= 0:  # not dropped meanwhile
+                    self._receive(key.fileobj)
         self._refusals.poll()
         return bool(ready)
 
     def refuse(self, peer: socket.socket, reason: str) -> None:
-        self._refusals.add(f"process {credentials(peer)[0]}", reason)
+        self._refusals.add(self.describe(peer), reason)
         self.drop(peer)
 
     def drop(self, peer: socket.socket) -> None:
         self._selector.unregister(peer)
+        self._peers.remove(peer)
         peer.close()
         if self._listener not in self._selector.get_map():  # see _accept
             self._selector.register(self._listener, selectors.EVENT_READ)
 
+    def describe(self, peer: socket.socket) -> str:
+        return f"process {credentials(peer)[0]}"
+
     def close(self) -> None:
         self._refusals.flush()
+        for peer in self._peers:
+            peer.close()
         self._open.close()
+
+    def _listen(self, address: str, purpose: str) -> socket.socket:
+        return listen(address, purpose)
 
     def _accept(self) -> None:
         try:
@@ -76,6 +87,9 @@ class PeerServer:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise descriptors.exhausted(0, "to accept another rank", error) from None
             raise RingcommError(f"rank 0 cannot accept another rank: {error.strerror}", rank=0) from None
+        self._admit(peer)
+
+    def _admit(self, peer: socket.socket) -> None:
         if reason := untrusted_reason(peer):
             self._refusals.add("a connection", reason)
             peer.close()

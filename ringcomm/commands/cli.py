@@ -15,7 +15,7 @@ __all__ = ["COMMANDS", "main", "parser_of"]
 
 # Name → module and help. A module has add_arguments(parser) and run(arguments), which returns the exit status.
 COMMANDS = {
-    "run": ("commands.run", "start a program on several ranks of this machine"),
+    "run": ("commands.run", "start a program on several ranks of this machine, or of several"),
     "bench": ("bench.command", "measure collectives on this machine, beside other libraries"),
     "plot": ("bench.plot", "plot the results of `ringcomm bench --json`"),
     "tune": ("bench.tune", "measure the best thresholds for this machine, which ringcomm.init uses from then on"),

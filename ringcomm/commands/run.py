@@ -1,19 +1,45 @@
-"""`ringcomm run`: start a program on several ranks of this machine."""
+"""`ringcomm run`: start a program on several ranks of this machine, or of several."""
 
 import argparse
 
+from ringcomm.bootstrap.tcp import KEEPALIVE
+from ringcomm.config import Config, start_logging
+from ringcomm.launcher.nodes import MAX_NODES, NodeOptions
 from ringcomm.launcher.run import run as launch
+from ringcomm.launcher.secret import find_secret
+from ringcomm.options import positive, whole
 
 __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "ringcomm run -n N [--] (script.py | -m module | program) [argument ...]"
+    parser.usage = "ringcomm run -n N [options] [--] (script.py | -m module | program) [argument ...]"
     parser.description = (
         "Start a program on several ranks of this machine. Each line of output begins with its rank. When a rank "
-        "fails, the others have 5 s to end; the exit status is that of the first failure."
+        "fails, the others have 5 s to end; the exit status is that of the first failure. On several machines, the "
+        "nodes, start it once on each: with the same --nnodes, --master-addr, --master-port and secret, and each with "
+        "a --node-rank of its own."
     )
-    parser.add_argument("-n", "--ranks", type=int, required=True, metavar="N", help="number of ranks")
+    parser.add_argument("-n", "--ranks", type=int, required=True, metavar="N", help="number of ranks, on this node")
+    parser.add_argument("-v", "--verbose", action="store_true", help="log which ranks each node has")
+    nodes = parser.add_argument_group("several nodes")
+    nodes.add_argument("--nnodes", type=whole(1), default=1, metavar="N", help="number of nodes (1)")
+    nodes.add_argument("--node-rank", type=whole(0), metavar="K", help="which one this is: 0 to N - 1")
+    nodes.add_argument("--master-addr", metavar="ADDRESS", help="the address of node 0 at which the others reach it")
+    nodes.add_argument("--master-port", type=whole(1), metavar="PORT", help="a free port there")
+    nodes.add_argument(
+        "--secret-file", metavar="FILE", help="holds the secret of the job instead of RINGCOMM_JOB_SECRET"
+    )
+    nodes.add_argument(
+        "--start-timeout", type=positive, default=300.0, metavar="S", help="seconds for all nodes to come (300)"
+    )
+    nodes.add_argument(
+        "--keepalive",
+        type=positive,
+        default=KEEPALIVE,
+        metavar="S",
+        help=f"seconds after which a node that does not answer is lost ({KEEPALIVE:g})",
+    )
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="module to run, and its arguments")
     parser.add_argument("program", nargs=argparse.REMAINDER, help="program to run, and its arguments")
     parser.set_defaults(usage_error=parser.error)
@@ -25,4 +51,27 @@ def run(arguments: argparse.Namespace) -> int:
         del command[0]
     if not command:
         arguments.usage_error("nothing to run: expected a script, -m and a module, or a program")
-    return launch(command, arguments.ranks)
+    if arguments.nnodes == 1:
+        return launch(command, arguments.ranks)
+    if missing := [option for option, value in _placement(arguments).items() if value is None]:
+        arguments.usage_error(f"--nnodes {arguments.nnodes} needs {', '.join(missing)}")
+    if arguments.node_rank >= arguments.nnodes or arguments.nnodes > MAX_NODES or arguments.master_port > 65535:
+        arguments.usage_error(f"expected --node-rank < --nnodes <= {MAX_NODES} and --master-port <= 65535")
+    options = NodeOptions(
+        arguments.node_rank,
+        arguments.nnodes,
+        f"{arguments.master_addr}:{arguments.master_port}",
+        find_secret(arguments.secret_file),
+        arguments.start_timeout,
+        arguments.keepalive,
+    )
+    start_logging("info" if arguments.verbose else Config().log)
+    return launch(command, arguments.ranks, options)
+
+
+def _placement(arguments: argparse.Namespace) -> dict[str, object]:
+    return {
+        "--node-rank": arguments.node_rank,
+        "--master-addr": arguments.master_addr,
+        "--master-port": arguments.master_port,
+    }

@@ -1,5 +1,7 @@
 """`ringcomm run`: run a program on several ranks of this machine, forward its output, and end all ranks together.
 
+On several machines one of these runs on each; nodes.py connects them.
+
 The ranks form one process group. Its leader, the reaper, is a small process that waits until `ringcomm run` exits and
 then kills the group and the ranks that have left it. So no process survives even if `ringcomm run` itself is killed.
 """
@@ -15,12 +17,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from typing import Self
 
 from ringcomm.bootstrap.place import Place
-from ringcomm.errors import ArgumentError, refuse
+from ringcomm.errors import Aborted, ArgumentError, PeerLost, RingcommError, refuse
 from ringcomm.launcher import processes
+from ringcomm.launcher.nodes import NodeOptions, Nodes, join_nodes
 from ringcomm.launcher.output import OutputWriter, RankOutput
 from ringcomm.machine.threads import starting
 
@@ -32,20 +36,23 @@ ESCALATION = ((processes.GRACE, signal.SIGTERM), (processes.GRACE + 2.0, signal.
 FORWARDED = (signal.SIGINT, signal.SIGTERM)
 
 
-def run(command: Sequence[str], size: int) -> int:
+def run(command: Sequence[str], size: int, options: NodeOptions | None = None) -> int:
     """Run `command` on `size` ranks: a Python file, `-m` and a module, or an executable, each with its arguments.
 
-    Returns the exit status of the rank that failed first (128 + the signal if it was killed), else 0. Forwards SIGINT
-    and SIGTERM to the ranks. Must be called on the main thread.
+    With `options` they are the ranks of this node, together with those that other launchers start on theirs.
+
+    Returns the exit status of the rank that failed first (128 + the signal if it was killed), else 0; 1 if a node was
+    lost. Forwards SIGINT and SIGTERM to the ranks. Must be called on the main thread.
     """
     if not 1 <= size <= processes.MAX_RANKS:
         raise refuse("number of ranks", f"1 to {processes.MAX_RANKS}", size)
-    program = _program(command)
-    job, nonce = secrets.token_hex(16), secrets.token_hex(16)
-    with _SignalSocket(signal.SIGCHLD, *FORWARDED) as signals, _Supervisor(signals) as supervisor:
-        for rank in range(size):
-            supervisor.start(program, Place(rank, size, job, nonce))
-        return supervisor.wait()
+    with join_nodes(options, size) if options else nullcontext() as nodes:
+        program = _program(command)
+        first = nodes.first if nodes else Place(0, size, secrets.token_hex(16), secrets.token_hex(16))
+        with _SignalSocket(signal.SIGCHLD, *FORWARDED) as signals, _Supervisor(signals, nodes) as supervisor:
+            for local_rank in range(size):
+                supervisor.start(program, replace(first, rank=first.rank + local_rank))
+            return supervisor.wait()
 
 
 def _program(command: Sequence[str]) -> list[str]:
@@ -98,17 +105,18 @@ class _SignalSocket:
 class _Supervisor:
     """Starts the ranks, forwards their output and signals. At the end of `with` they and their children are dead."""
 
-    def __init__(self, signals: _SignalSocket) -> None:
-        self._signals = signals
-        self._processes: list[subprocess.Popen[bytes]] = []
+    def __init__(self, signals: _SignalSocket, nodes: Nodes | None) -> None:
+        self._signals, self._nodes = signals, nodes
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}  # by rank
         out, err = sys.stdout.fileno(), sys.stderr.fileno()
         self._out = OutputWriter(out, signals.wake)
         # Two threads that write to one pipe would mix their lines.
         self._err = self._out if os.path.sameopenfile(out, err) else OutputWriter(err, signals.wake)
         self._outputs = selectors.DefaultSelector()
-        self._outputs.register(signals, selectors.EVENT_READ)
-        self._signals_only = selectors.DefaultSelector()
-        self._signals_only.register(signals, selectors.EVENT_READ)
+        self._control = selectors.DefaultSelector()  # signals and the other nodes, but no output
+        for selector in (self._outputs, self._control):
+            for source in (signals, nodes) if nodes else (signals,):
+                selector.register(source, selectors.EVENT_READ)
         self._status = 0
         self._forwarded = 0  # the last forwarded signal
         self._scheduled: list[tuple[float, signal.Signals]] = []
@@ -126,11 +134,11 @@ class _Supervisor:
 
     def __exit__(self, *_: object) -> None:
         self._send(signal.SIGKILL)
-        for process in (*self._processes, self._reaper):
+        for process in (*self._processes.values(), self._reaper):
             with process:  # closes its pipes and reaps it
                 pass
         self._outputs.close()
-        self._signals_only.close()
+        self._control.close()
         for writer in {self._out, self._err}:
             writer.close()
 
@@ -146,21 +154,25 @@ class _Supervisor:
                 stderr=subprocess.PIPE,
                 process_group=self._reaper.pid,
             )
-        self._processes.append(process)
+        self._processes[place.rank] = process
         self._notify_reaper(process)
         for source, writer in ((process.stdout, self._out), (process.stderr, self._err)):
             assert source is not None
             self._outputs.register(source, selectors.EVENT_READ, RankOutput(place.rank, source, writer))
 
     def wait(self) -> int:
-        """Forward the output of the ranks until all have exited; return the exit status."""
-        while any(process.returncode is None for process in self._processes):
-            self._poll(self._signals_only if self._out.full or self._err.full else self._outputs)
+        """Forward the output of the ranks until all have exited, on all nodes; return the exit status."""
+        while self._running():
+            self._poll(self._control if self._out.full or self._err.full else self._outputs)
         self._send(signal.SIGKILL)  # children of the ranks, so that all writers are gone
         for key in self._outputs.get_map().values():
             if key.data:
                 while key.data.forward():
                     pass
+        if self._nodes:
+            self._nodes.end()
+            while not self._nodes.over:
+                self._poll(self._control)
         return self._status if self._flushed() else self._status or 128 + self._forwarded
 
     def _flushed(self) -> bool:
@@ -172,7 +184,7 @@ class _Supervisor:
                 limit = time.monotonic() + ESCALATION[0][0] if self._forwarded else math.inf
             if time.monotonic() >= limit:
                 return False
-            self._poll(self._signals_only, limit)
+            self._poll(self._control, limit)
         return True
 
     def _poll(self, selector: selectors.BaseSelector, until: float = math.inf) -> None:
@@ -181,6 +193,8 @@ class _Supervisor:
         for key, _ in selector.select(None if until == math.inf else max(0.0, until - time.monotonic())):
             if key.fileobj is self._signals:
                 self._handle_signals()
+            elif key.fileobj is self._nodes:
+                self._read_nodes()
             elif not key.data.forward():
                 self._outputs.unregister(key.fileobj)
         for writer in (self._out, self._err):
@@ -191,20 +205,58 @@ class _Supervisor:
     def _handle_signals(self) -> None:
         for number in self._signals.read():
             if number in FORWARDED:
-                self._forwarded = number
-                self._send(signal.Signals(number))
-                self._schedule_signals()
-        for rank, process in enumerate(self._processes):
+                if self._nodes:
+                    text = f"{self._nodes.name} was sent {signal.Signals(number).name}"
+                    self._nodes.fail(Aborted(text, got=number))
+                self._forward(number)
+        for rank, process in self._processes.items():
             if process.returncode is None and (code := process.poll()) is not None:
                 self._notify_reaper(process)
                 if code:
-                    self._record_failure(rank, code)
+                    self._report(rank, code)
 
-    def _record_failure(self, rank: int, code: int) -> None:
-        if self._status == 0:
-            self._status = code if code > 0 else 128 - code
-            self._err.write(f"ringcomm run: rank {rank} {processes.describe_exit(code)}\n".encode())
+    def _read_nodes(self) -> None:
+        assert self._nodes
+        failure = self._nodes.read()
+        if self._nodes.over:
+            for selector in (self._outputs, self._control):
+                selector.unregister(self._nodes)
+        if failure:
+            self._record_failure(failure)
+
+    def _report(self, rank: int, code: int) -> None:
+        """Record that a rank of this node has failed, at once or when the other nodes agree that it was the first."""
+        on = f" on {self._nodes.host}" if self._nodes else ""
+        text = f"rank {rank}{on} {processes.describe_exit(code)}"
+        failure = PeerLost(text, rank=rank, got=code if code > 0 else 128 - code)
+        if self._nodes and not self._nodes.over and not self._forwarded:
+            self._nodes.fail(failure)
+        else:
+            self._record_failure(failure)
+
+    def _record_failure(self, failure: RingcommError) -> None:
+        if isinstance(failure, Aborted) and failure.got:  # a signal to one of the launchers
+            if not self._forwarded:
+                self._print(failure)
+                self._forward(failure.got)
+            if not self._running():
+                self._status = self._status or 128 + failure.got
+        elif self._status == 0:
+            self._status = failure.got or 1
+            self._print(failure)
             self._schedule_signals()
+
+    def _print(self, failure: RingcommError) -> None:
+        self._err.write(f"ringcomm run: {failure}\n".encode())
+
+    def _forward(self, number: int) -> None:
+        self._forwarded = number
+        self._send(signal.Signals(number))
+        self._schedule_signals()
+
+    def _running(self) -> list[int]:
+        """Return the ids of the ranks of this node that run."""
+        return [process.pid for process in self._processes.values() if process.returncode is None]
 
     def _schedule_signals(self) -> None:
         if not self._scheduled:
@@ -212,8 +264,7 @@ class _Supervisor:
             self._scheduled = [(now + seconds, number) for seconds, number in ESCALATION]
 
     def _send(self, number: signal.Signals) -> None:
-        running = [process.pid for process in self._processes if process.returncode is None]
-        processes.send_signal(number, self._reaper.pid, running)
+        processes.send_signal(number, self._reaper.pid, self._running())
 
     def _notify_reaper(self, process: "subprocess.Popen[bytes]") -> None:
         assert self._reaper.stdin is not None

@@ -294,14 +294,15 @@ def _nontemporal_bytes(cores: list[list[int]]) -> int:
     return NONTEMPORAL_BYTES if faster else NEVER
 
 
-def check_versions(versions: list[str]) -> None:
-    """Raise ArgumentError if the ranks run different versions of ringcomm."""
+def check_versions(versions: list[str], member: str = "rank") -> None:
+    """Raise ArgumentError if the ranks, or the nodes, run different versions of ringcomm."""
     other = next((rank for rank, each in enumerate(versions) if each != versions[0]), None)
     if other is not None:
-        raise ArgumentError(f"the ranks run different versions of ringcomm: {_by_rank(versions)}", rank=other)
+        text = f"the {member}s run different versions of ringcomm: {_by_rank(versions, member)}"
+        raise ArgumentError(text, rank=other if member == "rank" else None)
 
 
-def _by_rank(values: list[str]) -> str:
+def _by_rank(values: list[str], member: str = "rank") -> str:
     """Describe which ranks have which value."""
     ranks = {value: [rank for rank, other in enumerate(values) if other == value] for value in values}
-    return "; ".join(f"{value} on rank {', '.join(map(str, where))}" for value, where in ranks.items())
+    return "; ".join(f"{value} on {member} {', '.join(map(str, where))}" for value, where in ranks.items())

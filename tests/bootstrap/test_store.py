@@ -19,8 +19,9 @@ from failures import PROMPT
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, MemoryShortage, PeerLost, RingcommError
 from ringcomm.bootstrap import refusals, storeserver
 from ringcomm.bootstrap.place import Place
-from ringcomm.bootstrap.store import HashStore, SocketStore, job_store, open_store, shared_failure
-from ringcomm.bootstrap.storeserver import JOIN
+from ringcomm.bootstrap.servedstore import JOIN
+from ringcomm.bootstrap.socketstore import SocketStore
+from ringcomm.bootstrap.store import HashStore, job_store, open_store, shared_failure
 from ringcomm.machine import descriptors
 
 SHORTAGE = MemoryShortage("no memory", rank=1, expected=2, got=1)

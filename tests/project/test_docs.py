@@ -15,7 +15,7 @@ import harness
 import torch_world
 from failures import raised
 from ringcomm import Config, MismatchError
-from ringcomm.config import LAUNCHER, PREFIX, TUNING
+from ringcomm.config import JOB_SECRET, LAUNCHER, PREFIX, TUNING
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (".", "docs", "ringcomm", "ringcomm/parallel", "ringcomm/transports", "bindings/include")
@@ -51,7 +51,7 @@ def headings(page):
 
 
 def test_every_documented_variable_exists():
-    known = {*LAUNCHER, TUNING, *(PREFIX + field.name.upper() for field in dataclasses.fields(Config))}
+    known = {*LAUNCHER, JOB_SECRET, TUNING, *(PREFIX + field.name.upper() for field in dataclasses.fields(Config))}
     for page in PAGES:
         variables = set(re.findall(r"RINGCOMM_[A-Z_]*[A-Z]", page.read_text()))
         assert variables <= known, page

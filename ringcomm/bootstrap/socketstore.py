@@ -1,0 +1,172 @@
+"""The client of a store: over a Unix socket between the ranks of one host."""
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+
+from ringcomm.bootstrap.arrivals import arrival_timeout, key_timeout
+from ringcomm.bootstrap.place import Place
+from ringcomm.bootstrap.servedstore import JOIN, PRESENT_KEY
+from ringcomm.bootstrap.sockets import MESSAGE_BYTES, packet_socket, untrusted_reason
+from ringcomm.bootstrap.storeserver import LINGER, StoreServer
+from ringcomm.errors import (
+    ArgumentError,
+    CollectiveTimeout,
+    PeerLost,
+    RingcommError,
+    decode_error,
+    encode_error,
+    refuse,
+)
+
+__all__ = ["SocketStore"]
+
+log = logging.getLogger("ringcomm")
+
+
+class _UntrustedServer(ConnectionError):
+    """A process of another user listens at the address."""
+
+
+class SocketStore:
+    """The store for ranks that are processes of one host: a socket named by user and job, served by rank 0.
+
+    The constructor returns when this rank has joined. It raises ArgumentError if rank 0 refuses this process: for a
+    rank that is taken, another job size, or a wrong nonce.
+    """
+
+    _server_name = "rank 0"
+    _member = "rank"
+
+    def __init__(self, place: Place, timeout: float) -> None:
+        self._place = place
+        self._server: StoreServer | None = None
+        self._socket = self._connect(timeout)
+
+    def set(self, key: str, value: bytes) -> None:
+        self._send(f"set\0{key}\0".encode() + value)
+
+    def get(self, key: str, timeout: float) -> bytes:
+        self._ask(key, timeout)
+        self._socket.settimeout(timeout + LINGER)  # the server keeps the time: it knows who is missing
+        try:
+            return self._answer(key, timeout)
+        except CollectiveTimeout:
+            raise
+        except TimeoutError:
+            raise CollectiveTimeout(f"{self._server_name} did not answer within {timeout:g} s", rank=0) from None
+
+    def abort(self, error: RingcommError) -> None:
+        with suppress(PeerLost):
+            self._send(b"abort\0" + encode_error(error).encode())
+
+    def check(self) -> None:
+        self.get(PRESENT_KEY, timeout=0)
+
+    def close(self) -> None:
+        """Leave the store. A server in this process serves the others until they have left too."""
+        with suppress(OSError):
+            self._socket.send(b"leave\0")
+            self._hang_up()
+        self._socket.close()
+        if self._server:
+            self._server.join()
+
+    def _connect(self, timeout: float) -> socket.socket:
+        digest = hashlib.sha256(os.fsencode(self._place.job)).hexdigest()
+        address = f"\0ringcomm-{os.geteuid()}-{digest[:32]}"
+        if self._place.rank == 0:
+            self._server = StoreServer(self._place, address)
+            return self._server.client
+        return self._join(lambda seconds: _dial(address, seconds), os.fsencode(self._place.nonce), timeout)
+
+    def _join(self, dial: Callable[[float], socket.socket], identity: bytes, timeout: float) -> socket.socket:
+        """Connect as soon as the server listens, and say who this is."""
+        deadline = time.monotonic() + timeout
+        request = JOIN.pack(self._place.rank, self._place.size) + identity
+        pause = 0.001
+        logged = ""
+        while True:
+            # Refused, busy or disconnected: the server does not listen yet. No call waits for that, so poll.
+            try:
+                with ExitStack() as stack:
+                    peer = stack.enter_context(dial(max(pause, deadline - time.monotonic())))
+                    peer.send(request)
+                    kind, _, text = peer.recv(MESSAGE_BYTES).partition(b"\0")
+                    if kind == b"failure":
+                        raise decode_error(text)
+                    if kind == b"refused":
+                        reason = f"{self._server_name} refused this process: {text.decode()}"
+                        raise ArgumentError(reason, rank=self._place.rank)
+                    if kind == b"joined":
+                        stack.pop_all()
+                        return peer
+                failure = "it closed the connection"
+            except RingcommError:
+                raise
+            except (ConnectionError, BlockingIOError, TimeoutError) as error:
+                failure = str(error)
+                if isinstance(error, _UntrustedServer) and failure != logged:
+                    log.warning("refused to join: %s", failure)
+                    logged = failure
+            if time.monotonic() + pause > deadline:
+                raise self._unreachable(timeout, failure)
+            time.sleep(pause)
+            pause = min(2 * pause, 0.05)  # short beside the start of an interpreter
+
+    def _ask(self, key: str, timeout: float) -> None:
+        self._send(f"get\0{timeout}\0{key}".encode())
+
+    def _answer(self, key: str, timeout: float) -> bytes:
+        """Receive the answer to `_ask`; raises what the socket raises while there is none."""
+        failure = None
+        try:
+            kind, _, value = self._socket.recv(MESSAGE_BYTES).partition(b"\0")
+        except OSError as error:
+            if isinstance(error, BlockingIOError | TimeoutError) and error.errno != errno.ETIMEDOUT:
+                raise
+            kind, value, failure = b"", b"", error
+        if kind == b"value":
+            return value
+        if kind == b"failure":
+            raise decode_error(value)
+        if kind == b"absent":
+            absent = json.loads(value)
+            if absent:
+                raise arrival_timeout(absent, self._place.size, timeout, self._member)
+            raise key_timeout(key, timeout)
+        raise self._lost(failure)
+
+    def _send(self, message: bytes) -> None:
+        if len(message) > MESSAGE_BYTES:
+            raise refuse("a store message", f"at most {MESSAGE_BYTES} bytes", len(message))
+        try:
+            self._socket.send(message)
+        except OSError as error:
+            raise self._lost(error) from None
+
+    def _hang_up(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)  # a forked child may hold a copy of this socket
+
+    def _lost(self, _: OSError | None) -> PeerLost:
+        return PeerLost("rank 0 exited during startup", rank=0)
+
+    def _unreachable(self, timeout: float, _: str) -> CollectiveTimeout:
+        return arrival_timeout([0], self._place.size, timeout)
+
+
+def _dial(address: str, seconds: float) -> socket.socket:
+    with ExitStack() as failed:
+        peer = failed.enter_context(packet_socket())
+        peer.settimeout(seconds)
+        peer.connect(address)
+        if reason := untrusted_reason(peer):
+            raise _UntrustedServer(reason)
+        failed.pop_all()
+    return peer

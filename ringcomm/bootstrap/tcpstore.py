@@ -1,0 +1,89 @@
+"""The store of ranks on several hosts: `ringcomm run` serves it over TCP, in the launcher of node 0."""
+
+import errno
+import json
+import os
+import socket
+from typing import Any
+
+from ringcomm.bootstrap.place import Place
+from ringcomm.bootstrap.servedstore import JOIN, ServedStore
+from ringcomm.bootstrap.server import PeerServer
+from ringcomm.bootstrap.socketstore import SocketStore
+from ringcomm.bootstrap.storeserver import StoreServer
+from ringcomm.bootstrap.tcp import KEEPALIVE, TcpServer, dial, hang_up
+from ringcomm.errors import ArgumentError, CollectiveTimeout, PeerLost
+
+__all__ = ["NODES", "TcpStore", "TcpStoreServer", "broken"]
+
+NODES = "nodes"  # the name of the store of the launchers; a store of ranks is named by job and start
+
+
+class TcpStore(SocketStore):
+    """The store for ranks of several hosts. The constructor returns when this rank has joined."""
+
+    _server_name = "the launcher of node 0"
+
+    def __init__(self, place: Place, timeout: float, keepalive: float = KEEPALIVE) -> None:
+        self._keepalive = keepalive
+        super().__init__(place, timeout)
+
+    def _connect(self, timeout: float) -> socket.socket:
+        secret = os.fsencode(self._place.nonce)
+        identity = {"store": self._place.job, "process": self._process()}
+        return self._join(
+            lambda seconds: dial(self._place.store, secret, seconds, self._keepalive),
+            json.dumps(identity).encode(),
+            timeout,
+        )
+
+    def _process(self) -> str:
+        return f"process {os.getpid()} on {os.uname().nodename}"
+
+    def _hang_up(self) -> None:
+        hang_up(self._socket)
+
+    def _lost(self, error: OSError | None) -> PeerLost:
+        return PeerLost(f"the launcher of node 0, which serves the store at {self._place.store}, {broken(error)}")
+
+    def _unreachable(self, timeout: float, reason: str) -> CollectiveTimeout:
+        return CollectiveTimeout(f"found no store at {self._place.store} within {timeout:g} s: {reason}")
+
+
+class TcpStoreServer(StoreServer):
+    """Serves the store of the launchers and, under names of their own, those of the starts of the ranks."""
+
+    def __init__(self, place: Place, keepalive: float, launchers: ServedStore, process: str) -> None:
+        self._keepalive = keepalive
+        self._starts: dict[str, ServedStore] = {}
+        super().__init__(place, place.store, launchers, process)
+
+    def _listen(self, address: str) -> PeerServer:
+        secret = os.fsencode(self._place.nonce)
+        return TcpServer(address, "--master-addr", self._receive, secret, self._keepalive)
+
+    def _stores(self) -> list[ServedStore]:
+        for name, store in [*self._starts.items()]:
+            if store.complete and not store.members:
+                del self._starts[name]
+        return [self._store, *self._starts.values()]
+
+    def _join(self, peer: socket.socket, message: bytes) -> str:
+        try:
+            rank, size = JOIN.unpack_from(message)
+            identity: dict[str, Any] = json.loads(message[JOIN.size :])
+            name, process = str(identity["store"]), str(identity["process"])
+        except (ValueError, KeyError, TypeError):
+            return "malformed request"
+        if name != NODES:
+            return self._take_in(peer, self._starts.setdefault(name, ServedStore(size)), rank, size, process)
+        refusal = self._take_in(peer, self._store, rank, size, process)
+        if refusal:
+            self._store.fail(ArgumentError(f"{process}: {refusal}"))
+        return refusal
+
+
+def broken(error: OSError | None) -> str:
+    """Say how the other end of a TCP connection was lost."""
+    unreachable = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
+    return "does not answer" if error and error.errno in unreachable else "has ended"

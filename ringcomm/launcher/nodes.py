@@ -1,0 +1,189 @@
+"""What the launchers of a job on several hosts tell each other: who has arrived, failed first, and ended.
+
+Each launcher, one per node, is a member of a store that the one of node 0 serves. At first they share what places their
+ranks get. From then on each waits for a key that node 0 sets when the ranks of all nodes have ended. A failure, also a
+lost connection, aborts the store: all learn of the same one, that which reached node 0 first.
+"""
+
+import json
+import logging
+import math
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import accumulate
+
+from ringcomm.bootstrap.arrivals import arrival_timeout
+from ringcomm.bootstrap.place import MAX_SIZE, Place
+from ringcomm.bootstrap.servedstore import ServedStore
+from ringcomm.bootstrap.tcpstore import NODES, TcpStore, TcpStoreServer, broken
+from ringcomm.errors import Aborted, CollectiveTimeout, PeerLost, RingcommError, refuse
+from ringcomm.machine import descriptors
+from ringcomm.transports.shm import check_versions
+
+__all__ = ["MAX_NODES", "NodeOptions", "Nodes", "join_nodes"]
+
+log = logging.getLogger("ringcomm")
+
+MAX_NODES = 1024
+GRACE = 2.0  # seconds for node 0 to name the missing nodes after another node has timed out
+ALL_ENDED = "all nodes have ended"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """Which node of which job this is."""
+
+    rank: int
+    count: int
+    address: str  # of the store: address:port
+    secret: str
+    timeout: float  # seconds for all nodes to come
+    keepalive: float  # seconds after which a node that does not answer is lost
+
+
+class _Launchers(ServedStore):
+    """The store of the launchers."""
+
+    member = "node"
+
+    def lose(self, peer: socket.socket, error: OSError | None) -> None:
+        if (node := self.members.get(peer)) is not None:
+            self.fail(PeerLost(f"node {node} ({self.processes[node]}) is lost: its launcher {broken(error)}"))
+        self.leave(peer)
+
+
+class _NodeStore(TcpStore):
+    """The connection of a launcher; on node 0 the server as well."""
+
+    _server_name = "node 0"
+    _member = "node"
+
+    def _connect(self, timeout: float) -> socket.socket:
+        if self._place.rank > 0:
+            return super()._connect(timeout)
+        self._server = TcpStoreServer(self._place, self._keepalive, _Launchers(self._place.size), self._process())
+        return self._server.client
+
+    def ask(self, key: str) -> None:
+        """Ask for a key; `fileno` is then readable when `answer` has the answer or raises the failure of the job."""
+        self._socket.setblocking(False)
+        self._ask(key, math.inf)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def answer(self) -> bytes:
+        return self._answer("", math.inf)
+
+    def _process(self) -> str:
+        return os.uname().nodename
+
+    def _lost(self, error: OSError | None) -> PeerLost:
+        return PeerLost(f"node 0 ({self._place.store}) is lost: its launcher {broken(error)}")
+
+    def _unreachable(self, timeout: float, reason: str) -> CollectiveTimeout:
+        absent = arrival_timeout([0], self._place.size, timeout, "node")
+        return CollectiveTimeout(f"{absent}; {self._place.store}: {reason}")
+
+
+class Nodes:
+    """The launchers of a job, as one of them knows them: the place of its first rank, and what ends all ranks."""
+
+    def __init__(self, store: _NodeStore, options: NodeOptions, first: Place) -> None:
+        self.host = os.uname().nodename
+        self.name = f"node {options.rank} ({self.host})"
+        self.first = first
+        self.over = False  # a failure was read, or all nodes have ended
+        self._store, self._options = store, options
+        each = [f"node {node} has ended" for node in range(options.count)]
+        self._mine = each[options.rank]
+        self._awaited = each if options.rank == 0 else [ALL_ENDED]
+        store.ask(self._awaited[0])
+
+    def fileno(self) -> int:
+        return self._store.fileno()
+
+    def fail(self, error: RingcommError) -> None:
+        """End the job on all nodes: `read` returns this error on each, or the one that came first."""
+        if not self.over:
+            self._store.abort(error)
+
+    def end(self) -> None:
+        """Tell the other nodes that the ranks of this one have ended."""
+        if not self.over:
+            with suppress(PeerLost):  # node 0 is lost, as `read` will say
+                self._store.set(self._mine, b"")
+
+    def read(self) -> RingcommError | None:
+        """Read what has come; return the failure of the job if it was that."""
+        try:
+            self._store.answer()
+            del self._awaited[0]
+            if self._awaited:
+                self._store.ask(self._awaited[0])
+                return None
+            if self._options.rank == 0:
+                self._store.set(ALL_ENDED, b"")
+        except BlockingIOError:  # half a message
+            return None
+        except RingcommError as error:
+            self._leave()
+            return error
+        self._leave()
+        return None
+
+    def _leave(self) -> None:
+        self.over = True
+        if self._options.rank > 0:  # node 0 serves the others until it exits
+            self._store.close()
+
+
+@contextmanager
+def join_nodes(options: NodeOptions, ranks: int) -> Iterator[Nodes]:
+    """Meet the launchers of the other nodes, on which the job fails if the body raises here.
+
+    Raises the same error on all nodes that have come if some do not come in time, which it names, or do not fit.
+    """
+    place = Place(options.rank, options.count, NODES, options.secret, "ringcomm run", hosts=True, store=options.address)
+    with closing(_NodeStore(place, options.timeout, options.keepalive)) as store:
+        try:
+            yield Nodes(store, options, _find_first_place(store, options, ranks))
+        except BaseException as error:
+            name = f"node {options.rank} ({os.uname().nodename})"
+            store.abort(Aborted(f"{name}: {str(error) or type(error).__name__}"))
+            raise
+
+
+def _find_first_place(store: _NodeStore, options: NodeOptions, ranks: int) -> Place:
+    """Return the place of the first rank of this node. Node 0 collects what all have and tells each."""
+    deadline = time.monotonic() + options.timeout
+    mine = {"host": os.uname().nodename, "version": version("ringcomm"), "ranks": ranks}
+    store.set(f"node {options.rank} is", json.dumps(mine).encode())
+    if options.rank == 0:
+        nodes = [json.loads(_get(store, f"node {node} is", deadline, options)) for node in range(options.count)]
+        check_versions([node["version"] for node in nodes], "node")
+        starts = [0, *accumulate(node["ranks"] for node in nodes)]
+        size, job = starts[-1], secrets.token_hex(16)
+        if size > MAX_SIZE:
+            raise refuse("number of ranks", f"at most {MAX_SIZE} on all nodes", size)
+        descriptors.provide(0, size)
+        for node, (first, facts) in enumerate(zip(starts, nodes, strict=False)):
+            log.info("node %d (%s) has ranks %d to %d", node, facts["host"], first, starts[node + 1] - 1)
+            store.set(f"place of node {node}", json.dumps([first, size, job]).encode())
+    first, size, job = json.loads(_get(store, f"place of node {options.rank}", deadline + GRACE, options))
+    return Place(first, size, job, options.secret, store=options.address)
+
+
+def _get(store: _NodeStore, key: str, deadline: float, options: NodeOptions) -> bytes:
+    try:
+        return store.get(key, max(0.0, deadline - time.monotonic()))
+    except CollectiveTimeout as error:
+        if error.got:
+            raise arrival_timeout(error.got, options.count, options.timeout, "node") from None
+        raise

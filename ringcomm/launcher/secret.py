@@ -1,0 +1,33 @@
+"""The secret of a job on several hosts, by which its launchers and ranks know each other."""
+
+import os
+import stat
+
+from ringcomm.config import JOB_SECRET, job_secret
+from ringcomm.errors import ArgumentError
+
+__all__ = ["find_secret"]
+
+MIN_BYTES = 32
+HINT = "make one, for example by `openssl rand -hex 32`, and give the same to all nodes"
+
+
+def find_secret(path: str | None) -> str:
+    """Return the secret in a file that only its owner can read, else that of the environment."""
+    secret = _read(path) if path else job_secret()
+    source = path or JOB_SECRET
+    if not secret:
+        missing = f"{path} is empty" if path else f"--nnodes needs a secret in {JOB_SECRET} or --secret-file"
+        raise ArgumentError(f"{missing}: {HINT}")
+    if len(os.fsencode(secret)) < MIN_BYTES:
+        raise ArgumentError(f"the secret in {source} has fewer than {MIN_BYTES} bytes: {HINT}")
+    return secret
+
+
+def _read(path: str) -> str:
+    with open(path, errors="surrogateescape") as file:
+        facts = os.fstat(file.fileno())
+        if facts.st_mode & (stat.S_IRWXG | stat.S_IRWXO) or facts.st_uid not in (0, os.geteuid()):
+            owner = f"owner {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):o}"
+            raise ArgumentError(f"other users can read the secret in {path} ({owner}): run chmod 600 {path}")
+        return file.read(4096).strip()
