@@ -19,7 +19,7 @@ Transfer outgoing(const void* data, uint64_t count, int dtype, int peer, int64_t
     return {static_cast<std::byte*>(const_cast<void*>(data)), count, dtype, peer, tag, timeout};
 }
 
-CallRecord called(int collective, const rc_call& call) {
+CallRecord called(int collective, const rc_call& call, double timeout = -1) {
     return {collective,
             static_cast<const std::byte*>(call.source),
             static_cast<std::byte*>(call.target),
@@ -28,14 +28,15 @@ CallRecord called(int collective, const rc_call& call) {
             call.op,
             call.factor,
             call.root,
-            call.counts};
+            call.counts,
+            timeout};
 }
 
 int transfer(rc_comm* comm, bool sends, const Transfer& transfer, int* source, rc_work** work) {
     return enter(comm, [&](const EntryGuard& entry) {
         checked_bytes("data", transfer.data, transfer.count, transfer.dtype);
         check_seconds("timeout", transfer.timeout);
-        check_rank("peer", transfer.peer, sends ? 0 : -1, entry.comm().size);
+        check_rank("peer", transfer.peer, sends ? 0 : -1, entry.group().size);
         if (work) {
             *work = new rc_work{comm->handle, entry->p2p.start(sends, transfer)};
         } else {
@@ -96,16 +97,16 @@ int rc_abort(rc_comm* comm, int status, int rank, const char* reason) {
     return enter(comm, [&](const EntryGuard& entry) {
         check_pointer("reason", reason);
         check_range("status", status, RC_OK + 1, RC_SYSTEM);
-        check_rank("rank", rank, -1, entry.comm().size);
-        entry.comm().store_failure(Failure(status, reason, rank));
+        check_rank("rank", rank, -1, entry.group().size);
+        entry.group().store_failure(Failure(status, reason, rank));
     });
 }
 
 int rc_peer_lost(rc_comm* comm, int rank, int* lost) {
     return enter(comm, [&](const EntryGuard& entry) {
         check_pointer("lost", lost);
-        check_rank("rank", rank, 0, entry.comm().size);
-        *lost = entry.comm().peer_failure(rank, "").has_value();
+        check_rank("rank", rank, 0, entry.group().size);
+        *lost = entry.group().peer_failure(rank, "").has_value();
     });
 }
 
@@ -117,9 +118,9 @@ int rc_close(rc_comm* comm) {
         std::optional<Failure> lost;  // messages; the communicator is closed all the same
         try {
             const EntryGuard entry(handle);
-            if (!entry.comm().interrupted_here()) lost = entry->p2p.flush();
-            entry.comm().start_closing();
-            if (entry.comm().interrupted_here()) {
+            if (!entry.group().interrupted_here()) lost = entry->p2p.flush();
+            entry.group().start_closing();
+            if (entry.group().interrupted_here()) {
                 throw Failure(RC_INTERRUPTED, "closed by a signal handler: the call that it interrupted ends first");
             }
         } catch (const Failure& failure) {
@@ -130,7 +131,7 @@ int rc_close(rc_comm* comm) {
         while (handle.inside.load() > 0) yield_core();
         handle.state->collectives.stop();
         handle.state->p2p.stop();
-        handle.state->comm.finish_closing();
+        handle.state->group->finish_closing();
         handle.state.reset();
         if (!lost) return;
         if (lost->error.code == RC_INTERRUPTED) lost->error.code = RC_ABORTED;  // RC_INTERRUPTED: not closed yet
@@ -145,14 +146,14 @@ void rc_free(rc_comm* comm) {
 }
 
 int rc_check(rc_comm* comm) {
-    return enter(comm, [&](const EntryGuard& entry) { entry.comm().check_failure(); });
+    return enter(comm, [&](const EntryGuard& entry) { entry.group().check_failure(); });
 }
 
 int rc_last_path(rc_comm* comm, int* path, uint64_t* chunks) {
     return enter(comm, [&](const EntryGuard& entry) {
         check_pointer("path", path);
         check_pointer("chunks", chunks);
-        const uint64_t last = entry.comm().last_path.load(std::memory_order_relaxed);
+        const uint64_t last = entry.group().last_path.load(std::memory_order_relaxed);
         *path = int(last % RC_PATHS);
         *chunks = last / RC_PATHS;
     });
@@ -163,7 +164,7 @@ int rc_report(rc_comm* comm, int calls, char* text, uint64_t bytes) {
         check_pointer("text", text);
         check_range("calls", calls, 0, FLIGHT_CALLS);
         std::string lines;
-        for (int r = 0; r < entry.comm().size; ++r) lines += entry.comm().report(r, calls) + "\n";
+        for (int r = 0; r < entry.group().size; ++r) lines += entry.group().report(r, calls) + "\n";
         copy_text(text, bytes, lines);
     });
 }
@@ -172,13 +173,13 @@ int rc_collective(rc_comm* comm, int collective, const rc_call* arguments, doubl
     return enter(comm, [&](const EntryGuard& entry) {
         check_pointer("call", arguments);
         check_seconds("timeout", timeout);
-        CallRecord call = called(collective, *arguments);
-        check_call(call, entry.comm().rank, entry.comm().size);
+        CallRecord call = called(collective, *arguments, timeout);
+        check_call(call, entry.group().rank, entry.group().size);
         if (work) {
-            *work = new rc_work{comm->handle, entry->collectives.queue(call, timeout)};
+            *work = new rc_work{comm->handle, entry->collectives.queue(call)};
         } else {
-            reject_in_signal_handler(entry.comm());
-            entry->collectives.run(call, timeout);
+            reject_in_signal_handler(entry.group());
+            entry->collectives.run(call);
         }
     });
 }
@@ -219,8 +220,8 @@ int rc_sendrecv(rc_comm* comm, const void* data, uint64_t count, int dtype, int 
     return enter(comm, [&](const EntryGuard& entry) {
         const uint64_t bytes = checked_bytes("data", data, count, dtype);
         const uint64_t target_bytes = checked_bytes("target", target, target_count, target_dtype);
-        check_rank("dest", dest, 0, entry.comm().size);
-        check_rank("source", source, -1, entry.comm().size);
+        check_rank("dest", dest, 0, entry.group().size);
+        check_rank("source", source, -1, entry.group().size);
         check_seconds("timeout", timeout);
         check_disjoint(data, bytes, target, target_bytes);
         const Transfer incoming{static_cast<std::byte*>(target), target_count, target_dtype, source, tag, timeout};
@@ -237,8 +238,8 @@ int rc_work_wait(rc_work* work, double timeout, int* source) {
         if (!call.done()) {
             try {
                 const EntryGuard entry(*work->handle);
-                reject_in_signal_handler(entry.comm());
-                call.wait(entry.comm(), timeout < 0 ? UINT64_MAX : deadline_of(now_ns(), timeout));
+                reject_in_signal_handler(entry.group());
+                call.wait(entry.group(), timeout < 0 ? UINT64_MAX : deadline_of(now_ns(), timeout));
             } catch (const Failure& failure) {
                 if (work->handle->forked() || failure.error.code != RC_CLOSED) throw;
                 call.wait_done();  // close() ends every call

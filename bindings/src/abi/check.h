@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "collectives/call_record.h"
+#include "core/call_record.h"
 #include "core/errors.h"
 
 namespace ringcomm {

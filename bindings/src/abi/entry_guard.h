@@ -9,19 +9,14 @@ namespace ringcomm {
 
 // The state of one rank of one communicator, until close().
 struct CommState {
-    Comm comm;
-    CollectiveEngine collectives{comm};
-    PointToPointEngine p2p{comm};
-
-    template <class... Arguments>
-    explicit CommState(Arguments&&... arguments) : comm(std::forward<Arguments>(arguments)...) {}
+    const std::unique_ptr<PeerGroup> group;
+    CollectiveEngine collectives{*group};
+    PointToPointEngine p2p{*group};
 };
 
 // Keeps the state alive while calls run.
 struct CommHandle {
-    template <class... Arguments>
-    explicit CommHandle(Arguments&&... arguments)
-        : state(std::make_unique<CommState>(std::forward<Arguments>(arguments)...)) {}
+    explicit CommHandle(std::unique_ptr<PeerGroup> group) : state(new CommState{std::move(group)}) {}
 
     std::unique_ptr<CommState> state;
     const uint64_t generation = fork_generation.load();
@@ -47,7 +42,7 @@ public:
     ~EntryGuard() { handle_.inside.fetch_sub(1); }
     EntryGuard(const EntryGuard&) = delete;
 
-    Comm& comm() const { return handle_.state->comm; }
+    PeerGroup& group() const { return *handle_.state->group; }
     CommState* operator->() const { return handle_.state.get(); }
 
 private:
@@ -55,8 +50,8 @@ private:
 };
 
 // A handler must not wait for calls queued behind the interrupted one.
-inline void reject_in_signal_handler(const Comm& comm) {
-    if (!comm.interrupted_here()) return;
+inline void reject_in_signal_handler(const PeerGroup& group) {
+    if (!group.interrupted_here()) return;
     reject(
         "a signal handler must not wait for the communicator that it interrupted; expected abort(), close() or an "
         "exception");

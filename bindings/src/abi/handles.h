@@ -5,8 +5,8 @@
 
 #include "abi/check.h"
 #include "abi/entry_guard.h"
+#include "core/work.h"
 #include "shm/regions.h"
-#include "shm/work.h"
 
 struct rc_comm {
     std::shared_ptr<ringcomm::CommHandle> handle;

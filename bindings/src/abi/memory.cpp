@@ -3,6 +3,7 @@
 #include <cinttypes>
 
 #include "abi/handles.h"
+#include "shm/comm.h"
 
 using namespace ringcomm;
 
@@ -16,6 +17,11 @@ uint64_t arena_bytes(int size, const rc_tuning* tuning, uint64_t rc_tuning::* bu
         bytes = PartLayout(size, tuning->*budget).arena_bytes(size);
     });
     return bytes;
+}
+
+Comm& shared_memory(const EntryGuard& entry) {
+    if (Comm* comm = dynamic_cast<Comm*>(&entry.group())) return *comm;
+    reject("comm: expected a communicator whose ranks share memory");
 }
 
 // A range behind the arena of the world, and within what is reserved: an access beyond would be a SIGBUS.
@@ -59,8 +65,8 @@ int rc_world_open(int fd, int rank, int size, const int64_t* pids, const int* pi
         std::vector<int> members(size);
         for (int r = 0; r < size; ++r) members[r] = r;
         auto arena = world->arena;
-        const auto handle = std::make_shared<CommHandle>(world, Group{arena, members}, std::vector<Group>{}, rank);
-        handle->state->comm.ensure_ready();
+        auto opened = std::make_unique<Comm>(world, GroupMemory{arena, members}, std::vector<GroupMemory>{}, rank);
+        opened->ensure_ready();
         GroupHeader& group = arena->group();
         if (rank == 0) {
             group.file_end.store(arena->layout.arena_bytes(size));
@@ -69,7 +75,7 @@ int rc_world_open(int fd, int rank, int size, const int64_t* pids, const int* pi
             throw Failure(RC_SYSTEM,
                           "the shared memory does not hold rank 0's nonce: the ranks do not share this memory", rank);
         }
-        *comm = new rc_comm{handle};
+        *comm = new rc_comm{std::make_shared<CommHandle>(std::move(opened))};
     });
 }
 
@@ -77,13 +83,13 @@ int rc_reserve(rc_comm* comm, uint64_t bytes, uint64_t* offset) {
     return enter(comm, [&](const EntryGuard& entry) {
         check_pointer("offset", offset);
         if (bytes > MAX_BYTES) throw Failure(RC_MEMORY, format("%" PRIu64 " bytes are more than any memory", bytes));
-        *offset = entry.comm().world->reserve(bytes);
+        *offset = shared_memory(entry).world->reserve(bytes);
     });
 }
 
 int rc_sub_open(rc_comm* parent, uint64_t offset, int rank, int size, const int* members, rc_comm** comm) {
     return enter(parent, [&](const EntryGuard& entry) {
-        Comm& above = entry.comm();
+        Comm& above = shared_memory(entry);
         check_range("size", size, 1, above.size);
         check_rank("rank", rank, 0, size);
         check_pointer("members", members);
@@ -96,9 +102,10 @@ int rc_sub_open(rc_comm* parent, uint64_t offset, int rank, int size, const int*
         check_reserved(above, offset, rc_sub_bytes(size, &above.tuning()));
         auto ancestors = above.ancestors();
         ancestors.push_back(above.group());
-        Group group{std::make_shared<Arena>(above.world->file, offset, size, above.tuning().sub_arena_bytes), {}};
+        GroupMemory group{std::make_shared<Arena>(above.world->file, offset, size, above.tuning().sub_arena_bytes), {}};
         for (int r = 0; r < size; ++r) group.members.push_back(above.group().members[members[r]]);
-        *comm = new rc_comm{std::make_shared<CommHandle>(above.world, std::move(group), std::move(ancestors), rank)};
+        auto opened = std::make_unique<Comm>(above.world, std::move(group), std::move(ancestors), rank);
+        *comm = new rc_comm{std::make_shared<CommHandle>(std::move(opened))};
     });
 }
 
@@ -106,7 +113,7 @@ uint64_t rc_region_bytes(uint64_t bytes) { return bytes > MAX_BYTES ? 0 : region
 
 int rc_region_open(rc_comm* comm, uint64_t offset, uint64_t bytes, rc_region** region) {
     return enter(comm, [&](const EntryGuard& entry) {
-        Comm& inside = entry.comm();
+        Comm& inside = shared_memory(entry);
         check_pointer("region", region);
         if (bytes > MAX_BYTES / inside.size) rejectf("%" PRIu64 " bytes for each rank are more than any memory", bytes);
         check_reserved(inside, offset, inside.size * region_part_bytes(bytes));
@@ -122,7 +129,7 @@ void rc_region_free(rc_region* region) {
     if (!region || region->handle->forked()) return;
     try {
         const EntryGuard entry(*region->handle);
-        entry.comm().regions.release(*region->region);
+        shared_memory(entry).regions.release(*region->region);
     } catch (const Failure&) {
         region->region->release();  // the communicator is closed, and its table with it
     }

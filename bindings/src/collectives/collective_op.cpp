@@ -1,7 +1,6 @@
 // CollectiveOp: one collective in flight on this rank.
 #include "collectives/collective_op.h"
 
-#include <bit>
 #include <cerrno>
 #include <chrono>
 #include <cinttypes>
@@ -14,37 +13,11 @@
 
 namespace ringcomm {
 
-namespace {
-
-uint64_t mix(uint64_t hash, uint64_t value) {  // the finaliser of SplitMix64 over a running sum
-    hash += value + 0x9e3779b97f4a7c15;
-    hash = (hash ^ hash >> 30) * 0xbf58476d1ce4e5b9;
-    hash = (hash ^ hash >> 27) * 0x94d049bb133111eb;
-    return hash ^ hash >> 31;
-}
-
-}  // namespace
-
-CollectiveOp::CollectiveOp(Comm& comm, CallRecord& call, double timeout)
-    : rank(comm.rank),
-      size(comm.size),
-      comm(comm),
-      call(call),
-      timeout_(timeout < 0 ? comm.tuning().timeout : timeout),
-      start_time_(tick_ns()),
-      signature_(signature_of(call.collective, call.dtype, call.op, call.root, call.counts != nullptr)),
-      record_count_(call.count),
-      extra_(call.op == RC_PREMUL_SUM ? std::bit_cast<uint64_t>(call.factor) : 0) {
-    if (!call.counts) return;
-    if (collectives[call.collective].exchanges()) {  // a count per pair of ranks: await_starts() compares them all
-        record_count_ = 0;
-        if (size > 1) memcpy(comm.arena().counts(rank, call.epoch), call.counts, 2 * size * sizeof(uint64_t));
-    } else {
-        record_count_ = 0;
-        for (int p = 0; p < size; ++p) {
-            record_count_ += call.counts[p];
-            extra_ = mix(extra_, call.counts[p]);
-        }
+CollectiveOp::CollectiveOp(Comm& comm, const CallRecord& call)
+    : rank(comm.rank), size(comm.size), comm(comm), call(call) {
+    // A count per pair of ranks: await_starts() compares them all.
+    if (call.counts && collectives[call.collective].exchanges() && size > 1) {
+        memcpy(comm.arena().counts(rank, call.epoch), call.counts, 2 * size * sizeof(uint64_t));
     }
 }
 
@@ -59,10 +32,11 @@ void CollectiveOp::copy_in(std::byte* shared, const std::byte* own, size_t bytes
 
 void CollectiveOp::publish_start(const DirectBuffers* buffers) {
     StartRecord& record = comm.mine().records[call.epoch & 1];
-    record.signature = signature_ | (buffers ? SIGNATURE_DIRECT : 0);
-    record.count = record_count_;
-    record.extra = extra_;
-    if (buffers) record.buffers = *buffers;
+    record.signature = call.signature;
+    if (buffers) {
+        record.signature.word |= SIGNATURE_DIRECT;
+        record.buffers = *buffers;
+    }
     comm.publish_to_all<SITE_START>(record.epoch, call.epoch);
 }
 
@@ -73,17 +47,16 @@ void CollectiveOp::await_starts(size_t inlined) {
         if (p == rank) continue;  // the peers hold the line now: reading it would fetch it back
         const StartRecord& theirs = record(p);
         await(theirs.epoch, call.epoch, p, lines);
-        if ((theirs.signature & ~SIGNATURE_DIRECT) != signature_ || theirs.count != record_count_ ||
-            theirs.extra != extra_) {
-            other = p;
-        }
+        Signature signature = theirs.signature;
+        signature.word &= ~SIGNATURE_DIRECT;
+        if (signature != call.signature) other = p;
     }
     if (other >= 0) {
         MessageLines differences = mismatch_heading();
         for (int p = 0; p < size; ++p) {
-            const StartRecord& theirs = record(p);
-            const bool counts = call.counts && theirs.extra != extra_;
-            differences.add(format("  rank %d: ", p) + describe_call(theirs) +
+            const Signature& theirs = record(p).signature;
+            const bool counts = call.counts && theirs.extra != call.signature.extra;
+            differences.add(format("  rank %d: ", p) + describe(theirs) +
                             (counts ? format(", other counts than on rank %d", rank) : ""));
         }
         mismatch(differences, other);
@@ -113,7 +86,7 @@ MessageLines CollectiveOp::mismatch_heading() const {
 }
 
 void CollectiveOp::mismatch(const MessageLines& differences, int other) const {
-    throw Failure(RC_MISMATCH, differences.text(), other, describe_call(), describe_call(record(other)));
+    throw Failure(RC_MISMATCH, differences.text(), other, describe(call.signature), describe(record(other).signature));
 }
 
 void CollectiveOp::refresh_flags() {
@@ -125,9 +98,9 @@ void CollectiveOp::refresh_flags() {
 void CollectiveOp::check_chunk_count(uint64_t chunks) const {
     if (chunks < MOST_CHUNKS) return;
     throw Failure(RC_ARGUMENT,
-                  describe_call() + format(" would take %" PRIu64 " chunks; expected less than %" PRIu64
-                                           ": give the communicator a larger arena",
-                                           chunks, MOST_CHUNKS),
+                  describe(call.signature) + format(" would take %" PRIu64 " chunks; expected less than %" PRIu64
+                                                    ": give the communicator a larger arena",
+                                                    chunks, MOST_CHUNKS),
                   rank);
 }
 
@@ -164,13 +137,13 @@ void CollectiveOp::await(const Flag& flag, uint64_t value, int peer, size_t line
     };
     if (ready()) return;
     peer_ = peer;
-    wait_until(ready, comm.mine().doorbell, OneSleeper{peer}, comm.spin_policy, *this);
-    if (std::exchange(late_, false)) comm.mine().waits_for.store(0, std::memory_order_relaxed);
+    wait_until(ready, OneSleeper{comm.mine().doorbell, peer}, comm.spin_policy, *this);
+    if (std::exchange(late_, false)) comm.flight.clear_waits_for();
 }
 
 void CollectiveOp::on_long_wait() {
     late_ = true;
-    comm.mine().waits_for.store(peer_ + 1, std::memory_order_relaxed);
+    comm.flight.set_waits_for(peer_);
 }
 
 std::optional<Failure> CollectiveOp::stop_reason() {
@@ -183,7 +156,7 @@ std::optional<Failure> CollectiveOp::lost_reason() {
     if (auto failure = comm.stop_reason(call_name(call.collective))) return failure;
     for (int p = 0; p < size; ++p) {
         // A rank that has finished this call may leave. In this order, because it finishes before it leaves.
-        auto failure = p == rank ? std::nullopt : comm.peer_failure(p, describe_call());
+        auto failure = p == rank ? std::nullopt : comm.peer_failure(p, describe(call.signature));
         if (failure && observe(comm.header(p).finished) < call.epoch) return failure;
     }
     return {};
@@ -207,7 +180,7 @@ Failure CollectiveOp::timed_out() const {
     const int culprit = missing.empty() ? peer_ : missing[0];
     const std::string why =
         missing.empty() ? format("rank %d made no progress", culprit) : "it was not called by rank " + names;
-    const std::string message = format("rank %d waited %.3g s in ", rank, timeout_) + describe_call() +
+    const std::string message = format("rank %d waited %.3g s in ", rank, call.timeout) + describe(call.signature) +
                                 format(" (epoch %" PRIu64 "): ", call.epoch) + why;
     return Failure(RC_TIMEOUT, comm.with_report(message, missing), culprit);
 }

@@ -1,10 +1,7 @@
 // One collective in flight on this rank: its start record, flags and waits.
 #pragma once
 
-#include <bit>
-
-#include "collectives/call_record.h"
-#include "core/signature.h"
+#include "core/call_record.h"
 #include "kernels/cpu/kernels.h"
 #include "shm/comm.h"
 
@@ -12,7 +9,7 @@ namespace ringcomm {
 
 class CollectiveOp final : public WaitChecks {
 public:
-    CollectiveOp(Comm& comm, CallRecord& call, double timeout);
+    CollectiveOp(Comm& comm, const CallRecord& call);
 
     const int rank, size;
     Comm& comm;
@@ -21,7 +18,7 @@ public:
     // Publishes the start record, and with it the staged chunk 0; or, for a rank that wants direct access, its buffers,
     // and then nothing is staged yet.
     void publish_start(const DirectBuffers* buffers = nullptr);
-    bool wants_direct(int r) const { return record(r).signature & SIGNATURE_DIRECT; }
+    bool wants_direct(int r) const { return record(r).signature.word & SIGNATURE_DIRECT; }
     // Waits for the start records of all ranks; after reading all, throws RC_MISMATCH if the signatures differ.
     // `inlined`: the bytes of each peer's chunk 0 that this rank reads; if they fit in the record they are prefetched
     // meanwhile.
@@ -56,10 +53,6 @@ public:
     // Copies from the private memory of rank r by CMA; memory that can no longer be read is a failure.
     void read(int r, std::byte* target, const std::byte* address, size_t bytes);
 
-    uint64_t start_time() const { return start_time_; }
-    uint64_t signature() const { return signature_; }
-    uint64_t count() const { return record_count_; }
-
 private:
     template <Site site>
     void publish(Flag& flag, uint64_t chunks) {
@@ -73,20 +66,11 @@ private:
     std::optional<Failure> lost_reason();  // stop_reason() without the deadline
     [[noreturn]] void fail(const Failure& failure) override;
     void on_long_wait() override;
-    uint64_t deadline() const override { return deadline_of(start_time_, timeout_); }
-    std::string describe_call() const { return describe_call(record(rank)); }
-    // `extra` is a hash of the counts, or the factor of premul_sum.
-    std::string describe_call(const StartRecord& record) const {
-        return describe(record.signature, record.count, std::bit_cast<double>(record.extra));
-    }
+    uint64_t deadline() const override { return deadline_of(call.start, call.timeout); }
     Failure timed_out() const;
 
-    double timeout_;
-    uint64_t start_time_, signature_, record_count_, extra_;
     int peer_ = -1;
     bool late_ = false;
 };
-
-void run_collective(CollectiveOp& op);  // collectives.cpp
 
 }  // namespace ringcomm

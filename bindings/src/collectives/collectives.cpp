@@ -6,6 +6,8 @@ namespace ringcomm {
 
 namespace {
 
+constexpr uint64_t REFRESH = uint64_t{1} << 32;  // calls
+
 void barrier(CollectiveOp& op) {
     op.set_path(RC_PATH_STAGED);
     op.publish_start();
@@ -173,9 +175,7 @@ void alone(const CallRecord& call) {
     copy_block(call.target, call.source, all);
 }
 
-}  // namespace
-
-void run_collective(CollectiveOp& op) {
+void run(CollectiveOp& op) {
     const CallRecord& call = op.call;
     if (op.size == 1) {
         op.set_path(RC_PATH_SINGLE);
@@ -194,6 +194,22 @@ void run_collective(CollectiveOp& op) {
         case RC_REDUCE_SCATTER: return reduce_scatter(op);
         case RC_ALL_TO_ALL: return all_to_all(op);
     }
+}
+
+}  // namespace
+
+void Comm::run_collective(const CallRecord& call) {
+    CollectiveOp op(*this, call);
+    if (call.epoch % REFRESH == 0) op.refresh_flags();
+    const auto finish = [&] { mine().finished.store(call.epoch, std::memory_order_release); };
+    try {
+        run(op);
+    } catch (const Failure& failure) {
+        // Otherwise the call is not finished: this rank still owes data to its peers.
+        if (failure.error.code == RC_MISMATCH || failure.error.code == RC_ARGUMENT) finish();
+        throw;
+    }
+    finish();
 }
 
 }  // namespace ringcomm

@@ -1,45 +1,37 @@
 // CollectiveEngine: the collectives of a communicator, one at a time.
 #include "collectives/engine.h"
 
-#include "collectives/collective_op.h"
 #include "core/collectives.h"
 
 namespace ringcomm {
 
-namespace {
-
-constexpr uint64_t REFRESH = uint64_t{1} << 32;  // calls
-
-}  // namespace
-
 struct CollectiveEngine::QueuedCall : Work {
-    QueuedCall(const CallRecord& call, int size, double timeout) : call(call), timeout(timeout) {
+    QueuedCall(const CallRecord& call, int size) : call(call) {
         if (!call.counts) return;
         counts.assign(call.counts, call.counts + (collectives[call.collective].exchanges() ? 2 : 1) * size);
         this->call.counts = counts.data();
     }
 
     CallRecord call;
-    double timeout;
     std::vector<uint64_t> counts;
 };
 
-void CollectiveEngine::run(CallRecord& call, double timeout) {
-    comm_.ensure_ready();
+void CollectiveEngine::run(CallRecord& call) {
+    group_.ensure_ready();
     if (pending_.load() == 0 && executor_.try_lock()) {
         const std::lock_guard executor(executor_, std::adopt_lock);
-        if (pending_.load() == 0) return execute(call, timeout);
+        if (pending_.load() == 0) return execute(call);
     }
-    const auto work = queue(call, timeout);
-    work->wait(comm_, UINT64_MAX);
+    const auto work = queue(call);
+    work->wait(group_, UINT64_MAX);
     work->result();
 }
 
-std::shared_ptr<Work> CollectiveEngine::queue(const CallRecord& call, double timeout) {
-    comm_.ensure_ready();
-    auto work = std::make_shared<QueuedCall>(call, comm_.size, timeout);
+std::shared_ptr<Work> CollectiveEngine::queue(const CallRecord& call) {
+    group_.ensure_ready();
+    auto work = std::make_shared<QueuedCall>(call, group_.size);
     const std::lock_guard lock(mutex_);
-    if (stopping_) throw Failure(RC_CLOSED, "this communicator is closed", comm_.rank);
+    if (stopping_) throw Failure(RC_CLOSED, "this communicator is closed", group_.rank);
     // Before anything else: it may throw.
     if (!worker_.joinable()) worker_ = named_thread("ringcomm-coll", [this] { worker_loop(); });
     queue_.push_back(work);
@@ -59,12 +51,12 @@ void CollectiveEngine::worker_loop() {
         std::optional<Failure> failure;
         try {
             const std::lock_guard executor(executor_);
-            comm_.ensure_ready();
-            execute(next->call, next->timeout);
+            group_.ensure_ready();
+            execute(next->call);
         } catch (const Failure& thrown) {
             failure = thrown;
         } catch (const std::exception& other) {
-            failure = Failure(RC_SYSTEM, other.what(), comm_.rank);
+            failure = Failure(RC_SYSTEM, other.what(), group_.rank);
         }
         pending_.fetch_sub(1);
         next->finish(failure);
@@ -72,31 +64,23 @@ void CollectiveEngine::worker_loop() {
     }
 }
 
-void CollectiveEngine::execute(CallRecord& call, double timeout) {
+void CollectiveEngine::execute(CallRecord& call) {
     call.epoch = ++epoch_;
-    CollectiveOp op(comm_, call, timeout);
-    const uint64_t flight = comm_.flight_start(op.signature(), op.count(), call.epoch, op.start_time());
-    const auto finish = [&](int status) {
-        comm_.mine().finished.store(call.epoch, std::memory_order_release);
-        comm_.flight_end(flight, status);
-    };
-    if (call.epoch % REFRESH == 0) op.refresh_flags();
+    call.start = tick_ns();
+    if (call.timeout < 0) call.timeout = group_.tuning().timeout;
+    call.signature = signature_of(call, group_.size);
+    const uint64_t flight = group_.flight.start(call.signature.word, call.signature.count, call.epoch, call.start);
     try {
-        run_collective(op);
+        group_.run_collective(call);
     } catch (Failure& failure) {
         if (failure.error.collective < 0) failure.error.collective = call.collective;
         if (failure.error.epoch == 0) failure.error.epoch = call.epoch;
-        // Otherwise the call is not finished: this rank still owes data to its peers.
-        const bool agreed = failure.error.code == RC_MISMATCH || failure.error.code == RC_ARGUMENT;
-        if (agreed)
-            finish(failure.error.code);
-        else
-            comm_.flight_end(flight, failure.error.code);
+        group_.flight.end(flight, failure.error.code);
         throw;
     } catch (const std::exception& other) {
-        comm_.fail(Failure(RC_SYSTEM, other.what(), comm_.rank));
+        group_.fail(Failure(RC_SYSTEM, other.what(), group_.rank));
     }
-    finish(RC_OK);
+    group_.flight.end(flight, RC_OK);
 }
 
 void CollectiveEngine::stop() {

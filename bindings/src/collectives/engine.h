@@ -5,27 +5,27 @@
 #include <deque>
 #include <thread>
 
-#include "collectives/call_record.h"
-#include "shm/work.h"
+#include "core/call_record.h"
+#include "core/work.h"
 
 namespace ringcomm {
 
 class CollectiveEngine {
 public:
-    explicit CollectiveEngine(Comm& comm) : comm_(comm) {}
+    explicit CollectiveEngine(PeerGroup& group) : group_(group) {}
     ~CollectiveEngine() { stop(); }
 
-    void run(CallRecord& call, double timeout);
-    std::shared_ptr<Work> queue(const CallRecord& call, double timeout);
-    void stop();  // after comm.start_closing(); queued calls fail
+    void run(CallRecord& call);
+    std::shared_ptr<Work> queue(const CallRecord& call);
+    void stop();  // after group.start_closing(); queued calls fail
 
 private:
     struct QueuedCall;
 
-    void execute(CallRecord& call, double timeout);
+    void execute(CallRecord& call);
     void worker_loop();
 
-    Comm& comm_;
+    PeerGroup& group_;
     uint64_t epoch_ = 0;
     std::mutex executor_;          // held while a collective runs
     std::atomic<int> pending_{0};  // queued or running on the worker: a blocking call must not overtake them

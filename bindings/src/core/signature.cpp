@@ -4,6 +4,7 @@
 #include <cinttypes>
 #include <iterator>
 
+#include "core/call_record.h"
 #include "core/collectives.h"
 #include "core/errors.h"
 #include "kernels/cpu/kernels.h"
@@ -42,6 +43,13 @@ struct BitField {
     constexpr int get(uint64_t word) const { return int(word >> shift & mask()); }
 };
 
+uint64_t mix(uint64_t hash, uint64_t value) {  // the finaliser of SplitMix64 over a running sum
+    hash += value + 0x9e3779b97f4a7c15;
+    hash = (hash ^ hash >> 30) * 0xbf58476d1ce4e5b9;
+    hash = (hash ^ hash >> 27) * 0x94d049bb133111eb;
+    return hash ^ hash >> 31;
+}
+
 constexpr BitField CALL{0, 8}, DTYPE{8, 8}, OP{16, 8}, COUNTS{24, 1}, ROOT{32, 24};
 
 }  // namespace
@@ -55,6 +63,19 @@ uint64_t signature_of(int call, int dtype, int op, int root, bool counts) {
     if (of.reduces) word |= OP.put(op);
     if (of.root) word |= ROOT.put(root + 1);  // 0: any
     return word;
+}
+
+Signature signature_of(const CallRecord& call, int size) {
+    const uint64_t word = signature_of(call.collective, call.dtype, call.op, call.root, call.counts != nullptr);
+    Signature signature{word, call.count, call.op == RC_PREMUL_SUM ? std::bit_cast<uint64_t>(call.factor) : 0};
+    if (!call.counts) return signature;
+    signature.count = 0;
+    if (collectives[call.collective].exchanges()) return signature;  // a count per pair of ranks
+    for (int p = 0; p < size; ++p) {
+        signature.count += call.counts[p];
+        signature.extra = mix(signature.extra, call.counts[p]);
+    }
+    return signature;
 }
 
 std::string describe(uint64_t signature, uint64_t count, std::optional<double> factor) {

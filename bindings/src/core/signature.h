@@ -1,6 +1,7 @@
 // The signature of a call, which all ranks compare: one packed word, and its description in errors and reports.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -15,8 +16,18 @@ enum { CALL_SEND = RC_COLLECTIVES, CALL_RECV, CALLS };
 // Set when a rank wants direct access: the buffers in its start record are valid, and nothing is staged yet.
 constexpr uint64_t SIGNATURE_DIRECT = uint64_t{1} << 63;
 
+// What the ranks compare: the word, the count of elements, and a hash of the counts or the factor of premul_sum.
+struct Signature {
+    uint64_t word, count, extra;
+
+    bool operator==(const Signature&) const = default;
+};
+
 uint64_t signature_of(int call, int dtype, int op, int root, bool counts);
 std::string describe(uint64_t signature, uint64_t count, std::optional<double> factor = {});
+inline std::string describe(const Signature& of) {
+    return describe(of.word, of.count, std::bit_cast<double>(of.extra));
+}
 const char* call_name(int call);
 
 }  // namespace ringcomm

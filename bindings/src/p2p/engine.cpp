@@ -10,13 +10,11 @@
 
 namespace ringcomm {
 
-PointToPointEngine::PointToPointEngine(Comm& comm) : comm_(comm) {
-    for (int p = 0; p < comm.size; ++p) {
-        if (p == comm.rank) continue;
-        endpoints_.push_back({p, SendRing(comm.arena(), comm.rank, p, comm.tuning().nontemporal_bytes),
-                              ReceiveRing(comm.arena(), p, comm.rank)});
+PointToPointEngine::PointToPointEngine(PeerGroup& group) : group_(group), sleeper_(group.sleeper()) {
+    for (int p = 0; p < group.size; ++p) {
+        if (p != group.rank) endpoints_.push_back({p, group.open_channel(p)});
     }
-    comm.world->register_drain(this, [this] { drain(); });
+    group.drains->add(this, [this] { drain(); });
 }
 
 int PointToPointEngine::run(bool sends, const Transfer& transfer) {
@@ -44,13 +42,16 @@ std::shared_ptr<Work> PointToPointEngine::start(bool sends, const Transfer& tran
 }
 
 void PointToPointEngine::post(std::initializer_list<Request*> requests, const std::shared_ptr<AsyncRequest>& async) {
-    comm_.ensure_ready();
+    group_.ensure_ready();
     for (Request* request : requests) {
         const int peer = request->transfer.peer;
-        if (request->sends && comm_.closed(peer)) comm_.fail(*comm_.peer_failure(peer, request->describe_call()));
+        if (peer >= 0 && peer != group_.rank && !endpoint_of(peer).channel) {
+            rejectf("rank %d and rank %d of this communicator cannot exchange messages", group_.rank, peer);
+        }
+        if (request->sends && group_.closed(peer)) group_.fail(*group_.peer_failure(peer, request->describe_call()));
     }
     const std::lock_guard lock(mutex_);
-    if (stopping_) throw Failure(RC_CLOSED, "this communicator is closed", comm_.rank);
+    if (stopping_) throw Failure(RC_CLOSED, "this communicator is closed", group_.rank);
     if (async) {
         // Before anything else: it may throw.
         if (!worker_.joinable()) worker_ = named_thread("ringcomm-p2p", [this] { worker_loop(); });
@@ -60,14 +61,14 @@ void PointToPointEngine::post(std::initializer_list<Request*> requests, const st
     const uint64_t start = tick_ns();
     for (Request* request : requests) {
         request->start = start;
-        request->flight = comm_.flight_start(request->signature(), request->transfer.count, 0, start);
+        request->flight = group_.flight.start(request->signature(), request->transfer.count, 0, start);
     }
     try {
         for (Request* request : requests) begin(*request);
         progress();
     } catch (const std::exception& error) {  // out of memory: a half-posted request cannot be undone
-        const Failure failure(RC_SYSTEM, error.what(), comm_.rank);
-        comm_.store_failure(failure);
+        const Failure failure(RC_SYSTEM, error.what(), group_.rank);
+        group_.store_failure(failure);
         fail_all(failure);
         for (Request* request : requests) {
             if (!request->is_done()) fail(*request, failure);
@@ -79,14 +80,14 @@ void PointToPointEngine::post(std::initializer_list<Request*> requests, const st
 
 void PointToPointEngine::begin(Request& request) {
     const Transfer& transfer = request.transfer;
-    if (request.sends && transfer.peer == comm_.rank) {
-        match(comm_.rank, {PACKET_EAGER, uint32_t(transfer.dtype), transfer.tag, request.bytes, 0, 0}, transfer.data);
+    if (request.sends && transfer.peer == group_.rank) {
+        match(group_.rank, {PACKET_EAGER, uint32_t(transfer.dtype), transfer.tag, request.bytes, 0, 0}, transfer.data);
         return complete(request);
     }
     if (request.sends) {
         Endpoint& endpoint = endpoint_of(transfer.peer);
-        return send_packet(endpoint,
-                           {request.bytes <= endpoint.out.eager_bytes() ? PACKET_EAGER : PACKET_RTS, &request, 0});
+        const bool eager = request.bytes <= endpoint.channel->eager_bytes;
+        return send_packet(endpoint, {eager ? PACKET_EAGER : PACKET_RTS, &request, 0});
     }
     const auto found = std::find_if(unexpected_.begin(), unexpected_.end(), [&](const UnexpectedMessage& message) {
         return request.matches(message.source, message.header);
@@ -100,14 +101,16 @@ void PointToPointEngine::begin(Request& request) {
 // Moves one piece of each large message at a time, because the lock is held.
 bool PointToPointEngine::progress() {
     bool moved = false;
+    group_.progress();
     for (Endpoint& endpoint : endpoints_) {
-        if (endpoint.buffered && comm_.closed(endpoint.peer)) drop_buffered(endpoint);
+        if (!endpoint.channel) continue;
+        if (endpoint.buffered && group_.closed(endpoint.peer)) drop_buffered(endpoint);
         moved |= flush_queue(endpoint);
         moved |= receive_packets(endpoint);
         moved |= read_next(endpoint);
     }
     // More may be ready to move, and no peer rings for that: make sleeping threads check again.
-    if (std::exchange(completed_, false) || moved) ring_any(comm_.mine().p2p_doorbell);
+    if (std::exchange(completed_, false) || moved) sleeper_.wake();
     return moved;
 }
 
@@ -124,7 +127,7 @@ size_t PointToPointEngine::cost(const Request& request) { return request.bytes +
 // Completes a queued send whose receiver makes no room: from now on a copy is queued. Returns false if the send is not
 // small, or too much is buffered already.
 bool PointToPointEngine::try_buffer(Endpoint& endpoint, PendingPacket& packet) {
-    if (stopping_ || comm_.closing()) return false;
+    if (stopping_ || group_.closing()) return false;
     Request& sent = *packet.request;
     if (packet.kind != PACKET_EAGER || sent.buffered || sent.bytes > MAX_BUFFERED_MESSAGE) return false;
     if (endpoint.buffered_bytes + cost(sent) > MAX_BUFFERED) return false;
@@ -171,7 +174,7 @@ bool PointToPointEngine::flush_queue(Endpoint& endpoint) {
     return written;
 }
 
-// Returns false if the ring has no room. A request that ends with this packet is complete only after the write: its
+// Returns false if the channel has no room. A request that ends with this packet is complete only after the write: its
 // caller may never make another call, and then no thread would write the packet.
 bool PointToPointEngine::try_write(Endpoint& endpoint, PendingPacket packet) {
     Request* const request = packet.request;
@@ -187,8 +190,7 @@ bool PointToPointEngine::try_write(Endpoint& endpoint, PendingPacket packet) {
     } else {
         payload = prepare_rendezvous(endpoint, *request, header);
     }
-    if (!endpoint.out.try_write(header, payload)) return false;
-    ring_any(comm_.header(endpoint.peer).p2p_doorbell);
+    if (!endpoint.channel->try_write(header, payload)) return false;
     if (packet.kind == PACKET_EAGER) {
         if (packet.owned) {
             forget_buffered(endpoint, *request);
@@ -201,14 +203,14 @@ bool PointToPointEngine::try_write(Endpoint& endpoint, PendingPacket packet) {
     return true;
 }
 
-// Stops when the sender has been notified of free room, so after one piece of a large message.
+// Stops where the channel says so: in shared memory after one piece of a large message.
 bool PointToPointEngine::receive_packets(Endpoint& endpoint) {
-    bool read = false, notified = false;
-    for (const Packet* packet; !notified && (packet = endpoint.in.next()); read = true) {
-        handle(endpoint, packet->header, endpoint.in.payload(*packet));
-        notified = endpoint.in.consume();
+    PacketChannel& channel = *endpoint.channel;
+    bool read = false, stops = false;
+    for (ReceivedPacket packet; !stops && (packet = channel.next()).header; read = true) {
+        handle(endpoint, *packet.header, packet.payload);
+        stops = channel.consume();
     }
-    if (notified) ring_any(comm_.header(endpoint.peer).p2p_doorbell);
     return read;
 }
 
@@ -249,7 +251,7 @@ void PointToPointEngine::deliver(Request& request, int source, const PacketHeade
 }
 
 void PointToPointEngine::complete(Request& request) {
-    comm_.flight_end(request.flight, request.failure ? request.failure->error.code : RC_OK);
+    group_.flight.end(request.flight, request.failure ? request.failure->error.code : RC_OK);
     completed_ = true;
     const auto async = std::move(request.async);
     if (async) {

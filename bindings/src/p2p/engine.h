@@ -2,7 +2,7 @@
 //
 // A small send whose receiver makes no room is buffered: it returns before its message is in the ring.
 //
-// Ranks exchange packets (shm/layout.h). A small message is one EAGER packet; large_message.cpp moves a larger one.
+// Ranks exchange packets (channel.h). A small message is one EAGER packet; large_message.cpp moves a larger one.
 //
 // Every waiting thread makes progress on all transfers of its rank, under one lock. A worker does so while no thread
 // waits and asynchronous requests are open.
@@ -13,8 +13,8 @@
 #include <optional>
 #include <thread>
 
-#include "p2p/rings.h"
-#include "shm/work.h"
+#include "core/work.h"
+#include "p2p/channel.h"
 
 namespace ringcomm {
 
@@ -33,15 +33,15 @@ struct Transfer {
 
 class PointToPointEngine {
 public:
-    explicit PointToPointEngine(Comm& comm);
+    explicit PointToPointEngine(PeerGroup& group);
     ~PointToPointEngine() { stop(); }
 
     int run(bool sends, const Transfer& transfer);  // returns the source of a receive, as exchange() does
     int exchange(const Transfer& outgoing, const Transfer& incoming);
     std::shared_ptr<Work> start(bool sends, const Transfer& transfer);
-    // Before comm.start_closing(): waits until the peers have room for all buffered sends. Returns what prevented it.
+    // Before group.start_closing(): waits until the peers have room for all buffered sends. Returns what prevented it.
     std::optional<Failure> flush();
-    void stop();  // after comm.start_closing()
+    void stop();  // after group.start_closing()
 
 private:
     struct Request;      // an open send or receive, owned by its caller
@@ -62,10 +62,9 @@ private:
     };
     struct Endpoint {
         int peer;
-        SendRing out;
-        ReceiveRing in;
-        std::deque<PendingPacket> queue{};  // waiting for room in the ring
-        int buffered = 0;                   // packets in the queue that are buffered sends
+        std::unique_ptr<PacketChannel> channel;  // nullptr: the group has none to this peer
+        std::deque<PendingPacket> queue{};       // waiting for room in the channel
+        int buffered = 0;                        // packets in the queue that are buffered sends
         size_t buffered_bytes = 0;
         std::vector<Request*> rts_sent{};      // sends that are not known to have arrived
         std::vector<Request*> rts_received{};  // receives matched by an RTS
@@ -92,9 +91,7 @@ private:
     void rendezvous_written(Endpoint& endpoint, PendingPacket packet, size_t bytes);
     void answer_rts(Request& request, const PacketHeader& header);
     void handle_rendezvous(Endpoint& endpoint, const PacketHeader& header, const std::byte* payload);
-    bool offers_memory(int peer, const Request& request) const;
     bool read_next(Endpoint& endpoint);
-    bool memory_valid(int peer) const;
 
     void complete(Request& request);
     void fail(Request& request, const Failure& failure);
@@ -106,9 +103,10 @@ private:
     std::optional<Failure> find_failure();
     std::optional<Failure> find_failure(const Request& request, uint64_t now) const;
     double timeout(const Request& request) const;
-    Endpoint& endpoint_of(int peer) { return endpoints_[peer < comm_.rank ? peer : peer - 1]; }
+    Endpoint& endpoint_of(int peer) { return endpoints_[peer < group_.rank ? peer : peer - 1]; }
 
-    Comm& comm_;
+    PeerGroup& group_;
+    Sleeper& sleeper_;
     std::mutex mutex_;
     std::vector<Endpoint> endpoints_;          // one per peer
     std::vector<Request*> posted_receives_;    // unmatched, in order

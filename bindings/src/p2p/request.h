@@ -66,7 +66,7 @@ class PointToPointEngine::AsyncRequest final : public Work {
 public:
     AsyncRequest(PointToPointEngine& engine, bool sends, const Transfer& transfer)
         : request(sends, transfer), engine_(engine) {}
-    void wait(Comm&, uint64_t deadline) override { engine_.wait(request, deadline); }
+    void wait(PeerGroup&, uint64_t deadline) override { engine_.wait(request, deadline); }
 
     Request request;
 

@@ -32,14 +32,14 @@ std::optional<Failure> PointToPointEngine::find_failure() {
 
 std::optional<Failure> PointToPointEngine::find_failure(const Request& request, uint64_t now) const {
     const int peer = request.transfer.peer >= 0 ? request.transfer.peer : request.source;  // -1: any, not matched yet
-    if (request.buffered && comm_.closed(peer)) return {};                                 // progress() drops it
-    if (peer >= 0 && peer != comm_.rank) {
-        if (auto failure = comm_.peer_failure(peer, request.describe_call())) return failure;
+    if (request.buffered && group_.closed(peer)) return {};                                // progress() drops it
+    if (peer >= 0 && peer != group_.rank) {
+        if (auto failure = group_.peer_failure(peer, request.describe_call())) return failure;
     }
-    bool possible = peer >= 0 || comm_.size == 1;
-    for (int p = 0; p < comm_.size && peer < 0; ++p) {
-        if (p == comm_.rank || comm_.closed(p)) continue;  // a rank that closed is not needed; a death is a failure
-        if (auto failure = comm_.peer_failure(p, request.describe_call())) return failure;
+    bool possible = peer >= 0 || group_.size == 1;
+    for (int p = 0; p < group_.size && peer < 0; ++p) {
+        if (p == group_.rank || group_.closed(p)) continue;  // a rank that closed is not needed; a death is a failure
+        if (auto failure = group_.peer_failure(p, request.describe_call())) return failure;
         possible = true;
     }
     if (!possible) {
@@ -48,9 +48,9 @@ std::optional<Failure> PointToPointEngine::find_failure(const Request& request, 
     if (request.buffered) return {};  // its call is over, and with it the timeout
     const double seconds = timeout(request);
     if (now < deadline_of(request.start, seconds)) return {};
-    const std::string message = format("rank %d waited %.3g s for ", comm_.rank, seconds) + request.describe_call();
+    const std::string message = format("rank %d waited %.3g s for ", group_.rank, seconds) + request.describe_call();
     const std::vector<int> first = peer >= 0 ? std::vector{peer} : std::vector<int>{};
-    return Failure(RC_TIMEOUT, comm_.with_report(message, first), peer >= 0 ? peer : comm_.rank);
+    return Failure(RC_TIMEOUT, group_.with_report(message, first), peer >= 0 ? peer : group_.rank);
 }
 
 // One thread's wait: for a request, for room for all buffered sends, or, on the worker, while anything is open that no
@@ -58,32 +58,32 @@ std::optional<Failure> PointToPointEngine::find_failure(const Request& request, 
 class PointToPointEngine::Waiter final : public WaitChecks {
 public:
     Waiter(PointToPointEngine& engine, Request* request, uint64_t deadline, bool flushes = false)
-        : engine_(engine), comm_(engine.comm_), request_(request), deadline_(deadline), flushes_(flushes) {}
+        : engine_(engine), group_(engine.group_), request_(request), deadline_(deadline), flushes_(flushes) {}
 
     // Checks all open requests: this may be the only waiting thread.
     std::optional<Failure> stop_reason() override {
         const char* what = !request_ ? "point-to-point" : request_->sends ? "send" : "recv";
-        if (auto failure = comm_.stop_reason(what)) return failure;
+        if (auto failure = group_.stop_reason(what)) return failure;
         const std::lock_guard lock(engine_.mutex_);
         if (engine_.find_failure()) {
-            // A message may have arrived just before its sender left; this many steps read all that is in the ring.
+            // A message may have arrived just before its sender left; this many steps read all that has come.
             for (uint64_t packet = 0; packet < PACKETS; ++packet) engine_.progress();
             if (auto failure = engine_.find_failure()) return failure;
         }
         if (now_ns() < deadline_) return {};
         if (flushes_) {
             const char* pattern = "rank %d waited %.3g s in close: its peers have no room for %d sent messages";
-            const std::string message = format(pattern, comm_.rank, comm_.tuning().timeout, engine_.buffered_open_);
-            return Failure(RC_TIMEOUT, comm_.with_report(message, {}), comm_.rank);
+            const std::string message = format(pattern, group_.rank, group_.tuning().timeout, engine_.buffered_open_);
+            return Failure(RC_TIMEOUT, group_.with_report(message, {}), group_.rank);
         }
-        const std::string message = format("rank %d: ", comm_.rank) + request_->describe_call() +
+        const std::string message = format("rank %d: ", group_.rank) + request_->describe_call() +
                                     " did not complete within the timeout of wait";
-        return Failure(RC_TIMEOUT, comm_.with_report(message, {}), comm_.rank);
+        return Failure(RC_TIMEOUT, group_.with_report(message, {}), group_.rank);
     }
-    [[noreturn]] void fail(const Failure& failure) override { comm_.fail(failure); }
+    [[noreturn]] void fail(const Failure& failure) override { group_.fail(failure); }
     void on_long_wait() override {
         if (request_ && request_->sends) buffer();
-        if (request_) comm_.mine().waits_for.store(request_->transfer.peer + 1, std::memory_order_relaxed);
+        if (request_) group_.flight.set_waits_for(request_->transfer.peer);
     }
     uint64_t deadline() const override { return deadline_; }
 
@@ -101,12 +101,12 @@ public:
 
     void wait(const SpinPolicy& spin_policy) {
         try {
-            wait_until([this] { return ready(); }, comm_.mine().p2p_doorbell, AnySleeper{}, spin_policy, *this);
+            wait_until([this] { return ready(); }, engine_.sleeper_, spin_policy, *this);
         } catch (const Failure& failure) {
             end(failure);
         } catch (const std::exception& other) {
-            const Failure failure(RC_SYSTEM, other.what(), comm_.rank);
-            comm_.store_failure(failure);
+            const Failure failure(RC_SYSTEM, other.what(), group_.rank);
+            group_.store_failure(failure);
             end(failure);
         }
     }
@@ -116,7 +116,7 @@ public:
 private:
     // Nobody made room while this thread spun. The receiver may be computing, or in a collective that needs this rank.
     void buffer() {
-        if (request_->transfer.peer == comm_.rank) return;
+        if (request_->transfer.peer == group_.rank) return;
         const std::lock_guard lock(engine_.mutex_);
         Endpoint& endpoint = engine_.endpoint_of(request_->transfer.peer);
         for (PendingPacket& packet : endpoint.queue) {
@@ -129,7 +129,7 @@ private:
         const std::lock_guard lock(engine_.mutex_);
         Failure reported = failure;
         try {
-            comm_.check_failure();
+            group_.check_failure();
         } catch (const Failure& first) {
             reported = first;  // a signal ends this thread's wait; the others report the abort that it caused
         }
@@ -139,7 +139,7 @@ private:
     }
 
     PointToPointEngine& engine_;
-    Comm& comm_;
+    PeerGroup& group_;
     Request* const request_;
     const uint64_t deadline_;
     const bool flushes_;
@@ -153,21 +153,21 @@ void PointToPointEngine::fail_all(const Failure& failure, const Request* spared)
     });
     posted_receives_.clear();
     for (Endpoint& endpoint : endpoints_) {
-        while (!endpoint.rts_sent.empty() && endpoint.out.is_being_read()) yield_core();
+        if (!endpoint.rts_sent.empty()) endpoint.channel->await_reader();
         drop_buffered(endpoint);
         endpoint.queue.clear();
         endpoint.rts_sent.clear();
         endpoint.rts_received.clear();
     }
     for (Request* request : open) fail(*request, failure);
-    ring_any(comm_.mine().p2p_doorbell);
+    sleeper_.wake();
 }
 
 void PointToPointEngine::wait(Request& request, uint64_t deadline) {
     if (request.is_done()) return;
     waiters_.fetch_add(1);
-    Waiter(*this, &request, std::min(deadline, deadline_of(request.start, timeout(request)))).wait(comm_.spin_policy);
-    comm_.mine().waits_for.store(0, std::memory_order_relaxed);
+    Waiter(*this, &request, std::min(deadline, deadline_of(request.start, timeout(request)))).wait(group_.spin_policy);
+    group_.flight.clear_waits_for();
     const std::lock_guard lock(mutex_);
     if (waiters_.fetch_sub(1) == 1 && async_open_) worker_wakeup_.notify_one();
 }
@@ -201,15 +201,15 @@ void PointToPointEngine::drain() {
 std::optional<Failure> PointToPointEngine::flush() {
     {
         const std::lock_guard lock(mutex_);
-        if (buffered_open_ == 0 || comm_.has_failed()) return {};
+        if (buffered_open_ == 0 || group_.has_failed()) return {};
     }
-    Waiter waiter(*this, nullptr, deadline_of(now_ns(), comm_.tuning().timeout), true);
-    waiter.wait(comm_.spin_policy);
+    Waiter waiter(*this, nullptr, deadline_of(now_ns(), group_.tuning().timeout), true);
+    waiter.wait(group_.spin_policy);
     return waiter.failed;
 }
 
 void PointToPointEngine::stop() {
-    comm_.world->unregister_drain(this);
+    group_.drains->remove(this);
     {
         const std::lock_guard lock(mutex_);
         if (stopping_) return;
@@ -218,11 +218,11 @@ void PointToPointEngine::stop() {
     }
     if (worker_.joinable()) worker_.join();
     const std::lock_guard lock(mutex_);
-    fail_all(Failure(RC_CLOSED, "this communicator was closed", comm_.rank));
+    fail_all(Failure(RC_CLOSED, "this communicator was closed", group_.rank));
 }
 
 double PointToPointEngine::timeout(const Request& request) const {
-    return request.transfer.timeout < 0 ? comm_.tuning().timeout : request.transfer.timeout;
+    return request.transfer.timeout < 0 ? group_.tuning().timeout : request.transfer.timeout;
 }
 
 }  // namespace ringcomm

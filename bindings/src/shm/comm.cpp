@@ -3,28 +3,13 @@
 
 #include <algorithm>
 #include <cinttypes>
-#include <cmath>
-#include <mutex>
 #include <utility>
 
-#include "core/errors.h"
-
-#include <sys/syscall.h>
-#include <unistd.h>
+#include "shm/channel.h"
 
 namespace ringcomm {
 
-std::atomic<uint64_t> fork_generation{0};
-std::atomic<int (*)()> interrupt_function{nullptr};
-
 namespace {
-
-// The waits of this thread in which a signal handler is running, innermost first.
-struct HandlerFrame {
-    const Comm* comm;
-    const HandlerFrame* outer;
-};
-thread_local const HandlerFrame* handler_frames = nullptr;
 
 // A rank of one group in the numbering of another; -1 if it is no member there.
 int translated(int rank, const std::vector<int>& from, const std::vector<int>& to) {
@@ -50,24 +35,17 @@ void store(Arena& arena, const rc_error& error) {
 
 }  // namespace
 
-uint64_t deadline_of(uint64_t start, double seconds) {
-    // Beyond a century means never, so that the product cannot overflow. `start` may be a tick old, so add one.
-    return seconds > 3e9 ? UINT64_MAX : start + TICK_NS + uint64_t(std::fmax(seconds, 0) * 1e9);
-}
-
-Comm::Comm(std::shared_ptr<World> world, Group group, std::vector<Group> ancestors, int rank)
-    : rank(rank),
-      size(group.arena->size),
+Comm::Comm(std::shared_ptr<World> world, GroupMemory group, std::vector<GroupMemory> ancestors, int rank)
+    : PeerGroup(rank, group.arena->size, world->tuning, group.arena->rank(rank).flight, world->drains),
       world(std::move(world)),
-      spin_policy(this->world->tuning.oversubscribed ? OVERSUBSCRIBED : DEDICATED),
       sources(size),
       tile(TILE_BYTES),
       group_(std::move(group)),
-      ancestors_(std::move(ancestors)) {}
+      ancestors_(std::move(ancestors)),
+      sleeper_(mine().p2p_doorbell) {}
 
 void Comm::ensure_ready() {
-    if (closing()) throw Failure(RC_CLOSED, "this communicator is closed", rank);
-    check_failure();
+    PeerGroup::ensure_ready();
     if (!allocated_.load(std::memory_order_relaxed)) allocate_arena();
 }
 
@@ -114,7 +92,7 @@ void Comm::await_peer_access() {
 }
 
 void Comm::check_failure() const {
-    const auto check = [this](const Group& group) {
+    const auto check = [this](const GroupMemory& group) {
         const SharedFailure& failure = group.arena->group().failure;
         if (failure.state.load(std::memory_order_acquire) != 2) return;
         if (group.arena == group_.arena) throw Failure(failure.error);
@@ -126,11 +104,11 @@ void Comm::check_failure() const {
         throw annotated;
     };
     check(group_);
-    for (const Group& ancestor : ancestors_) check(ancestor);
+    for (const GroupMemory& ancestor : ancestors_) check(ancestor);
 }
 
 bool Comm::has_failed() const {
-    const auto fails = [](const Group& group) { return group.arena->group().failure.state.load() != 0; };
+    const auto fails = [](const GroupMemory& group) { return group.arena->group().failure.state.load() != 0; };
     return fails(group_) || std::any_of(ancestors_.begin(), ancestors_.end(), fails);
 }
 
@@ -139,7 +117,7 @@ void Comm::store_failure(const Failure& failure) {
     store(*group_.arena, failure.error);
     if (failure.error.code != RC_PEER_LOST || culprit < 0 || closed(culprit)) return;
     // A death concerns all groups of the world: store it in each, so that all ranks report the same rank.
-    for (const Group& ancestor : ancestors_) {
+    for (const GroupMemory& ancestor : ancestors_) {
         rc_error error = failure.error;
         error.rank = translated(culprit, group_.members, ancestor.members);
         copy_text(error.message, sizeof error.message,
@@ -149,52 +127,32 @@ void Comm::store_failure(const Failure& failure) {
     }
 }
 
-void Comm::fail(const Failure& failure) {
-    if (failure.error.code == RC_CLOSED) throw failure;  // this rank only
-    store_failure(failure);
-    check_failure();
-    throw failure;
+std::string Comm::how_it_ended(int r) {
+    Liveness& liveness = world->liveness;
+    const int member = group_.members[r];
+    if (!liveness.dead(member)) return {};
+    return format("(process %" PRId64 ") ", liveness.pid(member)) + liveness.how_it_ended(member);
 }
 
-std::optional<Failure> Comm::peer_failure(int r, const std::string& what) {
-    const int64_t pid = world->liveness.pid(group_.members[r]);
-    std::string how = "closed the communicator";
-    if (!closed(r)) {
-        if (!world->liveness.dead(group_.members[r])) return {};
-        how = format("(process %" PRId64 ") ", pid) + world->liveness.how_it_ended(group_.members[r]);
+std::unique_ptr<PacketChannel> Comm::open_channel(int peer) { return std::make_unique<ShmChannel>(*this, peer); }
+
+std::string Comm::report(int r, int calls) const {
+    std::string text = format("rank %d:", r);
+    const int member = group_.members[r];
+    const char process = world->liveness.process_state(member);
+    if (closed(r)) {
+        text += " closed;";
+    } else if (world->liveness.dead(member)) {
+        text += " dead;";
+    } else if (process == 'T' || process == 't') {
+        text += format(" process %" PRId64 " is stopped;", world->liveness.pid(member));
     }
-    return Failure(RC_PEER_LOST, format("rank %d ", r) + how + format(" while rank %d needed it for ", rank) + what, r);
-}
-
-void Comm::check_interrupt(const char* what) {
-    const auto interrupt = interrupt_function.load();
-    if (!interrupt || syscall(SYS_gettid) != getpid()) return;
-    const HandlerFrame here{this, handler_frames};
-    handler_frames = &here;
-    const int raised = interrupt();
-    handler_frames = here.outer;
-    if (!raised) return;
-    store_failure(Failure(RC_ABORTED, format("rank %d was interrupted by a signal during %s", rank, what), rank));
-    throw Failure(RC_INTERRUPTED, format("%s was interrupted by a signal", what), rank);
-}
-
-bool Comm::interrupted_here() const {
-    for (const HandlerFrame* wait = handler_frames; wait; wait = wait->outer) {
-        if (wait->comm == this) return true;
-    }
-    return false;
-}
-
-std::optional<Failure> Comm::stop_reason(const char* what) {
-    check_failure();
-    check_interrupt(what);
-    world->drain_all();
-    if (closing()) return Failure(RC_CLOSED, format("this communicator was closed during %s", what), rank);
-    return {};
+    text += header(r).flight.describe(calls);
+    return text.substr(0, text.size() - 1);  // without the last semicolon
 }
 
 void Comm::start_closing() {
-    closing_.store(true);
+    PeerGroup::start_closing();
     mine().state.store(RANK_CLOSED);
     for (int p = 0; p < size; ++p) {
         wake_all(header(p).doorbell);

@@ -1,64 +1,45 @@
-// A communicator on one rank: the arena of the group, its waits and its first failure.
+// A communicator in shared memory, on one rank: the arena of the group and its first failure.
 #pragma once
 
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <string>
-#include <vector>
-
+#include "core/peer_group.h"
+#include "shm/doorbell.h"
 #include "shm/regions.h"
-#include "shm/waiting.h"
 #include "shm/world.h"
 
 namespace ringcomm {
 
-extern std::atomic<uint64_t> fork_generation;
-extern std::atomic<int (*)()> interrupt_function;
-
 constexpr size_t TILE_BYTES = 16 << 10;  // stays in the first-level cache while it is reduced, then copied
 
 // The shared memory of a group of ranks; members[i] is the rank in the world of its rank i.
-struct Group {
+struct GroupMemory {
     std::shared_ptr<Arena> arena;
     std::vector<int> members;
 };
 
-class Comm {
+class Comm final : public PeerGroup {
 public:
-    Comm(std::shared_ptr<World> world, Group group, std::vector<Group> ancestors, int rank);
+    Comm(std::shared_ptr<World> world, GroupMemory group, std::vector<GroupMemory> ancestors, int rank);
 
-    const int rank, size;
     const std::shared_ptr<World> world;
-    const SpinPolicy spin_policy;
     RegionTable regions;
 
     Arena& arena() const { return *group_.arena; }
-    const Group& group() const { return group_; }
-    const std::vector<Group>& ancestors() const { return ancestors_; }
+    const GroupMemory& group() const { return group_; }
+    const std::vector<GroupMemory>& ancestors() const { return ancestors_; }
     RankHeader& header(int r) const { return arena().rank(r); }
     RankHeader& mine() const { return arena().rank(rank); }
-    const rc_tuning& tuning() const { return world->tuning; }
 
-    // Throws if the communicator is closed or broken. Allocates its memory at first use.
-    void ensure_ready();
-    // Throws the first failure of this communicator or an ancestor.
-    void check_failure() const;
-    // Whether a failure is stored, or being stored, for this communicator or an ancestor.
-    bool has_failed() const;
-    // Stores the first failure for all ranks and wakes them; fail() then throws the stored failure.
-    void store_failure(const Failure& failure);
-    [[noreturn]] void fail(const Failure& failure);
-    bool closed(int r) const { return header(r).state.load() == RANK_CLOSED; }
-    // The failure if rank `r` has died or closed; `what` describes the call that needs it.
-    std::optional<Failure> peer_failure(int r, const std::string& what);
-    // Runs Python's signal handlers (main thread only); throws if one raised.
-    void check_interrupt(const char* what);
-    // Whether this thread runs a signal handler inside a wait of this communicator: it must not wait for the
-    // interrupted call, which is further up its own stack.
-    bool interrupted_here() const;
-    // What ends any wait: a failure on some rank, close() or a signal.
-    std::optional<Failure> stop_reason(const char* what);
+    void ensure_ready() override;  // allocates its memory at first use
+    void check_failure() const override;
+    bool has_failed() const override;
+    void store_failure(const Failure& failure) override;
+    bool closed(int r) const override { return header(r).state.load() == RANK_CLOSED; }
+    void run_collective(const CallRecord& call) override;  // collectives/collectives.cpp
+    std::unique_ptr<PacketChannel> open_channel(int peer) override;
+    Sleeper& sleeper() override { return sleeper_; }
+    std::string report(int r, int calls) const override;
+    void start_closing() override;
+    void finish_closing() override;
 
     // Publishes to all peers, which may sleep for this rank.
     template <Site site>
@@ -75,28 +56,18 @@ public:
     void end_peer_access() { mine().accesses_peers.store(0, std::memory_order_release); }
     void await_peer_access();
 
-    uint64_t flight_start(uint64_t signature, uint64_t count, uint64_t epoch, uint64_t start);
-    void flight_end(uint64_t number, int status);
-    std::string report(int r, int calls) const;  // the last calls of rank r, in one line
-    // `message` with a line per rank, the ranks in `first` before the others.
-    std::string with_report(const std::string& message, const std::vector<int>& first) const;
-
     // Scratch memory of the one collective that may run.
     std::vector<const void*> sources;
-    std::atomic<uint64_t> last_path{0};  // of the last collective: chunks × RC_PATHS + rc_path
     std::vector<std::byte> tile;
     Access access();
 
-    bool closing() const { return closing_.load(std::memory_order_relaxed); }
-    void start_closing();   // wakes the waiters of this rank, and notifies the peers
-    void finish_closing();  // no thread of this rank may access the arena afterwards
-
 private:
+    std::string how_it_ended(int r) override;
     void allocate_arena();
 
-    const Group group_;
-    const std::vector<Group> ancestors_;
-    std::atomic<bool> closing_{false};
+    const GroupMemory group_;
+    const std::vector<GroupMemory> ancestors_;
+    AnySleeper sleeper_;
     std::mutex allocation_mutex_;
     std::atomic<bool> allocated_{false};
     std::optional<Access> access_;
@@ -106,7 +77,5 @@ private:
 // by difference; the offset makes every process pass the wrap after 1,000 calls, where tests cover it.
 constexpr uint64_t MOST_CHUNKS = uint64_t{1} << 24;
 inline uint64_t position(uint64_t epoch, uint64_t chunk) { return (epoch - 1000) * MOST_CHUNKS + chunk; }
-
-uint64_t deadline_of(uint64_t start, double seconds);
 
 }  // namespace ringcomm

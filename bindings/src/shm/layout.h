@@ -8,15 +8,16 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/flight.h"
+#include "core/signature.h"
 #include "kernels/memory_order.h"
-#include "ringcomm.h"
+#include "p2p/channel.h"
 
 namespace ringcomm {
 
 constexpr size_t LINE = 128;  // two cache lines: the adjacent-line prefetcher fetches pairs
 constexpr size_t PAGE = 4096;
 constexpr size_t RECORD_LINES = 8, RECORD_HEAD = 32, INLINE_BYTES = RECORD_LINES * 64 - RECORD_HEAD;
-constexpr int FLIGHT_CALLS = 1024;
 
 constexpr size_t divide_up(size_t value, size_t by) { return (value + by - 1) / by; }
 constexpr size_t round_up(size_t value, size_t unit) { return divide_up(value, unit) * unit; }
@@ -38,49 +39,35 @@ struct DirectBuffers {
 // rank has finished this call.
 struct alignas(LINE) StartRecord {
     Flag epoch;
-    uint64_t signature;  // see core/signature.h
-    uint64_t count;
-    uint64_t extra;  // premul_sum's factor, a hash of counts
+    Signature signature;
     std::byte payload[INLINE_BYTES];
     DirectBuffers buffers;  // if SIGNATURE_DIRECT is set
 };
 static_assert(offsetof(StartRecord, payload) == RECORD_HEAD,
               "up to 32 bytes the small path reads one cache line per peer");
 
-// The futex word on which a rank sleeps; waiting.h defines `sleeper`. A publisher makes no system call unless a thread
+// The futex word on which a rank sleeps; doorbell.h defines `sleeper`. A publisher makes no system call unless a thread
 // sleeps.
 struct alignas(LINE) Doorbell {
     std::atomic<uint32_t> rings;
     std::atomic<uint32_t> sleeper;
 };
 
-struct alignas(64) FlightEntry {
-    std::atomic<uint64_t> number;  // written last; 0 while the entry changes
-    std::atomic<uint64_t> signature;
-    std::atomic<uint64_t> epoch;
-    std::atomic<uint64_t> count;
-    std::atomic<uint64_t> start;  // ns, tick_ns()
-    std::atomic<uint64_t> end;    // 0 while the call runs
-    std::atomic<uint32_t> status;
-};
-
 enum RankState : uint32_t { RANK_OPEN = 0, RANK_CLOSED = 1 };
 
 struct RankHeader {
     StartRecord records[2];
-    alignas(LINE) Flag staged;     // position of the last chunk that this rank staged
-    alignas(LINE) Flag reduced;    // … whose segment it reduced
-    alignas(LINE) Flag collected;  // … that it took from its peers
-    alignas(LINE) Flag finished;   // last epoch this rank has fully completed
+    alignas(LINE) Flag staged;             // position of the last chunk that this rank staged
+    alignas(LINE) Flag reduced;            // … whose segment it reduced
+    alignas(LINE) Flag collected;          // … that it took from its peers
+    alignas(LINE) Flag finished;           // last epoch this rank has fully completed
+    std::atomic<uint32_t> accesses_peers;  // 1 while this rank accesses private memory of other threads
     alignas(
         LINE) std::atomic<uint32_t> state;  // all ranks read it in every send, so no word that changes shares its line
     std::atomic<uint64_t> secret, secret_address;  // in the arena of the world only: see cma.h
-    alignas(LINE) std::atomic<uint64_t> flights;
-    std::atomic<int32_t> waits_for;        // a rank + 1, or 0; set only by a long wait
-    std::atomic<uint32_t> accesses_peers;  // 1 while this rank accesses private memory of other threads
-    Doorbell doorbell;                     // of the one collective that may run
-    Doorbell p2p_doorbell;                 // of point-to-point, any number of threads
-    FlightEntry flight[FLIGHT_CALLS];
+    Doorbell doorbell;                             // of the one collective that may run
+    Doorbell p2p_doorbell;                         // of point-to-point, any number of threads
+    alignas(LINE) FlightRecord flight;
 };
 
 // The first failure of a communicator; it stays, and every later call on any rank raises it.
@@ -96,31 +83,13 @@ struct alignas(PAGE) GroupHeader {
     SharedFailure failure;
 };
 
-enum PacketKind : uint32_t {
-    PACKET_EAGER,  // a whole message
-    PACKET_RTS,    // announces a large message; if the receiver may read it, `location` is its address
-    PACKET_CTS,    // answers an RTS: send DATA
-    PACKET_NACK,   // answers an RTS: the size or dtype does not match the receive
-    PACKET_FIN,    // answers an RTS: the receiver has read the sender's memory
-    PACKET_DATA,   // a piece of an announced message
-};
-
-struct PacketHeader {
-    uint32_t kind, dtype;
-    int64_t tag;
-    uint64_t bytes;
-    uint64_t number;    // of the RTS, from 1, also in its answers
-    uint64_t location;  // position in the ring of a payload too large for the packet
-};
-
 struct alignas(LINE) Packet {
     Flag sequence;  // from 1; written last
     PacketHeader header;
     std::byte payload[LINE - sizeof(Flag) - sizeof(PacketHeader)];
 };
 
-// Point-to-point from one writer, in whose part it lies, to one reader: see p2p/rings.h.
-constexpr uint64_t PACKETS = 32;
+// Point-to-point from one writer, in whose part it lies, to one reader: see shm/rings.h.
 struct alignas(LINE) PacketRing {
     // Written by the reader.
     Flag consumed;              // packets

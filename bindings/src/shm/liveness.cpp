@@ -12,7 +12,7 @@
 #include <cstring>
 
 #include "core/errors.h"
-#include "shm/waiting.h"
+#include "core/waiting.h"
 
 namespace ringcomm {
 

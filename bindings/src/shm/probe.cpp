@@ -8,10 +8,11 @@
 #include <memory>
 #include <thread>
 
+#include "core/waiting.h"
+#include "core/work.h"
 #include "kernels/cpu/kernels.h"
 #include "kernels/memory_order.h"
-#include "shm/waiting.h"
-#include "shm/work.h"
+#include "shm/layout.h"
 
 namespace ringcomm {
 

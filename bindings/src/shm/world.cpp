@@ -1,8 +1,6 @@
 // World: what all communicators of a rank share.
 #include "shm/world.h"
 
-#include <utility>
-
 #include "core/errors.h"
 
 namespace ringcomm {
@@ -27,22 +25,6 @@ uint64_t World::reserve(uint64_t bytes) {
                                               failure.error.message);
     }
     return offset;
-}
-
-void World::register_drain(const void* owner, std::function<void()> drain) {
-    const std::lock_guard lock(drains_mutex_);
-    drains_[owner] = std::move(drain);
-}
-
-void World::unregister_drain(const void* owner) {
-    const std::lock_guard lock(drains_mutex_);
-    drains_.erase(owner);
-}
-
-void World::drain_all() {
-    const std::unique_lock lock(drains_mutex_, std::try_to_lock);
-    if (!lock) return;  // another wait is at it
-    for (const auto& [owner, drain] : drains_) drain();
 }
 
 }  // namespace ringcomm

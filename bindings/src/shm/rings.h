@@ -14,11 +14,6 @@ class SendRing {
 public:
     SendRing(Arena& arena, int writer, int reader, uint64_t nontemporal_bytes);
 
-    // A message of up to half the ring always finds room in the end, so it is sent eagerly: a CTS would have to wake
-    // this rank, which takes long on a busy core.
-    size_t eager_bytes() const { return capacity_ / 2; }
-    // The payload of a DATA packet, an eighth of the ring: the writer fills one while the reader empties another.
-    size_t data_bytes() const { return capacity_ / 8; }
     // Returns false if the ring has no room. `payload`: header.bytes bytes, or nullptr.
     bool try_write(PacketHeader header, const std::byte* payload);
     // Whether the reader, a thread of this process, is copying from the writer's memory.
@@ -55,8 +50,7 @@ public:
 
 private:
     static bool in_byte_ring(const PacketHeader& header) {
-        const bool has_payload = header.kind == PACKET_EAGER || header.kind == PACKET_DATA;
-        return has_payload && header.bytes > sizeof Packet::payload;
+        return header.has_payload() && header.bytes > sizeof Packet::payload;
     }
 
     PacketRing& ring_;

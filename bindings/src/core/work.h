@@ -10,7 +10,7 @@
 #include <system_error>
 #include <thread>
 
-#include "shm/comm.h"
+#include "core/peer_group.h"
 
 namespace ringcomm {
 
@@ -37,7 +37,7 @@ public:
     // Throws the failure of the call, if it has one. Only after done().
     void result() const;
     // Waits until `deadline` (ns). Then it breaks the communicator, which stops the call and ends the wait.
-    virtual void wait(Comm& comm, uint64_t deadline);
+    virtual void wait(PeerGroup& group, uint64_t deadline);
 
     void wait_done();  // when the call is certain to end soon
     // When the call is done, next_done() returns `token`.

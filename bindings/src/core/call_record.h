@@ -1,9 +1,11 @@
-// The arguments of a collective call, and the blocks of its arrays.
+// A collective call: its arguments, and the blocks of its arrays.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+
+#include "core/signature.h"
 
 namespace ringcomm {
 
@@ -17,12 +19,17 @@ struct CallRecord {
     double factor;
     int root;
     const uint64_t* counts;  // nullptr: equal blocks
+    double timeout;          // seconds
+    size_t item = 0;         // bytes of an element
 
-    uint64_t epoch = 0;
-    size_t item = 0;  // bytes of an element
+    // Known when the call begins.
+    uint64_t epoch = 0, start = 0;  // ns, tick_ns()
+    Signature signature{};
 
     size_t bytes() const { return count * item; }
 };
+
+Signature signature_of(const CallRecord& call, int size);
 
 // The blocks of an array that is divided among the ranks, in bytes.
 struct Blocks {

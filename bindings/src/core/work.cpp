@@ -1,5 +1,5 @@
 // Work: an asynchronous call.
-#include "shm/work.h"
+#include "core/work.h"
 
 #include <chrono>
 #include <deque>
@@ -68,7 +68,7 @@ void Work::wait_done() {
     changed_.wait(lock, [this] { return done(); });
 }
 
-void Work::wait(Comm& comm, uint64_t deadline) {
+void Work::wait(PeerGroup& group, uint64_t deadline) {
     std::optional<Failure> interrupted;
     bool late = false;
     std::unique_lock lock(mutex_);
@@ -78,14 +78,15 @@ void Work::wait(Comm& comm, uint64_t deadline) {
         if (done()) break;
         lock.unlock();
         try {
-            if (!interrupted) comm.check_interrupt("wait");
+            if (!interrupted) group.check_interrupt("wait");
         } catch (const Failure& failure) {
             interrupted = failure;  // it broke the communicator; the call stops and releases the buffers
         }
         if (!late && now_ns() >= deadline) {
             late = true;
-            const std::string text = format("rank %d: the call did not complete within the timeout of wait", comm.rank);
-            comm.store_failure(Failure(RC_TIMEOUT, comm.with_report(text, {}), comm.rank));
+            const std::string text =
+                format("rank %d: the call did not complete within the timeout of wait", group.rank);
+            group.store_failure(Failure(RC_TIMEOUT, group.with_report(text, {}), group.rank));
         }
         lock.lock();
     }

@@ -2,10 +2,11 @@
 // wait can still succeed.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 
 #include "core/errors.h"
-#include "shm/layout.h"
+#include "kernels/memory_order.h"
 
 namespace ringcomm {
 
@@ -14,26 +15,7 @@ uint64_t now_ns();
 // which reads it twice a call.
 uint64_t tick_ns();
 constexpr uint64_t TICK_NS = 10'000'000;
-
-// Wake the owner of the doorbell: if it sleeps for rank `publisher`, if it sleeps, always.
-void ring(Doorbell& doorbell, int publisher);
-void ring_any(Doorbell& doorbell);
-void wake_all(Doorbell& doorbell);
-
-// One thread sleeps, for one publisher, which alone wakes it.
-struct OneSleeper {
-    int publisher;
-    void announce(Doorbell& doorbell) const {
-        doorbell.sleeper.exchange(publisher + 1);
-    }  // sequentially consistent: see publish()
-    void retract(Doorbell& doorbell) const { doorbell.sleeper.store(0, std::memory_order_relaxed); }
-};
-
-// Any number of threads sleep, each for any event.
-struct AnySleeper {
-    void announce(Doorbell& doorbell) const { doorbell.sleeper.fetch_add(1); }
-    void retract(Doorbell& doorbell) const { doorbell.sleeper.fetch_sub(1); }
-};
+uint64_t deadline_of(uint64_t start, double seconds);
 
 // The checks between slices of sleep.
 class WaitChecks {
@@ -48,6 +30,20 @@ protected:
     ~WaitChecks() = default;
 };
 
+// How the threads of a rank sleep, any number of them, each for any event.
+class Sleeper {
+public:
+    // Events after this end sleep(ticket).
+    virtual uint32_t announce() = 0;
+    // Returns after an event, a signal or `ns`.
+    virtual void sleep(uint32_t ticket, uint64_t ns) = 0;
+    virtual void retract() = 0;
+    virtual void wake() = 0;  // an event
+
+protected:
+    ~Sleeper() = default;
+};
+
 struct SpinPolicy {
     int spins;
     int yields;
@@ -57,13 +53,13 @@ struct SpinPolicy {
 // 5 spins took 2.2 us for 4 bytes, 0 took 2.7 and 20 took 2.5.
 constexpr SpinPolicy DEDICATED{4000, 8}, OVERSUBSCRIBED{5, 200}, IDLE{0, 0};
 
-// Sleeps until the doorbell rings after `ticket`, a signal arrives, the deadline passes or a slice (100 ms) ends.
-void sleep_on(Doorbell& doorbell, uint32_t ticket, uint64_t deadline);
 void yield_core();
+// How long to sleep until the next checks: at most 100 ms.
+uint64_t slice_ns(uint64_t deadline);
 
-// Returns when ready() is true.
-template <class Ready, class Sleeper>
-void wait_until(Ready ready, Doorbell& doorbell, Sleeper sleeper, const SpinPolicy& spin_policy, WaitChecks& checks) {
+// Returns when ready() is true. `sleeper` is a Sleeper, or has such functions.
+template <class Ready, class SleeperType>
+void wait_until(Ready ready, SleeperType&& sleeper, const SpinPolicy& spin_policy, WaitChecks& checks) {
     for (int i = 0; i < spin_policy.spins; ++i) {
         if (ready()) return;
         cpu_relax();
@@ -74,11 +70,10 @@ void wait_until(Ready ready, Doorbell& doorbell, Sleeper sleeper, const SpinPoli
     }
     checks.on_long_wait();
     for (;;) {
-        const uint32_t ticket = doorbell.rings.load(std::memory_order_acquire);
-        sleeper.announce(doorbell);
+        const uint32_t ticket = sleeper.announce();
         const bool already = ready();
-        if (!already) sleep_on(doorbell, ticket, checks.deadline());
-        sleeper.retract(doorbell);
+        if (!already) sleeper.sleep(ticket, slice_ns(checks.deadline()));
+        sleeper.retract();
         if (already || ready()) return;
         if (const auto failure = checks.stop_reason()) {
             if (ready()) return;  // it arrived just before its sender left

@@ -1,5 +1,5 @@
 // SendRing and ReceiveRing: the two ends of the rings from one rank to another.
-#include "p2p/rings.h"
+#include "shm/rings.h"
 
 #include <cstring>
 

@@ -1,0 +1,104 @@
+// What all kinds of groups have in common: waits, signals and reports.
+#include "core/peer_group.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace ringcomm {
+
+std::atomic<uint64_t> fork_generation{0};
+std::atomic<int (*)()> interrupt_function{nullptr};
+
+namespace {
+
+// The waits of this thread in which a signal handler is running, innermost first.
+struct HandlerFrame {
+    const PeerGroup* group;
+    const HandlerFrame* outer;
+};
+thread_local const HandlerFrame* handler_frames = nullptr;
+
+}  // namespace
+
+void Drains::add(const void* owner, std::function<void()> drain) {
+    const std::lock_guard lock(mutex_);
+    functions_[owner] = std::move(drain);
+}
+
+void Drains::remove(const void* owner) {
+    const std::lock_guard lock(mutex_);
+    functions_.erase(owner);
+}
+
+void Drains::run() {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock) return;  // another wait is at it
+    for (const auto& [owner, drain] : functions_) drain();
+}
+
+PeerGroup::PeerGroup(int rank, int size, const rc_tuning& tuning, FlightRecord& flight, std::shared_ptr<Drains> drains)
+    : rank(rank),
+      size(size),
+      spin_policy(tuning.oversubscribed ? OVERSUBSCRIBED : DEDICATED),
+      flight(flight),
+      drains(std::move(drains)),
+      tuning_(tuning) {}
+
+void PeerGroup::ensure_ready() {
+    if (closing()) throw Failure(RC_CLOSED, "this communicator is closed", rank);
+    check_failure();
+}
+
+void PeerGroup::fail(const Failure& failure) {
+    if (failure.error.code == RC_CLOSED) throw failure;  // this rank only
+    store_failure(failure);
+    check_failure();
+    throw failure;
+}
+
+std::optional<Failure> PeerGroup::peer_failure(int r, const std::string& what) {
+    const std::string how = closed(r) ? "closed the communicator" : how_it_ended(r);
+    if (how.empty()) return {};
+    return Failure(RC_PEER_LOST, format("rank %d ", r) + how + format(" while rank %d needed it for ", rank) + what, r);
+}
+
+void PeerGroup::check_interrupt(const char* what) {
+    const auto interrupt = interrupt_function.load();
+    if (!interrupt || syscall(SYS_gettid) != getpid()) return;
+    const HandlerFrame here{this, handler_frames};
+    handler_frames = &here;
+    const int raised = interrupt();
+    handler_frames = here.outer;
+    if (!raised) return;
+    store_failure(Failure(RC_ABORTED, format("rank %d was interrupted by a signal during %s", rank, what), rank));
+    throw Failure(RC_INTERRUPTED, format("%s was interrupted by a signal", what), rank);
+}
+
+bool PeerGroup::interrupted_here() const {
+    for (const HandlerFrame* wait = handler_frames; wait; wait = wait->outer) {
+        if (wait->group == this) return true;
+    }
+    return false;
+}
+
+std::optional<Failure> PeerGroup::stop_reason(const char* what) {
+    check_failure();
+    check_interrupt(what);
+    drains->run();
+    if (closing()) return Failure(RC_CLOSED, format("this communicator was closed during %s", what), rank);
+    return {};
+}
+
+std::string PeerGroup::with_report(const std::string& message, const std::vector<int>& first) const {
+    MessageLines lines(message);
+    for (int r : first) lines.add(report(r, 1));
+    for (int r = 0; r < size; ++r) {
+        if (std::find(first.begin(), first.end(), r) == first.end()) lines.add(report(r, 1));
+    }
+    return lines.text();
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,100 @@
+// PeerGroup: one rank's view of a group of ranks, whatever connects them. Comm is a group in shared memory.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/call_record.h"
+#include "core/errors.h"
+#include "core/flight.h"
+#include "core/waiting.h"
+
+namespace ringcomm {
+
+class PacketChannel;  // p2p/channel.h
+
+extern std::atomic<uint64_t> fork_generation;
+extern std::atomic<int (*)()> interrupt_function;
+
+// Every long wait calls these functions, one per communicator: they receive the messages that have come, so that no
+// sender waits for a rank that waits for something else.
+class Drains {
+public:
+    void add(const void* owner, std::function<void()> drain);
+    void remove(const void* owner);  // its function does not run afterwards
+    void run();
+
+private:
+    std::mutex mutex_;
+    std::map<const void*, std::function<void()>> functions_;
+};
+
+class PeerGroup {
+public:
+    // `flight`: this rank's. `drains`: of all groups of this rank.
+    PeerGroup(int rank, int size, const rc_tuning& tuning, FlightRecord& flight, std::shared_ptr<Drains> drains);
+    virtual ~PeerGroup() = default;
+    PeerGroup(const PeerGroup&) = delete;
+
+    const int rank, size;
+    const SpinPolicy spin_policy;
+    FlightRecord& flight;
+    const std::shared_ptr<Drains> drains;
+    std::atomic<uint64_t> last_path{0};  // of the last collective: chunks × RC_PATHS + rc_path
+
+    const rc_tuning& tuning() const { return tuning_; }
+
+    // Throws if the communicator is closed or broken. Every call begins with this.
+    virtual void ensure_ready();
+    // Throws the first failure of this communicator or an ancestor.
+    virtual void check_failure() const = 0;
+    // Whether a failure is stored, or being stored, for this communicator or an ancestor.
+    virtual bool has_failed() const = 0;
+    // Stores the first failure for all ranks and wakes them; fail() then throws the stored failure.
+    virtual void store_failure(const Failure& failure) = 0;
+    [[noreturn]] void fail(const Failure& failure);
+    virtual bool closed(int r) const = 0;
+    // The failure if rank `r` has died or closed; `what` describes the call that needs it.
+    std::optional<Failure> peer_failure(int r, const std::string& what);
+    // Runs Python's signal handlers (main thread only); throws if one raised.
+    void check_interrupt(const char* what);
+    // Whether this thread runs a signal handler inside a wait of this communicator: it must not wait for the
+    // interrupted call, which is further up its own stack.
+    bool interrupted_here() const;
+    // What ends any wait: a failure on some rank, close() or a signal.
+    std::optional<Failure> stop_reason(const char* what);
+
+    // One thread at a time. A call that throws RC_MISMATCH or RC_ARGUMENT is over on all ranks.
+    virtual void run_collective(const CallRecord& call) = 0;
+
+    // For point-to-point messages with another rank; nullptr if there is none.
+    virtual std::unique_ptr<PacketChannel> open_channel(int peer) = 0;
+    // Brings packets to the channels, where that needs this thread.
+    virtual void progress() {}
+    // Of the threads that wait for messages: its events are packets and room for packets, failures and closed ranks.
+    virtual Sleeper& sleeper() = 0;
+
+    virtual std::string report(int r, int calls) const = 0;  // the last calls of rank r, in one line
+    // `message` with a line per rank, the ranks in `first` before the others.
+    std::string with_report(const std::string& message, const std::vector<int>& first) const;
+
+    bool closing() const { return closing_.load(std::memory_order_relaxed); }
+    virtual void start_closing() { closing_.store(true); }  // wakes the waiters of this rank, and notifies the peers
+    virtual void finish_closing() = 0;                      // no thread of this rank may use the group afterwards
+
+protected:
+    // How a rank that cannot answer ended, as in "died"; empty while it runs.
+    virtual std::string how_it_ended(int r) = 0;
+
+private:
+    const rc_tuning tuning_;
+    std::atomic<bool> closing_{false};
+};
+
+}  // namespace ringcomm

@@ -1,0 +1,70 @@
+// PacketChannel: carries packets to one peer and from it, in order. Over shared memory it is a pair of rings; a group
+// of another kind brings its own.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ringcomm {
+
+enum PacketKind : uint32_t {
+    PACKET_EAGER,  // a whole message
+    PACKET_RTS,    // announces a large message; if the receiver may read it, `location` is its address
+    PACKET_CTS,    // answers an RTS: send DATA
+    PACKET_NACK,   // answers an RTS: the size or dtype does not match the receive
+    PACKET_FIN,    // answers an RTS: the receiver has read the sender's memory
+    PACKET_DATA,   // a piece of an announced message
+};
+
+struct PacketHeader {
+    uint32_t kind, dtype;
+    int64_t tag;
+    uint64_t bytes;     // of the message; in a DATA packet, of the piece
+    uint64_t number;    // of the RTS, from 1, also in its answers
+    uint64_t location;  // of an EAGER or DATA packet: the channel's own
+
+    bool has_payload() const { return kind == PACKET_EAGER || kind == PACKET_DATA; }
+};
+
+struct ReceivedPacket {
+    const PacketHeader* header = nullptr;
+    const std::byte* payload = nullptr;  // header->bytes, if the packet has one
+};
+
+// The most packets that consume() releases before it returns true.
+constexpr uint64_t PACKETS = 32;
+
+// Only the engine calls a channel, under its lock.
+class PacketChannel {
+public:
+    PacketChannel(size_t eager_bytes, size_t data_bytes) : eager_bytes(eager_bytes), data_bytes(data_bytes) {}
+    virtual ~PacketChannel() = default;
+    PacketChannel(const PacketChannel&) = delete;
+
+    const size_t eager_bytes;  // a larger message begins with an RTS
+    const size_t data_bytes;   // the payload of a DATA packet, at most
+
+    // Returns false if there is no room. `payload`: header.bytes, or nullptr; it is not read after the return.
+    virtual bool try_write(const PacketHeader& header, const std::byte* payload) = 0;
+    // The next packet, valid until consume().
+    virtual ReceivedPacket next() = 0;
+    // Releases the next packet. Returns true if other peers should have their turn.
+    virtual bool consume() = 0;
+
+    // Direct access to the memory of the peer, where the channel has it.
+    enum class Read {
+        DONE,
+        REFUSED,  // let the payload come in packets
+        LOST,     // the sender may have released its buffer: a failure or a lost peer will end the wait
+    };
+
+    // Whether the peer should read this payload from the memory of this rank rather than get it in DATA packets.
+    virtual bool offers_memory(const std::byte*, size_t) { return false; }
+    // Whether to read from the memory that the peer offers.
+    virtual bool reads_memory() { return false; }
+    virtual Read read_memory(std::byte* /*target*/, const std::byte* /*address*/, size_t) { return Read::REFUSED; }
+    // Returns once the peer has stopped reading, after a failure.
+    virtual void await_reader() {}
+};
+
+}  // namespace ringcomm

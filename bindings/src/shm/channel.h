@@ -1,0 +1,33 @@
+// ShmChannel: two rings, and access to the memory of the peer through the kernel or as a thread of its process.
+#pragma once
+
+#include "p2p/channel.h"
+#include "shm/comm.h"
+#include "shm/rings.h"
+
+namespace ringcomm {
+
+class ShmChannel final : public PacketChannel {
+public:
+    ShmChannel(Comm& comm, int peer);
+
+    bool try_write(const PacketHeader& header, const std::byte* payload) override;
+    ReceivedPacket next() override;
+    bool consume() override;
+
+    bool offers_memory(const std::byte* data, size_t bytes) override;
+    bool reads_memory() override { return comm_.world->cma.available(member_); }
+    Read read_memory(std::byte* target, const std::byte* address, size_t bytes) override;
+    void await_reader() override;
+
+private:
+    bool memory_valid() const;
+
+    Comm& comm_;
+    const int peer_, member_;  // its rank here, and in the world
+    Doorbell& doorbell_;       // of the peer
+    SendRing out_;
+    ReceiveRing in_;
+};
+
+}  // namespace ringcomm
