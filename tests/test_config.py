@@ -19,6 +19,7 @@ from ringcomm.bootstrap.store import HashStore
 from ringcomm.config import LAUNCHER, PREFIX, start_logging
 from ringcomm.native import ffi, lib
 from ringcomm.start import connect, find_transports
+from ringcomm.transports import shm
 
 
 @pytest.fixture(autouse=True)
@@ -113,6 +114,16 @@ def test_a_transport_that_cannot_serve_the_job_is_refused(name, text, monkeypatc
     monkeypatch.setenv("RINGCOMM_TRANSPORT", name)
     with pytest.raises(ArgumentError, match=text):
         ringcomm.init()
+
+
+def test_ranks_that_no_transport_connects_are_told_so(monkeypatch):
+    monkeypatch.setattr("ringcomm.start.find_transports", lambda: {"shm": shm})
+    for variable, value in zip(LAUNCHER, ("0", "2", "a job", "", "127.0.0.1:1"), strict=True):
+        monkeypatch.setenv(variable, value)
+    for name in (None, "shm"):
+        reason = r"^no transport connects the ranks of this job \(launcher: ringcomm run, several hosts\)"
+        with pytest.raises(ArgumentError, match=reason):
+            ringcomm.init(config=Config(transport=name))
 
 
 def test_a_transport_is_chosen_by_name():

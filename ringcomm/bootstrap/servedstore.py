@@ -36,10 +36,11 @@ class ServedStore:
         """Take in a member and answer it; return why it is refused, or an empty string."""
         if size != self.size or not 0 <= rank < size:
             return f"expected a {self.member} of {self.size}, got {self.member} {rank} of {size}"
-        if rank in self.processes:
-            return f"{self.member} {rank} is already taken by {self.processes[rank]}"
         if self.failure:
+            self.processes.setdefault(rank, process)
             reply(peer, "failure", self.failure)
+        elif rank in self.processes:
+            return f"{self.member} {rank} is already taken by {self.processes[rank]}"
         else:
             self.members[peer], self.processes[rank] = rank, process
             reply(peer, "joined", b"")

@@ -29,6 +29,8 @@ class StoreServer(threading.Thread):
     Any process may connect: the server refuses and logs one whose first message is not that of a rank of this job.
     """
 
+    _tells_late_ones = False  # after a failure, serve until all have come
+
     def __init__(self, place: Place, address: str, store: ServedStore | None = None, process: str = "") -> None:
         super().__init__(name="ringcomm store", daemon=True)
         self._place = place
@@ -70,10 +72,14 @@ class StoreServer(threading.Thread):
         return served
 
     def _finished(self) -> bool:
-        if self._deadline is None:
-            return False
-        incomplete = not self._store.complete and not self._store.failure
-        return incomplete or not self._store.members or time.monotonic() > self._deadline
+        if self._deadline is None or time.monotonic() > self._deadline:
+            return self._deadline is not None
+        if not self._store.complete:
+            if not self._store.failure:
+                return True
+            if self._tells_late_ones:
+                return False
+        return not self._store.members
 
     def _select_timeout(self) -> float | None:
         deadlines = [deadline for store in self._stores() for deadline in store.deadlines()]

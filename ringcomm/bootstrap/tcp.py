@@ -15,6 +15,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 from ringcomm.bootstrap.server import PeerServer
@@ -132,13 +133,11 @@ class TcpServer(PeerServer):
         if len(self._strangers) >= MAX_STRANGERS:
             self.refuse(next(iter(self._strangers)), f"{MAX_STRANGERS} connections without a proof of the secret")
         challenge = secrets.token_bytes(CHALLENGE_BYTES)
-        try:
+        with suppress(OSError):  # it has disconnected; the next read reports that
             peer = MessageSocket(peer, self._keepalive)
             self.add(peer)
             self._strangers[peer] = _Stranger(challenge, time.monotonic() + PATIENCE)
             peer.send(GREETING + challenge)
-        except OSError:  # it has disconnected; the next read reports that
-            pass
 
     def _hear(self, peer: socket.socket) -> None:
         if peer not in self._strangers:
@@ -148,18 +147,16 @@ class TcpServer(PeerServer):
             answer = peer.recv(CHALLENGE_BYTES + PROOF_BYTES)
         except BlockingIOError:
             return
-        except OSError:
-            answer = b"garbage"
+        except OSError:  # too long, or disconnected
+            answer = b""
         challenges = self._strangers[peer].challenge + answer[:CHALLENGE_BYTES]
-        try:
-            if not hmac.compare_digest(answer[CHALLENGE_BYTES:], _proof(self._secret, b"client", challenges)):
-                peer.send(REFUSED)
-                self.refuse(peer, "it sent a wrong secret" if len(answer) > PROOF_BYTES else "it sent no secret")
-                return
+        known = hmac.compare_digest(answer[CHALLENGE_BYTES:], _proof(self._secret, b"client", challenges))
+        with suppress(OSError):  # it has disconnected; the next read reports that
+            peer.send(_proof(self._secret, b"server", challenges) if known else REFUSED)
+        if known:
             del self._strangers[peer]
-            peer.send(_proof(self._secret, b"server", challenges))
-        except OSError:
-            pass
+        else:
+            self.refuse(peer, "it sent a wrong secret" if len(answer) > CHALLENGE_BYTES else "it sent no secret")
 
 
 def dial(address: str, secret: bytes, seconds: float, keepalive: float = KEEPALIVE) -> MessageSocket:
@@ -200,13 +197,11 @@ def dial(address: str, secret: bytes, seconds: float, keepalive: float = KEEPALI
 
 def hang_up(peer: socket.socket) -> None:
     """Close a connection once the server has read what was sent: closing with unread data would discard that."""
-    try:
+    with suppress(OSError):
         peer.settimeout(1.0)
         peer.shutdown(socket.SHUT_WR)
         while peer.recv(1 << 16):
             pass
-    except OSError:
-        pass
     peer.close()
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import accumulate
 
-from ringcomm.bootstrap.arrivals import arrival_timeout
+from ringcomm.bootstrap.arrivals import arrival_timeout, format_ranks
 from ringcomm.bootstrap.place import MAX_SIZE, Place
 from ringcomm.bootstrap.servedstore import ServedStore
 from ringcomm.bootstrap.tcpstore import NODES, TcpStore, TcpStoreServer, broken
@@ -45,6 +45,10 @@ class NodeOptions:
     secret: str
     timeout: float  # seconds for all nodes to come
     keepalive: float  # seconds after which a node that does not answer is lost
+
+    @property
+    def name(self) -> str:
+        return f"node {self.rank} ({_host()})"
 
 
 class _Launchers(ServedStore):
@@ -82,7 +86,7 @@ class _NodeStore(TcpStore):
         return self._answer("", math.inf)
 
     def _process(self) -> str:
-        return os.uname().nodename
+        return _host()
 
     def _lost(self, error: OSError | None) -> PeerLost:
         return PeerLost(f"node 0 ({self._place.store}) is lost: its launcher {broken(error)}")
@@ -96,9 +100,7 @@ class Nodes:
     """The launchers of a job, as one of them knows them: the place of its first rank, and what ends all ranks."""
 
     def __init__(self, store: _NodeStore, options: NodeOptions, first: Place) -> None:
-        self.host = os.uname().nodename
-        self.name = f"node {options.rank} ({self.host})"
-        self.first = first
+        self.host, self.name, self.first = _host(), options.name, first
         self.over = False  # a failure was read, or all nodes have ended
         self._store, self._options = store, options
         each = [f"node {node} has ended" for node in range(options.count)]
@@ -153,17 +155,21 @@ def join_nodes(options: NodeOptions, ranks: int) -> Iterator[Nodes]:
     place = Place(options.rank, options.count, NODES, options.secret, "ringcomm run", hosts=True, store=options.address)
     with closing(_NodeStore(place, options.timeout, options.keepalive)) as store:
         try:
-            yield Nodes(store, options, _find_first_place(store, options, ranks))
-        except BaseException as error:
-            name = f"node {options.rank} ({os.uname().nodename})"
-            store.abort(Aborted(f"{name}: {str(error) or type(error).__name__}"))
+            try:
+                nodes = Nodes(store, options, _find_first_place(store, options, ranks))
+            except RingcommError as error:
+                store.abort(error)
+                raise
+            yield nodes
+        except BaseException as error:  # the first to abort wins
+            store.abort(Aborted(f"{options.name}: {str(error) or type(error).__name__}"))
             raise
 
 
 def _find_first_place(store: _NodeStore, options: NodeOptions, ranks: int) -> Place:
     """Return the place of the first rank of this node. Node 0 collects what all have and tells each."""
     deadline = time.monotonic() + options.timeout
-    mine = {"host": os.uname().nodename, "version": version("ringcomm"), "ranks": ranks}
+    mine = {"host": _host(), "version": version("ringcomm"), "ranks": ranks}
     store.set(f"node {options.rank} is", json.dumps(mine).encode())
     if options.rank == 0:
         nodes = [json.loads(_get(store, f"node {node} is", deadline, options)) for node in range(options.count)]
@@ -174,7 +180,7 @@ def _find_first_place(store: _NodeStore, options: NodeOptions, ranks: int) -> Pl
             raise refuse("number of ranks", f"at most {MAX_SIZE} on all nodes", size)
         descriptors.provide(0, size)
         for node, (first, facts) in enumerate(zip(starts, nodes, strict=False)):
-            log.info("node %d (%s) has ranks %d to %d", node, facts["host"], first, starts[node + 1] - 1)
+            log.info("node %d (%s) has %s", node, facts["host"], format_ranks(range(first, starts[node + 1])))
             store.set(f"place of node {node}", json.dumps([first, size, job]).encode())
     first, size, job = json.loads(_get(store, f"place of node {options.rank}", deadline + GRACE, options))
     return Place(first, size, job, options.secret, store=options.address)
@@ -187,3 +193,7 @@ def _get(store: _NodeStore, key: str, deadline: float, options: NodeOptions) -> 
         if error.got:
             raise arrival_timeout(error.got, options.count, options.timeout, "node") from None
         raise
+
+
+def _host() -> str:
+    return os.uname().nodename

@@ -40,6 +40,10 @@ MPICH = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "4"}
     ("environ", "place"),
     [
         (OURS, Place(1, 4, "ringcomm run/j", "secret", "ringcomm run")),
+        (
+            {**OURS, "RINGCOMM_STORE": "10.0.0.1:29500"},
+            Place(1, 4, "ringcomm run/j", "secret", "ringcomm run", hosts=True, store="10.0.0.1:29500"),
+        ),
         (TORCHRUN, Place(1, 4, "torchrun/none/29500/2", "", "torchrun")),
         (OPEN_MPI, Place(1, 4, "Open MPI/prterun-host-17@1", "", "Open MPI", mpi=True)),
         (SRUN, Place(1, 4, "srun/7/0", "", "srun", mpi=True)),
@@ -98,10 +102,17 @@ def test_two_jobs_of_a_user_have_different_names(environ, names):
 
 
 def test_a_place_round_trips_through_the_environment():
-    place = Place(2, 3, "job", "nonce")
-    found = find_place(place.environment())
-    assert (found.rank, found.size, found.nonce) == (2, 3, "nonce")
-    assert place.environment().keys() >= os.environ.keys()
+    for store in ("", "10.0.0.1:29500"):
+        place = Place(2, 3, "job", "nonce", store=store)
+        found = find_place(place.environment())
+        assert (found.rank, found.size, found.nonce, found.store) == (2, 3, "nonce", store)
+        assert found.hosts == bool(store)
+        assert place.environment().keys() >= os.environ.keys()
+
+
+def test_a_job_inside_a_rank_of_several_hosts_is_on_one(monkeypatch):
+    monkeypatch.setenv("RINGCOMM_STORE", "10.0.0.1:29500")
+    assert not find_place(Place(0, 2, "inner").environment()).hosts
 
 
 @pytest.mark.parametrize(

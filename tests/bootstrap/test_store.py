@@ -10,18 +10,20 @@ import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from failures import PROMPT
+from nodes import SECRET, store_server
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, MemoryShortage, PeerLost, RingcommError
 from ringcomm.bootstrap import refusals, storeserver
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.servedstore import JOIN
 from ringcomm.bootstrap.socketstore import SocketStore
 from ringcomm.bootstrap.store import HashStore, job_store, open_store, shared_failure
+from ringcomm.bootstrap.tcpstore import TcpStore
 from ringcomm.machine import descriptors
 
 SHORTAGE = MemoryShortage("no memory", rank=1, expected=2, got=1)
@@ -81,11 +83,15 @@ def joined(job, size=2):
             yield store, other
 
 
-@pytest.fixture(params=["threads", "processes"])
+@pytest.fixture(params=["threads", "processes", "hosts"])
 def stores(request, job):
     """The stores of two ranks."""
     if request.param == "threads":
         yield (HashStore(),) * 2
+    elif request.param == "hosts":
+        with store_server() as address, ExitStack() as stack:
+            places = [Place(rank, 2, job, SECRET, store=address) for rank in range(2)]
+            yield [stack.enter_context(closing(TcpStore(place, 20))) for place in places]
     else:
         with joined(job) as found:
             yield found

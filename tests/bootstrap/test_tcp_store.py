@@ -1,0 +1,230 @@
+"""The store over TCP: who is heard, and what its messages survive."""
+
+import hmac
+import os
+import socket
+import threading
+import uuid
+from contextlib import closing
+from types import SimpleNamespace
+
+import pytest
+
+import harness
+from failures import until
+from nodes import SECRET, store_server
+from ringcomm import ArgumentError, CollectiveTimeout, PeerLost
+from ringcomm.bootstrap import tcp
+from ringcomm.bootstrap.place import Place
+from ringcomm.bootstrap.sockets import MESSAGE_BYTES
+from ringcomm.bootstrap.store import open_store
+from ringcomm.bootstrap.tcpstore import TcpStore
+
+LENGTH = tcp.LENGTH
+
+
+@pytest.fixture
+def job():
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def address():
+    with store_server() as address:
+        yield address
+
+
+def join(address, job, rank, size, secret=SECRET, timeout=20):
+    return closing(TcpStore(Place(rank, size, job, secret, store=address), timeout))
+
+
+def connect(address):
+    stranger = socket.create_connection(tcp.split_address(address), harness.OPERATION)
+    greeting = read(stranger)
+    assert greeting.startswith(tcp.GREETING)
+    return stranger, greeting.removeprefix(tcp.GREETING)
+
+
+def read(peer):
+    """Return one message, or b"" when the connection is closed."""
+    try:
+        header = peer.recv(LENGTH.size, socket.MSG_WAITALL)
+        return peer.recv(LENGTH.unpack(header)[0], socket.MSG_WAITALL) if header else b""
+    except ConnectionResetError:
+        return b""
+
+
+def send(peer, message):
+    peer.sendall(LENGTH.pack(len(message)) + message)
+
+
+def test_a_wrong_secret_is_an_error_at_once_and_logged(address, job, caplog):
+    with pytest.raises(ArgumentError, match=f"the store at {address} has another secret"):
+        join(address, job, 0, 2, secret="another")
+    assert "refused 127.0.0.1 port" in caplog.text
+    assert "it sent a wrong secret" in caplog.text
+
+
+def test_nothing_is_heard_before_the_proof(address, job):
+    """Neither a request nor the server's own proof, sent back or for other challenges, makes a member."""
+    with join(address, job, 0, 2) as store:
+        stranger, challenge = connect(address)
+        mine = os.urandom(32)
+        for answer in (
+            b"set\0key\0value",
+            b"",
+            mine + hmac.digest(SECRET.encode(), b"server" + challenge + mine, "sha256"),
+            mine + hmac.digest(SECRET.encode(), b"client" + os.urandom(32) + mine, "sha256"),
+            mine + hmac.digest(b"", b"client" + challenge + mine, "sha256"),
+        ):
+            with stranger:
+                send(stranger, answer)
+                assert read(stranger) == tcp.REFUSED
+                assert read(stranger) == b""
+            stranger, challenge = connect(address)
+        stranger.close()
+        with pytest.raises(CollectiveTimeout, match="rank 1 of 2 did not arrive"):
+            store.get("key", 0.05)
+
+
+def test_a_stranger_is_heard_up_to_the_length_of_a_proof(address):
+    stranger, _ = connect(address)
+    with stranger:
+        stranger.sendall(LENGTH.pack(65))
+        assert read(stranger) in (tcp.REFUSED, b"")
+
+
+def test_a_silent_stranger_has_little_time(address, monkeypatch, caplog):
+    monkeypatch.setattr(tcp, "PATIENCE", 0.2)
+    stranger, _ = connect(address)
+    with stranger:
+        stranger.sendall(b"\0")  # which does not prolong it
+        assert read(stranger) == b""
+    until(lambda: "no proof of the secret within 0.2 s" in caplog.text, "the log")
+
+
+def test_strangers_hold_few_connections_and_keep_no_rank_out(address, job, monkeypatch):
+    monkeypatch.setattr(tcp, "MAX_STRANGERS", 4)
+    strangers = [socket.create_connection(tcp.split_address(address), harness.OPERATION) for _ in range(50)]
+    with join(address, job, 0, 2) as store, join(address, job, 1, 2) as other:
+        store.set("key", b"value")
+        assert other.get("key", 20) == b"value"
+        for stranger in strangers[:-4]:
+            read(stranger)  # the greeting, if it came before the end
+            assert read(stranger) == b""
+    for stranger in strangers:
+        stranger.close()
+
+
+@pytest.fixture
+def impostor():
+    """What listens in place of a store: `answer(peer)` is called with each connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        found = SimpleNamespace(address="{}:{}".format(*listener.getsockname()), answer=None)
+
+        def serve():
+            try:
+                while True:
+                    with listener.accept()[0] as peer:
+                        found.answer(peer)
+            except OSError:
+                pass
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield found
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ([b"HTTP/1.1 400"], "no store of ringcomm"),
+        ([], "no store of ringcomm"),
+        ([tcp.GREETING + bytes(32), bytes(32)], "does not know the secret"),
+        ([tcp.GREETING + bytes(32)], "it closed the connection"),
+    ],
+)
+def test_a_server_without_the_secret_is_not_joined(impostor, job, messages, reason):
+    def answer(peer):
+        for message in messages:
+            send(peer, message)
+            if message.startswith(tcp.GREETING):
+                read(peer)
+
+    impostor.answer = answer
+    with pytest.raises(CollectiveTimeout, match=f"found no store at {impostor.address} within 0.2 s: .*{reason}"):
+        join(impostor.address, job, 1, 2, timeout=0.2)
+
+
+def test_a_rank_joins_a_store_that_opens_later(job):
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        address = "{}:{}".format(*reserved.getsockname())
+        with pytest.raises(CollectiveTimeout, match=f"found no store at {address} within 0.1 s: Connection refused"):
+            join(address, job, 0, 2, timeout=0.1)
+
+
+def test_long_values_arrive_and_longer_ones_are_refused(address, job):
+    with join(address, job, 0, 2) as store, join(address, job, 1, 2) as other:
+        value = os.urandom(MESSAGE_BYTES - 100)
+        store.set("key", value)
+        for _ in range(3):
+            assert other.get("key", 20) == value
+        with pytest.raises(ArgumentError, match="65536"):
+            store.set("key", bytes(MESSAGE_BYTES))
+
+
+def test_a_message_that_comes_in_pieces_delays_nobody(address, job):
+    with join(address, job, 0, 3) as store, join(address, job, 1, 3) as other, join(address, job, 2, 3) as slow:
+        message = b"set\0slow\0value"
+        framed = LENGTH.pack(len(message)) + message
+        for piece in framed:
+            socket.socket.send(slow._socket, bytes([piece]))
+            store.set("key", bytes([piece]))
+            while other.get("key", 20) != bytes([piece]):
+                pass
+        assert store.get("slow", 20) == b"value"
+
+
+def test_a_rank_that_dies_is_named_with_its_host(address, job):
+    with join(address, job, 0, 2) as store:
+        lost = join(address, job, 1, 2)
+        lost.thing._socket.close()
+        text = rf"^rank 1 \(process {os.getpid()} on {os.uname().nodename}\) exited during startup$"
+        with pytest.raises(PeerLost, match=text) as raised:
+            store.get("key", 20)
+        assert raised.value.rank == 1
+
+
+def test_a_store_that_is_lost_is_named(job):
+    with store_server() as address:
+        store = join(address, job, 0, 2)
+    with store as left, pytest.raises(PeerLost, match=f"node 0, which serves the store at {address}, has ended"):
+        left.get("key", 20)
+
+
+def test_starts_of_two_jobs_and_of_one_have_stores_of_their_own(address, job):
+    for name in (job, f"{job} too"):
+        for start in range(2):
+            places = [Place(rank, 2, f"{name}#{start}", SECRET, store=address) for rank in range(2)]
+            with closing(TcpStore(places[0], 20)) as store, closing(TcpStore(places[1], 20)) as other:
+                with pytest.raises(CollectiveTimeout, match="no rank has set 'key'"):
+                    store.get("key", 0)
+                other.set("key", b"value")
+                assert store.get("key", 20) == b"value"
+
+
+def test_a_failed_start_stays_failed_for_ranks_that_come_later(address, job):
+    with join(address, job, 0, 2) as store:
+        store.abort(PeerLost("the reason"))
+    with pytest.raises(PeerLost, match="the reason"):
+        join(address, job, 1, 2)
+
+
+def test_open_store_finds_it_by_the_place(address, job):
+    place = Place(1, 2, job, SECRET, "ringcomm run", hosts=True, store=address)
+    with pytest.raises(CollectiveTimeout, match="rank 0 of 2 did not arrive"), open_store(place, 20) as store:
+        store.get("key", 0.05)

@@ -1,0 +1,157 @@
+"""Launchers of several nodes that do not come, do not fit, or do not belong to the job."""
+
+from contextlib import closing
+
+import pytest
+
+from failures import until
+from nodes import SECRET, Job, finish
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def job(tmp_path):
+    """A job of two nodes."""
+    with closing(Job(tmp_path, 2)) as job:
+        yield job
+
+
+@pytest.fixture
+def program(job):
+    return job.program("print(meet())")
+
+
+def check_started(*launchers):
+    for launcher in launchers:
+        status, out, err = finish(launcher)
+        assert (status, len(out)) == (0, 1), err
+
+
+@pytest.mark.parametrize(("present", "missing"), [([0, 2], "nodes 1 and 3"), ([1], "node 0")])
+def test_missing_nodes_are_named_on_all_that_have_come(job, program, present, missing):
+    launchers = [job.start(node, 1, program, "--start-timeout=2", count=4) for node in present]
+    for launcher in launchers:
+        status, _, err = finish(launcher)
+        assert status == 2
+        assert err.startswith(f"ringcomm run: {missing} of 4 did not arrive within 2 s")
+
+
+@pytest.mark.parametrize(
+    ("third", "reason"),
+    [
+        ({"node": 1}, "node 1 is already taken by"),
+        ({"node": 2, "count": 4}, "expected a node of 3, got node 2 of 4"),
+        ({"node": 2, "patch": "from ringcomm.launcher import nodes; nodes.version = lambda _: '0'"}, "; 0 on node 2"),
+    ],
+    ids=["rank", "count", "version"],
+)
+def test_nodes_that_do_not_fit_are_an_error_on_all(job, program, third, reason):
+    job.count = 3
+    launchers = [job.start(node, 1, program) for node in range(2)]
+    until(job.established, "node 1 to come")
+    launchers.append(job.start(ranks=1, program=program, **third))
+    for launcher in launchers:
+        status, _, err = finish(launcher)
+        assert status == 2
+        assert reason in err
+
+
+def test_a_node_that_comes_after_the_failure_is_told(job, program):
+    job.count = 3
+    first = job.start(0, 1, program, patch="storeserver.LINGER = 20.0")
+    wrong = job.start(2, 1, program, count=4)
+    reason = "expected a node of 3, got node 2 of 4"
+    assert reason in finish(wrong)[2]
+    assert reason in finish(job.start(1, 1, program))[2]
+    late = job.start(2, 1, program)  # the last, after which node 0 need not wait
+    assert reason in finish(late)[2]
+    assert reason in finish(first)[2]
+
+
+def test_a_launcher_with_another_secret_is_refused_and_the_job_starts(job, program):
+    first = job.start(0, 1, program)
+    status, _, err = finish(job.start(1, 1, program, secret="x" * 64))
+    assert status == 2
+    assert "has another secret" in err
+    second = job.start(1, 1, program)
+    check_started(second)
+    status, out, err = finish(first)
+    assert (status, len(out)) == (0, 1)
+    assert "ringcomm WARNING: refused 127.0.0.1 port" in err
+    assert "it sent a wrong secret" in err
+
+
+def test_strangers_cannot_keep_the_job_from_starting(job, program):
+    first = job.start(0, 1, program)
+    strangers = [job.connect()]
+    try:
+        for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 4, b"\xff" * 100_000, b"\0\0\0\x40" + b"x" * 64, b"\0"):
+            strangers.append(job.connect())
+            strangers[-1].sendall(garbage)
+        strangers += [job.connect() for _ in range(300)]  # silent ones, which hold their connections
+        second = job.start(1, 1, program)
+        check_started(second)
+    finally:
+        for stranger in strangers:
+            stranger.close()
+    status, out, err = finish(first)
+    assert (status, len(out)) == (0, 1)
+    assert "it sent no secret" in err
+    assert "it sent a wrong secret" in err
+    assert "connections without a proof of the secret" in err
+    assert len(err.splitlines()) < 20
+
+
+def test_a_stranger_that_listens_in_place_of_node_0_gets_no_proof_to_use(job, program):
+    job.reserved.listen()
+    second = job.start(1, 1, program, "--start-timeout=2")
+    peer, _ = job.reserved.accept()
+    with peer:
+        peer.sendall(len(b"hello").to_bytes(4, "big") + b"hello")
+        assert peer.recv(1) == b""  # it hangs up
+    status, _, err = finish(second)
+    assert status == 2
+    assert "node 0 of 2 did not arrive within 2 s" in err
+
+
+def test_the_secret_may_come_from_a_file_of_the_user_alone(job, program, tmp_path):
+    file = tmp_path / "secret"
+    file.write_text(f"{SECRET}\n")
+    file.chmod(0o644)
+    option = f"--secret-file={file}"
+    status, _, err = finish(job.start(0, 1, program, option, secret=""))
+    assert status == 2
+    assert f"other users can read the secret in {file}" in err
+    file.chmod(0o600)
+    check_started(job.start(0, 1, program, option, secret=""), job.start(1, 1, program))
+
+
+@pytest.mark.parametrize(
+    ("options", "secret", "words"),
+    [
+        ([], "", "`openssl rand -hex 32`"),
+        ([], "short", "the secret in RINGCOMM_JOB_SECRET has fewer than 32 bytes"),
+        (["--secret-file=/dev/null"], "", "/dev/null"),
+        (["--master-addr=0.0.0.0"], SECRET, "expected one address of this machine, not all, got '0.0.0.0'"),
+        (["--master-addr=192.0.2.1"], SECRET, "cannot listen at 192.0.2.1"),
+        (["--node-rank=2"], SECRET, "expected --node-rank < --nnodes"),
+    ],
+)
+def test_what_cannot_work_is_one_line_of_error(job, program, options, secret, words):
+    status, _, err = finish(job.start(0, 1, program, *options, secret=secret))
+    assert status == 2
+    assert words in err
+    assert "Traceback" not in err
+
+
+def test_a_port_that_is_taken_is_an_error(job, program):
+    job.reserved.listen()
+    status, _, err = finish(job.start(0, 1, program))
+    assert status == 2
+    assert "Address already in use" in err
+
+
+def test_one_node_needs_neither_secret_nor_address(job):
+    launcher = job.start(0, 1, job.program("print(place.hosts)"), count=1, secret="")
+    assert finish(launcher) == (0, ["[0] False"], "")

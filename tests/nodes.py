@@ -1,0 +1,116 @@
+"""A job on several nodes: one `ringcomm run` for each, all on this machine."""
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import textwrap
+from contextlib import contextmanager
+from pathlib import Path
+
+import harness
+from ringcomm.bootstrap.place import Place
+from ringcomm.bootstrap.servedstore import ServedStore
+from ringcomm.bootstrap.tcp import KEEPALIVE
+from ringcomm.bootstrap.tcpstore import NODES, TcpStoreServer
+
+SECRET = secrets.token_hex(32)
+
+# `ringcomm run` with less patience after a failure.
+IMPATIENT = """
+import signal, sys
+from ringcomm.bootstrap import storeserver
+from ringcomm.commands.cli import main
+from ringcomm.launcher import run
+storeserver.LINGER = 1.0
+run.ESCALATION = (0.1, signal.SIGTERM), (0.5, signal.SIGKILL)
+{patch}
+sys.exit(main())
+"""
+# `meet` exchanges a value of each rank.
+PROGRAM = """
+import os, signal, sys, time
+from ringcomm.bootstrap.place import find_place
+from ringcomm.bootstrap.store import open_store
+
+place = find_place()
+rank, size = place.rank, place.size
+
+def meet(value=None):
+    with open_store(place, 20) as store:
+        store.set(str(rank), str(value or f"from {rank}").encode())
+        return [store.get(str(other), 20).decode() for other in range(size)]
+"""
+
+
+@contextmanager
+def store_server(secret=SECRET):
+    """Serve stores as the launcher of node 0 does; yield the address."""
+    place = Place(0, 1, NODES, secret, store="127.0.0.1:0")
+    server = TcpStoreServer(place, KEEPALIVE, ServedStore(1), "this test")
+    try:
+        yield "{}:{}".format(*server._peers._listener.getsockname())
+    finally:
+        server.client.send(b"leave\0")
+        server.join()
+        server.client.close()
+
+
+class Job:
+    """Starts the launchers of a job, and ends them with the test."""
+
+    def __init__(self, folder, count):
+        self.folder, self.count = folder, count
+        self.launchers = []
+        # Bound with SO_REUSEADDR but not listening, it keeps the port from all who ask for a free one.
+        self.reserved = socket.socket()
+        self.reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.reserved.bind(("127.0.0.1", 0))
+        self.address = self.reserved.getsockname()
+
+    def program(self, text):
+        path = self.folder / "program.py"
+        path.write_text(PROGRAM + textwrap.dedent(text))
+        return str(path)
+
+    def start(self, node, ranks, program, *options, count=None, secret=SECRET, patch="", enter=(), address=None):
+        host, port = address or self.address
+        place = [f"--nnodes={count or self.count}", f"--node-rank={node}", f"--master-addr={host}"]
+        command = [sys.executable, "-c", IMPATIENT.format(patch=patch), "run", *place, f"--master-port={port}"]
+        process = subprocess.Popen(
+            [*enter, *command, "--start-timeout=20", *options, "-n", str(ranks), program],
+            env={**os.environ, "RINGCOMM_JOB_SECRET": secret},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.launchers.append(process)
+        return process
+
+    def established(self):
+        """Return the number of connections that node 0 has accepted, or will."""
+        lines = map(str.split, Path("/proc/net/tcp").read_text().splitlines()[1:])
+        return sum(line[1].endswith(f":{self.address[1]:04X}") and line[3] == "01" for line in lines)
+
+    def connect(self):
+        """Connect to the store as a stranger, once it listens."""
+        while True:
+            stranger = socket.socket()
+            stranger.settimeout(harness.OPERATION)
+            if stranger.connect_ex(self.address) == 0 and stranger.getsockname() != stranger.getpeername():
+                return stranger
+            stranger.close()
+
+    def close(self):
+        for launcher in self.launchers:
+            launcher.kill()
+            launcher.communicate()
+        self.reserved.close()
+
+
+def finish(launcher):
+    """Return the exit status, the sorted lines of stdout, and stderr."""
+    out, err = launcher.communicate(timeout=harness.JOB)
+    return launcher.returncode, sorted(out.splitlines()), err
