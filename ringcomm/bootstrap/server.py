@@ -59,11 +59,15 @@ class PeerServer:
         self.drop(peer)
 
     def drop(self, peer: socket.socket) -> None:
-        self._selector.unregister(peer)
-        self._peers.remove(peer)
+        self._forget(peer)
         peer.close()
         if self._listener not in self._selector.get_map():  # see _accept
             self._selector.register(self._listener, selectors.EVENT_READ)
+
+    def release(self, peer: socket.socket) -> int:
+        """Return the descriptor of a peer; the caller owns it from now on."""
+        self._forget(peer)
+        return peer.detach()
 
     def describe(self, peer: socket.socket) -> str:
         return f"process {credentials(peer)[0]}"
@@ -76,6 +80,10 @@ class PeerServer:
 
     def _listen(self, address: str, purpose: str) -> socket.socket:
         return listen(address, purpose)
+
+    def _forget(self, peer: socket.socket) -> None:
+        self._selector.unregister(peer)
+        self._peers.remove(peer)
 
     def _accept(self) -> None:
         try:

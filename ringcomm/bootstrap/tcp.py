@@ -14,19 +14,29 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import NamedTuple
 
 from ringcomm.bootstrap.server import PeerServer
 from ringcomm.errors import ArgumentError, refuse
 
-__all__ = ["KEEPALIVE", "MessageSocket", "TcpServer", "dial", "hang_up", "split_address"]
+__all__ = [
+    "KEEPALIVE",
+    "MESSAGE_OF_HANDSHAKE",
+    "MessageSocket",
+    "TcpServer",
+    "dial",
+    "hang_up",
+    "introduce",
+    "split_address",
+]
 
 KEEPALIVE = 15.0  # seconds after which a host that does not answer is lost; `run --help` documents it
 GREETING = b"ringcomm store\n"
 REFUSED = b"refused"
 CHALLENGE_BYTES, PROOF_BYTES = 32, 32
+MESSAGE_OF_HANDSHAKE = 64  # bytes, at most
 MAX_STRANGERS = 128  # connections that have not proved anything yet
 PATIENCE = 5.0  # seconds for that
 LENGTH = struct.Struct("!I")
@@ -35,14 +45,17 @@ LENGTH = struct.Struct("!I")
 class MessageSocket(socket.socket):
     """A TCP socket that keeps the boundaries of messages, as SOCK_SEQPACKET does.
 
-    The peer that does not answer for `keepalive` seconds, because its host or the network has failed, is lost.
+    The peer that does not answer for `keepalive` seconds, because its host or the network has failed, is lost. None
+    leaves the socket as it is, for a connection that will carry other data.
     """
 
-    def __init__(self, connected: socket.socket, keepalive: float) -> None:
+    def __init__(self, connected: socket.socket, keepalive: float | None) -> None:
         timeout = connected.gettimeout()
         super().__init__(fileno=connected.detach())
         self.settimeout(timeout)
         self._received = bytearray()
+        if keepalive is None:
+            return
         probe = max(1, int(keepalive / 3))  # seconds
         for level, option, value in (
             (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
@@ -88,6 +101,10 @@ class MessageSocket(socket.socket):
         return True
 
 
+class _WrongSecret(ConnectionError):
+    """The server has refused the proof of this process."""
+
+
 class _Stranger(NamedTuple):
     challenge: bytes
     deadline: float
@@ -100,11 +117,21 @@ class TcpServer(PeerServer):
     """
 
     def __init__(
-        self, address: str, purpose: str, receive: Callable[[socket.socket], object], secret: bytes, keepalive: float
+        self,
+        address: str,
+        purpose: str,
+        receive: Callable[[socket.socket], object],
+        secret: bytes,
+        keepalive: float | None,
     ) -> None:
         self._secret, self._keepalive, self._receive_member = secret, keepalive, receive
         self._strangers: dict[socket.socket, _Stranger] = {}  # in the order of their deadlines
         super().__init__(address, purpose, self._hear)
+
+    @property
+    def address(self) -> str:
+        host, port, *_ = self._listener.getsockname()
+        return f"{host}:{port}"
 
     def _listen(self, address: str, purpose: str) -> socket.socket:
         return _listen(address, purpose)
@@ -174,25 +201,39 @@ def dial(address: str, secret: bytes, seconds: float, keepalive: float = KEEPALI
     except OSError as error:  # no route, no such name, too slow, …
         raise ConnectionError(error.strerror or str(error)) from None
     try:
-        greeting = peer.recv(len(GREETING) + CHALLENGE_BYTES)
-        if not greeting.startswith(GREETING):
-            raise ConnectionError("what listens there is no store of ringcomm")
-        challenge = greeting.removeprefix(GREETING)
-        mine = secrets.token_bytes(CHALLENGE_BYTES)
-        peer.send(mine + _proof(secret, b"client", challenge + mine))
-        answer = peer.recv(PROOF_BYTES)
-        if answer == REFUSED:
-            raise ArgumentError(f"the store at {address} has another secret than this process")
-        if not answer:
-            raise ConnectionResetError("it closed the connection")
-        if not hmac.compare_digest(answer, _proof(secret, b"server", challenge + mine)):
-            raise ConnectionError("what listens there does not know the secret")
+        steps = introduce(secret)
+        next(steps)
+        with suppress(StopIteration):
+            while True:
+                peer.send(steps.send(peer.recv(MESSAGE_OF_HANDSHAKE)))
         return peer
-    except (OSError, ArgumentError) as error:
+    except OSError as error:
         peer.close()
-        if isinstance(error, ArgumentError | ConnectionError):
+        if isinstance(error, _WrongSecret):
+            raise ArgumentError(f"the store at {address} has another secret than this process") from None
+        if isinstance(error, ConnectionError):
             raise
         raise ConnectionError(error.strerror or str(error)) from None
+
+
+def introduce(secret: bytes) -> Generator[bytes, bytes, None]:
+    """Take the client's part of the handshake: each yield gives a message for the server, after the first, and receives
+    the one of the server that comes next.
+
+    Raises ConnectionError if the server does not answer as it should.
+    """
+    greeting = yield b""
+    if not greeting.startswith(GREETING):
+        raise ConnectionError("what listens there is no store of ringcomm")
+    challenge = greeting.removeprefix(GREETING)
+    mine = secrets.token_bytes(CHALLENGE_BYTES)
+    answer = yield mine + _proof(secret, b"client", challenge + mine)
+    if answer == REFUSED:
+        raise _WrongSecret("it has another secret than this process")
+    if not answer:
+        raise ConnectionResetError("it closed the connection")
+    if not hmac.compare_digest(answer, _proof(secret, b"server", challenge + mine)):
+        raise ConnectionError("what listens there does not know the secret")
 
 
 def hang_up(peer: socket.socket) -> None:

@@ -1,0 +1,1 @@
+"""Ranks on several hosts without MPI: shared memory inside a host, sockets between hosts."""

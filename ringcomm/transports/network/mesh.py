@@ -1,0 +1,171 @@
+"""The mesh: one connection between each two ranks of a job, on which each has proved to be a rank of it.
+
+Every rank listens at an address that it publishes in the store, and connects to all lower ranks. The handshake is that
+of bootstrap/tcp.py, with a secret that rank 0 makes; then the higher rank sends its number.
+"""
+
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Generator
+from contextlib import ExitStack, closing, suppress
+from typing import NamedTuple
+
+from ringcomm.bootstrap.arrivals import format_ranks
+from ringcomm.bootstrap.sockets import close_descriptors
+from ringcomm.bootstrap.store import Store
+from ringcomm.bootstrap.tcp import MESSAGE_OF_HANDSHAKE, MessageSocket, TcpServer, introduce, split_address
+from ringcomm.errors import CollectiveTimeout
+from ringcomm.machine import descriptors
+
+__all__ = ["connect_mesh", "local_address"]
+
+SECRET, ADDRESS = "mesh/secret", "mesh/address/{}"
+SLICE = 0.05  # seconds between looks at the store, and between two attempts to connect to a rank
+RANK = struct.Struct("!I")
+
+
+def connect_mesh(rank: int, size: int, store: Store, address: str, timeout: float) -> list[int]:
+    """Return the descriptor of a connected TCP socket for each other rank, -1 at `rank`. They do not block.
+
+    `address` is that of this host, without a port, at which the higher ranks reach this one; it may differ per rank.
+
+    Raises CollectiveTimeout naming the ranks that have not connected within `timeout` seconds, and what another rank
+    has told the store.
+    """
+    descriptors.provide(rank, size)
+    mesh = _Mesh(rank, size, store, time.monotonic() + timeout)
+    with ExitStack() as failed:
+        failed.callback(mesh.close)
+        mesh.connect(address, timeout)
+        failed.pop_all()
+    return [mesh.connected.get(other, -1) for other in range(size)]
+
+
+def local_address(server: str) -> str:
+    """Return the address from which this host reaches that server, `host:port`. Nothing is sent."""
+    host, port = split_address(server)
+    family, _, protocol, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM, protocol) as probe:
+        probe.connect(resolved)
+        return str(probe.getsockname()[0])
+
+
+class _Attempt(NamedTuple):
+    """A connection to a lower rank on which the handshake has not ended."""
+
+    rank: int
+    steps: Generator[bytes, bytes, None]
+
+
+class _Mesh:
+    def __init__(self, rank: int, size: int, store: Store, deadline: float) -> None:
+        self._rank, self._size, self._store, self._deadline = rank, size, store, deadline
+        self.connected: dict[int, int] = {}
+        self._addresses: dict[int, str] = {}
+        self._attempts: dict[socket.socket, _Attempt] = {}
+        self._due = dict.fromkeys(range(rank), 0.0)  # the lower ranks to connect to, and from when on
+        self._failures: dict[int, str] = {}  # of the last attempt
+
+    def close(self) -> None:
+        close_descriptors(self.connected.values())
+
+    def connect(self, address: str, timeout: float) -> None:
+        self._secret = self._share_secret(timeout)
+        self._server = TcpServer(f"{address}:0", "the address of this host", self._receive, self._secret, None)
+        with closing(self._server):
+            self._store.set(ADDRESS.format(self._rank), self._server.address.encode())
+            while len(self.connected) < self._size - 1:
+                self._store.check()
+                self._dial_due()
+                self._server.serve(max(0.0, min(SLICE, self._check_deadline(timeout))))
+
+    def _share_secret(self, timeout: float) -> bytes:
+        if self._rank == 0:
+            self._store.set(SECRET, secrets.token_hex(32).encode())
+        while not (secret := self._find(SECRET, SLICE)):
+            self._store.check()
+            self._check_deadline(timeout)
+        return secret
+
+    def _find(self, key: str, timeout: float) -> bytes:
+        with suppress(CollectiveTimeout):  # or another rank has failed with one: store.check() comes next
+            return self._store.get(key, timeout)
+        return b""
+
+    def _check_deadline(self, timeout: float) -> float:
+        """Return the seconds left."""
+        left = self._deadline - time.monotonic()
+        if left > 0:
+            return left
+        missing = [rank for rank in range(self._size) if rank not in (self._rank, *self.connected)]
+        reasons = [f"\nrank {rank} at {self._addresses[rank]}: {self._failures[rank]}" for rank in self._failures]
+        text = f"{format_ranks(missing)} of {self._size} did not connect to rank {self._rank} within {timeout:g} s"
+        raise CollectiveTimeout(text + "".join(reasons), rank=missing[0])
+
+    def _dial_due(self) -> None:
+        for rank, due in [*self._due.items()]:
+            if due > time.monotonic():
+                continue
+            self._addresses[rank] = self._addresses.get(rank) or self._find(ADDRESS.format(rank), 0).decode()
+            if self._addresses[rank]:
+                self._dial(rank)
+            else:
+                self._due[rank] = time.monotonic() + SLICE
+
+    def _dial(self, rank: int) -> None:
+        host, port = split_address(self._addresses[rank])
+        family, kind, protocol, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        peer = MessageSocket(socket.socket(family, kind, protocol), None)
+        peer.setblocking(False)
+        try:
+            peer.connect(resolved)
+        except BlockingIOError:
+            pass  # a later failure is read
+        except OSError as error:
+            peer.close()
+            self._retry(rank, error)
+            return
+        self._server.add(peer)
+        steps = introduce(self._secret)
+        next(steps)
+        self._attempts[peer] = _Attempt(rank, steps)
+        del self._due[rank]
+
+    def _retry(self, rank: int, error: OSError) -> None:
+        self._failures[rank] = error.strerror or str(error)
+        self._due[rank] = time.monotonic() + SLICE
+
+    def _receive(self, peer: socket.socket) -> None:
+        """Hear a lower rank in the handshake, or the number of a higher one after it."""
+        if peer in self._attempts:
+            self._advance(peer)
+            return
+        try:
+            (rank,) = RANK.unpack(peer.recv(RANK.size))
+        except BlockingIOError:
+            return
+        except (OSError, struct.error):
+            rank = self._rank
+        if self._rank < rank < self._size:
+            close_descriptors([self.connected.pop(rank, -1)])  # it has given an earlier connection up
+            self.connected[rank] = self._server.release(peer)
+        else:
+            self._server.refuse(peer, "it sent no number of a higher rank")
+
+    def _advance(self, peer: socket.socket) -> None:
+        rank, steps = self._attempts[peer]
+        try:
+            try:
+                peer.send(steps.send(peer.recv(MESSAGE_OF_HANDSHAKE)))
+            except StopIteration:
+                peer.send(RANK.pack(self._rank))
+                del self._attempts[peer]
+                self.connected[rank] = self._server.release(peer)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            del self._attempts[peer]
+            self._server.drop(peer)
+            self._retry(rank, error)

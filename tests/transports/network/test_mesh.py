@@ -1,0 +1,263 @@
+"""The connections between the ranks of several hosts: complete, authenticated, whoever else connects."""
+
+import logging
+import os
+import signal
+import socket
+import struct
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+
+import pytest
+
+from ringcomm import Aborted, ArgumentError, CollectiveTimeout
+from ringcomm.bootstrap import tcp
+from ringcomm.bootstrap.store import HashStore
+from ringcomm.transports.network.mesh import connect_mesh, local_address
+
+TIMEOUT = 20.0
+LOCAL = "127.0.0.1"
+
+
+@pytest.fixture(autouse=True)
+def no_descriptor_is_left():
+    before = set(os.listdir("/proc/self/fd"))
+    yield
+    assert set(os.listdir("/proc/self/fd")) <= before
+
+
+@pytest.fixture
+def store():
+    return HashStore()
+
+
+@pytest.fixture
+def pool():
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def start(pool, store, ranks, size, address=LOCAL, timeout=TIMEOUT):
+    return [pool.submit(connect_mesh, rank, size, store, address, timeout) for rank in ranks]
+
+
+def server_of(store, rank):
+    host, port = tcp.split_address(store.get(f"mesh/address/{rank}", TIMEOUT).decode())
+    return host, port
+
+
+def dial(store, rank):
+    peer = socket.create_connection(server_of(store, rank), TIMEOUT)
+    peer.settimeout(TIMEOUT)
+    return peer
+
+
+def finish(started):
+    """Check that each rank has a connection to each other one, and close them."""
+    meshes = [future.result() for future in started]
+    assert not any(os.get_blocking(fd) for fds in meshes for fd in fds if fd >= 0)
+    with ExitStack() as opened:
+        sockets = {
+            (rank, other): opened.enter_context(socket.socket(fileno=fd))
+            for rank, fds in enumerate(meshes)
+            for other, fd in enumerate(fds)
+            if fd >= 0
+        }
+        size = len(meshes)
+        assert sockets.keys() == {(rank, other) for rank in range(size) for other in range(size) if rank != other}
+        for (rank, other), connected in sockets.items():
+            connected.send(bytes([rank, other]))
+        for (rank, other), connected in sockets.items():
+            connected.settimeout(TIMEOUT)
+            assert connected.recv(10) == bytes([other, rank])  # and nothing of the handshake
+
+
+@pytest.mark.parametrize("address", [LOCAL, "::1"])
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_each_two_ranks_are_connected_and_nothing_listens_afterwards(store, pool, size, address):
+    try:
+        socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET).close()
+    except OSError as error:
+        pytest.skip(f"{address}: {error.strerror}")
+    finish(start(pool, store, range(size), size, address))
+    for rank in range(size):
+        with pytest.raises(ConnectionRefusedError):
+            dial(store, rank)
+
+
+def test_the_ranks_start_in_any_order(store, pool):
+    finish([*reversed(start(pool, store, [2, 1, 0], 3))])
+
+
+def prove_wrongly(peer):
+    """Answer the challenge with a proof of another secret."""
+    with pytest.raises(ConnectionError, match="another secret"):
+        talk(peer, b"another")
+
+
+def talk(peer, secret):
+    peer = tcp.MessageSocket(peer, None)
+    peer.settimeout(TIMEOUT)
+    with peer:
+        steps = tcp.introduce(secret)
+        next(steps)
+        try:
+            while True:
+                peer.send(steps.send(peer.recv(tcp.MESSAGE_OF_HANDSHAKE)))
+        except StopIteration:
+            peer.send(struct.pack("!I", 0))  # no higher rank
+            assert peer.recv(1) == b""
+
+
+def send_garbage(peer):
+    peer.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
+
+
+def disconnect(peer):
+    peer.close()
+
+
+def be_silent(peer):
+    pass
+
+
+STRANGERS = [send_garbage, disconnect, be_silent, prove_wrongly]
+
+
+@pytest.mark.parametrize("stranger", STRANGERS)
+def test_strangers_do_not_hold_up_the_ranks(store, pool, stranger, caplog):
+    with caplog.at_level(logging.WARNING, "ringcomm"), ExitStack() as opened:
+        early = start(pool, store, [0, 1], 3)
+        for rank in (0, 1):
+            stranger(opened.enter_context(dial(store, rank)))
+        finish(early + start(pool, store, [2], 3))
+    if stranger in (send_garbage, prove_wrongly):
+        assert "refused 127.0.0.1 port" in caplog.text
+
+
+def test_of_many_strangers_the_oldest_is_dropped(store, pool, monkeypatch):
+    monkeypatch.setattr(tcp, "MAX_STRANGERS", 3)
+    with ExitStack() as opened:
+        early = start(pool, store, [0], 2)
+        strangers = [opened.enter_context(dial(store, 0)) for _ in range(5)]
+        for stranger in strangers[:2]:
+            await_end(stranger)
+        finish(early + start(pool, store, [1], 2))
+
+
+def test_a_silent_stranger_is_dropped_in_time(store, pool, monkeypatch):
+    early = start(pool, store, [0], 2)
+    server_of(store, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(tcp, "PATIENCE", 0.05)
+        with dial(store, 0) as stranger:
+            await_end(stranger)
+    finish(early + start(pool, store, [1], 2))
+
+
+def await_end(peer):
+    while peer.recv(1000):
+        pass
+
+
+def test_a_process_that_knows_the_secret_must_be_a_higher_rank(store, pool, caplog):
+    early = start(pool, store, [0], 2)
+    with caplog.at_level(logging.WARNING, "ringcomm"):
+        peer = dial(store, 0)
+        talk(peer, store.get("mesh/secret", 0))
+        finish(early + start(pool, store, [1], 2))
+    assert "it sent no number of a higher rank" in caplog.text
+
+
+def test_missing_ranks_are_named(store, pool):
+    for rank, started in enumerate(start(pool, store, [0, 1, 2], 5, timeout=2)):
+        with pytest.raises(CollectiveTimeout, match=rf"^ranks 3 and 4 of 5 .* rank {rank} within 2 s$") as raised:
+            started.result()
+        assert raised.value.rank == 3
+
+
+def test_without_rank_0_no_rank_connects(store):
+    with pytest.raises(CollectiveTimeout, match=r"^rank 0 of 2 did not connect to rank 1 within 0\.2 s$"):
+        connect_mesh(1, 2, store, LOCAL, 0.2)
+
+
+class OtherSecret(HashStore):
+    def __init__(self, store):
+        super().__init__()
+        self.set, self.check, self._store = store.set, store.check, store
+
+    def get(self, key, timeout):
+        return b"another" if key == "mesh/secret" else self._store.get(key, timeout)
+
+
+def test_a_rank_with_another_secret_is_refused_and_told(store, pool):
+    started = start(pool, store, [0], 2, timeout=2) + start(pool, OtherSecret(store), [1], 2, timeout=2)
+    with pytest.raises(CollectiveTimeout, match=r"^rank 1 of 2"):
+        started[0].result()
+    with pytest.raises(CollectiveTimeout, match=r"^rank 0 of 2 (.*\n)*rank 0 at 127.*: (it has another secret|Conn)"):
+        started[1].result()
+
+
+@pytest.mark.parametrize(
+    ("greeting", "reason"), [(b"", "what listens there is no store"), (b"SSH-2.0\r\n" * 99, "Message too long")]
+)
+def test_a_lower_rank_must_know_the_secret(store, pool, greeting, reason):
+    store.set("mesh/secret", b"secret")
+    with socket.create_server((LOCAL, 0)) as server:
+        store.set("mesh/address/0", f"{LOCAL}:{server.getsockname()[1]}".encode())
+
+        def impersonate():
+            with suppress(OSError):  # the test has ended
+                while True:
+                    peer, _ = server.accept()
+                    with peer:
+                        peer.sendall(greeting)
+
+        impersonating = pool.submit(impersonate)
+        with pytest.raises(CollectiveTimeout, match=f"rank 0 at 127.*: {reason}"):
+            connect_mesh(1, 2, store, LOCAL, 1)
+        server.shutdown(socket.SHUT_RDWR)
+        impersonating.result()
+
+
+def test_the_failure_of_another_rank_ends_the_wait(store, pool):
+    started = start(pool, store, [0, 1], 3)
+    for rank in (0, 1):
+        server_of(store, rank)
+    store.abort(Aborted("no more", rank=2))
+    for each in started:
+        with pytest.raises(Aborted, match="no more"):
+            each.result()
+
+
+def test_a_signal_ends_the_wait(store, pool):
+    class Interrupted(Exception):
+        pass
+
+    def handler(*_):
+        raise Interrupted
+
+    def interrupt():
+        server_of(store, 0)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+    previous = signal.signal(signal.SIGUSR1, handler)
+    try:
+        interrupting = pool.submit(interrupt)
+        with pytest.raises(Interrupted):
+            connect_mesh(0, 2, store, LOCAL, TIMEOUT)
+        interrupting.result()
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+
+
+def test_the_address_must_be_one_of_this_host(store):
+    with pytest.raises(ArgumentError, match="the address of this host: expected one"):
+        connect_mesh(0, 2, store, "0.0.0.0", TIMEOUT)
+    with pytest.raises(ArgumentError, match="the address of this host: cannot listen at 192"):
+        connect_mesh(0, 2, store, "192.0.2.1", TIMEOUT)
+
+
+def test_the_local_address_is_that_of_the_route():
+    assert local_address("127.0.0.1:1") == LOCAL
