@@ -130,15 +130,27 @@ private:
     PyObject* const* const end_;
 };
 
-// Calls the core without the GIL. False: the exception is set.
+// Calls the core without the GIL, and returns `result`, of which it takes the reference; or raises the error.
 template <class Call>
-bool run(const FastPath& fast_path, Call call) {
+PyObject* run(const FastPath& fast_path, PyObject* result, Call call) {
     PyThreadState* const thread = PyEval_SaveThread();
     const int status = call();
     PyEval_RestoreThread(thread);
-    if (status == RC_OK) return true;
+    if (status == RC_OK) return result;
+    Py_DECREF(result);
+    if (status == RC_NO_PROGRAM) return not_plain();
     Py_XDECREF(PyObject_CallFunction(fast_path.check, "i", status));
-    return false;
+    return nullptr;
+}
+
+// The same for a call that tells the rank from which it has received.
+template <class Call>
+PyObject* run_for_source(const FastPath& fast_path, Call call) {
+    int from = -1;
+    PyObject* const done = run(fast_path, Py_NewRef(Py_None), [&] { return call(from); });
+    if (done != Py_None) return done;
+    Py_DECREF(done);
+    return PyLong_FromLong(from);
 }
 
 // How arguments and buffers follow from what a collective gives and gets.
@@ -206,9 +218,7 @@ PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t number)
         result = Py_NewRef(out);
     }
     const rc_call call{source.data, target.data, count, source.dtype, op, 1.0, root, nullptr};
-    if (run(fast_path, [&] { return rc_collective(fast_path.comm, code, &call, -1.0, nullptr); })) return result;
-    Py_DECREF(result);
-    return nullptr;
+    return run(fast_path, result, [&] { return rc_collective(fast_path.comm, code, &call, -1.0, nullptr); });
 }
 
 template <>
@@ -216,8 +226,8 @@ PyObject* collective<RC_BARRIER>(PyObject* self, PyObject* const* values, Py_ssi
     FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
     if (!Arguments(fast_path, values, number).nothing_else()) return not_plain();
     const rc_call call{};
-    const bool done = run(fast_path, [&] { return rc_collective(fast_path.comm, RC_BARRIER, &call, -1.0, nullptr); });
-    return done ? Py_NewRef(Py_None) : nullptr;
+    return run(fast_path, Py_NewRef(Py_None),
+               [&] { return rc_collective(fast_path.comm, RC_BARRIER, &call, -1.0, nullptr); });
 }
 
 PyObject* send(PyObject* self, PyObject* const* values, Py_ssize_t number) {
@@ -227,38 +237,36 @@ PyObject* send(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     int peer;
     int64_t tag;
     if (!given.array(x, false) || !given.rank(peer) || !given.tag(tag) || !given.nothing_else()) return not_plain();
-    const bool done =
-        run(fast_path, [&] { return rc_send(fast_path.comm, x.data, x.count, x.dtype, peer, tag, -1.0, nullptr); });
-    return done ? Py_NewRef(Py_None) : nullptr;
+    return run(fast_path, Py_NewRef(Py_None),
+               [&] { return rc_send(fast_path.comm, x.data, x.count, x.dtype, peer, tag, -1.0, nullptr); });
 }
 
 PyObject* recv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
     Arguments given(fast_path, values, number);
     Array x;
-    int peer, from;
+    int peer;
     int64_t tag;
     if (!given.array(x, true) || !given.source(peer) || !given.tag(tag) || !given.nothing_else()) return not_plain();
-    const bool done = run(
-        fast_path, [&] { return rc_recv(fast_path.comm, x.data, x.count, x.dtype, peer, tag, -1.0, &from, nullptr); });
-    return done ? PyLong_FromLong(from) : nullptr;
+    return run_for_source(fast_path, [&](int& from) {
+        return rc_recv(fast_path.comm, x.data, x.count, x.dtype, peer, tag, -1.0, &from, nullptr);
+    });
 }
 
 PyObject* sendrecv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
     Arguments given(fast_path, values, number);
     Array x, out;
-    int dest, source, from;
+    int dest, source;
     int64_t tag;
     if (!given.array(x, false) || !given.rank(dest) || !given.array(out, true) || !given.source(source) ||
         !given.tag(tag) || !given.nothing_else()) {
         return not_plain();
     }
-    const bool done = run(fast_path, [&] {
+    return run_for_source(fast_path, [&](int& from) {
         return rc_sendrecv(fast_path.comm, x.data, x.count, x.dtype, dest, out.data, out.count, out.dtype, source, tag,
                            -1.0, &from);
     });
-    return done ? PyLong_FromLong(from) : nullptr;
 }
 
 PyObject* create(PyTypeObject* type, PyObject* arguments, PyObject*) {

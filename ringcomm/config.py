@@ -121,8 +121,8 @@ class Config:
     """The settings of a communicator.
 
     A field that is not given is read from the environment variable `RINGCOMM_<FIELD>`, else from the file of
-    `ringcomm tune`, else it has its default. All ranks of a job use the values of rank 0, except `kernels`, `log` and
-    `host_id`, which each process sets for itself.
+    `ringcomm tune`, else it has its default. All ranks of a job use the values of rank 0, except `kernels`, `log`,
+    `host_id` and `host_address`, which each process sets for itself.
     """
 
     timeout: float = _setting("timeout", 300.0, float, _positive("seconds"))
@@ -159,6 +159,11 @@ class Config:
     """GB/s of a host's link to the others. `ringcomm simulate --latency --bandwidth` shows the effect of both."""
     host_id: str | None = _setting("host_id", None, str, _name)
     """Under MPI, ranks with different ids count as ranks of different hosts. All ranks must set one, or none."""
+    host_address: str | None = _setting("host_address", None, str, _name)
+    """Between hosts: the address at which the other hosts reach this one. None: that of the interface that leads to the
+    store of the job (--master-addr, MASTER_ADDR)."""
+    keepalive: float = _setting("keepalive", 15.0, float, _positive("seconds"))
+    """Between hosts: seconds after which a host that does not answer is lost."""
     kernels: str | None = _setting("kernels", None, str, _kernels)
     """"portable", "avx2" or "avx512"; None for the best of this CPU. All open communicators of a process share it."""
     log: str | None = _setting("log", None, str, _log_level)

@@ -59,9 +59,9 @@ def init(timeout: float | None = None, config: Config | None = None, mpi_comm: A
         return Communicator(transport.connect(place.rank, place.size, store, config))
 
 
-def connect(rank: int, size: int, store: Store, config: Config) -> Communicator:
-    """Connect as `rank` of `size` with the ranks that share `store`."""
-    transport = _choose_transport(Place(rank, size, job="", launcher="a store"), config)
+def connect(rank: int, size: int, store: Store, config: Config, hosts: bool = False) -> Communicator:
+    """Connect as `rank` of `size` with the ranks that share `store`; `hosts`: they are on several hosts."""
+    transport = _choose_transport(Place(rank, size, job="", launcher="a store", hosts=hosts), config)
     _prepare(config)
     return Communicator(transport.connect(rank, size, store, config))
 

@@ -24,7 +24,8 @@ enum rc_status {
     RC_INTERRUPTED, /* the interrupt function asked to stop (a Python signal); the communicator is broken */
     RC_MEMORY,      /* out of shared memory */
     RC_CLOSED,      /* this communicator was closed by this rank, or belongs to the parent of a fork */
-    RC_SYSTEM       /* an unexpected failure of the operating system */
+    RC_SYSTEM,      /* an unexpected failure of the operating system */
+    RC_NO_PROGRAM   /* the call needs a program: see rc_add_program; nothing was sent */
 };
 
 /* The rows of types.def. */
@@ -55,6 +56,8 @@ enum rc_path {
     RC_PATH_SYMMETRIC,
     RC_PATH_THREADS,
     RC_PATH_CMA,
+    RC_PATH_ONE_PASS, /* between hosts: all data came with the agreement on the call */
+    RC_PATH_PROGRAM,  /* between hosts: `chunks` is the number of the program */
     RC_PATHS
 };
 
@@ -214,6 +217,43 @@ int rc_work_notify(rc_work* work, uint64_t token);
 /* Waits for the next token of this process, in order of completion; 0 after `timeout`. */
 uint64_t rc_next_done(double timeout);
 void rc_work_free(rc_work* work);
+
+/* Between hosts. A network joins the processes of a job; a communicator over it has ranks on several hosts. */
+typedef struct rc_network rc_network;
+/* Owns `sockets`: one connected stream socket per process, -1 for this one. A host that does not answer for `keepalive`
+ * seconds is lost. */
+int rc_network_open(int rank, int size, const int* sockets, double keepalive, rc_network** network);
+void rc_network_free(rc_network* network); /* its communicators stay usable */
+/* A communicator of `size` ranks. members[i] is the process of rank i, and hosts[i] the number of its host. `number`: the
+ * same on all ranks, and greater than that of all other communicators of these processes. `local` (NULL: every host
+ * has one rank) has the ranks of this host, in the order of their ranks here; it must outlive the communicator. `parent` (may be
+ * NULL): the one from which this one is split, so that its failure is one of this one as well. */
+int rc_network_group(rc_network* network, uint64_t number, int rank, int size, const int* members, const int* hosts,
+                     rc_comm* local, rc_comm* parent, const rc_tuning* tuning, rc_comm** comm);
+
+/* The steps of a large collective on one rank, which follow from a schedule. Blocks are in elements. */
+enum rc_memory { RC_MEMORY_IN, RC_MEMORY_OUT, RC_MEMORY_SCRATCH };
+enum rc_step_kind {
+    RC_STEP_COPY,     /* `outgoing` to `incoming` */
+    RC_STEP_EXCHANGE, /* send and receive at once; a peer of -1: only the other; `operand`: see rc_step */
+    RC_STEP_LOCAL     /* a collective of the ranks of this host, from `outgoing` to `incoming` */
+};
+typedef struct {
+    int32_t memory;
+    uint64_t begin, length;
+} rc_block;
+typedef struct {
+    int32_t kind;
+    int32_t dest, source;     /* ranks */
+    int32_t collective, root; /* of RC_STEP_LOCAL, as rc_collective has them */
+    rc_block outgoing, incoming;
+    rc_block operand; /* of some length: what arrives is combined with it, the share of the lower rank first */
+    uint64_t count;
+    const uint64_t* counts; /* NULL: equal blocks */
+} rc_step;
+/* `number` identifies the program in rc_last_path; `scratch` is in elements. */
+int rc_add_program(rc_comm* comm, int collective, const rc_call* call, int number, uint64_t scratch,
+                   const rc_step* steps, int count);
 
 /* A symmetric buffer: `bytes` for each rank at `offset` (from rc_reserve of size × rc_region_bytes(bytes)). */
 uint64_t rc_region_bytes(uint64_t bytes);

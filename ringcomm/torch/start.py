@@ -12,10 +12,9 @@ from ringcomm.bootstrap.place import host_id
 from ringcomm.bootstrap.process_watch import ProcessWatch, process_id
 from ringcomm.bootstrap.store import arrival_timeout, shared_failure
 from ringcomm.communicator import Communicator
-from ringcomm.config import Config, start_logging
-from ringcomm.errors import CollectiveTimeout, PeerLost, RingcommError, decode_error, encode_error, refuse
+from ringcomm.config import Config
+from ringcomm.errors import CollectiveTimeout, PeerLost, RingcommError, decode_error, encode_error
 from ringcomm.start import connect as connect_ranks
-from ringcomm.torch.gloo import connect as connect_hosts
 
 __all__ = ["TorchStoreAdapter", "connect"]
 
@@ -54,19 +53,7 @@ def _connect(
         hosts.add(host)
         if host == host_id() and other != rank:
             watch.add(other, process, now=True)
-    config = Config(timeout=timeout)
-    if len(hosts) == 1:
-        comm = connect_ranks(rank, size, store, config)
-    else:
-        if config.transport is not None:
-            raise refuse("transport", "None for a group on several hosts, which uses Gloo", repr(config.transport))
-        start_logging(config.log)
-        log.info("the ranks are on %d hosts and communicate through Gloo", len(hosts))
-        try:
-            comm = Communicator(connect_hosts(rank, size, start, timeout))
-        except RuntimeError as error:
-            text = f"rank {rank} could not connect to other hosts through Gloo: {error}"
-            raise RingcommError(text, rank=rank) from None
+    comm = connect_ranks(rank, size, store, Config(timeout=timeout), hosts=len(hosts) > 1)
     # The store may live in rank 0, which leaves last.
     store.set(f"{rank} is connected", b"")
     if rank == 0:

@@ -1,32 +1,22 @@
 """Ranks on one machine: every collective is one call of the native core, on shared memory."""
 
-import json
 import logging
 import secrets
-from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import Any, Self
 
-from ringcomm.adapters import CODES
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.rendezvous import Rendezvous, rendezvous
 from ringcomm.bootstrap.store import Store
-from ringcomm.completion import when_done
 from ringcomm.config import Config
-from ringcomm.devices.contract import Device
 from ringcomm.errors import (
     ArgumentError,
     MismatchError,
-    RingcommError,
-    describe_error,
-    raise_first_failure,
-    refuse,
 )
 from ringcomm.machine import memory, topology
 from ringcomm.machine.tuning import NEVER
-from ringcomm.native import NULL, STATUS, NativeFastPath, check, ffi, lib
-from ringcomm.transports.contract import RECORDED_CALLS, CollectiveCall, Fused
-from ringcomm.types import COLLECTIVES, DTYPES, OPS
+from ringcomm.native import check, ffi, lib
+from ringcomm.transports.core import NativeTransport, by_rank
 
 __all__ = ["NEEDS_STORE", "ShmTransport", "check_versions", "connect", "serves"]
 
@@ -38,46 +28,14 @@ FACT_BYTES = 2048  # of a fact in `all_gather_facts`: the same on all ranks, and
 CALL_BYTES = 256  # of a call in a report, at most
 PROBE_BYTES = 64 << 10  # of the order of a segment
 NONTEMPORAL_BYTES = 1 << 10  # below, the fence costs more than non-temporal stores save
-PATHS = ("single", "staged", "one-shot", "two-stage", "symmetric", "threads", "cma")  # as enum rc_path
 CMA_HUGE_BYTES = 2 << 20  # below, NumPy's arrays seldom lie in huge pages
 
 
-class ShmTransport:
+class ShmTransport(NativeTransport):
     """One rank's end of a group that shares memory."""
 
-    name = "shm"
-
     def __init__(self, handle: Any, rank: int, size: int, tuning: Any) -> None:
-        self._handle = ffi.gc(handle, lib.rc_free)
-        self._tuning = tuning
-        self.rank = rank
-        self.size = size
-        self.timeout: float = tuning.timeout
-        ops = {op: code for op, (code, _) in OPS.items()}
-        self.fast_path = NativeFastPath(int(ffi.cast("uintptr_t", handle)), self._handle, check, CODES, ops, rank, size)
-        self.fused: Mapping[str, Fused] = {name: _fused(self._handle, code) for name, (code, *_) in COLLECTIVES.items()}
-
-    def start(self, collective: str, call: CollectiveCall, timeout: float) -> "NativeWork":
-        return self._start(lib.rc_collective, COLLECTIVES[collective].code, (call,), timeout)
-
-    def send(self, data: Any, count: int, dtype: int, peer: int, tag: int, timeout: float) -> None:
-        check(lib.rc_send(self._handle, data, count, dtype, peer, tag, timeout, NULL))
-
-    def recv(self, data: Any, count: int, dtype: int, peer: int, tag: int, timeout: float) -> int:
-        source = ffi.new("int *")
-        check(lib.rc_recv(self._handle, data, count, dtype, peer, tag, timeout, source, NULL))
-        return int(source[0])
-
-    def sendrecv(self, *call: Any) -> int:
-        source = ffi.new("int *")
-        check(lib.rc_sendrecv(self._handle, *call, source))
-        return int(source[0])
-
-    def isend(self, *call: Any) -> "NativeWork":
-        return self._start(lib.rc_send, *call)
-
-    def irecv(self, *call: Any) -> "NativeWork":
-        return self._start(lib.rc_recv, *call, NULL)
+        super().__init__("shm", handle, rank, size, tuning)
 
     def split(self, color: int | None, key: int) -> Self | None:
         requests = self.all_gather_facts("split", [color, key])
@@ -92,8 +50,8 @@ class ShmTransport:
                 return
             slot = ffi.new("rc_comm **")
             rank = members.index(self.rank)
-            check(lib.rc_sub_open(self._handle, offsets[members[0]], rank, len(members), members, slot))
-            groups.append(type(self)(slot[0], rank, len(members), self._tuning))
+            check(lib.rc_sub_open(self.handle, offsets[members[0]], rank, len(members), members, slot))
+            groups.append(type(self)(slot[0], rank, len(members), self.tuning))
 
         self.run_on_all("split", open_group)
         return groups[0] if groups else None
@@ -102,14 +60,14 @@ class ShmTransport:
         requests = self.all_gather_facts("empty", description)
         for rank, theirs in enumerate(requests):
             if theirs != requests[0]:
-                message = f"the ranks asked for different buffers: {_by_rank(requests)}"
+                message = f"the ranks asked for different buffers: {by_rank(requests)}"
                 raise MismatchError(message, rank=rank, collective="empty", expected=requests[0], got=theirs)
         offset = self.run_on_all("empty", lambda: self._reserve_region(size))[0]
         buffers: list[Any] = []
 
         def open_region() -> None:
             slot = ffi.new("rc_region **")
-            check(lib.rc_region_open(self._handle, offset, size, slot))
+            check(lib.rc_region_open(self.handle, offset, size, slot))
             data = ffi.gc(lib.rc_region_data(slot[0]), lambda _: lib.rc_region_free(slot[0]))
             buffers.append(ffi.buffer(data, size))  # keeps `data` alive, and an array over it the buffer
 
@@ -120,75 +78,18 @@ class ShmTransport:
     def as_local(self) -> Self:
         return self
 
-    def all_reduce_on_gpus(self, device: Device, call: CollectiveCall, timeout: float) -> bool:  # noqa: ARG002
-        return False
-
-    def fail(self, error: RingcommError) -> None:
-        known = error.rank is not None and not error.group and error.rank < self.size
-        text = str(error).replace("\0", "\\0")  # the core takes a C string
-        rank = error.rank if known else -1  # of another group: the text says which
-        check(lib.rc_abort(self._handle, STATUS[type(error)], rank, text.encode(errors="backslashreplace")))
-
-    def close(self) -> bool:
-        status = lib.rc_close(self._handle)
-        if status != lib.RC_INTERRUPTED:
-            check(status)
-        return bool(status == lib.RC_OK)
-
-    def check(self) -> None:
-        check(lib.rc_check(self._handle))
-
     def gone(self) -> list[int]:
         """Return the ranks that have died or closed."""
         gone = ffi.new("int *")
         ranks = []
         for rank in range(self.size):
-            check(lib.rc_peer_lost(self._handle, rank, gone))
+            check(lib.rc_peer_lost(self.handle, rank, gone))
             if gone[0] and rank != self.rank:
                 ranks.append(rank)
         return ranks
 
-    def path(self) -> tuple[str, int]:
-        path, chunks = ffi.new("int *"), ffi.new("uint64_t *")
-        check(lib.rc_last_path(self._handle, path, chunks))
-        return PATHS[path[0]], int(chunks[0])
-
-    def report(self, calls: int) -> str:
-        calls = min(calls, RECORDED_CALLS)
-        most = calls + max(calls, 4) + 1  # done, still running, and the state of the rank
-        text = ffi.new("char[]", CALL_BYTES * most * self.size)
-        check(lib.rc_report(self._handle, calls, text, len(text)))
-        return str(ffi.string(text), errors="replace")
-
-    def _start(self, function: Callable[..., int], *call: Any) -> "NativeWork":
-        slot = ffi.new("rc_work **")
-        check(function(self._handle, *call, slot))
-        return NativeWork(slot[0])
-
-    def all_gather_facts(self, name: str, fact: Any, timeout: float = -1.0) -> list[Any]:
-        """Return the facts of all ranks, under the name of the call that needs them."""
-        mine = json.dumps(fact).encode().ljust(FACT_BYTES)
-        if len(mine) > FACT_BYTES:
-            raise refuse(f"the arguments of {name} as JSON", f"at most {FACT_BYTES} bytes", len(mine))
-        facts = bytearray(FACT_BYTES * self.size)
-        source, target = ffi.from_buffer(mine), ffi.from_buffer(facts)
-        self.fused[name](CollectiveCall(source, target, FACT_BYTES, DTYPES["uint8"]), timeout)
-        return [json.loads(facts[at : at + FACT_BYTES]) for at in range(0, len(facts), FACT_BYTES)]
-
-    def run_on_all(self, name: str, action: Callable[[], Any]) -> list[Any]:
-        """Return the results of `action` on all ranks. If it raises on one, every rank raises."""
-        error: Exception | None = None
-        value = None
-        try:
-            value = action()
-        except Exception as raised:  # any: the other ranks wait
-            error = raised
-        outcomes = self.all_gather_facts(name, [value, describe_error(error).encode("ascii", "replace").decode()[:300]])
-        raise_first_failure((failure for _, failure in outcomes), self.rank, error, name)
-        return [value for value, _ in outcomes]
-
     def _reserve_group(self, size: int, leads: bool) -> int | None:
-        return self._reserve(lib.rc_sub_bytes(size, self._tuning), f"the arenas of a group of {size} ranks", leads)
+        return self._reserve(lib.rc_sub_bytes(size, self.tuning), f"the arenas of a group of {size} ranks", leads)
 
     def _reserve_region(self, size: int) -> int | None:
         each = lib.rc_region_bytes(size) if size < 1 << 62 else size  # beyond any memory, and perhaps 64 bits
@@ -202,37 +103,8 @@ class ShmTransport:
         if not leads:
             return None
         offset = ffi.new("uint64_t *")
-        check(lib.rc_reserve(self._handle, size, offset))
+        check(lib.rc_reserve(self.handle, size, offset))
         return int(offset[0])
-
-
-class NativeWork:
-    """A call queued in the native core."""
-
-    def __init__(self, handle: Any) -> None:
-        self._handle = ffi.gc(handle, lib.rc_work_free)
-
-    def wait(self, timeout: float) -> int:
-        source = ffi.new("int *", -1)
-        check(lib.rc_work_wait(self._handle, timeout, source))
-        return int(source[0])
-
-    def done(self) -> bool:
-        return bool(lib.rc_work_done(self._handle))
-
-    def add_done_callback(self, callback: Callable[[], object]) -> None:
-        when_done(self._handle, callback)
-
-
-def _fused(handle: Any, code: int) -> Fused:
-    run = lib.rc_collective
-
-    def collective(call: CollectiveCall, timeout: float) -> None:
-        status = run(handle, code, (call,), timeout, NULL)
-        if status:
-            check(status)
-
-    return collective
 
 
 def serves(place: Place) -> bool:
@@ -298,11 +170,5 @@ def check_versions(versions: list[str], member: str = "rank") -> None:
     """Raise ArgumentError if the ranks, or the nodes, run different versions of ringcomm."""
     other = next((rank for rank, each in enumerate(versions) if each != versions[0]), None)
     if other is not None:
-        text = f"the {member}s run different versions of ringcomm: {_by_rank(versions, member)}"
+        text = f"the {member}s run different versions of ringcomm: {by_rank(versions, member)}"
         raise ArgumentError(text, rank=other if member == "rank" else None)
-
-
-def _by_rank(values: list[str], member: str = "rank") -> str:
-    """Describe which ranks have which value."""
-    ranks = {value: [rank for rank, other in enumerate(values) if other == value] for value in values}
-    return "; ".join(f"{value} on {member} {', '.join(map(str, where))}" for value, where in ranks.items())

@@ -19,19 +19,6 @@ Transfer outgoing(const void* data, uint64_t count, int dtype, int peer, int64_t
     return {static_cast<std::byte*>(const_cast<void*>(data)), count, dtype, peer, tag, timeout};
 }
 
-CallRecord called(int collective, const rc_call& call, double timeout = -1) {
-    return {collective,
-            static_cast<const std::byte*>(call.source),
-            static_cast<std::byte*>(call.target),
-            call.count,
-            call.dtype,
-            call.op,
-            call.factor,
-            call.root,
-            call.counts,
-            timeout};
-}
-
 int transfer(rc_comm* comm, bool sends, const Transfer& transfer, int* source, rc_work** work) {
     return enter(comm, [&](const EntryGuard& entry) {
         checked_bytes("data", transfer.data, transfer.count, transfer.dtype);
@@ -175,6 +162,7 @@ int rc_collective(rc_comm* comm, int collective, const rc_call* arguments, doubl
         check_seconds("timeout", timeout);
         CallRecord call = called(collective, *arguments, timeout);
         check_call(call, entry.group().rank, entry.group().size);
+        entry.group().check_program(call);
         if (work) {
             *work = new rc_work{comm->handle, entry->collectives.queue(call)};
         } else {

@@ -127,4 +127,17 @@ void check_call(CallRecord& call, int rank, int size, bool on_gpu) {
     check_buffers(call, rank, size);
 }
 
+CallRecord called(int collective, const rc_call& call, double timeout) {
+    return {collective,
+            static_cast<const std::byte*>(call.source),
+            static_cast<std::byte*>(call.target),
+            call.count,
+            call.dtype,
+            call.op,
+            call.factor,
+            call.root,
+            call.counts,
+            timeout};
+}
+
 }  // namespace ringcomm

@@ -31,6 +31,7 @@ void check_collective(int collective);
 void check_dtype(int dtype);
 void check_reducible(int dtype, int op, bool on_gpu = false);
 void check_disjoint(const void* source, size_t source_bytes, const void* target, size_t target_bytes);
+CallRecord called(int collective, const rc_call& call, double timeout = -1);
 // Also fills in call.item.
 void check_call(CallRecord& call, int rank, int size, bool on_gpu = false);
 

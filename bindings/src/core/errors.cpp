@@ -18,6 +18,14 @@ Failure::Failure(int code, const std::string& message, int rank, const std::stri
     copy_text(error.message, sizeof error.message, message);
 }
 
+Failure of_ancestor(const Failure& failure, int size) {
+    Failure annotated(failure);
+    annotated.error.group_size = size;
+    copy_text(annotated.error.message, sizeof annotated.error.message,
+              format("in the communicator of %d ranks that this one was split from: ", size) + failure.error.message);
+    return annotated;
+}
+
 void reject(const std::string& message, const std::string& expected, const std::string& got) {
     throw Failure(RC_ARGUMENT, message, -1, expected, got);
 }

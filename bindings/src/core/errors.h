@@ -17,6 +17,9 @@ struct Failure : std::exception {
     const char* what() const noexcept override { return error.message; }
 };
 
+// The failure of a communicator, for one that was split from it.
+Failure of_ancestor(const Failure& failure, int size);
+
 // Throws RC_ARGUMENT.
 [[noreturn]] void reject(const std::string& message, const std::string& expected = "", const std::string& got = "");
 // The same; a check that passes has no string on its stack, which the stack protector would watch in every call.

@@ -70,6 +70,8 @@ public:
     // What ends any wait: a failure on some rank, close() or a signal.
     std::optional<Failure> stop_reason(const char* what);
 
+    // Throws RC_NO_PROGRAM if the call needs one: see rc_add_program.
+    virtual void check_program(const CallRecord&) {}
     // One thread at a time. A call that throws RC_MISMATCH or RC_ARGUMENT is over on all ranks.
     virtual void run_collective(const CallRecord& call) = 0;
 

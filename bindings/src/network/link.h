@@ -2,6 +2,7 @@
 // send tagged messages.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -13,7 +14,7 @@ namespace ringcomm {
 struct LinkTransfer {
     enum State : uint8_t { ACTIVE, DONE, FAILED };  // FAILED: the peer is lost, or cancel() was called
 
-    State state = DONE;
+    std::atomic<State> state{DONE};
     void* handle = nullptr;  // the link's own
 
     bool ended() const { return state != ACTIVE; }
@@ -30,7 +31,7 @@ protected:
     ~LinkEvents() = default;
 };
 
-// One thread at a time may call a link; its owner has a mutex for that. Only sleep() may run beside other calls.
+// One thread at a time may call a link; its owner has a mutex for that. Only sleep() and wake() may run beside other calls.
 class Link {
 public:
     static constexpr size_t MAX_PACKET = 64 << 10;
@@ -51,11 +52,14 @@ public:
     // A packet has at most MAX_PACKET bytes, is copied at once, and arrives as an event, in order between two
     // processes.
     virtual void send_packet(int peer, std::span<const std::byte> packet) = 0;
+    // False while the peer takes its packets slowly: whoever can should wait.
+    virtual bool has_room(int peer) const = 0;
 
     // Moves whatever can move without waiting; returns whether anything did.
     virtual bool progress(LinkEvents& events) = 0;
-    // Returns once something may be able to move, or after `ns`.
+    // Returns once something may be able to move, after wake() on another thread, or after `ns`.
     virtual void sleep(uint64_t ns) = 0;
+    virtual void wake() = 0;
     // Whether everything sent has reached the hosts of the peers: to end the link then loses nothing.
     virtual bool flushed() const = 0;
 };

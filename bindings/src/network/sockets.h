@@ -25,7 +25,9 @@ public:
     void cancel(LinkTransfer& transfer) override;
     void send_packet(int peer, std::span<const std::byte> packet) override;
     bool progress(LinkEvents& events) override;
+    bool has_room(int peer) const override;
     void sleep(uint64_t ns) override;
+    void wake() override;
     bool flushed() const override;
 
 private:
@@ -59,6 +61,7 @@ private:
     const std::chrono::milliseconds keepalive_;
     std::unique_ptr<Peer[]> peers_;
     Descriptor epoll_;           // every socket; for EPOLLOUT too where data is queued
+    Descriptor wake_up_;         // readable after wake()
     std::vector<Peer*> active_;  // with something to send or to receive, and maybe some that had
     std::vector<Peer*> lost_;    // not yet reported
     unsigned calls_ = 0;         // of progress()

@@ -96,12 +96,7 @@ void Comm::check_failure() const {
         const SharedFailure& failure = group.arena->group().failure;
         if (failure.state.load(std::memory_order_acquire) != 2) return;
         if (group.arena == group_.arena) throw Failure(failure.error);
-        Failure annotated(failure.error);
-        annotated.error.group_size = group.arena->size;
-        const std::string where =
-            format("in the communicator of %d ranks that this one was split from: ", group.arena->size);
-        copy_text(annotated.error.message, sizeof annotated.error.message, where + failure.error.message);
-        throw annotated;
+        throw of_ancestor(Failure(failure.error), group.arena->size);
     };
     check(group_);
     for (const GroupMemory& ancestor : ancestors_) check(ancestor);

@@ -1,1 +1,5 @@
-"""Ranks on several hosts without MPI: shared memory inside a host, sockets between hosts."""
+"""The transport between hosts, over TCP; inside a host the ranks share memory."""
+
+from ringcomm.transports.network.start import NEEDS_STORE, connect, serves
+
+__all__ = ["NEEDS_STORE", "connect", "serves"]

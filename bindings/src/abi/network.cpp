@@ -1,0 +1,132 @@
+// The C ABI of networks: their communicators and programs.
+#include <algorithm>
+#include <cinttypes>
+
+#include "abi/handles.h"
+#include "core/collectives.h"
+#include "network/group.h"
+#include "network/sockets.h"
+
+using namespace ringcomm;
+
+struct rc_network {
+    std::shared_ptr<NetworkWorld> world;
+    const uint64_t generation = fork_generation.load();
+};
+
+namespace {
+
+NetworkGroup& network_group(const EntryGuard& entry) {
+    auto* const group = dynamic_cast<NetworkGroup*>(&entry.group());
+    if (!group) reject("comm: expected a communicator of rc_network_group");
+    return *group;
+}
+
+HostLayout layout_of(int rank, int size, const int* hosts) {
+    std::vector<int> numbers;
+    for (int r = 0; r < size; ++r) {
+        if (std::find(numbers.begin(), numbers.end(), hosts[r]) == numbers.end()) numbers.push_back(hosts[r]);
+    }
+    HostLayout layout;
+    for (const int number : numbers) {
+        std::vector<int>& ranks = layout.ranks.emplace_back();
+        for (int r = 0; r < size; ++r) {
+            if (hosts[r] != number) continue;
+            if (r == rank) {
+                layout.host = int(layout.ranks.size()) - 1;
+                layout.local_rank = int(ranks.size());
+            }
+            ranks.push_back(r);
+        }
+    }
+    return layout;
+}
+
+LocalRanks local_ranks(rc_comm* local) {
+    if (!local) return {};
+    const EntryGuard entry(*local->handle);
+    auto* const comm = dynamic_cast<Comm*>(&entry.group());
+    if (!comm) reject("local: expected a communicator in shared memory");
+    return {local->handle, comm, &entry->collectives};
+}
+
+void check_block(const char* name, const rc_block& block) {
+    check_range(name, block.memory, RC_MEMORY_IN, RC_MEMORY_SCRATCH);
+    if (block.begin > MAX_BYTES || block.length > MAX_BYTES) rejectf("%s: expected less than 2^62 elements", name);
+}
+
+}  // namespace
+
+int rc_network_open(int rank, int size, const int* sockets, double keepalive, rc_network** network) {
+    return guarded([&] {
+        check_size(size);
+        check_rank("rank", rank, 0, size);
+        check_pointer("sockets", sockets);
+        check_seconds("keepalive", keepalive);
+        check_pointer("network", network);
+        auto link = std::make_unique<SocketLink>(rank, size, std::span(sockets, size), keepalive);
+        *network = new rc_network{std::make_shared<NetworkWorld>(std::move(link))};
+    });
+}
+
+void rc_network_free(rc_network* network) {
+    if (network && network->generation == fork_generation.load()) delete network;
+}
+
+int rc_network_group(rc_network* network, uint64_t number, int rank, int size, const int* members, const int* hosts,
+                     rc_comm* local, rc_comm* parent, const rc_tuning* tuning, rc_comm** comm) {
+    return guarded([&] {
+        check_pointer("network", network);
+        check_size(size);
+        check_rank("rank", rank, 0, size);
+        check_pointer("members", members);
+        check_pointer("hosts", hosts);
+        check_tuning(tuning);
+        check_pointer("comm", comm);
+        const Link& link = *network->world->link;
+        for (int r = 0; r < size; ++r) check_rank("a member", members[r], 0, link.size);
+        if (members[rank] != link.rank) rejectf("process %d is member %d, not %d", link.rank, members[rank], rank);
+        HostLayout layout = layout_of(rank, size, hosts);
+        LocalRanks here = local_ranks(local);
+        if ((here.comm ? here.comm->size : 1) != layout.local_size()) {
+            rejectf("local: expected the %d ranks of this host", layout.local_size());
+        }
+        std::vector<std::shared_ptr<FailureState>> ancestors;
+        if (parent) ancestors = network_group(EntryGuard(*parent->handle)).lineage();
+        auto group = std::make_unique<NetworkGroup>(
+            network->world,
+            NetworkMembership{number, {members, members + size}, rank, std::move(layout), std::move(here),
+                              std::move(ancestors)},
+            *tuning);
+        *comm = new rc_comm{std::make_shared<CommHandle>(std::move(group))};
+    });
+}
+
+int rc_add_program(rc_comm* comm, int collective, const rc_call* arguments, int number, uint64_t scratch,
+                   const rc_step* steps, int count) {
+    return enter(comm, [&](const EntryGuard& entry) {
+        NetworkGroup& group = network_group(entry);
+        check_pointer("call", arguments);
+        check_pointer("steps", steps);
+        CallRecord call = called(collective, *arguments);
+        check_call(call, group.rank, group.size);
+        Program program{number, {}, scratch};
+        for (int i = 0; i < count; ++i) {
+            const rc_step& step = steps[i];
+            check_range("kind", step.kind, RC_STEP_COPY, RC_STEP_LOCAL);
+            check_rank("dest", step.dest, -1, group.size);
+            check_rank("source", step.source, -1, group.size);
+            for (const rc_block& block : {step.outgoing, step.incoming, step.operand}) check_block("a block", block);
+            if (step.kind == RC_STEP_LOCAL) {
+                check_collective(step.collective);
+                check_rank("root", step.root, 0, group.layout.local_size());
+            }
+            ProgramStep& added = program.steps.emplace_back(ProgramStep{step, {}});
+            if (!step.counts) continue;
+            const int number_of_counts = (collectives[step.collective].exchanges() ? 2 : 1) * group.layout.local_size();
+            added.own_counts.assign(step.counts, step.counts + number_of_counts);
+        }
+        for (ProgramStep& step : program.steps) step.counts = step.counts ? step.own_counts.data() : nullptr;
+        group.programs.add(key_of(call, group.size), std::move(program));
+    });
+}

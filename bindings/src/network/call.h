@@ -1,0 +1,72 @@
+// One collective of a network group in flight on this rank.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "core/collectives.h"
+#include "network/agreement.h"
+#include "network/group.h"
+
+namespace ringcomm {
+
+class NetworkCall final : public WaitChecks {
+public:
+    NetworkCall(NetworkGroup& group, const CallRecord& call);
+
+    void run();
+    bool lacks_program() const;  // of a large call
+
+private:
+    struct Slot;
+
+    // Agreement (call.cpp). Afterwards the records of all hosts are here.
+    void agree();
+    HostRecord contribute();
+    void exchange_records(HostRecord own);
+    void share_records();
+    void compare();
+    void compare_counts();
+    CallRecord gathering_counts(uint64_t* all) const;
+
+    // A small call, whose data came with the records (one_pass.cpp).
+    static constexpr size_t SLOT_BYTES = 384;  // of a rank, where a host has several
+    bool fits_one_pass() const;
+    size_t given_bytes(int r) const;
+    void give(std::byte* payload) const;
+    void finish_one_pass() const;
+
+    // A large one (executor.cpp).
+    void run_program();
+    void exchange(const ProgramStep& step);
+    void local_collective(const ProgramStep& step);
+
+    // `ready` runs under the world's mutex.
+    void wait(const std::function<bool()>& ready);
+    void run_local(int collective, const void* source, void* target, uint64_t count, int dtype, int op, int root,
+                   const uint64_t* counts);
+    double seconds_left() const;
+
+    std::optional<Failure> stop_reason() override;
+    [[noreturn]] void fail(const Failure& failure) override;
+    uint64_t deadline() const override { return deadline_of(call_.start, call_.timeout); }
+    Failure timed_out();
+    std::string describe_call() const { return describe(call_.signature); }
+
+    // How parts of a reduction are combined: avg divides, and premul_sum multiplies, apart from that.
+    int partial_op() const { return call_.op == RC_AVG || call_.op == RC_PREMUL_SUM ? int(RC_SUM) : call_.op; }
+    void combine(std::byte* target, const std::vector<const void*>& sources, uint64_t count) const;
+    void divide(std::byte* target, uint64_t count) const;
+    std::byte* at(const rc_block& block) const { return memories_[block.memory] + block.begin * call_.item; }
+
+    NetworkGroup& group_;
+    const CallRecord& call_;
+    const Collective& row_;
+    const Blocks blocks_;
+    const bool one_pass_;
+    std::vector<HostRecord> records_;  // by host
+    std::byte* memories_[3]{};
+    std::byte* landing_ = nullptr;  // for what is combined as it arrives
+};
+
+}  // namespace ringcomm

@@ -1,0 +1,126 @@
+// The steps of a program.
+#include "network/call.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "kernels/cpu/kernels.h"
+
+namespace ringcomm {
+
+namespace {
+
+constexpr size_t PIECE_BYTES = 256 << 10;  // of a transfer: one is combined, in the caches, while the next arrive
+constexpr size_t WINDOW = 4;               // transfers at once in each direction
+
+// Transfers in one direction, in pieces. Ended or cancelled before the memory that they use goes out of reach.
+class Pieces {
+public:
+    Pieces(Link& link, std::byte* data, size_t bytes)
+        : link_(link), data_(data), bytes_(bytes), number_(divide_up(bytes, PIECE_BYTES)) {}
+
+    std::byte* data(size_t i) const { return data_ + i * PIECE_BYTES; }
+    size_t length(size_t i) const { return std::min(PIECE_BYTES, bytes_ - i * PIECE_BYTES); }
+    bool done() const { return ended_ == number_; }
+    size_t next() const { return begun_; }
+    bool may_begin() const { return begun_ < number_ && begun_ - ended_ < WINDOW; }
+    LinkTransfer& begin() { return transfers_[begun_++ % WINDOW]; }
+    bool front_ended() const { return begun_ > ended_ && transfers_[ended_ % WINDOW].ended(); }
+    bool front_failed() const { return transfers_[ended_ % WINDOW].state.load() == LinkTransfer::FAILED; }
+    size_t take() { return ended_++; }
+    void cancel() {
+        for (; ended_ < begun_; ++ended_) link_.cancel(transfers_[ended_ % WINDOW]);
+    }
+
+private:
+    Link& link_;
+    std::byte* const data_;
+    const size_t bytes_, number_;
+    size_t begun_ = 0, ended_ = 0;
+    std::array<LinkTransfer, WINDOW> transfers_;
+};
+
+}  // namespace
+
+void NetworkCall::run_program() {
+    const auto program = group_.programs.find(key_of(call_, group_.size));
+    if (!program) throw Failure(RC_SYSTEM, "there is no program for " + describe_call(), group_.rank);
+    std::vector<std::byte> scaled;
+    memories_[RC_MEMORY_IN] = const_cast<std::byte*>(call_.source);
+    memories_[RC_MEMORY_OUT] = call_.target;
+    memories_[RC_MEMORY_SCRATCH] = group_.scratch(program->scratch * call_.item + WINDOW * PIECE_BYTES);
+    landing_ = memories_[RC_MEMORY_SCRATCH] + program->scratch * call_.item;
+    if (row_.reduces && call_.op == RC_PREMUL_SUM) {
+        scaled.resize(given_bytes(group_.rank));
+        give(scaled.data());
+        memories_[RC_MEMORY_IN] = scaled.data();
+    }
+    for (const ProgramStep& step : program->steps) {
+        switch (step.kind) {
+            case RC_STEP_COPY:
+                if (step.outgoing.length) memmove(at(step.incoming), at(step.outgoing), step.outgoing.length * call_.item);
+                break;
+            case RC_STEP_EXCHANGE: exchange(step); break;
+            case RC_STEP_LOCAL: local_collective(step); break;
+        }
+    }
+    if (call_.op == RC_AVG && row_.reduces && (row_.got_by == Ranks::ALL || group_.rank == call_.root)) {
+        divide(call_.target, (row_.got == Data::BLOCK ? blocks_.bytes(group_.rank) : call_.bytes()) / call_.item);
+    }
+    group_.last_path.store(uint64_t(program->number) * RC_PATHS + RC_PATH_PROGRAM, std::memory_order_relaxed);
+}
+
+// Sends and receives at once. With an operand, each piece is combined with it as it arrives, the lower rank's first.
+void NetworkCall::exchange(const ProgramStep& step) {
+    NetworkWorld& world = *group_.world;
+    const bool combines = step.operand.length > 0;
+    std::byte* const target = step.source >= 0 ? at(step.incoming) : nullptr;
+    Pieces out(*world.link, step.dest >= 0 ? at(step.outgoing) : nullptr,
+               step.dest >= 0 ? step.outgoing.length * call_.item : 0);
+    Pieces in(*world.link, target, step.source >= 0 ? step.incoming.length * call_.item : 0);
+    const auto place = [&](size_t i) { return combines ? landing_ + i % WINDOW * PIECE_BYTES : in.data(i); };
+    try {
+        while (!out.done() || !in.done()) {
+            {
+                const std::lock_guard lock(world.mutex);
+                while (in.may_begin()) {
+                    const size_t i = in.next();
+                    world.link->receive(group_.members()[step.source], group_.tag(), place(i), in.length(i), in.begin());
+                }
+                while (out.may_begin()) {
+                    const size_t i = out.next();
+                    world.link->send(group_.members()[step.dest], group_.tag(), out.data(i), out.length(i), out.begin());
+                }
+            }
+            wait([&] { return out.front_ended() || in.front_ended(); });
+            for (Pieces* pieces : {&out, &in}) {
+                if (!pieces->front_ended() || !pieces->front_failed()) continue;
+                const int peer = pieces == &out ? step.dest : step.source;
+                auto failure = group_.peer_failure(peer, describe_call());
+                fail(failure ? *failure : Failure(RC_SYSTEM, format("a transfer with rank %d failed", peer), peer));
+            }
+            while (out.front_ended() && !out.front_failed()) out.take();
+            while (in.front_ended() && !in.front_failed()) {
+                const size_t i = in.take();
+                if (!combines) continue;
+                const std::byte* const own = at(step.operand) + i * PIECE_BYTES;
+                const std::byte *lower = own, *higher = place(i);
+                if (step.source < group_.rank) std::swap(lower, higher);
+                combine(in.data(i), {lower, higher}, in.length(i) / call_.item);
+            }
+        }
+    } catch (...) {
+        const std::lock_guard lock(world.mutex);
+        out.cancel();
+        in.cancel();
+        throw;
+    }
+}
+
+void NetworkCall::local_collective(const ProgramStep& step) {
+    run_local(step.collective, at(step.outgoing), at(step.incoming), step.count, call_.dtype, partial_op(), step.root,
+              step.counts);
+}
+
+}  // namespace ringcomm

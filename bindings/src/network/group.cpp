@@ -1,0 +1,248 @@
+// NetworkGroup: failures, reports, and leaving.
+#include "network/group.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <utility>
+
+#include "network/call.h"
+
+namespace ringcomm {
+
+namespace {
+
+constexpr uint64_t ANSWER_NS = 500'000'000;  // for the ranks that a timeout or a report asks
+constexpr size_t MOST_STATUS = 32 << 10;     // characters
+
+}  // namespace
+
+int HostLayout::host_of(int rank) const {
+    const auto has = [&](const std::vector<int>& host) { return std::count(host.begin(), host.end(), rank) > 0; };
+    return int(std::find_if(ranks.begin(), ranks.end(), has) - ranks.begin());
+}
+
+size_t HostLayout::largest() const {
+    size_t most = 0;
+    for (const std::vector<int>& host : ranks) most = std::max(most, host.size());
+    return most;
+}
+
+NetworkGroup::NetworkGroup(std::shared_ptr<NetworkWorld> given, NetworkMembership membership, const rc_tuning& tuning)
+    : PeerGroup(membership.rank, int(membership.members.size()), tuning, *record,
+                membership.local.comm ? membership.local.comm->drains : given->drains),
+      world(std::move(given)),
+      layout(std::move(membership.layout)),
+      local(std::move(membership.local)),
+      number_(membership.number),
+      members_(std::move(membership.members)),
+      ancestors_(std::move(membership.ancestors)),
+      failure_(std::make_shared<FailureState>(size)),
+      sleeper_(*world),
+      left_after_(new std::atomic<uint64_t>[size]),
+      messages_(size),
+      statuses_(size) {
+    for (int r = 0; r < size; ++r) left_after_[r].store(OPEN);
+    for (auto& slot : records_) slot.resize(layout.hosts());
+    // A rank that waits in its host's memory must hear of failures elsewhere.
+    drains->add(static_cast<PacketHandler*>(this), [this] { progress(); });
+    world->add(number_, *this);
+}
+
+NetworkGroup::~NetworkGroup() {
+    drains->remove(static_cast<PacketHandler*>(this));
+    world->remove(number_);
+}
+
+std::byte* NetworkGroup::scratch(size_t bytes) {
+    if (scratch_.size() < bytes) scratch_ = std::vector<std::byte>(bytes);
+    return scratch_.data();
+}
+
+void NetworkGroup::progress() {
+    const std::lock_guard lock(world->mutex);
+    world->progress();
+}
+
+void NetworkGroup::check_program(const CallRecord& call) {
+    if (NetworkCall(*this, call).lacks_program()) throw Failure(RC_NO_PROGRAM, "the call needs a program", rank);
+}
+
+void NetworkGroup::run_collective(const CallRecord& call) {
+    begin(call.epoch);
+    try {
+        NetworkCall(*this, call).run();
+    } catch (const Failure& failure) {
+        if (failure.error.code == RC_MISMATCH || failure.error.code == RC_ARGUMENT) finished_.store(call.epoch);
+        throw;
+    }
+    finished_.store(call.epoch);
+}
+
+std::unique_ptr<PacketChannel> NetworkGroup::open_channel(int peer) {
+    return std::make_unique<NetworkChannel>(*world, members_[peer], head(PacketType::MESSAGE), messages_[peer]);
+}
+
+// --- Failures --------------------------------------------------------------------------------------------------------
+
+void NetworkGroup::check_failure() const {
+    if (failure_->set.load(std::memory_order_acquire)) throw *failure_->failure;
+    for (const auto& ancestor : ancestors_) {
+        if (!ancestor->set.load(std::memory_order_acquire)) continue;
+        throw of_ancestor(*ancestor->failure, ancestor->size);
+    }
+}
+
+bool NetworkGroup::has_failed() const {
+    return failure_->set.load() ||
+           std::any_of(ancestors_.begin(), ancestors_.end(), [](const auto& ancestor) { return ancestor->set.load(); });
+}
+
+void NetworkGroup::store_failure(const Failure& failure) {
+    const std::lock_guard lock(world->mutex);
+    if (!set_failure(failure)) return;
+    PacketWriter packet(head(PacketType::FAILURE));
+    packet.add(failure.error);
+    send_to_all(packet.packet());
+}
+
+bool NetworkGroup::set_failure(const Failure& failure) {
+    if (failure_->set.load()) return false;
+    failure_->failure = failure;
+    failure_->set.store(true, std::memory_order_release);
+    sleeper_.wake();
+    if (!local.comm) return true;
+    Failure inside(failure);  // marked as a failure of this group: see from_host()
+    inside.error.group_size = size;
+    local.comm->store_failure(inside);
+    return true;
+}
+
+Failure NetworkGroup::from_host(const Failure& failure, const std::string& what) {
+    Failure translated(failure);
+    if (failure.error.group_size == size) {  // stored by a rank of this host that had heard of it
+        translated.error.group_size = 0;
+        return translated;
+    }
+    const int r = failure.error.rank;
+    if (r < 0) return translated;
+    translated.error.rank = layout.ranks[layout.host][r];
+    if (failure.error.code == RC_PEER_LOST) {
+        if (auto lost = peer_failure(translated.error.rank, what)) return *lost;
+    }
+    copy_text(translated.error.message, sizeof translated.error.message,
+              format("rank %d, which is rank %d on its host: ", translated.error.rank, r) + failure.error.message);
+    return translated;
+}
+
+std::string NetworkGroup::how_it_ended(int r) {
+    const std::vector<int>& here = layout.ranks[layout.host];
+    const auto found = std::find(here.begin(), here.end(), r);
+    if (found != here.end() && local.comm) {
+        const int member = local.comm->group().members[found - here.begin()];
+        Liveness& liveness = local.comm->world->liveness;
+        if (liveness.dead(member)) {
+            return format("(process %" PRId64 ") ", liveness.pid(member)) + liveness.how_it_ended(member);
+        }
+    }
+    const std::lock_guard lock(world->mutex);
+    const std::string* reason = world->lost(members_[r]);
+    return reason ? "on another host was lost (" + *reason + ")" : "";
+}
+
+// --- Packets ---------------------------------------------------------------------------------------------------------
+
+void NetworkGroup::packet_arrived(const PacketHead& head, PacketReader& packet) {
+    const int source = int(head.source);
+    if (source < 0 || source >= size) return;
+    switch (head.type) {
+        case PacketType::RECORDS: return records_arrived(packet);
+        case PacketType::MESSAGE:
+            messages_[source].emplace_back(packet.rest().begin(), packet.rest().end());
+            return sleeper_.wake();
+        case PacketType::FAILURE: {
+            const auto error = packet.next<rc_error>();
+            if (packet.complete()) set_failure(Failure(error));
+            return;
+        }
+        case PacketType::CLOSED:
+            left_after_[source].store(packet.next<uint64_t>());
+            return sleeper_.wake();
+        case PacketType::QUERY: {
+            const int calls = int(packet.next<uint32_t>());
+            PacketWriter answer(this->head(PacketType::STATUS));
+            answer.add(begun_.load());
+            const std::string text = flight.describe(calls).substr(0, MOST_STATUS);
+            answer.add(std::as_bytes(std::span(text)));
+            return world->link->send_packet(members_[source], answer.packet());
+        }
+        case PacketType::STATUS: {
+            const auto begun = packet.next<uint64_t>();
+            const Bytes text = packet.rest();
+            statuses_[source] = {begun, {reinterpret_cast<const char*>(text.data()), text.size()}};
+            return;
+        }
+    }
+}
+
+void NetworkGroup::records_arrived(PacketReader& packet) {
+    const auto agreement = packet.next<uint64_t>();
+    const auto first = packet.next<uint32_t>(), number = packet.next<uint32_t>();
+    for (uint32_t i = 0; i < number && number <= uint32_t(layout.hosts()) && packet.complete(); ++i) {
+        const Bytes record = packet.take(packet.next<uint64_t>());
+        records(agreement)[(first + i) % layout.hosts()].assign(record.begin(), record.end());
+    }
+}
+
+void NetworkGroup::send_to_all(Bytes packet) const {
+    for (int r = 0; r < size; ++r) {
+        if (r != rank && !world->lost(members_[r])) world->link->send_packet(members_[r], packet);
+    }
+}
+
+std::vector<std::optional<NetworkGroup::Status>> NetworkGroup::query(int calls) const {
+    const auto answered = [&] {
+        for (int r = 0; r < size; ++r) {
+            if (!statuses_[r] && !closed(r) && !world->lost(members_[r])) return false;
+        }
+        return true;
+    };
+    std::unique_lock lock(world->mutex);
+    for (auto& status : statuses_) status.reset();
+    statuses_[rank] = {begun_.load(), flight.describe(calls)};
+    PacketWriter packet(head(PacketType::QUERY));
+    packet.add(uint32_t(calls));
+    send_to_all(packet.packet());
+    const uint64_t deadline = now_ns() + ANSWER_NS;
+    while (!answered() && now_ns() < deadline) {
+        if (world->progress()) continue;
+        lock.unlock();
+        world->sleep(1'000'000);
+        lock.lock();
+    }
+    return statuses_;
+}
+
+std::string NetworkGroup::report(int r, int calls) const {
+    const auto statuses = query(calls);
+    const std::string text = statuses[r] ? statuses[r]->calls : closed(r) ? " closed;" : " no answer;";
+    return format("rank %d:", r) + text;
+}
+
+void NetworkGroup::start_closing() {
+    PeerGroup::start_closing();
+    const std::lock_guard lock(world->mutex);
+    PacketWriter packet(head(PacketType::CLOSED));
+    packet.add(finished_.load());
+    send_to_all(packet.packet());
+    sleeper_.wake();
+}
+
+void NetworkGroup::finish_closing() {}
+
+std::vector<std::shared_ptr<FailureState>> NetworkGroup::lineage() const {
+    auto lineage = ancestors_;
+    lineage.push_back(failure_);
+    return lineage;
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,129 @@
+// A group whose ranks run on several hosts: the ranks of a host share memory, and a link connects all.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "collectives/engine.h"
+#include "core/peer_group.h"
+#include "network/channel.h"
+#include "network/program.h"
+#include "network/world.h"
+#include "shm/comm.h"
+
+namespace ringcomm {
+
+// Which ranks of a group run on which host.
+struct HostLayout {
+    std::vector<std::vector<int>> ranks;  // of each host, in the order of their local ranks
+    int host;                             // of this rank
+    int local_rank;
+
+    int hosts() const { return int(ranks.size()); }
+    int local_size() const { return int(ranks[host].size()); }
+    int host_of(int rank) const;
+    size_t largest() const;  // number of ranks on one host
+};
+
+// The ranks of this host, which share memory; nullptr where this rank is alone on its host.
+struct LocalRanks {
+    std::shared_ptr<void> keep_alive;
+    Comm* comm = nullptr;
+    CollectiveEngine* collectives = nullptr;
+};
+
+// The first failure of a group, for the group and those split from it.
+struct FailureState {
+    const int size;
+    std::atomic<bool> set{false};
+    std::optional<Failure> failure;  // written once, before `set`
+
+    explicit FailureState(int size) : size(size) {}
+};
+
+struct NetworkMembership {
+    uint64_t number;           // of the group, the same on all ranks
+    std::vector<int> members;  // the process on the link of each rank
+    int rank;
+    HostLayout layout;
+    LocalRanks local;
+    std::vector<std::shared_ptr<FailureState>> ancestors;
+};
+
+struct OwnFlightRecord {
+    const std::unique_ptr<FlightRecord> record = std::make_unique<FlightRecord>();
+};
+
+class NetworkGroup final : OwnFlightRecord, public PeerGroup, PacketHandler {
+public:
+    NetworkGroup(std::shared_ptr<NetworkWorld> world, NetworkMembership membership, const rc_tuning& tuning);
+    ~NetworkGroup();
+
+    const std::shared_ptr<NetworkWorld> world;
+    const HostLayout layout;
+    const LocalRanks local;
+    ProgramCache programs;
+
+    void check_failure() const override;
+    bool has_failed() const override;
+    void store_failure(const Failure& failure) override;
+    bool closed(int r) const override { return left_after_[r].load() != OPEN; }
+    void check_program(const CallRecord& call) override;
+    void run_collective(const CallRecord& call) override;
+    std::unique_ptr<PacketChannel> open_channel(int peer) override;
+    void progress() override;
+    Sleeper& sleeper() override { return sleeper_; }
+    std::string report(int r, int calls) const override;
+    void start_closing() override;
+    void finish_closing() override;
+
+    const std::vector<int>& members() const { return members_; }
+    std::vector<std::shared_ptr<FailureState>> lineage() const;  // for a group split from this one
+    PacketHead head(PacketType type) const { return {number_, type, uint32_t(rank)}; }
+    uint64_t tag() const { return number_; }  // of transfers
+
+    // For the one collective in flight.
+    void begin(uint64_t epoch) { begun_.store(epoch); }
+    bool finished(int r, uint64_t epoch) const { return closed(r) && left_after_[r].load() >= epoch; }
+    std::byte* scratch(size_t bytes);
+    // All ranks reach agreements in the same order. While one is being reached, a host may begin the next, but not the
+    // one after.
+    uint64_t next_agreement() { return ++agreements_; }
+    // Under the world's mutex: the records that hosts have contributed to an agreement; empty: not yet.
+    std::vector<std::vector<std::byte>>& records(uint64_t agreement) { return records_[agreement & 1]; }
+    // Asks all ranks where they are, and gives them a moment to answer.
+    struct Status {
+        uint64_t begun;     // epoch
+        std::string calls;  // the last ones
+    };
+    std::vector<std::optional<Status>> query(int calls) const;
+    // A failure among the ranks of this host, as one of the group.
+    Failure from_host(const Failure& failure, const std::string& what);
+
+private:
+    static constexpr uint64_t OPEN = UINT64_MAX;
+
+    std::string how_it_ended(int r) override;
+    void packet_arrived(const PacketHead& head, PacketReader& packet) override;
+    void records_arrived(PacketReader& packet);
+    // Under the world's mutex.
+    bool set_failure(const Failure& failure);
+    void send_to_all(Bytes packet) const;
+
+    const uint64_t number_;
+    const std::vector<int> members_;
+    const std::vector<std::shared_ptr<FailureState>> ancestors_;
+    const std::shared_ptr<FailureState> failure_;
+    WorldSleeper sleeper_;
+    std::unique_ptr<std::atomic<uint64_t>[]> left_after_;  // OPEN, or the last epoch that a rank has finished
+    std::atomic<uint64_t> begun_{0}, finished_{0};
+    uint64_t agreements_ = 0;
+    std::vector<std::vector<std::byte>> records_[2];
+    std::vector<MessageQueue> messages_;  // for the channels, by rank
+    mutable std::vector<std::optional<Status>> statuses_;
+    std::vector<std::byte> scratch_;
+};
+
+}  // namespace ringcomm

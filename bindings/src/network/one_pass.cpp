@@ -1,0 +1,93 @@
+// A small collective between hosts: every host has the data of all hosts, and each rank takes or reduces its result.
+#include "network/call.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/cpu/kernels.h"
+
+namespace ringcomm {
+
+namespace {
+
+constexpr size_t ONE_PASS_BYTES = 8 << 10;  // of a host
+constexpr size_t ONE_PASS_PACKET = 32 << 10;  // of all hosts
+
+}  // namespace
+
+// What rank r gives, in bytes.
+size_t NetworkCall::given_bytes(int r) const {
+    if (row_.given_by == Ranks::ROOT && r != call_.root) return 0;
+    switch (row_.given) {
+        case Data::NOTHING: return 0;
+        case Data::ARRAY: return call_.bytes();
+        case Data::BLOCK: return blocks_.bytes(r);
+        case Data::BLOCKS: return blocks_.offset(group_.size);
+    }
+    return 0;
+}
+
+// All ranks decide alike, because it follows from what they agree on.
+bool NetworkCall::fits_one_pass() const {
+    if (row_.exchanges() && call_.counts) return false;  // each rank knows only its own counts
+    const bool alone = group_.layout.largest() == 1;
+    size_t all = 0;
+    for (const std::vector<int>& ranks : group_.layout.ranks) {
+        size_t host = 0;
+        for (const int r : ranks) {
+            const size_t given = given_bytes(r);
+            if (!alone && given > SLOT_BYTES) return false;
+            host = row_.reduces ? std::max(host, given) : host + given;
+        }
+        if (host > ONE_PASS_BYTES) return false;
+        all += host;
+    }
+    return all <= ONE_PASS_PACKET;
+}
+
+void NetworkCall::give(std::byte* payload) const {
+    const size_t bytes = given_bytes(group_.rank);
+    if (bytes == 0) return;
+    if (row_.reduces && call_.op == RC_PREMUL_SUM) {
+        const void* source = call_.source;
+        return kernels().reduce[call_.dtype][RC_PREMUL_SUM](payload, &source, 1, bytes / call_.item, call_.factor);
+    }
+    memcpy(payload, call_.source, bytes);
+}
+
+void NetworkCall::finish_one_pass() const {
+    const int me = group_.rank;
+    const HostLayout& layout = group_.layout;
+    group_.last_path.store(RC_PATHS + RC_PATH_ONE_PASS, std::memory_order_relaxed);
+    if (row_.got == Data::NOTHING || (row_.got_by == Ranks::ROOT && me != call_.root)) return;
+    const auto payload = [&](int host) { return records_[host].payload().data(); };
+    if (row_.reduces) {
+        const size_t at = row_.got == Data::BLOCK ? blocks_.offset(me) : 0;
+        const size_t bytes = row_.got == Data::BLOCK ? blocks_.bytes(me) : call_.bytes();
+        std::vector<const void*> sources;
+        for (int host = 0; host < layout.hosts(); ++host) sources.push_back(payload(host) + at);
+        combine(call_.target, sources, bytes / call_.item);
+        if (call_.op == RC_AVG) divide(call_.target, bytes / call_.item);
+        return;
+    }
+    if (row_.given == Data::ARRAY) {
+        if (me != call_.root) memcpy(call_.target, payload(layout.host_of(call_.root)), call_.bytes());
+        return;
+    }
+    if (row_.given == Data::BLOCKS && row_.given_by == Ranks::ROOT) {
+        const size_t bytes = blocks_.bytes(me);
+        if (bytes) memcpy(call_.target, payload(layout.host_of(call_.root)) + blocks_.offset(me), bytes);
+        return;
+    }
+    for (int host = 0; host < layout.hosts(); ++host) {
+        const std::byte* from = payload(host);
+        for (const int r : layout.ranks[host]) {
+            const size_t bytes = blocks_.bytes(r), row = row_.given == Data::BLOCKS ? blocks_.offset(group_.size) : bytes;
+            const std::byte* block = row_.given == Data::BLOCKS ? from + blocks_.offset(me) : from;
+            if (bytes) memcpy(call_.target + blocks_.offset(r), block, bytes);
+            from += row;
+        }
+    }
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,145 @@
+"""What all transports of the native core have in common: calls on a communicator of ringcomm.h."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ringcomm.adapters import CODES
+from ringcomm.completion import when_done
+from ringcomm.devices.contract import Device
+from ringcomm.errors import RingcommError, describe_error, raise_first_failure, refuse
+from ringcomm.native import NULL, STATUS, NativeFastPath, check, ffi, lib
+from ringcomm.transports.contract import RECORDED_CALLS, CollectiveCall, Fused
+from ringcomm.types import COLLECTIVES, DTYPES, OPS
+
+__all__ = ["PATHS", "NativeTransport", "NativeWork", "by_rank"]
+
+PATHS = ("single", "staged", "one-shot", "two-stage", "symmetric", "threads", "cma", "one-pass")  # as enum rc_path
+FACT_BYTES = 2048  # of a fact in `all_gather_facts`: the same on all ranks, and enough for split and empty
+CALL_BYTES = 256  # of a call in a report, at most
+
+
+class NativeTransport:
+    """One rank's end of a communicator of the native core."""
+
+    def __init__(self, name: str, handle: Any, rank: int, size: int, tuning: Any) -> None:
+        self.handle = ffi.gc(handle, lib.rc_free)
+        self.tuning = tuning
+        self.name, self.rank, self.size = name, rank, size
+        self.timeout: float = tuning.timeout
+        ops = {op: code for op, (code, _) in OPS.items()}
+        self.fast_path = NativeFastPath(int(ffi.cast("uintptr_t", handle)), self.handle, check, CODES, ops, rank, size)
+        self.fused: Mapping[str, Fused] = {name: self._fused(name) for name in COLLECTIVES}
+
+    def start(self, collective: str, call: CollectiveCall, timeout: float) -> "NativeWork":
+        return self._start(lib.rc_collective, COLLECTIVES[collective].code, (call,), timeout)
+
+    def send(self, data: Any, count: int, dtype: int, peer: int, tag: int, timeout: float) -> None:
+        check(lib.rc_send(self.handle, data, count, dtype, peer, tag, timeout, NULL))
+
+    def recv(self, data: Any, count: int, dtype: int, peer: int, tag: int, timeout: float) -> int:
+        source = ffi.new("int *")
+        check(lib.rc_recv(self.handle, data, count, dtype, peer, tag, timeout, source, NULL))
+        return int(source[0])
+
+    def sendrecv(self, *call: Any) -> int:
+        source = ffi.new("int *")
+        check(lib.rc_sendrecv(self.handle, *call, source))
+        return int(source[0])
+
+    def isend(self, *call: Any) -> "NativeWork":
+        return self._start(lib.rc_send, *call)
+
+    def irecv(self, *call: Any) -> "NativeWork":
+        return self._start(lib.rc_recv, *call, NULL)
+
+    def all_reduce_on_gpus(self, device: Device, call: CollectiveCall, timeout: float) -> bool:  # noqa: ARG002
+        return False
+
+    def fail(self, error: RingcommError) -> None:
+        known = error.rank is not None and not error.group and error.rank < self.size
+        text = str(error).replace("\0", "\\0")  # the core takes a C string
+        rank = error.rank if known else -1  # of another group: the text says which
+        check(lib.rc_abort(self.handle, STATUS[type(error)], rank, text.encode(errors="backslashreplace")))
+
+    def close(self) -> bool:
+        status = lib.rc_close(self.handle)
+        if status != lib.RC_INTERRUPTED:
+            check(status)
+        return bool(status == lib.RC_OK)
+
+    def check(self) -> None:
+        check(lib.rc_check(self.handle))
+
+    def path(self) -> tuple[str, int]:
+        path, chunks = ffi.new("int *"), ffi.new("uint64_t *")
+        check(lib.rc_last_path(self.handle, path, chunks))
+        return PATHS[path[0]], int(chunks[0])
+
+    def report(self, calls: int) -> str:
+        calls = min(calls, RECORDED_CALLS)
+        most = calls + max(calls, 4) + 1  # done, still running, and the state of the rank
+        text = ffi.new("char[]", CALL_BYTES * most * self.size)
+        check(lib.rc_report(self.handle, calls, text, len(text)))
+        return str(ffi.string(text), errors="replace")
+
+    def _start(self, function: Callable[..., int], *call: Any) -> "NativeWork":
+        slot = ffi.new("rc_work **")
+        check(function(self.handle, *call, slot))
+        return NativeWork(slot[0])
+
+    def all_gather_facts(self, name: str, fact: Any, timeout: float = -1.0) -> list[Any]:
+        """Return the facts of all ranks, under the name of the call that needs them."""
+        mine = json.dumps(fact).encode().ljust(FACT_BYTES)
+        if len(mine) > FACT_BYTES:
+            raise refuse(f"the arguments of {name} as JSON", f"at most {FACT_BYTES} bytes", len(mine))
+        facts = bytearray(FACT_BYTES * self.size)
+        source, target = ffi.from_buffer(mine), ffi.from_buffer(facts)
+        self.fused[name](CollectiveCall(source, target, FACT_BYTES, DTYPES["uint8"]), timeout)
+        return [json.loads(facts[at : at + FACT_BYTES]) for at in range(0, len(facts), FACT_BYTES)]
+
+    def run_on_all(self, name: str, action: Callable[[], Any]) -> list[Any]:
+        """Return the results of `action` on all ranks. If it raises on one, every rank raises."""
+        error: Exception | None = None
+        value = None
+        try:
+            value = action()
+        except Exception as raised:  # any: the other ranks wait
+            error = raised
+        outcomes = self.all_gather_facts(name, [value, describe_error(error).encode("ascii", "replace").decode()[:300]])
+        raise_first_failure((failure for _, failure in outcomes), self.rank, error, name)
+        return [value for value, _ in outcomes]
+
+    def _fused(self, name: str) -> Fused:
+        run, handle, code = lib.rc_collective, self.handle, COLLECTIVES[name].code
+
+        def collective(call: CollectiveCall, timeout: float) -> None:
+            status = run(handle, code, (call,), timeout, NULL)
+            if status:
+                check(status)
+
+        return collective
+
+
+class NativeWork:
+    """A call queued in the native core."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = ffi.gc(handle, lib.rc_work_free)
+
+    def wait(self, timeout: float) -> int:
+        source = ffi.new("int *", -1)
+        check(lib.rc_work_wait(self._handle, timeout, source))
+        return int(source[0])
+
+    def done(self) -> bool:
+        return bool(lib.rc_work_done(self._handle))
+
+    def add_done_callback(self, callback: Callable[[], object]) -> None:
+        when_done(self._handle, callback)
+
+
+def by_rank(values: list[str], member: str = "rank") -> str:
+    """Describe which ranks have which value."""
+    ranks = {value: [rank for rank, other in enumerate(values) if other == value] for value in values}
+    return "; ".join(f"{value} on {member} {', '.join(map(str, where))}" for value, where in ranks.items())

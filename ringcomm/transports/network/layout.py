@@ -1,0 +1,49 @@
+"""The hosts of a group's ranks, and its rails."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ringcomm.algorithms.schedule import even
+
+__all__ = ["HostLayout", "layout_of"]
+
+
+@dataclass(frozen=True)
+class HostLayout:
+    """The hosts of a group's ranks, seen from one rank.
+
+    A *rail* joins the ranks of one index on each host: rail i joins the i-th ranks of all hosts. There are as many
+    rails as the smallest host has ranks.
+    """
+
+    ranks: tuple[tuple[int, ...], ...]  # of each host, in the order of their local ranks
+    host: int
+    local_rank: int
+
+    @property
+    def rails(self) -> int:
+        return min(map(len, self.ranks))
+
+    @property
+    def local_ranks(self) -> tuple[int, ...]:
+        return self.ranks[self.host]
+
+    @property
+    def rail(self) -> tuple[int, ...]:
+        """Return the ranks of this rank's rail, by host; none for a rank without a rail."""
+        return tuple(ranks[self.local_rank] for ranks in self.ranks) if self.local_rank < self.rails else ()
+
+    def slices(self, count: int) -> list[int]:
+        """Divide elements among the ranks of this host; ranks without a rail get none."""
+        return [*even(count, self.rails), *[0] * (len(self.local_ranks) - self.rails)]
+
+    def locate(self, rank: int) -> tuple[int, int]:
+        """Return the host and the local rank of a rank."""
+        return next((host, ranks.index(rank)) for host, ranks in enumerate(self.ranks) if rank in ranks)
+
+
+def layout_of(rank: int, hosts: Sequence[object]) -> HostLayout:
+    """Return the layout seen from `rank`, given the host of each rank. Hosts are in the order of their first ranks."""
+    ranks = tuple(tuple(each for each, host in enumerate(hosts) if host == this) for this in dict.fromkeys(hosts))
+    host = next(number for number, here in enumerate(ranks) if rank in here)
+    return HostLayout(ranks, host, ranks[host].index(rank))

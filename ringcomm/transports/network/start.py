@@ -1,0 +1,84 @@
+"""Connects ranks on several hosts: those of one host by shared memory, all of them by sockets."""
+
+import json
+import logging
+import os
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
+
+from ringcomm.algorithms.cost import CLUSTER, LinkCost
+from ringcomm.algorithms.select import AlgorithmSelector
+from ringcomm.bootstrap.place import Place, host_id
+from ringcomm.bootstrap.store import Store
+from ringcomm.config import LAUNCHER, Config
+from ringcomm.errors import RingcommError
+from ringcomm.native import NULL, check, ffi, lib
+from ringcomm.transports import shm
+from ringcomm.transports.contract import Transport
+from ringcomm.transports.network.layout import layout_of
+from ringcomm.transports.network.mesh import connect_mesh, local_address
+from ringcomm.transports.network.transport import Network, NetworkTransport
+
+__all__ = ["NEEDS_STORE", "connect", "serves"]
+
+log = logging.getLogger("ringcomm")
+
+NEEDS_STORE = True
+OWN = ("kernels", "log", "host_id", "host_address")  # settings of each process; rank 0 decides all others
+
+
+def serves(place: Place) -> bool:
+    return place.hosts and (bool(place.store) or place.launcher == "a store")
+
+
+def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
+    mine: dict[str, Any] = {
+        "version": version("ringcomm"),
+        "host": [host_id(), config.host_id],
+        "config": asdict(config),
+    }
+    store.set(f"network/{rank}", json.dumps(mine).encode())
+    ranks: list[dict[str, Any]] = [json.loads(store.get(f"network/{other}", config.timeout)) for other in range(size)]
+    shm.check_versions([each["version"] for each in ranks])
+    config = Config(**ranks[0]["config"] | {name: mine["config"][name] for name in OWN})
+    layout = layout_of(rank, [tuple(each["host"]) for each in ranks])
+    local = shm.connect(layout.local_rank, len(layout.local_ranks), _HostStore(store, layout.host), config)
+    if len(layout.ranks) == 1:
+        return local
+    log.info("%d ranks on %d hosts", size, len(layout.ranks))
+    sockets = connect_mesh(rank, size, store, config.host_address or _own_address(), config.timeout)
+    slot = ffi.new("rc_network **")
+    check(lib.rc_network_open(rank, size, sockets, config.keepalive, slot))
+    cost = LinkCost(config.link_latency * 1e-6, 1e-9 / config.link_bandwidth)
+    selector = AlgorithmSelector(config.algorithm, CLUSTER._replace(inter_node=cost))
+    network = Network(ffi.gc(slot[0], lib.rc_network_free), selector)
+    return NetworkTransport(network, 1, list(range(size)), layout, local, NULL)
+
+
+def _own_address() -> str:
+    """Return the address of the interface that leads to the store of the job."""
+    *_, store = LAUNCHER
+    master, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "1")
+    if server := os.environ.get(store) or (master and f"{master}:{port}"):
+        return local_address(server)
+    return os.uname().nodename
+
+
+class _HostStore:
+    """The part of a store that the ranks of one host use among themselves."""
+
+    def __init__(self, store: Store, host: int) -> None:
+        self._store, self._host = store, host
+
+    def set(self, key: str, value: bytes) -> None:
+        self._store.set(f"host {self._host}/{key}", value)
+
+    def get(self, key: str, timeout: float) -> bytes:
+        return self._store.get(f"host {self._host}/{key}", timeout)
+
+    def abort(self, error: RingcommError) -> None:
+        self._store.abort(error)
+
+    def check(self) -> None:
+        self._store.check()

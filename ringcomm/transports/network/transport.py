@@ -1,0 +1,162 @@
+"""The transport between hosts: shared memory inside a host, a network of sockets between hosts, both native."""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from ringcomm.algorithms.schedule import Block, Copy, Exchange
+from ringcomm.algorithms.select import AlgorithmSelector
+from ringcomm.errors import MismatchError
+from ringcomm.native import NULL, check, ffi, lib
+from ringcomm.transports.blocks import Blockwise
+from ringcomm.transports.contract import CollectiveCall, Fused
+from ringcomm.transports.core import NativeTransport, NativeWork, by_rank
+from ringcomm.transports.network.layout import HostLayout, layout_of
+from ringcomm.transports.network.programs import Local, Program, Step, program_of
+from ringcomm.transports.shm import ShmTransport
+from ringcomm.types import COLLECTIVES, DTYPES
+
+__all__ = ["Network", "NetworkTransport"]
+
+NO_BLOCK = (0, 0, 0)
+
+
+@dataclass
+class Network:
+    """The sockets of this process, and the next number of a group."""
+
+    handle: Any
+    selector: AlgorithmSelector
+    next_group: int = 1
+
+
+class NetworkTransport(NativeTransport):
+    """One rank's end of a group whose ranks run on several hosts; `local` are those of this host."""
+
+    def __init__(
+        self, network: Network, number: int, members: list[int], layout: HostLayout, local: ShmTransport, parent: Any
+    ) -> None:
+        self._network, self._members, self._layout, self._local = network, members, layout, local
+        size = len(members)
+        rank = layout.local_ranks[layout.local_rank]
+        hosts = [layout.locate(each)[0] for each in range(size)]
+        slot = ffi.new("rc_comm **")
+        shares = max(map(len, layout.ranks)) > 1
+        here = local.handle if shares else NULL
+        check(
+            lib.rc_network_group(network.handle, number, rank, size, members, hosts, here, parent, local.tuning, slot)
+        )
+        network.next_group = max(network.next_group, number + 1)
+        self._algorithms: list[str] = []  # by number of a program
+        super().__init__("shm+network" if shares else "network", slot[0], rank, size, local.tuning)
+
+    def _fused(self, name: str) -> Fused:
+        run, code = lib.rc_collective, COLLECTIVES[name].code
+
+        def collective(call: CollectiveCall, timeout: float) -> None:
+            status = run(self.handle, code, (call,), timeout, NULL)
+            if status == lib.RC_NO_PROGRAM:
+                self._add_programs(name, call)
+                status = run(self.handle, code, (call,), timeout, NULL)
+            if status:
+                check(status)
+
+        return collective
+
+    def start(self, collective: str, call: CollectiveCall, timeout: float) -> NativeWork:
+        code, slot = COLLECTIVES[collective].code, ffi.new("rc_work **")
+        status = lib.rc_collective(self.handle, code, (call,), timeout, slot)
+        if status == lib.RC_NO_PROGRAM:
+            self._add_programs(collective, call)
+            status = lib.rc_collective(self.handle, code, (call,), timeout, slot)
+        check(status)
+        return NativeWork(slot[0])
+
+    def split(self, color: int | None, key: int) -> Self | None:
+        network = self._network
+        requests = self.all_gather_facts("split", [color, key, network.next_group])
+        local = self._local.split(color, key)
+        first = max(number for _, _, number in requests)
+        colors = list(dict.fromkeys(each for each, _, _ in requests if each is not None))
+        network.next_group = first + len(colors)
+        if color is None or local is None:
+            return None
+        members = [rank for rank in range(self.size) if requests[rank][0] == color]
+        members.sort(key=lambda rank: requests[rank][1])  # stable: ties keep the order of the ranks
+        hosts = [self._layout.locate(rank)[0] for rank in members]
+        layout = layout_of(members.index(self.rank), hosts)
+        processes = [self._members[rank] for rank in members]
+        return type(self)(network, first + colors.index(color), processes, layout, local, self.handle)
+
+    def allocate(self, description: str, size: int) -> Any:
+        """Return zeros in memory that the ranks of this host share."""
+        requests = self.all_gather_facts("empty", description)
+        for rank, theirs in enumerate(requests):
+            if theirs != requests[0]:
+                message = f"the ranks asked for different buffers: {by_rank(requests)}"
+                raise MismatchError(message, rank=rank, collective="empty", expected=requests[0], got=theirs)
+        memory: list[Any] = []
+        self.run_on_all("empty", lambda: memory.append(self._local.allocate(description, size)))
+        return memory[0]
+
+    @property
+    def as_local(self) -> None:
+        return None
+
+    def close(self) -> bool:
+        return super().close() and self._local.close()
+
+    def path(self) -> tuple[str, int]:
+        path, number = ffi.new("int *"), ffi.new("uint64_t *")
+        check(lib.rc_last_path(self.handle, path, number))
+        return (self._algorithms[number[0]], 1) if path[0] == lib.RC_PATH_PROGRAM else super().path()
+
+    # --- Programs -----------------------------------------------------------------------------------------------------
+
+    def _add_programs(self, name: str, call: CollectiveCall) -> None:
+        self._add_program(name, call)
+        if name == "all_to_all" and call.counts != NULL:  # which are gathered and compared first
+            counts = np.empty(2 * self.size * self.size, np.uint64)
+            source, target = call.counts, ffi.from_buffer(counts)
+            self._add_program("all_gather", CollectiveCall(source, target, 2 * self.size, DTYPES["uint64"]))
+
+    def _add_program(self, name: str, call: CollectiveCall) -> None:
+        blocks = Blockwise(self.rank, self.size, "all_gather" if name in ("split", "empty") else name, call)
+        program = program_of(self._layout, blocks, call.source == call.target, self._network.selector)
+        if program.algorithm not in self._algorithms:
+            self._algorithms.append(program.algorithm)
+        steps, keep = _native_steps(program)
+        number = self._algorithms.index(program.algorithm)
+        arguments = (self.handle, COLLECTIVES[name].code, (call,), number, program.scratch, steps, len(program.steps))
+        check(lib.rc_add_program(*arguments))
+        del keep
+
+
+def _native_steps(program: Program) -> tuple[Any, list[Any]]:
+    """Return the steps as an array of rc_step, and the memory to which it points."""
+    keep: list[Any] = []
+    steps = ffi.new("rc_step[]", len(program.steps))
+    for native, step in zip(steps, program.steps, strict=True):
+        _fill(native, step, keep)
+    return steps, keep
+
+
+def _fill(native: Any, step: Step, keep: list[Any]) -> None:
+    native.dest = native.source = -1
+    if isinstance(step, Copy):
+        native.kind, native.outgoing, native.incoming = lib.RC_STEP_COPY, _block(step.source), _block(step.target)
+    elif isinstance(step, Exchange):
+        native.kind, native.dest, native.source = lib.RC_STEP_EXCHANGE, step.dest, step.source
+        native.outgoing, native.incoming = _block(step.outgoing), _block(step.incoming)
+        native.operand = _block(step.operand) if step.operand else NO_BLOCK
+    elif isinstance(step, Local):
+        native.kind, native.collective, native.root = lib.RC_STEP_LOCAL, COLLECTIVES[step.collective].code, step.root
+        native.outgoing, native.incoming, native.count = _block(step.source), _block(step.target), step.count
+        if step.counts:
+            native.counts = counts = ffi.new("uint64_t[]", list(step.counts))
+            keep.append(counts)
+
+
+def _block(block: Block) -> tuple[int, int, int]:
+    return block.memory, block.begin, block.length
