@@ -95,8 +95,8 @@ int rc_network_group(rc_network* network, uint64_t number, int rank, int size, c
         if (parent) ancestors = network_group(EntryGuard(*parent->handle)).lineage();
         auto group = std::make_unique<NetworkGroup>(
             network->world,
-            NetworkMembership{number, {members, members + size}, rank, std::move(layout), std::move(here),
-                              std::move(ancestors)},
+            NetworkMembership{
+                number, {members, members + size}, rank, std::move(layout), std::move(here), std::move(ancestors)},
             *tuning);
         *comm = new rc_comm{std::make_shared<CommHandle>(std::move(group))};
     });

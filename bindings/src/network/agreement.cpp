@@ -22,7 +22,8 @@ std::vector<Signature> HostRecord::signatures() const {
     const auto count = reader.next<uint64_t>();
     std::vector<Signature> signatures;
     for (uint64_t i = 0; i < count && reader.complete(); ++i) signatures.push_back(reader.next<Signature>());
-    if (!reader.complete() || signatures.empty()) throw Failure(RC_SYSTEM, "a host sent an incomplete record of a call");
+    if (!reader.complete() || signatures.empty())
+        throw Failure(RC_SYSTEM, "a host sent an incomplete record of a call");
     return signatures;
 }
 

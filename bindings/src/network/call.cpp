@@ -16,7 +16,8 @@ namespace {
 
 constexpr uint64_t SPIN_NS = 200'000, SPIN_OVERSUBSCRIBED_NS = 20'000;  // a sleeping rank takes some 50 us to wake
 constexpr uint64_t SLICE_NS = 50'000'000;  // between checks of failures, signals and the deadline
-constexpr double GRACE = 1.0;  // seconds more for waits inside a host: its ranks may wait for another host, and know why
+constexpr double GRACE =
+    1.0;  // seconds more for waits inside a host: its ranks may wait for another host, and know why
 
 }  // namespace
 
@@ -75,7 +76,8 @@ HostRecord NetworkCall::contribute() {
     run_local(RC_ALL_GATHER, &mine, slots.data(), sizeof(Slot), RC_UINT8, 0, 0, nullptr);
     std::vector<Signature> signatures;
     for (const Slot& slot : slots) signatures.push_back(slot.signature);
-    const bool agreed = std::all_of(slots.begin(), slots.end(), [&](const Slot& slot) { return slot.signature == call_.signature; });
+    const bool agreed =
+        std::all_of(slots.begin(), slots.end(), [&](const Slot& slot) { return slot.signature == call_.signature; });
     std::vector<std::byte> payload;
     if (agreed && one_pass_ && row_.reduces) {
         payload.resize(given_bytes(group_.rank));
@@ -144,7 +146,8 @@ void NetworkCall::share_records() {
     const uint64_t all = std::accumulate(lengths.begin(), lengths.end(), uint64_t{0});
     std::vector<std::byte> joined;
     if (leads) {
-        for (const HostRecord& record : records_) joined.insert(joined.end(), record.bytes().begin(), record.bytes().end());
+        for (const HostRecord& record : records_)
+            joined.insert(joined.end(), record.bytes().begin(), record.bytes().end());
     }
     joined.resize(all);
     tell(joined.data(), all);
@@ -163,7 +166,8 @@ void NetworkCall::compare() {
         const std::vector<int>& ranks = group_.layout.ranks[host];
         for (size_t i = 0; i < ranks.size(); ++i) by_rank[ranks[i]] = signatures[std::min(i, signatures.size() - 1)];
     }
-    const auto other = std::find_if(by_rank.rbegin(), by_rank.rend(), [&](const auto& each) { return each != call_.signature; });
+    const auto other =
+        std::find_if(by_rank.rbegin(), by_rank.rend(), [&](const auto& each) { return each != call_.signature; });
     if (other == by_rank.rend()) return;
     MessageLines lines(format("the ranks called different things at epoch %" PRIu64 ":", call_.epoch));
     for (int r = 0; r < group_.size; ++r) {
@@ -249,10 +253,17 @@ void NetworkCall::wait(const std::function<bool()>& ready) {
 // A collective of the ranks of this host. Its failure is one of the group.
 void NetworkCall::run_local(int collective, const void* source, void* target, uint64_t count, int dtype, int op,
                             int root, const uint64_t* counts) {
-    CallRecord call{collective, static_cast<const std::byte*>(source), static_cast<std::byte*>(target),
-                    count,      dtype,                                 op,
-                    1.0,        root,                                  counts,
-                    seconds_left() + GRACE, dtype_bytes(dtype)};
+    CallRecord call{collective,
+                    static_cast<const std::byte*>(source),
+                    static_cast<std::byte*>(target),
+                    count,
+                    dtype,
+                    op,
+                    1.0,
+                    root,
+                    counts,
+                    seconds_left() + GRACE,
+                    dtype_bytes(dtype)};
     try {
         group_.local.collectives->run(call);
     } catch (const Failure& failure) {

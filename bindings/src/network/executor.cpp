@@ -59,7 +59,8 @@ void NetworkCall::run_program() {
     for (const ProgramStep& step : program->steps) {
         switch (step.kind) {
             case RC_STEP_COPY:
-                if (step.outgoing.length) memmove(at(step.incoming), at(step.outgoing), step.outgoing.length * call_.item);
+                if (step.outgoing.length)
+                    memmove(at(step.incoming), at(step.outgoing), step.outgoing.length * call_.item);
                 break;
             case RC_STEP_EXCHANGE: exchange(step); break;
             case RC_STEP_LOCAL: local_collective(step); break;
@@ -86,11 +87,13 @@ void NetworkCall::exchange(const ProgramStep& step) {
                 const std::lock_guard lock(world.mutex);
                 while (in.may_begin()) {
                     const size_t i = in.next();
-                    world.link->receive(group_.members()[step.source], group_.tag(), place(i), in.length(i), in.begin());
+                    world.link->receive(group_.members()[step.source], group_.tag(), place(i), in.length(i),
+                                        in.begin());
                 }
                 while (out.may_begin()) {
                     const size_t i = out.next();
-                    world.link->send(group_.members()[step.dest], group_.tag(), out.data(i), out.length(i), out.begin());
+                    world.link->send(group_.members()[step.dest], group_.tag(), out.data(i), out.length(i),
+                                     out.begin());
                 }
             }
             wait([&] { return out.front_ended() || in.front_ended(); });

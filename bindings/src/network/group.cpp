@@ -164,9 +164,7 @@ void NetworkGroup::packet_arrived(const PacketHead& head, PacketReader& packet) 
             if (packet.complete()) set_failure(Failure(error));
             return;
         }
-        case PacketType::CLOSED:
-            left_after_[source].store(packet.next<uint64_t>());
-            return sleeper_.wake();
+        case PacketType::CLOSED: left_after_[source].store(packet.next<uint64_t>()); return sleeper_.wake();
         case PacketType::QUERY: {
             const int calls = int(packet.next<uint32_t>());
             PacketWriter answer(this->head(PacketType::STATUS));

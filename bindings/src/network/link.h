@@ -31,7 +31,8 @@ protected:
     ~LinkEvents() = default;
 };
 
-// One thread at a time may call a link; its owner has a mutex for that. Only sleep() and wake() may run beside other calls.
+// One thread at a time may call a link; its owner has a mutex for that. Only sleep() and wake() may run beside other
+// calls.
 class Link {
 public:
     static constexpr size_t MAX_PACKET = 64 << 10;

@@ -10,7 +10,7 @@ namespace ringcomm {
 
 namespace {
 
-constexpr size_t ONE_PASS_BYTES = 8 << 10;  // of a host
+constexpr size_t ONE_PASS_BYTES = 8 << 10;    // of a host
 constexpr size_t ONE_PASS_PACKET = 32 << 10;  // of all hosts
 
 }  // namespace
@@ -82,7 +82,8 @@ void NetworkCall::finish_one_pass() const {
     for (int host = 0; host < layout.hosts(); ++host) {
         const std::byte* from = payload(host);
         for (const int r : layout.ranks[host]) {
-            const size_t bytes = blocks_.bytes(r), row = row_.given == Data::BLOCKS ? blocks_.offset(group_.size) : bytes;
+            const size_t bytes = blocks_.bytes(r),
+                         row = row_.given == Data::BLOCKS ? blocks_.offset(group_.size) : bytes;
             const std::byte* block = row_.given == Data::BLOCKS ? from + blocks_.offset(me) : from;
             if (bytes) memcpy(call_.target + blocks_.offset(r), block, bytes);
             from += row;
