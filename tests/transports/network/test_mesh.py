@@ -96,18 +96,19 @@ def prove_wrongly(peer):
         talk(peer, b"another")
 
 
-def talk(peer, secret):
-    peer = tcp.MessageSocket(peer, None)
-    peer.settimeout(TIMEOUT)
-    with peer:
+def talk(peer, secret, rank=0):
+    """Prove the secret and send a rank; return the connection."""
+    with ExitStack() as failed:
+        peer = failed.enter_context(tcp.MessageSocket(peer, None))
+        peer.settimeout(TIMEOUT)
         steps = tcp.introduce(secret)
         next(steps)
-        try:
+        with suppress(StopIteration):
             while True:
                 peer.send(steps.send(peer.recv(tcp.MESSAGE_OF_HANDSHAKE)))
-        except StopIteration:
-            peer.send(struct.pack("!I", 0))  # no higher rank
-            assert peer.recv(1) == b""
+        peer.send(struct.pack("!I", rank))
+        failed.pop_all()
+    return peer
 
 
 def send_garbage(peer):
@@ -164,10 +165,19 @@ def await_end(peer):
 def test_a_process_that_knows_the_secret_must_be_a_higher_rank(store, pool, caplog):
     early = start(pool, store, [0], 2)
     with caplog.at_level(logging.WARNING, "ringcomm"):
-        peer = dial(store, 0)
-        talk(peer, store.get("mesh/secret", 0))
+        for rank in (0, 2):
+            with talk(dial(store, 0), store.get("mesh/secret", 0), rank) as peer:
+                assert peer.recv(1) == b""
         finish(early + start(pool, store, [1], 2))
     assert "it sent no number of a higher rank" in caplog.text
+
+
+def test_a_rank_may_connect_again(store, pool):
+    early = start(pool, store, [0], 3)
+    with talk(dial(store, 0), store.get("mesh/secret", 0), rank=1) as first:
+        again = start(pool, store, [1], 3)
+        assert first.recv(1) == b""
+    finish(early + again + start(pool, store, [2], 3))
 
 
 def test_missing_ranks_are_named(store, pool):
@@ -219,6 +229,13 @@ def test_a_lower_rank_must_know_the_secret(store, pool, greeting, reason):
             connect_mesh(1, 2, store, LOCAL, 1)
         server.shutdown(socket.SHUT_RDWR)
         impersonating.result()
+
+
+def test_the_reason_why_a_rank_cannot_be_reached_is_given(store):
+    store.set("mesh/secret", b"secret")
+    store.set("mesh/address/0", b"255.255.255.255:1")  # fails at once
+    with pytest.raises(CollectiveTimeout, match=r"rank 0 at 255\.255\.255\.255:1: \w+"):
+        connect_mesh(1, 2, store, LOCAL, 0.2)
 
 
 def test_the_failure_of_another_rank_ends_the_wait(store, pool):
