@@ -46,14 +46,15 @@ def connect(options: Any) -> Communicator:
 def _connect(
     rank: int, size: int, timeout: float, start: Store, store: "TorchStoreAdapter", watch: ProcessWatch
 ) -> Communicator:
-    store.set(f"{rank} is on", f"{process_id()}\n{host_id()}".encode())
+    config = Config(timeout=timeout)
+    store.set(f"{rank} is on", f"{process_id()}\n{host_id()}\n{config.host_id}".encode())
     hosts = set()
     for other in range(size):
-        process, _, host = store.get(f"{other} is on", timeout + GRACE).decode().partition("\n")
-        hosts.add(host)
+        process, host, virtual_host = store.get(f"{other} is on", timeout + GRACE).decode().split("\n")
+        hosts.add((host, virtual_host))
         if host == host_id() and other != rank:
             watch.add(other, process, now=True)
-    comm = connect_ranks(rank, size, store, Config(timeout=timeout), hosts=len(hosts) > 1)
+    comm = connect_ranks(rank, size, store, config, hosts=len(hosts) > 1)
     # The store may live in rank 0, which leaves last.
     store.set(f"{rank} is connected", b"")
     if rank == 0:

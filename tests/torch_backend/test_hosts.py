@@ -1,4 +1,4 @@
-"""Groups that span hosts: the backend takes the transport over Gloo where it must."""
+"""Groups that span hosts."""
 
 import os
 import signal
@@ -21,20 +21,18 @@ os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 
 def across_hosts(fn, *args):
     """Call `fn(*args)` in a world that treats every two ranks as one host."""
-    from ringcomm.torch import start
-
     rank, size = dist.get_rank(), dist.get_world_size()
     store = dist.distributed_c10d._get_default_store()
     timeout = dist.group.WORLD.comm.timeout
     dist.destroy_process_group()
-    here, start.host_id = start.host_id, lambda: f"host {rank // 2}"
+    os.environ["RINGCOMM_HOST_ID"] = str(rank // 2)
     try:
         options = {"timeout": torch_world.timedelta(seconds=timeout)}
         dist.init_process_group("ringcomm", store=store, rank=rank, world_size=size, **options)
-        assert dist.group.WORLD.comm._transport.name == "gloo"
+        assert dist.group.WORLD.comm._transport.name == "shm+network"
         return torch_world.on_rank(fn)(*args)
     finally:
-        start.host_id = here
+        del os.environ["RINGCOMM_HOST_ID"]
 
 
 @pytest.mark.parametrize(

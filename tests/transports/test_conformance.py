@@ -1,7 +1,7 @@
 """Every transport keeps the contract. The test finds the transports of ringcomm.transports by itself."""
 
 import re
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,6 @@ from ringcomm.testing import (
     CHECKS,
     a_mismatch_is_named_on_every_rank,
     check_rank,
-    check_transport,
     connect_threads,
     run_threads,
 )
@@ -27,7 +26,7 @@ from ringcomm.transports.contract import NO_FAST_PATH
 FOUND = find_transports()
 WITH_A_STORE = [name for name, module in FOUND.items() if module.NEEDS_STORE]
 UNDER_MPI = [name for name, module in FOUND.items() if not module.NEEDS_STORE]
-BUILDING_BLOCKS = {"messages", "routing"}  # of transports: tested over Gloo and MPI, and around every transport
+BUILDING_BLOCKS = {"core", "messages", "routing"}  # of transports: tested with those that they are part of
 USUAL = [(library, layout) for library in LIBRARIES for layout in ("0123", "0011", "0001")]
 
 checks = pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -87,16 +86,16 @@ def test_ranks_under_mpi_keep_the_contract(transport, library, layout):
     mpi_world.run(check_over_mpi, layout, library=library, transport=transport)
 
 
-@pytest.mark.slow
-def test_messages_over_gloo_keep_the_contract(monkeypatch):
-    torch = pytest.importorskip("torch")
-    from ringcomm.torch.gloo import connect
+def hosts_of(layout):
+    """Return a function that connects the ranks of a layout such as "001", as if each digit were a host."""
 
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    def connect(rank, size, store, config):
+        return FOUND["network"].connect(rank, size, store, replace(config, host_id=layout[rank]))
 
-    def make_world(size):
-        store = torch.distributed.HashStore()
-        with ThreadPoolExecutor(size) as pool:
-            return list(pool.map(lambda rank: connect(rank, size, store, 10.0), range(size)))
+    return connect
 
-    check_transport(make_world)
+
+@pytest.mark.parametrize("layout", ["01", "001", "0101", "0123", "01012"])
+@checks
+def test_ranks_on_several_hosts_keep_the_contract(check, layout):
+    run_threads(check, [Communicator(end) for end in connect_threads(hosts_of(layout), len(layout))])

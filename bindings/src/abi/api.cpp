@@ -133,7 +133,10 @@ void rc_free(rc_comm* comm) {
 }
 
 int rc_check(rc_comm* comm) {
-    return enter(comm, [&](const EntryGuard& entry) { entry.group().check_failure(); });
+    return enter(comm, [&](const EntryGuard& entry) {
+        entry.group().progress();
+        entry.group().check_failure();
+    });
 }
 
 int rc_last_path(rc_comm* comm, int* path, uint64_t* chunks) {

@@ -77,7 +77,7 @@ public:
 
     // For point-to-point messages with another rank; nullptr if there is none.
     virtual std::unique_ptr<PacketChannel> open_channel(int peer) = 0;
-    // Brings packets to the channels, where that needs this thread.
+    // Brings packets and failures from the peers, where that needs a thread.
     virtual void progress() {}
     // Of the threads that wait for messages: its events are packets and room for packets, failures and closed ranks.
     virtual Sleeper& sleeper() = 0;
