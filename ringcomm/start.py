@@ -23,7 +23,7 @@ __all__ = ["connect", "find_transports", "init"]
 def init(timeout: float | None = None, config: Config | None = None, mpi_comm: Any = None) -> Communicator:
     """Connect the ranks that a launcher has started together.
 
-    `ringcomm run` and torchrun start ranks on one machine, mpirun and srun on any number. Without a launcher the
+    torchrun starts ranks on one machine, `ringcomm run`, mpirun and srun on any number. Without a launcher the
     communicator has one rank.
 
     Args:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 from contextlib import contextmanager
-from pathlib import Path
 
 import harness
 from ringcomm.bootstrap.place import Place
@@ -45,9 +44,9 @@ def meet(value=None):
 
 
 @contextmanager
-def store_server(secret=SECRET):
+def store_server(host="127.0.0.1"):
     """Serve stores as the launcher of node 0 does; yield the address."""
-    place = Place(0, 1, NODES, secret, store="127.0.0.1:0")
+    place = Place(0, 1, NODES, SECRET, store=f"{host}:0")
     server = TcpStoreServer(place, KEEPALIVE, ServedStore(1), "this test")
     try:
         yield "{}:{}".format(*server._peers._listener.getsockname())
@@ -89,10 +88,11 @@ class Job:
         self.launchers.append(process)
         return process
 
-    def established(self):
-        """Return the number of connections that node 0 has accepted, or will."""
-        lines = map(str.split, Path("/proc/net/tcp").read_text().splitlines()[1:])
-        return sum(line[1].endswith(f":{self.address[1]:04X}") and line[3] == "01" for line in lines)
+    def start_first_two(self, program):
+        """Start nodes 0 and 1, and wait until node 1 has come."""
+        launchers = [self.start(node, 1, program, *["--verbose"][node:]) for node in range(2)]
+        assert "node 1 (" in launchers[0].stderr.readline()
+        return launchers
 
     def connect(self):
         """Connect to the store as a stranger, once it listens."""

@@ -97,6 +97,7 @@ class SocketStore:
             try:
                 with ExitStack() as stack:
                     peer = stack.enter_context(dial(max(pause, deadline - time.monotonic())))
+                    peer.settimeout(max(pause, deadline - time.monotonic()))
                     peer.send(request)
                     kind, _, text = peer.recv(MESSAGE_BYTES).partition(b"\0")
                     if kind == b"failure":

@@ -16,6 +16,7 @@ import struct
 import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
+from ipaddress import ip_address
 from typing import NamedTuple
 
 from ringcomm.bootstrap.server import PeerServer
@@ -33,6 +34,7 @@ __all__ = [
 ]
 
 KEEPALIVE = 15.0  # seconds after which a host that does not answer is lost; `run --help` documents it
+MAX_KEEPALIVE = 86400.0  # seconds; the kernel takes a little more
 GREETING = b"ringcomm store\n"
 REFUSED = b"refused"
 CHALLENGE_BYTES, PROOF_BYTES = 32, 32
@@ -45,7 +47,7 @@ LENGTH = struct.Struct("!I")
 class MessageSocket(socket.socket):
     """A TCP socket that keeps the boundaries of messages, as SOCK_SEQPACKET does.
 
-    The peer that does not answer for `keepalive` seconds, because its host or the network has failed, is lost. None
+    A peer that does not answer for `keepalive` seconds, because its host or the network has failed, is lost. None
     leaves the socket as it is, for a connection that will carry other data.
     """
 
@@ -56,6 +58,7 @@ class MessageSocket(socket.socket):
         self._received = bytearray()
         if keepalive is None:
             return
+        keepalive = min(keepalive, MAX_KEEPALIVE)
         probe = max(1, int(keepalive / 3))  # seconds
         for level, option, value in (
             (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
@@ -198,8 +201,8 @@ def dial(address: str, secret: bytes, seconds: float, keepalive: float = KEEPALI
             connected.close()
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         peer = MessageSocket(connected, keepalive)
-    except OSError as error:  # no route, no such name, too slow, …
-        raise ConnectionError(error.strerror or str(error)) from None
+    except (OSError, UnicodeError) as error:  # no route, no such name, too slow, …
+        raise ConnectionError(getattr(error, "strerror", "") or str(error)) from None
     try:
         steps = introduce(secret)
         next(steps)
@@ -260,9 +263,10 @@ def _listen(address: str, purpose: str) -> socket.socket:
     host, port = split_address(address)
     try:
         family, kind, protocol, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except socket.gaierror as error:
-        raise ArgumentError(f"{purpose}: cannot find the address of {host!r}: {error.strerror}") from None
-    if resolved[0] in ("0.0.0.0", "::"):
+    except (socket.gaierror, UnicodeError) as error:
+        raise ArgumentError(f"{purpose}: cannot find the address of {host!r}: {error}") from None
+    found = ip_address(str(resolved[0]).partition("%")[0])
+    if (getattr(found, "ipv4_mapped", None) or found).is_unspecified:
         raise refuse(purpose, "one address of this machine, not all", repr(host))
     listener = socket.socket(family, kind, protocol)
     try:

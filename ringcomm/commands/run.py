@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "a --node-rank of its own."
     )
     parser.add_argument("-n", "--ranks", type=int, required=True, metavar="N", help="number of ranks, on this node")
-    parser.add_argument("-v", "--verbose", action="store_true", help="log which ranks each node has")
+    parser.add_argument("-v", "--verbose", action="store_true", help="log which nodes come, and which ranks they have")
     nodes = parser.add_argument_group("several nodes")
     nodes.add_argument("--nnodes", type=whole(1), default=1, metavar="N", help="number of nodes (1)")
     nodes.add_argument("--node-rank", type=whole(0), metavar="K", help="which one this is: 0 to N - 1")

@@ -56,6 +56,12 @@ class _Launchers(ServedStore):
 
     member = "node"
 
+    def join(self, peer: socket.socket, rank: int, size: int, process: str) -> str:
+        refusal = super().join(peer, rank, size, process)
+        if peer in self.members:
+            log.info("node %d (%s) has come", rank, process)
+        return refusal
+
     def lose(self, peer: socket.socket, error: OSError | None) -> None:
         if (node := self.members.get(peer)) is not None:
             self.fail(PeerLost(f"node {node} ({self.processes[node]}) is lost: its launcher {broken(error)}"))

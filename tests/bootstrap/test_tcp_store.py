@@ -6,6 +6,7 @@ import socket
 import threading
 import uuid
 from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -222,6 +223,29 @@ def test_a_failed_start_stays_failed_for_ranks_that_come_later(address, job):
         store.abort(PeerLost("the reason"))
     with pytest.raises(PeerLost, match="the reason"):
         join(address, job, 1, 2)
+
+
+@pytest.mark.parametrize("host", ["localhost", "::1"])
+def test_the_address_may_be_a_name_or_of_ipv6(job, host):
+    if host == "::1" and not Path("/proc/net/if_inet6").read_text():
+        pytest.skip("no IPv6 here")
+    with store_server(host) as address, join(address, job, 0, 2) as store, join(address, job, 1, 2) as other:
+        store.set("key", b"value")
+        assert other.get("key", 20) == b"value"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "::ffff:0.0.0.0"])
+def test_not_all_addresses_are_listened_at(host):
+    with pytest.raises(ArgumentError, match="--master-addr: expected one address"), store_server(host):
+        pass
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "x" * 64])
+def test_a_name_without_an_address_is_an_error(job, host):
+    with pytest.raises(ArgumentError, match=f"--master-addr: cannot find the address of '{host}'"), store_server(host):
+        pass
+    with pytest.raises(CollectiveTimeout, match=f"found no store at {host}:1 within"):
+        join(f"{host}:1", job, 0, 2, timeout=0.1)
 
 
 def test_open_store_finds_it_by_the_place(address, job):

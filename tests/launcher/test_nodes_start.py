@@ -1,10 +1,10 @@
 """Launchers of several nodes that do not come, do not fit, or do not belong to the job."""
 
+import signal
 from contextlib import closing
 
 import pytest
 
-from failures import until
 from nodes import SECRET, Job, finish
 
 pytestmark = pytest.mark.slow
@@ -28,13 +28,13 @@ def check_started(*launchers):
         assert (status, len(out)) == (0, 1), err
 
 
-@pytest.mark.parametrize(("present", "missing"), [([0, 2], "nodes 1 and 3"), ([1], "node 0")])
-def test_missing_nodes_are_named_on_all_that_have_come(job, program, present, missing):
-    launchers = [job.start(node, 1, program, "--start-timeout=2", count=4) for node in present]
+@pytest.mark.parametrize(("present", "missing", "seconds"), [([0, 2], "nodes 1 and 3", 4), ([1], "node 0", 1)])
+def test_missing_nodes_are_named_on_all_that_have_come(job, program, present, missing, seconds):
+    launchers = [job.start(node, 1, program, f"--start-timeout={seconds}", count=4) for node in present]
     for launcher in launchers:
         status, _, err = finish(launcher)
         assert status == 2
-        assert err.startswith(f"ringcomm run: {missing} of 4 did not arrive within 2 s")
+        assert err.startswith(f"ringcomm run: {missing} of 4 did not arrive within {seconds} s")
 
 
 @pytest.mark.parametrize(
@@ -48,13 +48,29 @@ def test_missing_nodes_are_named_on_all_that_have_come(job, program, present, mi
 )
 def test_nodes_that_do_not_fit_are_an_error_on_all(job, program, third, reason):
     job.count = 3
-    launchers = [job.start(node, 1, program) for node in range(2)]
-    until(job.established, "node 1 to come")
+    launchers = job.start_first_two(program)
     launchers.append(job.start(ranks=1, program=program, **third))
     for launcher in launchers:
         status, _, err = finish(launcher)
         assert status == 2
         assert reason in err
+
+
+@pytest.mark.parametrize(
+    ("node", "number", "reason"),
+    [(0, signal.SIGINT, "KeyboardInterrupt"), (1, signal.SIGINT, "KeyboardInterrupt"), (1, signal.SIGTERM, "is lost")],
+)
+def test_a_signal_ends_the_wait_for_the_others_on_all_nodes(job, program, node, number, reason):
+    job.count = 3
+    launchers = job.start_first_two(program)
+    launchers[node].send_signal(number)
+    status, _, err = finish(launchers[1 - node])
+    assert status == 2
+    assert f"node {node} (" in err
+    assert reason in err
+    status, _, err = finish(launchers[node])
+    assert status in (128 + number, -number)
+    assert err == ""
 
 
 def test_a_node_that_comes_after_the_failure_is_told(job, program):
