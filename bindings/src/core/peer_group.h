@@ -79,7 +79,8 @@ public:
     virtual std::unique_ptr<PacketChannel> open_channel(int peer) = 0;
     // Brings packets and failures from the peers, where that needs a thread.
     virtual void progress() {}
-    // Of the threads that wait for messages: its events are packets and room for packets, failures and closed ranks.
+    // Of the threads that wait for messages: its events are packets, room for packets, reads that can go on,
+    // failures and closed ranks.
     virtual Sleeper& sleeper() = 0;
 
     virtual std::string report(int r, int calls) const = 0;  // the last calls of rank r, in one line

@@ -31,7 +31,7 @@ struct ReceivedPacket {
     const std::byte* payload = nullptr;  // header->bytes, if the packet has one
 };
 
-// The most packets that consume() releases before it returns true.
+// The most packets that a channel holds whose consume() returns true.
 constexpr uint64_t PACKETS = 32;
 
 // Only the engine calls a channel, under its lock.
@@ -55,7 +55,7 @@ public:
     enum class Read {
         DONE,
         REFUSED,  // let the payload come in packets
-        LOST,     // the sender may have released its buffer: a failure or a lost peer will end the wait
+        PENDING,  // asked again, with the same arguments, until a failure or the loss of the peer ends the wait
     };
 
     // Whether the peer should read this payload from the memory of this rank rather than get it in DATA packets.
@@ -63,8 +63,8 @@ public:
     // Whether to read from the memory that the peer offers.
     virtual bool reads_memory() { return false; }
     virtual Read read_memory(std::byte* /*target*/, const std::byte* /*address*/, size_t) { return Read::REFUSED; }
-    // Returns once the peer has stopped reading, after a failure.
-    virtual void await_reader() {}
+    // After a failure: returns when neither rank accesses the memory of the other any more.
+    virtual void end_access() {}
 };
 
 }  // namespace ringcomm

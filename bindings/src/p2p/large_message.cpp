@@ -102,7 +102,7 @@ bool PointToPointEngine::read_next(Endpoint& endpoint) {
     const size_t length = std::min(READ_BYTES, request.bytes - request.moved);
     const PacketChannel::Read read =
         endpoint.channel->read_memory(request.transfer.data + request.moved, address, length);
-    if (read == PacketChannel::Read::LOST) return false;  // the next stop_reason() reports why
+    if (read == PacketChannel::Read::PENDING) return false;
     const bool done = read == PacketChannel::Read::DONE;
     request.moved = done ? request.moved + length : 0;
     if (done && request.moved < request.bytes) return true;

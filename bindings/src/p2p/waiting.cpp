@@ -153,7 +153,7 @@ void PointToPointEngine::fail_all(const Failure& failure, const Request* spared)
     });
     posted_receives_.clear();
     for (Endpoint& endpoint : endpoints_) {
-        if (!endpoint.rts_sent.empty()) endpoint.channel->await_reader();
+        if (endpoint.channel) endpoint.channel->end_access();
         drop_buffered(endpoint);
         endpoint.queue.clear();
         endpoint.rts_sent.clear();

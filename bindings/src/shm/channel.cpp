@@ -66,11 +66,11 @@ PacketChannel::Read ShmChannel::read_memory(std::byte* target, const std::byte* 
     const bool done = memory_valid() && read();
     in_.set_copying(false);
     // If the peer is dead, its pid, and so the memory read, may belong to another process.
-    if (!memory_valid() || comm_.world->liveness.dead(member_)) return Read::LOST;
+    if (!memory_valid() || comm_.world->liveness.dead(member_)) return Read::PENDING;
     return done ? Read::DONE : Read::REFUSED;
 }
 
-void ShmChannel::await_reader() {
+void ShmChannel::end_access() {
     while (out_.is_being_read()) yield_core();
 }
 

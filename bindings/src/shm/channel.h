@@ -18,7 +18,7 @@ public:
     bool offers_memory(const std::byte* data, size_t bytes) override;
     bool reads_memory() override { return comm_.world->cma.available(member_); }
     Read read_memory(std::byte* target, const std::byte* address, size_t bytes) override;
-    void await_reader() override;
+    void end_access() override;
 
 private:
     bool memory_valid() const;
