@@ -80,7 +80,9 @@ def _choose_transport(place: Place, config: Config) -> TransportModule:
     if name not in (None, *known):
         raise unknown("transport", name, known)
     if not serving:
-        raise ArgumentError(f"no transport connects the ranks of this job ({where}); start them with mpirun or srun")
+        raise ArgumentError(
+            f"no transport connects the ranks of this job ({where}); start them with ringcomm run, mpirun or srun"
+        )
     if name is None:
         between_hosts = place.hosts or (config.host_id and place.mpi)
         name = next(each for each in serving if each != "shm") if between_hosts else "shm"

@@ -127,7 +127,7 @@ def test_ranks_that_no_transport_connects_are_told_so(monkeypatch):
 
 
 def test_a_transport_is_chosen_by_name():
-    assert set(find_transports()) == {"shm", "mpi"}
+    assert set(find_transports()) == {"shm", "mpi", "network"}
     for name in (None, "shm"):
         with ringcomm.init(config=Config(transport=name)) as comm:
             assert comm._transport.name == "shm"

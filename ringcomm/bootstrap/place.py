@@ -122,8 +122,8 @@ def _place(launcher: _Launcher, environ: Mapping[str, str]) -> Place:
     if hosts and not (launcher.mpi or store):
         counts = f"{launcher.size}={size}, {launcher.local_size}={environ[launcher.local_size]}"
         raise ArgumentError(
-            f"the ranks of this job are on several hosts ({counts}); across hosts ringcomm needs mpirun or srun, or "
-            "under torchrun ringcomm.torch"
+            f"the ranks of this job are on several hosts ({counts}); start them with ringcomm run --nnodes, "
+            "mpirun or srun, or use ringcomm.torch"
         )
     job = [environ[name] for name in launcher.job] or [_hydra_job()]
     name, nonce = "/".join((launcher.name, *job)), environ.get(NONCE, "")
