@@ -364,6 +364,7 @@ def test_the_ranks_end_when_the_output_pipe_is_closed(script, start):
         (["-n", "2", "no-such-program"], "'no-such-program' is not an executable"),
         (["-n", "2", str(Path(__file__).parents[1])], "is not an executable"),
         (["script.py"], "the following arguments are required: -n"),
+        (["-n", "2", "--nnodes", "2", "x.py"], "--nnodes 2 needs --node-rank, --master-addr, --master-port"),
     ],
 )
 def test_an_invalid_command_line_is_one_line_of_error(arguments, words):
