@@ -8,6 +8,7 @@
 #include "abi/handles.h"
 #include "core/signature.h"
 #include "kernels/cpu/kernels.h"
+#include "network/world.h"
 #include "shm/probe.h"
 
 using namespace ringcomm;
@@ -41,6 +42,7 @@ void rc_set_interrupt(int (*interrupt)(void)) { interrupt_function.store(interru
 
 void rc_after_fork(void) {
     fork_generation.fetch_add(1);
+    abandon_networks();
     reset_completions();
 }
 

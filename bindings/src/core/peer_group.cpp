@@ -17,9 +17,11 @@ namespace {
 // The waits of this thread in which a signal handler is running, innermost first.
 struct HandlerFrame {
     const PeerGroup* group;
+    const PeerGroup* enclosing;  // whose call waits in `group`
     const HandlerFrame* outer;
 };
 thread_local const HandlerFrame* handler_frames = nullptr;
+thread_local const PeerGroup* enclosing_group = nullptr;
 
 }  // namespace
 
@@ -68,18 +70,26 @@ std::optional<Failure> PeerGroup::peer_failure(int r, const std::string& what) {
 void PeerGroup::check_interrupt(const char* what) {
     const auto interrupt = interrupt_function.load();
     if (!interrupt || syscall(SYS_gettid) != getpid()) return;
-    const HandlerFrame here{this, handler_frames};
+    const HandlerFrame here{this, enclosing_group, handler_frames};
     handler_frames = &here;
     const int raised = interrupt();
     handler_frames = here.outer;
     if (!raised) return;
-    store_failure(Failure(RC_ABORTED, format("rank %d was interrupted by a signal during %s", rank, what), rank));
+    store_failure(interrupted(what));
     throw Failure(RC_INTERRUPTED, format("%s was interrupted by a signal", what), rank);
 }
 
+Failure PeerGroup::interrupted(const char* what) const {
+    return Failure(RC_ABORTED, format("rank %d was interrupted by a signal during %s", rank, what), rank);
+}
+
+PeerGroup::EnclosedWait::EnclosedWait(const PeerGroup& group) : outer_(std::exchange(enclosing_group, &group)) {}
+
+PeerGroup::EnclosedWait::~EnclosedWait() { enclosing_group = outer_; }
+
 bool PeerGroup::interrupted_here() const {
     for (const HandlerFrame* wait = handler_frames; wait; wait = wait->outer) {
-        if (wait->group == this) return true;
+        if (wait->group == this || wait->enclosing == this) return true;
     }
     return false;
 }

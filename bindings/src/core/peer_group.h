@@ -64,9 +64,21 @@ public:
     std::optional<Failure> peer_failure(int r, const std::string& what);
     // Runs Python's signal handlers (main thread only); throws if one raised.
     void check_interrupt(const char* what);
+    // What the other ranks are told of a wait of this rank that a signal has ended.
+    Failure interrupted(const char* what) const;
     // Whether this thread runs a signal handler inside a wait of this communicator: it must not wait for the
     // interrupted call, which is further up its own stack.
     bool interrupted_here() const;
+    // While this thread waits in another group for a call of this one.
+    class EnclosedWait {
+    public:
+        explicit EnclosedWait(const PeerGroup& group);
+        ~EnclosedWait();
+        EnclosedWait(const EnclosedWait&) = delete;
+
+    private:
+        const PeerGroup* const outer_;
+    };
     // What ends any wait: a failure on some rank, close() or a signal.
     std::optional<Failure> stop_reason(const char* what);
 

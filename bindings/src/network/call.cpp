@@ -265,10 +265,11 @@ void NetworkCall::run_local(int collective, const void* source, void* target, ui
                     seconds_left() + GRACE,
                     dtype_bytes(dtype)};
     try {
+        const PeerGroup::EnclosedWait enclosed(group_);
         group_.local.collectives->run(call);
     } catch (const Failure& failure) {
         if (failure.error.code == RC_INTERRUPTED) {
-            group_.store_failure(group_.from_host(failure, describe_call()));
+            group_.store_failure(group_.interrupted(call_name(call_.collective)));
             throw failure;
         }
         fail(group_.from_host(failure, describe_call()));

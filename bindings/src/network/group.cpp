@@ -211,6 +211,7 @@ std::vector<std::optional<NetworkGroup::Status>> NetworkGroup::query(int calls) 
     packet.add(uint32_t(calls));
     send_to_all(packet.packet());
     const uint64_t deadline = now_ns() + ANSWER_NS;
+    asked_ = now_ns();
     while (!answered() && now_ns() < deadline) {
         if (world->progress()) continue;
         lock.unlock();
@@ -220,8 +221,14 @@ std::vector<std::optional<NetworkGroup::Status>> NetworkGroup::query(int calls) 
     return statuses_;
 }
 
+std::vector<std::optional<NetworkGroup::Status>> NetworkGroup::last_statuses() const {
+    const std::lock_guard lock(world->mutex);
+    return statuses_;
+}
+
 std::string NetworkGroup::report(int r, int calls) const {
-    const auto statuses = query(calls);
+    constexpr uint64_t FRESH_NS = 1'000'000'000;  // a report of all ranks asks once
+    auto statuses = now_ns() - asked_ < FRESH_NS ? last_statuses() : query(calls);
     const std::string text = statuses[r] ? statuses[r]->calls : closed(r) ? " closed;" : " no answer;";
     return format("rank %d:", r) + text;
 }

@@ -99,6 +99,7 @@ public:
         std::string calls;  // the last ones
     };
     std::vector<std::optional<Status>> query(int calls) const;
+    std::vector<std::optional<Status>> last_statuses() const;
     // A failure among the ranks of this host, as one of the group.
     Failure from_host(const Failure& failure, const std::string& what);
 
@@ -123,6 +124,7 @@ private:
     std::vector<std::vector<std::byte>> records_[2];
     std::vector<MessageQueue> messages_;  // for the channels, by rank
     mutable std::vector<std::optional<Status>> statuses_;
+    mutable uint64_t asked_ = 0;  // ns
     std::vector<std::byte> scratch_;
 };
 

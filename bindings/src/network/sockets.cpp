@@ -129,6 +129,7 @@ struct SocketLink::Peer : Descriptor {
     bool watched = false;  // for EPOLLOUT
 
     std::deque<Send> queue;  // its elements stay where they are
+    size_t queued = 0;       // bytes of payload in it
 
     // In the order of the calls and of the frames: per tag, either receives or frames.
     std::multimap<uint64_t, std::shared_ptr<Receive>> waiting;
@@ -191,6 +192,7 @@ void SocketLink::send_packet(int peer, std::span<const std::byte> packet) {
 void SocketLink::enqueue(Peer& peer, uint64_t tag, const std::byte* data, size_t bytes, LinkTransfer* transfer) {
     if (!peer.open() || !peer.failure.empty()) return finish(transfer, LinkTransfer::FAILED);
     Send& frame = peer.queue.emplace_back(tag, data, bytes, transfer);
+    peer.queued += bytes;
     if (transfer) transfer->handle = static_cast<Operation*>(&frame);
     if (peer.queue.size() > 1) return;  // it waits for its turn
     write(peer);
@@ -278,10 +280,12 @@ void SocketLink::sleep(uint64_t ns) {
 
 void SocketLink::wake() { eventfd_write(wake_up_.fd, 1); }
 
-bool SocketLink::has_room(int peer) const {
-    size_t queued = 0;
-    for (const Send& frame : peers_[peer].queue) queued += frame.left;
-    return queued < MAX_QUEUED;
+bool SocketLink::has_room(int peer) const { return peers_[peer].queued < MAX_QUEUED; }
+
+void SocketLink::abandon() {
+    for (int r = 0; r < size; ++r) peers_[r].close();
+    epoll_.close();
+    wake_up_.close();
 }
 
 bool SocketLink::flushed() const {
@@ -318,6 +322,7 @@ bool SocketLink::write(Peer& peer) {
         frame.header_sent += of_header;
         frame.next += of_payload;
         frame.left -= of_payload;
+        peer.queued -= of_payload;
         if (of_header < head || of_payload < piece) break;  // there is no more room
         if (frame.left == 0) {
             finish(frame.transfer, LinkTransfer::DONE);
@@ -465,6 +470,7 @@ void SocketLink::activate(Peer& peer) {
 void SocketLink::fail_sends(Peer& peer) {
     for (Send& frame : peer.queue) finish(frame.transfer, LinkTransfer::FAILED);
     peer.queue.clear();
+    peer.queued = 0;
 }
 
 void SocketLink::lose(Peer& peer, const std::string& reason) {

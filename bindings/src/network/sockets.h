@@ -29,6 +29,7 @@ public:
     void sleep(uint64_t ns) override;
     void wake() override;
     bool flushed() const override;
+    void abandon() override;
 
 private:
     using Clock = std::chrono::steady_clock;

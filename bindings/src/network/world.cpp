@@ -8,9 +8,30 @@
 
 namespace ringcomm {
 
-NetworkWorld::NetworkWorld(std::unique_ptr<Link> given) : link(std::move(given)), lost_(link->size) {}
+namespace {
+
+std::mutex open_mutex;
+std::vector<NetworkWorld*> open_networks;
+
+}  // namespace
+
+// A thread of the parent may have held the lock; then the child keeps the connections.
+void abandon_networks() {
+    const std::unique_lock lock(open_mutex, std::try_to_lock);
+    if (!lock) return;
+    for (NetworkWorld* network : open_networks) network->link->abandon();
+}
+
+NetworkWorld::NetworkWorld(std::unique_ptr<Link> given) : link(std::move(given)), lost_(link->size) {
+    const std::lock_guard lock(open_mutex);
+    open_networks.push_back(this);
+}
 
 NetworkWorld::~NetworkWorld() {
+    {
+        const std::lock_guard lock(open_mutex);
+        std::erase(open_networks, this);
+    }
     constexpr uint64_t PATIENCE = 2'000'000'000;  // a peer may be outside ringcomm, and read nothing
     const uint64_t deadline = now_ns() + PATIENCE;
     while (!link->flushed() && now_ns() < deadline) {

@@ -56,6 +56,9 @@ private:
     std::atomic<int> sleepers_{0};
 };
 
+// In a forked child.
+void abandon_networks();
+
 // For the threads that wait for messages.
 class WorldSleeper final : public Sleeper {
 public:
