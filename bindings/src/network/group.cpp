@@ -79,7 +79,8 @@ void NetworkGroup::run_collective(const CallRecord& call) {
 }
 
 std::unique_ptr<PacketChannel> NetworkGroup::open_channel(int peer) {
-    return std::make_unique<NetworkChannel>(*world, members_[peer], head(PacketType::MESSAGE), messages_[peer]);
+    return std::make_unique<NetworkChannel>(*world, members_[peer], head(PacketType::MESSAGE), message_tag(),
+                                            messages_[peer]);
 }
 
 // --- Failures --------------------------------------------------------------------------------------------------------
@@ -157,8 +158,13 @@ void NetworkGroup::packet_arrived(const PacketHead& head, PacketReader& packet) 
     switch (head.type) {
         case PacketType::RECORDS: return records_arrived(packet);
         case PacketType::MESSAGE:
-            messages_[source].emplace_back(packet.rest().begin(), packet.rest().end());
+            messages_[source].packets.emplace_back(packet.rest().begin(), packet.rest().end());
             return sleeper_.wake();
+        case PacketType::PULL: {
+            const auto address = reinterpret_cast<const std::byte*>(packet.next<uint64_t>());
+            const auto bytes = packet.next<uint64_t>();
+            return messages_[source].pulled(*world->link, members_[source], message_tag(), address, bytes);
+        }
         case PacketType::FAILURE: {
             const auto error = packet.next<rc_error>();
             if (packet.complete()) set_failure(Failure(error));
