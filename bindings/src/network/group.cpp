@@ -112,8 +112,9 @@ bool NetworkGroup::set_failure(const Failure& failure) {
     failure_->set.store(true, std::memory_order_release);
     sleeper_.wake();
     if (!local.comm) return true;
-    Failure inside(failure);  // marked as a failure of this group: see from_host()
+    Failure inside(failure);  // marked as a failure of this group, whose ranks mean nothing there: see from_host()
     inside.error.group_size = size;
+    inside.error.peer = std::exchange(inside.error.rank, -1);
     local.comm->store_failure(inside);
     return true;
 }
@@ -122,6 +123,7 @@ Failure NetworkGroup::from_host(const Failure& failure, const std::string& what)
     Failure translated(failure);
     if (failure.error.group_size == size) {  // stored by a rank of this host that had heard of it
         translated.error.group_size = 0;
+        translated.error.rank = std::exchange(translated.error.peer, -1);
         return translated;
     }
     const int r = failure.error.rank;

@@ -7,7 +7,7 @@ import numpy as np
 
 from ringcomm.algorithms.schedule import Block, Copy, Exchange
 from ringcomm.algorithms.select import AlgorithmSelector
-from ringcomm.errors import MismatchError
+from ringcomm.errors import MismatchError, RingcommError
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.contract import CollectiveCall, Fused, Transport
@@ -107,7 +107,12 @@ class NetworkTransport(NativeTransport):
         return None
 
     def close(self) -> bool:
-        return super().close() and self._local.close()
+        try:
+            closed = super().close()
+        except RingcommError:
+            self._local.close()
+            raise
+        return closed and self._local.close()
 
     def path(self) -> tuple[str, int]:
         path, number = ffi.new("int *"), ffi.new("uint64_t *")
