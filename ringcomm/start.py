@@ -23,8 +23,8 @@ __all__ = ["connect", "find_transports", "init"]
 def init(timeout: float | None = None, config: Config | None = None, mpi_comm: Any = None) -> Communicator:
     """Connect the ranks that a launcher has started together.
 
-    torchrun starts ranks on one machine, `ringcomm run`, mpirun and srun on any number. Without a launcher the
-    communicator has one rank.
+    `ringcomm run`, torchrun, mpirun and srun start ranks on any number of machines. Without a launcher the communicator
+    has one rank.
 
     Args:
         timeout: Seconds for the start and, unless a call overrides it, for every call; default 300.
@@ -53,6 +53,10 @@ def init(timeout: float | None = None, config: Config | None = None, mpi_comm: A
         with aborting_on_interrupt():
             return Communicator(join(mpi_comm, config))
     place = find_place()
+    if place.hosts and place.launcher == "torchrun":
+        # torchrun serves a store that only torch can open; nothing else of ringcomm.init imports torch.
+        communicator: Communicator = import_module("ringcomm.torch.start").connect_job(config)
+        return communicator
     transport = _choose_transport(place, config)
     _prepare(config)  # before it joins: every rank refuses its own settings, and waits for none
     with open_store(place, config.timeout) if transport.NEEDS_STORE else nullcontext() as store:

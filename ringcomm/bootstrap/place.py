@@ -119,12 +119,6 @@ def _place(launcher: _Launcher, environ: Mapping[str, str]) -> Place:
         raise refuse(f"the environment of {launcher.name}", f"at most {MAX_SIZE} ranks", f"{launcher.size}={size}")
     store = environ.get(STORE, "") if launcher.mark == RANK else ""
     hosts = bool(store) or environ[launcher.local_size] != environ[launcher.size]
-    if hosts and not (launcher.mpi or store):
-        counts = f"{launcher.size}={size}, {launcher.local_size}={environ[launcher.local_size]}"
-        raise ArgumentError(
-            f"the ranks of this job are on several hosts ({counts}); start them with ringcomm run --nnodes, "
-            "mpirun or srun, or use ringcomm.torch"
-        )
     job = [environ[name] for name in launcher.job] or [_hydra_job()]
     name, nonce = "/".join((launcher.name, *job)), environ.get(NONCE, "")
     return Place(rank, size, name, nonce, launcher.name, hosts, launcher.mpi, store)

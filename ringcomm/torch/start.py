@@ -4,6 +4,7 @@ import logging
 import secrets
 import time
 from contextlib import closing
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -16,7 +17,7 @@ from ringcomm.config import Config
 from ringcomm.errors import CollectiveTimeout, PeerLost, RingcommError, decode_error, encode_error
 from ringcomm.start import connect as connect_ranks
 
-__all__ = ["TorchStoreAdapter", "connect"]
+__all__ = ["TorchStoreAdapter", "connect", "connect_job"]
 
 log = logging.getLogger("ringcomm")
 
@@ -30,13 +31,23 @@ FAILURE = "failure"
 
 def connect(options: Any) -> Communicator:
     """Connect the ranks of a group, given torch's DistributedBackendOptions."""
-    rank, size, timeout = options.group_rank, options.group_size, options.timeout.total_seconds()
+    config = Config(timeout=options.timeout.total_seconds())
+    return _connect_through(options.store, options.group_rank, options.group_size, config)
+
+
+def connect_job(config: Config) -> Communicator:
+    """Connect the ranks that torchrun has started, for ringcomm.init."""
+    torch_store, rank, size = next(c10d.rendezvous("env://", timeout=timedelta(seconds=config.timeout)))
+    return _connect_through(c10d.PrefixStore("ringcomm.init", torch_store), rank, size, config)
+
+
+def _connect_through(torch_store: Store, rank: int, size: int, config: Config) -> Communicator:
     with closing(ProcessWatch(rank)) as watch:
         try:
-            start = c10d.PrefixStore(_agree(options.store, rank, size, timeout, watch), options.store)
+            start = c10d.PrefixStore(_agree(torch_store, rank, size, config.timeout, watch), torch_store)
             store = TorchStoreAdapter(start, watch)
             with shared_failure(store, rank):
-                return _connect(rank, size, timeout, start, store, watch)
+                return _connect(rank, size, config, start, store, watch)
         except dist.DistNetworkError as error:
             time.sleep(SLICE)  # a process that exits closes its connections first
             watch.check()
@@ -44,13 +55,12 @@ def connect(options: Any) -> Communicator:
 
 
 def _connect(
-    rank: int, size: int, timeout: float, start: Store, store: "TorchStoreAdapter", watch: ProcessWatch
+    rank: int, size: int, config: Config, start: Store, store: "TorchStoreAdapter", watch: ProcessWatch
 ) -> Communicator:
-    config = Config(timeout=timeout)
     store.set(f"{rank} is on", f"{process_id()}\n{host_id()}\n{config.host_id}".encode())
     hosts = set()
     for other in range(size):
-        process, host, virtual_host = store.get(f"{other} is on", timeout + GRACE).decode().split("\n")
+        process, host, virtual_host = store.get(f"{other} is on", config.timeout + GRACE).decode().split("\n")
         hosts.add((host, virtual_host))
         if host == host_id() and other != rank:
             watch.add(other, process, now=True)
@@ -58,7 +68,7 @@ def _connect(
     # The store may live in rank 0, which leaves last.
     store.set(f"{rank} is connected", b"")
     if rank == 0:
-        _await_connected(size, timeout, start, store, watch)
+        _await_connected(size, config.timeout, start, store, watch)
     return comm
 
 
