@@ -2,7 +2,10 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from contextlib import ExitStack
 
 import pytest
 import test_clients
@@ -16,6 +19,7 @@ import harness
 import torch_world
 from failures import PROMPT, raised
 from ringcomm import PeerLost, RingcommError
+from two_hosts import ADDRESSES, two_hosts, why_no_hosts
 
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 
@@ -149,3 +153,34 @@ def mismatched():
     dist.all_reduce(x)
     assert x[0] == 4
     return str(error)
+
+
+INIT = """
+import numpy as np
+import ringcomm
+
+for _ in range(2):
+    with ringcomm.init(timeout=30) as comm:
+        x = np.full(100_000, comm.rank + 1.0)
+        comm.all_reduce(x)
+        assert (x == 10).all()
+        print(comm.rank, comm.size, comm._transport.name)
+"""
+
+
+@pytest.mark.slow
+def test_init_under_torchrun_on_two_hosts(tmp_path):
+    if reason := why_no_hosts():
+        pytest.skip(reason)
+    path = tmp_path / "program.py"
+    path.write_text(INIT)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
+    master = ["--master-addr", ADDRESSES[0], "--master-port", "29500"]
+    with two_hosts() as hosts, ExitStack() as nodes:
+        started = []
+        for number, host in enumerate(hosts):
+            command = [*host.enter, *torchrun, "--node-rank", str(number), *master, str(path)]
+            started.append(hosts.jobs.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)))
+            nodes.callback(started[-1].kill)
+        lines = [line for node in started for line in node.communicate(timeout=harness.JOB)[0].splitlines()]
+    assert sorted(lines) == sorted(2 * [f"{rank} 4 shm+network" for rank in range(4)])
