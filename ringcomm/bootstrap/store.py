@@ -41,7 +41,7 @@ __all__ = [
 
 log = logging.getLogger("ringcomm")
 
-ARRIVAL = 1.0  # seconds for which rank 0 tells the ranks that arrive that it cannot serve them
+LATE = 10.0  # seconds for which rank 0 tells the ranks that arrive after a failure about it
 
 _starts = itertools.count()
 
@@ -105,6 +105,7 @@ class SocketStore:
     def __init__(self, place: Place, timeout: float) -> None:
         digest = hashlib.sha256(os.fsencode(place.job)).hexdigest()
         address = f"\0ringcomm-{os.geteuid()}-{digest[:32]}"
+        self.late = 0.0  # seconds for which rank 0, after it has left, tells the ranks that arrive about a failure
         self._size = place.size
         self._server = StoreServer(place, address) if place.rank == 0 else None
         self._socket = self._server.client if self._server else _join(place, address, timeout)
@@ -138,13 +139,13 @@ class SocketStore:
         self.get(PRESENT_KEY, timeout=0)
 
     def close(self) -> None:
-        """Leave the store. Rank 0 serves the other ranks until they have left too."""
+        """Leave the store. Rank 0 serves the other ranks until they have left too, and tells late ones: see `late`."""
         with suppress(OSError):
             self._socket.send(b"leave\0")
             self._socket.shutdown(socket.SHUT_RDWR)  # a forked child may hold a copy of this socket
         self._socket.close()
         if self._server:
-            self._server.join()
+            self._server.leave(self.late)
 
     def _send(self, message: bytes) -> None:
         if len(message) > MESSAGE_BYTES:
@@ -179,11 +180,13 @@ def job_store(place: Place, timeout: float) -> Iterator[Store]:
             refused = error
     store = SocketStore(place, timeout)
     with closing(store), shared_failure(store, place.rank):
-        if refused:
-            store.abort(refused)
-            time.sleep(ARRIVAL)
-            raise refused
-        yield store
+        try:
+            if refused:
+                raise refused
+            yield store
+        except Exception:  # whoever interrupts a start wants it to end at once
+            store.late = min(timeout, LATE)
+            raise
 
 
 @contextmanager
@@ -206,25 +209,28 @@ def _join(place: Place, address: str, timeout: float) -> socket.socket:
     pause = 0.001
     logged = ""
     while True:
-        # Refused, busy or disconnected: rank 0 does not listen yet. No call waits for an abstract address, so poll.
-        with suppress(ConnectionError, BlockingIOError, TimeoutError), ExitStack() as stack:
+        reply = b""
+        with ExitStack() as stack:
             peer = stack.enter_context(packet_socket())
-            peer.settimeout(max(pause, deadline - time.monotonic()))
-            peer.connect(address)
-            reason = untrusted_reason(peer)
-            if not reason:
-                peer.send(request)
-                kind, _, text = peer.recv(MESSAGE_BYTES).partition(b"\0")
-                if kind == b"failure":
-                    raise decode_error(text)
-                if kind == b"refused":
-                    raise ArgumentError(f"rank 0 refused this process: {text.decode()}", rank=place.rank)
-                if kind == b"joined":
-                    stack.pop_all()
-                    return peer
-            elif reason != logged:
-                log.warning("refused to join: %s", reason)
-                logged = reason
+            # Refused, busy or disconnected: rank 0 does not listen yet. No call waits for an abstract address, so poll.
+            with suppress(ConnectionError, BlockingIOError, TimeoutError):
+                peer.settimeout(max(pause, deadline - time.monotonic()))
+                peer.connect(address)
+                reason = untrusted_reason(peer)
+                if not reason:
+                    peer.send(request)
+                    reply = peer.recv(MESSAGE_BYTES)
+                elif reason != logged:
+                    log.warning("refused to join: %s", reason)
+                    logged = reason
+            kind, _, text = reply.partition(b"\0")
+            if kind == b"failure":
+                raise decode_error(text)
+            if kind == b"refused":
+                raise ArgumentError(f"rank 0 refused this process: {text.decode()}", rank=place.rank)
+            if kind == b"joined":
+                stack.pop_all()
+                return peer
         if time.monotonic() + pause > deadline:
             raise arrival_timeout([0], place.size, timeout)
         time.sleep(pause)

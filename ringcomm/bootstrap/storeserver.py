@@ -50,11 +50,31 @@ class StoreServer(threading.Thread):
             self.start()
 
     def run(self) -> None:
+        while not self._finished():
+            self._serve(self._select_timeout())
+        while self._serve(0):  # ranks that have connected meanwhile get the failure too
+            pass
+
+    def leave(self, late: float) -> None:
+        """Wait until this thread has ended. A failure is then told to the ranks that arrive within `late` seconds.
+
+        The caller does not wait for them. The process does, when it exits: their thread is no daemon.
+        """
+        self.join()
+        if self._failure and late and self._incomplete():
+            with suppress(RuntimeError):  # no thread can be started
+                threading.Thread(target=self._tell_late_ranks, args=(late,), name="ringcomm late ranks").start()
+                return
+        self._peers.close()
+
+    def _tell_late_ranks(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
         with closing(self._peers):
-            while not self._finished():
-                self._serve(self._select_timeout())
-            while self._serve(0):  # ranks that have connected meanwhile get the failure too
-                pass
+            while self._incomplete() and (left := deadline - time.monotonic()) > 0:
+                self._serve(left)
+
+    def _incomplete(self) -> bool:
+        return len(self._pids) < self._size
 
     def _serve(self, timeout: float | None) -> bool:
         """Handle what comes within `timeout` seconds; return whether anything came."""
@@ -69,8 +89,7 @@ class StoreServer(threading.Thread):
     def _finished(self) -> bool:
         if self._deadline is None:
             return False
-        incomplete = len(self._pids) < self._size and not self._failure
-        return incomplete or not self._ranks or time.monotonic() > self._deadline
+        return (self._incomplete() and not self._failure) or not self._ranks or time.monotonic() > self._deadline
 
     def _select_timeout(self) -> float | None:
         deadlines = [deadline for _, deadline in self._pending.values()] + ([self._deadline] if self._deadline else [])
@@ -124,11 +143,13 @@ class StoreServer(threading.Thread):
         if refusal:
             self._reply(peer, "refused", refusal.encode())
             self._peers.refuse(peer, refusal)
-        elif self._failure:
+            return
+        self._pids[rank] = credentials(peer)[0]
+        if self._failure:
             self._reply(peer, "failure", self._failure)
             self._peers.drop(peer)
         else:
-            self._ranks[peer], self._pids[rank] = rank, credentials(peer)[0]
+            self._ranks[peer] = rank
             self._reply(peer, "joined", b"")
 
     def _answer_pending(self) -> None:
