@@ -95,7 +95,10 @@ def cache_folder() -> Path:
     try:
         return files.private_folder(above / "ringcomm")
     except ArgumentError as error:
-        raise ArgumentError(f"refused the cache folder {error}; set XDG_CACHE_HOME to a folder of your own") from None
+        reason = f"refused the cache folder {error}"
+    except OSError as error:
+        reason = f"cannot make the cache folder {above / 'ringcomm'}: {error.strerror}"
+    raise ArgumentError(f"{reason}; set XDG_CACHE_HOME to a folder of your own")
 
 
 def _tuned(name: str, default: T, check: Check) -> T:

@@ -58,7 +58,10 @@ def private_folder(folder: Path) -> Path:
     """
     folder = folder.absolute()
     for each in (*reversed(folder.parents), folder):
-        each.mkdir(mode=0o700, exist_ok=True)
+        try:
+            each.mkdir(mode=0o700, exist_ok=True)
+        except FileExistsError:
+            raise ArgumentError(f"{folder}: {each} is no folder") from None
     facts = folder.lstat()
     if not stat.S_ISDIR(facts.st_mode):
         reason = "it is no folder, but perhaps a link"

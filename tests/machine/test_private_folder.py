@@ -142,6 +142,15 @@ def test_missing_folders_above_are_made_for_this_user_alone(above, monkeypatch):
     assert (above / "a").stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.parametrize("place", ["file", "link", "file/below", "/proc"])
+def test_a_folder_that_cannot_be_made_is_named_with_the_variable(place, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("nowhere")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / place))
+    with pytest.raises(ArgumentError, match=rf"cache folder {tmp_path / place}/ringcomm: .*; set XDG_CACHE_HOME to"):
+        cache_folder()
+
+
 WRITES = [lambda path: files.write_atomic(path, b"x"), files.check_writable]
 
 
