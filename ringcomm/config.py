@@ -35,8 +35,11 @@ def _positive(unit: str) -> Check:
     return check
 
 
-def _at_least(least: int) -> Check:
-    return lambda what, value: integer(what, value, least)
+def _whole(least: int, most: int = 2**63 - 1) -> Check:
+    return lambda what, value: integer(what, value, least, most)
+
+
+_arena = _whole(1, 256 << 30)  # more than a rank of any job can use
 
 
 def _flag(what: str, value: Any) -> None:
@@ -123,20 +126,22 @@ class Config:
 
     timeout: float = _setting("timeout", 300.0, float, _positive("seconds"))
     """Seconds a call may take, unless the call has a timeout of its own."""
-    arena_bytes: int = _setting("arena_bytes", 8 << 20, int, _at_least(0))
-    """Shared memory of one rank, in bytes; raised if the channels between very many ranks need more."""
-    sub_arena_bytes: int = _setting("sub_arena_bytes", 1 << 20, int, _at_least(0))
+    arena_bytes: int = _setting("arena_bytes", 8 << 20, int, _arena)
+    """The most shared memory of one rank, in bytes, for its staging buffers and its channels to the other ranks. From
+    2.2 MiB times the number of ranks on these have their full size, and more has no effect. The smallest channels
+    between very many ranks may take more than is given here."""
+    sub_arena_bytes: int = _setting("sub_arena_bytes", 1 << 20, int, _arena)
     """The same for a communicator made by `split`."""
-    segment_bytes: int = _setting("segment_bytes", 256 << 10, int, _at_least(64))  # whole cache lines
+    segment_bytes: int = _setting("segment_bytes", 256 << 10, int, _whole(64))  # whole cache lines
     """The most bytes of a block in a chunk of a staged collective; all of a chunk together take at most twice this."""
-    one_shot_bytes: int = _setting("one_shot_bytes", 16 << 10, int, _at_least(0))
+    one_shot_bytes: int = _setting("one_shot_bytes", 16 << 10, int, _whole(0))
     """An all_reduce up to this size takes one synchronization: every rank reduces the whole array."""
-    nontemporal_bytes: int | None = _setting("nontemporal_bytes", None, int, _at_least(1))
+    nontemporal_bytes: int | None = _setting("nontemporal_bytes", None, int, _whole(1))
     """Blocks of at least this size are staged with non-temporal stores. None: measured at connect, on rank 0."""
-    direct_bytes: int = _setting("direct_bytes", 16 << 10, int, _at_least(1))
+    direct_bytes: int = _setting("direct_bytes", 16 << 10, int, _whole(1))
     """Symmetric buffers of at least this size are accessed directly. If the ranks are threads of one process, so are
     all arrays, except in point-to-point messages up to 128 KiB."""
-    cma_bytes: int | None = _setting("cma_bytes", None, int, _at_least(1))
+    cma_bytes: int | None = _setting("cma_bytes", None, int, _whole(1))
     """In gather, all_gather, all_to_all, scatter among more than two ranks, and point-to-point (above the 128 KiB of
     eager messages), the kernel copies blocks of at least this size directly from the memory of the sending process
     (cross-memory attach). None: only blocks of at least 2 MiB in huge pages (messages: 256 KiB), since in other pages

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -78,6 +79,19 @@ def test_an_unknown_variable_names_the_nearest(monkeypatch):
         Config()
 
 
+@pytest.mark.parametrize("size", [2, 3, 64, 1 << 16])
+def test_an_arena_beyond_what_is_documented_has_no_effect(size):
+    documented = int(2.2 * (1 << 20) * size)
+
+    def memory(arena_bytes):
+        tuning = {"arena_bytes": arena_bytes, "segment_bytes": 1}
+        return lib.rc_world_bytes(size, ffi.new("rc_tuning *", tuning))
+
+    source = Path(ringcomm.__file__).with_name("config.py").read_text()
+    assert "2.2 MiB times the number of ranks" in " ".join(source.split())
+    assert memory(documented) == memory(256 << 30) > memory(documented // 4)
+
+
 def test_the_variables_of_the_launcher_are_no_settings(monkeypatch):
     for name in LAUNCHER:
         monkeypatch.setenv(name, "1")
@@ -88,7 +102,7 @@ def test_the_variables_of_the_launcher_are_no_settings(monkeypatch):
     "wrong",
     [
         *({"timeout": timeout} for timeout in (0, "3", True, float("nan"), float("inf"))),
-        *({"arena_bytes": size} for size in (-1, 1.5, None, 2**70)),
+        *({"arena_bytes": size} for size in (-1, 0, 1.5, None, 10**12, 2**70)),
         *({name: value} for name in ("transport", "algorithm", "host_id", "kernels", "log") for value in (3, "")),
         {"log": "loud"},
         {"kernels": "avx9"},
