@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from ringcomm import ArgumentError, Config
 from ringcomm.bootstrap.store import HashStore
 from ringcomm.config import LAUNCHER, PREFIX, start_logging
 from ringcomm.native import ffi, lib
+from ringcomm.options import readable
 from ringcomm.start import connect, find_transports
 
 
@@ -77,6 +79,16 @@ def test_an_unknown_variable_names_the_nearest(monkeypatch):
     monkeypatch.setenv("RINGCOMM_ARENA_BITES", "1")
     with pytest.raises(ArgumentError, match="'RINGCOMM_ARENA_BITES'; did you mean 'RINGCOMM_ARENA_BYTES'"):
         Config()
+
+
+def test_every_field_is_documented_with_its_default():
+    entries = re.findall(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", Config.__doc__, re.MULTILINE)
+    described = {name: " ".join(text.split()) for name, text in entries}
+    assert list(described) == [field.name for field in dataclasses.fields(Config)]
+    for name, text in described.items():
+        value = getattr(Config(), name)
+        shown = f"{value:g}" if isinstance(value, float) else "None" if value is None else readable(value)
+        assert f"Default: {shown}." in text or f"{shown}, the default:" in text, name
 
 
 @pytest.mark.parametrize("size", [2, 3, 64, 1 << 16])
