@@ -181,7 +181,8 @@ from ringcomm.torch import start
 path, rank = sys.argv[1], int(sys.argv[2])
 if rank == 2:
     connect = start.connect_ranks
-    start.connect_ranks = lambda *args, **options: (connect(*args, **options), sys.stdin.read())[0]  # until rank 1 has ended
+    # Rank 1 has ended when this returns.
+    start.connect_ranks = lambda *args, **options: (connect(*args, **options), sys.stdin.read())[0]
 store = dist.FileStore(path, 3)
 dist.init_process_group("ringcomm", store=store, rank=rank, world_size=3, timeout=timedelta(seconds=30))
 """
