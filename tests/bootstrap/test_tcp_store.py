@@ -107,6 +107,7 @@ def test_a_silent_stranger_has_little_time(address, monkeypatch, caplog):
 
 def test_strangers_hold_few_connections_and_keep_no_rank_out(address, job, monkeypatch):
     monkeypatch.setattr(tcp, "MAX_STRANGERS", 4)
+    monkeypatch.setattr(tcp, "PATIENCE", 1000.0)
     strangers = [socket.create_connection(tcp.split_address(address), harness.OPERATION) for _ in range(50)]
     with join(address, job, 0, 2) as store, join(address, job, 1, 2) as other:
         store.set("key", b"value")

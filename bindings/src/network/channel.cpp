@@ -1,17 +1,71 @@
 // NetworkChannel: packets of messages, as packets of the link.
 #include "network/channel.h"
 
+#include <algorithm>
+
 namespace ringcomm {
 
 namespace {
 
 constexpr size_t EAGER_BYTES = 32 << 10, DATA_BYTES = 60 << 10;
 static_assert(DATA_BYTES + sizeof(PacketHead) + sizeof(PacketHeader) <= Link::MAX_PACKET);
+constexpr size_t PIECE_BYTES = 1 << 20;  // of a transfer: it delays the packets behind it
+
+template <class Transfer>
+void for_each_piece(size_t bytes, Transfer transfer) {
+    for (size_t at = 0; at < bytes; at += PIECE_BYTES) transfer(at, std::min(PIECE_BYTES, bytes - at));
+}
 
 }  // namespace
 
-NetworkChannel::NetworkChannel(NetworkWorld& world, int process, const PacketHead& head, MessageQueue& arrived)
-    : PacketChannel(EAGER_BYTES, DATA_BYTES), world_(world), process_(process), head_(head), arrived_(arrived) {}
+void PeerMessages::pulled(Link& link, int process, uint64_t tag, const std::byte* address, size_t bytes) {
+    if (ended_) return;
+    while (!sends_.empty() && sends_.front().ended()) sends_.pop_front();
+    for_each_piece(
+        bytes, [&](size_t at, size_t length) { link.send(process, tag, address + at, length, sends_.emplace_back()); });
+}
+
+void PeerMessages::end(Link& link) {
+    ended_ = true;
+    for (LinkTransfer& send : sends_) link.cancel(send);
+    sends_.clear();
+}
+
+NetworkChannel::NetworkChannel(NetworkWorld& world, int process, const PacketHead& head, uint64_t tag,
+                               PeerMessages& messages)
+    : PacketChannel(EAGER_BYTES, DATA_BYTES),
+      world_(world),
+      process_(process),
+      head_(head),
+      tag_(tag),
+      messages_(messages) {}
+
+PacketChannel::Read NetworkChannel::read_memory(std::byte* target, const std::byte* address, size_t bytes) {
+    const std::lock_guard lock(world_.mutex);
+    if (receives_.empty()) {
+        for_each_piece(bytes, [&](size_t at, size_t length) {
+            world_.link->receive(process_, tag_, target + at, length, receives_.emplace_back());
+        });
+        PacketHead head = head_;
+        head.type = PacketType::PULL;
+        PacketWriter packet(head);
+        packet.add(uint64_t(reinterpret_cast<uintptr_t>(address)));
+        packet.add(uint64_t(bytes));
+        world_.link->send_packet(process_, packet.packet());
+    }
+    for (const LinkTransfer& receive : receives_) {
+        if (receive.state != LinkTransfer::DONE) return Read::PENDING;
+    }
+    receives_.clear();
+    return Read::DONE;
+}
+
+void NetworkChannel::end_access() {
+    const std::lock_guard lock(world_.mutex);
+    for (LinkTransfer& receive : receives_) world_.link->cancel(receive);
+    receives_.clear();
+    messages_.end(*world_.link);
+}
 
 bool NetworkChannel::try_write(const PacketHeader& header, const std::byte* payload) {
     const std::lock_guard lock(world_.mutex);
@@ -26,9 +80,9 @@ bool NetworkChannel::try_write(const PacketHeader& header, const std::byte* payl
 ReceivedPacket NetworkChannel::next() {
     if (current_.empty()) {
         const std::lock_guard lock(world_.mutex);
-        if (arrived_.empty()) return {};
-        current_ = std::move(arrived_.front());
-        arrived_.pop_front();
+        if (messages_.packets.empty()) return {};
+        current_ = std::move(messages_.packets.front());
+        messages_.packets.pop_front();
     }
     PacketReader reader(current_);
     current_header_ = reader.next<PacketHeader>();

@@ -1,4 +1,7 @@
 // The packets of the point-to-point engine between two ranks, over the link.
+//
+// Small messages, and what announces large ones, travel in packets. The receiver of a large message pulls it: it posts
+// receives on the link, in its own array, and asks the sender to send from its array. So nothing is copied.
 #pragma once
 
 #include <deque>
@@ -9,25 +12,44 @@
 
 namespace ringcomm {
 
-// Packets that have arrived and are not read yet; under the world's mutex.
-using MessageQueue = std::deque<std::vector<std::byte>>;
+// What has come from one rank, and what it pulls. Under the world's mutex.
+class PeerMessages {
+public:
+    // The rank asks for `bytes` at `address` of this rank, which it has offered.
+    void pulled(Link& link, int process, uint64_t tag, const std::byte* address, size_t bytes);
+    // Afterwards nothing is sent from the memory of this rank.
+    void end(Link& link);
+
+    std::deque<std::vector<std::byte>> packets;  // not read yet
+
+private:
+    std::deque<LinkTransfer> sends_;
+    bool ended_ = false;
+};
 
 class NetworkChannel final : public PacketChannel {
 public:
-    NetworkChannel(NetworkWorld& world, int process, const PacketHead& head, MessageQueue& arrived);
+    // `head`: of MESSAGE packets to this peer; `tag`: of pulled data.
+    NetworkChannel(NetworkWorld& world, int process, const PacketHead& head, uint64_t tag, PeerMessages& messages);
 
     bool try_write(const PacketHeader& header, const std::byte* payload) override;
     ReceivedPacket next() override;
     bool consume() override;
+    bool offers_memory(const std::byte*, size_t) override { return true; }
+    bool reads_memory() override { return true; }
+    Read read_memory(std::byte* target, const std::byte* address, size_t bytes) override;
+    void end_access() override;
 
 private:
     NetworkWorld& world_;
     const int process_;
     const PacketHead head_;
-    MessageQueue& arrived_;
+    const uint64_t tag_;
+    PeerMessages& messages_;
     std::vector<std::byte> current_;  // what next() returned
     PacketHeader current_header_{};
     uint64_t consumed_ = 0;
+    std::deque<LinkTransfer> receives_;  // of the pull in progress
 };
 
 }  // namespace ringcomm

@@ -14,7 +14,7 @@ namespace {
 constexpr size_t PIECE_BYTES = 256 << 10;  // of a transfer: one is combined, in the caches, while the next arrive
 constexpr size_t WINDOW = 4;               // transfers at once in each direction
 
-// Transfers in one direction, in pieces. Ended or cancelled before the memory that they use goes out of reach.
+// Transfers in one direction, in pieces. Ended or canceled before the memory that they use goes out of reach.
 class Pieces {
 public:
     Pieces(Link& link, std::byte* data, size_t bytes)

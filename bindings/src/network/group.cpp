@@ -79,7 +79,8 @@ void NetworkGroup::run_collective(const CallRecord& call) {
 }
 
 std::unique_ptr<PacketChannel> NetworkGroup::open_channel(int peer) {
-    return std::make_unique<NetworkChannel>(*world, members_[peer], head(PacketType::MESSAGE), messages_[peer]);
+    return std::make_unique<NetworkChannel>(*world, members_[peer], head(PacketType::MESSAGE), message_tag(),
+                                            messages_[peer]);
 }
 
 // --- Failures --------------------------------------------------------------------------------------------------------
@@ -111,8 +112,9 @@ bool NetworkGroup::set_failure(const Failure& failure) {
     failure_->set.store(true, std::memory_order_release);
     sleeper_.wake();
     if (!local.comm) return true;
-    Failure inside(failure);  // marked as a failure of this group: see from_host()
+    Failure inside(failure);  // marked as a failure of this group, whose ranks mean nothing there: see from_host()
     inside.error.group_size = size;
+    inside.error.peer = std::exchange(inside.error.rank, -1);
     local.comm->store_failure(inside);
     return true;
 }
@@ -121,6 +123,7 @@ Failure NetworkGroup::from_host(const Failure& failure, const std::string& what)
     Failure translated(failure);
     if (failure.error.group_size == size) {  // stored by a rank of this host that had heard of it
         translated.error.group_size = 0;
+        translated.error.rank = std::exchange(translated.error.peer, -1);
         return translated;
     }
     const int r = failure.error.rank;
@@ -157,8 +160,13 @@ void NetworkGroup::packet_arrived(const PacketHead& head, PacketReader& packet) 
     switch (head.type) {
         case PacketType::RECORDS: return records_arrived(packet);
         case PacketType::MESSAGE:
-            messages_[source].emplace_back(packet.rest().begin(), packet.rest().end());
+            messages_[source].packets.emplace_back(packet.rest().begin(), packet.rest().end());
             return sleeper_.wake();
+        case PacketType::PULL: {
+            const auto address = reinterpret_cast<const std::byte*>(packet.next<uint64_t>());
+            const auto bytes = packet.next<uint64_t>();
+            return messages_[source].pulled(*world->link, members_[source], message_tag(), address, bytes);
+        }
         case PacketType::FAILURE: {
             const auto error = packet.next<rc_error>();
             if (packet.complete()) set_failure(Failure(error));

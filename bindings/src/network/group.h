@@ -82,7 +82,9 @@ public:
     const std::vector<int>& members() const { return members_; }
     std::vector<std::shared_ptr<FailureState>> lineage() const;  // for a group split from this one
     PacketHead head(PacketType type) const { return {number_, type, uint32_t(rank)}; }
-    uint64_t tag() const { return number_; }  // of transfers
+    // Of transfers in collectives, and in messages.
+    uint64_t tag() const { return 2 * number_; }
+    uint64_t message_tag() const { return 2 * number_ + 1; }
 
     // For the one collective in flight.
     void begin(uint64_t epoch) { begun_.store(epoch); }
@@ -122,7 +124,7 @@ private:
     std::atomic<uint64_t> begun_{0}, finished_{0};
     uint64_t agreements_ = 0;
     std::vector<std::vector<std::byte>> records_[2];
-    std::vector<MessageQueue> messages_;  // for the channels, by rank
+    std::vector<PeerMessages> messages_;  // for the channels, by rank
     mutable std::vector<std::optional<Status>> statuses_;
     mutable uint64_t asked_ = 0;  // ns
     std::vector<std::byte> scratch_;

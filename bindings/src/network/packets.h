@@ -13,6 +13,7 @@ namespace ringcomm {
 enum class PacketType : uint32_t {
     RECORDS,  // what hosts contribute to the agreement on a call: see agreement.h
     MESSAGE,  // of the point-to-point engine: see channel.h
+    PULL,     // asks for the payload of a large message
     FAILURE,  // the first failure of the group
     CLOSED,   // the sender has left the group after this epoch
     QUERY,    // asks for a STATUS

@@ -1,16 +1,16 @@
 """The transport between hosts: shared memory inside a host, a network of sockets between hosts, both native."""
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from ringcomm.algorithms.schedule import Block, Copy, Exchange
 from ringcomm.algorithms.select import AlgorithmSelector
-from ringcomm.errors import MismatchError
+from ringcomm.errors import MismatchError, RingcommError
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
-from ringcomm.transports.contract import CollectiveCall, Fused
+from ringcomm.transports.contract import CollectiveCall, Fused, Transport
 from ringcomm.transports.core import NativeTransport, NativeWork, by_rank
 from ringcomm.transports.network.layout import HostLayout, layout_of
 from ringcomm.transports.network.programs import Local, Program, Step, program_of
@@ -73,7 +73,7 @@ class NetworkTransport(NativeTransport):
         check(status)
         return NativeWork(slot[0])
 
-    def split(self, color: int | None, key: int) -> Self | None:
+    def split(self, color: int | None, key: int) -> "Transport | None":
         network = self._network
         requests = self.all_gather_facts("split", [color, key, network.next_group])
         local = self._local.split(color, key)
@@ -86,6 +86,8 @@ class NetworkTransport(NativeTransport):
         members.sort(key=lambda rank: requests[rank][1])  # stable: ties keep the order of the ranks
         hosts = [self._layout.locate(rank)[0] for rank in members]
         layout = layout_of(members.index(self.rank), hosts)
+        if len(layout.ranks) == 1:
+            return local
         processes = [self._members[rank] for rank in members]
         return type(self)(network, first + colors.index(color), processes, layout, local, self.handle)
 
@@ -105,7 +107,12 @@ class NetworkTransport(NativeTransport):
         return None
 
     def close(self) -> bool:
-        return super().close() and self._local.close()
+        try:
+            closed = super().close()
+        except RingcommError:
+            self._local.close()
+            raise
+        return closed and self._local.close()
 
     def path(self) -> tuple[str, int]:
         path, number = ffi.new("int *"), ffi.new("uint64_t *")
