@@ -403,8 +403,12 @@ class Communicator:
         In a signal handler that has interrupted a call of this communicator, close only ends that call; close again
         to release the memory of pending works.
         """
-        if self._transport.close():
-            self._close()
+        closed = True  # also where it raises, because messages are lost
+        try:
+            closed = self._transport.close()
+        finally:
+            if closed:
+                self._close()
 
     def check(self) -> None:
         """Raise the first failure of the communicator, if any."""
@@ -443,9 +447,11 @@ class Communicator:
 
 
 def _close(transport: RoutingTransport, pending: PendingCalls) -> None:
-    transport.close()
-    pending.clear()
-    open_transports.discard(transport)
+    try:
+        transport.close()
+    finally:
+        pending.clear()
+        open_transports.discard(transport)
 
 
 def _options(tag: int, timeout: float | None) -> tuple[int, float]:

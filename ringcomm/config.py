@@ -38,8 +38,11 @@ def _positive(unit: str) -> Check:
     return check
 
 
-def _at_least(least: int) -> Check:
-    return lambda what, value: integer(what, value, least)
+def _whole(least: int, most: int = 2**63 - 1) -> Check:
+    return lambda what, value: integer(what, value, least, most)
+
+
+_arena = _whole(1, 256 << 30)  # more than a rank of any job can use
 
 
 def _flag(what: str, value: Any) -> None:
@@ -102,7 +105,10 @@ def cache_folder() -> Path:
     try:
         return files.private_folder(above / "ringcomm")
     except ArgumentError as error:
-        raise ArgumentError(f"refused the cache folder {error}; set XDG_CACHE_HOME to a folder of your own") from None
+        reason = f"refused the cache folder {error}"
+    except OSError as error:
+        reason = f"cannot make the cache folder {above / 'ringcomm'}: {error.strerror}"
+    raise ArgumentError(f"{reason}; set XDG_CACHE_HOME to a folder of your own")
 
 
 def _tuned(name: str, default: T, check: Check) -> T:
@@ -123,52 +129,64 @@ class Config:
     A field that is not given is read from the environment variable `RINGCOMM_<FIELD>`, else from the file of
     `ringcomm tune`, else it has its default. All ranks of a job use the values of rank 0, except `kernels`, `log`,
     `host_id` and `host_address`, which each process sets for itself.
+
+    Attributes:
+        timeout: Seconds a call may take, unless the call has a timeout of its own. Default: 300.
+        arena_bytes: The most shared memory of one rank, in bytes, for its staging buffers and its channels to the other
+            ranks. From 2.2 MiB times the number of ranks on these have their full size, and more has no effect. The
+            smallest channels between very many ranks may take more than is given here. Default: 8 MiB.
+        sub_arena_bytes: The same for a communicator made by `split`. Default: 1 MiB.
+        segment_bytes: The most bytes of a block in a chunk of a staged collective; all of a chunk together take at most
+            twice this. Default: 256 KiB.
+        one_shot_bytes: An all_reduce up to this size takes one synchronization: every rank reduces the whole array.
+            Default: 16 KiB.
+        nontemporal_bytes: Blocks of at least this size are staged with non-temporal stores. None, the default: measured
+            at connect, on rank 0.
+        direct_bytes: Symmetric buffers of at least this size are accessed directly. If the ranks are threads of one
+            process, so are all arrays, except in point-to-point messages up to 128 KiB. Default: 16 KiB.
+        cma_bytes: In gather, all_gather, all_to_all, scatter among more than two ranks, and point-to-point (above the
+            128 KiB of eager messages), the kernel copies blocks of at least this size directly from the memory of the
+            sending process (cross-memory attach). None, the default: only blocks of at least 2 MiB in huge pages
+            (messages: 256 KiB), since in other pages two copies are faster.
+        oversubscribed: Whether ranks outnumber cores: then waiting ranks yield early. None, the default: detected at
+            connect.
+        transport: The transport that connects the ranks, the same on all of them: "shm" on one machine, "mpi" between
+            hosts (with shared memory inside each). None, the default: chosen from how the ranks were launched.
+        algorithm: Between hosts: the algorithm for the collectives that have it (`ringcomm algorithms` lists them), or
+            "mpi" for MPI's own collectives. None, the default: the fastest for each call, by the cost model.
+        link_latency: Microseconds that the shortest message between hosts takes. Parameter of the cost model. Default:
+            20.
+        link_bandwidth: GB/s of a host's link to the others. `ringcomm simulate --latency --bandwidth` shows the effect
+            of both. Default: 10.
+        host_id: Under MPI, ranks with different ids count as ranks of different hosts. All ranks must set one, or none.
+            Default: None.
+        host_address: Between hosts: the address at which the other hosts reach this one. None, the default: that of the
+            interface that leads to the store of the job (--master-addr, MASTER_ADDR).
+        keepalive: Between hosts: seconds after which a host that does not answer is lost. Default: 15.
+        kernels: "portable", "avx2" or "avx512". None, the default: the best of this CPU. All open communicators of a
+            process share it.
+        log: The level of the logger "ringcomm": debug, info, warning or error. None, the default: leave the program's
+            setting (without one, warning).
     """
 
     timeout: float = _setting("timeout", 300.0, float, _positive("seconds"))
-    """Seconds a call may take, unless the call has a timeout of its own."""
-    arena_bytes: int = _setting("arena_bytes", 8 << 20, int, _at_least(0))
-    """Shared memory of one rank, in bytes; raised if the channels between very many ranks need more."""
-    sub_arena_bytes: int = _setting("sub_arena_bytes", 1 << 20, int, _at_least(0))
-    """The same for a communicator made by `split`."""
-    segment_bytes: int = _setting("segment_bytes", 256 << 10, int, _at_least(64))  # whole cache lines
-    """The most bytes of a block in a chunk of a staged collective; all of a chunk together take at most twice this."""
-    one_shot_bytes: int = _setting("one_shot_bytes", 16 << 10, int, _at_least(0))
-    """An all_reduce up to this size takes one synchronization: every rank reduces the whole array."""
-    nontemporal_bytes: int | None = _setting("nontemporal_bytes", None, int, _at_least(1))
-    """Blocks of at least this size are staged with non-temporal stores. None: measured at connect, on rank 0."""
-    direct_bytes: int = _setting("direct_bytes", 16 << 10, int, _at_least(1))
-    """Symmetric buffers of at least this size are accessed directly. If the ranks are threads of one process, so are
-    all arrays, except in point-to-point messages up to 128 KiB."""
-    cma_bytes: int | None = _setting("cma_bytes", None, int, _at_least(1))
-    """In gather, all_gather, all_to_all, scatter among more than two ranks, and point-to-point (above the 128 KiB of
-    eager messages), the kernel copies blocks of at least this size directly from the memory of the sending process
-    (cross-memory attach). None: only blocks of at least 2 MiB in huge pages (messages: 256 KiB), since in other pages
-    two copies are faster."""
+    arena_bytes: int = _setting("arena_bytes", 8 << 20, int, _arena)
+    sub_arena_bytes: int = _setting("sub_arena_bytes", 1 << 20, int, _arena)
+    segment_bytes: int = _setting("segment_bytes", 256 << 10, int, _whole(64))  # whole cache lines
+    one_shot_bytes: int = _setting("one_shot_bytes", 16 << 10, int, _whole(0))
+    nontemporal_bytes: int | None = _setting("nontemporal_bytes", None, int, _whole(1))
+    direct_bytes: int = _setting("direct_bytes", 16 << 10, int, _whole(1))
+    cma_bytes: int | None = _setting("cma_bytes", None, int, _whole(1))
     oversubscribed: bool | None = _setting("oversubscribed", None, {"0": False, "1": True}.__getitem__, _flag)
-    """Whether ranks outnumber cores: then waiting ranks yield early. None: detected at connect."""
     transport: str | None = _setting("transport", None, str, _name)
-    """The transport that connects the ranks, the same on all of them: "shm" on one machine, "mpi" between hosts (with
-    shared memory inside each). None: chosen from how the ranks were launched."""
     algorithm: str | None = _setting("algorithm", None, str, _name)
-    """Between hosts: the algorithm for the collectives that have it (`ringcomm algorithms` lists them), or "mpi" for
-    MPI's own collectives. None: the fastest for each call, by the cost model."""
     link_latency: float = _setting("link_latency", 20.0, float, _positive("microseconds"))
-    """Microseconds that the shortest message between hosts takes. Parameter of the cost model."""
     link_bandwidth: float = _setting("link_bandwidth", 10.0, float, _positive("GB/s"))
-    """GB/s of a host's link to the others. `ringcomm simulate --latency --bandwidth` shows the effect of both."""
     host_id: str | None = _setting("host_id", None, str, _name)
-    """Under MPI, ranks with different ids count as ranks of different hosts. All ranks must set one, or none."""
     host_address: str | None = _setting("host_address", None, str, _name)
-    """Between hosts: the address at which the other hosts reach this one. None: that of the interface that leads to the
-    store of the job (--master-addr, MASTER_ADDR)."""
     keepalive: float = _setting("keepalive", 15.0, float, _positive("seconds"))
-    """Between hosts: seconds after which a host that does not answer is lost."""
     kernels: str | None = _setting("kernels", None, str, _kernels)
-    """"portable", "avx2" or "avx512"; None for the best of this CPU. All open communicators of a process share it."""
     log: str | None = _setting("log", None, str, _log_level)
-    """The level of the logger "ringcomm": debug, info, warning or error. None: leave the program's setting (default:
-    warning)."""
 
     # Not in __init__: that of a dataclass refuses an unknown name without the nearest known one.
     def __new__(cls, *_: Any, **given: Any) -> Self:

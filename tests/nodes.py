@@ -19,10 +19,10 @@ SECRET = secrets.token_hex(32)
 # `ringcomm run` with less patience after a failure.
 IMPATIENT = """
 import signal, sys
-from ringcomm.bootstrap import storeserver
+from ringcomm.bootstrap import socketstore, storeserver
 from ringcomm.commands.cli import main
 from ringcomm.launcher import run
-storeserver.LINGER = 1.0
+socketstore.LATE = storeserver.LINGER = 1.0
 run.ESCALATION = (0.1, signal.SIGTERM), (0.5, signal.SIGKILL)
 {patch}
 sys.exit(main())

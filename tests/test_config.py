@@ -4,10 +4,12 @@ import dataclasses
 import logging
 import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from ringcomm import ArgumentError, Config
 from ringcomm.bootstrap.store import HashStore
 from ringcomm.config import LAUNCHER, PREFIX, start_logging
 from ringcomm.native import ffi, lib
+from ringcomm.options import readable
 from ringcomm.start import connect, find_transports
 from ringcomm.transports import shm
 
@@ -79,6 +82,29 @@ def test_an_unknown_variable_names_the_nearest(monkeypatch):
         Config()
 
 
+def test_every_field_is_documented_with_its_default():
+    entries = re.findall(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", Config.__doc__, re.MULTILINE)
+    described = {name: " ".join(text.split()) for name, text in entries}
+    assert list(described) == [field.name for field in dataclasses.fields(Config)]
+    for name, text in described.items():
+        value = getattr(Config(), name)
+        shown = f"{value:g}" if isinstance(value, float) else "None" if value is None else readable(value)
+        assert f"Default: {shown}." in text or f"{shown}, the default:" in text, name
+
+
+@pytest.mark.parametrize("size", [2, 3, 64, 1 << 16])
+def test_an_arena_beyond_what_is_documented_has_no_effect(size):
+    documented = int(2.2 * (1 << 20) * size)
+
+    def memory(arena_bytes):
+        tuning = {"arena_bytes": arena_bytes, "segment_bytes": 1}
+        return lib.rc_world_bytes(size, ffi.new("rc_tuning *", tuning))
+
+    source = Path(ringcomm.__file__).with_name("config.py").read_text()
+    assert "2.2 MiB times the number of ranks" in " ".join(source.split())
+    assert memory(documented) == memory(256 << 30) > memory(documented // 4)
+
+
 def test_the_variables_of_the_launcher_are_no_settings(monkeypatch):
     for name in LAUNCHER:
         monkeypatch.setenv(name, "1")
@@ -89,7 +115,7 @@ def test_the_variables_of_the_launcher_are_no_settings(monkeypatch):
     "wrong",
     [
         *({"timeout": timeout} for timeout in (0, "3", True, float("nan"), float("inf"))),
-        *({"arena_bytes": size} for size in (-1, 1.5, None, 2**70)),
+        *({"arena_bytes": size} for size in (-1, 0, 1.5, None, 10**12, 2**70)),
         *({name: value} for name in ("transport", "algorithm", "host_id", "kernels", "log") for value in (3, "")),
         {"log": "loud"},
         {"kernels": "avx9"},

@@ -51,6 +51,8 @@ def header(machine: Machine, plan: BenchPlan, ranks: int, versions: dict[str, di
     ]
     lines.append("a round is the mean time of the calls that fit into 5 ms, on the slowest rank; time: median round")
     lines += about_device(machine, plan, ranks)
+    if any("/" in name for name in versions):
+        lines.append("variants (openmpi/multiple) have a line where they differ from their library; --json has all")
     for kind, values in machine.settings.items():
         lines.append(f"ringcomm's settings from the {kind}: {', '.join(f'{n}={v}' for n, v in values.items())}")
     lines.append(f"buffers rotate through {plan.pool >> 20} MiB per rank; cached: the same buffer every time")

@@ -10,7 +10,7 @@ from pathlib import Path
 from ringcomm.config import LAUNCHER
 from ringcomm.errors import ArgumentError, refuse
 
-__all__ = ["LAUNCHERS", "Place", "find_place", "host_id"]
+__all__ = ["LAUNCHERS", "Place", "find_place", "host_id", "master_address"]
 
 log = logging.getLogger("ringcomm")
 
@@ -105,6 +105,12 @@ def host_id(root: Path = Path("/")) -> str:
         return f"{boot} {os.readlink(root / 'proc/self/ns/net')}"
     except OSError:
         return os.uname().nodename
+
+
+def master_address(environ: Mapping[str, str] = os.environ) -> str:
+    """Return where the store of ranks on several hosts is served, as address:port; "" if no launcher has said."""
+    master = environ.get("MASTER_ADDR")
+    return environ.get(STORE) or (f"{master}:{environ.get('MASTER_PORT', '1')}" if master else "")
 
 
 def _place(launcher: _Launcher, environ: Mapping[str, str]) -> Place:

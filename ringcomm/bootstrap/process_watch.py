@@ -59,7 +59,8 @@ class ProcessWatch:
         pidfd = -1
         try:
             pidfd = open_pidfd(int(pid), self._rank)
-            died = _ended(pidfd) or _start_time(int(pid)) not in (started, UNKNOWN)
+            reused = UNKNOWN not in (started, runs := _start_time(int(pid))) and started != runs
+            died = _ended(pidfd) or reused
         except ProcessLookupError:
             died = True
         if died:

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from typing import Self
 
 from ringcomm.bootstrap.arrivals import arrival_timeout, key_timeout
 from ringcomm.bootstrap.place import Place
@@ -29,6 +30,8 @@ __all__ = ["SocketStore"]
 
 log = logging.getLogger("ringcomm")
 
+LATE = 10.0  # seconds for which the server tells those that arrive after a failure about it
+
 
 class _UntrustedServer(ConnectionError):
     """A process of another user listens at the address."""
@@ -39,15 +42,24 @@ class SocketStore:
 
     The constructor returns when this rank has joined. It raises ArgumentError if rank 0 refuses this process: for a
     rank that is taken, another job size, or a wrong nonce.
+
+    After an exception in the body of `with`, a server in this process tells those that arrive late about the failure.
     """
 
     _server_name = "rank 0"
     _member = "rank"
 
     def __init__(self, place: Place, timeout: float) -> None:
-        self._place = place
+        self._place, self._timeout = place, timeout
         self._server: StoreServer | None = None
         self._socket = self._connect(timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: object, __: object) -> None:
+        # Whoever interrupts a start wants it to end at once.
+        self.close(late=min(self._timeout, LATE) if isinstance(error, Exception) else 0.0)
 
     def set(self, key: str, value: bytes) -> None:
         self._send(f"set\0{key}\0".encode() + value)
@@ -69,8 +81,13 @@ class SocketStore:
     def check(self) -> None:
         self.get(PRESENT_KEY, timeout=0)
 
-    def close(self) -> None:
-        """Leave the store. A server in this process serves the others until they have left too."""
+    def close(self, late: float = 0.0) -> None:
+        """Leave the store. A server in this process serves the others until they have left too.
+
+        After that it tells those that arrive within `late` seconds about a failure.
+        """
+        if self._server:
+            self._server.late = late
         with suppress(OSError):
             self._socket.send(b"leave\0")
             self._hang_up()

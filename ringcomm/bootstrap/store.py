@@ -2,9 +2,8 @@
 
 import itertools
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
 
@@ -24,8 +23,6 @@ __all__ = [
     "open_store",
     "shared_failure",
 ]
-
-ARRIVAL = 1.0  # seconds for which rank 0 tells the ranks that arrive that it cannot serve them
 
 _starts = itertools.count()
 
@@ -102,10 +99,8 @@ def job_store(place: Place, timeout: float) -> Iterator[Store]:
         except RingcommError as error:
             refused = error
     store = TcpStore(place, timeout) if place.store else SocketStore(place, timeout)
-    with closing(store), shared_failure(store, place.rank):
+    with store, shared_failure(store, place.rank):
         if refused:
-            store.abort(refused)
-            time.sleep(ARRIVAL)
             raise refused
         yield store
 

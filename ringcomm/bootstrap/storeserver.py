@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.servedstore import JOIN, ServedStore, reply
@@ -29,10 +29,9 @@ class StoreServer(threading.Thread):
     Any process may connect: the server refuses and logs one whose first message is not that of a rank of this job.
     """
 
-    _tells_late_ones = False  # after a failure, serve until all have come
-
     def __init__(self, place: Place, address: str, store: ServedStore | None = None, process: str = "") -> None:
         super().__init__(name="ringcomm store", daemon=True)
+        self.late = 0.0  # seconds for which, after rank 0 has left, those that arrive are told about a failure
         self._place = place
         self._store = store or ServedStore(place.size)
         self._joined: dict[socket.socket, ServedStore] = {}
@@ -46,11 +45,22 @@ class StoreServer(threading.Thread):
             self.start()
 
     def run(self) -> None:
+        while not self._finished():
+            self._serve(self._select_timeout())
+        while self._serve(0):  # ranks that have connected meanwhile get the failure too
+            pass
+        if self._store.failure and self.late and not self._store.complete:
+            # The caller of `join` does not wait for them. The process does, when it exits: their thread is no daemon.
+            with suppress(RuntimeError):  # no thread can be started
+                threading.Thread(target=self._tell_late_ranks, name="ringcomm late ranks", daemon=False).start()
+                return
+        self._peers.close()
+
+    def _tell_late_ranks(self) -> None:
+        deadline = time.monotonic() + self.late
         with closing(self._peers):
-            while not self._finished():
-                self._serve(self._select_timeout())
-            while self._serve(0):  # ranks that have connected meanwhile get the failure too
-                pass
+            while not self._store.complete and (left := deadline - time.monotonic()) > 0:
+                self._serve(left)
 
     def _listen(self, address: str) -> PeerServer:
         return PeerServer(address, f"rank 0 of job {self._place.job!r}", self._receive)
@@ -72,14 +82,10 @@ class StoreServer(threading.Thread):
         return served
 
     def _finished(self) -> bool:
-        if self._deadline is None or time.monotonic() > self._deadline:
-            return self._deadline is not None
-        if not self._store.complete:
-            if not self._store.failure:
-                return True
-            if self._tells_late_ones:
-                return False
-        return not self._store.members
+        if self._deadline is None:
+            return False
+        incomplete = not (self._store.complete or self._store.failure)
+        return incomplete or not self._store.members or time.monotonic() > self._deadline
 
     def _select_timeout(self) -> float | None:
         deadlines = [deadline for store in self._stores() for deadline in store.deadlines()]

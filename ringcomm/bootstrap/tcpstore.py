@@ -53,8 +53,6 @@ class TcpStore(SocketStore):
 class TcpStoreServer(StoreServer):
     """Serves the store of the launchers and, under names of their own, those of the starts of the ranks."""
 
-    _tells_late_ones = True
-
     def __init__(self, place: Place, keepalive: float, launchers: ServedStore, process: str) -> None:
         self._keepalive = keepalive
         self._starts: dict[str, ServedStore] = {}

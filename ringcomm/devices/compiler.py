@@ -36,7 +36,7 @@ def cubin(variant: KernelVariant, architecture: str) -> bytes:
     name = hashlib.sha256(repr((sources, flags, nvrtc.getVersion())).encode()).hexdigest()
     try:
         cached = cache_folder() / "cuda" / f"{name}.cubin"
-    except (ArgumentError, OSError) as error:  # not ours alone, or on a full or read-only disk
+    except ArgumentError as error:  # not ours alone, or on a full or read-only disk
         log.warning("compiling without a cache: %s", error)
         return _compile(sources, flags).code
     with suppress(OSError):

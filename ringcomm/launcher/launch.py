@@ -27,6 +27,7 @@ from ringcomm.communicator import Communicator
 from ringcomm.config import Config
 from ringcomm.errors import Aborted, ArgumentError, PeerLost, RingcommError, integer, refuse, unknown
 from ringcomm.launcher.processes import GRACE, MAX_RANKS, describe_exit
+from ringcomm.machine import descriptors
 from ringcomm.machine.threads import starting
 from ringcomm.start import connect
 
@@ -162,6 +163,7 @@ def _threads(spec: LaunchSpec, size: int) -> list[RankResult]:
 
 
 def _processes(spec: LaunchSpec, size: int) -> list[RankResult]:
+    descriptors.provide_for_launcher(size)
     preparation, importable = _main_program()
     data = _pickled(spec, importable)
     place = Place(0, size, job=secrets.token_hex(), nonce=secrets.token_hex(), launcher="launch")

@@ -13,7 +13,7 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import accumulate
@@ -159,7 +159,7 @@ def join_nodes(options: NodeOptions, ranks: int) -> Iterator[Nodes]:
     Raises the same error on all nodes that have come if some do not come in time, which it names, or do not fit.
     """
     place = Place(options.rank, options.count, NODES, options.secret, "ringcomm run", hosts=True, store=options.address)
-    with closing(_NodeStore(place, options.timeout, options.keepalive)) as store:
+    with _NodeStore(place, options.timeout, options.keepalive) as store:
         try:
             try:
                 nodes = Nodes(store, options, _find_first_place(store, options, ranks))

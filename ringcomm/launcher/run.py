@@ -16,8 +16,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Self
 
@@ -26,6 +26,7 @@ from ringcomm.errors import Aborted, ArgumentError, PeerLost, RingcommError, ref
 from ringcomm.launcher import processes
 from ringcomm.launcher.nodes import NodeOptions, Nodes, join_nodes
 from ringcomm.launcher.output import OutputWriter, RankOutput
+from ringcomm.machine import descriptors
 from ringcomm.machine.threads import starting
 
 __all__ = ["run"]
@@ -48,6 +49,7 @@ def run(command: Sequence[str], size: int, options: NodeOptions | None = None) -
         raise refuse("number of ranks", f"1 to {processes.MAX_RANKS}", size)
     with join_nodes(options, size) if options else nullcontext() as nodes:
         program = _program(command)
+        descriptors.provide_for_launcher(size)
         first = nodes.first if nodes else Place(0, size, secrets.token_hex(16), secrets.token_hex(16))
         with _SignalSocket(signal.SIGCHLD, *FORWARDED) as signals, _Supervisor(signals, nodes) as supervisor:
             for local_rank in range(size):
@@ -78,9 +80,11 @@ class _SignalSocket:
         # A full socket drops bytes, so the handlers record the signals too.
         self._before = {each: signal.signal(each, lambda it, _: self._received.append(it)) for each in self._signals}
         self._wakeup = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
+        self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, self._signals)  # a parent may block them
         return self
 
     def __exit__(self, *_: object) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         signal.set_wakeup_fd(self._wakeup)
         for number, handler in self._before.items():
             signal.signal(number, handler)
@@ -93,6 +97,15 @@ class _SignalSocket:
     def wake(self) -> None:
         with suppress(OSError):  # it is full, hence readable, or closed
             self._sender.send(b"\0")
+
+    @contextmanager
+    def mask_for_children(self, *blocked: signal.Signals) -> Iterator[None]:
+        """Block what was blocked before, and `blocked`, in the body: the processes that it starts inherit that."""
+        mask = signal.pthread_sigmask(signal.SIG_SETMASK, {*self._mask, *blocked})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def read(self) -> list[int]:
         """Return the signals received since the last call."""
@@ -122,14 +135,10 @@ class _Supervisor:
         self._scheduled: list[tuple[float, signal.Signals]] = []
 
     def __enter__(self) -> Self:
+        command = [sys.executable, "-I", "-S", processes.__file__]
         # Forwarded signals reach the whole group; the reaper must survive all but SIGKILL.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
-        try:
-            command = [sys.executable, "-I", "-S", processes.__file__]
-            with starting("the process that ends the ranks"):
-                self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, process_group=0)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        with starting("the process that ends the ranks"), self._signals.mask_for_children(*FORWARDED):
+            self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, process_group=0)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -145,7 +154,7 @@ class _Supervisor:
     def start(self, program: Sequence[str], place: Place) -> None:
         # Without PYTHONUNBUFFERED, output to a pipe is late, and lost if the rank is killed.
         environment = {"PYTHONUNBUFFERED": "1", **place.environment()}
-        with starting(f"rank {place.rank}"):
+        with starting(f"rank {place.rank}"), self._signals.mask_for_children():
             process = subprocess.Popen(
                 program,
                 env=environment,

@@ -6,11 +6,13 @@ from contextlib import suppress
 
 from ringcomm.errors import RingcommError
 
-__all__ = ["exhausted", "provide"]
+__all__ = ["exhausted", "provide", "provide_for_launcher"]
 
 # A rank holds two pidfds for each other rank; rank 0 also two connections while it starts.
 ON_RANK_0, ELSEWHERE = 4, 2
 SPARE = 32  # for what else the program opens meanwhile
+# A launcher holds the ends of two pipes for each rank.
+PER_LAUNCHED, LAUNCHER_SPARE = 2, 16
 
 _lock = threading.Lock()  # ranks that are threads must not undo each other's raise
 
@@ -20,10 +22,19 @@ def provide(rank: int, size: int) -> None:
 
     Raises RingcommError, with the figures, if the hard limit is lower.
     """
+    _provide(_per_rank(rank) * size + SPARE, f"rank {rank} of {size}", rank)
+
+
+def provide_for_launcher(size: int) -> None:
+    """Do the same for a process that starts so many ranks."""
+    _provide(PER_LAUNCHED * size + LAUNCHER_SPARE, f"the launcher of {size} ranks", None)
+
+
+def _provide(count: int, who: str, rank: int | None) -> None:
     import resource  # POSIX only; importing ringcomm works everywhere
 
     opened = _opened()
-    needed = opened + _per_rank(rank) * size + SPARE
+    needed = opened + count
     with _lock:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft == resource.RLIM_INFINITY or needed <= soft:
@@ -31,7 +42,7 @@ def provide(rank: int, size: int) -> None:
         if hard == resource.RLIM_INFINITY or needed <= hard:
             resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
             return
-    text = f"rank {rank} of {size} needs {needed} file descriptors ({opened} are open), but its hard limit is {hard}"
+    text = f"{who} needs {needed} file descriptors ({opened} are open), but its hard limit is {hard}"
     raise RingcommError(f"{text}: raise it (RLIMIT_NOFILE, ulimit -Hn)", rank=rank, expected=needed, got=hard)
 
 

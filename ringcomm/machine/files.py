@@ -13,6 +13,8 @@ from ringcomm.errors import ArgumentError
 
 __all__ = ["check_writable", "private_folder", "write_atomic"]
 
+LINKS = 40  # one after another, as many as the kernel follows
+
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Write a file atomically, and create its folders: no reader, concurrent writer or crash sees a partial file."""
@@ -56,7 +58,10 @@ def private_folder(folder: Path) -> Path:
     """
     folder = folder.absolute()
     for each in (*reversed(folder.parents), folder):
-        each.mkdir(mode=0o700, exist_ok=True)
+        try:
+            each.mkdir(mode=0o700, exist_ok=True)
+        except FileExistsError:
+            raise ArgumentError(f"{folder}: {each} is no folder") from None
     facts = folder.lstat()
     if not stat.S_ISDIR(facts.st_mode):
         reason = "it is no folder, but perhaps a link"
@@ -103,7 +108,7 @@ def _cure(folder: Path, facts: os.stat_result) -> str:
     return f"{mode}: look at what is in it, then run chmod go-w {shlex.quote(str(folder))}"
 
 
-def _way(path: Path, links: int = 40) -> Iterator[Path]:
+def _way(path: Path, links: int = LINKS) -> Iterator[Path]:
     """Yield the path, and all folders and links that lead to it; as in the kernel, a limit on links ends a loop."""
     if not links:
         raise OSError(ELOOP, os.strerror(ELOOP), str(path))
@@ -115,12 +120,13 @@ def _way(path: Path, links: int = 40) -> Iterator[Path]:
 
 def _target(path: Path) -> Path:
     """Follow the links at a path, unless another user may have planted one."""
-    target = path.resolve()  # raises if they form a loop
-    while path.is_symlink():
+    for _ in range(LINKS):
+        if not path.is_symlink():
+            return path.resolve()
         if (owner := path.lstat().st_uid) not in (0, os.geteuid()):
             raise PermissionError(EPERM, f"it is a link of user {owner}, which is not followed", str(path))
         path = path.parent / path.readlink()
-    return target
+    raise OSError(ELOOP, os.strerror(ELOOP), str(path))
 
 
 def _is_device(path: Path) -> bool:

@@ -26,6 +26,7 @@ Store = Any  # of torch
 
 SLICE = 0.1  # seconds between checks for failures and signals
 GRACE = 1.0  # seconds beyond the timeout for rank 0 to name the ranks that did not join
+EXIT = 1.0  # seconds for a process to end after it has closed its connections, on a loaded machine
 FAILURE = "failure"
 
 
@@ -49,8 +50,10 @@ def _connect_through(torch_store: Store, rank: int, size: int, config: Config) -
             with shared_failure(store, rank):
                 return _connect(rank, size, config, start, store, watch)
         except dist.DistNetworkError as error:
-            time.sleep(SLICE)  # a process that exits closes its connections first
-            watch.check()
+            deadline = time.monotonic() + EXIT
+            while time.monotonic() < deadline:
+                watch.check()
+                time.sleep(0.02)
             raise PeerLost(f"the store of torch.distributed is lost: {error}") from None
 
 

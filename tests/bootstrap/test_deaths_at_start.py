@@ -3,22 +3,24 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 import uuid
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from failures import PROMPT
+from failures import PROMPT, until
 from ringcomm.bootstrap import rendezvous
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.store import job_store
 from ringcomm.config import Config
 from ringcomm.errors import PeerLost
+from ringcomm.machine.files import write_atomic
 from ringcomm.start import connect
 from ringcomm.transports import shm
 
@@ -68,49 +70,80 @@ def run_rank(job, rank, victim, moment):
         print(f"rank {error.rank} after {time.monotonic() - started:.3f} s: {error}", flush=True)
 
 
-def announce_and_die(store, rank, *_):
-    """Die before rank 0 has answered."""
+def announce_and_die(shared, store, rank, *_):
+    """Die once the ranks that wait for an announcement watch its process; `shared` has the keys of all groups."""
     from ringcomm.torch import start
 
     store.set(f"{rank} is", f"name {start.host_id()}\n{start.process_id()}")
-    time.sleep(0.5)  # until the others have seen this process
+    pairs = [(other, 0) if rank == 0 else (0, other) for other in range(1, SIZE)]
+    shared.wait([f"{watcher} watches {watched}" for watcher, watched in pairs], timedelta(seconds=TIMEOUT))
     die()
 
 
+def torch_store(where, rank):
+    """Return a store in the file `where`, or in rank 0, which writes its port to that file."""
+    import torch.distributed as dist
+
+    if Path(where).name == "store":
+        return dist.FileStore(where, SIZE)
+    port = Path(where)
+    if rank == 0:
+        store = dist.TCPStore("localhost", 0, SIZE, is_master=True, wait_for_workers=False)
+        write_atomic(port, str(store.port).encode())
+        return store
+    until(port.exists, "the port of rank 0")
+    return dist.TCPStore("localhost", int(port.read_text()), SIZE, wait_for_workers=False)
+
+
 def run_torch_rank(where, rank, victim, moment):
-    """Start with a store in the file `where`, or in rank 0 at that port."""
     import torch.distributed as dist
 
     from ringcomm.torch import start
 
     timeout = timedelta(seconds=TIMEOUT)
-    if where.isdecimal():
-        store = dist.TCPStore("localhost", int(where), SIZE, is_master=rank == 0, wait_for_workers=False)
-    else:
-        store = dist.FileStore(where, SIZE)
+    store = torch_store(where, rank)
+    add = start.ProcessWatch.add
+
+    def add_and_report(watch, other, *args, **options):
+        add(watch, other, *args, **options)
+        store.set(f"{rank} watches {other}", "")
+
+    start.ProcessWatch.add = add_and_report
     store.set(f"{rank} is here", "")
     store.wait([f"{other} is here" for other in range(SIZE)], timeout)
     started = time.monotonic()
     if rank == victim:
-        name, replacement = {"announced": ("_agree", announce_and_die), "agreed": ("_connect", die)}[moment]
-        setattr(start, name, replacement)
+        moments = {"announced": ("_agree", partial(announce_and_die, store)), "agreed": ("_connect", die)}
+        setattr(start, *moments[moment])
     try:
         dist.init_process_group("ringcomm", store=store, rank=rank, world_size=SIZE, timeout=timeout)
     except PeerLost as error:
         print(f"rank {error.rank} after {time.monotonic() - started:.3f} s: {error}", flush=True)
-    if where.isdecimal() and rank == 0:
-        time.sleep(1)  # the others ask its store who has died
+    if victim != 0:  # whose store the others may still ask
+        store.set(f"{rank} is done", "")
+        if rank == 0:
+            store.wait([f"{other} is done" for other in range(1, SIZE) if other != victim], timeout)
+
+
+@contextmanager
+def processes(arguments, **streams):
+    """Run Python once with each list of arguments to `python -c`; kill what still runs at the end."""
+    with ExitStack() as stack:
+        started = []
+        for each in arguments:
+            command = [sys.executable, "-c", *each]
+            started.append(stack.enter_context(subprocess.Popen(command, text=True, **streams)))
+            stack.callback(started[-1].kill)
+        yield started
 
 
 def check_survivors(run, where, victim, moment):
     """Run each rank in a process; the survivors must name the victim, promptly."""
     paths = [str(folder) for folder in Path(__file__).parents[:2]]
-    ranks = []
-    for rank in range(SIZE):
-        call = f"{run.__name__}({where!r}, {rank}, {victim}, {moment!r})"
-        code = f"import sys; sys.path[:0] = {paths}; import {Path(__file__).stem} as tests; tests.{call}"
-        ranks.append(subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True))
-    printed = [rank.communicate()[0] for rank in ranks]
+    code = f"import sys; sys.path[:0] = {paths}; import {Path(__file__).stem} as tests; tests.{run.__name__}"
+    arguments = [[f"{code}({where!r}, {rank}, {victim}, {moment!r})"] for rank in range(SIZE)]
+    with processes(arguments, stdout=subprocess.PIPE) as ranks:
+        printed = [rank.communicate()[0] for rank in ranks]
     assert ranks.pop(victim).returncode == -signal.SIGKILL
     assert [rank.returncode for rank in ranks] == [0] * (SIZE - 1)
     printed.pop(victim)
@@ -133,16 +166,14 @@ def test_survivors_of_a_start_name_the_rank_that_died(moment, victim):
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("moment", ["announced", "agreed"])
-@pytest.mark.parametrize("where", ["in a file", "in rank 0"])
+@pytest.mark.parametrize("where", ["store", "port"])
 def test_survivors_of_a_start_of_torch_name_the_rank_that_died(where, moment, victim, tmp_path):
     pytest.importorskip("torch")
-    with socket.create_server(("localhost", 0)) as server:
-        port = server.getsockname()[1]
-    check_survivors(run_torch_rank, str(tmp_path / "store" if where == "in a file" else port), victim, moment)
+    check_survivors(run_torch_rank, str(tmp_path / where), victim, moment)
 
 
 CONNECTED = """
-import sys, time
+import sys
 from datetime import timedelta
 import torch.distributed as dist
 from ringcomm.torch import start
@@ -150,7 +181,8 @@ from ringcomm.torch import start
 path, rank = sys.argv[1], int(sys.argv[2])
 if rank == 2:
     connect = start.connect_ranks
-    start.connect_ranks = lambda *args: (connect(*args), time.sleep(1))[0]
+    # Rank 1 has ended when this returns.
+    start.connect_ranks = lambda *args, **options: (connect(*args, **options), sys.stdin.read())[0]
 store = dist.FileStore(path, 3)
 dist.init_process_group("ringcomm", store=store, rank=rank, world_size=3, timeout=timedelta(seconds=30))
 """
@@ -159,7 +191,7 @@ dist.init_process_group("ringcomm", store=store, rank=rank, world_size=3, timeou
 @pytest.mark.slow
 def test_a_rank_that_is_connected_may_exit_before_the_others_are(tmp_path):
     pytest.importorskip("torch")
-    command = [sys.executable, "-c", CONNECTED, str(tmp_path / "store")]
-    ranks = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(3)]
-    errors = [rank.communicate()[1] for rank in ranks]
+    arguments = [[CONNECTED, str(tmp_path / "store"), str(rank)] for rank in range(3)]
+    with processes(arguments, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as ranks:
+        errors = [ranks[rank].communicate()[1] for rank in (1, 2, 0)]  # this closes their stdin
     assert [rank.returncode for rank in ranks] == [0, 0, 0], errors

@@ -62,6 +62,15 @@ def test_a_process_of_this_start_that_has_died_is_lost(watch, process, end):
         watch.check()
 
 
+def test_a_process_that_does_not_know_its_start_time_is_watched(watch, process):
+    namespace, pid, _ = process.announced.rsplit(" ", 2)
+    watch.add(1, f"{namespace} {pid} {process_watch.UNKNOWN}", now=True)
+    watch.check()
+    reaped(process)
+    with pytest.raises(PeerLost):
+        watch.check()
+
+
 def test_a_death_is_not_forgotten_when_the_process_is_announced_again(watch, process):
     watch.add(1, process.announced, now=False)
     watch.check()

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from failures import PROMPT
+from failures import PROMPT, until
 from nodes import SECRET, store_server
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, MemoryShortage, PeerLost, RingcommError
-from ringcomm.bootstrap import refusals, storeserver
+from ringcomm.bootstrap import refusals, socketstore, storeserver
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.servedstore import JOIN
 from ringcomm.bootstrap.socketstore import SocketStore
@@ -56,7 +56,7 @@ def job():
 def no_thread_is_left():
     before = threading.active_count()
     yield
-    assert threading.active_count() == before
+    until(lambda: threading.active_count() == before, "the end of all threads")
 
 
 def address(job):
@@ -356,3 +356,40 @@ def test_rank_0_provides_descriptors_before_it_accepts_and_tells_the_others_if_i
     with ThreadPoolExecutor() as pool:
         list(pool.map(join, range(2)))
     assert time.monotonic() - started < PROMPT
+
+
+RANK_0 = """
+import sys
+from ringcomm.bootstrap.place import Place
+from ringcomm.bootstrap.store import job_store
+from ringcomm.errors import PeerLost
+
+try:
+    with job_store(Place(0, 3, sys.argv[1]), 20) as store:
+        store.get("never set", 20)
+except PeerLost as error:
+    print(error.rank, flush=True)
+"""
+
+
+def test_a_rank_that_arrives_late_is_told_who_has_died_though_rank_0_is_exiting(job):
+    with subprocess.Popen([sys.executable, "-c", RANK_0, job], stdout=subprocess.PIPE, text=True) as rank_0:
+        SocketStore(Place(1, 3, job), 20)._socket.close()
+        assert rank_0.stdout.readline() == "1\n"
+        with pytest.raises(PeerLost, match=r"^rank 1 .* exited during startup$") as raised:
+            SocketStore(Place(2, 3, job), 20)
+    assert raised.value.rank == 1
+    assert rank_0.returncode == 0
+
+
+def test_rank_0_does_not_wait_forever_for_a_rank_that_never_arrives(job, monkeypatch):
+    monkeypatch.setattr(socketstore, "LATE", 0.01)
+    with pytest.raises(MemoryShortage), job_store(Place(0, 2, job), 20):
+        raise SHORTAGE
+
+
+def test_an_interrupted_start_ends_at_once(job):
+    with pytest.raises(KeyboardInterrupt), job_store(Place(0, 2, job), 20):
+        raise KeyboardInterrupt
+    with pytest.raises(ConnectionRefusedError), closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as peer:
+        peer.connect(address(job))

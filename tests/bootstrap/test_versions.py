@@ -51,7 +51,7 @@ def test_all_ranks_use_the_settings_of_rank_0():
     comms = connect_all(configs)
     fields = {name for name, _ in ffi.typeof("rc_tuning").fields} - {"cma_huge_bytes"}  # not a setting
     for comm in comms:
-        tuning = comm._transport._host._tuning
+        tuning = comm._transport._host.tuning
         assert [getattr(tuning, name) for name in fields] == [getattr(configs[0], name) for name in fields]
         assert comm.timeout == harness.OPERATION
 

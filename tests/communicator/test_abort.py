@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 import harness
+import ringcomm
 from failures import PROMPT, check_usable, raised, until_broken, until_waiting
-from ringcomm import Aborted, ArgumentError, PeerLost, RingcommError
+from ringcomm import Aborted, ArgumentError, CollectiveTimeout, PeerLost, RingcommError
+from ringcomm.communicator import open_transports
 
 LARGE = 300_001
 
@@ -407,3 +409,17 @@ def interrupt_leaving(comm):
 
 def test_leaving_the_block_always_closes_the_communicator():
     harness.run(interrupt_leaving, 2)
+
+
+def test_a_close_that_raises_has_closed_the_communicator(monkeypatch):
+    comm = ringcomm.init()
+    transport, close = comm._transport, type(comm._transport).close
+
+    def close_and_lose_messages(self):
+        close(self)
+        raise CollectiveTimeout("there is no room for 3 sent messages")
+
+    monkeypatch.setattr(type(transport), "close", close_and_lose_messages)
+    raised(CollectiveTimeout, comm.close)
+    assert repr(comm).endswith("closed>")
+    assert transport not in open_transports

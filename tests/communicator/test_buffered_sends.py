@@ -8,6 +8,7 @@ import pytest
 
 import harness
 import ringcomm
+from failures import until
 
 MANY = 20_000  # the rings hold 32
 MESSAGE, LIMIT = 4096, 16 << 20
@@ -44,8 +45,7 @@ def send_and_leave(comm, left):
             comm.send(np.full_like(x, number), 1)
         left.touch()
         return
-    while not left.exists():
-        time.sleep(0.01)
+    until(left.exists, "the end of rank 0")
     for number in range(MANY):
         comm.recv(x, 0)
         assert x[0] == number
@@ -120,8 +120,7 @@ def fill_the_buffer(comm, full):
             flood()
         assert 0.8 * LIMIT < sum(sent) <= LIMIT
         full.touch()
-    while not full.exists():  # rank 1 makes no call meanwhile
-        time.sleep(0.01)
+    until(full.exists, "a full buffer")  # rank 1 makes no call meanwhile
     comm.barrier()
     pair.close()
 

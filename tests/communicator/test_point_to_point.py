@@ -18,7 +18,7 @@ READ = 20_000_003  # bytes: the receiver reads them from the sender's memory
 def world(request, monkeypatch):
     """The worlds of the other tests, and one where the rings between ranks hold 1 KiB: every few messages they wrap."""
     if "little" in request.param:
-        monkeypatch.setenv("RINGCOMM_ARENA_BYTES", "0")
+        monkeypatch.setenv("RINGCOMM_ARENA_BYTES", "1")
     return request.param.split()[0]
 
 

@@ -75,7 +75,7 @@ def test_a_signal_ends_the_wait_for_the_others_on_all_nodes(job, program, node, 
 
 def test_a_node_that_comes_after_the_failure_is_told(job, program):
     job.count = 3
-    first = job.start(0, 1, program, patch="storeserver.LINGER = 20.0")
+    first = job.start(0, 1, program, patch="socketstore.LATE = 20.0")
     wrong = job.start(2, 1, program, count=4)
     reason = "expected a node of 3, got node 2 of 4"
     assert reason in finish(wrong)[2]

@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import pickle
+import re
 import subprocess
 import sys
 import textwrap
@@ -52,6 +53,38 @@ def test_a_program_may_ignore_the_end_of_its_children(shell, tmp_path):
     ended = shell("$python $program $out", PROGRAM.format(disposition="SIG_IGN"))
     assert (ended.returncode, ended.stderr) == (0, "")
     assert (tmp_path / "out").read_text() == "[1, 1]\n"
+
+
+BLOCKED = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def test_the_parent_may_have_blocked_all_signals(shell, tmp_path):
+    ended = shell('$python -c "$blocked" $program $out', PROGRAM.format(disposition="SIG_DFL"), blocked=BLOCKED)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (tmp_path / "out").read_text() == "[1, 1]\n"
+
+
+def test_ranks_inherit_the_blocked_signals_of_ringcomm_run_which_itself_needs_them(shell):
+    text = """
+        import os, signal
+        os.kill(os.getppid(), signal.SIGTERM)
+        print(signal.sigwait({signal.SIGTERM}).name, signal.SIGCHLD in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+    """
+    ended = shell('$python -c "$blocked" -m ringcomm run -n 2 $program', text, blocked=BLOCKED)
+    assert sorted(ended.stdout.splitlines()) == ["[0] SIGTERM True", "[1] SIGTERM True"]
+    assert ended.returncode == 0
+
+
+@pytest.mark.parametrize("command", ["$python $program $out", "$python -m ringcomm run -n 2 true"])
+def test_a_limit_on_descriptors_that_is_too_low_is_named_with_what_is_needed(shell, command):
+    ended = shell(f"ulimit -n 12\n{command}", PROGRAM.format(disposition="SIG_DFL"))
+    pattern = r"the launcher of 2 ranks needs \d+ file descriptors \(\d+ are open\), but its hard limit is 12: raise it"
+    assert re.search(pattern, ended.stderr), ended.stderr
+    assert ended.returncode != 0
 
 
 @pytest.mark.parametrize("closed", ["<&-", "<&- >&-", "<&- 2>&-", ">&- 2>&-", "<&- >&- 2>&-"])

@@ -1,5 +1,6 @@
 """The cache folder holds programs that are run: only this user may be able to write to it."""
 
+import errno
 import grp
 import os
 import pwd
@@ -141,7 +142,27 @@ def test_missing_folders_above_are_made_for_this_user_alone(above, monkeypatch):
     assert (above / "a").stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.parametrize("write", [lambda path: files.write_atomic(path, b"x"), files.check_writable])
+@pytest.mark.parametrize("place", ["file", "link", "file/below", "/proc"])
+def test_a_folder_that_cannot_be_made_is_named_with_the_variable(place, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("nowhere")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / place))
+    with pytest.raises(ArgumentError, match=rf"cache folder {tmp_path / place}/ringcomm: .*; set XDG_CACHE_HOME to"):
+        cache_folder()
+
+
+WRITES = [lambda path: files.write_atomic(path, b"x"), files.check_writable]
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_loop_of_links_is_an_error(tmp_path, write):
+    (tmp_path / "file").symlink_to("other")
+    (tmp_path / "other").symlink_to("file")
+    with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
+        write(tmp_path / "file")
+
+
+@pytest.mark.parametrize("write", WRITES)
 def test_a_link_of_another_user_is_not_followed(tmp_path, monkeypatch, write):
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")

@@ -29,7 +29,7 @@ NUMBERS = {
 NUMBERS["int"] = NUMBERS["int32_t"]
 STRUCTURES = ("rc_call", "rc_cuda_call", "rc_cuda_shape", "rc_tuning")
 comm = ringcomm.init()
-handle = comm._transport._host._handle
+handle = comm._transport._host.handle
 space = ffi.new("char[]", 1 << 20)  # of zeros, for what a function reads or writes
 draw = random.Random(1)
 

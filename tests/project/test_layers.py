@@ -57,8 +57,9 @@ MOVABLE = "bench.rank"
 # The folders of native sources, from the top. Folders of one layer do not include each other.
 NATIVE_LAYERS = (
     ("bindings", "bindings/src/abi"),
+    ("bindings/src/network",),
     ("bindings/src/collectives", "bindings/src/cuda"),
-    ("bindings/src/network", "bindings/src/shm"),
+    ("bindings/src/shm",),
     ("bindings/src/p2p",),
     ("bindings/src/core",),
     ("kernels/cpu", "kernels/cuda"),

@@ -66,6 +66,8 @@ void check_disjoint(const void* source, size_t source_bytes, const void* target,
            format("%zu bytes at %p into %zu at %p", source_bytes, source, target_bytes, target));
 }
 
+namespace {
+
 // Bytes of all blocks. Without a division: it would cost a hundredth of a small call.
 inline uint64_t check_blocks(const CallRecord& call, const uint64_t* counts, int size) {
     uint64_t count = 0, bytes = 0;
@@ -116,6 +118,8 @@ inline void check_buffers(const CallRecord& call, int rank, int size) {
     }
     if (!same) check_disjoint(source, source_bytes, target, target_bytes);
 }
+
+}  // namespace
 
 void check_call(CallRecord& call, int rank, int size, bool on_gpu) {
     check_collective(call.collective);

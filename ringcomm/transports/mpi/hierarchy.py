@@ -21,8 +21,9 @@ from ringcomm.transports.cuda.group import Unreachable
 from ringcomm.transports.cuda.hosts import HostGpus
 from ringcomm.transports.messages.group import Membership
 from ringcomm.transports.mpi.rail import Rail, Wait, combine
-from ringcomm.transports.mpi.stages import Counts, HierarchicalCollective, HostLayout
+from ringcomm.transports.mpi.stages import Counts, HierarchicalCollective
 from ringcomm.transports.mpi.transport import ANSWER, AVG, PREMUL, STALLED, SUM, MpiTransport
+from ringcomm.transports.network.layout import HostLayout, layout_of
 from ringcomm.transports.waits import INFINITE, Deadline
 
 __all__ = ["HierarchicalTransport", "assemble"]
@@ -254,15 +255,11 @@ def assemble(
     membership: Membership, rail: Rail, selector: AlgorithmSelector, local: LocalTransport, hosts: list[int]
 ) -> Transport:
     """Return the transport of a group, given the host of each rank: shared memory or MPI alone where one suffices."""
-    by_host: dict[int, list[int]] = {}
-    for rank, host in enumerate(hosts):
-        by_host.setdefault(host, []).append(rank)
-    host_ranks = list(by_host.values())
-    if len(host_ranks) == 1:
+    layout = layout_of(rail.rank, hosts)
+    if len(layout.ranks) == 1:
         rail.free()
         return local
-    if max(map(len, host_ranks)) == 1:
+    if max(map(len, layout.ranks)) == 1:
         local.close()
         return MpiTransport("mpi", membership, rail, selector)
-    host = next(host for host, members in enumerate(host_ranks) if rail.rank in members)
-    return HierarchicalTransport(membership, rail, selector, local, HostLayout(host_ranks, host, local.rank))
+    return HierarchicalTransport(membership, rail, selector, local, layout)

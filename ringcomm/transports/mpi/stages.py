@@ -20,15 +20,15 @@ load. In an all_to_all the blocks for other hosts go straight to their ranks.
 """
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import numpy as np
 
 from ringcomm.algorithms.schedule import even
 from ringcomm.transports.blocks import Blockwise, Bytes, Steps
+from ringcomm.transports.network.layout import HostLayout
 
-__all__ = ["Counts", "HierarchicalCollective", "HostLayout"]
+__all__ = ["Counts", "HierarchicalCollective"]
 
 Counts = Sequence[int]
 Stage = Callable[[str, Bytes, Bytes, Counts | None, int], Steps]  # collective, source, target, counts, root
@@ -43,31 +43,6 @@ def overlaps(which: int, counts: Counts, others: Counts) -> list[int]:
     """Return how many elements of one block lie in each of the other blocks; both divide the same array."""
     first, last = list(pairwise(accumulate(counts, initial=0)))[which]
     return [max(0, min(last, end) - max(first, begin)) for begin, end in pairwise(accumulate(others, initial=0))]
-
-
-@dataclass(frozen=True)
-class HostLayout:
-    """The hosts of a group's ranks, seen from one rank."""
-
-    ranks: list[list[int]]  # of each host, in the order of their local ranks
-    host: int
-    local_rank: int
-
-    @property
-    def rails(self) -> int:
-        return min(map(len, self.ranks))
-
-    @property
-    def local_ranks(self) -> list[int]:
-        return self.ranks[self.host]
-
-    def slices(self, count: int) -> list[int]:
-        """Divide elements among the ranks of this host; ranks without a rail get none."""
-        return [*even(count, self.rails), *[0] * (len(self.local_ranks) - self.rails)]
-
-    def locate(self, rank: int) -> tuple[int, int]:
-        """Return the host and the local rank of a rank."""
-        return next((host, ranks.index(rank)) for host, ranks in enumerate(self.ranks) if rank in ranks)
 
 
 class HierarchicalCollective:

@@ -9,9 +9,9 @@ from typing import Any
 
 from ringcomm.algorithms.cost import CLUSTER, LinkCost
 from ringcomm.algorithms.select import AlgorithmSelector
-from ringcomm.bootstrap.place import Place, host_id
+from ringcomm.bootstrap.place import Place, host_id, master_address
 from ringcomm.bootstrap.store import Store
-from ringcomm.config import LAUNCHER, Config
+from ringcomm.config import Config
 from ringcomm.errors import RingcommError
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports import shm
@@ -60,11 +60,8 @@ def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
 
 def _own_address() -> str:
     """Return the address of the interface that leads to the store of the job."""
-    *_, store = LAUNCHER
-    master, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "1")
-    if server := os.environ.get(store) or (master and f"{master}:{port}"):
-        return local_address(server)
-    return os.uname().nodename
+    master = master_address()
+    return local_address(master) if master else os.uname().nodename
 
 
 class _HostStore:
