@@ -15,6 +15,7 @@ namespace ringcomm {
 namespace {
 
 constexpr uint64_t SPIN_NS = 200'000, SPIN_OVERSUBSCRIBED_NS = 20'000;  // a sleeping rank takes some 50 us to wake
+constexpr uint64_t SOON_NS = 10'000;       // a message over TCP takes some 5 us; then others may need the core
 constexpr uint64_t SLICE_NS = 50'000'000;  // between checks of failures, signals and the deadline
 constexpr double GRACE =
     1.0;  // seconds more for waits inside a host: its ranks may wait for another host, and know why
@@ -238,7 +239,7 @@ void NetworkCall::wait(const std::function<bool()>& ready) {
         if (sleeps) {
             world.sleep(std::min(slice_ns(deadline()), SLICE_NS));
             if (ready_now(moved)) return;
-        } else {
+        } else if (group_.tuning().oversubscribed || now - idle_since > SOON_NS) {
             yield_core();
         }
         if (!sleeps && now - checked < SLICE_NS) continue;

@@ -41,6 +41,8 @@ constexpr size_t MAX_EARLY = size_t{1} << 30;  // bytes per peer that wait for t
 constexpr size_t FEW_PEERS = 8;
 constexpr unsigned POLL_INTERVAL = 8;
 
+constexpr int ANSWER_CALLS = 64;  // a packet is mostly answered soon: until then its peer is asked directly
+
 constexpr uint64_t PACKET = 0;  // the tag of packets
 
 struct FrameHeader {
@@ -115,7 +117,7 @@ struct SocketLink::Receive : Operation {
 struct SocketLink::Peer : Descriptor {
     bool open() const { return fd >= 0; }
     // Once a send has failed, a read finds the end.
-    bool readable() const { return awaited || (open() && !failure.empty()); }
+    bool readable() const { return awaited || (open() && (expecting || !failure.empty())); }
     bool busy() const { return readable() || !queue.empty(); }
     // The first entry of a tag.
     auto find(uint64_t tag) {
@@ -126,6 +128,7 @@ struct SocketLink::Peer : Descriptor {
     int rank = -1;
     std::string failure;   // of a send, or why the peer is lost
     bool active = false;   // it is in active_
+    int expecting = 0;     // an answer to a packet, for so many calls of progress()
     bool watched = false;  // for EPOLLOUT
 
     std::deque<Send> queue;  // its elements stay where they are
@@ -185,6 +188,7 @@ void SocketLink::send(int peer, uint64_t tag, const std::byte* data, size_t byte
 void SocketLink::send_packet(int peer, std::span<const std::byte> packet) {
     assert(packet.size() <= MAX_PACKET && peer != rank);
     Peer& to = peers_[peer];
+    to.expecting = ANSWER_CALLS;
     enqueue(to, PACKET, packet.data(), packet.size(), nullptr);
     if (!to.queue.empty()) to.queue.back().keep_rest();
 }
@@ -253,6 +257,7 @@ bool SocketLink::progress(LinkEvents& events) {
             moved |= write(peer);
             if (peer.readable()) moved |= read(peer, events);
         }
+        if (peer.expecting) --peer.expecting;
         if (peer.busy()) {
             ++i;
         } else {
