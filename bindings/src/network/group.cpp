@@ -100,9 +100,12 @@ bool NetworkGroup::has_failed() const {
 
 void NetworkGroup::store_failure(const Failure& failure) {
     const std::lock_guard lock(world->mutex);
-    if (!set_failure(failure)) return;
+    if (set_failure(failure)) send_failure();
+}
+
+void NetworkGroup::send_failure() const {
     PacketWriter packet(head(PacketType::FAILURE));
-    packet.add(failure.error);
+    packet.add(failure_->failure->error);
     send_to_all(packet.packet());
 }
 
@@ -244,6 +247,7 @@ std::string NetworkGroup::report(int r, int calls) const {
 void NetworkGroup::start_closing() {
     PeerGroup::start_closing();
     const std::lock_guard lock(world->mutex);
+    if (failure_->set.load()) send_failure();  // some may not have heard of it, and would take this rank for its cause
     PacketWriter packet(head(PacketType::CLOSED));
     packet.add(finished_.load());
     send_to_all(packet.packet());

@@ -113,6 +113,7 @@ private:
     void records_arrived(PacketReader& packet);
     // Under the world's mutex.
     bool set_failure(const Failure& failure);
+    void send_failure() const;
     void send_to_all(Bytes packet) const;
 
     const uint64_t number_;
