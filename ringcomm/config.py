@@ -152,8 +152,8 @@ class Config:
             connect.
         transport: The transport that connects the ranks, the same on all of them: "shm" on one machine, "mpi" between
             hosts (with shared memory inside each). None, the default: chosen from how the ranks were launched.
-        algorithm: Between hosts: the algorithm for the collectives that have it (`ringcomm algorithms` lists them), or
-            "mpi" for MPI's own collectives. None, the default: the fastest for each call, by the cost model.
+        algorithm: Between hosts: the algorithm for the collectives that have it (`ringcomm algorithms` lists them).
+            None, the default: the fastest for each call, by the cost model.
         link_latency: Microseconds that the shortest message between hosts takes. Parameter of the cost model. Default:
             20.
         link_bandwidth: GB/s of a host's link to the others. `ringcomm simulate --latency --bandwidth` shows the effect

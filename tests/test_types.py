@@ -5,7 +5,7 @@ import pytest
 import ringcomm
 from reference import numpy_dtype
 from ringcomm.native import NULL, check, ffi, lib
-from ringcomm.transports.blocks import signature_of
+from ringcomm.transports.blocks import describe
 from ringcomm.types import COLLECTIVES, CPU_DTYPES, DTYPES, OPS
 
 PREMUL_SUM = lib.RC_PREMUL_SUM
@@ -81,7 +81,7 @@ def test_looking_up_ops_does_not_change_the_table():
     ],
 )
 def test_the_core_describes_a_call(call, words):
-    assert signature_of(*call).text == words
+    assert describe(*call) == words
 
 
 @pytest.mark.parametrize("collective", [-1, len(COLLECTIVES)])

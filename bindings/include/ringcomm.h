@@ -224,10 +224,28 @@ typedef struct rc_network rc_network;
  * seconds is lost. */
 int rc_network_open(int rank, int size, const int* sockets, double keepalive, rc_network** network);
 void rc_network_free(rc_network* network); /* its communicators stay usable */
-/* A communicator of `size` ranks. members[i] is the process of rank i, and hosts[i] the number of its host. `number`: the
- * same on all ranks, and greater than that of all other communicators of these processes. `local` (NULL: every host
- * has one rank) has the ranks of this host, in the order of their ranks here; it must outlive the communicator. `parent` (may be
- * NULL): the one from which this one is split, so that its failure is one of this one as well. */
+/* MPI as this process has loaded it: addresses of its functions, and values of its handles, which are ints or pointers.
+ * `comm` is for the network alone, and returns errors. */
+typedef struct {
+    void *isend, *irecv, *test, *cancel, *improbe, *imrecv, *get_count, *error_string;
+    uint64_t comm, byte; /* MPI_BYTE */
+    int32_t handle_bytes;
+    int32_t any_source, most_tag; /* MPI_ANY_SOURCE, MPI_TAG_UB */
+} rc_mpi;
+int rc_network_open_mpi(int rank, int size, const rc_mpi* mpi, rc_network** network);
+typedef struct {
+    int32_t unsent;  /* messages to processes that have not left */
+    int32_t staying; /* processes that have not left, and what may still arrive */
+    int32_t stuck;   /* MPI may still touch memory of a call that has failed */
+    int32_t failed;  /* a communicator of the network has failed */
+} rc_leaving;
+/* After the communicators of the network are closed: tells the other processes. Once `unsent`, `staying` and `stuck`
+ * are 0, MPI needs `comm` no longer. */
+int rc_network_leave(rc_network* network, rc_leaving* leaving);
+/* A communicator of `size` ranks. members[i] is the process of rank i, and hosts[i] the number of its host. `number`:
+ * the same on all ranks, and greater than that of all other communicators of these processes. `local` (NULL: every host
+ * has one rank) has the ranks of this host, in the order of their ranks here; it must outlive the communicator.
+ * `parent` (may be NULL): the one from which this one is split, so that its failure is one of this one as well. */
 int rc_network_group(rc_network* network, uint64_t number, int rank, int size, const int* members, const int* hosts,
                      rc_comm* local, rc_comm* parent, const rc_tuning* tuning, rc_comm** comm);
 
@@ -254,6 +272,9 @@ typedef struct {
 /* `number` identifies the program in rc_last_path; `scratch` is in elements. */
 int rc_add_program(rc_comm* comm, int collective, const rc_call* call, int number, uint64_t scratch,
                    const rc_step* steps, int count);
+
+/* Compares a call on arrays of GPUs, whose data takes another way; moves nothing. */
+int rc_agree_on_gpus(rc_comm* comm, int collective, const rc_call* call, double timeout);
 
 /* A symmetric buffer: `bytes` for each rank at `offset` (from rc_reserve of size × rc_region_bytes(bytes)). */
 uint64_t rc_region_bytes(uint64_t bytes);

@@ -9,14 +9,12 @@ from ringcomm.algorithms.cost import CLUSTER, Cluster, LinkCost, bound, closed_f
 from ringcomm.algorithms.schedule import ALGORITHMS, Algorithm, Lengths
 from ringcomm.errors import unknown
 
-__all__ = ["MPI", "AlgorithmSelector", "check_name", "hierarchy", "select"]
-
-MPI = "mpi"  # instead of an algorithm name: MPI's own collective
+__all__ = ["AlgorithmSelector", "check_name", "hierarchy", "select"]
 
 
 def check_name(name: str | None) -> None:
-    """Raise ArgumentError unless `name` is None, MPI, or the name of an algorithm."""
-    known = [MPI, *sorted({each for named in ALGORITHMS.values() for each in named})]
+    """Raise ArgumentError unless `name` is None or the name of an algorithm."""
+    known = sorted({each for named in ALGORITHMS.values() for each in named})
     if name is not None and name not in known:
         raise unknown("algorithm", name, known)
 

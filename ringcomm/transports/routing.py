@@ -2,7 +2,7 @@
 
 If all GPUs of a group can access each other's memory, a collective is one kernel launch on the caller's stream
 (cuda/group.py); the first one connects the GPUs. On several hosts an all_reduce sums on the GPUs of each host
-(mpi/hierarchy.py). Point-to-point and all other collectives on GPUs are staged in host memory.
+(network/gpus.py). Point-to-point and all other collectives on GPUs are staged in host memory.
 """
 
 import logging

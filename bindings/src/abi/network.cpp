@@ -5,12 +5,14 @@
 #include "abi/handles.h"
 #include "core/collectives.h"
 #include "network/group.h"
+#include "network/mpi.h"
 #include "network/sockets.h"
 
 using namespace ringcomm;
 
 struct rc_network {
     std::shared_ptr<NetworkWorld> world;
+    MpiLink* mpi = nullptr;
     const uint64_t generation = fork_generation.load();
 };
 
@@ -66,6 +68,34 @@ int rc_network_open(int rank, int size, const int* sockets, double keepalive, rc
         check_pointer("network", network);
         auto link = std::make_unique<SocketLink>(rank, size, std::span(sockets, size), keepalive);
         *network = new rc_network{std::make_shared<NetworkWorld>(std::move(link))};
+    });
+}
+
+int rc_network_open_mpi(int rank, int size, const rc_mpi* mpi, rc_network** network) {
+    return guarded([&] {
+        check_size(size);
+        check_rank("rank", rank, 0, size);
+        check_pointer("mpi", mpi);
+        check_pointer("network", network);
+        check_range("most_tag", mpi->most_tag, 1, INT32_MAX);
+        if (mpi->handle_bytes != sizeof(int) && mpi->handle_bytes != sizeof(void*)) {
+            rejectf("handle_bytes: expected %zu or %zu, got %d", sizeof(int), sizeof(void*), mpi->handle_bytes);
+        }
+        auto link = std::make_unique<MpiLink>(rank, size, *mpi);
+        MpiLink* const opened = link.get();
+        *network = new rc_network{std::make_shared<NetworkWorld>(std::move(link)), opened};
+    });
+}
+
+int rc_network_leave(rc_network* network, rc_leaving* leaving) {
+    return guarded([&] {
+        check_pointer("network", network);
+        check_pointer("leaving", leaving);
+        if (!network->mpi) reject("network: expected one of rc_network_open_mpi");
+        const std::lock_guard lock(network->world->mutex);
+        network->mpi->leave();
+        network->world->progress();
+        *leaving = network->mpi->leaving();
     });
 }
 
@@ -128,5 +158,18 @@ int rc_add_program(rc_comm* comm, int collective, const rc_call* arguments, int 
         }
         for (ProgramStep& step : program.steps) step.counts = step.counts ? step.own_counts.data() : nullptr;
         group.programs.add(key_of(call, group.size), std::move(program));
+    });
+}
+
+int rc_agree_on_gpus(rc_comm* comm, int collective, const rc_call* arguments, double timeout) {
+    return enter(comm, [&](const EntryGuard& entry) {
+        const NetworkGroup& group = network_group(entry);
+        check_pointer("call", arguments);
+        check_seconds("timeout", timeout);
+        CallRecord call = called(collective, *arguments, timeout);
+        check_call(call, group.rank, group.size);
+        call.on_gpus = true;
+        reject_in_signal_handler(group);
+        entry->collectives.run(call);
     });
 }

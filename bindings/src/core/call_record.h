@@ -21,6 +21,7 @@ struct CallRecord {
     const uint64_t* counts;  // nullptr: equal blocks
     double timeout;          // seconds
     size_t item = 0;         // bytes of an element
+    bool on_gpus = false;    // the ranks only agree on it; its data takes another way
 
     // Known when the call begins.
     uint64_t epoch = 0, start = 0;  // ns, tick_ns()

@@ -50,7 +50,7 @@ uint64_t mix(uint64_t hash, uint64_t value) {  // the finaliser of SplitMix64 ov
     return hash ^ hash >> 31;
 }
 
-constexpr BitField CALL{0, 8}, DTYPE{8, 8}, OP{16, 8}, COUNTS{24, 1}, ROOT{32, 24};
+constexpr BitField CALL{0, 8}, DTYPE{8, 8}, OP{16, 8}, COUNTS{24, 1}, ON_GPUS{25, 1}, ROOT{32, 24};
 
 }  // namespace
 
@@ -66,7 +66,8 @@ uint64_t signature_of(int call, int dtype, int op, int root, bool counts) {
 }
 
 Signature signature_of(const CallRecord& call, int size) {
-    const uint64_t word = signature_of(call.collective, call.dtype, call.op, call.root, call.counts != nullptr);
+    const uint64_t word = signature_of(call.collective, call.dtype, call.op, call.root, call.counts != nullptr) |
+                          ON_GPUS.put(call.on_gpus);
     Signature signature{word, call.count, call.op == RC_PREMUL_SUM ? std::bit_cast<uint64_t>(call.factor) : 0};
     if (!call.counts) return signature;
     signature.count = 0;
@@ -92,7 +93,7 @@ std::string describe(uint64_t signature, uint64_t count, std::optional<double> f
     if (of.reduces && op == RC_PREMUL_SUM && factor && !counts) text += format("(%.17g)", *factor);
     const int root = ROOT.get(signature) - 1;
     if (of.root) text += root < 0 ? format(", %s any", of.root) : format(", %s %d", of.root, root);
-    return text + ")";
+    return text + (ON_GPUS.get(signature) ? ") on GPUs" : ")");
 }
 
 }  // namespace ringcomm

@@ -34,7 +34,7 @@ NetworkCall::NetworkCall(NetworkGroup& group, const CallRecord& call)
       // An internal collective gathers facts.
       row_(collectives[call.collective == RC_SPLIT || call.collective == RC_EMPTY ? RC_ALL_GATHER : call.collective]),
       blocks_(call),
-      one_pass_(fits_one_pass()) {}
+      one_pass_(!call.on_gpus && fits_one_pass()) {}
 
 bool NetworkCall::lacks_program() const {
     if (one_pass_) return false;
@@ -45,6 +45,7 @@ bool NetworkCall::lacks_program() const {
 
 void NetworkCall::run() {
     agree();
+    if (call_.on_gpus) return;
     if (row_.exchanges() && call_.counts) compare_counts();
     if (one_pass_) {
         finish_one_pass();
@@ -273,7 +274,8 @@ void NetworkCall::run_local(int collective, const void* source, void* target, ui
             group_.store_failure(group_.interrupted(call_name(call_.collective)));
             throw failure;
         }
-        fail(group_.from_host(failure, describe_call()));
+        const bool late = failure.error.code == RC_TIMEOUT && failure.error.group_size == 0;
+        fail(late ? timed_out() : group_.from_host(failure, describe_call()));
     }
 }
 

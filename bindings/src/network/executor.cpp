@@ -46,15 +46,17 @@ private:
 void NetworkCall::run_program() {
     const auto program = group_.programs.find(key_of(call_, group_.size));
     if (!program) throw Failure(RC_SYSTEM, "there is no program for " + describe_call(), group_.rank);
-    std::vector<std::byte> scaled;
     memories_[RC_MEMORY_IN] = const_cast<std::byte*>(call_.source);
     memories_[RC_MEMORY_OUT] = call_.target;
-    memories_[RC_MEMORY_SCRATCH] = group_.scratch(program->scratch * call_.item + WINDOW * PIECE_BYTES);
-    landing_ = memories_[RC_MEMORY_SCRATCH] + program->scratch * call_.item;
-    if (row_.reduces && call_.op == RC_PREMUL_SUM) {
-        scaled.resize(given_bytes(group_.rank));
-        give(scaled.data());
-        memories_[RC_MEMORY_IN] = scaled.data();
+    const bool scales = row_.reduces && call_.op == RC_PREMUL_SUM;
+    const size_t scaled = scales ? given_bytes(group_.rank) : 0, scratch = program->scratch * call_.item;
+    landing_ = group_.scratch(WINDOW * PIECE_BYTES + scaled + scratch);
+    memories_[RC_MEMORY_SCRATCH] = landing_ + WINDOW * PIECE_BYTES + scaled;
+    if (scales && call_.source == call_.target && row_.got == Data::ARRAY) {
+        give(call_.target);  // programs in place read it there
+    } else if (scales) {
+        memories_[RC_MEMORY_IN] = landing_ + WINDOW * PIECE_BYTES;
+        give(memories_[RC_MEMORY_IN]);
     }
     for (const ProgramStep& step : program->steps) {
         switch (step.kind) {

@@ -51,6 +51,7 @@ NetworkGroup::NetworkGroup(std::shared_ptr<NetworkWorld> given, NetworkMembershi
 NetworkGroup::~NetworkGroup() {
     drains->remove(static_cast<PacketHandler*>(this));
     world->remove(number_);
+    if (world->link->stuck()) new std::vector<std::byte>(std::move(scratch_));  // for ever: see Link::stuck()
 }
 
 std::byte* NetworkGroup::scratch(size_t bytes) {
@@ -113,6 +114,7 @@ bool NetworkGroup::set_failure(const Failure& failure) {
     if (failure_->set.load()) return false;
     failure_->failure = failure;
     failure_->set.store(true, std::memory_order_release);
+    for (const uint64_t unused : {tag(), message_tag()}) world->link->drop(unused);
     sleeper_.wake();
     if (!local.comm) return true;
     Failure inside(failure);  // marked as a failure of this group, whose ranks mean nothing there: see from_host()
@@ -204,7 +206,7 @@ void NetworkGroup::records_arrived(PacketReader& packet) {
 
 void NetworkGroup::send_to_all(Bytes packet) const {
     for (int r = 0; r < size; ++r) {
-        if (r != rank && !world->lost(members_[r])) world->link->send_packet(members_[r], packet);
+        if (r != rank && !closed(r) && !world->lost(members_[r])) world->link->send_packet(members_[r], packet);
     }
 }
 

@@ -1,5 +1,4 @@
-// A link carries data between the processes of a job. One idea per implementation: sockets.h, and whatever else can
-// send tagged messages.
+// A link carries data between the processes of a job: over sockets (sockets.h), or over MPI (mpi.h).
 #pragma once
 
 #include <atomic>
@@ -47,8 +46,13 @@ public:
     // same length. A send may begin before its receive.
     virtual void send(int peer, uint64_t tag, const std::byte* data, size_t bytes, LinkTransfer& transfer) = 0;
     virtual void receive(int peer, uint64_t tag, std::byte* data, size_t bytes, LinkTransfer& transfer) = 0;
-    // Ends a transfer: afterwards the link does not touch its memory. What the peer still sends for it is discarded.
+    // Ends a transfer: afterwards the link does not touch its memory, unless it is stuck. What the peer still sends for
+    // it is discarded.
     virtual void cancel(LinkTransfer& transfer) = 0;
+    // No transfer with this tag begins any more: what peers still send with it need not be kept.
+    virtual void drop(uint64_t) {}
+    // Whether a canceled transfer may still touch its memory.
+    virtual bool stuck() const { return false; }
 
     // A packet has at most MAX_PACKET bytes, is copied at once, and arrives as an event, in order between two
     // processes.

@@ -89,14 +89,14 @@ class CudaGroup:
     def call(self, device: Device, call: Blockwise, timeout: float, awaited: bool) -> PendingLaunch:
         """Queue a call on the current stream. Its error is raised by the handle if `awaited`, else by a later call."""
         self.check_device(device)
-        self._refuse_in_handler(call.signature.text)
+        self._refuse_in_handler(call.description)
         own = call.rows[self._host.rank], call.recv_rows[self._host.rank]
         if own[0] != own[1]:
             raise refuse("recv_counts, of this rank's own block", f"{own[0]}, as in send_counts", own[1])
         plan = plan_launch(call, self.device.shape)
         captured, stream = device.capturing(), device.stream()
         if captured and plan.recv_offsets:
-            raise refuse("counts", "equal blocks while a CUDA graph is captured", call.signature.text)
+            raise refuse("counts", "equal blocks while a CUDA graph is captured", call.description)
         device.prepare(plan.variant)
         with self._launching, self._monitor.inside:
             number = self._monitor.register(call, timeout, captured)
@@ -105,7 +105,7 @@ class CudaGroup:
             try:
                 event = self._enqueue(device, stream, call, plan, number, timeout)
             except RuntimeError as error:  # CUDA's
-                failure = RingcommError(f"{call.signature.text} could not be launched on {device.name}: {error}")
+                failure = RingcommError(f"{call.description} could not be launched on {device.name}: {error}")
                 self._monitor.fail(failure)
                 raise failure from error
             launch = PendingLaunch(self._monitor, device, number, event, captured, awaited)

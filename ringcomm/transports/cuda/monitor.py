@@ -78,7 +78,7 @@ class LaunchMonitor:
             self.check()
             self._number += 1
             counts = (call.rows, call.recv_rows) if call.recv_rows is not call.rows else None
-            self._calls[self._number] = LaunchedCall(call.signature.text, timeout, counts)
+            self._calls[self._number] = LaunchedCall(call.description, timeout, counts)
             self._calls.pop(self._number - 4 * MAX_LAUNCHES, None)
             return self._number
 

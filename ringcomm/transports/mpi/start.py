@@ -14,17 +14,19 @@ import numpy as np
 
 from ringcomm.algorithms.cost import CLUSTER, LinkCost
 from ringcomm.algorithms.select import AlgorithmSelector, check_name
+from ringcomm.bootstrap.arrivals import format_ranks
 from ringcomm.bootstrap.place import Place, host_id
 from ringcomm.bootstrap.store import job_store
 from ringcomm.config import Config
 from ringcomm.errors import ArgumentError, CollectiveTimeout, describe_error, raise_first_failure, refuse
 from ringcomm.machine import topology
+from ringcomm.native import NULL
 from ringcomm.transports import shm
 from ringcomm.transports.contract import Transport
-from ringcomm.transports.messages.group import Membership
-from ringcomm.transports.mpi.hierarchy import assemble
-from ringcomm.transports.mpi.link import MpiLink
-from ringcomm.transports.mpi.rail import Rail, abandon, with_timeout
+from ringcomm.transports.mpi.leaving import abandon, leaving, with_timeout
+from ringcomm.transports.mpi.link import MpiNetwork, mpi_table
+from ringcomm.transports.network.layout import layout_of
+from ringcomm.transports.network.transport import NetworkTransport
 
 __all__ = ["NEEDS_STORE", "aborting_on_interrupt", "connect", "join", "serves", "world"]
 
@@ -71,51 +73,60 @@ def join(comm: Any, config: Config) -> Transport:
     mpi = _mpi()
     if not isinstance(comm, mpi.Intracomm) or comm == mpi.COMM_NULL:
         raise refuse("mpi_comm", "an mpi4py Intracomm that contains this rank", repr(comm))
-    data, messages = _duplicate(comm, config.timeout), _duplicate(comm, config.timeout)
-    rank, size = data.Get_rank(), data.Get_size()
+    for left in [*leaving]:
+        left.free_if_unused()  # MPI has few communicators
+    own = _duplicate(comm, config.timeout)
+    rank, size = own.Get_rank(), own.Get_size()
     mine: dict[str, Any] = {
         "version": version("ringcomm"),
         "host": host_id(),
         "host_id": config.host_id,
         "cores": sorted(topology.cores()),
         "nonce": secrets.token_hex(16),
+        "serialized": mpi.Query_thread() >= mpi.THREAD_SERIALIZED,
         "config": asdict(config),
     }
-    all_ranks = with_timeout(config.timeout, "ringcomm.init", lambda: _gather(data, mine))
+    all_ranks = with_timeout(config.timeout, "ringcomm.init", lambda: _gather(own, mine))
     shm.check_versions([facts["version"] for facts in all_ranks])
     config = Config(**all_ranks[0]["config"] | {name: mine["config"][name] for name in OWN})
     check_name(config.algorithm)
-    if config.oversubscribed is None:
-        on_host = [facts["cores"] for facts in all_ranks if facts["host"] == mine["host"]]
-        config = replace(config, oversubscribed=topology.outnumbered(on_host))
     hosts = [(facts["host"], facts["host_id"]) for facts in all_ranks]
-    local_ranks = [other for other in range(size) if hosts[other] == hosts[rank]]
+    layout = layout_of(rank, hosts)
+    local_ranks = layout.local_ranks
+    if config.oversubscribed is None:
+        # Whoever waits in a host of several mostly waits for another host: let others have the core.
+        on_host = [facts["cores"] for facts in all_ranks if facts["host"] == mine["host"]]
+        config = replace(config, oversubscribed=1 < len(layout.ranks) < size or topology.outnumbered(on_host))
+    if len(layout.ranks) > 1 and (unfit := [other for other in range(size) if not all_ranks[other]["serialized"]]):
+        own.Free()
+        text = "MPI runs at a thread level below MPI_THREAD_SERIALIZED: set MPI4PY_RC_THREAD_LEVEL=multiple"
+        raise ArgumentError(f"{text} ({format_ranks(unfit)})", rank=unfit[0])
     local: shm.ShmTransport | None = None
+    table = None
     failure: Exception | None = None
     try:
         nonce = all_ranks[local_ranks[0]]["nonce"]
         place = Place(local_ranks.index(rank), len(local_ranks), f"MPI/{nonce}", nonce, "MPI")
         with job_store(place, config.timeout) as store:
             local = shm.connect(place.rank, place.size, store, config)
+        table = mpi_table(own) if len(layout.ranks) > 1 else None
     except Exception as error:  # of any kind: the other ranks wait
         failure = error
-    failures = with_timeout(2 * config.timeout, "ringcomm.init", lambda: _gather(data, describe_error(failure)))
+    failures = with_timeout(2 * config.timeout, "ringcomm.init", lambda: _gather(own, describe_error(failure)))
     if any(failures):
         if local:
             local.close()
-        data.Free()
-        messages.Free()
+        own.Free()
         raise_first_failure(failures, rank, failure)
     assert local is not None
-    numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
-    log.info("%d ranks on %d hosts", size, len(numbers))
-    all_ranks_rail, link = Rail(data, bool(config.oversubscribed)), MpiLink(messages)
+    log.info("%d ranks on %d hosts", size, len(layout.ranks))
+    if len(layout.ranks) == 1:
+        own.Free()
+        return local
     cost = LinkCost(config.link_latency * 1e-6, 1e-9 / config.link_bandwidth)
     selector = AlgorithmSelector(config.algorithm, CLUSTER._replace(inter_node=cost))
-    membership = Membership(link, list(range(size)), "0", config.timeout)
-    transport = assemble(membership, all_ranks_rail, selector, local, [numbers[host] for host in hosts])
-    link.free_if_unused()  # if all ranks are on one host
-    return transport
+    network = MpiNetwork(own, table, selector, config.timeout)
+    return NetworkTransport(network, 1, list(range(size)), layout, local, NULL)
 
 
 def _mpi() -> Any:

@@ -54,7 +54,7 @@ def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
     check(lib.rc_network_open(rank, size, sockets, config.keepalive, slot))
     cost = LinkCost(config.link_latency * 1e-6, 1e-9 / config.link_bandwidth)
     selector = AlgorithmSelector(config.algorithm, CLUSTER._replace(inter_node=cost))
-    network = Network(ffi.gc(slot[0], lib.rc_network_free), selector)
+    network = Network(ffi.gc(slot[0], lib.rc_network_free), selector, "network")
     return NetworkTransport(network, 1, list(range(size)), layout, local, NULL)
 
 

@@ -1,17 +1,19 @@
-"""The transport between hosts: shared memory inside a host, a network of sockets between hosts, both native."""
+"""The transport between hosts: shared memory inside a host, a network of sockets or MPI between hosts, all native."""
 
-from dataclasses import dataclass
+import threading
 from typing import Any
 
 import numpy as np
 
 from ringcomm.algorithms.schedule import Block, Copy, Exchange
 from ringcomm.algorithms.select import AlgorithmSelector
+from ringcomm.devices.contract import Device
 from ringcomm.errors import MismatchError, RingcommError
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.contract import CollectiveCall, Fused, Transport
 from ringcomm.transports.core import NativeTransport, NativeWork, by_rank
+from ringcomm.transports.network.gpus import GpuSums
 from ringcomm.transports.network.layout import HostLayout, layout_of
 from ringcomm.transports.network.programs import Local, Program, Step, program_of
 from ringcomm.transports.shm import ShmTransport
@@ -22,13 +24,25 @@ __all__ = ["Network", "NetworkTransport"]
 NO_BLOCK = (0, 0, 0)
 
 
-@dataclass
 class Network:
-    """The sockets of this process, and the next number of a group."""
+    """The link of this process to the others of a job, and its groups."""
 
-    handle: Any
-    selector: AlgorithmSelector
-    next_group: int = 1
+    def __init__(self, handle: Any, selector: AlgorithmSelector, name: str) -> None:
+        self.handle, self.selector, self.name = handle, selector, name
+        self.next_group = 1  # the number of the next
+        self._open_groups = 0
+        self._counting = threading.Lock()
+
+    def count(self, change: int) -> None:
+        """Count the groups that are opened and closed."""
+        with self._counting:
+            self._open_groups += change
+            if self._open_groups:
+                return
+        self.leave()
+
+    def leave(self) -> None:
+        """End this process's part in the network, after its groups are closed."""
 
 
 class NetworkTransport(NativeTransport):
@@ -49,7 +63,10 @@ class NetworkTransport(NativeTransport):
         )
         network.next_group = max(network.next_group, number + 1)
         self._algorithms: list[str] = []  # by number of a program
-        super().__init__("shm+network" if shares else "network", slot[0], rank, size, local.tuning)
+        network.count(1)
+        self._closed = False
+        self._gpus: GpuSums | None = None
+        super().__init__(f"shm+{network.name}" if shares else network.name, slot[0], rank, size, local.tuning)
 
     def _fused(self, name: str) -> Fused:
         run, code = lib.rc_collective, COLLECTIVES[name].code
@@ -73,7 +90,7 @@ class NetworkTransport(NativeTransport):
         check(status)
         return NativeWork(slot[0])
 
-    def split(self, color: int | None, key: int) -> "Transport | None":
+    def split(self, color: int | None, key: int) -> Transport | None:
         network = self._network
         requests = self.all_gather_facts("split", [color, key, network.next_group])
         local = self._local.split(color, key)
@@ -106,13 +123,26 @@ class NetworkTransport(NativeTransport):
     def as_local(self) -> None:
         return None
 
+    def all_reduce_on_gpus(self, device: Device, call: CollectiveCall, timeout: float) -> bool:
+        if self._gpus is None:
+            self._gpus = GpuSums(self, self.split, self._local, self._layout, device)
+        return self._gpus.all_reduce(call, self.timeout if timeout < 0 else timeout)
+
     def close(self) -> bool:
+        if self._gpus and not self._gpus.close():
+            return False
         try:
             closed = super().close()
-        except RingcommError:
-            self._local.close()
+        except RingcommError:  # it is closed all the same
+            self._left()
             raise
-        return closed and self._local.close()
+        return closed and self._left()
+
+    def _left(self) -> bool:
+        if not self._closed:
+            self._closed = True
+            self._network.count(-1)
+        return self._local.close()
 
     def path(self) -> tuple[str, int]:
         path, number = ffi.new("int *"), ffi.new("uint64_t *")

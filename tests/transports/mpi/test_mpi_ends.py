@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +24,12 @@ LARGE = 300_001
 
 
 def leave_unsent(comm):
-    """Rank 0 sends messages that no rank receives; then all close."""
+    """Rank 0 sends messages that no rank receives, and begins to send large ones; then all close."""
     check_usable(comm)
     if comm.rank == 0:
         for peer in range(1, comm.size):
-            comm.send(np.ones(1 << 20), peer)
+            comm.send(np.ones(1 << 11), peer)
+            comm.send(np.ones(1 << 20), peer, async_op=True)
     comm.recv(np.ones(1), comm.rank, async_op=True)
     comm.barrier()
 
@@ -45,10 +47,29 @@ def test_a_job_with_unreceived_messages_exits_normally(library, layout):
         assert pool.end() == 0, pool.output()
 
 
-@worlds(("openmpi", "0011"))
-def test_a_failure_ends_the_job_with_mpi_abort(library, layout):
+@worlds(("openmpi", "0011"), ("mpich", "01"))
+def test_a_failure_that_leaves_nothing_in_flight_does_not_end_the_job(library, layout):
     with mpi_world.mortals(library, len(layout)) as pool:
         assert pool.run(mpi_world.within, (layout, {}, time_out, ())) == [1] * len(layout)
+        assert pool.end() == 0, pool.output()
+
+
+def stall(comm):
+    """Rank 1 stops in the middle of a large call."""
+    x = np.ones(1 << 22)
+    comm.barrier()
+    if comm.rank == 1:
+        signal.signal(signal.SIGALRM, lambda *_: time.sleep(1000))
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+    raised(CollectiveTimeout, lambda: [comm.all_reduce(x, timeout=0.5) for _ in iter(int, 1)])
+
+
+@worlds(("openmpi", "01"))
+def test_transfers_that_do_not_end_end_the_job_with_mpi_abort(library, layout):
+    with mpi_world.mortals(library, len(layout)) as pool:
+        for connection in pool.connections:
+            connection.send((mpi_world.within, (layout, {}, stall, ())))
+        assert harness.receive(pool.connections[0], 0) == (None, None)
         assert pool.end() != 0
         output = pool.output()
     assert "ringcomm WARNING: MPI_Abort: " in output

@@ -79,7 +79,7 @@ def send_a_pickle_in_place_of_facts(world):
     if world.rank < 3:
         raised(Exception, lambda: ringcomm.init(harness.OPERATION, mpi_comm=world))
         return hasattr(ringcomm, "planted")
-    data, _ = [start._duplicate(world, harness.OPERATION) for _ in range(2)]
+    data = start._duplicate(world, harness.OPERATION)
     pickled = np.frombuffer(pickle.dumps(Planted()), np.uint8)
     sizes = np.empty(world.size, np.int64)
     data.Allgather(np.array([pickled.size]), sizes)
