@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import harness
 import mpi_world
 from failures import check_usable, outcomes, raised, until_broken
-from ringcomm import CollectiveTimeout, RingcommError
+from ringcomm import CollectiveTimeout, PeerLost, RingcommError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
@@ -31,7 +32,8 @@ def leave_unsent(comm):
             comm.send(np.ones(1 << 11), peer)
             comm.send(np.ones(1 << 20), peer, async_op=True)
     comm.recv(np.ones(1), comm.rank, async_op=True)
-    comm.barrier()
+    with suppress(PeerLost):  # a rank that has left needs no message any more, and rank 0 may notice that first
+        comm.barrier()
 
 
 def time_out(comm):
