@@ -45,8 +45,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.setup_peers:
         ringcomm("bench", "--setup-peers")
-    machine = re.sub(r"[^a-z0-9]+", "-", tuning.machine_name().lower()).strip("-")
-    runs = [HERE.parent / "build" / "benchmarks" / machine / f"run-{i + 1}" for i in range(arguments.runs)]
+    runs = [HERE.parent / "build" / "benchmarks" / machine() / f"run-{i + 1}" for i in range(arguments.runs)]
     for run in runs:
         run.mkdir(parents=True, exist_ok=True)
         for name, words in MEASUREMENTS.items():
@@ -55,8 +54,18 @@ def main() -> int:
                 print(f"{run.name}: {words}", flush=True)
                 ringcomm("bench", *words.split(), "--json", str(file.with_suffix(".partial")))
                 file.with_suffix(".partial").rename(file)
-    keep(combine(runs), HERE / "results" / f"{datetime.date.today()}-{machine}.json")
+    keep(combine(runs), results_path(".json"))
     return 0
+
+
+def machine() -> str:
+    """Return the name of this kind of machine, as a part of a path."""
+    return re.sub(r"[^a-z0-9]+", "-", tuning.machine_name().lower()).strip("-")
+
+
+def results_path(ending: str) -> Path:
+    """Return where today's results of this machine are kept."""
+    return HERE / "results" / f"{datetime.date.today()}-{machine()}{ending}"
 
 
 def combine(runs: list[Path]) -> dict[str, Any]:

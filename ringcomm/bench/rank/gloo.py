@@ -1,4 +1,4 @@
-"""Gloo, through torch.distributed."""
+"""torch.distributed with one of its backends; started as a library, that is Gloo."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ CALLS: dict[str, Callable[[RankCase, Any, Any, Any], Callable[..., Any]]] = {
 }
 
 
-class GlooLibrary(Library):
-    def __init__(self, folder: str) -> None:
+class TorchLibrary(Library):
+    def __init__(self, backend: str, folder: str) -> None:
         # Set by `ringcomm run`, which starts these ranks.
         self.rank, self.size = int(os.environ["RINGCOMM_RANK"]), int(os.environ["RINGCOMM_SIZE"])
         self.buffers = HostBuffers()
         torch.set_num_threads(1)
-        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=self.rank, world_size=self.size)
+        dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=self.rank, world_size=self.size)
         self.barrier = dist.barrier
         self.versions = {"torch": torch.__version__, **self.buffers.versions}
 
@@ -87,5 +87,5 @@ class GlooLibrary(Library):
         dist.destroy_process_group()
 
 
-def start(folder: str, _: str) -> GlooLibrary:
-    return GlooLibrary(folder)
+def start(folder: str, _: str) -> TorchLibrary:
+    return TorchLibrary("gloo", folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from itertools import cycle, islice
-from time import perf_counter_ns
+from time import perf_counter_ns, process_time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -129,6 +129,10 @@ class RankBench:
             if one.result is not None:
                 wrong += count_wrong(self.buffers.read(one.result), self.expected)
         return wrong
+
+    def cpu(self) -> float:
+        """Return the seconds of CPU time, user and system, that all threads of this process have used."""
+        return process_time()
 
     def memcpy(self, size: int) -> float:
         """Return the seconds of a copy of `size` bytes while the other ranks do the same."""
