@@ -215,7 +215,7 @@ def main() -> int:
     add("--seconds", type=positive, default="0.2", help="of a round (default: 0.2)")
     arguments = parser.parse_args()
     setup = Setup(arguments.hosts, arguments.ranks_per_host, arguments.rate)
-    machine, rows = Machine.here(), list[Row]()
+    machine, rows, status = Machine.here(), list[Row](), 0
     os.environ["RINGCOMM_JOB_SECRET"] = secrets.token_hex(32)
     try:
         with interruptible(), ExitStack() as stack:
@@ -231,14 +231,18 @@ def main() -> int:
             for job in jobs.values():
                 job.close()
     except Interrupted as interrupt:
-        return interrupt.status
+        status = interrupt.status
     except (JobFailed, Unsupported, OSError) as failure:
-        sys.exit(f"{type(failure).__name__}: {failure}")
-    print(tables(rows))
-    if wrong := [f"{row['collective']} of {row['bytes']} bytes by {row['library']}" for row in rows if row["wrong"]]:
-        sys.exit(f"wrong: {', '.join(wrong)}")
-    keep(machine, rows)
-    return 0
+        print(f"{type(failure).__name__}: {failure}", file=sys.stderr)
+        status = 1
+    for row in rows:
+        if row["wrong"]:
+            print(f"{row['library']}: wrong elements in {row['collective']} of {row['bytes']} bytes", file=sys.stderr)
+            status = 1
+    if rows:
+        print(tables(rows))
+        keep(machine, rows)
+    return status
 
 
 if __name__ == "__main__":
