@@ -123,7 +123,7 @@ def measure(case: Case, jobs: dict[str, Job], link: Link, on: list[Host], rounds
         links.append(link.measure(case.needed))
         for name, job in jobs.items():
             found[name].append(one_round(job, calls[name], on))
-    latency, exchange = (median(each) for each in zip(*links, strict=True))
+    latency, exchange = (min(each) for each in zip(*links, strict=True))  # a limit: the best round
     rows = []
     for name, job in jobs.items():
         row: Row = {"library": name, "collective": case.collective, "bytes": case.bytes, "calls": calls[name]}
