@@ -156,8 +156,8 @@ def one_round(job: Job, calls: int, on: list[Host]) -> Round:
 
 def busy_seconds() -> float:
     """Return the CPU time of all processes of this machine, and what other machines on the same hardware took."""
-    user, nice, system, _, _, _, _, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
-    return (user + nice + system + steal) / os.sysconf("SC_CLK_TCK")
+    user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
 def start_jobs(setup: Setup, on: list[Host], stack: ExitStack) -> dict[str, Job]:
