@@ -15,8 +15,9 @@ namespace ringcomm {
 namespace {
 
 constexpr uint64_t SPIN_NS = 200'000, SPIN_OVERSUBSCRIBED_NS = 20'000;  // a sleeping rank takes some 50 us to wake
-constexpr uint64_t SOON_NS = 10'000;       // a message over TCP takes some 5 us; then others may need the core
-constexpr uint64_t SLICE_NS = 50'000'000;  // between checks of failures, signals and the deadline
+constexpr uint64_t SOON_NS = 10'000;        // a message over TCP takes some 5 us; then others may need the core
+constexpr uint64_t SLICE_NS = 50'000'000;   // between checks of failures, signals and the deadline
+constexpr uint64_t ABORT_NS = 500'000'000;  // for the failure of another rank to arrive
 constexpr double GRACE =
     1.0;  // seconds more for waits inside a host: its ranks may wait for another host, and know why
 
@@ -273,6 +274,15 @@ void NetworkCall::run_local(int collective, const void* source, void* target, ui
         if (failure.error.code == RC_INTERRUPTED) {
             group_.store_failure(group_.interrupted(call_name(call_.collective)));
             throw failure;
+        }
+        if (failure.error.code == RC_ABORTED && failure.error.group_size == 0) {
+            // A rank of this host was interrupted in the same wait, and is about to tell the group.
+            const uint64_t until = now_ns() + ABORT_NS;
+            while (!group_.has_failed() && now_ns() < until) {
+                group_.progress();
+                yield_core();
+            }
+            group_.check_failure();
         }
         const bool late = failure.error.code == RC_TIMEOUT && failure.error.group_size == 0;
         fail(late ? timed_out() : group_.from_host(failure, describe_call()));

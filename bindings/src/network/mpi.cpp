@@ -38,7 +38,6 @@ public:
     virtual ~Functions() = default;
     virtual int send(const std::byte* data, size_t bytes, int peer, int tag, uint64_t& request) const = 0;
     virtual int receive(std::byte* data, size_t bytes, int peer, int tag, uint64_t& request) const = 0;
-    virtual int receive_packet(std::byte* data, size_t bytes, uint64_t& request) const = 0;  // from any peer
     virtual int test(uint64_t& request, bool& done) const = 0;
     virtual int cancel(uint64_t request) const = 0;
     // A message of this tag from any peer that no receive has matched. Takes it out of the queue.
@@ -63,9 +62,6 @@ public:
         return started(request, [&](Handle* handle) {
             return call<Irecv>(mpi_.irecv)(data, int(bytes), byte_, peer, tag, comm_, handle);
         });
-    }
-    int receive_packet(std::byte* data, size_t bytes, uint64_t& request) const override {
-        return receive(data, bytes, mpi_.any_source, PACKETS, request);
     }
     int test(uint64_t& request, bool& done) const override {
         Handle handle = Handle(request);
@@ -152,23 +148,10 @@ MpiLink::MpiLink(int rank, int size, const rc_mpi& mpi)
                                            : std::unique_ptr<Functions>(new FunctionsOf<uintptr_t>(mpi))),
       most_tag_(mpi.most_tag),
       peers_(size),
-      pause_(SHORTEST_PAUSE) {
-    for (Inbox& inbox : inboxes_) {
-        inbox.memory = std::make_unique_for_overwrite<std::byte[]>(sizeof(PacketPrefix) + MAX_PACKET);
-        post(inbox);
-    }
-}
+      pause_(SHORTEST_PAUSE) {}
 
-MpiLink::~MpiLink() {
-    for (const Inbox& inbox : inboxes_) {
-        if (inbox.posted) mpi_->cancel(inbox.request);
-    }
-    const uint64_t deadline = now_ns() + CANCEL_NS;
-    for (Inbox& inbox : inboxes_) {
-        bool done = !inbox.posted;
-        while (!done && mpi_->test(inbox.request, done) == 0 && !done && now_ns() < deadline) pause_for(SHORTEST_PAUSE);
-        if (!done) (void)inbox.memory.release();  // MPI may still write to it
-    }
+MpiLink::~MpiLink() {  // MPI may still use what is in flight
+    for (Arriving& packet : arriving_) (void)packet.memory.release();
     for (auto& operation : operations_) (void)operation.release();
 }
 
@@ -303,34 +286,43 @@ bool MpiLink::progress(LinkEvents& events) {
     return moved;
 }
 
-void MpiLink::post(Inbox& inbox) {
-    const int status = mpi_->receive_packet(inbox.memory.get(), sizeof(PacketPrefix) + MAX_PACKET, inbox.request);
-    inbox.posted = status == 0;
-    if (status) lose(-1, status);
-}
-
+// Receives from any source, posted before, would save the search; a job of MPICH on two hosts has stalled with them.
 bool MpiLink::receive_packets(LinkEvents& events) {
-    for (int i = 0; i < INBOXES; ++i) {
-        Inbox& inbox = inboxes_[next_inbox_];
-        bool done = false;
-        if (!inbox.posted) return i > 0;
-        if (const int status = mpi_->test(inbox.request, done)) {
-            inbox.posted = false;
+    bool moved = false;
+    for (bool found = true; found;) {
+        uint64_t message = 0;
+        size_t bytes = 0;
+        int status = mpi_->probe(PACKETS, found, message, bytes);
+        if (status == 0 && found) {
+            Arriving& packet = arriving_.emplace_back();
+            packet.memory = std::make_unique_for_overwrite<std::byte[]>(bytes);
+            status = mpi_->receive_probed(packet.memory.get(), bytes, message, packet.request);
+            if (status) arriving_.pop_back();
+        }
+        if (status) {
             lose(-1, status);
             return true;
         }
-        if (!done) return i > 0;
+    }
+    while (!arriving_.empty()) {
+        bool done = false;
+        if (const int status = mpi_->test(arriving_.front().request, done)) {
+            lose(-1, status);
+            done = false;
+        }
+        if (!done) break;
+        const Arriving packet = std::move(arriving_.front());
+        arriving_.pop_front();
+        moved = true;
         PacketPrefix prefix;
-        std::memcpy(&prefix, inbox.memory.get(), sizeof prefix);
+        std::memcpy(&prefix, packet.memory.get(), sizeof prefix);
         if (prefix.bytes == 0) {
             peers_[prefix.source].left = true;
         } else {
-            events.packet_arrived(int(prefix.source), {inbox.memory.get() + sizeof prefix, prefix.bytes});
+            events.packet_arrived(int(prefix.source), {packet.memory.get() + sizeof prefix, prefix.bytes});
         }
-        post(inbox);
-        next_inbox_ = (next_inbox_ + 1) % INBOXES;
     }
-    return true;
+    return moved;
 }
 
 bool MpiLink::test_operations() {

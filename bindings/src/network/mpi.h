@@ -2,10 +2,10 @@
 // addresses, so that one build serves every MPI, whether its handles are ints or pointers.
 //
 // Nothing waits inside MPI: what is in flight is tested again and again. A packet is one message, whose head says who
-// sent it; it arrives in one of a few receives that are always posted. A transfer is one message from and to the
-// caller's memory.
+// sent it; MPI is asked for those that have come. A transfer is one message from and to the caller's memory.
 #pragma once
 
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -42,16 +42,14 @@ public:
 
 private:
     static constexpr size_t MAX_QUEUED = 1 << 20;  // bytes for a peer, before the next packet should wait
-    static constexpr int INBOXES = 8;
 
     class Functions;
     template <class Handle>
     class FunctionsOf;
     struct Operation;
     struct PacketPrefix;
-    struct Inbox {
+    struct Arriving {  // a packet
         uint64_t request = 0;
-        bool posted = false;
         std::unique_ptr<std::byte[]> memory;
     };
     struct Peer {
@@ -67,7 +65,6 @@ private:
     int mpi_tag(uint64_t tag) const { return int(1 + tag % uint64_t(most_tag_)); }
     void send_message(int peer, std::unique_ptr<std::byte[]> message, size_t bytes);
     Operation* begin(Operation operation, const std::byte* data, size_t bytes, int tag);
-    void post(Inbox& inbox);
     bool receive_packets(LinkEvents& events);
     bool test_operations();
     bool test(Operation& operation);
@@ -79,8 +76,7 @@ private:
     std::vector<Peer> peers_;
     std::vector<int> lost_;  // not yet reported
     std::vector<std::unique_ptr<Operation>> operations_;
-    Inbox inboxes_[INBOXES];
-    int next_inbox_ = 0;  // MPI fills them in turn
+    std::deque<Arriving> arriving_;
     std::vector<Dropped> dropped_;
     uint64_t patience_ends_ = 0;  // of cancel(), ns
     bool left_ = false, failed_ = false;
