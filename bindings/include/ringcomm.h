@@ -243,9 +243,10 @@ typedef struct {
  * are 0, MPI needs `comm` no longer. */
 int rc_network_leave(rc_network* network, rc_leaving* leaving);
 /* A communicator of `size` ranks. members[i] is the process of rank i, and hosts[i] the number of its host. `number`:
- * the same on all ranks, and greater than that of all other communicators of these processes. `local` (NULL: every host
- * has one rank) has the ranks of this host, in the order of their ranks here; it must outlive the communicator.
- * `parent` (may be NULL): the one from which this one is split, so that its failure is one of this one as well. */
+ * below 2^63, the same on all ranks, and of no other communicator of these processes. Only the first communicator of a
+ * network may be used before all of its ranks have it. `local` (NULL: every host has one rank) has the ranks of this
+ * host, in the order of their ranks here; close it later. `parent` (may be NULL): the one from which this one is split,
+ * so that its failure is one of this one as well. */
 int rc_network_group(rc_network* network, uint64_t number, int rank, int size, const int* members, const int* hosts,
                      rc_comm* local, rc_comm* parent, const rc_tuning* tuning, rc_comm** comm);
 

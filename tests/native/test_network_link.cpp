@@ -1,6 +1,4 @@
 // SocketLink over loopback TCP: contents and order of random traffic with cancellations, and every way to lose a peer.
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -11,7 +9,7 @@
 #include <string>
 
 #include "network/sockets.h"
-#include "world.h"
+#include "network_world.h"
 
 using namespace ringcomm;
 
@@ -22,22 +20,6 @@ constexpr size_t LARGE = 16 << 20;  // more than the kernel buffers for one conn
 constexpr std::byte UNTOUCHED{0xEE};
 
 using Bytes = std::vector<std::byte>;
-
-std::pair<int, int> connected() {
-    const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0),
-              client = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t bytes = sizeof address;
-    auto* const name = reinterpret_cast<sockaddr*>(&address);
-    CHECK(bind(listener, name, sizeof address) == 0 && listen(listener, 1) == 0);
-    CHECK(getsockname(listener, name, &bytes) == 0 && connect(client, name, sizeof address) == 0);
-    const int server = accept(listener, nullptr, nullptr);
-    CHECK(server >= 0);
-    close(listener);
-    return {client, server};
-}
 
 Bytes pattern(size_t bytes, unsigned seed) {
     Bytes found(bytes);

@@ -18,7 +18,7 @@ struct CommState {
 struct CommHandle {
     explicit CommHandle(std::unique_ptr<PeerGroup> group) : state(new CommState{std::move(group)}) {}
 
-    std::unique_ptr<CommState> state;
+    std::shared_ptr<CommState> state;
     const uint64_t generation = fork_generation.load();
     std::atomic<bool> closed{false};
     std::atomic<int> inside{0};

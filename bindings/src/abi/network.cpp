@@ -49,7 +49,7 @@ LocalRanks local_ranks(rc_comm* local) {
     const EntryGuard entry(*local->handle);
     auto* const comm = dynamic_cast<Comm*>(&entry.group());
     if (!comm) reject("local: expected a communicator in shared memory");
-    return {local->handle, comm, &entry->collectives};
+    return {local->handle->state, comm, &entry->collectives};
 }
 
 void check_block(const char* name, const rc_block& block) {

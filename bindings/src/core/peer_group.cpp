@@ -21,7 +21,8 @@ struct HandlerFrame {
     const HandlerFrame* outer;
 };
 thread_local const HandlerFrame* handler_frames = nullptr;
-thread_local const PeerGroup* enclosing_group = nullptr;
+thread_local PeerGroup* enclosing_group = nullptr;
+thread_local const char* enclosing_what = nullptr;
 
 }  // namespace
 
@@ -75,7 +76,8 @@ void PeerGroup::check_interrupt(const char* what) {
     const int raised = interrupt();
     handler_frames = here.outer;
     if (!raised) return;
-    store_failure(interrupted(what));
+    PeerGroup& whole = enclosing_group ? *enclosing_group : *this;  // whose ranks and calls the user knows
+    whole.store_failure(whole.interrupted(enclosing_group ? enclosing_what : what));
     throw Failure(RC_INTERRUPTED, format("%s was interrupted by a signal", what), rank);
 }
 
@@ -83,9 +85,13 @@ Failure PeerGroup::interrupted(const char* what) const {
     return Failure(RC_ABORTED, format("rank %d was interrupted by a signal during %s", rank, what), rank);
 }
 
-PeerGroup::EnclosedWait::EnclosedWait(const PeerGroup& group) : outer_(std::exchange(enclosing_group, &group)) {}
+PeerGroup::EnclosedWait::EnclosedWait(PeerGroup& group, const char* what)
+    : outer_(std::exchange(enclosing_group, &group)), outer_what_(std::exchange(enclosing_what, what)) {}
 
-PeerGroup::EnclosedWait::~EnclosedWait() { enclosing_group = outer_; }
+PeerGroup::EnclosedWait::~EnclosedWait() {
+    enclosing_group = outer_;
+    enclosing_what = outer_what_;
+}
 
 bool PeerGroup::interrupted_here() const {
     for (const HandlerFrame* wait = handler_frames; wait; wait = wait->outer) {

@@ -72,12 +72,13 @@ public:
     // While this thread waits in another group for a call of this one.
     class EnclosedWait {
     public:
-        explicit EnclosedWait(const PeerGroup& group);
+        EnclosedWait(PeerGroup& group, const char* what);
         ~EnclosedWait();
         EnclosedWait(const EnclosedWait&) = delete;
 
     private:
-        const PeerGroup* const outer_;
+        PeerGroup* const outer_;
+        const char* const outer_what_;
     };
     // What ends any wait: a failure on some rank, close() or a signal.
     std::optional<Failure> stop_reason(const char* what);

@@ -15,9 +15,8 @@ namespace ringcomm {
 namespace {
 
 constexpr uint64_t SPIN_NS = 200'000, SPIN_OVERSUBSCRIBED_NS = 20'000;  // a sleeping rank takes some 50 us to wake
-constexpr uint64_t SOON_NS = 10'000;        // a message over TCP takes some 5 us; then others may need the core
-constexpr uint64_t SLICE_NS = 50'000'000;   // between checks of failures, signals and the deadline
-constexpr uint64_t ABORT_NS = 500'000'000;  // for the failure of another rank to arrive
+constexpr uint64_t SOON_NS = 10'000;       // a message over TCP takes some 5 us; then others may need the core
+constexpr uint64_t SLICE_NS = 50'000'000;  // between checks of failures, signals and the deadline
 constexpr double GRACE =
     1.0;  // seconds more for waits inside a host: its ranks may wait for another host, and know why
 
@@ -121,7 +120,7 @@ void NetworkCall::exchange_records(HostRecord own) {
                 packet.add(Bytes(record));
             }
             const int to = (me - distance + hosts) % hosts;
-            world.link->send_packet(group_.members()[layout.ranks[to][0]], packet.packet());
+            world.send_packet(group_.members()[layout.ranks[to][0]], packet.packet());
         }
         wait([&] {
             for (int i = 0; i < number; ++i) {
@@ -174,9 +173,9 @@ void NetworkCall::compare() {
     if (other == by_rank.rend()) return;
     MessageLines lines(format("the ranks called different things at epoch %" PRIu64 ":", call_.epoch));
     for (int r = 0; r < group_.size; ++r) {
-        const bool counts = call_.counts && by_rank[r].extra != call_.signature.extra;
-        lines.add(format("  rank %d: ", r) + describe(by_rank[r]) +
-                  (counts ? format(", other counts than on rank %d", group_.rank) : ""));
+        const std::string text = describe(by_rank[r]);
+        const bool counts = by_rank[r] != by_rank[0] && text == describe(by_rank[0]);
+        lines.add(format("  rank %d: ", r) + text + (counts ? ", other counts than on rank 0" : ""));
     }
     throw Failure(RC_MISMATCH, lines.text(), int(by_rank.rend() - other) - 1, describe_call(), describe(*other));
 }
@@ -239,8 +238,11 @@ void NetworkCall::wait(const std::function<bool()>& ready) {
         if (moved) idle_since = now;
         const bool sleeps = now - idle_since >= patience;
         if (sleeps) {
-            world.sleep(std::min(slice_ns(deadline()), SLICE_NS));
-            if (ready_now(moved)) return;
+            const uint32_t ticket = world.announce();
+            const bool already = ready_now(moved);
+            if (!already) world.sleep(ticket, std::min(slice_ns(deadline()), SLICE_NS));
+            world.retract();
+            if (already || ready_now(moved)) return;
         } else if (group_.tuning().oversubscribed || now - idle_since > SOON_NS) {
             yield_core();
         }
@@ -268,22 +270,10 @@ void NetworkCall::run_local(int collective, const void* source, void* target, ui
                     seconds_left() + GRACE,
                     dtype_bytes(dtype)};
     try {
-        const PeerGroup::EnclosedWait enclosed(group_);
+        const PeerGroup::EnclosedWait enclosed(group_, call_name(call_.collective));
         group_.local.collectives->run(call);
     } catch (const Failure& failure) {
-        if (failure.error.code == RC_INTERRUPTED) {
-            group_.store_failure(group_.interrupted(call_name(call_.collective)));
-            throw failure;
-        }
-        if (failure.error.code == RC_ABORTED && failure.error.group_size == 0) {
-            // A rank of this host was interrupted in the same wait, and is about to tell the group.
-            const uint64_t until = now_ns() + ABORT_NS;
-            while (!group_.has_failed() && now_ns() < until) {
-                group_.progress();
-                yield_core();
-            }
-            group_.check_failure();
-        }
+        if (failure.error.code == RC_INTERRUPTED) throw failure;
         const bool late = failure.error.code == RC_TIMEOUT && failure.error.group_size == 0;
         fail(late ? timed_out() : group_.from_host(failure, describe_call()));
     }
@@ -291,6 +281,11 @@ void NetworkCall::run_local(int collective, const void* source, void* target, ui
 
 std::optional<Failure> NetworkCall::stop_reason() {
     if (auto failure = group_.stop_reason(call_name(call_.collective))) return failure;
+    try {  // a rank of this host may have heard first
+        if (group_.local.comm) group_.local.comm->check_failure();
+    } catch (const Failure& failure) {
+        return group_.from_host(failure, describe_call());
+    }
     for (int p = 0; p < group_.size; ++p) {
         if (p == group_.rank || group_.finished(p, call_.epoch)) continue;
         if (auto failure = group_.peer_failure(p, describe_call())) return failure;

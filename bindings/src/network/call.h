@@ -33,6 +33,7 @@ private:
     static constexpr size_t SLOT_BYTES = 384;  // of a rank, where a host has several
     bool fits_one_pass() const;
     size_t given_bytes(int r) const;
+    uint64_t result_count() const;  // elements that this rank gets in a reduction
     void give(std::byte* payload) const;
     void finish_one_pass() const;
 

@@ -51,7 +51,7 @@ PacketChannel::Read NetworkChannel::read_memory(std::byte* target, const std::by
         PacketWriter packet(head);
         packet.add(uint64_t(reinterpret_cast<uintptr_t>(address)));
         packet.add(uint64_t(bytes));
-        world_.link->send_packet(process_, packet.packet());
+        world_.send_packet(process_, packet.packet());
     }
     for (const LinkTransfer& receive : receives_) {
         if (receive.state != LinkTransfer::DONE) return Read::PENDING;
@@ -73,7 +73,7 @@ bool NetworkChannel::try_write(const PacketHeader& header, const std::byte* payl
     PacketWriter packet(head_);
     packet.add(header);
     if (header.has_payload()) packet.add(Bytes(payload, header.bytes));
-    world_.link->send_packet(process_, packet.packet());
+    world_.send_packet(process_, packet.packet());
     return true;
 }
 

@@ -52,7 +52,7 @@ void NetworkCall::run_program() {
     const size_t scaled = scales ? given_bytes(group_.rank) : 0, scratch = program->scratch * call_.item;
     landing_ = group_.scratch(WINDOW * PIECE_BYTES + scaled + scratch);
     memories_[RC_MEMORY_SCRATCH] = landing_ + WINDOW * PIECE_BYTES + scaled;
-    if (scales && call_.source == call_.target && row_.got == Data::ARRAY) {
+    if (scales && call_.source == call_.target && scaled == result_count() * call_.item) {
         give(call_.target);  // programs in place read it there
     } else if (scales) {
         memories_[RC_MEMORY_IN] = landing_ + WINDOW * PIECE_BYTES;
@@ -68,9 +68,7 @@ void NetworkCall::run_program() {
             case RC_STEP_LOCAL: local_collective(step); break;
         }
     }
-    if (call_.op == RC_AVG && row_.reduces && (row_.got_by == Ranks::ALL || group_.rank == call_.root)) {
-        divide(call_.target, (row_.got == Data::BLOCK ? blocks_.bytes(group_.rank) : call_.bytes()) / call_.item);
-    }
+    if (call_.op == RC_AVG && row_.reduces) divide(call_.target, result_count());
     group_.last_path.store(uint64_t(program->number) * RC_PATHS + RC_PATH_PROGRAM, std::memory_order_relaxed);
 }
 
@@ -102,8 +100,8 @@ void NetworkCall::exchange(const ProgramStep& step) {
             for (Pieces* pieces : {&out, &in}) {
                 if (!pieces->front_ended() || !pieces->front_failed()) continue;
                 const int peer = pieces == &out ? step.dest : step.source;
-                auto failure = group_.peer_failure(peer, describe_call());
-                fail(failure ? *failure : Failure(RC_SYSTEM, format("a transfer with rank %d failed", peer), peer));
+                wait([&] { return world.lost(group_.members()[peer]) != nullptr; });  // the link says why next
+                fail(*group_.peer_failure(peer, describe_call()));
             }
             while (out.front_ended() && !out.front_failed()) out.take();
             while (in.front_ended() && !in.front_failed()) {

@@ -37,7 +37,6 @@ NetworkGroup::NetworkGroup(std::shared_ptr<NetworkWorld> given, NetworkMembershi
       members_(std::move(membership.members)),
       ancestors_(std::move(membership.ancestors)),
       failure_(std::make_shared<FailureState>(size)),
-      sleeper_(*world),
       left_after_(new std::atomic<uint64_t>[size]),
       messages_(size),
       statuses_(size) {
@@ -115,8 +114,8 @@ bool NetworkGroup::set_failure(const Failure& failure) {
     failure_->failure = failure;
     failure_->set.store(true, std::memory_order_release);
     for (const uint64_t unused : {tag(), message_tag()}) world->link->drop(unused);
-    sleeper_.wake();
-    if (!local.comm) return true;
+    world->wake();
+    if (!local.comm || local.comm->closing()) return true;
     Failure inside(failure);  // marked as a failure of this group, whose ranks mean nothing there: see from_host()
     inside.error.group_size = size;
     inside.error.peer = std::exchange(inside.error.rank, -1);
@@ -166,7 +165,7 @@ void NetworkGroup::packet_arrived(const PacketHead& head, PacketReader& packet) 
         case PacketType::RECORDS: return records_arrived(packet);
         case PacketType::MESSAGE:
             messages_[source].packets.emplace_back(packet.rest().begin(), packet.rest().end());
-            return sleeper_.wake();
+            return world->wake();
         case PacketType::PULL: {
             const auto address = reinterpret_cast<const std::byte*>(packet.next<uint64_t>());
             const auto bytes = packet.next<uint64_t>();
@@ -177,14 +176,14 @@ void NetworkGroup::packet_arrived(const PacketHead& head, PacketReader& packet) 
             if (packet.complete()) set_failure(Failure(error));
             return;
         }
-        case PacketType::CLOSED: left_after_[source].store(packet.next<uint64_t>()); return sleeper_.wake();
+        case PacketType::CLOSED: left_after_[source].store(packet.next<uint64_t>()); return world->wake();
         case PacketType::QUERY: {
             const int calls = int(packet.next<uint32_t>());
             PacketWriter answer(this->head(PacketType::STATUS));
             answer.add(begun_.load());
             const std::string text = flight.describe(calls).substr(0, MOST_STATUS);
             answer.add(std::as_bytes(std::span(text)));
-            return world->link->send_packet(members_[source], answer.packet());
+            return world->send_packet(members_[source], answer.packet());
         }
         case PacketType::STATUS: {
             const auto begun = packet.next<uint64_t>();
@@ -206,7 +205,7 @@ void NetworkGroup::records_arrived(PacketReader& packet) {
 
 void NetworkGroup::send_to_all(Bytes packet) const {
     for (int r = 0; r < size; ++r) {
-        if (r != rank && !closed(r) && !world->lost(members_[r])) world->link->send_packet(members_[r], packet);
+        if (r != rank && !closed(r) && !world->lost(members_[r])) world->send_packet(members_[r], packet);
     }
 }
 
@@ -227,8 +226,10 @@ std::vector<std::optional<NetworkGroup::Status>> NetworkGroup::query(int calls) 
     asked_ = now_ns();
     while (!answered() && now_ns() < deadline) {
         if (world->progress()) continue;
+        const uint32_t ticket = world->announce();
         lock.unlock();
-        world->sleep(1'000'000);
+        world->sleep(ticket, 1'000'000);
+        world->retract();
         lock.lock();
     }
     return statuses_;
@@ -253,7 +254,7 @@ void NetworkGroup::start_closing() {
     PacketWriter packet(head(PacketType::CLOSED));
     packet.add(finished_.load());
     send_to_all(packet.packet());
-    sleeper_.wake();
+    world->wake();
 }
 
 void NetworkGroup::finish_closing() {}

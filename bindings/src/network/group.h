@@ -74,7 +74,7 @@ public:
     void run_collective(const CallRecord& call) override;
     std::unique_ptr<PacketChannel> open_channel(int peer) override;
     void progress() override;
-    Sleeper& sleeper() override { return sleeper_; }
+    Sleeper& sleeper() override { return *world; }
     std::string report(int r, int calls) const override;
     void start_closing() override;
     void finish_closing() override;
@@ -120,14 +120,13 @@ private:
     const std::vector<int> members_;
     const std::vector<std::shared_ptr<FailureState>> ancestors_;
     const std::shared_ptr<FailureState> failure_;
-    WorldSleeper sleeper_;
     std::unique_ptr<std::atomic<uint64_t>[]> left_after_;  // OPEN, or the last epoch that a rank has finished
     std::atomic<uint64_t> begun_{0}, finished_{0};
     uint64_t agreements_ = 0;
     std::vector<std::vector<std::byte>> records_[2];
     std::vector<PeerMessages> messages_;  // for the channels, by rank
     mutable std::vector<std::optional<Status>> statuses_;
-    mutable uint64_t asked_ = 0;  // ns
+    mutable std::atomic<uint64_t> asked_{0};  // ns
     std::vector<std::byte> scratch_;
 };
 

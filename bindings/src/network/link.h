@@ -59,6 +59,8 @@ public:
     virtual void send_packet(int peer, std::span<const std::byte> packet) = 0;
     // False while the peer takes its packets slowly: whoever can should wait.
     virtual bool has_room(int peer) const = 0;
+    // Whether packets to the peer leave this process only in progress(), which any thread may call.
+    virtual bool has_queued(int) const { return false; }
 
     // Moves whatever can move without waiting; returns whether anything did.
     virtual bool progress(LinkEvents& events) = 0;

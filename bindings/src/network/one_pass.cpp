@@ -27,11 +27,17 @@ size_t NetworkCall::given_bytes(int r) const {
     return 0;
 }
 
+uint64_t NetworkCall::result_count() const {
+    if (row_.got_by == Ranks::ROOT && group_.rank != call_.root) return 0;
+    return (row_.got == Data::BLOCK ? blocks_.bytes(group_.rank) : call_.bytes()) / call_.item;
+}
+
 // All ranks decide alike, because it follows from what they agree on.
 bool NetworkCall::fits_one_pass() const {
     if (row_.exchanges() && call_.counts) return false;  // each rank knows only its own counts
     const bool alone = group_.layout.largest() == 1;
-    size_t all = 0;
+    // Of a host, so that a packet holds the records of all hosts even where each calls something else.
+    const size_t most = std::min(ONE_PASS_BYTES, ONE_PASS_PACKET / group_.layout.hosts());
     for (const std::vector<int>& ranks : group_.layout.ranks) {
         size_t host = 0;
         for (const int r : ranks) {
@@ -39,10 +45,9 @@ bool NetworkCall::fits_one_pass() const {
             if (!alone && given > SLOT_BYTES) return false;
             host = row_.reduces ? std::max(host, given) : host + given;
         }
-        if (host > ONE_PASS_BYTES) return false;
-        all += host;
+        if (host > most) return false;
     }
-    return all <= ONE_PASS_PACKET;
+    return true;
 }
 
 void NetworkCall::give(std::byte* payload) const {
@@ -63,15 +68,14 @@ void NetworkCall::finish_one_pass() const {
     const auto payload = [&](int host) { return records_[host].payload().data(); };
     if (row_.reduces) {
         const size_t at = row_.got == Data::BLOCK ? blocks_.offset(me) : 0;
-        const size_t bytes = row_.got == Data::BLOCK ? blocks_.bytes(me) : call_.bytes();
         std::vector<const void*> sources;
         for (int host = 0; host < layout.hosts(); ++host) sources.push_back(payload(host) + at);
-        combine(call_.target, sources, bytes / call_.item);
-        if (call_.op == RC_AVG) divide(call_.target, bytes / call_.item);
+        combine(call_.target, sources, result_count());
+        if (call_.op == RC_AVG) divide(call_.target, result_count());
         return;
     }
     if (row_.given == Data::ARRAY) {
-        if (me != call_.root) memcpy(call_.target, payload(layout.host_of(call_.root)), call_.bytes());
+        if (me != call_.root && call_.count) memcpy(call_.target, payload(layout.host_of(call_.root)), call_.bytes());
         return;
     }
     if (row_.given == Data::BLOCKS && row_.given_by == Ranks::ROOT) {

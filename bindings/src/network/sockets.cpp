@@ -287,6 +287,8 @@ void SocketLink::wake() { eventfd_write(wake_up_.fd, 1); }
 
 bool SocketLink::has_room(int peer) const { return peers_[peer].queued < MAX_QUEUED; }
 
+bool SocketLink::has_queued(int peer) const { return !peers_[peer].queue.empty(); }
+
 void SocketLink::abandon() {
     for (int r = 0; r < size; ++r) peers_[r].close();
     epoll_.close();

@@ -26,6 +26,7 @@ public:
     void send_packet(int peer, std::span<const std::byte> packet) override;
     bool progress(LinkEvents& events) override;
     bool has_room(int peer) const override;
+    bool has_queued(int peer) const override;
     void sleep(uint64_t ns) override;
     void wake() override;
     bool flushed() const override;

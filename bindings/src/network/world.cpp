@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/waiting.h"
+#include "core/work.h"
 
 namespace ringcomm {
 
@@ -32,6 +33,12 @@ NetworkWorld::~NetworkWorld() {
         const std::lock_guard lock(open_mutex);
         std::erase(open_networks, this);
     }
+    {
+        const std::lock_guard lock(mutex);
+        stopping_ = true;
+        push_.notify_one();
+    }
+    if (pusher_.joinable()) pusher_.join();
     constexpr uint64_t PATIENCE = 2'000'000'000;  // a peer may be outside ringcomm, and read nothing
     const uint64_t deadline = now_ns() + PATIENCE;
     while (!link->flushed() && now_ns() < deadline) {
@@ -42,15 +49,40 @@ NetworkWorld::~NetworkWorld() {
 void NetworkWorld::add(uint64_t group, PacketHandler& handler) {
     const std::lock_guard lock(mutex);
     groups_[group] = &handler;
-    last_joined_ = std::max(last_joined_, group);
-    const auto early = std::exchange(early_[group], {});
-    early_.erase(group);
-    for (const std::vector<std::byte>& packet : early) deliver(handler, packet);
+    joined_ = true;
+    for (const std::vector<std::byte>& packet : std::exchange(early_, {})) deliver(handler, packet);
 }
 
 void NetworkWorld::remove(uint64_t group) {
     const std::lock_guard lock(mutex);
     groups_.erase(group);
+}
+
+void NetworkWorld::send_packet(int process, Bytes packet) {
+    link->send_packet(process, packet);
+    if (!link->has_queued(process) || std::count(unsent_.begin(), unsent_.end(), process)) return;
+    try {
+        if (!pusher_.joinable()) pusher_ = named_thread("ringcomm-net", [this] { push_unsent(); });
+    } catch (const std::exception&) {
+        return;  // the system refuses a thread: the next wait of this process sends it
+    }
+    unsent_.push_back(process);
+    push_.notify_one();
+}
+
+// As a rule a thread that waits is faster.
+void NetworkWorld::push_unsent() {
+    constexpr auto PATIENCE = std::chrono::milliseconds(5);
+    constexpr int MOST = 64;  // calls of progress() in one turn, for which others have to wait
+    std::unique_lock lock(mutex);
+    while (!stopping_) {
+        std::erase_if(unsent_, [&](int process) { return !link->has_queued(process); });
+        if (unsent_.empty()) {
+            push_.wait(lock);
+        } else if (push_.wait_for(lock, PATIENCE) == std::cv_status::timeout) {
+            for (int i = 0; i < MOST && progress(); ++i) continue;
+        }
+    }
 }
 
 bool NetworkWorld::progress() {
@@ -59,23 +91,21 @@ bool NetworkWorld::progress() {
     return true;
 }
 
-// A thread that is about to sleep may have missed what this one has moved; the link remembers the wake-up.
+// The link remembers the wake-up for a thread that is about to sleep.
 void NetworkWorld::wake() {
     if (sleepers_.load() > 0) link->wake();
 }
 
-void NetworkWorld::sleep(uint64_t ns) {
+void NetworkWorld::sleep(uint32_t ticket, uint64_t ns) {
     constexpr uint64_t WITH_OTHERS = 1'000'000;  // one wake-up may end another thread's sleep
-    const bool alone = sleepers_.fetch_add(1) == 0;
-    link->sleep(alone ? ns : std::min(ns, WITH_OTHERS));
-    sleepers_.fetch_sub(1);
+    link->sleep(ticket == 0 ? ns : std::min(ns, WITH_OTHERS));
 }
 
 void NetworkWorld::packet_arrived(int, Bytes packet) {
     const auto head = PacketReader(packet).next<PacketHead>();
     const auto found = groups_.find(head.group);
     if (found != groups_.end()) return deliver(*found->second, packet);
-    if (head.group > last_joined_) early_[head.group].emplace_back(packet.begin(), packet.end());
+    if (!joined_) early_.emplace_back(packet.begin(), packet.end());
 }
 
 void NetworkWorld::deliver(PacketHandler& handler, Bytes packet) {

@@ -1,11 +1,13 @@
 // One process's end of the network: the link, and the groups whose packets it carries.
 #pragma once
 
+#include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/peer_group.h"
@@ -23,7 +25,7 @@ protected:
     ~PacketHandler() = default;
 };
 
-class NetworkWorld final : LinkEvents {
+class NetworkWorld final : LinkEvents, public Sleeper {
 public:
     explicit NetworkWorld(std::unique_ptr<Link> link);
     ~NetworkWorld();  // waits up to two seconds until the peers have taken what was sent
@@ -32,15 +34,19 @@ public:
     std::mutex mutex;  // of the link, and of what packets change in the groups
     const std::shared_ptr<Drains> drains = std::make_shared<Drains>();  // of the groups without ranks of one host
 
-    // The numbers of the groups that a process joins grow, so a packet for an unknown group is early if its number is
-    // greater than all of them, and late otherwise.
+    // No rank uses a group before all ranks have it. Only for the first one, that of all processes, a packet may be
+    // early; for another unknown group it is late.
     void add(uint64_t group, PacketHandler& handler);
     void remove(uint64_t group);
 
+    // With the mutex. The packet leaves even if no thread of this process waits for anything.
+    void send_packet(int process, Bytes packet);
     bool progress();
-    // Without the mutex: returns once something may have arrived, been moved by another thread, or after `ns`.
-    void sleep(uint64_t ns);
-    void wake();
+    // Without the mutex. An event is also that another thread has moved something.
+    uint32_t announce() override { return sleepers_.fetch_add(1); }
+    void sleep(uint32_t ticket, uint64_t ns) override;
+    void retract() override { sleepers_.fetch_sub(1); }
+    void wake() override;
     // Why nothing arrives from a process any more; nullptr: it is there.
     const std::string* lost(int process) const { return lost_[process] ? &*lost_[process] : nullptr; }
 
@@ -48,28 +54,21 @@ private:
     void packet_arrived(int process, Bytes packet) override;
     void peer_lost(int process, const std::string& reason) override;
     static void deliver(PacketHandler& handler, Bytes packet);
+    void push_unsent();  // on a thread of its own
 
     std::map<uint64_t, PacketHandler*> groups_;
-    std::map<uint64_t, std::vector<std::vector<std::byte>>> early_;
-    uint64_t last_joined_ = 0;
+    bool joined_ = false;
+    std::vector<std::vector<std::byte>> early_;
     std::vector<std::optional<std::string>> lost_;
-    std::atomic<int> sleepers_{0};
+    std::atomic<uint32_t> sleepers_{0};
+
+    std::vector<int> unsent_;  // the processes for which packets are queued
+    std::condition_variable push_;
+    bool stopping_ = false;
+    std::thread pusher_;  // begins with the first such packet
 };
 
 // In a forked child.
 void abandon_networks();
-
-// For the threads that wait for messages.
-class WorldSleeper final : public Sleeper {
-public:
-    explicit WorldSleeper(NetworkWorld& world) : world_(world) {}
-    uint32_t announce() override { return 0; }
-    void sleep(uint32_t, uint64_t ns) override { world_.sleep(ns); }
-    void retract() override {}
-    void wake() override { world_.wake(); }
-
-private:
-    NetworkWorld& world_;
-};
 
 }  // namespace ringcomm

@@ -1,6 +1,8 @@
 """The transport between hosts: shared memory inside a host, a network of sockets or MPI between hosts, all native."""
 
 import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -29,9 +31,37 @@ class Network:
 
     def __init__(self, handle: Any, selector: AlgorithmSelector, name: str) -> None:
         self.handle, self.selector, self.name = handle, selector, name
-        self.next_group = 1  # the number of the next
+        self._number = 1  # the greatest of a group
+        self._splits = 0  # in progress
+        self._taken: set[int] = set()  # numbers, since the first split in progress began
         self._open_groups = 0
         self._counting = threading.Lock()
+
+    @contextmanager
+    def splitting(self) -> Iterator[None]:
+        with self._counting:
+            self._splits += 1
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._splits -= 1
+                if not self._splits:
+                    self._taken.clear()
+
+    def propose(self) -> int:
+        """Return the number of a new group, as far as this process knows."""
+        with self._counting:
+            return self._number + 1
+
+    def take(self, numbers: Sequence[int]) -> bool:
+        """Take numbers for new groups; return False if another thread has taken one of them meanwhile."""
+        with self._counting:
+            if not self._taken.isdisjoint(numbers):
+                return False
+            self._taken.update(numbers)
+            self._number = max([self._number, *numbers])
+            return True
 
     def count(self, change: int) -> None:
         """Count the groups that are opened and closed."""
@@ -61,7 +91,6 @@ class NetworkTransport(NativeTransport):
         check(
             lib.rc_network_group(network.handle, number, rank, size, members, hosts, here, parent, local.tuning, slot)
         )
-        network.next_group = max(network.next_group, number + 1)
         self._algorithms: list[str] = []  # by number of a program
         network.count(1)
         self._closed = False
@@ -91,12 +120,24 @@ class NetworkTransport(NativeTransport):
         return NativeWork(slot[0])
 
     def split(self, color: int | None, key: int) -> Transport | None:
-        network = self._network
-        requests = self.all_gather_facts("split", [color, key, network.next_group])
+        joined: list[Transport | None] = []
+        with self._network.splitting():
+            requests = self.all_gather_facts("split", [color, key])
+            numbers = self._agree_on_numbers(dict.fromkeys(each for each, _ in requests if each is not None))
+            # No rank uses a group before all have it.
+            self.run_on_all("split", lambda: joined.append(self._join(color, key, requests, numbers)))
+        return joined[0]
+
+    def _agree_on_numbers(self, colors: Iterable[int]) -> dict[int, int]:
+        """Return a number for the group of each color, which no other group of any of these processes has."""
+        while True:
+            first = max(self.all_gather_facts("split", self._network.propose()))
+            numbers = {color: first + i for i, color in enumerate(colors)}
+            if all(self.all_gather_facts("split", self._network.take([*numbers.values()]))):
+                return numbers
+
+    def _join(self, color: int | None, key: int, requests: list[Any], numbers: dict[int, int]) -> Transport | None:
         local = self._local.split(color, key)
-        first = max(number for _, _, number in requests)
-        colors = list(dict.fromkeys(each for each, _, _ in requests if each is not None))
-        network.next_group = first + len(colors)
         if color is None or local is None:
             return None
         members = [rank for rank in range(self.size) if requests[rank][0] == color]
@@ -106,7 +147,7 @@ class NetworkTransport(NativeTransport):
         if len(layout.ranks) == 1:
             return local
         processes = [self._members[rank] for rank in members]
-        return type(self)(network, first + colors.index(color), processes, layout, local, self.handle)
+        return type(self)(self._network, numbers[color], processes, layout, local, self.handle)
 
     def allocate(self, description: str, size: int) -> Any:
         """Return zeros in memory that the ranks of this host share."""

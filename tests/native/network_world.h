@@ -1,0 +1,85 @@
+// Ranks on several hosts for the native tests: threads whose processes and hosts exist only for the core. Ranks of one
+// host share memory, and each has connections of its own to all others.
+#pragma once
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "world.h"
+
+// Two ends of a TCP connection.
+inline std::pair<int, int> connected() {
+    const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0),
+              client = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t bytes = sizeof address;
+    auto* const name = reinterpret_cast<sockaddr*>(&address);
+    CHECK(bind(listener, name, sizeof address) == 0 && listen(listener, 1) == 0);
+    CHECK(getsockname(listener, name, &bytes) == 0 && connect(client, name, sizeof address) == 0);
+    const int server = accept(listener, nullptr, nullptr);
+    CHECK(server >= 0);
+    close(listener);
+    return {client, server};
+}
+
+struct NetworkRank {
+    int rank, size;
+    std::vector<int> sockets;  // to the other ranks
+    rc_network* network = nullptr;
+    rc_comm *local = nullptr, *comm = nullptr;
+};
+
+// Calls body(rank) on every rank of a layout such as "0011", which has a character per rank: its host.
+inline void on_hosts(const std::string& layout, const rc_tuning& tuning,
+                     const std::function<void(NetworkRank&)>& body) {
+    const int size = int(layout.size());
+    std::vector<NetworkRank> ranks(size);
+    std::vector<int> members(size), hosts(layout.begin(), layout.end());
+    for (int r = 0; r < size; ++r) {
+        members[r] = r;
+        ranks[r].rank = r;
+        ranks[r].size = size;
+        ranks[r].sockets.assign(size, -1);
+        for (int other = 0; other < r; ++other) {
+            std::tie(ranks[r].sockets[other], ranks[other].sockets[r]) = connected();
+        }
+    }
+    bool shares = false;
+    for (int first = 0; first < size; ++first) {
+        if (layout.find(layout[first]) != size_t(first)) continue;  // a host that is there already
+        std::vector<int> here;
+        for (int r = first; r < size; ++r) {
+            if (layout[r] == layout[first]) here.push_back(r);
+        }
+        shares |= here.size() > 1;
+        int fd;
+        DO(rc_file_create(&fd));
+        const int number = int(here.size());
+        const std::vector<int64_t> pids(number, getpid());
+        const std::vector<int> pidfds(number, -1);
+        for (int i = 0; i < number; ++i) {
+            DO(rc_world_open(fd, i, number, pids.data(), pidfds.data(), 4711, &tuning, &ranks[here[i]].local));
+        }
+        close(fd);
+    }
+    std::vector<std::thread> threads;
+    for (NetworkRank& rank : ranks) {
+        threads.emplace_back([&] {
+            DO(rc_network_open(rank.rank, size, rank.sockets.data(), 15, &rank.network));
+            DO(rc_network_group(rank.network, 1, rank.rank, size, members.data(), hosts.data(),
+                                shares ? rank.local : nullptr, nullptr, &tuning, &rank.comm));
+            body(rank);
+            rc_free(rank.comm);
+            rc_free(rank.local);
+            rc_network_free(rank.network);
+        });
+    }
+    for (auto& thread : threads) thread.join();
+}
