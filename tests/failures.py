@@ -73,9 +73,9 @@ def check_usable(comm):
 
 
 @contextmanager
-def mortals(size, settings=()):
+def mortals(size, settings=(), hosts=""):
     """Yield the pool of a world that the test may break."""
-    pool = harness.Pool(size, settings)
+    pool = harness.Pool(size, settings, hosts)
     try:
         yield pool
     finally:

@@ -52,9 +52,9 @@ def run_in_pool(key, make, fn, args):
 
 
 class Pool:
-    """Connected processes that wait for work."""
+    """Connected processes that wait for work. `hosts` has a character per rank, its host; empty: all are on one."""
 
-    def __init__(self, size, settings=()):
+    def __init__(self, size, settings=(), hosts=""):
         context = multiprocessing.get_context("forkserver")
         job = {"RINGCOMM_SIZE": str(size), "RINGCOMM_JOB": uuid.uuid4().hex, "RINGCOMM_NONCE": uuid.uuid4().hex}
         self.workers, self.connections = [], []
@@ -62,7 +62,7 @@ class Pool:
             forkserver.ensure_running()
         for rank in range(size):
             ours, theirs = context.Pipe()
-            place = {**job, **dict(settings), "RINGCOMM_RANK": str(rank)}
+            place = {**job, **dict(settings), "RINGCOMM_RANK": str(rank), "RINGCOMM_HOST_ID": hosts[rank : rank + 1]}
             worker = context.Process(target=serve, args=(theirs, place), name=f"rank {rank} of {size}", daemon=True)
             worker.start()
             theirs.close()

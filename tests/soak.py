@@ -29,8 +29,9 @@ class Group(NamedTuple):
 class Soak:
     """One rank."""
 
-    def __init__(self, comm, seed):
+    def __init__(self, comm, seed, combinations):
         self.comm = comm
+        self.combinations = combinations
         self.draw = random.Random(seed)
         self.groups = [Group(list(range(comm.size)), comm)]
         self.pending = []
@@ -53,7 +54,7 @@ class Soak:
 
     def collective(self, at, draw, turn):
         group = self.groups[at]
-        symmetric, case = draw.random() < 0.2, random_case(draw, turn)
+        symmetric, case = draw.random() < 0.2, random_case(draw, turn, self.combinations)
         if group.comm is None:
             return
         if symmetric and group.buffer is not None:
@@ -186,9 +187,9 @@ def random_length(draw, item):
     return draw.randrange(most + 1) // item
 
 
-def random_case(draw, salt):
+def random_case(draw, salt, combinations):
     collective = draw.choice(list(PLANS))
-    dtype, op = draw.choice(COMBINATIONS) if collective in REDUCING else (draw.choice(list(DTYPES)), "sum")
+    dtype, op = draw.choice(combinations) if collective in REDUCING else (draw.choice(list(DTYPES)), "sum")
     return Case(
         collective,
         (0, random_length(draw, 4 * (1 if collective in WHOLE else RANKS))),
@@ -204,6 +205,9 @@ def random_case(draw, salt):
     )
 
 
-def soak(comm, calls, seed):
-    """Make so many calls in the world and its groups; return how many concerned this rank, and its checks."""
-    return Soak(comm, seed).run(calls)
+def soak(comm, calls, seed, combinations=COMBINATIONS):
+    """Make so many calls in the world and its groups; return how many concerned this rank, and its checks.
+
+    `combinations` are the dtypes and operations of reductions.
+    """
+    return Soak(comm, seed, combinations).run(calls)

@@ -1,0 +1,346 @@
+"""Ranks on several hosts that are late, die, differ, abort or are interrupted, and hosts that vanish."""
+
+import os
+import signal
+import threading
+import time
+from contextlib import closing, contextmanager, suppress
+
+import numpy as np
+import pytest
+import test_peer_lost as deaths
+
+from between_hosts import run_on
+from failures import PROMPT, check_usable, mortals, outcomes, raised, until, until_broken, until_waiting
+from nodes import SECRET, Job, finish, store_server
+from ringcomm import Aborted, CollectiveTimeout, Config, MismatchError
+from ringcomm.bootstrap.store import HashStore
+from ringcomm.transports import network
+from two_hosts import ADDRESSES, two_hosts, why_no_hosts
+
+SHORT = 0.2  # seconds, the timeout of calls that never complete
+LARGE = 300_001
+LAYOUTS = ("01", "0011", "0001", "010")
+
+layouts = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+@contextmanager
+def mortals_on(layout, settings=()):
+    """Yield the pool of a world on several hosts that the test may break."""
+    with store_server() as address:
+        start = {"RINGCOMM_STORE": address, "RINGCOMM_NONCE": SECRET}
+        with mortals(len(layout), [*start.items(), *settings], layout) as pool:
+            yield pool
+
+
+# --- Ranks that die ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "victim", "name", "n"),
+    [
+        ("01", 1, "all_reduce", 1),
+        ("01", 0, "sendrecv", 1 << 20),
+        ("0011", 3, "all_reduce", 1 << 20),
+        ("0011", 0, "all_to_all", 1 << 18),
+        ("0011", 2, "barrier", 1),
+        ("0001", 3, "queue", 1 << 18),
+        ("0001", 1, "reduce", 1 << 20),
+        ("010", 1, "split", 1),
+        ("010", 2, "all_gather_object", 1 << 10),
+        ("012", 1, "all_gather", 1 << 20),
+    ],
+)
+def test_a_killed_rank_is_named_by_every_survivor(layout, victim, name, n):
+    answers, ends = {}, {}
+    with mortals_on(layout) as pool:
+        pid = pool.workers[victim].pid
+        for rank, answer, when in outcomes(pool, deaths.call_until_one_dies, name, n, victim, 0.1):
+            answers[rank], ends[rank] = answer, when
+    assert isinstance(answers.pop(victim), ConnectionError)
+    for rank, (lost, text) in answers.items():
+        assert lost == victim, text
+        assert f"rank {victim} (process {pid}) died" in text or f"rank {victim} on another host was lost" in text
+        assert ends[rank] - ends[victim] < PROMPT
+
+
+# --- Late ranks -------------------------------------------------------------------------------------------------------
+
+WAITS = {
+    "barrier": lambda comm, x, **how: comm.barrier(**how),
+    "all_reduce": lambda comm, x, **how: comm.all_reduce(x, **how),
+    "small": lambda comm, x, **how: comm.all_reduce(x[:3], **how),
+    "all_to_all": lambda comm, x, **how: comm.all_to_all(np.zeros((comm.size, 9)), **how),
+    "a queue": lambda comm, x, **how: [w.wait() for w in [comm.all_reduce(x, async_op=True, **how) for _ in range(3)]],
+}
+
+
+def assert_broken(kind, text, group):
+    """Check that every call raises the first reason; then close the group."""
+    for call in (group.barrier, group.check, lambda: group.recv(np.zeros(1)), lambda: group.split(0)):
+        assert str(raised(kind, call)) == text
+    group.close()
+
+
+def be_late(comm, late, name):
+    group = comm.split(0)
+    x = np.full(LARGE, 7.0)
+    if comm.rank == late:
+        until_broken(group)
+    error = raised(CollectiveTimeout, lambda: WAITS[name](group, x, timeout=SHORT))
+    assert error.rank == late
+    assert f"it was not called by rank {late}" in str(error)
+    assert (x == 7).all()
+    assert_broken(CollectiveTimeout, str(error), group)
+    check_usable(comm)
+
+
+@pytest.mark.parametrize("name", WAITS)
+@pytest.mark.parametrize(("layout", "late"), [("01", 0), ("0011", 1), ("0011", 2), ("0001", 3), ("010", 2)])
+def test_a_late_rank_is_named_on_every_rank(layout, late, name):
+    run_on(layout, be_late, late, name)
+
+
+def wait_for_a_message(comm):
+    group = comm.split(0)
+    x = np.full(3, 7.0)
+    if comm.rank == 0:
+        error = raised(CollectiveTimeout, lambda: group.recv(x, 1, tag=5, timeout=SHORT))
+        assert f"waited {SHORT:g} s in recv(float64 x 3, from 1) with tag 5" in str(error).replace(" for ", " in ")
+        assert (x == 7).all()
+    else:
+        error = until_broken(group)
+    assert error.rank == 1
+    assert_broken(CollectiveTimeout, str(error), group)
+    check_usable(comm)
+
+
+@layouts
+def test_a_message_that_never_comes_is_a_timeout(layout):
+    run_on(layout, wait_for_a_message)
+
+
+def wait_for_works(comm):
+    group = comm.split(0)
+    x = np.full(LARGE, 3.0)
+    if comm.rank == comm.size - 1:
+        until_broken(group)
+    else:
+        receive = group.recv(np.zeros(1), comm.size - 1, async_op=True)
+        work = group.all_reduce(x, async_op=True)
+        raised(CollectiveTimeout, lambda: work.wait(timeout=SHORT))
+        assert work.done()
+        for call in (lambda: work.result, receive.wait, work.wait):
+            assert raised(CollectiveTimeout, call)
+    assert_broken(CollectiveTimeout, str(until_broken(group)), group)
+    assert (x == 3).all()
+    check_usable(comm)
+
+
+@layouts
+def test_an_expired_wait_breaks_the_communicator(layout):
+    run_on(layout, wait_for_works)
+
+
+def test_a_rank_that_never_comes_is_named():
+    config = Config(timeout=SHORT, host_id="0")
+    error = raised(CollectiveTimeout, lambda: network.connect(0, 2, HashStore(), config))
+    assert "1" in str(error)
+
+
+def test_a_rank_that_does_not_connect_is_named():
+    class Forgetful(HashStore):
+        """Rank 1 tells where it is, and is not heard of again."""
+
+        def set(self, key, value):
+            super().set(key, value)
+            if key == "network/0":
+                super().set("network/1", value.replace(b'"0"', b'"1"'))
+
+    config = Config(timeout=SHORT, host_id="0")
+    error = raised(CollectiveTimeout, lambda: network.connect(0, 2, Forgetful(), config))
+    assert error.rank == 1
+    assert str(error) == f"rank 1 of 2 did not connect to rank 0 within {SHORT:g} s"
+
+
+# --- Different calls --------------------------------------------------------------------------------------------------
+
+
+def differ(comm, odd):
+    """Make pairs of calls, of which rank `odd` makes the second."""
+    x, y = np.full(LARGE, 5.0), np.full(LARGE, 6.0)
+    pairs = [
+        (lambda: comm.all_reduce(x[:3], out=y[:3]), lambda: comm.all_reduce(x[:4], out=y[:4])),
+        (lambda: comm.all_reduce(x, out=y), lambda: comm.all_reduce(x[:-1], out=y[:-1])),
+        (lambda: comm.all_reduce(x, out=y), lambda: comm.all_reduce(x[:3], out=y[:3])),
+        (lambda: comm.all_reduce(x, "max", out=y), lambda: comm.all_reduce(x, out=y)),
+        (lambda: comm.broadcast(x, 0), lambda: comm.broadcast(x, 1)),
+        (lambda: comm.barrier(), lambda: comm.reduce(x[:9], out=y[:9])),
+        (lambda: comm.all_gather(x[:3], counts=[3] * comm.size), lambda: comm.all_gather(x[:3])),
+    ]
+    texts = []
+    for first, second in pairs:
+        error = raised(MismatchError, second if comm.rank == odd else first)
+        texts.append(str(error))
+        assert (x == 5).all()
+        assert (y == 6).all()
+        check_usable(comm)
+    return texts
+
+
+@layouts
+@pytest.mark.parametrize("odd", [0, 1])
+def test_different_calls_are_named_on_every_rank(layout, odd):
+    for texts in zip(*run_on(layout, differ, odd), strict=True):
+        assert len({*texts}) == 1
+        for rank in range(len(layout)):
+            assert f"\n  rank {rank}: " in texts[0]
+
+
+def differ_in_counts(comm):
+    """Rank 0 sends more to rank 1 than it expects."""
+    size, me = comm.size, comm.rank
+    sent = [1 + (me == 0 and rank == 1) for rank in range(size)]
+    out = np.full(size, 7.0)
+    error = raised(
+        MismatchError, lambda: comm.all_to_all(np.ones(sum(sent)), out, send_counts=sent, recv_counts=[1] * size)
+    )
+    assert "rank 0 sends 2 elements to rank 1, which expects 1" in str(error)
+    assert (out == 7).all()
+    check_usable(comm)
+
+
+@layouts
+def test_blocks_of_different_lengths_are_named_on_every_rank(layout):
+    run_on(layout, differ_in_counts)
+
+
+# --- Aborts and signals -----------------------------------------------------------------------------------------------
+
+
+def abort(comm, who, name):
+    group = comm.split(0)
+    x = np.full(LARGE, 7.0)
+    if comm.rank == who:
+        for rank in range(comm.size):
+            if rank != who:
+                until_waiting(group, rank)
+        group.abort("the data is wrong")
+        error = until_broken(group)
+    else:
+        error = raised(Aborted, lambda: WAITS[name](group, x))
+    assert "the data is wrong" in str(error)
+    assert error.rank == who
+    assert (x == 7).all()
+    assert_broken(Aborted, str(error), group)
+    check_usable(comm)
+
+
+@layouts
+@pytest.mark.parametrize("name", ["small", "all_reduce", "a queue"])
+def test_an_abort_ends_the_calls_of_all_ranks(layout, name):
+    run_on(layout, abort, 1, name)
+
+
+kept = []  # arrays of calls that failed
+
+
+def interrupt(comm, who, delay):
+    x = np.zeros(4_000_000)
+
+    def call_again_and_again():
+        while True:
+            comm.all_reduce(x, "max")
+
+    comm.barrier()
+    if comm.rank == who:
+        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
+        raised(KeyboardInterrupt, call_again_and_again)
+        with suppress(Aborted):
+            comm.check()  # or the signal came between two calls
+            comm.abort(f"rank {who} was interrupted by a signal")
+    else:
+        error = raised(Aborted, call_again_and_again)
+        assert error.rank == who
+        assert f"rank {who} was interrupted by a signal" in str(error)
+    x.fill(comm.rank)  # the memory is this rank's again
+    kept.append(x)
+
+
+def keep(comm):
+    return bool((kept[-1] == comm.rank).all())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "who"), [("01", 0), ("0011", 1), ("0011", 2), ("0001", 3)])
+def test_an_interrupt_in_a_large_call_aborts_the_others(layout, who):
+    with mortals_on(layout) as pool:
+        pool.run(interrupt, (who, 0.15))
+        assert pool.run(keep, ()) == [True] * len(layout)
+
+
+# --- The link ---------------------------------------------------------------------------------------------------------
+
+needs_namespaces = pytest.mark.skipif(why_no_hosts() is not None, reason=str(why_no_hosts()))
+EXCHANGE = """
+import numpy as np
+import ringcomm
+with ringcomm.init(timeout=20) as comm:
+    x = np.empty(200_000)
+    print("ready", flush=True)
+    try:
+        for turn in range({turns}):
+            x[:] = comm.rank + turn
+            comm.all_reduce(x)
+            assert (x == comm.size * turn + comm.size * (comm.size - 1) // 2).all()
+        print("done", comm.rank)
+    except ringcomm.PeerLost as error:
+        print("lost", comm.rank, error.rank, flush=True)
+"""
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Start two ranks on each of two hosts that exchange data, and wait until much was sent."""
+
+    def start(hosts, turns):
+        program = job.program(EXCHANGE.format(turns=turns))
+        launchers = [
+            job.start(node, 2, program, "--keepalive=60", enter=host.enter, address=(ADDRESSES[0], 29500))
+            for node, host in enumerate(hosts)
+        ]
+        for launcher in launchers:
+            assert [launcher.stdout.readline().split()[-1] for _ in range(2)] == ["ready"] * 2
+        before = [host.bytes_sent() for host in hosts]
+        until(lambda: all(host.bytes_sent() > b + (4 << 20) for host, b in zip(hosts, before, strict=True)), "calls")
+        return launchers
+
+    monkeypatch.setenv("RINGCOMM_KEEPALIVE", "2")
+    with closing(Job(tmp_path, 2)) as job:
+        yield start
+
+
+@pytest.mark.slow
+@needs_namespaces
+def test_a_short_break_of_the_link_loses_nothing(start):
+    with two_hosts() as hosts:
+        launchers = start(hosts, 400)
+        hosts.cut_link()
+        time.sleep(0.3)  # not a wait for an event: the break
+        hosts.a.run("ip link set eth0 up")
+        done = [line for launcher in launchers for line in finish(launcher)[1]]
+    assert done == [f"[{rank}] done {rank}" for rank in range(4)]
+
+
+@pytest.mark.slow
+@needs_namespaces
+def test_a_host_that_does_not_answer_is_lost(start):
+    with two_hosts() as hosts:
+        launchers = start(hosts, 10**9)
+        hosts.cut_link()
+        for node, launcher in enumerate(launchers):
+            lines = [launcher.stdout.readline().split() for _ in range(2)]
+            assert sorted(int(rank) for _, word, rank, _ in lines if word == "lost") == [2 * node, 2 * node + 1]
+            assert all(int(lost) // 2 != node for *_, lost in lines)

@@ -1,0 +1,252 @@
+"""Results between hosts, bit for bit: moved and exact data as on every transport, rounded sums in the documented order.
+
+A small collective takes one pass: hosts in order, rounded once. A large one follows the schedule of an algorithm.
+"""
+
+import numpy as np
+import pytest
+import test_point_to_point as messages
+
+from between_hosts import (
+    ROUNDED,
+    SIGNED,
+    algorithms,
+    check_exact,
+    check_rounded,
+    divided,
+    hosts_of,
+    run_on,
+    uneven,
+    values,
+)
+from cases import PLANS, share
+from reference import OPS, assert_same, filled, numpy_dtype, reduced
+from ringcomm.algorithms.schedule import even
+from ringcomm.testing import run_threads
+from ringcomm.types import DTYPES, REDUCING, WHOLE, PremulSum
+
+ONE_PASS, SLOT = 8 << 10, 384  # bytes: of a host with one rank, of each rank of a larger host
+PIECE = 256 << 10  # bytes: of a transfer
+USUAL = ("01", "0011", "0001", "0123", "010")
+MORE = ("012", "0101", "0112", "01012")
+
+layouts = pytest.mark.parametrize("layout", USUAL)
+all_layouts = pytest.mark.parametrize("layout", [*USUAL, *MORE])
+
+
+# --- Moved and exact data ---------------------------------------------------------------------------------------------
+
+
+@layouts
+def test_moved_and_exact_data_are_the_same_as_on_other_transports(layout):
+    for name, collectives in algorithms(layout, [*PLANS]):
+        run_on(layout, check_exact, collectives, 4096, algorithm=name)
+
+
+@pytest.mark.exhaustive
+@all_layouts
+@pytest.mark.parametrize("segment", [SLOT, ONE_PASS, PIECE])
+def test_moved_and_exact_data_of_all_sizes(layout, segment):
+    for name, collectives in algorithms(layout, [*PLANS]):
+        run_on(layout, check_exact, collectives, segment, algorithm=name)
+
+
+def check_sizes(comm, collectives, sizes, dtype):
+    """Make calls on blocks of so many bytes; return the paths by collective and size."""
+    paths = {}
+    for collective in collectives:
+        for size in sizes:
+            check_integers(comm, collective, size // numpy_dtype(dtype).itemsize, dtype)
+            paths[collective, size] = comm._transport.path()[0]
+    return paths
+
+
+def around(size):
+    """Return sizes of one element of 8 bytes less, equal, and one more."""
+    return size - 8, size, size + 8
+
+
+def check_integers(comm, collective, count, dtype):
+    """Call a collective on blocks of `count` elements, which are small integers."""
+    size, me, root = comm.size, comm.rank, comm.size - 1
+    length = count if collective in WHOLE else count * size
+    whole = [((np.arange(length) + 7 * rank) % 11).astype(dtype) for rank in range(size)]
+    mine, total = whole[me], sum(whole[1:], whole[0].copy())
+    blocks = [x[rank * count : (rank + 1) * count] for rank, x in enumerate(whole)]
+    if collective == "all_reduce":
+        assert_same(comm.all_reduce(mine.copy()), total)
+    elif collective == "reduce":
+        result = comm.reduce(mine.copy(), root=root)
+        assert result is None if me != root else (result == total).all()
+    elif collective == "broadcast":
+        assert_same(comm.broadcast(mine.copy(), root), whole[root])
+    elif collective == "all_gather":
+        assert_same(comm.all_gather(blocks[me]), np.stack(blocks))
+    elif collective == "gather":
+        result = comm.gather(blocks[me], root=root)
+        assert result is None if me != root else (result == np.stack(blocks)).all()
+    elif collective == "scatter":
+        out = np.empty(count, dtype)
+        comm.scatter(mine.reshape(size, count) if me == root else None, out, root)
+        assert_same(out, whole[root].reshape(size, count)[me])
+    elif collective == "reduce_scatter":
+        assert_same(comm.reduce_scatter(mine), total.reshape(size, count)[me])
+    else:
+        result = comm.all_to_all(mine.reshape(size, count))
+        assert_same(result, np.stack([x.reshape(size, count)[me] for x in whole]))
+
+
+@layouts
+def test_calls_around_the_sizes_where_the_path_changes(layout):
+    size = len(layout)
+    limit = ONE_PASS if len({*layout}) == size else SLOT
+    sizes = [*around(limit), *around(limit // size // 8 * 8)]
+    for paths in run_on(layout, check_sizes, [*PLANS], sizes, "float64"):
+        for name in ("all_reduce", "reduce", "broadcast"):
+            assert [paths[name, each] == "one-pass" for each in around(limit)] == [True, True, False]
+
+
+@layouts
+def test_calls_around_the_length_of_a_piece(layout):
+    hosts = hosts_of(layout)
+    slices = PIECE * min(map(len, hosts))  # of an all_reduce by recursive doubling, which sends whole slices
+    sizes = [*around(slices), *around(4 * slices), 9 * slices + 8]
+    run_on(layout, check_sizes, ["all_reduce", "reduce", "broadcast"], sizes, "int64", algorithm="recursive_doubling")
+    sizes = around(slices * len(hosts))  # ring divides the slices
+    run_on(layout, check_sizes, ["all_reduce", "broadcast"], sizes, "float64", algorithm="ring")
+    run_on(layout, check_sizes, [name for name in PLANS if name not in WHOLE], around(PIECE), "int64")
+
+
+# --- Sums that are rounded --------------------------------------------------------------------------------------------
+
+
+@layouts
+def test_large_sums_are_rounded_as_the_schedule_defines(layout):
+    calls = [(5001, kind) for kind in ROUNDED + SIGNED]
+    for name, collectives in algorithms(layout, REDUCING):
+        run_on(layout, check_rounded, layout, collectives, name, calls, algorithm=name)
+
+
+@layouts
+def test_sums_of_several_pieces_are_rounded_as_the_schedule_defines(layout):
+    calls = [(1_100_001, ("bfloat16", "avg")), (700_001, ("float32", OPS[-1])), (700_001, ("float32", "sum"))]
+    run_on(layout, check_rounded, layout, REDUCING, "ring", calls, algorithm="ring")
+
+
+@pytest.mark.exhaustive
+@all_layouts
+def test_sums_of_all_lengths_are_rounded_as_the_schedule_defines(layout):
+    calls = [(count, kind) for count in (4097, 9001, 99_991) for kind in ROUNDED + SIGNED]
+    for name, collectives in algorithms(layout, REDUCING):
+        run_on(layout, check_rounded, layout, collectives, name, calls, algorithm=name)
+
+
+def in_one_pass(inputs, op, layout):
+    """Return the reduction of a small call: inside each host in rank order, then hosts in order, rounded once."""
+    if isinstance(op, PremulSum):
+        inputs, op = [reduced([x], op) for x in inputs], "sum"
+    step = "sum" if op == "avg" else op
+    result = reduced([reduced([inputs[rank] for rank in ranks], step) for ranks in hosts_of(layout)], step)
+    return divided(result, len(inputs)) if op == "avg" else result
+
+
+def check_one_pass(comm, layout):
+    size, me = comm.size, comm.rank
+    for number, (dtype, op) in enumerate(ROUNDED + SIGNED):
+        for count in (0, 1, 7, SLOT // numpy_dtype(dtype).itemsize):
+            root, what = number % size, f"{count} {dtype}, {op} on {layout}"
+            rows = even(count, size) if number % 2 else uneven(count, size)
+            inputs = [values(rank, count, dtype, op, number) for rank in range(size)]
+            expected, x = in_one_pass(inputs, op, layout), inputs[me].copy()
+            assert_same(comm.reduce_scatter(x, op, counts=rows), expected[share(rows, me)], what)
+            result = comm.reduce(x.copy(), op, root)
+            if me == root:
+                assert_same(result, expected, what)
+            assert_same(comm.all_reduce(x, op, np.empty_like(x)), expected, what)
+            assert_same(comm.all_reduce(x, op), expected, what)
+            assert comm._transport.path()[0] == "one-pass"
+
+
+@all_layouts
+def test_small_sums_are_rounded_once_for_all_hosts(layout):
+    run_on(layout, check_one_pass, layout)
+
+
+# --- Other dtypes, groups, messages -----------------------------------------------------------------------------------
+
+
+def check_every_dtype(comm):
+    for dtype in DTYPES:
+        for count in (5, 5000):
+            inputs = [filled(rank, count, dtype) for rank in range(comm.size)]
+            assert_same(comm.all_gather(inputs[comm.rank]), np.stack(inputs), dtype)
+            assert_same(comm.broadcast(inputs[comm.rank].copy(), 1), inputs[1], dtype)
+
+
+@layouts
+def test_every_dtype_is_moved(layout):
+    run_on(layout, check_every_dtype)
+
+
+def check_groups(comm):
+    """Call in groups of pairs, of even and odd ranks, of all ranks in reverse, of one rank, and in groups of those."""
+    for color in (comm.rank // 2, comm.rank % 2, 0, comm.rank, 0 if comm.rank else None):
+        group = comm.split(color, key=-comm.rank)
+        if group is None:
+            continue
+        for count in (3, 30_000):
+            check_integers(group, "all_reduce", count, "float32")
+            check_integers(group, "all_to_all", count, "float32")
+            works = [group.all_reduce(np.full(count, group.rank + 1.0), async_op=True) for _ in range(5)]
+            assert all((work.wait() == group.size * (group.size + 1) / 2).all() for work in works)
+        with group.split(0) as inner:
+            check_integers(inner, "all_gather", 3000, "float32")
+        group.close()
+
+
+@layouts
+def test_groups_across_hosts(layout):
+    run_on(layout, check_groups)
+
+
+def split_in_threads(comm):
+    """Two threads of each rank split and use two communicators at the same time."""
+    parents = comm.split(0), comm.split(0)
+
+    def use(parent):
+        for turn in range(20):
+            with parent.split(0) as group:
+                x = group.all_gather(np.array([turn, parents.index(parent)]))
+                assert (x == [turn, parents.index(parent)]).all()
+        parent.barrier()
+
+    run_threads(use, parents)
+
+
+@pytest.mark.parametrize("layout", ["01", "0011"])
+def test_communicators_are_split_by_two_threads_at_once(layout):
+    run_on(layout, split_in_threads)
+
+
+def exchange_large(comm):
+    """Messages around the length from which on the receiver pulls them, and of several pulls."""
+    peer = 1 - comm.rank
+    for salt, length in enumerate(((32 << 10) - 1, 32 << 10, (32 << 10) + 1, (1 << 20) + 1, (4 << 20) + 1, 9 << 20)):
+        y = np.empty(length, np.uint8)
+        comm.sendrecv(messages.message(comm.rank, length, salt), peer, y, peer)
+        assert_same(y, messages.message(peer, length, salt), f"{length} bytes")
+
+
+@pytest.mark.parametrize(
+    ("fn", "layout"),
+    [
+        *((messages.lengths, layout) for layout in ("01", "012", "0011")),
+        (messages.ordered, "0011"),
+        (messages.receives_first, "010"),
+        *((fn, "01") for fn in (messages.both_send_first, messages.many_pending, messages.in_threads, exchange_large)),
+        *((messages.beside_collectives, layout) for layout in ("0011", "010", "012")),
+    ],
+    ids=lambda each: getattr(each, "__name__", each),
+)
+def test_messages_between_hosts(fn, layout):
+    run_on(layout, fn)
