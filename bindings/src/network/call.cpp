@@ -173,9 +173,7 @@ void NetworkCall::compare() {
     if (other == by_rank.rend()) return;
     MessageLines lines(format("the ranks called different things at epoch %" PRIu64 ":", call_.epoch));
     for (int r = 0; r < group_.size; ++r) {
-        const std::string text = describe(by_rank[r]);
-        const bool counts = by_rank[r] != by_rank[0] && text == describe(by_rank[0]);
-        lines.add(format("  rank %d: ", r) + text + (counts ? ", other counts than on rank 0" : ""));
+        lines.add(format("  rank %d: ", r) + describe_beside(by_rank[r], by_rank[0]));
     }
     throw Failure(RC_MISMATCH, lines.text(), int(by_rank.rend() - other) - 1, describe_call(), describe(*other));
 }
