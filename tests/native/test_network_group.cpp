@@ -377,7 +377,6 @@ void what_a_rank_sent_before_it_left_arrives(NetworkRank& at) {
 void a_lost_peer_is_named(NetworkRank& at) {
     std::vector<int> x(LARGE - 1), y(LARGE - 1);
     if (at.size == 2) add_sum(at, LARGE - 1, x.data(), y.data());
-    check_usable(at);
     if (at.rank == 1) {
         for (const int socket : at.sockets) {
             if (socket >= 0) shutdown(socket, SHUT_RDWR);
