@@ -7,7 +7,7 @@ from typing import Any
 from ringcomm.adapters import CODES
 from ringcomm.completion import when_done
 from ringcomm.devices.contract import Device
-from ringcomm.errors import RingcommError, describe_error, raise_first_failure, refuse
+from ringcomm.errors import MismatchError, RingcommError, describe_error, raise_first_failure, refuse
 from ringcomm.native import NULL, STATUS, NativeFastPath, check, ffi, lib
 from ringcomm.transports.contract import RECORDED_CALLS, CollectiveCall, Fused
 from ringcomm.types import COLLECTIVES, DTYPES, OPS
@@ -97,6 +97,14 @@ class NativeTransport:
         source, target = ffi.from_buffer(mine), ffi.from_buffer(facts)
         self.fused[name](CollectiveCall(source, target, FACT_BYTES, DTYPES["uint8"]), timeout)
         return [json.loads(facts[at : at + FACT_BYTES]) for at in range(0, len(facts), FACT_BYTES)]
+
+    def _compare_requests(self, description: str) -> None:
+        """Raise MismatchError on every rank if the ranks asked `allocate` for different buffers."""
+        requests = self.all_gather_facts("empty", description)
+        for rank, theirs in enumerate(requests):
+            if theirs != requests[0]:
+                message = f"the ranks asked for different buffers: {by_rank(requests)}"
+                raise MismatchError(message, rank=rank, collective="empty", expected=requests[0], got=theirs)
 
     def run_on_all(self, name: str, action: Callable[[], Any]) -> list[Any]:
         """Return the results of `action` on all ranks. If it raises on one, every rank raises."""

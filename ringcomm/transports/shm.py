@@ -11,7 +11,6 @@ from ringcomm.bootstrap.store import Store
 from ringcomm.config import Config
 from ringcomm.errors import (
     ArgumentError,
-    MismatchError,
 )
 from ringcomm.machine import memory, topology
 from ringcomm.machine.tuning import NEVER
@@ -57,11 +56,7 @@ class ShmTransport(NativeTransport):
         return groups[0] if groups else None
 
     def allocate(self, description: str, size: int) -> Any:
-        requests = self.all_gather_facts("empty", description)
-        for rank, theirs in enumerate(requests):
-            if theirs != requests[0]:
-                message = f"the ranks asked for different buffers: {by_rank(requests)}"
-                raise MismatchError(message, rank=rank, collective="empty", expected=requests[0], got=theirs)
+        self._compare_requests(description)
         offset = self.run_on_all("empty", lambda: self._reserve_region(size))[0]
         buffers: list[Any] = []
 

@@ -10,11 +10,11 @@ import numpy as np
 from ringcomm.algorithms.schedule import Block, Copy, Exchange
 from ringcomm.algorithms.select import AlgorithmSelector
 from ringcomm.devices.contract import Device
-from ringcomm.errors import MismatchError, RingcommError
+from ringcomm.errors import RingcommError
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.contract import CollectiveCall, Fused, Transport
-from ringcomm.transports.core import NativeTransport, NativeWork, by_rank
+from ringcomm.transports.core import NativeTransport, NativeWork
 from ringcomm.transports.network.gpus import GpuSums
 from ringcomm.transports.network.layout import HostLayout, layout_of
 from ringcomm.transports.network.programs import Local, Program, Step, program_of
@@ -151,11 +151,7 @@ class NetworkTransport(NativeTransport):
 
     def allocate(self, description: str, size: int) -> Any:
         """Return zeros in memory that the ranks of this host share."""
-        requests = self.all_gather_facts("empty", description)
-        for rank, theirs in enumerate(requests):
-            if theirs != requests[0]:
-                message = f"the ranks asked for different buffers: {by_rank(requests)}"
-                raise MismatchError(message, rank=rank, collective="empty", expected=requests[0], got=theirs)
+        self._compare_requests(description)
         memory: list[Any] = []
         self.run_on_all("empty", lambda: memory.append(self._local.allocate(description, size)))
         return memory[0]
