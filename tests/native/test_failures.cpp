@@ -10,12 +10,6 @@ using ringcomm::PACKETS;
 
 namespace {
 
-rc_tuning impatient() {
-    rc_tuning tuning = small_tuning();
-    tuning.timeout = 0.3;
-    return tuning;
-}
-
 int message(rc_comm* comm, std::vector<int>& data, int from, rc_work** work = nullptr) {
     return rc_recv(comm, data.data(), data.size(), RC_INT32, from, 0, -1, nullptr, work);
 }

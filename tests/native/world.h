@@ -52,6 +52,12 @@ inline rc_tuning small_tuning(Access access = STAGED) {
             .oversubscribed = 1};
 }
 
+inline rc_tuning impatient() {
+    rc_tuning tuning = small_tuning();
+    tuning.timeout = 0.3;
+    return tuning;
+}
+
 inline void in_world(int size, const rc_tuning& tuning, const std::function<void(rc_comm*, int)>& body) {
     int fd;
     DO(rc_file_create(&fd));

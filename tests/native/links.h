@@ -1,0 +1,57 @@
+// Ranks that SocketLinks over loopback TCP join, for the tests of links.
+#pragma once
+
+#include <algorithm>
+#include <deque>
+#include <string>
+
+#include "network/sockets.h"
+#include "network_world.h"
+
+using ringcomm::LinkTransfer;
+using Bytes = std::vector<std::byte>;
+
+constexpr size_t LARGE = 16 << 20;  // more than the kernel buffers for one connection
+constexpr std::byte UNTOUCHED{0xEE};
+
+inline Bytes pattern(size_t bytes, unsigned seed) {
+    Bytes found(bytes);
+    for (size_t i = 0; i < bytes; ++i) found[i] = std::byte((i * 31 + (i >> 8) + seed * 7) & 0x7F);  // never UNTOUCHED
+    return found;
+}
+
+inline bool untouched(const Bytes& memory) {
+    return std::all_of(memory.begin(), memory.end(), [](std::byte each) { return each == UNTOUCHED; });
+}
+
+struct Rank final : ringcomm::LinkEvents {
+    Rank(int rank, int size, const std::vector<int>& sockets) : packets(size), lost(size), link(rank, size, sockets) {}
+
+    void packet_arrived(int peer, std::span<const std::byte> packet) override {
+        packets[peer].emplace_back(packet.begin(), packet.end());
+    }
+    void peer_lost(int peer, const std::string& reason) override { lost[peer].push_back(reason); }
+    bool progress() { return link.progress(*this); }
+
+    std::vector<std::deque<Bytes>> packets;      // by peer
+    std::vector<std::vector<std::string>> lost;  // by peer
+    ringcomm::SocketLink link;
+};
+
+inline std::deque<Rank> ranks_of(int size) {
+    std::vector<std::vector<int>> sockets(size, std::vector<int>(size, -1));
+    for (int a = 0; a < size; ++a) {
+        for (int b = 0; b < a; ++b) std::tie(sockets[a][b], sockets[b][a]) = connected();
+    }
+    std::deque<Rank> ranks;
+    for (int r = 0; r < size; ++r) ranks.emplace_back(r, size, sockets[r]);
+    return ranks;
+}
+
+// Both ranks in this thread, so that a test chooses who moves.
+template <class Done>
+void until(std::deque<Rank>& ranks, Done done) {
+    while (!done()) {
+        for (Rank& rank : ranks) rank.progress();
+    }
+}

@@ -1,0 +1,93 @@
+// Transfers that are canceled before, while and after they move: their memory is left alone, and what follows arrives.
+#include "links.h"
+
+using namespace ringcomm;
+
+namespace {
+
+void canceled_receives() {
+    auto ranks = ranks_of(2);
+    SocketLink &sender = ranks[0].link, &receiver = ranks[1].link;
+    LinkTransfer first, second, sent;
+    const Bytes a = pattern(LARGE, 1), b = pattern(5000, 2);
+
+    // Before its frame: the next receive gets the next frame.
+    Bytes into_first(LARGE, UNTOUCHED), into_second(5000);
+    receiver.receive(0, 1, into_first.data(), LARGE, first);
+    receiver.receive(0, 1, into_second.data(), 5000, second);
+    receiver.cancel(first);
+    CHECK(first.state == LinkTransfer::FAILED);
+    LinkTransfer sent_b;
+    sender.send(1, 1, a.data(), LARGE, sent);
+    sender.send(1, 1, b.data(), 5000, sent_b);
+    until(ranks, [&] { return second.ended(); });
+    CHECK(second.state == LinkTransfer::DONE && into_second == b && untouched(into_first));
+
+    // In the middle of it.
+    receiver.receive(0, 1, into_first.data(), LARGE, first);
+    sender.send(1, 1, a.data(), LARGE, sent);
+    until(ranks, [&] { return into_first[100'000] != UNTOUCHED; });
+    CHECK(!first.ended());
+    receiver.cancel(first);
+    std::fill(into_first.begin(), into_first.end(), UNTOUCHED);
+    sender.send(1, 1, b.data(), 5000, sent_b);
+    receiver.receive(0, 1, into_second.data(), 5000, second);
+    until(ranks, [&] { return second.ended(); });
+    CHECK(into_second == b && untouched(into_first));
+
+    // A receive that takes over a frame which has arrived in part, and is canceled then.
+    for (const bool canceled : {false, true}) {
+        sender.send(1, 2, a.data(), LARGE, sent);
+        for (int i = 0; i < 20; ++i) {
+            ranks[0].progress();
+            ranks[1].progress();
+        }
+        receiver.receive(0, 2, into_first.data(), LARGE, first);
+        CHECK(into_first[100] != UNTOUCHED && !first.ended());
+        if (canceled) {
+            receiver.cancel(first);
+            std::fill(into_first.begin(), into_first.end(), UNTOUCHED);
+        }
+        until(ranks, [&] { return sent.ended() && (canceled || first.ended()); });
+        CHECK(canceled ? untouched(into_first) : into_first == a);
+        std::fill(into_first.begin(), into_first.end(), UNTOUCHED);
+    }
+    sender.send(1, 2, b.data(), 5000, sent_b);
+    receiver.receive(0, 2, into_second.data(), 5000, second);
+    until(ranks, [&] { return second.ended(); });
+    CHECK(into_second == b);
+    receiver.cancel(second);  // it has ended
+    CHECK(second.state == LinkTransfer::DONE);
+}
+
+void canceled_sends() {
+    auto ranks = ranks_of(2);
+    Bytes begun = pattern(LARGE, 1), queued = pattern(LARGE, 2), found(LARGE);
+    LinkTransfer sends[2], receive;
+    ranks[0].link.send(1, 1, begun.data(), LARGE, sends[0]);
+    ranks[0].link.send(1, 1, queued.data(), LARGE, sends[1]);
+    for (int i = 0; i < 10; ++i) ranks[0].progress();
+    for (LinkTransfer& each : sends) {
+        CHECK(!each.ended());
+        ranks[0].link.cancel(each);
+        CHECK(each.state == LinkTransfer::FAILED);
+    }
+    std::fill(begun.begin(), begun.end(), UNTOUCHED);
+    std::fill(queued.begin(), queued.end(), UNTOUCHED);
+    CHECK(!ranks[0].link.flushed());
+    for (const unsigned seed : {1, 2}) {
+        ranks[1].link.receive(0, 1, found.data(), LARGE, receive);
+        until(ranks, [&] { return receive.ended(); });
+        CHECK(found == pattern(LARGE, seed));
+    }
+    until(ranks, [&] { return ranks[0].link.flushed(); });
+}
+
+}  // namespace
+
+int main() {
+    canceled_receives();
+    canceled_sends();
+    printf("test_canceled_transfers: %d failures\n", failures.load());
+    return failures != 0;
+}
