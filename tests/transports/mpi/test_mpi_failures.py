@@ -1,29 +1,27 @@
 """Ranks on several hosts that are late, leave, abort or are interrupted: all others raise with rank and reason."""
 
 import signal
-import time
 
 import numpy as np
 import pytest
 
 import mpi_world
-from failures import PROMPT, check_usable, raised, until_broken, until_waiting
+from failures import check_usable, raised, until_broken
+from failures_between_hosts import (
+    LARGE,
+    SHORT,
+    WAITS,
+    abort,
+    assert_broken,
+    be_late,
+    until_others_wait,
+    wait_for_a_message,
+    wait_for_works,
+)
 from ringcomm import Aborted, CollectiveTimeout, PeerLost
 
 pytestmark = pytest.mark.mpi
 
-SHORT = 0.1  # seconds, the timeout of calls that never complete
-LARGE = 300_001
-
-WAITS = {
-    "barrier": lambda comm, x, **how: comm.barrier(**how),
-    "all_reduce": lambda comm, x, **how: comm.all_reduce(x, **how),
-    "reduce": lambda comm, x, **how: comm.reduce(x, root=1, **how),
-    "all_gather": lambda comm, x, **how: comm.all_gather(x, **how),
-    "all_to_all": lambda comm, x, **how: comm.all_to_all(np.zeros((comm.size, 9)), **how),
-    "a queue": lambda comm, x, **how: [w.wait() for w in [comm.all_reduce(x, async_op=True, **how) for _ in range(3)]],
-    "objects": lambda comm, x, **how: comm.all_gather_object("me", **how),
-}
 HOSTS = [  # library, layout, the rank that fails, and the call of the others
     ("openmpi", "0123", 2, "all_reduce"),
     ("mpich", "0011", 3, "a queue"),
@@ -43,35 +41,10 @@ hosts = pytest.mark.parametrize(
 )
 
 
-def assert_broken(kind, text, group):
-    """Check that every call raises the first reason at once; then close the group."""
-    begin = time.monotonic()
-    for call in (group.barrier, group.check, lambda: group.recv(np.zeros(1)), lambda: group.split(0)):
-        assert str(raised(kind, call)) == text
-    assert time.monotonic() - begin < PROMPT
-    group.close()
-
-
-def be_late(comm, late, name):
-    group = comm.split(0)
-    x = np.full(LARGE, 7.0)
-    if comm.rank == late:
-        until_broken(group)
-    begin = time.monotonic()
-    error = raised(CollectiveTimeout, lambda: WAITS[name](group, x, timeout=SHORT))
-    assert time.monotonic() - begin < SHORT + 2
-    assert error.rank == late
-    assert (x == 7).all()
-    assert_broken(CollectiveTimeout, str(error), group)
-    check_usable(comm)
-    return str(error)
-
-
 @hosts
 def test_a_late_rank_is_named_on_every_rank(library, layout, rank, name):
     texts = mpi_world.run(be_late, layout, rank, name, library=library)
     assert texts.pop(rank) in texts, "the late rank raises the error of the others"
-    assert all(f"it was not called by rank {rank}" in text for text in texts)
 
 
 def leave_out(comm, *late):
@@ -90,70 +63,13 @@ def test_all_late_ranks_are_named():
     mpi_world.run(leave_out, "0011", 1, 2)
 
 
-def wait_for_a_message(comm, peer):
-    group = comm.split(0)
-    x = np.full(3, 7.0)
-    if comm.rank == 0:
-        begin = time.monotonic()
-        error = raised(CollectiveTimeout, lambda: group.recv(x, peer, tag=5, timeout=SHORT))
-        assert time.monotonic() - begin < SHORT + 2
-        words = f"recv(float64 x 3, from {'any' if peer is None else peer}) with tag 5"
-        assert f"waited {SHORT:g} s for {words}" in str(error), str(error)
-        assert (x == 7).all()
-    else:
-        error = until_broken(group)
-    assert error.rank == (peer or 0)
-    assert_broken(CollectiveTimeout, str(error), group)
-    check_usable(comm)
-
-
 @pytest.mark.parametrize("peer", [1, 3, None])
 def test_a_message_that_is_never_sent_is_a_timeout(peer):
     mpi_world.run(wait_for_a_message, "0011", peer)
 
 
-def wait_for_works(comm):
-    group = comm.split(0)
-    x = np.full(LARGE, 3.0)
-    if comm.rank == 3:
-        until_broken(group)
-    else:
-        receive = group.recv(np.zeros(1), 0, async_op=True)
-        work = group.all_reduce(x, async_op=True)
-        raised(CollectiveTimeout, lambda: work.wait(timeout=SHORT))
-        assert work.done()
-        for call in (lambda: work.result, receive.wait, work.wait):
-            assert raised(CollectiveTimeout, call)
-    assert_broken(CollectiveTimeout, str(until_broken(group)), group)
-    assert (x == 3).all()
-    check_usable(comm)
-
-
 def test_an_expired_wait_breaks_the_communicator():
     mpi_world.run(wait_for_works, "0011")
-
-
-def until_others_wait(group):
-    for rank in range(group.size):
-        if rank != group.rank:
-            until_waiting(group, rank)
-
-
-def abort(comm, who, name):
-    group = comm.split(0)
-    x = np.full(LARGE, 7.0)
-    if comm.rank == who:
-        until_others_wait(group)
-        group.abort("the data is wrong")
-        error = until_broken(group)
-    else:
-        error = raised(Aborted, lambda: WAITS[name](group, x))
-    assert "the data is wrong" in str(error)
-    assert error.rank == who
-    assert (x == 7).all()
-    assert_broken(Aborted, str(error), group)
-    check_usable(comm)
-    return str(error)
 
 
 @hosts

@@ -11,15 +11,14 @@ import pytest
 import test_peer_lost as deaths
 
 from between_hosts import run_on
-from failures import PROMPT, check_usable, mortals, outcomes, raised, until, until_broken, until_waiting
+from failures import PROMPT, check_usable, mortals, outcomes, raised, until
+from failures_between_hosts import LARGE, SHORT, WAITS, abort, be_late, wait_for_a_message, wait_for_works
 from nodes import SECRET, Job, finish, store_server
 from ringcomm import Aborted, CollectiveTimeout, Config, MismatchError
 from ringcomm.bootstrap.store import HashStore
 from ringcomm.transports import network
 from two_hosts import ADDRESSES, two_hosts, why_no_hosts
 
-SHORT = 0.2  # seconds, the timeout of calls that never complete
-LARGE = 300_001
 LAYOUTS = ("01", "0011", "0001", "010")
 
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
@@ -68,75 +67,34 @@ def test_a_killed_rank_is_named_by_every_survivor(layout, victim, name, n):
 
 # --- Late ranks -------------------------------------------------------------------------------------------------------
 
-WAITS = {
-    "barrier": lambda comm, x, **how: comm.barrier(**how),
-    "all_reduce": lambda comm, x, **how: comm.all_reduce(x, **how),
-    "small": lambda comm, x, **how: comm.all_reduce(x[:3], **how),
-    "all_to_all": lambda comm, x, **how: comm.all_to_all(np.zeros((comm.size, 9)), **how),
-    "a queue": lambda comm, x, **how: [w.wait() for w in [comm.all_reduce(x, async_op=True, **how) for _ in range(3)]],
-}
+
+LATE = [
+    ("01", 0, "all_reduce"),
+    ("01", 1, "small"),
+    ("0011", 1, "barrier"),
+    ("0011", 2, "a queue"),
+    ("0001", 3, "all_to_all"),
+    ("010", 2, "objects"),
+    ("010", 1, "all_gather"),
+    ("012", 2, "reduce"),
+]
+ALL_LATE = [(layout, late, name) for layout in LAYOUTS for late in range(len(layout)) for name in WAITS]
 
 
-def assert_broken(kind, text, group):
-    """Check that every call raises the first reason; then close the group."""
-    for call in (group.barrier, group.check, lambda: group.recv(np.zeros(1)), lambda: group.split(0)):
-        assert str(raised(kind, call)) == text
-    group.close()
+def also(usual, product):
+    """Return the parameters of a test: the usual ones, and the others of the full product for -m exhaustive."""
+    more = (pytest.param(*each, marks=pytest.mark.exhaustive) for each in product if each not in usual)
+    return [*usual, *more]
 
 
-def be_late(comm, late, name):
-    group = comm.split(0)
-    x = np.full(LARGE, 7.0)
-    if comm.rank == late:
-        until_broken(group)
-    error = raised(CollectiveTimeout, lambda: WAITS[name](group, x, timeout=SHORT))
-    assert error.rank == late
-    assert f"it was not called by rank {late}" in str(error)
-    assert (x == 7).all()
-    assert_broken(CollectiveTimeout, str(error), group)
-    check_usable(comm)
-
-
-@pytest.mark.parametrize("name", WAITS)
-@pytest.mark.parametrize(("layout", "late"), [("01", 0), ("0011", 1), ("0011", 2), ("0001", 3), ("010", 2)])
+@pytest.mark.parametrize(("layout", "late", "name"), also(LATE, ALL_LATE))
 def test_a_late_rank_is_named_on_every_rank(layout, late, name):
     run_on(layout, be_late, late, name)
 
 
-def wait_for_a_message(comm):
-    group = comm.split(0)
-    x = np.full(3, 7.0)
-    if comm.rank == 0:
-        error = raised(CollectiveTimeout, lambda: group.recv(x, 1, tag=5, timeout=SHORT))
-        assert f"waited {SHORT:g} s in recv(float64 x 3, from 1) with tag 5" in str(error).replace(" for ", " in ")
-        assert (x == 7).all()
-    else:
-        error = until_broken(group)
-    assert error.rank == 1
-    assert_broken(CollectiveTimeout, str(error), group)
-    check_usable(comm)
-
-
 @layouts
 def test_a_message_that_never_comes_is_a_timeout(layout):
-    run_on(layout, wait_for_a_message)
-
-
-def wait_for_works(comm):
-    group = comm.split(0)
-    x = np.full(LARGE, 3.0)
-    if comm.rank == comm.size - 1:
-        until_broken(group)
-    else:
-        receive = group.recv(np.zeros(1), comm.size - 1, async_op=True)
-        work = group.all_reduce(x, async_op=True)
-        raised(CollectiveTimeout, lambda: work.wait(timeout=SHORT))
-        assert work.done()
-        for call in (lambda: work.result, receive.wait, work.wait):
-            assert raised(CollectiveTimeout, call)
-    assert_broken(CollectiveTimeout, str(until_broken(group)), group)
-    assert (x == 3).all()
-    check_usable(comm)
+    run_on(layout, wait_for_a_message, 1)
 
 
 @layouts
@@ -220,26 +178,10 @@ def test_blocks_of_different_lengths_are_named_on_every_rank(layout):
 # --- Aborts and signals -----------------------------------------------------------------------------------------------
 
 
-def abort(comm, who, name):
-    group = comm.split(0)
-    x = np.full(LARGE, 7.0)
-    if comm.rank == who:
-        for rank in range(comm.size):
-            if rank != who:
-                until_waiting(group, rank)
-        group.abort("the data is wrong")
-        error = until_broken(group)
-    else:
-        error = raised(Aborted, lambda: WAITS[name](group, x))
-    assert "the data is wrong" in str(error)
-    assert error.rank == who
-    assert (x == 7).all()
-    assert_broken(Aborted, str(error), group)
-    check_usable(comm)
+ABORTED = [("01", "all_reduce"), ("0011", "a queue"), ("0001", "small"), ("010", "all_reduce")]
 
 
-@layouts
-@pytest.mark.parametrize("name", ["small", "all_reduce", "a queue"])
+@pytest.mark.parametrize(("layout", "name"), also(ABORTED, [(layout, name) for layout in LAYOUTS for name in WAITS]))
 def test_an_abort_ends_the_calls_of_all_ranks(layout, name):
     run_on(layout, abort, 1, name)
 
