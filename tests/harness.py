@@ -69,13 +69,13 @@ class Pool:
             self.workers.append(worker)
             self.connections.append(ours)
 
-    def run(self, fn, args):
+    def run(self, fn, args, limit=None):
         for connection in self.connections:
             connection.send((fn, args))
         results = [None] * len(self.connections)
         failures = []
         waiting = dict(zip(self.connections, range(len(results)), strict=True))
-        deadline = time.monotonic() + JOB
+        deadline = time.monotonic() + (limit or JOB)
         while waiting:
             ready = wait(waiting, deadline - time.monotonic())
             if not ready:

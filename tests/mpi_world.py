@@ -8,19 +8,17 @@ import functools
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
-import tempfile
-import time
 from contextlib import contextmanager
-from multiprocessing.connection import Client, Connection, wait
 from pathlib import Path
 
 import pytest
 
 import harness
+import launched
 import ringcomm
+from launched import Pool
 from ringcomm.bench import peers
 
 SIZE = 4  # ranks of a pool; smaller worlds are the first of them
@@ -40,7 +38,12 @@ def call(fn, *args, library="openmpi", level="multiple"):
     """Call `fn(world, *args)` on every rank, with the world of mpi4py, and return the results in rank order."""
     skip_without(library)
     begin = start(library, MPI4PY_RC_THREAD_LEVEL=level)
-    return harness.run_in_pool(("mpi", library, level), lambda: Pool(SIZE, begin), fn, args)
+    return harness.run_in_pool(("mpi", library, level), lambda: pool(SIZE, begin), fn, args)
+
+
+def pool(size, begin):
+    """Return a pool of ranks; `begin(output, program, *args)` starts mpirun."""
+    return Pool(size, lambda output, address: [begin(output, __file__, address)])
 
 
 def within(world, hosts, settings, fn, args):
@@ -73,74 +76,11 @@ def first(size):
 def mortals(library="openmpi", size=SIZE):
     """Yield the pool of a job that the test may break."""
     skip_without(library)
-    pool = Pool(size, start(library, size))
+    mortal = pool(size, start(library, size))
     try:
-        yield pool
+        yield mortal
     finally:
-        pool.kill()
-
-
-class Pool(harness.Pool):
-    """Ranks that wait for work. `start(output, program, *args)` starts them and returns the mpirun process."""
-
-    def __init__(self, size, start):
-        self.written = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self.connections, self.files = [None] * size, set()
-        with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(f"{folder}/socket")  # a file: ranks may be in other network namespaces
-            listener.listen(size)
-            self.mpirun = start(self.written, __file__, f"{folder}/socket")
-            try:
-                deadline = time.monotonic() + harness.OPERATION
-                while None in self.connections:
-                    self.accept(listener, deadline)
-            except BaseException:
-                self.kill()
-                raise
-
-    def accept(self, listener, deadline):
-        if wait([listener], 0.1):
-            connection = Connection(listener.accept()[0].detach())
-            rank, files = connection.recv()
-            self.connections[rank] = connection
-            self.files |= files
-            return
-        missing = [rank for rank, connection in enumerate(self.connections) if not connection]
-        assert time.monotonic() < deadline, f"ranks {missing} have not connected: {self.output()}"
-        assert self.mpirun.poll() is None, self.output()
-
-    def run(self, fn, args):
-        try:
-            return super().run(fn, args)
-        except ConnectionError as error:
-            error.add_note(self.output())
-            raise
-
-    def output(self):
-        """Return what mpirun and its ranks have written so far."""
-        self.written.seek(0)
-        return self.written.read()
-
-    def end(self):
-        """Tell the ranks to exit; return the exit status of mpirun."""
-        for connection in self.connections:
-            connection.close()
-        return self.mpirun.wait(harness.OPERATION)
-
-    def close(self):
-        try:
-            self.end()
-        finally:
-            self.kill()
-
-    def kill(self):
-        for connection in filter(None, self.connections):
-            connection.close()
-        self.mpirun.terminate()  # mpirun then ends its ranks; SIGKILL may leave them running
-        self.mpirun.wait(harness.OPERATION)
-        self.written.close()
-        for path in self.files:  # MPI_Abort leaves them
-            path.unlink(missing_ok=True)
+        mortal.kill()
 
 
 # --- How a library starts ranks: the command, and its settings in the environment -------------------------------------
@@ -206,9 +146,7 @@ def start(library, size=SIZE, **variables):
 def serve(address):
     from mpi4py import MPI
 
-    with Client(address) as connection:
-        connection.send((MPI.COMM_WORLD.rank, shared_files()))
-        harness.answer(connection, MPI.COMM_WORLD)
+    launched.answer(address, MPI.COMM_WORLD.rank, MPI.COMM_WORLD, shared_files())
 
 
 def shared_files():
@@ -217,5 +155,5 @@ def shared_files():
 
 
 if __name__ == "__main__":
-    sys.path += sorted({str(path.parent) for path in Path(__file__).parent.rglob("test_*.py")})  # as pytest does
+    launched.import_as_pytest()
     serve(sys.argv[1])

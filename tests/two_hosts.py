@@ -1,8 +1,8 @@
-"""Two hosts on one machine, joined by a link, and mpirun across them.
+"""Hosts on one machine: two joined by a link, and mpirun across them; or more, of which the first is the switch.
 
-A host is a set of namespaces: network, host name, processes, shared memory, mounts. Host B starts inside host A, so
-that an mpirun on A can enter it instead of using ssh. Nothing of it has a name outside. When A's first process ends,
-also because the tests are killed, the kernel ends all processes of both hosts, and removes the link.
+A host is a set of namespaces: network, host name, processes, shared memory, mounts. The others start inside host A, so
+that an mpirun on A can enter them instead of using ssh. Nothing of it has a name outside. When A's first process ends,
+also because the tests are killed, the kernel ends all processes of all hosts, and removes the links.
 """
 
 import functools
@@ -15,7 +15,8 @@ from contextlib import ExitStack, contextmanager
 import harness
 import mpi_world
 
-ADDRESSES = ("10.0.0.1", "10.0.0.2")  # private to the namespaces
+NAMES = ("host-a", "host-b", "host-c", "host-d")
+ADDRESSES = ("10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4")  # private to the namespaces
 AGENT = "/dev/shm/agent"  # each host has its own /dev/shm
 
 # Prints the id of a process through which to enter the host, then a line when the host is ready. Its first process
@@ -34,6 +35,11 @@ exec unshare --net --uts --ipc --pid --fork --mount --mount-proc sh -ec '
 """
 # If both ends had the same index, the kernel would take a second to bring the link up.
 LINK = "ip link add eth0 index 1001 type veth peer name eth0 index 1002 netns $0"
+SWITCH = "ip link add eth0 type bridge"
+PORT = """
+ip link add port$0 index 100$0 type veth peer name eth0 index 2000 netns $1
+ip link set port$0 master eth0 up
+"""
 # A single TCP stream then reaches 95 % of 1 Gbit/s, the rest being headers; with a burst of 64 KB it is 85 %. The queue
 # is longer than the TCP window, so no packet is dropped.
 LINK_END = """
@@ -80,15 +86,13 @@ class Host:
         return int(self.run("cat /sys/class/net/eth0/statistics/tx_bytes"))
 
 
-class TwoHosts:
-    def __init__(self, a, b, jobs):
-        self.a, self.b, self.jobs = a, b, jobs
-        text = ENTER.format(address=ADDRESSES[1], enter=" ".join(b.entry))
-        for host in self:  # Open MPI needs it on both
-            host.run('cat > "$0"; chmod +x "$0"', AGENT, text=text)
+class Hosts:
+    def __init__(self, hosts, jobs):
+        self.hosts, self.jobs = hosts, jobs
+        self.a, self.b, *_ = hosts
 
     def __iter__(self):
-        return iter((self.a, self.b))
+        return iter(self.hosts)
 
     def cut_link(self):
         self.a.run("ip link set eth0 down")
@@ -96,7 +100,10 @@ class TwoHosts:
     def start(self, library, per_host, program, *args, env=None, stdout=subprocess.PIPE, stderr=None):
         """Start ranks on each host, with this Python; return the mpirun process."""
         mpirun, settings = mpi_world.LIBRARIES[library]()
-        remote = REMOTE[library](",".join(f"{address}:{per_host}" for address in ADDRESSES))
+        text = ENTER.format(address=ADDRESSES[1], enter=" ".join(self.b.entry))
+        for host in self:  # Open MPI needs it on both
+            host.run('cat > "$0"; chmod +x "$0"', AGENT, text=text)
+        remote = REMOTE[library](",".join(f"{address}:{per_host}" for address in ADDRESSES[:2]))
         job = subprocess.Popen(
             [*self.a.enter, *mpirun, *remote, sys.executable, str(program), *map(str, args)],
             env={**os.environ, "TMPDIR": "/dev/shm", **settings, **(env or {})},  # where mpirun leaves its files
@@ -113,7 +120,7 @@ class TwoHosts:
         def start(output, *command):
             return self.start(library, per_host, *command, stdout=output, stderr=output)
 
-        pool = mpi_world.Pool(2 * per_host, start)
+        pool = mpi_world.pool(2 * per_host, start)
         self.jobs.callback(pool.kill)
         return pool
 
@@ -125,22 +132,31 @@ class TwoHosts:
 
 
 @contextmanager
-def two_hosts(limit=None):
-    """Make two hosts, joined by a link with the bandwidth `limit`, such as "1gbit", in each direction."""
+def several_hosts(count, limit=""):
+    """Make hosts; two are joined by a link with the bandwidth `limit`, such as "1gbit", in each direction."""
     with ExitStack() as processes:
-        a = Host("host-a")
-        processes.enter_context(a.process)
-        b = Host("host-b", a.enter)
-        processes.enter_context(b.process)
-        a.run(LINK, b.pid)
-        for host, address in zip((a, b), ADDRESSES, strict=True):
-            host.run(LINK_END, address, limit or "")
-        for host in (a, b):
+        hosts = []
+        for name in NAMES[:count]:
+            hosts.append(Host(name, hosts[0].enter if hosts else ()))
+            processes.enter_context(hosts[-1].process)
+        a, *others = hosts
+        if count == 2:
+            a.run(LINK, others[0].pid)
+        else:
+            a.run(SWITCH)
+            for port, host in enumerate(others):
+                a.run(PORT, port, host.pid)
+        for host, address in zip(hosts, ADDRESSES, strict=False):
+            host.run(LINK_END, address, limit)
+        for host in hosts:
             host.run(LINK_IS_UP)
         try:
-            yield TwoHosts(a, b, processes)
+            yield Hosts(hosts, processes)
         finally:
             a.process.stdin.close()
+
+
+two_hosts = functools.partial(several_hosts, 2)
 
 
 def why_not(library):

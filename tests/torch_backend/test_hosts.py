@@ -2,11 +2,9 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
-from contextlib import ExitStack
 
+import numpy as np
 import pytest
 import test_clients
 import test_failures
@@ -16,10 +14,13 @@ import torch
 import torch.distributed as dist
 
 import harness
+import network_world
+import ringcomm
 import torch_world
 from failures import PROMPT, raised, until
-from ringcomm import PeerLost, RingcommError
-from two_hosts import ADDRESSES, two_hosts, why_no_hosts
+from ringcomm import MismatchError, PeerLost, RingcommError
+from training import GPT, losses, train
+from two_hosts import why_no_hosts
 
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 
@@ -58,13 +59,6 @@ def across_hosts(fn, *args):
 )
 def test_operations_across_hosts(fn, args):
     torch_world.run(across_hosts, 4, fn, *args)
-
-
-def test_training_across_hosts_equals_training_on_one():
-    apart = torch_world.run(across_hosts, 4, test_clients.ddp, {})
-    together = torch_world.run(test_clients.ddp, 4, {})
-    for (_, ours), (_, theirs) in zip(apart, together, strict=True):
-        torch.testing.assert_close(torch.as_tensor(ours), torch.as_tensor(theirs), rtol=1e-6, atol=1e-7)
 
 
 def inside_a_host():
@@ -151,8 +145,6 @@ def test_different_calls_across_hosts_are_named():
 
 
 def mismatched():
-    from ringcomm import MismatchError
-
     error = raised(MismatchError, lambda: dist.all_reduce(torch.ones(3 + (dist.get_rank() == 3))))
     x = torch.ones(3)
     dist.all_reduce(x)
@@ -160,33 +152,71 @@ def mismatched():
     return str(error)
 
 
-INIT = r"""
-import sys
-import numpy as np
-import ringcomm
+# --- One job of torchrun on two hosts ---------------------------------------------------------------------------------
 
-for _ in range(2):
-    with ringcomm.init(timeout=30) as comm:
-        x = np.full(100_000, comm.rank + 1.0)
-        comm.all_reduce(x)
-        assert (x == 10).all()
-        sys.stdout.write(f"{comm.rank} {comm.size} {comm._transport.name}\n")  # in one piece
-"""
+CLIENTS = [
+    (test_clients.ddp, {}),
+    (test_clients.fully_sharded, ()),
+    (test_clients.fully_sharded, (2, 2)),
+    (test_clients.tensor_parallel, True),
+    (test_clients.pipeline, "Schedule1F1B"),
+]
+
+
+@pytest.fixture(scope="module")
+def job():
+    """Two ranks on each of two hosts."""
+    if reason := why_no_hosts():
+        pytest.skip(reason)
+    with network_world.pool(2, 2, launcher=network_world.torchrun) as pool:
+        yield pool
+
+
+def init_twice(_):
+    for _ in range(2):
+        with ringcomm.init(timeout=harness.OPERATION) as comm:
+            x = np.full(100_000, comm.rank + 1.0)
+            comm.all_reduce(x)
+            assert (x == 10).all()
+            found = comm.rank, comm.size, comm._transport.name
+    return found
 
 
 @pytest.mark.slow
-def test_init_under_torchrun_on_two_hosts(tmp_path):
-    if reason := why_no_hosts():
-        pytest.skip(reason)
-    path = tmp_path / "program.py"
-    path.write_text(INIT)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
-    master = ["--master-addr", ADDRESSES[0], "--master-port", "29500"]
-    with two_hosts() as hosts, ExitStack() as nodes:
-        started = []
-        for number, host in enumerate(hosts):
-            command = [*host.enter, *torchrun, "--node-rank", str(number), *master, str(path)]
-            started.append(hosts.jobs.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)))
-            nodes.callback(started[-1].kill)
-        lines = [line for node in started for line in node.communicate(timeout=harness.JOB)[0].splitlines()]
-    assert sorted(lines) == sorted(2 * [f"{rank} 4 shm+network" for rank in range(4)])
+def test_init_under_torchrun_on_two_hosts(job):
+    assert job.run(init_twice, ()) == [(rank, 4, "shm+network") for rank in range(4)]
+
+
+def in_world(_, fn, *args):
+    """Call `fn(*args)` in the group that the environment of torchrun describes."""
+    torch.set_num_threads(1)
+    dist.init_process_group("ringcomm", timeout=torch_world.timedelta(seconds=harness.OPERATION))
+    try:
+        assert dist.group.WORLD.comm._transport.name == "shm+network"
+        return fn(*args)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("client", "how"), CLIENTS, ids=lambda value: getattr(value, "__name__", str(value)))
+def test_clients_on_two_hosts_get_the_results_of_gloo(job, client, how):
+    test_clients.assert_as_on_gloo(job.run(in_world, (client, how)), client, how)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_two_hosts_is_loaded_on_both_and_on_one(job, tmp_path):
+    saved = job.run(in_world, (test_clients.save, str(tmp_path)))
+    loaded = job.run(in_world, (test_clients.load, str(tmp_path)))
+    for parameters, step in loaded + torch_world.run(test_clients.load, 2, str(tmp_path)):
+        assert (parameters == saved[0]).all()
+        assert step == 7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("grid", ["--dp 2 --tp 2 --zero 1", "--dp 2 --pp 2"])
+def test_a_gpt_on_two_hosts_has_the_losses_of_one_process(job, grid):
+    (alone,) = harness.run(train, 1, *GPT)
+    together, *others = job.run(train, (*GPT, *grid.split()))
+    assert losses(together) == pytest.approx(losses(alone), abs=2e-4)
+    assert others == [""] * 3

@@ -1,0 +1,43 @@
+"""The programs of examples/ that train, inside the warm processes of harness.py, which have imported torch."""
+
+import io
+import os
+import re
+import runpy
+import sys
+from contextlib import redirect_stdout
+from functools import partial
+from pathlib import Path
+from unittest.mock import patch
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+GPT = ["train_gpt.py", "--steps=20", "--hidden=32", "--batch=8", "--context=32", "--micro-batches=2"]
+TEXT = ["ddp_text.py", "--steps=40", "--batch=4", "--width=64"]
+
+
+def train(_, program, *options):
+    """Run a program in this rank; return what it prints."""
+    printed = io.StringIO()
+    with redirect_stdout(printed), patch.object(sys, "argv", [program, *options]):
+        runpy.run_path(str(EXAMPLES / program), run_name="__main__")
+    return printed.getvalue()
+
+
+def train_together(comm, program, *options):
+    """Run a program as torchrun does, in ranks that torchrun has not started."""
+    import torch.distributed as dist
+
+    from torch_world import shared_store
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    group = {"store": shared_store(comm), "rank": comm.rank, "world_size": comm.size}
+    start = partial(dist.init_process_group, **group)
+    with patch.dict(os.environ, RANK=str(comm.rank)), patch.object(dist, "init_process_group", start):
+        return train(comm, program, *options)
+
+
+def losses(printed):
+    """Return the loss of each step that was printed."""
+    found = re.findall(r"^step (\d+)(?:/\d+)?: loss ([\d.]+), [\d,]+ tokens/s$", printed, re.MULTILINE)
+    assert found, printed
+    return {int(step): float(loss) for step, loss in found}
