@@ -2,30 +2,36 @@
 
 import argparse
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from ringcomm import ArgumentError, RingcommError
+from ringcomm import ArgumentError, Communicator, RingcommError
 from ringcomm.bench import peers, report, virtual
-from ringcomm.bench.comparison import Comparison, compare
+from ringcomm.bench.comparison import OURS, Comparison, compare
 from ringcomm.bench.interrupts import Interrupted, interruptible
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.plan import BenchPlan
 from ringcomm.bench.rank.collectives import COLLECTIVES, REDUCTIONS, dtype_named
+from ringcomm.bench.world import World, find_world, let_rank_0_speak, run_on_ranks
 from ringcomm.machine import files
 from ringcomm.options import one_of, parse_bytes, several, whole
 from ringcomm.types import DTYPES
 
 __all__ = ["add_arguments", "run"]
 
+Comparing = Callable[[int], AbstractContextManager[Comparison]]  # of so many ranks
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
+    let_rank_0_speak(parser)
     collective, peer = one_of("collective", [*COLLECTIVES, "all"]), one_of("peer", [*peers.PEERS, "nccl"])
     add("collectives", nargs="*", type=collective, metavar="COLLECTIVE", help=f"{', '.join(COLLECTIVES)}, or all")
     add("--vs", type=several(peer), default=[], metavar="PEERS", help="compare with gloo,openmpi,mpich,nccl")
     add("--setup-peers", action="store_true", help="install the peers of --vs (default: all) in the cache folder first")
-    add("--ranks", type=several(whole(1)), default="2", metavar="N,...", help="numbers of ranks (default: 2)")
+    add("--ranks", type=several(whole(1)), metavar="N,...", help="numbers of ranks to start (default: 2)")
     add("-b", "--begin", type=parse_bytes, default="4", metavar="BYTES", help="first size (default: 4)")
     add("-e", "--end", type=parse_bytes, default=0, metavar="BYTES", help="last size (default: 256M; emulated: 64K)")
     add("-f", "--factor", type=whole(2), default=4, help="ratio of each size to the one before (default: 4)")
@@ -58,66 +64,92 @@ def dtype(text: str) -> str:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the benchmark. Return 0; 1 if ringcomm failed or has wrong elements; 128 + the signal after an interrupt."""
-    names = arguments.vs
-    if arguments.setup_peers:
-        failed = peers.set_up(names or peers.PEERS)
-        if not arguments.collectives:
-            return int(bool(failed))
-    if not arguments.collectives:
-        raise ArgumentError(f"which collective? {', '.join(COLLECTIVES)}, or all")
-    plan = plan_of(arguments)
-    if arguments.virtual_ranks and (names or arguments.symmetric or arguments.asynchronous):
-        raise ArgumentError("--virtual-ranks: expected neither --vs, --symmetric nor --async")
-    if arguments.json:
-        files.check_writable(arguments.json)  # before minutes of measuring
     try:
         with interruptible():
-            if arguments.virtual_ranks:
-                return int(virtual.run(plan, arguments.json))
-            return int(_compare(plan, names, arguments))
+            if find_world():
+                return run_on_ranks(lambda comm: _measure_world(comm, arguments), arguments.timeout)
+            return _start_ranks(arguments)
     except Interrupted as interrupt:
         kept = "; completed measurements are kept" if arguments.json else ""
         print(f"ringcomm bench: interrupted{kept}", file=sys.stderr)
         return interrupt.status
 
 
-def plan_of(arguments: argparse.Namespace) -> BenchPlan:
-    return BenchPlan(**{field.name: getattr(arguments, field.name) for field in fields(BenchPlan)})
-
-
-def _compare(plan: BenchPlan, names: list[str], arguments: argparse.Namespace) -> bool:
-    """Measure and print; return whether ringcomm failed or has wrong elements."""
+def _start_ranks(arguments: argparse.Namespace) -> int:
+    """Measure on ranks that each library's own launcher starts on this machine."""
+    names = arguments.vs
+    if arguments.setup_peers:
+        failed = peers.set_up(names or peers.PEERS)
+        if not arguments.collectives:
+            return int(bool(failed))
+    plan = plan_of(arguments)
+    if arguments.virtual_ranks:
+        if names or arguments.symmetric or arguments.asynchronous:
+            raise ArgumentError("--virtual-ranks: expected neither --vs, --symmetric nor --async")
+        return int(virtual.run(plan, arguments.json))
     libraries, missing = peers.libraries(names, plan.device)
     for line in missing:
         print(f"ringcomm bench: {line}", file=sys.stderr)
     if names and len(libraries) == 1:
         raise RingcommError("--vs: none of these peers can be measured")
     plan.require(len(libraries))
+    return int(_compare(plan, arguments.json, lambda ranks: compare(plan, ranks, libraries, arguments.timeout)))
+
+
+def _measure_world(comm: Communicator, arguments: argparse.Namespace) -> int:
+    """Measure on the ranks of this world. Rank 0 returns the status for all."""
+    world = World(comm, arguments.device)
+    if comm.rank > 0:
+        world.serve()
+        return 0
+    for option, given in (
+        *(("--ranks", arguments.ranks), ("--setup-peers", arguments.setup_peers)),
+        *(("--virtual-ranks", arguments.virtual_ranks), ("--vs", {*arguments.vs} - {*world.libraries})),
+    ):
+        if given:
+            here = f"{world.launcher} has started {comm.size} ranks, and {' and '.join(world.libraries)} run on them"
+            raise ArgumentError(f"{option}: for ranks that bench starts itself, without a launcher; {here}")
+    plan = plan_of(arguments, comm.size)
+    plan.require(len(world.libraries), world.here)
+    return int(_compare(plan, arguments.json, lambda _: world.compare(plan)))
+
+
+def plan_of(arguments: argparse.Namespace, size: int = 2) -> BenchPlan:
+    """Return the plan, by default for `size` ranks."""
+    if not arguments.collectives:
+        raise ArgumentError(f"which collective? {', '.join(COLLECTIVES)}, or all")
+    if arguments.json:
+        files.check_writable(arguments.json)  # before minutes of measuring
+    given = {field.name: getattr(arguments, field.name) for field in fields(BenchPlan)}
+    return BenchPlan(**given | {"ranks": arguments.ranks or [size]})
+
+
+def _compare(plan: BenchPlan, json: Path | None, comparing: Comparing) -> bool:
+    """Measure and print; return whether ringcomm failed or has wrong elements."""
     results = report.Results(Machine.here(), plan)
     try:
         for ranks in plan.ranks:
-            with compare(plan, ranks, libraries, arguments.timeout) as comparison:
+            with comparing(ranks) as comparison:
                 _measure(comparison, results)
     finally:  # also after an interrupt
-        if arguments.json and (results.rows or results.failures):
-            report.write_json(arguments.json, asdict(results))
+        if json and (results.rows or results.failures):
+            report.write_json(json, asdict(results))
     wrong = [m for m in results.rows if m.wrong]
     for m in wrong:
         what = f"{m.wrong} wrong elements in {m.collective} of {m.bytes} bytes of {m.dtype}"
         print(f"ringcomm bench: {m.library}: {what}", file=sys.stderr)
-    return "ringcomm" in [m.library for m in wrong] + [failure.library for failure in results.failures]
+    return OURS in [m.library for m in wrong] + [failure.library for failure in results.failures]
 
 
 def _measure(comparison: Comparison, results: report.Results) -> None:
     """Measure on one number of ranks, and print the rows as they come."""
-    plan, ranks = comparison.plan, comparison.ranks
-    versions = {job.name: job.versions for job in comparison.jobs}
-    results.versions |= versions
-    print(report.header(results.machine, plan, ranks, versions), flush=True)
+    results.versions |= {job.name: job.versions for job in comparison.jobs}
+    results.placement[comparison.ranks] = comparison.placement
+    print(report.header(results.machine, comparison), flush=True)
     _report_failures(comparison, results)
     last, copies = "", []
     for rows in comparison.measure():
-        if rows and len(plan.collectives) > 1 and rows[0].collective != last:
+        if rows and len(comparison.plan.collectives) > 1 and rows[0].collective != last:
             last = rows[0].collective
             print(f"# {last}")
         if rows:
@@ -126,7 +158,7 @@ def _measure(comparison: Comparison, results: report.Results) -> None:
             print(report.rows_text(rows), flush=True)
         _report_failures(comparison, results)
     if copies:
-        per = "rank" if plan.device == "cuda" else "core"
+        per = "core" if comparison.cores else "rank"
         print(f"# memcpy of 256 MiB, all ranks at once: {min(copies):.1f} to {max(copies):.1f} GB/s per {per}")
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from ringcomm.bench.peers import LibrarySpec
 from ringcomm.bench.plan import COPY_BYTES, BenchCase, BenchPlan
 from ringcomm.bench.rank.collectives import COLLECTIVES
 
-__all__ = ["Comparison", "LibraryFailure", "Measurement", "compare"]
+__all__ = ["OURS", "Comparison", "LibraryFailure", "Measurement", "compare"]
 
 OURS = "ringcomm"  # also measures memcpy
 ROUND_SECONDS = 0.005
@@ -69,10 +69,25 @@ class LibraryFailure:
     reason: str
 
 
+class LibraryRanks(Protocol):
+    """The ranks of one library, which answer requests: a Job, or those of a world."""
+
+    name: str
+    versions: dict[str, str]
+
+    def request(self, name: str, *arguments: Any, timeout: float | None = None) -> list[Any]:
+        """Return the answer of each rank, or raise Unsupported or JobFailed."""
+        ...
+
+    def close(self) -> None: ...
+
+
 @contextmanager
 def compare(plan: BenchPlan, ranks: int, libraries: Iterable[LibrarySpec], timeout: float) -> "Iterator[Comparison]":
     """Start the libraries on this many ranks; end them at the end of the block."""
-    found = Comparison(plan, ranks)
+    cores = len(os.sched_getaffinity(0))
+    bound = "one core each" if ranks <= cores else f"{cores} cores in turn (oversubscribed)"
+    found = Comparison(plan, ranks, f"bound to {bound}", None if plan.device == "cuda" else cores)
     with ExitStack() as stack:
         stack.callback(progress, 1, "")
         for library in libraries:
@@ -88,8 +103,8 @@ def compare(plan: BenchPlan, ranks: int, libraries: Iterable[LibrarySpec], timeo
                 found.jobs.append(job)
         progress(1, "")
         yield found
-        for job in found.jobs:
-            job.close()
+        for each in found.jobs:
+            each.close()
 
 
 @dataclass
@@ -98,7 +113,9 @@ class Comparison:
 
     plan: BenchPlan
     ranks: int
-    jobs: list[Job] = field(default_factory=list)
+    placement: str  # of the ranks, in words
+    cores: int | None  # that the ranks share; None: each has its own, or is none of this machine
+    jobs: list[LibraryRanks] = field(default_factory=list)
     failures: list[LibraryFailure] = field(default_factory=list)
     unsupported: set[tuple[str, ...]] = field(default_factory=set)  # not requested again
 
@@ -128,7 +145,7 @@ class Comparison:
                         timing.wrong = sum(wrong)
         return [self._row(timing, case, memcpy) for timing in timings if timing.job in self.jobs]
 
-    def _prepare(self, job: Job, case: BenchCase) -> "list[Timing]":
+    def _prepare(self, job: LibraryRanks, case: BenchCase) -> "list[Timing]":
         plan = self.plan
         options = {
             "count": case.count,
@@ -160,11 +177,10 @@ class Comparison:
         copies = [self._try(ours, case, copy) for _ in range(COPIES)]
         if not all(copies):
             return 0.0
-        cores = self.ranks if self.plan.device == "cuda" else len(os.sched_getaffinity(0))
-        ranks_per_core = self.ranks / min(self.ranks, cores)
+        ranks_per_core = self.ranks / min(self.ranks, self.cores or self.ranks)
         return ranks_per_core * COPY_BYTES / float(np.median([max(seconds) for seconds in copies]))
 
-    def _try(self, job: Job, case: BenchCase, action: Callable[[], Any]) -> Any:
+    def _try(self, job: LibraryRanks, case: BenchCase, action: Callable[[], Any]) -> Any:
         """Return the result of the action; None if the library fails, or has failed before."""
         key = (job.name, case.collective, case.dtype, case.op)
         if job not in self.jobs or key in self.unsupported:
@@ -212,7 +228,7 @@ class Comparison:
 class Timing:
     """The rounds of one library with one kind of buffers."""
 
-    job: Job
+    job: LibraryRanks
     rotated: bool
     calls: int
     seconds: list[float] = field(default_factory=list)

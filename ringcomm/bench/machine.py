@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import ringcomm
-from ringcomm.config import tuning_file
+from ringcomm.config import JOB_SECRET, LAUNCHER, tuning_file
 from ringcomm.machine import tuning
 
 __all__ = ["Machine", "cache_bytes", "gpus"]
@@ -46,7 +46,10 @@ class Machine:
 
 
 def settings() -> dict[str, dict[str, Any]]:
-    environment = {name: value for name, value in os.environ.items() if name.startswith("RINGCOMM_")}
+    place = (*LAUNCHER, JOB_SECRET)  # of a process in a job, and what only that job may know
+    environment = {
+        name: value for name, value in os.environ.items() if name.startswith("RINGCOMM_") and name not in place
+    }
     path = tuning_file()
     found: dict[str, dict[str, Any]] = {"environment": environment, f"file {path}": tuning.read(path) if path else {}}
     return {source: values for source, values in found.items() if values}

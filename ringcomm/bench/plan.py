@@ -77,8 +77,8 @@ class BenchPlan:
     def sizes(self) -> list[int]:
         return sizes(self.begin, self.end, self.factor)
 
-    def require(self, libraries: int) -> None:
-        """Refuse what this many libraries cannot measure, before anything starts."""
+    def require(self, libraries: int, here: int | None = None) -> None:
+        """Refuse what this many libraries cannot measure, before anything starts; `here` ranks are on this host."""
         self.sizes()  # raises where -b is larger than -e
         rows = [COLLECTIVES[collective] for collective in self.collectives]
         if any(row.reduces for row in rows):
@@ -92,5 +92,5 @@ class BenchPlan:
                 raise ArgumentError(f"--root: expected 0 to {ranks - 1} with {ranks} ranks, got {self.root}")
             arrays = 1 if all(map(self.runs_in_place, self.collectives)) else 2
             each = RANK_BYTES + arrays * max(self.pool, self.end)
-            what = f"{ranks} ranks of {libraries} libraries (smaller: -e, --ranks, --vs)"
-            memory.require(ranks * (libraries * each + 2 * COPY_BYTES), what)
+            what = f"{here or ranks} ranks of {libraries} libraries (smaller: -e, --ranks, --vs)"
+            memory.require((here or ranks) * (libraries * each + 2 * COPY_BYTES), what)

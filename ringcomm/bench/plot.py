@@ -14,7 +14,7 @@ __all__ = ["add_arguments", "run"]
 Row = dict[str, Any]
 
 # Fixed colors: a library looks the same in every picture.
-COLORS = {"ringcomm": "C3", "openmpi": "C0", "mpich": "C2", "gloo": "C1", "nccl": "C4"}
+COLORS = {"ringcomm": "C3", "openmpi": "C0", "mpi": "C0", "mpich": "C2", "gloo": "C1", "nccl": "C4"}
 TICKS = [4**i for i in range(1, 20)]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringcomm.bench.comparison import LibraryFailure, Measurement
+from ringcomm.bench.comparison import Comparison, LibraryFailure, Measurement
 from ringcomm.bench.interrupts import deferred_signals
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.plan import BenchPlan
@@ -28,15 +28,17 @@ class Results:
 
     machine: Machine
     plan: BenchPlan
+    placement: dict[int, str] = field(default_factory=dict)  # of so many ranks, in words
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
     failures: list[LibraryFailure] = field(default_factory=list)
     rows: list[Measurement] = field(default_factory=list)
 
 
-def header(machine: Machine, plan: BenchPlan, ranks: int, versions: dict[str, dict[str, str]]) -> str:
+def header(machine: Machine, comparison: Comparison) -> str:
     """Return the lines above the table: machine, libraries, options, and the names of the columns."""
+    plan, ranks = comparison.plan, comparison.ranks
+    versions = {job.name: job.versions for job in comparison.jobs}
     commit = f", commit {machine.commit}" if machine.commit else ""
-    bound = "one core each" if ranks <= machine.cores else f"{machine.cores} cores in turn (oversubscribed)"
     options = [
         f"{'in' if plan.in_place else 'out of'} place where the collective allows it",
         f"libraries in turn, {plan.rounds} rounds each",
@@ -47,7 +49,7 @@ def header(machine: Machine, plan: BenchPlan, ranks: int, versions: dict[str, di
         f"{machine.cpu}, {machine.cores} cores, {machine.cache >> 20} MiB last-level cache, {machine.system}",
         f"Python {machine.python}, {machine.date}{commit}",
         *(f"{name}: {', '.join(f'{what} {v}' for what, v in facts.items())}" for name, facts in versions.items()),
-        f"{', '.join(plan.collectives)}; {ranks} ranks bound to {bound}; {'; '.join(options)}",
+        f"{', '.join(plan.collectives)}; {ranks} ranks {comparison.placement}; {'; '.join(options)}",
     ]
     lines.append("a round is the mean time of the calls that fit into 5 ms, on the slowest rank; time: median round")
     lines += about_device(machine, plan, ranks)

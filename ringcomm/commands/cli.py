@@ -16,9 +16,12 @@ __all__ = ["COMMANDS", "main", "parser_of"]
 # Name → module and help. A module has add_arguments(parser) and run(arguments), which returns the exit status.
 COMMANDS = {
     "run": ("commands.run", "start a program on several ranks of this machine, or of several"),
-    "bench": ("bench.command", "measure collectives on this machine, beside other libraries"),
+    "bench": ("bench.command", "measure collectives, here or on the ranks of a launcher, beside other libraries"),
     "plot": ("bench.plot", "plot the results of `ringcomm bench --json`"),
-    "tune": ("bench.tune", "measure the best thresholds for this machine, which ringcomm.init uses from then on"),
+    "tune": (
+        "bench.tune",
+        "measure the best thresholds for this machine, or the network, which ringcomm.init uses from then on",
+    ),
     "algorithms": (
         "commands.algorithms",
         "show the path of each collective at each size here, and the algorithms between hosts",

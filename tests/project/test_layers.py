@@ -25,17 +25,17 @@ LAYERS = (
     ("errors",),
 )
 # These use the library as any user does. Beside its public API, the first may parse options, ask about the machine, its
-# settings and its devices, write files and launch a kernel by itself; the second draws as algorithms are drawn, and
-# counts what the backend is asked for; the third brings a store and a transport of its own.
+# settings, its devices and its place in a job, write files and launch a kernel by itself; the second draws as
+# algorithms are drawn, and counts what the backend is asked for; the third brings a store and a transport of its own.
 OUTSIDERS = {
-    "bench": ("config", "devices", "machine", "options", "transports.cuda.virtual", "types"),
+    "bench": ("bootstrap.place", "config", "devices", "machine", "options", "transports.cuda.virtual", "types"),
     "parallel": ("algorithms", "errors", "torch"),
     "torch": ("bootstrap", "communicator", "completion", "config", "errors", "start", "transports", "types"),
 }
 # Names that only some modules may import or use.
 RESERVED = {
     "os.environ": (
-        *("config", "bootstrap.place", "bench.machine", "bench.peers"),
+        *("config", "bootstrap.place", "bench.machine", "bench.peers", "bench.tune"),
         *("bench.rank.__main__", "bench.rank.gloo", "bench.rank.nccl"),
     ),
     "torch": ("bench.rank.gloo", "parallel", "torch"),

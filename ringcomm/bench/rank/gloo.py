@@ -65,11 +65,14 @@ CALLS: dict[str, Callable[[RankCase, Any, Any, Any], Callable[..., Any]]] = {
 
 class TorchLibrary(Library):
     def __init__(self, backend: str, folder: str) -> None:
-        # Set by `ringcomm run`, which starts these ranks.
-        self.rank, self.size = int(os.environ["RINGCOMM_RANK"]), int(os.environ["RINGCOMM_SIZE"])
         self.buffers = HostBuffers()
         torch.set_num_threads(1)
-        dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=self.rank, world_size=self.size)
+        where: dict[str, Any] = {}  # as torchrun has set
+        if folder:  # `ringcomm run` has started these ranks
+            rank, size = int(os.environ["RINGCOMM_RANK"]), int(os.environ["RINGCOMM_SIZE"])
+            where = {"init_method": f"file://{folder}/store", "rank": rank, "world_size": size}
+        dist.init_process_group(backend, **where)
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.barrier = dist.barrier
         self.versions = {"torch": torch.__version__, **self.buffers.versions}
 

@@ -43,7 +43,7 @@ class HostBuffers:
 
 class Library(Protocol):
     """One rank of a library. Its module has `start(folder, device) -> Library`: `folder` is empty and the same for all
-    ranks, `device` that of the arrays.
+    ranks, or "" if the launcher of the bench has started them; `device` is that of the arrays.
     """
 
     rank: int

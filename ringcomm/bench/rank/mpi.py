@@ -12,6 +12,7 @@ from mpi4py import MPI
 from .collectives import COLLECTIVES, REDUCTIONS, Array, RankCase
 from .library import HostBuffers, Library
 
+THREADS = {getattr(MPI, f"THREAD_{name.upper()}"): name for name in ("single", "funneled", "serialized", "multiple")}
 OPS = {name: getattr(MPI, name.upper()) for name in REDUCTIONS if name != "avg"}
 
 
@@ -53,6 +54,7 @@ class MpiLibrary(Library):
         self.versions = {
             "MPI": MPI.Get_library_version().split(",")[0].splitlines()[0].strip(),
             "mpi4py": mpi4py.__version__,
+            "threads": THREADS[MPI.Query_thread()],
             **self.buffers.versions,
         }
 
@@ -71,7 +73,7 @@ class MpiLibrary(Library):
         return lambda: start().Wait(), result
 
     def close(self) -> None:
-        MPI.Finalize()
+        """mpi4py finalizes MPI when this process ends."""
 
 
 def start(*_: str) -> MpiLibrary:
