@@ -154,10 +154,10 @@ class Config:
             hosts (with shared memory inside each). None, the default: chosen from how the ranks were launched.
         algorithm: Between hosts: the algorithm for the collectives that have it (`ringcomm algorithms` lists them).
             None, the default: the fastest for each call, by the cost model.
-        link_latency: Microseconds that the shortest message between hosts takes. Parameter of the cost model. Default:
-            20.
+        link_latency: Microseconds that the shortest message between hosts takes. Parameter of the cost model. None, the
+            default: what `ringcomm tune --network` has measured between such hosts, else 20.
         link_bandwidth: GB/s of a host's link to the others. `ringcomm simulate --latency --bandwidth` shows the effect
-            of both. Default: 10.
+            of both. None, the default: as measured, else 10.
         host_id: Under MPI, ranks with different ids count as ranks of different hosts. All ranks must set one, or none.
             Default: None.
         host_address: Between hosts: the address at which the other hosts reach this one. None, the default: that of the
@@ -180,8 +180,8 @@ class Config:
     oversubscribed: bool | None = _setting("oversubscribed", None, {"0": False, "1": True}.__getitem__, _flag)
     transport: str | None = _setting("transport", None, str, _name)
     algorithm: str | None = _setting("algorithm", None, str, _name)
-    link_latency: float = _setting("link_latency", 20.0, float, _positive("microseconds"))
-    link_bandwidth: float = _setting("link_bandwidth", 10.0, float, _positive("GB/s"))
+    link_latency: float | None = _setting("link_latency", None, float, _positive("microseconds"))
+    link_bandwidth: float | None = _setting("link_bandwidth", None, float, _positive("GB/s"))
     host_id: str | None = _setting("host_id", None, str, _name)
     host_address: str | None = _setting("host_address", None, str, _name)
     keepalive: float = _setting("keepalive", 15.0, float, _positive("seconds"))

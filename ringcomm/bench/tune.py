@@ -1,4 +1,4 @@
-"""`ringcomm tune`: measure the crossover between two paths of a collective on this machine, and keep it.
+"""`ringcomm tune`: measure the crossover between two paths of a collective on this machine, or the network; keep it.
 
 ringcomm under each value of a setting is compared with itself, as libraries are in `ringcomm bench`.
 """
@@ -7,17 +7,21 @@ import argparse
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import ringcomm
-from ringcomm import ArgumentError, RingcommError
+from ringcomm import ArgumentError, Communicator, RingcommError
 from ringcomm.bench.comparison import compare
 from ringcomm.bench.interrupts import Interrupted, interruptible
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.peers import LibrarySpec, run_ringcomm
 from ringcomm.bench.plan import BenchPlan
-from ringcomm.config import tuning_file
+from ringcomm.bench.tune_network import tune_network
+from ringcomm.bench.world import find_world, let_rank_0_speak, run_on_ranks
+from ringcomm.config import TUNING, tuning_file
 from ringcomm.machine import tuning
 from ringcomm.options import whole
 
@@ -75,7 +79,10 @@ SETTINGS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    let_rank_0_speak(parser)
     add = parser.add_argument
+    network = "latency and bandwidth between the hosts of the job whose launcher has started this command on each rank"
+    add("--network", action="store_true", help=network)
     add("--ranks", type=whole(2), metavar="N", help="number of ranks (default: one per core, at least 2)")
     rounds = f"rounds per value, at least {LEAST_ROUNDS} (default: 20)"
     add("-n", "--iters", type=whole(LEAST_ROUNDS), default=20, metavar="ROUNDS", help=rounds)
@@ -84,15 +91,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print and write the thresholds that `ringcomm.init` then uses on this machine."""
     path = tuning_file()
-    if path is None:
-        raise ArgumentError("RINGCOMM_TUNING is empty: there is no file to write to")
-    ranks = arguments.ranks or max(2, min(MOST_RANKS, len(os.sched_getaffinity(0))))
     try:
         with interruptible():
-            settings = _settings(ranks, arguments.iters)
+            if arguments.network or find_world():
+                with _untuned():
+                    return run_on_ranks(lambda comm: _tune_network(comm, path, arguments))
+            return _tune_machine(path, arguments)
     except Interrupted as interrupt:
         print(f"ringcomm tune: interrupted: {path} stays as it was", file=sys.stderr)
         return interrupt.status
+
+
+@contextmanager
+def _untuned() -> Iterator[None]:
+    """Ignore an earlier tuning, also where its file is named and does not exist yet."""
+    named = os.environ.get(TUNING)
+    os.environ[TUNING] = ""
+    try:
+        yield
+    finally:
+        del os.environ[TUNING]
+        if named is not None:
+            os.environ[TUNING] = named
+
+
+def _tune_network(comm: Communicator, path: Path | None, arguments: argparse.Namespace) -> int:
+    if not arguments.network:
+        raise ArgumentError("a launcher has started this: expected --network, or no launcher for thresholds")
+    if arguments.ranks:
+        raise ArgumentError("--ranks: expected no --network, which measures the ranks that a launcher has started")
+    return tune_network(comm, _require(path), arguments.iters)
+
+
+def _require(path: Path | None) -> Path:
+    if path is None:
+        raise ArgumentError("RINGCOMM_TUNING is empty: there is no file to write to")
+    return path
+
+
+def _tune_machine(path: Path | None, arguments: argparse.Namespace) -> int:
+    path = _require(path)
+    ranks = arguments.ranks or max(2, min(MOST_RANKS, len(os.sched_getaffinity(0))))
+    settings = _settings(ranks, arguments.iters)
     tuning.write(path, settings, {"date": Machine.here().date, "ringcomm": ringcomm.__version__, "ranks": ranks})
     print(f"\nwritten to {path}; delete it to return to the built-in values")
     return 0
@@ -135,7 +175,7 @@ def measure(
     plan.require(len(setting.values))
     libraries = []
     for value in setting.values:
-        environment = {"RINGCOMM_TUNING": ""}  # ignore an earlier tuning
+        environment = {TUNING: ""}  # ignore an earlier tuning
         for name, number in (chosen | {setting.name: value}).items():
             environment[f"RINGCOMM_{name.upper()}"] = str(number)
         spec = LibrarySpec(str(value), "ringcomm", sys.executable, run_ringcomm, "RINGCOMM_RANK", environment)

@@ -6,10 +6,12 @@ from functools import lru_cache
 from ringcomm import ArgumentError
 from ringcomm.algorithms import ALGORITHMS, Algorithm, record
 from ringcomm.algorithms.cost import CLUSTER, Cluster, LinkCost, closed_form, schedule_cost
+from ringcomm.algorithms.link_cost import LINKS, link_facts, link_parameters
 from ringcomm.algorithms.schedule import Lengths, even
 from ringcomm.algorithms.schedule_table import ScheduleTable
 from ringcomm.algorithms.select import hierarchy
 from ringcomm.bench.rank.collectives import COLLECTIVES
+from ringcomm.config import Config
 from ringcomm.options import parse_bytes, positive, sizes, whole
 
 __all__ = ["MAX_RECORDED_RANKS", "add_arguments", "run", "seconds"]
@@ -26,19 +28,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-b", "--begin", type=parse_bytes, default="4", metavar="BYTES", help="first size (default: 4)")
     add("-e", "--end", type=parse_bytes, default="256M", metavar="BYTES", help="last size (default: 256M)")
     add("-f", "--factor", type=whole(2), default=4, help="ratio of each size to the one before (default: 4)")
-    inside, between, gamma, _ = CLUSTER
+    (latency, byte_time), between, gamma, _ = CLUSTER
     for name, values, what in (
-        ("--latency", (between.latency * 1e6, inside.latency * 1e6), "µs per message between nodes, and inside a node"),
-        (
-            "--bandwidth",
-            (1e-9 / between.byte_time, 1e-9 / inside.byte_time),
-            "GB/s of a node's link, and between its ranks",
-        ),
-        ("--reduce-bandwidth", (1e-9 / gamma,), "GB/s at which a rank reduces or copies"),
+        ("--latency", (between.latency * 1e6, latency * 1e6), "µs per message between nodes, and inside a node"),
+        ("--bandwidth", (1e-9 / between.byte_time, 1e-9 / byte_time), "GB/s of a node's link, and between its ranks"),
     ):
-        shown = " ".join(f"{value:g}" for value in values)
-        metavar = ("BETWEEN", "INSIDE") if len(values) == 2 else "GB/s"
-        add(name, type=positive, nargs=len(values), default=values, metavar=metavar, help=f"{what} (default: {shown})")
+        shown = f"{values[0]:g} {values[1]:g}, or as `ringcomm tune --network` has measured between such machines"
+        text = f"{what} (default: {shown})"
+        add(name, type=positive, nargs=2, default=(None, values[1]), metavar=("BETWEEN", "INSIDE"), help=text)
+    text = f"GB/s at which a rank reduces or copies (default: {1e-9 / gamma:g})"
+    add("--reduce-bandwidth", type=positive, default=1e-9 / gamma, metavar="GB/s", help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -47,14 +46,16 @@ def run(arguments: argparse.Namespace) -> int:
     ranks = local * nodes
     if ranks < 2:
         raise ArgumentError("one rank does not communicate: expected -n or --nodes")
-    (between, inside), (link, memory), (work,) = arguments.latency, arguments.bandwidth, arguments.reduce_bandwidth
+    (given_latency, inside), (given_bandwidth, memory) = arguments.latency, arguments.bandwidth
+    (between, whence), (link, link_whence) = between_nodes(given_latency, given_bandwidth)
+    work = arguments.reduce_bandwidth
     cluster = Cluster(LinkCost(inside / 1e6, 1e-9 / memory), LinkCost(between / 1e6, 1e-9 / link), 1e-9 / work, local)
     recorded = ranks <= MAX_RECORDED_RANKS
     how = "recorded schedules" if recorded else f"closed forms (recorded up to {MAX_RECORDED_RANKS} ranks)"
     head = [
         f"{collective}, {ranks} ranks, {local} per node; {how}",
-        f"between nodes {between:g} µs and {link:g} GB/s, shared by the ranks of a node; inside {inside:g} µs and "
-        f"{memory:g} GB/s; reducing and copying at {work:g} GB/s",
+        f"between nodes {between:g} µs ({whence}) and {link:g} GB/s ({link_whence}), shared by the ranks of a node; "
+        f"inside {inside:g} µs and {memory:g} GB/s; reducing and copying at {work:g} GB/s",
     ]
     lengths = [0] if collective == "barrier" else sizes(arguments.begin, arguments.end, arguments.factor)
     times = {
@@ -66,6 +67,14 @@ def run(arguments: argparse.Namespace) -> int:
         head.append("hierarchy: reduce-scatter inside, all_reduce between nodes, all-gather inside; closed forms")
     show(head, lengths, times, COLLECTIVES[collective].bus_factor(ranks))
     return 0
+
+
+def between_nodes(latency: float | None, bandwidth: float | None) -> list[tuple[float, str]]:
+    """Return both constants with their sources: those given, else those by which a job on such machines chooses."""
+    facts = [link_facts()]
+    known = [[*link_parameters(Config(), facts, link)] for link in LINKS]
+    best = next((each for each in known if any("measured" in source for _, source in each)), known[0])
+    return [(value, "given") if value else found for value, found in zip((latency, bandwidth), best, strict=True)]
 
 
 def show(head: list[str], lengths: list[int], times: dict[str, list[float]], bus_factor: float) -> None:

@@ -1,18 +1,24 @@
-"""The results of `ringcomm tune`: a file of thresholds per kind of machine, which `Config` reads."""
+"""The results of `ringcomm tune`: a file with the thresholds of each kind of machine, which `Config` reads, and with
+the latency and bandwidth of each link that `ringcomm tune --network` has measured between two kinds.
+"""
 
 import json
 import os
 import platform
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
-from ringcomm.errors import ArgumentError, integer, unknown
+from ringcomm.errors import ArgumentError, integer, refuse, unknown
 from ringcomm.machine import files
 
-__all__ = ["NEVER", "TUNABLE", "cpu", "machine_name", "read", "write"]
+__all__ = ["LINK", "NEVER", "TUNABLE", "cpu", "link_name", "links", "machine_name", "read", "write"]
 
+LINK = ("link_latency", "link_bandwidth")  # µs, GB/s
 TUNABLE = ("segment_bytes", "one_shot_bytes", "nontemporal_bytes", "direct_bytes")
 NEVER = 2**62  # a threshold that no array reaches
 
@@ -35,31 +41,58 @@ def machine_name() -> str:
     return f"{cpu()}, {os.cpu_count()} cores"
 
 
+def link_name(kinds: tuple[str, str], link: str) -> str:
+    """Return the key of the link between machines of two kinds."""
+    return f"{' and '.join(sorted(kinds))}, over {link}"
+
+
 @cache
 def read(path: Path) -> dict[str, int]:
     """Return the thresholds for this machine, read once; none if the file or its entry is missing."""
-    try:
-        settings = _settings(_load(path))
+    with _named(path):
+        settings: dict[str, int] = _settings(_load(path)).get(machine_name(), {})
         for name, value in settings.items():
             if name not in TUNABLE:
                 raise unknown("setting", name, TUNABLE)
             integer(name, value)
+    return settings
+
+
+@cache
+def links(path: Path) -> dict[str, dict[str, float]]:
+    """Return the latency and bandwidth of each measured link by its key, read once."""
+    with _named(path):
+        found = {name: values for name, values in _settings(_load(path)).items() if values.keys() & {*LINK}}
+        for name, values in found.items():
+            for setting in LINK:
+                value = values.get(setting)
+                if not isinstance(value, int | float) or not 0 < value < inf:
+                    raise refuse(f"{setting} of {name}", "a positive number", repr(value))
+    return found
+
+
+def write(path: Path, settings: dict[str, Any], facts: dict[str, Any], name: str | None = None) -> None:
+    """Store the settings of this machine, or of the link of that name, with `facts` about the measurement."""
+    try:
+        entries = _load(path)
+        _settings(entries)
+    except (OSError, ValueError):  # unreadable or corrupt: start a new file
+        entries = {}
+    text = json.dumps(entries | {name or machine_name(): facts | {"settings": settings}}, indent=1) + "\n"
+    files.write_atomic(path, text.encode())
+    read.cache_clear()
+    links.cache_clear()
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Name the file, and what to do, if it cannot be read."""
+    try:
+        yield
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         cure = "set RINGCOMM_TUNING to another file; if ringcomm tune wrote this one, delete it and run that again"
         raise ArgumentError(f"{path} cannot be read ({reason}); {cure}") from None
-    return settings
-
-
-def write(path: Path, settings: dict[str, int], facts: dict[str, Any]) -> None:
-    """Store the thresholds of this machine, with `facts` about the measurement."""
-    try:
-        machines = _load(path)
-        _settings(machines)
-    except (OSError, ValueError):  # unreadable or corrupt: start a new file
-        machines = {}
-    text = json.dumps(machines | {machine_name(): facts | {"settings": settings}}, indent=1) + "\n"
-    files.write_atomic(path, text.encode())
 
 
 def _load(path: Path) -> Any:
@@ -76,11 +109,11 @@ def _load(path: Path) -> Any:
         raise ValueError("its content is nested too deeply") from None
 
 
-def _settings(machines: Any) -> dict[str, int]:
-    """Return the settings of this machine."""
-    if not isinstance(machines, dict):
-        raise ValueError(f"expected an object with an entry per machine, got a {type(machines).__name__}")
-    for machine, entry in machines.items():
+def _settings(entries: Any) -> dict[str, dict[str, Any]]:
+    """Return the settings of each entry."""
+    if not isinstance(entries, dict):
+        raise ValueError(f"expected an object with an entry per machine, got a {type(entries).__name__}")
+    for name, entry in entries.items():
         if not isinstance(entry, dict) or not isinstance(entry.get("settings"), dict):
-            raise ValueError(f'expected the "settings" of a machine under {machine!r}')
-    return dict(machines.get(machine_name(), {"settings": {}})["settings"])
+            raise ValueError(f'expected the "settings" of a machine under {name!r}')
+    return {name: entry["settings"] for name, entry in entries.items()}

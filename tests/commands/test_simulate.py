@@ -10,6 +10,7 @@ from ringcomm.algorithms.cost import CLUSTER
 from ringcomm.algorithms.select import select
 from ringcomm.commands import simulate
 from ringcomm.commands.cli import main
+from ringcomm.machine import tuning
 
 
 def table(capsys, *arguments):
@@ -47,10 +48,24 @@ def test_a_ring_over_nodes_takes_the_time_of_the_formula(capsys):
 def test_the_constants_are_printed_and_used(capsys):
     options = ["--latency", "7", "3", "--bandwidth", "2", "8", "--reduce-bandwidth", "0.5"]
     head, rows = table(capsys, "reduce_scatter", "-n", "2", "-b", "64K", "-e", "64K", *options)
-    assert "7 µs and 2 GB/s" in head[1]
+    assert "between nodes 7 µs (given) and 2 GB/s (given)" in head[1]
     assert "3 µs and 8 GB/s" in head[1]
     assert "at 0.5 GB/s" in head[1]
     assert rows[65536][0]["ring"][0] == pytest.approx(3 + 32768 / 8e3 + 32768 / 0.5e3, abs=0.01)
+
+
+def test_without_constants_those_of_a_job_on_such_machines_are_used(capsys, tmp_path, monkeypatch):
+    arguments = ("all_gather", "--nodes", "8", "-b", "1M", "-e", "1M")
+    assert "between nodes 20 µs (default) and 10 GB/s (default)" in table(capsys, *arguments)[0][1]
+    file, kind = tmp_path / "tuning.json", tuning.machine_name()
+    tuning.write(file, {"link_latency": 7, "link_bandwidth": 2}, {}, tuning.link_name((kind, kind), "mpi"))
+    monkeypatch.setenv("RINGCOMM_TUNING", str(file))
+    head, rows = table(capsys, *arguments)
+    assert "between nodes 7 µs (measured over mpi) and 2 GB/s (measured over mpi)" in head[1]
+    assert rows[1 << 20][0]["ring"][0] == pytest.approx(7 * (7 + (1 << 20) / 8 / 2e3), abs=0.01)
+    monkeypatch.setenv("RINGCOMM_LINK_LATENCY", "5")
+    head, _ = table(capsys, *arguments, "--bandwidth", "3", "10")
+    assert "between nodes 5 µs (set) and 3 GB/s (given)" in head[1]
 
 
 def test_only_schedules_of_few_ranks_are_recorded(capsys, monkeypatch):

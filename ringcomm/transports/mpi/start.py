@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ringcomm.algorithms.cost import CLUSTER, LinkCost
-from ringcomm.algorithms.select import AlgorithmSelector, check_name
+from ringcomm.algorithms.link_cost import link_facts, selector
+from ringcomm.algorithms.select import check_name
 from ringcomm.bootstrap.arrivals import format_ranks
 from ringcomm.bootstrap.place import Place, host_id
 from ringcomm.bootstrap.store import job_store
@@ -85,6 +85,7 @@ def join(comm: Any, config: Config) -> Transport:
         "nonce": secrets.token_hex(16),
         "serialized": mpi.Query_thread() >= mpi.THREAD_SERIALIZED,
         "config": asdict(config),
+        "link": link_facts(),
     }
     all_ranks = with_timeout(config.timeout, "ringcomm.init", lambda: _gather(own, mine))
     shm.check_versions([facts["version"] for facts in all_ranks])
@@ -123,9 +124,8 @@ def join(comm: Any, config: Config) -> Transport:
     if len(layout.ranks) == 1:
         own.Free()
         return local
-    cost = LinkCost(config.link_latency * 1e-6, 1e-9 / config.link_bandwidth)
-    selector = AlgorithmSelector(config.algorithm, CLUSTER._replace(inter_node=cost))
-    network = MpiNetwork(own, table, selector, config.timeout)
+    chosen_by = selector(config, [facts["link"] for facts in all_ranks], "mpi")
+    network = MpiNetwork(own, table, chosen_by, config.timeout)
     return NetworkTransport(network, 1, list(range(size)), layout, local, NULL)
 
 

@@ -7,8 +7,7 @@ from dataclasses import asdict, replace
 from importlib.metadata import version
 from typing import Any
 
-from ringcomm.algorithms.cost import CLUSTER, LinkCost
-from ringcomm.algorithms.select import AlgorithmSelector
+from ringcomm.algorithms.link_cost import link_facts, selector
 from ringcomm.bootstrap.place import Place, host_id, master_address
 from ringcomm.bootstrap.store import Store
 from ringcomm.config import Config
@@ -37,6 +36,7 @@ def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
         "version": version("ringcomm"),
         "host": [host_id(), config.host_id],
         "config": asdict(config),
+        "link": link_facts(),
     }
     store.set(f"network/{rank}", json.dumps(mine).encode())
     ranks: list[dict[str, Any]] = [json.loads(store.get(f"network/{other}", config.timeout)) for other in range(size)]
@@ -52,9 +52,8 @@ def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
     sockets = connect_mesh(rank, size, store, config.host_address or _own_address(), config.timeout)
     slot = ffi.new("rc_network **")
     check(lib.rc_network_open(rank, size, sockets, config.keepalive, slot))
-    cost = LinkCost(config.link_latency * 1e-6, 1e-9 / config.link_bandwidth)
-    selector = AlgorithmSelector(config.algorithm, CLUSTER._replace(inter_node=cost))
-    network = Network(ffi.gc(slot[0], lib.rc_network_free), selector, "network")
+    chosen_by = selector(config, [each["link"] for each in ranks], "network")
+    network = Network(ffi.gc(slot[0], lib.rc_network_free), chosen_by, "network")
     return NetworkTransport(network, 1, list(range(size)), layout, local, NULL)
 
 

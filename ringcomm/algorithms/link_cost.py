@@ -1,0 +1,48 @@
+"""The cost of the link between hosts, by which algorithms are chosen: as set, else as measured, else the default."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations_with_replacement
+from typing import Any
+
+from ringcomm.algorithms.cost import CLUSTER, LinkCost
+from ringcomm.algorithms.select import AlgorithmSelector
+from ringcomm.config import Config, tuning_file
+from ringcomm.machine import tuning
+
+__all__ = ["LINKS", "link_facts", "link_parameters", "selector"]
+
+LINKS = ("network", "mpi")
+DEFAULTS = (CLUSTER.inter_node.latency * 1e6, 1e-9 / CLUSTER.inter_node.byte_time)  # µs, GB/s
+
+Facts = Mapping[str, Any]
+
+
+def link_facts() -> dict[str, Any]:
+    """Return what a rank tells the others: its kind of machine, and the links that its file has."""
+    path = tuning_file()
+    return {"machine": tuning.machine_name(), "links": tuning.links(path) if path else {}}
+
+
+def link_parameters(config: Config, ranks: Sequence[Facts], link: str) -> Iterator[tuple[float, str]]:
+    """Yield latency (µs) and bandwidth (GB/s) of a link, each with its source, given the facts of all ranks.
+
+    Of the links that were measured between their kinds of machines the slowest counts. Rank 0's file holds for all, as
+    its settings do: ranks that choose different algorithms would wait for ever.
+    """
+    pairs = combinations_with_replacement(sorted({facts["machine"] for facts in ranks}), 2)
+    links = ranks[0]["links"]
+    found = [links[name] for pair in pairs if (name := tuning.link_name(pair, link)) in links]
+    for name, default, slowest in zip(tuning.LINK, DEFAULTS, (max, min), strict=True):
+        if value := getattr(config, name):
+            yield value, "set"
+        elif found:
+            yield slowest(each[name] for each in found), f"measured over {link}"
+        else:
+            yield default, "default"
+
+
+def selector(config: Config, ranks: Sequence[Facts], link: str) -> AlgorithmSelector:
+    """Return what chooses the algorithms of a job between hosts."""
+    (latency, _), (bandwidth, _) = link_parameters(config, ranks, link)
+    cost = LinkCost(latency * 1e-6, 1e-9 / bandwidth)
+    return AlgorithmSelector(config.algorithm, CLUSTER._replace(inter_node=cost))

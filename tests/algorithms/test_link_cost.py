@@ -1,0 +1,85 @@
+"""By which latency and bandwidth a job between hosts chooses its algorithms: set, measured, or the defaults."""
+
+import numpy as np
+import pytest
+
+from between_hosts import run_on
+from ringcomm import ArgumentError, Config
+from ringcomm.algorithms.link_cost import link_facts, link_parameters
+from ringcomm.machine import tuning
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.setenv("RINGCOMM_TUNING", str(tmp_path / "tuning.json"))
+    return tmp_path / "tuning.json"
+
+
+def measured(latency, bandwidth):
+    return {"link_latency": latency, "link_bandwidth": bandwidth}
+
+
+def here():
+    return tuning.machine_name(), tuning.machine_name()
+
+
+def parameters(ranks, link="network", **settings):
+    return [*link_parameters(Config(**settings), ranks, link)]
+
+
+LINKS = {
+    tuning.link_name(("a", "a"), "network"): measured(10, 4),
+    tuning.link_name(("b", "a"), "network"): measured(50, 5),
+    tuning.link_name(("b", "b"), "mpi"): measured(1, 40),
+}
+
+
+def test_what_is_set_goes_before_what_was_measured_and_that_before_the_default():
+    ranks = [{"machine": "a", "links": LINKS}] * 2
+    assert parameters(ranks) == [(10, "measured over network"), (4, "measured over network")]
+    assert parameters(ranks, link_latency=7) == [(7, "set"), (4, "measured over network")]
+    assert parameters(ranks, "mpi", link_bandwidth=3) == [(20, "default"), (3, "set")]
+
+
+def test_the_slowest_link_between_the_kinds_of_machines_counts():
+    ranks = [{"machine": kind, "links": LINKS} for kind in "aab"]
+    assert [value for value, _ in parameters(ranks)] == [50, 4]
+    assert [value for value, _ in parameters(ranks, "mpi")] == [1, 40]
+    assert [value for value, _ in parameters(ranks[:2])] == [10, 4]
+
+
+def test_the_file_of_rank_0_holds_for_all():
+    ranks = [{"machine": "a", "links": {}}, {"machine": "a", "links": LINKS}]
+    assert [value for value, _ in parameters(ranks)] == [20, 10]
+
+
+def test_every_rank_tells_its_kind_of_machine_and_its_measured_links(file):
+    tuning.write(file, {"one_shot_bytes": 4}, {})
+    tuning.write(file, measured(9, 2.5), {"date": "today"}, tuning.link_name(here(), "network"))
+    assert link_facts() == {
+        "machine": tuning.machine_name(),
+        "links": {tuning.link_name(here(), "network"): measured(9, 2.5)},
+    }
+    assert Config().one_shot_bytes == 4, "a link leaves the thresholds of the machine as they are"
+
+
+def path_of_64_kib(comm):
+    comm.all_reduce(np.ones(1 << 14, np.float32))
+    return comm._transport.path()[0]
+
+
+def test_a_job_chooses_by_the_measured_link(file):
+    tuning.write(file, measured(500, 10), {}, tuning.link_name(here(), "network"))
+    assert {*run_on("0123", path_of_64_kib)} == {"recursive_doubling"}
+    assert {*run_on("0123", path_of_64_kib, link_latency=1.0, link_bandwidth=0.1)} == {"halving_doubling"}
+    tuning.write(file, measured(1, 0.1), {}, tuning.link_name(here(), "network"))
+    assert {*run_on("0123", path_of_64_kib)} == {"halving_doubling"}
+
+
+@pytest.mark.parametrize("value", ["10", 0, -1, None, float("inf")])
+def test_a_measurement_that_is_no_positive_number_is_refused(file, value):
+    tuning.write(file, measured(value, 1), {}, tuning.link_name(here(), "network"))
+    with pytest.raises(
+        ArgumentError, match=r"tuning\.json cannot be read \(link_latency of .*expected a positive number"
+    ):
+        link_facts()

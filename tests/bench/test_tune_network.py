@@ -1,0 +1,100 @@
+"""`ringcomm tune --network`: the pairs of hosts that are measured, and what is kept for later jobs."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import harness
+import ringcomm
+from nodes import Job, finish
+from ringcomm.bench.tune_network import pairs_by_kinds
+from ringcomm.commands.cli import main
+from ringcomm.machine import tuning
+
+TUNE = [sys.executable, "-m", "ringcomm", "tune", "--network", "-n", "3"]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "machines", "expected"),
+    [
+        ("01", "aa", {"aa": [[(0, 1)]]}),
+        ("0123", "aaaa", {"aa": [[(0, 1)], [(2, 3)]]}),
+        ("012", "aaa", {"aa": [[(0, 1)]]}),
+        ("0011", "aaaa", {"aa": [[(0, 2), (1, 3)]]}),
+        ("001", "aaa", {"aa": [[(0, 2)]]}),
+        ("012", "aba", {"aa": [[(0, 2)]], "ab": [[(0, 1)]]}),
+        ("0123", "abba", {"aa": [[(0, 3)]], "ab": [[(0, 1)], [(3, 2)]], "bb": [[(1, 2)]]}),
+        ("000", "aaa", {}),
+    ],
+)
+def test_every_two_kinds_of_machines_are_measured_by_all_pairs_of_hosts_at_once(hosts, machines, expected):
+    found = pairs_by_kinds([(host, None) for host in hosts], [*machines])
+    assert {"".join(kinds): pairs for kinds, pairs in found.items()} == expected
+
+
+@pytest.mark.slow
+def test_later_jobs_between_such_hosts_use_what_was_measured(tmp_path, monkeypatch):
+    file = tmp_path / "tuning.json"
+    tuning.write(file, {"one_shot_bytes": 4}, {})
+    monkeypatch.setenv("RINGCOMM_TUNING", str(file))
+    job = Job(tmp_path, 2)
+    program = job.program(f"""
+        import ringcomm
+        from ringcomm.commands.cli import main
+        os.environ["RINGCOMM_HOST_ID"] = f"host {{rank // 2}}"
+        status = main({TUNE[3:]})
+        with ringcomm.init() as comm:
+            latency, byte_time = comm._transport._host._network.selector.cluster.inter_node
+            print("takes", f"{{latency * 1e6:.3g}}", f"{{1e-9 / byte_time:.3g}}")
+        sys.exit(status)
+        """)
+    try:
+        launchers = [job.start(node, 2, program) for node in range(2)]
+        (status, out, err), (other_status, other_out, other_err) = [finish(launcher) for launcher in launchers]
+    finally:
+        job.close()
+    assert (status, err, other_status, other_err) == (0, "", 0, "")
+    name = tuning.link_name((tuning.machine_name(), tuning.machine_name()), "network")
+    entry = json.loads(file.read_text())[name]
+    assert (entry["ringcomm"], entry["pairs of hosts"]) == (ringcomm.__version__, 1)
+    latency, bandwidth = (entry["settings"][each] for each in tuning.LINK)
+    assert f"[0] {name}: {latency:g} µs, {bandwidth:g} GB/s" in out
+    taken = f"takes {latency:.3g} {bandwidth:.3g}"
+    assert [line for line in out if "takes" in line] == [f"[0] {taken}", f"[1] {taken}"]
+    assert other_out == [f"[2] {taken}", f"[3] {taken}"], "only rank 0 prints"
+    assert tuning.read(file) == {"one_shot_bytes": 4}
+
+
+def run(*command):
+    return subprocess.run(command, capture_output=True, text=True, timeout=harness.JOB, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [([], "--network: expected ranks on several hosts"), (["--ranks", "2"], "--ranks: expected no --network")],
+)
+def test_ranks_of_one_host_are_refused(options, message, tmp_path, monkeypatch):
+    monkeypatch.setenv("RINGCOMM_TUNING", str(tmp_path / "tuning.json"))
+    done = run(sys.executable, "-m", "ringcomm", "run", "-n", "2", "--", *TUNE, *options)
+    assert done.returncode == 2
+    assert f"[0] ringcomm tune: {message}" in done.stderr
+    assert "[1]" not in done.stderr
+    assert not (tmp_path / "tuning.json").exists()
+
+
+def test_a_process_alone_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RINGCOMM_TUNING", str(tmp_path / "tuning.json"))
+    assert main(["tune", "--network"]) == 2
+    assert "--network: expected ranks on several hosts: start it by ringcomm run --nnodes" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_without_network_the_thresholds_are_not_measured_by_the_ranks_of_a_launcher(tmp_path, monkeypatch):
+    monkeypatch.setenv("RINGCOMM_TUNING", str(tmp_path / "tuning.json"))
+    done = run(sys.executable, "-m", "ringcomm", "run", "-n", "2", "--", sys.executable, "-m", "ringcomm", "tune")
+    assert done.returncode == 2
+    assert "[0] ringcomm tune: a launcher has started this: expected --network" in done.stderr
+    assert "[1]" not in done.stderr
