@@ -196,10 +196,9 @@ void NetworkGroup::packet_arrived(const PacketHead& head, PacketReader& packet) 
 
 void NetworkGroup::records_arrived(PacketReader& packet) {
     const auto agreement = packet.next<uint64_t>();
-    const auto first = packet.next<uint32_t>(), number = packet.next<uint32_t>();
-    for (uint32_t i = 0; i < number && number <= uint32_t(layout.hosts()) && packet.complete(); ++i) {
+    for (auto host = packet.next<uint32_t>(); !packet.rest().empty(); ++host) {
         const Bytes record = packet.take(packet.next<uint64_t>());
-        records(agreement)[(first + i) % layout.hosts()].assign(record.begin(), record.end());
+        records(agreement)[host % layout.hosts()].assign(record.begin(), record.end());
     }
 }
 
