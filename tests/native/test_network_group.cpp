@@ -110,6 +110,12 @@ void many_messages_are_open(NetworkRank& at) {
     for (int i = 0; i < 300; ++i) CHECK(received[i] == numbers(received[i].size(), 100 * from + i));
 }
 
+// They travel in the memory of the host, whose communicator has none of its own any more.
+void messages_inside_a_host_have_one_channel(NetworkRank& at) {
+    int x = 0;
+    message_of(rc_send(at.local, &x, 1, RC_INT32, (at.rank + 1) % 2, 0, -1, nullptr), RC_ARGUMENT);
+}
+
 // Several threads of each rank in messages, one in collectives.
 void messages_run_beside_collectives(NetworkRank& at) {
     const int peer = at.rank ^ 1;
@@ -177,6 +183,7 @@ int main() {
     }
     on({"01", "0011"}, tuning,
        {large_calls_run_their_program, queued_calls_run_in_order, messages_run_beside_collectives});
+    on({"0011"}, tuning, {messages_inside_a_host_have_one_channel});
     on({"01", "012"}, tuning, {two_threads_use_two_groups});
     return failures > 0;
 }

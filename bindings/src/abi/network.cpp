@@ -49,6 +49,7 @@ LocalRanks local_ranks(rc_comm* local) {
     const EntryGuard entry(*local->handle);
     auto* const comm = dynamic_cast<Comm*>(&entry.group());
     if (!comm) reject("local: expected a communicator in shared memory");
+    entry->p2p.give_up_channels();
     return {local->handle->state, comm, &entry->collectives};
 }
 

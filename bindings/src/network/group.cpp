@@ -21,6 +21,12 @@ int HostLayout::host_of(int rank) const {
     return int(std::find_if(ranks.begin(), ranks.end(), has) - ranks.begin());
 }
 
+int HostLayout::local_rank_of(int rank) const {
+    const std::vector<int>& here = ranks[host];
+    const auto found = std::find(here.begin(), here.end(), rank);
+    return found == here.end() ? -1 : int(found - here.begin());
+}
+
 size_t HostLayout::largest() const {
     size_t most = 0;
     for (const std::vector<int>& host : ranks) most = std::max(most, host.size());
@@ -42,6 +48,7 @@ NetworkGroup::NetworkGroup(std::shared_ptr<NetworkWorld> given, NetworkMembershi
       statuses_(size) {
     for (int r = 0; r < size; ++r) left_after_[r].store(OPEN);
     for (auto& slot : records_) slot.resize(layout.hosts());
+    if (local.comm) host_sleeper_.emplace(*local.comm, *world);
     // A rank that waits in its host's memory must hear of failures elsewhere.
     drains->add(static_cast<PacketHandler*>(this), [this] { progress(); });
     world->add(number_, *this);
@@ -79,11 +86,26 @@ void NetworkGroup::run_collective(const CallRecord& call) {
 }
 
 std::unique_ptr<PacketChannel> NetworkGroup::open_channel(int peer) {
+    const int here = layout.local_rank_of(peer);
+    if (here >= 0) {
+        return std::make_unique<HostChannel>(*local.comm, here, *world, members_[peer], head(PacketType::WAKE));
+    }
     return std::make_unique<NetworkChannel>(*world, members_[peer], head(PacketType::MESSAGE), message_tag(),
                                             messages_[peer]);
 }
 
 // --- Failures --------------------------------------------------------------------------------------------------------
+
+// Messages inside this host take memory that its communicator allocates at its first use.
+void NetworkGroup::ensure_ready() {
+    PeerGroup::ensure_ready();
+    if (!local.comm) return;
+    try {
+        local.comm->ensure_ready();
+    } catch (const Failure& failure) {
+        fail(from_host(failure, "its next call"));
+    }
+}
 
 void NetworkGroup::check_failure() const {
     if (failure_->set.load(std::memory_order_acquire)) throw *failure_->failure;
@@ -111,15 +133,17 @@ void NetworkGroup::send_failure() const {
 
 bool NetworkGroup::set_failure(const Failure& failure) {
     if (failure_->set.load()) return false;
+    // Inside this host first: afterwards a rank takes back memory from which a message is read there.
+    if (local.comm && !local.comm->closing()) {
+        Failure inside(failure);  // marked as a failure of this group, whose ranks mean nothing there: see from_host()
+        inside.error.group_size = size;
+        inside.error.peer = std::exchange(inside.error.rank, -1);
+        local.comm->store_failure(inside);
+    }
     failure_->failure = failure;
     failure_->set.store(true, std::memory_order_release);
     for (const uint64_t unused : {tag(), message_tag()}) world->link->drop(unused);
     world->wake();
-    if (!local.comm || local.comm->closing()) return true;
-    Failure inside(failure);  // marked as a failure of this group, whose ranks mean nothing there: see from_host()
-    inside.error.group_size = size;
-    inside.error.peer = std::exchange(inside.error.rank, -1);
-    local.comm->store_failure(inside);
     return true;
 }
 
@@ -142,10 +166,9 @@ Failure NetworkGroup::from_host(const Failure& failure, const std::string& what)
 }
 
 std::string NetworkGroup::how_it_ended(int r) {
-    const std::vector<int>& here = layout.ranks[layout.host];
-    const auto found = std::find(here.begin(), here.end(), r);
-    if (found != here.end() && local.comm) {
-        const int member = local.comm->group().members[found - here.begin()];
+    const int here = layout.local_rank_of(r);
+    if (here >= 0 && local.comm) {
+        const int member = local.comm->group().members[here];
         Liveness& liveness = local.comm->world->liveness;
         if (liveness.dead(member)) {
             return format("(process %" PRId64 ") ", liveness.pid(member)) + liveness.how_it_ended(member);
@@ -171,6 +194,7 @@ void NetworkGroup::packet_arrived(const PacketHead& head, PacketReader& packet) 
             const auto bytes = packet.next<uint64_t>();
             return messages_[source].pulled(*world->link, members_[source], message_tag(), address, bytes);
         }
+        case PacketType::WAKE: return;  // from sleep: to have arrived is enough
         case PacketType::FAILURE: {
             const auto error = packet.next<rc_error>();
             if (packet.complete()) set_failure(Failure(error));
@@ -248,6 +272,7 @@ std::string NetworkGroup::report(int r, int calls) const {
 
 void NetworkGroup::start_closing() {
     PeerGroup::start_closing();
+    if (local.comm) local.comm->start_closing();  // so that nobody there reads memory of this rank any more
     const std::lock_guard lock(world->mutex);
     if (failure_->set.load()) send_failure();  // some may not have heard of it, and would take this rank for its cause
     PacketWriter packet(head(PacketType::CLOSED));

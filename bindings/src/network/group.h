@@ -24,7 +24,8 @@ struct HostLayout {
     int hosts() const { return int(ranks.size()); }
     int local_size() const { return int(ranks[host].size()); }
     int host_of(int rank) const;
-    size_t largest() const;  // number of ranks on one host
+    int local_rank_of(int rank) const;  // -1: on another host
+    size_t largest() const;             // number of ranks on one host
 };
 
 // The ranks of this host, which share memory; nullptr where this rank is alone on its host.
@@ -66,6 +67,7 @@ public:
     const LocalRanks local;
     ProgramCache programs;
 
+    void ensure_ready() override;
     void check_failure() const override;
     bool has_failed() const override;
     void store_failure(const Failure& failure) override;
@@ -74,7 +76,10 @@ public:
     void run_collective(const CallRecord& call) override;
     std::unique_ptr<PacketChannel> open_channel(int peer) override;
     void progress() override;
-    Sleeper& sleeper() override { return *world; }
+    Sleeper& sleeper() override {
+        if (host_sleeper_) return *host_sleeper_;
+        return *world;
+    }
     std::string report(int r, int calls) const override;
     void start_closing() override;
     void finish_closing() override;
@@ -125,6 +130,7 @@ private:
     uint64_t agreements_ = 0;
     std::vector<std::vector<std::byte>> records_[2];
     std::vector<PeerMessages> messages_;  // for the channels, by rank
+    std::optional<HostSleeper> host_sleeper_;
     mutable std::vector<std::optional<Status>> statuses_;
     mutable std::atomic<uint64_t> asked_{0};  // ns
     std::vector<std::byte> scratch_;

@@ -17,6 +17,11 @@ PointToPointEngine::PointToPointEngine(PeerGroup& group) : group_(group), sleepe
     group.drains->add(this, [this] { drain(); });
 }
 
+void PointToPointEngine::give_up_channels() {
+    const std::lock_guard lock(mutex_);
+    for (Endpoint& endpoint : endpoints_) endpoint.channel.reset();
+}
+
 int PointToPointEngine::run(bool sends, const Transfer& transfer) {
     Request request(sends, transfer);
     post({&request});

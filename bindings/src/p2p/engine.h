@@ -39,6 +39,8 @@ public:
     int run(bool sends, const Transfer& transfer);  // returns the source of a receive, as exchange() does
     int exchange(const Transfer& outgoing, const Transfer& incoming);
     std::shared_ptr<Work> start(bool sends, const Transfer& transfer);
+    // Another engine has channels to the same ranks: this one exchanges no messages.
+    void give_up_channels();
     // Before group.start_closing(): waits until the peers have room for all buffered sends. Returns what prevented it.
     std::optional<Failure> flush();
     void stop();  // after group.start_closing()

@@ -27,7 +27,7 @@ ShmChannel::ShmChannel(Comm& comm, int peer)
 
 bool ShmChannel::try_write(const PacketHeader& header, const std::byte* payload) {
     if (!out_.try_write(header, payload)) return false;
-    ring_any(doorbell_);
+    notify_peer();
     return true;
 }
 
@@ -39,7 +39,7 @@ ReceivedPacket ShmChannel::next() {
 
 bool ShmChannel::consume() {
     if (!in_.consume()) return false;
-    ring_any(doorbell_);
+    notify_peer();
     return true;
 }
 

@@ -7,7 +7,7 @@
 
 namespace ringcomm {
 
-class ShmChannel final : public PacketChannel {
+class ShmChannel : public PacketChannel {
 public:
     ShmChannel(Comm& comm, int peer);
 
@@ -20,7 +20,13 @@ public:
     Read read_memory(std::byte* target, const std::byte* address, size_t bytes) override;
     void end_access() override;
 
+protected:
+    virtual void wake_peer() { wake_all(doorbell_); }
+
 private:
+    void notify_peer() {
+        if (has_sleeper(doorbell_)) wake_peer();
+    }
     bool memory_valid() const;
 
     Comm& comm_;

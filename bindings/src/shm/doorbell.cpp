@@ -29,7 +29,7 @@ void ring(Doorbell& doorbell, int publisher) {
 }
 
 void ring_any(Doorbell& doorbell) {
-    if (doorbell.sleeper.load() != 0) wake_all(doorbell);
+    if (has_sleeper(doorbell)) wake_all(doorbell);
 }
 
 void sleep_on(Doorbell& doorbell, uint32_t ticket, uint64_t ns) {

@@ -9,6 +9,7 @@ namespace ringcomm {
 // Wake the owner of the doorbell: if it sleeps for rank `publisher`, if it sleeps, always.
 void ring(Doorbell& doorbell, int publisher);
 void ring_any(Doorbell& doorbell);
+inline bool has_sleeper(const Doorbell& doorbell) { return doorbell.sleeper.load() != 0; }
 void wake_all(Doorbell& doorbell);
 // Sleeps until the doorbell rings after `ticket`, a signal arrives or `ns` have passed.
 void sleep_on(Doorbell& doorbell, uint32_t ticket, uint64_t ns);
