@@ -95,9 +95,8 @@ def join(comm: Any, config: Config) -> Transport:
     layout = layout_of(rank, hosts)
     local_ranks = layout.local_ranks
     if config.oversubscribed is None:
-        # Whoever waits in a host of several mostly waits for another host: let others have the core.
         on_host = [facts["cores"] for facts in all_ranks if facts["host"] == mine["host"]]
-        config = replace(config, oversubscribed=1 < len(layout.ranks) < size or topology.outnumbered(on_host))
+        config = replace(config, oversubscribed=layout.yields_early(on_host))
     if len(layout.ranks) > 1 and (unfit := [other for other in range(size) if not all_ranks[other]["serialized"]]):
         own.Free()
         text = "MPI runs at a thread level below MPI_THREAD_SERIALIZED: set MPI4PY_RC_THREAD_LEVEL=multiple"

@@ -1,9 +1,10 @@
 """The hosts of a group's ranks, and its rails."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ringcomm.algorithms.schedule import even
+from ringcomm.machine import topology
 
 __all__ = ["HostLayout", "layout_of"]
 
@@ -36,6 +37,11 @@ class HostLayout:
     def slices(self, count: int) -> list[int]:
         """Divide elements among the ranks of this host; ranks without a rail get none."""
         return [*even(count, self.rails), *[0] * (len(self.local_ranks) - self.rails)]
+
+    def yields_early(self, cores: Sequence[Collection[int]]) -> bool:
+        """Return whether waiting ranks leave their cores early, given the cores of each rank on this machine."""
+        # Whoever waits in a host of several mostly waits for another host: let others have the core.
+        return 1 < len(self.ranks) < sum(map(len, self.ranks)) or topology.outnumbered(cores)
 
     def locate(self, rank: int) -> tuple[int, int]:
         """Return the host and the local rank of a rank."""

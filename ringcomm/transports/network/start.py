@@ -12,6 +12,7 @@ from ringcomm.bootstrap.place import Place, host_id, master_address
 from ringcomm.bootstrap.store import Store
 from ringcomm.config import Config
 from ringcomm.errors import RingcommError
+from ringcomm.machine import topology
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports import shm
 from ringcomm.transports.contract import Transport
@@ -35,6 +36,7 @@ def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
     mine: dict[str, Any] = {
         "version": version("ringcomm"),
         "host": [host_id(), config.host_id],
+        "cores": sorted(topology.cores()),
         "config": asdict(config),
         "link": link_facts(),
     }
@@ -43,8 +45,9 @@ def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
     shm.check_versions([each["version"] for each in ranks])
     config = Config(**ranks[0]["config"] | {name: mine["config"][name] for name in OWN})
     layout = layout_of(rank, [tuple(each["host"]) for each in ranks])
-    if len(layout.ranks) > 1:  # whoever waits in a host mostly waits for another host: let others have the core
-        config = replace(config, oversubscribed=True)
+    if config.oversubscribed is None:
+        on_host = [each["cores"] for each in ranks if each["host"][0] == mine["host"][0]]
+        config = replace(config, oversubscribed=layout.yields_early(on_host))
     local = shm.connect(layout.local_rank, len(layout.local_ranks), _HostStore(store, layout.host), config)
     if len(layout.ranks) == 1:
         return local
