@@ -6,8 +6,9 @@
 
 Needs root, torch, a C compiler and an idle machine. The hosts are network namespaces. Round by round the libraries take
 turns: ringcomm called directly, ringcomm and Gloo through torch.distributed, and link.c, which sends over one TCP
-connection. Ranks are bound to cores, and sleep while another library is measured. Rounds in which other processes had
-the CPU are repeated: kept are those with the fewest.
+connection. Ranks are bound to cores, those of Gloo also free, and the faster counts; they sleep while another library
+is measured. Where there are more ranks than cores, ringcomm is told so: a host knows its own ranks only. Rounds in
+which other processes had the CPU are repeated: kept are those with the fewest.
 
 The rows go to results/: as JSON, those of an earlier run with the same options on the same day being replaced, and as
 Markdown tables.
@@ -41,10 +42,11 @@ from ringcomm.bench.report import write_json
 from ringcomm.options import one_of, parse_bytes, positive, readable, several, whole
 
 MEASURED = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
-DIRECT, OURS, GLOO = "ringcomm", "ringcomm through torch", "Gloo through torch"
-MODULES = {DIRECT: "ringcomm", OURS: "torch_backend", GLOO: "gloo"}  # of ringcomm/bench/rank
+DIRECT, OURS, GLOO, FREE = "ringcomm", "ringcomm through torch", "Gloo through torch", "Gloo, not bound"
+MODULES = {DIRECT: "ringcomm", OURS: "torch_backend", GLOO: "gloo", FREE: "gloo"}  # of ringcomm/bench/rank
 SIZES = "4,1K,64K,1M,16M,64M"
 WARMUPS = 5
+UNTIMED = 50  # most calls at the start of a round: the ranks have slept, and others were in the caches
 DISTURBED = 0.05  # share of the CPU time that others had in a round; it is repeated
 MOST_ROUNDS = 3  # times those asked for
 LEAST_CALLS, MOST_CALLS = 3, 3000
@@ -108,8 +110,11 @@ class Case:
         in_place = COLLECTIVES[self.collective].in_place
         options = {"count": self.count, "dtype": "float32", "op": "sum", "root": 0, "in_place": in_place}
         job.request("prepare", self.collective, options | {"pool": 0, "symmetric": False, "asynchronous": False})
-        each = max(job.request("round", False, 1, WARMUPS))
-        return min(MOST_CALLS, max(LEAST_CALLS, round(seconds / each)))
+        calls = WARMUPS
+        for share in (0.2, 1.0):  # the first calls take many times as long as the others
+            each = max(job.request("round", False, min(UNTIMED, calls), calls))
+            calls = min(MOST_CALLS, max(LEAST_CALLS, round(share * seconds / each)))
+        return calls
 
 
 def measure(case: Case, jobs: dict[str, Job], link: Link, on: list[Host], rounds: int, seconds: float) -> list[Row]:
@@ -145,13 +150,14 @@ class Round(NamedTuple):
 
 def one_round(job: Job, calls: int, on: list[Host]) -> Round:
     sent, busy, cpu = [host.bytes_sent() for host in on], busy_seconds(), job.request("cpu")
+    untimed = min(UNTIMED, calls // 2)
     start = perf_counter()
-    seconds = max(job.request("round", False, 0, calls))
+    seconds = max(job.request("round", False, untimed, calls))
     elapsed = perf_counter() - start
     used = [after - before for before, after in zip(cpu, job.request("cpu"), strict=True)]
     others = (busy_seconds() - busy - sum(used)) / elapsed / (os.cpu_count() or 1)
     left = max(host.bytes_sent() - before for host, before in zip(on, sent, strict=True))
-    return Round(seconds, max(used) / calls, left / calls, others)
+    return Round(seconds, max(used) / (untimed + calls), left / (untimed + calls), others)
 
 
 def busy_seconds() -> float:
@@ -173,12 +179,16 @@ def start_jobs(setup: Setup, on: list[Host], stack: ExitStack) -> dict[str, Job]
         others = [f'{command(node)} -- "$@" &' for node in range(1, setup.hosts)]
         return lambda _: ["sh", "-c", " ".join([*others, f'exec {command(0)} -- "$@"']), "sh"]
 
+    size = setup.hosts * setup.ranks_per_host
     environment = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+    if size > len(os.sched_getaffinity(0)):
+        environment["RINGCOMM_OVERSUBSCRIBED"] = "1"
     jobs = {}
     for i, (name, module) in enumerate(MODULES.items()):
-        library = LibrarySpec(name, module, sys.executable, launcher(29500 + i), "RINGCOMM_RANK", environment)
+        start = launcher(29500 + i)
+        library = LibrarySpec(name, module, sys.executable, start, "RINGCOMM_RANK", environment, bound=name != FREE)
         folder = stack.enter_context(TemporaryDirectory(prefix="ringcomm-bench-", ignore_cleanup_errors=True))
-        jobs[name] = Job(library, setup.hosts * setup.ranks_per_host, Path(folder), TIMEOUT)
+        jobs[name] = Job(library, size, Path(folder), TIMEOUT)
         stack.callback(jobs[name].kill)
     return jobs
 
@@ -198,7 +208,7 @@ def tables(rows: list[Row]) -> str:
         cases = dict.fromkeys((row["collective"], row["bytes"]) for row in mine)
         for collective, size in cases:
             case = {row["library"]: row for row in mine if (row["collective"], row["bytes"]) == (collective, size)}
-            ours, gloo = case[OURS], case[GLOO]
+            ours, gloo = case[OURS], min(case[GLOO], case[FREE], key=lambda row: row["seconds"])
             mark = "*" * any(row["others"] > DISTURBED for row in case.values())
             cells = [collective, readable(size) + mark, *(micro(case[name]["seconds"]) for name in MODULES)]
             cells += [micro(ours["exchange"]), f"**{gloo['seconds'] / ours['seconds']:.2f}**"]

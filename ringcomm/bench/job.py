@@ -73,6 +73,7 @@ class Job:
             *("env", *(f"{name}={value}" for name, value in environment.items())),
             *library.launcher(ranks),
             *(library.python, "-m", ALIAS, library.module, library.rank_variable, str(folder), library.device),
+            "bound" if library.bound else "free",
         ]
         # Python would only print what a signal handler raises between fork and exec.
         with self._log.open("wb") as log, deferred_signals() as restore_mask:

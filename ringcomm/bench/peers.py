@@ -34,6 +34,7 @@ class LibrarySpec:
     rank_variable: str  # the launcher's environment variable with the rank
     environment: dict[str, str] = field(default_factory=dict)
     device: str = "host"  # of the buffers
+    bound: bool = True  # each rank to a core
     cure: str = ""  # what to do where it does not start
 
 

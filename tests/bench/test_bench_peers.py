@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from ringcomm.bench import peers, report
-from ringcomm.bench.job import ALIAS, shared_files
+from ringcomm.bench.job import ALIAS, Job, shared_files
 from ringcomm.commands.cli import main
 
 pytestmark = pytest.mark.slow
@@ -198,6 +198,18 @@ def test_a_bench_under_nohup_continues_after_sighup(cache):
     out, err = nohup.communicate(timeout=55)
     assert nohup.returncode == 0, err
     assert [line[0] for line in table(out)] == ["4", "16"]
+
+
+@pytest.mark.parametrize("bound", [True, False])
+def test_ranks_are_bound_to_a_core_unless_the_library_says_otherwise(bound):
+    library = peers.LibrarySpec("us", "ringcomm", sys.executable, peers.run_ringcomm, "RINGCOMM_RANK", bound=bound)
+    with tempfile.TemporaryDirectory(dir=os.environ["TMPDIR"]) as folder:
+        job = Job(library, 2, Path(folder), timeout=20)
+        cores = [os.sched_getaffinity(pid) for _, pid in running_ranks()]
+        job.kill()
+    all_cores = os.sched_getaffinity(0)
+    assert len(cores) == 2
+    assert all((len(each) == 1) if bound else (each == all_cores) for each in cores)
 
 
 def test_shared_files_are_those_that_a_process_maps_shared():

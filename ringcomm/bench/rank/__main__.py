@@ -19,9 +19,10 @@ from .measure import RankBench
 PR_SET_PDEATHSIG = 1
 
 
-def main(module: str, rank_variable: str, folder: str, device: str) -> None:
+def main(module: str, rank_variable: str, folder: str, device: str, binding: str) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # with its launcher
-    bind(int(os.environ[rank_variable]))  # before the library starts threads
+    if binding == "bound":
+        bind(int(os.environ[rank_variable]))  # before the library starts threads
     rank: Library = import_module(f".{module}", __package__).start(folder, device)
     bench = RankBench(rank)
     fd = os.open(folder, os.O_PATH)  # its path may be too long for a socket
