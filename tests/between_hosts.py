@@ -129,8 +129,8 @@ def uneven(count, size):
 
 
 def values(rank, count, dtype, op, salt):
-    """Return the array of a rank: for min and max zeros of both signs, since only they show the order."""
-    if op in ("min", "max"):
+    """Return the array of a rank: for min and max of floats zeros of both signs, since only they show the order."""
+    if op in ("min", "max") and dtype in FLOATS:
         return np.where(filled(rank, count, "bool", salt), 0.0, -0.0).astype(numpy_dtype(dtype))
     return filled(rank, count, dtype, salt)
 
