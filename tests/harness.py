@@ -51,23 +51,32 @@ def run_in_pool(key, make, fn, args):
         raise
 
 
+def start_process(fn, *args, name=None):
+    """Start a process that calls `fn(connection, *args)`; return it, and the other end of the connection.
+
+    It is forked from one that has imported preload.py, so that it starts at once.
+    """
+    context = multiprocessing.get_context("forkserver")
+    with contextlib.chdir(Path(__file__).parent):  # where preload.py is found
+        forkserver.ensure_running()
+    ours, theirs = context.Pipe()
+    process = context.Process(target=fn, args=(theirs, *args), name=name, daemon=True)
+    process.start()
+    theirs.close()
+    return process, ours
+
+
 class Pool:
     """Connected processes that wait for work. `hosts` has a character per rank, its host; empty: all are on one."""
 
     def __init__(self, size, settings=(), hosts=""):
-        context = multiprocessing.get_context("forkserver")
         job = {"RINGCOMM_SIZE": str(size), "RINGCOMM_JOB": uuid.uuid4().hex, "RINGCOMM_NONCE": uuid.uuid4().hex}
         self.workers, self.connections = [], []
-        with contextlib.chdir(Path(__file__).parent):  # where the process from which they are forked finds preload.py
-            forkserver.ensure_running()
         for rank in range(size):
-            ours, theirs = context.Pipe()
             place = {**job, **dict(settings), "RINGCOMM_RANK": str(rank), "RINGCOMM_HOST_ID": hosts[rank : rank + 1]}
-            worker = context.Process(target=serve, args=(theirs, place), name=f"rank {rank} of {size}", daemon=True)
-            worker.start()
-            theirs.close()
+            worker, connection = start_process(serve, place, name=f"rank {rank} of {size}")
             self.workers.append(worker)
-            self.connections.append(ours)
+            self.connections.append(connection)
 
     def run(self, fn, args, limit=None):
         for connection in self.connections:

@@ -3,17 +3,16 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 import uuid
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+import harness
 from failures import PROMPT, until
 from ringcomm.bootstrap import rendezvous
 from ringcomm.bootstrap.place import Place
@@ -53,7 +52,7 @@ MOMENTS = {
 }
 
 
-def run_rank(job, rank, victim, moment):
+def run_rank(connection, job, rank, victim, moment):
     place = Place(rank, SIZE, job)
     started = time.monotonic()
     try:
@@ -67,7 +66,7 @@ def run_rank(job, rank, victim, moment):
             comm = connect(rank, SIZE, store, Config(timeout=TIMEOUT))
         comm.barrier()  # once all are ready, the start succeeds without the victim
     except PeerLost as error:
-        print(f"rank {error.rank} after {time.monotonic() - started:.3f} s: {error}", flush=True)
+        connection.send((error.rank, time.monotonic() - started, str(error)))
 
 
 def announce_and_die(shared, store, rank, *_):
@@ -95,7 +94,7 @@ def torch_store(where, rank):
     return dist.TCPStore("localhost", int(port.read_text()), SIZE, wait_for_workers=False)
 
 
-def run_torch_rank(where, rank, victim, moment):
+def run_torch_rank(connection, where, rank, victim, moment):
     import torch.distributed as dist
 
     from ringcomm.torch import start
@@ -118,7 +117,7 @@ def run_torch_rank(where, rank, victim, moment):
     try:
         dist.init_process_group("ringcomm", store=store, rank=rank, world_size=SIZE, timeout=timeout)
     except PeerLost as error:
-        print(f"rank {error.rank} after {time.monotonic() - started:.3f} s: {error}", flush=True)
+        connection.send((error.rank, time.monotonic() - started, str(error)))
     if victim != 0:  # whose store the others may still ask
         store.set(f"{rank} is done", "")
         if rank == 0:
@@ -126,32 +125,34 @@ def run_torch_rank(where, rank, victim, moment):
 
 
 @contextmanager
-def processes(arguments, **streams):
-    """Run Python once with each list of arguments to `python -c`; kill what still runs at the end."""
-    with ExitStack() as stack:
-        started = []
-        for each in arguments:
-            command = [sys.executable, "-c", *each]
-            started.append(stack.enter_context(subprocess.Popen(command, text=True, **streams)))
-            stack.callback(started[-1].kill)
+def processes(run, arguments):
+    """Call `run(connection, *each)` in a process for each of the arguments; kill what still runs at the end."""
+    started = [harness.start_process(run, *each) for each in arguments]
+    try:
         yield started
+    finally:
+        for process, connection in started:
+            connection.close()
+            process.kill()
+            process.join()
+            process.close()
+
+
+def exit_status(process):
+    process.join(harness.OPERATION)
+    return process.exitcode
 
 
 def check_survivors(run, where, victim, moment):
     """Run each rank in a process; the survivors must name the victim, promptly."""
-    paths = [str(folder) for folder in Path(__file__).parents[:2]]
-    code = f"import sys; sys.path[:0] = {paths}; import {Path(__file__).stem} as tests; tests.{run.__name__}"
-    arguments = [[f"{code}({where!r}, {rank}, {victim}, {moment!r})"] for rank in range(SIZE)]
-    with processes(arguments, stdout=subprocess.PIPE) as ranks:
-        printed = [rank.communicate()[0] for rank in ranks]
-    assert ranks.pop(victim).returncode == -signal.SIGKILL
-    assert [rank.returncode for rank in ranks] == [0] * (SIZE - 1)
-    printed.pop(victim)
-    for line in printed:
-        found = re.match(r"rank (\d) after ([\d.]+) s: .*rank \1 .*(exited during startup|died while)", line)
-        assert found, line
-        assert int(found[1]) == victim
-        assert float(found[2]) < PROMPT
+    with processes(run, [(where, rank, victim, moment) for rank in range(SIZE)]) as ranks:
+        for rank, (process, connection) in enumerate(ranks):
+            if rank != victim:
+                lost, seconds, text = connection.recv()
+                assert lost == victim
+                assert re.search(rf"rank {victim} .*(exited during startup|died while)", text), text
+                assert seconds < PROMPT
+            assert exit_status(process) == (0 if rank != victim else -signal.SIGKILL)
 
 
 DEATHS = [(moment, 1) for moment in MOMENTS] + [("joined the store", 0), ("maps the memory", 0)]
@@ -172,26 +173,24 @@ def test_survivors_of_a_start_of_torch_name_the_rank_that_died(where, moment, vi
     check_survivors(run_torch_rank, str(tmp_path / where), victim, moment)
 
 
-CONNECTED = """
-import sys
-from datetime import timedelta
-import torch.distributed as dist
-from ringcomm.torch import start
+def connect_and_leave(connection, path, rank):
+    import torch.distributed as dist
 
-path, rank = sys.argv[1], int(sys.argv[2])
-if rank == 2:
-    connect = start.connect_ranks
-    # Rank 1 has ended when this returns.
-    start.connect_ranks = lambda *args, **options: (connect(*args, **options), sys.stdin.read())[0]
-store = dist.FileStore(path, 3)
-dist.init_process_group("ringcomm", store=store, rank=rank, world_size=3, timeout=timedelta(seconds=30))
-"""
+    from ringcomm.torch import start
+
+    if rank == 2:
+        connect = start.connect_ranks
+        # Rank 1 has ended when this returns.
+        start.connect_ranks = lambda *args, **options: (connect(*args, **options), connection.recv())[0]
+    store = dist.FileStore(path, 3)
+    dist.init_process_group("ringcomm", store=store, rank=rank, world_size=3, timeout=timedelta(seconds=30))
 
 
 @pytest.mark.slow
 def test_a_rank_that_is_connected_may_exit_before_the_others_are(tmp_path):
     pytest.importorskip("torch")
-    arguments = [[CONNECTED, str(tmp_path / "store"), str(rank)] for rank in range(3)]
-    with processes(arguments, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as ranks:
-        errors = [ranks[rank].communicate()[1] for rank in (1, 2, 0)]  # this closes their stdin
-    assert [rank.returncode for rank in ranks] == [0, 0, 0], errors
+    arguments = [(str(tmp_path / "store"), rank) for rank in range(3)]
+    with processes(connect_and_leave, arguments) as ranks:
+        assert exit_status(ranks[1][0]) == 0
+        ranks[2][1].send("rank 1 has ended")
+        assert [exit_status(process) for process, _ in ranks] == [0, 0, 0]
