@@ -24,6 +24,7 @@ JOB_SECRET = "RINGCOMM_JOB_SECRET"
 
 TUNING = "RINGCOMM_TUNING"
 KERNELS = ("portable", "avx2", "avx512")
+LINKS = ("sockets", "ucx")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 # Raises ArgumentError, which says what has the value, unless the value is valid. A check of integers returns an int.
@@ -58,6 +59,11 @@ def _name(what: str, value: Any) -> None:
 def _kernels(what: str, value: Any) -> None:
     if value not in KERNELS:
         raise unknown(f"value of {what}", value, KERNELS)
+
+
+def _link(what: str, value: Any) -> None:
+    if value not in LINKS:
+        raise unknown(f"value of {what}", value, LINKS)
 
 
 def _log_level(what: str, value: Any) -> None:
@@ -128,7 +134,7 @@ class Config:
 
     A field that is not given is read from the environment variable `RINGCOMM_<FIELD>`, else from the file of
     `ringcomm tune`, else it has its default. All ranks of a job use the values of rank 0, except `kernels`, `log`,
-    `host_id` and `host_address`, which each process sets for itself.
+    `host_id`, `host_address` and `ucx`, which each process sets for itself.
 
     Attributes:
         timeout: Seconds a call may take, unless the call has a timeout of its own. Default: 300.
@@ -163,6 +169,10 @@ class Config:
         host_address: Between hosts: the address at which the other hosts reach this one. None, the default: that of the
             interface that leads to the store of the job (--master-addr, MASTER_ADDR).
         keepalive: Between hosts: seconds after which a host that does not answer is lost. Default: 15.
+        link: Between hosts, without MPI: "sockets" or "ucx". None, the default: UCX where all ranks have RDMA, else
+            sockets, which are faster than UCX over TCP.
+        ucx: The libucp to open, a path or a name. None, the default: that of the system, else that of the extra
+            `ringcomm[ucx]`.
         kernels: "portable", "avx2" or "avx512". None, the default: the best of this CPU. All open communicators of a
             process share it.
         log: The level of the logger "ringcomm": debug, info, warning or error. None, the default: leave the program's
@@ -185,6 +195,8 @@ class Config:
     host_id: str | None = _setting("host_id", None, str, _name)
     host_address: str | None = _setting("host_address", None, str, _name)
     keepalive: float = _setting("keepalive", 15.0, float, _positive("seconds"))
+    link: str | None = _setting("link", None, str, _link)
+    ucx: str | None = _setting("ucx", None, str, _name)
     kernels: str | None = _setting("kernels", None, str, _kernels)
     log: str | None = _setting("log", None, str, _log_level)
 

@@ -233,6 +233,20 @@ typedef struct {
     int32_t any_source, most_tag; /* MPI_ANY_SOURCE, MPI_TAG_UB */
 } rc_mpi;
 int rc_network_open_mpi(int rank, int size, const rc_mpi* mpi, rc_network** network);
+/* UCX: `library` is a path or name of libucp, and `devices` those between hosts, as in UCX_NET_DEVICES ("": all). The
+ * variables UCX_* of the environment come first. */
+typedef struct rc_ucx rc_ucx;
+int rc_ucx_open(const char* library, const char* devices, double keepalive, rc_ucx** ucx);
+/* Valid as long as `ucx`: the file and the version of libucp, the transports with their devices ("tcp/eth0 ..."), and
+ * the address of the worker. */
+int rc_ucx_describe(rc_ucx* ucx, const char** path, const char** version, const char** transports);
+int rc_ucx_address(rc_ucx* ucx, const void** address, uint64_t* bytes);
+/* Begins to connect to the workers of all `size` processes; then rc_ucx_await until `connected`, a flag per process,
+ * has no 0. It waits for `timeout` seconds at most. */
+int rc_ucx_connect(rc_ucx* ucx, int rank, int size, const void* const* addresses);
+int rc_ucx_await(rc_ucx* ucx, double timeout, int* connected);
+int rc_network_open_ucx(rc_ucx* ucx, rc_network** network); /* leaves `ucx` empty */
+void rc_ucx_free(rc_ucx* ucx);
 typedef struct {
     int32_t unsent;  /* messages to processes that have not left */
     int32_t staying; /* processes that have not left, and what may still arrive */

@@ -20,10 +20,12 @@ from typing import Any
 import numpy as np
 
 from ringcomm.communicator import Communicator
+from ringcomm.config import Config
 from ringcomm.errors import RingcommError
 from ringcomm.launcher.launch import launch
 from ringcomm.machine import memory, topology
 from ringcomm.native import ffi, lib
+from ringcomm.transports.network.ucx import open_ucx
 
 __all__ = ["add_arguments", "run"]
 
@@ -145,6 +147,15 @@ def package(requirement: str, *names: str) -> str:
     raise RingcommError(f"not installed: pip install {requirement}")
 
 
+def ucx() -> str:
+    try:
+        found = open_ucx(Config())
+    except RingcommError as error:
+        raise RingcommError(f"{error} (only for RDMA between hosts: elsewhere sockets are faster)") from None
+    chosen = "" if found.has_rdma else ", no RDMA: hosts are linked by sockets, unless RINGCOMM_LINK=ucx"
+    return f"{found.version} ({found.library}): {' '.join(found.transports)}{chosen}"
+
+
 def cuda() -> str:
     runtime = cupy().cuda.runtime
     if not runtime.driverGetVersion():
@@ -209,6 +220,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "numpy": lambda: version("numpy"),
     "torch": lambda: package("'ringcomm[torch]'", "torch"),
     "mpi4py": lambda: package("'ringcomm[mpi]'", "mpi4py"),
+    "ucx": ucx,
     "cupy": lambda: package("'ringcomm[cuda13]' or 'ringcomm[cuda12]'", "cupy-cuda13x", "cupy-cuda12x"),
     "cuda": cuda,
     "gpu-pairs": gpu_pairs,

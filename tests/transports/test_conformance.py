@@ -86,16 +86,19 @@ def test_ranks_under_mpi_keep_the_contract(transport, library, layout):
     mpi_world.run(check_over_mpi, layout, library=library, transport=transport)
 
 
-def hosts_of(layout):
+def hosts_of(layout, link):
     """Return a function that connects the ranks of a layout such as "001", as if each digit were a host."""
 
     def connect(rank, size, store, config):
-        return FOUND["network"].connect(rank, size, store, replace(config, host_id=layout[rank]))
+        return FOUND["network"].connect(rank, size, store, replace(config, host_id=layout[rank], link=link))
 
     return connect
 
 
-@pytest.mark.parametrize("layout", ["01", "001", "0101", "0123", "01012"])
+@pytest.mark.parametrize(
+    ("link", "layout"),
+    [*(("sockets", layout) for layout in ("01", "001", "0101", "0123", "01012")), ("ucx", "01"), ("ucx", "0101")],
+)
 @checks
-def test_ranks_on_several_hosts_keep_the_contract(check, layout):
-    run_threads(check, [Communicator(end) for end in connect_threads(hosts_of(layout), len(layout))])
+def test_ranks_on_several_hosts_keep_the_contract(check, link, layout):
+    run_threads(check, [Communicator(end) for end in connect_threads(hosts_of(layout, link), len(layout))])

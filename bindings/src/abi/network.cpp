@@ -5,14 +5,22 @@
 #include "abi/handles.h"
 #include "core/collectives.h"
 #include "network/group.h"
+#include "network/message_link.h"
 #include "network/mpi.h"
 #include "network/sockets.h"
+#include "network/ucx.h"
 
 using namespace ringcomm;
 
 struct rc_network {
     std::shared_ptr<NetworkWorld> world;
-    MpiLink* mpi = nullptr;
+    MessageLink* messages = nullptr;  // over MPI
+    const uint64_t generation = fork_generation.load();
+};
+
+struct rc_ucx {
+    std::unique_ptr<UcxMessages> messages;
+    const std::string path, version, transports;
     const uint64_t generation = fork_generation.load();
 };
 
@@ -53,6 +61,12 @@ LocalRanks local_ranks(rc_comm* local) {
     return {local->handle->state, comm, &entry->collectives};
 }
 
+UcxMessages& messages_of(rc_ucx* ucx) {
+    check_pointer("ucx", ucx);
+    if (!ucx->messages) reject("ucx: a network has it already");
+    return *ucx->messages;
+}
+
 void check_block(const char* name, const rc_block& block) {
     check_range(name, block.memory, RC_MEMORY_IN, RC_MEMORY_SCRATCH);
     if (block.begin > MAX_BYTES || block.length > MAX_BYTES) rejectf("%s: expected less than 2^62 elements", name);
@@ -82,21 +96,88 @@ int rc_network_open_mpi(int rank, int size, const rc_mpi* mpi, rc_network** netw
         if (mpi->handle_bytes != sizeof(int) && mpi->handle_bytes != sizeof(void*)) {
             rejectf("handle_bytes: expected %zu or %zu, got %d", sizeof(int), sizeof(void*), mpi->handle_bytes);
         }
-        auto link = std::make_unique<MpiLink>(rank, size, *mpi);
-        MpiLink* const opened = link.get();
+        auto link = std::make_unique<MessageLink>(rank, size, mpi_messages(*mpi));
+        MessageLink* const opened = link.get();
         *network = new rc_network{std::make_shared<NetworkWorld>(std::move(link)), opened};
     });
+}
+
+int rc_ucx_open(const char* library, const char* devices, double keepalive, rc_ucx** ucx) {
+    return guarded([&] {
+        check_pointer("library", library);
+        check_pointer("devices", devices);
+        check_seconds("keepalive", keepalive);
+        check_pointer("ucx", ucx);
+        auto messages = std::make_unique<UcxMessages>(library, devices, keepalive);
+        const std::string path = messages->path(), version = messages->version(), transports = messages->transports();
+        *ucx = new rc_ucx{std::move(messages), path, version, transports};
+    });
+}
+
+int rc_ucx_describe(rc_ucx* ucx, const char** path, const char** version, const char** transports) {
+    return guarded([&] {
+        check_pointer("ucx", ucx);
+        check_pointer("path", path);
+        check_pointer("version", version);
+        check_pointer("transports", transports);
+        *path = ucx->path.c_str();
+        *version = ucx->version.c_str();
+        *transports = ucx->transports.c_str();
+    });
+}
+
+int rc_ucx_address(rc_ucx* ucx, const void** address, uint64_t* bytes) {
+    return guarded([&] {
+        check_pointer("address", address);
+        check_pointer("bytes", bytes);
+        const std::span<const std::byte> found = messages_of(ucx).address();
+        *address = found.data();
+        *bytes = found.size();
+    });
+}
+
+int rc_ucx_connect(rc_ucx* ucx, int rank, int size, const void* const* addresses) {
+    return guarded([&] {
+        check_size(size);
+        check_rank("rank", rank, 0, size);
+        check_pointer("addresses", addresses);
+        UcxMessages& messages = messages_of(ucx);
+        if (messages.size()) reject("ucx: it has begun to connect");
+        messages.connect(rank, std::vector<const void*>(addresses, addresses + size));
+    });
+}
+
+int rc_ucx_await(rc_ucx* ucx, double timeout, int* connected) {
+    return guarded([&] {
+        check_seconds("timeout", timeout);
+        check_pointer("connected", connected);
+        messages_of(ucx).await_peers(deadline_of(now_ns(), timeout), connected);
+    });
+}
+
+int rc_network_open_ucx(rc_ucx* ucx, rc_network** network) {
+    return guarded([&] {
+        check_pointer("network", network);
+        UcxMessages& messages = messages_of(ucx);
+        if (!messages.size()) reject("ucx: it has not connected");
+        auto link = std::make_unique<MessageLink>(messages.rank(), messages.size(), std::move(ucx->messages));
+        *network = new rc_network{std::make_shared<NetworkWorld>(std::move(link))};
+    });
+}
+
+void rc_ucx_free(rc_ucx* ucx) {
+    if (ucx && ucx->generation == fork_generation.load()) delete ucx;
 }
 
 int rc_network_leave(rc_network* network, rc_leaving* leaving) {
     return guarded([&] {
         check_pointer("network", network);
         check_pointer("leaving", leaving);
-        if (!network->mpi) reject("network: expected one of rc_network_open_mpi");
+        if (!network->messages) reject("network: expected one of rc_network_open_mpi");
         const std::lock_guard lock(network->world->mutex);
-        network->mpi->leave();
+        network->messages->leave();
         network->world->progress();
-        *leaving = network->mpi->leaving();
+        *leaving = network->messages->leaving();
     });
 }
 

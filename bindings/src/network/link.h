@@ -1,4 +1,5 @@
-// A link carries data between the processes of a job: over sockets (sockets.h), or over MPI (mpi.h).
+// A link carries data between the processes of a job: over sockets (sockets.h), or by the messages of MPI or UCX
+// (message_link.h).
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-"""Connects ranks on several hosts: those of one host by shared memory, all of them by sockets."""
+"""Connects ranks on several hosts: those of one host by shared memory, all of them by sockets or UCX."""
 
 import json
 import logging
@@ -19,13 +19,14 @@ from ringcomm.transports.contract import Transport
 from ringcomm.transports.network.layout import layout_of
 from ringcomm.transports.network.mesh import connect_mesh, local_address
 from ringcomm.transports.network.transport import Network, NetworkTransport
+from ringcomm.transports.network.ucx import connect_ucx
 
 __all__ = ["NEEDS_STORE", "connect", "serves"]
 
 log = logging.getLogger("ringcomm")
 
 NEEDS_STORE = True
-OWN = ("kernels", "log", "host_id", "host_address")  # settings of each process; rank 0 decides all others
+OWN = ("kernels", "log", "host_id", "host_address", "ucx")  # settings of each process; rank 0 decides all others
 
 
 def serves(place: Place) -> bool:
@@ -52,12 +53,19 @@ def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
     if len(layout.ranks) == 1:
         return local
     log.info("%d ranks on %d hosts", size, len(layout.ranks))
-    sockets = connect_mesh(rank, size, store, config.host_address or _own_address(), config.timeout)
+    address = config.host_address or _own_address()
+    handle, name = connect_ucx(rank, size, store, config, address), "ucx"
+    if handle is None:
+        handle, name = _connect_sockets(rank, size, store, config, address), "network"
+    network = Network(handle, selector(config, [each["link"] for each in ranks], name), name)
+    return NetworkTransport(network, 1, list(range(size)), layout, local, NULL)
+
+
+def _connect_sockets(rank: int, size: int, store: Store, config: Config, address: str) -> Any:
+    sockets = connect_mesh(rank, size, store, address, config.timeout)
     slot = ffi.new("rc_network **")
     check(lib.rc_network_open(rank, size, sockets, config.keepalive, slot))
-    chosen_by = selector(config, [each["link"] for each in ranks], "network")
-    network = Network(ffi.gc(slot[0], lib.rc_network_free), chosen_by, "network")
-    return NetworkTransport(network, 1, list(range(size)), layout, local, NULL)
+    return ffi.gc(slot[0], lib.rc_network_free)
 
 
 def _own_address() -> str:

@@ -1,0 +1,151 @@
+"""The link over UCX: finds libucp, chooses it where all ranks have RDMA, and connects its workers through the store."""
+
+import fcntl
+import importlib.util
+import json
+import socket
+import struct
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ringcomm.bootstrap.arrivals import format_ranks
+from ringcomm.bootstrap.store import Store
+from ringcomm.config import Config
+from ringcomm.errors import ArgumentError, CollectiveTimeout, RingcommError
+from ringcomm.native import check, ffi, lib
+
+__all__ = ["Ucx", "connect_ucx", "open_ucx"]
+
+SYSTEM = "libucp.so.0"
+RDMA = ("rc_", "dc_", "ud_", "srd")  # how the names of its transports begin
+CHOICE, ADDRESS = "ucx/choice/{}", "ucx/address/{}"
+SLICE = 0.05  # seconds between looks at the store
+SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
+
+
+class Ucx:
+    """A UCX worker of this process.
+
+    Attributes:
+        handle: rc_ucx.
+        library: The libucp that was opened.
+        version: Of that library.
+        transports: What it may use between hosts and inside one, with the devices: "rc_mlx5/mlx5_0:1", "tcp/eth0".
+    """
+
+    def __init__(self, library: str, devices: str, keepalive: float) -> None:
+        slot = ffi.new("rc_ucx **")
+        check(lib.rc_ucx_open(library.encode(), devices.encode(), keepalive, slot))
+        self.handle = ffi.gc(slot[0], lib.rc_ucx_free)
+        found = [ffi.new("char const **") for _ in range(3)]
+        check(lib.rc_ucx_describe(self.handle, *found))
+        self.library, self.version, transports = (ffi.string(each[0]).decode() for each in found)
+        self.transports = transports.split()
+
+    @property
+    def has_rdma(self) -> bool:
+        return any(each.startswith(RDMA) for each in self.transports)
+
+    def address(self) -> bytes:
+        address, size = ffi.new("void const **"), ffi.new("uint64_t *")
+        check(lib.rc_ucx_address(self.handle, address, size))
+        return bytes(ffi.buffer(address[0], size[0]))
+
+
+def open_ucx(config: Config, address: str = "") -> Ucx:
+    """Open the libucp of the setting `ucx`, else that of the system, else that of the extra `ringcomm[ucx]`.
+
+    Without RDMA, UCX uses the interface that has this address; the variable UCX_NET_DEVICES comes first.
+
+    Raises RingcommError with the reasons if there is none.
+    """
+    reasons = []
+    for library in [config.ucx] if config.ucx else [SYSTEM, *_of_wheel()]:
+        try:
+            found = Ucx(library, "", config.keepalive)
+            interface = "" if found.has_rdma else _interface(address)
+            return Ucx(library, interface, config.keepalive) if interface else found
+        except RingcommError as error:
+            reasons.append(str(error))
+    cure = "pip install 'ringcomm[ucx]', or name a libucp with RINGCOMM_UCX"
+    raise RingcommError(f"cannot open UCX: {'; '.join(reasons)}: {cure}")
+
+
+def _of_wheel() -> list[str]:
+    spec = importlib.util.find_spec("libucx")
+    folders = spec.submodule_search_locations if spec else None
+    return [str(Path(folder, "lib", SYSTEM)) for folder in folders or []]
+
+
+def _interface(address: str) -> str:
+    """Return the interface that has an IPv4 address; "" if none has."""
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        wanted = socket.inet_aton(socket.gethostbyname(address))
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # it has no address
+                found = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()))
+                if found[20:24] == wanted:
+                    return name
+    return ""
+
+
+def connect_ucx(rank: int, size: int, store: Store, config: Config, address: str) -> Any:
+    """Return an rc_network over UCX, or None if the link is to be sockets.
+
+    UCX takes over where the setting `link` says so, or, if it says nothing, where all ranks have RDMA: over TCP alone
+    plain sockets are faster.
+
+    Raises ArgumentError naming the ranks without UCX if `link` asks for it, and CollectiveTimeout naming those that do
+    not connect.
+    """
+    if config.link == "sockets":
+        return None
+    ucx, reason = None, ""
+    try:
+        ucx = open_ucx(config, address)
+    except RingcommError as error:
+        reason = str(error)
+    fits = ucx is not None and (config.link == "ucx" or ucx.has_rdma)
+    store.set(CHOICE.format(rank), json.dumps({"fits": fits, "reason": reason}).encode())
+    ranks = [json.loads(each) for each in _gather(CHOICE, rank, size, store, config.timeout)]
+    unfit = [other for other in range(size) if not ranks[other]["fits"]]
+    if unfit and config.link == "ucx":
+        text = f"link='ucx' needs UCX on all ranks; {format_ranks(unfit)}: {ranks[unfit[0]]['reason']}"
+        raise ArgumentError(text, rank=unfit[0])
+    if unfit or ucx is None:
+        return None
+    _connect(ucx, rank, size, store, config.timeout)
+    slot = ffi.new("rc_network **")
+    check(lib.rc_network_open_ucx(ucx.handle, slot))
+    return ffi.gc(slot[0], lib.rc_network_free)
+
+
+def _connect(ucx: Ucx, rank: int, size: int, store: Store, timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    store.set(ADDRESS.format(rank), ucx.address())
+    addresses = [ffi.from_buffer(each) for each in _gather(ADDRESS, rank, size, store, timeout)]
+    check(lib.rc_ucx_connect(ucx.handle, rank, size, [ffi.cast("void const *", each) for each in addresses]))
+    connected = ffi.new("int[]", size)
+    while not all(connected):
+        if time.monotonic() > deadline:
+            raise _late([other for other in range(size) if not connected[other]], rank, size, timeout)
+        store.check()
+        check(lib.rc_ucx_await(ucx.handle, SLICE, connected))
+
+
+def _gather(key: str, rank: int, size: int, store: Store, timeout: float) -> list[bytes]:
+    found: list[bytes] = []
+    for other in range(size):
+        try:
+            found.append(store.get(key.format(other), timeout))
+        except CollectiveTimeout:
+            store.check()  # another rank may have failed
+            raise _late([other], rank, size, timeout) from None
+    return found
+
+
+def _late(missing: list[int], rank: int, size: int, timeout: float) -> CollectiveTimeout:
+    text = f"{format_ranks(missing)} of {size} did not connect to rank {rank} within {timeout:g} s"
+    return CollectiveTimeout(text, rank=missing[0])
