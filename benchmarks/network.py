@@ -7,8 +7,9 @@
 Needs root, torch, a C compiler and an idle machine. The hosts are network namespaces. Round by round the libraries take
 turns: ringcomm called directly, ringcomm and Gloo through torch.distributed, and link.c, which sends over one TCP
 connection. Ranks are bound to cores, those of Gloo also free, and the faster counts; they sleep while another library
-is measured. Where there are more ranks than cores, ringcomm is told so: a host knows its own ranks only. Rounds in
-which other processes had the CPU are repeated: kept are those with the fewest.
+is measured. All run at a real-time priority: a process that takes the core from a rank for one time slice would double
+the mean of a thousand calls of 20 µs. Where there are more ranks than cores, ringcomm is told so: a host knows its own
+ranks only.
 
 The rows go to results/: as JSON, those of an earlier run with the same options on the same day being replaced, and as
 Markdown tables.
@@ -27,7 +28,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from time import perf_counter
 from typing import Any, NamedTuple
 
 from hosts import Host, hosts
@@ -47,8 +47,6 @@ MODULES = {DIRECT: "ringcomm", OURS: "torch_backend", GLOO: "gloo", FREE: "gloo"
 SIZES = "4,1K,64K,1M,16M,64M"
 WARMUPS = 5
 UNTIMED = 50  # most calls at the start of a round: the ranks have slept, and others were in the caches
-DISTURBED = 0.05  # share of the CPU time that others had in a round; it is repeated
-MOST_ROUNDS = 3  # times those asked for
 LEAST_CALLS, MOST_CALLS = 3, 3000
 LINK_SECONDS = 0.05
 TIMEOUT = 120.0  # seconds that a round may take
@@ -122,9 +120,7 @@ def measure(case: Case, jobs: dict[str, Job], link: Link, on: list[Host], rounds
     calls = {name: case.prepare(job, seconds) for name, job in jobs.items()}
     found: dict[str, list[Round]] = {name: [] for name in jobs}
     links = []
-    for i in range(MOST_ROUNDS * rounds):
-        if i >= rounds and all(sum(each.others < DISTURBED for each in mine) >= rounds for mine in found.values()):
-            break
+    for _ in range(rounds):
         links.append(link.measure(case.needed))
         for name, job in jobs.items():
             found[name].append(one_round(job, calls[name], on))
@@ -132,38 +128,27 @@ def measure(case: Case, jobs: dict[str, Job], link: Link, on: list[Host], rounds
     rows = []
     for name, job in jobs.items():
         row: Row = {"library": name, "collective": case.collective, "bytes": case.bytes, "calls": calls[name]}
-        kept = sorted(found[name], key=lambda each: each.others)[:rounds]
-        row |= {"rounds": [each.seconds for each in kept], "tried": len(found[name])}
-        row |= {what: median(each) for what, each in zip(Round._fields, zip(*kept, strict=True), strict=True)}
+        row |= {"rounds": [each.seconds for each in found[name]]}
+        row |= {what: median(each) for what, each in zip(Round._fields, zip(*found[name], strict=True), strict=True)}
         rows.append(row | {"latency": latency, "exchange": exchange, "wrong": sum(job.request("check"))})
     return rows
 
 
 class Round(NamedTuple):
-    """Figures of a call, but for `others`."""
+    """Figures of a call."""
 
     seconds: float
     cpu: float  # seconds of the busiest rank
     sent: float  # bytes that left the busiest host
-    others: float  # share of the CPU time of all cores that was not the ranks'
 
 
 def one_round(job: Job, calls: int, on: list[Host]) -> Round:
-    sent, busy, cpu = [host.bytes_sent() for host in on], busy_seconds(), job.request("cpu")
+    sent, cpu = [host.bytes_sent() for host in on], job.request("cpu")
     untimed = min(UNTIMED, calls // 2)
-    start = perf_counter()
     seconds = max(job.request("round", False, untimed, calls))
-    elapsed = perf_counter() - start
     used = [after - before for before, after in zip(cpu, job.request("cpu"), strict=True)]
-    others = (busy_seconds() - busy - sum(used)) / elapsed / (os.cpu_count() or 1)
     left = max(host.bytes_sent() - before for host, before in zip(on, sent, strict=True))
-    return Round(seconds, max(used) / (untimed + calls), left / (untimed + calls), others)
-
-
-def busy_seconds() -> float:
-    """Return the CPU time of all processes of this machine, and what other machines on the same hardware took."""
-    user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+    return Round(seconds, max(used) / (untimed + calls), left / (untimed + calls))
 
 
 def start_jobs(setup: Setup, on: list[Host], stack: ExitStack) -> dict[str, Job]:
@@ -209,15 +194,12 @@ def tables(rows: list[Row]) -> str:
         for collective, size in cases:
             case = {row["library"]: row for row in mine if (row["collective"], row["bytes"]) == (collective, size)}
             ours, gloo = case[OURS], min(case[GLOO], case[FREE], key=lambda row: row["seconds"])
-            mark = "*" * any(row["others"] > DISTURBED for row in case.values())
-            cells = [collective, readable(size) + mark, *(micro(case[name]["seconds"]) for name in MODULES)]
+            cells = [collective, readable(size), *(micro(case[name]["seconds"]) for name in MODULES)]
             cells += [micro(ours["exchange"]), f"**{gloo['seconds'] / ours['seconds']:.2f}**"]
             cells += [f"{ours['exchange'] / ours['seconds']:.0%}"]
             cells += [f"{micro(ours['cpu'])} / {micro(gloo['cpu'])}"]
             cells += [f"{ours['sent'] / size:.3g} / {gloo['sent'] / size:.3g}"]
             lines.append(line(cells))
-    if any(row["others"] > DISTURBED for row in rows):
-        lines += ["", f"\\* Other processes had more than {DISTURBED:.0%} of the CPU time."]
     return "\n".join(lines[1:])
 
 
@@ -248,12 +230,13 @@ def main() -> int:
     add("--rate", help="of each host's link, such as 1gbit (default: unlimited)")
     add("--sizes", type=several(parse_bytes), default=SIZES, help=f"default: {SIZES}")
     add("--collectives", type=several(one_of("collective", MEASURED)), default=",".join(MEASURED), help="default: all")
-    add("--rounds", type=whole(1), default=3, help="default: 3")
+    add("--rounds", type=whole(1), default=5, help="default: 5")
     add("--seconds", type=positive, default="0.2", help="of a round (default: 0.2)")
     arguments = parser.parse_args()
     setup = Setup(arguments.hosts, arguments.ranks_per_host, arguments.rate)
     machine, rows, status = Machine.here(), list[Row](), 0
     os.environ["RINGCOMM_JOB_SECRET"] = secrets.token_hex(32)
+    os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))  # of this process and all that it starts
     try:
         with interruptible(), ExitStack() as stack:
             on = stack.enter_context(hosts(setup.hosts, setup.rate))

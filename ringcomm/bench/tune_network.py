@@ -20,7 +20,7 @@ from ringcomm.machine import tuning
 
 __all__ = ["pairs_by_kinds", "tune_network"]
 
-STREAM = 4 << 20  # bytes
+STREAM = 1 << 20  # bytes; the algorithms differ most below
 ROUND_SECONDS = 0.01
 MOST_CALLS = 500  # of a round
 
@@ -66,31 +66,38 @@ def pairs_by_kinds(hosts: list[tuple[str, str | None]], machines: list[str]) -> 
 
 def measure(comm: Communicator, between: HostPairs, rounds: int) -> tuple[float, float]:
     """Return the seconds of latency, and the seconds per byte of a host's link."""
-    mine = [(pair, len(pairs)) for pairs in between for pair in pairs if comm.rank in pair]
-    peer = sum(mine[0][0]) - comm.rank if mine else None
-    latency, stream = (exchange_seconds(comm, peer, size, rounds) for size in (1, STREAM))
-    byte_time = (stream - latency) / STREAM / mine[0][1] if mine else 0.0
+    pairs = [(pair, len(pairs)) for pairs in between for pair in pairs]
+    number, rails = next(((i, rails) for i, (pair, rails) in enumerate(pairs) if comm.rank in pair), (None, 1))
+    pair = comm.split(number)
+    latency, stream = (exchange_seconds(comm, pair, size, rounds) for size in (1, STREAM))
+    if pair:
+        pair.close()
+    byte_time = (stream - 2 * latency) / STREAM / rails  # before a large exchange the ranks agree on it
     latencies, byte_times = zip(*comm.all_gather_object((latency, byte_time)), strict=True)
     return max(latencies), max(byte_times)
 
 
-def exchange_seconds(comm: Communicator, peer: int | None, size: int, rounds: int) -> float:
-    """Return the seconds in which this rank and its peer send each other so many bytes; 0 without a peer."""
-    source, target = np.ones(size, np.uint8), np.empty(size, np.uint8)
+def exchange_seconds(comm: Communicator, pair: Communicator | None, size: int, rounds: int) -> float:
+    """Return the seconds in which the ranks of a pair send each other so many bytes; 0 for a rank without one.
+
+    An all_gather of two ranks is one step of an algorithm between hosts.
+    """
+    blocks = np.ones((2, size), np.uint8)
+    own = blocks[pair.rank if pair else 0]
 
     def exchange(calls: int) -> float:
         comm.barrier()
         start = perf_counter()
-        if peer is not None:
+        if pair:
             for _ in range(calls):
-                comm.sendrecv(source, peer, target, peer)
+                pair.all_gather(own, blocks)
         return (perf_counter() - start) / calls
 
     exchange(1)
     first = max(comm.all_gather_object(exchange(1)))
     calls = max(1, min(MOST_CALLS, round(ROUND_SECONDS / first)))
     seconds = median(exchange(calls) for _ in range(rounds))
-    return seconds if peer is not None else 0.0
+    return seconds if pair else 0.0
 
 
 def rounded(value: float) -> float:
