@@ -15,7 +15,7 @@ import numpy as np
 import ringcomm
 from ringcomm import ArgumentError, Communicator
 from ringcomm.bench.machine import Machine
-from ringcomm.bench.world import find_world, hosts_of
+from ringcomm.bench.world import hosts_of
 from ringcomm.machine import tuning
 
 __all__ = ["pairs_by_kinds", "tune_network"]
@@ -30,16 +30,16 @@ HostPairs = list[list[tuple[int, int]]]  # for each pair of hosts the pairs of t
 def tune_network(comm: Communicator, path: Path, rounds: int) -> int:
     """Measure; on rank 0 print and write what `ringcomm.init` then uses between such hosts. Return the exit status."""
     pairs = pairs_by_kinds(hosts_of(comm), comm.all_gather_object(tuning.machine_name()))
-    place = find_world()
-    if not pairs or place is None:
+    if not pairs:
         text = "expected ranks on several hosts: start it by ringcomm run --nnodes, torchrun, mpirun or srun"
         raise ArgumentError(f"--network: {text}")
     facts = {"date": Machine.here().date, "ringcomm": ringcomm.__version__}
+    link = comm._transport.name.rpartition("+")[2]  # of shm+mpi: mpi
     found = {}
     for kinds, between in pairs.items():
         latency, byte_time = measure(comm, between, rounds)
         settings = {"link_latency": rounded(latency * 1e6), "link_bandwidth": rounded(1e-9 / byte_time)}
-        name = tuning.link_name(kinds, "mpi" if place.mpi else "network")
+        name = tuning.link_name(kinds, link)
         if comm.rank == 0:
             print(f"{name}: {settings['link_latency']:g} µs, {settings['link_bandwidth']:g} GB/s", flush=True)
         found[name] = settings, facts | {"pairs of hosts": len(between)}
