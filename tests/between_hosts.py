@@ -13,10 +13,12 @@ from cases import pairwise, share, start
 from reference import COMBINATIONS, COMPLEX, FLOATS, OPS, assert_same, filled, legal, numpy_dtype, reduced
 from ringcomm import Communicator
 from ringcomm.algorithms import ALGORITHMS
+from ringcomm.algorithms.cost import CLUSTER
 from ringcomm.algorithms.replay import replay
 from ringcomm.algorithms.schedule import Lengths, even
 from ringcomm.testing import connect_threads, run_threads
 from ringcomm.transports import network
+from ringcomm.transports.network.recorder import number_of_chunks
 from ringcomm.types import REDUCING, PremulSum
 
 ONE_PASS = 64  # bytes that travel with the agreement on the call, at least
@@ -72,7 +74,7 @@ def check_exact(comm, collectives, segment):
             start(comm, case, segment)()
 
 
-def by_schedule(algorithm, inputs, op, rows, root, layout):
+def by_schedule(algorithm, inputs, op, rows, root, layout, link):
     """Return the whole result of a reduction; `rows` are the shares of a reduce_scatter."""
     if isinstance(op, PremulSum):
         inputs, op = [reduced([x], op) for x in inputs], "sum"
@@ -83,7 +85,7 @@ def by_schedule(algorithm, inputs, op, rows, root, layout):
         result = reduced(here, step)
         return result if op != "avg" else divided(result, size)
     result = np.empty_like(inputs[0])
-    for where, lengths in rails(algorithm.collective, hosts, result.size, rows):
+    for where, lengths in rails(algorithm.collective, hosts, result, rows, link):
         ends = replay(
             algorithm,
             [x[where] for x in here],
@@ -100,18 +102,24 @@ def hosts_of(layout):
     return [[rank for rank, other in enumerate(layout) if other == letter] for letter in dict.fromkeys(layout)]
 
 
-def rails(collective, hosts, count, rows):
-    """Yield the elements of each rail, and how they are divided among the hosts."""
+def rails(collective, hosts, result, rows, link):
+    """Yield the elements of each rail in each chunk, and how they are divided among the hosts."""
     number = min(map(len, hosts))
     if collective != "reduce_scatter":
-        for part in np.split(np.arange(count), np.cumsum(even(count, number))[:-1]):
-            yield part, Lengths(even(part.size, len(hosts)))
+        chunks = number_of_chunks(result.nbytes, number, len(hosts), link) if max(map(len, hosts)) > 1 else 1
+        for chunk in split_evenly(np.arange(result.size), chunks):
+            for part in split_evenly(chunk, number):
+                yield part, Lengths(even(part.size, len(hosts)))
         return
-    blocks = [np.arange(count)[share(rows, rank)] for rank in range(len(rows))]
+    blocks = [np.arange(result.size)[share(rows, rank)] for rank in range(len(rows))]
     of_hosts = [np.concatenate([blocks[rank] for rank in ranks]) for ranks in hosts]
-    parts = [np.split(whole, np.cumsum(even(whole.size, number))[:-1]) for whole in of_hosts]
+    parts = [split_evenly(whole, number) for whole in of_hosts]
     for mine in zip(*parts, strict=True):
         yield np.concatenate(mine), Lengths(tuple(part.size for part in mine))
+
+
+def split_evenly(x, parts):
+    return np.split(x, np.cumsum(even(x.size, parts))[:-1])
 
 
 def divided(x, n):
@@ -135,7 +143,7 @@ def values(rank, count, dtype, op, salt):
     return filled(rank, count, dtype, salt)
 
 
-def check_rounded(comm, layout, collectives, chosen, calls):
+def check_rounded(comm, layout, collectives, chosen, calls, link=CLUSTER.inter_node):
     """Check each reduction in `calls`, in place and not, with all roots and shares."""
     size, me = comm.size, comm.rank
     for collective in collectives:
@@ -144,7 +152,7 @@ def check_rounded(comm, layout, collectives, chosen, calls):
             root = number % size
             rows = even(count, size) if number % 2 else uneven(count, size)
             inputs = [values(rank, count, dtype, op, number) for rank in range(size)]
-            expected = by_schedule(algorithm, inputs, op, rows, root, layout)
+            expected = by_schedule(algorithm, inputs, op, rows, root, layout, link)
             x, out = inputs[me].copy(), np.empty(count, numpy_dtype(dtype)) if number % 3 else None
             what = f"{algorithm.title} of {count} {dtype}, {op}, call {number} on {layout}"
             if collective == "all_reduce":

@@ -279,6 +279,7 @@ typedef struct {
     int32_t kind;
     int32_t dest, source;     /* ranks */
     int32_t collective, root; /* of RC_STEP_LOCAL, as rc_collective has them */
+    int32_t overlaps;         /* of RC_STEP_LOCAL: not 0: it runs while the exchange before it is in flight */
     rc_block outgoing, incoming;
     rc_block operand; /* of some length: what arrives is combined with it, the share of the lower rank first */
     uint64_t count;

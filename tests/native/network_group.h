@@ -65,18 +65,26 @@ inline rc_step copy(rc_block outgoing, rc_block incoming) {
     return step;
 }
 
-// An all_reduce on "01", or on "0011" in slices.
+// An all_reduce on "01", or on "0011" in slices, and in two chunks whose stages overlap.
 inline void add_sum(const NetworkRank& at, uint64_t count, const int* source, int* target) {
     const rc_block in = block(RC_MEMORY_IN, 0, count), out = block(RC_MEMORY_OUT, 0, count);
-    const rc_block half = block(RC_MEMORY_SCRATCH, 0, count / 2), sum = block(RC_MEMORY_SCRATCH, count, count / 2);
     std::vector<rc_step> steps;
     if (at.size == 2) {
         const rc_block landed = block(RC_MEMORY_SCRATCH, 0, count);
         steps = {exchange(1 - at.rank, in, landed, in), copy(landed, out)};
     } else {
         const int peer = (at.rank + 2) % 4;
-        steps = {inside(RC_REDUCE_SCATTER, in, half, count / 2), exchange(peer, half, sum, half),
-                 inside(RC_ALL_GATHER, sum, out, count / 2)};
+        rc_step to[2], between[2], from[2];
+        for (int i = 0; i < 2; ++i) {
+            const uint64_t begin = i ? count / 4 * 2 : 0, length = i ? count - begin : count / 4 * 2;
+            const rc_block half = block(RC_MEMORY_SCRATCH, begin, length / 2),
+                           sum = block(RC_MEMORY_SCRATCH, count + begin, length / 2);
+            to[i] = inside(RC_REDUCE_SCATTER, block(RC_MEMORY_IN, begin, length), half, length / 2);
+            between[i] = exchange(peer, half, sum, half);
+            from[i] = inside(RC_ALL_GATHER, sum, block(RC_MEMORY_OUT, begin, length), length / 2);
+        }
+        to[1].overlaps = from[0].overlaps = 1;
+        steps = {to[0], between[0], to[1], between[1], from[0], from[1]};
     }
     const rc_call call{source, target, count, RC_INT32, RC_SUM, 1.0, 0, nullptr};
     DO(rc_add_program(at.comm, RC_ALL_REDUCE, &call, 7, 2 * count, steps.data(), int(steps.size())));

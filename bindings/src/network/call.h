@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "core/collectives.h"
@@ -39,7 +40,8 @@ private:
 
     // A large one (executor.cpp).
     void run_program();
-    void exchange(const ProgramStep& step);
+    void exchange(const ProgramStep& step, std::span<const ProgramStep> meanwhile);
+    void fill_buffers();
     void local_collective(const ProgramStep& step);
 
     // `ready` runs under the world's mutex.

@@ -58,13 +58,19 @@ void NetworkCall::run_program() {
         memories_[RC_MEMORY_IN] = landing_ + WINDOW * PIECE_BYTES;
         give(memories_[RC_MEMORY_IN]);
     }
-    for (const ProgramStep& step : program->steps) {
+    const std::span steps(program->steps);
+    for (size_t i = 0; i < steps.size(); ++i) {
+        const ProgramStep& step = steps[i];
+        const size_t next = i + 1;
         switch (step.kind) {
             case RC_STEP_COPY:
                 if (step.outgoing.length)
                     memmove(at(step.incoming), at(step.outgoing), step.outgoing.length * call_.item);
                 break;
-            case RC_STEP_EXCHANGE: exchange(step); break;
+            case RC_STEP_EXCHANGE:
+                while (i + 1 < steps.size() && steps[i + 1].overlaps) ++i;
+                exchange(step, steps.subspan(next, i + 1 - next));
+                break;
             case RC_STEP_LOCAL: local_collective(step); break;
         }
     }
@@ -73,7 +79,8 @@ void NetworkCall::run_program() {
 }
 
 // Sends and receives at once. With an operand, each piece is combined with it as it arrives, the lower rank's first.
-void NetworkCall::exchange(const ProgramStep& step) {
+// During the steps `meanwhile`, inside the host, the system sends and receives what its buffers hold.
+void NetworkCall::exchange(const ProgramStep& step, std::span<const ProgramStep> meanwhile) {
     NetworkWorld& world = *group_.world;
     const bool combines = step.operand.length > 0;
     std::byte* const target = step.source >= 0 ? at(step.incoming) : nullptr;
@@ -81,21 +88,25 @@ void NetworkCall::exchange(const ProgramStep& step) {
                step.dest >= 0 ? step.outgoing.length * call_.item : 0);
     Pieces in(*world.link, target, step.source >= 0 ? step.incoming.length * call_.item : 0);
     const auto place = [&](size_t i) { return combines ? landing_ + i % WINDOW * PIECE_BYTES : in.data(i); };
+    const auto begin = [&] {
+        const std::lock_guard lock(world.mutex);
+        while (in.may_begin()) {
+            const size_t i = in.next();
+            world.link->receive(group_.members()[step.source], group_.tag(), place(i), in.length(i), in.begin());
+        }
+        while (out.may_begin()) {
+            const size_t i = out.next();
+            world.link->send(group_.members()[step.dest], group_.tag(), out.data(i), out.length(i), out.begin());
+        }
+    };
     try {
+        if (!meanwhile.empty()) {
+            begin();
+            fill_buffers();
+        }
+        for (const ProgramStep& local : meanwhile) local_collective(local);
         while (!out.done() || !in.done()) {
-            {
-                const std::lock_guard lock(world.mutex);
-                while (in.may_begin()) {
-                    const size_t i = in.next();
-                    world.link->receive(group_.members()[step.source], group_.tag(), place(i), in.length(i),
-                                        in.begin());
-                }
-                while (out.may_begin()) {
-                    const size_t i = out.next();
-                    world.link->send(group_.members()[step.dest], group_.tag(), out.data(i), out.length(i),
-                                     out.begin());
-                }
-            }
+            begin();
             wait([&] { return out.front_ended() || in.front_ended(); });
             for (Pieces* pieces : {&out, &in}) {
                 if (!pieces->front_ended() || !pieces->front_failed()) continue;
@@ -118,6 +129,15 @@ void NetworkCall::exchange(const ProgramStep& step) {
         out.cancel();
         in.cancel();
         throw;
+    }
+}
+
+// Moves what can move, a while at most: messages that arrive move as well.
+void NetworkCall::fill_buffers() {
+    constexpr int MOST = 100;
+    for (int i = 0; i < MOST; ++i) {
+        const std::lock_guard lock(group_.world->mutex);
+        if (!group_.world->progress()) return;
     }
 }
 

@@ -16,62 +16,27 @@ the slices.
 
 Blocks to slices, and back, is an all_to_all. So no data crosses between two hosts twice, and all rails carry the same
 load. In an all_to_all the blocks for other hosts go straight to their ranks.
+
+The stages of large arrays overlap, in chunks.
 """
 
-from collections.abc import Collection, Sequence
 from itertools import accumulate, pairwise
-from typing import NamedTuple
 
 from ringcomm.algorithms import pairwise as pairwise_algorithm
-from ringcomm.algorithms.schedule import (
-    EMPTY,
-    IN,
-    NO_PEER,
-    OUT,
-    SCRATCH,
-    Algorithm,
-    Block,
-    Copy,
-    Exchange,
-    Lengths,
-    even,
-    record,
-)
+from ringcomm.algorithms.schedule import Block, Lengths, even
 from ringcomm.algorithms.select import AlgorithmSelector
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.network.layout import HostLayout
+from ringcomm.transports.network.recorder import Counts, Recorder
+from ringcomm.transports.network.steps import Program
 from ringcomm.types import WHOLE
 
-__all__ = ["Local", "Program", "program_of"]
-
-Counts = Sequence[int]
-
-
-class Local(NamedTuple):
-    """A collective of the ranks of this host. `count` is as in rc_call."""
-
-    collective: str
-    source: Block
-    target: Block
-    count: int  # type: ignore[assignment]  # in place of tuple.count
-    counts: tuple[int, ...]  # empty: equal blocks
-    root: int
-
-
-Step = Exchange | Copy | Local
-
-
-class Program(NamedTuple):
-    """The steps of one rank, the elements of scratch memory that they need, and the algorithm between hosts."""
-
-    steps: tuple[Step, ...]
-    scratch: int
-    algorithm: str
+__all__ = ["program_of"]
 
 
 def program_of(hosts: HostLayout, call: Blockwise, in_place: bool, selector: AlgorithmSelector) -> Program:
     """Return this rank's program. Peers are ranks of the group."""
-    recorder = _Recorder(hosts, call, in_place, selector)
+    recorder = _Collectives(hosts, call, in_place, selector)
     if max(map(len, hosts.ranks)) == 1:
         recorder.between_ranks()
     else:
@@ -85,99 +50,8 @@ def overlaps(which: int, counts: Counts, others: Counts) -> list[int]:
     return [max(0, min(last, end) - max(first, begin)) for begin, end in pairwise(accumulate(others, initial=0))]
 
 
-class _Recorder:
-    """Records the program of one call. Each method of the name of a collective records that collective."""
-
-    def __init__(self, hosts: HostLayout, call: Blockwise, in_place: bool, selector: AlgorithmSelector) -> None:
-        self.steps: list[Step] = []
-        self.scratch = 0
-        self.algorithm = ""
-        self._hosts, self._call, self._selector = hosts, call, selector
-        source_count, target_count = call.counts()
-        self._target = Block(OUT, 0, target_count)
-        self._source = self._target if in_place and source_count == target_count else Block(IN, 0, source_count)
-        self._root_host, self._root_local_rank = hosts.locate(call.root)
-        self._on_root_host = hosts.host == self._root_host
-
-    # --- Steps --------------------------------------------------------------------------------------------------------
-
-    def _empty(self, counts: Counts) -> Block:
-        length = sum(counts)
-        self.scratch += length
-        return Block(SCRATCH, self.scratch - length, self.scratch)
-
-    def _copy(self, source: Block, target: Block) -> None:
-        if source != target and source.length:
-            self.steps.append(Copy(source, target))
-
-    def _inside(
-        self, collective: str, source: Block, target: Block, counts: Counts | None = None, root: int = 0
-    ) -> None:
-        """Run a collective on the ranks of this host."""
-        block = source if collective in ("broadcast", "gather", "all_gather") else target
-        count = 0 if collective == "all_to_all" else block.length
-        self.steps.append(Local(collective, source, target, count, tuple(counts or ()), root))
-
-    def _between(
-        self, collective: str, source: Block, target: Block, counts: Counts | None = None, root: int = 0
-    ) -> None:
-        """Run a collective on this rank's rail, if it has one. `root` is a host."""
-        rail = self._hosts.rail
-        lengths = Lengths(even(source.length, len(self._hosts.ranks)) if counts is None else tuple(counts))
-        selector = self._selector.sharing(self._hosts.rails)
-        algorithm = selector.of(collective, len(self._hosts.ranks), lengths, self._call.item)
-        self.algorithm = algorithm.name
-        if rail:
-            self._run(algorithm, source, target, lengths, rail, self._hosts.host, root)
-
-    def _run(
-        self,
-        algorithm: Algorithm,
-        source: Block,
-        target: Block,
-        lengths: Lengths,
-        ranks: Sequence[int],
-        me: int,
-        root: int,
-        skip: Collection[int] = (),
-    ) -> None:
-        """Run the schedule of an algorithm among `ranks`; this rank's own data is copied first, as `record` expects."""
-        name = algorithm.collective
-
-        def own(data: Block, counts: Counts) -> Block:
-            return data.split(counts)[me]
-
-        if name == "all_reduce":
-            self._copy(source, target)
-        elif name == "all_gather" or (name == "gather" and me == root):
-            self._copy(source, own(target, lengths.counts))
-        elif name == "scatter" and me == root:
-            self._copy(own(source, lengths.counts), target)
-        elif name == "all_to_all":
-            if source == target:
-                source = self._empty([target.length])
-                self._copy(target, source)
-            self._copy(own(source, lengths.counts), own(target, lengths.recv_counts or lengths.counts))
-        schedule = record(algorithm, me, len(ranks), lengths, root).without(skip)
-        scratch = self._empty([schedule.scratch])
-
-        def place(block: Block) -> Block:
-            if block.begin == block.end:
-                return EMPTY
-            memory = (source, target, scratch)[block.memory]
-            return memory.part(block.begin, block.end)
-
-        def rank(peer: int) -> int:
-            return NO_PEER if peer == NO_PEER else ranks[peer]
-
-        for step in schedule.steps:
-            if isinstance(step, Copy):
-                self._copy(place(step.source), place(step.target))
-            else:
-                operand = step.operand and place(step.operand)
-                self.steps.append(
-                    Exchange(rank(step.dest), place(step.outgoing), rank(step.source), place(step.incoming), operand)
-                )
+class _Collectives(Recorder):
+    """Each method of the name of a collective records that collective."""
 
     def between_ranks(self) -> None:
         """Run the collective on one rank per host."""
@@ -192,25 +66,28 @@ class _Recorder:
     # --- Arrays of one shape on all ranks -----------------------------------------------------------------------------
 
     def all_reduce(self) -> None:
-        slices, mine = self._slice(self._target)
-        self._inside("reduce_scatter", self._source, mine, slices)
-        self._between("all_reduce", mine, mine)
-        self._inside("all_gather", mine, self._target, slices)
+        for source, target in self._chunks(self._source, self._target):
+            slices, mine = self._slice(target)
+            self._inside("reduce_scatter", source, mine, slices)
+            self._between("all_reduce", mine, mine)
+            self._inside("all_gather", mine, target, slices)
 
     def reduce(self) -> None:
-        slices, mine = self._slice(self._empty([self._call.count]))
-        self._inside("reduce_scatter", self._source, mine, slices)
-        self._between("reduce", mine, mine, root=self._root_host)
-        if self._on_root_host:
-            self._inside("gather", mine, self._target, slices, self._root_local_rank)
+        for source, sums, target in self._chunks(self._source, self._empty([self._call.count]), self._target):
+            slices, mine = self._slice(sums)
+            self._inside("reduce_scatter", source, mine, slices)
+            self._between("reduce", mine, mine, root=self._root_host)
+            if self._on_root_host:
+                self._inside("gather", mine, target, slices, self._root_local_rank)
 
     def broadcast(self) -> None:
-        slices, mine = self._slice(self._target)
-        if self._on_root_host:
-            self._inside("broadcast", self._target, self._target, root=self._root_local_rank)
-        self._between("broadcast", mine, mine, root=self._root_host)
-        if not self._on_root_host:
-            self._inside("all_gather", mine, self._target, slices)
+        for (array,) in self._chunks(self._target):
+            slices, mine = self._slice(array)
+            if self._on_root_host:
+                self._inside("broadcast", array, array, root=self._root_local_rank)
+            self._between("broadcast", mine, mine, root=self._root_host)
+            if not self._on_root_host:
+                self._inside("all_gather", mine, array, slices)
 
     # --- Blocks of the ranks ------------------------------------------------------------------------------------------
 
@@ -270,7 +147,7 @@ class _Recorder:
     # --- Slices -------------------------------------------------------------------------------------------------------
 
     def _slice(self, data: Block) -> tuple[list[int], Block]:
-        slices = self._hosts.slices(self._call.count)
+        slices = self._hosts.slices(data.length)
         return slices, data.split(slices)[self._hosts.local_rank]
 
     def _rail_counts(self, rail: int | None = None) -> list[int]:

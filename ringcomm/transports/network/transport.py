@@ -17,7 +17,8 @@ from ringcomm.transports.contract import CollectiveCall, Fused, Transport
 from ringcomm.transports.core import NativeTransport, NativeWork
 from ringcomm.transports.network.gpus import GpuSums
 from ringcomm.transports.network.layout import HostLayout, layout_of
-from ringcomm.transports.network.programs import Local, Program, Step, program_of
+from ringcomm.transports.network.programs import program_of
+from ringcomm.transports.network.steps import Local, Program, Step
 from ringcomm.transports.shm import ShmTransport
 from ringcomm.types import COLLECTIVES, DTYPES
 
@@ -227,6 +228,7 @@ def _fill(native: Any, step: Step, keep: list[Any]) -> None:
     elif isinstance(step, Local):
         native.kind, native.collective, native.root = lib.RC_STEP_LOCAL, COLLECTIVES[step.collective].code, step.root
         native.outgoing, native.incoming, native.count = _block(step.source), _block(step.target), step.count
+        native.overlaps = step.overlaps
         if step.counts:
             native.counts = counts = ffi.new("uint64_t[]", list(step.counts))
             keep.append(counts)

@@ -21,8 +21,10 @@ from between_hosts import (
 )
 from cases import PLANS, share
 from reference import OPS, assert_same, filled, numpy_dtype, reduced
+from ringcomm.algorithms.cost import LinkCost
 from ringcomm.algorithms.schedule import even
 from ringcomm.testing import run_threads
+from ringcomm.transports.network import recorder
 from ringcomm.types import DTYPES, REDUCING, WHOLE, PremulSum
 
 ONE_PASS, SLOT = 8 << 10, 384  # bytes: of a host with one rank, of each rank of a larger host
@@ -131,6 +133,15 @@ def test_large_sums_are_rounded_as_the_schedule_defines(layout):
 def test_sums_of_several_pieces_are_rounded_as_the_schedule_defines(layout):
     calls = [(1_100_001, ("bfloat16", "avg")), (700_001, ("float32", OPS[-1])), (700_001, ("float32", "sum"))]
     run_on(layout, check_rounded, layout, REDUCING, "ring", calls, algorithm="ring")
+
+
+@pytest.mark.parametrize("layout", ["0011", "0001", "01012", "0112"])
+def test_chunks_have_the_same_bits_and_the_sums_of_the_schedule(layout, monkeypatch):
+    monkeypatch.setattr(recorder, "MESSAGE_BYTES", 1000)
+    slow = {"algorithm": "ring", "link_bandwidth": 0.1}
+    run_on(layout, check_sizes, ["all_reduce", "reduce", "broadcast"], [7992, 8000, 8008, 40_000], "int64", **slow)
+    calls = [(9001, kind) for kind in ROUNDED]
+    run_on(layout, check_rounded, layout, ["all_reduce", "reduce"], "ring", calls, LinkCost(0, 1e-8), **slow)
 
 
 @pytest.mark.exhaustive
