@@ -1,0 +1,85 @@
+// One end of the connection to a peer of a SocketLink: frames over a nonblocking socket.
+//
+// A frame is a header and its payload: a transfer, or a packet. Payloads go from the caller's memory into that of the
+// receive. What comes before its receive is kept in memory of the connection: one tag never blocks the others.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "network/link.h"
+
+namespace ringcomm {
+
+struct Descriptor {
+    Descriptor() = default;
+    explicit Descriptor(int fd) : fd(fd) {}
+    ~Descriptor() { close(); }
+    Descriptor(const Descriptor&) = delete;
+    void close();
+
+    int fd = -1;
+};
+
+class Connection : public Descriptor {
+public:
+    // Owns `fd`, -1 for none. Adds itself to `lost` once it is.
+    Connection(int rank, int fd, std::vector<Connection*>& lost);
+    ~Connection();
+
+    const int rank;  // of the peer
+
+    bool open() const { return fd >= 0; }
+    // Of a send, or why the peer is lost.
+    const std::string& failure() const { return failure_; }
+    size_t queued_bytes() const { return queued_; }  // of payload
+    bool has_queued() const { return !queue_.empty(); }
+    bool awaits_frames() const { return awaited_ > 0; }
+
+    void send(uint64_t tag, const std::byte* data, size_t bytes, LinkTransfer& transfer);
+    // A receive whose data came before the peer was lost still succeeds.
+    void receive(uint64_t tag, std::byte* data, size_t bytes, LinkTransfer& transfer);
+    static void cancel(LinkTransfer& transfer);
+    // Writes what it can, and copies the rest.
+    void send_packet(std::span<const std::byte> packet);
+
+    // Sends, or takes, up to a piece. Returns whether anything moved.
+    bool write();
+    bool read(LinkEvents& events);
+    void lose(const std::string& reason);
+
+private:
+    static constexpr size_t READ_AHEAD = 8
+                                         << 10;  // a small frame takes one system call, a large one copies at most this
+
+    struct Operation;
+    struct Send;
+    struct Receive;
+    using Waiting = std::multimap<uint64_t, std::shared_ptr<Receive>>;
+
+    Waiting::iterator find(uint64_t tag);
+    void enqueue(uint64_t tag, const std::byte* data, size_t bytes, LinkTransfer* transfer);
+    bool parse(LinkEvents& events);
+    void begin_payload(uint64_t tag, uint64_t bytes);
+    void end_payload(LinkEvents& events);
+    void fail_sends();
+
+    std::vector<Connection*>& lost_;
+    std::string failure_;
+
+    std::deque<Send> queue_;  // its elements stay where they are
+    size_t queued_ = 0;
+
+    Waiting waiting_;     // in the order of the calls and of the frames: per tag, either receives or frames
+    size_t awaited_ = 0;  // receives whose frame has not arrived
+    size_t early_ = 0;    // what the frames in waiting_ cost
+
+    std::shared_ptr<Receive> current_;  // its payload arrives; nullptr: a header comes next
+    size_t held_ = 0;                   // bytes in read_ahead_
+    std::byte read_ahead_[READ_AHEAD];
+};
+
+}  // namespace ringcomm
