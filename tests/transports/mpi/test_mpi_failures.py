@@ -85,7 +85,7 @@ def close(comm, who, name):
         group.close()
     else:
         error = raised(PeerLost, lambda: WAITS[name](group, x))
-        assert f"rank {who} closed the communicator while rank " in str(error)
+        assert f"rank {who} closed the communicator while rank " in str(error), str(error)
         assert error.rank == who
         assert (x == 7).all()
         assert_broken(PeerLost, str(error), group)
