@@ -65,6 +65,10 @@ void PeerGroup::fail(const Failure& failure) {
 std::optional<Failure> PeerGroup::peer_failure(int r, const std::string& what) {
     const std::string how = closed(r) ? "closed the communicator" : how_it_ended(r);
     if (how.empty()) return {};
+    return peer_lost(r, how, what);
+}
+
+Failure PeerGroup::peer_lost(int r, const std::string& how, const std::string& what) const {
     return Failure(RC_PEER_LOST, format("rank %d ", r) + how + format(" while rank %d needed it for ", rank) + what, r);
 }
 

@@ -62,6 +62,7 @@ public:
     virtual bool closed(int r) const = 0;
     // The failure if rank `r` has died or closed; `what` describes the call that needs it.
     std::optional<Failure> peer_failure(int r, const std::string& what);
+    Failure peer_lost(int r, const std::string& how, const std::string& what) const;
     // Runs Python's signal handlers (main thread only); throws if one raised.
     void check_interrupt(const char* what);
     // What the other ranks are told of a wait of this rank that a signal has ended.

@@ -159,6 +159,8 @@ Failure NetworkGroup::from_host(const Failure& failure, const std::string& what)
     translated.error.rank = layout.ranks[layout.host][r];
     if (failure.error.code == RC_PEER_LOST) {
         if (auto lost = peer_failure(translated.error.rank, what)) return *lost;
+        // The packet that says so is on its way.
+        if (local.comm->closed(r)) return peer_lost(translated.error.rank, "closed the communicator", what);
     }
     copy_text(translated.error.message, sizeof translated.error.message,
               format("rank %d, which is rank %d on its host: ", translated.error.rank, r) + failure.error.message);
