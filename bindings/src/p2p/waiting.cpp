@@ -64,13 +64,14 @@ public:
     std::optional<Failure> stop_reason() override {
         const char* what = !request_ ? "point-to-point" : request_->sends ? "send" : "recv";
         if (auto failure = group_.stop_reason(what)) return failure;
+        const bool late = now_ns() >= deadline_;  // before find_failure(), which names the timeout of a request
         const std::lock_guard lock(engine_.mutex_);
         if (engine_.find_failure()) {
             // A message may have arrived just before its sender left; this many steps read all that has come.
             for (uint64_t packet = 0; packet < PACKETS; ++packet) engine_.progress();
             if (auto failure = engine_.find_failure()) return failure;
         }
-        if (now_ns() < deadline_) return {};
+        if (!late) return {};
         if (flushes_) {
             const char* pattern = "rank %d waited %.3g s in close: its peers have no room for %d sent messages";
             const std::string message = format(pattern, group_.rank, group_.tuning().timeout, engine_.buffered_open_);
