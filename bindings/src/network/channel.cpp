@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t EAGER_BYTES = 32 << 10, DATA_BYTES = 60 << 10;
 static_assert(DATA_BYTES + sizeof(PacketHead) + sizeof(PacketHeader) <= Link::MAX_PACKET);
-constexpr size_t PIECE_BYTES = 1 << 20;  // of a transfer: it delays the packets behind it
+constexpr size_t PIECE_BYTES = 256 << 10;  // of a transfer: it delays the packets behind it
 
 template <class Transfer>
 void for_each_piece(size_t bytes, Transfer transfer) {

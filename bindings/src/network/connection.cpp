@@ -102,23 +102,24 @@ Connection::Waiting::iterator Connection::find(uint64_t tag) {
 
 // --- Transfers -------------------------------------------------------------------------------------------------------
 
-void Connection::enqueue(uint64_t tag, const std::byte* data, size_t bytes, LinkTransfer* transfer) {
-    if (!open() || !failure_.empty()) return finish(transfer, LinkTransfer::FAILED);
-    Send& frame = queue_.emplace_back(tag, data, bytes, transfer);
-    queued_ += bytes;
-    if (transfer) transfer->handle = static_cast<Operation*>(&frame);
-    if (queue_.size() == 1) write();  // else it waits for its turn
-}
-
 void Connection::send(uint64_t tag, const std::byte* data, size_t bytes, LinkTransfer& transfer) {
     assert(tag != PACKET);
+    LinkTransfer* waiter = &transfer;
     transfer.state = LinkTransfer::ACTIVE;
-    enqueue(tag, data, bytes, &transfer);
+    if (!can_send()) return finish(waiter, LinkTransfer::FAILED);
+    const bool first = !has_queued();
+    transfer.handle = static_cast<Operation*>(&transfers_.emplace_back(tag, data, bytes, waiter));
+    queued_ += bytes;
+    if (first) write();
 }
 
 void Connection::send_packet(std::span<const std::byte> packet) {
-    enqueue(PACKET, packet.data(), packet.size(), nullptr);
-    if (!queue_.empty()) queue_.back().keep_rest();
+    if (!can_send()) return;
+    const bool first = !begun_ && packets_.empty();
+    packets_.emplace_back(PACKET, packet.data(), packet.size(), nullptr);
+    queued_ += packet.size();
+    if (first) write();
+    if (!packets_.empty()) packets_.back().keep_rest();
 }
 
 void Connection::receive(uint64_t tag, std::byte* data, size_t bytes, LinkTransfer& transfer) {
@@ -165,11 +166,17 @@ void Connection::cancel(LinkTransfer& transfer) {
 
 // --- Frames ----------------------------------------------------------------------------------------------------------
 
+Connection::Send* Connection::next_frame() {
+    if (begun_) return begun_;
+    std::deque<Send>& queue = packets_.empty() ? transfers_ : packets_;
+    return queue.empty() ? nullptr : &queue.front();
+}
+
 // Sends up to a piece; returns whether anything moved.
 bool Connection::write() {
     size_t moved = 0;
-    while (!queue_.empty() && moved < PIECE) {
-        Send& frame = queue_.front();
+    while (Send* const next = moved < PIECE ? next_frame() : nullptr) {
+        Send& frame = *next;
         const size_t head = sizeof frame.header - frame.header_sent, piece = std::min(frame.left, PIECE);
         iovec parts[]{{reinterpret_cast<std::byte*>(&frame.header) + frame.header_sent, head},
                       {const_cast<std::byte*>(frame.next), piece}};
@@ -186,6 +193,7 @@ bool Connection::write() {
         }
         moved += sent;
         const size_t of_header = std::min<size_t>(sent, head), of_payload = sent - of_header;
+        begun_ = next;
         frame.header_sent += of_header;
         frame.next += of_payload;
         frame.left -= of_payload;
@@ -193,7 +201,8 @@ bool Connection::write() {
         if (of_header < head || of_payload < piece) break;  // there is no more room
         if (frame.left == 0) {
             finish(frame.transfer, LinkTransfer::DONE);
-            queue_.pop_front();
+            (frame.header.tag == PACKET ? packets_ : transfers_).pop_front();
+            begun_ = nullptr;
         }
     }
     return moved > 0;
@@ -294,8 +303,10 @@ void Connection::end_payload(LinkEvents& events) {
 }
 
 void Connection::fail_sends() {
-    for (Send& frame : queue_) finish(frame.transfer, LinkTransfer::FAILED);
-    queue_.clear();
+    for (Send& frame : transfers_) finish(frame.transfer, LinkTransfer::FAILED);
+    transfers_.clear();
+    packets_.clear();
+    begun_ = nullptr;
     queued_ = 0;
 }
 

@@ -1,6 +1,7 @@
 // One end of the connection to a peer of a SocketLink: frames over a nonblocking socket.
 //
-// A frame is a header and its payload: a transfer, or a packet. Payloads go from the caller's memory into that of the
+// A frame is a header and its payload: a transfer, or a packet. Packets go before transfers that have not begun: one of
+// them may ask the peer for data that could come meanwhile. Payloads go from the caller's memory into that of the
 // receive. What comes before its receive is kept in memory of the connection: one tag never blocks the others.
 #pragma once
 
@@ -36,7 +37,8 @@ public:
     // Of a send, or why the peer is lost.
     const std::string& failure() const { return failure_; }
     size_t queued_bytes() const { return queued_; }  // of payload
-    bool has_queued() const { return !queue_.empty(); }
+    bool has_queued() const { return has_queued_packets() || !transfers_.empty(); }
+    bool has_queued_packets() const { return !packets_.empty(); }
     bool awaits_frames() const { return awaited_ > 0; }
 
     void send(uint64_t tag, const std::byte* data, size_t bytes, LinkTransfer& transfer);
@@ -61,7 +63,8 @@ private:
     using Waiting = std::multimap<uint64_t, std::shared_ptr<Receive>>;
 
     Waiting::iterator find(uint64_t tag);
-    void enqueue(uint64_t tag, const std::byte* data, size_t bytes, LinkTransfer* transfer);
+    bool can_send() const { return open() && failure_.empty(); }
+    Send* next_frame();
     bool parse(LinkEvents& events);
     void begin_payload(uint64_t tag, uint64_t bytes);
     void end_payload(LinkEvents& events);
@@ -70,7 +73,8 @@ private:
     std::vector<Connection*>& lost_;
     std::string failure_;
 
-    std::deque<Send> queue_;  // its elements stay where they are
+    std::deque<Send> packets_, transfers_;  // their elements stay where they are
+    Send* begun_ = nullptr;                 // the frame whose rest comes next
     size_t queued_ = 0;
 
     Waiting waiting_;     // in the order of the calls and of the frames: per tag, either receives or frames

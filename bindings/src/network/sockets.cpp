@@ -152,7 +152,7 @@ void SocketLink::wake() { eventfd_write(wake_up_.fd, 1); }
 
 bool SocketLink::has_room(int peer) const { return peers_[peer].queued_bytes() < MAX_QUEUED; }
 
-bool SocketLink::has_queued(int peer) const { return peers_[peer].has_queued(); }
+bool SocketLink::has_queued(int peer) const { return peers_[peer].has_queued_packets(); }
 
 void SocketLink::abandon() {
     for (Peer& peer : peers_) peer.close();
