@@ -52,19 +52,22 @@ class SocketStore:
     def __init__(self, place: Place, timeout: float) -> None:
         self._place, self._timeout = place, timeout
         self._server: StoreServer | None = None
+        self._silent = False  # the server owes an answer, which would be taken for that of the next question
         self._socket = self._connect(timeout)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, _: object, error: object, __: object) -> None:
-        # Whoever interrupts a start wants it to end at once.
+        # An interrupted start ends at once.
         self.close(late=min(self._timeout, LATE) if isinstance(error, Exception) else 0.0)
 
     def set(self, key: str, value: bytes) -> None:
         self._send(f"set\0{key}\0".encode() + value)
 
     def get(self, key: str, timeout: float) -> bytes:
+        if self._silent:
+            raise self._lost(TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
         self._ask(key, timeout)
         self._socket.settimeout(timeout + LINGER)  # the server keeps the time: it knows who is missing
         try:
@@ -72,6 +75,7 @@ class SocketStore:
         except CollectiveTimeout:
             raise
         except TimeoutError:
+            self._silent = True
             raise CollectiveTimeout(f"{self._server_name} did not answer within {timeout:g} s", rank=0) from None
 
     def abort(self, error: RingcommError) -> None:
@@ -172,8 +176,9 @@ class SocketStore:
     def _hang_up(self) -> None:
         self._socket.shutdown(socket.SHUT_RDWR)  # a forked child may hold a copy of this socket
 
-    def _lost(self, _: OSError | None) -> PeerLost:
-        return PeerLost("rank 0 exited during startup", rank=0)
+    def _lost(self, error: OSError | None) -> PeerLost:
+        silent = error and error.errno == errno.ETIMEDOUT
+        return PeerLost(f"rank 0 {'does not answer' if silent else 'exited during startup'}", rank=0)
 
     def _unreachable(self, timeout: float, _: str) -> CollectiveTimeout:
         return arrival_timeout([0], self._place.size, timeout)

@@ -20,7 +20,7 @@ from nodes import SECRET, store_server
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, MemoryShortage, PeerLost, RingcommError
 from ringcomm.bootstrap import refusals, socketstore, storeserver
 from ringcomm.bootstrap.place import Place
-from ringcomm.bootstrap.servedstore import JOIN
+from ringcomm.bootstrap.servedstore import JOIN, ServedStore
 from ringcomm.bootstrap.socketstore import SocketStore
 from ringcomm.bootstrap.store import HashStore, job_store, open_store, shared_failure
 from ringcomm.bootstrap.tcpstore import TcpStore
@@ -149,6 +149,29 @@ def test_missing_ranks_are_named(job):
             ) as raised:
                 store.get("key", 0.05)
             assert raised.value.rank == 2
+
+
+@pytest.mark.parametrize("serving", ["processes", "hosts"])
+def test_a_late_answer_is_not_taken_for_that_of_the_next_get(job, serving, monkeypatch):
+    resumed, answer = threading.Event(), ServedStore.answer_pending
+    with ExitStack() as stack:
+        if serving == "hosts":
+            place = Place(1, 2, job, SECRET, store=stack.enter_context(store_server()))
+            store = stack.enter_context(closing(TcpStore(place, 20)))
+        else:
+            _, store = stack.enter_context(joined(job))
+        store.set("key", b"value")
+        stack.callback(resumed.set)
+        monkeypatch.setattr(ServedStore, "answer_pending", lambda self: resumed.wait() and answer(self))
+        monkeypatch.setattr(socketstore, "LINGER", 0.1)
+        with pytest.raises(CollectiveTimeout, match=r"did not answer within 0\.05 s"):
+            store.get("key", 0.05)
+        resumed.set()
+        time.sleep(0.1)  # for the answer to come
+        with pytest.raises(PeerLost, match="does not answer"):
+            store.get("another", 0.05)
+        with pytest.raises(PeerLost, match="does not answer"):
+            store.check()
 
 
 def test_a_job_of_one_rank_opens_no_socket(job):

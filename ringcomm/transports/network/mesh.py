@@ -1,7 +1,8 @@
 """The mesh: one connection between each two ranks of a job, on which each has proved to be a rank of it.
 
 Every rank listens at an address that it publishes in the store, and connects to all lower ranks. The handshake is that
-of bootstrap/tcp.py, with a secret that rank 0 makes; then the higher rank sends its number.
+of bootstrap/tcp.py; its secret is one that rank 0 makes, followed by the number of the lower rank, so that no rank is
+taken for another. Then the higher rank sends its number.
 """
 
 import secrets
@@ -73,7 +74,8 @@ class _Mesh:
 
     def connect(self, address: str, timeout: float) -> None:
         self._secret = self._share_secret(timeout)
-        self._server = TcpServer(f"{address}:0", "the address of this host", self._receive, self._secret, None)
+        secret = self._secret_of(self._rank)
+        self._server = TcpServer(f"{address}:0", "the address of this host", self._receive, secret, None)
         with closing(self._server):
             self._store.set(ADDRESS.format(self._rank), self._server.address.encode())
             while len(self.connected) < self._size - 1:
@@ -88,6 +90,10 @@ class _Mesh:
             self._store.check()
             self._check_deadline(timeout)
         return secret
+
+    def _secret_of(self, rank: int) -> bytes:
+        """Return what a connection to this rank is authenticated by."""
+        return self._secret + RANK.pack(rank)
 
     def _find(self, key: str, timeout: float) -> bytes:
         with suppress(CollectiveTimeout):  # or another rank has failed with one: store.check() comes next
@@ -128,7 +134,7 @@ class _Mesh:
             self._retry(rank, error)
             return
         self._server.add(peer)
-        steps = introduce(self._secret)
+        steps = introduce(self._secret_of(rank))
         next(steps)
         self._attempts[peer] = _Attempt(rank, steps)
         del self._due[rank]

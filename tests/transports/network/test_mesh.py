@@ -90,6 +90,10 @@ def test_the_ranks_start_in_any_order(store, pool):
     finish([*reversed(start(pool, store, [2, 1, 0], 3))])
 
 
+def secret_of(store, rank):
+    return store.get("mesh/secret", 0) + struct.pack("!I", rank)
+
+
 def prove_wrongly(peer):
     """Answer the challenge with a proof of another secret."""
     with pytest.raises(ConnectionError, match="another secret"):
@@ -166,7 +170,7 @@ def test_a_process_that_knows_the_secret_must_be_a_higher_rank(store, pool, capl
     early = start(pool, store, [0], 2)
     with caplog.at_level(logging.WARNING, "ringcomm"):
         for rank in (0, 2):
-            with talk(dial(store, 0), store.get("mesh/secret", 0), rank) as peer:
+            with talk(dial(store, 0), secret_of(store, 0), rank) as peer:
                 assert peer.recv(1) == b""
         finish(early + start(pool, store, [1], 2))
     assert "it sent no number of a higher rank" in caplog.text
@@ -174,7 +178,7 @@ def test_a_process_that_knows_the_secret_must_be_a_higher_rank(store, pool, capl
 
 def test_a_rank_may_connect_again(store, pool):
     early = start(pool, store, [0], 3)
-    with talk(dial(store, 0), store.get("mesh/secret", 0), rank=1) as first:
+    with talk(dial(store, 0), secret_of(store, 0), rank=1) as first:
         again = start(pool, store, [1], 3)
         assert first.recv(1) == b""
     finish(early + again + start(pool, store, [2], 3))
@@ -190,6 +194,15 @@ def test_missing_ranks_are_named(store, pool):
 def test_without_rank_0_no_rank_connects(store):
     with pytest.raises(CollectiveTimeout, match=r"^rank 0 of 2 did not connect to rank 1 within 0\.2 s$"):
         connect_mesh(1, 2, store, LOCAL, 0.2)
+
+
+def test_a_rank_that_is_taken_for_another_is_not_connected_to(store, pool):
+    started = start(pool, store, [0, 1], 3, timeout=1)
+    with pytest.raises(ConnectionError, match="another secret"):
+        talk(dial(store, 1), secret_of(store, 0), rank=2)
+    for each in started:
+        with pytest.raises(CollectiveTimeout, match=r"^rank 2 of 3"):
+            each.result()
 
 
 class OtherSecret(HashStore):
