@@ -1,10 +1,10 @@
-"""The errors of a start in which somebody does not arrive."""
+"""Timeout errors that name the missing ranks."""
 
 from collections.abc import Collection
 
 from ringcomm.errors import CollectiveTimeout
 
-__all__ = ["arrival_timeout", "format_ranks", "key_timeout"]
+__all__ = ["arrival_timeout", "connection_timeout", "format_ranks", "key_timeout"]
 
 
 def format_ranks(numbers: Collection[int], member: str = "rank") -> str:
@@ -17,6 +17,14 @@ def arrival_timeout(absent: Collection[int], size: int, timeout: float, member: 
     """Return the error that names the members that did not join; they are its `got`."""
     text = f"{format_ranks(absent, member)} of {size} did not arrive within {timeout:g} s"
     return CollectiveTimeout(text, rank=min(absent) if member == "rank" else None, got=sorted(absent))
+
+
+def connection_timeout(
+    missing: Collection[int], rank: int, size: int, timeout: float, reasons: str = ""
+) -> CollectiveTimeout:
+    """Return the error that names the ranks to which `rank` has no connection."""
+    text = f"{format_ranks(missing)} of {size} did not connect to rank {rank} within {timeout:g} s"
+    return CollectiveTimeout(text + reasons, rank=min(missing), got=sorted(missing))
 
 
 def key_timeout(key: str, timeout: float) -> CollectiveTimeout:

@@ -13,7 +13,7 @@ from collections.abc import Generator
 from contextlib import ExitStack, closing, suppress
 from typing import NamedTuple
 
-from ringcomm.bootstrap.arrivals import format_ranks
+from ringcomm.bootstrap.arrivals import connection_timeout
 from ringcomm.bootstrap.sockets import close_descriptors
 from ringcomm.bootstrap.store import Store
 from ringcomm.bootstrap.tcp import MESSAGE_OF_HANDSHAKE, MessageSocket, TcpServer, introduce, split_address
@@ -107,8 +107,7 @@ class _Mesh:
             return left
         missing = [rank for rank in range(self._size) if rank not in (self._rank, *self.connected)]
         reasons = [f"\nrank {rank} at {self._addresses[rank]}: {self._failures[rank]}" for rank in self._failures]
-        text = f"{format_ranks(missing)} of {self._size} did not connect to rank {self._rank} within {timeout:g} s"
-        raise CollectiveTimeout(text + "".join(reasons), rank=missing[0])
+        raise connection_timeout(missing, self._rank, self._size, timeout, "".join(reasons))
 
     def _dial_due(self) -> None:
         for rank, due in [*self._due.items()]:

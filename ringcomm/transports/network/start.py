@@ -9,7 +9,7 @@ from typing import Any
 
 from ringcomm.algorithms.link_cost import link_facts, selector
 from ringcomm.bootstrap.place import Place, host_id, master_address
-from ringcomm.bootstrap.store import Store
+from ringcomm.bootstrap.store import Store, gather
 from ringcomm.config import Config
 from ringcomm.errors import RingcommError
 from ringcomm.machine import topology
@@ -26,6 +26,7 @@ __all__ = ["NEEDS_STORE", "connect", "serves"]
 log = logging.getLogger("ringcomm")
 
 NEEDS_STORE = True
+FACTS = "network/{}"  # of a rank, in the store
 OWN = ("kernels", "log", "host_id", "host_address", "ucx")  # settings of each process; rank 0 decides all others
 
 
@@ -41,8 +42,8 @@ def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
         "config": asdict(config),
         "link": link_facts(),
     }
-    store.set(f"network/{rank}", json.dumps(mine).encode())
-    ranks: list[dict[str, Any]] = [json.loads(store.get(f"network/{other}", config.timeout)) for other in range(size)]
+    store.set(FACTS.format(rank), json.dumps(mine).encode())
+    ranks: list[dict[str, Any]] = [json.loads(each) for each in gather(store, FACTS, size, config.timeout)]
     shm.check_versions([each["version"] for each in ranks])
     config = Config(**ranks[0]["config"] | {name: mine["config"][name] for name in OWN})
     layout = layout_of(rank, [tuple(each["host"]) for each in ranks])

@@ -10,10 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ringcomm.bootstrap.arrivals import format_ranks
-from ringcomm.bootstrap.store import Store
+from ringcomm.bootstrap.arrivals import connection_timeout, format_ranks
+from ringcomm.bootstrap.store import Store, gather
 from ringcomm.config import Config
-from ringcomm.errors import ArgumentError, CollectiveTimeout, RingcommError
+from ringcomm.errors import ArgumentError, RingcommError
 from ringcomm.native import check, ffi, lib
 
 __all__ = ["Ucx", "connect_ucx", "open_ucx"]
@@ -109,7 +109,7 @@ def connect_ucx(rank: int, size: int, store: Store, config: Config, address: str
         reason = str(error)
     fits = ucx is not None and (config.link == "ucx" or ucx.has_rdma)
     store.set(CHOICE.format(rank), json.dumps({"fits": fits, "reason": reason}).encode())
-    ranks = [json.loads(each) for each in _gather(CHOICE, rank, size, store, config.timeout)]
+    ranks = [json.loads(each) for each in gather(store, CHOICE, size, config.timeout)]
     unfit = [other for other in range(size) if not ranks[other]["fits"]]
     if unfit and config.link == "ucx":
         text = f"link='ucx' needs UCX on all ranks; {format_ranks(unfit)}: {ranks[unfit[0]]['reason']}"
@@ -125,27 +125,12 @@ def connect_ucx(rank: int, size: int, store: Store, config: Config, address: str
 def _connect(ucx: Ucx, rank: int, size: int, store: Store, timeout: float) -> None:
     deadline = time.monotonic() + timeout
     store.set(ADDRESS.format(rank), ucx.address())
-    addresses = [ffi.from_buffer(each) for each in _gather(ADDRESS, rank, size, store, timeout)]
+    addresses = [ffi.from_buffer(each) for each in gather(store, ADDRESS, size, timeout)]
     check(lib.rc_ucx_connect(ucx.handle, rank, size, [ffi.cast("void const *", each) for each in addresses]))
     connected = ffi.new("int[]", size)
     while not all(connected):
         if time.monotonic() > deadline:
-            raise _late([other for other in range(size) if not connected[other]], rank, size, timeout)
+            missing = [other for other in range(size) if not connected[other]]
+            raise connection_timeout(missing, rank, size, timeout)
         store.check()
         check(lib.rc_ucx_await(ucx.handle, SLICE, connected))
-
-
-def _gather(key: str, rank: int, size: int, store: Store, timeout: float) -> list[bytes]:
-    found: list[bytes] = []
-    for other in range(size):
-        try:
-            found.append(store.get(key.format(other), timeout))
-        except CollectiveTimeout:
-            store.check()  # another rank may have failed
-            raise _late([other], rank, size, timeout) from None
-    return found
-
-
-def _late(missing: list[int], rank: int, size: int, timeout: float) -> CollectiveTimeout:
-    text = f"{format_ranks(missing)} of {size} did not connect to rank {rank} within {timeout:g} s"
-    return CollectiveTimeout(text, rank=missing[0])

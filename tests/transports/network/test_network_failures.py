@@ -102,13 +102,15 @@ def test_an_expired_wait_breaks_the_communicator(layout):
     run_on(layout, wait_for_works)
 
 
-def test_a_rank_that_never_comes_is_named():
+def test_all_ranks_that_never_come_are_named_by_one_deadline():
     config = Config(timeout=SHORT, host_id="0")
-    error = raised(CollectiveTimeout, lambda: network.connect(0, 2, HashStore(), config))
-    assert "1" in str(error)
+    error = raised(CollectiveTimeout, lambda: network.connect(0, 4, HashStore(), config))
+    assert str(error) == f"ranks 1, 2 and 3 of 4 did not arrive within {SHORT:g} s"
+    assert error.rank == 1
 
 
-def test_a_rank_that_does_not_connect_is_named():
+@pytest.mark.parametrize(("link", "what"), [(None, "arrive"), ("sockets", "connect to rank 0")])
+def test_a_rank_that_does_not_connect_is_named(link, what):
     class Forgetful(HashStore):
         """Rank 1 tells where it is, and is not heard of again."""
 
@@ -117,10 +119,10 @@ def test_a_rank_that_does_not_connect_is_named():
             if key == "network/0":
                 super().set("network/1", value.replace(b'"0"', b'"1"'))
 
-    config = Config(timeout=SHORT, host_id="0")
+    config = Config(timeout=SHORT, host_id="0", link=link)
     error = raised(CollectiveTimeout, lambda: network.connect(0, 2, Forgetful(), config))
     assert error.rank == 1
-    assert str(error) == f"rank 1 of 2 did not connect to rank 0 within {SHORT:g} s"
+    assert str(error) == f"rank 1 of 2 did not {what} within {SHORT:g} s"
 
 
 # --- Different calls --------------------------------------------------------------------------------------------------
