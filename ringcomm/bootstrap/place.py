@@ -108,9 +108,9 @@ def host_id(root: Path = Path("/")) -> str:
 
 
 def master_address(environ: Mapping[str, str] = os.environ) -> str:
-    """Return where the store of ranks on several hosts is served, as address:port; "" if no launcher has said."""
+    """Return where torchrun's store is served, as address:port; "" if no launcher has said."""
     master = environ.get("MASTER_ADDR")
-    return environ.get(STORE) or (f"{master}:{environ.get('MASTER_PORT', '1')}" if master else "")
+    return f"{master}:{environ.get('MASTER_PORT', '1')}" if master else ""
 
 
 def _place(launcher: _Launcher, environ: Mapping[str, str]) -> Place:

@@ -62,6 +62,10 @@ class SocketStore:
         # An interrupted start ends at once.
         self.close(late=min(self._timeout, LATE) if isinstance(error, Exception) else 0.0)
 
+    @property
+    def server(self) -> str:
+        return self._place.store
+
     def set(self, key: str, value: bytes) -> None:
         self._send(f"set\0{key}\0".encode() + value)
 

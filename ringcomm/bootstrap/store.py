@@ -30,7 +30,14 @@ _starts = itertools.count()
 
 
 class Store(Protocol):
-    """What the ranks share before they share memory."""
+    """What the ranks share before they share memory.
+
+    Attributes:
+        server: Where it is served to several hosts, as address:port; "" if it is not, or if that is not known.
+    """
+
+    @property
+    def server(self) -> str: ...
 
     def set(self, key: str, value: bytes) -> None: ...
 
@@ -68,6 +75,8 @@ def gather(store: Store, key: str, size: int, timeout: float) -> list[bytes]:
 
 class HashStore:
     """The store for ranks that are threads of one process."""
+
+    server = ""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}

@@ -166,6 +166,13 @@ class TorchStoreAdapter:
     def __init__(self, store: Store, watch: ProcessWatch) -> None:
         self._store, self._watch = store, watch
 
+    @property
+    def server(self) -> str:
+        store = self._store
+        while isinstance(store, c10d.PrefixStore):
+            store = store.underlying_store
+        return f"{store.host}:{store.port}" if hasattr(store, "port") else ""  # a TCPStore
+
     def set(self, key: str, value: bytes) -> None:
         self._store.set(key, value)
 

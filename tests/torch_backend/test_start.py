@@ -175,3 +175,18 @@ def test_labels_for_the_profiler():
         f"ringcomm::broadcast 64 B group {group}",
         f"ringcomm::wait for broadcast 64 B group {group}",
     } <= names
+
+
+ADDRESSES = """
+import torch.distributed as dist
+from ringcomm.torch.start import TorchStoreAdapter
+
+store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+for inner in (store, dist.PrefixStore("a group", dist.PrefixStore("a job", store))):
+    assert TorchStoreAdapter(inner, watch=None).server == f"127.0.0.1:{store.port}"
+assert TorchStoreAdapter(dist.PrefixStore("a job", dist.HashStore()), watch=None).server == ""
+"""
+
+
+def test_the_adapter_knows_where_torch_serves_its_store():
+    subprocess.run([sys.executable, "-c", ADDRESSES], check=True, timeout=harness.JOB)

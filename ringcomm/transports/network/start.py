@@ -3,15 +3,17 @@
 import json
 import logging
 import os
+import socket
 from dataclasses import asdict, replace
 from importlib.metadata import version
+from ipaddress import ip_address
 from typing import Any
 
 from ringcomm.algorithms.link_cost import link_facts, selector
 from ringcomm.bootstrap.place import Place, host_id, master_address
 from ringcomm.bootstrap.store import Store, gather
 from ringcomm.config import Config
-from ringcomm.errors import RingcommError
+from ringcomm.errors import ArgumentError, RingcommError
 from ringcomm.machine import topology
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports import shm
@@ -54,9 +56,14 @@ def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
     if len(layout.ranks) == 1:
         return local
     log.info("%d ranks on %d hosts", size, len(layout.ranks))
-    address = config.host_address or _own_address()
-    handle, name = connect_ucx(rank, size, store, config, address), "ucx"
+    address = config.host_address or _own_address(store.server or master_address())
+    machines = {each["host"][0] for each in ranks}  # one where `host_id` alone tells the hosts apart
+    loopback = _loopback(address) if len(machines) > 1 else ""
+    handle, name = connect_ucx(rank, size, store, config, "" if loopback else address), "ucx"
     if handle is None:
+        if loopback:
+            text = f"rank {rank}: the other hosts cannot reach this one at {loopback}, the address of {address!r}"
+            raise ArgumentError(f"{text}: set RINGCOMM_HOST_ADDRESS to one that they reach", rank=rank)
         handle, name = _connect_sockets(rank, size, store, config, address), "network"
     network = Network(handle, selector(config, [each["link"] for each in ranks], name), name)
     return NetworkTransport(network, 1, list(range(size)), layout, local, NULL)
@@ -69,17 +76,25 @@ def _connect_sockets(rank: int, size: int, store: Store, config: Config, address
     return ffi.gc(slot[0], lib.rc_network_free)
 
 
-def _own_address() -> str:
-    """Return the address of the interface that leads to the store of the job."""
-    master = master_address()
-    return local_address(master) if master else os.uname().nodename
+def _own_address(server: str) -> str:
+    """Return the address of the interface that leads to the store of the job, else the name of this host."""
+    return local_address(server) if server else os.uname().nodename
+
+
+def _loopback(host: str) -> str:
+    """Return the address that the name stands for if only this host reaches it, else ""."""
+    try:
+        found = str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0])
+    except (OSError, UnicodeError):  # who listens there will say so
+        return ""
+    return found if ip_address(found.partition("%")[0]).is_loopback else ""
 
 
 class _HostStore:
     """The part of a store that the ranks of one host use among themselves."""
 
     def __init__(self, store: Store, host: int) -> None:
-        self._store, self._host = store, host
+        self._store, self._host, self.server = store, host, store.server
 
     def set(self, key: str, value: bytes) -> None:
         self._store.set(f"host {self._host}/{key}", value)

@@ -1,5 +1,6 @@
 """Ranks on several hosts that are late, die, differ, abort or are interrupted, and hosts that vanish."""
 
+import json
 import os
 import signal
 import threading
@@ -14,7 +15,7 @@ from between_hosts import run_on
 from failures import PROMPT, check_usable, mortals, outcomes, raised, until
 from failures_between_hosts import LARGE, SHORT, WAITS, abort, be_late, wait_for_a_message, wait_for_works
 from nodes import SECRET, Job, finish, store_server
-from ringcomm import Aborted, CollectiveTimeout, Config, MismatchError
+from ringcomm import Aborted, ArgumentError, CollectiveTimeout, Config, MismatchError
 from ringcomm.bootstrap.store import HashStore
 from ringcomm.transports import network
 from two_hosts import ADDRESSES, two_hosts, why_no_hosts
@@ -123,6 +124,25 @@ def test_a_rank_that_does_not_connect_is_named(link, what):
     error = raised(CollectiveTimeout, lambda: network.connect(0, 2, Forgetful(), config))
     assert error.rank == 1
     assert str(error) == f"rank 1 of 2 did not {what} within {SHORT:g} s"
+
+
+def test_an_address_that_other_machines_cannot_reach_is_refused_at_once(monkeypatch):
+    class Elsewhere(HashStore):
+        """Rank 1 is on another machine."""
+
+        def set(self, key, value):
+            super().set(key, value)
+            if key == "network/0":
+                facts = json.loads(value)
+                super().set("network/1", json.dumps(facts | {"host": ["another", None]}).encode())
+
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    config = Config(timeout=PROMPT, link="sockets")
+    error = raised(ArgumentError, lambda: network.connect(0, 2, Elsewhere(), config))
+    assert "rank 0: the other hosts cannot reach this one at 127.0.0.1, the address of '127.0.0.1'" in str(error)
+    assert "set RINGCOMM_HOST_ADDRESS" in str(error)
+    assert error.rank == 0
+    assert run_on("01", lambda comm: comm.size) == [2, 2]  # hosts by label are one machine
 
 
 # --- Different calls --------------------------------------------------------------------------------------------------
