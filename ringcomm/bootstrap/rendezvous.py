@@ -102,7 +102,7 @@ class _RendezvousServer:
         self._deadline = time.monotonic() + timeout
         self._secret = secrets.token_hex(16)
         self._name = f"ringcomm-rendezvous-{secrets.token_hex(16)}"
-        self._peers = PeerServer(f"\0{self._name}", "this rendezvous", self._receive, timeout)
+        self._peers = PeerServer(f"\0{self._name}", "this rendezvous", self._receive, 0, timeout)
         self._ranks: dict[socket.socket, int] = {}
         self._hellos: list[Message] = [{}] * size
         self._pids = [os.getpid()] + [0] * (size - 1)

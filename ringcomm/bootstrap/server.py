@@ -15,19 +15,26 @@ __all__ = ["PeerServer"]
 
 
 class PeerServer:
-    """Listens at an abstract address; `receive(peer)` is called when a peer has sent something or disconnected.
+    """Listens at an abstract address, or, as a TcpServer, at one of TCP.
+
+    `receive(peer)` is called when a peer has sent something or disconnected.
 
     Any process may connect: one of another user is refused and logged here, any other by its first message, with
     `refuse`. A send to a peer takes at most `send_timeout` seconds, and nothing else waits for one.
 
-    `serve` raises RingcommError when this process has no descriptor, or the system no memory, left for a peer. The next
-    one is accepted when another is gone.
+    `serve` raises RingcommError when this process, which is `rank` or no rank, has no descriptor, or the system no
+    memory, left for a peer. The next one is accepted when another is gone.
     """
 
     def __init__(
-        self, address: str, purpose: str, receive: Callable[[socket.socket], object], send_timeout: float = 0.0
+        self,
+        address: str,
+        purpose: str,
+        receive: Callable[[socket.socket], object],
+        rank: int | None,
+        send_timeout: float = 0.0,
     ) -> None:
-        self._receive, self._send_timeout = receive, send_timeout
+        self._receive, self._rank, self._send_timeout = receive, rank, send_timeout
         self._refusals = RefusalLog()
         self._listener = self._listen(address, purpose)
         self._peers: set[socket.socket] = set()
@@ -93,8 +100,9 @@ class PeerServer:
                 return  # it disconnected again
             self._selector.unregister(self._listener)  # it would stay ready
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise descriptors.exhausted(0, "to accept another rank", error) from None
-            raise RingcommError(f"rank 0 cannot accept another rank: {error.strerror}", rank=0) from None
+                raise descriptors.exhausted(self._rank, "to accept another rank", error) from None
+            who = descriptors.name(self._rank)
+            raise RingcommError(f"{who} cannot accept another rank: {error.strerror}", rank=self._rank) from None
         self._admit(peer)
 
     def _admit(self, peer: socket.socket) -> None:

@@ -63,7 +63,7 @@ class StoreServer(threading.Thread):
                 self._serve(left)
 
     def _listen(self, address: str) -> PeerServer:
-        return PeerServer(address, f"rank 0 of job {self._place.job!r}", self._receive)
+        return PeerServer(address, f"rank 0 of job {self._place.job!r}", self._receive, 0)
 
     def _stores(self) -> Iterable[ServedStore]:
         return (self._store,)

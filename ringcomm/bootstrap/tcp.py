@@ -124,12 +124,13 @@ class TcpServer(PeerServer):
         address: str,
         purpose: str,
         receive: Callable[[socket.socket], object],
+        rank: int | None,
         secret: bytes,
         keepalive: float | None,
     ) -> None:
         self._secret, self._keepalive, self._receive_member = secret, keepalive, receive
         self._strangers: dict[socket.socket, _Stranger] = {}  # in the order of their deadlines
-        super().__init__(address, purpose, self._hear)
+        super().__init__(address, purpose, self._hear, rank)
 
     @property
     def address(self) -> str:
@@ -225,18 +226,22 @@ def introduce(secret: bytes) -> Generator[bytes, bytes, None]:
 
     Raises ConnectionError if the server does not answer as it should.
     """
-    greeting = yield b""
+    greeting = _not_closed((yield b""))
     if not greeting.startswith(GREETING):
-        raise ConnectionError("what listens there is no store of ringcomm")
+        raise ConnectionError("what listens there is no ringcomm server")
     challenge = greeting.removeprefix(GREETING)
     mine = secrets.token_bytes(CHALLENGE_BYTES)
-    answer = yield mine + _proof(secret, b"client", challenge + mine)
+    answer = _not_closed((yield mine + _proof(secret, b"client", challenge + mine)))
     if answer == REFUSED:
         raise _WrongSecret("it has another secret than this process")
-    if not answer:
-        raise ConnectionResetError("it closed the connection")
     if not hmac.compare_digest(answer, _proof(secret, b"server", challenge + mine)):
         raise ConnectionError("what listens there does not know the secret")
+
+
+def _not_closed(message: bytes) -> bytes:
+    if not message:
+        raise ConnectionResetError("it closed the connection")
+    return message
 
 
 def hang_up(peer: socket.socket) -> None:

@@ -60,7 +60,7 @@ class TcpStoreServer(StoreServer):
 
     def _listen(self, address: str) -> PeerServer:
         secret = os.fsencode(self._place.nonce)
-        return TcpServer(address, "--master-addr", self._receive, secret, self._keepalive)
+        return TcpServer(address, "--master-addr", self._receive, None, secret, self._keepalive)
 
     def _stores(self) -> list[ServedStore]:
         for name, store in [*self._starts.items()]:
@@ -69,6 +69,8 @@ class TcpStoreServer(StoreServer):
         return [self._store, *self._starts.values()]
 
     def _join(self, peer: socket.socket, message: bytes) -> str:
+        if len(message) < JOIN.size:
+            return "malformed request"
         try:
             rank, size = JOIN.unpack_from(message)
             identity: dict[str, Any] = json.loads(message[JOIN.size :])

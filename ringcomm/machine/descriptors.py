@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from ringcomm.errors import RingcommError
 
-__all__ = ["exhausted", "provide", "provide_for_launcher"]
+__all__ = ["exhausted", "name", "provide", "provide_for_launcher"]
 
 # A rank holds two pidfds for each other rank; rank 0 also two connections while it starts.
 ON_RANK_0, ELSEWHERE = 4, 2
@@ -46,20 +46,27 @@ def _provide(count: int, who: str, rank: int | None) -> None:
     raise RingcommError(f"{text}: raise it (RLIMIT_NOFILE, ulimit -Hn)", rank=rank, expected=needed, got=hard)
 
 
-def exhausted(rank: int, purpose: str, cause: OSError | None = None) -> RingcommError:
-    """Return the error for a rank that has no descriptor left for `purpose`; `cause` may blame the whole machine."""
+def name(rank: int | None) -> str:
+    return "this process" if rank is None else f"rank {rank}"
+
+
+def exhausted(rank: int | None, purpose: str, cause: OSError | None = None) -> RingcommError:
+    """Return the error for a rank, or a launcher, that has no descriptor left for `purpose`.
+
+    `cause` may blame the whole machine.
+    """
     import resource
 
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     blamed = f" ({cause.strerror})" if cause else ""
     return RingcommError(
-        f"rank {rank} has no file descriptor left {purpose}{blamed}: its limit (RLIMIT_NOFILE) is {limit}, and "
+        f"{name(rank)} has no file descriptor left {purpose}{blamed}: its limit (RLIMIT_NOFILE) is {limit}, and "
         f"it needs {_per_rank(rank)} for each rank besides those that the program opens: raise it (ulimit -n)",
         rank=rank,
     )
 
 
-def _per_rank(rank: int) -> int:
+def _per_rank(rank: int | None) -> int:
     return ELSEWHERE if rank else ON_RANK_0
 
 

@@ -21,7 +21,7 @@ class RefusingServer(PeerServer):
 
     def __init__(self):
         self.address = f"\0ringcomm-test-{uuid.uuid4().hex}"
-        super().__init__(self.address, "this test", lambda peer: self.refuse(peer, "wrong message"))
+        super().__init__(self.address, "this test", lambda peer: self.refuse(peer, "wrong message"), rank=2)
 
     def refuse_processes(self, count):
         for _ in range(count):
@@ -109,6 +109,6 @@ def test_a_peer_that_cannot_be_accepted_is_an_error_once(server, reason):
     server._selector.register(server._listener, selectors.EVENT_READ)
     with packet_socket() as peer:
         peer.connect(server.address)
-        with pytest.raises(RingcommError, match=f"rank 0 .*{os.strerror(reason)}"):
+        with pytest.raises(RingcommError, match=f"^rank 2 .*{os.strerror(reason)}"):
             server.serve(0)
         assert not server.serve(0)

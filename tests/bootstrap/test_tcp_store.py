@@ -89,6 +89,16 @@ def test_nothing_is_heard_before_the_proof(address, job):
             store.get("key", 0.05)
 
 
+@pytest.mark.parametrize("message", [b"x", b"1234567", b"12345678", b"12345678{}", b"12345678[]"])
+def test_who_knows_the_secret_and_sends_garbage_is_refused(address, job, message):
+    with tcp.dial(address, SECRET.encode(), 20) as peer:
+        peer.send(message)
+        assert peer.recv(MESSAGE_BYTES) == b"refused\0malformed request"
+    with join(address, job, 0, 2) as store, join(address, job, 1, 2) as other:
+        store.set("key", b"value")
+        assert other.get("key", 20) == b"value"
+
+
 def test_a_stranger_is_heard_up_to_the_length_of_a_proof(address):
     stranger, _ = connect(address)
     with stranger:
@@ -143,8 +153,8 @@ def impostor():
 @pytest.mark.parametrize(
     ("messages", "reason"),
     [
-        ([b"HTTP/1.1 400"], "no store of ringcomm"),
-        ([], "no store of ringcomm"),
+        ([b"HTTP/1.1 400"], "what listens there is no ringcomm server"),
+        ([], "it closed the connection"),
         ([tcp.GREETING + bytes(32), bytes(32)], "does not know the secret"),
         ([tcp.GREETING + bytes(32)], "it closed the connection"),
     ],

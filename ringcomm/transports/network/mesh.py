@@ -75,7 +75,7 @@ class _Mesh:
     def connect(self, address: str, timeout: float) -> None:
         self._secret = self._share_secret(timeout)
         secret = self._secret_of(self._rank)
-        self._server = TcpServer(f"{address}:0", "the address of this host", self._receive, secret, None)
+        self._server = TcpServer(f"{address}:0", "the address of this host", self._receive, self._rank, secret, None)
         with closing(self._server):
             self._store.set(ADDRESS.format(self._rank), self._server.address.encode())
             while len(self.connected) < self._size - 1:
