@@ -25,16 +25,20 @@ JOB_SECRET = "RINGCOMM_JOB_SECRET"
 TUNING = "RINGCOMM_TUNING"
 KERNELS = ("portable", "avx2", "avx512")
 LINKS = ("sockets", "ucx")
+MAX_KEEPALIVE = 86400.0  # seconds; TCP takes a little more: three probes, at most 32,767 s apart
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 # Raises ArgumentError, which says what has the value, unless the value is valid. A check of integers returns an int.
 Check = Callable[[str, Any], object]
 
 
-def _positive(unit: str) -> Check:
+def _positive(unit: str, most: float = math.inf) -> Check:
+    limits = f"> 0, at most {most:g}" if most < math.inf else "> 0"
+
     def check(what: str, value: Any) -> None:
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise refuse(what, f"a finite number of {unit} > 0", repr(value))
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 < value < math.inf or value > most:
+            raise refuse(what, f"a finite number of {unit} {limits}", repr(value))
 
     return check
 
@@ -168,7 +172,7 @@ class Config:
             Default: None.
         host_address: Between hosts: the address at which the other hosts reach this one. None, the default: that of the
             interface that leads to the store of the job (--master-addr, MASTER_ADDR).
-        keepalive: Between hosts: seconds after which a host that does not answer is lost. Default: 15.
+        keepalive: Between hosts: seconds after which a host that does not answer is lost, at most a day. Default: 15.
         link: Between hosts, without MPI: "sockets" or "ucx". None, the default: UCX where all ranks have RDMA, else
             sockets, which are faster than UCX over TCP.
         ucx: The libucp to open, a path or a name. None, the default: that of the system, else that of the extra
@@ -194,7 +198,7 @@ class Config:
     link_bandwidth: float | None = _setting("link_bandwidth", None, float, _positive("GB/s"))
     host_id: str | None = _setting("host_id", None, str, _name)
     host_address: str | None = _setting("host_address", None, str, _name)
-    keepalive: float = _setting("keepalive", 15.0, float, _positive("seconds"))
+    keepalive: float = _setting("keepalive", 15.0, float, _positive("seconds", MAX_KEEPALIVE))
     link: str | None = _setting("link", None, str, _link)
     ucx: str | None = _setting("ucx", None, str, _name)
     kernels: str | None = _setting("kernels", None, str, _kernels)

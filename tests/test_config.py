@@ -60,6 +60,11 @@ def test_every_field_reads_the_variable_of_its_own_name(field, monkeypatch):
     [
         ("TIMEOUT", "soon", "RINGCOMM_TIMEOUT: expected a finite number of seconds > 0, got 'soon'"),
         ("TIMEOUT", "-1", "RINGCOMM_TIMEOUT: expected a finite number of seconds > 0, got -1"),
+        (
+            "KEEPALIVE",
+            "86401",
+            r"RINGCOMM_KEEPALIVE: expected a finite number of seconds > 0, at most 86400, got 86401",
+        ),
         ("ARENA_BYTES", "8M", "RINGCOMM_ARENA_BYTES: expected an integer, got '8M'"),
         ("OVERSUBSCRIBED", "yes", "RINGCOMM_OVERSUBSCRIBED: expected True or False .*1 or 0.*, got 'yes'"),
         ("KERNELS", "avx9", "unknown value of RINGCOMM_KERNELS 'avx9'; did you mean 'avx2'"),

@@ -34,7 +34,6 @@ __all__ = [
 ]
 
 KEEPALIVE = 15.0  # seconds after which a host that does not answer is lost; `run --help` documents it
-MAX_KEEPALIVE = 86400.0  # seconds; the kernel takes a little more
 GREETING = b"ringcomm store\n"
 REFUSED = b"refused"
 CHALLENGE_BYTES, PROOF_BYTES = 32, 32
@@ -58,7 +57,6 @@ class MessageSocket(socket.socket):
         self._received = bytearray()
         if keepalive is None:
             return
-        keepalive = min(keepalive, MAX_KEEPALIVE)
         probe = max(1, int(keepalive / 3))  # seconds
         for level, option, value in (
             (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),

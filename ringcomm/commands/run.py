@@ -3,7 +3,7 @@
 import argparse
 
 from ringcomm.bootstrap.tcp import KEEPALIVE
-from ringcomm.config import Config, start_logging
+from ringcomm.config import MAX_KEEPALIVE, Config, start_logging
 from ringcomm.launcher.nodes import MAX_NODES, NodeOptions
 from ringcomm.launcher.run import run as launch
 from ringcomm.launcher.secret import find_secret
@@ -57,6 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.usage_error(f"--nnodes {arguments.nnodes} needs {', '.join(missing)}")
     if arguments.node_rank >= arguments.nnodes or arguments.nnodes > MAX_NODES or arguments.master_port > 65535:
         arguments.usage_error(f"expected --node-rank < --nnodes <= {MAX_NODES} and --master-port <= 65535")
+    if arguments.keepalive > MAX_KEEPALIVE:
+        arguments.usage_error(f"expected --keepalive <= {MAX_KEEPALIVE:g}")
     options = NodeOptions(
         arguments.node_rank,
         arguments.nnodes,

@@ -40,7 +40,7 @@ class HostLayout:
 
     def yields_early(self, cores: Sequence[Collection[int]]) -> bool:
         """Return whether waiting ranks leave their cores early, given the cores of each rank on this machine."""
-        # Whoever waits in a host of several mostly waits for another host: let others have the core.
+        # A rank of several on its host mostly waits for another host: the others can have the core.
         return 1 < len(self.ranks) < sum(map(len, self.ranks)) or topology.outnumbered(cores)
 
     def locate(self, rank: int) -> tuple[int, int]:
