@@ -231,6 +231,7 @@ typedef struct {
     uint64_t comm, byte; /* MPI_BYTE */
     int32_t handle_bytes;
     int32_t any_source, most_tag; /* MPI_ANY_SOURCE, MPI_TAG_UB */
+    int32_t any_thread;           /* MPI_THREAD_MULTIPLE */
 } rc_mpi;
 int rc_network_open_mpi(int rank, int size, const rc_mpi* mpi, rc_network** network);
 /* UCX: `library` is a path or name of libucp, and `devices` those between hosts, as in UCX_NET_DEVICES ("": all). The

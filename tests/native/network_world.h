@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <barrier>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -31,7 +32,8 @@ inline std::pair<int, int> connected() {
 
 struct NetworkRank {
     int rank, size;
-    std::vector<int> sockets;  // to the other ranks
+    std::vector<int> sockets;       // to the other ranks
+    std::barrier<>* all = nullptr;  // of the threads, beside the library
     rc_network* network = nullptr;
     rc_comm *local = nullptr, *comm = nullptr;
 };
@@ -41,11 +43,13 @@ inline void on_hosts(const std::string& layout, const rc_tuning& tuning,
                      const std::function<void(NetworkRank&)>& body) {
     const int size = int(layout.size());
     std::vector<NetworkRank> ranks(size);
+    std::barrier<> all(size);
     std::vector<int> members(size), hosts(layout.begin(), layout.end());
     for (int r = 0; r < size; ++r) {
         members[r] = r;
         ranks[r].rank = r;
         ranks[r].size = size;
+        ranks[r].all = &all;
         ranks[r].sockets.assign(size, -1);
         for (int other = 0; other < r; ++other) {
             std::tie(ranks[r].sockets[other], ranks[other].sockets[r]) = connected();

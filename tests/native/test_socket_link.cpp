@@ -1,7 +1,10 @@
 // SocketLink and the bytes of its peer: every way to lose the peer, and headers that no link sends.
 #include <sys/socket.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "links.h"
 
@@ -108,6 +111,63 @@ void packets_before_the_end_arrive() {
     CHECK(alone.rank.packets[1].size() == 50);
 }
 
+// The peer sends 256 MiB before any receive: it has to wait, and all of it arrives.
+void early_data_is_bounded() {
+    Alone alone;
+    constexpr size_t FRAMES = 256, FRAME = 1 << 20;
+    const Bytes payload = pattern(FRAME, 1);
+    std::atomic<size_t> sent{0};
+    std::thread peer([&] {
+        for (; sent < FRAMES; ++sent) {
+            alone.write_header(1, FRAME);
+            alone.write(payload.data(), FRAME);
+        }
+    });
+    for (size_t before = FRAMES; sent != before;) {  // until it no longer gets on
+        before = sent;
+        for (int i = 0; i < 20; ++i) {
+            while (alone.rank.progress()) continue;
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        }
+    }
+    CHECK(sent >= 60 && sent < 160);  // 64 MiB, and what the kernel holds
+    for (size_t i = 0; i < FRAMES; ++i) {
+        Bytes target(FRAME, UNTOUCHED);
+        LinkTransfer receive;
+        alone.rank.link.receive(1, 1, target.data(), FRAME, receive);
+        while (!receive.ended()) alone.rank.progress();
+        CHECK(receive.state == LinkTransfer::DONE && target == payload);
+    }
+    peer.join();
+}
+
+// Neither what came before, what is arriving, nor what follows is kept, or stays in the way of other tags.
+void a_dropped_tag_is_discarded() {
+    Alone alone;
+    SocketLink& link = alone.rank.link;
+    const Bytes payload = pattern(20'000, 1);
+    alone.write_header(1, 20'000);
+    alone.write(payload.data(), 20'000);
+    alone.write_header(1, 20'000);
+    alone.write(payload.data(), 5'000);
+    while (alone.rank.progress()) continue;
+    Bytes canceled(20'000, UNTOUCHED), wanted(20'000, UNTOUCHED);
+    link.drop(1);
+    alone.write(payload.data() + 5'000, 15'000);
+    alone.write_header(1, 20'000);
+    alone.write(payload.data(), 20'000);
+    alone.write_header(2, 20'000);
+    alone.write(payload.data(), 20'000);
+    LinkTransfer dropped, other;
+    link.receive(1, 2, wanted.data(), wanted.size(), other);
+    while (!other.ended()) alone.rank.progress();
+    CHECK(other.state == LinkTransfer::DONE && wanted == payload);
+    link.receive(1, 1, canceled.data(), canceled.size(), dropped);
+    for (int i = 0; i < 100; ++i) alone.rank.progress();
+    CHECK(!dropped.ended() && untouched(canceled));
+    link.cancel(dropped);
+}
+
 void garbage() {
     const std::pair<uint64_t, uint64_t> headers[]{
         {7, UINT64_MAX}, {0, Link::MAX_PACKET + 1}, {1, 100}, {7, (1ull << 30) + 1}};
@@ -140,6 +200,8 @@ int main() {
     for (const bool posted : {true, false}) closes_within_a_frame(posted);
     resets();
     packets_before_the_end_arrive();
+    early_data_is_bounded();
+    a_dropped_tag_is_discarded();
     garbage();
     printf("test_socket_link: %d failures\n", failures.load());
     return failures != 0;

@@ -8,6 +8,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -40,11 +41,17 @@ public:
     bool has_queued() const { return has_queued_packets() || !transfers_.empty(); }
     bool has_queued_packets() const { return !packets_.empty(); }
     bool awaits_frames() const { return awaited_ > 0; }
+    // So much has come before its receives that the peer has to wait for some of them. What it has sent before it ended
+    // is read all the same.
+    bool stalled() const { return early_ >= MAX_EARLY && !awaits_frames() && failure_.empty() && !ended_; }
 
     void send(uint64_t tag, const std::byte* data, size_t bytes, LinkTransfer& transfer);
     // A receive whose data came before the peer was lost still succeeds.
     void receive(uint64_t tag, std::byte* data, size_t bytes, LinkTransfer& transfer);
     static void cancel(LinkTransfer& transfer);
+    // Discards what has come with a tag, and what still comes.
+    void drop(uint64_t tag);
+    void peer_ended() { ended_ = true; }
     // Writes what it can, and copies the rest.
     void send_packet(std::span<const std::byte> packet);
 
@@ -54,6 +61,7 @@ public:
     void lose(const std::string& reason);
 
 private:
+    static constexpr size_t MAX_EARLY = 64 << 20;
     static constexpr size_t READ_AHEAD = 8
                                          << 10;  // a small frame takes one system call, a large one copies at most this
 
@@ -80,6 +88,8 @@ private:
     Waiting waiting_;     // in the order of the calls and of the frames: per tag, either receives or frames
     size_t awaited_ = 0;  // receives whose frame has not arrived
     size_t early_ = 0;    // what the frames in waiting_ cost
+    std::set<uint64_t> dropped_;
+    bool ended_ = false;
 
     std::shared_ptr<Receive> current_;  // its payload arrives; nullptr: a header comes next
     size_t held_ = 0;                   // bytes in read_ahead_

@@ -34,6 +34,8 @@ public:
     virtual int probe(uint64_t tag, Probed& probed) = 0;
     virtual int receive_probed(std::byte* data, size_t bytes, uint64_t message, uint64_t& request) = 0;
     virtual std::string describe(int status) const = 0;
+    // Whether any thread may call at any time, one after another.
+    virtual bool any_thread() const = 0;
 
     // What the calls above do not move themselves.
     virtual bool progress() { return false; }

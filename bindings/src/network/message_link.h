@@ -27,6 +27,7 @@ public:
     bool stuck() const override;
     void send_packet(int peer, std::span<const std::byte> packet) override;
     bool has_room(int peer) const override { return peers_[peer].queued < MAX_QUEUED; }
+    bool has_queued(int peer) const override { return peers_[peer].queued && library_->any_thread(); }
     bool progress(LinkEvents& events) override;
     void sleep(uint64_t ns) override { library_->sleep(ns); }
     void wake() override { library_->wake(); }

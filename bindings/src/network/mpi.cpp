@@ -79,6 +79,7 @@ public:
         call<int(int, char*, int*)>(mpi_.error_string)(status, text, &length);
         return std::string("MPI: ") + text;
     }
+    bool any_thread() const override { return mpi_.any_thread; }
     void sleep(uint64_t ns) override {
         if (woken_.exchange(false)) return;
         const uint64_t pause = pause_;

@@ -44,9 +44,9 @@ struct SocketLink::Peer : Connection {
     bool readable() const { return awaits_frames() || (open() && (expecting || !failure().empty())); }
     bool busy() const { return readable() || has_queued(); }
 
-    bool active = false;   // it is in active_
-    int expecting = 0;     // an answer to a packet, for so many calls of progress()
-    bool watched = false;  // for EPOLLOUT
+    bool active = false;  // it is in active_
+    int expecting = 0;    // an answer to a packet, for so many calls of progress()
+    uint32_t watched = EPOLLIN;
 };
 
 SocketLink::SocketLink(int rank, int size, std::span<const int> sockets, double keepalive)
@@ -92,6 +92,13 @@ void SocketLink::receive(int peer, uint64_t tag, std::byte* data, size_t bytes, 
 
 void SocketLink::cancel(LinkTransfer& transfer) { Connection::cancel(transfer); }
 
+void SocketLink::drop(uint64_t tag) {
+    for (Peer& peer : peers_) {
+        peer.drop(tag);
+        watch(peer);
+    }
+}
+
 void SocketLink::send_packet(int peer, std::span<const std::byte> packet) {
     assert(packet.size() <= MAX_PACKET);
     peers_[peer].expecting = ANSWER_CALLS;
@@ -101,7 +108,7 @@ void SocketLink::send_packet(int peer, std::span<const std::byte> packet) {
 
 // After a call has left something to send or to receive.
 void SocketLink::attend(Peer& peer) {
-    if (peer.has_queued() && !peer.watched) watch(peer, true);
+    watch(peer);
     if (!peer.busy() || peer.active) return;
     active_.push_back(&peer);
     peer.active = true;
@@ -109,7 +116,13 @@ void SocketLink::attend(Peer& peer) {
 
 bool SocketLink::write(Peer& peer) {
     const bool moved = peer.write();
-    if (peer.watched && !peer.has_queued()) watch(peer, false);
+    watch(peer);
+    return moved;
+}
+
+bool SocketLink::read(Peer& peer, LinkEvents& events) {
+    const bool moved = peer.read(events);
+    watch(peer);
     return moved;
 }
 
@@ -120,7 +133,7 @@ bool SocketLink::progress(LinkEvents& events) {
         Peer& peer = *active_[i];
         if (few) {
             moved |= write(peer);
-            if (peer.readable()) moved |= peer.read(events);
+            if (peer.readable()) moved |= read(peer, events);
         }
         if (peer.expecting) --peer.expecting;
         if (peer.busy()) {
@@ -177,7 +190,8 @@ bool SocketLink::poll(LinkEvents& events) {
     for (int i = 0; i < count; ++i) {
         Peer& peer = peers_[ready[i].data.u32];
         if (ready[i].events & EPOLLOUT) moved |= write(peer);
-        if (ready[i].events & ~EPOLLOUT) moved |= peer.read(events);
+        if (ready[i].events & (EPOLLERR | EPOLLHUP)) peer.peer_ended();
+        if (ready[i].events & ~EPOLLOUT) moved |= read(peer, events);
     }
     if (const auto now = Clock::now(); now >= next_check_) {
         next_check_ = now + keepalive_ / 4;
@@ -198,10 +212,13 @@ void SocketLink::check_hosts() {
     }
 }
 
-void SocketLink::watch(Peer& peer, bool writable) {
-    epoll_event event{.events = writable ? EPOLLIN | EPOLLOUT : EPOLLIN, .data = {.u32 = uint32_t(peer.rank)}};
+// Tells epoll what to wait for.
+void SocketLink::watch(Peer& peer) {
+    const uint32_t wanted = (peer.stalled() ? 0 : EPOLLIN) | (peer.has_queued() ? EPOLLOUT : 0);
+    if (wanted == peer.watched || !peer.open()) return;
+    epoll_event event{.events = wanted, .data = {.u32 = uint32_t(peer.rank)}};
     epoll_ctl(epoll_.fd, EPOLL_CTL_MOD, peer.fd, &event);
-    peer.watched = writable;
+    peer.watched = wanted;
 }
 
 }  // namespace ringcomm

@@ -19,6 +19,7 @@ public:
     void send(int peer, uint64_t tag, const std::byte* data, size_t bytes, LinkTransfer& transfer) override;
     void receive(int peer, uint64_t tag, std::byte* data, size_t bytes, LinkTransfer& transfer) override;
     void cancel(LinkTransfer& transfer) override;
+    void drop(uint64_t tag) override;
     void send_packet(int peer, std::span<const std::byte> packet) override;
     bool progress(LinkEvents& events) override;
     bool has_room(int peer) const override;
@@ -36,13 +37,14 @@ private:
     void configure(const Peer& peer) const;
     void attend(Peer& peer);
     bool write(Peer& peer);
+    bool read(Peer& peer, LinkEvents& events);
     bool poll(LinkEvents& events);
     void check_hosts();
-    void watch(Peer& peer, bool writable);
+    void watch(Peer& peer);
 
     const std::chrono::milliseconds keepalive_;
     std::deque<Peer> peers_;
-    Descriptor epoll_;               // every socket; for EPOLLOUT too where data is queued
+    Descriptor epoll_;               // every socket; for what its connection can do
     Descriptor wake_up_;             // readable after wake()
     std::vector<Peer*> active_;      // with something to send or to receive, and maybe some that had
     std::vector<Connection*> lost_;  // not yet reported

@@ -148,8 +148,8 @@ void UcxMessages::connect(int rank, const std::vector<const void*>& addresses) {
             .argument = &peer,
         };
         check(api_.endpoint_create(worker_, &params, &peer.endpoint), "ucp_ep_create");
-        receive(&peer.hello, 1, peer.rank, HELLO, peer.hello_received);
-        send(&peer.hello, 1, peer.rank, HELLO, peer.hello_sent);
+        check(Status(receive(&peer.hello, 1, peer.rank, HELLO, peer.hello_received)), "ucp_tag_recv_nbx");
+        check(Status(send(&peer.hello, 1, peer.rank, HELLO, peer.hello_sent)), "ucp_tag_send_nbx");
     }
 }
 

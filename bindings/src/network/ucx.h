@@ -42,6 +42,7 @@ public:
     int probe(uint64_t tag, Probed& probed) override;
     int receive_probed(std::byte* data, size_t bytes, uint64_t message, uint64_t& request) override;
     std::string describe(int status) const override { return std::string("UCX: ") + api_.status_string(status); }
+    bool any_thread() const override { return true; }
     bool progress() override;
     std::vector<LostPeer> lost_peers() override { return std::exchange(lost_, {}); }
     void sleep(uint64_t ns) override;

@@ -11,27 +11,31 @@ namespace ringcomm {
 
 namespace {
 
-std::mutex open_mutex;
-std::vector<NetworkWorld*> open_networks;
+struct OpenNetworks {
+    std::mutex mutex;
+    std::vector<NetworkWorld*> all;
+};
+OpenNetworks* open_networks = new OpenNetworks;  // a forked child gets new ones
 
 }  // namespace
 
-// A thread of the parent may have held the lock; then the child keeps the connections.
 void abandon_networks() {
-    const std::unique_lock lock(open_mutex, std::try_to_lock);
+    OpenNetworks* const parents = std::exchange(open_networks, new OpenNetworks);
+    // A thread of the parent may have held the lock; then the child keeps the connections.
+    const std::unique_lock lock(parents->mutex, std::try_to_lock);
     if (!lock) return;
-    for (NetworkWorld* network : open_networks) network->link->abandon();
+    for (NetworkWorld* network : parents->all) network->link->abandon();
 }
 
 NetworkWorld::NetworkWorld(std::unique_ptr<Link> given) : link(std::move(given)), lost_(link->size) {
-    const std::lock_guard lock(open_mutex);
-    open_networks.push_back(this);
+    const std::lock_guard lock(open_networks->mutex);
+    open_networks->all.push_back(this);
 }
 
 NetworkWorld::~NetworkWorld() {
     {
-        const std::lock_guard lock(open_mutex);
-        std::erase(open_networks, this);
+        const std::lock_guard lock(open_networks->mutex);
+        std::erase(open_networks->all, this);
     }
     {
         const std::lock_guard lock(mutex);
@@ -80,7 +84,10 @@ void NetworkWorld::push_unsent() {
         if (unsent_.empty()) {
             push_.wait(lock);
         } else if (push_.wait_for(lock, PATIENCE) == std::cv_status::timeout) {
-            for (int i = 0; i < MOST && progress(); ++i) continue;
+            try {
+                for (int i = 0; i < MOST && progress(); ++i) continue;
+            } catch (const std::exception&) {  // no memory: a thread that waits will say so
+            }
         }
     }
 }
@@ -96,9 +103,24 @@ void NetworkWorld::wake() {
     if (sleepers_.load() > 0) link->wake();
 }
 
-void NetworkWorld::sleep(uint32_t ticket, uint64_t ns) {
-    constexpr uint64_t WITH_OTHERS = 1'000'000;  // one wake-up may end another thread's sleep
-    link->sleep(ticket == 0 ? ns : std::min(ns, WITH_OTHERS));
+uint32_t NetworkWorld::announce() {
+    const uint32_t others = sleepers_.fetch_add(1);
+    if (others && sleeps_long_.exchange(false)) link->wake();
+    return others;
+}
+
+// A wake-up ends the sleep of one thread, perhaps of another one than it was for, so several look again and again.
+void NetworkWorld::sleep(uint32_t, uint64_t ns) {
+    constexpr uint64_t WITH_OTHERS = 1'000'000;
+    if (ns > WITH_OTHERS) {
+        sleeps_long_ = true;
+        if (sleepers_.load() > 1) {
+            sleeps_long_ = false;
+            ns = WITH_OTHERS;
+        }
+    }
+    link->sleep(ns);
+    sleeps_long_ = false;
 }
 
 void NetworkWorld::packet_arrived(int, Bytes packet) {

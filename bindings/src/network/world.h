@@ -43,7 +43,7 @@ public:
     void send_packet(int process, Bytes packet);
     bool progress();
     // Without the mutex. An event is also that another thread has moved something.
-    uint32_t announce() override { return sleepers_.fetch_add(1); }
+    uint32_t announce() override;
     void sleep(uint32_t ticket, uint64_t ns) override;
     void retract() override { sleepers_.fetch_sub(1); }
     void wake() override;
@@ -61,6 +61,7 @@ private:
     std::vector<std::vector<std::byte>> early_;
     std::vector<std::optional<std::string>> lost_;
     std::atomic<uint32_t> sleepers_{0};
+    std::atomic<bool> sleeps_long_{false};  // a thread that takes itself for the only one
 
     std::vector<int> unsent_;  // the processes for which packets are queued
     std::condition_variable push_;

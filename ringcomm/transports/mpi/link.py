@@ -49,6 +49,7 @@ def mpi_table(comm: Any) -> Any:
             **{field: MPI._handleof(handle) & (1 << 64) - 1 for field, handle in handles.items()},
             "handle_bytes": MPI._sizeof(MPI.Comm),
             "any_source": MPI.ANY_SOURCE,
+            "any_thread": MPI.Query_thread() == MPI.THREAD_MULTIPLE,
             "most_tag": min(int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or LEAST_TAG_UB), (1 << 31) - 1),
         },
     )
