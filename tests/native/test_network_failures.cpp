@@ -182,6 +182,52 @@ void closing_wakes_the_waiters_of_this_rank(NetworkRank& at) {
     CHECK(ended_by_closing(finish(received)));
 }
 
+// In a group that the dead rank is not in, which hears of it by the memory of a host: from the last rank of the second
+// host, whose number there means another rank of the group, or none. Its other ranks hear by the link.
+void a_death_in_another_group_has_its_number_in_the_parent(NetworkRank& at) {
+    rc_tuning tuning = small_tuning();
+    const int hosts = at.size % 3 ? 2 : 3, lost = at.size - hosts + 1;
+    const int host = at.rank % hosts, here = at.rank / hosts;
+    const int members_here[]{0, 1};
+    const bool joins = here < 2;
+    uint64_t offset = 0;
+    if (here == 0) DO(rc_reserve(at.local, rc_sub_bytes(2, &tuning), &offset));
+    DO(run(at.local, RC_BROADCAST, &offset, &offset, sizeof offset, RC_UINT8));
+    rc_comm *local = nullptr, *group = nullptr;
+    if (joins) {
+        DO(rc_sub_open(at.local, offset, here, 2, members_here, &local));
+        const std::vector<int> members = numbers(2 * hosts, 0);  // the ranks come host by host
+        std::vector<int> places;
+        for (const int member : members) places.push_back(member % hosts);
+        DO(rc_network_group(at.network, 2, at.rank, 2 * hosts, members.data(), places.data(), local, at.comm, &tuning,
+                            &group));
+    }
+    const int met = run(at.comm, RC_BARRIER, nullptr, nullptr, 0);
+    CHECK(met == RC_OK || met == RC_PEER_LOST);  // all have the group; a slower rank may hear of the death here
+    const auto check = [&](int status, int of) {
+        const std::string text = message_of(status, RC_PEER_LOST);
+        CHECK(rc_last_error()->rank == lost && rc_last_error()->group_size == of);
+        CHECK(text.find("rank " + std::to_string(lost)) != std::string::npos);
+        const bool of_parent =
+            text.find(std::to_string(at.size) + " ranks that this one was split") != std::string::npos;
+        CHECK(of_parent == (of > 0));
+    };
+    if (host == 1 && here == 2) DO(rc_abort(at.local, RC_PEER_LOST, at.size / hosts - 1, "gone"));
+    if (joins) {
+        int status = RC_OK;
+        while (!status) status = run(group, RC_BARRIER, nullptr, nullptr, 0);
+        check(status, at.size);
+        check(run(group, RC_BARRIER, nullptr, nullptr, 0), at.size);
+        check(run(at.comm, RC_BARRIER, nullptr, nullptr, 0), 0);
+        rc_free(group);
+        rc_free(local);
+    } else {
+        int status = RC_OK;
+        while (!status) status = rc_check(at.comm);
+        check(status, 0);
+    }
+}
+
 // The communicator of the host goes first, as the collector of a program may have it.
 void a_host_that_is_closed_first(NetworkRank& at) {
     std::vector<int> x(5), y(5);
@@ -208,6 +254,7 @@ int main() {
     on({"01", "0011"}, tuning, {large_calls_mismatch_too, a_host_that_is_closed_first});
     on({"01", "012"}, tuning, {a_lost_peer_is_named});
     on({"01", "012"}, impatient(), {a_message_that_never_comes_is_a_timeout});
+    on({"01010101", "012012012012"}, tuning, {a_death_in_another_group_has_its_number_in_the_parent});
     on({"01"}, tuning, {an_abort_in_large_calls});
     on({"0123456789abcdefghij"}, tuning, {every_rank_calls_something_else});
     return failures > 0;

@@ -205,6 +205,9 @@ int rc_network_group(rc_network* network, uint64_t number, int rank, int size, c
         }
         std::vector<std::shared_ptr<FailureState>> ancestors;
         if (parent) ancestors = network_group(EntryGuard(*parent->handle)).lineage();
+        if (here.comm && here.comm->ancestors().size() != ancestors.size()) {
+            reject("local: expected ranks split from those that the parent has on this host");
+        }
         auto group = std::make_unique<NetworkGroup>(
             network->world,
             NetworkMembership{

@@ -19,6 +19,7 @@ Failure::Failure(int code, const std::string& message, int rank, const std::stri
 }
 
 Failure of_ancestor(const Failure& failure, int size) {
+    if (failure.error.group_size) return failure;  // it says already which one failed
     Failure annotated(failure);
     annotated.error.group_size = size;
     copy_text(annotated.error.message, sizeof annotated.error.message,

@@ -17,7 +17,7 @@ struct Failure : std::exception {
     const char* what() const noexcept override { return error.message; }
 };
 
-// The failure of a communicator, for one that was split from it.
+// The failure of a communicator with `size` ranks, or of one that it was split from, for one split from it.
 Failure of_ancestor(const Failure& failure, int size);
 
 // Throws RC_ARGUMENT.

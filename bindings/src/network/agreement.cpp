@@ -120,8 +120,7 @@ void NetworkCall::exchange_records(HostRecord own) {
     for (std::vector<std::byte>& record : *arrived) records_.emplace_back(std::exchange(record, {}));
 }
 
-// The first rank of the host has the records of all hosts, and passes them on. Where all ranks agree, which is told by
-// a byte before them, all know how long the records are.
+// The first rank of the host has the records of all hosts, and passes them on: first how long each is.
 void NetworkCall::share_records() {
     const bool leads = group_.layout.local_rank == 0;
     std::vector<uint64_t> lengths(group_.layout.hosts());

@@ -45,7 +45,7 @@ private:
 
 void NetworkCall::run_program() {
     const auto program = group_.programs.find(key_of(call_, group_.size));
-    if (!program) throw Failure(RC_SYSTEM, "there is no program for " + describe_call(), group_.rank);
+    if (!program) fail(Failure(RC_SYSTEM, "there is no program for " + describe_call(), group_.rank));
     memories_[RC_MEMORY_IN] = const_cast<std::byte*>(call_.source);
     memories_[RC_MEMORY_OUT] = call_.target;
     const bool scales = row_.reduces && call_.op == RC_PREMUL_SUM;

@@ -14,6 +14,13 @@ namespace {
 constexpr uint64_t ANSWER_NS = 500'000'000;  // for the ranks that a timeout or a report asks
 constexpr size_t MOST_STATUS = 32 << 10;     // characters
 
+// A failure that names a rank by its number on its host.
+void renumber(Failure& failure, int rank) {
+    const std::string message = format("rank %d, which is rank %d on its host: ", rank, failure.error.rank);
+    copy_text(failure.error.message, sizeof failure.error.message, message + failure.error.message);
+    failure.error.rank = rank;
+}
+
 }  // namespace
 
 int HostLayout::host_of(int rank) const {
@@ -42,7 +49,7 @@ NetworkGroup::NetworkGroup(std::shared_ptr<NetworkWorld> given, NetworkMembershi
       number_(membership.number),
       members_(std::move(membership.members)),
       ancestors_(std::move(membership.ancestors)),
-      failure_(std::make_shared<FailureState>(size)),
+      failure_(std::make_shared<FailureState>(size, layout.ranks[layout.host], this)),
       left_after_(new std::atomic<uint64_t>[size]),
       messages_(size),
       statuses_(size) {
@@ -57,6 +64,10 @@ NetworkGroup::NetworkGroup(std::shared_ptr<NetworkWorld> given, NetworkMembershi
 NetworkGroup::~NetworkGroup() {
     drains->remove(static_cast<PacketHandler*>(this));
     world->remove(number_);
+    {
+        const std::lock_guard lock(world->mutex);
+        failure_->group = nullptr;
+    }
     if (world->link->stuck()) new std::vector<std::byte>(std::move(scratch_));  // for ever: see Link::stuck()
 }
 
@@ -121,7 +132,23 @@ bool NetworkGroup::has_failed() const {
 }
 
 void NetworkGroup::store_failure(const Failure& failure) {
+    const bool names_one = failure.error.code == RC_PEER_LOST && failure.error.rank >= 0 && !failure.error.group_size;
+    const std::string death = names_one ? how_it_died(failure.error.rank) : "";
     const std::lock_guard lock(world->mutex);
+    share_failure(failure);
+    if (death.empty()) return;
+    // A death concerns all groups of the world: store it in each, so that all ranks report the same rank.
+    for (const auto& ancestor : ancestors_) {
+        if (!ancestor->group) continue;
+        const std::vector<int>& members = ancestor->group->members();
+        const int lost = int(std::find(members.begin(), members.end(), members_[failure.error.rank]) - members.begin());
+        const std::string text = format("rank %d ", lost) + death;
+        ancestor->group->share_failure(
+            Failure(RC_PEER_LOST, text + " while a group split from this communicator needed it", lost));
+    }
+}
+
+void NetworkGroup::share_failure(const Failure& failure) {
     if (set_failure(failure)) send_failure();
 }
 
@@ -134,12 +161,7 @@ void NetworkGroup::send_failure() const {
 bool NetworkGroup::set_failure(const Failure& failure) {
     if (failure_->set.load()) return false;
     // Inside this host first: afterwards a rank takes back memory from which a message is read there.
-    if (local.comm && !local.comm->closing()) {
-        Failure inside(failure);  // marked as a failure of this group, whose ranks mean nothing there: see from_host()
-        inside.error.group_size = size;
-        inside.error.peer = std::exchange(inside.error.rank, -1);
-        local.comm->store_failure(inside);
-    }
+    if (local.comm && !local.comm->closing()) local.comm->store_failure_between_hosts(failure, size);
     failure_->failure = failure;
     failure_->set.store(true, std::memory_order_release);
     for (const uint64_t unused : {tag(), message_tag()}) world->link->drop(unused);
@@ -149,22 +171,39 @@ bool NetworkGroup::set_failure(const Failure& failure) {
 
 Failure NetworkGroup::from_host(const Failure& failure, const std::string& what) {
     Failure translated(failure);
-    if (failure.error.group_size == size) {  // stored by a rank of this host that had heard of it
-        translated.error.group_size = 0;
-        translated.error.rank = std::exchange(translated.error.peer, -1);
-        return translated;
+    if (failure.error.group_size) {  // not of the communicator of this host
+        const auto [stored, ancestor] = local.comm->stored_failure();
+        if (ancestor >= 0) return from_ancestor(*stored, *ancestors_[ancestor]);
+        translated = Failure(stored->error);
+        if (stored->between) return translated;
     }
-    const int r = failure.error.rank;
+    const int r = translated.error.rank;
     if (r < 0) return translated;
-    translated.error.rank = layout.ranks[layout.host][r];
-    if (failure.error.code == RC_PEER_LOST) {
-        if (auto lost = peer_failure(translated.error.rank, what)) return *lost;
+    const int number = layout.ranks[layout.host][r];
+    if (translated.error.code == RC_PEER_LOST) {
+        if (auto lost = peer_failure(number, what)) return *lost;
         // The packet that says so is on its way.
-        if (local.comm->closed(r)) return peer_lost(translated.error.rank, "closed the communicator", what);
+        if (local.comm->closed(r)) return peer_lost(number, "closed the communicator", what);
     }
-    copy_text(translated.error.message, sizeof translated.error.message,
-              format("rank %d, which is rank %d on its host: ", translated.error.rank, r) + failure.error.message);
+    renumber(translated, number);
     return translated;
+}
+
+Failure NetworkGroup::from_ancestor(const SharedFailure& stored, FailureState& ancestor) {
+    Failure failure(stored.error);
+    const int r = failure.error.rank;
+    if (!stored.between && r >= 0) renumber(failure, ancestor.here[r]);
+    if (!stored.between && failure.error.code == RC_PEER_LOST) {  // perhaps no rank that needed it tells other hosts
+        const std::lock_guard lock(world->mutex);
+        if (ancestor.group) ancestor.group->share_failure(failure);
+    }
+    return of_ancestor(failure, ancestor.size);
+}
+
+std::string NetworkGroup::how_it_died(int r) {
+    const int here = layout.local_rank_of(r);
+    const bool left = closed(r) || (here >= 0 && local.comm && local.comm->closed(here));
+    return left ? "" : how_it_ended(r);
 }
 
 std::string NetworkGroup::how_it_ended(int r) {

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "collectives/engine.h"
@@ -35,13 +36,18 @@ struct LocalRanks {
     CollectiveEngine* collectives = nullptr;
 };
 
+class NetworkGroup;
+
 // The first failure of a group, for the group and those split from it.
 struct FailureState {
     const int size;
+    const std::vector<int> here;  // the ranks on this host
+    NetworkGroup* group;          // under the world's mutex; nullptr: it was freed
     std::atomic<bool> set{false};
     std::optional<Failure> failure;  // written once, before `set`
 
-    explicit FailureState(int size) : size(size) {}
+    FailureState(int size, std::vector<int> here, NetworkGroup* group)
+        : size(size), here(std::move(here)), group(group) {}
 };
 
 struct NetworkMembership {
@@ -107,7 +113,7 @@ public:
     };
     std::vector<std::optional<Status>> query(int calls) const;
     std::vector<std::optional<Status>> last_statuses() const;
-    // A failure among the ranks of this host, as one of the group.
+    // A failure among the ranks of this host, as one of the group or of an ancestor.
     Failure from_host(const Failure& failure, const std::string& what);
 
 private:
@@ -116,7 +122,11 @@ private:
     std::string how_it_ended(int r) override;
     void packet_arrived(const PacketHead& head, PacketReader& packet) override;
     void records_arrived(PacketReader& packet);
+    Failure from_ancestor(const SharedFailure& stored, FailureState& ancestor);
+    // "" if rank `r` has left, or runs.
+    std::string how_it_died(int r);
     // Under the world's mutex.
+    void share_failure(const Failure& failure);
     bool set_failure(const Failure& failure);
     void send_failure() const;
     void send_to_all(Bytes packet) const;

@@ -18,11 +18,12 @@ int translated(int rank, const std::vector<int>& from, const std::vector<int>& t
     return found == to.end() ? -1 : int(found - to.begin());
 }
 
-void store(Arena& arena, const rc_error& error) {
+void store(Arena& arena, const rc_error& error, int between = 0) {
     SharedFailure& shared = arena.group().failure;
     uint32_t none = 0;
     if (shared.state.compare_exchange_strong(none, 1)) {
         shared.error = error;
+        shared.between = between;
         shared.state.store(2, std::memory_order_release);
         for (int p = 0; p < arena.size; ++p) {
             wake_all(arena.rank(p).doorbell);
@@ -91,15 +92,28 @@ void Comm::await_peer_access() {
     }
 }
 
-void Comm::check_failure() const {
-    const auto check = [this](const GroupMemory& group) {
+Comm::StoredFailure Comm::stored_failure() const {
+    const auto of = [](const GroupMemory& group) {
         const SharedFailure& failure = group.arena->group().failure;
-        if (failure.state.load(std::memory_order_acquire) != 2) return;
-        if (group.arena == group_.arena) throw Failure(failure.error);
-        throw of_ancestor(Failure(failure.error), group.arena->size);
+        return failure.state.load(std::memory_order_acquire) == 2 ? &failure : nullptr;
     };
-    check(group_);
-    for (const GroupMemory& ancestor : ancestors_) check(ancestor);
+    if (const SharedFailure* failure = of(group_)) return {failure, -1};
+    for (size_t i = 0; i < ancestors_.size(); ++i) {
+        if (const SharedFailure* failure = of(ancestors_[i])) return {failure, int(i)};
+    }
+    return {nullptr, -1};
+}
+
+void Comm::check_failure() const {
+    const auto [stored, ancestor] = stored_failure();
+    if (!stored) return;
+    Failure failure(stored->error);
+    if (ancestor >= 0) throw of_ancestor(failure, stored->between ? stored->between : ancestors_[ancestor].arena->size);
+    if (stored->between) {
+        failure.error.rank = -1;  // it has another number here, or none
+        if (!failure.error.group_size) failure.error.group_size = stored->between;
+    }
+    throw failure;
 }
 
 bool Comm::has_failed() const {
@@ -121,6 +135,8 @@ void Comm::store_failure(const Failure& failure) {
         store(*ancestor.arena, error);
     }
 }
+
+void Comm::store_failure_between_hosts(const Failure& failure, int size) { store(*group_.arena, failure.error, size); }
 
 std::string Comm::how_it_ended(int r) {
     Liveness& liveness = world->liveness;

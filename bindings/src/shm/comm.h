@@ -33,6 +33,14 @@ public:
     void check_failure() const override;
     bool has_failed() const override;
     void store_failure(const Failure& failure) override;
+    // A failure of the group between hosts whose ranks on this host are those of this communicator.
+    void store_failure_between_hosts(const Failure& failure, int size);
+    // What check_failure() throws, as it was stored.
+    struct StoredFailure {
+        const SharedFailure* failure;  // nullptr: none
+        int ancestor;                  // whose it is, by its place in ancestors(); -1: of this communicator
+    };
+    StoredFailure stored_failure() const;
     bool closed(int r) const override { return header(r).state.load() == RANK_CLOSED; }
     void run_collective(const CallRecord& call) override;  // collectives/collectives.cpp
     std::unique_ptr<PacketChannel> open_channel(int peer) override;

@@ -73,6 +73,8 @@ struct RankHeader {
 // The first failure of a communicator; it stays, and every later call on any rank raises it.
 struct SharedFailure {
     std::atomic<uint32_t> state;  // 0 none, 1 being written, 2 readable
+    int32_t
+        between;  // 0, or a group of so many ranks on several hosts has failed, by whose numbers `error` names ranks
     rc_error error;
 };
 

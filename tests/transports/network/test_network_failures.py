@@ -12,10 +12,10 @@ import pytest
 import test_peer_lost as deaths
 
 from between_hosts import run_on
-from failures import PROMPT, check_usable, mortals, outcomes, raised, until
+from failures import PROMPT, check_usable, mortals, outcomes, raised, until, until_broken
 from failures_between_hosts import LARGE, SHORT, WAITS, abort, be_late, wait_for_a_message, wait_for_works
 from nodes import SECRET, Job, finish, store_server
-from ringcomm import Aborted, ArgumentError, CollectiveTimeout, Config, MismatchError
+from ringcomm import Aborted, ArgumentError, CollectiveTimeout, Config, MismatchError, PeerLost
 from ringcomm.bootstrap.store import HashStore
 from ringcomm.transports import network
 from two_hosts import ADDRESSES, two_hosts, why_no_hosts
@@ -64,6 +64,37 @@ def test_a_killed_rank_is_named_by_every_survivor(layout, victim, name, n):
         assert lost == victim, text
         assert f"rank {victim} (process {pid}) died" in text or f"rank {victim} on another host was lost" in text
         assert ends[rank] - ends[victim] < PROMPT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["0011", "0101", "0001"])
+def test_groups_without_the_dead_rank_continue_until_the_world_breaks(layout):
+    with mortals_on(layout) as pool:
+        answers = {rank: answer for rank, answer, _ in outcomes(pool, deaths.lose_in_groups, 2)}
+    assert isinstance(answers.pop(2), ConnectionError)
+    assert answers == {0: None, 1: None, 3: None}
+
+
+def lose_in_the_other_group(comm, victim):
+    group = comm.split(comm.rank % 4 // 2)
+    comm.barrier()
+    if comm.rank == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if comm.rank % 4 // 2 == victim % 4 // 2:
+        error = raised(PeerLost, lambda: [group.barrier() for _ in range(10**9)])
+        assert error.rank == (victim if error.group else (victim // 4) * 2 + victim % 2)
+    else:
+        error = until_broken(group)
+        assert (error.rank, error.group) == (victim, "the communicator of 8 ranks that this one was split from")
+    assert until_broken(comm).rank == victim
+
+
+@pytest.mark.slow
+def test_a_death_breaks_the_groups_of_all_hosts():
+    with mortals_on("00001111") as pool:
+        answers = {rank: answer for rank, answer, _ in outcomes(pool, lose_in_the_other_group, 7)}
+    assert isinstance(answers.pop(7), ConnectionError)
+    assert answers == dict.fromkeys(range(7))
 
 
 # --- Late ranks -------------------------------------------------------------------------------------------------------
