@@ -4,6 +4,7 @@ Rank 0 measures and prints; the others answer its requests, which travel over th
 """
 
 import argparse
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -74,6 +75,8 @@ class World:
     """All ranks, and the libraries to measure; this process is one of the ranks."""
 
     def __init__(self, comm: Communicator, device: str) -> None:
+        # So that the launcher can end a rank that hangs inside another library, where Python handles no signal.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self.comm, self.launcher = comm, find_place().launcher
         hosts = hosts_of(comm)
         self.hosts, self.here = len({*hosts}), hosts.count(hosts[comm.rank])  # and the ranks on this one
@@ -92,7 +95,12 @@ class World:
                 library = step()
             except Exception as error:  # of any kind: the other ranks have to know
                 reason = describe(error)
-            reasons = self.comm.all_gather_object(reason)
+            try:
+                reasons = self.comm.all_gather_object(reason)
+            except CollectiveTimeout as error:  # other ranks wait inside the library
+                if reason:
+                    error.args = (f"{error}\n{name} did not start on rank {self.comm.rank}: {reason}",)
+                raise
             if failed := [f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason]:
                 self.failures.append(LibraryFailure(name, self.comm.size, None, None, failed[0]))
                 return
