@@ -86,6 +86,8 @@ void NetworkGroup::check_program(const CallRecord& call) {
 }
 
 void NetworkGroup::run_collective(const CallRecord& call) {
+    world->catch_up();  // or a late call could succeed with what others sent before they gave up
+    check_failure();
     begin(call.epoch);
     try {
         NetworkCall(*this, call).run();

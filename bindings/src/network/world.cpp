@@ -92,7 +92,16 @@ void NetworkWorld::push_unsent() {
     }
 }
 
+void NetworkWorld::catch_up() {
+    constexpr uint64_t LONG = 5 * TICK_NS;
+    constexpr int MOST = 64;
+    const std::lock_guard lock(mutex);
+    if (tick_ns() - last_progress_ < LONG) return;
+    for (int i = 0; i < MOST && progress(); ++i) continue;
+}
+
 bool NetworkWorld::progress() {
+    last_progress_ = tick_ns();
     if (!link->progress(*this)) return false;
     wake();
     return true;

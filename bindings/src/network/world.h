@@ -42,6 +42,8 @@ public:
     // With the mutex. The packet leaves even if no thread of this process waits for anything.
     void send_packet(int process, Bytes packet);
     bool progress();
+    // Before a call: takes what has come while this process was away for long, such as the failure of the group.
+    void catch_up();
     // Without the mutex. An event is also that another thread has moved something.
     uint32_t announce() override;
     void sleep(uint32_t ticket, uint64_t ns) override;
@@ -62,6 +64,8 @@ private:
     std::vector<std::optional<std::string>> lost_;
     std::atomic<uint32_t> sleepers_{0};
     std::atomic<bool> sleeps_long_{false};  // a thread that takes itself for the only one
+
+    uint64_t last_progress_ = 0;  // ns
 
     std::vector<int> unsent_;  // the processes for which packets are queued
     std::condition_variable push_;

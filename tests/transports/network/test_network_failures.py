@@ -124,6 +124,21 @@ def test_a_late_rank_is_named_on_every_rank(layout, late, name):
     run_on(layout, be_late, late, name)
 
 
+def test_a_small_call_fails_also_on_a_rank_that_comes_after_the_others_have_given_up():
+    """What it needs of them has come."""
+    given_up = threading.Event()
+
+    def call(comm):
+        if comm.rank:
+            assert given_up.wait(10)
+            time.sleep(0.1)  # not a wait for an event: the rank computes
+        error = raised(CollectiveTimeout, lambda: comm.all_reduce(np.ones(3), timeout=SHORT))
+        given_up.set()
+        assert "it was not called by rank 1" in str(error)
+
+    run_on("01", call)
+
+
 @layouts
 def test_a_message_that_never_comes_is_a_timeout(layout):
     run_on(layout, wait_for_a_message, 1)
