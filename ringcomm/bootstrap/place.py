@@ -108,9 +108,9 @@ def host_id(root: Path = Path("/")) -> str:
 
 
 def master_address(environ: Mapping[str, str] = os.environ) -> str:
-    """Return where torchrun's store is served, as address:port; "" if no launcher has said."""
+    """Return where the launcher's store is served to several hosts, as address:port; "" if no launcher has said."""
     master = environ.get("MASTER_ADDR")
-    return f"{master}:{environ.get('MASTER_PORT', '1')}" if master else ""
+    return environ.get(STORE) or (f"{master}:{environ.get('MASTER_PORT', '1')}" if master else "")
 
 
 def _place(launcher: _Launcher, environ: Mapping[str, str]) -> Place:
