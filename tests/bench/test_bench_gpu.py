@@ -15,6 +15,7 @@ from test_bench import OPTIONS
 import harness
 from ringcomm import ArgumentError
 from ringcomm.bench import peers, report, virtual
+from ringcomm.bench.comparison import Comparison
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.plan import BenchPlan
 from ringcomm.bench.rank import measure
@@ -175,6 +176,6 @@ def test_nccl_needs_a_gpu(monkeypatch):
 def test_the_header_names_ranks_that_share_a_gpu(gpus, warned):
     machine = Machine("", 2, 1 << 20, ["NVIDIA H200"] * gpus, "", "", None, "", {})
     plan = BenchPlan(collectives=["all_reduce"], ranks=[2], begin=4, dtypes=["float32"], ops=["sum"], device="cuda")
-    header = report.header(machine, plan, 2, {})
+    header = report.header(machine, Comparison(plan, 2, "bound to one core each", None))
     assert f"# buffers on {gpus} x NVIDIA H200" in header
     assert ("# same GPU: measures memory and scheduling, not NVLink" in header) == warned
