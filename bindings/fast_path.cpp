@@ -1,52 +1,16 @@
-// The fast path: plain calls on contiguous NumPy arrays, from Python's C API straight into the core.
+// The fast path: plain calls on contiguous NumPy arrays and PyTorch tensors in host memory, from Python's C API
+// straight into the core.
 //
 // A second module in the library of ringcomm._native, because it must share the core's state. Each method takes the
 // arguments of the communicator's method of that name. For any other call it returns NotImplemented, without side
 // effects, and ringcomm/communicator.py makes the call or raises the error.
-#include <Python.h>
-
-#define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
-#include <numpy/arrayobject.h>
-
-#include <initializer_list>
-#include <utility>
-
 #include "core/collectives.h"
+#include "fast_arrays.h"
 #include "ringcomm.h"
 
 using namespace ringcomm;
 
 namespace {
-
-constexpr int MOST_AXES = 32;            // of NumPy 1; arrays with more take the general path
-constexpr int WARN_ON_WRITE = 1u << 31;  // missing from NumPy's headers
-
-// An exact int that fits into a C int.
-bool small(PyObject* number, int& value) {
-    if (!number || !PyLong_CheckExact(number)) return false;
-    int overflow;
-    const long found = PyLong_AsLongAndOverflow(number, &overflow);
-    value = int(found);
-    return !overflow && found == value;
-}
-
-// A dict from objects to codes, with the last lookup cached.
-struct Codes {
-    PyObject *dict, *last;
-    int last_code;
-
-    bool find(PyObject* thing, int& code) {
-        if (thing != last) {
-            PyObject* found = PyDict_GetItemWithError(dict, thing);
-            if (!found) PyErr_Clear();  // the general path raises the error
-            if (!small(found, code)) return false;
-            Py_XDECREF(std::exchange(last, Py_NewRef(thing)));
-            last_code = code;
-        }
-        code = last_code;
-        return true;
-    }
-};
 
 // The Python object.
 struct FastPath {
@@ -54,16 +18,9 @@ struct FastPath {
     rc_comm* comm;
     PyObject* handle;  // keeps comm alive
     PyObject* check;   // raises the error behind a status
-    Codes dtypes;      // NumPy's dtypes seen so far
-    Codes ops;         // by name
+    ArrayReader arrays;
+    Codes ops;  // by name
     int rank, size;
-};
-
-struct Array {
-    PyArrayObject* object = nullptr;
-    void* data = nullptr;
-    uint64_t count = 0;
-    int dtype = 0;
 };
 
 PyObject* not_plain() { return Py_NewRef(Py_NotImplemented); }
@@ -84,18 +41,7 @@ public:
 
     bool array(Array& array, bool writable) {
         PyObject* given;
-        return object(given) && read(given, array, writable);
-    }
-
-    bool read(PyObject* given, Array& array, bool writable) const {
-        if (!given || !PyArray_CheckExact(given)) return false;
-        array.object = reinterpret_cast<PyArrayObject*>(given);
-        const int flags = PyArray_FLAGS(array.object);
-        if (!(flags & NPY_ARRAY_C_CONTIGUOUS)) return false;
-        if (writable && (!(flags & NPY_ARRAY_WRITEABLE) || flags & WARN_ON_WRITE)) return false;
-        array.data = PyArray_DATA(array.object);
-        array.count = PyArray_SIZE(array.object);
-        return fast_path_.dtypes.find(reinterpret_cast<PyObject*>(PyArray_DESCR(array.object)), array.dtype);
+        return object(given) && given && fast_path_.arrays.read(given, array, writable);
     }
 
     bool op(int& code) { return next_ != end_ && PyUnicode_CheckExact(*next_) && fast_path_.ops.find(*next_++, code); }
@@ -160,17 +106,6 @@ constexpr Form form_of(const Collective& row) {
     return row.in_place() ? AS_GIVEN : row.got == Data::BLOCKS ? JOINED : SHARE;
 }
 
-// Allocates the result, like x except for the first axis. nullptr: the exception is set.
-PyObject* make(const FastPath& fast_path, Form form, PyArrayObject* x) {
-    const int axes = PyArray_NDIM(x), added = form == JOINED;
-    npy_intp shape[MOST_AXES + 1];
-    for (int axis = 0; axis < axes; ++axis) shape[axis + added] = PyArray_DIM(x, axis);
-    shape[0] = added ? fast_path.size : shape[0] / fast_path.size;
-    PyArray_Descr* dtype = PyArray_DESCR(x);
-    Py_INCREF(reinterpret_cast<PyObject*>(dtype));  // PyArray_Empty steals it
-    return PyArray_Empty(axes + added, shape, dtype, false);
-}
-
 template <int code>
 PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     constexpr Collective row = collectives[code];
@@ -191,10 +126,9 @@ PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t number)
     uint64_t count = 0, expected = 0;  // as rc_collective counts; elements of the result
     if (gives) {
         const bool only_read = row.given_by == Ranks::ROOT && is_root;
-        if (!arguments.read(x, source, in_place && !only_read)) return not_plain();
-        const int axes = PyArray_NDIM(source.object);
-        if (axes > MOST_AXES) return not_plain();
-        if (divides && (axes == 0 || PyArray_DIM(source.object, 0) % fast_path.size)) return not_plain();
+        if (!x || !fast_path.arrays.read(x, source, in_place && !only_read)) return not_plain();
+        if (source.numpy && PyArray_NDIM(source.numpy) > MOST_AXES) return not_plain();
+        if (divides && !is_divisible(x, fast_path.size)) return not_plain();
         count = divides ? source.count / fast_path.size : source.count;
         expected = form == JOINED ? count * fast_path.size : form == SHARE ? count : source.count;
     }
@@ -205,11 +139,16 @@ PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t number)
         target = source;
         result = Py_NewRef(x);
     } else if (gives && !out) {
-        result = make(fast_path, form, source.object);
+        const bool added = form == JOINED;
+        const Py_ssize_t rows = added ? fast_path.size : PyObject_Size(x) / fast_path.size;
+        result = source.numpy ? make_numpy(source.numpy, rows, added) : make_tensor(x, rows, added);
         if (!result) return nullptr;
-        target.data = PyArray_DATA(reinterpret_cast<PyArrayObject*>(result));
+        if (!fast_path.arrays.read(result, target, true)) {
+            Py_DECREF(result);
+            return not_plain();
+        }
     } else {
-        if (!arguments.read(out, target, true)) return not_plain();
+        if (!out || !fast_path.arrays.read(out, target, true)) return not_plain();
         if (gives && (target.count != expected || target.dtype != source.dtype)) return not_plain();
         if (!gives) {
             count = target.count;
@@ -270,10 +209,10 @@ PyObject* sendrecv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
 }
 
 PyObject* create(PyTypeObject* type, PyObject* arguments, PyObject*) {
-    PyObject *address, *handle, *check, *dtypes, *ops;
+    PyObject *address, *handle, *check, *tensors, *dtypes, *ops;
     int rank, size;
-    if (!PyArg_ParseTuple(arguments, "O!OOO!O!ii", &PyLong_Type, &address, &handle, &check, &PyDict_Type, &dtypes,
-                          &PyDict_Type, &ops, &rank, &size)) {
+    if (!PyArg_ParseTuple(arguments, "O!OOO!O!O!ii", &PyLong_Type, &address, &handle, &check, &PySet_Type, &tensors,
+                          &PyDict_Type, &dtypes, &PyDict_Type, &ops, &rank, &size)) {
         return nullptr;
     }
     auto* const alloc = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
@@ -282,7 +221,8 @@ PyObject* create(PyTypeObject* type, PyObject* arguments, PyObject*) {
     fast_path->comm = static_cast<rc_comm*>(PyLong_AsVoidPtr(address));
     fast_path->handle = Py_NewRef(handle);
     fast_path->check = Py_NewRef(check);
-    fast_path->dtypes.dict = Py_NewRef(dtypes);
+    fast_path->arrays.tensors = Py_NewRef(tensors);
+    fast_path->arrays.dtypes.dict = Py_NewRef(dtypes);
     fast_path->ops.dict = Py_NewRef(ops);
     fast_path->rank = rank;
     fast_path->size = size;
@@ -291,12 +231,13 @@ PyObject* create(PyTypeObject* type, PyObject* arguments, PyObject*) {
 
 void destroy(PyObject* self) {
     const FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
-    for (const Codes& codes : {fast_path.dtypes, fast_path.ops}) {
+    for (const Codes& codes : {fast_path.arrays.dtypes, fast_path.ops}) {
         Py_DECREF(codes.dict);
         Py_XDECREF(codes.last);
     }
     Py_DECREF(fast_path.handle);
     Py_DECREF(fast_path.check);
+    Py_DECREF(fast_path.arrays.tensors);
     PyTypeObject* const type = Py_TYPE(self);
     reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
@@ -330,7 +271,7 @@ PyType_Spec spec{"ringcomm._fast_path.FastPath", sizeof(FastPath), 0, Py_TPFLAGS
                  slots};
 
 int fill(PyObject* module) {
-    if (PyArray_ImportNumPyAPI() < 0) return -1;
+    if (PyArray_ImportNumPyAPI() < 0 || !names.intern()) return -1;
     PyObject* type = PyType_FromModuleAndSpec(module, &spec, nullptr);
     if (!type) return -1;
     const int added = PyModule_AddType(module, reinterpret_cast<PyTypeObject*>(type));

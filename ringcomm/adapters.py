@@ -17,7 +17,7 @@ from ringcomm.errors import ArgumentError, refuse, unknown
 from ringcomm.native import ffi, lib
 from ringcomm.types import DTYPES
 
-__all__ = ["ADAPTERS", "CODES", "Adapter", "Memory", "check_disjoint", "dtype_of", "find_device", "fitting"]
+__all__ = ["ADAPTERS", "CODES", "TENSORS", "Adapter", "Memory", "check_disjoint", "dtype_of", "find_device", "fitting"]
 
 # Pointer (cdata that keeps host memory alive where it can, or a Pointer to a device), elements, code of the dtype.
 Memory = tuple[Any, int, int]
@@ -75,7 +75,8 @@ class TorchAdapter:
     """PyTorch tensors, as raw memory: autograd does not record collectives."""
 
     def __init__(self, torch: Any) -> None:
-        self._codes = {getattr(torch, name): code for name, code in DTYPES.items() if hasattr(torch, name)}
+        TENSORS.update((torch.Tensor, torch.nn.Parameter))
+        CODES.update({getattr(torch, name): code for name, code in DTYPES.items() if hasattr(torch, name)})
 
     def memory(self, x: Any, writable: bool) -> Memory:  # noqa: ARG002 (no tensor is read-only)
         if not (x.is_cpu or x.is_cuda):
@@ -89,9 +90,7 @@ class TorchAdapter:
             raise _refused(x, "C-contiguous", "a non-contiguous array, or lazily conjugated values")
         if not address and count:
             raise _refused(x, "memory of its own", "none")
-        code = self._codes.get(x.dtype)
-        if code is None:
-            raise _unsupported(x.dtype)
+        code = CODES[x.dtype]
         if x.is_cuda:
             return Pointer(_cuda().device_of(x.get_device(), tensors=True), address), count, code
         return cast("void *", address), count, code
@@ -151,10 +150,10 @@ class _Adapters(dict[type, Adapter]):
 
 
 class _Codes(dict[Any, int]):
-    """NumPy dtype → code, filled on demand: the dtypes of ml_dtypes exist only after its import."""
+    """Dtype of NumPy or PyTorch → code, filled on demand: the dtypes of ml_dtypes exist only after its import."""
 
-    def __missing__(self, dtype: "np.dtype[Any]") -> int:
-        if dtype.name not in DTYPES or not dtype.isnative:
+    def __missing__(self, dtype: Any) -> int:
+        if not isinstance(dtype, np.dtype) or dtype.name not in DTYPES or not dtype.isnative:
             raise _unsupported(dtype)
         self[dtype] = code = DTYPES[dtype.name]
         return code
@@ -162,6 +161,7 @@ class _Codes(dict[Any, int]):
 
 ADAPTERS = _Adapters({np.ndarray: NumPyAdapter()})
 CODES = _Codes()
+TENSORS: set[type] = set()  # PyTorch's own types, once one was used: subclasses may have no memory of their own
 
 
 def dtype_of(name: DTypeLike) -> tuple["np.dtype[Any]", int]:

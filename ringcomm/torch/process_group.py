@@ -38,16 +38,15 @@ DONE = TorchWork(None, "", (), ())  # of blocking calls: torch only checks that 
 Lists = Sequence[Tensors]
 Prepared = tuple[Any, ...]  # the outputs of a call, and the arguments of the communicator's method
 _Op = c10d.ReduceOp.RedOpType
-SUM = _Op.SUM
-OPS = {
-    _Op.SUM: "sum",
-    _Op.AVG: "avg",
-    _Op.PRODUCT: "prod",
-    _Op.MIN: "min",
-    _Op.MAX: "max",
-    _Op.BAND: "band",
-    _Op.BOR: "bor",
-    _Op.BXOR: "bxor",
+OPS = {  # by number: comparing or hashing torch's enumerators costs as much as a small call
+    _Op.SUM.value: "sum",
+    _Op.AVG.value: "avg",
+    _Op.PRODUCT.value: "prod",
+    _Op.MIN.value: "min",
+    _Op.MAX.value: "max",
+    _Op.BAND.value: "band",
+    _Op.BOR.value: "bor",
+    _Op.BXOR.value: "bxor",
 }
 
 
@@ -136,7 +135,7 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
     def allgather(self, _: Any, call: CallTensors, output_lists: Lists, inputs: Tensors) -> Prepared:
         outputs = self._all_ranks(single(output_lists))
         out = call.outputs(outputs)
-        x = call.input(single(inputs)).view(-1)
+        x = _flat(call.input(single(inputs)))
         x = call.input_for(out, x, sum(part.numel() for part in outputs[: self.comm.rank]))
         return outputs, x, out, _uneven(outputs)
 
@@ -173,7 +172,7 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
         output: torch.Tensor,
         input: torch.Tensor,  # noqa: A002
     ) -> Prepared:
-        return [output], call.input(input, reduces=True).view(-1), _op(opts), call.output(output, reduces=True)
+        return [output], _flat(call.input(input, reduces=True)), _op(opts), call.output(output, reduces=True)
 
     @operation("all_to_all", c10d.AllToAllOptions)
     def alltoall(self, _: Any, call: CallTensors, outputs: Tensors, inputs: Tensors) -> Prepared:
@@ -190,7 +189,7 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
         output_splits: Sequence[int],
         input_splits: Sequence[int],
     ) -> Prepared:
-        x, out = call.input(input).view(-1), call.output(output).view(-1)
+        x, out = _flat(call.input(input)), _flat(call.output(output))
         counts = self._splits(input, input_splits, x.numel()), self._splits(output, output_splits, out.numel())
         return [output], x, out, *counts
 
@@ -337,21 +336,23 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
 
     def _splits(self, tensor: torch.Tensor, splits: Sequence[int], elements: int) -> list[int]:
         """Return the elements for, or from, each rank; torch passes rows, and an empty list for equal splits."""
-        rows = tensor.shape[0] if tensor.dim() else 0
+        rows, size = tensor.shape[0] if tensor.dim() else 0, self.comm.size
         if not splits:
-            if rows % self.comm.size:
-                raise refuse("axis 0", f"a multiple of {self.comm.size} rows, or split sizes", f"{rows} rows")
-            splits = [rows // self.comm.size] * self.comm.size
-        if sum(splits) != rows or len(splits) != self.comm.size:
-            raise refuse("split sizes", f"{self.comm.size} numbers that add up to {rows} rows", list(splits))
+            if rows % size:
+                raise refuse("axis 0", f"a multiple of {size} rows, or split sizes", f"{rows} rows")
+            return [elements // size if rows else 0] * size
+        if sum(splits) != rows or len(splits) != size:
+            raise refuse("split sizes", f"{size} numbers that add up to {rows} rows", list(splits))
         return [split * (elements // rows) if rows else 0 for split in splits]
 
 
 def _op(opts: Any) -> Any:
-    op = opts.reduceOp.op
-    if op == SUM:  # hashing torch's enumerators costs as much as a small call
-        return "sum"
-    return OPS.get(op) or premul_sum(float(opts.reduceOp.__getstate__()[1]))
+    op = opts.reduceOp
+    return OPS.get(op.op.value) or premul_sum(float(op.__getstate__()[1]))
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.dim() == 1 else tensor.view(-1)  # a view costs as much as a small call
 
 
 def _uneven(tensors: Tensors) -> list[int] | None:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ringcomm.adapters import CODES
+from ringcomm.adapters import CODES, TENSORS
 from ringcomm.completion import when_done
 from ringcomm.devices.contract import Device
 from ringcomm.errors import MismatchError, RingcommError, describe_error, raise_first_failure, refuse
@@ -28,7 +28,8 @@ class NativeTransport:
         self.name, self.rank, self.size = name, rank, size
         self.timeout: float = tuning.timeout
         ops = {op: code for op, (code, _) in OPS.items()}
-        self.fast_path = NativeFastPath(int(ffi.cast("uintptr_t", handle)), self.handle, check, CODES, ops, rank, size)
+        address = int(ffi.cast("uintptr_t", handle))
+        self.fast_path = NativeFastPath(address, self.handle, check, TENSORS, CODES, ops, rank, size)
         self.fused: Mapping[str, Fused] = {name: self._fused(name) for name in COLLECTIVES}
 
     def start(self, collective: str, call: CollectiveCall, timeout: float) -> "NativeWork":

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from test_arguments import CALLS, NO_NUMBERS, zeros
 
 import harness
@@ -68,14 +69,15 @@ PLAIN = {
 }
 
 
-def plain_calls(comm):
-    x, y = zeros(4, 3), zeros(4, 3)
+def plain_calls(comm, make=zeros):
+    x, y = make(4, 3), make(4, 3)
     with comm.split(0) as group:  # where other tests have used a GPU, a barrier does not take the fast path
         group.all_reduce(x)  # from here on the dtype is known
         for name, forms in PLAIN.items():
             for call in forms:
                 with Paths(group) as paths:
-                    call(group, x, y)
+                    result = call(group, x, y)
+                assert result is None or type(result) in (type(x), int)
                 assert (paths.fast_path, paths.general) == ([name], [])
 
 
@@ -85,6 +87,36 @@ def test_every_method_has_plain_forms():
 
 def test_a_plain_call_takes_the_fast_path(world):
     harness.run(plain_calls, 2, world=world)
+
+
+def test_so_does_a_plain_call_on_tensors():
+    harness.run(partial(plain_calls, make=torch.zeros), 2)
+
+
+def plain_tensors(comm):
+    comm.broadcast(torch.zeros(1))  # from here on PyTorch's types are known
+    for dtype in (getattr(torch, name) for name in DTYPES):
+        for shape in ((), (0,), (3,), (1, 2, 3)):
+            for kind in (torch.Tensor, torch.nn.Parameter):
+                x = torch.full(shape, comm.rank, dtype=dtype)
+                if kind is torch.nn.Parameter:
+                    x = torch.nn.Parameter(x, requires_grad=dtype.is_floating_point)
+                with Paths(comm) as paths:
+                    joined = comm.all_gather(x)
+                    assert comm.broadcast(x, 1) is x
+                assert (paths.fast_path, paths.general) == (["all_gather", "broadcast"], [])
+                assert (joined.shape, joined.dtype, type(joined)) == ((comm.size, *shape), dtype, torch.Tensor)
+                expected = [torch.full(shape, rank, dtype=dtype) for rank in range(comm.size)]
+                assert all(map(same, joined, expected))
+                assert same(x.detach(), expected[1])
+
+
+def same(x, y):
+    return torch.equal(x.view(-1).view(torch.uint8), y.view(-1).view(torch.uint8))
+
+
+def test_tensors_of_every_dtype_are_plain():
+    harness.run(plain_tensors, 2)
 
 
 def plain_arrays(comm):
@@ -103,12 +135,19 @@ def test_arrays_of_every_dtype_are_plain():
 
 
 def counted(comm):
-    x, y = zeros(2, 3), zeros(2, 3)
-    right = (lambda: comm.all_gather(x), lambda: comm.all_reduce(x, "sum", y))
-    wrong = (lambda: comm.all_reduce(x[:, :1]), lambda: comm.all_reduce(x, "max", x.T), lambda: comm.all_reduce(x, "-"))
+    x, y, t, u = zeros(2, 3), zeros(2, 3), torch.zeros(2, 3), torch.zeros(2, 3)
+    right = (
+        *(lambda: comm.all_gather(x), lambda: comm.all_reduce(x, "sum", y)),
+        *(lambda: comm.all_gather(t), lambda: comm.reduce_scatter(t), lambda: comm.all_reduce(t, "sum", u)),
+    )
+    wrong = (
+        *(lambda: comm.all_reduce(x[:, :1]), lambda: comm.all_reduce(x, "max", x.T), lambda: comm.all_reduce(x, "-")),
+        *(lambda: comm.all_reduce(t.T), lambda: comm.all_reduce(t, out=t.to_sparse()), lambda: comm.scatter(t[0, 0])),
+    )
+    things = x, y, t, u, x.dtype, t.dtype, torch.Tensor, comm._fast_path, adapters.CODES
 
     def held():
-        return [sys.getrefcount(thing) for thing in (x, y, x.dtype, comm._fast_path, adapters.CODES)]
+        return [sys.getrefcount(thing) for thing in things]
 
     def again():
         for call in right:
@@ -135,9 +174,17 @@ class Mine(np.ndarray):
     pass
 
 
+class MyTensor(torch.Tensor):
+    pass
+
+
 # Valid calls that are not plain. The last argument of each is a fresh array of shape (4,).
 UNUSUAL = {
     "a subclass": lambda c, x: c.all_reduce(x.view(Mine)),
+    "a subclass of tensors": lambda c, x: c.all_reduce(torch.from_numpy(x).as_subclass(MyTensor)),
+    "an out that is a subclass": lambda c, x: c.all_reduce(
+        torch.from_numpy(x), out=torch.zeros(4).as_subclass(MyTensor)
+    ),
     "a buffer": lambda c, x: c.all_reduce(memoryview(x)),
     "an out that is a buffer": lambda c, x: c.all_reduce(x, out=memoryview(np.empty_like(x))),
     "a timeout": lambda c, x: c.all_reduce(x, timeout=5),
@@ -184,6 +231,18 @@ def refusals(comm):
     calls = [call for call, _ in CALLS.values()]
     calls += [call for wrong in NO_NUMBERS.values() for call in wrong]
     calls += [lambda c: c.all_gather(zeros(1), counts=False)]
+    calls += [
+        lambda c: c.all_reduce(torch.zeros(4, 3).T),
+        lambda c: c.all_reduce(torch.zeros(4).to_sparse()),
+        lambda c: c.all_reduce(torch.zeros(4, device="meta")),
+        lambda c: c.all_reduce(torch.zeros(4, dtype=torch.complex64).conj()),
+        lambda c: c.all_reduce(torch.zeros(1, dtype=torch.complex64).conj().imag),
+        lambda c: c.all_reduce(torch.zeros(4), out=torch.zeros(4, dtype=torch.int32)),
+        lambda c: c.all_gather(torch.zeros(4), out=torch.zeros(4)),
+        lambda c: c.all_to_all(torch.zeros(4)),
+        lambda c: c.reduce_scatter(torch.tensor(1.0)),
+        lambda c: torch.func.vmap(c.all_reduce)(torch.zeros(3, 2)),
+    ]
     fast_path = comm._fast_path
     for call in calls if comm.rank == 1 else ():
         comm._fast_path = fast_path

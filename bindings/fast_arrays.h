@@ -1,0 +1,160 @@
+// NumPy arrays and PyTorch tensors as the fast path reads and makes them.
+#pragma once
+#include <Python.h>
+
+#define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
+#include <numpy/arrayobject.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <utility>
+
+namespace ringcomm {
+
+constexpr int MOST_AXES = 32;            // of NumPy 1; arrays with more take the general path
+constexpr int WARN_ON_WRITE = 1u << 31;  // missing from NumPy's headers
+
+// An exact int that fits into a C int.
+inline bool small(PyObject* number, int& value) {
+    if (!number || !PyLong_CheckExact(number)) return false;
+    int overflow;
+    const long found = PyLong_AsLongAndOverflow(number, &overflow);
+    value = int(found);
+    return !overflow && found == value;
+}
+
+// A dict from objects to codes, with the last lookup cached.
+struct Codes {
+    PyObject *dict, *last;
+    int last_code;
+
+    bool find(PyObject* thing, int& code) {
+        if (thing != last) {
+            PyObject* found = PyDict_GetItemWithError(dict, thing);
+            if (!found) PyErr_Clear();  // the general path raises the error
+            if (!small(found, code)) return false;
+            Py_XDECREF(std::exchange(last, Py_NewRef(thing)));
+            last_code = code;
+        }
+        code = last_code;
+        return true;
+    }
+};
+
+struct Array {
+    PyArrayObject* numpy = nullptr;  // nullptr for a tensor
+    void* data = nullptr;
+    uint64_t count = 0;
+    int dtype = 0;
+};
+
+// What a tensor is asked: it has no C interface that all supported versions of PyTorch share.
+inline struct TensorNames {
+    PyObject *is_cpu, *is_nested, *is_contiguous, *is_conj, *is_neg, *data_ptr, *numel, *dtype, *shape, *new_empty;
+
+    // False: the exception is set.
+    bool intern() {
+        for (auto [name, text] : std::initializer_list<std::pair<PyObject**, const char*>>{
+                 {&is_cpu, "is_cpu"},
+                 {&is_nested, "is_nested"},
+                 {&is_contiguous, "is_contiguous"},
+                 {&is_conj, "is_conj"},
+                 {&is_neg, "is_neg"},
+                 {&data_ptr, "data_ptr"},
+                 {&numel, "numel"},
+                 {&dtype, "dtype"},
+                 {&shape, "shape"},
+                 {&new_empty, "new_empty"},
+             }) {
+            *name = PyUnicode_InternFromString(text);
+            if (!*name) return false;
+        }
+        return true;
+    }
+} names;
+
+// Reads arrays whose memory the core can use as it is. The caller keeps the set and the dict alive.
+struct ArrayReader {
+    PyObject* tensors;  // the set of PyTorch's types
+    Codes dtypes;       // NumPy's and PyTorch's seen so far
+
+    bool read(PyObject* given, Array& array, bool writable) {
+        if (PyArray_CheckExact(given)) return read_numpy(reinterpret_cast<PyArrayObject*>(given), array, writable);
+        const bool plain = read_tensor(given, array);
+        if (!plain) PyErr_Clear();  // the general path raises the error
+        return plain;
+    }
+
+private:
+    bool read_numpy(PyArrayObject* given, Array& array, bool writable) {
+        const int flags = PyArray_FLAGS(given);
+        if (!(flags & NPY_ARRAY_C_CONTIGUOUS)) return false;
+        if (writable && (!(flags & NPY_ARRAY_WRITEABLE) || flags & WARN_ON_WRITE)) return false;
+        array = {given, PyArray_DATA(given), uint64_t(PyArray_SIZE(given))};
+        return dtypes.find(reinterpret_cast<PyObject*>(PyArray_DESCR(given)), array.dtype);
+    }
+
+    bool read_tensor(PyObject* given, Array& array) {
+        if (PySet_Contains(tensors, reinterpret_cast<PyObject*>(Py_TYPE(given))) != 1) return false;
+        if (!is(PyObject_GetAttr(given, names.is_cpu), Py_True)) return false;
+        if (!is(PyObject_GetAttr(given, names.is_nested), Py_False)) return false;
+        if (!is(ask(given, names.is_contiguous), Py_True)) return false;
+        if (!is(ask(given, names.is_conj), Py_False) || !is(ask(given, names.is_neg), Py_False)) return false;
+        uint64_t address;
+        if (!number(ask(given, names.data_ptr), address) || !number(ask(given, names.numel), array.count)) return false;
+        if (!address && array.count) return false;
+        array.data = reinterpret_cast<void*>(address);
+        PyObject* const dtype = PyObject_GetAttr(given, names.dtype);
+        const bool known = dtype && dtypes.find(dtype, array.dtype);
+        Py_XDECREF(dtype);
+        return known;
+    }
+
+    static PyObject* ask(PyObject* object, PyObject* name) { return PyObject_CallMethodObjArgs(object, name, nullptr); }
+
+    // These take the reference of an answer, which is nullptr if the tensor raised.
+    static bool is(PyObject* answer, PyObject* expected) {
+        Py_XDECREF(answer);  // True and False remain
+        return answer == expected;
+    }
+
+    static bool number(PyObject* answer, uint64_t& value) {
+        value = answer ? PyLong_AsUnsignedLongLong(answer) : 0;
+        Py_XDECREF(answer);
+        return answer && !PyErr_Occurred();
+    }
+};
+
+// Whether all ranks get as many rows of x. An array without axes has no length.
+inline bool is_divisible(PyObject* x, int ranks) {
+    const Py_ssize_t rows = PyObject_Size(x);
+    if (rows < 0) PyErr_Clear();
+    return rows >= 0 && rows % ranks == 0;
+}
+
+// Allocates an array like x, with another first axis of `rows`, or, if `added`, with one more axis before the first.
+// nullptr: the exception is set.
+inline PyObject* make_numpy(PyArrayObject* x, Py_ssize_t rows, bool added) {
+    const int axes = PyArray_NDIM(x);
+    npy_intp shape[MOST_AXES + 1];
+    for (int axis = 0; axis < axes; ++axis) shape[axis + added] = PyArray_DIM(x, axis);
+    shape[0] = rows;
+    PyArray_Descr* dtype = PyArray_DESCR(x);
+    Py_INCREF(reinterpret_cast<PyObject*>(dtype));  // PyArray_Empty steals it
+    return PyArray_Empty(axes + added, shape, dtype, false);
+}
+
+inline PyObject* make_tensor(PyObject* x, Py_ssize_t rows, bool added) {
+    PyObject* const size = PyObject_GetAttr(x, names.shape);
+    PyObject* const shape = size ? PySequence_List(size) : nullptr;
+    PyObject* const first = PyLong_FromSsize_t(rows);
+    const bool changed =
+        shape && first && !PyList_SetSlice(shape, 0, !added, nullptr) && !PyList_Insert(shape, 0, first);
+    PyObject* const made = changed ? PyObject_CallMethodObjArgs(x, names.new_empty, shape, nullptr) : nullptr;
+    Py_XDECREF(size);
+    Py_XDECREF(shape);
+    Py_XDECREF(first);
+    return made;
+}
+
+}  // namespace ringcomm
