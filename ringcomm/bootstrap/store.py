@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,7 +11,7 @@ from ringcomm.bootstrap.arrivals import arrival_timeout, format_ranks, key_timeo
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.socketstore import SocketStore
 from ringcomm.bootstrap.tcpstore import TcpStore
-from ringcomm.errors import Aborted, CollectiveTimeout, RingcommError, decode_error, encode_error
+from ringcomm.errors import Aborted, RingcommError, decode_error, encode_error
 from ringcomm.machine import descriptors
 
 __all__ = [
@@ -20,7 +19,6 @@ __all__ = [
     "Store",
     "arrival_timeout",
     "format_ranks",
-    "gather",
     "job_store",
     "open_store",
     "shared_failure",
@@ -52,25 +50,6 @@ class Store(Protocol):
 
     def check(self) -> None:
         """Raise the error of `abort` if any rank has called it."""
-
-
-def gather(store: Store, key: str, size: int, timeout: float) -> list[bytes]:
-    """Return the value that each rank has set: that of rank 2 under `key.format(2)`.
-
-    Raises CollectiveTimeout naming all ranks that have not set theirs within `timeout` seconds, and what another rank
-    has told the store.
-    """
-    deadline = time.monotonic() + timeout
-    found, missing = [], []
-    for rank in range(size):
-        try:
-            found.append(store.get(key.format(rank), max(0.0, deadline - time.monotonic())))
-        except CollectiveTimeout:
-            store.check()  # another rank may have failed
-            missing.append(rank)
-    if missing:
-        raise arrival_timeout(missing, size, timeout)
-    return found
 
 
 class HashStore:

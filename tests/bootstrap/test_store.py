@@ -22,7 +22,7 @@ from ringcomm.bootstrap import refusals, socketstore, storeserver
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.servedstore import JOIN, ServedStore
 from ringcomm.bootstrap.socketstore import SocketStore
-from ringcomm.bootstrap.store import HashStore, gather, job_store, open_store, shared_failure
+from ringcomm.bootstrap.store import HashStore, job_store, open_store, shared_failure
 from ringcomm.bootstrap.tcpstore import TcpStore
 from ringcomm.machine import descriptors
 
@@ -149,19 +149,6 @@ def test_missing_ranks_are_named(job):
             ) as raised:
                 store.get("key", 0.05)
             assert raised.value.rank == 2
-
-
-def test_gather_names_all_ranks_that_are_late_after_one_timeout(stores):
-    store, other = stores
-    store.set("rank 1 has", b"1")
-    before = time.monotonic()
-    with pytest.raises(CollectiveTimeout, match=r"^ranks 0, 2 and 3 of 4 did not arrive within 0\.5 s$") as raised:
-        gather(store, "rank {} has", 4, 0.5)
-    assert raised.value.rank == 0
-    assert time.monotonic() - before < 1.4
-    other.abort(CollectiveTimeout("the reason"))
-    with pytest.raises(CollectiveTimeout, match="the reason"):
-        gather(store, "rank {} has", 4, 20)
 
 
 @pytest.mark.parametrize("serving", ["processes", "hosts"])

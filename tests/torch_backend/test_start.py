@@ -3,6 +3,9 @@
 import os
 import subprocess
 import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,6 +14,8 @@ import torch
 import torch.distributed as dist
 
 import harness
+from ringcomm.bootstrap.facts import all_gather_facts
+from ringcomm.bootstrap.process_watch import ProcessWatch
 
 BIN = Path(sys.executable).parent
 
@@ -190,3 +195,30 @@ assert TorchStoreAdapter(dist.PrefixStore("a job", dist.HashStore()), watch=None
 
 def test_the_adapter_knows_where_torch_serves_its_store():
     subprocess.run([sys.executable, "-c", ADDRESSES], check=True, timeout=harness.JOB)
+
+
+class CountingStore:
+    """A store of torch that counts the values it takes and gives; `check` is called as often as time passes."""
+
+    def __init__(self):
+        store = dist.HashStore()
+        self.check, self._store, self.requests = store.check, store, Counter()
+
+    def set(self, key, value):
+        self.requests["set"] += 1
+        self._store.set(key, value)
+
+    def get(self, key):
+        self.requests["get"] += 1
+        return self._store.get(key)
+
+
+def test_the_requests_to_a_store_of_torch_grow_with_the_ranks_not_with_their_square():
+    from ringcomm.torch.start import TorchStoreAdapter
+
+    size, store = 9, CountingStore()
+    with ThreadPoolExecutor(size) as pool, closing(ProcessWatch(0)) as watch:
+        adapter = TorchStoreAdapter(store, watch)
+        gathered = [pool.submit(all_gather_facts, adapter, "facts", rank, size, rank, 20) for rank in range(size)]
+        assert [each.result() for each in gathered] == [[*range(size)]] * size
+    assert store.requests == {"set": size + 1, "get": 2 * size}

@@ -1,42 +1,42 @@
 """The mesh: one connection between each two ranks of a job, on which each has proved to be a rank of it.
 
-Every rank listens at an address that it publishes in the store, and connects to all lower ranks. The handshake is that
-of bootstrap/tcp.py; its secret is one that rank 0 makes, followed by the number of the lower rank, so that no rank is
-taken for another. Then the higher rank sends its number.
+Every rank listens at an address that it tells all others through the store, and connects to all lower ranks. The
+handshake is that of bootstrap/tcp.py; its secret is that of the mesh, followed by the number of the lower rank, so that
+no rank is taken for another. Then the higher rank sends its number.
 """
 
-import secrets
 import socket
 import struct
 import time
 from collections.abc import Generator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from typing import NamedTuple
 
 from ringcomm.bootstrap.arrivals import connection_timeout
+from ringcomm.bootstrap.facts import all_gather_facts
 from ringcomm.bootstrap.sockets import close_descriptors
 from ringcomm.bootstrap.store import Store
 from ringcomm.bootstrap.tcp import MESSAGE_OF_HANDSHAKE, MessageSocket, TcpServer, introduce, split_address
-from ringcomm.errors import CollectiveTimeout
 from ringcomm.machine import descriptors
 
 __all__ = ["connect_mesh", "local_address"]
 
-SECRET, ADDRESS = "mesh/secret", "mesh/address/{}"
+ADDRESSES = "mesh"  # in the store
 SLICE = 0.05  # seconds between looks at the store, and between two attempts to connect to a rank
 RANK = struct.Struct("!I")
 
 
-def connect_mesh(rank: int, size: int, store: Store, address: str, timeout: float) -> list[int]:
+def connect_mesh(rank: int, size: int, store: Store, address: str, secret: bytes, timeout: float) -> list[int]:
     """Return the descriptor of a connected TCP socket for each other rank, -1 at `rank`. They do not block.
 
     `address` is that of this host, without a port, at which the higher ranks reach this one; it may differ per rank.
+    All ranks know the `secret`.
 
     Raises CollectiveTimeout naming the ranks that have not connected within `timeout` seconds, and what another rank
     has told the store.
     """
     descriptors.provide(rank, size)
-    mesh = _Mesh(rank, size, store, time.monotonic() + timeout)
+    mesh = _Mesh(rank, size, store, secret, time.monotonic() + timeout)
     with ExitStack() as failed:
         failed.callback(mesh.close)
         mesh.connect(address, timeout)
@@ -61,10 +61,10 @@ class _Attempt(NamedTuple):
 
 
 class _Mesh:
-    def __init__(self, rank: int, size: int, store: Store, deadline: float) -> None:
-        self._rank, self._size, self._store, self._deadline = rank, size, store, deadline
+    def __init__(self, rank: int, size: int, store: Store, secret: bytes, deadline: float) -> None:
+        self._rank, self._size, self._store, self._secret, self._deadline = rank, size, store, secret, deadline
         self.connected: dict[int, int] = {}
-        self._addresses: dict[int, str] = {}
+        self._addresses: list[str] = []
         self._attempts: dict[socket.socket, _Attempt] = {}
         self._due = dict.fromkeys(range(rank), 0.0)  # the lower ranks to connect to, and from when on
         self._failures: dict[int, str] = {}  # of the last attempt
@@ -73,32 +73,24 @@ class _Mesh:
         close_descriptors(self.connected.values())
 
     def connect(self, address: str, timeout: float) -> None:
-        self._secret = self._share_secret(timeout)
         secret = self._secret_of(self._rank)
         self._server = TcpServer(f"{address}:0", "the address of this host", self._receive, self._rank, secret, None)
-        with closing(self._server):
-            self._store.set(ADDRESS.format(self._rank), self._server.address.encode())
+        with closing(self._server) as server:
+            who = self._rank, self._size
+            self._addresses = all_gather_facts(
+                self._store, ADDRESSES, *who, server.address, timeout, meanwhile=lambda: server.serve(0)
+            )
+            look = 0.0  # when to look at the store next: it serves all ranks
             while len(self.connected) < self._size - 1:
-                self._store.check()
+                if time.monotonic() >= look:
+                    self._store.check()
+                    look = time.monotonic() + SLICE
                 self._dial_due()
-                self._server.serve(max(0.0, min(SLICE, self._check_deadline(timeout))))
-
-    def _share_secret(self, timeout: float) -> bytes:
-        if self._rank == 0:
-            self._store.set(SECRET, secrets.token_hex(32).encode())
-        while not (secret := self._find(SECRET, SLICE)):
-            self._store.check()
-            self._check_deadline(timeout)
-        return secret
+                server.serve(max(0.0, min(SLICE, self._check_deadline(timeout))))
 
     def _secret_of(self, rank: int) -> bytes:
         """Return what a connection to this rank is authenticated by."""
         return self._secret + RANK.pack(rank)
-
-    def _find(self, key: str, timeout: float) -> bytes:
-        with suppress(CollectiveTimeout):  # or another rank has failed with one: store.check() comes next
-            return self._store.get(key, timeout)
-        return b""
 
     def _check_deadline(self, timeout: float) -> float:
         """Return the seconds left."""
@@ -111,13 +103,8 @@ class _Mesh:
 
     def _dial_due(self) -> None:
         for rank, due in [*self._due.items()]:
-            if due > time.monotonic():
-                continue
-            self._addresses[rank] = self._addresses.get(rank) or self._find(ADDRESS.format(rank), 0).decode()
-            if self._addresses[rank]:
+            if due <= time.monotonic():
                 self._dial(rank)
-            else:
-                self._due[rank] = time.monotonic() + SLICE
 
     def _dial(self, rank: int) -> None:
         host, port = split_address(self._addresses[rank])

@@ -1,8 +1,8 @@
 """Connects ranks on several hosts: those of one host by shared memory, all of them by sockets or UCX."""
 
-import json
 import logging
 import os
+import secrets
 import socket
 from dataclasses import asdict, replace
 from importlib.metadata import version
@@ -10,8 +10,9 @@ from ipaddress import ip_address
 from typing import Any
 
 from ringcomm.algorithms.link_cost import link_facts, selector
+from ringcomm.bootstrap.facts import all_gather_facts
 from ringcomm.bootstrap.place import Place, host_id, master_address
-from ringcomm.bootstrap.store import Store, gather
+from ringcomm.bootstrap.store import Store
 from ringcomm.config import Config
 from ringcomm.errors import ArgumentError, RingcommError
 from ringcomm.machine import topology
@@ -28,7 +29,7 @@ __all__ = ["NEEDS_STORE", "connect", "serves"]
 log = logging.getLogger("ringcomm")
 
 NEEDS_STORE = True
-FACTS = "network/{}"  # of a rank, in the store
+FACTS = "network"  # in the store
 OWN = ("kernels", "log", "host_id", "host_address", "ucx")  # settings of each process; rank 0 decides all others
 
 
@@ -43,9 +44,9 @@ def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
         "cores": sorted(topology.cores()),
         "config": asdict(config),
         "link": link_facts(),
+        "secret": secrets.token_hex(32),  # rank 0's is that of the job
     }
-    store.set(FACTS.format(rank), json.dumps(mine).encode())
-    ranks: list[dict[str, Any]] = [json.loads(each) for each in gather(store, FACTS, size, config.timeout)]
+    ranks = all_gather_facts(store, FACTS, rank, size, mine, config.timeout)
     shm.check_versions([each["version"] for each in ranks])
     config = Config(**ranks[0]["config"] | {name: mine["config"][name] for name in OWN})
     layout = layout_of(rank, [tuple(each["host"]) for each in ranks])
@@ -64,13 +65,13 @@ def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
         if loopback:
             text = f"rank {rank}: the other hosts cannot reach this one at {loopback}, the address of {address!r}"
             raise ArgumentError(f"{text}: set RINGCOMM_HOST_ADDRESS to one that they reach", rank=rank)
-        handle, name = _connect_sockets(rank, size, store, config, address), "network"
+        sockets = connect_mesh(rank, size, store, address, ranks[0]["secret"].encode(), config.timeout)
+        handle, name = _open_sockets(rank, size, sockets, config), "network"
     network = Network(handle, selector(config, [each["link"] for each in ranks], name), name)
     return NetworkTransport(network, 1, list(range(size)), layout, local, NULL)
 
 
-def _connect_sockets(rank: int, size: int, store: Store, config: Config, address: str) -> Any:
-    sockets = connect_mesh(rank, size, store, address, config.timeout)
+def _open_sockets(rank: int, size: int, sockets: list[int], config: Config) -> Any:
     slot = ffi.new("rc_network **")
     check(lib.rc_network_open(rank, size, sockets, config.keepalive, slot))
     return ffi.gc(slot[0], lib.rc_network_free)

@@ -2,7 +2,6 @@
 
 import fcntl
 import importlib.util
-import json
 import socket
 import struct
 import time
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ringcomm.bootstrap.arrivals import connection_timeout, format_ranks
-from ringcomm.bootstrap.store import Store, gather
+from ringcomm.bootstrap.facts import all_gather_facts
+from ringcomm.bootstrap.store import Store
 from ringcomm.config import Config
 from ringcomm.errors import ArgumentError, RingcommError
 from ringcomm.native import check, ffi, lib
@@ -20,7 +20,7 @@ __all__ = ["Ucx", "connect_ucx", "open_ucx"]
 
 SYSTEM = "libucp.so.0"
 RDMA = ("rc_", "dc_", "ud_", "srd")  # how the names of its transports begin
-CHOICE, ADDRESS = "ucx/choice/{}", "ucx/address/{}"
+CHOICES, ADDRESSES = "ucx/choice", "ucx/address"  # in the store
 SLICE = 0.05  # seconds between looks at the store
 SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
@@ -108,8 +108,7 @@ def connect_ucx(rank: int, size: int, store: Store, config: Config, address: str
     except RingcommError as error:
         reason = str(error)
     fits = ucx is not None and (config.link == "ucx" or ucx.has_rdma)
-    store.set(CHOICE.format(rank), json.dumps({"fits": fits, "reason": reason}).encode())
-    ranks = [json.loads(each) for each in gather(store, CHOICE, size, config.timeout)]
+    ranks = all_gather_facts(store, CHOICES, rank, size, {"fits": fits, "reason": reason}, config.timeout)
     unfit = [other for other in range(size) if not ranks[other]["fits"]]
     if unfit and config.link == "ucx":
         text = f"link='ucx' needs UCX on all ranks; {format_ranks(unfit)}: {ranks[unfit[0]]['reason']}"
@@ -124,8 +123,8 @@ def connect_ucx(rank: int, size: int, store: Store, config: Config, address: str
 
 def _connect(ucx: Ucx, rank: int, size: int, store: Store, timeout: float) -> None:
     deadline = time.monotonic() + timeout
-    store.set(ADDRESS.format(rank), ucx.address())
-    addresses = [ffi.from_buffer(each) for each in gather(store, ADDRESS, size, timeout)]
+    found = all_gather_facts(store, ADDRESSES, rank, size, ucx.address().hex(), timeout)
+    addresses = [ffi.from_buffer(bytes.fromhex(each)) for each in found]
     check(lib.rc_ucx_connect(ucx.handle, rank, size, [ffi.cast("void const *", each) for each in addresses]))
     connected = ffi.new("int[]", size)
     while not all(connected):

@@ -156,15 +156,23 @@ def test_all_ranks_that_never_come_are_named_by_one_deadline():
     assert error.rank == 1
 
 
-@pytest.mark.parametrize(("link", "what"), [(None, "arrive"), ("sockets", "connect to rank 0")])
-def test_a_rank_that_does_not_connect_is_named(link, what):
+@pytest.mark.parametrize(
+    ("link", "told", "what"),
+    [
+        (None, ["network"], "arrive"),
+        ("sockets", ["network"], "arrive"),
+        ("sockets", ["network", "mesh"], "connect to rank 0"),
+    ],
+)
+def test_a_rank_that_does_not_connect_is_named(link, told, what):
     class Forgetful(HashStore):
-        """Rank 1 tells where it is, and is not heard of again."""
+        """Rank 1 tells where it is, perhaps its address, and is not heard of again."""
 
         def set(self, key, value):
             super().set(key, value)
-            if key == "network/0":
-                super().set("network/1", value.replace(b'"0"', b'"1"'))
+            name, _, rank = key.partition("/")
+            if name in told.split() and rank == "0":
+                super().set(f"{name}/1", value.replace(b'"0"', b'"1"'))
 
     config = Config(timeout=SHORT, host_id="0", link=link)
     error = raised(CollectiveTimeout, lambda: network.connect(0, 2, Forgetful(), config))
