@@ -32,7 +32,7 @@ inline std::pair<int, int> connected() {
 
 struct NetworkRank {
     int rank, size;
-    std::vector<int> sockets;       // to the other ranks
+    std::vector<int> sockets{};     // to the other ranks
     std::barrier<>* all = nullptr;  // of the threads, beside the library
     rc_network* network = nullptr;
     rc_comm *local = nullptr, *comm = nullptr;

@@ -158,7 +158,7 @@ void two_threads_use_two_groups(NetworkRank& at) {
             const std::vector<int> x = numbers(LARGE - 1, i + (i ? at.size - 1 - at.rank : at.rank));
             std::vector<int> sum(x.size());
             if (at.size == 2)
-                add_sum({i ? 1 - at.rank : at.rank, 2, {}, nullptr, nullptr, groups[i]}, x.size(), x.data(),
+                add_sum({.rank = i ? 1 - at.rank : at.rank, .size = 2, .comm = groups[i]}, x.size(), x.data(),
                         sum.data());
             for (int turn = 0; turn < 50; ++turn) {
                 sum.resize(turn % 10 || at.size > 2 ? 100 : LARGE - 1);
