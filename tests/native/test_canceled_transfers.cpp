@@ -1,5 +1,6 @@
 // Transfers that are canceled before, while and after they move: their memory is left alone, and what follows arrives.
 #include "links.h"
+#include "network/message_link.h"
 
 using namespace ringcomm;
 
@@ -83,11 +84,38 @@ void canceled_sends() {
     until(ranks, [&] { return ranks[0].link.flushed(); });
 }
 
+// Takes no receive.
+struct NoMessages final : MessageLibrary {
+    int send(const std::byte*, size_t, int, uint64_t, uint64_t&) override { return 1; }
+    int receive(std::byte*, size_t, int, uint64_t, uint64_t&) override { return 1; }
+    int test(uint64_t&, bool&) override { return 1; }
+    void cancel(uint64_t) override {}
+    int probe(uint64_t, Probed&) override { return 0; }
+    int receive_probed(std::byte*, size_t, uint64_t, uint64_t&) override { return 1; }
+    std::string describe(int) const override { return "asked for a receive"; }
+    bool any_thread() const override { return true; }
+    void sleep(uint64_t) override {}
+    void wake() override {}
+};
+
+// What came for it was discarded, so it would get what comes later.
+void receives_of_a_dropped_tag() {
+    MessageLink link(0, 2, std::make_unique<NoMessages>());
+    Rank events(0, 2, {-1, -1});
+    LinkTransfer receive;
+    std::byte data{};
+    link.drop(1);
+    link.receive(1, 1, &data, 1, receive);
+    CHECK(receive.state == LinkTransfer::FAILED);
+    CHECK(!link.progress(events) && events.lost[1].empty());
+}
+
 }  // namespace
 
 int main() {
     canceled_receives();
     canceled_sends();
+    receives_of_a_dropped_tag();
     printf("test_canceled_transfers: %d failures\n", failures.load());
     return failures != 0;
 }

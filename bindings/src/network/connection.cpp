@@ -128,7 +128,7 @@ void Connection::receive(uint64_t tag, std::byte* data, size_t bytes, LinkTransf
     LinkTransfer* waiter = &transfer;
     const auto found = find(tag);
     if (found == waiting_.end() || found->second->kind == Receive::POSTED) {
-        if (!open()) return finish(waiter, LinkTransfer::FAILED);
+        if (!open() || dropped_.contains(tag)) return finish(waiter, LinkTransfer::FAILED);
         const auto receive = std::make_shared<Receive>(waiter, data, bytes);
         transfer.handle = static_cast<Operation*>(receive.get());
         waiting_.emplace(tag, receive);

@@ -49,7 +49,6 @@ public:
     // A receive whose data came before the peer was lost still succeeds.
     void receive(uint64_t tag, std::byte* data, size_t bytes, LinkTransfer& transfer);
     static void cancel(LinkTransfer& transfer);
-    // Discards what has come with a tag, and what still comes.
     void drop(uint64_t tag);
     void peer_ended() { ended_ = true; }
     // Writes what it can, and copies the rest.

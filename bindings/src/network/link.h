@@ -50,8 +50,8 @@ public:
     // Ends a transfer: afterwards the link does not touch its memory, unless it is stuck. What the peer still sends for
     // it is discarded.
     virtual void cancel(LinkTransfer& transfer) = 0;
-    // No transfer with this tag begins any more: what peers still send with it need not be kept.
-    virtual void drop(uint64_t) {}
+    // What peers still send with this tag is discarded, and so a receive with it fails: it would get a later piece.
+    virtual void drop(uint64_t tag) = 0;
     // Whether a canceled transfer may still touch its memory.
     virtual bool stuck() const { return false; }
 

@@ -80,8 +80,10 @@ void MessageLink::send(int peer, uint64_t tag, const std::byte* data, size_t byt
 
 void MessageLink::receive(int peer, uint64_t tag, std::byte* data, size_t bytes, LinkTransfer& transfer) {
     assert(tag != 0 && peer != rank);
-    transfer.state = LinkTransfer::ACTIVE;
-    begin({&transfer, peer, false, nullptr}, data, bytes, tag);
+    const auto matches = [&](const Dropped& each) { return each.tag == tag; };
+    const bool dropped = std::any_of(dropped_.begin(), dropped_.end(), matches);
+    transfer.state = dropped ? LinkTransfer::FAILED : LinkTransfer::ACTIVE;
+    if (!dropped) begin({&transfer, peer, false, nullptr}, data, bytes, tag);
 }
 
 void MessageLink::send_packet(int peer, std::span<const std::byte> packet) {
