@@ -24,6 +24,7 @@ from typing import Self
 from ringcomm.bootstrap.place import Place
 from ringcomm.errors import Aborted, ArgumentError, PeerLost, RingcommError, refuse
 from ringcomm.launcher import processes
+from ringcomm.launcher.blame import Blame
 from ringcomm.launcher.nodes import NodeOptions, Nodes, join_nodes
 from ringcomm.launcher.output import OutputWriter, RankOutput
 from ringcomm.machine import descriptors
@@ -35,6 +36,9 @@ __all__ = ["run"]
 # handle SIGTERM.
 ESCALATION = ((processes.GRACE, signal.SIGTERM), (processes.GRACE + 2.0, signal.SIGKILL))
 FORWARDED = (signal.SIGINT, signal.SIGTERM)
+# Python exits with UNCAUGHT after any exception, also one that the failure of another rank has raised. If this rank has
+# not said otherwise, the failure of another comes first, for so many seconds.
+UNCAUGHT, DOUBT = 1, 1.0
 
 
 def run(command: Sequence[str], size: int, options: NodeOptions | None = None) -> int:
@@ -133,6 +137,9 @@ class _Supervisor:
         self._status = 0
         self._forwarded = 0  # the last forwarded signal
         self._scheduled: list[tuple[float, signal.Signals]] = []
+        self._blame = Blame()
+        self._doubtful: RingcommError | None = None
+        self._doubtful_until = math.inf
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-I", "-S", processes.__file__]
@@ -148,12 +155,13 @@ class _Supervisor:
                 pass
         self._outputs.close()
         self._control.close()
+        self._blame.close()
         for writer in {self._out, self._err}:
             writer.close()
 
     def start(self, program: Sequence[str], place: Place) -> None:
         # Without PYTHONUNBUFFERED, output to a pipe is late, and lost if the rank is killed.
-        environment = {"PYTHONUNBUFFERED": "1", **place.environment()}
+        environment = {"PYTHONUNBUFFERED": "1", **replace(place, blame=self._blame.name).environment()}
         with starting(f"rank {place.rank}"), self._signals.mask_for_children():
             process = subprocess.Popen(
                 program,
@@ -171,8 +179,9 @@ class _Supervisor:
 
     def wait(self) -> int:
         """Forward the output of the ranks until all have exited, on all nodes; return the exit status."""
-        while self._running():
+        while self._running() or (self._doubtful and self._nodes and not self._nodes.over):
             self._poll(self._control if self._out.full or self._err.full else self._outputs)
+        self._end_doubt()
         self._send(signal.SIGKILL)  # children of the ranks, so that all writers are gone
         for key in self._outputs.get_map().values():
             if key.data:
@@ -198,7 +207,7 @@ class _Supervisor:
 
     def _poll(self, selector: selectors.BaseSelector, until: float = math.inf) -> None:
         """Wait for output, signals or the deadline, and handle them."""
-        until = min([until, *(when for when, _ in self._scheduled)])
+        until = min([until, self._doubtful_until, *(when for when, _ in self._scheduled)])
         for key, _ in selector.select(None if until == math.inf else max(0.0, until - time.monotonic())):
             if key.fileobj is self._signals:
                 self._handle_signals()
@@ -210,6 +219,8 @@ class _Supervisor:
             writer.check()
         while self._scheduled and time.monotonic() >= self._scheduled[0][0]:
             self._send(self._scheduled.pop(0)[1])
+        if time.monotonic() >= self._doubtful_until:
+            self._end_doubt()
 
     def _handle_signals(self) -> None:
         for number in self._signals.read():
@@ -234,10 +245,21 @@ class _Supervisor:
             self._record_failure(failure)
 
     def _report(self, rank: int, code: int) -> None:
-        """Record that a rank of this node has failed, at once or when the other nodes agree that it was the first."""
+        """Record that a rank of this node has failed, unless another one is the reason."""
         on = f" on {self._nodes.host}" if self._nodes else ""
         text = f"rank {rank}{on} {processes.describe_exit(code)}"
         failure = PeerLost(text, rank=rank, got=code if code > 0 else 128 - code)
+        if code != UNCAUGHT or self._blame.takes(rank):
+            self._settle(failure)
+        elif not self._doubtful:
+            self._doubtful, self._doubtful_until = failure, time.monotonic() + DOUBT
+
+    def _end_doubt(self) -> None:
+        if self._doubtful:
+            self._settle(self._doubtful)
+        self._doubtful, self._doubtful_until = None, math.inf
+
+    def _settle(self, failure: RingcommError) -> None:
         if self._nodes and not self._nodes.over and not self._forwarded:
             self._nodes.fail(failure)
         else:

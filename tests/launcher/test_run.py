@@ -138,6 +138,12 @@ def test_the_exit_status_is_that_of_the_first_failure(script, tmp_path):
     assert done.stderr.decode() == "ringcomm run: rank 0 exited with status 3\n"
 
 
+def test_an_exit_with_status_1_ends_the_job_though_it_may_come_of_another_failure(script):
+    done = run(script("if rank == 0: sys.exit(1)\ntime.sleep(1000)"), command=IMPATIENT)
+    assert done.returncode == 1
+    assert done.stderr.decode() == "ringcomm run: rank 0 exited with status 1\n"
+
+
 def test_a_killed_rank_sets_status_128_plus_signal_and_its_output_is_not_lost(script):
     done = run("-n", "2", script("if rank == 1: print('last words'); os.kill(os.getpid(), signal.SIGSEGV)"))
     assert done.returncode == 128 + signal.SIGSEGV
