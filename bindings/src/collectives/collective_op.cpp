@@ -168,15 +168,12 @@ void CollectiveOp::fail(const Failure& failure) {
 
 Failure CollectiveOp::timed_out() const {
     std::vector<int> missing;
-    std::string names;
     for (int p = 0; p < size; ++p) {
-        if (observe(record(p).epoch) >= call.epoch) continue;
-        missing.push_back(p);
-        names += format("%s%d", names.empty() ? "" : ", ", p);
+        if (observe(record(p).epoch) < call.epoch) missing.push_back(p);
     }
     const int culprit = missing.empty() ? peer_ : missing[0];
     const std::string why =
-        missing.empty() ? format("rank %d made no progress", culprit) : "it was not called by rank " + names;
+        missing.empty() ? format("rank %d made no progress", culprit) : "it was not called by " + name_ranks(missing);
     const std::string message = format("rank %d waited %.3g s in ", rank, call.timeout) + describe(call.signature) +
                                 format(" (epoch %" PRIu64 "): ", call.epoch) + why;
     return Failure(RC_TIMEOUT, comm.with_report(message, missing), culprit);

@@ -31,6 +31,14 @@ void reject(const std::string& message, const std::string& expected, const std::
     throw Failure(RC_ARGUMENT, message, -1, expected, got);
 }
 
+std::string name_ranks(const std::vector<int>& ranks) {
+    std::string names = ranks.size() > 1 ? "ranks " : "rank ";
+    for (size_t i = 0; i < ranks.size(); ++i) {
+        names += format("%s%d", i == 0 ? "" : i + 1 < ranks.size() ? ", " : " and ", ranks[i]);
+    }
+    return names;
+}
+
 void MessageLines::add(const std::string& line) {
     if (left_out_ || text_.size() + line.size() + 64 > sizeof rc_error::message) {
         ++left_out_;

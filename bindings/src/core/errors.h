@@ -3,6 +3,7 @@
 
 #include <exception>
 #include <string>
+#include <vector>
 
 #include "ringcomm.h"
 
@@ -24,6 +25,8 @@ Failure of_ancestor(const Failure& failure, int size);
 [[noreturn]] void reject(const std::string& message, const std::string& expected = "", const std::string& got = "");
 // The same; a check that passes has no string on its stack, which the stack protector would watch in every call.
 [[noreturn]] void rejectf(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
+
+std::string name_ranks(const std::vector<int>& ranks);  // "rank 2", or "ranks 0, 1 and 2"
 
 // Lines of a message, as many as fit into an rc_error.
 class MessageLines {

@@ -40,7 +40,7 @@ std::string FlightRecord::describe(int calls) const {
                                            "aborted", "interrupted", "no memory", "closed",    "failed"};
     const uint64_t now = now_ns();
     const int64_t last = flights.load();
-    if (last == 0) return " no call yet;";
+    if (last == 0) return " no call yet";
     std::string running, finished;
     // Running calls come first, however old.
     int finished_left = calls, running_left = std::max(calls, 4);
@@ -65,7 +65,9 @@ std::string FlightRecord::describe(int calls) const {
         running.pop_back();
         running += format(", waits for rank %d;", peer);
     }
-    return running + finished;
+    std::string all = running + finished;
+    if (!all.empty()) all.pop_back();  // the last semicolon
+    return all;
 }
 
 }  // namespace ringcomm

@@ -31,7 +31,7 @@ struct FlightRecord {
     void set_waits_for(int peer) { waits_for.store(peer + 1, std::memory_order_relaxed); }
     void clear_waits_for() { waits_for.store(0, std::memory_order_relaxed); }
 
-    // The last `calls` calls that ended, and those that run: " …;" for each.
+    // The last `calls` calls that ended, and those that run: " …; …".
     std::string describe(int calls) const;
 };
 

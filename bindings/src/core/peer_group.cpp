@@ -21,8 +21,7 @@ struct HandlerFrame {
     const HandlerFrame* outer;
 };
 thread_local const HandlerFrame* handler_frames = nullptr;
-thread_local PeerGroup* enclosing_group = nullptr;
-thread_local const char* enclosing_what = nullptr;
+thread_local const PeerGroup::EnclosedWait* enclosed = nullptr;
 
 }  // namespace
 
@@ -75,13 +74,13 @@ Failure PeerGroup::peer_lost(int r, const std::string& how, const std::string& w
 void PeerGroup::check_interrupt(const char* what) {
     const auto interrupt = interrupt_function.load();
     if (!interrupt || syscall(SYS_gettid) != getpid()) return;
-    const HandlerFrame here{this, enclosing_group, handler_frames};
+    const HandlerFrame here{this, enclosed ? &enclosed->group_ : nullptr, handler_frames};
     handler_frames = &here;
     const int raised = interrupt();
     handler_frames = here.outer;
     if (!raised) return;
-    PeerGroup& whole = enclosing_group ? *enclosing_group : *this;  // whose ranks and calls the user knows
-    whole.store_failure(whole.interrupted(enclosing_group ? enclosing_what : what));
+    PeerGroup& whole = enclosed ? enclosed->group_ : *this;  // whose ranks and calls the user knows
+    whole.store_failure(whole.interrupted(enclosed ? enclosed->what_ : what));
     throw Failure(RC_INTERRUPTED, format("%s was interrupted by a signal", what), rank);
 }
 
@@ -89,13 +88,10 @@ Failure PeerGroup::interrupted(const char* what) const {
     return Failure(RC_ABORTED, format("rank %d was interrupted by a signal during %s", rank, what), rank);
 }
 
-PeerGroup::EnclosedWait::EnclosedWait(PeerGroup& group, const char* what)
-    : outer_(std::exchange(enclosing_group, &group)), outer_what_(std::exchange(enclosing_what, what)) {}
+PeerGroup::EnclosedWait::EnclosedWait(PeerGroup& group, const char* what, WaitChecks& checks)
+    : group_(group), what_(what), checks_(checks), outer_(std::exchange(enclosed, this)) {}
 
-PeerGroup::EnclosedWait::~EnclosedWait() {
-    enclosing_group = outer_;
-    enclosing_what = outer_what_;
-}
+PeerGroup::EnclosedWait::~EnclosedWait() { enclosed = outer_; }
 
 bool PeerGroup::interrupted_here() const {
     for (const HandlerFrame* wait = handler_frames; wait; wait = wait->outer) {
@@ -108,6 +104,9 @@ std::optional<Failure> PeerGroup::stop_reason(const char* what) {
     check_failure();
     check_interrupt(what);
     drains->run();
+    if (enclosed && &enclosed->group_ != this) {
+        if (const auto failure = enclosed->checks_.stop_reason()) enclosed->checks_.fail(*failure);
+    }
     if (closing()) return Failure(RC_CLOSED, format("this communicator was closed during %s", what), rank);
     return {};
 }

@@ -70,16 +70,19 @@ public:
     // Whether this thread runs a signal handler inside a wait of this communicator: it must not wait for the
     // interrupted call, which is further up its own stack.
     bool interrupted_here() const;
-    // While this thread waits in another group for a call of this one.
+    // While this thread waits in another group for a call of this one. What ends the call ends such a wait.
     class EnclosedWait {
     public:
-        EnclosedWait(PeerGroup& group, const char* what);
+        EnclosedWait(PeerGroup& group, const char* what, WaitChecks& checks);
         ~EnclosedWait();
         EnclosedWait(const EnclosedWait&) = delete;
 
     private:
-        PeerGroup* const outer_;
-        const char* const outer_what_;
+        friend PeerGroup;
+        PeerGroup& group_;
+        const char* const what_;
+        WaitChecks& checks_;
+        const EnclosedWait* const outer_;
     };
     // What ends any wait: a failure on some rank, close() or a signal.
     std::optional<Failure> stop_reason(const char* what);

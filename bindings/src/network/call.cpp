@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <limits>
 
 #include "kernels/cpu/kernels.h"
 
@@ -13,8 +14,6 @@ namespace {
 constexpr uint64_t SPIN_NS = 200'000, SPIN_OVERSUBSCRIBED_NS = 20'000;  // a sleeping rank takes some 50 us to wake
 constexpr uint64_t SOON_NS = 10'000;       // a message over TCP takes some 5 us; then others may need the core
 constexpr uint64_t SLICE_NS = 50'000'000;  // between checks of failures, signals and the deadline
-constexpr double GRACE =
-    1.0;  // seconds more for waits inside a host: its ranks may wait for another host, and know why
 
 }  // namespace
 
@@ -42,11 +41,6 @@ void NetworkCall::run() {
     } else {
         run_program();
     }
-}
-
-double NetworkCall::seconds_left() const {
-    const uint64_t now = now_ns();
-    return deadline() > now ? double(deadline() - now) * 1e-9 : 0;
 }
 
 // Spins as long as data moves, then sleeps on the link.
@@ -84,7 +78,7 @@ void NetworkCall::wait(const std::function<bool()>& ready) {
     }
 }
 
-// A collective of the ranks of this host. Its failure is one of the group.
+// A collective of the ranks of this host. Its failure is one of the group, and so is its deadline.
 void NetworkCall::run_local(int collective, const void* source, void* target, uint64_t count, int dtype, int op,
                             int root, const uint64_t* counts) {
     CallRecord call{collective,
@@ -96,16 +90,18 @@ void NetworkCall::run_local(int collective, const void* source, void* target, ui
                     1.0,
                     root,
                     counts,
-                    seconds_left() + GRACE,
+                    std::numeric_limits<double>::infinity(),
                     dtype_bytes(dtype)};
+    inside_host_ = true;
     try {
-        const PeerGroup::EnclosedWait enclosed(group_, call_name(call_.collective));
+        const PeerGroup::EnclosedWait enclosed(group_, call_name(call_.collective), *this);
         group_.local.collectives->run(call);
     } catch (const Failure& failure) {
         if (failure.error.code == RC_INTERRUPTED) throw failure;
-        const bool late = failure.error.code == RC_TIMEOUT && failure.error.group_size == 0;
-        fail(late ? timed_out() : group_.from_host(failure, describe_call()));
+        group_.check_failure();
+        fail(group_.from_host(failure, describe_call()));
     }
+    inside_host_ = false;
 }
 
 std::optional<Failure> NetworkCall::stop_reason() {
@@ -134,21 +130,16 @@ Failure NetworkCall::timed_out() {
     const auto statuses = group_.query(1);
     const bool agreed = !records_.empty();  // then all ranks have begun
     std::vector<int> missing;
-    std::string names;
     for (int r = 0; r < group_.size; ++r) {
         if (r == group_.rank || (statuses[r] && (agreed || statuses[r]->begun >= call_.epoch))) continue;
         missing.push_back(r);
-        names += format("%s%d", names.empty() ? "" : ", ", r);
     }
     const std::string why = missing.empty() ? "no rank made progress"
-                            : agreed        ? "no answer from rank " + names
-                                            : "it was not called by rank " + names;
-    MessageLines lines(format("rank %d waited %.3g s in ", group_.rank, call_.timeout) + describe_call() +
-                       format(" (epoch %" PRIu64 "): ", call_.epoch) + why);
-    for (int r = 0; r < group_.size; ++r) {
-        lines.add(format("rank %d: ", r) + (statuses[r] ? statuses[r]->calls : "no answer"));
-    }
-    return Failure(RC_TIMEOUT, lines.text(), missing.empty() ? group_.rank : missing[0]);
+                            : agreed        ? "no answer from " + name_ranks(missing)
+                                            : "it was not called by " + name_ranks(missing);
+    const std::string message = format("rank %d waited %.3g s in ", group_.rank, call_.timeout) + describe_call() +
+                                format(" (epoch %" PRIu64 "): ", call_.epoch) + why;
+    return Failure(RC_TIMEOUT, group_.with_report(message, missing), missing.empty() ? group_.rank : missing[0]);
 }
 
 void NetworkCall::combine(std::byte* target, const std::vector<const void*>& sources, uint64_t count) const {

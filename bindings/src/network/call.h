@@ -20,6 +20,8 @@ public:
 
 private:
     struct Slot;
+    // Seconds more for waits inside a host: its ranks may wait for another host, and know why.
+    static constexpr double GRACE = 1.0;
 
     // Agreement (call.cpp). Afterwards the records of all hosts are here.
     void agree();
@@ -48,11 +50,10 @@ private:
     void wait(const std::function<bool()>& ready);
     void run_local(int collective, const void* source, void* target, uint64_t count, int dtype, int op, int root,
                    const uint64_t* counts);
-    double seconds_left() const;
 
     std::optional<Failure> stop_reason() override;
     [[noreturn]] void fail(const Failure& failure) override;
-    uint64_t deadline() const override { return deadline_of(call_.start, call_.timeout); }
+    uint64_t deadline() const override { return deadline_of(call_.start, call_.timeout + (inside_host_ ? GRACE : 0)); }
     Failure timed_out();
     std::string describe_call() const { return describe(call_.signature); }
 
@@ -69,6 +70,7 @@ private:
     const bool one_pass_;
     std::vector<HostRecord> records_;  // by host
     std::byte* memories_[3]{};
+    bool inside_host_ = false;      // where this rank waits
     std::byte* landing_ = nullptr;  // for what is combined as it arrives
 };
 

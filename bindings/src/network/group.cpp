@@ -309,7 +309,7 @@ std::vector<std::optional<NetworkGroup::Status>> NetworkGroup::last_statuses() c
 std::string NetworkGroup::report(int r, int calls) const {
     constexpr uint64_t FRESH_NS = 1'000'000'000;  // a report of all ranks asks once
     auto statuses = now_ns() - asked_ < FRESH_NS ? last_statuses() : query(calls);
-    const std::string text = statuses[r] ? statuses[r]->calls : closed(r) ? " closed;" : " no answer;";
+    const std::string text = statuses[r] ? statuses[r]->calls : closed(r) ? " closed" : " no answer";
     return format("rank %d:", r) + text;
 }
 

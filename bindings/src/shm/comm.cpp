@@ -158,8 +158,7 @@ std::string Comm::report(int r, int calls) const {
     } else if (process == 'T' || process == 't') {
         text += format(" process %" PRId64 " is stopped;", world->liveness.pid(member));
     }
-    text += header(r).flight.describe(calls);
-    return text.substr(0, text.size() - 1);  // without the last semicolon
+    return text + header(r).flight.describe(calls);
 }
 
 void Comm::start_closing() {

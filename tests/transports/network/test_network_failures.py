@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -75,6 +76,26 @@ def test_groups_without_the_dead_rank_continue_until_the_world_breaks(layout):
     assert answers == {0: None, 1: None, 3: None}
 
 
+def lose_while_a_rank_of_this_host_is_late(comm):
+    """Rank 2, alone on its host, dies while rank 0 waits for rank 1."""
+    if comm.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if comm.rank == 1:
+        assert until_broken(comm).rank == 2
+        return ""
+    return str(raised(PeerLost, comm.barrier))
+
+
+@pytest.mark.slow
+def test_a_death_on_another_host_ends_the_wait_for_a_late_rank_of_this_host():
+    with mortals_on("001") as pool:
+        answers, ends = {}, {}
+        for rank, answer, when in outcomes(pool, lose_while_a_rank_of_this_host_is_late):
+            answers[rank], ends[rank] = answer, when
+    assert "rank 2 on another host was lost" in answers[0]
+    assert ends[0] - ends[2] < PROMPT
+
+
 def lose_in_the_other_group(comm, victim):
     group = comm.split(comm.rank % 4 // 2)
     comm.barrier()
@@ -122,6 +143,26 @@ def also(usual, product):
 @pytest.mark.parametrize(("layout", "late", "name"), also(LATE, ALL_LATE))
 def test_a_late_rank_is_named_on_every_rank(layout, late, name):
     run_on(layout, be_late, late, name)
+
+
+def wait_inside_a_host(comm):
+    """Rank 2 on the other host is late; rank 1 waits inside its host, and its timeout comes first."""
+    group = comm.split(0)
+    if comm.rank == 2:
+        return str(until_broken(group))
+    timeout = SHORT if comm.rank == 1 else None
+    return str(raised(CollectiveTimeout, lambda: group.all_reduce(np.ones(3), timeout=timeout)))
+
+
+def test_a_timeout_inside_a_host_names_the_call_of_the_user_on_every_rank():
+    texts = run_on("001", wait_inside_a_host)
+    first, late, *waiting = texts[0].splitlines()
+    assert texts == [texts[0]] * 3
+    call = "all_reduce(float64 x 3, sum)"
+    assert first == f"rank 1 waited {SHORT:g} s in {call} (epoch 1): it was not called by rank 2"
+    assert late == "rank 2: no call yet"
+    for rank, line in enumerate(waiting):
+        assert re.fullmatch(rf"rank {rank}: {re.escape(call)} epoch 1, running for \S+ s", line)
 
 
 def test_a_small_call_fails_also_on_a_rank_that_comes_after_the_others_have_given_up():
