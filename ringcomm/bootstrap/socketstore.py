@@ -126,7 +126,7 @@ class SocketStore:
                     peer.send(request)
                     kind, _, text = peer.recv(MESSAGE_BYTES).partition(b"\0")
                     if kind == b"failure":
-                        raise decode_error(text)
+                        raise self._as_told_late(decode_error(text))
                     if kind == b"refused":
                         reason = f"{self._server_name} refused this process: {text.decode()}"
                         raise ArgumentError(reason, rank=self._place.rank)
@@ -145,6 +145,11 @@ class SocketStore:
                 raise self._unreachable(timeout, failure)
             time.sleep(pause)
             pause = min(2 * pause, 0.05)  # short beside the start of an interpreter
+
+    def _as_told_late(self, error: RingcommError) -> RingcommError:
+        if isinstance(error, CollectiveTimeout) and self._place.rank in (error.got or ()):
+            return CollectiveTimeout(f"this {self._member} came too late: {error}", rank=error.rank, got=error.got)
+        return error
 
     def _ask(self, key: str, timeout: float) -> None:
         self._send(f"get\0{timeout}\0{key}".encode())

@@ -267,7 +267,9 @@ def _listen(address: str, purpose: str) -> socket.socket:
     try:
         family, kind, protocol, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (socket.gaierror, UnicodeError) as error:
-        raise ArgumentError(f"{purpose}: cannot find the address of {host!r}: {error}") from None
+        raise ArgumentError(
+            f"{purpose}: cannot find the address of {host!r}: {getattr(error, 'strerror', error)}"
+        ) from None
     found = ip_address(str(resolved[0]).partition("%")[0])
     if (getattr(found, "ipv4_mapped", None) or found).is_unspecified:
         raise refuse(purpose, "one address of this machine, not all", repr(host))

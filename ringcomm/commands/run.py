@@ -4,6 +4,7 @@ import argparse
 
 from ringcomm.bootstrap.tcp import KEEPALIVE
 from ringcomm.config import MAX_KEEPALIVE, Config, start_logging
+from ringcomm.errors import refuse
 from ringcomm.launcher.nodes import MAX_NODES, NodeOptions
 from ringcomm.launcher.run import run as launch
 from ringcomm.launcher.secret import find_secret
@@ -23,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--ranks", type=int, required=True, metavar="N", help="number of ranks, on this node")
     parser.add_argument("-v", "--verbose", action="store_true", help="log which nodes come, and which ranks they have")
     nodes = parser.add_argument_group("several nodes")
-    nodes.add_argument("--nnodes", type=whole(1), default=1, metavar="N", help="number of nodes (1)")
+    nodes.add_argument("--nnodes", type=whole(1), metavar="N", help="number of nodes (1)")
     nodes.add_argument("--node-rank", type=whole(0), metavar="K", help="which one this is: 0 to N - 1")
     nodes.add_argument("--master-addr", metavar="ADDRESS", help="the address of node 0 at which the others reach it")
     nodes.add_argument("--master-port", type=whole(1), metavar="PORT", help="a free port there")
@@ -51,14 +52,21 @@ def run(arguments: argparse.Namespace) -> int:
         del command[0]
     if not command:
         arguments.usage_error("nothing to run: expected a script, -m and a module, or a program")
-    if arguments.nnodes == 1:
+    placement = _placement(arguments)
+    if arguments.nnodes is None and (given := [option for option, value in placement.items() if value is not None]):
+        arguments.usage_error(f"{', '.join(given)} without --nnodes, the number of nodes")
+    if arguments.nnodes in (None, 1):
         return launch(command, arguments.ranks)
-    if missing := [option for option, value in _placement(arguments).items() if value is None]:
+    if missing := [option for option, value in placement.items() if value is None]:
         arguments.usage_error(f"--nnodes {arguments.nnodes} needs {', '.join(missing)}")
-    if arguments.node_rank >= arguments.nnodes or arguments.nnodes > MAX_NODES or arguments.master_port > 65535:
-        arguments.usage_error(f"expected --node-rank < --nnodes <= {MAX_NODES} and --master-port <= 65535")
-    if arguments.keepalive > MAX_KEEPALIVE:
-        arguments.usage_error(f"expected --keepalive <= {MAX_KEEPALIVE:g}")
+    for option, value, most in (
+        ("--nnodes", arguments.nnodes, MAX_NODES),
+        (f"--node-rank with --nnodes {arguments.nnodes}", arguments.node_rank, arguments.nnodes - 1),
+        ("--master-port", arguments.master_port, 65535),
+        ("--keepalive", arguments.keepalive, MAX_KEEPALIVE),
+    ):
+        if value > most:
+            arguments.usage_error(str(refuse(option, f"at most {most:g}", f"{value:g}")))
     options = NodeOptions(
         arguments.node_rank,
         arguments.nnodes,

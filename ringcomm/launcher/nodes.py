@@ -22,7 +22,7 @@ from ringcomm.bootstrap.arrivals import arrival_timeout, format_ranks
 from ringcomm.bootstrap.place import MAX_SIZE, Place
 from ringcomm.bootstrap.servedstore import ServedStore
 from ringcomm.bootstrap.tcpstore import NODES, TcpStore, TcpStoreServer, broken
-from ringcomm.errors import Aborted, CollectiveTimeout, PeerLost, RingcommError, refuse
+from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, PeerLost, RingcommError, refuse
 from ringcomm.machine import descriptors
 from ringcomm.transports.shm import check_versions
 
@@ -32,6 +32,7 @@ log = logging.getLogger("ringcomm")
 
 MAX_NODES = 1024
 GRACE = 2.0  # seconds for node 0 to name the missing nodes after another node has timed out
+PATIENCE = 10.0  # seconds before a launcher says for which nodes it waits
 ALL_ENDED = "all nodes have ended"
 
 
@@ -77,7 +78,10 @@ class _NodeStore(TcpStore):
     def _connect(self, timeout: float) -> socket.socket:
         if self._place.rank > 0:
             return super()._connect(timeout)
-        self._server = TcpStoreServer(self._place, self._keepalive, _Launchers(self._place.size), self._process())
+        try:
+            self._server = TcpStoreServer(self._place, self._keepalive, _Launchers(self._place.size), self._process())
+        except ArgumentError as error:
+            raise ArgumentError(f"{error}; node 0 listens there: the others have --node-rank 1, 2, …") from None
         return self._server.client
 
     def ask(self, key: str) -> None:
@@ -193,6 +197,13 @@ def _find_first_place(store: _NodeStore, options: NodeOptions, ranks: int) -> Pl
 
 
 def _get(store: _NodeStore, key: str, deadline: float, options: NodeOptions) -> bytes:
+    if deadline - time.monotonic() > PATIENCE:
+        try:
+            return store.get(key, PATIENCE)
+        except CollectiveTimeout as error:
+            if error.got:
+                text = "%s of %d did not come within %g s; waiting up to %g s (--start-timeout)"
+                log.warning(text, format_ranks(error.got, "node"), options.count, PATIENCE, options.timeout)
     try:
         return store.get(key, max(0.0, deadline - time.monotonic()))
     except CollectiveTimeout as error:

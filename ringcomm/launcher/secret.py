@@ -25,9 +25,13 @@ def find_secret(path: str | None) -> str:
 
 
 def _read(path: str) -> str:
-    with open(path, errors="surrogateescape") as file:
-        facts = os.fstat(file.fileno())
-        if facts.st_mode & (stat.S_IRWXG | stat.S_IRWXO) or facts.st_uid not in (0, os.geteuid()):
-            owner = f"owner {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):o}"
-            raise ArgumentError(f"other users can read the secret in {path} ({owner}): run chmod 600 {path}")
-        return file.read(4096).strip()
+    try:
+        with open(path, errors="surrogateescape") as file:
+            facts = os.fstat(file.fileno())
+            secret = file.read(4096).strip()
+    except OSError as error:
+        raise ArgumentError(f"--secret-file: cannot read {path!r}: {error.strerror}") from None
+    if facts.st_mode & (stat.S_IRWXG | stat.S_IRWXO) or facts.st_uid not in (0, os.geteuid()):
+        owner = f"owner {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):o}"
+        raise ArgumentError(f"other users can read the secret in {path} ({owner}): run chmod 600 {path}")
+    return secret

@@ -150,7 +150,9 @@ def test_the_secret_may_come_from_a_file_of_the_user_alone(job, program, tmp_pat
         (["--secret-file=/dev/null"], "", "/dev/null"),
         (["--master-addr=0.0.0.0"], SECRET, "expected one address of this machine, not all, got '0.0.0.0'"),
         (["--master-addr=192.0.2.1"], SECRET, "cannot listen at 192.0.2.1"),
-        (["--node-rank=2"], SECRET, "expected --node-rank < --nnodes"),
+        (["--node-rank=2"], SECRET, "--node-rank with --nnodes 2: expected at most 1, got 2"),
+        (["--master-port=99999"], SECRET, "--master-port: expected at most 65535, got 99999"),
+        (["--secret-file=nope"], "", "--secret-file: cannot read 'nope': No such file or directory"),
     ],
 )
 def test_what_cannot_work_is_one_line_of_error(job, program, options, secret, words):
@@ -164,7 +166,22 @@ def test_a_port_that_is_taken_is_an_error(job, program):
     job.reserved.listen()
     status, _, err = finish(job.start(0, 1, program))
     assert status == 2
-    assert "Address already in use" in err
+    assert "Address already in use; node 0 listens there: the others have --node-rank 1, 2, …" in err
+
+
+def test_a_node_that_comes_too_late_is_told_so(job, program):
+    first = job.start(0, 1, program, "--start-timeout=3", patch="socketstore.LATE = 3.0")
+    missing = "node 1 of 2 did not arrive within 3 s"
+    assert first.stderr.readline() == f"ringcomm run: {missing}\n"
+    assert finish(job.start(1, 1, program)) == (2, [], f"ringcomm run: this node came too late: {missing}\n")
+    assert finish(first)[0] == 2
+
+
+def test_a_launcher_says_for_which_nodes_it_waits(job, program):
+    first = job.start(0, 1, program, patch="from ringcomm.launcher import nodes; nodes.PATIENCE = 0.1")
+    line = "node 1 of 2 did not come within 0.1 s; waiting up to 20 s (--start-timeout)"
+    assert first.stderr.readline() == f"ringcomm WARNING: {line}\n"
+    check_started(first, job.start(1, 1, program))
 
 
 def test_one_node_needs_neither_secret_nor_address(job):

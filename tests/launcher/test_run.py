@@ -370,6 +370,7 @@ def test_the_ranks_end_when_the_output_pipe_is_closed(script, start):
         (["-n", "2", "no-such-program"], "'no-such-program' is not an executable"),
         (["-n", "2", str(Path(__file__).parents[1])], "is not an executable"),
         (["script.py"], "the following arguments are required: -n"),
+        (["-n", "2", "--node-rank", "1", "x.py"], "--node-rank without --nnodes, the number of nodes"),
         (["-n", "2", "--nnodes", "2", "x.py"], "--nnodes 2 needs --node-rank, --master-addr, --master-port"),
     ],
 )
