@@ -199,11 +199,7 @@ def test_all_ranks_that_never_come_are_named_by_one_deadline():
 
 @pytest.mark.parametrize(
     ("link", "told", "what"),
-    [
-        (None, ["network"], "arrive"),
-        ("sockets", ["network"], "arrive"),
-        ("sockets", ["network", "mesh"], "connect to rank 0"),
-    ],
+    [(None, "network", "arrive"), ("sockets", "network", "arrive"), ("sockets", "network mesh", "connect to rank 0")],
 )
 def test_a_rank_that_does_not_connect_is_named(link, told, what):
     class Forgetful(HashStore):
