@@ -42,7 +42,7 @@ RESERVED = {
     "cupy": ("devices", "commands.doctor", "bench.rank.cuda", "bench.rank.nccl", "bench.virtual"),
     # SECURITY.md, *What is unpickled*.
     "pickle": ("objects", "launcher.launch", "launcher.forkserver", "parallel.checkpoint"),
-    "mpi4py": ("bench.rank.mpi", "transports.mpi.start", "transports.mpi.link", "transports.mpi.leaving"),
+    "mpi4py": ("bench.rank.mpi", "transports.mpi.world", "transports.mpi.link", "transports.mpi.leaving"),
 }
 # The methods of mpi4py's communicators that pickle; their capitalized forms take buffers.
 PICKLING = {

@@ -19,7 +19,7 @@ from ringcomm.bootstrap.store import Store
 from ringcomm.bootstrap.tcp import MESSAGE_OF_HANDSHAKE, MessageSocket, TcpServer, introduce, split_address
 from ringcomm.machine import descriptors
 
-__all__ = ["connect_mesh", "local_address"]
+__all__ = ["connect_mesh"]
 
 ADDRESSES = "mesh"  # in the store
 SLICE = 0.05  # seconds between looks at the store, and between two attempts to connect to a rank
@@ -42,15 +42,6 @@ def connect_mesh(rank: int, size: int, store: Store, address: str, secret: bytes
         mesh.connect(address, timeout)
         failed.pop_all()
     return [mesh.connected.get(other, -1) for other in range(size)]
-
-
-def local_address(server: str) -> str:
-    """Return the address from which this host reaches that server, `host:port`. Nothing is sent."""
-    host, port = split_address(server)
-    family, _, protocol, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM, protocol) as probe:
-        probe.connect(resolved)
-        return str(probe.getsockname()[0])
 
 
 class _Attempt(NamedTuple):

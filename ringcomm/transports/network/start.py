@@ -1,36 +1,26 @@
 """Connects ranks on several hosts: those of one host by shared memory, all of them by sockets or UCX."""
 
-import logging
-import os
 import secrets
-import socket
-from dataclasses import asdict, replace
-from importlib.metadata import version
-from ipaddress import ip_address
 from typing import Any
 
-from ringcomm.algorithms.link_cost import link_facts, selector
 from ringcomm.bootstrap.facts import all_gather_facts
-from ringcomm.bootstrap.place import Place, host_id, master_address
+from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.store import Store
 from ringcomm.config import Config
 from ringcomm.errors import ArgumentError, RingcommError
-from ringcomm.machine import topology
-from ringcomm.native import NULL, check, ffi, lib
+from ringcomm.native import check, ffi, lib
 from ringcomm.transports import shm
 from ringcomm.transports.contract import Transport
-from ringcomm.transports.network.layout import layout_of
-from ringcomm.transports.network.mesh import connect_mesh, local_address
-from ringcomm.transports.network.transport import Network, NetworkTransport
+from ringcomm.transports.network.address import loopback, own_address
+from ringcomm.transports.network.facts import JobFacts, facts_of
+from ringcomm.transports.network.mesh import connect_mesh
+from ringcomm.transports.network.transport import Network
 from ringcomm.transports.network.ucx import connect_ucx
 
 __all__ = ["NEEDS_STORE", "connect", "serves"]
 
-log = logging.getLogger("ringcomm")
-
 NEEDS_STORE = True
 FACTS = "network"  # in the store
-OWN = ("kernels", "log", "host_id", "host_address", "ucx")  # settings of each process; rank 0 decides all others
 
 
 def serves(place: Place) -> bool:
@@ -38,57 +28,29 @@ def serves(place: Place) -> bool:
 
 
 def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
-    mine: dict[str, Any] = {
-        "version": version("ringcomm"),
-        "host": [host_id(), config.host_id],
-        "cores": sorted(topology.cores()),
-        "config": asdict(config),
-        "link": link_facts(),
-        "secret": secrets.token_hex(32),  # rank 0's is that of the job
-    }
-    ranks = all_gather_facts(store, FACTS, rank, size, mine, config.timeout)
-    shm.check_versions([each["version"] for each in ranks])
-    config = Config(**ranks[0]["config"] | {name: mine["config"][name] for name in OWN})
-    layout = layout_of(rank, [tuple(each["host"]) for each in ranks])
-    if config.oversubscribed is None:
-        on_host = [each["cores"] for each in ranks if each["host"][0] == mine["host"][0]]
-        config = replace(config, oversubscribed=layout.yields_early(on_host))
+    secret = secrets.token_hex(32)  # rank 0's is that of the job
+    ranks = all_gather_facts(store, FACTS, rank, size, {**facts_of(rank, config), "secret": secret}, config.timeout)
+    job = JobFacts(rank, ranks, config)
+    config, layout = job.config, job.layout
     local = shm.connect(layout.local_rank, len(layout.local_ranks), _HostStore(store, layout.host), config)
     if len(layout.ranks) == 1:
         return local
-    log.info("%d ranks on %d hosts", size, len(layout.ranks))
-    address = config.host_address or _own_address(store.server or master_address())
-    machines = {each["host"][0] for each in ranks}  # one where `host_id` alone tells the hosts apart
-    loopback = _loopback(address) if len(machines) > 1 else ""
-    handle, name = connect_ucx(rank, size, store, config, "" if loopback else address), "ucx"
+    address = own_address(config, store)
+    unreachable = loopback(address) if job.machines > 1 else ""
+    handle, name = connect_ucx(rank, size, store, config, "" if unreachable else address), "ucx"
     if handle is None:
-        if loopback:
-            text = f"rank {rank}: the other hosts cannot reach this one at {loopback}, the address of {address!r}"
+        if unreachable:
+            text = f"rank {rank}: the other hosts cannot reach this one at {unreachable}, the address of {address!r}"
             raise ArgumentError(f"{text}: set RINGCOMM_HOST_ADDRESS to one that they reach", rank=rank)
         sockets = connect_mesh(rank, size, store, address, ranks[0]["secret"].encode(), config.timeout)
-        handle, name = _open_sockets(rank, size, sockets, config), "network"
-    network = Network(handle, selector(config, [each["link"] for each in ranks], name), name)
-    return NetworkTransport(network, 1, list(range(size)), layout, local, NULL)
+        handle, name = _open_sockets(rank, size, sockets, config.keepalive), "network"
+    return job.connected(Network(handle, job.selector(name), name), local)
 
 
-def _open_sockets(rank: int, size: int, sockets: list[int], config: Config) -> Any:
+def _open_sockets(rank: int, size: int, sockets: list[int], keepalive: float) -> Any:
     slot = ffi.new("rc_network **")
-    check(lib.rc_network_open(rank, size, sockets, config.keepalive, slot))
+    check(lib.rc_network_open(rank, size, sockets, keepalive, slot))
     return ffi.gc(slot[0], lib.rc_network_free)
-
-
-def _own_address(server: str) -> str:
-    """Return the address of the interface that leads to the store of the job, else the name of this host."""
-    return local_address(server) if server else os.uname().nodename
-
-
-def _loopback(host: str) -> str:
-    """Return the address that the name stands for if only this host reaches it, else ""."""
-    try:
-        found = str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0])
-    except (OSError, UnicodeError):  # who listens there will say so
-        return ""
-    return found if ip_address(found.partition("%")[0]).is_loopback else ""
 
 
 class _HostStore:

@@ -125,13 +125,13 @@ comm.all_reduce(x)
 IS_INTERRUPTED = """
 from ringcomm.transports.mpi import start
 
-def copy(comm, timeout, copy=start._duplicate):
+def copy(comm, timeout, copy=start.duplicate):
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, 0.2)
     return copy(comm, timeout)
 
 if MPI.COMM_WORLD.rank == 0:
-    start._duplicate = copy
+    start.duplicate = copy
 elif MPI.COMM_WORLD.rank == 1:
     time.sleep(1000)
 """

@@ -18,6 +18,7 @@ from failures import check_usable, raised
 from mpi_world import LIBRARIES
 from ringcomm import ArgumentError, CollectiveTimeout, Config, MemoryShortage, RingcommError
 from ringcomm.transports.mpi import start
+from ringcomm.transports.network import facts
 
 pytestmark = pytest.mark.mpi
 
@@ -57,7 +58,7 @@ def test_an_mpi_communicator_can_be_passed_and_stays_unchanged(library):
 
 
 def differ_in_the_version(world):
-    with patch.object(start, "version", lambda _: "0.0.9" if world.rank == 2 else "1.2.3"):
+    with patch.object(facts, "version", lambda _: "0.0.9" if world.rank == 2 else "1.2.3"):
         error = raised(ArgumentError, lambda: ringcomm.init(harness.OPERATION, mpi_comm=world))
     assert str(error) == "the ranks run different versions of ringcomm: 1.2.3 on rank 0, 1, 3; 0.0.9 on rank 2"
     assert error.rank == 2
@@ -79,7 +80,7 @@ def send_a_pickle_in_place_of_facts(world):
     if world.rank < 3:
         raised(Exception, lambda: ringcomm.init(harness.OPERATION, mpi_comm=world))
         return hasattr(ringcomm, "planted")
-    data = start._duplicate(world, harness.OPERATION)
+    data = start.duplicate(world, harness.OPERATION)
     pickled = np.frombuffer(pickle.dumps(Planted()), np.uint8)
     sizes = np.empty(world.size, np.int64)
     data.Allgather(np.array([pickled.size]), sizes)

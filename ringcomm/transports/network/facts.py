@@ -1,0 +1,69 @@
+"""What the ranks of several hosts tell each other at the start, and what follows: the settings and hosts of all."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from typing import Any
+
+from ringcomm.algorithms.link_cost import link_facts, selector
+from ringcomm.algorithms.select import AlgorithmSelector, check_name
+from ringcomm.bootstrap.place import host_id
+from ringcomm.config import Config
+from ringcomm.machine import topology
+from ringcomm.native import NULL
+from ringcomm.transports.network.layout import layout_of
+from ringcomm.transports.network.transport import Network, NetworkTransport
+from ringcomm.transports.shm import ShmTransport, check_versions
+
+__all__ = ["Facts", "JobFacts", "facts_of"]
+
+log = logging.getLogger("ringcomm")
+
+OWN = ("kernels", "log", "host_id", "host_address", "ucx")  # settings of each process; rank 0 decides all others
+
+Facts = Mapping[str, Any]
+
+
+def facts_of(rank: int, config: Config) -> Facts:
+    """Return what this rank tells the others, as JSON."""
+    facts = {
+        "version": version("ringcomm"),
+        "host": [host_id(), config.host_id],
+        "cores": sorted(topology.cores()),
+        "link": link_facts(),
+    }
+    return facts if rank else facts | {"config": asdict(config)}
+
+
+class JobFacts:
+    """The facts of all ranks, seen from one of them.
+
+    Attributes:
+        config: The settings of rank 0, with those that each process has for itself.
+        layout: The hosts. Ranks are on one host if they are in one kernel, network namespace, and `host_id`.
+        machines: Their number; labels in `host_id` may divide one into several hosts.
+
+    Raises ArgumentError if the ranks run different versions of ringcomm.
+    """
+
+    def __init__(self, rank: int, ranks: Sequence[Facts], config: Config) -> None:
+        check_versions([facts["version"] for facts in ranks])
+        self._ranks = ranks
+        config = Config(**ranks[0]["config"] | {name: getattr(config, name) for name in OWN})
+        check_name(config.algorithm)
+        self.layout = layout_of(rank, [tuple(facts["host"]) for facts in ranks])
+        machines = [facts["host"][0] for facts in ranks]
+        self.machines = len({*machines})
+        if config.oversubscribed is None:
+            here = [facts["cores"] for facts, machine in zip(ranks, machines, strict=True) if machine == machines[rank]]
+            config = replace(config, oversubscribed=self.layout.yields_early(here))
+        self.config = config
+
+    def selector(self, link: str) -> AlgorithmSelector:
+        return selector(self.config, [facts["link"] for facts in self._ranks], link)
+
+    def connected(self, network: Network, local: ShmTransport) -> NetworkTransport:
+        """Return the transport of all ranks, of which those of this host are `local`."""
+        log.info("%d ranks on %d hosts", len(self._ranks), len(self.layout.ranks))
+        return NetworkTransport(network, 1, [*range(len(self._ranks))], self.layout, local, NULL)
