@@ -8,9 +8,9 @@ import textwrap
 from contextlib import contextmanager
 
 import harness
+from ringcomm.bootstrap.messagesocket import KEEPALIVE
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.servedstore import ServedStore
-from ringcomm.bootstrap.tcp import KEEPALIVE
 from ringcomm.bootstrap.tcpstore import NODES, TcpStoreServer
 
 SECRET = 32 * "5a"  # the same in every process of the tests: it is part of their names

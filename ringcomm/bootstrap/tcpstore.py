@@ -6,12 +6,14 @@ import os
 import socket
 from typing import Any
 
+from ringcomm.bootstrap.messagesocket import KEEPALIVE, hang_up
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.servedstore import JOIN, ServedStore
 from ringcomm.bootstrap.server import PeerServer
 from ringcomm.bootstrap.socketstore import SocketStore
 from ringcomm.bootstrap.storeserver import StoreServer
-from ringcomm.bootstrap.tcp import KEEPALIVE, TcpServer, dial, hang_up
+from ringcomm.bootstrap.tcp import dial
+from ringcomm.bootstrap.tcpserver import TcpServer
 from ringcomm.errors import ArgumentError, CollectiveTimeout, PeerLost
 
 __all__ = ["NODES", "TcpStore", "TcpStoreServer", "broken"]

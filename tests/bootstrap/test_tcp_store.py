@@ -16,13 +16,14 @@ import harness
 from failures import until
 from nodes import SECRET, store_server
 from ringcomm import ArgumentError, CollectiveTimeout, PeerLost
-from ringcomm.bootstrap import tcp
+from ringcomm.bootstrap import tcpserver
+from ringcomm.bootstrap.handshake import GREETING, REFUSED
+from ringcomm.bootstrap.messagesocket import LENGTH
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.sockets import MESSAGE_BYTES
 from ringcomm.bootstrap.store import open_store
+from ringcomm.bootstrap.tcp import dial, split_address
 from ringcomm.bootstrap.tcpstore import TcpStore
-
-LENGTH = tcp.LENGTH
 
 
 @pytest.fixture
@@ -41,10 +42,10 @@ def join(address, job, rank, size, secret=SECRET, timeout=20):
 
 
 def connect(address):
-    stranger = socket.create_connection(tcp.split_address(address), harness.OPERATION)
+    stranger = socket.create_connection(split_address(address), harness.OPERATION)
     greeting = read(stranger)
-    assert greeting.startswith(tcp.GREETING)
-    return stranger, greeting.removeprefix(tcp.GREETING)
+    assert greeting.startswith(GREETING)
+    return stranger, greeting.removeprefix(GREETING)
 
 
 def read(peer):
@@ -81,7 +82,7 @@ def test_nothing_is_heard_before_the_proof(address, job):
         ):
             with stranger:
                 send(stranger, answer)
-                assert read(stranger) == tcp.REFUSED
+                assert read(stranger) == REFUSED
                 assert read(stranger) == b""
             stranger, challenge = connect(address)
         stranger.close()
@@ -91,7 +92,7 @@ def test_nothing_is_heard_before_the_proof(address, job):
 
 @pytest.mark.parametrize("message", [b"x", b"1234567", b"12345678", b"12345678{}", b"12345678[]"])
 def test_who_knows_the_secret_and_sends_garbage_is_refused(address, job, message):
-    with tcp.dial(address, SECRET.encode(), 20) as peer:
+    with dial(address, SECRET.encode(), 20) as peer:
         peer.send(message)
         assert peer.recv(MESSAGE_BYTES) == b"refused\0malformed request"
     with join(address, job, 0, 2) as store, join(address, job, 1, 2) as other:
@@ -103,11 +104,11 @@ def test_a_stranger_is_heard_up_to_the_length_of_a_proof(address):
     stranger, _ = connect(address)
     with stranger:
         stranger.sendall(LENGTH.pack(65))
-        assert read(stranger) in (tcp.REFUSED, b"")
+        assert read(stranger) in (REFUSED, b"")
 
 
 def test_a_silent_stranger_has_little_time(address, monkeypatch, caplog):
-    monkeypatch.setattr(tcp, "PATIENCE", 0.2)
+    monkeypatch.setattr(tcpserver, "PATIENCE", 0.2)
     stranger, _ = connect(address)
     with stranger:
         stranger.sendall(b"\0")  # which does not prolong it
@@ -116,9 +117,9 @@ def test_a_silent_stranger_has_little_time(address, monkeypatch, caplog):
 
 
 def test_strangers_hold_few_connections_and_keep_no_rank_out(address, job, monkeypatch):
-    monkeypatch.setattr(tcp, "MAX_STRANGERS", 4)
-    monkeypatch.setattr(tcp, "PATIENCE", 1000.0)
-    strangers = [socket.create_connection(tcp.split_address(address), harness.OPERATION) for _ in range(50)]
+    monkeypatch.setattr(tcpserver, "MAX_STRANGERS", 4)
+    monkeypatch.setattr(tcpserver, "PATIENCE", 1000.0)
+    strangers = [socket.create_connection(split_address(address), harness.OPERATION) for _ in range(50)]
     with join(address, job, 0, 2) as store, join(address, job, 1, 2) as other:
         store.set("key", b"value")
         assert other.get("key", 20) == b"value"
@@ -155,15 +156,15 @@ def impostor():
     [
         ([b"HTTP/1.1 400"], "what listens there is no ringcomm server"),
         ([], "it closed the connection"),
-        ([tcp.GREETING + bytes(32), bytes(32)], "does not know the secret"),
-        ([tcp.GREETING + bytes(32)], "it closed the connection"),
+        ([GREETING + bytes(32), bytes(32)], "does not know the secret"),
+        ([GREETING + bytes(32)], "it closed the connection"),
     ],
 )
 def test_a_server_without_the_secret_is_not_joined(impostor, job, messages, reason):
     def answer(peer):
         for message in messages:
             send(peer, message)
-            if message.startswith(tcp.GREETING):
+            if message.startswith(GREETING):
                 read(peer)
 
     impostor.answer = answer

@@ -1,8 +1,8 @@
 """The mesh: one connection between each two ranks of a job, on which each has proved to be a rank of it.
 
 Every rank listens at an address that it tells all others through the store, and connects to all lower ranks. The
-handshake is that of bootstrap/tcp.py; its secret is that of the mesh, followed by the number of the lower rank, so that
-no rank is taken for another. Then the higher rank sends its number.
+secret of their handshake is that of the mesh, followed by the number of the lower rank, so that no rank is taken for
+another. Then the higher rank sends its number.
 """
 
 import socket
@@ -14,9 +14,12 @@ from typing import NamedTuple
 
 from ringcomm.bootstrap.arrivals import connection_timeout
 from ringcomm.bootstrap.facts import all_gather_facts
+from ringcomm.bootstrap.handshake import MESSAGE_OF_HANDSHAKE, introduce
+from ringcomm.bootstrap.messagesocket import MessageSocket
 from ringcomm.bootstrap.sockets import close_descriptors
 from ringcomm.bootstrap.store import Store
-from ringcomm.bootstrap.tcp import MESSAGE_OF_HANDSHAKE, MessageSocket, TcpServer, introduce, split_address
+from ringcomm.bootstrap.tcp import split_address
+from ringcomm.bootstrap.tcpserver import TcpServer
 from ringcomm.machine import descriptors
 
 __all__ = ["connect_mesh"]

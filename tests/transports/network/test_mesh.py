@@ -13,8 +13,11 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout
-from ringcomm.bootstrap import tcp
+from ringcomm.bootstrap import tcpserver
+from ringcomm.bootstrap.handshake import MESSAGE_OF_HANDSHAKE, introduce
+from ringcomm.bootstrap.messagesocket import MessageSocket
 from ringcomm.bootstrap.store import HashStore
+from ringcomm.bootstrap.tcp import split_address
 from ringcomm.transports.network.address import local_address
 from ringcomm.transports.network.mesh import connect_mesh
 
@@ -46,7 +49,7 @@ def start(pool, store, ranks, size, address=LOCAL, timeout=TIMEOUT, secret=SECRE
 
 
 def server_of(store, rank):
-    host, port = tcp.split_address(json.loads(store.get(f"mesh/{rank}", TIMEOUT)))
+    host, port = split_address(json.loads(store.get(f"mesh/{rank}", TIMEOUT)))
     return host, port
 
 
@@ -106,13 +109,13 @@ def prove_wrongly(peer):
 def talk(peer, secret, rank=0):
     """Prove the secret and send a rank; return the connection."""
     with ExitStack() as failed:
-        peer = failed.enter_context(tcp.MessageSocket(peer, None))
+        peer = failed.enter_context(MessageSocket(peer, None))
         peer.settimeout(TIMEOUT)
-        steps = tcp.introduce(secret)
+        steps = introduce(secret)
         next(steps)
         with suppress(StopIteration):
             while True:
-                peer.send(steps.send(peer.recv(tcp.MESSAGE_OF_HANDSHAKE)))
+                peer.send(steps.send(peer.recv(MESSAGE_OF_HANDSHAKE)))
         peer.send(struct.pack("!I", rank))
         failed.pop_all()
     return peer
@@ -145,7 +148,7 @@ def test_strangers_do_not_hold_up_the_ranks(store, pool, stranger, caplog):
 
 
 def test_of_many_strangers_the_oldest_is_dropped(store, pool, monkeypatch):
-    monkeypatch.setattr(tcp, "MAX_STRANGERS", 3)
+    monkeypatch.setattr(tcpserver, "MAX_STRANGERS", 3)
     with ExitStack() as opened:
         early = start(pool, store, [0], 2)
         strangers = [opened.enter_context(dial(store, 0)) for _ in range(5)]
@@ -158,7 +161,7 @@ def test_a_silent_stranger_is_dropped_in_time(store, pool, monkeypatch):
     early = start(pool, store, [0], 2)
     server_of(store, 0)
     with monkeypatch.context() as patch:
-        patch.setattr(tcp, "PATIENCE", 0.05)
+        patch.setattr(tcpserver, "PATIENCE", 0.05)
         with dial(store, 0) as stranger:
             await_end(stranger)
     finish(early + start(pool, store, [1], 2))

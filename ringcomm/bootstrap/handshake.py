@@ -1,0 +1,68 @@
+"""The handshake of a TCP connection: each end proves that it knows the secret of the job before it is heard.
+
+    server → client    a greeting, a challenge
+    client → server    a challenge, HMAC-SHA256(secret, "client", both challenges)
+    server → client    HMAC-SHA256(secret, "server", both challenges), or "refused"
+
+Nothing is encrypted, then or later.
+"""
+
+import hmac
+import secrets
+from collections.abc import Generator
+
+__all__ = ["MESSAGE_OF_HANDSHAKE", "PATIENCE", "ServerHandshake", "WrongSecret", "introduce"]
+
+PATIENCE = 5.0  # seconds for it
+GREETING = b"ringcomm store\n"
+REFUSED = b"refused"
+CHALLENGE_BYTES, PROOF_BYTES = 32, 32
+MESSAGE_OF_HANDSHAKE = CHALLENGE_BYTES + PROOF_BYTES  # bytes, at most
+
+
+class WrongSecret(ConnectionError):
+    """The server has refused the proof of this process."""
+
+
+class ServerHandshake:
+    """The server's part: send `greeting`, then answer what the client sends."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret, self._challenge = secret, secrets.token_bytes(CHALLENGE_BYTES)
+        self.greeting = GREETING + self._challenge
+
+    def answer(self, message: bytes) -> tuple[bytes, str]:
+        """Return the answer to the client's message, and why the client is refused, or an empty string."""
+        theirs, proof = message[:CHALLENGE_BYTES], message[CHALLENGE_BYTES:]
+        challenges = self._challenge + theirs
+        if hmac.compare_digest(proof, _proof(self._secret, b"client", challenges)):
+            return _proof(self._secret, b"server", challenges), ""
+        return REFUSED, "it sent a wrong secret" if proof else "it sent no secret"
+
+
+def introduce(secret: bytes) -> Generator[bytes, bytes, None]:
+    """Take the client's part of the handshake: each yield gives a message for the server, after the first, and receives
+    the one of the server that comes next.
+
+    Raises ConnectionError if the server does not answer as it should.
+    """
+    greeting = _not_closed((yield b""))
+    if not greeting.startswith(GREETING):
+        raise ConnectionError("what listens there is no ringcomm server")
+    challenge = greeting.removeprefix(GREETING)
+    mine = secrets.token_bytes(CHALLENGE_BYTES)
+    answer = _not_closed((yield mine + _proof(secret, b"client", challenge + mine)))
+    if answer == REFUSED:
+        raise WrongSecret("it has another secret than this process")
+    if not hmac.compare_digest(answer, _proof(secret, b"server", challenge + mine)):
+        raise ConnectionError("what listens there does not know the secret")
+
+
+def _not_closed(message: bytes) -> bytes:
+    if not message:
+        raise ConnectionResetError("it closed the connection")
+    return message
+
+
+def _proof(secret: bytes, role: bytes, challenges: bytes) -> bytes:
+    return hmac.digest(secret, role + challenges, "sha256")

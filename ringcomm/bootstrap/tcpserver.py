@@ -1,0 +1,123 @@
+"""The serving side of TCP: it listens at one address, and hears those that have proved that they know the secret."""
+
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from ipaddress import ip_address
+from typing import NamedTuple
+
+from ringcomm.bootstrap.handshake import MESSAGE_OF_HANDSHAKE, PATIENCE, ServerHandshake
+from ringcomm.bootstrap.messagesocket import MessageSocket
+from ringcomm.bootstrap.server import PeerServer
+from ringcomm.bootstrap.tcp import split_address
+from ringcomm.errors import ArgumentError, refuse
+
+__all__ = ["TcpServer"]
+
+MAX_STRANGERS = 128  # connections that have not proved anything yet
+
+
+class _Stranger(NamedTuple):
+    handshake: ServerHandshake
+    deadline: float
+
+
+class TcpServer(PeerServer):
+    """A PeerServer at one TCP address, for peers that know the secret.
+
+    Strangers have PATIENCE seconds to prove that they do, and MAX_STRANGERS connections: of more, the oldest goes.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        purpose: str,
+        receive: Callable[[socket.socket], object],
+        rank: int | None,
+        secret: bytes,
+        keepalive: float | None,
+    ) -> None:
+        self._secret, self._keepalive, self._receive_member = secret, keepalive, receive
+        self._strangers: dict[socket.socket, _Stranger] = {}  # in the order of their deadlines
+        super().__init__(address, purpose, self._hear, rank)
+
+    @property
+    def address(self) -> str:
+        host, port, *_ = self._listener.getsockname()
+        return f"{host}:{port}"
+
+    def _listen(self, address: str, purpose: str) -> socket.socket:
+        return _listen(address, purpose)
+
+    def serve(self, timeout: float | None) -> bool:
+        first = next(iter(self._strangers.values()), None)
+        if first:
+            left = max(0.0, first.deadline - time.monotonic())
+            timeout = left if timeout is None else min(timeout, left)
+        served = super().serve(timeout)
+        while self._strangers and next(iter(self._strangers.values())).deadline <= time.monotonic():
+            self.refuse(next(iter(self._strangers)), f"no proof of the secret within {PATIENCE:g} s")
+        return served
+
+    def describe(self, peer: socket.socket) -> str:
+        try:
+            return "{} port {}".format(*peer.getpeername())
+        except OSError:
+            return "a connection"
+
+    def drop(self, peer: socket.socket) -> None:
+        self._strangers.pop(peer, None)
+        super().drop(peer)
+
+    def _admit(self, peer: socket.socket) -> None:
+        if len(self._strangers) >= MAX_STRANGERS:
+            self.refuse(next(iter(self._strangers)), f"{MAX_STRANGERS} connections without a proof of the secret")
+        handshake = ServerHandshake(self._secret)
+        with suppress(OSError):  # it has disconnected; the next read reports that
+            peer = MessageSocket(peer, self._keepalive)
+            self.add(peer)
+            self._strangers[peer] = _Stranger(handshake, time.monotonic() + PATIENCE)
+            peer.send(handshake.greeting)
+
+    def _hear(self, peer: socket.socket) -> None:
+        if peer not in self._strangers:
+            self._receive_member(peer)
+            return
+        try:
+            message = peer.recv(MESSAGE_OF_HANDSHAKE)
+        except BlockingIOError:
+            return
+        except OSError:  # too long, or disconnected
+            message = b""
+        answer, refusal = self._strangers[peer].handshake.answer(message)
+        with suppress(OSError):  # it has disconnected; the next read reports that
+            peer.send(answer)
+        if refusal:
+            self.refuse(peer, refusal)
+        else:
+            del self._strangers[peer]
+
+
+def _listen(address: str, purpose: str) -> socket.socket:
+    """Return a non-blocking socket that listens at this address, and at no other."""
+    host, port = split_address(address)
+    try:
+        family, kind, protocol, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (socket.gaierror, UnicodeError) as error:
+        raise ArgumentError(
+            f"{purpose}: cannot find the address of {host!r}: {getattr(error, 'strerror', error)}"
+        ) from None
+    found = ip_address(str(resolved[0]).partition("%")[0])
+    if (getattr(found, "ipv4_mapped", None) or found).is_unspecified:
+        raise refuse(purpose, "one address of this machine, not all", repr(host))
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setblocking(False)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the port of a job that has just ended
+        listener.bind(resolved)
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise ArgumentError(f"{purpose}: cannot listen at {address}: {error.strerror}") from None
+    return listener
