@@ -190,8 +190,8 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
         input_splits: Sequence[int],
     ) -> Prepared:
         x, out = _flat(call.input(input)), _flat(call.output(output))
-        counts = self._splits(input, input_splits, x.numel()), self._splits(output, output_splits, out.numel())
-        return [output], x, out, *counts
+        sent, received = self._splits(input, input_splits), self._splits(output, output_splits)
+        return [output], x, out, *((sent, received) if input_splits or output_splits else (None, None))
 
     @operation("barrier", c10d.BarrierOptions)
     def barrier(self, _: Any, __: CallTensors) -> Prepared:
@@ -334,16 +334,17 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
             raise refuse("the list", f"tensors with {like.numel()} elements", f"tensors with {sizes} elements")
         return items
 
-    def _splits(self, tensor: torch.Tensor, splits: Sequence[int], elements: int) -> list[int]:
+    def _splits(self, tensor: torch.Tensor, splits: Sequence[int]) -> list[int]:
         """Return the elements for, or from, each rank; torch passes rows, and an empty list for equal splits."""
         rows, size = tensor.shape[0] if tensor.dim() else 0, self.comm.size
         if not splits:
             if rows % size:
                 raise refuse("axis 0", f"a multiple of {size} rows, or split sizes", f"{rows} rows")
-            return [elements // size if rows else 0] * size
-        if sum(splits) != rows or len(splits) != size:
+            splits = [rows // size] * size
+        elif sum(splits) != rows or len(splits) != size:
             raise refuse("split sizes", f"{size} numbers that add up to {rows} rows", list(splits))
-        return [split * (elements // rows) if rows else 0 for split in splits]
+        row = tensor.numel() // rows if rows else 0
+        return [split * row for split in splits]
 
 
 def _op(opts: Any) -> Any:
