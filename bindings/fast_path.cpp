@@ -39,10 +39,8 @@ public:
         return true;
     }
 
-    bool array(Array& array, bool writable) {
-        PyObject* given;
-        return object(given) && given && fast_path_.arrays.read(given, array, writable);
-    }
+    // Read at the end, because it costs the most.
+    bool array(PyObject*& object) { return this->object(object) && object; }
 
     bool op(int& code) { return next_ != end_ && PyUnicode_CheckExact(*next_) && fast_path_.ops.find(*next_++, code); }
 
@@ -172,10 +170,12 @@ PyObject* collective<RC_BARRIER>(PyObject* self, PyObject* const* values, Py_ssi
 PyObject* send(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
     Arguments given(fast_path, values, number);
-    Array x;
+    PyObject* array;
     int peer;
     int64_t tag;
-    if (!given.array(x, false) || !given.rank(peer) || !given.tag(tag) || !given.nothing_else()) return not_plain();
+    if (!given.array(array) || !given.rank(peer) || !given.tag(tag) || !given.nothing_else()) return not_plain();
+    Array x;
+    if (!fast_path.arrays.read(array, x, false)) return not_plain();
     return run(fast_path, Py_NewRef(Py_None),
                [&] { return rc_send(fast_path.comm, x.data, x.count, x.dtype, peer, tag, -1.0, nullptr); });
 }
@@ -183,10 +183,12 @@ PyObject* send(PyObject* self, PyObject* const* values, Py_ssize_t number) {
 PyObject* recv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
     Arguments given(fast_path, values, number);
-    Array x;
+    PyObject* array;
     int peer;
     int64_t tag;
-    if (!given.array(x, true) || !given.source(peer) || !given.tag(tag) || !given.nothing_else()) return not_plain();
+    if (!given.array(array) || !given.source(peer) || !given.tag(tag) || !given.nothing_else()) return not_plain();
+    Array x;
+    if (!fast_path.arrays.read(array, x, true)) return not_plain();
     return run_for_source(fast_path, [&](int& from) {
         return rc_recv(fast_path.comm, x.data, x.count, x.dtype, peer, tag, -1.0, &from, nullptr);
     });
@@ -195,13 +197,15 @@ PyObject* recv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
 PyObject* sendrecv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
     Arguments given(fast_path, values, number);
-    Array x, out;
+    PyObject *sent, *received;
     int dest, source;
     int64_t tag;
-    if (!given.array(x, false) || !given.rank(dest) || !given.array(out, true) || !given.source(source) ||
-        !given.tag(tag) || !given.nothing_else()) {
+    if (!given.array(sent) || !given.rank(dest) || !given.array(received) || !given.source(source) || !given.tag(tag) ||
+        !given.nothing_else()) {
         return not_plain();
     }
+    Array x, out;
+    if (!fast_path.arrays.read(sent, x, false) || !fast_path.arrays.read(received, out, true)) return not_plain();
     return run_for_source(fast_path, [&](int& from) {
         return rc_sendrecv(fast_path.comm, x.data, x.count, x.dtype, dest, out.data, out.count, out.dtype, source, tag,
                            -1.0, &from);

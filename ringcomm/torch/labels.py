@@ -1,7 +1,7 @@
 """Labels for torch.profiler."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch.autograd.profiler import record_function
 __all__ = ["enable_profiler_labels", "enabled", "label"]
 
 enabled = False
+UNLABELED = nullcontext()
 
 
 def enable_profiler_labels(on: bool = True) -> None:
@@ -23,5 +24,7 @@ def enable_profiler_labels(on: bool = True) -> None:
 
 def label(group: Any, call: str, tensors: Sequence[torch.Tensor]) -> AbstractContextManager[object]:
     """Return the context in which to make a call or wait for it."""
+    if not enabled:
+        return UNLABELED
     size = sum(tensor.nbytes for tensor in tensors)
     return record_function(f"ringcomm::{call} {size} B group {group.group_name}")

@@ -6,7 +6,7 @@ that cannot be used in place are copied once, and written back when the call is 
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -311,7 +311,7 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
             timeout = seconds(given) or timeout
         # Before torch had asyncOp, the caller always waited for the handle.
         async_op = opts is None or getattr(opts, "asyncOp", True)
-        with labels.label(self, name, outputs) if labels.enabled else nullcontext():
+        with labels.label(self, name, outputs):
             result = getattr(self.comm, name)(*arguments, timeout=timeout, async_op=async_op)
         if async_op:
             work = TorchWork(self, name, [result], outputs, call.copies)

@@ -4,7 +4,6 @@ import itertools
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -62,7 +61,7 @@ class TorchWork(_Work):  # type: ignore[misc]
             return True
         limit = seconds(timeout)
         deadline = None if limit is None else time.monotonic() + limit
-        with labels.label(self.owner, f"wait for {self.name}", self.outputs) if labels.enabled else nullcontext():
+        with labels.label(self.owner, f"wait for {self.name}", self.outputs):
             try:
                 for work in self.works:
                     work.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
