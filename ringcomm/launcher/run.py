@@ -228,6 +228,7 @@ class _Supervisor:
                 if self._nodes:
                     text = f"{self._nodes.name} was sent {signal.Signals(number).name}"
                     self._nodes.fail(Aborted(text, got=number))
+                self._print(f"sent {signal.Signals(number).name} to the ranks")
                 self._forward(number)
         for rank, process in self._processes.items():
             if process.returncode is None and (code := process.poll()) is not None:
@@ -274,10 +275,11 @@ class _Supervisor:
                 self._status = self._status or 128 + failure.got
         elif self._status == 0:
             self._status = failure.got or 1
-            self._print(failure)
+            if self._status != 128 + self._forwarded:  # a signal that all ranks were sent
+                self._print(failure)
             self._schedule_signals()
 
-    def _print(self, failure: RingcommError) -> None:
+    def _print(self, failure: RingcommError | str) -> None:
         self._err.write(f"ringcomm run: {failure}\n".encode())
 
     def _forward(self, number: int) -> None:

@@ -136,7 +136,7 @@ void a_lost_peer_is_named(NetworkRank& at) {
         status = run(at.comm, RC_ALL_REDUCE, x.data(), y.data(), at.size == 2 ? LARGE - 1 : 5);
     }
     const std::string text = message_of(status, RC_PEER_LOST);
-    CHECK(rc_last_error()->rank == 1 && text.find("rank 1 on another host was lost") != std::string::npos);
+    CHECK(rc_last_error()->rank == 1 && text.find("rank 1 was lost") != std::string::npos);
 }
 
 // Rank 0 has the only deadline, and begins when it sees the others in the call.

@@ -99,7 +99,7 @@ def test_a_killed_rank_on_another_host_is_named():
     assert isinstance(answers.pop(1), ConnectionError)
     for culprit, text, seconds in answers.values():
         assert culprit == 1
-        assert "rank 1 on another host was lost" in text
+        assert "rank 1 was lost" in text
         assert seconds < PROMPT
 
 

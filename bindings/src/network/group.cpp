@@ -219,7 +219,7 @@ std::string NetworkGroup::how_it_ended(int r) {
     }
     const std::lock_guard lock(world->mutex);
     const std::string* reason = world->lost(members_[r]);
-    return reason ? "on another host was lost (" + *reason + ")" : "";
+    return reason ? "was lost (" + *reason + ")" : "";
 }
 
 // --- Packets ---------------------------------------------------------------------------------------------------------

@@ -65,5 +65,6 @@ class JobFacts:
 
     def connected(self, network: Network, local: ShmTransport) -> NetworkTransport:
         """Return the transport of all ranks, of which those of this host are `local`."""
-        log.info("%d ranks on %d hosts", len(self._ranks), len(self.layout.ranks))
+        link = "sockets" if network.name == "network" else network.name
+        log.info("%d ranks on %d hosts, by %s", len(self._ranks), len(self.layout.ranks), link)
         return NetworkTransport(network, 1, [*range(len(self._ranks))], self.layout, local, NULL)

@@ -68,7 +68,8 @@ class _Mesh:
 
     def connect(self, address: str, timeout: float) -> None:
         secret = self._secret_of(self._rank)
-        self._server = TcpServer(f"{address}:0", "the address of this host", self._receive, self._rank, secret, None)
+        purpose = f"rank {self._rank}: the address of this host (RINGCOMM_HOST_ADDRESS)"
+        self._server = TcpServer(f"{address}:0", purpose, self._receive, self._rank, secret, None)
         with closing(self._server) as server:
             who = self._rank, self._size
             self._addresses = all_gather_facts(

@@ -69,6 +69,8 @@ def open_ucx(config: Config, address: str = "") -> Ucx:
             return Ucx(library, interface, config.keepalive) if interface else found
         except RingcommError as error:
             reasons.append(str(error))
+            if reasons[-1].startswith("ucp_init"):  # the library is there, but uses nothing of this host
+                raise RingcommError(f"cannot open UCX: {reasons[-1]}: check UCX_TLS and UCX_NET_DEVICES") from None
     cure = "pip install 'ringcomm[ucx]', or name a libucp with RINGCOMM_UCX"
     raise RingcommError(f"cannot open UCX: {'; '.join(reasons)}: {cure}")
 
@@ -125,7 +127,11 @@ def _connect(ucx: Ucx, rank: int, size: int, store: Store, timeout: float) -> No
     deadline = time.monotonic() + timeout
     found = all_gather_facts(store, ADDRESSES, rank, size, ucx.address().hex(), timeout)
     addresses = [ffi.from_buffer(bytes.fromhex(each)) for each in found]
-    check(lib.rc_ucx_connect(ucx.handle, rank, size, [ffi.cast("void const *", each) for each in addresses]))
+    try:
+        check(lib.rc_ucx_connect(ucx.handle, rank, size, [ffi.cast("void const *", each) for each in addresses]))
+    except RingcommError as error:
+        text = f"rank {rank}: UCX cannot connect to the other ranks ({error}): check UCX_TLS and UCX_NET_DEVICES"
+        raise RingcommError(text, rank=rank) from None
     connected = ffi.new("int[]", size)
     while not all(connected):
         if time.monotonic() > deadline:
