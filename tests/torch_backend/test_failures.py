@@ -35,6 +35,7 @@ def different():
         raised(MismatchError, lambda: dist.all_reduce(torch.ones(3), (dist.ReduceOp.SUM, dist.ReduceOp.MAX)[rank])),
         raised(MismatchError, lambda: dist.barrier() if rank else dist.all_reduce(torch.ones(3))),
         raised(MismatchError, dist.all_reduce(torch.ones(3 + rank), async_op=True).wait),
+        raised(MismatchError, lambda: dist.all_to_all_single(torch.ones(2), torch.ones(2), *[[1, 1]] * 2 * rank)),
     ]
     x = torch.ones(3)
     dist.all_reduce(x)  # the group stays usable
@@ -58,6 +59,7 @@ def test_different_calls_are_named_on_both_ranks():
         assert "epoch 1" in texts[0]
         assert "all_reduce(float32 x 3, max)" in texts[1]
         assert "barrier()" in texts[2]
+        assert "all_to_all(" in texts[4]
         assert texts[3].count("in the torch.distributed group") == 1
 
 
