@@ -40,16 +40,16 @@ def cache(tmp_path_factory):
     return folder
 
 
-def command(words, cache):
+def command(words, cache, **variables):
     return {
         "args": [sys.executable, "-m", "ringcomm", "bench", *words.split()],
-        "env": os.environ | {"XDG_CACHE_HOME": str(cache), "PYTHONUNBUFFERED": "1"},
+        "env": os.environ | {"XDG_CACHE_HOME": str(cache), "PYTHONUNBUFFERED": "1"} | variables,
         "text": True,
     }
 
 
-def bench(words, cache):
-    return subprocess.run(**command(words, cache), capture_output=True, timeout=55, check=False)
+def bench(words, cache, **variables):
+    return subprocess.run(**command(words, cache, **variables), capture_output=True, timeout=55, check=False)
 
 
 @contextmanager
@@ -94,16 +94,21 @@ def gone(pids, seconds=20):
     return True
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        "--out-of-place --async --dtype int32 --op max --root 1",
-        pytest.param("--symmetric", marks=pytest.mark.exhaustive),
-    ],
-)
-def test_every_collective_of_every_library_is_correct_and_listed_side_by_side(cache, tmp_path, options):
-    words = f"all -b 4 -e 16K -f 4096 -n 2 -w 1 --vs gloo,openmpi,mpich,nccl --json {tmp_path}/out.json {options}"
-    run = bench(words, cache)
+def compare_all(cache, folder, options):
+    """Bench every collective of every library; ranks that import sitecustomize.py leave their command in `folder`."""
+    site = f"import os, sys\nopen(os.path.join({str(folder)!r}, str(os.getpid())), 'w').write(str(sys.orig_argv))\n"
+    (folder / "sitecustomize.py").write_text(site)
+    words = f"all -b 4 -e 16K -f 4096 -n 2 -w 1 --vs gloo,openmpi,mpich,nccl --json {folder}/out.json {options}"
+    return bench(words, cache, PYTHONPATH=str(folder)), folder
+
+
+@pytest.fixture(scope="module")
+def compared(cache, tmp_path_factory):
+    options = "--out-of-place --async --dtype int32 --op max --root 1"
+    return compare_all(cache, tmp_path_factory.mktemp("compared"), options)
+
+
+def check_side_by_side(run, folder):
     assert run.returncode == 0, run.stderr
     assert "mpich: not set up; run: ringcomm bench --setup-peers --vs mpich" in run.stderr
     assert re.search("nccl: (no CUDA device|supports CUDA buffers only)", run.stderr)
@@ -114,7 +119,7 @@ def test_every_collective_of_every_library_is_correct_and_listed_side_by_side(ca
     for size in ("4", "16384"):
         libraries = [line[5] for line in lines if line[0] == size]
         assert libraries[:3] == ["ringcomm", "gloo", "openmpi"], libraries
-    document = json.loads((tmp_path / "out.json").read_text())
+    document = json.loads((folder / "out.json").read_text())
     rows = document["rows"]
     assert {row["library"] for row in rows} == {"ringcomm", "gloo", "openmpi", "openmpi/multiple"}
     assert len({(row["library"], row["collective"]) for row in rows}) == 4 * 10
@@ -124,8 +129,26 @@ def test_every_collective_of_every_library_is_correct_and_listed_side_by_side(ca
     assert all(row["rounds"] == 2 for row in rows)
     assert document["versions"]["gloo"]["torch"]
     assert document["failures"] == []
-    assert main(["plot", f"{tmp_path}/out.json", "-o", f"{tmp_path}/out.png"]) == 0
+
+
+def test_every_collective_of_every_library_is_correct_and_listed_side_by_side(compared):
+    check_side_by_side(*compared)
+
+
+@pytest.mark.exhaustive
+def test_every_collective_on_symmetric_buffers_is_listed_beside_the_others(cache, tmp_path):
+    check_side_by_side(*compare_all(cache, tmp_path, "--symmetric"))
+
+
+def test_results_are_plotted(compared, tmp_path):
+    assert main(["plot", f"{compared[1]}/out.json", "-o", f"{tmp_path}/out.png"]) == 0
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_ranks_of_ringcomm_import_from_the_pythonpath_of_the_bench(compared):
+    started = [ast.literal_eval(path.read_text()) for path in compared[1].glob("[0-9]*")]
+    ranks = [words[3] for words in started if words[1:3] == ["-m", ALIAS]]
+    assert ranks == ["ringcomm", "ringcomm"]  # and not those of the others
 
 
 @pytest.mark.parametrize(
@@ -148,18 +171,6 @@ def test_a_peer_that_fails_is_named_and_the_others_continue(cache, number, messa
     assert table(out)[-1][5] == "ringcomm"
     assert process.returncode == 0
     assert gone(pids)
-
-
-def test_ranks_of_ringcomm_import_from_the_pythonpath_of_the_bench(cache, tmp_path):
-    site = f"import os, sys\nopen(os.path.join({str(tmp_path)!r}, str(os.getpid())), 'w').write(str(sys.orig_argv))\n"
-    (tmp_path / "sitecustomize.py").write_text(site)
-    words = command("broadcast -b 4 -e 4 -n 1 -w 1 --vs gloo", cache)
-    words["env"]["PYTHONPATH"] = str(tmp_path)
-    run = subprocess.run(**words, capture_output=True, timeout=55, check=False)
-    assert run.returncode == 0, run.stderr
-    started = [ast.literal_eval(path.read_text()) for path in tmp_path.glob("[0-9]*")]
-    ranks = [words[3] for words in started if words[1:3] == ["-m", ALIAS]]
-    assert ranks == ["ringcomm", "ringcomm"]  # and not those of Gloo
 
 
 def rank_one(pids):
