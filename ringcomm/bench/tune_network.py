@@ -5,24 +5,26 @@ collective. The slowest pair counts.
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import combinations_with_replacement
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 
 import numpy as np
 
 import ringcomm
-from ringcomm import ArgumentError, Communicator
+from ringcomm import ArgumentError, Communicator, RingcommError
 from ringcomm.bench.machine import Machine
-from ringcomm.bench.world import hosts_of
+from ringcomm.bench.world import ERROR, hosts_of
 from ringcomm.machine import tuning
 
-__all__ = ["pairs_by_kinds", "tune_network"]
+__all__ = ["measure", "pairs_by_kinds", "tune_network"]
 
-STREAM = 1 << 20  # bytes; the algorithms differ most below
+STREAMS = (1 << 20, 8 << 20, 64 << 20)  # bytes; the algorithms differ most below the first
+CLEAR = 4  # latencies that a stream takes at least: the bandwidth is told from what is left of it
 ROUND_SECONDS = 0.01
-MOST_CALLS = 500  # of a round
+LEAST_CALLS, MOST_CALLS = 5, 500  # of a round
 
 HostPairs = list[list[tuple[int, int]]]  # for each pair of hosts the pairs of their ranks
 
@@ -37,7 +39,13 @@ def tune_network(comm: Communicator, path: Path, rounds: int) -> int:
     link = comm._transport.name.rpartition("+")[2]  # of shm+mpi: mpi
     found = {}
     for kinds, between in pairs.items():
-        latency, byte_time = measure(comm, between, rounds)
+        cost = measure(comm, between, rounds)
+        if cost is None:
+            if comm.rank > 0:
+                return ERROR
+            text = f"{STREAMS[-1] >> 20} MiB take hardly longer than one byte between {' and '.join(kinds)}"
+            raise RingcommError(f"the machines are too busy to measure their network: {text}; {path} is unchanged")
+        latency, byte_time = cost
         settings = {"link_latency": rounded(latency * 1e6), "link_bandwidth": rounded(1e-9 / byte_time)}
         name = tuning.link_name(kinds, link)
         if comm.rank == 0:
@@ -64,40 +72,56 @@ def pairs_by_kinds(hosts: list[tuple[str, str | None]], machines: list[str]) -> 
     return {kinds: pairs for kinds, pairs in found.items() if pairs}
 
 
-def measure(comm: Communicator, between: HostPairs, rounds: int) -> tuple[float, float]:
-    """Return the seconds of latency, and the seconds per byte of a host's link."""
+def measure(comm: Communicator, between: HostPairs, rounds: int) -> tuple[float, float] | None:
+    """Return the seconds of latency, and the seconds per byte of a host's link.
+
+    On busy machines a latency may be a large part of a stream: then a longer one is measured. None: even the longest
+    one does not tell the bandwidth.
+    """
     pairs = [(pair, len(pairs)) for pairs in between for pair in pairs]
     number, rails = next(((i, rails) for i, (pair, rails) in enumerate(pairs) if comm.rank in pair), (None, 1))
-    pair = comm.split(number)
-    latency, stream = (exchange_seconds(comm, pair, size, rounds) for size in (1, STREAM))
-    if pair:
-        pair.close()
-    byte_time = (stream - 2 * latency) / STREAM / rails  # before a large exchange the ranks agree on it
-    latencies, byte_times = zip(*comm.all_gather_object((latency, byte_time)), strict=True)
-    return max(latencies), max(byte_times)
+    with comm.split(number) or nullcontext() as pair:
+        for size in STREAMS:
+            latency, stream = exchange_seconds(comm, pair, (1, size), rounds)
+            byte_time = (stream - 2 * latency) / size / rails  # before a large exchange the ranks agree on it
+            found = comm.all_gather_object((latency, stream, byte_time))
+            if all(stream >= CLEAR * latency for latency, stream, _ in found):
+                latencies, _, byte_times = zip(*found, strict=True)
+                return max(latencies), max(byte_times)
+    return None
 
 
-def exchange_seconds(comm: Communicator, pair: Communicator | None, size: int, rounds: int) -> float:
+def exchange_seconds(
+    comm: Communicator, pair: Communicator | None, sizes: Sequence[int], rounds: int
+) -> tuple[float, ...]:
     """Return the seconds in which the ranks of a pair send each other so many bytes; 0 for a rank without one.
 
-    An all_gather of two ranks is one step of an algorithm between hosts.
+    An all_gather of two ranks is one step of an algorithm between hosts. The sizes take turns, so that all see the same
+    state of the machines, and the least of the rounds counts, since other programs only add time.
     """
-    blocks = np.ones((2, size), np.uint8)
-    own = blocks[pair.rank if pair else 0]
+    blocks = [np.ones((2, size), np.uint8) for size in sizes]
+    own = [block[pair.rank if pair else 0] for block in blocks]
 
-    def exchange(calls: int) -> float:
+    def exchange(i: int, calls: int) -> float:
         comm.barrier()
         start = perf_counter()
         if pair:
             for _ in range(calls):
-                pair.all_gather(own, blocks)
+                pair.all_gather(own[i], blocks[i])
         return (perf_counter() - start) / calls
 
-    exchange(1)
-    first = max(comm.all_gather_object(exchange(1)))
-    calls = max(1, min(MOST_CALLS, round(ROUND_SECONDS / first)))
-    seconds = median(exchange(calls) for _ in range(rounds))
-    return seconds if pair else 0.0
+    def calls_of_round(i: int) -> int:
+        exchange(i, LEAST_CALLS)
+        first: float = max(comm.all_gather_object(exchange(i, LEAST_CALLS)))
+        return max(LEAST_CALLS, min(MOST_CALLS, round(ROUND_SECONDS / first)))
+
+    calls = [calls_of_round(i) for i in range(len(sizes))]
+    seconds = [[exchange(i, calls[i]) for i in range(len(sizes))] for _ in range(rounds)]
+    if not pair:
+        return (0.0,) * len(sizes)
+    # A rank that begins a round late finds what the other has sent: the earlier one has seen how long it took.
+    of_both = np.max(pair.all_gather_object(seconds), axis=0)
+    return tuple(of_both.min(axis=0).tolist())
 
 
 def rounded(value: float) -> float:

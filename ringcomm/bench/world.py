@@ -24,7 +24,7 @@ from ringcomm.bench.rank.measure import RankBench
 from ringcomm.bench.rank.ringcomm import RingcommLibrary
 from ringcomm.bootstrap.place import Place, find_place, host_id
 
-__all__ = ["World", "find_world", "hosts_of", "let_rank_0_speak", "run_on_ranks"]
+__all__ = ["ERROR", "World", "find_world", "hosts_of", "let_rank_0_speak", "run_on_ranks"]
 
 ERROR = 2  # the exit status
 

@@ -3,13 +3,15 @@
 import json
 import subprocess
 import sys
+from itertools import cycle
 
 import pytest
 
 import harness
 import ringcomm
 from nodes import Job, finish
-from ringcomm.bench.tune_network import pairs_by_kinds
+from ringcomm.bench import tune_network
+from ringcomm.bench.tune_network import measure, pairs_by_kinds
 from ringcomm.commands.cli import main
 from ringcomm.machine import tuning
 
@@ -32,6 +34,76 @@ TUNE = [sys.executable, "-m", "ringcomm", "tune", "--network", "-n", "3"]
 def test_every_two_kinds_of_machines_are_measured_by_all_pairs_of_hosts_at_once(hosts, machines, expected):
     found = pairs_by_kinds([(host, None) for host in hosts], [*machines])
     assert {"".join(kinds): pairs for kinds, pairs in found.items()} == expected
+
+
+class FakeLink:
+    """Both ranks of a pair, the link of 10 µs and 2 GB/s between them, and the clock; `noise` delays one call each."""
+
+    rank = 0
+
+    def __init__(self, monkeypatch, *noise):
+        self.now, self.noise = 0.0, cycle(noise)
+        monkeypatch.setattr(tune_network, "perf_counter", lambda: self.now)
+
+    def all_gather(self, own, blocks):
+        assert blocks.nbytes == 2 * own.nbytes
+        self.now += 10e-6 + next(self.noise) + (own.nbytes / 2e9 + 10e-6 if own.nbytes > 1 else 0)
+
+    def all_gather_object(self, value):
+        return [value]
+
+    def barrier(self):
+        pass
+
+    def split(self, color):
+        assert color == 0
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+def measured(monkeypatch, *noise):
+    cost = measure(FakeLink(monkeypatch, *noise), [[(0, 1)]], 20)
+    return cost and (cost[0] * 1e6, 1e-9 / cost[1])
+
+
+def test_what_disturbs_most_rounds_does_not_count(monkeypatch):
+    noise = 800 * [0.0] + 1000 * [1e-3]
+    assert measured(monkeypatch, *noise) == pytest.approx((10, 2))
+
+
+def test_where_a_latency_hides_the_bandwidth_a_longer_stream_tells_it(monkeypatch):
+    latency, bandwidth = measured(monkeypatch, 1e-3)
+    assert latency == pytest.approx(1010)
+    assert bandwidth == pytest.approx(2.6, rel=0.1), "it is 2 without the noise, and 1 MiB would tell -2.2"
+
+
+def test_machines_too_busy_to_tell_the_bandwidth_are_not_measured(monkeypatch):
+    assert measured(monkeypatch, 0.1) is None
+
+
+def tune_two(comm, path):
+    try:
+        return tune_network.tune_network(comm, path, 1)
+    except ringcomm.RingcommError as error:
+        return str(error)
+
+
+def test_what_cannot_be_measured_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    file = tmp_path / "tuning.json"
+    tuning.write(file, {"one_shot_bytes": 4}, {})
+    before = file.read_bytes()
+    monkeypatch.setattr(tune_network, "hosts_of", lambda _: [("a", None), ("b", None)])
+    monkeypatch.setattr(tune_network, "measure", lambda *_: None)
+    message, status = harness.run(tune_two, 2, file, world="threads")
+    assert message.startswith("the machines are too busy to measure their network: 64 MiB take hardly longer than one")
+    assert message.endswith(f"; {file} is unchanged")
+    assert status == 2, "only rank 0 speaks"
+    assert file.read_bytes() == before
 
 
 @pytest.mark.slow
