@@ -52,7 +52,7 @@ void CollectiveOp::await_starts(size_t inlined) {
         if (signature != call.signature) other = p;
     }
     if (other >= 0) {
-        MessageLines differences = mismatch_heading();
+        MessageLines differences(mismatch_heading(call.epoch));
         for (int p = 0; p < size; ++p) {
             differences.add(format("  rank %d: ", p) + describe_beside(record(p).signature, record(0).signature));
         }
@@ -70,16 +70,12 @@ void CollectiveOp::compare_counts() const {
             const uint64_t expected = comm.arena().counts(q, call.epoch)[size + p];
             if (sent == expected) continue;
             if (other < 0 || p == rank || q == rank) other = p == rank ? q : p;
-            if (!differences) differences = mismatch_heading();
+            if (!differences) differences.emplace(mismatch_heading(call.epoch));
             differences->add(format("  rank %d sends %" PRIu64 " elements to rank %d, which expects %" PRIu64, p, sent,
                                     q, expected));
         }
     }
     if (differences) mismatch(*differences, other);
-}
-
-MessageLines CollectiveOp::mismatch_heading() const {
-    return MessageLines(format("the ranks called different things at epoch %" PRIu64 ":", call.epoch));
 }
 
 void CollectiveOp::mismatch(const MessageLines& differences, int other) const {

@@ -60,7 +60,6 @@ private:
     }
     void await(const Flag& flag, uint64_t value, int peer, size_t lines = 1);
     void compare_counts() const;  // of all_to_all; throws if two ranks disagree
-    MessageLines mismatch_heading() const;
     [[noreturn]] void mismatch(const MessageLines& differences, int other) const;
     std::optional<Failure> stop_reason() override;
     std::optional<Failure> lost_reason();  // stop_reason() without the deadline

@@ -2,6 +2,7 @@
 #include "core/errors.h"
 
 #include <cerrno>
+#include <cinttypes>
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
@@ -37,6 +38,10 @@ std::string name_ranks(const std::vector<int>& ranks) {
         names += format("%s%d", i == 0 ? "" : i + 1 < ranks.size() ? ", " : " and ", ranks[i]);
     }
     return names;
+}
+
+std::string mismatch_heading(uint64_t epoch) {
+    return format("the ranks called different things at epoch %" PRIu64 ":", epoch);
 }
 
 void MessageLines::add(const std::string& line) {

@@ -1,6 +1,7 @@
 // Failures in the core are exceptions; the C ABI turns them into a status and the facts in rc_last_error().
 #pragma once
 
+#include <cstdint>
 #include <exception>
 #include <string>
 #include <vector>
@@ -27,6 +28,8 @@ Failure of_ancestor(const Failure& failure, int size);
 [[noreturn]] void rejectf(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
 
 std::string name_ranks(const std::vector<int>& ranks);  // "rank 2", or "ranks 0, 1 and 2"
+
+std::string mismatch_heading(uint64_t epoch);
 
 // Lines of a message, as many as fit into an rc_error.
 class MessageLines {

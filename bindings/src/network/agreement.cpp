@@ -157,7 +157,7 @@ void NetworkCall::compare() {
     const auto other =
         std::find_if(by_rank.rbegin(), by_rank.rend(), [&](const auto& each) { return each != call_.signature; });
     if (other == by_rank.rend()) return;
-    MessageLines lines(format("the ranks called different things at epoch %" PRIu64 ":", call_.epoch));
+    MessageLines lines(mismatch_heading(call_.epoch));
     for (int r = 0; r < group_.size; ++r) {
         lines.add(format("  rank %d: ", r) + describe_beside(by_rank[r], by_rank[0]));
     }
@@ -184,7 +184,7 @@ void NetworkCall::compare_counts() {
     const CallRecord gather = gathering_counts(all.data());
     NetworkCall(group_, gather).run();
     int other = -1;
-    MessageLines lines(format("the ranks called different things at epoch %" PRIu64 ":", call_.epoch));
+    MessageLines lines(mismatch_heading(call_.epoch));
     for (int p = 0; p < n; ++p) {
         for (int q = 0; q < n; ++q) {
             const uint64_t sent = all[2 * n * p + q], expected = all[2 * n * q + n + p];

@@ -91,9 +91,16 @@ void NetworkGroup::run_collective(const CallRecord& call) {
     begin(call.epoch);
     try {
         NetworkCall(*this, call).run();
-    } catch (const Failure& failure) {
+    } catch (const Failure& thrown) {
+        Failure failure = as_mismatch(thrown, call);
+        if (failure.error.code == RC_MISMATCH) {
+            failure.error.collective = call.collective;
+            failure.error.epoch = call.epoch;
+            const std::lock_guard lock(world->mutex);
+            mismatch_ = failure;
+        }
         if (failure.error.code == RC_MISMATCH || failure.error.code == RC_ARGUMENT) finished_.store(call.epoch);
-        throw;
+        throw failure;
     }
     finished_.store(call.epoch);
 }
@@ -133,10 +140,31 @@ bool NetworkGroup::has_failed() const {
            std::any_of(ancestors_.begin(), ancestors_.end(), [](const auto& ancestor) { return ancestor->set.load(); });
 }
 
-void NetworkGroup::store_failure(const Failure& failure) {
+Failure NetworkGroup::as_mismatch(const Failure& failure, const CallRecord& call) const {
+    const rc_error& abort = failure.error;
+    const std::string text = abort.message;
+    const size_t begin = text.find(mismatch_heading(call.epoch));
+    const bool of_this_call = abort.code == RC_ABORTED && !abort.group_size && abort.epoch == call.epoch;
+    if (!of_this_call || !abort.expected[0] || begin == text.npos) return failure;
+    const std::string own = describe(call.signature);
+    const bool same = own == abort.expected;
+    return Failure(RC_MISMATCH, text.substr(begin), same ? abort.peer : abort.rank, own,
+                   same ? abort.got : abort.expected);
+}
+
+void NetworkGroup::store_failure(const Failure& given) {
+    Failure failure = given;
     const bool names_one = failure.error.code == RC_PEER_LOST && failure.error.rank >= 0 && !failure.error.group_size;
     const std::string death = names_one ? how_it_died(failure.error.rank) : "";
     const std::lock_guard lock(world->mutex);
+    if (failure.error.code == RC_ABORTED && mismatch_ && mismatch_->error.epoch == begun_.load()) {
+        rc_error error = mismatch_->error;  // for as_mismatch() of the others, which may still be in that call
+        error.code = RC_ABORTED;
+        error.peer = error.rank;
+        error.rank = given.error.rank;
+        copy_text(error.message, sizeof error.message, given.error.message);
+        failure = Failure(error);
+    }
     share_failure(failure);
     if (death.empty()) return;
     // A death concerns all groups of the world: store it in each, so that all ranks report the same rank.

@@ -123,6 +123,9 @@ private:
     void packet_arrived(const PacketHead& head, PacketReader& packet) override;
     void records_arrived(PacketReader& packet);
     Failure from_ancestor(const SharedFailure& stored, FailureState& ancestor);
+    // What a call raises. An abort by a rank that has found a mismatch in the same call may come before the records
+    // that show it: the call is a mismatch here as well.
+    Failure as_mismatch(const Failure& failure, const CallRecord& call) const;
     // "" if rank `r` has left, or runs.
     std::string how_it_died(int r);
     // Under the world's mutex.
@@ -137,6 +140,7 @@ private:
     const std::shared_ptr<FailureState> failure_;
     std::unique_ptr<std::atomic<uint64_t>[]> left_after_;  // OPEN, or the last epoch that a rank has finished
     std::atomic<uint64_t> begun_{0}, finished_{0};
+    std::optional<Failure> mismatch_;  // the last one; under the world's mutex
     uint64_t agreements_ = 0;
     std::vector<std::vector<std::byte>> records_[2];
     std::vector<PeerMessages> messages_;  // for the channels, by rank
