@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import logging
+import math
 import os
 import socket
 import time
@@ -48,6 +49,7 @@ class SocketStore:
 
     _server_name = "rank 0"
     _member = "rank"
+    _patience = math.inf  # seconds before this process says that it waits for the server
 
     def __init__(self, place: Place, timeout: float) -> None:
         self._place, self._timeout = place, timeout
@@ -114,6 +116,7 @@ class SocketStore:
     def _join(self, dial: Callable[[float], socket.socket], identity: bytes, timeout: float) -> socket.socket:
         """Connect as soon as the server listens, and say who this is."""
         deadline = time.monotonic() + timeout
+        patient_until = time.monotonic() + self._patience
         request = JOIN.pack(self._place.rank, self._place.size) + identity
         pause = 0.001
         logged = ""
@@ -143,6 +146,10 @@ class SocketStore:
                     logged = failure
             if time.monotonic() + pause > deadline:
                 raise self._unreachable(timeout, failure)
+            if time.monotonic() > patient_until:
+                what = f"{self._server_name} did not come within {self._patience:g} s ({failure})"
+                log.warning("%s; waiting up to %g s", what, timeout)
+                patient_until = math.inf
             time.sleep(pause)
             pause = min(2 * pause, 0.05)  # short beside the start of an interpreter
 

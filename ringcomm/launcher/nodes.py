@@ -74,6 +74,7 @@ class _NodeStore(TcpStore):
 
     _server_name = "node 0"
     _member = "node"
+    _patience = PATIENCE
 
     def _connect(self, timeout: float) -> socket.socket:
         if self._place.rank > 0:

@@ -184,6 +184,13 @@ def test_a_launcher_says_for_which_nodes_it_waits(job, program):
     check_started(first, job.start(1, 1, program))
 
 
+def test_a_launcher_says_that_it_waits_for_node_0(job, program):
+    second = job.start(1, 1, program, patch="from ringcomm.launcher import nodes; nodes._NodeStore._patience = 0.1")
+    line = "node 0 did not come within 0.1 s (Connection refused); waiting up to 20 s"
+    assert second.stderr.readline() == f"ringcomm WARNING: {line}\n"
+    check_started(second, job.start(0, 1, program))
+
+
 def test_one_node_needs_neither_secret_nor_address(job):
     launcher = job.start(0, 1, job.program("print(place.hosts)"), count=1, secret="")
     assert finish(launcher) == (0, ["[0] False"], "")
