@@ -1,7 +1,5 @@
 """Collective communication for Python: every call ends with a result or a named error."""
 
-from importlib.metadata import version
-
 from ringcomm.communicator import Communicator
 from ringcomm.config import Config
 from ringcomm.errors import (
@@ -16,9 +14,10 @@ from ringcomm.errors import (
 from ringcomm.launcher.launch import launch
 from ringcomm.start import init
 from ringcomm.types import premul_sum
+from ringcomm.version import VERSION
 from ringcomm.work import Work
 
-__version__ = version("ringcomm")
+__version__ = VERSION
 
 __all__ = [
     "Aborted",

@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.metadata import version
 from itertools import accumulate
 
 from ringcomm.bootstrap.arrivals import arrival_timeout, format_ranks
@@ -25,6 +24,7 @@ from ringcomm.bootstrap.tcpstore import NODES, TcpStore, TcpStoreServer, broken
 from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, PeerLost, RingcommError, refuse
 from ringcomm.machine import descriptors
 from ringcomm.transports.shm import check_versions
+from ringcomm.version import VERSION
 
 __all__ = ["MAX_NODES", "NodeOptions", "Nodes", "join_nodes"]
 
@@ -180,7 +180,7 @@ def join_nodes(options: NodeOptions, ranks: int) -> Iterator[Nodes]:
 def _find_first_place(store: _NodeStore, options: NodeOptions, ranks: int) -> Place:
     """Return the place of the first rank of this node. Node 0 collects what all have and tells each."""
     deadline = time.monotonic() + options.timeout
-    mine = {"host": _host(), "version": version("ringcomm"), "ranks": ranks}
+    mine = {"host": _host(), "version": VERSION, "ranks": ranks}
     store.set(f"node {options.rank} is", json.dumps(mine).encode())
     if options.rank == 0:
         nodes = [json.loads(_get(store, f"node {node} is", deadline, options)) for node in range(options.count)]

@@ -2,7 +2,6 @@
 
 import logging
 import secrets
-from importlib.metadata import version
 from typing import Any, Self
 
 from ringcomm.bootstrap.place import Place
@@ -16,6 +15,7 @@ from ringcomm.machine import memory, topology
 from ringcomm.machine.tuning import NEVER
 from ringcomm.native import check, ffi, lib
 from ringcomm.transports.core import NativeTransport, by_rank
+from ringcomm.version import VERSION
 
 __all__ = ["NEEDS_STORE", "ShmTransport", "check_versions", "connect", "serves"]
 
@@ -109,7 +109,7 @@ def serves(place: Place) -> bool:
 def connect(rank: int, size: int, store: Store, config: Config) -> ShmTransport:
     """Find the other ranks through `store` and map the shared memory."""
     hello = {
-        "version": version("ringcomm"),
+        "version": VERSION,
         "cores": sorted(topology.cores()),
         "tuning": {name: getattr(config, name, None) for name, _ in ffi.typeof("rc_tuning").fields},
     }

@@ -42,7 +42,7 @@ def test_missing_nodes_are_named_on_all_that_have_come(job, program, present, mi
     [
         ({"node": 1}, "node 1 is already taken by"),
         ({"node": 2, "count": 4}, "expected a node of 3, got node 2 of 4"),
-        ({"node": 2, "patch": "from ringcomm.launcher import nodes; nodes.version = lambda _: '0'"}, "; 0 on node 2"),
+        ({"node": 2, "patch": "from ringcomm.launcher import nodes; nodes.VERSION = '0'"}, "; 0 on node 2"),
     ],
     ids=["rank", "count", "version"],
 )

@@ -22,7 +22,7 @@ LAYERS = (
     ("native",),
     ("config", "options", "types"),
     ("machine",),
-    ("errors",),
+    ("errors", "version"),
 )
 # These use the library as any user does. Beside its public API, the first may parse options, ask about the machine, its
 # settings, its devices and its place in a job, write files and launch a kernel by itself; the second draws as

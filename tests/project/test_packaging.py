@@ -17,8 +17,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def test_the_version_is_defined_once():
-    assert ringcomm.__version__ == importlib.metadata.version("ringcomm") == PROJECT["project"]["version"]
-    assert PROJECT["project"]["version"] in (ROOT / "CHANGELOG.md").read_text()
+    assert ringcomm.__version__ == importlib.metadata.version("ringcomm")
+    assert ringcomm.__version__ in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_the_extension_serves_every_python_from_3_11():

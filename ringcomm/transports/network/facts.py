@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from importlib.metadata import version
 from typing import Any
 
 from ringcomm.algorithms.link_cost import link_facts, selector
@@ -15,6 +14,7 @@ from ringcomm.native import NULL
 from ringcomm.transports.network.layout import layout_of
 from ringcomm.transports.network.transport import Network, NetworkTransport
 from ringcomm.transports.shm import ShmTransport, check_versions
+from ringcomm.version import VERSION
 
 __all__ = ["Facts", "JobFacts", "facts_of"]
 
@@ -28,7 +28,7 @@ Facts = Mapping[str, Any]
 def facts_of(rank: int, config: Config) -> Facts:
     """Return what this rank tells the others, as JSON."""
     facts = {
-        "version": version("ringcomm"),
+        "version": VERSION,
         "host": [host_id(), config.host_id],
         "cores": sorted(topology.cores()),
         "link": link_facts(),
