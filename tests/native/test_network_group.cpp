@@ -73,9 +73,9 @@ void queued_calls_run_in_order(NetworkRank& at) {
 
 // --- Messages --------------------------------------------------------------------------------------------------------
 
-void messages_of_every_length_arrive(NetworkRank& at) {
+void send_around(NetworkRank& at, std::initializer_list<size_t> counts) {
     const int n = at.size, right = (at.rank + 1) % n, left = (at.rank + n - 1) % n;
-    for (const size_t count : {0, 1, 8192, 8193, 20'000, 1'200'000}) {  // 32 KiB are eager; a pull has 4 MiB
+    for (const size_t count : counts) {
         const std::vector<int> x = numbers(count, at.rank);
         std::vector<int> y(count, UNTOUCHED), z(count, UNTOUCHED);
         rc_work *sent, *received;
@@ -91,12 +91,18 @@ void messages_of_every_length_arrive(NetworkRank& at) {
     }
 }
 
+// Around 32 KiB, which are eager between hosts.
+void messages_of_every_length_arrive(NetworkRank& at) { send_around(at, {0, 1, 8192, 8193, 20'000}); }
+
+// Of 4 MiB each. Inside a host so much would pass the small ring in 9,600 packets.
+void messages_of_several_pulls_arrive(NetworkRank& at) { send_around(at, {1'200'000}); }
+
 void many_messages_are_open(NetworkRank& at) {
     const int peer = (at.rank + 1) % at.size, from = (at.rank + at.size - 1) % at.size;
     std::vector<std::vector<int>> sent, received;
     std::vector<rc_work*> works;
     for (int i = 0; i < 300; ++i) {
-        sent.push_back(numbers(i % 10 ? 3 : 30'000, 100 * at.rank + i));
+        sent.push_back(numbers(i % 10 ? 3 : 9'000, 100 * at.rank + i));
         received.emplace_back(sent.back().size());
     }
     for (int i = 0; i < 300; ++i) {
@@ -181,6 +187,7 @@ int main() {
     for (const char* layout : LAYOUTS) {
         on({layout}, tuning, {small_calls_take_one_pass, messages_of_every_length_arrive, many_messages_are_open});
     }
+    on({"01", "0101", "012"}, tuning, {messages_of_several_pulls_arrive});
     on({"01", "0011"}, tuning,
        {large_calls_run_their_program, queued_calls_run_in_order, messages_run_beside_collectives});
     on({"0011"}, tuning, {messages_inside_a_host_have_one_channel});
