@@ -214,7 +214,9 @@ void SocketLink::check_hosts() {
 
 // Tells epoll what to wait for.
 void SocketLink::watch(Peer& peer) {
-    const uint32_t wanted = (peer.stalled() ? 0 : EPOLLIN) | (peer.has_queued() ? EPOLLOUT : 0);
+    uint32_t wanted = 0;
+    if (!peer.stalled()) wanted |= EPOLLIN;
+    if (peer.has_queued()) wanted |= EPOLLOUT;
     if (wanted == peer.watched || !peer.open()) return;
     epoll_event event{.events = wanted, .data = {.u32 = uint32_t(peer.rank)}};
     epoll_ctl(epoll_.fd, EPOLL_CTL_MOD, peer.fd, &event);
