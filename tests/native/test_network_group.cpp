@@ -180,6 +180,30 @@ void two_threads_use_two_groups(NetworkRank& at) {
     DO(run(at.comm, RC_BARRIER, nullptr, nullptr, 0));
 }
 
+// Rank 1 waits in its rail for rank 3, which waits for a message of rank 2, which waits in its rail for rank 0, whose
+// messages fill the ring to rank 1.
+void messages_move_while_a_rank_waits_in_a_rail(NetworkRank& at) {
+    const int rail = at.rank % 2, here = at.rank / 2;
+    const int members[]{rail, rail + 2}, hosts[]{0, 1};
+    const rc_tuning tuning = small_tuning();
+    rc_comm* group;
+    DO(rc_network_group(at.network, 2 + rail, here, 2, members, hosts, nullptr, at.comm, &tuning, &group));
+    DO(run(at.comm, RC_BARRIER, nullptr, nullptr, 0));
+    std::vector<int> x(1500, at.rank);  // too long to be buffered, too short to wait for its receive
+    const auto send = [&](int to) { DO(rc_send(at.comm, x.data(), x.size(), RC_INT32, to, 0, -1, nullptr)); };
+    const auto receive = [&](int from) {
+        DO(rc_recv(at.comm, x.data(), x.size(), RC_INT32, from, 0, -1, nullptr, nullptr));
+        CHECK(x[0] == from);
+    };
+    const int many = 100;
+    for (int i = 0; at.rank == 0 && i < many; ++i) send(1);
+    if (at.rank == 3) receive(2);
+    DO(run(group, RC_BARRIER, nullptr, nullptr, 0));
+    if (at.rank == 2) send(3);
+    for (int i = 0; at.rank == 1 && i < many; ++i) receive(0);
+    rc_free(group);
+}
+
 }  // namespace
 
 int main() {
@@ -191,6 +215,9 @@ int main() {
     on({"01", "0011"}, tuning,
        {large_calls_run_their_program, queued_calls_run_in_order, messages_run_beside_collectives});
     on({"0011"}, tuning, {messages_inside_a_host_have_one_channel});
+    rc_tuning roomy = tuning;
+    roomy.arena_bytes = 4 << 20;
+    on({"0011"}, roomy, {messages_move_while_a_rank_waits_in_a_rail});
     on({"01", "012"}, tuning, {two_threads_use_two_groups});
     return failures > 0;
 }

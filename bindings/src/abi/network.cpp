@@ -204,7 +204,11 @@ int rc_network_group(rc_network* network, uint64_t number, int rank, int size, c
             rejectf("local: expected the %d ranks of this host", layout.local_size());
         }
         std::vector<std::shared_ptr<FailureState>> ancestors;
-        if (parent) ancestors = network_group(EntryGuard(*parent->handle)).lineage();
+        if (parent) {
+            ancestors = network_group(EntryGuard(*parent->handle)).lineage();
+        } else if (here.comm) {
+            network->world->drains = here.comm->drains;
+        }
         if (here.comm && here.comm->ancestors().size() != ancestors.size()) {
             reject("local: expected ranks split from those that the parent has on this host");
         }

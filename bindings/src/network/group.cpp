@@ -41,8 +41,7 @@ size_t HostLayout::largest() const {
 }
 
 NetworkGroup::NetworkGroup(std::shared_ptr<NetworkWorld> given, NetworkMembership membership, const rc_tuning& tuning)
-    : PeerGroup(membership.rank, int(membership.members.size()), tuning, *record,
-                membership.local.comm ? membership.local.comm->drains : given->drains),
+    : PeerGroup(membership.rank, int(membership.members.size()), tuning, *record, given->drains),
       world(std::move(given)),
       layout(std::move(membership.layout)),
       local(std::move(membership.local)),

@@ -32,7 +32,8 @@ public:
 
     const std::unique_ptr<Link> link;
     std::mutex mutex;  // of the link, and of what packets change in the groups
-    const std::shared_ptr<Drains> drains = std::make_shared<Drains>();  // of the groups without ranks of one host
+    // Of all groups of this rank. If the first one shares memory with its host, these are those of that memory.
+    std::shared_ptr<Drains> drains = std::make_shared<Drains>();
 
     // No rank uses a group before all ranks have it. Only for the first one, that of all processes, a packet may be
     // early; for another unknown group it is late.
