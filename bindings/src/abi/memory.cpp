@@ -1,4 +1,6 @@
 // The C ABI of shared memory: the world, the groups split from it, and symmetric buffers.
+#include <sys/sysinfo.h>
+
 #include <algorithm>
 #include <cinttypes>
 
@@ -24,8 +26,18 @@ Comm& shared_memory(const EntryGuard& entry) {
     reject("comm: expected a communicator whose ranks share memory");
 }
 
+// To allocate more than there is would take all memory from the machine before it fails.
+void check_fits(uint64_t bytes) {
+    struct sysinfo machine{};
+    if (sysinfo(&machine)) throw_errno("sysinfo");
+    const uint64_t most = (machine.totalram + machine.totalswap) * machine.mem_unit;
+    if (bytes <= most) return;
+    throw Failure(RC_MEMORY, format("%" PRIu64 " bytes are more than the %" PRIu64 " of this machine", bytes, most));
+}
+
 // A range behind the arena of the world, and within what is reserved: an access beyond would be a SIGBUS.
 void check_reserved(const Comm& comm, uint64_t offset, uint64_t bytes) {
+    check_fits(bytes);
     const Arena& arena = *comm.world->arena;
     const uint64_t begin = arena.layout.arena_bytes(arena.size), end = arena.group().file_end.load();
     if (offset % PAGE == 0 && offset >= begin && offset <= end && bytes <= end - offset) return;
@@ -59,6 +71,7 @@ int rc_world_open(int fd, int rank, int size, const int64_t* pids, const int* pi
         check_tuning(tuning);
         check_pointer("comm", comm);
         const uint64_t bytes = rc_world_bytes(size, tuning);
+        check_fits(bytes);
         if (rank == 0) File(fd).extend_to(bytes);
         if (File(fd).bytes() < bytes) reject("fd: expected the file that rank 0 has opened, got a shorter one");
         auto world = std::make_shared<World>(fd, size, pids, pidfds, *tuning);
@@ -82,7 +95,7 @@ int rc_world_open(int fd, int rank, int size, const int64_t* pids, const int* pi
 int rc_reserve(rc_comm* comm, uint64_t bytes, uint64_t* offset) {
     return enter(comm, [&](const EntryGuard& entry) {
         check_pointer("offset", offset);
-        if (bytes > MAX_BYTES) throw Failure(RC_MEMORY, format("%" PRIu64 " bytes are more than any memory", bytes));
+        check_fits(bytes);
         *offset = shared_memory(entry).world->reserve(bytes);
     });
 }
