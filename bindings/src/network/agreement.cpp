@@ -1,6 +1,11 @@
-// HostRecord: its layout in memory. NetworkCall: how it reaches the agreement.
-#include "network/agreement.h"
-
+// How a NetworkCall reaches the agreement: before any rank writes a result, it has heard from every host which call its
+// ranks make.
+//
+// Each host contributes a record: the signatures of its ranks (one if they agree), and the data of a small call. Every
+// host gets the records of all hosts, in ceil(log2(hosts)) rounds: in round k, a host sends all records that it has to
+// the host 2^k before it, and so gets those of the 2^k hosts behind it (Bruck et al., "Efficient algorithms for
+// all-to-all communications in multiport message-passing systems", IEEE TPDS 8(11), 1997). So a small call takes one
+// pass: when the agreement is reached, all data is there.
 #include <algorithm>
 #include <cinttypes>
 #include <numeric>
@@ -9,34 +14,6 @@
 #include "network/call.h"
 
 namespace ringcomm {
-
-HostRecord::HostRecord(const std::vector<Signature>& ranks, Bytes payload) {
-    size_t different = 1;
-    for (const Signature& each : ranks) {
-        if (each != ranks[0]) different = ranks.size();
-    }
-    const auto add = [this](Bytes bytes) { record_.insert(record_.end(), bytes.begin(), bytes.end()); };
-    record_.reserve(sizeof(uint64_t) + different * sizeof(Signature) + payload.size());
-    add(bytes_of(uint64_t(different)));
-    add(std::as_bytes(std::span(ranks.data(), different)));
-    add(payload);
-}
-
-std::vector<Signature> HostRecord::signatures() const {
-    PacketReader reader(record_);
-    const auto count = reader.next<uint64_t>();
-    std::vector<Signature> signatures;
-    for (uint64_t i = 0; i < count && reader.complete(); ++i) signatures.push_back(reader.next<Signature>());
-    if (!reader.complete() || signatures.empty())
-        throw Failure(RC_SYSTEM, "a host sent an incomplete record of a call");
-    return signatures;
-}
-
-Bytes HostRecord::payload() const {
-    PacketReader reader(record_);
-    reader.take(reader.next<uint64_t>() * sizeof(Signature));
-    return reader.rest();
-}
 
 // What a rank of a host with several ranks gives to the agreement, in a staging buffer of the host.
 struct NetworkCall::Slot {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "core/collectives.h"
-#include "network/agreement.h"
 #include "network/group.h"
+#include "network/host_record.h"
 
 namespace ringcomm {
 
@@ -23,7 +23,7 @@ private:
     // Seconds more for waits inside a host: its ranks may wait for another host, and know why.
     static constexpr double GRACE = 1.0;
 
-    // Agreement (call.cpp). Afterwards the records of all hosts are here.
+    // Agreement (agreement.cpp). Afterwards the records of all hosts are here.
     void agree();
     HostRecord contribute();
     void exchange_records(HostRecord own);

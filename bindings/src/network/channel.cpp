@@ -1,4 +1,4 @@
-// NetworkChannel: packets of messages, as packets of the link. HostChannel: how it wakes.
+// NetworkChannel: packets of messages, as packets of the link.
 #include "network/channel.h"
 
 #include <algorithm>
@@ -92,11 +92,6 @@ ReceivedPacket NetworkChannel::next() {
 bool NetworkChannel::consume() {
     current_.clear();
     return ++consumed_ % PACKETS == 0;
-}
-
-void HostChannel::wake_peer() {
-    const std::lock_guard lock(world_.mutex);
-    world_.send_packet(process_, bytes_of(wake_));
 }
 
 }  // namespace ringcomm

@@ -1,4 +1,4 @@
-// The packets of the point-to-point engine between two ranks: over the link, or in the memory of their host.
+// The packets of the point-to-point engine between ranks of two hosts, over the link.
 //
 // Small messages, and what announces large ones, travel in packets. The receiver of a large message pulls it: it posts
 // receives on the link, in its own array, and asks the sender to send from its array. So nothing is copied.
@@ -9,7 +9,6 @@
 
 #include "network/world.h"
 #include "p2p/channel.h"
-#include "shm/channel.h"
 
 namespace ringcomm {
 
@@ -51,41 +50,6 @@ private:
     PacketHeader current_header_{};
     uint64_t consumed_ = 0;
     std::deque<LinkTransfer> receives_;  // of the pull in progress
-};
-
-// To a rank of this host, `peer` there. A rank of several hosts sleeps on its link, so a packet of the link wakes it.
-class HostChannel final : public ShmChannel {
-public:
-    HostChannel(Comm& host, int peer, NetworkWorld& world, int process, const PacketHead& wake)
-        : ShmChannel(host, peer), world_(world), process_(process), wake_(wake) {}
-
-private:
-    void wake_peer() override;
-
-    NetworkWorld& world_;
-    const int process_;
-    const PacketHead wake_;
-};
-
-// How a rank waits for messages of both kinds: the ranks of its host see that it sleeps, and on what.
-class HostSleeper final : public Sleeper {
-public:
-    HostSleeper(Comm& host, NetworkWorld& world) : host_(host.sleeper()), world_(world) {}
-
-    uint32_t announce() override {
-        host_.announce();
-        return world_.announce();
-    }
-    void sleep(uint32_t ticket, uint64_t ns) override { world_.sleep(ticket, ns); }
-    void retract() override {
-        world_.retract();
-        host_.retract();
-    }
-    void wake() override { world_.wake(); }
-
-private:
-    Sleeper& host_;
-    NetworkWorld& world_;
 };
 
 }  // namespace ringcomm

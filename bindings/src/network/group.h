@@ -10,6 +10,7 @@
 #include "collectives/engine.h"
 #include "core/peer_group.h"
 #include "network/channel.h"
+#include "network/host_channel.h"
 #include "network/program.h"
 #include "network/world.h"
 #include "shm/comm.h"

@@ -1,0 +1,47 @@
+// Messages between ranks of one host of a network group: in the memory of the host, whose readers sleep on the link.
+#pragma once
+
+#include "network/world.h"
+#include "shm/channel.h"
+
+namespace ringcomm {
+
+// To a rank of this host, `peer` there. A rank of several hosts sleeps on its link, so a packet of the link wakes it.
+class HostChannel final : public ShmChannel {
+public:
+    HostChannel(Comm& host, int peer, NetworkWorld& world, int process, const PacketHead& wake)
+        : ShmChannel(host, peer), world_(world), process_(process), wake_(wake) {}
+
+private:
+    void wake_peer() override {
+        const std::lock_guard lock(world_.mutex);
+        world_.send_packet(process_, bytes_of(wake_));
+    }
+
+    NetworkWorld& world_;
+    const int process_;
+    const PacketHead wake_;
+};
+
+// How a rank waits for messages of both kinds: the ranks of its host see that it sleeps, and on what.
+class HostSleeper final : public Sleeper {
+public:
+    HostSleeper(Comm& host, NetworkWorld& world) : host_(host.sleeper()), world_(world) {}
+
+    uint32_t announce() override {
+        host_.announce();
+        return world_.announce();
+    }
+    void sleep(uint32_t ticket, uint64_t ns) override { world_.sleep(ticket, ns); }
+    void retract() override {
+        world_.retract();
+        host_.retract();
+    }
+    void wake() override { world_.wake(); }
+
+private:
+    Sleeper& host_;
+    NetworkWorld& world_;
+};
+
+}  // namespace ringcomm
