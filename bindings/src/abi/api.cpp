@@ -42,7 +42,7 @@ void rc_set_interrupt(int (*interrupt)(void)) { interrupt_function.store(interru
 
 void rc_after_fork(void) {
     fork_generation.fetch_add(1);
-    abandon_networks();
+    networks_after_fork();
     reset_completions();
 }
 

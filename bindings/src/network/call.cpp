@@ -46,7 +46,7 @@ void NetworkCall::run() {
 // Spins as long as data moves, then sleeps on the link.
 void NetworkCall::wait(const std::function<bool()>& ready) {
     NetworkWorld& world = *group_.world;
-    const uint64_t patience = group_.tuning().oversubscribed ? SPIN_OVERSUBSCRIBED_NS : SPIN_NS;
+    const uint64_t spin_ns = group_.tuning().oversubscribed ? SPIN_OVERSUBSCRIBED_NS : SPIN_NS;
     const auto ready_now = [&](bool& moved) {
         const std::lock_guard lock(world.mutex);
         if (ready()) return true;
@@ -59,7 +59,7 @@ void NetworkCall::wait(const std::function<bool()>& ready) {
         if (ready_now(moved)) return;
         const uint64_t now = now_ns();
         if (moved) idle_since = now;
-        const bool sleeps = now - idle_since >= patience;
+        const bool sleeps = now - idle_since >= spin_ns;
         if (sleeps) {
             const uint32_t ticket = world.announce();
             const bool already = ready_now(moved);

@@ -21,7 +21,7 @@ public:
 private:
     struct Slot;
     // Seconds more for waits inside a host: its ranks may wait for another host, and know why.
-    static constexpr double GRACE = 1.0;
+    static constexpr double MARGIN = 1.0;
 
     // Agreement (agreement.cpp). Afterwards the records of all hosts are here.
     void agree();
@@ -53,7 +53,7 @@ private:
 
     std::optional<Failure> stop_reason() override;
     [[noreturn]] void fail(const Failure& failure) override;
-    uint64_t deadline() const override { return deadline_of(call_.start, call_.timeout + (inside_host_ ? GRACE : 0)); }
+    uint64_t deadline() const override { return deadline_of(call_.start, call_.timeout + (inside_host_ ? MARGIN : 0)); }
     Failure timed_out();
     std::string describe_call() const { return describe(call_.signature); }
 

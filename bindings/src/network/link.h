@@ -71,7 +71,7 @@ public:
     // Whether everything sent has reached the hosts of the peers: to end the link then loses nothing.
     virtual bool flushed() const = 0;
     // In a forked child: gives up what would keep the connections open when the parent has ended.
-    virtual void abandon() = 0;
+    virtual void after_fork() = 0;
 };
 
 }  // namespace ringcomm

@@ -126,10 +126,10 @@ void MessageLink::cancel(LinkTransfer& transfer) {
     operation.canceled = true;
     if (!operation.sends) library_->cancel(operation.request);
     // One second for all transfers that a failed call cancels in a row.
-    if (now_ns() >= patience_ends_ + CANCEL_NS) patience_ends_ = now_ns() + CANCEL_NS;
+    if (now_ns() >= cancel_deadline_ + CANCEL_NS) cancel_deadline_ = now_ns() + CANCEL_NS;
     while (!test(operation)) {
         receive_dropped();
-        if (now_ns() >= patience_ends_) return;  // it stays among the operations
+        if (now_ns() >= cancel_deadline_) return;  // it stays among the operations
         yield_core();
     }
     std::erase_if(operations_, [&](const auto& each) { return each.get() == &operation; });

@@ -32,7 +32,7 @@ public:
     void sleep(uint64_t ns) override { library_->sleep(ns); }
     void wake() override { library_->wake(); }
     bool flushed() const override { return leaving().unsent == 0; }
-    void abandon() override {}  // a forked child must not call the library
+    void after_fork() override {}  // a forked child must not call the library
 
     // Tells the peers, the first time, that no packet follows.
     void leave();
@@ -70,7 +70,7 @@ private:
     std::vector<std::unique_ptr<Operation>> operations_;
     std::deque<Arriving> arriving_;
     std::vector<Dropped> dropped_;
-    uint64_t patience_ends_ = 0;  // of cancel(), ns
+    uint64_t cancel_deadline_ = 0;  // of cancel(), ns
     bool left_ = false, failed_ = false;
 };
 

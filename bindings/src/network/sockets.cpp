@@ -167,7 +167,7 @@ bool SocketLink::has_room(int peer) const { return peers_[peer].queued_bytes() <
 
 bool SocketLink::has_queued(int peer) const { return peers_[peer].has_queued_packets(); }
 
-void SocketLink::abandon() {
+void SocketLink::after_fork() {
     for (Peer& peer : peers_) peer.close();
     epoll_.close();
     wake_up_.close();

@@ -27,7 +27,7 @@ public:
     void sleep(uint64_t ns) override;
     void wake() override;
     bool flushed() const override;
-    void abandon() override;
+    void after_fork() override;
 
 private:
     using Clock = std::chrono::steady_clock;

@@ -19,12 +19,12 @@ OpenNetworks* open_networks = new OpenNetworks;  // a forked child gets new ones
 
 }  // namespace
 
-void abandon_networks() {
+void networks_after_fork() {
     OpenNetworks* const parents = std::exchange(open_networks, new OpenNetworks);
     // A thread of the parent may have held the lock; then the child keeps the connections.
     const std::unique_lock lock(parents->mutex, std::try_to_lock);
     if (!lock) return;
-    for (NetworkWorld* network : parents->all) network->link->abandon();
+    for (NetworkWorld* network : parents->all) network->link->after_fork();
 }
 
 NetworkWorld::NetworkWorld(std::unique_ptr<Link> given) : link(std::move(given)), lost_(link->size) {
@@ -43,8 +43,8 @@ NetworkWorld::~NetworkWorld() {
         push_.notify_one();
     }
     if (pusher_.joinable()) pusher_.join();
-    constexpr uint64_t PATIENCE = 2'000'000'000;  // a peer may be outside ringcomm, and read nothing
-    const uint64_t deadline = now_ns() + PATIENCE;
+    constexpr uint64_t FLUSH_NS = 2'000'000'000;  // a peer may be outside ringcomm, and read nothing
+    const uint64_t deadline = now_ns() + FLUSH_NS;
     while (!link->flushed() && now_ns() < deadline) {
         if (!progress()) link->sleep(1'000'000);
     }
@@ -76,14 +76,14 @@ void NetworkWorld::send_packet(int process, Bytes packet) {
 
 // As a rule a thread that waits is faster.
 void NetworkWorld::push_unsent() {
-    constexpr auto PATIENCE = std::chrono::milliseconds(5);
+    constexpr auto DELAY = std::chrono::milliseconds(5);
     constexpr int MOST = 64;  // calls of progress() in one turn, for which others have to wait
     std::unique_lock lock(mutex);
     while (!stopping_) {
         std::erase_if(unsent_, [&](int process) { return !link->has_queued(process); });
         if (unsent_.empty()) {
             push_.wait(lock);
-        } else if (push_.wait_for(lock, PATIENCE) == std::cv_status::timeout) {
+        } else if (push_.wait_for(lock, DELAY) == std::cv_status::timeout) {
             try {
                 for (int i = 0; i < MOST && progress(); ++i) continue;
             } catch (const std::exception&) {  // no memory: a thread that waits will say so

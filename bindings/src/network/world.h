@@ -74,7 +74,7 @@ private:
     std::thread pusher_;  // begins with the first such packet
 };
 
-// In a forked child.
-void abandon_networks();
+// In a forked child: see Link::after_fork().
+void networks_after_fork();
 
 }  // namespace ringcomm
