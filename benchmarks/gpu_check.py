@@ -32,7 +32,7 @@ TESTS, TRAINING, KERNELS = (
     str(ROOT / "tests" / name) for name in ("cuda/test_gpu.py", "project/test_examples.py", "cuda/gpu_kernels.py")
 )
 OTHERS = "reduce_scatter all_gather broadcast reduce gather scatter all_to_all send_recv"
-GRACE = 5.0  # seconds in which an interrupted step writes its results
+EXIT_TIMEOUT = 5.0  # seconds in which an interrupted step writes its results
 
 
 @dataclass(frozen=True)
@@ -126,11 +126,11 @@ def finish(step: Step) -> tuple[int | None, str]:
         )
         status: int | None = None
         try:
-            status = process.wait(step.seconds - GRACE)
+            status = process.wait(step.seconds - EXIT_TIMEOUT)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGINT)  # pytest and the benchmarks then write their results
             with suppress(subprocess.TimeoutExpired):
-                process.wait(GRACE)
+                process.wait(EXIT_TIMEOUT)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # with its children

@@ -11,9 +11,9 @@ import hmac
 import secrets
 from collections.abc import Generator
 
-__all__ = ["MESSAGE_OF_HANDSHAKE", "PATIENCE", "ServerHandshake", "WrongSecret", "introduce"]
+__all__ = ["HANDSHAKE_TIMEOUT", "MESSAGE_OF_HANDSHAKE", "ServerHandshake", "WrongSecret", "client_handshake"]
 
-PATIENCE = 5.0  # seconds for it
+HANDSHAKE_TIMEOUT = 5.0  # seconds for it
 GREETING = b"ringcomm store\n"
 REFUSED = b"refused"
 CHALLENGE_BYTES, PROOF_BYTES = 32, 32
@@ -40,7 +40,7 @@ class ServerHandshake:
         return REFUSED, "it sent a wrong secret" if proof else "it sent no secret"
 
 
-def introduce(secret: bytes) -> Generator[bytes, bytes, None]:
+def client_handshake(secret: bytes) -> Generator[bytes, bytes, None]:
     """Take the client's part of the handshake: each yield gives a message for the server, after the first, and receives
     the one of the server that comes next.
 

@@ -43,7 +43,7 @@ __all__ = ["Rendezvous", "rendezvous"]
 
 KEY = "rendezvous"
 SLICE = 0.1  # seconds between checks of the store: an abort there does not wake rank 0 from select()
-GRACE = 2.0  # seconds for rank 0 to name the missing ranks after another rank has timed out: many slices
+REPORT_TIMEOUT = 2.0  # seconds for rank 0 to name the missing ranks after another rank has timed out: many slices
 
 Respond = Callable[[list[Message]], tuple[Message, int]]
 Use = Callable[["Rendezvous"], object]
@@ -244,7 +244,7 @@ class _RendezvousClient:
             packet = receive_packet(self._server)
         except TimeoutError:
             self._send({"timeout": self._timeout})
-            self._server.settimeout(GRACE)
+            self._server.settimeout(REPORT_TIMEOUT)
             try:
                 packet = receive_packet(self._server)
             except TimeoutError:

@@ -49,7 +49,7 @@ class SocketStore:
 
     _server_name = "rank 0"
     _member = "rank"
-    _patience = math.inf  # seconds before this process says that it waits for the server
+    _warn_after = math.inf  # seconds before this process says that it waits for the server
 
     def __init__(self, place: Place, timeout: float) -> None:
         self._place, self._timeout = place, timeout
@@ -111,12 +111,12 @@ class SocketStore:
         if self._place.rank == 0:
             self._server = StoreServer(self._place, address)
             return self._server.client
-        return self._join(lambda seconds: _dial(address, seconds), os.fsencode(self._place.nonce), timeout)
+        return self._join(lambda seconds: _connect_unix(address, seconds), os.fsencode(self._place.nonce), timeout)
 
-    def _join(self, dial: Callable[[float], socket.socket], identity: bytes, timeout: float) -> socket.socket:
+    def _join(self, connect: Callable[[float], socket.socket], identity: bytes, timeout: float) -> socket.socket:
         """Connect as soon as the server listens, and say who this is."""
         deadline = time.monotonic() + timeout
-        patient_until = time.monotonic() + self._patience
+        quiet_until = time.monotonic() + self._warn_after
         request = JOIN.pack(self._place.rank, self._place.size) + identity
         pause = 0.001
         logged = ""
@@ -124,7 +124,7 @@ class SocketStore:
             # Refused, busy or disconnected: the server does not listen yet. No call waits for that, so poll.
             try:
                 with ExitStack() as stack:
-                    peer = stack.enter_context(dial(max(pause, deadline - time.monotonic())))
+                    peer = stack.enter_context(connect(max(pause, deadline - time.monotonic())))
                     peer.settimeout(max(pause, deadline - time.monotonic()))
                     peer.send(request)
                     kind, _, text = peer.recv(MESSAGE_BYTES).partition(b"\0")
@@ -146,10 +146,10 @@ class SocketStore:
                     logged = failure
             if time.monotonic() + pause > deadline:
                 raise self._unreachable(timeout, failure)
-            if time.monotonic() > patient_until:
-                what = f"{self._server_name} did not come within {self._patience:g} s ({failure})"
+            if time.monotonic() > quiet_until:
+                what = f"{self._server_name} did not come within {self._warn_after:g} s ({failure})"
                 log.warning("%s; waiting up to %g s", what, timeout)
-                patient_until = math.inf
+                quiet_until = math.inf
             time.sleep(pause)
             pause = min(2 * pause, 0.05)  # short beside the start of an interpreter
 
@@ -200,7 +200,7 @@ class SocketStore:
         return arrival_timeout([0], self._place.size, timeout)
 
 
-def _dial(address: str, seconds: float) -> socket.socket:
+def _connect_unix(address: str, seconds: float) -> socket.socket:
     with ExitStack() as failed:
         peer = failed.enter_context(packet_socket())
         peer.settimeout(seconds)

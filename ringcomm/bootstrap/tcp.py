@@ -5,19 +5,19 @@ import os
 import socket
 from contextlib import suppress
 
-from ringcomm.bootstrap.handshake import MESSAGE_OF_HANDSHAKE, PATIENCE, WrongSecret, introduce
+from ringcomm.bootstrap.handshake import HANDSHAKE_TIMEOUT, MESSAGE_OF_HANDSHAKE, WrongSecret, client_handshake
 from ringcomm.bootstrap.messagesocket import KEEPALIVE, MessageSocket
 from ringcomm.errors import ArgumentError
 
-__all__ = ["dial", "split_address"]
+__all__ = ["connect", "split_address"]
 
 
-def dial(address: str, secret: bytes, seconds: float, keepalive: float = KEEPALIVE) -> MessageSocket:
+def connect(address: str, secret: bytes, seconds: float, keepalive: float = KEEPALIVE) -> MessageSocket:
     """Return a connection to the TcpServer at this address, whose send and recv then wait up to `seconds`.
 
     Raises ConnectionError if there is none that answers as it should, ArgumentError if it has another secret.
     """
-    seconds = min(seconds, PATIENCE)
+    seconds = min(seconds, HANDSHAKE_TIMEOUT)
     try:
         connected = socket.create_connection(split_address(address), seconds)
         if connected.getsockname() == connected.getpeername():  # TCP connects a free local port to itself
@@ -27,7 +27,7 @@ def dial(address: str, secret: bytes, seconds: float, keepalive: float = KEEPALI
     except (OSError, UnicodeError) as error:  # no route, no such name, too slow, …
         raise ConnectionError(getattr(error, "strerror", "") or str(error)) from None
     try:
-        steps = introduce(secret)
+        steps = client_handshake(secret)
         next(steps)
         with suppress(StopIteration):
             while True:

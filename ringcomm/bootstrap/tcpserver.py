@@ -7,7 +7,7 @@ from contextlib import suppress
 from ipaddress import ip_address
 from typing import NamedTuple
 
-from ringcomm.bootstrap.handshake import MESSAGE_OF_HANDSHAKE, PATIENCE, ServerHandshake
+from ringcomm.bootstrap.handshake import HANDSHAKE_TIMEOUT, MESSAGE_OF_HANDSHAKE, ServerHandshake
 from ringcomm.bootstrap.messagesocket import MessageSocket
 from ringcomm.bootstrap.server import PeerServer
 from ringcomm.bootstrap.tcp import split_address
@@ -26,7 +26,8 @@ class _Stranger(NamedTuple):
 class TcpServer(PeerServer):
     """A PeerServer at one TCP address, for peers that know the secret.
 
-    Strangers have PATIENCE seconds to prove that they do, and MAX_STRANGERS connections: of more, the oldest goes.
+    Strangers have HANDSHAKE_TIMEOUT seconds to prove that they do, and MAX_STRANGERS connections: of more, the oldest
+    goes.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class TcpServer(PeerServer):
             timeout = left if timeout is None else min(timeout, left)
         served = super().serve(timeout)
         while self._strangers and next(iter(self._strangers.values())).deadline <= time.monotonic():
-            self.refuse(next(iter(self._strangers)), f"no proof of the secret within {PATIENCE:g} s")
+            self.refuse(next(iter(self._strangers)), f"no proof of the secret within {HANDSHAKE_TIMEOUT:g} s")
         return served
 
     def describe(self, peer: socket.socket) -> str:
@@ -77,7 +78,7 @@ class TcpServer(PeerServer):
         with suppress(OSError):  # it has disconnected; the next read reports that
             peer = MessageSocket(peer, self._keepalive)
             self.add(peer)
-            self._strangers[peer] = _Stranger(handshake, time.monotonic() + PATIENCE)
+            self._strangers[peer] = _Stranger(handshake, time.monotonic() + HANDSHAKE_TIMEOUT)
             peer.send(handshake.greeting)
 
     def _hear(self, peer: socket.socket) -> None:

@@ -12,7 +12,7 @@ from ringcomm.bootstrap.servedstore import JOIN, ServedStore
 from ringcomm.bootstrap.server import PeerServer
 from ringcomm.bootstrap.socketstore import SocketStore
 from ringcomm.bootstrap.storeserver import StoreServer
-from ringcomm.bootstrap.tcp import dial
+from ringcomm.bootstrap.tcp import connect
 from ringcomm.bootstrap.tcpserver import TcpServer
 from ringcomm.errors import ArgumentError, CollectiveTimeout, PeerLost
 
@@ -34,7 +34,7 @@ class TcpStore(SocketStore):
         secret = os.fsencode(self._place.nonce)
         identity = {"store": self._place.job, "process": self._process()}
         return self._join(
-            lambda seconds: dial(self._place.store, secret, seconds, self._keepalive),
+            lambda seconds: connect(self._place.store, secret, seconds, self._keepalive),
             json.dumps(identity).encode(),
             timeout,
         )

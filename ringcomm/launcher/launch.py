@@ -26,7 +26,7 @@ from ringcomm.bootstrap.store import HashStore, shared_failure
 from ringcomm.communicator import Communicator
 from ringcomm.config import Config
 from ringcomm.errors import Aborted, ArgumentError, PeerLost, RingcommError, integer, refuse, unknown
-from ringcomm.launcher.processes import GRACE, MAX_RANKS, describe_exit
+from ringcomm.launcher.processes import EXIT_TIMEOUT, MAX_RANKS, describe_exit
 from ringcomm.machine import descriptors
 from ringcomm.machine.threads import starting
 from ringcomm.start import connect
@@ -244,7 +244,7 @@ def _pickled(spec: LaunchSpec, importable: bool) -> bytes:
 def _collect(control: Connection, receivers: list[Connection]) -> list[RankResult]:
     """Wait until every process has exited.
 
-    After the first failure they have GRACE seconds for that, and once all have returned, GRACE seconds after each exit.
+    After the first failure they have EXIT_TIMEOUT seconds for it, and once all have returned, as many after each exit.
     """
     results: dict[int, RankResult] = {}
     pending = dict(enumerate(receivers))
@@ -279,14 +279,14 @@ def _collect(control: Connection, receivers: list[Connection]) -> list[RankResul
                 lost = PeerLost(f"rank {rank} {describe_exit(status)} before its function returned", rank=rank)
                 results[rank] = RankResult(rank, error=lost, when=when)
         if any(result.error for result in results.values()):
-            deadline = deadline or time.monotonic() + GRACE
+            deadline = deadline or time.monotonic() + EXIT_TIMEOUT
         elif len(results) == len(receivers):
-            deadline = time.monotonic() + GRACE
+            deadline = time.monotonic() + EXIT_TIMEOUT
     if not any(result.error for result in results.values()):
         for rank in sorted(running):
             threads = ", ".join(map(repr, results[rank].threads)) or "none"
             text = "rank %d returned, but did not exit within %g s, and is killed; threads that it left running: %s"
-            log.warning(text, rank, GRACE, threads)
+            log.warning(text, rank, EXIT_TIMEOUT, threads)
     return [results[rank] for rank in sorted(results)]
 
 
@@ -295,7 +295,7 @@ def _stop(server: "subprocess.Popen[bytes]", control: Connection) -> None:
     with suppress(OSError):  # it has died
         control.send(None)
     with suppress(subprocess.TimeoutExpired):
-        server.wait(GRACE)
+        server.wait(EXIT_TIMEOUT)
     with suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGKILL)  # in case it could not
     server.wait()

@@ -31,8 +31,8 @@ __all__ = ["MAX_NODES", "NodeOptions", "Nodes", "join_nodes"]
 log = logging.getLogger("ringcomm")
 
 MAX_NODES = 1024
-GRACE = 2.0  # seconds for node 0 to name the missing nodes after another node has timed out
-PATIENCE = 10.0  # seconds before a launcher says for which nodes it waits
+REPORT_TIMEOUT = 2.0  # seconds for node 0 to name the missing nodes after another node has timed out
+WARN_AFTER = 10.0  # seconds before a launcher says for which nodes it waits
 ALL_ENDED = "all nodes have ended"
 
 
@@ -74,7 +74,7 @@ class _NodeStore(TcpStore):
 
     _server_name = "node 0"
     _member = "node"
-    _patience = PATIENCE
+    _warn_after = WARN_AFTER
 
     def _connect(self, timeout: float) -> socket.socket:
         if self._place.rank > 0:
@@ -193,18 +193,18 @@ def _find_first_place(store: _NodeStore, options: NodeOptions, ranks: int) -> Pl
         for node, (first, facts) in enumerate(zip(starts, nodes, strict=False)):
             log.info("node %d (%s) has %s", node, facts["host"], format_ranks(range(first, starts[node + 1])))
             store.set(f"place of node {node}", json.dumps([first, size, job]).encode())
-    first, size, job = json.loads(_get(store, f"place of node {options.rank}", deadline + GRACE, options))
+    first, size, job = json.loads(_get(store, f"place of node {options.rank}", deadline + REPORT_TIMEOUT, options))
     return Place(first, size, job, options.secret, store=options.address)
 
 
 def _get(store: _NodeStore, key: str, deadline: float, options: NodeOptions) -> bytes:
-    if deadline - time.monotonic() > PATIENCE:
+    if deadline - time.monotonic() > WARN_AFTER:
         try:
-            return store.get(key, PATIENCE)
+            return store.get(key, WARN_AFTER)
         except CollectiveTimeout as error:
             if error.got:
                 text = "%s of %d did not come within %g s; waiting up to %g s (--start-timeout)"
-                log.warning(text, format_ranks(error.got, "node"), options.count, PATIENCE, options.timeout)
+                log.warning(text, format_ranks(error.got, "node"), options.count, WARN_AFTER, options.timeout)
     try:
         return store.get(key, max(0.0, deadline - time.monotonic()))
     except CollectiveTimeout as error:

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 
-__all__ = ["GRACE", "MAX_RANKS", "describe_exit", "send_signal"]
+__all__ = ["EXIT_TIMEOUT", "MAX_RANKS", "describe_exit", "send_signal"]
 
 MAX_RANKS = 1024  # per machine: more is a typo, and would make the machine unusable
 
-GRACE = 5.0  # seconds the other ranks have to exit after one has failed; `run --help` and launch() document it
+EXIT_TIMEOUT = 5.0  # seconds the other ranks have to exit after one has failed; `run --help` and launch() document it
 
 
 def send_signal(number: int, group: int, ranks: Iterable[int]) -> None:

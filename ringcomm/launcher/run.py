@@ -32,9 +32,9 @@ from ringcomm.machine.threads import starting
 
 __all__ = ["run"]
 
-# Seconds after the failure of a rank, and the signal that the others then get: GRACE to exit by themselves, 2 more to
-# handle SIGTERM.
-ESCALATION = ((processes.GRACE, signal.SIGTERM), (processes.GRACE + 2.0, signal.SIGKILL))
+# Seconds after the failure of a rank, and the signal that the others then get: EXIT_TIMEOUT to exit by themselves, 2
+# more to handle SIGTERM.
+ESCALATION = ((processes.EXIT_TIMEOUT, signal.SIGTERM), (processes.EXIT_TIMEOUT + 2.0, signal.SIGKILL))
 FORWARDED = (signal.SIGINT, signal.SIGTERM)
 # Python exits with UNCAUGHT after any exception, also one that the failure of another rank has raised. If this rank has
 # not said otherwise, the failure of another comes first, for so many seconds.
@@ -194,7 +194,10 @@ class _Supervisor:
         return self._status if self._flushed() else self._status or 128 + self._forwarded
 
     def _flushed(self) -> bool:
-        """Wait until all output is written. After a signal, give up when the reader makes no progress for GRACE."""
+        """Wait until all output is written.
+
+        After a signal, give up when the reader makes no progress for EXIT_TIMEOUT.
+        """
         seen, limit = -1, math.inf
         while not (self._out.done and self._err.done):
             if (written := self._out.written + self._err.written) > seen or limit == math.inf:

@@ -16,13 +16,13 @@ import harness
 from failures import until
 from nodes import SECRET, store_server
 from ringcomm import ArgumentError, CollectiveTimeout, PeerLost
-from ringcomm.bootstrap import tcpserver
+from ringcomm.bootstrap import tcp, tcpserver
 from ringcomm.bootstrap.handshake import GREETING, REFUSED
 from ringcomm.bootstrap.messagesocket import LENGTH
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.sockets import MESSAGE_BYTES
 from ringcomm.bootstrap.store import open_store
-from ringcomm.bootstrap.tcp import dial, split_address
+from ringcomm.bootstrap.tcp import split_address
 from ringcomm.bootstrap.tcpstore import TcpStore
 
 
@@ -92,7 +92,7 @@ def test_nothing_is_heard_before_the_proof(address, job):
 
 @pytest.mark.parametrize("message", [b"x", b"1234567", b"12345678", b"12345678{}", b"12345678[]"])
 def test_who_knows_the_secret_and_sends_garbage_is_refused(address, job, message):
-    with dial(address, SECRET.encode(), 20) as peer:
+    with tcp.connect(address, SECRET.encode(), 20) as peer:
         peer.send(message)
         assert peer.recv(MESSAGE_BYTES) == b"refused\0malformed request"
     with join(address, job, 0, 2) as store, join(address, job, 1, 2) as other:
@@ -108,7 +108,7 @@ def test_a_stranger_is_heard_up_to_the_length_of_a_proof(address):
 
 
 def test_a_silent_stranger_has_little_time(address, monkeypatch, caplog):
-    monkeypatch.setattr(tcpserver, "PATIENCE", 0.2)
+    monkeypatch.setattr(tcpserver, "HANDSHAKE_TIMEOUT", 0.2)
     stranger, _ = connect(address)
     with stranger:
         stranger.sendall(b"\0")  # which does not prolong it
@@ -118,7 +118,7 @@ def test_a_silent_stranger_has_little_time(address, monkeypatch, caplog):
 
 def test_strangers_hold_few_connections_and_keep_no_rank_out(address, job, monkeypatch):
     monkeypatch.setattr(tcpserver, "MAX_STRANGERS", 4)
-    monkeypatch.setattr(tcpserver, "PATIENCE", 1000.0)
+    monkeypatch.setattr(tcpserver, "HANDSHAKE_TIMEOUT", 1000.0)
     strangers = [socket.create_connection(split_address(address), harness.OPERATION) for _ in range(50)]
     with join(address, job, 0, 2) as store, join(address, job, 1, 2) as other:
         store.set("key", b"value")

@@ -78,7 +78,7 @@ def test_the_program_for_the_sanitizer_runs_on_the_emulated_device(gpu_check):
     ids=["failed", "timed out", "program missing", "passed"],
 )
 def test_the_report_has_outcome_reason_and_output_of_a_step(gpu_check, monkeypatch, script, facts, result):
-    monkeypatch.setattr(gpu_check, "GRACE", 0.0)
+    monkeypatch.setattr(gpu_check, "EXIT_TIMEOUT", 0.0)
     step = gpu_check.Step("step", ("sh", "-c", script), **{"seconds": harness.OPERATION} | facts)
     found = gpu_check.attempt(step, ["a GPU"])
     assert (found.outcome, found.reason, found.output) == result

@@ -131,7 +131,7 @@ def raise_on_1_while_others_are_busy(comm):
 
 @processes_only
 def test_a_rank_that_does_not_exit_after_a_failure_is_killed(monkeypatch):
-    monkeypatch.setattr(launch_module, "GRACE", 0.05)
+    monkeypatch.setattr(launch_module, "EXIT_TIMEOUT", 0.05)
     with pytest.raises(KeyError, match="the reason"):
         launch(raise_on_1_while_others_are_busy)
 

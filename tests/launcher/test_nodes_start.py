@@ -178,14 +178,14 @@ def test_a_node_that_comes_too_late_is_told_so(job, program):
 
 
 def test_a_launcher_says_for_which_nodes_it_waits(job, program):
-    first = job.start(0, 1, program, patch="from ringcomm.launcher import nodes; nodes.PATIENCE = 0.1")
+    first = job.start(0, 1, program, patch="from ringcomm.launcher import nodes; nodes.WARN_AFTER = 0.1")
     line = "node 1 of 2 did not come within 0.1 s; waiting up to 20 s (--start-timeout)"
     assert first.stderr.readline() == f"ringcomm WARNING: {line}\n"
     check_started(first, job.start(1, 1, program))
 
 
 def test_a_launcher_says_that_it_waits_for_node_0(job, program):
-    second = job.start(1, 1, program, patch="from ringcomm.launcher import nodes; nodes._NodeStore._patience = 0.1")
+    second = job.start(1, 1, program, patch="from ringcomm.launcher import nodes; nodes._NodeStore._warn_after = 0.1")
     line = "node 0 did not come within 0.1 s (Connection refused); waiting up to 20 s"
     assert second.stderr.readline() == f"ringcomm WARNING: {line}\n"
     check_started(second, job.start(0, 1, program))

@@ -134,7 +134,7 @@ def leave_a_thread_on_1(comm):
 
 
 def test_a_thread_that_a_function_leaves_running_does_not_hold_up_its_results(monkeypatch, caplog):
-    monkeypatch.setattr(launch_module, "GRACE", 1.0)
+    monkeypatch.setattr(launch_module, "EXIT_TIMEOUT", 1.0)
     assert ringcomm.launch(leave_a_thread_on_1, 3) == [0, 1, 2]
     expected = "rank 1 returned, but did not exit within 1 s, and is killed; threads that it left running: 'left over'"
     assert caplog.messages == [expected]
@@ -198,4 +198,4 @@ def test_a_process_that_the_system_refuses_is_named_with_the_limits(shell, tmp_p
     ended = shell(f"export PYTHONPATH={tmp_path}\n{command}", PROGRAM.format(disposition="SIG_DFL"))
     assert f"cannot start {what} (Resource temporarily unavailable): {LIMITS}\n" in ended.stderr
     assert ended.returncode != 0
-    assert time.monotonic() - start < launch_module.GRACE
+    assert time.monotonic() - start < launch_module.EXIT_TIMEOUT

@@ -27,7 +27,9 @@ from ringcomm.transports.waits import INFINITE, Deadline
 __all__ = ["SHORTEST", "LaunchMonitor", "PendingLaunch"]
 
 SHORTEST, LONGEST = 50e-6, 2e-3  # seconds between two polls, growing
-GRACE = 1.0  # seconds in which a launch may still complete after a peer exits: the peer may have done its part
+COMPLETION_TIMEOUT = (
+    1.0  # seconds in which a launch may still complete after a peer exits: the peer may have done its part
+)
 
 log = logging.getLogger("ringcomm")
 
@@ -63,7 +65,7 @@ class LaunchMonitor:
         self._watcher: threading.Thread | None = None
         self._closed = False
         self._callbacks: SimpleQueue[Callable[[], object]] = SimpleQueue()
-        self._grace: Deadline | None = None  # for launches that wait for a lost peer
+        self._completion_deadline: Deadline | None = None  # for launches that wait for a lost peer
 
     # --- Launches -----------------------------------------------------------------------------------------------------
 
@@ -193,10 +195,10 @@ class LaunchMonitor:
             self._host.check()
             gone = self._host.gone()
             if not gone:
-                self._grace = None
-            elif self._grace is None:
-                self._grace = Deadline(GRACE)
-            elif self._grace.passed():
+                self._completion_deadline = None
+            elif self._completion_deadline is None:
+                self._completion_deadline = Deadline(COMPLETION_TIMEOUT)
+            elif self._completion_deadline.passed():
                 needed = f"while rank {self._host.rank} needed it in {call.description} on {self._device.name}"
                 self.fail(PeerLost(f"rank {gone[0]} died, or closed the communicator, {needed}", rank=gone[0]))
         except RingcommError:

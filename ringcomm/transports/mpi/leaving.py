@@ -14,13 +14,13 @@ from typing import Protocol, TypeVar
 from ringcomm.errors import CollectiveTimeout
 from ringcomm.machine.threads import start_thread
 
-__all__ = ["Leaving", "abandon", "leaving", "with_timeout"]
+__all__ = ["Leaving", "abort_at_exit", "leaving", "with_timeout"]
 
 log = logging.getLogger("ringcomm")
 
 T = TypeVar("T")
 
-GRACE = 2.0  # seconds for the other ranks to handle a failure, before the exit of this one aborts the job
+ABORT_DELAY = 2.0  # seconds for the other ranks to handle a failure, before the exit of this one aborts the job
 ABORT = 5  # seconds for MPI_Abort, before the process ends without it
 
 
@@ -37,26 +37,26 @@ class Leaving(Protocol):
 
 
 leaving: list[Leaving] = []
-_abandoned: list[object] = []  # what MPI may still use after a failure, and unfinished calls
+_in_flight: list[object] = []  # what MPI may still use after a failure, and unfinished calls
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=leaving.clear)
-    os.register_at_fork(after_in_child=_abandoned.clear)
+    os.register_at_fork(after_in_child=_in_flight.clear)
 
 
-def abandon(what: object) -> None:
+def abort_at_exit(what: object) -> None:
     """Keep something that MPI may still use alive for ever, and abort the job at exit."""
-    _abandoned.append(what)
+    _in_flight.append(what)
 
 
 def _leave() -> None:
     for each in [*leaving]:
         each.end()
-    if _abandoned:
+    if _in_flight:
         from mpi4py import MPI
 
         if MPI.Is_finalized():
             return
-        time.sleep(GRACE)
+        time.sleep(ABORT_DELAY)
         log.warning("MPI_Abort: communication is in flight that will not end, and MPI_Finalize might not return")
         sys.stdout.flush()
         sys.stderr.flush()
@@ -66,7 +66,7 @@ def _leave() -> None:
 
 
 # At exit finalizers run from the newest to the oldest: this one after those that close communicators.
-weakref.finalize(abandon, _leave)
+weakref.finalize(abort_at_exit, _leave)
 
 
 def with_timeout(timeout: float, description: str, call: Callable[[], T]) -> T:
@@ -90,10 +90,10 @@ def with_timeout(timeout: float, description: str, call: Callable[[], T]) -> T:
     try:
         return result.result(timeout)
     except FutureTimeout:
-        abandon(thread)
+        abort_at_exit(thread)
         text = f"{description} took more than {timeout:g} s: a rank did not join, or is lost"
         raise CollectiveTimeout(text) from None
     except BaseException:
         if not result.done():  # it was interrupted
-            abandon(thread)
+            abort_at_exit(thread)
         raise

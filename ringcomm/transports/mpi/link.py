@@ -6,7 +6,7 @@ from typing import Any
 
 from ringcomm.algorithms.select import AlgorithmSelector
 from ringcomm.native import check, ffi, lib
-from ringcomm.transports.mpi.leaving import abandon, leaving
+from ringcomm.transports.mpi.leaving import abort_at_exit, leaving
 from ringcomm.transports.network.transport import Network
 from ringcomm.transports.waits import Deadline
 
@@ -92,6 +92,6 @@ class MpiNetwork(Network):
                 return
             time.sleep(PAUSE)
         if self._state.unsent or self._state.stuck:
-            abandon(self)
+            abort_at_exit(self)
         else:
             ffi.release(self.handle)

@@ -12,7 +12,7 @@ from ringcomm.config import Config
 from ringcomm.errors import ArgumentError, describe_error, raise_first_failure
 from ringcomm.transports import shm
 from ringcomm.transports.contract import Transport
-from ringcomm.transports.mpi.leaving import abandon, leaving
+from ringcomm.transports.mpi.leaving import abort_at_exit, leaving
 from ringcomm.transports.mpi.link import MpiNetwork, mpi_table
 from ringcomm.transports.mpi.world import all_gather_facts, duplicate, require_intracomm, serialized, world
 from ringcomm.transports.network.facts import JobFacts, facts_of
@@ -39,7 +39,7 @@ def aborting_on_interrupt() -> Iterator[None]:
     except Exception:
         raise
     except BaseException as interrupt:
-        abandon(type(interrupt))
+        abort_at_exit(type(interrupt))
         raise
 
 

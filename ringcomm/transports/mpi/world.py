@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ringcomm.errors import ArgumentError, CollectiveTimeout, refuse
-from ringcomm.transports.mpi.leaving import abandon, with_timeout
+from ringcomm.transports.mpi.leaving import abort_at_exit, with_timeout
 
 __all__ = ["all_gather_facts", "duplicate", "require_intracomm", "serialized", "world"]
 
@@ -42,7 +42,7 @@ def duplicate(comm: Any, timeout: float) -> Any:
     deadline = time.monotonic() + timeout
     while not request.Test():
         if time.monotonic() > deadline:
-            abandon(request)
+            abort_at_exit(request)
             text = f"not all of the {comm.Get_size()} ranks of the MPI job called ringcomm.init"
             hint = "one may have exited, or RINGCOMM_HOST_ID is set on some of them only"
             raise CollectiveTimeout(f"{text} within {timeout:g} s: {hint}", rank=comm.Get_rank())

@@ -27,7 +27,7 @@ Split = Callable[[int | None, int], Transport | None]
 
 SUM, AVG, PREMUL = (reduction(op)[0] for op in ("sum", "avg", premul_sum(1.0)))
 # Seconds added to timeouts inside a host: its ranks may wait for another host, and report the cause more precisely.
-GRACE = 1.0
+MARGIN = 1.0
 ANSWER = 0.5  # seconds in which the failure of another rank arrives
 
 
@@ -95,7 +95,7 @@ class GpuSums:
 
         def inside(collective: str, source: int, target: int, op: int) -> None:
             arithmetic = call.dtype, op, call.factor
-            self._on_host(lambda: gpus.run(collective, source, target, slices, arithmetic, deadline.left() + GRACE))
+            self._on_host(lambda: gpus.run(collective, source, target, slices, arithmetic, deadline.left() + MARGIN))
 
         inside("reduce_scatter", call.source, own, op)
         mine = self._on_host(lambda: gpus.download(own, size))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ringcomm.bootstrap.arrivals import connection_timeout
 from ringcomm.bootstrap.facts import all_gather_facts
-from ringcomm.bootstrap.handshake import MESSAGE_OF_HANDSHAKE, introduce
+from ringcomm.bootstrap.handshake import MESSAGE_OF_HANDSHAKE, client_handshake
 from ringcomm.bootstrap.messagesocket import MessageSocket
 from ringcomm.bootstrap.sockets import close_descriptors
 from ringcomm.bootstrap.store import Store
@@ -80,7 +80,7 @@ class _Mesh:
                 if time.monotonic() >= look:
                     self._store.check()
                     look = time.monotonic() + SLICE
-                self._dial_due()
+                self._connect_due()
                 server.serve(max(0.0, min(SLICE, self._check_deadline(timeout))))
 
     def _secret_of(self, rank: int) -> bytes:
@@ -96,12 +96,12 @@ class _Mesh:
         reasons = [f"\nrank {rank} at {self._addresses[rank]}: {self._failures[rank]}" for rank in self._failures]
         raise connection_timeout(missing, self._rank, self._size, timeout, "".join(reasons))
 
-    def _dial_due(self) -> None:
+    def _connect_due(self) -> None:
         for rank, due in [*self._due.items()]:
             if due <= time.monotonic():
-                self._dial(rank)
+                self._connect_to(rank)
 
-    def _dial(self, rank: int) -> None:
+    def _connect_to(self, rank: int) -> None:
         host, port = split_address(self._addresses[rank])
         family, kind, protocol, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         peer = MessageSocket(socket.socket(family, kind, protocol), None)
@@ -115,7 +115,7 @@ class _Mesh:
             self._retry(rank, error)
             return
         self._server.add(peer)
-        steps = introduce(self._secret_of(rank))
+        steps = client_handshake(self._secret_of(rank))
         next(steps)
         self._attempts[peer] = _Attempt(rank, steps)
         del self._due[rank]

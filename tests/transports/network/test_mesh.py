@@ -14,7 +14,7 @@ import pytest
 
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout
 from ringcomm.bootstrap import tcpserver
-from ringcomm.bootstrap.handshake import MESSAGE_OF_HANDSHAKE, introduce
+from ringcomm.bootstrap.handshake import MESSAGE_OF_HANDSHAKE, client_handshake
 from ringcomm.bootstrap.messagesocket import MessageSocket
 from ringcomm.bootstrap.store import HashStore
 from ringcomm.bootstrap.tcp import split_address
@@ -53,7 +53,7 @@ def server_of(store, rank):
     return host, port
 
 
-def dial(store, rank):
+def connect(store, rank):
     peer = socket.create_connection(server_of(store, rank), TIMEOUT)
     peer.settimeout(TIMEOUT)
     return peer
@@ -89,7 +89,7 @@ def test_each_two_ranks_are_connected_and_nothing_listens_afterwards(store, pool
     finish(start(pool, store, range(size), size, address))
     for rank in range(size):
         with pytest.raises(ConnectionRefusedError):
-            dial(store, rank)
+            connect(store, rank)
 
 
 def test_the_ranks_start_in_any_order(store, pool):
@@ -111,7 +111,7 @@ def talk(peer, secret, rank=0):
     with ExitStack() as failed:
         peer = failed.enter_context(MessageSocket(peer, None))
         peer.settimeout(TIMEOUT)
-        steps = introduce(secret)
+        steps = client_handshake(secret)
         next(steps)
         with suppress(StopIteration):
             while True:
@@ -141,7 +141,7 @@ def test_strangers_do_not_hold_up_the_ranks(store, pool, stranger, caplog):
     with caplog.at_level(logging.WARNING, "ringcomm"), ExitStack() as opened:
         early = start(pool, store, [0, 1], 3)
         for rank in (0, 1):
-            stranger(opened.enter_context(dial(store, rank)))
+            stranger(opened.enter_context(connect(store, rank)))
         finish(early + start(pool, store, [2], 3))
     if stranger in (send_garbage, prove_wrongly):
         assert "refused 127.0.0.1 port" in caplog.text
@@ -151,7 +151,7 @@ def test_of_many_strangers_the_oldest_is_dropped(store, pool, monkeypatch):
     monkeypatch.setattr(tcpserver, "MAX_STRANGERS", 3)
     with ExitStack() as opened:
         early = start(pool, store, [0], 2)
-        strangers = [opened.enter_context(dial(store, 0)) for _ in range(5)]
+        strangers = [opened.enter_context(connect(store, 0)) for _ in range(5)]
         for stranger in strangers[:2]:
             await_end(stranger)
         finish(early + start(pool, store, [1], 2))
@@ -161,8 +161,8 @@ def test_a_silent_stranger_is_dropped_in_time(store, pool, monkeypatch):
     early = start(pool, store, [0], 2)
     server_of(store, 0)
     with monkeypatch.context() as patch:
-        patch.setattr(tcpserver, "PATIENCE", 0.05)
-        with dial(store, 0) as stranger:
+        patch.setattr(tcpserver, "HANDSHAKE_TIMEOUT", 0.05)
+        with connect(store, 0) as stranger:
             await_end(stranger)
     finish(early + start(pool, store, [1], 2))
 
@@ -176,7 +176,7 @@ def test_a_process_that_knows_the_secret_must_be_a_higher_rank(store, pool, capl
     early = start(pool, store, [0], 2)
     with caplog.at_level(logging.WARNING, "ringcomm"):
         for rank in (0, 2):
-            with talk(dial(store, 0), secret_of(0), rank) as peer:
+            with talk(connect(store, 0), secret_of(0), rank) as peer:
                 assert peer.recv(1) == b""
         finish(early + start(pool, store, [1], 2))
     assert "it sent no number of a higher rank" in caplog.text
@@ -184,7 +184,7 @@ def test_a_process_that_knows_the_secret_must_be_a_higher_rank(store, pool, capl
 
 def test_a_rank_may_connect_again(store, pool):
     early = start(pool, store, [0], 3)
-    with talk(dial(store, 0), secret_of(0), rank=1) as first:
+    with talk(connect(store, 0), secret_of(0), rank=1) as first:
         store.set("mesh/2", b'""')  # no rank connects to the last one
         again = start(pool, store, [1], 3)
         assert first.recv(1) == b""
@@ -206,7 +206,7 @@ def test_without_rank_0_no_rank_connects(store):
 def test_a_rank_that_is_taken_for_another_is_not_connected_to(store, pool):
     started = start(pool, store, [0, 1], 3, timeout=1)
     with pytest.raises(ConnectionError, match="another secret"):
-        talk(dial(store, 1), secret_of(0), rank=2)
+        talk(connect(store, 1), secret_of(0), rank=2)
     for each in started:
         with pytest.raises(CollectiveTimeout, match=r"^rank 2 of 3"):
             each.result()
