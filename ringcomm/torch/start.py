@@ -9,6 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ringcomm.bootstrap.facts import all_gather_facts
 from ringcomm.bootstrap.place import host_id
 from ringcomm.bootstrap.process_watch import ProcessWatch, process_id
 from ringcomm.bootstrap.store import arrival_timeout, shared_failure
@@ -60,13 +61,12 @@ def _connect_through(torch_store: Store, rank: int, size: int, config: Config) -
 def _connect(
     rank: int, size: int, config: Config, start: Store, store: "TorchStoreAdapter", watch: ProcessWatch
 ) -> Communicator:
-    store.set(f"{rank} is on", f"{process_id()}\n{host_id()}\n{config.host_id}".encode())
-    hosts = set()
-    for other in range(size):
-        process, host, virtual_host = store.get(f"{other} is on", config.timeout + GRACE).decode().split("\n")
-        hosts.add((host, virtual_host))
-        if host == host_id() and other != rank:
-            watch.add(other, process, now=True)
+    mine = {"process": process_id(), "host": [host_id(), config.host_id]}
+    ranks = all_gather_facts(store, "process", rank, size, mine, config.timeout + GRACE)
+    for other, facts in enumerate(ranks):
+        if facts["host"][0] == host_id() and other != rank:
+            watch.add(other, facts["process"], now=True)
+    hosts = {tuple(facts["host"]) for facts in ranks}
     comm = connect_ranks(rank, size, store, config, hosts=len(hosts) > 1)
     # The store may live in rank 0, which leaves last.
     store.set(f"{rank} is connected", b"")
