@@ -50,11 +50,11 @@ struct RequestParams {  // ucp_request_param_t
     enum Bits : uint32_t { FLAGS = 1 << 4, MEMORY_TYPE = 1 << 6 };
     enum Flags : uint32_t { CLOSE_FORCE = 1 << 0 };
     enum MemoryType : int { HOST };
-    uint32_t mask, flags;
-    void *request, *callback;
-    uint64_t datatype;
-    void *user_data, *reply_buffer;
-    MemoryType memory_type;
+    uint32_t mask, flags = 0;
+    void *request = nullptr, *callback = nullptr;
+    uint64_t datatype = 0;
+    void *user_data = nullptr, *reply_buffer = nullptr;
+    MemoryType memory_type = HOST;
 };
 
 struct Received {  // ucp_tag_recv_info_t
