@@ -13,8 +13,7 @@ from numpy.typing import DTypeLike
 from ringcomm import objects
 from ringcomm.adapters import ADAPTERS, check_disjoint, dtype_of, find_device, fitting
 from ringcomm.devices.contract import Device
-from ringcomm.errors import Aborted, ArgumentError, PeerLost, RingcommError, describe_error, integer, refuse
-from ringcomm.launcher.blame import take_blame
+from ringcomm.errors import Aborted, ArgumentError, RingcommError, describe_error, integer, refuse
 from ringcomm.native import NULL, seconds
 from ringcomm.shapes import Shapes, axes
 from ringcomm.transports.contract import CollectiveCall, Transport
@@ -78,8 +77,6 @@ class Communicator:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         try:
             if error is not None:
-                if not isinstance(error, Aborted | PeerLost):
-                    take_blame()
                 with suppress(RingcommError):  # closed, or the parent process's: the block's own error matters
                     self.abort(describe_error(error))
         finally:

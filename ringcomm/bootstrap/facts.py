@@ -1,6 +1,7 @@
 """The facts of all ranks of a start: rank 0 collects them from the store, and publishes them as one table.
 
-So the requests to the store grow with the number of ranks, and not with its square.
+So the requests to the store grow with the number of ranks, and not with its square, unless a rank is late: then each
+rank looks for itself who that is.
 """
 
 import json

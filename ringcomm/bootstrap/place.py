@@ -10,7 +10,7 @@ from pathlib import Path
 from ringcomm.config import LAUNCHER
 from ringcomm.errors import ArgumentError, refuse
 
-__all__ = ["LAUNCHERS", "Place", "blame_address", "find_place", "host_id", "master_address"]
+__all__ = ["LAUNCHERS", "Place", "find_place", "host_id", "master_address"]
 
 log = logging.getLogger("ringcomm")
 
@@ -29,11 +29,10 @@ class Place:
     hosts: bool = False  # the ranks are on several hosts
     mpi: bool = False  # the launcher starts MPI programs
     store: str = ""  # where the launcher serves the store of ranks on several hosts: address:port
-    blame: str = ""  # where the launcher hears which ranks fail by themselves: see launcher/blame.py
 
     def environment(self) -> dict[str, str]:
         """Return this process's environment with the variables that put a child process at this place."""
-        values = (str(self.rank), str(self.size), self.job, self.nonce, self.store, self.blame)
+        values = (str(self.rank), str(self.size), self.job, self.nonce, self.store)
         return {**os.environ, **dict(zip(LAUNCHER, values, strict=True))}
 
 
@@ -57,7 +56,7 @@ class _Launcher:
         return [name for name in names if name not in environ]
 
 
-RANK, SIZE, JOB, NONCE, STORE, BLAME = LAUNCHER
+RANK, SIZE, JOB, NONCE, STORE = LAUNCHER
 
 # The first launcher whose variables are all set wins: on clusters, launchers nest from the bottom of this table to the
 # top. Many programs set RANK and WORLD_SIZE themselves, so these do not mark torchrun.
@@ -112,11 +111,6 @@ def master_address(environ: Mapping[str, str] = os.environ) -> str:
     """Return where the launcher's store is served to several hosts, as address:port; "" if no launcher has said."""
     master = environ.get("MASTER_ADDR")
     return environ.get(STORE) or (f"{master}:{environ.get('MASTER_PORT', '1')}" if master else "")
-
-
-def blame_address(environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
-    """Return this rank, and the name of the socket of `ringcomm run` in blame.py; "" without this launcher."""
-    return environ.get(RANK, ""), environ.get(BLAME, "")
 
 
 def _place(launcher: _Launcher, environ: Mapping[str, str]) -> Place:

@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         ("--keepalive", arguments.keepalive, MAX_KEEPALIVE),
     ):
         if value > most:
-            arguments.usage_error(str(refuse(option, f"at most {most:g}", f"{value:g}")))
+            arguments.usage_error(str(refuse(option, f"at most {most:g}", value)))
     options = NodeOptions(
         arguments.node_rank,
         arguments.nnodes,

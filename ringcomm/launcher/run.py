@@ -24,7 +24,6 @@ from typing import Self
 from ringcomm.bootstrap.place import Place
 from ringcomm.errors import Aborted, ArgumentError, PeerLost, RingcommError, refuse
 from ringcomm.launcher import processes
-from ringcomm.launcher.blame import Blame
 from ringcomm.launcher.nodes import NodeOptions, Nodes, join_nodes
 from ringcomm.launcher.output import OutputWriter, RankOutput
 from ringcomm.machine import descriptors
@@ -36,9 +35,8 @@ __all__ = ["run"]
 # more to handle SIGTERM.
 ESCALATION = ((processes.EXIT_TIMEOUT, signal.SIGTERM), (processes.EXIT_TIMEOUT + 2.0, signal.SIGKILL))
 FORWARDED = (signal.SIGINT, signal.SIGTERM)
-# Python exits with UNCAUGHT after any exception, also one that the failure of another rank has raised. If this rank has
-# not said otherwise, the failure of another comes first, for so many seconds.
-UNCAUGHT, DOUBT = 1, 1.0
+UNCAUGHT = 1  # the status with which Python exits after any exception, also one that the failure of another rank raised
+CAUSE_TIMEOUT = 1.0  # seconds after such an exit in which another failure counts as the first
 
 
 def run(command: Sequence[str], size: int, options: NodeOptions | None = None) -> int:
@@ -47,7 +45,8 @@ def run(command: Sequence[str], size: int, options: NodeOptions | None = None) -
     With `options` they are the ranks of this node, together with those that other launchers start on theirs.
 
     Returns the exit status of the rank that failed first (128 + the signal if it was killed), else 0; 1 if a node was
-    lost. Forwards SIGINT and SIGTERM to the ranks. Must be called on the main thread.
+    lost. A status of 1 counts as later by CAUSE_TIMEOUT. Forwards SIGINT and SIGTERM to the ranks. Must be called on
+    the main thread.
     """
     if not 1 <= size <= processes.MAX_RANKS:
         raise refuse("number of ranks", f"1 to {processes.MAX_RANKS}", size)
@@ -137,9 +136,8 @@ class _Supervisor:
         self._status = 0
         self._forwarded = 0  # the last forwarded signal
         self._scheduled: list[tuple[float, signal.Signals]] = []
-        self._blame = Blame()
-        self._doubtful: RingcommError | None = None
-        self._doubtful_until = math.inf
+        self._uncaught: RingcommError | None = None  # a failure that another one may have caused
+        self._uncaught_until = math.inf
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-I", "-S", processes.__file__]
@@ -155,13 +153,12 @@ class _Supervisor:
                 pass
         self._outputs.close()
         self._control.close()
-        self._blame.close()
         for writer in {self._out, self._err}:
             writer.close()
 
     def start(self, program: Sequence[str], place: Place) -> None:
         # Without PYTHONUNBUFFERED, output to a pipe is late, and lost if the rank is killed.
-        environment = {"PYTHONUNBUFFERED": "1", **replace(place, blame=self._blame.name).environment()}
+        environment = {"PYTHONUNBUFFERED": "1", **place.environment()}
         with starting(f"rank {place.rank}"), self._signals.mask_for_children():
             process = subprocess.Popen(
                 program,
@@ -179,9 +176,9 @@ class _Supervisor:
 
     def wait(self) -> int:
         """Forward the output of the ranks until all have exited, on all nodes; return the exit status."""
-        while self._running() or (self._doubtful and self._nodes and not self._nodes.over):
+        while self._running() or (self._uncaught and self._nodes and not self._nodes.over):
             self._poll(self._control if self._out.full or self._err.full else self._outputs)
-        self._end_doubt()
+        self._settle_uncaught()
         self._send(signal.SIGKILL)  # children of the ranks, so that all writers are gone
         for key in self._outputs.get_map().values():
             if key.data:
@@ -210,7 +207,7 @@ class _Supervisor:
 
     def _poll(self, selector: selectors.BaseSelector, until: float = math.inf) -> None:
         """Wait for output, signals or the deadline, and handle them."""
-        until = min([until, self._doubtful_until, *(when for when, _ in self._scheduled)])
+        until = min([until, self._uncaught_until, *(when for when, _ in self._scheduled)])
         for key, _ in selector.select(None if until == math.inf else max(0.0, until - time.monotonic())):
             if key.fileobj is self._signals:
                 self._handle_signals()
@@ -222,8 +219,8 @@ class _Supervisor:
             writer.check()
         while self._scheduled and time.monotonic() >= self._scheduled[0][0]:
             self._send(self._scheduled.pop(0)[1])
-        if time.monotonic() >= self._doubtful_until:
-            self._end_doubt()
+        if time.monotonic() >= self._uncaught_until:
+            self._settle_uncaught()
 
     def _handle_signals(self) -> None:
         for number in self._signals.read():
@@ -253,15 +250,15 @@ class _Supervisor:
         on = f" on {self._nodes.host}" if self._nodes else ""
         text = f"rank {rank}{on} {processes.describe_exit(code)}"
         failure = PeerLost(text, rank=rank, got=code if code > 0 else 128 - code)
-        if code != UNCAUGHT or self._blame.takes(rank):
+        if code != UNCAUGHT:
             self._settle(failure)
-        elif not self._doubtful:
-            self._doubtful, self._doubtful_until = failure, time.monotonic() + DOUBT
+        elif not self._uncaught:
+            self._uncaught, self._uncaught_until = failure, time.monotonic() + CAUSE_TIMEOUT
 
-    def _end_doubt(self) -> None:
-        if self._doubtful:
-            self._settle(self._doubtful)
-        self._doubtful, self._doubtful_until = None, math.inf
+    def _settle_uncaught(self) -> None:
+        if self._uncaught:
+            self._settle(self._uncaught)
+        self._uncaught, self._uncaught_until = None, math.inf
 
     def _settle(self, failure: RingcommError) -> None:
         if self._nodes and not self._nodes.over and not self._forwarded:
@@ -278,7 +275,7 @@ class _Supervisor:
                 self._status = self._status or 128 + failure.got
         elif self._status == 0:
             self._status = failure.got or 1
-            if self._status != 128 + self._forwarded:  # a signal that all ranks were sent
+            if not self._forwarded or self._status != 128 + self._forwarded:  # else a signal that all ranks were sent
                 self._print(failure)
             self._schedule_signals()
 

@@ -26,7 +26,7 @@ c10d: Any = dist.distributed_c10d
 Store = Any  # of torch
 
 SLICE = 0.1  # seconds between checks for failures and signals
-MARGIN = 1.0  # seconds beyond the timeout for rank 0 to name the ranks that did not join
+REPORT_TIMEOUT = 1.0  # seconds for rank 0 to name the ranks that did not join
 EXIT = 1.0  # seconds for a process to end after it has closed its connections, on a loaded machine
 FAILURE = "failure"
 
@@ -62,7 +62,8 @@ def _connect(
     rank: int, size: int, config: Config, start: Store, store: "TorchStoreAdapter", watch: ProcessWatch
 ) -> Communicator:
     mine = {"process": process_id(), "host": [host_id(), config.host_id]}
-    ranks = all_gather_facts(store, "process", rank, size, mine, config.timeout + MARGIN)
+    timeout = config.timeout + (REPORT_TIMEOUT if rank else 0.0)
+    ranks = all_gather_facts(store, "process", rank, size, mine, timeout)
     for other, facts in enumerate(ranks):
         if facts["host"][0] == host_id() and other != rank:
             watch.add(other, facts["process"], now=True)

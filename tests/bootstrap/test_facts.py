@@ -62,17 +62,17 @@ def test_every_rank_gets_the_facts_of_all_also_if_they_are_long(ranks, size):
 
 
 def test_the_ranks_that_are_late_are_named_by_all_after_one_timeout(ranks):
-    text = r"^ranks 1, 2, 3, 4 and 5 of 7 did not arrive within 0\.5 s$"
+    text = r"^ranks 1, 2, 3, 4 and 5 of 7 did not arrive within 1 s$"
 
     def exchange(store, rank, size):
         before = time.monotonic()
         if rank not in range(1, 6):
             with pytest.raises(CollectiveTimeout, match=text) as raised:
-                all_gather_facts(store, "facts", rank, size, rank, 0.5)
+                all_gather_facts(store, "facts", rank, size, rank, 1)
             assert raised.value.rank == 1
         return time.monotonic() - before
 
-    assert max(ranks(7, exchange)) < 5 * 0.5
+    assert max(ranks(7, exchange)) < 5 * 1
 
 
 def test_a_rank_0_that_is_late_is_named(ranks):

@@ -190,6 +190,19 @@ void closing_wakes_the_waiters_of_this_rank(NetworkRank& at) {
     CHECK(ended_by_closing(finish(received)));
 }
 
+void closing_ends_a_wait_inside_the_host(NetworkRank& at) {
+    if (at.rank == 3) {
+        rc_work* waiting;
+        DO(run(at.comm, RC_BARRIER, nullptr, nullptr, 0, RC_INT32, RC_SUM, 0, nullptr, &waiting));
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));  // now it needs rank 2, in the memory of its host
+        DO(rc_close(at.comm));
+        message_of(finish(waiting), RC_CLOSED);
+        CHECK(rc_last_error()->rank == 3);
+    }
+    at.all->arrive_and_wait();
+    if (at.rank != 3) message_of(run(at.comm, RC_BARRIER, nullptr, nullptr, 0), RC_PEER_LOST);
+}
+
 // In a group that the dead rank is not in, which hears of it by the memory of a host: from the last rank of the second
 // host, whose number there means another rank of the group, or none. Its other ranks hear by the link.
 void a_death_in_another_group_has_its_number_in_the_parent(NetworkRank& at) {
@@ -259,6 +272,7 @@ int main() {
             closing_wakes_the_waiters_of_this_rank, a_timeout_names_the_late_rank});
     }
     on({"01", "0011"}, tuning, {large_calls_mismatch_too, a_host_that_is_closed_first});
+    on({"0011"}, tuning, {closing_ends_a_wait_inside_the_host});
     on({"01", "012"}, tuning, {a_lost_peer_is_named});
     on({"01", "012"}, impatient(), {a_message_that_never_comes_is_a_timeout});
     on({"01010101", "012012012012"}, tuning, {a_death_in_another_group_has_its_number_in_the_parent});

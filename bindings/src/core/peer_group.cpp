@@ -76,11 +76,13 @@ void PeerGroup::check_interrupt(const char* what) {
     if (!interrupt || syscall(SYS_gettid) != getpid()) return;
     const HandlerFrame here{this, enclosed ? &enclosed->group_ : nullptr, handler_frames};
     handler_frames = &here;
+    const EnclosedWait* const outer = std::exchange(enclosed, nullptr);  // a handler may wait in other communicators
     const int raised = interrupt();
+    enclosed = outer;
     handler_frames = here.outer;
     if (!raised) return;
-    PeerGroup& whole = enclosed ? enclosed->group_ : *this;  // whose ranks and calls the user knows
-    whole.store_failure(whole.interrupted(enclosed ? enclosed->what_ : what));
+    PeerGroup& whole = outer ? outer->group_ : *this;  // whose ranks and calls the user knows
+    whole.store_failure(whole.interrupted(outer ? outer->what_ : what));
     throw Failure(RC_INTERRUPTED, format("%s was interrupted by a signal", what), rank);
 }
 

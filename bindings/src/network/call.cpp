@@ -99,6 +99,7 @@ void NetworkCall::run_local(int collective, const void* source, void* target, ui
     } catch (const Failure& failure) {
         if (failure.error.code == RC_INTERRUPTED) throw failure;
         group_.check_failure();
+        if (failure.error.code == RC_CLOSED) fail(Failure(RC_CLOSED, failure.error.message, group_.rank));
         fail(group_.from_host(failure, describe_call()));
     }
     inside_host_ = false;
@@ -112,8 +113,9 @@ std::optional<Failure> NetworkCall::stop_reason() {
         return group_.from_host(failure, describe_call());
     }
     for (int p = 0; p < group_.size; ++p) {
-        if (p == group_.rank || group_.finished(p, call_.epoch)) continue;
-        if (auto failure = group_.peer_failure(p, describe_call())) return failure;
+        if (p == group_.rank) continue;
+        const auto failure = group_.peer_failure(p, describe_call());
+        if (failure && !group_.finished(p, call_.epoch)) return failure;  // in this order: it may just have closed
     }
     if (now_ns() >= deadline()) return timed_out();
     return {};

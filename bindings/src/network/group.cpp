@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <cstring>
 #include <utility>
 
 #include "network/call.h"
@@ -156,7 +157,9 @@ void NetworkGroup::store_failure(const Failure& given) {
     const bool names_one = failure.error.code == RC_PEER_LOST && failure.error.rank >= 0 && !failure.error.group_size;
     const std::string death = names_one ? how_it_died(failure.error.rank) : "";
     const std::lock_guard lock(world->mutex);
-    if (failure.error.code == RC_ABORTED && mismatch_ && mismatch_->error.epoch == begun_.load()) {
+    const bool by_mismatch = mismatch_ && mismatch_->error.epoch == begun_.load() &&
+                             strstr(failure.error.message, mismatch_heading(begun_.load()).c_str());
+    if (failure.error.code == RC_ABORTED && by_mismatch) {
         rc_error error = mismatch_->error;  // for as_mismatch() of the others, which may still be in that call
         error.code = RC_ABORTED;
         error.peer = error.rank;

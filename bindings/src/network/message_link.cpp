@@ -13,10 +13,9 @@ namespace ringcomm {
 
 namespace {
 
-constexpr uint64_t PACKETS = 0;                     // the tag of packets
-constexpr uint64_t CANCEL_NS = 5'000'000'000;       // how long cancel() waits: on a busy machine a second is short
-constexpr uint64_t CANCEL_LOST_NS = 1'000'000'000;  // for a peer that takes nothing more
-constexpr uint64_t DROP_NS = 10'000'000'000;        // the peers have failed long before
+constexpr uint64_t PACKETS = 0;                // the tag of packets
+constexpr uint64_t CANCEL_NS = 1'000'000'000;  // how long cancel() waits
+constexpr uint64_t DROP_NS = 10'000'000'000;   // the peers have failed long before
 
 }  // namespace
 
@@ -126,13 +125,11 @@ void MessageLink::cancel(LinkTransfer& transfer) {
     operation.finish(LinkTransfer::FAILED);
     operation.canceled = true;
     if (!operation.sends) library_->cancel(operation.request);
-    // One wait for all transfers that a failed call cancels in a row.
-    const uint64_t now = now_ns();
-    if (now >= cancel_began_ + 2 * CANCEL_NS) cancel_began_ = now;
-    const uint64_t deadline = cancel_began_ + (peers_[operation.peer].failure.empty() ? CANCEL_NS : CANCEL_LOST_NS);
+    // One second for all transfers that a failed call cancels in a row.
+    if (now_ns() >= cancel_deadline_ + CANCEL_NS) cancel_deadline_ = now_ns() + CANCEL_NS;
     while (!test(operation)) {
         receive_dropped();
-        if (now_ns() >= deadline) return;  // it stays among the operations
+        if (now_ns() >= cancel_deadline_) return;  // it stays among the operations
         yield_core();
     }
     std::erase_if(operations_, [&](const auto& each) { return each.get() == &operation; });

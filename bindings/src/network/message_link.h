@@ -20,7 +20,7 @@ public:
 
     void send(int peer, uint64_t tag, const std::byte* data, size_t bytes, LinkTransfer& transfer) override;
     void receive(int peer, uint64_t tag, std::byte* data, size_t bytes, LinkTransfer& transfer) override;
-    // A send cannot be taken back, nor a receive that has begun to arrive. This waits for them, at most five seconds:
+    // A send cannot be taken back, nor a receive that has begun to arrive. This waits for them, at most for a second:
     // the peer, which has failed as well, receives and drops what is sent to it. See stuck().
     void cancel(LinkTransfer& transfer) override;
     void drop(uint64_t tag) override;
@@ -70,7 +70,7 @@ private:
     std::vector<std::unique_ptr<Operation>> operations_;
     std::deque<Arriving> arriving_;
     std::vector<Dropped> dropped_;
-    uint64_t cancel_began_ = 0;  // ns
+    uint64_t cancel_deadline_ = 0;  // of cancel(), ns
     bool left_ = false, failed_ = false;
 };
 

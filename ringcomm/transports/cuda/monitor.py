@@ -27,9 +27,8 @@ from ringcomm.transports.waits import INFINITE, Deadline
 __all__ = ["SHORTEST", "LaunchMonitor", "PendingLaunch"]
 
 SHORTEST, LONGEST = 50e-6, 2e-3  # seconds between two polls, growing
-COMPLETION_TIMEOUT = (
-    1.0  # seconds in which a launch may still complete after a peer exits: the peer may have done its part
-)
+# Seconds in which a launch may still complete after a peer exits: the peer may have done its part.
+COMPLETION_TIMEOUT = 1.0
 
 log = logging.getLogger("ringcomm")
 

@@ -28,8 +28,8 @@ def serves(place: Place) -> bool:
 
 
 def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
-    secret = secrets.token_hex(32)  # rank 0's is that of the job
-    ranks = all_gather_facts(store, FACTS, rank, size, {**facts_of(rank, config), "secret": secret}, config.timeout)
+    secret = {} if rank else {"secret": secrets.token_hex(32)}  # of the connections
+    ranks = all_gather_facts(store, FACTS, rank, size, {**facts_of(rank, config), **secret}, config.timeout)
     job = JobFacts(rank, ranks, config)
     config, layout = job.config, job.layout
     local = shm.connect(layout.local_rank, len(layout.local_ranks), _HostStore(store, layout.host), config)
