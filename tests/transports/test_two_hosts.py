@@ -95,7 +95,7 @@ def without_pools():
 
 # --- ringcomm on two hosts ------------------------------------------------------------------
 
-LIMIT = 1.0  # seconds
+LIMIT = 3.0  # seconds; the ranks share two cores with other tests, and no call before the cut may exceed it
 
 
 def keep_the_contract(world):  # noqa: ARG001

@@ -187,7 +187,7 @@ void PointToPointEngine::worker_loop() {
 // Keeps the messages of peers coming while this rank waits for something else, such as a collective: its peers may
 // have to send them before they can go on.
 void PointToPointEngine::drain() {
-    constexpr int IDLE_YIELDS = 100;  // a sender that sleeps needs some 50 us to wake up and send more
+    constexpr int IDLE_YIELDS = 100;            // a sender that sleeps needs some 50 us to wake up and send more
     const uint64_t end = now_ns() + 5'000'000;  // the wait must look at its own event again
     for (int left = 1; left > 0 && now_ns() < end; --left) {
         {
