@@ -7,9 +7,11 @@
 Needs root, torch, a C compiler and an idle machine. The hosts are network namespaces. Round by round the libraries take
 turns: ringcomm called directly, ringcomm and Gloo through torch.distributed, and link.c, which sends over one TCP
 connection. Ranks are bound to cores, those of Gloo also free, and the faster counts; they sleep while another library
-is measured. All run at a real-time priority: a process that takes the core from a rank for one time slice would double
-the mean of a thousand calls of 20 µs. Where there are more ranks than cores, ringcomm is told so: a host knows its own
-ranks only.
+is measured. Where there are more ranks than cores, ringcomm is told so: a host knows its own ranks only.
+
+All run at the priority of this process, or, with --real-time, at one that no other process interrupts. Another process,
+or another thread of the same rank, that gets the core for one time slice multiplies the mean of a thousand calls of 20
+µs; a library with more threads loses more.
 
 The rows go to results/: as JSON, those of an earlier run with the same options on the same day being replaced, and as
 Markdown tables.
@@ -59,10 +61,12 @@ class Setup:
     hosts: int
     ranks_per_host: int
     rate: str | None
+    real_time: bool
 
     def __str__(self) -> str:
         ranks = f"{self.ranks_per_host} rank{'s' * (self.ranks_per_host > 1)} on each"
-        return f"{self.hosts} hosts, {ranks}, {self.rate or 'unlimited'} link"
+        priority = ", real-time priority" * self.real_time
+        return f"{self.hosts} hosts, {ranks}, {self.rate or 'unlimited'} link{priority}"
 
 
 class Link:
@@ -228,15 +232,17 @@ def main() -> int:
     add("--hosts", type=whole(2), default=2, help="default: 2")
     add("--ranks-per-host", type=whole(1), default=1, help="default: 1")
     add("--rate", help="of each host's link, such as 1gbit (default: unlimited)")
+    add("--real-time", action="store_true", help="run at a real-time priority")
     add("--sizes", type=several(parse_bytes), default=SIZES, help=f"default: {SIZES}")
     add("--collectives", type=several(one_of("collective", MEASURED)), default=",".join(MEASURED), help="default: all")
     add("--rounds", type=whole(1), default=5, help="default: 5")
     add("--seconds", type=positive, default="0.2", help="of a round (default: 0.2)")
     arguments = parser.parse_args()
-    setup = Setup(arguments.hosts, arguments.ranks_per_host, arguments.rate)
+    setup = Setup(arguments.hosts, arguments.ranks_per_host, arguments.rate, arguments.real_time)
     machine, rows, status = Machine.here(), list[Row](), 0
     os.environ["RINGCOMM_JOB_SECRET"] = secrets.token_hex(32)
-    os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))  # of this process and all that it starts
+    if setup.real_time:  # also of all that this process starts
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     try:
         with interruptible(), ExitStack() as stack:
             on = stack.enter_context(hosts(setup.hosts, setup.rate))

@@ -9,11 +9,11 @@ namespace {
 
 constexpr size_t EAGER_BYTES = 32 << 10, DATA_BYTES = 60 << 10;
 static_assert(DATA_BYTES + sizeof(PacketHead) + sizeof(PacketHeader) <= Link::MAX_PACKET);
-constexpr size_t PIECE_BYTES = 256 << 10;  // of a transfer: it delays the packets behind it
 
 template <class Transfer>
-void for_each_piece(size_t bytes, Transfer transfer) {
-    for (size_t at = 0; at < bytes; at += PIECE_BYTES) transfer(at, std::min(PIECE_BYTES, bytes - at));
+void for_each_piece(const Link& link, size_t bytes, Transfer transfer) {
+    const size_t piece = link.piece_bytes();
+    for (size_t at = 0; at < bytes; at += piece) transfer(at, std::min(piece, bytes - at));
 }
 
 }  // namespace
@@ -21,8 +21,9 @@ void for_each_piece(size_t bytes, Transfer transfer) {
 void PeerMessages::pulled(Link& link, int process, uint64_t tag, const std::byte* address, size_t bytes) {
     if (ended_) return;
     while (!sends_.empty() && sends_.front().ended()) sends_.pop_front();
-    for_each_piece(
-        bytes, [&](size_t at, size_t length) { link.send(process, tag, address + at, length, sends_.emplace_back()); });
+    for_each_piece(link, bytes, [&](size_t at, size_t length) {
+        link.send(process, tag, address + at, length, sends_.emplace_back());
+    });
 }
 
 void PeerMessages::end(Link& link) {
@@ -43,7 +44,7 @@ NetworkChannel::NetworkChannel(NetworkWorld& world, int process, const PacketHea
 PacketChannel::Read NetworkChannel::read_memory(std::byte* target, const std::byte* address, size_t bytes) {
     const std::lock_guard lock(world_.mutex);
     if (receives_.empty()) {
-        for_each_piece(bytes, [&](size_t at, size_t length) {
+        for_each_piece(*world_.link, bytes, [&](size_t at, size_t length) {
             world_.link->receive(process_, tag_, target + at, length, receives_.emplace_back());
         });
         PacketHead head = head_;

@@ -11,17 +11,16 @@ namespace ringcomm {
 
 namespace {
 
-constexpr size_t PIECE_BYTES = 256 << 10;  // of a transfer: one is combined, in the caches, while the next arrive
-constexpr size_t WINDOW = 4;               // transfers at once in each direction
+constexpr size_t WINDOW = 4;  // transfers at once in each direction
 
 // Transfers in one direction, in pieces. Ended or canceled before the memory that they use goes out of reach.
 class Pieces {
 public:
     Pieces(Link& link, std::byte* data, size_t bytes)
-        : link_(link), data_(data), bytes_(bytes), number_(divide_up(bytes, PIECE_BYTES)) {}
+        : link_(link), data_(data), bytes_(bytes), piece_(link.piece_bytes()), number_(divide_up(bytes, piece_)) {}
 
-    std::byte* data(size_t i) const { return data_ + i * PIECE_BYTES; }
-    size_t length(size_t i) const { return std::min(PIECE_BYTES, bytes_ - i * PIECE_BYTES); }
+    std::byte* data(size_t i) const { return data_ + i * piece_; }
+    size_t length(size_t i) const { return std::min(piece_, bytes_ - i * piece_); }
     bool done() const { return ended_ == number_; }
     size_t next() const { return begun_; }
     bool may_begin() const { return begun_ < number_ && begun_ - ended_ < WINDOW; }
@@ -36,7 +35,7 @@ public:
 private:
     Link& link_;
     std::byte* const data_;
-    const size_t bytes_, number_;
+    const size_t bytes_, piece_, number_;
     size_t begun_ = 0, ended_ = 0;
     std::array<LinkTransfer, WINDOW> transfers_;
 };
@@ -50,12 +49,13 @@ void NetworkCall::run_program() {
     memories_[RC_MEMORY_OUT] = call_.target;
     const bool scales = row_.reduces && call_.op == RC_PREMUL_SUM;
     const size_t scaled = scales ? given_bytes(group_.rank) : 0, scratch = program->scratch * call_.item;
-    landing_ = group_.scratch(WINDOW * PIECE_BYTES + scaled + scratch);
-    memories_[RC_MEMORY_SCRATCH] = landing_ + WINDOW * PIECE_BYTES + scaled;
+    const size_t landing = WINDOW * group_.world->link->piece_bytes();
+    landing_ = group_.scratch(landing + scaled + scratch);
+    memories_[RC_MEMORY_SCRATCH] = landing_ + landing + scaled;
     if (scales && call_.source == call_.target && scaled == result_count() * call_.item) {
         give(call_.target);  // programs in place read it there
     } else if (scales) {
-        memories_[RC_MEMORY_IN] = landing_ + WINDOW * PIECE_BYTES;
+        memories_[RC_MEMORY_IN] = landing_ + landing;
         give(memories_[RC_MEMORY_IN]);
     }
     const std::span steps(program->steps);
@@ -83,11 +83,12 @@ void NetworkCall::run_program() {
 void NetworkCall::exchange(const ProgramStep& step, std::span<const ProgramStep> meanwhile) {
     NetworkWorld& world = *group_.world;
     const bool combines = step.operand.length > 0;
+    const size_t piece = world.link->piece_bytes();
     std::byte* const target = step.source >= 0 ? at(step.incoming) : nullptr;
     Pieces out(*world.link, step.dest >= 0 ? at(step.outgoing) : nullptr,
                step.dest >= 0 ? step.outgoing.length * call_.item : 0);
     Pieces in(*world.link, target, step.source >= 0 ? step.incoming.length * call_.item : 0);
-    const auto place = [&](size_t i) { return combines ? landing_ + i % WINDOW * PIECE_BYTES : in.data(i); };
+    const auto place = [&](size_t i) { return combines ? landing_ + i % WINDOW * piece : in.data(i); };
     const auto begin = [&] {
         const std::lock_guard lock(world.mutex);
         while (in.may_begin()) {
@@ -118,7 +119,7 @@ void NetworkCall::exchange(const ProgramStep& step, std::span<const ProgramStep>
             while (in.front_ended() && !in.front_failed()) {
                 const size_t i = in.take();
                 if (!combines) continue;
-                const std::byte* const own = at(step.operand) + i * PIECE_BYTES;
+                const std::byte* const own = at(step.operand) + i * piece;
                 const std::byte *lower = own, *higher = place(i);
                 if (step.source < group_.rank) std::swap(lower, higher);
                 combine(in.data(i), {lower, higher}, in.length(i) / call_.item);

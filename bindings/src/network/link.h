@@ -55,6 +55,10 @@ public:
     // Whether a canceled transfer may still touch its memory.
     virtual bool stuck() const { return false; }
 
+    // Long transfers are cut into pieces of this length, on both sides alike: a piece is combined, in the caches, while
+    // the next arrive, and it delays the packets behind it.
+    virtual size_t piece_bytes() const { return 256 << 10; }
+
     // A packet has at most MAX_PACKET bytes, is copied at once, and arrives as an event, in order between two
     // processes.
     virtual void send_packet(int peer, std::span<const std::byte> packet) = 0;

@@ -25,6 +25,8 @@ public:
     void cancel(LinkTransfer& transfer) override;
     void drop(uint64_t tag) override;
     bool stuck() const override;
+    // Of longer messages than packets: each begins with a handshake.
+    size_t piece_bytes() const override { return 1 << 20; }
     void send_packet(int peer, std::span<const std::byte> packet) override;
     bool has_room(int peer) const override { return peers_[peer].queued < MAX_QUEUED; }
     bool has_queued(int peer) const override { return peers_[peer].queued && library_->any_thread(); }
