@@ -91,8 +91,8 @@ void send_around(NetworkRank& at, std::initializer_list<size_t> counts) {
     }
 }
 
-// Around 32 KiB, which are eager between hosts.
-void messages_of_every_length_arrive(NetworkRank& at) { send_around(at, {0, 1, 8192, 8193, 20'000}); }
+// Around 64 KiB, which are eager between hosts.
+void messages_of_every_length_arrive(NetworkRank& at) { send_around(at, {0, 1, 16'384, 16'385, 40'000}); }
 
 // Of 4 MiB each. Inside a host so much would pass the small ring in 9,600 packets.
 void messages_of_several_pulls_arrive(NetworkRank& at) { send_around(at, {1'200'000}); }
@@ -102,7 +102,7 @@ void many_messages_are_open(NetworkRank& at) {
     std::vector<std::vector<int>> sent, received;
     std::vector<rc_work*> works;
     for (int i = 0; i < 300; ++i) {
-        sent.push_back(numbers(i % 10 ? 3 : 9'000, 100 * at.rank + i));
+        sent.push_back(numbers(i % 10 ? 3 : 18'000, 100 * at.rank + i));
         received.emplace_back(sent.back().size());
     }
     for (int i = 0; i < 300; ++i) {

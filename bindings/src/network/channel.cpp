@@ -7,7 +7,7 @@ namespace ringcomm {
 
 namespace {
 
-constexpr size_t EAGER_BYTES = 32 << 10, DATA_BYTES = 60 << 10;
+constexpr size_t EAGER_BYTES = 64 << 10, DATA_BYTES = 120 << 10;
 static_assert(DATA_BYTES + sizeof(PacketHead) + sizeof(PacketHeader) <= Link::MAX_PACKET);
 
 template <class Transfer>

@@ -35,7 +35,7 @@ protected:
 // calls.
 class Link {
 public:
-    static constexpr size_t MAX_PACKET = 64 << 10;
+    static constexpr size_t MAX_PACKET = 128 << 10;
 
     Link(int rank, int size) : rank(rank), size(size) {}
     virtual ~Link() = default;

@@ -242,7 +242,7 @@ def test_communicators_are_split_by_two_threads_at_once(layout):
 def exchange_large(comm):
     """Messages around the length from which on the receiver pulls them, and of several pulls."""
     peer = 1 - comm.rank
-    for salt, length in enumerate(((32 << 10) - 1, 32 << 10, (32 << 10) + 1, (1 << 20) + 1, (4 << 20) + 1, 9 << 20)):
+    for salt, length in enumerate(((64 << 10) - 1, 64 << 10, (64 << 10) + 1, (1 << 20) + 1, (4 << 20) + 1, 9 << 20)):
         y = np.empty(length, np.uint8)
         comm.sendrecv(messages.message(comm.rank, length, salt), peer, y, peer)
         assert_same(y, messages.message(peer, length, salt), f"{length} bytes")
