@@ -8,6 +8,7 @@
 // pass: when the agreement is reached, all data is there.
 #include <algorithm>
 #include <cinttypes>
+#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -97,27 +98,27 @@ void NetworkCall::exchange_records(HostRecord own) {
     for (std::vector<std::byte>& record : *arrived) records_.emplace_back(std::exchange(record, {}));
 }
 
-// The first rank of the host has the records of all hosts, and passes them on: first how long each is.
+// The first rank of the host has the records of all hosts, and passes them on behind their lengths. Those of a small
+// call take one broadcast.
 void NetworkCall::share_records() {
-    const bool leads = group_.layout.local_rank == 0;
-    std::vector<uint64_t> lengths(group_.layout.hosts());
-    const auto tell = [&](void* data, size_t bytes) {
-        run_local(RC_BROADCAST, data, data, bytes, RC_UINT8, 0, 0, nullptr);
+    constexpr size_t ROOM = 1 << 10;
+    const size_t hosts = group_.layout.hosts(), first = hosts * sizeof(uint64_t) + ROOM;
+    std::vector<std::byte> shared;
+    const auto add = [&](Bytes bytes) { shared.insert(shared.end(), bytes.begin(), bytes.end()); };
+    for (const HostRecord& record : records_) add(bytes_of(uint64_t(record.bytes().size())));
+    for (const HostRecord& record : records_) add(record.bytes());
+    const auto broadcast = [&](size_t begin, size_t end) {
+        if (shared.size() < end) shared.resize(end);
+        std::byte* const data = shared.data() + begin;
+        run_local(RC_BROADCAST, data, data, end - begin, RC_UINT8, 0, 0, nullptr);
     };
-    if (leads) {
-        for (size_t host = 0; host < lengths.size(); ++host) lengths[host] = records_[host].bytes().size();
-    }
-    tell(lengths.data(), lengths.size() * sizeof(uint64_t));
-    const uint64_t all = std::accumulate(lengths.begin(), lengths.end(), uint64_t{0});
-    std::vector<std::byte> joined;
-    if (leads) {
-        for (const HostRecord& record : records_)
-            joined.insert(joined.end(), record.bytes().begin(), record.bytes().end());
-    }
-    joined.resize(all);
-    tell(joined.data(), all);
-    if (leads) return;
-    auto at = joined.begin();
+    broadcast(0, first);
+    std::vector<uint64_t> lengths(hosts);
+    memcpy(lengths.data(), shared.data(), hosts * sizeof(uint64_t));
+    const size_t end = std::accumulate(lengths.begin(), lengths.end(), hosts * sizeof(uint64_t));
+    if (end > first) broadcast(first, end);
+    if (!records_.empty()) return;
+    auto at = shared.begin() + hosts * sizeof(uint64_t);
     for (const uint64_t length : lengths) {
         records_.emplace_back(std::vector(at, at + length));
         at += length;
