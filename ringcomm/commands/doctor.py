@@ -75,8 +75,9 @@ def system() -> str:
 
 
 def cores() -> str:
-    quota = topology.cpu_quota()
-    return f"{len(topology.cores())} by affinity, {'no quota' if quota is None else f'a quota of {quota:g}'}"
+    most = sum(not topology.outnumbered([topology.cores()] * ranks) for ranks in range(1, len(topology.cores()) + 1))
+    bound = f"ringcomm run gives each of up to {most} ranks its own" if most > 1 else "ringcomm run binds no ranks"
+    return f"{topology.describe()}; {bound}"
 
 
 def headroom() -> str:

@@ -22,7 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "a --node-rank of its own."
     )
     parser.add_argument("-n", "--ranks", type=int, required=True, metavar="N", help="number of ranks, on this node")
-    parser.add_argument("-v", "--verbose", action="store_true", help="log which nodes come, and which ranks they have")
+    parser.add_argument("-v", "--verbose", action="store_true", help="log the cores of each rank, and which nodes come")
+    parser.add_argument(
+        "--bind",
+        choices=("core", "none"),
+        help="core: each rank runs on cores of its own, an equal share; the default where there are enough",
+    )
     nodes = parser.add_argument_group("several nodes")
     nodes.add_argument("--nnodes", type=whole(1), metavar="N", help="number of nodes (1)")
     nodes.add_argument("--node-rank", type=whole(0), metavar="K", help="which one this is: 0 to N - 1")
@@ -55,8 +60,10 @@ def run(arguments: argparse.Namespace) -> int:
     placement = _placement(arguments)
     if arguments.nnodes is None and (given := [option for option, value in placement.items() if value is not None]):
         arguments.usage_error(f"{', '.join(given)} without --nnodes, the number of nodes")
+    start_logging("info" if arguments.verbose else Config().log)
+    bind = {None: None, "core": True, "none": False}[arguments.bind]
     if arguments.nnodes in (None, 1):
-        return launch(command, arguments.ranks)
+        return launch(command, arguments.ranks, bind=bind)
     if missing := [option for option, value in placement.items() if value is None]:
         arguments.usage_error(f"--nnodes {arguments.nnodes} needs {', '.join(missing)}")
     for option, value, most in (
@@ -75,8 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.start_timeout,
         arguments.keepalive,
     )
-    start_logging("info" if arguments.verbose else Config().log)
-    return launch(command, arguments.ranks, options)
+    return launch(command, arguments.ranks, options, bind)
 
 
 def _placement(arguments: argparse.Namespace) -> dict[str, object]:

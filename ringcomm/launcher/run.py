@@ -6,6 +6,7 @@ The ranks form one process group. Its leader, the reaper, is a small process tha
 then kills the group and the ranks that have left it. So no process survives even if `ringcomm run` itself is killed.
 """
 
+import logging
 import math
 import os
 import secrets
@@ -26,10 +27,12 @@ from ringcomm.errors import Aborted, ArgumentError, PeerLost, RingcommError, ref
 from ringcomm.launcher import processes
 from ringcomm.launcher.nodes import NodeOptions, Nodes, join_nodes
 from ringcomm.launcher.output import OutputWriter, RankOutput
-from ringcomm.machine import descriptors
+from ringcomm.machine import descriptors, topology
 from ringcomm.machine.threads import starting
 
 __all__ = ["run"]
+
+log = logging.getLogger("ringcomm")
 
 # Seconds after the failure of a rank, and the signal that the others then get: EXIT_TIMEOUT to exit by themselves, 2
 # more to handle SIGTERM.
@@ -39,10 +42,11 @@ UNCAUGHT = 1  # the status with which Python exits after any exception, also one
 CAUSE_TIMEOUT = 1.0  # seconds after such an exit in which another failure counts as the first
 
 
-def run(command: Sequence[str], size: int, options: NodeOptions | None = None) -> int:
+def run(command: Sequence[str], size: int, options: NodeOptions | None = None, bind: bool | None = None) -> int:
     """Run `command` on `size` ranks: a Python file, `-m` and a module, or an executable, each with its arguments.
 
-    With `options` they are the ranks of this node, together with those that other launchers start on theirs.
+    With `options` they are the ranks of this node, together with those that other launchers start on theirs. Each rank
+    is bound to cores of its own if there are enough; with `bind` there have to be, and with False no rank is bound.
 
     Returns the exit status of the rank that failed first (128 + the signal if it was killed), else 0; 1 if a node was
     lost. A status of 1 counts as later by CAUSE_TIMEOUT. Forwards SIGINT and SIGTERM to the ranks. Must be called on
@@ -50,14 +54,26 @@ def run(command: Sequence[str], size: int, options: NodeOptions | None = None) -
     """
     if not 1 <= size <= processes.MAX_RANKS:
         raise refuse("number of ranks", f"1 to {processes.MAX_RANKS}", size)
+    shares = _shares(size, bind)
     with join_nodes(options, size) if options else nullcontext() as nodes:
         program = _program(command)
         descriptors.provide_for_launcher(size)
         first = nodes.first if nodes else Place(0, size, secrets.token_hex(16), secrets.token_hex(16))
         with _SignalSocket(signal.SIGCHLD, *FORWARDED) as signals, _Supervisor(signals, nodes) as supervisor:
-            for local_rank in range(size):
-                supervisor.start(program, replace(first, rank=first.rank + local_rank))
+            for local_rank, cores in enumerate(shares):
+                supervisor.start(program, replace(first, rank=first.rank + local_rank), cores)
             return supervisor.wait()
+
+
+def _shares(size: int, bind: bool | None) -> list[set[int]]:
+    """Return the cores of each rank."""
+    cores = topology.cores()
+    if bind is not False and not topology.outnumbered([cores] * size):
+        return topology.shares(cores, size)
+    if bind:
+        raise refuse("--bind core", f"at most as many ranks as cores ({topology.describe()})", f"{size} ranks")
+    log.info("%d ranks are not bound to cores (%s)", size, topology.describe())
+    return [cores] * size
 
 
 def _program(command: Sequence[str]) -> list[str]:
@@ -118,6 +134,17 @@ class _SignalSocket:
         return received
 
 
+@contextmanager
+def _bound_to(cores: set[int]) -> Iterator[None]:
+    """Bind this thread in the body: the processes that it starts inherit that."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 class _Supervisor:
     """Starts the ranks, forwards their output and signals. At the end of `with` they and their children are dead."""
 
@@ -156,10 +183,11 @@ class _Supervisor:
         for writer in {self._out, self._err}:
             writer.close()
 
-    def start(self, program: Sequence[str], place: Place) -> None:
+    def start(self, program: Sequence[str], place: Place, cores: set[int]) -> None:
+        log.info("rank %d runs on the cores %s", place.rank, ", ".join(map(str, sorted(cores))))
         # Without PYTHONUNBUFFERED, output to a pipe is late, and lost if the rank is killed.
         environment = {"PYTHONUNBUFFERED": "1", **place.environment()}
-        with starting(f"rank {place.rank}"), self._signals.mask_for_children():
+        with starting(f"rank {place.rank}"), self._signals.mask_for_children(), _bound_to(cores):
             process = subprocess.Popen(
                 program,
                 env=environment,

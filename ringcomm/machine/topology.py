@@ -1,12 +1,13 @@
-"""The cores this process may use."""
+"""The cores this process may use, and how ranks share them. A core is what the kernel counts as a CPU."""
 
 import os
+import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from ringcomm.machine.cgroup import groups, words
 
-__all__ = ["cores", "cpu_quota", "outnumbered"]
+__all__ = ["cores", "cpu_quota", "describe", "outnumbered", "shares"]
 
 
 def cores() -> set[int]:
@@ -25,7 +26,40 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
     return min(limits, default=None)
 
 
+def describe() -> str:
+    """Describe the cores and the quota of this process."""
+    quota = cpu_quota()
+    return f"{len(cores())} by affinity, {'no quota' if quota is None else f'a quota of {quota:g}'}"
+
+
 def outnumbered(ranks: Collection[Iterable[int]]) -> bool:
     """Return whether ranks on this machine, each given by its cores, outnumber the cores and the quota."""
     all_cores = len(set().union(*ranks))
     return len(ranks) > min(all_cores, cpu_quota() or all_cores)
+
+
+def shares(available: Collection[int], ranks: int, root: Path = Path("/")) -> list[set[int]]:
+    """Divide cores among as many ranks or fewer: equal shares, of neighbors in a cache.
+
+    Hardware threads of one physical core go to one rank, if there is a physical core for each.
+    """
+    ordered = sorted(available, key=lambda core: (*_neighbors(root / f"sys/devices/system/cpu/cpu{core}"), core))
+    physical: dict[int, list[int]] = {}
+    for core in ordered:
+        _, first = _neighbors(root / f"sys/devices/system/cpu/cpu{core}")
+        physical.setdefault(core if first < 0 else first, []).append(core)
+    units = list(physical.values()) if len(physical) >= ranks else [[core] for core in ordered]
+    bounds = [rank * len(units) // ranks for rank in range(ranks + 1)]
+    return [{core for unit in units[bounds[i] : bounds[i + 1]] for core in unit} for i in range(ranks)]
+
+
+def _neighbors(folder: Path) -> tuple[int, int]:
+    """Return the first core that shares the last-level cache, and the first on the same physical core; -1: unknown."""
+    caches = max(folder.glob("cache/index*"), key=lambda index: words(index / "level"), default=folder)
+    return _first(caches / "shared_cpu_list"), _first(folder / "topology/core_cpus_list")
+
+
+def _first(file: Path) -> int:
+    """Return the first number in a list such as 0-3,8-11."""
+    found = re.match(r"\d+", "".join(words(file)))
+    return int(found[0]) if found else -1

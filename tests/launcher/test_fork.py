@@ -144,7 +144,7 @@ def test_children_that_exit_normally_do_not_disturb_the_ranks(how, refusals, tmp
         pytest.importorskip("torch")
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    command = [sys.executable, "-P", "-m", "ringcomm", "run", "-n", "2", str(program), how]
+    command = [sys.executable, "-P", "-m", "ringcomm", "run", "--bind=none", "-n", "2", str(program), how]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=harness.JOB)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr == ""

@@ -43,3 +43,41 @@ def test_the_cgroup_v1_quota_is_found_among_joined_controllers(root):
     assert topology.cpu_quota(root) is None
     (folder / "cpu.cfs_quota_us").write_text("50000\n")
     assert topology.cpu_quota(root) == 0.5
+
+
+@pytest.fixture
+def eight(tmp_path):
+    """Two last-level caches of two physical cores each, with two hardware threads: core n and n + 4."""
+    for core in range(8):
+        folder = tmp_path / f"sys/devices/system/cpu/cpu{core}"
+        for level, shared in (
+            (1, [core % 4, core % 4 + 4]),
+            (3, [other for other in range(8) if other % 2 == core % 2]),
+        ):
+            index = folder / f"cache/index{level}"
+            index.mkdir(parents=True)
+            (index / "level").write_text(f"{level}\n")
+            (index / "shared_cpu_list").write_text(",".join(map(str, shared)) + "\n")
+        (folder / "topology").mkdir()
+        (folder / "topology/core_cpus_list").write_text(f"{core % 4},{core % 4 + 4}\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("available", "ranks", "expected"),
+    [
+        (range(8), 1, [set(range(8))]),
+        (range(8), 2, [{0, 2, 4, 6}, {1, 3, 5, 7}]),
+        (range(8), 3, [{0, 4}, {2, 6}, {1, 3, 5, 7}]),
+        (range(8), 4, [{0, 4}, {2, 6}, {1, 5}, {3, 7}]),
+        (range(8), 8, [{0}, {4}, {2}, {6}, {1}, {5}, {3}, {7}]),
+        ([1, 2, 6], 2, [{2, 6}, {1}]),
+        ([1, 2, 6], 3, [{2}, {6}, {1}]),
+    ],
+)
+def test_shares_are_neighbors_in_a_cache_and_whole_physical_cores(eight, available, ranks, expected):
+    assert topology.shares(available, ranks, eight) == expected
+
+
+def test_shares_of_cores_of_which_nothing_is_known(tmp_path):
+    assert topology.shares({3, 5, 8}, 2, tmp_path) == [{3}, {5, 8}]
