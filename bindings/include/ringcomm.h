@@ -234,8 +234,8 @@ typedef struct {
     int32_t any_thread;           /* MPI_THREAD_MULTIPLE */
 } rc_mpi;
 int rc_network_open_mpi(int rank, int size, const rc_mpi* mpi, rc_network** network);
-/* UCX: `library` is a path or name of libucp, and `devices` those between hosts, as in UCX_NET_DEVICES ("": all). The
- * variables UCX_* of the environment come first. */
+/* UCX: `library` is a path or name of libucp, RC_ARGUMENT if it cannot be loaded, and `devices` those between hosts, as
+ * in UCX_NET_DEVICES ("": all). The variables UCX_* of the environment come first. */
 typedef struct rc_ucx rc_ucx;
 int rc_ucx_open(const char* library, const char* devices, double keepalive, rc_ucx** ucx);
 /* Valid as long as `ucx`: the file and the version of libucp, the transports with their devices ("tcp/eth0 ..."), and

@@ -69,7 +69,7 @@ inline Status status_of(const void* result) { return Status(intptr_t(result)); }
 class Library {
 public:
     explicit Library(const std::string& path) : handle_(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) {
-        if (!handle_) throw Failure(RC_SYSTEM, dlerror());  // it names the file
+        if (!handle_) throw Failure(RC_ARGUMENT, dlerror());  // it names the file
     }
     Library(const Library&) = delete;
 
@@ -80,7 +80,7 @@ public:
     }
     void* find(const char* name) const {
         void* const found = dlsym(handle_, name);
-        if (!found) throw Failure(RC_SYSTEM, format("libucp has no %s: UCX 1.10 or later is needed", name));
+        if (!found) throw Failure(RC_ARGUMENT, format("libucp has no %s: UCX 1.10 or later is needed", name));
         return found;
     }
 

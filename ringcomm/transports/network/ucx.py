@@ -67,10 +67,10 @@ def open_ucx(config: Config, address: str = "") -> Ucx:
             found = Ucx(library, "", config.keepalive)
             interface = "" if found.has_rdma else _interface(address)
             return Ucx(library, interface, config.keepalive) if interface else found
-        except RingcommError as error:
+        except ArgumentError as error:  # it is not there, or too old
             reasons.append(str(error))
-            if reasons[-1].startswith("ucp_init"):  # the library is there, but uses nothing of this host
-                raise RingcommError(f"cannot open UCX: {reasons[-1]}: check UCX_TLS and UCX_NET_DEVICES") from None
+        except RingcommError as error:  # it is there, but uses nothing of this host
+            raise RingcommError(f"cannot open UCX: {error}: check UCX_TLS and UCX_NET_DEVICES") from None
     cure = "pip install 'ringcomm[ucx]', or name a libucp with RINGCOMM_UCX"
     raise RingcommError(f"cannot open UCX: {'; '.join(reasons)}: {cure}")
 

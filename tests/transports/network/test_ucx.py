@@ -1,6 +1,7 @@
 """The link over UCX: which libucp, when it is taken, and how its ranks are lost."""
 
 import os
+import re
 from contextlib import closing
 
 import pytest
@@ -46,6 +47,12 @@ def test_a_libucp_that_cannot_be_opened_is_named_with_the_cure(monkeypatch, tmp_
 def test_a_library_that_is_not_libucp_is_refused():
     error = raised(RingcommError, lambda: ucx.open_ucx(Config(ucx="libc.so.6")))
     assert "libucp has no ucp_get_version_string: UCX 1.10 or later is needed" in str(error)
+
+
+def test_a_libucp_that_can_use_nothing_of_this_host_names_the_variables_of_ucx(monkeypatch):
+    monkeypatch.setenv("UCX_TLS", "nothing")
+    error = raised(RingcommError, lambda: ucx.open_ucx(Config()))
+    assert re.fullmatch("cannot open UCX: ucp_init_version: .*: check UCX_TLS and UCX_NET_DEVICES", str(error))
 
 
 def test_sockets_are_taken_without_rdma_and_ucx_where_it_is_asked_for():
