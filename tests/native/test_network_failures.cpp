@@ -2,8 +2,10 @@
 // sanitizers: no memory is accessed after a call has returned, and every call returns.
 #include <algorithm>
 #include <chrono>
+#include <deque>
 #include <utility>
 
+#include "network/group.h"
 #include "network_group.h"
 
 namespace {
@@ -251,6 +253,75 @@ void a_death_in_another_group_has_its_number_in_the_parent(NetworkRank& at) {
     }
 }
 
+// What the two ranks of a link have sent each other.
+struct Mailboxes {
+    std::mutex mutex;
+    std::deque<std::vector<std::byte>> to[2];
+};
+
+// Only packets, and none with what rank 1 records of a call, as if it took another way through a slow network.
+struct LinkWithoutRecords final : ringcomm::Link {
+    LinkWithoutRecords(int rank, Mailboxes& mailboxes) : Link(rank, 2), mailboxes(mailboxes) {}
+
+    void send(int, uint64_t, const std::byte*, size_t, ringcomm::LinkTransfer&) override {}
+    void receive(int, uint64_t, std::byte*, size_t, ringcomm::LinkTransfer&) override {}
+    void cancel(ringcomm::LinkTransfer&) override {}
+    void drop(uint64_t) override {}
+    void send_packet(int peer, std::span<const std::byte> packet) override {
+        const auto head = ringcomm::PacketReader(packet).next<ringcomm::PacketHead>();
+        if (rank == 1 && head.type == ringcomm::PacketType::RECORDS) return;
+        const std::lock_guard lock(mailboxes.mutex);
+        mailboxes.to[peer].emplace_back(packet.begin(), packet.end());
+    }
+    bool has_room(int) const override { return true; }
+    bool progress(ringcomm::LinkEvents& events) override {
+        std::deque<std::vector<std::byte>> arrived;
+        {
+            const std::lock_guard lock(mailboxes.mutex);
+            arrived.swap(mailboxes.to[rank]);
+        }
+        for (const auto& packet : arrived) events.packet_arrived(1 - rank, packet);
+        return !arrived.empty();
+    }
+    void sleep(uint64_t) override { std::this_thread::yield(); }
+    void wake() override {}
+    bool flushed() const override { return true; }
+    void after_fork() override {}
+
+    Mailboxes& mailboxes;
+};
+
+// Rank 1 finds it, and aborts; rank 0 hears of that first.
+void an_abort_by_a_mismatch_shows_it_before_the_records_come() {
+    Mailboxes mailboxes;
+    const auto differ = [&](int rank) {
+        const auto world =
+            std::make_shared<ringcomm::NetworkWorld>(std::make_unique<LinkWithoutRecords>(rank, mailboxes));
+        ringcomm::NetworkGroup group(world, {1, {0, 1}, rank, {{{0}, {1}}, rank, 0}, {}, {}}, small_tuning());
+        ringcomm::CollectiveEngine collectives(group);
+        std::vector<int> x(3);
+        auto* const data = reinterpret_cast<std::byte*>(x.data());
+        ringcomm::CallRecord call{RC_ALL_REDUCE, data, data, 3, RC_INT32, rank ? RC_MAX : RC_SUM, 1.0, 0, nullptr, 60};
+        call.item = sizeof(int);
+        try {
+            collectives.run(call);
+            CHECK(false);
+        } catch (const ringcomm::Failure& failure) {
+            const rc_error& error = failure.error;
+            const std::string text = error.message, own = rank ? "max" : "sum";
+            CHECK(error.code == RC_MISMATCH && error.rank == 1 - rank && error.epoch == 1 && !error.group_size);
+            CHECK(error.collective == RC_ALL_REDUCE && std::count(text.begin(), text.end(), '\n') == 2);
+            CHECK(std::string(error.expected) == "all_reduce(int32 x 3, " + own + ")" &&
+                  std::string(error.got) == "all_reduce(int32 x 3, " + std::string(rank ? "sum" : "max") + ")");
+            const std::string reason = "rank 1 aborted: MismatchError: " + text;
+            if (rank == 1) group.store_failure(ringcomm::Failure(RC_ABORTED, reason, rank));
+        }
+    };
+    std::thread first(differ, 0), second(differ, 1);
+    first.join();
+    second.join();
+}
+
 // The communicator of the host goes first, as the collector of a program may have it.
 void a_host_that_is_closed_first(NetworkRank& at) {
     std::vector<int> x(5), y(5);
@@ -280,5 +351,6 @@ int main() {
     on({"01010101", "012012012012"}, tuning, {a_death_in_another_group_has_its_number_in_the_parent});
     on({"01"}, tuning, {an_abort_in_large_calls});
     on({"0123456789abcdefghij"}, tuning, {every_rank_calls_something_else});
+    an_abort_by_a_mismatch_shows_it_before_the_records_come();
     return failures > 0;
 }
