@@ -1,8 +1,12 @@
 // Transfers that are canceled before, while and after they move: their memory is left alone, and what follows arrives.
+#include <chrono>
+
+#include "core/waiting.h"
 #include "links.h"
 #include "network/message_link.h"
+#include "network/world.h"
 
-using namespace ringcomm;
+using ringcomm::MessageLibrary, ringcomm::MessageLink, ringcomm::NetworkWorld, ringcomm::now_ns, ringcomm::SocketLink;
 
 namespace {
 
@@ -84,23 +88,61 @@ void canceled_sends() {
     until(ranks, [&] { return ranks[0].link.flushed(); });
 }
 
-// Takes no receive.
-struct NoMessages final : MessageLibrary {
-    int send(const std::byte*, size_t, int, uint64_t, uint64_t&) override { return 1; }
+// Takes no receive. A send takes a call of progress() for each byte.
+struct SlowMessages final : MessageLibrary {
+    int send(const std::byte*, size_t bytes, int, uint64_t, uint64_t& request) override {
+        request = calls + bytes;
+        return 0;
+    }
     int receive(std::byte*, size_t, int, uint64_t, uint64_t&) override { return 1; }
-    int test(uint64_t&, bool&) override { return 1; }
+    int test(uint64_t& request, bool& done) override {
+        done = calls >= request;
+        return 0;
+    }
     void cancel(uint64_t) override {}
     int probe(uint64_t, Probed&) override { return 0; }
     int receive_probed(std::byte*, size_t, uint64_t, uint64_t&) override { return 1; }
     std::string describe(int) const override { return "asked for a receive"; }
     bool any_thread() const override { return true; }
+    bool progress() override { return ++calls, false; }
     void sleep(uint64_t) override {}
     void wake() override {}
+
+    uint64_t calls = 0;  // of progress()
 };
+
+// The library may read their memory until they end, for which it gets a second.
+void canceled_sends_of_a_slow_library() {
+    constexpr uint64_t SECOND = 1'000'000'000;
+    constexpr size_t SOON = 1000, NEVER = SIZE_MAX / 2;
+    auto library = std::make_unique<SlowMessages>();
+    SlowMessages& messages = *library;
+    MessageLink link(0, 2, std::move(library));
+    const std::byte data{};
+    const auto cancel_send = [&](size_t bytes) {
+        LinkTransfer transfer;
+        link.send(1, 1, &data, bytes, transfer);
+        link.cancel(transfer);
+        CHECK(transfer.state == LinkTransfer::FAILED);
+    };
+    cancel_send(SOON);
+    CHECK(messages.calls >= SOON && !link.stuck());
+
+    const uint64_t begun = now_ns();
+    for (int i = 0; i < 3; ++i) cancel_send(NEVER);
+    const uint64_t waited = now_ns() - begun;
+    CHECK(waited > SECOND / 2 && waited < 2 * SECOND);  // one second for all of them
+    CHECK(link.stuck());
+
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    const uint64_t calls = messages.calls;
+    cancel_send(SOON);  // of another failed call
+    CHECK(messages.calls >= calls + SOON);
+}
 
 // What came for it was discarded, so it would get what comes later.
 void receives_of_a_dropped_tag() {
-    MessageLink link(0, 2, std::make_unique<NoMessages>());
+    MessageLink link(0, 2, std::make_unique<SlowMessages>());
     Rank events(0, 2, {-1, -1});
     LinkTransfer receive;
     std::byte data{};
@@ -110,12 +152,29 @@ void receives_of_a_dropped_tag() {
     CHECK(!link.progress(events) && events.lost[1].empty());
 }
 
+// Between its calls a rank discards what the others still send for a failed one: they cannot end it by themselves.
+void dropped_messages_move_while_no_thread_waits() {
+    auto library = std::make_unique<SlowMessages>();
+    const SlowMessages& messages = *library;
+    NetworkWorld world(std::make_unique<MessageLink>(0, 2, std::move(library)));
+    const std::lock_guard lock(world.mutex);
+    world.drop(1);
+    for (uint64_t calls = 0; calls < 3;) {
+        world.mutex.unlock();
+        std::this_thread::yield();
+        world.mutex.lock();
+        calls = messages.calls;
+    }
+}
+
 }  // namespace
 
 int main() {
     canceled_receives();
     canceled_sends();
+    canceled_sends_of_a_slow_library();
     receives_of_a_dropped_tag();
+    dropped_messages_move_while_no_thread_waits();
     printf("test_canceled_transfers: %d failures\n", failures.load());
     return failures != 0;
 }

@@ -196,7 +196,7 @@ bool NetworkGroup::set_failure(const Failure& failure) {
     if (local.comm && !local.comm->closing()) local.comm->store_failure_between_hosts(failure, size);
     failure_->failure = failure;
     failure_->set.store(true, std::memory_order_release);
-    for (const uint64_t unused : {tag(), message_tag()}) world->link->drop(unused);
+    for (const uint64_t unused : {tag(), message_tag()}) world->drop(unused);
     world->wake();
     return true;
 }

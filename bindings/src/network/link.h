@@ -50,8 +50,11 @@ public:
     // Ends a transfer: afterwards the link does not touch its memory, unless it is stuck. What the peer still sends for
     // it is discarded.
     virtual void cancel(LinkTransfer& transfer) = 0;
-    // What peers still send with this tag is discarded, and so a receive with it fails: it would get a later piece.
+    // What peers still send with this tag is discarded, and so a receive with it fails: it would get a later piece. A
+    // MessageLink ends this after ten seconds, since it asks its library for each of these tags.
     virtual void drop(uint64_t tag) = 0;
+    // Whether the sends of peers may wait until progress(), on any thread, has discarded them.
+    virtual bool dropping() const { return false; }
     // Whether a canceled transfer may still touch its memory.
     virtual bool stuck() const { return false; }
 

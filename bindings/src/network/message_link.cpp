@@ -14,7 +14,8 @@ namespace ringcomm {
 namespace {
 
 constexpr uint64_t PACKETS = 0;                // the tag of packets
-constexpr uint64_t CANCEL_NS = 1'000'000'000;  // how long cancel() waits
+constexpr uint64_t CANCEL_NS = 1'000'000'000;  // how long cancel() waits, for all transfers in a row
+constexpr uint64_t ROW_NS = 100'000'000;       // at most between two transfers in a row
 constexpr uint64_t DROP_NS = 10'000'000'000;   // the peers have failed long before
 
 }  // namespace
@@ -125,11 +126,13 @@ void MessageLink::cancel(LinkTransfer& transfer) {
     operation.finish(LinkTransfer::FAILED);
     operation.canceled = true;
     if (!operation.sends) library_->cancel(operation.request);
-    // One second for all transfers that a failed call cancels in a row.
-    if (now_ns() >= cancel_deadline_ + CANCEL_NS) cancel_deadline_ = now_ns() + CANCEL_NS;
+    // A failed call cancels its transfers in a row, another one later its own.
+    if (const uint64_t now = now_ns(); now >= cancel_waited_ + ROW_NS) cancel_deadline_ = now + CANCEL_NS;
     while (!test(operation)) {
+        library_->progress();
         receive_dropped();
-        if (now_ns() >= cancel_deadline_) return;  // it stays among the operations
+        cancel_waited_ = now_ns();
+        if (cancel_waited_ >= cancel_deadline_) return;  // it stays among the operations
         yield_core();
     }
     std::erase_if(operations_, [&](const auto& each) { return each.get() == &operation; });

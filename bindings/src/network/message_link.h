@@ -24,6 +24,7 @@ public:
     // the peer, which has failed as well, receives and drops what is sent to it. See stuck().
     void cancel(LinkTransfer& transfer) override;
     void drop(uint64_t tag) override;
+    bool dropping() const override { return !dropped_.empty() && library_->any_thread(); }
     bool stuck() const override;
     // Of longer messages than packets: each begins with a handshake.
     size_t piece_bytes() const override { return 1 << 20; }
@@ -72,7 +73,7 @@ private:
     std::vector<std::unique_ptr<Operation>> operations_;
     std::deque<Arriving> arriving_;
     std::vector<Dropped> dropped_;
-    uint64_t cancel_deadline_ = 0;  // of cancel(), ns
+    uint64_t cancel_deadline_ = 0, cancel_waited_ = 0;  // of cancel(), ns: until when it waits, when it last did
     bool left_ = false, failed_ = false;
 };
 

@@ -65,23 +65,32 @@ void NetworkWorld::remove(uint64_t group) {
 void NetworkWorld::send_packet(int process, Bytes packet) {
     link->send_packet(process, packet);
     if (!link->has_queued(process) || std::count(unsent_.begin(), unsent_.end(), process)) return;
+    if (wake_pusher()) unsent_.push_back(process);  // else the next wait of this process sends it
+}
+
+void NetworkWorld::drop(uint64_t tag) {
+    link->drop(tag);
+    if (link->dropping()) wake_pusher();
+}
+
+bool NetworkWorld::wake_pusher() {
     try {
-        if (!pusher_.joinable()) pusher_ = named_thread("ringcomm-net", [this] { push_unsent(); });
+        if (!pusher_.joinable()) pusher_ = named_thread("ringcomm-net", [this] { push(); });
     } catch (const std::exception&) {
-        return;  // the system refuses a thread: the next wait of this process sends it
+        return false;
     }
-    unsent_.push_back(process);
     push_.notify_one();
+    return true;
 }
 
 // As a rule a thread that waits is faster.
-void NetworkWorld::push_unsent() {
+void NetworkWorld::push() {
     constexpr auto DELAY = std::chrono::milliseconds(5);
     constexpr int MOST = 64;  // calls of progress() in one turn, for which others have to wait
     std::unique_lock lock(mutex);
     while (!stopping_) {
         std::erase_if(unsent_, [&](int process) { return !link->has_queued(process); });
-        if (unsent_.empty()) {
+        if (unsent_.empty() && !link->dropping()) {
             push_.wait(lock);
         } else if (push_.wait_for(lock, DELAY) == std::cv_status::timeout) {
             try {

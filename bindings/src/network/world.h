@@ -42,6 +42,8 @@ public:
 
     // With the mutex. The packet leaves even if no thread of this process waits for anything.
     void send_packet(int process, Bytes packet);
+    // As Link::drop(), also while no thread of this process waits: a peer whose call has failed needs its memory back.
+    void drop(uint64_t tag);
     bool progress();
     // Before a call: takes what has come while this process was away for long, such as the failure of the group.
     void catch_up();
@@ -57,7 +59,8 @@ private:
     void packet_arrived(int process, Bytes packet) override;
     void peer_lost(int process, const std::string& reason) override;
     static void deliver(PacketHandler& handler, Bytes packet);
-    void push_unsent();  // on a thread of its own
+    bool wake_pusher();  // false if the system refuses the thread
+    void push();         // on a thread of its own
 
     std::map<uint64_t, PacketHandler*> groups_;
     bool joined_ = false;
@@ -71,7 +74,7 @@ private:
     std::vector<int> unsent_;  // the processes for which packets are queued
     std::condition_variable push_;
     bool stopping_ = false;
-    std::thread pusher_;  // begins with the first such packet
+    std::thread pusher_;  // begins when it is needed
 };
 
 // In a forked child: see Link::after_fork().
