@@ -63,6 +63,7 @@ void PointToPointEngine::post(std::initializer_list<Request*> requests, const st
         async->request.async = async;
         ++async_open_;
     }
+    ++attended_;
     const uint64_t start = tick_ns();
     for (Request* request : requests) {
         request->start = start;
@@ -80,7 +81,7 @@ void PointToPointEngine::post(std::initializer_list<Request*> requests, const st
         }
         throw failure;
     }
-    if (async_open_) worker_wakeup_.notify_one();
+    if (async_open_ && worker_sleeps_) worker_wakeup_.notify_one();
 }
 
 void PointToPointEngine::begin(Request& request) {
@@ -147,7 +148,7 @@ bool PointToPointEngine::try_buffer(Endpoint& endpoint, PendingPacket& packet) {
     endpoint.buffered_bytes += cost(sent);
     ++buffered_open_;
     ++async_open_;
-    worker_wakeup_.notify_one();
+    if (worker_sleeps_) worker_wakeup_.notify_one();
     const bool wakes = completed_ || sent.async;  // nobody else waits for a blocking send: let the worker sleep
     complete(sent);
     completed_ = wakes;
