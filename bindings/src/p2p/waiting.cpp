@@ -188,7 +188,7 @@ void PointToPointEngine::worker_loop() {
         if (worker_sleeps_) {
             worker_wakeup_.wait(lock, [this] { return stopping_ || async_open_; });
         } else {
-            worker_wakeup_.wait_for(lock, TICK);
+            worker_wakeup_.wait_for(lock, waiters_.load() ? 10 * TICK : TICK);
         }
         idle = async_open_ ? 0 : std::min(idle + 1, MOST_IDLE);
         if (stopping_ || !async_open_ || waiters_.load() || std::exchange(seen, attended_) != attended_) continue;
