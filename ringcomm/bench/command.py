@@ -98,7 +98,7 @@ def _start_ranks(arguments: argparse.Namespace) -> int:
 
 def _measure_world(comm: Communicator, arguments: argparse.Namespace) -> int:
     """Measure on the ranks of this world. Rank 0 returns the status for all."""
-    world = World(comm, arguments.device)
+    world = World(comm, arguments.device, arguments.timeout)
     if comm.rank > 0:
         world.serve()
         return 0

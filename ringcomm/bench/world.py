@@ -74,7 +74,7 @@ def hosts_of(comm: Communicator) -> list[tuple[str, str | None]]:
 class World:
     """All ranks, and the libraries to measure; this process is one of the ranks."""
 
-    def __init__(self, comm: Communicator, device: str) -> None:
+    def __init__(self, comm: Communicator, device: str, timeout: float) -> None:
         # So that the launcher can end a rank that hangs inside another library, where Python handles no signal.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self.comm, self.launcher = comm, find_place().launcher
@@ -83,13 +83,14 @@ class World:
         self.libraries: dict[str, Library] = {OURS: RingcommLibrary(comm, device)}
         self.failures: list[LibraryFailure] = []
         if device == "host" and self.launcher in LAUNCHED:
-            self._start(*LAUNCHED[self.launcher])
+            # Half: a rank that waits for another inside the library can still say so while the others wait for it.
+            self._start(*LAUNCHED[self.launcher], timeout / 2)
         self.benches = {name: RankBench(library) for name, library in self.libraries.items()}
 
-    def _start(self, name: str, module: str, package: str) -> None:
+    def _start(self, name: str, module: str, package: str, timeout: float) -> None:
         """Start the library that the launcher brings, unless a rank cannot."""
         library: Library | None = None
-        for step in (partial(require, package), partial(start, module, self.comm.size)):
+        for step in (partial(require, package), partial(start, module, self.comm.size, timeout)):
             reason = ""
             try:
                 library = step()
@@ -160,8 +161,8 @@ def require(package: str) -> None:
         raise ModuleNotFoundError(f"no {package} is installed")
 
 
-def start(module: str, size: int) -> Library:
-    library: Library = import_module(f"ringcomm.bench.rank.{module}").start("", "host")
+def start(module: str, size: int, timeout: float) -> Library:
+    library: Library = import_module(f"ringcomm.bench.rank.{module}").start("", "host", timeout)
     if library.size != size:
         raise RuntimeError(f"it knows {library.size} of {size} ranks: is it the one of the launcher?")
     return library

@@ -84,6 +84,17 @@ def test_gloo_is_measured_beside_in_a_world_of_torchrun():
     assert "started by torchrun" in out
 
 
+def test_a_rank_that_waits_inside_gloo_does_not_hold_up_the_bench():
+    pytest.importorskip("torch")
+    bench = " ".join([*BENCH, "all_reduce", "-e", "4", "-n", "1", "--timeout", "10"])
+    one_refuses = f"[ $RANK = 1 ] && export GLOO_SOCKET_IFNAME=absent; exec {bench}"
+    command = [*TORCHRUN, "--no-python", "sh", "-c", one_refuses]
+    status, out, err = finished(command, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
+    assert status == 0, err
+    assert libraries(out) == {"4": ["ringcomm"]}
+    assert "ringcomm bench: gloo: rank " in err
+
+
 def test_ranks_on_several_hosts_are_measured(tmp_path):
     job = Job(tmp_path, 2)
     program = job.program(f"""

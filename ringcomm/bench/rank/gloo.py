@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.constants import default_pg_timeout
 
 from .collectives import REDUCTIONS, Array, RankCase
 from .library import HostBuffers, Library
@@ -64,14 +67,17 @@ CALLS: dict[str, Callable[[RankCase, Any, Any, Any], Callable[..., Any]]] = {
 
 
 class TorchLibrary(Library):
-    def __init__(self, backend: str, folder: str) -> None:
+    def __init__(self, backend: str, folder: str, timeout: float | None = None) -> None:
         self.buffers = HostBuffers()
         torch.set_num_threads(1)
         where: dict[str, Any] = {}  # as torchrun has set
         if folder:  # `ringcomm run` has started these ranks
             rank, size = int(os.environ["RINGCOMM_RANK"]), int(os.environ["RINGCOMM_SIZE"])
             where = {"init_method": f"file://{folder}/store", "rank": rank, "world_size": size}
+        if timeout is not None:  # instead of half an hour; Gloo waits five times as long for a connection
+            where["timeout"] = timedelta(seconds=timeout / 5)
         dist.init_process_group(backend, **where)
+        distributed_c10d._set_pg_timeout(default_pg_timeout)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.barrier = dist.barrier
         self.versions = {"torch": torch.__version__, **self.buffers.versions}
@@ -90,5 +96,5 @@ class TorchLibrary(Library):
         dist.destroy_process_group()
 
 
-def start(folder: str, _: str) -> TorchLibrary:
-    return TorchLibrary("gloo", folder)
+def start(folder: str, _: str, timeout: float | None = None) -> TorchLibrary:
+    return TorchLibrary("gloo", folder, timeout)

@@ -43,7 +43,8 @@ class HostBuffers:
 
 class Library(Protocol):
     """One rank of a library. Its module has `start(folder, device) -> Library`: `folder` is empty and the same for all
-    ranks, or "" if the launcher of the bench has started them; `device` is that of the arrays.
+    ranks, or "" if the launcher of the bench has started them; `device` is that of the arrays. Those of `LAUNCHED`
+    also take the seconds for all ranks to connect.
     """
 
     rank: int
