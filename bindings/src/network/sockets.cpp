@@ -67,7 +67,7 @@ SocketLink::SocketLink(int rank, int size, std::span<const int> sockets, double 
 SocketLink::~SocketLink() = default;
 
 void SocketLink::configure(const Peer& peer) const {
-    const int interval = std::max<int>(1, keepalive_.count() / 3000);  // seconds
+    const int interval = std::max<int>(1, (keepalive_.count() + 2999) / 3000);  // seconds; two probes, three intervals
     const int flags = fcntl(peer.fd, F_GETFL);
     if (flags < 0 || fcntl(peer.fd, F_SETFL, flags | O_NONBLOCK)) throw_errno("fcntl");
     set_option(peer.fd, IPPROTO_TCP, TCP_NODELAY, 1);

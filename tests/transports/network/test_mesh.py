@@ -18,8 +18,10 @@ from ringcomm.bootstrap.handshake import MESSAGE_OF_HANDSHAKE, client_handshake
 from ringcomm.bootstrap.messagesocket import MessageSocket
 from ringcomm.bootstrap.store import HashStore
 from ringcomm.bootstrap.tcp import split_address
+from ringcomm.native import ffi
 from ringcomm.transports.network.address import local_address
 from ringcomm.transports.network.mesh import connect_mesh
+from ringcomm.transports.network.start import _open_sockets
 
 TIMEOUT = 20.0
 SECRET = b"secret"
@@ -296,3 +298,14 @@ def test_the_address_must_be_one_of_this_host(store):
 
 def test_the_local_address_is_that_of_the_route():
     assert local_address("127.0.0.1:1") == LOCAL
+
+
+@pytest.mark.parametrize("keepalive", [0.0001, 1, 2, 4, 5, 6, 15, 100, 86400])
+def test_an_idle_connection_ends_after_keepalive_and_not_before(pool, store, keepalive):
+    (_, fd), (other, _) = [future.result() for future in start(pool, store, range(2), 2)]
+    with socket.socket(fileno=other), socket.socket(fileno=os.dup(fd)) as ours:
+        link = _open_sockets(0, 2, [-1, fd], keepalive)  # owns fd
+        options = socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT
+        idle, interval, probes = (ours.getsockopt(socket.IPPROTO_TCP, option) for option in options)
+        ffi.release(link)
+    assert keepalive <= idle + probes * interval < keepalive + 3
