@@ -11,7 +11,7 @@ from ringcomm.machine import tuning
 
 __all__ = ["LINKS", "link_facts", "link_parameters", "selector"]
 
-LINKS = ("network", "ucx", "mpi")  # in the names of transports; network: sockets
+LINKS = ("sockets", "ucx", "mpi")  # in the names of transports
 DEFAULTS = (CLUSTER.inter_node.latency * 1e6, 1e-9 / CLUSTER.inter_node.byte_time)  # µs, GB/s
 
 Facts = Mapping[str, Any]

@@ -60,7 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
     placement = _placement(arguments)
     if arguments.nnodes is None and (given := [option for option, value in placement.items() if value is not None]):
         arguments.usage_error(f"{', '.join(given)} without --nnodes, the number of nodes")
-    start_logging("info" if arguments.verbose else Config().log)
+    if arguments.verbose:
+        start_logging("info")
     bind = {None: None, "core": True, "none": False}[arguments.bind]
     if arguments.nnodes in (None, 1):
         return launch(command, arguments.ranks, bind=bind)
@@ -82,6 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.start_timeout,
         arguments.keepalive,
     )
+    if not arguments.verbose:
+        start_logging(Config().log)
     return launch(command, arguments.ranks, options, bind)
 
 

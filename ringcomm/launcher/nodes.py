@@ -82,7 +82,8 @@ class _NodeStore(TcpStore):
         try:
             self._server = TcpStoreServer(self._place, self._keepalive, _Launchers(self._place.size), self._process())
         except ArgumentError as error:
-            raise ArgumentError(f"{error}; node 0 listens there: the others have --node-rank 1, 2, …") from None
+            cure = "node 0 listens there, the others have --node-rank 1, 2, …, and --master-port is free"
+            raise ArgumentError(f"{error}: {cure}") from None
         return self._server.client
 
     def ask(self, key: str) -> None:

@@ -23,21 +23,21 @@ def here():
     return tuning.machine_name(), tuning.machine_name()
 
 
-def parameters(ranks, link="network", **settings):
+def parameters(ranks, link="sockets", **settings):
     return [*link_parameters(Config(**settings), ranks, link)]
 
 
 LINKS = {
-    tuning.link_name(("a", "a"), "network"): measured(10, 4),
-    tuning.link_name(("b", "a"), "network"): measured(50, 5),
+    tuning.link_name(("a", "a"), "sockets"): measured(10, 4),
+    tuning.link_name(("b", "a"), "sockets"): measured(50, 5),
     tuning.link_name(("b", "b"), "mpi"): measured(1, 40),
 }
 
 
 def test_what_is_set_goes_before_what_was_measured_and_that_before_the_default():
     ranks = [{"machine": "a", "links": LINKS}] * 2
-    assert parameters(ranks) == [(10, "measured over network"), (4, "measured over network")]
-    assert parameters(ranks, link_latency=7) == [(7, "set"), (4, "measured over network")]
+    assert parameters(ranks) == [(10, "measured over sockets"), (4, "measured over sockets")]
+    assert parameters(ranks, link_latency=7) == [(7, "set"), (4, "measured over sockets")]
     assert parameters(ranks, "mpi", link_bandwidth=3) == [(20, "default"), (3, "set")]
 
 
@@ -55,10 +55,10 @@ def test_the_file_of_rank_0_holds_for_all():
 
 def test_every_rank_tells_its_kind_of_machine_and_its_measured_links(file):
     tuning.write(file, {"one_shot_bytes": 4}, {})
-    tuning.write(file, measured(9, 2.5), {"date": "today"}, tuning.link_name(here(), "network"))
+    tuning.write(file, measured(9, 2.5), {"date": "today"}, tuning.link_name(here(), "sockets"))
     assert link_facts() == {
         "machine": tuning.machine_name(),
-        "links": {tuning.link_name(here(), "network"): measured(9, 2.5)},
+        "links": {tuning.link_name(here(), "sockets"): measured(9, 2.5)},
     }
     assert Config().one_shot_bytes == 4, "a link leaves the thresholds of the machine as they are"
 
@@ -69,16 +69,16 @@ def path_of_64_kib(comm):
 
 
 def test_a_job_chooses_by_the_measured_link(file):
-    tuning.write(file, measured(500, 10), {}, tuning.link_name(here(), "network"))
+    tuning.write(file, measured(500, 10), {}, tuning.link_name(here(), "sockets"))
     assert {*run_on("0123", path_of_64_kib)} == {"recursive_doubling"}
     assert {*run_on("0123", path_of_64_kib, link_latency=1.0, link_bandwidth=0.1)} == {"halving_doubling"}
-    tuning.write(file, measured(1, 0.1), {}, tuning.link_name(here(), "network"))
+    tuning.write(file, measured(1, 0.1), {}, tuning.link_name(here(), "sockets"))
     assert {*run_on("0123", path_of_64_kib)} == {"halving_doubling"}
 
 
 @pytest.mark.parametrize("value", ["10", 0, -1, None, float("inf")])
 def test_a_measurement_that_is_no_positive_number_is_refused(file, value):
-    tuning.write(file, measured(value, 1), {}, tuning.link_name(here(), "network"))
+    tuning.write(file, measured(value, 1), {}, tuning.link_name(here(), "sockets"))
     with pytest.raises(
         ArgumentError, match=r"tuning\.json cannot be read \(link_latency of .*expected a positive number"
     ):

@@ -128,7 +128,7 @@ def test_later_jobs_between_such_hosts_use_what_was_measured(tmp_path, monkeypat
     finally:
         job.close()
     assert (status, err, other_status, other_err) == (0, "", 0, "")
-    name = tuning.link_name((tuning.machine_name(), tuning.machine_name()), "network")
+    name = tuning.link_name((tuning.machine_name(), tuning.machine_name()), "sockets")
     entry = json.loads(file.read_text())[name]
     assert (entry["ringcomm"], entry["pairs of hosts"]) == (ringcomm.__version__, 1)
     latency, bandwidth = (entry["settings"][each] for each in tuning.LINK)

@@ -166,7 +166,8 @@ def test_a_port_that_is_taken_is_an_error(job, program):
     job.reserved.listen()
     status, _, err = finish(job.start(0, 1, program))
     assert status == 2
-    assert "Address already in use; node 0 listens there: the others have --node-rank 1, 2, …" in err
+    assert "Address already in use: node 0 listens there, the others have --node-rank 1, 2, …, " in err
+    assert "and --master-port is free" in err
 
 
 def test_a_node_that_comes_too_late_is_told_so(job, program):

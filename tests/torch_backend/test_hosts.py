@@ -35,7 +35,7 @@ def across_hosts(fn, *args):
     try:
         options = {"timeout": torch_world.timedelta(seconds=timeout)}
         dist.init_process_group("ringcomm", store=store, rank=rank, world_size=size, **options)
-        assert dist.group.WORLD.comm._transport.name == "shm+network"
+        assert dist.group.WORLD.comm._transport.name == "shm+sockets"
         return torch_world.on_rank(fn)(*args)
     finally:
         del os.environ["RINGCOMM_HOST_ID"]
@@ -184,7 +184,7 @@ def init_twice(_):
 
 @pytest.mark.slow
 def test_init_under_torchrun_on_two_hosts(job):
-    assert job.run(init_twice, ()) == [(rank, 4, "shm+network") for rank in range(4)]
+    assert job.run(init_twice, ()) == [(rank, 4, "shm+sockets") for rank in range(4)]
 
 
 def in_world(_, fn, *args):
@@ -192,7 +192,7 @@ def in_world(_, fn, *args):
     torch.set_num_threads(1)
     dist.init_process_group("ringcomm", timeout=torch_world.timedelta(seconds=harness.OPERATION))
     try:
-        assert dist.group.WORLD.comm._transport.name == "shm+network"
+        assert dist.group.WORLD.comm._transport.name == "shm+sockets"
         return fn(*args)
     finally:
         dist.destroy_process_group()

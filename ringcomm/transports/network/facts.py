@@ -65,6 +65,5 @@ class JobFacts:
 
     def connected(self, network: Network, local: ShmTransport) -> NetworkTransport:
         """Return the transport of all ranks, of which those of this host are `local`."""
-        link = "sockets" if network.name == "network" else network.name
-        log.info("%d ranks on %d hosts, by %s", len(self._ranks), len(self.layout.ranks), link)
+        log.info("%d ranks on %d hosts, by %s", len(self._ranks), len(self.layout.ranks), network.name)
         return NetworkTransport(network, 1, [*range(len(self._ranks))], self.layout, local, NULL)

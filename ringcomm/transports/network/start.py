@@ -43,7 +43,7 @@ def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
             text = f"rank {rank}: the other hosts cannot reach this one at {unreachable}, the address of {address!r}"
             raise ArgumentError(f"{text}: set RINGCOMM_HOST_ADDRESS to one that they reach", rank=rank)
         sockets = connect_mesh(rank, size, store, address, ranks[0]["secret"].encode(), config.timeout)
-        handle, name = _open_sockets(rank, size, sockets, config.keepalive), "network"
+        handle, name = _open_sockets(rank, size, sockets, config.keepalive), "sockets"
     return job.connected(Network(handle, job.selector(name), name), local)
 
 
