@@ -63,7 +63,6 @@ void PointToPointEngine::post(std::initializer_list<Request*> requests, const st
         async->request.async = async;
         ++async_open_;
     }
-    ++attended_;
     const uint64_t start = tick_ns();
     for (Request* request : requests) {
         request->start = start;
@@ -81,7 +80,7 @@ void PointToPointEngine::post(std::initializer_list<Request*> requests, const st
         }
         throw failure;
     }
-    if (async_open_ && worker_sleeps_) worker_wakeup_.notify_one();
+    if (async_open_) worker_wakeup_.notify_one();
 }
 
 void PointToPointEngine::begin(Request& request) {
@@ -148,7 +147,7 @@ bool PointToPointEngine::try_buffer(Endpoint& endpoint, PendingPacket& packet) {
     endpoint.buffered_bytes += cost(sent);
     ++buffered_open_;
     ++async_open_;
-    if (worker_sleeps_) worker_wakeup_.notify_one();
+    worker_wakeup_.notify_one();
     const bool wakes = completed_ || sent.async;  // nobody else waits for a blocking send: let the worker sleep
     complete(sent);
     completed_ = wakes;

@@ -4,8 +4,8 @@
 //
 // Ranks exchange packets (channel.h). A small message is one EAGER packet; large_message.cpp moves a larger one.
 //
-// Every waiting thread makes progress on all transfers of its rank, under one lock. A worker does so where no thread
-// has waited for a while and asynchronous requests are open.
+// Every waiting thread makes progress on all transfers of its rank, under one lock. A worker does so while no thread
+// waits and asynchronous requests are open.
 #pragma once
 
 #include <deque>
@@ -119,8 +119,6 @@ private:
     int async_open_ = 0;  // asynchronous requests and buffered sends
     int buffered_open_ = 0;
     std::atomic<int> waiters_{0};  // user threads in wait(); the worker stays idle meanwhile
-    uint64_t attended_ = 0;        // how often a user thread has been here
-    bool worker_sleeps_ = false;   // until it is notified
     bool stopping_ = false;
     std::thread worker_;
 };

@@ -1,6 +1,5 @@
 // How PointToPointEngine waits and fails.
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "p2p/request.h"
@@ -171,27 +170,14 @@ void PointToPointEngine::wait(Request& request, uint64_t deadline) {
     Waiter(*this, &request, std::min(deadline, deadline_of(request.start, timeout(request)))).wait(group_.spin_policy);
     group_.flight.clear_waits_for();
     const std::lock_guard lock(mutex_);
-    waiters_.fetch_sub(1);
-    ++attended_;
+    if (waiters_.fetch_sub(1) == 1 && async_open_) worker_wakeup_.notify_one();
 }
 
-// A thread that starts a request mostly waits for it soon. A worker that is notified of each would take the lock, and
-// perhaps the core, from that thread: an exchange of 1 MiB between hosts took a quarter longer. So the worker looks now
-// and then, for a while also after the last request, and makes progress if nobody else has since its last look.
 void PointToPointEngine::worker_loop() {
-    constexpr auto TICK = std::chrono::microseconds(200);
-    constexpr int MOST_IDLE = 50;  // looks
     std::unique_lock lock(mutex_);
-    uint64_t seen = 0;
-    for (int idle = 0; !stopping_;) {
-        worker_sleeps_ = idle == MOST_IDLE;
-        if (worker_sleeps_) {
-            worker_wakeup_.wait(lock, [this] { return stopping_ || async_open_; });
-        } else {
-            worker_wakeup_.wait_for(lock, waiters_.load() ? 10 * TICK : TICK);
-        }
-        idle = async_open_ ? 0 : std::min(idle + 1, MOST_IDLE);
-        if (stopping_ || !async_open_ || waiters_.load() || std::exchange(seen, attended_) != attended_) continue;
+    for (;;) {
+        worker_wakeup_.wait(lock, [this] { return stopping_ || (async_open_ && waiters_.load() == 0); });
+        if (stopping_) return;
         lock.unlock();
         Waiter(*this, nullptr, UINT64_MAX).wait(IDLE);
         lock.lock();
