@@ -194,7 +194,7 @@ bool SocketLink::poll(LinkEvents& events) {
         if (ready[i].events & ~EPOLLOUT) moved |= read(peer, events);
     }
     if (const auto now = Clock::now(); now >= next_check_) {
-        next_check_ = now + keepalive_ / 4;
+        next_check_ = now + keepalive_ / 16;
         check_hosts();
     }
     return moved;
