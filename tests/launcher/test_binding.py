@@ -1,5 +1,6 @@
 """The cores on which `ringcomm run` places ranks."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -20,7 +21,7 @@ def program(tmp_path):
 
 
 def run(*words, on=CORES):
-    bind = lambda: os.sched_setaffinity(0, on)  # noqa: E731
+    bind = functools.partial(os.sched_setaffinity, 0, on)
     return subprocess.run([*RUN, *words], preexec_fn=bind, capture_output=True, text=True, timeout=30)
 
 

@@ -68,11 +68,13 @@ def test_ranks_are_numbered_by_node_and_find_each_other_through_the_store(tmp_pa
 def test_verbose_names_the_ranks_of_each_node(job):
     finished = [finish(launcher) for launcher in start_ranks(job, "", "--verbose")]
     assert [status for status, _, _ in finished] == [0, 0]
-    assert finished[0][2].splitlines()[:3] == [
+    *nodes, cores = finished[0][2].splitlines()
+    assert nodes == [
         f"ringcomm INFO: node 1 ({HOST}) has come",
         f"ringcomm INFO: node 0 ({HOST}) has rank 0",
         f"ringcomm INFO: node 1 ({HOST}) has ranks 1 and 2",
     ]
+    assert cores.startswith("ringcomm INFO: rank 0 runs on the cores ")
 
 
 @pytest.mark.parametrize(
