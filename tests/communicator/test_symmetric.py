@@ -11,6 +11,7 @@ import harness
 from cases import PLANS, Arrays, Symmetric, pairwise, start
 from reference import assert_same, filled, numpy_dtype
 from ringcomm import Config
+from ringcomm.commands.algorithms import call_each_size
 from ringcomm.types import DTYPES
 
 PAGE = 4096
@@ -52,6 +53,28 @@ def test_collectives_are_exact_where_even_one_element_is_accessed_directly(size,
     for name in ("DIRECT", "ONE_SHOT", "NONTEMPORAL"):
         monkeypatch.setenv(f"RINGCOMM_{name}_BYTES", "1")
     harness.run(check, size, pairwise(AXES, seed=size), PAGE, mixture, world="threads")
+
+
+def at_different_places(comm, largest, private):
+    buffers = [comm.empty(2 * largest, np.uint8) for _ in range(2)]
+    if comm.rank % 2:
+        buffers.reverse()
+    source, target = (buffer[64 * comm.rank :][:largest] for buffer in buffers)
+    if comm.rank == private:
+        source, target = source.copy(), target.copy()
+    calls = [call for name in PLANS for call in call_each_size(comm, name, "symmetric", source, target)]
+    return {call.collective: call.path for call in calls if call.size == largest}
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_access_buffers_at_different_places_directly(size):
+    found = harness.run(at_different_places, size, 1 << 20, None)
+    assert found == [dict.fromkeys(PLANS, "symmetric")] * size
+
+
+def test_a_buffer_that_a_path_does_not_need_may_be_private():
+    found = harness.run(at_different_places, 3, 1 << 20, 2)[0]
+    assert {name for name, path in found.items() if path == "symmetric"} == {"broadcast", "scatter"}, "of rank 0"
 
 
 def two_buffers(comm):

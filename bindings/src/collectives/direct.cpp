@@ -7,10 +7,10 @@ DirectAccess::DirectAccess(CollectiveOp& op, const DirectOffer& offer) : op_(op)
     const CallRecord& call = op.call;
     const size_t least = std::max<size_t>(1, op.comm.tuning().direct_bytes);
     if (call.source && offer.source_bytes >= least) {
-        own_.source_location = op.comm.regions.locate(call.source, offer.source_bytes);
+        own_.source_location = op.comm.locate(call.source, offer.source_bytes);
     }
     if (call.target && offer.target_bytes >= least) {
-        own_.target_location = op.comm.regions.locate(call.target, offer.target_bytes);
+        own_.target_location = op.comm.locate(call.target, offer.target_bytes);
     }
     own_.access = offered(offer);
     own_.source = call.source;
@@ -27,10 +27,11 @@ Access DirectAccess::offered(const DirectOffer& offer) const {
     if (access == Access::NONE || !offer.copies) return Access::NONE;
     // The page in the middle of the buffer is taken for all.
     const Cma& cma = op_.comm.world->cma;
+    const bool unread = own_.source_location || !offer.source_bytes;
     const std::byte* middle = op_.call.source + offer.source_bytes / 2;
     const bool pays = offer.block >= tuning.cma_bytes
-                          ? !offer.source_bytes || cma.readable(middle)
-                          : offer.block >= tuning.cma_huge_bytes && (!offer.source_bytes || cma.in_huge_page(middle));
+                          ? unread || cma.readable(middle)
+                          : offer.block >= tuning.cma_huge_bytes && (unread || cma.in_huge_page(middle));
     return pays ? Access::COPY : Access::NONE;
 }
 
@@ -39,60 +40,63 @@ DirectAccess::~DirectAccess() {
 }
 
 void DirectAccess::publish_start() {
-    exposed_ = own_.access == Access::LOAD;
+    exposed_ = wanted();
     op_.publish_start(wanted() ? &own_ : nullptr);
 }
 
 bool DirectAccess::negotiate(DirectNeeds needs) {
-    const uint64_t source = common_location(needs.source, &DirectBuffers::source_location),
-                   target = common_location(needs.target, &DirectBuffers::target_location);
-    if ((needs.source == NO_RANK || source) && (needs.target == NO_RANK || target)) {
-        if (source) source_ = op_.comm.regions.find(source_location_ = source);
-        if (target) target_ = op_.comm.regions.find(target_location_ = target);
-        op_.set_path(RC_PATH_SYMMETRIC);
-        return true;
+    const auto reaches = [&](Access access) {
+        return all_offer(needs.source, &DirectBuffers::source_location, access) &&
+               all_offer(needs.target, &DirectBuffers::target_location, access);
+    };
+    rc_path path = RC_PATH_SYMMETRIC;
+    if (!reaches(Access::NONE)) {
+        copies_ = needs.target == NO_RANK && all_offer(ALL_RANKS, nullptr, Access::COPY);
+        if (!copies_ && !reaches(Access::LOAD)) return false;
+        path = copies_ ? RC_PATH_CMA : RC_PATH_THREADS;
     }
-    const Access access = common_access();
-    if (access == Access::NONE || (access == Access::COPY && needs.target != NO_RANK)) return false;
-    access_ = access;
-    op_.set_path(access == Access::LOAD ? RC_PATH_THREADS : RC_PATH_CMA);
-    if (access == Access::LOAD) op_.comm.begin_peer_access();
+    op_.set_path(path);
+    op_.comm.begin_peer_access();
+    sources_.resize(op_.size);
+    targets_.resize(op_.size);
+    for (int p = 0; p < op_.size; ++p) {
+        const DirectBuffers& theirs = buffers(p);
+        if (includes(needs.source, p)) sources_[p] = resolve(p, theirs.source_location, theirs.source);
+        if (includes(needs.target, p)) targets_[p] = resolve(p, theirs.target_location, theirs.target);
+    }
     return true;
 }
 
 void DirectAccess::copy_source(int r, size_t at, std::byte* to, size_t bytes) const {
-    if (access_ == Access::COPY && r != op_.rank)
-        op_.read(r, to, buffers(r).source + at, bytes);
-    else
-        copy_block(to, source(r) + at, bytes);
+    if (source(r)) return copy_block(to, source(r) + at, bytes);
+    op_.read(r, to, buffers(r).source + at, bytes);
 }
 
 void DirectAccess::finish() {
-    if (access_ == Access::LOAD) op_.comm.end_peer_access();
-    // A failed rank does not wait for its readers: data read since then is undefined.
-    if (access_ == Access::COPY) op_.check();
+    op_.comm.end_peer_access();
+    // The owner of a private buffer that fails or dies may release it meanwhile: what was read then is undefined.
+    if (copies_) op_.check();
     op_.publish_collected(1);
     for (int p = 0; p < op_.size; ++p) op_.await_collected(p, 1);
     exposed_ = false;
 }
 
-uint64_t DirectAccess::common_location(int who, uint64_t DirectBuffers::* location) const {
-    if (who == NO_RANK) return 0;
-    uint64_t value = 0;
+// Whether each of these ranks lets its peers access its buffer: by a location in the file, or as stated.
+bool DirectAccess::all_offer(int who, Location location, Access access) const {
     for (int p = 0; p < op_.size; ++p) {
         if (!includes(who, p)) continue;
-        if (!wants_direct(p) || !(buffers(p).*location)) return 0;
-        if (value && buffers(p).*location != value) return 0;
-        value = buffers(p).*location;
+        if (!wants_direct(p)) return false;
+        const DirectBuffers& theirs = buffers(p);
+        if (location && theirs.*location) continue;
+        if (access == Access::NONE || theirs.access != access) return false;
     }
-    return value;
+    return true;
 }
 
-Access DirectAccess::common_access() const {
-    for (int p = 0; p < op_.size; ++p) {
-        if (!wants_direct(p) || buffers(p).access != own_.access) return Access::NONE;
-    }
-    return own_.access;
+std::shared_ptr<std::byte> DirectAccess::resolve(int r, uint64_t location, const std::byte* address) const {
+    if (r != op_.rank && location) return op_.comm.resolve(location);
+    if (r != op_.rank && copies_) return nullptr;
+    return {std::shared_ptr<void>(), const_cast<std::byte*>(address)};  // which nobody here owns
 }
 
 }  // namespace ringcomm

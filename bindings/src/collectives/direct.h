@@ -28,13 +28,14 @@ struct DirectNeeds {
 };
 
 // All ranks choose the same of three paths, because it follows from the start records:
-//   symmetric    the buffers lie at the same offset of a mapped range of the file;
+//   symmetric    all buffers that the call needs lie in the file;
 //   Access::LOAD the ranks are threads of one process: any buffers;
 //   Access::COPY the kernel copies from the private memory of another process: sources only.
+// On the last two, buffers in the file are accessed there all the same.
 class DirectAccess {
 public:
     DirectAccess(CollectiveOp& op, const DirectOffer& offer);
-    // After a failure, no rank may return while threads of its process access its memory.
+    // After a failure, no rank may return while its peers access its buffers.
     ~DirectAccess();
     DirectAccess(const DirectAccess&) = delete;
 
@@ -44,9 +45,9 @@ public:
     // After await_starts(). Returns whether all ranks offer what the path needs.
     bool negotiate(DirectNeeds needs);
 
-    // The buffers of rank r; not with Access::COPY.
-    const std::byte* source(int r) const { return source_ ? source_->at(source_location_, r) : buffers(r).source; }
-    std::byte* target(int r) const { return target_ ? target_->at(target_location_, r) : buffers(r).target; }
+    // The buffers of rank r, of those that were needed; nullptr: the kernel copies from it.
+    const std::byte* source(int r) const { return sources_[r].get(); }
+    std::byte* target(int r) const { return targets_[r].get(); }
     // Copies from byte `at` of the source of rank r, on any path.
     void copy_source(int r, size_t at, std::byte* to, size_t bytes) const;
 
@@ -58,15 +59,15 @@ private:
     // Not from this rank's own record: the peers hold its lines.
     bool wants_direct(int r) const { return r == op_.rank ? wanted() : op_.wants_direct(r); }
     const DirectBuffers& buffers(int r) const { return r == op_.rank ? own_ : op_.record(r).buffers; }
-    uint64_t common_location(int who, uint64_t DirectBuffers::* location) const;
-    Access common_access() const;
+    using Location = uint64_t DirectBuffers::*;
+    bool all_offer(int who, Location location, Access access) const;
+    std::shared_ptr<std::byte> resolve(int r, uint64_t location, const std::byte* address) const;
 
     CollectiveOp& op_;
     DirectBuffers own_{};
-    std::shared_ptr<Region> source_, target_;
-    uint64_t source_location_ = 0, target_location_ = 0;
-    Access access_ = Access::NONE;
-    bool exposed_ = false;  // threads of this process may be accessing this rank's memory
+    std::vector<std::shared_ptr<std::byte>> sources_, targets_;  // of each rank; they keep the mappings
+    bool copies_ = false;                                        // by the kernel
+    bool exposed_ = false;                                       // peers may be accessing the buffers of this rank
 };
 
 }  // namespace ringcomm

@@ -85,11 +85,25 @@ void Comm::begin_peer_access() {
     }
 }
 
-void Comm::await_peer_access() {
+bool Comm::await_peer_access() {
     end_peer_access();
+    bool ended = true;
     for (int p = 0; p < size; ++p) {
-        while (header(p).accesses_peers.fetch_or(0)) yield_core();
+        while (header(p).accesses_peers.fetch_or(0)) {
+            if (world->liveness.dead(group_.members[p])) break;
+            if (stopped(p)) {
+                ended = false;
+                break;
+            }
+            yield_core();
+        }
     }
+    return ended;
+}
+
+bool Comm::stopped(int r) const {
+    const char state = world->liveness.process_state(group_.members[r]);
+    return state == 'T' || state == 't';
 }
 
 Comm::StoredFailure Comm::stored_failure() const {
@@ -150,20 +164,19 @@ std::unique_ptr<PacketChannel> Comm::open_channel(int peer) { return std::make_u
 std::string Comm::report(int r, int calls) const {
     std::string text = format("rank %d:", r);
     const int member = group_.members[r];
-    const char process = world->liveness.process_state(member);
     if (closed(r)) {
         text += " closed;";
     } else if (world->liveness.dead(member)) {
         text += " dead;";
-    } else if (process == 'T' || process == 't') {
+    } else if (stopped(r)) {
         text += format(" process %" PRId64 " is stopped;", world->liveness.pid(member));
     }
     return text + header(r).flight.describe(calls);
 }
 
 void Comm::start_closing() {
+    mine().state.store(RANK_CLOSED);  // first: a peer that sees it begins no access to what a woken caller releases
     PeerGroup::start_closing();
-    mine().state.store(RANK_CLOSED);
     for (int p = 0; p < size; ++p) {
         wake_all(header(p).doorbell);
         wake_all(header(p).p2p_doorbell);

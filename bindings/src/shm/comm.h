@@ -58,11 +58,17 @@ public:
         }
     }
 
-    // For threads of one process that access each other's private memory. A rank that leaves a failed call waits until
-    // its peers have ended their access; one that begins later sees the failure.
+    // Where bytes of this rank lie in the file of the world, for its peers; 0: in private memory.
+    uint64_t locate(const std::byte* address, size_t bytes) { return regions.locate(address, bytes); }
+    // The address here of what a peer has located; it stays mapped while the result is held.
+    std::shared_ptr<std::byte> resolve(uint64_t location) { return regions.resolve(location); }
+
+    // Around every access to buffers of other ranks. A rank that leaves a failed call waits until its peers have ended
+    // their access; one that begins later sees the failure.
     void begin_peer_access();
     void end_peer_access() { mine().accesses_peers.store(0, std::memory_order_release); }
-    void await_peer_access();
+    // Returns false if a peer may still access them: its process is stopped, and goes on once it continues.
+    bool await_peer_access();
 
     // Scratch memory of the one collective that may run.
     std::vector<const void*> sources;
@@ -72,6 +78,7 @@ public:
 private:
     std::string how_it_ended(int r) override;
     void allocate_arena();
+    bool stopped(int r) const;  // its process
 
     const GroupMemory group_;
     const std::vector<GroupMemory> ancestors_;

@@ -28,7 +28,7 @@ enum class Access : uint64_t { NONE, COPY, LOAD };
 
 // The buffers of a rank that peers may access directly: see collectives/direct.h.
 struct DirectBuffers {
-    uint64_t source_location, target_location;  // offsets in the file; 0 if not symmetric
+    uint64_t source_location, target_location;  // Comm::locate()
     Access access;                              // to these addresses, in the memory of this rank:
     const std::byte* source;
     std::byte* target;
@@ -61,7 +61,7 @@ struct RankHeader {
     alignas(LINE) Flag reduced;            // … whose segment it reduced
     alignas(LINE) Flag collected;          // … that it took from its peers
     alignas(LINE) Flag finished;           // last epoch this rank has fully completed
-    std::atomic<uint32_t> accesses_peers;  // 1 while this rank accesses private memory of other threads
+    std::atomic<uint32_t> accesses_peers;  // 1 while this rank may access buffers of its peers
     alignas(
         LINE) std::atomic<uint32_t> state;  // all ranks read it in every send, so no word that changes shares its line
     std::atomic<uint64_t> secret, secret_address;  // in the arena of the world only: see cma.h

@@ -28,10 +28,15 @@ void Region::count_destroyed() {
     if (counters().destroyed.fetch_add(1) + 1 == uint32_t(size_)) file_->discard(page, PAGE);
 }
 
-uint64_t Region::location(const std::byte* address, size_t bytes) const {
+uint64_t Region::locate(const std::byte* address, size_t bytes) const {
     const std::byte* begin = data();
     if (address < begin || address + bytes > begin + part_bytes_) return 0;
-    return offset_ + (address - begin);
+    return offset_ + (address - mapping_->base());
+}
+
+std::byte* Region::resolve(uint64_t location) const {
+    if (location < offset_ || location >= offset_ + size_ * part_bytes_) return nullptr;
+    return mapping_->base() + (location - offset_);
 }
 
 void Region::release() {
@@ -60,15 +65,15 @@ void RegionTable::add(std::shared_ptr<Region> region) {
 uint64_t RegionTable::locate(const std::byte* address, size_t bytes) {
     const std::lock_guard lock(mutex_);
     for (const auto& region : regions_) {
-        if (const uint64_t location = region->location(address, bytes)) return location;
+        if (const uint64_t location = region->locate(address, bytes)) return location;
     }
     return 0;
 }
 
-std::shared_ptr<Region> RegionTable::find(uint64_t location) {
+std::shared_ptr<std::byte> RegionTable::resolve(uint64_t location) {
     const std::lock_guard lock(mutex_);
     for (const auto& region : regions_) {
-        if (region->contains(location)) return region;
+        if (std::byte* address = region->resolve(location)) return {region, address};
     }
     return nullptr;
 }

@@ -18,11 +18,10 @@ public:
     Region(const Region&) = delete;
 
     std::byte* data() const { return part(rank_); }
-    // The file offset, in rank 0's part, that corresponds to an address of this rank: equal on all ranks that pass the
-    // same position. 0: not in this region.
-    uint64_t location(const std::byte* address, size_t bytes) const;
-    bool contains(uint64_t location) const { return location >= offset_ && location < offset_ + part_bytes_; }
-    std::byte* at(uint64_t location, int r) const { return part(r) + (location - offset_); }
+    // Where bytes of this rank's part lie in the file; 0: not there.
+    uint64_t locate(const std::byte* address, size_t bytes) const;
+    // The address of a location here; nullptr: it is not in this region.
+    std::byte* resolve(uint64_t location) const;
 
     // This rank's owner releases its part. Peers may still read it, so the mapping stays until all have released.
     void release();
@@ -50,7 +49,7 @@ class RegionTable {
 public:
     void add(std::shared_ptr<Region> region);
     uint64_t locate(const std::byte* address, size_t bytes);  // 0: in no region
-    std::shared_ptr<Region> find(uint64_t location);
+    std::shared_ptr<std::byte> resolve(uint64_t location);    // nullptr: in no region
     void release(Region& region);
 
 private:
