@@ -111,7 +111,7 @@ class Case:
         """Return the number of calls that take so many seconds."""
         in_place = COLLECTIVES[self.collective].in_place
         options = {"count": self.count, "dtype": "float32", "op": "sum", "root": 0, "in_place": in_place}
-        job.request("prepare", self.collective, options | {"pool": 0, "symmetric": False, "asynchronous": False})
+        job.request("prepare", self.collective, options | {"pool": 0, "memory": "private", "asynchronous": False})
         calls = WARMUPS
         for share in (0.2, 1.0):  # the first calls take many times as long as the others
             each = max(job.request("round", False, min(UNTIMED, calls), calls))

@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -12,8 +12,10 @@ from ringcomm.bench import peers, report, virtual
 from ringcomm.bench.comparison import OURS, Comparison, compare
 from ringcomm.bench.interrupts import Interrupted, interruptible
 from ringcomm.bench.machine import Machine
+from ringcomm.bench.noise import noise
 from ringcomm.bench.plan import BenchPlan
 from ringcomm.bench.rank.collectives import COLLECTIVES, REDUCTIONS, dtype_named
+from ringcomm.bench.starts import Starts
 from ringcomm.bench.world import World, find_world, let_rank_0_speak, run_on_ranks
 from ringcomm.machine import files
 from ringcomm.options import one_of, parse_bytes, several, whole
@@ -47,8 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--out-of-place", dest="in_place", action="store_false", help="where the collective allows it")
     add("--device", choices=("host", "cuda", "emulated"), default="host", help="memory of the buffers (default: host)")
     add("--virtual-ranks", action="store_true", help="all ranks in one kernel launch on one GPU: the kernel alone")
-    add("--symmetric", action="store_true", help="ringcomm uses buffers of comm.empty()")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--symmetric", action="store_true", help="ringcomm uses buffers of comm.empty()")
+    form.add_argument("--shared-arrays", action="store_true", help="ringcomm uses arrays of comm.shared_arrays()")
     add("--async", dest="asynchronous", action="store_true", help="start each call asynchronously, then wait for it")
+    add("--unbound", action="store_true", help="nobody binds ranks to cores: time the first calls of -n fresh starts")
+    add("--noise", action="store_true", help="disturb every core: a burst of work in every 16 ms")
     add("--timeout", type=whole(1), default=60, metavar="SECONDS", help="stop a library that hangs (default: 60)")
     add("--json", type=Path, metavar="FILE", help="also write the results to FILE")
 
@@ -84,8 +90,10 @@ def _start_ranks(arguments: argparse.Namespace) -> int:
             return int(bool(failed))
     plan = plan_of(arguments)
     if arguments.virtual_ranks:
-        if names or arguments.symmetric or arguments.asynchronous:
-            raise ArgumentError("--virtual-ranks: expected neither --vs, --symmetric nor --async")
+        unfit = {"--vs": names, "--symmetric": plan.symmetric, "--shared-arrays": plan.shared_arrays}
+        unfit |= {"--async": plan.asynchronous, "--unbound": plan.unbound, "--noise": plan.noise}
+        if any(unfit.values()):
+            raise ArgumentError(f"--virtual-ranks: expected none of {', '.join(unfit)}")
         return int(virtual.run(plan, arguments.json))
     libraries, missing = peers.libraries(names, plan.device)
     for line in missing:
@@ -93,7 +101,10 @@ def _start_ranks(arguments: argparse.Namespace) -> int:
     if names and len(libraries) == 1:
         raise RingcommError("--vs: none of these peers can be measured")
     plan.require(len(libraries))
-    return int(_compare(plan, arguments.json, lambda ranks: compare(plan, ranks, libraries, arguments.timeout)))
+    kind = Starts if plan.unbound else Comparison
+    return int(
+        _compare(plan, arguments.json, lambda ranks: compare(kind.here(plan, ranks), libraries, arguments.timeout))
+    )
 
 
 def _measure_world(comm: Communicator, arguments: argparse.Namespace) -> int:
@@ -104,6 +115,7 @@ def _measure_world(comm: Communicator, arguments: argparse.Namespace) -> int:
         return 0
     for option, given in (
         *(("--ranks", arguments.ranks), ("--setup-peers", arguments.setup_peers)),
+        *(("--unbound", arguments.unbound), ("--noise", arguments.noise)),
         *(("--virtual-ranks", arguments.virtual_ranks), ("--vs", {*arguments.vs} - {*world.libraries})),
     ):
         if given:
@@ -127,9 +139,10 @@ def plan_of(arguments: argparse.Namespace, size: int = 2) -> BenchPlan:
 def _compare(plan: BenchPlan, json: Path | None, comparing: Comparing) -> bool:
     """Measure and print; return whether ringcomm failed or has wrong elements."""
     results = report.Results(Machine.here(), plan)
+    disturbance = noise if plan.noise else nullcontext
     try:
         for ranks in plan.ranks:
-            with comparing(ranks) as comparison:
+            with comparing(ranks) as comparison, disturbance():
                 _measure(comparison, results)
     finally:  # also after an interrupt
         if json and (results.rows or results.failures):
@@ -155,7 +168,7 @@ def _measure(comparison: Comparison, results: report.Results) -> None:
         if rows:
             results.rows += rows
             copies += [m.memcpy / 1e9 for m in rows if m.memcpy]
-            print(report.rows_text(rows), flush=True)
+            print((report.starts_text if comparison.plan.unbound else report.rows_text)(rows), flush=True)
         _report_failures(comparison, results)
     if copies:
         per = "core" if comparison.cores else "rank"

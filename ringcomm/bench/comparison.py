@@ -4,16 +4,14 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
-from ringcomm.bench.job import START_TIMEOUT, Job, JobFailed, Unsupported
+from ringcomm.bench.job import START_TIMEOUT, JobFailed, Unsupported, started
 from ringcomm.bench.peers import LibrarySpec
 from ringcomm.bench.plan import COPY_BYTES, BenchCase, BenchPlan
 from ringcomm.bench.rank.collectives import COLLECTIVES
@@ -21,7 +19,6 @@ from ringcomm.bench.rank.collectives import COLLECTIVES
 __all__ = ["OURS", "Comparison", "LibraryFailure", "Measurement", "compare"]
 
 OURS = "ringcomm"  # also measures memcpy
-ROUND_SECONDS = 0.005
 WARMUP_SECONDS = 1.0  # at least LEAST_WARMUPS calls, at most those asked for
 LEAST_WARMUPS = 6  # MPICH changes its algorithm after the fifth call
 MOST_UNTIMED = 20  # calls at the start of a round, which bring the library back into the caches
@@ -44,14 +41,19 @@ class Measurement:
     root: int | None
     in_place: bool
     symmetric: bool
+    shared_arrays: bool
     asynchronous: bool
+    unbound: bool
+    noise: bool
     buffers: str  # "rotated" through twice the last-level cache, or "cached": the same buffer every time
-    rounds: int
-    calls: int  # per round
+    rounds: int  # unbound: starts, each the mean of its first calls
+    calls: int  # per round; unbound: 0, as many as fit
     median: float
     p10: float
     p90: float
     p99: float
+    worst: float
+    settled: float | None  # unbound: the median of the starts some time later
     algbw: float  # bytes per second
     busbw: float
     wrong: int | None  # elements; None: not checked
@@ -83,24 +85,17 @@ class LibraryRanks(Protocol):
 
 
 @contextmanager
-def compare(plan: BenchPlan, ranks: int, libraries: Iterable[LibrarySpec], timeout: float) -> "Iterator[Comparison]":
-    """Start the libraries on this many ranks; end them at the end of the block."""
-    cores = len(os.sched_getaffinity(0))
-    bound = "one core each" if ranks <= cores else f"{cores} cores in turn (oversubscribed)"
-    found = Comparison(plan, ranks, f"bound to {bound}", None if plan.device == "cuda" else cores)
+def compare(found: "Comparison", libraries: Iterable[LibrarySpec], timeout: float) -> "Iterator[Comparison]":
+    """Start the libraries; end them at the end of the block."""
     with ExitStack() as stack:
         stack.callback(progress, 1, "")
         for library in libraries:
             progress(0, f"starting {library.name}")
-            temporary = TemporaryDirectory(prefix="ringcomm-bench-", ignore_cleanup_errors=True)
             try:
-                job = Job(library, ranks, Path(stack.enter_context(temporary)), timeout)
+                found.jobs.append(stack.enter_context(found.start(library, timeout)))
             except JobFailed as failure:
                 reason = f"{failure}; if it is broken: {library.cure}" if library.cure else str(failure)
-                found.failures.append(LibraryFailure(library.name, ranks, None, None, reason))
-            else:
-                stack.callback(job.kill)
-                found.jobs.append(job)
+                found.failures.append(LibraryFailure(library.name, found.ranks, None, None, reason))
         progress(1, "")
         yield found
         for each in found.jobs:
@@ -118,6 +113,21 @@ class Comparison:
     jobs: list[LibraryRanks] = field(default_factory=list)
     failures: list[LibraryFailure] = field(default_factory=list)
     unsupported: set[tuple[str, ...]] = field(default_factory=set)  # not requested again
+
+    @classmethod
+    def here(cls, plan: BenchPlan, ranks: int) -> Self:
+        """Return the comparison on ranks that the bench starts itself."""
+        cores = len(os.sched_getaffinity(0))
+        return cls(plan, ranks, cls.place(ranks, cores), None if plan.device == "cuda" else cores)
+
+    @staticmethod
+    def place(ranks: int, cores: int) -> str:
+        """Return the placement of ranks that the bench starts itself, in words."""
+        return f"bound to {'one core each' if ranks <= cores else f'{cores} cores in turn (oversubscribed)'}"
+
+    def start(self, library: LibrarySpec, timeout: float) -> AbstractContextManager[LibraryRanks]:
+        """Start the ranks of a library; they end at the end of the block."""
+        return started(library, self.ranks, timeout)
 
     def measure(self) -> Iterator[list[Measurement]]:
         """Yield the rows of each case."""
@@ -145,21 +155,24 @@ class Comparison:
                         timing.wrong = sum(wrong)
         return [self._row(timing, case, memcpy) for timing in timings if timing.job in self.jobs]
 
-    def _prepare(self, job: LibraryRanks, case: BenchCase) -> "list[Timing]":
+    def _options(self, case: BenchCase) -> dict[str, Any]:
         plan = self.plan
-        options = {
+        return {
             "count": case.count,
             "dtype": case.dtype,
             "op": case.op,
             "root": plan.root,
             "in_place": plan.runs_in_place(case.collective),
             "pool": plan.pool if case.bytes else 0,
-            "symmetric": plan.symmetric,
+            "memory": plan.memory,
             "asynchronous": plan.asynchronous,
         }
 
+    def _prepare(self, job: LibraryRanks, case: BenchCase) -> "list[Timing]":
+        plan = self.plan
+
         def first_calls() -> float:
-            first = max(job.request("prepare", case.collective, options))
+            first = max(job.request("prepare", case.collective, self._options(case)))
             warmups = min(plan.warmups, max(LEAST_WARMUPS, round(WARMUP_SECONDS / first)))
             return float(max(job.request("round", True, 0, max(1, warmups))))
 
@@ -167,7 +180,7 @@ class Comparison:
         if seconds is None:
             return []
         kinds = [True] * (case.bytes > 0) + [False] * (2 * case.bytes <= plan.pool)
-        return [Timing(job, rotated, max(1 + (not rotated), round(ROUND_SECONDS / seconds))) for rotated in kinds]
+        return [Timing(job, rotated, max(1 + (not rotated), round(plan.round_seconds / seconds))) for rotated in kinds]
 
     def _memcpy(self, case: BenchCase) -> float:
         ours = next((job for job in self.jobs if job.name == OURS), None)
@@ -209,7 +222,10 @@ class Comparison:
             root=plan.root if row.rooted else None,
             in_place=plan.runs_in_place(case.collective),
             symmetric=plan.symmetric and timing.job.name == OURS,
+            shared_arrays=plan.shared_arrays and timing.job.name == OURS,
             asynchronous=plan.asynchronous,
+            unbound=plan.unbound,
+            noise=plan.noise,
             buffers="rotated" if timing.rotated else "cached",
             rounds=len(timing.seconds),
             calls=timing.calls,
@@ -217,6 +233,8 @@ class Comparison:
             p10=p10,
             p90=p90,
             p99=p99,
+            worst=max(timing.seconds),
+            settled=float(np.median(timing.settled)) if timing.settled else None,
             algbw=case.bytes / median,
             busbw=case.bytes / median * row.bus_factor(self.ranks),
             wrong=timing.wrong,
@@ -232,6 +250,7 @@ class Timing:
     rotated: bool
     calls: int
     seconds: list[float] = field(default_factory=list)
+    settled: list[float] = field(default_factory=list)
     wrong: int | None = None
 
     def measure(self) -> None:

@@ -9,15 +9,17 @@ import socket
 import subprocess
 import textwrap
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ringcomm.bench.interrupts import deferred_signals
 from ringcomm.bench.peers import LibrarySpec
 
-__all__ = ["START_TIMEOUT", "Job", "JobFailed", "Unsupported", "failure_reason"]
+__all__ = ["START_TIMEOUT", "Job", "JobFailed", "Unsupported", "failure_reason", "started"]
 
 PACKAGE = Path(__file__).parent / "rank"
 ALIAS = "ringcomm_bench_rank"  # its name in environments without ringcomm
@@ -40,12 +42,27 @@ class Unsupported(Exception):
     """All ranks of a library rejected the request. The job continues with other requests."""
 
 
+@contextmanager
+def started(library: LibrarySpec, ranks: int, timeout: float, *request: Any) -> "Iterator[Job]":
+    """Start a job in a folder of its own; kill it at the end of the block."""
+    with TemporaryDirectory(prefix="ringcomm-bench-", ignore_cleanup_errors=True) as folder:
+        job = Job(library, ranks, Path(folder), timeout, *request)
+        try:
+            yield job
+        finally:
+            job.kill()
+
+
 class Job:
     """All ranks of one library."""
 
-    def __init__(self, library: LibrarySpec, ranks: int, folder: Path, timeout: float) -> None:
-        """Start them. `folder` is empty, for files of this job; `timeout` is the seconds that an answer may take."""
+    def __init__(self, library: LibrarySpec, ranks: int, folder: Path, timeout: float, *request: Any) -> None:
+        """Start them. `folder` is empty, for files of this job; `timeout` is the seconds that an answer may take.
+
+        The ranks answer `request` before they connect to the bench, so that nothing lets them sleep until then.
+        """
         self.name = library.name
+        self.answers: list[Any] = []  # of the ranks to `request`
         self.timeout = timeout
         self.versions: dict[str, str] = {}
         self._log = folder / "log"
@@ -59,21 +76,23 @@ class Job:
             finally:
                 os.close(fd)
             server.listen(ranks)
-            self._launcher = self._start(library, ranks, folder)
+            self._launcher = self._start(library, ranks, folder, request)
             try:
                 self._accept(server, ranks)
             except BaseException:
                 self.kill()
                 raise
 
-    def _start(self, library: LibrarySpec, ranks: int, folder: Path) -> "subprocess.Popen[bytes]":
+    def _start(
+        self, library: LibrarySpec, ranks: int, folder: Path, request: tuple[Any, ...]
+    ) -> "subprocess.Popen[bytes]":
         path = filter(None, [str(folder), library.environment.get("PYTHONPATH")])
         environment = {**library.environment, "PYTHONPATH": os.pathsep.join(path)}
         command = [
             *("env", *(f"{name}={value}" for name, value in environment.items())),
             *library.launcher(ranks),
             *(library.python, "-m", ALIAS, library.module, library.rank_variable, str(folder), library.device),
-            "bound" if library.bound else "free",
+            *("bound" if library.bound else "free", json.dumps(request)),
         ]
         # Python would only print what a signal handler raises between fork and exec.
         with self._log.open("wb") as log, deferred_signals() as restore_mask:
@@ -96,6 +115,7 @@ class Job:
         deadline = time.monotonic() + START_TIMEOUT
         server.settimeout(0.1)
         connected: dict[int, Connection] = {}
+        outcomes: dict[int, tuple[str, Any]] = {}
         while len(connected) < ranks:
             if self._launcher.poll() is not None:
                 raise JobFailed(f"could not be started: {self._reason()}")
@@ -110,9 +130,10 @@ class Job:
                     self._pidfds[hello["pid"]] = os.pidfd_open(hello["pid"])
                 except (EOFError, ConnectionError, ProcessLookupError):
                     raise JobFailed(f"could not be started: {self._reason()}") from None
-                connected[hello["rank"]] = connection
+                connected[hello["rank"]], outcomes[hello["rank"]] = connection, hello["outcome"]
                 self.versions = hello["versions"]
         self._connections = [connected[rank] for rank in range(ranks)]
+        self.answers = answers_of(outcomes, ranks)
 
     def request(self, name: str, *arguments: Any, timeout: float | None = None) -> list[Any]:
         """Send a request to all ranks; return the answer of each. Raise Unsupported, or kill the job and raise
@@ -131,9 +152,8 @@ class Job:
         with suppress(BrokenPipeError):  # reported below, with its reason
             for connection in self._connections:
                 connection.send_bytes(json.dumps(request).encode())
-        answers: dict[int, Any] = {}
-        failed: dict[int, str] = {}
-        while silent := [c for rank, c in enumerate(self._connections) if rank not in answers and rank not in failed]:
+        outcomes: dict[int, tuple[str, Any]] = {}
+        while silent := [connection for rank, connection in enumerate(self._connections) if rank not in outcomes]:
             ready = wait(silent, deadline - time.monotonic())
             if not ready:
                 break
@@ -141,20 +161,16 @@ class Job:
                 if connection not in ready:
                     continue
                 try:
-                    outcome, value = json.loads(connection.recv_bytes())
+                    outcomes[rank] = json.loads(connection.recv_bytes())
                 except (EOFError, ConnectionResetError):
                     raise JobFailed(f"rank {rank} ended during a request: {self._reason()}") from None
-                (answers if outcome == "done" else failed)[rank] = value
-                if failed:  # the others may be waiting for this rank
+                if outcomes[rank][0] != "done":  # the others may be waiting for this rank
                     deadline = min(deadline, time.monotonic() + EXIT_TIMEOUT)
-        if failed:
-            rank, reason = next(iter(failed.items()))
-            all_failed = len(failed) == len(self._connections)
-            raise (Unsupported if all_failed else JobFailed)(f"rank {rank}: {reason}")
+        answers = answers_of(outcomes, len(self._connections))
         if silent:
             ranks = ", ".join(str(self._connections.index(connection)) for connection in silent)
             raise JobFailed(f"hangs: no answer from rank {ranks} within {timeout:g} s")
-        return [answers[rank] for rank in range(len(self._connections))]
+        return answers
 
     def _reason(self) -> str:
         with suppress(subprocess.TimeoutExpired):
@@ -190,6 +206,13 @@ class Job:
         for path in files:
             with suppress(OSError):  # the library has removed it
                 os.unlink(path)
+
+
+def answers_of(outcomes: dict[int, tuple[str, Any]], ranks: int) -> list[Any]:
+    """Return the answers of these ranks in order; raise Unsupported or JobFailed if one has none but a reason."""
+    if failed := [f"rank {rank}: {value}" for rank, (outcome, value) in outcomes.items() if outcome != "done"]:
+        raise (Unsupported if len(failed) == ranks else JobFailed)(failed[0])
+    return [value for _, (_, value) in sorted(outcomes.items())]
 
 
 def failure_reason(log: str) -> str:

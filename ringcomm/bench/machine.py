@@ -21,7 +21,7 @@ USUAL_CACHE = 32 << 20
 @dataclass(frozen=True)
 class Machine:
     cpu: str
-    cores: int  # in the affinity of this process
+    cores: int  # of the machine: a rank may be bound to some
     cache: int  # bytes of the last-level cache
     gpus: list[str]
     system: str
@@ -34,7 +34,7 @@ class Machine:
     def here(cls) -> "Machine":
         return cls(
             cpu=tuning.cpu(),
-            cores=len(os.sched_getaffinity(0)),
+            cores=os.cpu_count() or 1,
             cache=cache_bytes(),
             gpus=gpus(),
             system=f"{platform.system()} {platform.release()} {platform.machine()}",

@@ -66,7 +66,7 @@ def run_mpich(ranks: int) -> list[str]:
     oversubscribed = ranks > len(os.sched_getaffinity(0))
     # MPICH has no option for this; by default a waiting rank polls 1,000 times before it yields its core.
     early = ["env", "MPIR_CVAR_POLLS_BEFORE_YIELD=1"] if oversubscribed else []
-    return [*early, str(folder("mpich") / "bin/mpirun"), "-n", str(ranks)]
+    return [*early, str(folder("mpich") / "bin/mpirun"), "-bind-to", "none", "-n", str(ranks)]
 
 
 # mpi4py requests MPI_THREAD_MULTIPLE by default, which makes both MPIs slower.

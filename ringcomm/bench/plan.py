@@ -5,6 +5,7 @@ from itertools import product
 
 from ringcomm import ArgumentError
 from ringcomm.bench.machine import cache_bytes
+from ringcomm.bench.noise import PERIOD
 from ringcomm.bench.rank.collectives import COLLECTIVES, dtype_named
 from ringcomm.machine import memory
 from ringcomm.options import sizes
@@ -43,7 +44,10 @@ class BenchPlan:
     root: int = 0
     in_place: bool = True
     symmetric: bool = False
+    shared_arrays: bool = False
     asynchronous: bool = False
+    unbound: bool = False
+    noise: bool = False
     device: str = "host"
 
     def __post_init__(self) -> None:
@@ -54,6 +58,16 @@ class BenchPlan:
     def pool(self) -> int:
         """Bytes that the buffers of a rank rotate through: twice the last-level cache."""
         return GPU_POOL if self.device == "cuda" else 2 * cache_bytes()
+
+    @property
+    def memory(self) -> str:
+        """The kind of memory of ringcomm's buffers."""
+        return "symmetric" if self.symmetric else "shared" if self.shared_arrays else "private"
+
+    @property
+    def round_seconds(self) -> float:
+        """The least duration of a round: with noise it spans several bursts."""
+        return 4 * PERIOD if self.noise else 0.005
 
     def runs_in_place(self, collective: str) -> bool:
         row = COLLECTIVES[collective]
@@ -85,6 +99,8 @@ class BenchPlan:
             for dtype, op in product(self.dtypes, self.ops):
                 if not reducible(dtype, op, self.device != "host"):
                     raise ArgumentError(f"--op: {op} is not defined for {dtype} in {self.device} memory")
+        if self.shared_arrays and self.device != "host":
+            raise ArgumentError(f"--shared-arrays: expected --device host, got {self.device}")
         if self.root and not any(row.rooted for row in rows):
             raise ArgumentError(f"--root: expected a rooted collective, got {', '.join(self.collectives)}")
         for ranks in self.ranks:

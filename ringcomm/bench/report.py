@@ -9,16 +9,28 @@ from typing import Any
 from ringcomm.bench.comparison import Comparison, LibraryFailure, Measurement
 from ringcomm.bench.interrupts import deferred_signals
 from ringcomm.bench.machine import Machine
+from ringcomm.bench.noise import BURST, PERIOD
 from ringcomm.bench.plan import BenchPlan
+from ringcomm.bench.starts import START_SECONDS
 from ringcomm.machine import files
 
-__all__ = ["Results", "header", "rows_text", "write_json"]
+__all__ = ["Results", "header", "rows_text", "starts_text", "write_json"]
 
-COLUMNS = (
+Columns = tuple[tuple[str, str, int], ...]
+
+CASE_COLUMNS: Columns = (
     *(("size", "(B)", 12), ("count", "(elements)", 12), ("type", "", 10), ("redop", "", 6), ("root", "", 5)),
-    *(("library", "", 18), ("time", "(us)", 11), ("p10", "", 10), ("p90", "", 10), ("p99", "", 10)),
+    ("library", "", 18),
+)
+COLUMNS: Columns = (
+    *CASE_COLUMNS,
+    *(("time", "(us)", 11), ("p10", "", 10), ("p90", "", 10), ("p99", "", 10)),
     *(("algbw", "(GB/s)", 8), ("busbw", "(GB/s)", 8), ("#wrong", "", 7), ("speedup", "", 9)),
     *(("cached", "(us)", 11), ("busbw", "(GB/s)", 8), ("speedup", "", 9)),
+)
+START_COLUMNS: Columns = (
+    *CASE_COLUMNS,
+    *(("usual", "(us)", 11), ("start", "(us)", 11), ("worst", "(us)", 11), ("worst", "/usual", 8), ("#wrong", "", 7)),
 )
 
 
@@ -41,9 +53,11 @@ def header(machine: Machine, comparison: Comparison) -> str:
     commit = f", commit {machine.commit}" if machine.commit else ""
     options = [
         f"{'in' if plan.in_place else 'out of'} place where the collective allows it",
-        f"libraries in turn, {plan.rounds} rounds each",
+        f"libraries in turn, {plan.rounds} {'starts' if plan.unbound else 'rounds'} each",
         *["symmetric buffers (ringcomm)"] * plan.symmetric,
+        *["shared arrays (ringcomm)"] * plan.shared_arrays,
         *["asynchronous calls"] * plan.asynchronous,
+        *[f"with noise: {BURST * 1e3:.0f} ms of work in every {PERIOD * 1e3:.0f} ms on each core"] * plan.noise,
     ]
     lines = [
         f"{machine.cpu}, {machine.cores} cores, {machine.cache >> 20} MiB last-level cache, {machine.system}",
@@ -51,14 +65,25 @@ def header(machine: Machine, comparison: Comparison) -> str:
         *(f"{name}: {', '.join(f'{what} {v}' for what, v in facts.items())}" for name, facts in versions.items()),
         f"{', '.join(plan.collectives)}; {ranks} ranks {comparison.placement}; {'; '.join(options)}",
     ]
-    lines.append("a round is the mean time of the calls that fit into 5 ms, on the slowest rank; time: median round")
+    length = f"{plan.round_seconds * 1e3:.0f} ms"
+    if plan.unbound:
+        lines += [
+            f"start, worst: mean time of the first calls of fresh ranks, {START_SECONDS:g} s long, on the slowest rank",
+            f"usual: later in the same starts, in rounds of {length}; usual, start: median of the starts",
+            "no warm-ups, the same buffer every time",
+        ]
+    else:
+        what = f"the mean time of the calls that fit into {length}, on the slowest rank"
+        lines.append(f"a round is {what}; time: median round")
     lines += about_device(machine, plan, ranks)
-    if any("/" in name for name in versions):
+    if not plan.unbound and any("/" in name for name in versions):
         lines.append("variants (openmpi/multiple) have a line where they differ from their library; --json has all")
     for kind, values in machine.settings.items():
         lines.append(f"ringcomm's settings from the {kind}: {', '.join(f'{n}={v}' for n, v in values.items())}")
-    lines.append(f"buffers rotate through {plan.pool >> 20} MiB per rank; cached: the same buffer every time")
-    names, units = (cells([column[i] for column in COLUMNS])[2:] for i in (0, 1))
+    if not plan.unbound:
+        lines.append(f"buffers rotate through {plan.pool >> 20} MiB per rank; cached: the same buffer every time")
+    columns = START_COLUMNS if plan.unbound else COLUMNS
+    names, units = (cells([column[i] for column in columns], columns)[2:] for i in (0, 1))
     return "\n".join(f"# {line}".rstrip() for line in [*lines, "", names, units])
 
 
@@ -84,13 +109,28 @@ def rows_text(rows: list[Measurement]) -> str:
         cached = mine.get("cached")
         gain = {kind: f"{best[kind].median / mine[kind].median:.2f}" for kind in best if name == "ringcomm"}
         wrong = "" if m.wrong is None else max(each.wrong or 0 for each in mine.values())
-        line: list[object] = [m.bytes, m.count, m.dtype, m.op or "none", -1 if m.root is None else m.root, name]
+        line = case_cells(m)
         line += [microseconds(t) for t in (m.median, m.p10, m.p90, m.p99)]
         line += [f"{m.algbw / 1e9:.2f}", f"{m.busbw / 1e9:.2f}", wrong, gain.get(m.buffers, "")]
         if cached and cached is not m:
             line += [microseconds(cached.median), f"{cached.busbw / 1e9:.2f}", gain.get("cached", "")]
-        lines.append(cells(line + [""] * (len(COLUMNS) - len(line))).rstrip())
+        lines.append(cells(line + [""] * (len(COLUMNS) - len(line)), COLUMNS).rstrip())
     return "\n".join(lines)
+
+
+def starts_text(rows: list[Measurement]) -> str:
+    """Return the lines of one case of unbound ranks, one per library."""
+    lines = []
+    for m in rows:
+        settled = m.settled or m.median
+        line = [*case_cells(m), *(microseconds(t) for t in (settled, m.median, m.worst))]
+        line += [f"{m.worst / settled:.2f}", "" if m.wrong is None else m.wrong]
+        lines.append(cells(line, START_COLUMNS).rstrip())
+    return "\n".join(lines)
+
+
+def case_cells(m: Measurement) -> list[object]:
+    return [m.bytes, m.count, m.dtype, m.op or "none", -1 if m.root is None else m.root, m.library]
 
 
 def best_peers(rows: list[Measurement]) -> dict[str, Measurement]:
@@ -115,8 +155,8 @@ def microseconds(seconds: float) -> str:
     return f"{seconds * 1e6:.2f}"
 
 
-def cells(values: Iterable[object]) -> str:
-    return " ".join(f"{value!s:>{width - 1}}" for value, (_, _, width) in zip(values, COLUMNS, strict=True))
+def cells(values: Iterable[object], columns: Columns) -> str:
+    return " ".join(f"{value!s:>{width - 1}}" for value, (_, _, width) in zip(values, columns, strict=True))
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import ringcomm
 from ringcomm import ArgumentError, Communicator, RingcommError
-from ringcomm.bench.comparison import compare
+from ringcomm.bench.comparison import Comparison, compare
 from ringcomm.bench.interrupts import Interrupted, interruptible
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.peers import LibrarySpec, run_ringcomm
@@ -180,7 +180,7 @@ def measure(
             environment[f"RINGCOMM_{name.upper()}"] = str(number)
         spec = LibrarySpec(str(value), "ringcomm", sys.executable, run_ringcomm, "RINGCOMM_RANK", environment)
         libraries.append(spec)
-    with compare(plan, ranks, libraries, TIMEOUT) as comparison:
+    with compare(Comparison.here(plan, ranks), libraries, TIMEOUT) as comparison:
         rows = [row for size in comparison.measure() for row in size]
     for failure in comparison.failures:
         raise RingcommError(f"{setting.name} = {failure.library}: {failure.reason}")

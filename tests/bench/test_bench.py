@@ -9,7 +9,7 @@ import pytest
 import harness
 import reference
 from ringcomm import ArgumentError
-from ringcomm.bench import comparison, report
+from ringcomm.bench import comparison, report, starts
 from ringcomm.bench.command import add_arguments, plan_of
 from ringcomm.bench.job import failure_reason
 from ringcomm.bench.rank.collectives import COLLECTIVES, REDUCTIONS, RankCase, count_wrong, fill
@@ -22,7 +22,7 @@ OPTIONS = {
     "root": 0,
     "in_place": True,
     "pool": 1 << 16,
-    "symmetric": False,
+    "memory": "private",
     "asynchronous": False,
 }
 
@@ -89,6 +89,21 @@ def test_results_of_earlier_calls_do_not_count_as_new_ones(name, in_place):
     assert wrong > 900
 
 
+@pytest.mark.parametrize("name", ["all_reduce", "reduce", "barrier"])
+def test_the_first_calls_after_a_start_end_with_the_same_one_on_all_ranks(name, tmp_path):
+    def rank(comm):
+        it = RankBench(RingcommLibrary(comm), str(tmp_path))
+        rounds = []
+        it.round = lambda *arguments: rounds.append(arguments) or RankBench.round(it, *arguments)
+        first, settled, wrong = it.start(name, OPTIONS | {"count": 100 * (name != "barrier"), "pool": 0}, 0.05, 0.001)
+        assert min(first, settled) > 0
+        return rounds, wrong
+
+    (rounds, wrong), *others = harness.run(rank, 3, world="threads")
+    assert (rounds[:4], wrong) == ([(True, 0, 1), (False, 0, 1), (False, 0, 2), (False, 0, 4)], 0)
+    assert others == 2 * [(rounds, 0)]
+
+
 def test_buffers_rotate_through_the_pool():
     def rank(comm):
         it = RankBench(RingcommLibrary(comm))
@@ -139,6 +154,7 @@ def parse(words):
     [
         *("-b 0", "-f 1", "-n 0", "-w -1", "-c 2", "--op median", "--dtype float31", "COLLECTIVE all_reduse"),
         *("--ranks 2,0", "--root -1", "--in-place --out-of-place", "--timeout 0", "--vs gloo,gloom"),
+        "--shared-arrays --symmetric",
     ],
 )
 def test_unparsable_options_are_refused(words, capsys):
@@ -155,6 +171,7 @@ def test_unparsable_options_are_refused(words, capsys):
         ("all_reduce all_gather --root 1", "--root: expected a rooted collective, got all_reduce, all_gather"),
         ("reduce --dtype float64,float32 --op sum,band", "--op: band is not defined for float64 in host memory"),
         ("all_reduce --dtype int32 --op avg", "--op: avg is not defined for int32 in host memory"),
+        ("all_reduce --shared-arrays --device cuda", "--shared-arrays: expected --device host, got cuda"),
         ("all_reduce --dtype float8_e5m2", "--op: sum is not defined for float8_e5m2 in host memory"),
     ],
 )
@@ -253,6 +270,29 @@ def test_a_variant_is_shown_where_it_differs():
     assert [m.library for m in report.shown(rows)] == ["openmpi"]
     rows = [row("openmpi", 1.0), row("openmpi/multiple", 1.5)]
     assert len(report.shown(rows)) == 2
+
+
+class FreshRanks:
+    """Two ranks, and their answers after each start."""
+
+    name, versions = "ringcomm", {}
+
+    def __init__(self, *answers):
+        self.answers = iter(answers)
+
+    def request(self, name, collective, options, seconds, round_seconds):
+        assert (name, collective, options["count"], options["pool"]) == ("start", "all_reduce", 256, 0)
+        assert (seconds, round_seconds) == (0.3, 0.005)
+        return next(self.answers)
+
+
+def test_of_unbound_ranks_the_usual_time_and_the_worst_start_are_told():
+    plan = plan_of(parse("all_reduce -b 1K -e 1K -n 3 --unbound"))
+    ranks = FreshRanks([(2e-6, 1e-6, 0), (3e-6, 1e-6, 0)], [(9e-6, 4e-6, 0), (2e-6, 1e-6, 0)], [(4e-6, 2e-6, 5)] * 2)
+    [[found]] = starts.Starts(plan, 2, "bound to no core", 2, [ranks]).measure()
+    assert (found.median, found.worst, found.settled) == (4e-6, 9e-6, 2e-6), "of the slowest rank"
+    assert (found.rounds, found.wrong) == (3, 10)
+    assert report.starts_text([found]).split()[5:] == ["ringcomm", "2.00", "4.00", "9.00", "4.50", "10"]
 
 
 def test_a_line_per_library_has_a_cell_for_each_column():

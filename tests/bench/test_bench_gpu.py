@@ -172,6 +172,13 @@ def test_nccl_needs_a_gpu(monkeypatch):
     assert peers.libraries(["nccl"])[1] == ["nccl: supports CUDA buffers only: --device cuda"]
 
 
+def test_the_header_tells_the_noise_and_its_longer_rounds():
+    plan = BenchPlan(collectives=["all_reduce"], ranks=[2], begin=4, dtypes=["float32"], ops=["sum"], noise=True)
+    header = report.header(Machine.here(), Comparison(plan, 2, "bound to one core each", None))
+    assert "20 rounds each; with noise: 4 ms of work in every 16 ms on each core" in header
+    assert "the calls that fit into 64 ms" in header
+
+
 @pytest.mark.parametrize(("gpus", "warned"), [(1, True), (2, False)])
 def test_the_header_names_ranks_that_share_a_gpu(gpus, warned):
     machine = Machine("", 2, 1 << 20, ["NVIDIA H200"] * gpus, "", "", None, "", {})

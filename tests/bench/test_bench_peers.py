@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ringcomm.bench import peers, report
+from ringcomm.bench import noise, peers, report
 from ringcomm.bench.job import ALIAS, Job, shared_files
 from ringcomm.commands.cli import main
 
@@ -94,12 +94,23 @@ def gone(pids, seconds=20):
     return True
 
 
-def compare_all(cache, folder, options):
-    """Bench every collective of every library; ranks that import sitecustomize.py leave their command in `folder`."""
+def bench_in(folder, words, cache):
+    """Write out.json; ranks that import sitecustomize.py leave their command in `folder`."""
     site = f"import os, sys\nopen(os.path.join({str(folder)!r}, str(os.getpid())), 'w').write(str(sys.orig_argv))\n"
     (folder / "sitecustomize.py").write_text(site)
-    words = f"all -b 4 -e 16K -f 4096 -n 2 -w 1 --vs gloo,openmpi,mpich,nccl --json {folder}/out.json {options}"
-    return bench(words, cache, PYTHONPATH=str(folder)), folder
+    return bench(f"{words} --json {folder}/out.json", cache, PYTHONPATH=str(folder))
+
+
+def ranks_of_ringcomm(folder):
+    """Return the commands of ranks that `bench_in` has started."""
+    started = [ast.literal_eval(path.read_text()) for path in folder.glob("[0-9]*")]
+    return [words[3:] for words in started if words[1:3] == ["-m", ALIAS]]
+
+
+def compare_all(cache, folder, options):
+    """Bench every collective of every library."""
+    words = f"all -b 4 -e 16K -f 4096 -n 2 -w 1 --vs gloo,openmpi,mpich,nccl {options}"
+    return bench_in(folder, words, cache), folder
 
 
 @pytest.fixture(scope="module")
@@ -146,9 +157,44 @@ def test_results_are_plotted(compared, tmp_path):
 
 
 def test_ranks_of_ringcomm_import_from_the_pythonpath_of_the_bench(compared):
-    started = [ast.literal_eval(path.read_text()) for path in compared[1].glob("[0-9]*")]
-    ranks = [words[3] for words in started if words[1:3] == ["-m", ALIAS]]
+    ranks = [words[0] for words in ranks_of_ringcomm(compared[1])]
     assert ranks == ["ringcomm", "ringcomm"]  # and not those of the others
+
+
+def test_unbound_ranks_start_anew_for_each_time(cache, tmp_path):
+    run = bench_in(tmp_path, "all_reduce -b 1K -e 1K -n 1 --op avg,sum --unbound --vs openmpi", cache)
+    assert run.returncode == 0, run.stderr
+    assert "2 ranks bound to no core" in run.stdout
+    assert "MPI has no operation avg" in run.stderr
+    ranks = ranks_of_ringcomm(tmp_path)
+    assert len(ranks) == 2 * 3, "once for the versions, then for each start"
+    assert all("free" in words for words in ranks)
+    assert [(line[3], line[5]) for line in table(run.stdout)] == [
+        *(("avg", "ringcomm"), ("sum", "ringcomm"), ("sum", "openmpi"), ("sum", "openmpi/multiple"))
+    ]
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert document["versions"]["openmpi"]["MPI"]
+    assert {(row["unbound"], row["rounds"], row["wrong"]) for row in document["rows"]} == {(True, 1, 0)}
+
+
+def test_noise_lasts_as_long_as_the_rounds(cache):
+    with running("all_reduce --noise -e 64K -n 3", cache) as process:
+        rows_until(process, "ringcomm")
+        disturbances = disturbances_of(process.pid)
+        process.kill()
+    assert sorted(disturbances.values()) == [{core} for core in sorted(os.sched_getaffinity(0))]
+    assert gone(disturbances)
+
+
+def disturbances_of(pid):
+    """Return the cores of each process that makes noise for `pid`."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == pid and noise.__file__ in (folder / "cmdline").read_text().split("\0"):
+                found[int(folder.name)] = os.sched_getaffinity(int(folder.name))
+    return found
 
 
 @pytest.mark.parametrize(
@@ -263,7 +309,7 @@ def test_unsupported_calls_and_broken_peers_are_reported(cache, tmp_path):
     ("words", "message"),
     [
         ("", "which collective?"),
-        ("all_reduce --virtual-ranks --device emulated --symmetric", "neither --vs, --symmetric nor --async"),
+        ("all_reduce --virtual-ranks --device emulated --symmetric", "expected none of --vs, --symmetric, "),
         ("all_reduce --json /nowhere/out.json", "/nowhere/out.json"),
         ("all_reduce --ranks 1000 -e 64G", "1000 ranks of 1 libraries (smaller: -e, --ranks, --vs) needs"),
     ],

@@ -55,6 +55,7 @@ def test_the_ranks_of_a_launcher_are_measured_and_rank_0_prints(tmp_path):
         (2, "max", "int32", 0)
     }
     assert document["placement"] == {"2": "on 1 host, started by ringcomm run"}
+    assert document["machine"]["cores"] == os.cpu_count(), "though rank 0 is bound"
 
 
 def test_every_collective_is_correct_on_ranks_of_a_launcher():
@@ -118,6 +119,8 @@ def test_ranks_on_several_hosts_are_measured(tmp_path):
     [
         ("all_reduce --ranks 4", "--ranks: for ranks that bench starts itself, without a launcher; ringcomm run has"),
         ("all_reduce --vs gloo", "--vs: for ranks that bench starts itself, without a launcher; ringcomm run has"),
+        ("all_reduce --unbound", "--unbound: for ranks that bench starts itself"),
+        ("all_reduce --noise", "--noise: for ranks that bench starts itself"),
         ("--setup-peers", "--setup-peers: for ranks that bench starts itself"),
         ("all_reduce --virtual-ranks", "--virtual-ranks: for ranks that bench starts itself"),
         ("", "which collective? all_reduce, "),

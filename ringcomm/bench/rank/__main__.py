@@ -19,33 +19,41 @@ from .measure import RankBench
 PR_SET_PDEATHSIG = 1
 
 
-def main(module: str, rank_variable: str, folder: str, device: str, binding: str) -> None:
+def main(module: str, rank_variable: str, folder: str, device: str, binding: str, request: str) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # with its launcher
     if binding == "bound":
         bind(int(os.environ[rank_variable]))  # before the library starts threads
     rank: Library = import_module(f".{module}", __package__).start(folder, device)
-    bench = RankBench(rank)
+    bench = RankBench(rank, folder)
+    outcome = answer(bench, json.loads(request))  # before this rank first sleeps
     fd = os.open(folder, os.O_PATH)  # its path may be too long for a socket
     client = Client(f"/proc/self/fd/{fd}/socket", "AF_UNIX")
     os.close(fd)
     with client as connection:
         # JSON: a pickle could refer to modules that only one of the two environments has.
-        hello = {"rank": rank.rank, "pid": os.getpid(), "versions": rank.versions}
+        hello = {"rank": rank.rank, "pid": os.getpid(), "versions": rank.versions, "outcome": outcome}
         connection.send_bytes(json.dumps(hello).encode())
         while True:
             try:
-                name, *arguments = json.loads(connection.recv_bytes())
+                received = json.loads(connection.recv_bytes())
             except EOFError:
                 break
-            try:
-                answer: tuple[str, Any] = ("done", getattr(bench, name)(*arguments))
-            except Exception as error:  # any error of the library is reported
-                traceback.print_exc()
-                answer = ("failed", f"{type(error).__name__}: {error}".splitlines()[0])
-            connection.send_bytes(json.dumps(answer).encode())
-            if name == "close":
+            connection.send_bytes(json.dumps(answer(bench, received)).encode())
+            if received == ["close"]:
                 return
     os._exit(1)  # the bench has ended; finalizing could wait for ranks that have ended too
+
+
+def answer(bench: RankBench, request: list[Any]) -> tuple[str, Any]:
+    """Return "done" and the answer to a request, or "failed" and the reason."""
+    if not request:
+        return "done", None
+    name, *arguments = request
+    try:
+        return "done", getattr(bench, name)(*arguments)
+    except Exception as error:  # any error of the library is reported
+        traceback.print_exc()
+        return "failed", f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def bind(rank: int) -> None:

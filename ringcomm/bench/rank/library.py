@@ -53,8 +53,8 @@ class Library(Protocol):
     versions: dict[str, str]
     barrier: Callable[[], object]
 
-    def symmetric(self, size: int) -> Array | None:  # noqa: ARG002 (of those that override it)
-        """Return `size` bytes of a symmetric buffer, or None if the library has none."""
+    def memory(self, kind: str, size: int) -> Array | None:  # noqa: ARG002 (of those that override it)
+        """Return `size` initialized bytes of "symmetric" or "shared" memory, or None if the library has none."""
         return None
 
     def call(

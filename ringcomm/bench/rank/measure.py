@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from itertools import cycle, islice
+from pathlib import Path
+from statistics import median
 from time import perf_counter_ns, process_time
 from typing import Any, NamedTuple
 
@@ -21,6 +23,9 @@ HUGE = 4 << 20  # NumPy requests huge pages from here on, which make copies by t
 
 POISON = 0xA5
 
+MOST_CALLS = 64  # between two looks at the time after a start
+SETTLED_ROUNDS = 5
+
 
 class PreparedCall(NamedTuple):
     """A call and its buffers. Without `target` the result replaces the source or a part of it."""
@@ -35,8 +40,10 @@ class PreparedCall(NamedTuple):
 class RankBench:
     """Each public method is a request, which all ranks get at once."""
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: Library, folder: str = "") -> None:
+        """`folder` is one that all ranks have, for `start`."""
         self.library, self.buffers = library, library.buffers
+        self.stop = Path(folder, "stop")
         self.pools: dict[tuple[Any, ...], Array] = {}
 
     def prepare(self, collective: str, options: dict[str, Any]) -> float:
@@ -50,9 +57,9 @@ class RankBench:
         sends, receives = row.sends(library.size), row.receives(library.size)
         if self.case.in_place and sends != receives:
             sends = receives = library.size  # as in NCCL, the smaller array is this rank's block of the larger
-        pool, symmetric = options["pool"], options["symmetric"]
-        sources = self.arrays("source", sends, pool, symmetric)
-        targets = [None] * len(sources) if self.case.in_place else self.arrays("target", receives, pool, symmetric)
+        pool, kind = options["pool"], options["memory"]
+        sources = self.arrays("source", sends, pool, kind)
+        targets = [None] * len(sources) if self.case.in_place else self.arrays("target", receives, pool, kind)
         self.calls: list[PreparedCall] = []
         for source, target in zip(sources, targets, strict=False):
             x, out = self.arguments(row.sends(library.size), row.receives(library.size), source, target)
@@ -69,7 +76,7 @@ class RankBench:
         fill(values, self.case)
         self.buffers.write(x, values)
 
-    def arrays(self, name: str, blocks: int, pool: int, symmetric: bool) -> list[Array]:
+    def arrays(self, name: str, blocks: int, pool: int, kind: str) -> list[Array]:
         """Return arrays of `blocks` blocks each, side by side in a pool of memory."""
         case = self.case
         shape = (case.count,) if blocks == 1 else (blocks, case.count)
@@ -77,15 +84,15 @@ class RankBench:
         lines = max(1, -(-size // LINE), pool // MOST_BUFFERS // LINE)
         stride = (lines | 1) * LINE  # odd: spreads the arrays over the sets of a cache
         number = max(1, min(MOST_BUFFERS, pool // stride))
-        memory = self.memory(name, max(pool, size), symmetric, size >= HUGE)
+        memory = self.memory(name, max(pool, size), kind, size >= HUGE)
         return [memory[i * stride : i * stride + size].view(case.dtype).reshape(shape) for i in range(number)]
 
     def memory(self, *key: Any) -> Array:
         """Return the memory of this name, size and kind; reuse it until another size or kind is requested."""
         if key not in self.pools:
-            name, size, symmetric, huge = key
+            name, size, kind, huge = key
             self.pools = {other: array for other, array in self.pools.items() if other[0] != name}
-            found = self.library.symmetric(size) if symmetric else None
+            found = None if kind == "private" else self.library.memory(kind, size)
             self.pools[key] = self.buffers.memory(size, huge) if found is None else found
         return self.pools[key]
 
@@ -116,6 +123,23 @@ class RankBench:
             if collecting:
                 gc.enable()
 
+    def start(self, collective: str, options: dict[str, Any], seconds: float, round_seconds: float) -> list[float]:
+        """Call for so many seconds from now on, then in rounds of `round_seconds`, until when all should have settled.
+
+        Return the mean seconds of a call in the first part, the median of the rounds, and the number of wrong elements.
+        """
+        begin, calls = perf_counter_ns(), 1
+        done, spent = 1, self.prepare(collective, options)
+        while not self.stop.exists():
+            spent += calls * self.round(False, 0, calls)
+            done, calls = done + calls, min(2 * calls, MOST_CALLS)
+            if self.library.rank == 0 and perf_counter_ns() - begin > 1e9 * seconds:
+                self.stop.touch()
+            self.library.barrier()  # all ranks stop after the same call
+        calls = max(1, round(done * round_seconds / seconds))
+        settled = median(self.round(False, 0, calls) for _ in range(SETTLED_ROUNDS))
+        return [spent / done, settled, self.check()]
+
     def check(self) -> int:
         """Call once on the first and on the last buffers, with fresh inputs; return the number of wrong elements."""
         wrong = 0
@@ -136,7 +160,7 @@ class RankBench:
 
     def memcpy(self, size: int) -> float:
         """Return the seconds of a copy of `size` bytes while the other ranks do the same."""
-        source, target = self.memory("memcpy", 2 * size, False, True).reshape(2, size)
+        source, target = self.memory("memcpy", 2 * size, "private", True).reshape(2, size)
         self.buffers.finish()
         self.library.barrier()
         start = perf_counter_ns()

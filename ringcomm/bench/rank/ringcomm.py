@@ -53,9 +53,15 @@ class RingcommLibrary(Library):
         self.barrier = comm.barrier
         self.versions = {"ringcomm": ringcomm.__version__, **self.buffers.versions}
 
-    def symmetric(self, size: int) -> Array:
-        buffer: Array = self.comm.empty((size,), np.uint8, self.device)
-        return buffer
+    def memory(self, kind: str, size: int) -> Array | None:
+        if kind == "symmetric":
+            buffer: Array = self.comm.empty((size,), np.uint8, self.device)
+            return buffer
+        if kind == "shared":
+            comm: Any = self.comm
+            with comm.shared_arrays():
+                return np.ones(size, np.uint8)
+        return None
 
     def call(
         self, collective: str, case: RankCase, x: Array, out: Array | None, asynchronous: bool

@@ -1,0 +1,44 @@
+"""A disturbance of every core that this process may use, for `ringcomm bench --noise`: the work of other programs.
+
+As a program, `noise.py CORE` disturbs one core until its standard input ends, which the kernel does however we end.
+"""
+
+import os
+import random
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+__all__ = ["BURST", "PERIOD", "noise"]
+
+BURST, PERIOD = 0.004, 0.016  # seconds of work in each period
+
+
+@contextmanager
+def noise() -> Iterator[None]:
+    """Disturb all cores in the block."""
+    with ExitStack() as stack:
+        for core in os.sched_getaffinity(0):
+            command = [sys.executable, "-I", "-S", __file__, str(core)]
+            # In its own session: Ctrl-C reaches the bench alone. Leaving closes the pipe, and waits.
+            stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True))
+        yield
+
+
+def disturb(core: int) -> None:
+    """Work for BURST of CPU time at a random moment of each period, until standard input ends."""
+    os.sched_setaffinity(0, {core})
+    moment = random.Random(core)
+    begin = time.monotonic()
+    while not select.select([0], [], [], max(0.0, begin + moment.uniform(0, PERIOD - BURST) - time.monotonic()))[0]:
+        end = time.process_time() + BURST
+        while time.process_time() < end:
+            pass
+        begin = max(begin + PERIOD, time.monotonic())
+
+
+if __name__ == "__main__":
+    disturb(int(sys.argv[1]))
