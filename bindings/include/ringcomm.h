@@ -76,6 +76,7 @@ typedef struct {
     uint64_t cma_bytes;         /* blocks of at least this size are copied by CMA */
     uint64_t cma_huge_bytes;    /* the same for blocks in huge pages */
     double timeout;             /* seconds a call may take, unless the call says otherwise */
+    uint64_t wake_ns;           /* what a sleeping rank takes to wake up; 0: unknown */
     int32_t oversubscribed;     /* more ranks than cores: waiting ranks give the core away early */
 } rc_tuning;
 
@@ -108,6 +109,8 @@ int rc_reduce(void* dst, const void* const* srcs, int n, uint64_t count, int dty
 /* Bytes per second at which the core `writer` hands a block over to the core `reader`, with ordinary and non-temporal
    stores. */
 int rc_probe_handover(uint64_t bytes, int writer, int reader, double* ordinary, double* nontemporal);
+/* What a thread that sleeps on the core `sleeper` takes to wake up when one on the core `waker` wakes it. */
+int rc_probe_wake(int waker, int sleeper, uint64_t* ns);
 
 /* CUDA kernels (kernels/cuda/), on a GPU or on the emulated device. Addresses are in device memory. */
 typedef struct {

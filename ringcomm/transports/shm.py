@@ -134,6 +134,7 @@ def _answer(hellos: list[dict[str, Any]]) -> tuple[dict[str, Any], int]:
         tuning["oversubscribed"] = topology.outnumbered([hello["cores"] for hello in hellos])
     if tuning["nontemporal_bytes"] is None:
         tuning["nontemporal_bytes"] = _nontemporal_bytes([hello["cores"] for hello in hellos])
+    tuning["wake_ns"] = _wake_ns([hello["cores"] for hello in hellos])
     cma_bytes = tuning["cma_bytes"]
     tuning["cma_huge_bytes"] = CMA_HUGE_BYTES if cma_bytes is None else cma_bytes
     tuning["cma_bytes"] = NEVER if cma_bytes is None else cma_bytes
@@ -159,6 +160,14 @@ def _nontemporal_bytes(cores: list[list[int]]) -> int:
         "passing a block: ordinary stores %.3g GB/s, non-temporal %.3g GB/s", ordinary[0] * 1e-9, streamed[0] * 1e-9
     )
     return NONTEMPORAL_BYTES if faster else NEVER
+
+
+def _wake_ns(cores: list[list[int]]) -> int:
+    """Measure what a sleeping rank takes to wake up, given the cores of each rank: how long to spin follows from it."""
+    ns = ffi.new("uint64_t *")
+    check(lib.rc_probe_wake(cores[0][0], cores[-1][-1], ns))
+    log.debug("waking a rank: %.3g us", ns[0] * 1e-3)
+    return int(ns[0])
 
 
 def check_versions(versions: list[str], member: str = "rank") -> None:

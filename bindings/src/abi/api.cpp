@@ -82,6 +82,15 @@ int rc_probe_handover(uint64_t bytes, int writer, int reader, double* ordinary, 
     });
 }
 
+int rc_probe_wake(int waker, int sleeper, uint64_t* ns) {
+    return guarded([&] {
+        check_range("waker", waker, 0, CPU_SETSIZE - 1);
+        check_range("sleeper", sleeper, 0, CPU_SETSIZE - 1);
+        check_pointer("ns", ns);
+        *ns = probe_wake(waker, sleeper);
+    });
+}
+
 int rc_abort(rc_comm* comm, int status, int rank, const char* reason) {
     return enter(comm, [&](const EntryGuard& entry) {
         check_pointer("reason", reason);

@@ -37,6 +37,7 @@ void CollectiveOp::publish_start(const DirectBuffers* buffers) {
         record.signature.word |= SIGNATURE_DIRECT;
         record.buffers = *buffers;
     }
+    comm.world->placement.publish_core(comm.group().members[rank]);
     comm.publish_to_all<SITE_START>(record.epoch, call.epoch);
 }
 

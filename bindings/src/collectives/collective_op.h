@@ -64,6 +64,7 @@ private:
     std::optional<Failure> stop_reason() override;
     std::optional<Failure> lost_reason();  // stop_reason() without the deadline
     [[noreturn]] void fail(const Failure& failure) override;
+    void on_vain_spin() override { comm.on_vain_spin(); }
     void on_long_wait() override;
     uint64_t deadline() const override { return deadline_of(call.start, call.timeout); }
     Failure timed_out() const;

@@ -44,7 +44,7 @@ void Drains::run() {
 PeerGroup::PeerGroup(int rank, int size, const rc_tuning& tuning, FlightRecord& flight, std::shared_ptr<Drains> drains)
     : rank(rank),
       size(size),
-      spin_policy(tuning.oversubscribed ? OVERSUBSCRIBED : DEDICATED),
+      spin_policy(spin_policy_of(tuning.wake_ns, tuning.oversubscribed)),
       flight(flight),
       drains(std::move(drains)),
       tuning_(tuning) {}

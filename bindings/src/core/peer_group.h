@@ -84,6 +84,8 @@ public:
         WaitChecks& checks_;
         const EnclosedWait* const outer_;
     };
+    // A rank of this one has spun in vain: see shm/placement.h.
+    virtual void on_vain_spin() {}
     // What ends any wait: a failure on some rank, close() or a signal.
     std::optional<Failure> stop_reason(const char* what);
 

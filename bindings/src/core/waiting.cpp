@@ -6,12 +6,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace ringcomm {
 
 namespace {
 
 constexpr uint64_t SLICE_NS = 100'000'000;
+constexpr uint64_t LEAST_WAKE_NS = 25'000, MOST_WAKE_NS = 250'000;
 
 uint64_t read_clock(clockid_t clock) {
     timespec now;
@@ -31,6 +33,17 @@ uint64_t deadline_of(uint64_t start, double seconds) {
 }
 
 void yield_core() { sched_yield(); }
+
+SpinPolicy spin_policy_of(uint64_t wake_ns, bool oversubscribed) {
+    const uint64_t wake = std::clamp(wake_ns, LEAST_WAKE_NS, MOST_WAKE_NS);
+    return oversubscribed ? SpinPolicy{0, 4 * wake} : SpinPolicy{4 * wake, wake / 4};
+}
+
+uint64_t WaitClock::waited() {
+    const uint64_t now = now_ns();
+    waited_ += std::min(now - std::exchange(seen_, now), longest_ns_);
+    return waited_;
+}
 
 uint64_t slice_ns(uint64_t deadline) {
     const uint64_t now = now_ns();

@@ -23,7 +23,8 @@ public:
     // Returns the failure that ends the wait, if any, without effect.
     virtual std::optional<Failure> stop_reason() = 0;
     [[noreturn]] virtual void fail(const Failure& failure) = 0;
-    virtual void on_long_wait() {}          // called once
+    virtual void on_vain_spin() {}          // called once, before the first yield
+    virtual void on_long_wait() {}          // called once, before the first sleep
     virtual uint64_t deadline() const = 0;  // ns
 
 protected:
@@ -44,29 +45,53 @@ protected:
     ~Sleeper() = default;
 };
 
+// How long a waiter spins, and then yields, before it sleeps.
 struct SpinPolicy {
-    int spins;
-    int yields;
+    uint64_t spin_ns, yield_ns;
 };
-// Where ranks share cores, a spinning rank keeps the core from the rank that it waits for, so it yields early; a yield
-// is cheap while another thread can run, a sleep costs a wake-up by interrupt. For four ranks on two cores of a Zen 5,
-// 5 spins took 2.2 us for 4 bytes, 0 took 2.7 and 20 took 2.5.
-constexpr SpinPolicy DEDICATED{4000, 8}, OVERSUBSCRIBED{5, 200}, IDLE{0, 0};
+constexpr SpinPolicy IDLE{0, 0};
+// For ranks that need `wake_ns` to wake up. A rank that waits for one that wakes up must not fall asleep itself, or
+// both sleep in turn in every call from then on. Where ranks share cores, a spinning rank keeps the core from the rank
+// that it waits for, so it only yields: that is cheap while another thread can run, and a wake-up takes an interrupt.
+SpinPolicy spin_policy_of(uint64_t wake_ns, bool oversubscribed);
 
 void yield_core();
+
+// The time that a thread itself has spent waiting. What takes longer than `longest_ns` between two looks at the clock
+// is time in which another thread had the core: then this one has not waited in vain.
+class WaitClock {
+public:
+    explicit WaitClock(uint64_t longest_ns) : longest_ns_(longest_ns), seen_(now_ns()) {}
+    uint64_t waited();
+
+private:
+    const uint64_t longest_ns_;
+    uint64_t seen_, waited_ = 0;
+};
+constexpr uint64_t POLLS_NS = 10'000, YIELD_NS = 1'000;  // what some polls, or a yield, take at most by themselves
 // How long to sleep until the next checks: at most 100 ms.
 uint64_t slice_ns(uint64_t deadline);
 
 // Returns when ready() is true. `sleeper` is a Sleeper, or has such functions.
 template <class Ready, class SleeperType>
 void wait_until(Ready ready, SleeperType&& sleeper, const SpinPolicy& spin_policy, WaitChecks& checks) {
-    for (int i = 0; i < spin_policy.spins; ++i) {
-        if (ready()) return;
-        cpu_relax();
-    }
-    for (int i = 0; i < spin_policy.yields; ++i) {
-        if (ready()) return;
-        yield_core();
+    constexpr int POLLS = 8;  // between two looks at the clock; a rank that shares its core makes so many in all
+    if (spin_policy.spin_ns + spin_policy.yield_ns > 0) {
+        const auto poll = [&] {
+            for (int i = 0; i < POLLS; ++i) {
+                if (ready()) return true;
+                cpu_relax();
+            }
+            return false;
+        };
+        if (poll()) return;
+        for (WaitClock spinning(POLLS_NS); spinning.waited() < spin_policy.spin_ns;) {
+            if (poll()) return;
+        }
+        checks.on_vain_spin();
+        for (WaitClock yielding(YIELD_NS); yielding.waited() < spin_policy.yield_ns; yield_core()) {
+            if (ready()) return;
+        }
     }
     checks.on_long_wait();
     for (;;) {

@@ -75,6 +75,9 @@ public:
     ProgramCache programs;
 
     void ensure_ready() override;
+    void on_vain_spin() override {
+        if (local.comm) local.comm->on_vain_spin();
+    }
     void check_failure() const override;
     bool has_failed() const override;
     void store_failure(const Failure& failure) override;

@@ -82,6 +82,7 @@ public:
         return Failure(RC_TIMEOUT, group_.with_report(message, {}), group_.rank);
     }
     [[noreturn]] void fail(const Failure& failure) override { group_.fail(failure); }
+    void on_vain_spin() override { group_.on_vain_spin(); }
     void on_long_wait() override {
         if (request_ && request_->sends) buffer();
         if (request_) group_.flight.set_waits_for(request_->transfer.peer);

@@ -159,6 +159,10 @@ std::string Comm::how_it_ended(int r) {
     return format("(process %" PRId64 ") ", liveness.pid(member)) + liveness.how_it_ended(member);
 }
 
+void Comm::on_vain_spin() {
+    if (!tuning().oversubscribed) world->placement.leave_shared_core(group_.members[rank]);
+}
+
 std::unique_ptr<PacketChannel> Comm::open_channel(int peer) { return std::make_unique<ShmChannel>(*this, peer); }
 
 std::string Comm::report(int r, int calls) const {

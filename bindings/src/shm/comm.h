@@ -43,6 +43,7 @@ public:
     StoredFailure stored_failure() const;
     bool closed(int r) const override { return header(r).state.load() == RANK_CLOSED; }
     void run_collective(const CallRecord& call) override;  // collectives/collectives.cpp
+    void on_vain_spin() override;
     std::unique_ptr<PacketChannel> open_channel(int peer) override;
     Sleeper& sleeper() override { return sleeper_; }
     std::string report(int r, int calls) const override;

@@ -1,9 +1,11 @@
-// Measures which stores hand a block of memory over faster.
+// The measurements: a block that is handed over, and a wake-up.
 #include "shm/probe.h"
 
 #include <sched.h>
 
 #include <algorithm>
+#include <array>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <thread>
@@ -12,11 +14,17 @@
 #include "core/work.h"
 #include "kernels/cpu/kernels.h"
 #include "kernels/memory_order.h"
-#include "shm/layout.h"
+#include "shm/doorbell.h"
 
 namespace ringcomm {
 
 namespace {
+
+constexpr uint64_t MOST_WAIT_NS = 100'000'000;
+
+struct alignas(LINE) PaddedFlag {
+    Flag value{0};
+};
 
 void await(const Flag& flag, uint64_t value) {
     for (int i = 0; observe(flag) < value; ++i) {
@@ -33,28 +41,40 @@ void move_to(int core) {
     sched_setaffinity(0, sizeof set, &set);
 }
 
+// On threads of their own, because the caller may be bound to one core, and stays where it is. `first` has to end by
+// itself after `release`, if the second thread does not start.
+template <class First, class Second, class Release>
+void run_both(First first, Second second, Release release) {
+    std::thread before = named_thread("ringcomm-probe", first), behind;
+    try {
+        behind = named_thread("ringcomm-probe", second);
+    } catch (...) {
+        release();
+        before.join();
+        throw;
+    }
+    behind.join();
+    before.join();
+}
+
 }  // namespace
 
 double probe_handover(size_t bytes, bool nontemporal, int writer, int reader) {
     constexpr uint64_t ROUNDS = 32;
-    struct alignas(LINE) Padded {
-        Flag value{0};
-    };
-    Padded written, read;
+    PaddedFlag written, read;
     const auto memory = std::make_unique<std::byte[]>(3 * bytes);
     std::byte *shared = memory.get(), *source = shared + bytes, *target = source + bytes;
     memset(shared, 1, 3 * bytes);
-    // Threads of their own: the caller may be bound to one core, and stays where it is.
-    std::thread reading = named_thread("ringcomm-probe", [&] {
+    uint64_t best = UINT64_MAX;
+    const auto read_blocks = [&] {
         move_to(reader);
         for (uint64_t round = 1; round <= ROUNDS; ++round) {
             await(written.value, round);
             memcpy(target, shared, bytes);
             read.value.store(round, std::memory_order_release);
         }
-    });
-    uint64_t best = UINT64_MAX;
-    const auto write = [&] {
+    };
+    const auto write_blocks = [&] {
         move_to(writer);
         // The best round: other programs disturb the rest.
         for (uint64_t round = 1; round <= ROUNDS; ++round) {
@@ -69,17 +89,43 @@ double probe_handover(size_t bytes, bool nontemporal, int writer, int reader) {
             best = std::min(best, now_ns() - start);
         }
     };
-    std::thread writing;
-    try {
-        writing = named_thread("ringcomm-probe", write);
-    } catch (...) {
-        written.value.store(ROUNDS, std::memory_order_release);  // let the reader end
-        reading.join();
-        throw;
-    }
-    writing.join();
-    reading.join();
+    run_both(read_blocks, write_blocks, [&] { written.value.store(ROUNDS, std::memory_order_release); });
     return double(bytes) / (double(best) * 1e-9);
+}
+
+uint64_t probe_wake(int waker, int sleeper) {
+    constexpr uint64_t ROUNDS = 9, ASLEEP_NS = 100'000;  // until the sleeper has left its core
+    PaddedFlag asleep, awake;
+    Doorbell doorbell{};
+    std::array<uint64_t, ROUNDS> woken, times;
+    std::atomic<bool> released{false};
+    const auto sleep = [&] {
+        move_to(sleeper);
+        for (uint64_t round = 1; round <= ROUNDS && !released.load(); ++round) {
+            const uint32_t ticket = doorbell.rings.load();
+            asleep.value.store(round, std::memory_order_release);
+            while (doorbell.rings.load() == ticket) sleep_on(doorbell, ticket, MOST_WAIT_NS);
+            woken[round - 1] = now_ns();
+            awake.value.store(round, std::memory_order_release);
+        }
+    };
+    const auto wake = [&] {
+        move_to(waker);
+        for (uint64_t round = 1; round <= ROUNDS; ++round) {
+            await(asleep.value, round);
+            std::this_thread::sleep_for(std::chrono::nanoseconds(ASLEEP_NS));
+            const uint64_t start = now_ns();
+            wake_all(doorbell);
+            await(awake.value, round);
+            times[round - 1] = woken[round - 1] - start;
+        }
+    };
+    run_both(sleep, wake, [&] {
+        released.store(true);
+        wake_all(doorbell);
+    });
+    std::nth_element(times.begin(), times.begin() + ROUNDS / 2, times.end());
+    return times[ROUNDS / 2];
 }
 
 }  // namespace ringcomm

@@ -1,12 +1,17 @@
-// Measures, once at the start, which stores hand a block of memory over faster between cores of this machine.
+// What the core measures once, at the start, because machines differ.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace ringcomm {
 
 // Bytes per second at which a thread on the core `writer` writes a block that one on the core `reader` then reads;
 // `nontemporal`: by non-temporal stores.
 double probe_handover(size_t bytes, bool nontemporal, int writer, int reader);
+
+// The nanoseconds from a wake-up by a thread on the core `waker` until the thread that slept on the core `sleeper`
+// runs.
+uint64_t probe_wake(int waker, int sleeper);
 
 }  // namespace ringcomm

@@ -10,6 +10,7 @@ World::World(int fd, int size, const int64_t* pids, const int* pidfds, const rc_
       tuning(tuning),
       arena(std::make_shared<Arena>(file, 0, size, tuning.arena_bytes)),
       cma(arena, pids),
+      placement(arena),
       liveness(size, pids, pidfds) {}
 
 uint64_t World::reserve(uint64_t bytes) {

@@ -7,6 +7,7 @@
 #include "shm/arena.h"
 #include "shm/cma.h"
 #include "shm/liveness.h"
+#include "shm/placement.h"
 
 namespace ringcomm {
 
@@ -21,6 +22,7 @@ public:
     const rc_tuning tuning;
     const std::shared_ptr<Arena> arena;
     Cma cma;
+    Placement placement;
     Liveness liveness;
     const std::shared_ptr<Drains> drains = std::make_shared<Drains>();
 };

@@ -1,0 +1,28 @@
+// Ranks that nobody has bound may begin on one core, and the kernel leaves them there for up to a second although
+// another core is idle. Each call then takes as long as a rank spins.
+#pragma once
+
+#include <atomic>
+#include <memory>
+
+#include "shm/arena.h"
+
+namespace ringcomm {
+
+class Placement {
+public:
+    explicit Placement(std::shared_ptr<Arena> arena) : arena_(std::move(arena)) {}
+
+    // Publishes the core of the calling thread of rank `member` of the world.
+    void publish_core(int member) const;
+    // For a thread that has spun in vain: if another rank is on its core, it moves to one that its affinity mask allows
+    // and no rank is on. The mask stays what it was. Not twice within a millisecond: what the peers have published may
+    // be old.
+    void leave_shared_core(int member);
+
+private:
+    const std::shared_ptr<Arena> arena_;
+    std::atomic<uint64_t> moved_{0};  // ns
+};
+
+}  // namespace ringcomm
