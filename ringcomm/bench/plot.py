@@ -74,6 +74,7 @@ def draw(axis: Any, rows: Iterable[Row], value: Any) -> None:
     lines: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         name = row["library"] + ", symmetric" * row["symmetric"] + ", async" * row["asynchronous"]
+        name += ", shared arrays" * row.get("shared_arrays", False)
         lines.setdefault((name, row["buffers"]), []).append(row)
     labeled = set()
     for (name, buffers), line in lines.items():
@@ -82,7 +83,7 @@ def draw(axis: Any, rows: Iterable[Row], value: Any) -> None:
         library, _, variant = name.partition(",")[0].partition("/")
         style = {"color": COLORS.get(library), "alpha": 0.5 if variant else 1.0}
         style["linestyle"] = "--" if buffers == "cached" else "-"
-        style["marker"] = "s" if "symmetric" in name else "."
+        style["marker"] = "s" if "symmetric" in name or "shared" in name else "."
         axis.plot(
             sizes, [value(row, row["median"]) for row in line], label=name if name not in labeled else None, **style
         )

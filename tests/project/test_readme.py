@@ -1,7 +1,5 @@
 """The README is true: its example prints the output it shows, and its commands are those of CI."""
 
-import importlib
-import json
 import re
 import subprocess
 import sys
@@ -44,15 +42,6 @@ def test_there_are_two_commands_and_ci_runs_them():
         assert f'"$(readme sh {number})"' in script
         shell = ["bash", "-c", f"{extract}\nreadme sh {number}"]
         assert subprocess.run(shell, cwd=ROOT, capture_output=True, text=True, check=True).stdout == command
-
-
-def test_its_figures_are_those_of_the_kept_results(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    tables = importlib.import_module("tables")
-    assert str(tables.RESULTS.with_suffix(".png").relative_to(ROOT)) in README
-    shown = re.findall(r"^\|.*$", README.partition("## Speed")[2].partition("\n## ")[0], re.MULTILINE)
-    assert len(shown) >= 4
-    assert set(shown) <= set(tables.tables(json.loads(tables.RESULTS.read_text())).splitlines())
 
 
 def test_the_example_of_the_gpu_page_runs_on_the_emulated_device(tmp_path):
