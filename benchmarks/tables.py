@@ -119,7 +119,7 @@ def of_readme(machines: list[Results]) -> str:
         f"{median.name}; {median.date}:",
         times(median.all_reduce),
         f"![time and bus bandwidth over the size](benchmarks/results/{median.path.stem}.png)",
-        "Speedup over the fastest of these at each size, geometric mean, lowest and highest, here and on other machines:",
+        "Speedup over the fastest of these at each size: geometric mean, lowest to highest, here and elsewhere:",
         "\n".join(f"- {summary(each)}" for each in [median, *others]),
     ]
     return joined(parts)

@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_bench import parse
+
+from ringcomm.bench.command import plan_of
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py") if "ArgumentParser" in path.read_text())
@@ -23,6 +26,12 @@ def test_the_pages_have_the_tables_of_the_kept_results(module):
     for path, make in tables.PAGES.items():
         text = path.read_text()
         assert text == tables.page(text, make(tables.results())), path
+    assert all(each.path.with_suffix(".png").exists() for each in tables.results())
+
+
+def test_bench_accepts_every_measurement(module):
+    for words in module("run").MEASUREMENTS.values():
+        assert plan_of(parse(words)).cases(2)
 
 
 def bench_row(median, worst, rounds=20):
