@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from math import prod
 from types import TracebackType
 from typing import Any, Self
@@ -383,6 +383,24 @@ class Communicator:
             return np.ndarray(lengths, kind, self._transport.allocate(description, size))
         target: Device = find_device(device)
         return target.array(self._transport.allocate_on(target, description, size), lengths, kind)
+
+    def shared_arrays(self) -> AbstractContextManager[None]:
+        """Return a block in which NumPy's arrays of 64 KiB and more live in memory that the peers access directly. ::
+
+            with comm.shared_arrays():
+                x = np.ones(1 << 20)
+            comm.all_reduce(x)  # nothing is staged
+
+        Not collective. It applies to all arrays that NumPy makes in this thread (or task), those that ringcomm returns
+        included, and any view of them; an array stays shared, and valid, as long as it is referenced. A thread started
+        inside makes private arrays. Calls of at least `direct_bytes` become direct where all ranks pass shared arrays,
+        at any offset; any others are staged as usual.
+
+        Such an array takes whole pages of memory at once, in 4 KiB pages as a rule. When memory is short, arrays are
+        private, with one warning. The child of a fork sees the parent's shared arrays, not copies of them. Ranks on
+        other hosts do not reach them.
+        """
+        return self._transport.shared_arrays()
 
     def abort(self, reason: str | Aborted) -> None:
         """Break the communicator: every pending and later call on every rank raises Aborted.

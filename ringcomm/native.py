@@ -1,4 +1,4 @@
-"""The native core: `lib`, `ffi`, `NativeFastPath`, and the errors of failed calls."""
+"""The native core: `lib`, `ffi`, `NativeFastPath`, `numpy_memory`, and the errors of failed calls."""
 
 import os
 import threading
@@ -11,7 +11,7 @@ from ringcomm import errors
 from ringcomm.errors import RingcommError, describe_ancestor, refuse
 from ringcomm.types import COLLECTIVES
 
-__all__ = ["FOLDER", "NULL", "STATUS", "NativeFastPath", "check", "ffi", "lib", "seconds"]
+__all__ = ["FOLDER", "NULL", "STATUS", "NativeFastPath", "check", "ffi", "lib", "numpy_memory", "seconds"]
 
 
 class _Interrupt(threading.local):
@@ -34,23 +34,25 @@ class _Missing:
 
 _interrupt = _Interrupt()
 NativeFastPath: Any
+numpy_memory: Any  # bindings/shared_arrays.cpp
 
 
-def _fast_path(path: str) -> Any:
-    """Load the class of bindings/fast_path.cpp: a second module in the same library."""
-    spec: Any = util.spec_from_file_location("ringcomm._fast_path", path)
+def _module(name: str, path: str) -> Any:
+    """Load one of the modules in the same library, beside that of cffi."""
+    spec: Any = util.spec_from_file_location(f"ringcomm.{name}", path)
     module = util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.FastPath
+    return module
 
 
 try:
     from ringcomm._native import __file__ as _library
     from ringcomm._native import ffi, lib
 except ImportError as reason:
-    ffi = lib = NativeFastPath = _Missing(reason)
+    ffi = lib = NativeFastPath = numpy_memory = _Missing(reason)
 else:
-    NativeFastPath = _fast_path(_library)
+    NativeFastPath = _module("_fast_path", _library).FastPath
+    numpy_memory = _module("_shared_arrays", _library)
     FOLDER = Path(_library).parent  # with the sources of the kernels
 
     def _keep(kind: type[BaseException], error: BaseException, traceback: TracebackType) -> None:  # noqa: ARG001

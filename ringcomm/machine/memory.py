@@ -1,5 +1,6 @@
 """How much more memory this process may use: shared memory beyond that ends in SIGBUS or an OOM kill."""
 
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from pathlib import Path
 from ringcomm.errors import MemoryShortage
 from ringcomm.machine.cgroup import groups, words
 
-__all__ = ["UNKNOWN", "Headroom", "available", "mib", "require"]
+__all__ = ["UNKNOWN", "Headroom", "addresses", "available", "mib", "require"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -36,6 +37,20 @@ def require(bytes: int, what: str) -> None:  # noqa: A002
 def available(root: Path = Path("/")) -> Headroom:
     """Return the tightest of all known limits on this process; without /proc there may be none."""
     return min([*_groups(root), *_machine(root), *_process(root)], default=UNKNOWN)
+
+
+def addresses() -> int:
+    """Return how large a range of addresses is worth reserving for memory that is taken as it is needed.
+
+    Twice the memory of this machine, because freed blocks of many sizes leave gaps; 0 where the range itself counts
+    against a limit on this process.
+    """
+    import resource
+
+    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE))
+    if any(limit != resource.RLIM_INFINITY for limit in limits):
+        return 0
+    return 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def mib(bytes: int) -> str:  # noqa: A002

@@ -16,6 +16,7 @@ No code outside a transport's own files tests for its class: what differs betwee
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, cast
 
 from ringcomm.bootstrap.place import Place
@@ -179,6 +180,10 @@ class Transport(Protocol):
         Collective. `description`, that of the user's call, must be the same on every rank (MismatchError). Raises
         MemoryShortage on every rank if one of them has too little.
         """
+        ...
+
+    def shared_arrays(self) -> AbstractContextManager[None]:
+        """Return a block in which NumPy allocates where the peers reach it; one without effect if nowhere they do."""
         ...
 
     def split(self, color: int | None, key: int) -> "Transport | None":

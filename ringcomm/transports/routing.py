@@ -8,6 +8,7 @@ If all GPUs of a group can access each other's memory, a collective is one kerne
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -154,6 +155,9 @@ class RoutingTransport:
 
     def allocate(self, description: str, size: int) -> Any:
         return self._host.allocate(description, size)
+
+    def shared_arrays(self) -> AbstractContextManager[None]:
+        return self._host.shared_arrays()
 
     def allocate_on(self, device: Device, description: str, size: int) -> Any:
         """Return `size` zero bytes of a device, shared if all GPUs can access each other. Raises MemoryShortage on

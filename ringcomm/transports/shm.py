@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+from contextlib import AbstractContextManager
 from typing import Any, Self
 
 from ringcomm.bootstrap.place import Place
@@ -15,6 +16,7 @@ from ringcomm.machine import memory, topology
 from ringcomm.machine.tuning import NEVER
 from ringcomm.native import check, ffi, lib
 from ringcomm.transports.core import NativeTransport, by_rank
+from ringcomm.transports.shared_arrays import SharedArrays
 from ringcomm.version import VERSION
 
 __all__ = ["NEEDS_STORE", "ShmTransport", "check_versions", "connect", "serves"]
@@ -27,6 +29,8 @@ FACT_BYTES = 2048  # of a fact in `all_gather_facts`: the same on all ranks, and
 CALL_BYTES = 256  # of a call in a report, at most
 PROBE_BYTES = 64 << 10  # of the order of a segment
 NONTEMPORAL_BYTES = 1 << 10  # below, the fence costs more than non-temporal stores save
+MOST_ADDRESSES = 1 << 45  # of all heaps: a quarter of what a process has
+HUGE_PAGE = 2 << 20
 CMA_HUGE_BYTES = 2 << 20  # below, NumPy's arrays seldom lie in huge pages
 
 
@@ -68,6 +72,9 @@ class ShmTransport(NativeTransport):
 
         self.run_on_all("empty", open_region)
         return buffers[0]
+
+    def shared_arrays(self) -> AbstractContextManager[None]:
+        return SharedArrays(self.handle)
 
     @property
     def as_local(self) -> Self:
@@ -111,6 +118,7 @@ def connect(rank: int, size: int, store: Store, config: Config) -> ShmTransport:
     hello = {
         "version": VERSION,
         "cores": sorted(topology.cores()),
+        "addresses": memory.addresses(),
         "tuning": {name: getattr(config, name, None) for name, _ in ffi.typeof("rc_tuning").fields},
     }
     opened: list[ShmTransport] = []
@@ -138,6 +146,8 @@ def _answer(hellos: list[dict[str, Any]]) -> tuple[dict[str, Any], int]:
     cma_bytes = tuning["cma_bytes"]
     tuning["cma_huge_bytes"] = CMA_HUGE_BYTES if cma_bytes is None else cma_bytes
     tuning["cma_bytes"] = NEVER if cma_bytes is None else cma_bytes
+    each = min([MOST_ADDRESSES // len(hellos), *(hello["addresses"] for hello in hellos)])
+    tuning["heap_bytes"] = each - each % HUGE_PAGE
     size = lib.rc_world_bytes(len(hellos), ffi.new("rc_tuning *", tuning))
     memory.require(size, f"the arenas of {len(hellos)} ranks")
     fd = ffi.new("int *")

@@ -56,7 +56,8 @@ MOVABLE = "bench.rank"
 
 # The folders of native sources, from the top. Folders of one layer do not include each other.
 NATIVE_LAYERS = (
-    ("bindings", "bindings/src/abi"),
+    ("bindings",),
+    ("bindings/src/abi",),
     ("bindings/src/network",),
     ("bindings/src/collectives", "bindings/src/cuda"),
     ("bindings/src/shm",),

@@ -35,11 +35,12 @@ void check_fits(uint64_t bytes) {
     throw Failure(RC_MEMORY, format("%" PRIu64 " bytes are more than the %" PRIu64 " of this machine", bytes, most));
 }
 
-// A range behind the arena of the world, and within what is reserved: an access beyond would be a SIGBUS.
+// A range behind the heaps, and within what is reserved: an access beyond would be a SIGBUS.
 void check_reserved(const Comm& comm, uint64_t offset, uint64_t bytes) {
     check_fits(bytes);
-    const Arena& arena = *comm.world->arena;
-    const uint64_t begin = arena.layout.arena_bytes(arena.size), end = arena.group().file_end.load();
+    const World& world = *comm.world;
+    const uint64_t begin = World::heaps_end(world.arena->size, world.tuning);
+    const uint64_t end = world.arena->group().file_end.load();
     if (offset % PAGE == 0 && offset >= begin && offset <= end && bytes <= end - offset) return;
     rejectf("%" PRIu64 " bytes at offset %" PRIu64 " are not reserved", bytes, offset);
 }
@@ -70,11 +71,11 @@ int rc_world_open(int fd, int rank, int size, const int64_t* pids, const int* pi
         check_pointer("pidfds", pidfds);
         check_tuning(tuning);
         check_pointer("comm", comm);
-        const uint64_t bytes = rc_world_bytes(size, tuning);
-        check_fits(bytes);
-        if (rank == 0) File(fd).extend_to(bytes);
-        if (File(fd).bytes() < bytes) reject("fd: expected the file that rank 0 has opened, got a shorter one");
-        auto world = std::make_shared<World>(fd, size, pids, pidfds, *tuning);
+        check_fits(rc_world_bytes(size, tuning));
+        const uint64_t end = World::heaps_end(size, *tuning);
+        if (rank == 0) File(fd).extend_to(end);
+        if (File(fd).bytes() < end) reject("fd: expected the file that rank 0 has opened, got a shorter one");
+        auto world = std::make_shared<World>(fd, rank, size, pids, pidfds, *tuning);
         std::vector<int> members(size);
         for (int r = 0; r < size; ++r) members[r] = r;
         auto arena = world->arena;
@@ -82,7 +83,7 @@ int rc_world_open(int fd, int rank, int size, const int64_t* pids, const int* pi
         opened->ensure_ready();
         GroupHeader& group = arena->group();
         if (rank == 0) {
-            group.file_end.store(arena->layout.arena_bytes(size));
+            group.file_end.store(end);
             group.nonce.store(nonce);
         } else if (group.nonce.load() != nonce) {
             throw Failure(RC_SYSTEM,

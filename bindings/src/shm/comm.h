@@ -60,9 +60,15 @@ public:
     }
 
     // Where bytes of this rank lie in the file of the world, for its peers; 0: in private memory.
-    uint64_t locate(const std::byte* address, size_t bytes) { return regions.locate(address, bytes); }
+    uint64_t locate(const std::byte* address, size_t bytes) {
+        const uint64_t location = world->heaps.locate(address, bytes);
+        return location ? location : regions.locate(address, bytes);
+    }
     // The address here of what a peer has located; it stays mapped while the result is held.
-    std::shared_ptr<std::byte> resolve(uint64_t location) { return regions.resolve(location); }
+    std::shared_ptr<std::byte> resolve(uint64_t location) {
+        auto address = world->heaps.resolve(location);
+        return address ? address : regions.resolve(location);
+    }
 
     // Around every access to buffers of other ranks. A rank that leaves a failed call waits until its peers have ended
     // their access; one that begins later sees the failure.

@@ -5,13 +5,18 @@
 
 namespace ringcomm {
 
-World::World(int fd, int size, const int64_t* pids, const int* pidfds, const rc_tuning& tuning)
+World::World(int fd, int rank, int size, const int64_t* pids, const int* pidfds, const rc_tuning& tuning)
     : file(std::make_shared<File>(fd)),
       tuning(tuning),
       arena(std::make_shared<Arena>(file, 0, size, tuning.arena_bytes)),
+      heaps(file, arena->layout.arena_bytes(size), tuning.heap_bytes, rank, size),
       cma(arena, pids),
       placement(arena),
       liveness(size, pids, pidfds) {}
+
+uint64_t World::heaps_end(int size, const rc_tuning& tuning) {
+    return PartLayout(size, tuning.arena_bytes).arena_bytes(size) + size * tuning.heap_bytes;
+}
 
 uint64_t World::reserve(uint64_t bytes) {
     const uint64_t rounded = round_up(bytes, PAGE);

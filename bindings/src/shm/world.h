@@ -6,6 +6,7 @@
 #include "core/peer_group.h"
 #include "shm/arena.h"
 #include "shm/cma.h"
+#include "shm/heap.h"
 #include "shm/liveness.h"
 #include "shm/placement.h"
 
@@ -13,14 +14,17 @@ namespace ringcomm {
 
 class World {
 public:
-    World(int fd, int size, const int64_t* pids, const int* pidfds, const rc_tuning& tuning);
+    World(int fd, int rank, int size, const int64_t* pids, const int* pidfds, const rc_tuning& tuning);
     World(const World&) = delete;
 
+    // The file holds the arena of the world, a heap of each rank up to here, and what is reserved later.
+    static uint64_t heaps_end(int size, const rc_tuning& tuning);
     uint64_t reserve(uint64_t bytes);  // a new range of the file
 
     const std::shared_ptr<File> file;
     const rc_tuning tuning;
     const std::shared_ptr<Arena> arena;
+    Heaps heaps;
     Cma cma;
     Placement placement;
     Liveness liveness;

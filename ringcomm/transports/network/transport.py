@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -156,6 +156,9 @@ class NetworkTransport(NativeTransport):
         memory: list[Any] = []
         self.run_on_all("empty", lambda: memory.append(self._local.allocate(description, size)))
         return memory[0]
+
+    def shared_arrays(self) -> AbstractContextManager[None]:
+        return self._local.shared_arrays()  # for the steps inside this host
 
     @property
     def as_local(self) -> None:
