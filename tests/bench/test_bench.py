@@ -5,6 +5,7 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
+from test_shared_arrays import get_handler_name
 
 import harness
 import reference
@@ -52,14 +53,16 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize("device", ["host", "emulated"])
-@pytest.mark.parametrize("symmetric", [False, True], ids=["plain", "symmetric"])
+MEMORY = [(device, memory) for device in ("host", "emulated") for memory in ("private", "symmetric")]
+
+
+@pytest.mark.parametrize(("device", "memory"), [*MEMORY, ("host", "shared")])
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "async"])
 @pytest.mark.parametrize(("name", "in_place"), FORMS)
-def test_every_collective_runs_and_verifies(name, in_place, symmetric, asynchronous, device):
+def test_every_collective_runs_and_verifies(name, in_place, asynchronous, device, memory):
     counts, pool = ([1, 999, 30_000], 1 << 16) if device == "host" else ([1, 1500], 9000)
     counts = [0] if name == "barrier" else counts
-    form = {"in_place": in_place, "symmetric": symmetric, "asynchronous": asynchronous}
+    form = {"in_place": in_place, "memory": memory, "asynchronous": asynchronous}
     assert bench(name, counts, device=device, pool=pool, root=1, **form) == [0] * len(counts)
 
 
@@ -102,6 +105,14 @@ def test_the_first_calls_after_a_start_end_with_the_same_one_on_all_ranks(name, 
     (rounds, wrong), *others = harness.run(rank, 3, world="threads")
     assert (rounds[:4], wrong) == ([(True, 0, 1), (False, 0, 1), (False, 0, 2), (False, 0, 4)], 0)
     assert others == 2 * [(rounds, 0)]
+
+
+def test_shared_arrays_are_those_that_numpy_makes():
+    def rank(comm):
+        array = RingcommLibrary(comm).memory("shared", 1 << 16)
+        return type(array), get_handler_name(array)
+
+    assert harness.run(rank, 2, world="threads") == 2 * [(np.ndarray, "ringcomm.shared_arrays")]
 
 
 def test_buffers_rotate_through_the_pool():

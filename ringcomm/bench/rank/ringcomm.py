@@ -58,8 +58,7 @@ class RingcommLibrary(Library):
             buffer: Array = self.comm.empty((size,), np.uint8, self.device)
             return buffer
         if kind == "shared":
-            comm: Any = self.comm
-            with comm.shared_arrays():
+            with self.comm.shared_arrays():
                 return np.ones(size, np.uint8)
         return None
 
