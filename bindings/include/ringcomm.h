@@ -110,6 +110,8 @@ int rc_reduce(void* dst, const void* const* srcs, int n, uint64_t count, int dty
 /* Bytes per second at which the core `writer` hands a block over to the core `reader`, with ordinary and non-temporal
    stores. */
 int rc_probe_handover(uint64_t bytes, int writer, int reader, double* ordinary, double* nontemporal);
+/* What a cache line takes from one core to the other and back. */
+int rc_probe_line(int first, int second, double* ns);
 /* What a thread that sleeps on the core `sleeper` takes to wake up when one on the core `waker` wakes it. */
 int rc_probe_wake(int waker, int sleeper, uint64_t* ns);
 

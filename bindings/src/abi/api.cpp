@@ -82,6 +82,15 @@ int rc_probe_handover(uint64_t bytes, int writer, int reader, double* ordinary, 
     });
 }
 
+int rc_probe_line(int first, int second, double* ns) {
+    return guarded([&] {
+        check_range("first", first, 0, CPU_SETSIZE - 1);
+        check_range("second", second, 0, CPU_SETSIZE - 1);
+        check_pointer("ns", ns);
+        *ns = probe_line(first, second);
+    });
+}
+
 int rc_probe_wake(int waker, int sleeper, uint64_t* ns) {
     return guarded([&] {
         check_range("waker", waker, 0, CPU_SETSIZE - 1);

@@ -93,6 +93,34 @@ double probe_handover(size_t bytes, bool nontemporal, int writer, int reader) {
     return double(bytes) / (double(best) * 1e-9);
 }
 
+double probe_line(int first, int second) {
+    constexpr uint64_t BATCHES = 9, ROUNDS = 1000;
+    PaddedFlag line;
+    std::array<double, BATCHES> times;
+    const auto answer = [&] {
+        move_to(second);
+        for (uint64_t round = 0; round < BATCHES * ROUNDS; ++round) {
+            await(line.value, 2 * round + 1);
+            line.value.store(2 * round + 2, std::memory_order_release);
+        }
+    };
+    const auto ask = [&] {
+        move_to(first);
+        uint64_t round = 0;
+        for (double& time : times) {
+            const uint64_t start = now_ns();
+            for (const uint64_t end = round + ROUNDS; round < end; ++round) {
+                line.value.store(2 * round + 1, std::memory_order_release);
+                await(line.value, 2 * round + 2);
+            }
+            time = double(now_ns() - start) / ROUNDS;
+        }
+    };
+    run_both(answer, ask, [&] { line.value.store(UINT64_MAX, std::memory_order_release); });
+    std::nth_element(times.begin(), times.begin() + BATCHES / 2, times.end());
+    return times[BATCHES / 2];
+}
+
 uint64_t probe_wake(int waker, int sleeper) {
     constexpr uint64_t ROUNDS = 9, ASLEEP_NS = 100'000;  // until the sleeper has left its core
     PaddedFlag asleep, awake;
