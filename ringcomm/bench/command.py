@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -12,7 +12,6 @@ from ringcomm.bench import peers, report, virtual
 from ringcomm.bench.comparison import OURS, Comparison, compare
 from ringcomm.bench.interrupts import Interrupted, interruptible
 from ringcomm.bench.machine import Machine
-from ringcomm.bench.noise import noise
 from ringcomm.bench.plan import BenchPlan
 from ringcomm.bench.rank.collectives import COLLECTIVES, REDUCTIONS, dtype_named
 from ringcomm.bench.starts import Starts
@@ -139,10 +138,9 @@ def plan_of(arguments: argparse.Namespace, size: int = 2) -> BenchPlan:
 def _compare(plan: BenchPlan, json: Path | None, comparing: Comparing) -> bool:
     """Measure and print; return whether ringcomm failed or has wrong elements."""
     results = report.Results(Machine.here(), plan)
-    disturbance = noise if plan.noise else nullcontext
     try:
         for ranks in plan.ranks:
-            with comparing(ranks) as comparison, disturbance():
+            with comparing(ranks) as comparison:
                 _measure(comparison, results)
     finally:  # also after an interrupt
         if json and (results.rows or results.failures):

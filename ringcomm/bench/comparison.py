@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from ringcomm.bench.job import START_TIMEOUT, JobFailed, Unsupported, started
+from ringcomm.bench.noise import noise
 from ringcomm.bench.peers import LibrarySpec
 from ringcomm.bench.plan import COPY_BYTES, BenchCase, BenchPlan
 from ringcomm.bench.rank.collectives import COLLECTIVES
@@ -142,11 +143,12 @@ class Comparison:
     def _measure(self, case: BenchCase, done: float, what: str) -> list[Measurement]:
         memcpy = self._memcpy(case)
         timings = [timing for job in list(self.jobs) for timing in self._prepare(job, case)]
-        for i in range(self.plan.rounds):
-            progress(done, f"{what}, round {i + 1}")
-            first = i % max(1, len(timings))  # so that no library always follows the same one
-            for timing in timings[first:] + timings[:first]:
-                self._try(timing.job, case, timing.measure)
+        with noise(self.plan.noise):  # only now: without it, `_prepare` has found how many calls fit into a round
+            for i in range(self.plan.rounds):
+                progress(done, f"{what}, round {i + 1}")
+                first = i % max(1, len(timings))  # so that no library always follows the same one
+                for timing in timings[first:] + timings[:first]:
+                    self._try(timing.job, case, timing.measure)
         if self.plan.check:
             for job in list(self.jobs):
                 wrong = self._try(job, case, partial(job.request, "check"))

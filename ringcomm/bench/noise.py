@@ -18,13 +18,17 @@ BURST, PERIOD = 0.004, 0.016  # seconds of work in each period
 
 
 @contextmanager
-def noise() -> Iterator[None]:
-    """Disturb all cores in the block."""
+def noise(wanted: bool) -> Iterator[None]:
+    """Disturb all cores in the block, if that is wanted."""
     with ExitStack() as stack:
-        for core in os.sched_getaffinity(0):
+        pipe = subprocess.PIPE
+        for core in os.sched_getaffinity(0) if wanted else ():
             command = [sys.executable, "-I", "-S", __file__, str(core)]
-            # In its own session: Ctrl-C reaches the bench alone. Leaving closes the pipe, and waits.
-            stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True))
+            # In its own session: Ctrl-C reaches the bench alone. Leaving closes its input, and waits.
+            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
+            stack.enter_context(process)
+            assert process.stdout
+            process.stdout.read(1)  # it has begun
         yield
 
 
@@ -32,6 +36,7 @@ def disturb(core: int) -> None:
     """Work for BURST of CPU time at a random moment of each period, until standard input ends."""
     os.sched_setaffinity(0, {core})
     moment = random.Random(core)
+    os.write(1, b".")
     begin = time.monotonic()
     while not select.select([0], [], [], max(0.0, begin + moment.uniform(0, PERIOD - BURST) - time.monotonic()))[0]:
         end = time.process_time() + BURST

@@ -6,10 +6,12 @@ The kernel may leave two ranks on one core for a while, but only after they have
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 from ringcomm.bench.comparison import Comparison, LibraryRanks, Measurement, Timing, progress
 from ringcomm.bench.job import started
+from ringcomm.bench.noise import noise
 from ringcomm.bench.peers import LibrarySpec
 from ringcomm.bench.plan import BenchCase
 
@@ -31,10 +33,10 @@ class Starts(Comparison):
     def _measure(self, case: BenchCase, done: float, what: str) -> list[Measurement]:
         options = self._options(case) | {"pool": 0}  # one buffer: to fill many would give the kernel time
         timings = [Timing(job, False, 0) for job in self.jobs]
-        for i in range(self.plan.rounds):
-            for timing in timings:
+        request = ("start", case.collective, options, START_SECONDS, self.plan.round_seconds)
+        with noise(self.plan.noise):
+            for i, timing in product(range(self.plan.rounds), timings):
                 progress(done, f"{what}, start {i + 1} of {timing.job.name}")
-                request = ("start", case.collective, options, START_SECONDS, self.plan.round_seconds)
                 if ranks := self._try(timing.job, case, partial(timing.job.request, *request)):
                     first, settled, wrong = zip(*ranks, strict=True)
                     timing.seconds.append(max(first))
