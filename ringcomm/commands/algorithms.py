@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         first, *_, last = [*group] * 2
         chunks = f", in up to {last.chunks} chunks" if last.chunks > 1 else ""
         print(f"{collective:<16}{memory:<11}{readable(first.size):>10}{readable(last.size):>10}  {path}{chunks}")
-    values = {name: getattr(config, name) for name in ("segment_bytes", "cma_bytes", *tuning.TUNABLE)}
+    values = {name: getattr(config, name) for name in tuning.TUNABLE}
     shown = {name: "never" if value == tuning.NEVER else value for name, value in values.items()}
     print()
     for path in dict.fromkeys(call.path for call in calls):

@@ -148,6 +148,13 @@ def test_all_tuned_settings_are_read():
     assert {setting.name for setting in tune.SETTINGS} == set(tuning.TUNABLE)
 
 
+def test_copies_by_the_kernel_are_left_to_the_built_in_rule_where_they_pay_at_no_size():
+    [setting] = [setting for setting in tune.SETTINGS if setting.name == "cma_bytes"]
+    assert setting.choose([1, 2], {1: [5, 5], tuning.NEVER: [1, 1]}) is None
+    assert setting.choose([1, 2], {1: [5, 5], tuning.NEVER: [1, 9]}) == 2
+    assert tune.describe_threshold(None) == "as built in"
+
+
 SIZES = [1, 2, 4, 8]
 
 
