@@ -1,8 +1,10 @@
 """All libraries measured in one run, in turns round by round, so that they see the same state of the machine."""
 
+import math
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +26,7 @@ WARMUP_SECONDS = 1.0  # at least LEAST_WARMUPS calls, at most those asked for
 LEAST_WARMUPS = 6  # MPICH changes its algorithm after the fifth call
 MOST_UNTIMED = 20  # calls at the start of a round, which bring the library back into the caches
 COPIES = 3
+COPY_AGE = 1.0  # seconds for which a measured memcpy serves the next cases too
 MOST_SECONDS = 3.0  # per library and size, after LEAST_ROUNDS: a call of some libraries takes seconds
 LEAST_ROUNDS = 3
 
@@ -58,7 +61,7 @@ class Measurement:
     algbw: float  # bytes per second
     busbw: float
     wrong: int | None  # elements; None: not checked
-    memcpy: float  # bytes per second and core (on a GPU: and rank), measured just before
+    memcpy: float  # bytes per second and core (on a GPU: and rank), measured shortly before
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,7 @@ class Comparison:
     jobs: list[LibraryRanks] = field(default_factory=list)
     failures: list[LibraryFailure] = field(default_factory=list)
     unsupported: set[tuple[str, ...]] = field(default_factory=set)  # not requested again
+    copied: tuple[float, float] = (-math.inf, 0.0)  # when, and the speed
 
     @classmethod
     def here(cls, plan: BenchPlan, ranks: int) -> Self:
@@ -188,12 +192,16 @@ class Comparison:
         ours = next((job for job in self.jobs if job.name == OURS), None)
         if ours is None:
             return 0.0
+        if time.monotonic() - self.copied[0] < COPY_AGE:
+            return self.copied[1]
         copy = partial(ours.request, "memcpy", COPY_BYTES, timeout=START_TIMEOUT)  # the first maps its pages
         copies = [self._try(ours, case, copy) for _ in range(COPIES)]
         if not all(copies):
             return 0.0
         ranks_per_core = self.ranks / min(self.ranks, self.cores or self.ranks)
-        return ranks_per_core * COPY_BYTES / float(np.median([max(seconds) for seconds in copies]))
+        speed = ranks_per_core * COPY_BYTES / float(np.median([max(seconds) for seconds in copies]))
+        self.copied = time.monotonic(), speed
+        return speed
 
     def _try(self, job: LibraryRanks, case: BenchCase, action: Callable[[], Any]) -> Any:
         """Return the result of the action; None if the library fails, or has failed before."""

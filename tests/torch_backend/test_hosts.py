@@ -213,10 +213,15 @@ def test_a_checkpoint_of_two_hosts_is_loaded_on_both_and_on_one(job, tmp_path):
         assert step == 7
 
 
+@pytest.fixture(scope="module")
+def losses_alone():
+    (alone,) = harness.run(train, 1, *GPT)
+    return losses(alone)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("grid", ["--dp 2 --tp 2 --zero 1", "--dp 2 --pp 2"])
-def test_a_gpt_on_two_hosts_has_the_losses_of_one_process(job, grid):
-    (alone,) = harness.run(train, 1, *GPT)
+def test_a_gpt_on_two_hosts_has_the_losses_of_one_process(job, grid, losses_alone):
     together, *others = job.run(train, (*GPT, *grid.split()))
-    assert losses(together) == pytest.approx(losses(alone), abs=2e-4)
+    assert losses(together) == pytest.approx(losses_alone, abs=2e-4)
     assert others == [""] * 3
