@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "kernels/kinds.h"
 #include "ringcomm.h"
@@ -30,6 +31,16 @@ struct Kernels {
 };
 
 const Kernels& kernels();
+
+inline void copy_block(std::byte* target, const std::byte* source, size_t bytes, bool nontemporal = false) {
+    if (target == source || !bytes) return;
+    if (nontemporal) {
+        kernels().copy_nontemporal(target, source, bytes);
+    } else {
+        memcpy(target, source, bytes);
+    }
+}
+
 bool select_kernels(
     const char* level);  // "portable", "avx2", "avx512", "" for the best; false: not supported by this CPU
 size_t dtype_bytes(int dtype);

@@ -29,12 +29,14 @@ MIXTURES = {
     "all": lambda rank: 0,
     "all but one": lambda rank: None if rank == 1 else 0,
     "at different places": lambda rank: 64 * rank,
+    "in different buffers": lambda rank: 67 * rank,
 }
 
 
 def check(comm, cases, segment, mixture):
-    """Run each case on memory of one buffer, or on a plain array if the mixture has None for this rank."""
-    buffer = comm.empty(64 * segment, np.uint8)
+    """Run each case on memory of a buffer, or on a plain array if the mixture has None for this rank."""
+    buffers = [comm.empty(64 * segment, np.uint8) for _ in range(1 + (mixture == "in different buffers"))]
+    buffer = buffers[comm.rank % len(buffers)]
     place = MIXTURES[mixture](comm.rank)
     for case in cases:
         arrays = Arrays(case.offset) if place is None else Symmetric(buffer, case.offset + place)
@@ -74,7 +76,24 @@ def test_ranks_access_buffers_at_different_places_directly(size):
 
 def test_a_buffer_that_a_path_does_not_need_may_be_private():
     found = harness.run(at_different_places, 3, 1 << 20, 2)[0]
-    assert {name for name, path in found.items() if path == "symmetric"} == {"broadcast", "scatter"}, "of rank 0"
+    assert {name for name, path in found.items() if path == "symmetric"} == {"broadcast", "gather", "scatter"}
+
+
+def messages(comm):
+    """Send from symmetric memory and receive in it, while the sender changes what it has sent."""
+    length = 3_000_001  # read in two parts
+    memory, plain = comm.empty(length + 1, "int32"), np.empty(length + 1, np.int32)
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for turn, (source, target) in enumerate([(memory, plain), (plain, memory), (memory, plain)]):
+        source[1:] = filled(comm.rank, length, "int32", turn)
+        comm.sendrecv(source[1:], right, target[1:], left)
+        source[1:] = -1
+        assert_same(target[1:], filled(left, length, "int32", turn))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_messages_from_and_to_symmetric_memory_are_exact(size, world):
+    harness.run(messages, size, world=world)
 
 
 def two_buffers(comm):

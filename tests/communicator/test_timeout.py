@@ -336,9 +336,9 @@ def stop_in_group(comm, colors, stopped):
     return str(error), error.rank
 
 
-def stop_in_the_middle(comm, stopped):
+def stop_in_the_middle(comm, stopped, symmetric):
     """A timer stops the rank in the middle of a call."""
-    x = np.zeros(LARGE)
+    x = comm.empty(LARGE, "float64") if symmetric else np.zeros(LARGE)
     comm.barrier()
     if comm.rank == stopped:
         signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGSTOP))
@@ -353,11 +353,12 @@ def stop_in_the_middle(comm, stopped):
 
 
 @pytest.mark.slow
-def test_a_rank_stopped_between_or_in_calls_is_the_one_named():
+@pytest.mark.parametrize("symmetric", [False, True], ids=["plain", "symmetric"])
+def test_a_rank_stopped_between_or_in_calls_is_the_one_named(symmetric):
     with mortals(3) as pool:
         pid = pool.workers[2].pid
         answers = {}
-        for rank, answer, _ in outcomes(pool, stop_in_the_middle, 2):
+        for rank, answer, _ in outcomes(pool, stop_in_the_middle, 2, symmetric):
             answers[rank] = answer
             if len(answers) == 2:
                 os.kill(pid, signal.SIGCONT)

@@ -122,13 +122,9 @@ void messages(rc_comm* comm, int rank, int n, uint64_t count) {
 }
 
 void symmetric(rc_comm* comm, int rank, int n, uint64_t count) {
-    uint64_t offset = 0;
-    const uint64_t bytes = 2 * n * count * sizeof(int);
-    if (rank == 0) DO(rc_reserve(comm, n * rc_region_bytes(bytes), &offset));
-    DO(run(comm, RC_BROADCAST, &offset, &offset, 1, RC_UINT64));
-    rc_region* region;
-    DO(rc_region_open(comm, offset, bytes, &region));
-    int *source = static_cast<int*>(rc_region_data(region)), *target = source + n * count;
+    const SymmetricBuffer buffer(comm, rank, n, 2 * n * count + n);
+    int *source = buffer.data + rank, *target = source + n * count;  // at another place on each rank
+    const int last = n - 1;
     const auto fill = [&] {
         DO(run(comm, RC_BARRIER, nullptr, nullptr, 0));
         const auto data = filled(rank, n * count);
@@ -158,6 +154,24 @@ void symmetric(rc_comm* comm, int rank, int n, uint64_t count) {
     for (uint64_t i = 0; i < count * n && rank == 0; ++i) CHECK(own[i] == value(i / count, i % count));
     DO(run(comm, RC_SCATTER, rank == 0 ? source : nullptr, own.data(), count));
     for (uint64_t i = 0; i < count; ++i) CHECK(own[i] == value(0, rank * count + i));
+    // In place the root has no copy of its own to make: all ranks share what moves.
+    fill();
+    if (rank == last) std::copy_n(source, count, target + last * count);
+    DO(run(comm, RC_GATHER, rank == last ? target + last * count : source, rank == last ? target : nullptr, count,
+           RC_INT32, RC_SUM, last));
+    for (uint64_t i = 0; i < count * n; ++i) CHECK(target[i] == (rank == last ? value(i / count, i % count) : -1));
+    fill();
+    int* const block = rank == last ? source + last * count : target;
+    DO(run(comm, RC_SCATTER, rank == last ? source : nullptr, block, count, RC_INT32, RC_SUM, last));
+    for (uint64_t i = 0; i < count; ++i) CHECK(block[i] == value(last, rank * count + i));
+    fill();
+    own = filled(rank, n * count);
+    DO(run(comm, RC_ALL_TO_ALL, own.data(), target, count));  // only the target is symmetric: pushed
+    for (uint64_t i = 0; i < count * n; ++i) CHECK(target[i] == value(i / count, rank * count + i % count));
+    const int left = (rank + last) % n;
+    DO(rc_sendrecv(comm, source, n * count, RC_INT32, (rank + 1) % n, own.data(), n * count, RC_INT32, left, 0, -1,
+                   nullptr));
+    CHECK(own == filled(left, n * count));
     // Some ranks pass ordinary memory: the staged path.
     int* mixed = rank % 2 ? source : own.data();
     for (uint64_t i = 0; i < count; ++i) mixed[i] = value(rank, i);
@@ -166,7 +180,6 @@ void symmetric(rc_comm* comm, int rank, int n, uint64_t count) {
     fill();
     DO(run(comm, RC_BROADCAST, source, source, count, RC_INT32, RC_SUM, n - 1));
     for (uint64_t i = 0; i < count; ++i) CHECK(source[i] == value(n - 1, i));
-    rc_region_free(region);
 }
 
 void sub_group(rc_comm* comm, int rank, int n) {

@@ -187,6 +187,26 @@ void the_arrays_of_a_failed_call_may_be_freed(rc_comm* comm, int rank, int delay
     aborter.join();
 }
 
+// The same with a symmetric buffer, which a rank may use otherwise as soon as its call has failed.
+void no_peer_writes_to_a_rank_whose_call_has_failed(rc_comm* comm, int rank, int delay) {
+    constexpr uint64_t COUNT = 1 << 20;
+    static std::atomic<int> left{0};
+    SymmetricBuffer all(comm, rank, 3, 3 * COUNT);
+    left = 0;
+    DO(run(comm, RC_BARRIER, nullptr, nullptr, 0));
+    std::vector<int> data(COUNT, rank);
+    std::thread aborter([&] {
+        for (int i = 0; i < delay; ++i) std::this_thread::yield();
+        if (rank == 0) DO(rc_abort(comm, RC_ABORTED, rank, "enough"));
+    });
+    const int status = run(comm, RC_ALL_GATHER, data.data(), all.data, COUNT);
+    CHECK(status == RC_OK || status == RC_ABORTED);
+    std::fill(all.data, all.data + 3 * COUNT, -1);
+    for (++left; left < 3;) std::this_thread::yield();
+    CHECK(std::all_of(all.data, all.data + 3 * COUNT, [](int value) { return value == -1; }));
+    aborter.join();
+}
+
 }  // namespace
 
 int main() {
@@ -204,6 +224,11 @@ int main() {
             in_world(3, small_tuning(access),
                      [delay](rc_comm* comm, int rank) { the_arrays_of_a_failed_call_may_be_freed(comm, rank, delay); });
         }
+    }
+    for (int delay = 1; delay < 10'000; delay *= 2) {
+        in_world(3, small_tuning(DIRECT), [delay](rc_comm* comm, int rank) {
+            no_peer_writes_to_a_rank_whose_call_has_failed(comm, rank, delay);
+        });
     }
     printf("test_failures: %d failures\n", failures.load());
     return failures != 0;

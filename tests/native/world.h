@@ -83,6 +83,27 @@ inline int run(rc_comm* comm, int collective, const void* source, void* target, 
     return rc_collective(comm, collective, &call, -1, work);
 }
 
+// A symmetric buffer of `count` integers; a collective call.
+class SymmetricBuffer {
+public:
+    SymmetricBuffer(rc_comm* comm, int rank, int size, uint64_t count) {
+        const uint64_t bytes = count * sizeof(int);
+        uint64_t offset = 0;
+        if (rank == 0) DO(rc_reserve(comm, size * rc_region_bytes(bytes), &offset));
+        DO(run(comm, RC_BROADCAST, &offset, &offset, 1, RC_UINT64));
+        DO(rc_region_open(comm, offset, bytes, &region_));
+        DO(run(comm, RC_BARRIER, nullptr, nullptr, 0));  // from now on the peers can resolve it
+        data = static_cast<int*>(rc_region_data(region_));
+    }
+    ~SymmetricBuffer() { rc_region_free(region_); }
+    SymmetricBuffer(const SymmetricBuffer&) = delete;
+
+    int* data;
+
+private:
+    rc_region* region_;
+};
+
 inline int finish(rc_work* work, double timeout = -1) {
     const int status = rc_work_wait(work, timeout, nullptr);
     rc_work_free(work);

@@ -14,11 +14,39 @@ void barrier(CollectiveOp& op) {
     op.await_starts();
 }
 
+// What the root copies of a block between it and another rank, where both could: an n-th makes the shares of all ranks
+// equal.
+size_t root_part(const CollectiveOp& op, size_t bytes) { return bytes / op.size / 64 * 64; }
+
+// scatter, and broadcast: `block` is what a rank gets, and where it lies in the source of the root. The others read it,
+// or they and the root share the work.
+struct RootBlock {
+    size_t offset, bytes;
+};
+template <class Block>
+bool scatter_directly(CollectiveOp& op, DirectAccess& direct, Block block) {
+    const int root = op.call.root;
+    if (!direct.negotiate({root, NO_RANK})) return false;
+    const RootBlock own = block(root), mine = block(op.rank);
+    const DirectBuffers& buffers = direct.buffers(root);
+    const bool root_is_idle = !own.bytes || buffers.target == buffers.source + own.offset;
+    const bool shared = root_is_idle && direct.also({NO_RANK, all_but(root)});
+    for (int p = 0; p < op.size && shared && op.rank == root; ++p) {
+        if (p == root) continue;
+        const RootBlock theirs = block(p);
+        copy_direct(direct.target(p), op.call.source + theirs.offset, root_part(op, theirs.bytes), theirs.bytes);
+    }
+    const size_t done = shared ? root_part(op, mine.bytes) : 0;
+    direct.copy_source(root, mine.offset + done, op.call.target + done, mine.bytes - done, mine.bytes);
+    return true;
+}
+
 void broadcast(CollectiveOp& op) {
     const CallRecord& call = op.call;
     const size_t bytes = call.bytes();
     const Chunking chunking(op, 1);
-    DirectAccess direct(op, {op.rank == call.root ? bytes : 0, 0, bytes});
+    const bool is_root = op.rank == call.root;
+    DirectAccess direct(op, {is_root ? bytes : 0, is_root ? 0 : bytes, bytes});
     exchange(
         op, {call.root, ALL_RANKS}, direct, chunking.length(0, bytes), [&] { return chunking.chunks(bytes); },
         [&](uint64_t k) {
@@ -26,15 +54,54 @@ void broadcast(CollectiveOp& op) {
             op.copy_in(op.staging(op.rank, k, length), call.source + chunking.begin(k, bytes), length);
         },
         [&](uint64_t k) {
-            if (op.rank == call.root) return;
+            if (is_root) return;
             const size_t length = chunking.length(k, bytes);
             copy_out(call.target + chunking.begin(k, bytes), op.staging(call.root, k, length), length, bytes);
         },
-        [&] {
-            if (!direct.negotiate({call.root, NO_RANK})) return false;
-            if (op.rank != call.root) direct.copy_source(call.root, 0, call.target, bytes);
-            return true;
-        });
+        [&] { return scatter_directly(op, direct, [&](int p) { return RootBlock{0, p == call.root ? 0 : bytes}; }); });
+}
+
+// Each rank writes its block into all targets, or reads all blocks.
+bool all_gather_directly(CollectiveOp& op, DirectAccess& direct, const Blocks& blocks) {
+    const CallRecord& call = op.call;
+    const size_t mine = blocks.bytes(op.rank), all = blocks.offset(op.size);
+    const bool pushes = direct.negotiate({NO_RANK, ALL_RANKS});
+    if (!pushes && !direct.negotiate({ALL_RANKS, NO_RANK})) return false;
+    for (int i = 0; i < op.size; ++i) {
+        const int p = (op.rank + i) % op.size;
+        if (pushes) {
+            copy_direct(direct.target(p) + blocks.offset(op.rank), call.source, mine, all);
+        } else {
+            direct.copy_source(p, 0, call.target + blocks.offset(p), blocks.bytes(p), all);
+        }
+    }
+    return true;
+}
+
+// Each rank writes its block into the target of the root, or the root reads all blocks, or they share the work.
+bool gather_directly(CollectiveOp& op, DirectAccess& direct, const Blocks& blocks) {
+    const CallRecord& call = op.call;
+    const int root = call.root;
+    const DirectNeeds target{NO_RANK, root}, sources{all_but(root), NO_RANK};
+    const bool pushed = direct.negotiate(target);
+    const bool pulled = pushed ? direct.also(sources) : direct.negotiate(sources);
+    if (!pushed && !pulled) return false;
+    const DirectBuffers& buffers = direct.buffers(root);
+    const bool root_is_idle = buffers.source == buffers.target + blocks.offset(root);
+    const auto pulled_bytes = [&](int p) {
+        if (!pushed || p == root) return blocks.bytes(p);
+        return pulled && root_is_idle ? root_part(op, blocks.bytes(p)) : 0;
+    };
+    const size_t all = blocks.offset(op.size);
+    if (op.rank == root) {
+        for (int p = 0; p < op.size; ++p) {
+            direct.copy_source(p, 0, call.target + blocks.offset(p), pulled_bytes(p), all);
+        }
+    } else {
+        const size_t done = pulled_bytes(op.rank), rest = blocks.bytes(op.rank) - done;
+        if (rest) copy_direct(direct.target(root) + blocks.offset(op.rank) + done, call.source + done, rest, all);
+    }
+    return true;
 }
 
 // gather and all_gather differ only in the readers.
@@ -43,7 +110,7 @@ void gather(CollectiveOp& op, int reader) {
     const Blocks blocks(call);
     const size_t mine = blocks.bytes(op.rank), all = blocks.offset(op.size);
     const Chunking chunking(op, 1);
-    DirectAccess direct(op, {mine, reader == ALL_RANKS ? all : 0, blocks.largest(op.size), true});
+    DirectAccess direct(op, {mine, includes(reader, op.rank) ? all : 0, blocks.largest(op.size), true});
     exchange(
         op, {ALL_RANKS, reader}, direct, chunking.length(0, blocks.largest(op.size)),
         [&] { return chunking.chunks(blocks.largest(op.size)); },
@@ -59,20 +126,7 @@ void gather(CollectiveOp& op, int reader) {
                 copy_out(call.target + blocks.offset(p) + begin, source, length, all);
             }
         },
-        [&] {
-            if (reader == ALL_RANKS && direct.negotiate({NO_RANK, ALL_RANKS})) {  // push: one block into every target
-                for (int p = 0; p < op.size; ++p)
-                    copy_block(direct.target(p) + blocks.offset(op.rank), call.source, mine);
-                return true;
-            }
-            if (!direct.negotiate({ALL_RANKS, NO_RANK})) return false;
-            if (includes(reader, op.rank)) {
-                for (int p = 0; p < op.size; ++p) {
-                    direct.copy_source(p, 0, call.target + blocks.offset(p), blocks.bytes(p));
-                }
-            }
-            return true;
-        });
+        [&] { return (reader == ALL_RANKS ? all_gather_directly : gather_directly)(op, direct, blocks); });
 }
 
 void scatter(CollectiveOp& op) {
@@ -83,7 +137,7 @@ void scatter(CollectiveOp& op) {
     const size_t mine = blocks.bytes(op.rank);
     // With two ranks, staging overlaps both copies; with more, the root would stage for all, so CMA pays off.
     const size_t all = op.rank == call.root ? blocks.offset(op.size) : 0;
-    DirectAccess direct(op, {all, 0, blocks.largest(op.size), op.size > 2});
+    DirectAccess direct(op, {all, mine, blocks.largest(op.size), op.size > 2});
     exchange(
         op, {call.root, ALL_RANKS}, direct, slots.total, [&] { return chunking.chunks(blocks.largest(op.size)); },
         [&](uint64_t k) { slots.stage(k); },
@@ -91,9 +145,7 @@ void scatter(CollectiveOp& op) {
             copy_out(call.target + chunking.begin(k, mine), slots.source(call.root, k), chunking.length(k, mine), mine);
         },
         [&] {
-            if (!direct.negotiate({call.root, NO_RANK})) return false;
-            direct.copy_source(call.root, blocks.offset(op.rank), call.target, mine);
-            return true;
+            return scatter_directly(op, direct, [&](int p) { return RootBlock{blocks.offset(p), blocks.bytes(p)}; });
         });
 }
 
@@ -108,7 +160,8 @@ void all_to_all(CollectiveOp& op) {
     const Slots slots(op, chunking, sent, uneven ? chunking.piece : call.bytes());
     const bool in_place = call.source == call.target;
     // In place, a block would be overwritten before its reader has copied it.
-    DirectAccess direct(op, {in_place ? 0 : sent.offset(n), 0, in_place ? 0 : sent.largest(n), true});
+    DirectAccess direct(
+        op, {in_place ? 0 : sent.offset(n), in_place ? 0 : received.offset(n), in_place ? 0 : sent.largest(n), true});
     exchange(
         op, {ALL_RANKS, ALL_RANKS}, direct, slots.total,
         [&] {
@@ -127,10 +180,19 @@ void all_to_all(CollectiveOp& op) {
             }
         },
         [&] {
-            if (!direct.negotiate({ALL_RANKS, NO_RANK})) return false;
-            for (int p = 0; p < n; ++p) {
-                const Blocks theirs(call, uneven ? op.comm.arena().counts(p, call.epoch) : nullptr);
-                direct.copy_source(p, theirs.offset(me), call.target + received.offset(p), received.bytes(p));
+            const bool pushes = direct.negotiate({NO_RANK, ALL_RANKS});
+            if (!pushes && !direct.negotiate({ALL_RANKS, NO_RANK})) return false;
+            const size_t all = received.offset(n);
+            for (int i = 0; i < n; ++i) {
+                const int p = (me + i) % n;
+                const uint64_t* counts = uneven ? op.comm.arena().counts(p, call.epoch) : nullptr;
+                if (pushes) {
+                    const size_t at = Blocks(call, counts ? counts + n : nullptr).offset(me);
+                    copy_direct(direct.target(p) + at, call.source + sent.offset(p), sent.bytes(p), all);
+                } else {
+                    const size_t at = Blocks(call, counts).offset(me);
+                    direct.copy_source(p, at, call.target + received.offset(p), received.bytes(p), all);
+                }
             }
             return true;
         });

@@ -4,17 +4,17 @@
 namespace ringcomm {
 
 DirectAccess::DirectAccess(CollectiveOp& op, const DirectOffer& offer) : op_(op) {
-    const CallRecord& call = op.call;
-    const size_t least = std::max<size_t>(1, op.comm.tuning().direct_bytes);
-    if (call.source && offer.source_bytes >= least) {
-        own_.source_location = op.comm.locate(call.source, offer.source_bytes);
-    }
-    if (call.target && offer.target_bytes >= least) {
-        own_.target_location = op.comm.locate(call.target, offer.target_bytes);
-    }
+    own_.source = op.call.source;
+    own_.target = op.call.target;
+    own_.source_location = locate(own_.source, offer.source_bytes, offer);
+    own_.target_location = locate(own_.target, offer.target_bytes, offer);
     own_.access = offered(offer);
-    own_.source = call.source;
-    own_.target = call.target;
+}
+
+// A short block beside long ones is accessed as they are.
+uint64_t DirectAccess::locate(const std::byte* buffer, size_t bytes, const DirectOffer& offer) const {
+    if (!buffer || !bytes || std::max(bytes, offer.block) < op_.comm.tuning().direct_bytes) return 0;
+    return op_.comm.locate(buffer, bytes);
 }
 
 Access DirectAccess::offered(const DirectOffer& offer) const {
@@ -36,7 +36,9 @@ Access DirectAccess::offered(const DirectOffer& offer) const {
 }
 
 DirectAccess::~DirectAccess() {
-    if (exposed_) op_.comm.await_peer_access();
+    if (!exposed_ || op_.comm.await_peer_access()) return;
+    // A stopped peer may write there whenever it goes on. Regions stay mapped until every rank has released them.
+    op_.comm.world->heaps.retire(own_.target);
 }
 
 void DirectAccess::publish_start() {
@@ -45,36 +47,36 @@ void DirectAccess::publish_start() {
 }
 
 bool DirectAccess::negotiate(DirectNeeds needs) {
-    const auto reaches = [&](Access access) {
-        return all_offer(needs.source, &DirectBuffers::source_location, access) &&
-               all_offer(needs.target, &DirectBuffers::target_location, access);
-    };
     rc_path path = RC_PATH_SYMMETRIC;
-    if (!reaches(Access::NONE)) {
-        copies_ = needs.target == NO_RANK && all_offer(ALL_RANKS, nullptr, Access::COPY);
-        if (!copies_ && !reaches(Access::LOAD)) return false;
+    if (!offers(needs, Access::NONE)) {
+        copies_ = needs.target == NO_RANK && offers(ALL_RANKS, nullptr, Access::COPY);
+        if (!copies_ && !offers(needs, Access::LOAD)) return false;
         path = copies_ ? RC_PATH_CMA : RC_PATH_THREADS;
     }
     op_.set_path(path);
     op_.comm.begin_peer_access();
     sources_.resize(op_.size);
     targets_.resize(op_.size);
-    for (int p = 0; p < op_.size; ++p) {
-        const DirectBuffers& theirs = buffers(p);
-        if (includes(needs.source, p)) sources_[p] = resolve(p, theirs.source_location, theirs.source);
-        if (includes(needs.target, p)) targets_[p] = resolve(p, theirs.target_location, theirs.target);
-    }
+    sources_[op_.rank] = resolve(0, own_.source);
+    targets_[op_.rank] = resolve(0, own_.target);
+    resolve(needs);
     return true;
 }
 
-void DirectAccess::copy_source(int r, size_t at, std::byte* to, size_t bytes) const {
-    if (source(r)) return copy_block(to, source(r) + at, bytes);
+bool DirectAccess::also(DirectNeeds more) {
+    if (!offers(more, Access::LOAD)) return false;
+    resolve(more);
+    return true;
+}
+
+void DirectAccess::copy_source(int r, size_t at, std::byte* to, size_t bytes, size_t all) const {
+    if (source(r)) return copy_direct(to, source(r) + at, bytes, all);
     op_.read(r, to, buffers(r).source + at, bytes);
 }
 
 void DirectAccess::finish() {
     op_.comm.end_peer_access();
-    // The owner of a private buffer that fails or dies may release it meanwhile: what was read then is undefined.
+    // A rank that dies does not wait for those that read its private memory.
     if (copies_) op_.check();
     op_.publish_collected(1);
     for (int p = 0; p < op_.size; ++p) op_.await_collected(p, 1);
@@ -82,20 +84,34 @@ void DirectAccess::finish() {
 }
 
 // Whether each of these ranks lets its peers access its buffer: by a location in the file, or as stated.
-bool DirectAccess::all_offer(int who, Location location, Access access) const {
+bool DirectAccess::offers(int who, Location location, Access access) const {
     for (int p = 0; p < op_.size; ++p) {
         if (!includes(who, p)) continue;
         if (!wants_direct(p)) return false;
-        const DirectBuffers& theirs = buffers(p);
-        if (location && theirs.*location) continue;
-        if (access == Access::NONE || theirs.access != access) return false;
+        if (location && buffers(p).*location) continue;
+        if (access == Access::NONE || buffers(p).access != access) return false;
     }
     return true;
 }
 
-std::shared_ptr<std::byte> DirectAccess::resolve(int r, uint64_t location, const std::byte* address) const {
-    if (r != op_.rank && location) return op_.comm.resolve(location);
-    if (r != op_.rank && copies_) return nullptr;
+bool DirectAccess::offers(DirectNeeds needs, Access access) const {
+    return offers(needs.source, &DirectBuffers::source_location, access) &&
+           offers(needs.target, &DirectBuffers::target_location, access);
+}
+
+void DirectAccess::resolve(DirectNeeds needs) {
+    for (int p = 0; p < op_.size; ++p) {
+        if (p == op_.rank) continue;
+        const DirectBuffers& theirs = buffers(p);
+        if (includes(needs.source, p)) {
+            sources_[p] = resolve(theirs.source_location, copies_ ? nullptr : theirs.source);
+        }
+        if (includes(needs.target, p)) targets_[p] = resolve(theirs.target_location, theirs.target);
+    }
+}
+
+std::shared_ptr<std::byte> DirectAccess::resolve(uint64_t location, const std::byte* address) const {
+    if (location) return op_.comm.resolve(location);
     return {std::shared_ptr<void>(), const_cast<std::byte*>(address)};  // which nobody here owns
 }
 

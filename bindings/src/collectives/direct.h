@@ -1,18 +1,17 @@
 // Access to the buffers of other ranks without staging, where the start records of all ranks allow it.
 #pragma once
 
-#include <cstring>
+#include <vector>
 
 #include "collectives/collective_op.h"
 
 namespace ringcomm {
 
 constexpr int ALL_RANKS = -1, NO_RANK = -2;
+constexpr int all_but(int rank) { return -3 - rank; }
 
-inline bool includes(int who, int rank) { return who == ALL_RANKS || who == rank; }
-
-inline void copy_block(std::byte* target, const std::byte* source, size_t bytes) {
-    if (target != source && bytes) memcpy(target, source, bytes);
+constexpr bool includes(int who, int rank) {
+    return who == ALL_RANKS || who == rank || (who < NO_RANK && who != all_but(rank));
 }
 
 // What a rank lets its peers access.
@@ -44,12 +43,16 @@ public:
     void publish_start();
     // After await_starts(). Returns whether all ranks offer what the path needs.
     bool negotiate(DirectNeeds needs);
+    // Then: whether they also offer more, for this rank to load and store.
+    bool also(DirectNeeds more);
 
-    // The buffers of rank r, of those that were needed; nullptr: the kernel copies from it.
+    // The buffers of rank r, of those asked for, and of this rank; a source is nullptr if the kernel copies from it.
     const std::byte* source(int r) const { return sources_[r].get(); }
     std::byte* target(int r) const { return targets_[r].get(); }
-    // Copies from byte `at` of the source of rank r, on any path.
-    void copy_source(int r, size_t at, std::byte* to, size_t bytes) const;
+    // What rank r passed, in its own addresses.
+    const DirectBuffers& buffers(int r) const { return r == op_.rank ? own_ : op_.record(r).buffers; }
+    // Copies from byte `at` of the source of rank r to an output of `all` bytes, on any path.
+    void copy_source(int r, size_t at, std::byte* to, size_t bytes, size_t all) const;
 
     // Waits until all ranks have finished with the buffers of this one.
     void finish();
@@ -58,10 +61,12 @@ private:
     Access offered(const DirectOffer& offer) const;
     // Not from this rank's own record: the peers hold its lines.
     bool wants_direct(int r) const { return r == op_.rank ? wanted() : op_.wants_direct(r); }
-    const DirectBuffers& buffers(int r) const { return r == op_.rank ? own_ : op_.record(r).buffers; }
     using Location = uint64_t DirectBuffers::*;
-    bool all_offer(int who, Location location, Access access) const;
-    std::shared_ptr<std::byte> resolve(int r, uint64_t location, const std::byte* address) const;
+    uint64_t locate(const std::byte* buffer, size_t bytes, const DirectOffer& offer) const;
+    bool offers(int who, Location location, Access access) const;
+    bool offers(DirectNeeds needs, Access access) const;
+    void resolve(DirectNeeds needs);
+    std::shared_ptr<std::byte> resolve(uint64_t location, const std::byte* address) const;
 
     CollectiveOp& op_;
     DirectBuffers own_{};

@@ -41,7 +41,7 @@ NetworkChannel::NetworkChannel(NetworkWorld& world, int process, const PacketHea
       tag_(tag),
       messages_(messages) {}
 
-PacketChannel::Read NetworkChannel::read_memory(std::byte* target, const std::byte* address, size_t bytes) {
+PacketChannel::Read NetworkChannel::read_memory(std::byte* target, uint64_t address, size_t bytes) {
     const std::lock_guard lock(world_.mutex);
     if (receives_.empty()) {
         for_each_piece(*world_.link, bytes, [&](size_t at, size_t length) {
@@ -50,7 +50,7 @@ PacketChannel::Read NetworkChannel::read_memory(std::byte* target, const std::by
         PacketHead head = head_;
         head.type = PacketType::PULL;
         PacketWriter packet(head);
-        packet.add(uint64_t(reinterpret_cast<uintptr_t>(address)));
+        packet.add(address);
         packet.add(uint64_t(bytes));
         world_.send_packet(process_, packet.packet());
     }

@@ -35,9 +35,9 @@ public:
     bool try_write(const PacketHeader& header, const std::byte* payload) override;
     ReceivedPacket next() override;
     bool consume() override;
-    bool offers_memory(const std::byte*, size_t) override { return true; }
-    bool reads_memory() override { return true; }
-    Read read_memory(std::byte* target, const std::byte* address, size_t bytes) override;
+    uint64_t offer_memory(const std::byte* data, size_t) override { return reinterpret_cast<uintptr_t>(data); }
+    bool reads_memory(uint64_t) override { return true; }
+    Read read_memory(std::byte* target, uint64_t address, size_t bytes) override;
     void end_access() override;
 
 private:

@@ -9,7 +9,7 @@ namespace ringcomm {
 
 enum PacketKind : uint32_t {
     PACKET_EAGER,  // a whole message
-    PACKET_RTS,    // announces a large message; if the receiver may read it, `location` is its address
+    PACKET_RTS,    // announces a large message, and maybe where the receiver can read it
     PACKET_CTS,    // answers an RTS: send DATA
     PACKET_NACK,   // answers an RTS: the size or dtype does not match the receive
     PACKET_FIN,    // answers an RTS: the receiver has read the sender's memory
@@ -21,7 +21,7 @@ struct PacketHeader {
     int64_t tag;
     uint64_t bytes;     // of the message; in a DATA packet, of the piece
     uint64_t number;    // of the RTS, from 1, also in its answers
-    uint64_t location;  // of an EAGER or DATA packet: the channel's own
+    uint64_t location;  // of an RTS: offer_memory(); of an EAGER or DATA packet: the channel's own
 
     bool has_payload() const { return kind == PACKET_EAGER || kind == PACKET_DATA; }
 };
@@ -58,11 +58,12 @@ public:
         PENDING,  // asked again, with the same arguments, until a failure or the loss of the peer ends the wait
     };
 
-    // Whether the peer should read this payload from the memory of this rank rather than get it in DATA packets.
-    virtual bool offers_memory(const std::byte*, size_t) { return false; }
-    // Whether to read from the memory that the peer offers.
-    virtual bool reads_memory() { return false; }
-    virtual Read read_memory(std::byte* /*target*/, const std::byte* /*address*/, size_t) { return Read::REFUSED; }
+    // Where the peer should read this payload in the memory of this rank; 0: it should get it in DATA packets.
+    virtual uint64_t offer_memory(const std::byte*, size_t) { return 0; }
+    // Whether to read what the peer offers.
+    virtual bool reads_memory(uint64_t /*location*/) { return false; }
+    // `location`: offered by the peer, plus the bytes that have been read.
+    virtual Read read_memory(std::byte* /*target*/, uint64_t /*location*/, size_t) { return Read::REFUSED; }
     // After a failure: returns when neither rank accesses the memory of the other any more.
     virtual void end_access() {}
 };

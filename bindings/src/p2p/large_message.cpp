@@ -1,8 +1,8 @@
 // How PointToPointEngine moves messages larger than half the ring: the rendezvous protocol, as in UCX and Open MPI.
 //
 //   sender                                          receiver
-//   RTS: size, dtype, tag, maybe the address   →    matches a receive, then one of three:
-//                                              ←    FIN: it has read the payload from the sender's memory (CMA)
+//   RTS: size, dtype, tag, maybe the location  →    matches a receive, then one of three:
+//                                              ←    FIN: it has read the payload from the sender's memory
 //                                              ←    CTS: it needs the payload in packets
 //   DATA, DATA, … until all bytes are sent     →
 //                                              ←    NACK: the receive has another size or dtype
@@ -28,8 +28,7 @@ const std::byte* PointToPointEngine::prepare_rendezvous(Endpoint& endpoint, cons
     }
     if (header.kind == PACKET_RTS) {
         header.number = endpoint.rts_count + 1;
-        const std::byte* data = request.transfer.data;
-        if (endpoint.channel->offers_memory(data, request.bytes)) header.location = reinterpret_cast<uintptr_t>(data);
+        header.location = endpoint.channel->offer_memory(request.transfer.data, request.bytes);
     }
     return nullptr;
 }
@@ -64,8 +63,8 @@ void PointToPointEngine::answer_rts(Request& request, const PacketHeader& header
     endpoint.rts_received.push_back(&request);
     if (request.failure) {
         send_packet(endpoint, {PACKET_NACK, &request, header.number});
-    } else if (header.location && endpoint.channel->reads_memory()) {
-        request.address = header.location;
+    } else if (header.location && endpoint.channel->reads_memory(header.location)) {
+        request.location = header.location;
     } else {
         send_packet(endpoint, {PACKET_CTS, &request, header.number});
     }
@@ -95,18 +94,17 @@ void PointToPointEngine::handle_rendezvous(Endpoint& endpoint, const PacketHeade
 // Reads the next part of the first message that the peer offers in its memory.
 bool PointToPointEngine::read_next(Endpoint& endpoint) {
     const auto found = std::find_if(endpoint.rts_received.begin(), endpoint.rts_received.end(),
-                                    [](Request* request) { return request->address != 0; });
+                                    [](Request* request) { return request->location != 0; });
     if (found == endpoint.rts_received.end()) return false;
     Request& request = **found;
-    const auto address = reinterpret_cast<const std::byte*>(request.address) + request.moved;
     const size_t length = std::min(READ_BYTES, request.bytes - request.moved);
     const PacketChannel::Read read =
-        endpoint.channel->read_memory(request.transfer.data + request.moved, address, length);
+        endpoint.channel->read_memory(request.transfer.data + request.moved, request.location + request.moved, length);
     if (read == PacketChannel::Read::PENDING) return false;
     const bool done = read == PacketChannel::Read::DONE;
     request.moved = done ? request.moved + length : 0;
     if (done && request.moved < request.bytes) return true;
-    request.address = 0;
+    request.location = 0;
     send_packet(endpoint, {done ? PACKET_FIN : PACKET_CTS, &request, request.number});
     return true;
 }

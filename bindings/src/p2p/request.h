@@ -45,7 +45,7 @@ struct PointToPointEngine::Request {
     int source = -1;  // of a receive, once matched
     uint64_t start = 0, flight = 0;
     uint64_t number = 0;                  // of the RTS
-    uint64_t address = 0;                 // receive: the payload in the sender's memory; 0: it comes in DATA packets
+    uint64_t location = 0;                // receive: the payload in the sender's memory; 0: it comes in DATA packets
     size_t moved = 0;                     // bytes of the payload
     std::shared_ptr<AsyncRequest> async;  // keeps an asynchronous request alive until it is done
     std::unique_ptr<Failure> failure;

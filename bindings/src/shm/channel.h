@@ -1,4 +1,5 @@
-// ShmChannel: two rings, and access to the memory of the peer through the kernel or as a thread of its process.
+// ShmChannel: two rings, and access to the memory of the peer: in the file, through the kernel, or as a thread of its
+// process.
 #pragma once
 
 #include "p2p/channel.h"
@@ -15,9 +16,9 @@ public:
     ReceivedPacket next() override;
     bool consume() override;
 
-    bool offers_memory(const std::byte* data, size_t bytes) override;
-    bool reads_memory() override { return comm_.world->cma.available(member_); }
-    Read read_memory(std::byte* target, const std::byte* address, size_t bytes) override;
+    uint64_t offer_memory(const std::byte* data, size_t bytes) override;
+    bool reads_memory(uint64_t location) override;
+    Read read_memory(std::byte* target, uint64_t location, size_t bytes) override;
     void end_access() override;
 
 protected:
@@ -27,6 +28,7 @@ private:
     void notify_peer() {
         if (has_sleeper(doorbell_)) wake_peer();
     }
+    bool offers_address(const std::byte* data, size_t bytes);
     bool memory_valid() const;
 
     Comm& comm_;

@@ -76,6 +76,15 @@ Access Comm::access() {
     return *access_;
 }
 
+std::shared_ptr<std::byte> Comm::resolve(uint64_t location) {
+    try {
+        auto address = world->heaps.resolve(location);
+        return address ? address : regions.resolve(location);
+    } catch (const Failure& failure) {  // it cannot be mapped: the peers need not wait for this rank
+        fail(failure);
+    }
+}
+
 // Both sides modify the same word, so the later read-modify-write sees the earlier one's prior writes.
 void Comm::begin_peer_access() {
     mine().accesses_peers.exchange(1);
@@ -89,21 +98,16 @@ bool Comm::await_peer_access() {
     end_peer_access();
     bool ended = true;
     for (int p = 0; p < size; ++p) {
-        while (header(p).accesses_peers.fetch_or(0)) {
-            if (world->liveness.dead(group_.members[p])) break;
-            if (stopped(p)) {
-                ended = false;
-                break;
-            }
-            yield_core();
-        }
+        std::atomic<uint32_t>& accesses = header(p).accesses_peers;
+        while (accesses.fetch_or(0) && runs(p)) yield_core();
+        ended = ended && !(accesses.load() && world->liveness.stopped(group_.members[p]));
     }
     return ended;
 }
 
-bool Comm::stopped(int r) const {
-    const char state = world->liveness.process_state(group_.members[r]);
-    return state == 'T' || state == 't';
+bool Comm::runs(int r) const {
+    const int member = group_.members[r];
+    return !world->liveness.dead(member) && !world->liveness.stopped(member);
 }
 
 Comm::StoredFailure Comm::stored_failure() const {
@@ -172,7 +176,7 @@ std::string Comm::report(int r, int calls) const {
         text += " closed;";
     } else if (world->liveness.dead(member)) {
         text += " dead;";
-    } else if (stopped(r)) {
+    } else if (world->liveness.stopped(member)) {
         text += format(" process %" PRId64 " is stopped;", world->liveness.pid(member));
     }
     return text + header(r).flight.describe(calls);

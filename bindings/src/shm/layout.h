@@ -96,7 +96,7 @@ struct alignas(LINE) Packet {
 struct alignas(LINE) PacketRing {
     // Written by the reader.
     Flag consumed;              // packets
-    std::atomic<bool> copying;  // from the memory of the writer, a thread of the same process
+    std::atomic<bool> copying;  // from the memory of the writer
     // Written by the writer.
     Packet packets[PACKETS];
 };

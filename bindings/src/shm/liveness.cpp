@@ -101,6 +101,11 @@ std::string Liveness::image_addresses(int r) const {
     return addresses.starts_with("0 ") ? "" : addresses;
 }
 
+bool Liveness::stopped(int r) const {
+    const char state = pids_[r] == getpid() ? 'R' : process_state(r);
+    return state == 'T' || state == 't';
+}
+
 char Liveness::process_state(int r) const {
     const std::string state = stat_fields(pids_[r], STATE, STATE);
     return state.empty() ? 0 : state[0];

@@ -21,8 +21,8 @@ public:
     const char* how_it_ended(int r) const {
         return images_[r].replaced ? "replaced itself by another program" : "died";
     }
-    // 'T' if the process of rank r is stopped, 0 if unknown, else its state letter (see proc(5)).
-    char process_state(int r) const;
+    // By a signal or a debugger; never the process that asks.
+    bool stopped(int r) const;
     int64_t pid(int r) const { return pids_[r]; }
 
 private:
@@ -34,6 +34,7 @@ private:
         std::atomic<bool> replaced{false};
     };
 
+    char process_state(int r) const;  // a letter, see proc(5); 0: unknown
     bool ended(int r) const;
     bool replaced(int r);
     std::string image_addresses(int r) const;

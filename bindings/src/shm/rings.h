@@ -16,7 +16,7 @@ public:
 
     // Returns false if the ring has no room. `payload`: header.bytes bytes, or nullptr.
     bool try_write(PacketHeader header, const std::byte* payload);
-    // Whether the reader, a thread of this process, is copying from the writer's memory.
+    // Whether the reader is copying from the writer's memory.
     bool is_being_read() const { return ring_.copying.load(); }
 
 private:
