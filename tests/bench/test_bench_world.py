@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -114,28 +115,48 @@ def test_ranks_on_several_hosts_are_measured(tmp_path):
     assert len([line for line in out if " ringcomm " in line and " float32 " in line]) == 6
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("all_reduce --ranks 4", "--ranks: for ranks that bench starts itself, without a launcher; ringcomm run has"),
-        ("all_reduce --vs gloo", "--vs: for ranks that bench starts itself, without a launcher; ringcomm run has"),
-        ("all_reduce --unbound", "--unbound: for ranks that bench starts itself"),
-        ("all_reduce --noise", "--noise: for ranks that bench starts itself"),
-        ("--setup-peers", "--setup-peers: for ranks that bench starts itself"),
-        ("all_reduce --virtual-ranks", "--virtual-ranks: for ranks that bench starts itself"),
-        ("", "which collective? all_reduce, "),
-        ("all_reduce --dtype int32 --op avg", "--op: avg is not defined for int32"),
-        ("all_reduce --json /", "Is a directory"),
-        ("all_reduce --op", "expected one argument"),
-        ("all_reduse", "unknown collective 'all_reduse'; did you mean 'all_reduce'?"),
-    ],
-)
-def test_rank_0_refuses_for_all(options, message):
-    status, out, err = finished([*RUN, *BENCH, *options.split()])
+REFUSED = {
+    "all_reduce --ranks 4": "--ranks: for ranks that bench starts itself, without a launcher; ringcomm run has",
+    "all_reduce --vs gloo": "--vs: for ranks that bench starts itself, without a launcher; ringcomm run has",
+    "all_reduce --unbound": "--unbound: for ranks that bench starts itself",
+    "all_reduce --noise": "--noise: for ranks that bench starts itself",
+    "--setup-peers": "--setup-peers: for ranks that bench starts itself",
+    "all_reduce --virtual-ranks": "--virtual-ranks: for ranks that bench starts itself",
+    "": "which collective? all_reduce, ",
+    "all_reduce --dtype int32 --op avg": "--op: avg is not defined for int32",
+    "all_reduce --json /": "Is a directory",
+    "all_reduce --op": "expected one argument",
+    "all_reduse": "unknown collective 'all_reduse'; did you mean 'all_reduce'?",
+}
+# One job for all: to start one takes longer than all refusals.
+REFUSALS = f"""
+import sys
+from ringcomm.commands.cli import main
+for options in {[*REFUSED]}:
+    try:
+        status = main(["bench", *options.split()])
+    except SystemExit as end:
+        status = end.code
+    print(options, "gives", status, file=sys.stderr)
+"""
+
+
+def test_rank_0_refuses_for_all(tmp_path):
+    (tmp_path / "refusals.py").write_text(REFUSALS)
+    status, out, err = finished([*RUN, f"{tmp_path}/refusals.py"])
+    assert (status, out) == (0, "")
+    for rank in range(2):
+        lines = iter(line[4:] for line in err.splitlines() if line.startswith(f"[{rank}] "))
+        for options, message in REFUSED.items():
+            said = [*takewhile(f"{options} gives 2".__ne__, lines)]
+            assert sum(message in line for line in said) == (rank == 0), err
+            assert rank == 0 or not said
+
+
+def test_a_refusal_is_the_exit_status():
+    status, out, err = finished([*RUN, *BENCH, "all_reduce", "--ranks", "4"])
     assert (status, out) == (2, "")
-    lines = [line for line in err.splitlines() if not line.startswith("ringcomm run: rank ")]
-    assert all(line.startswith("[0] ") for line in lines), err
-    assert sum(message in line for line in lines) == 1, err
+    assert "[1]" not in err
 
 
 def test_one_rank_of_a_launcher_starts_its_own():
