@@ -86,7 +86,14 @@ def combine(runs: list[Path]) -> dict[str, Any]:
 
     Its worst round is that of all runs. A measurement that a run lacks is left out.
     """
-    kept: dict[str, Any] = {"machine": {}, "versions": {}, "measurements": MEASUREMENTS, "failures": [], "rows": []}
+    kept: dict[str, Any] = {
+        "machine": {},
+        "versions": {},
+        "measurements": MEASUREMENTS,
+        "failures": [],
+        "rows": [],
+        "lines": [],
+    }
     for name in MEASUREMENTS:
         if not all((run / f"{name}.json").exists() for run in runs):
             continue
@@ -95,6 +102,7 @@ def combine(runs: list[Path]) -> dict[str, Any]:
             data = json.loads((run / f"{name}.json").read_text())
             kept["machine"] = kept["machine"] or data["machine"]
             kept["versions"] |= data["versions"]
+            kept["lines"] += data["lines"]
             kept["failures"] += [{"measurement": name, "run": number, **failure} for failure in data["failures"]]
             for row in data["rows"]:
                 what = ("library", "ranks", "collective", "bytes", "dtype", "op", "buffers")

@@ -33,6 +33,7 @@ class Results:
         self.path = path
         data = json.loads(path.read_text())
         self.machine: dict[str, Any] = data["machine"]
+        self.lines: list[float] = data.get("lines", [])  # not of results of 2026-11-20
         self.rows: dict[str, list[Row]] = defaultdict(list)  # by measurement
         for row in data["rows"]:
             self.rows[row["measurement"]].append(row)
@@ -78,6 +79,11 @@ def of_machine(found: Results) -> Iterator[str]:
     yield f"### {found.name}"
     facts = (
         f"{machine['cache'] >> 20} MiB last-level cache",
+        *[
+            f"a cache line there and back {short(min(each) * 1e9)} to {short(max(each) * 1e9)} ns"
+            for each in [found.lines]
+            if each
+        ],
         machine["system"],
         f"Python {machine['python']}",
         found.date,

@@ -11,7 +11,7 @@ from ringcomm import ArgumentError, Communicator, RingcommError
 from ringcomm.bench import peers, report, virtual
 from ringcomm.bench.comparison import OURS, Comparison, compare
 from ringcomm.bench.interrupts import Interrupted, interruptible
-from ringcomm.bench.machine import Machine
+from ringcomm.bench.machine import Machine, line_seconds
 from ringcomm.bench.plan import BenchPlan
 from ringcomm.bench.rank.collectives import COLLECTIVES, REDUCTIONS, dtype_named
 from ringcomm.bench.starts import Starts
@@ -165,12 +165,16 @@ def _measure(comparison: Comparison, results: report.Results) -> None:
             print(f"# {last}")
         if rows:
             results.rows += rows
+            results.lines += [line_seconds()] if comparison.cores else []
             copies += [m.memcpy / 1e9 for m in rows if m.memcpy]
             print((report.starts_text if comparison.plan.unbound else report.rows_text)(rows), flush=True)
         _report_failures(comparison, results)
     if copies:
         per = "core" if comparison.cores else "rank"
         print(f"# memcpy of 256 MiB, all ranks at once: {min(copies):.1f} to {max(copies):.1f} GB/s per {per}")
+    if results.lines:
+        least, most = min(results.lines) * 1e9, max(results.lines) * 1e9
+        print(f"# a cache line, from one core to another and back: {least:.0f} to {most:.0f} ns")
 
 
 def _report_failures(comparison: Comparison, results: report.Results) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 
 import ringcomm
 from ringcomm.config import JOB_SECRET, LAUNCHER, tuning_file
-from ringcomm.machine import tuning
+from ringcomm.machine import topology, tuning
+from ringcomm.native import check, ffi, lib
 
-__all__ = ["Machine", "cache_bytes", "gpus"]
+__all__ = ["Machine", "cache_bytes", "gpus", "line_seconds"]
 
 USUAL_CACHE = 32 << 20
 
@@ -59,6 +60,14 @@ def cache_bytes() -> int:
     """Return the size of the last-level cache."""
     sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
     return max((int(size[:-1]) << 10 for size in sizes if size.endswith("K")), default=USUAL_CACHE)
+
+
+def line_seconds() -> float:
+    """Return what a cache line takes from one core to another and back; on a virtual machine it changes at times."""
+    first, *_, last = [*sorted(topology.cores())] * 2
+    ns = ffi.new("double *")
+    check(lib.rc_probe_line(first, last, ns))
+    return float(ns[0]) * 1e-9
 
 
 def gpus() -> list[str]:

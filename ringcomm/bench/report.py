@@ -44,6 +44,7 @@ class Results:
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
     failures: list[LibraryFailure] = field(default_factory=list)
     rows: list[Measurement] = field(default_factory=list)
+    lines: list[float] = field(default_factory=list)  # seconds a cache line takes between two cores and back
 
 
 def header(machine: Machine, comparison: Comparison) -> str:

@@ -137,6 +137,7 @@ def check_side_by_side(run, folder):
     comments = [line for line in run.stdout.splitlines() if line.startswith("#")]
     assert any(line.split()[1:] == [name for name, _, _ in report.COLUMNS] for line in comments)
     assert re.search(r"memcpy of 256 MiB.* GB/s per core", run.stdout)
+    assert re.search(r"a cache line, from one core to another and back: \d+ to \d+ ns", run.stdout)
     lines = table(run.stdout)
     for size in ("4", "16384"):
         libraries = [line[5] for line in lines if line[0] == size]

@@ -45,11 +45,17 @@ def test_the_kept_row_is_that_of_the_median_run_with_the_worst_round_of_all(modu
     folders = [tmp_path / f"run-{i}" for i in range(3)]
     for folder, median in zip(folders, (3.0, 1.0, 2.0), strict=True):
         folder.mkdir()
-        document = {"machine": {"cpu": folder.name}, "versions": {}, "failures": [{"reason": "none"}]}
+        document = {
+            "machine": {"cpu": folder.name},
+            "versions": {},
+            "failures": [{"reason": "none"}],
+            "lines": [median],
+        }
         (folder / "all_reduce-2.json").write_text(json.dumps({**document, "rows": [bench_row(median, 3 * median)]}))
     kept = run.combine(folders)
     assert kept["rows"] == [{"measurement": "all_reduce-2", **bench_row(2.0, 9.0, rounds=60)}]
     assert kept["machine"] == {"cpu": "run-0"}
+    assert kept["lines"] == [3.0, 1.0, 2.0]
     assert [failure["run"] for failure in kept["failures"]] == [1, 2, 3]
 
 

@@ -28,7 +28,16 @@ LAYERS = (
 # settings, its devices and its place in a job, write files and launch a kernel by itself; the second draws as
 # algorithms are drawn, and counts what the backend is asked for; the third brings a store and a transport of its own.
 OUTSIDERS = {
-    "bench": ("bootstrap.place", "config", "devices", "machine", "options", "transports.cuda.virtual", "types"),
+    "bench": (
+        "bootstrap.place",
+        "config",
+        "devices",
+        "machine",
+        "native",
+        "options",
+        "transports.cuda.virtual",
+        "types",
+    ),
     "parallel": ("algorithms", "errors", "torch"),
     "torch": ("bootstrap", "communicator", "completion", "config", "errors", "start", "transports", "types"),
 }
