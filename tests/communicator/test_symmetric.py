@@ -79,6 +79,15 @@ def test_a_buffer_that_a_path_does_not_need_may_be_private():
     assert {name for name, path in found.items() if path == "symmetric"} == {"broadcast", "gather", "scatter"}
 
 
+COPIED = (("RINGCOMM_DIRECT_BYTES", "1"), ("RINGCOMM_CMA_BYTES", "1"))
+
+
+def test_the_kernel_copies_from_the_ranks_with_private_memory_only():
+    found = harness.run(at_different_places, 3, 1 << 20, 2, settings=COPIED)[0]
+    assert {name for name, path in found.items() if path == "cma"} == {"all_gather", "all_to_all"}
+    harness.run(check, 3, pairwise(AXES, seed=3), Config().segment_bytes, "all but one", settings=COPIED)
+
+
 def messages(comm):
     """Send from symmetric memory and receive in it, while the sender changes what it has sent."""
     length = 3_000_001  # read in two parts

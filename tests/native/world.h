@@ -44,11 +44,13 @@ inline rc_tuning small_tuning(Access access = STAGED) {
             .sub_arena_bytes = 192 << 10,
             .segment_bytes = 1024,
             .one_shot_bytes = 512,
+            .heap_bytes = 0,
             .nontemporal_bytes = 256,
             .direct_bytes = access == DIRECT ? 64 : never,
             .cma_bytes = cma_bytes,
             .cma_huge_bytes = cma_bytes,
             .timeout = 60.0,
+            .wake_ns = 0,
             .oversubscribed = 1};
 }
 
