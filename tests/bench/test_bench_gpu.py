@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from itertools import count
@@ -13,6 +12,7 @@ import pytest
 from test_bench import OPTIONS
 
 import harness
+from quick_bench import BENCH
 from ringcomm import ArgumentError
 from ringcomm.bench import peers, report, virtual
 from ringcomm.bench.comparison import Comparison
@@ -24,11 +24,11 @@ from ringcomm.bench.rank.measure import RankBench
 from ringcomm.bench.rank.ringcomm import RingcommLibrary
 from ringcomm.commands.cli import main
 
-VIRTUAL = [sys.executable, "-m", "ringcomm", "bench", "all_reduce", "--virtual-ranks"]
+VIRTUAL = ["all_reduce", "--virtual-ranks"]
 
 
 def run_virtual(*options):
-    return subprocess.run([*VIRTUAL, *options], capture_output=True, text=True, check=False)
+    return subprocess.run([*BENCH, *VIRTUAL, *options], capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(("number", "measured"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
@@ -36,7 +36,7 @@ def test_results_of_virtual_ranks_before_an_interrupt_are_kept(tmp_path, number,
     file = tmp_path / "virtual.json"
     options = ["--device", "emulated", "-b", "64" if measured else "1M", "-e", "1M", "-f", "2", "--json", str(file)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([*VIRTUAL, *options], **pipes) as process:
+    with subprocess.Popen([*BENCH, *VIRTUAL, *options], **pipes) as process:
         next(line for line in process.stdout if (" ll " if measured else "#ranks") in line)
         process.send_signal(number)
         _, err = process.communicate(timeout=30)
@@ -79,14 +79,14 @@ def test_virtual_ranks_are_correct_on_the_emulated_device(tmp_path):
 def test_virtual_ranks_without_a_gpu_are_refused_in_one_line(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(peers, "gpus", list)
     file = tmp_path / "virtual.json"
-    assert main([*VIRTUAL[3:], "--device", "cuda", "--json", str(file)]) == 2
+    assert main(["bench", *VIRTUAL, "--device", "cuda", "--json", str(file)]) == 2
     assert capsys.readouterr() == ("", "ringcomm bench: --device cuda: no CUDA device\n")
     assert not file.exists()
 
 
 @pytest.mark.parametrize("options", [[], ["--device", "emulated", "--dtype", "float16"]])
 def test_unsupported_options_of_virtual_ranks_are_refused(options, capsys):
-    assert main([*VIRTUAL[3:], *options]) == 2
+    assert main(["bench", *VIRTUAL, *options]) == 2
     assert "expected all_reduce, sum of float32, and --device" in capsys.readouterr().err
 
 
@@ -144,7 +144,7 @@ def test_buffers_that_the_host_cannot_write_are_filled_by_copies():
 def test_the_command_measures_on_the_emulated_device():
     words = "all_reduce send_recv --device emulated -e 1K -f 16 -n 2"
     run = subprocess.run(
-        [sys.executable, "-m", "ringcomm", "bench", *words.split()],
+        [*BENCH, *words.split()],
         env={**os.environ, "RINGCOMM_TUNING": ""},
         capture_output=True,
         text=True,

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from quick_bench import BENCH
 from ringcomm.bench import noise, peers, report
 from ringcomm.bench.job import ALIAS, Job, Unsupported, shared_files, started
 from ringcomm.commands.cli import main
@@ -42,7 +43,7 @@ def cache(tmp_path_factory):
 
 def command(words, cache, **variables):
     return {
-        "args": [sys.executable, "-m", "ringcomm", "bench", *words.split()],
+        "args": [*BENCH, *words.split()],
         "env": os.environ | {"XDG_CACHE_HOME": str(cache), "PYTHONUNBUFFERED": "1"} | variables,
         "text": True,
     }

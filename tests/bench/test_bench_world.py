@@ -14,11 +14,11 @@ import pytest
 import harness
 import mpi_world
 from nodes import Job, finish
+from quick_bench import BENCH
 
 pytestmark = pytest.mark.slow
 
 RINGCOMM = [sys.executable, "-m", "ringcomm"]
-BENCH = [*RINGCOMM, "bench"]
 FEW, SIZES = ["-e", "1K", "-f", "16", "-n", "2"], ("4", "64", "1024")
 RUN = [*RINGCOMM, "run", "-n", "2", "--"]
 # -m as a user would: torchrun starts Python itself.
@@ -43,7 +43,7 @@ def libraries(out):
 
 def test_the_ranks_of_a_launcher_are_measured_and_rank_0_prints(tmp_path):
     options = ["all_reduce", "--op", "max", "--dtype", "int32", *FEW, "--json", f"{tmp_path}/out.json"]
-    status, out, err = finished([*RUN, *BENCH, *options])
+    status, out, err = finished([*RUN, *RINGCOMM, "bench", *options])
     assert (status, err) == (0, "")
     lines = out.splitlines()
     assert {line[:4] for line in lines} == {"[0] "}
@@ -88,7 +88,7 @@ def test_gloo_is_measured_beside_in_a_world_of_torchrun():
 
 def test_a_rank_that_waits_inside_gloo_does_not_hold_up_the_bench():
     pytest.importorskip("torch")
-    bench = " ".join([*BENCH, "all_reduce", "-e", "4", "-n", "1", "--timeout", "10"])
+    bench = " ".join([*BENCH, "all_reduce", "-e", "4", "-n", "1", "--timeout", "6"])
     one_refuses = f"[ $RANK = 1 ] && export GLOO_SOCKET_IFNAME=absent; exec {bench}"
     command = [*TORCHRUN, "--no-python", "sh", "-c", one_refuses]
     status, out, err = finished(command, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
@@ -100,8 +100,10 @@ def test_a_rank_that_waits_inside_gloo_does_not_hold_up_the_bench():
 def test_ranks_on_several_hosts_are_measured(tmp_path):
     job = Job(tmp_path, 2)
     program = job.program(f"""
-        from ringcomm.commands.cli import main
+        sys.path.append({str(Path(__file__).parents[1])!r})
+        from quick_bench import main, shorten
         os.environ["RINGCOMM_HOST_ID"] = f"host {{rank // 2}}"
+        shorten()
         sys.exit(main({["bench", "all_reduce", "send_recv", *FEW]}))
         """)
     try:

@@ -15,8 +15,6 @@ from ringcomm.bench.tune_network import measure, pairs_by_kinds
 from ringcomm.commands.cli import main
 from ringcomm.machine import tuning
 
-TUNE = [sys.executable, "-m", "ringcomm", "tune", "--network", "-n", "3"]
-
 
 @pytest.mark.parametrize(
     ("hosts", "machines", "expected"),
@@ -112,14 +110,14 @@ def test_later_jobs_between_such_hosts_use_what_was_measured(tmp_path, monkeypat
     tuning.write(file, {"one_shot_bytes": 4}, {})
     monkeypatch.setenv("RINGCOMM_TUNING", str(file))
     job = Job(tmp_path, 2)
-    program = job.program(f"""
+    program = job.program("""
         import ringcomm
         from ringcomm.commands.cli import main
-        os.environ["RINGCOMM_HOST_ID"] = f"host {{rank // 2}}"
-        status = main({TUNE[3:]})
+        os.environ["RINGCOMM_HOST_ID"] = f"host {rank // 2}"
+        status = main(["tune", "--network", "-n", "3"])
         with ringcomm.init() as comm:
             latency, byte_time = comm._transport._host._network.selector.cluster.inter_node
-            print("takes", f"{{latency * 1e6:.3g}}", f"{{1e-9 / byte_time:.3g}}")
+            print("takes", f"{latency * 1e6:.3g}", f"{1e-9 / byte_time:.3g}")
         sys.exit(status)
         """)
     try:
@@ -139,21 +137,29 @@ def test_later_jobs_between_such_hosts_use_what_was_measured(tmp_path, monkeypat
     assert tuning.read(file) == {"one_shot_bytes": 4}
 
 
-def run(*command):
-    return subprocess.run(command, capture_output=True, text=True, timeout=harness.JOB, check=False)
+REFUSED = {
+    "tune --network": "--network: expected ranks on several hosts",
+    "tune --network --ranks 2": "--ranks: expected no --network",
+    "tune": "a launcher has started this: expected --network",
+}
+# One job for all: to start one takes longer than all refusals.
+REFUSALS = f"""
+from ringcomm.commands.cli import main
+print([main(options.split()) for options in {[*REFUSED]}])
+"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [([], "--network: expected ranks on several hosts"), (["--ranks", "2"], "--ranks: expected no --network")],
-)
-def test_ranks_of_one_host_are_refused(options, message, tmp_path, monkeypatch):
+def test_ranks_of_one_host_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("RINGCOMM_TUNING", str(tmp_path / "tuning.json"))
-    done = run(sys.executable, "-m", "ringcomm", "run", "-n", "2", "--", *TUNE, *options)
-    assert done.returncode == 2
-    assert f"[0] ringcomm tune: {message}" in done.stderr
-    assert "[1]" not in done.stderr
+    (tmp_path / "refusals.py").write_text(REFUSALS)
+    command = [sys.executable, "-m", "ringcomm", "run", "-n", "2", "--", tmp_path / "refusals.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=harness.JOB, check=True)
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] [2, 2, 2]" for rank in range(2)]
+    said = done.stderr.splitlines()
+    assert len(said) == len(REFUSED), "only rank 0 speaks"
+    for line, message in zip(said, REFUSED.values(), strict=True):
+        assert line.startswith(f"[0] ringcomm tune: {message}")
     assert not (tmp_path / "tuning.json").exists()
 
 
@@ -161,12 +167,3 @@ def test_a_process_alone_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("RINGCOMM_TUNING", str(tmp_path / "tuning.json"))
     assert main(["tune", "--network"]) == 2
     assert "--network: expected ranks on several hosts: start it by ringcomm run --nnodes" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_without_network_the_thresholds_are_not_measured_by_the_ranks_of_a_launcher(tmp_path, monkeypatch):
-    monkeypatch.setenv("RINGCOMM_TUNING", str(tmp_path / "tuning.json"))
-    done = run(sys.executable, "-m", "ringcomm", "run", "-n", "2", "--", sys.executable, "-m", "ringcomm", "tune")
-    assert done.returncode == 2
-    assert "[0] ringcomm tune: a launcher has started this: expected --network" in done.stderr
-    assert "[1]" not in done.stderr
