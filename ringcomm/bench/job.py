@@ -173,6 +173,9 @@ class Job:
         return answers
 
     def _reason(self) -> str:
+        for connection in self._connections:  # the ranks that are left end too, for which the launcher waits
+            with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as end:
+                end.shutdown(socket.SHUT_WR)  # but can still answer: an error of that would hide the reason
         with suppress(subprocess.TimeoutExpired):
             self._launcher.wait(EXIT_TIMEOUT)  # it may still print the reason
         reason = failure_reason(self._log.read_text(errors="replace"))
