@@ -61,7 +61,11 @@ std::shared_ptr<Mapping> File::map(uint64_t offset, size_t bytes) {
     return mapping;
 }
 
-void File::allocate(uint64_t offset, size_t bytes) { fallocate_range(fd_, 0, offset, bytes); }
+// In pieces: the kernel undoes what a signal interrupts, and a timer could do so for ever.
+void File::allocate(uint64_t offset, size_t bytes) {
+    constexpr size_t PIECE = 1 << 20;
+    for (size_t at = 0; at < bytes; at += PIECE) fallocate_range(fd_, 0, offset + at, std::min(PIECE, bytes - at));
+}
 
 // Two ranks may extend concurrently: fallocate only grows a file, ftruncate could shrink it.
 void File::extend_to(uint64_t end) { fallocate_range(fd_, 0, end - PAGE, PAGE); }
