@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from ringcomm.errors import ArgumentError, refuse
 from ringcomm.parallel.grid import Axis
 from ringcomm.parallel.sharding import Modules, as_list
+from ringcomm.torch.shared import communicator_of, shared_empty
 
 __all__ = ["DataParallel"]
 
@@ -125,7 +126,7 @@ class GradientBucket:
 
     def __init__(self, parameters: list[torch.Tensor], dp: Axis) -> None:
         self.dp = dp
-        self.buffer = torch.cat([torch.zeros_like(parameter).flatten() for parameter in parameters])
+        self.buffer = _zeros(sum(parameter.numel() for parameter in parameters), parameters[0], dp.group)
         pieces = torch.split(self.buffer, [parameter.numel() for parameter in parameters])
         self.views = {each: piece.view(each.shape) for each, piece in zip(parameters, pieces, strict=True)}
         self.missing = set(parameters)
@@ -156,6 +157,13 @@ class GradientBucket:
             self.work.wait()
         self.work = None
         self.missing = set(self.views)
+
+
+def _zeros(count: int, like: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Return zeros of the dtype and on the device of a tensor, which peers of the group access directly if they can."""
+    if like.is_cpu and communicator_of(group):
+        return shared_empty(count, dtype=like.dtype, group=group).zero_()
+    return torch.zeros(count, dtype=like.dtype, device=like.device)
 
 
 def check_replicas(module: nn.Module, dp: Axis) -> None:

@@ -1,0 +1,44 @@
+"""Tensors in memory that all ranks of the machine access."""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ringcomm.communicator import Communicator
+from ringcomm.errors import ArgumentError
+
+__all__ = ["communicator_of", "shared_arrays", "shared_empty"]
+
+
+def shared_arrays(group: dist.ProcessGroup | None = None) -> AbstractContextManager[None]:
+    """Return a block in which NumPy's arrays, and tensors that `torch.from_numpy` makes of them, are shared.
+
+    See `Communicator.shared_arrays`. `group`: a process group on the backend "ringcomm"; None: the default one.
+    """
+    comm = communicator_of(group)
+    if comm is None:
+        raise ArgumentError("shared_arrays needs a process group whose tensors on the CPU use the backend ringcomm")
+    return comm.shared_arrays()
+
+
+def shared_empty(*shape: Any, dtype: torch.dtype | None = None, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """Return an uninitialized tensor on the CPU, as torch.empty does, in shared memory if it has 64 KiB or more."""
+    like = torch.empty(*shape, dtype=dtype, device="meta")
+    with shared_arrays(group):
+        memory = np.empty(max(like.nbytes, 1), np.uint8)  # an empty one has no stride
+    return torch.from_numpy(memory)[: like.nbytes].view(like.dtype).view(like.shape)
+
+
+def communicator_of(group: dist.ProcessGroup | None = None) -> Communicator | None:
+    """Return the communicator that a process group uses for tensors on the CPU; None: another backend."""
+    group = dist.group.WORLD if group is None else group
+    comm = getattr(group, "comm", None)  # before torch 2.14 the group itself is ringcomm's
+    if comm is None and group is not None:
+        try:
+            comm = getattr(group._get_backend(torch.device("cpu")), "comm", None)
+        except RuntimeError:  # none for the CPU
+            return None
+    return comm if isinstance(comm, Communicator) else None
