@@ -393,8 +393,8 @@ class Communicator:
 
         Not collective. It applies to all arrays that NumPy makes in this thread (or task), those that ringcomm returns
         included, and any view of them; an array stays shared, and valid, as long as it is referenced. A thread started
-        inside makes private arrays. Calls of at least `direct_bytes` become direct where all ranks pass shared arrays,
-        at any offset; any others are staged as usual.
+        inside makes private arrays. A call of at least `direct_bytes` is direct if the arrays that it accesses in other
+        ranks are shared, at whatever offsets; others are staged as usual.
 
         Such an array takes whole pages of memory at once, in 4 KiB pages as a rule. When memory is short, arrays are
         private, with one warning. The child of a fork sees the parent's shared arrays, not copies of them. Ranks on

@@ -27,7 +27,9 @@ class SharedArrays:
         address = int(ffi.cast("uintptr_t", self._handle))
         handler = numpy_memory.make_handler(address, check, _available, _warn)
         entered = object()
-        if handler is not None:
+        if handler is None:
+            log.warning("no shared arrays: RLIMIT_AS or RLIMIT_FSIZE of a rank leaves no room for their addresses")
+        else:
             _open.set((*_open.get(), (entered, numpy_memory.set_handler(handler))))
         self._entered.append(entered)
 

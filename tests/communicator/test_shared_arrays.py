@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,10 +16,10 @@ from test_symmetric import shared_bytes
 import harness
 from cases import PLANS, Arrays, Symmetric, pairwise, start
 from reference import assert_same
-from ringcomm import Aborted, ArgumentError, Config
+from ringcomm import Aborted, ArgumentError, Communicator, Config
 from ringcomm.machine import memory
-from ringcomm.testing import CHECKS
-from ringcomm.transports import shared_arrays
+from ringcomm.testing import CHECKS, connect_threads, run_threads
+from ringcomm.transports import network, shared_arrays
 
 KIB, MIB = 1 << 10, 1 << 20
 LEAST = 64 * KIB
@@ -278,6 +279,76 @@ def short(comm, limit):
 
 def test_arrays_are_private_with_one_warning_while_memory_is_short():
     harness.run(short, 1, 40 * MIB, world="threads")
+
+
+LIMITED = """
+import logging, resource, sys
+import numpy as np
+import ringcomm
+
+if sys.argv[1] == "before":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, 1 << 30))
+logging.basicConfig(format="%(message)s")
+comm = ringcomm.init()
+with comm.shared_arrays():
+    x = np.full(1 << 20, comm.rank)
+symmetric = comm.empty(100_000, "int64")
+comm.all_reduce(x)
+comm.all_reduce(symmetric)
+assert (x == 1).all()
+"""
+
+
+def test_a_limit_on_the_size_of_files_leaves_arrays_private(tmp_path):
+    (tmp_path / "program.py").write_text(LIMITED)
+    command = [sys.executable, "-m", "ringcomm", "run", "-n", "2", sys.executable, str(tmp_path / "program.py")]
+    for when, warnings in (("before", 2), ("never", 0)):
+        run = subprocess.run([*command, when], capture_output=True, text=True, timeout=60, check=False)
+        assert run.returncode == 0, run.stderr
+        assert run.stderr.count("RLIMIT_FSIZE") == warnings, run.stderr
+
+
+def interrupted(comm):
+    interrupts = []
+
+    def raise_interrupt():
+        if not interrupts:
+            return memory.UNKNOWN
+        raise interrupts.pop()
+
+    patched = pytest.MonkeyPatch()
+    patched.setattr(memory, "available", raise_interrupt)
+    patched.setattr(shared_arrays, "_warned", True)
+    try:
+        with comm.split(0) as group, group.shared_arrays():
+            interrupts.append(KeyboardInterrupt())
+            with pytest.raises(KeyboardInterrupt):
+                raise AssertionError(is_shared(np.empty(200 * MIB, np.uint8)))
+            assert not interrupts
+    finally:
+        patched.undo()
+
+
+def test_an_interrupt_while_memory_is_looked_at_is_raised():
+    harness.run(interrupted, 1)
+
+
+def between_hosts(comm):
+    with comm.shared_arrays():
+        x = np.full(MIB, comm.rank + 1)
+    assert is_shared(x)
+    comm.all_reduce(x)
+    assert (x == comm.size * (comm.size + 1) // 2).all()
+    local = comm._transport._host._local
+    assert local.size == 2 - (comm.rank == 2)
+    assert local.path()[0] in ("symmetric", "single")
+
+
+def test_the_ranks_of_a_host_share_arrays_also_in_a_group_of_several():
+    def connect(rank, size, store, config):
+        return network.connect(rank, size, store, replace(config, host_id="001"[rank], link="sockets"))
+
+    run_threads(between_hosts, [Communicator(end) for end in connect_threads(connect, 3)])
 
 
 # --- How long ---------------------------------------------------------------------------------------------------------
