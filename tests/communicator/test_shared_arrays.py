@@ -4,9 +4,11 @@ import contextvars
 import gc
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -467,3 +469,46 @@ def reused_after_failure(comm):
 
 def test_memory_is_usable_after_a_failure(world):
     harness.run(reused_after_failure, 3, world=world)
+
+
+def fail_at_the_start_of_access(comm):
+    """Ranks 0 and 1 find the failure when they begin their access; rank 0, whose array rank 1 reads, after rank 1."""
+    group = comm.split(0)
+    pids = comm.all_gather(np.array([os.getpid()])).ravel()
+    with group.shared_arrays():
+        x = np.ones(MIB)
+    private = np.ones(MIB)
+    group.broadcast(x if comm.rank == 0 else private, root=0)
+    assert group._transport.path()[0] == "symmetric"
+    if comm.rank < 2:
+        with pytest.raises(Aborted):
+            group.broadcast(x if comm.rank == 0 else private, root=0)
+        if comm.rank == 1:
+            comm.send(x[:1], 2)
+    else:
+        await_report(group, "waits for rank 2", times=2)
+        for pid in pids[:2]:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            work = group.broadcast(private, root=0, async_op=True)
+            await_report(group, "waits for rank 0", times=1)
+            group.abort("a test")
+            os.kill(pids[1], signal.SIGCONT)
+            comm.recv(x[:1], 1)
+        finally:
+            for pid in pids[:2]:
+                os.kill(pid, signal.SIGCONT)
+        with pytest.raises(Aborted):
+            work.wait()
+    comm.barrier()
+
+
+def await_report(comm, text, times):
+    deadline = time.monotonic() + harness.OPERATION
+    while comm._transport.report(1).count(text) < times:
+        assert time.monotonic() < deadline, comm._transport.report(1)
+        time.sleep(0.001)
+
+
+def test_a_rank_whose_access_fails_at_once_holds_up_no_other():
+    harness.run(fail_at_the_start_of_access, 3)

@@ -36,6 +36,7 @@ Access DirectAccess::offered(const DirectOffer& offer) const {
 }
 
 DirectAccess::~DirectAccess() {
+    if (!exposed_ && accessing_) op_.comm.end_peer_access();
     if (!exposed_ || op_.comm.await_peer_access()) return;
     // A stopped peer may write there whenever it goes on. Regions stay mapped until every rank has released them.
     op_.comm.world->heaps.retire(own_.target);
@@ -54,6 +55,7 @@ bool DirectAccess::negotiate(DirectNeeds needs) {
         path = copies_ ? RC_PATH_CMA : RC_PATH_THREADS;
     }
     op_.set_path(path);
+    accessing_ = true;
     op_.comm.begin_peer_access();
     sources_.resize(op_.size);
     targets_.resize(op_.size);
@@ -80,7 +82,7 @@ void DirectAccess::finish() {
     if (copies_) op_.check();
     op_.publish_collected(1);
     for (int p = 0; p < op_.size; ++p) op_.await_collected(p, 1);
-    exposed_ = false;
+    exposed_ = accessing_ = false;
 }
 
 // Whether each of these ranks lets its peers access its buffer: by a location in the file, or as stated.

@@ -34,7 +34,7 @@ struct DirectNeeds {
 class DirectAccess {
 public:
     DirectAccess(CollectiveOp& op, const DirectOffer& offer);
-    // After a failure, no rank may return while its peers access its buffers.
+    // After a failure, a rank ends its own access, and returns once no peer accesses its buffers.
     ~DirectAccess();
     DirectAccess(const DirectAccess&) = delete;
 
@@ -73,6 +73,7 @@ private:
     std::vector<std::shared_ptr<std::byte>> sources_, targets_;  // of each rank; they keep the mappings
     bool copies_ = false;                                        // by the kernel
     bool exposed_ = false;                                       // peers may be accessing the buffers of this rank
+    bool accessing_ = false;                                     // this rank may be accessing those of its peers
 };
 
 }  // namespace ringcomm

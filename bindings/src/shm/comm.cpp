@@ -98,9 +98,14 @@ bool Comm::await_peer_access() {
     end_peer_access();
     bool ended = true;
     for (int p = 0; p < size; ++p) {
-        std::atomic<uint32_t>& accesses = header(p).accesses_peers;
-        while (accesses.fetch_or(0) && runs(p)) yield_core();
-        ended = ended && !(accesses.load() && world->liveness.stopped(group_.members[p]));
+        const int member = group_.members[p];
+        while (header(p).accesses_peers.fetch_or(0) && !world->liveness.dead(member)) {
+            if (world->liveness.stopped(member)) {
+                ended = false;
+                break;
+            }
+            yield_core();
+        }
     }
     return ended;
 }
