@@ -15,6 +15,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "program", "module"),
     [(0, "sum.py", "ringcomm run"), (1, "sum_torch.py", "torchrun")],
@@ -44,6 +45,7 @@ def test_there_are_two_commands_and_ci_runs_them():
         assert subprocess.run(shell, cwd=ROOT, capture_output=True, text=True, check=True).stdout == command
 
 
+@pytest.mark.slow
 def test_the_example_of_the_gpu_page_runs_on_the_emulated_device(tmp_path):
     example = re.search(r"^```python\n(.*?)^```$", (ROOT / "docs" / "gpu.md").read_text(), re.DOTALL | re.MULTILINE)[1]
     for cupy, emulated in (
