@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 import os
 import signal
+from collections import Counter
 
 import pytest
 
@@ -11,11 +12,24 @@ import harness
 from ringcomm.devices import emulated
 
 os.environ["RINGCOMM_TUNING"] = ""  # ignore this machine's tuning file
-os.environ.pop("PYTHONUNBUFFERED", None)  # as for most users
+# As for most users; without its bytecode each process would compile ringcomm anew.
+for variable in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
+    os.environ.pop(variable, None)
 os.environ[harness.MARK] = str(os.getpid())
 # A shell starts background jobs with SIGINT ignored, and every process of the tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 multiprocessing.set_forkserver_preload(["preload"])
+
+
+def pytest_configure(config):
+    config.option.loadscopereorder = False  # pytest-xdist would run files of few tests last, also where those are slow
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with the files of most slow tests, so that all workers end with short ones, at the same time."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    tests = Counter(item.path for item in items)
+    items.sort(key=lambda item: (slow[item.path], tests[item.path]), reverse=True)
 
 
 @pytest.fixture(params=harness.WORLDS)
