@@ -194,10 +194,11 @@ def test_the_command_writes_what_init_reads(file):
     run = subprocess.run([sys.executable, "-c", TUNE_SOON], capture_output=True, text=True, timeout=110, check=False)
     assert run.returncode == 0, run.stderr
     written = json.loads(file.read_text())[tuning.machine_name()]
-    assert set(written["settings"]) == set(tuning.TUNABLE)
+    # Without cma_bytes where copies by the kernel were faster at neither size.
+    assert set(tuning.TUNABLE) - {"cma_bytes"} <= set(written["settings"]) <= set(tuning.TUNABLE)
     assert written["ringcomm"] == ringcomm.__version__
     config = Config()
-    assert {name: getattr(config, name) for name in tuning.TUNABLE} == written["settings"]
+    assert {name: getattr(config, name) for name in written["settings"]} == written["settings"]
     assert all(f"{name} = " in run.stdout for name in tuning.TUNABLE)
 
 
