@@ -513,3 +513,40 @@ def await_report(comm, text, times):
 
 def test_a_rank_whose_access_fails_at_once_holds_up_no_other():
     harness.run(fail_at_the_start_of_access, 3)
+
+
+UNMAPPED = """
+import pathlib, resource, sys, time
+import numpy as np
+import ringcomm
+
+left = pathlib.Path(sys.argv[1])
+comm = ringcomm.init()
+with comm.shared_arrays():
+    x = np.ones(1 << 20)
+comm.barrier()
+try:
+    if comm.rank == 0:
+        comm.send(x, 1)
+    else:
+        limit = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 20, limit))
+        comm.recv(x, 0)
+except ringcomm.RingcommError as error:
+    print(error)
+if comm.rank == 0:
+    left.touch()
+else:
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+end = time.monotonic() + 20
+while not left.exists() and time.monotonic() < end:
+    time.sleep(0.01)
+print("left" if left.exists() else "held up")
+"""
+
+
+def test_a_sender_leaves_if_the_receiver_cannot_map_its_array(tmp_path):
+    (tmp_path / "program.py").write_text(UNMAPPED)
+    command = [sys.executable, "-m", "ringcomm", "run", "-n", "2", sys.executable, str(tmp_path / "program.py")]
+    run = subprocess.run([*command, str(tmp_path / "left")], capture_output=True, text=True, timeout=60, check=False)
+    assert run.stdout.count("mapping") == run.stdout.count("left") == 2, run.stdout + run.stderr

@@ -68,10 +68,10 @@ bool ShmChannel::offers_address(const std::byte* data, size_t bytes) {
 PacketChannel::Read ShmChannel::read_memory(std::byte* target, uint64_t location, size_t bytes) {
     Cma& cma = comm_.world->cma;
     const bool in_file = location & IN_FILE, loads = in_file || cma.same_process(member_);
+    const auto mapped = in_file ? comm_.resolve(location & ~IN_FILE) : nullptr;  // first: it may fail
     const auto read = [&] {
         const auto address = reinterpret_cast<const std::byte*>(location);
         if (!loads) return cma.read(member_, target, address, bytes);
-        const auto mapped = in_file ? comm_.resolve(location & ~IN_FILE) : nullptr;
         copy_direct(target, in_file ? mapped.get() : address, bytes, bytes);
         return true;
     };
