@@ -142,14 +142,15 @@ def _answer(hellos: list[dict[str, Any]]) -> tuple[dict[str, Any], int]:
         tuning["oversubscribed"] = topology.outnumbered([hello["cores"] for hello in hellos])
     if tuning["nontemporal_bytes"] is None:
         tuning["nontemporal_bytes"] = _nontemporal_bytes([hello["cores"] for hello in hellos])
-    tuning["wake_ns"] = _wake_ns([hello["cores"] for hello in hellos])
     cma_bytes = tuning["cma_bytes"]
     tuning["cma_huge_bytes"] = CMA_HUGE_BYTES if cma_bytes is None else cma_bytes
     tuning["cma_bytes"] = NEVER if cma_bytes is None else cma_bytes
     each = min([MOST_ADDRESSES // len(hellos), *(hello["addresses"] for hello in hellos)])
     tuning["heap_bytes"] = each - each % HUGE_PAGE
+    tuning["wake_ns"] = 0  # only once there is memory, of which its thread needs some, too
     size = lib.rc_world_bytes(len(hellos), ffi.new("rc_tuning *", tuning))
     memory.require(size, f"the arenas of {len(hellos)} ranks")
+    tuning["wake_ns"] = _wake_ns([hello["cores"] for hello in hellos])
     fd = ffi.new("int *")
     check(lib.rc_file_create(fd))
     return {"tuning": tuning, "nonce": secrets.randbits(64)}, fd[0]
