@@ -68,23 +68,42 @@ private:
         if (!given) return allocate(context, bytes);
         if (!handler.heap_->contains(given)) return handler.private_.realloc(handler.private_.ctx, given, bytes);
         auto* const block = static_cast<std::byte*>(given);
-        if (handler.heap_->resize(block, bytes)) return block;
-        const size_t known = handler.heap_->bytes(block);
-        void* const moved = known ? allocate(context, bytes) : nullptr;
-        if (!moved) return nullptr;
-        memcpy(moved, block, std::min(bytes, known));
-        handler.heap_->free(block);
-        return moved;
+        return contained([&]() -> void* {
+            if (handler.heap_->resize(block, bytes)) return block;
+            const size_t known = handler.heap_->bytes(block);
+            void* const moved = known ? allocate(context, bytes) : nullptr;
+            if (!moved) return nullptr;
+            memcpy(moved, block, std::min(bytes, known));
+            handler.heap_->free(block);
+            return moved;
+        });
     }
 
     static void release(void* context, void* block, size_t bytes) {
         Handler& handler = of(context);
         if (!handler.heap_->contains(block)) return handler.private_.free(handler.private_.ctx, block, bytes);
-        handler.heap_->free(static_cast<std::byte*>(block));
+        contained([&] {
+            handler.heap_->free(static_cast<std::byte*>(block));
+            return nullptr;
+        });
+    }
+
+    // No exception may reach NumPy's C code. The only one is that memory for the heap's own lists has run out.
+    template <class Action>
+    static void* contained(Action action) {
+        try {
+            return action();
+        } catch (const std::exception&) {
+            return nullptr;
+        }
     }
 
     // nullptr: private memory has to do.
-    std::byte* take(size_t bytes, bool zeroed) {
+    void* take(size_t bytes, bool zeroed) {
+        return contained([&] { return try_take(bytes, zeroed); });
+    }
+
+    std::byte* try_take(size_t bytes, bool zeroed) {
         if (bytes < Heap::LEAST || asking || heap_->forked()) return nullptr;
         if (std::byte* const block = heap_->allocate(bytes, zeroed)) return block;
         if (now_ns() < short_until_.load()) return nullptr;
@@ -135,14 +154,18 @@ private:
 };
 
 // handler(address of an rc_comm, check, available, warn): the capsule of a handler for its heap, which leaves all else
-// to the present handler; None: there is no heap.
+// to the present handler; None: there is no heap here.
 PyObject* make_handler(PyObject*, PyObject* const* values, Py_ssize_t count) {
     if (count != 4) return PyErr_Format(PyExc_TypeError, "expected 4 arguments, got %zd", count);
     auto* const comm = static_cast<rc_comm*>(PyLong_AsVoidPtr(values[0]));
     if (PyErr_Occurred()) return nullptr;
     std::shared_ptr<Heap> heap;
     const int status = enter(comm, [&](const EntryGuard& entry) {
-        if (Comm* const local = dynamic_cast<Comm*>(&entry.group())) heap = local->world->heaps.open();
+        Comm* const local = dynamic_cast<Comm*>(&entry.group());
+        try {
+            if (local) heap = local->world->heaps.open();
+        } catch (const Failure&) {  // its range of addresses cannot be mapped
+        }
     });
     if (status != RC_OK) return PyObject_CallFunction(values[1], "i", status);  // raises
     if (!heap) Py_RETURN_NONE;

@@ -28,7 +28,7 @@ class SharedArrays:
         handler = numpy_memory.make_handler(address, check, _available, _warn)
         entered = object()
         if handler is None:
-            log.warning("no shared arrays: RLIMIT_AS or RLIMIT_FSIZE of a rank leaves no room for their addresses")
+            log.warning("arrays stay private: RLIMIT_AS or RLIMIT_FSIZE of a rank leaves no room for shared ones")
         else:
             _open.set((*_open.get(), (entered, numpy_memory.set_handler(handler))))
         self._entered.append(entered)

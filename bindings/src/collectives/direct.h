@@ -56,6 +56,8 @@ public:
 
     // Waits until all ranks have finished with the buffers of this one.
     void finish();
+    // The call is staged: no rank accesses these buffers.
+    void decline() { exposed_ = false; }
 
 private:
     Access offered(const DirectOffer& offer) const;

@@ -38,6 +38,7 @@ void exchange(CollectiveOp& op, const Roles& roles, DirectAccess& direct, size_t
     direct.publish_start();
     op.await_starts(reads ? staged_bytes : 0);
     if (try_direct()) return direct.finish();
+    direct.decline();
     if (writes && direct.wanted()) {
         stage(0);
         op.publish_staged(1);

@@ -51,6 +51,7 @@ public:
         direct.publish_start();
         op_.await_starts();
         if (direct.negotiate({ALL_RANKS, reader_})) return reduce_direct(direct);
+        direct.decline();
         op_.check_chunk_count(chunks_);
         op_.set_path(RC_PATH_TWO_STAGE, chunks_);
         if (direct.wanted()) {

@@ -61,13 +61,15 @@ void yield_core();
 // is time in which another thread had the core: then this one has not waited in vain.
 class WaitClock {
 public:
-    explicit WaitClock(uint64_t longest_ns) : longest_ns_(longest_ns), seen_(now_ns()) {}
+    explicit WaitClock(uint64_t longest_ns) : longest_ns_(longest_ns) {}
     uint64_t waited();
+    uint64_t passed() const { return seen_ - begun_; }  // in all, when waited() was called last
 
 private:
-    const uint64_t longest_ns_;
-    uint64_t seen_, waited_ = 0;
+    const uint64_t longest_ns_, begun_ = now_ns();
+    uint64_t seen_ = begun_, waited_ = 0;
 };
+constexpr uint64_t MOST_YIELDING_NS = 10'000'000;        // beside other programs a yield takes milliseconds
 constexpr uint64_t POLLS_NS = 10'000, YIELD_NS = 1'000;  // what some polls, or a yield, take at most by themselves
 // How long to sleep until the next checks: at most 100 ms.
 uint64_t slice_ns(uint64_t deadline);
@@ -89,7 +91,8 @@ void wait_until(Ready ready, SleeperType&& sleeper, const SpinPolicy& spin_polic
             if (poll()) return;
         }
         checks.on_vain_spin();
-        for (WaitClock yielding(YIELD_NS); yielding.waited() < spin_policy.yield_ns; yield_core()) {
+        WaitClock yielding(YIELD_NS);
+        for (; yielding.waited() < spin_policy.yield_ns && yielding.passed() < MOST_YIELDING_NS; yield_core()) {
             if (ready()) return;
         }
     }

@@ -113,7 +113,7 @@ bool Heap::resize(std::byte* block, size_t bytes) {
     if (forked()) return false;
     const size_t whole = round_up(std::max(bytes, size_t{1}), PAGE);
     const std::lock_guard lock(mutex_);
-    Block& known = blocks_.at(block);
+    Block& known = blocks_.find(block)->second;
     if (known.retired || whole > known.bytes) return false;
     kept_.add({block + whole, known.bytes - whole});
     used_ -= known.bytes - whole;
