@@ -71,7 +71,7 @@ typedef struct {
     uint64_t sub_arena_bytes; /* the same for a communicator from split */
     uint64_t segment_bytes;   /* largest block of a chunk in a staged collective; all its blocks together: twice that */
     uint64_t one_shot_bytes;  /* all_reduce up to this size: every rank reduces everything, one synchronization */
-    uint64_t heap_bytes;        /* addresses for the shared arrays of one rank; 0: there are none */
+    uint64_t heap_bytes;      /* addresses for the shared arrays of one rank; 0: there are none */
     uint64_t nontemporal_bytes; /* blocks of at least this size are staged with non-temporal stores */
     uint64_t direct_bytes;      /* symmetric buffers, or the ranks are threads: accessed directly from this size on */
     uint64_t cma_bytes;         /* blocks of at least this size are copied by CMA */
