@@ -6,13 +6,15 @@ import re
 import runpy
 import sys
 from contextlib import redirect_stdout
-from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 GPT = ["train_gpt.py", "--steps=20", "--hidden=32", "--batch=8", "--context=32", "--micro-batches=2"]
 TEXT = ["ddp_text.py", "--steps=40", "--batch=4", "--width=64"]
+# One of Gloo's threads can hold the last reference to its group, or wait for the GIL while the group is destroyed: the
+# process ends, or hangs. Groups therefore live as long as the process.
+KEPT_GROUPS = []
 
 
 def train(_, program, *options):
@@ -30,8 +32,12 @@ def train_together(comm, program, *options):
     from torch_world import shared_store
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    group = {"store": shared_store(comm), "rank": comm.rank, "world_size": comm.size}
-    start = partial(dist.init_process_group, **group)
+    init_process_group = dist.init_process_group
+
+    def start(backend, **options):
+        init_process_group(backend, store=shared_store(comm), rank=comm.rank, world_size=comm.size, **options)
+        KEPT_GROUPS.append(dist.group.WORLD)
+
     with patch.dict(os.environ, RANK=str(comm.rank)), patch.object(dist, "init_process_group", start):
         return train(comm, program, *options)
 

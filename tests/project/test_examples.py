@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from contextlib import suppress
 
 import pytest
 
@@ -27,20 +26,14 @@ def program(program, *options, ranks=1):
     return run.stdout
 
 
-def text_on_gloo():
-    for _ in range(3):
-        with suppress(ConnectionError):  # a thread of Gloo has destroyed its own group, which ends the process
-            return losses(harness.run(train_together, 2, *TEXT, "--backend=gloo")[0])
-    raise AssertionError("Gloo has ended the process three times")
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_transformer_trained_on_text_reaches_the_same_loss_on_both_backends():
     printed = program(*TEXT, ranks=2)
     assert "2 ranks on ringcomm" in printed
     ours = losses(printed)
-    assert ours == pytest.approx(text_on_gloo(), rel=1e-3)
+    on_gloo = losses(harness.run(train_together, 2, *TEXT, "--backend=gloo")[0])
+    assert ours == pytest.approx(on_gloo, rel=1e-3)
     assert [*ours] == [20, 40]
     assert ours[40] < ours[20] < 4.6  # it learns: log(103) is 4.63
 
