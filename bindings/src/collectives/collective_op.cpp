@@ -110,7 +110,14 @@ void CollectiveOp::check() {
 }
 
 void CollectiveOp::read(int r, std::byte* target, const std::byte* address, size_t bytes) {
-    if (comm.world->cma.read(comm.group().members[r], target, address, bytes)) return;
+    const auto read_part = [&](size_t begin, size_t end) {
+        return comm.world->cma.read(comm.group().members[r], target + begin, address + begin, end - begin);
+    };
+    const size_t begun = bytes - std::min(bytes, WAKE_BYTES);
+    if (read_part(0, begun)) {
+        ring(comm.header(r).doorbell, rank);
+        if (read_part(begun, bytes)) return;
+    }
     const std::string why = strerror(errno);
     // Either the rank has failed and left, which it published before, or its process has ended, which shows a little
     // later.

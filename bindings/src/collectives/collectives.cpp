@@ -46,7 +46,7 @@ void broadcast(CollectiveOp& op) {
     const size_t bytes = call.bytes();
     const Chunking chunking(op, 1);
     const bool is_root = op.rank == call.root;
-    DirectAccess direct(op, {is_root ? bytes : 0, is_root ? 0 : bytes, bytes});
+    DirectAccess direct(op, {is_root ? bytes : 0, is_root ? 0 : bytes, bytes, true});
     exchange(
         op, {call.root, ALL_RANKS}, direct, chunking.length(0, bytes), [&] { return chunking.chunks(bytes); },
         [&](uint64_t k) {
@@ -135,9 +135,8 @@ void scatter(CollectiveOp& op) {
     const Chunking chunking(op, op.size);
     const Slots slots(op, chunking, blocks, blocks.largest(op.size));
     const size_t mine = blocks.bytes(op.rank);
-    // With two ranks, staging overlaps both copies; with more, the root would stage for all, so CMA pays off.
     const size_t all = op.rank == call.root ? blocks.offset(op.size) : 0;
-    DirectAccess direct(op, {all, mine, blocks.largest(op.size), op.size > 2});
+    DirectAccess direct(op, {all, mine, blocks.largest(op.size), true});
     exchange(
         op, {call.root, ALL_RANKS}, direct, slots.total, [&] { return chunking.chunks(blocks.largest(op.size)); },
         [&](uint64_t k) { slots.stage(k); },

@@ -36,7 +36,7 @@ void yield_core() { sched_yield(); }
 
 SpinPolicy spin_policy_of(uint64_t wake_ns, bool oversubscribed) {
     const uint64_t wake = std::clamp(wake_ns, LEAST_WAKE_NS, MOST_WAKE_NS);
-    return oversubscribed ? SpinPolicy{0, 4 * wake} : SpinPolicy{4 * wake, wake / 4};
+    return oversubscribed ? SpinPolicy{0, 4 * wake} : SpinPolicy{8 * wake, wake / 4};
 }
 
 uint64_t WaitClock::waited() {

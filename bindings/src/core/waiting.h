@@ -2,6 +2,7 @@
 // wait can still succeed.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 
@@ -71,6 +72,9 @@ private:
 };
 constexpr uint64_t MOST_YIELDING_NS = 10'000'000;        // beside other programs a yield takes milliseconds
 constexpr uint64_t POLLS_NS = 10'000, YIELD_NS = 1'000;  // what some polls, or a yield, take at most by themselves
+// A copy of so much takes about as long as a rank needs to wake up: one that waits for the end of a longer copy is
+// woken when this is left, and spins.
+constexpr size_t WAKE_BYTES = 1 << 20;
 // How long to sleep until the next checks: at most 100 ms.
 uint64_t slice_ns(uint64_t deadline);
 
@@ -78,26 +82,26 @@ uint64_t slice_ns(uint64_t deadline);
 template <class Ready, class SleeperType>
 void wait_until(Ready ready, SleeperType&& sleeper, const SpinPolicy& spin_policy, WaitChecks& checks) {
     constexpr int POLLS = 8;  // between two looks at the clock; a rank that shares its core makes so many in all
-    if (spin_policy.spin_ns + spin_policy.yield_ns > 0) {
-        const auto poll = [&] {
-            for (int i = 0; i < POLLS; ++i) {
-                if (ready()) return true;
-                cpu_relax();
-            }
-            return false;
-        };
-        if (poll()) return;
-        for (WaitClock spinning(POLLS_NS); spinning.waited() < spin_policy.spin_ns;) {
+    const auto poll = [&] {
+        for (int i = 0; i < POLLS; ++i) {
+            if (ready()) return true;
+            cpu_relax();
+        }
+        return false;
+    };
+    for (bool first = true;; first = false) {
+        if (spin_policy.spin_ns + spin_policy.yield_ns > 0) {
             if (poll()) return;
+            for (WaitClock spinning(POLLS_NS); spinning.waited() < spin_policy.spin_ns;) {
+                if (poll()) return;
+            }
+            if (first) checks.on_vain_spin();
+            WaitClock yielding(YIELD_NS);
+            for (; yielding.waited() < spin_policy.yield_ns && yielding.passed() < MOST_YIELDING_NS; yield_core()) {
+                if (ready()) return;
+            }
         }
-        checks.on_vain_spin();
-        WaitClock yielding(YIELD_NS);
-        for (; yielding.waited() < spin_policy.yield_ns && yielding.passed() < MOST_YIELDING_NS; yield_core()) {
-            if (ready()) return;
-        }
-    }
-    checks.on_long_wait();
-    for (;;) {
+        if (first) checks.on_long_wait();
         const uint32_t ticket = sleeper.announce();
         const bool already = ready();
         if (!already) sleeper.sleep(ticket, slice_ns(checks.deadline()));

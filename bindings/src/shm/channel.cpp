@@ -17,10 +17,10 @@ constexpr uint64_t IN_FILE = uint64_t{1} << 63;
 }  // namespace
 
 // A message of up to half the ring always finds room in the end, so it is sent eagerly: a CTS would have to wake this
-// rank, which takes long on a busy core. A DATA packet is an eighth of the ring: the writer fills one while the reader
+// rank, which takes long on a busy core. A DATA packet is a quarter of the ring: the writer fills one while the reader
 // empties another.
 ShmChannel::ShmChannel(Comm& comm, int peer)
-    : PacketChannel(comm.arena().layout.ring_bytes / 2, comm.arena().layout.ring_bytes / 8),
+    : PacketChannel(comm.arena().layout.ring_bytes / 2, comm.arena().layout.ring_bytes / 4),
       comm_(comm),
       peer_(peer),
       member_(comm.group().members[peer]),
