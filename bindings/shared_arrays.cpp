@@ -154,21 +154,23 @@ private:
 };
 
 // handler(address of an rc_comm, check, available, warn): the capsule of a handler for its heap, which leaves all else
-// to the present handler; None: there is no heap here.
+// to the present handler; or a string: why there is no heap here.
 PyObject* make_handler(PyObject*, PyObject* const* values, Py_ssize_t count) {
     if (count != 4) return PyErr_Format(PyExc_TypeError, "expected 4 arguments, got %zd", count);
     auto* const comm = static_cast<rc_comm*>(PyLong_AsVoidPtr(values[0]));
     if (PyErr_Occurred()) return nullptr;
     std::shared_ptr<Heap> heap;
+    std::string why = "RLIMIT_AS or RLIMIT_FSIZE of a rank leaves no room for shared ones";
     const int status = enter(comm, [&](const EntryGuard& entry) {
         Comm* const local = dynamic_cast<Comm*>(&entry.group());
         try {
             if (local) heap = local->world->heaps.open();
-        } catch (const Failure&) {  // its range of addresses cannot be mapped
+        } catch (const Failure& failure) {  // its range of addresses cannot be mapped
+            why = failure.error.message;
         }
     });
     if (status != RC_OK) return PyObject_CallFunction(values[1], "i", status);  // raises
-    if (!heap) Py_RETURN_NONE;
+    if (!heap) return PyUnicode_FromString(why.c_str());
     PyObject* const before = PyDataMem_GetHandler();
     if (!before) return nullptr;
     auto* const allocator = static_cast<PyDataMem_Handler*>(PyCapsule_GetPointer(before, CAPSULE));

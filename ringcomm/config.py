@@ -154,10 +154,10 @@ class Config:
             at connect, on rank 0.
         direct_bytes: Symmetric buffers of at least this size are accessed directly. If the ranks are threads of one
             process, so are all arrays, except in point-to-point messages up to 128 KiB. Default: 16 KiB.
-        cma_bytes: In broadcast, gather, scatter, all_gather, all_to_all and point-to-point (above the 128 KiB of eager
-            messages), the kernel copies blocks of at least this size directly from the memory of the sending process
-            (cross-memory attach). None, the default: only blocks of at least 2 MiB in huge pages (messages: 256 KiB),
-            since in other pages two copies are faster.
+        cma_bytes: In gather, scatter, all_gather, all_to_all, broadcast between two ranks and point-to-point (above the
+            128 KiB of eager messages), the kernel copies blocks of at least this size directly from the memory of the
+            sending process (cross-memory attach). None, the default: only blocks of at least 2 MiB in huge pages
+            (messages: 256 KiB), since in other pages two copies are faster.
         oversubscribed: Whether ranks outnumber cores: then waiting ranks yield early. None, the default: detected at
             connect.
         transport: The transport that connects the ranks, the same on all of them: "shm" on one machine, "mpi" between

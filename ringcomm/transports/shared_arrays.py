@@ -27,8 +27,8 @@ class SharedArrays:
         address = int(ffi.cast("uintptr_t", self._handle))
         handler = numpy_memory.make_handler(address, check, _available, _warn)
         entered = object()
-        if handler is None:
-            log.warning("arrays stay private: RLIMIT_AS or RLIMIT_FSIZE of a rank leaves no room for shared ones")
+        if isinstance(handler, str):
+            log.warning("arrays stay private: %s", handler)
         else:
             _open.set((*_open.get(), (entered, numpy_memory.set_handler(handler))))
         self._entered.append(entered)

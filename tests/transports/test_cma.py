@@ -17,6 +17,7 @@ from ringcomm import MismatchError, RingcommError
 
 COPIED = (("RINGCOMM_CMA_BYTES", "1"),)
 SEGMENT = 4096
+LAST = 1 << 20  # CollectiveOp::read
 SYS_PROCESS_VM_READV = {"x86_64": 310, "aarch64": 270}[os.uname().machine]
 
 
@@ -27,8 +28,27 @@ def test_collectives_over_cma_are_exact(size):
 
 @pytest.mark.parametrize("limit", [SEGMENT - 1, SEGMENT, SEGMENT + 1])
 def test_collectives_are_exact_around_the_cma_threshold(limit):
-    cases = [Case(name, (1, more), dtype="int8") for name in ("all_gather", "gather", "scatter") for more in (-1, 0, 1)]
-    harness.run(check, 3, cases, SEGMENT, settings=[("RINGCOMM_CMA_BYTES", str(limit))])
+    names = ("all_gather", "gather", "scatter", "broadcast")
+    cases = [Case(name, (1, more), dtype="int8") for name in names for more in (-1, 0, 1)]
+    for size in (2, 3):
+        harness.run(check, size, cases, SEGMENT, settings=[("RINGCOMM_CMA_BYTES", str(limit))])
+
+
+def root_blocks(comm, lengths):
+    for length in lengths:
+        both = filled(0, 2 * length, "uint8").reshape(2, length)
+        received = np.zeros(length, np.uint8)
+        comm.scatter(both if comm.rank == 0 else None, out=received)
+        assert comm._transport.path()[0] == "cma"
+        assert_same(received, both[comm.rank])
+        received = both[0] if comm.rank == 0 else np.zeros(length, np.uint8)
+        comm.broadcast(received)
+        assert comm._transport.path()[0] == "cma"
+        assert_same(received, both[0])
+
+
+def test_two_ranks_read_long_blocks_of_the_root_in_two_parts():
+    harness.run(root_blocks, 2, [LAST - 1, LAST, LAST + 1, 3 * LAST + 5], settings=COPIED)
 
 
 def in_groups(comm, cases):

@@ -66,6 +66,7 @@ private:
     [[noreturn]] void fail(const Failure& failure) override;
     void on_vain_spin() override { comm.on_vain_spin(); }
     void on_long_wait() override;
+    uint64_t spin_again_ns() const override { return comm.spin_policy.spin_ns; }
     uint64_t deadline() const override { return deadline_of(call.start, call.timeout); }
     Failure timed_out() const;
 

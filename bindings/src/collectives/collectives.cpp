@@ -46,7 +46,8 @@ void broadcast(CollectiveOp& op) {
     const size_t bytes = call.bytes();
     const Chunking chunking(op, 1);
     const bool is_root = op.rank == call.root;
-    DirectAccess direct(op, {is_root ? bytes : 0, is_root ? 0 : bytes, bytes, true});
+    // Among more ranks all would read the memory of one at once: not measured.
+    DirectAccess direct(op, {is_root ? bytes : 0, is_root ? 0 : bytes, bytes, op.size == 2});
     exchange(
         op, {call.root, ALL_RANKS}, direct, chunking.length(0, bytes), [&] { return chunking.chunks(bytes); },
         [&](uint64_t k) {

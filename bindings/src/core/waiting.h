@@ -24,8 +24,10 @@ public:
     // Returns the failure that ends the wait, if any, without effect.
     virtual std::optional<Failure> stop_reason() = 0;
     [[noreturn]] virtual void fail(const Failure& failure) = 0;
-    virtual void on_vain_spin() {}          // called once, before the first yield
-    virtual void on_long_wait() {}          // called once, before the first sleep
+    virtual void on_vain_spin() {}  // called once, before the first yield
+    virtual void on_long_wait() {}  // called once, before the first sleep
+    // How long a waiter spins after a sleep, where it may have been woken ahead of its event.
+    virtual uint64_t spin_again_ns() const { return 0; }
     virtual uint64_t deadline() const = 0;  // ns
 
 protected:
@@ -70,11 +72,8 @@ private:
     const uint64_t longest_ns_, begun_ = now_ns();
     uint64_t seen_ = begun_, waited_ = 0;
 };
-constexpr uint64_t MOST_YIELDING_NS = 10'000'000;        // beside other programs a yield takes milliseconds
+constexpr uint64_t MOST_AWAKE_NS = 10'000'000;           // between checks, whatever else takes the time
 constexpr uint64_t POLLS_NS = 10'000, YIELD_NS = 1'000;  // what some polls, or a yield, take at most by themselves
-// A copy of so much takes about as long as a rank needs to wake up: one that waits for the end of a longer copy is
-// woken when this is left, and spins.
-constexpr size_t WAKE_BYTES = 1 << 20;
 // How long to sleep until the next checks: at most 100 ms.
 uint64_t slice_ns(uint64_t deadline);
 
@@ -89,24 +88,28 @@ void wait_until(Ready ready, SleeperType&& sleeper, const SpinPolicy& spin_polic
         }
         return false;
     };
-    for (bool first = true;; first = false) {
-        if (spin_policy.spin_ns + spin_policy.yield_ns > 0) {
-            if (poll()) return;
-            for (WaitClock spinning(POLLS_NS); spinning.waited() < spin_policy.spin_ns;) {
-                if (poll()) return;
-            }
-            if (first) checks.on_vain_spin();
-            WaitClock yielding(YIELD_NS);
-            for (; yielding.waited() < spin_policy.yield_ns && yielding.passed() < MOST_YIELDING_NS; yield_core()) {
-                if (ready()) return;
-            }
+    const auto spin = [&](uint64_t ns) {
+        for (WaitClock spinning(POLLS_NS); spinning.waited() < ns && spinning.passed() < MOST_AWAKE_NS;) {
+            if (poll()) return true;
         }
-        if (first) checks.on_long_wait();
+        return false;
+    };
+    if (spin_policy.spin_ns + spin_policy.yield_ns > 0) {
+        if (poll() || spin(spin_policy.spin_ns)) return;
+        checks.on_vain_spin();
+        WaitClock yielding(YIELD_NS);
+        for (; yielding.waited() < spin_policy.yield_ns && yielding.passed() < MOST_AWAKE_NS; yield_core()) {
+            if (ready()) return;
+        }
+    }
+    checks.on_long_wait();
+    for (;;) {
         const uint32_t ticket = sleeper.announce();
         const bool already = ready();
         if (!already) sleeper.sleep(ticket, slice_ns(checks.deadline()));
         sleeper.retract();
-        if (already || ready()) return;
+        // Before the checks: the ring of a failure during the spin would not end the next sleep.
+        if (already || ready() || spin(checks.spin_again_ns())) return;
         if (const auto failure = checks.stop_reason()) {
             if (ready()) return;  // it arrived just before its sender left
             checks.fail(*failure);

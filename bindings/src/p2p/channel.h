@@ -64,8 +64,6 @@ public:
     virtual bool reads_memory(uint64_t /*location*/) { return false; }
     // `location`: offered by the peer, plus the bytes that have been read.
     virtual Read read_memory(std::byte* /*target*/, uint64_t /*location*/, size_t) { return Read::REFUSED; }
-    // Wakes the peer if it sleeps.
-    virtual void notify_peer() {}
     // After a failure: returns when neither rank accesses the memory of the other any more.
     virtual void end_access() {}
 };

@@ -97,9 +97,7 @@ bool PointToPointEngine::read_next(Endpoint& endpoint) {
                                     [](Request* request) { return request->location != 0; });
     if (found == endpoint.rts_received.end()) return false;
     Request& request = **found;
-    const size_t left = request.bytes - request.moved;
-    if (left <= WAKE_BYTES) endpoint.channel->notify_peer();
-    const size_t length = left <= WAKE_BYTES ? left : std::min(READ_BYTES, left - WAKE_BYTES);
+    const size_t length = std::min(READ_BYTES, request.bytes - request.moved);
     const PacketChannel::Read read =
         endpoint.channel->read_memory(request.transfer.data + request.moved, request.location + request.moved, length);
     if (read == PacketChannel::Read::PENDING) return false;

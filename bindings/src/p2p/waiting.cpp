@@ -194,7 +194,11 @@ void PointToPointEngine::drain() {
         {
             const std::lock_guard lock(mutex_);
             if (stopping_) return;
-            if (progress()) left = IDLE_YIELDS;
+            try {
+                if (progress()) left = IDLE_YIELDS;
+            } catch (const Failure&) {  // stored: it is of this communicator, and the waiting call of another one
+                return;
+            }
         }
         if (left > 1) yield_core();
     }

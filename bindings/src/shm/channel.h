@@ -19,15 +19,15 @@ public:
     uint64_t offer_memory(const std::byte* data, size_t bytes) override;
     bool reads_memory(uint64_t location) override;
     Read read_memory(std::byte* target, uint64_t location, size_t bytes) override;
-    void notify_peer() override {
-        if (has_sleeper(doorbell_)) wake_peer();
-    }
     void end_access() override;
 
 protected:
     virtual void wake_peer() { wake_all(doorbell_); }
 
 private:
+    void notify_peer() {
+        if (has_sleeper(doorbell_)) wake_peer();
+    }
     bool offers_address(const std::byte* data, size_t bytes);
     bool memory_valid() const;
 

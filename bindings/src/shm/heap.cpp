@@ -25,8 +25,13 @@ std::shared_ptr<Mapping> map_heap(File& file, uint64_t offset, size_t bytes) {
 }  // namespace
 
 void FreeRanges::insert(Range range) {
-    by_address_.emplace(range.begin, range.bytes);
-    by_size_.emplace(range.bytes, range.begin);
+    const auto added = by_address_.emplace(range.begin, range.bytes).first;
+    try {
+        by_size_.emplace(range.bytes, range.begin);
+    } catch (...) {  // both have a range, or neither
+        by_address_.erase(added);
+        throw;
+    }
     bytes_ += range.bytes;
 }
 
