@@ -107,11 +107,11 @@ private:
         if (bytes < Heap::LEAST || asking || heap_->forked()) return nullptr;
         if (std::byte* const block = heap_->allocate(bytes, zeroed)) return block;
         if (now_ns() < short_until_.load()) return nullptr;
-        const size_t wanted = std::max(bytes, Heap::STEP);
+        const size_t whole = round_up(bytes, PAGE), wanted = std::max(whole, Heap::STEP);
         for (int turn = 0; turn < 2; ++turn) {
             if (turn) heap_->give_back();
             const size_t granted = std::min(wanted, ask(available_, bytes));
-            if (granted < bytes) continue;
+            if (granted < whole) continue;
             if (std::byte* const block = heap_->allocate(bytes, zeroed, granted)) return block;
         }
         ask(warn_, bytes);

@@ -28,7 +28,7 @@ class SharedArrays:
         handler = numpy_memory.make_handler(address, check, _available, _warn)
         entered = object()
         if isinstance(handler, str):
-            log.warning("arrays stay private: %s", handler)
+            _warn_once("arrays stay private: %s", handler)
         else:
             _open.set((*_open.get(), (entered, numpy_memory.set_handler(handler))))
         self._entered.append(entered)
@@ -53,14 +53,17 @@ def _available(_: int) -> int:
 
 
 def _warn(bytes: int) -> None:  # noqa: A002
-    global _warned
-    if _warned:
-        return
-    _warned = True
     tightest = memory.available()
-    log.warning(
+    _warn_once(
         "a shared array needs %s, but only %s are available: %s; arrays are private while memory is short",
         memory.mib(bytes),
         memory.mib(tightest.bytes),
         tightest.limit,
     )
+
+
+def _warn_once(text: str, *values: object) -> None:
+    global _warned
+    if not _warned:
+        log.warning(text, *values)
+    _warned = True

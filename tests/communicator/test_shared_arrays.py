@@ -143,6 +143,7 @@ def in_the_block(comm):
         assert not is_shared(np.empty(LEAST - 1, np.uint8))
         assert is_shared(np.zeros((300, 300)).T + 1)
         assert is_shared(np.ones(LEAST).astype("int32"))
+        assert is_shared(np.empty(40 * MIB + 1, np.uint8))  # more than a step of the heap, and no whole pages
     assert get_handler_name() == before
     assert not is_shared(np.empty(LEAST, np.uint8))
     with pytest.raises(ZeroDivisionError), comm.shared_arrays():
