@@ -2,7 +2,6 @@
 // wait can still succeed.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 
