@@ -18,13 +18,13 @@ void barrier(CollectiveOp& op) {
 // equal.
 size_t root_part(const CollectiveOp& op, size_t bytes) { return bytes / op.size / 64 * 64; }
 
-// scatter, and broadcast: `block` is what a rank gets, and where it lies in the source of the root. The others read it,
-// or they and the root share the work.
+// scatter, and broadcast, of an array of `all` bytes: `block` is what a rank gets, and where it lies in the source of
+// the root. The others read it, or they and the root share the work.
 struct RootBlock {
     size_t offset, bytes;
 };
 template <class Block>
-bool scatter_directly(CollectiveOp& op, DirectAccess& direct, Block block) {
+bool scatter_directly(CollectiveOp& op, DirectAccess& direct, size_t all, Block block) {
     const int root = op.call.root;
     if (!direct.negotiate({root, NO_RANK})) return false;
     const RootBlock own = block(root), mine = block(op.rank);
@@ -34,10 +34,10 @@ bool scatter_directly(CollectiveOp& op, DirectAccess& direct, Block block) {
     for (int p = 0; p < op.size && shared && op.rank == root; ++p) {
         if (p == root) continue;
         const RootBlock theirs = block(p);
-        copy_direct(direct.target(p), op.call.source + theirs.offset, root_part(op, theirs.bytes), theirs.bytes);
+        copy_direct(direct.target(p), op.call.source + theirs.offset, root_part(op, theirs.bytes), all);
     }
     const size_t done = shared ? root_part(op, mine.bytes) : 0;
-    direct.copy_source(root, mine.offset + done, op.call.target + done, mine.bytes - done, mine.bytes);
+    direct.copy_source(root, mine.offset + done, op.call.target + done, mine.bytes - done, all);
     return true;
 }
 
@@ -59,7 +59,9 @@ void broadcast(CollectiveOp& op) {
             const size_t length = chunking.length(k, bytes);
             copy_out(call.target + chunking.begin(k, bytes), op.staging(call.root, k, length), length, bytes);
         },
-        [&] { return scatter_directly(op, direct, [&](int p) { return RootBlock{0, p == call.root ? 0 : bytes}; }); });
+        [&] {
+            return scatter_directly(op, direct, bytes, [&](int p) { return RootBlock{0, p == call.root ? 0 : bytes}; });
+        });
 }
 
 // Each rank writes its block into all targets, or reads all blocks.
@@ -145,7 +147,8 @@ void scatter(CollectiveOp& op) {
             copy_out(call.target + chunking.begin(k, mine), slots.source(call.root, k), chunking.length(k, mine), mine);
         },
         [&] {
-            return scatter_directly(op, direct, [&](int p) { return RootBlock{blocks.offset(p), blocks.bytes(p)}; });
+            return scatter_directly(op, direct, op.size * blocks.largest(op.size),
+                                    [&](int p) { return RootBlock{blocks.offset(p), blocks.bytes(p)}; });
         });
 }
 
