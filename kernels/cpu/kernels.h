@@ -26,6 +26,7 @@ using ReduceKernel = void (*)(void* dst, const void* const* srcs, int n, size_t 
 struct Kernels {
     const char* name;
     ReduceKernel reduce[RC_DTYPES][RC_OPS];  // nullptr where the operation is not defined
+    void (*copy)(void* dst, const void* src, size_t bytes);
     // Copies with non-temporal stores and ends with a store fence: later stores are ordered after the copy.
     void (*copy_nontemporal)(void* dst, const void* src, size_t bytes);
 };
@@ -33,11 +34,14 @@ struct Kernels {
 const Kernels& kernels();
 
 inline void copy_block(std::byte* target, const std::byte* source, size_t bytes, bool nontemporal = false) {
+    constexpr size_t SHORT = 1 << 10;  // the call of a kernel costs more than it saves
     if (target == source || !bytes) return;
     if (nontemporal) {
         kernels().copy_nontemporal(target, source, bytes);
-    } else {
+    } else if (bytes < SHORT) {
         memcpy(target, source, bytes);
+    } else {
+        kernels().copy(target, source, bytes);
     }
 }
 

@@ -301,18 +301,19 @@ void check_all_patterns(const std::vector<std::string>& levels) {
     for (int op : {RC_SUM, RC_PROD, RC_MIN, RC_MAX, RC_AVG}) run(op, 2, 1);
 }
 
-void check_copy_nontemporal() {
+void check_copies() {
     std::vector<char> source(6000);
     for (char& byte : source) byte = static_cast<char>(random_bits());
     for (size_t bytes : {0, 1, 63, 64, 65, 127, 128, 200, 1000, 5001})
         for (size_t to : {0, 1, 8, 31, 32, 63, 64})
             for (size_t from : {0, 1, 3, 16, 33, 63}) {
-                std::vector<char> target(bytes + 200), expected(bytes + 200);
+                std::vector<char> target(bytes + 200), streamed(bytes + 200), expected(bytes + 200);
                 std::memcpy(expected.data() + to, source.data() + from, bytes);
-                kernels().copy_nontemporal(target.data() + to, source.data() + from, bytes);
-                expect(target == expected, [&] {
-                    return "copy_nontemporal of " + std::to_string(bytes) + " bytes from +" + std::to_string(from) +
-                           " to +" + std::to_string(to);
+                kernels().copy(target.data() + to, source.data() + from, bytes);
+                kernels().copy_nontemporal(streamed.data() + to, source.data() + from, bytes);
+                expect(target == expected && streamed == expected, [&] {
+                    return "a copy of " + std::to_string(bytes) + " bytes from +" + std::to_string(from) + " to +" +
+                           std::to_string(to);
                 });
             }
 }
@@ -348,7 +349,7 @@ int main() {
     check_all_patterns<RC_BFLOAT16>(levels);
     for (const auto& level : levels) {
         select_kernels(level.c_str());
-        check_copy_nontemporal();
+        check_copies();
     }
     if (failures) std::printf("%d failures\n", failures);
     return failures != 0;

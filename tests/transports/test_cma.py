@@ -34,21 +34,23 @@ def test_collectives_are_exact_around_the_cma_threshold(limit):
         harness.run(check, size, cases, SEGMENT, settings=[("RINGCOMM_CMA_BYTES", str(limit))])
 
 
-def root_blocks(comm, lengths):
+def root_blocks(comm, lengths, shift):
     for length in lengths:
         both = filled(0, 2 * length, "uint8").reshape(2, length)
-        received = np.zeros(length, np.uint8)
+        received = np.zeros(shift + length, np.uint8)[shift:]
         comm.scatter(both if comm.rank == 0 else None, out=received)
         assert comm._transport.path()[0] == "cma"
         assert_same(received, both[comm.rank])
-        received = both[0] if comm.rank == 0 else np.zeros(length, np.uint8)
+        received = both[0] if comm.rank == 0 else np.zeros(shift + length, np.uint8)[shift:]
         comm.broadcast(received)
         assert comm._transport.path()[0] == "cma"
         assert_same(received, both[0])
 
 
-def test_two_ranks_read_long_blocks_of_the_root_in_two_parts():
-    harness.run(root_blocks, 2, [LAST - 1, LAST, LAST + 1, 3 * LAST + 5], settings=COPIED)
+# Both arrays begin at the same place in a page. A shift of the target of 1 to 15 bytes is copied in parts of 16 KiB.
+@pytest.mark.parametrize("shift", [0, 5, 15, 16])
+def test_two_ranks_read_long_blocks_of_the_root_in_parts(shift):
+    harness.run(root_blocks, 2, [LAST - 1, LAST, LAST + 1, 3 * LAST + 5], shift, settings=COPIED)
 
 
 def in_groups(comm, cases):

@@ -22,12 +22,7 @@ CollectiveOp::CollectiveOp(Comm& comm, const CallRecord& call)
 }
 
 void CollectiveOp::copy_in(std::byte* shared, const std::byte* own, size_t bytes) const {
-    if (bytes == 0) return;
-    if (bytes >= comm.tuning().nontemporal_bytes) {
-        kernels().copy_nontemporal(shared, own, bytes);
-    } else {
-        memcpy(shared, own, bytes);
-    }
+    copy_block(shared, own, bytes, bytes >= comm.tuning().nontemporal_bytes);
 }
 
 void CollectiveOp::publish_start(const DirectBuffers* buffers) {

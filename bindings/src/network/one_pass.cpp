@@ -57,7 +57,7 @@ void NetworkCall::give(std::byte* payload) const {
         const void* source = call_.source;
         return kernels().reduce[call_.dtype][RC_PREMUL_SUM](payload, &source, 1, bytes / call_.item, call_.factor);
     }
-    memcpy(payload, call_.source, bytes);
+    copy_block(payload, call_.source, bytes);
 }
 
 void NetworkCall::finish_one_pass() const {
@@ -75,12 +75,11 @@ void NetworkCall::finish_one_pass() const {
         return;
     }
     if (row_.given == Data::ARRAY) {
-        if (me != call_.root && call_.count) memcpy(call_.target, payload(layout.host_of(call_.root)), call_.bytes());
+        if (me != call_.root) copy_block(call_.target, payload(layout.host_of(call_.root)), call_.bytes());
         return;
     }
     if (row_.given == Data::BLOCKS && row_.given_by == Ranks::ROOT) {
-        const size_t bytes = blocks_.bytes(me);
-        if (bytes) memcpy(call_.target, payload(layout.host_of(call_.root)) + blocks_.offset(me), bytes);
+        copy_block(call_.target, payload(layout.host_of(call_.root)) + blocks_.offset(me), blocks_.bytes(me));
         return;
     }
     for (int host = 0; host < layout.hosts(); ++host) {
@@ -89,7 +88,7 @@ void NetworkCall::finish_one_pass() const {
             const size_t bytes = blocks_.bytes(r),
                          row = row_.given == Data::BLOCKS ? blocks_.offset(group_.size) : bytes;
             const std::byte* block = row_.given == Data::BLOCKS ? from + blocks_.offset(me) : from;
-            if (bytes) memcpy(call_.target + blocks_.offset(r), block, bytes);
+            copy_block(call_.target + blocks_.offset(r), block, bytes);
             from += row;
         }
     }

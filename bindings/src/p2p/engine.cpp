@@ -249,7 +249,7 @@ void PointToPointEngine::deliver(Request& request, int source, const PacketHeade
                              array(request.transfer.dtype, request.transfer.count), sent);
     }
     if (header.kind == PACKET_EAGER) {
-        if (fits && request.bytes) memcpy(request.transfer.data, payload, request.bytes);
+        if (fits) copy_block(request.transfer.data, payload, request.bytes);
         return complete(request);
     }
     answer_rts(request, header);

@@ -78,7 +78,7 @@ void PointToPointEngine::handle_rendezvous(Endpoint& endpoint, const PacketHeade
     Request& request = **found;
     if (header.kind == PACKET_CTS) return send_packet(endpoint, {PACKET_DATA, &request, header.number});
     if (header.kind == PACKET_DATA) {
-        memcpy(request.transfer.data + request.moved, payload, header.bytes);
+        copy_block(request.transfer.data + request.moved, payload, header.bytes);
         request.moved += header.bytes;
         if (request.moved < request.bytes) return;
     }

@@ -7,9 +7,11 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "core/errors.h"
+#include "kernels/cpu/kernels.h"
 
 namespace ringcomm {
 
@@ -30,6 +32,24 @@ bool copy(int64_t pid, void* target, const void* address, size_t bytes) {
         to += done;  // a partial read: the next attempt reports why
         from += done;
         bytes -= done;
+    }
+    return true;
+}
+
+// The operating system also copies by `rep movsb` (kernels/cpu/copy.h): 180 us in place of 38 for 512 KiB (Zen 4).
+bool seems_to_overlap(const void* target, const void* source) {
+    const size_t distance = (reinterpret_cast<uintptr_t>(target) - reinterpret_cast<uintptr_t>(source)) % PAGE;
+    return distance && distance < 16;
+}
+
+bool copy_through_buffer(int64_t pid, std::byte* target, const std::byte* source, size_t bytes) {
+    constexpr size_t PART = 16 << 10;
+    alignas(PAGE) thread_local std::byte buffer[PART + PAGE];
+    std::byte* const aligned = buffer + reinterpret_cast<uintptr_t>(source) % PAGE;
+    for (size_t done = 0; done < bytes; done += PART) {
+        const size_t part = std::min(PART, bytes - done);
+        if (!copy(pid, aligned, source + done, part)) return false;
+        copy_block(target + done, aligned, part);
     }
     return true;
 }
@@ -80,6 +100,9 @@ int Cma::probe(int r) const {
 }
 
 bool Cma::read(int r, void* target, const void* address, size_t bytes) const {
+    if (bytes >= PAGE && seems_to_overlap(target, address))
+        return copy_through_buffer(pids_[r], static_cast<std::byte*>(target), static_cast<const std::byte*>(address),
+                                   bytes);
     return copy(pids_[r], target, address, bytes);
 }
 

@@ -70,7 +70,7 @@ double probe_handover(size_t bytes, bool nontemporal, int writer, int reader) {
         move_to(reader);
         for (uint64_t round = 1; round <= ROUNDS; ++round) {
             await(written.value, round);
-            memcpy(target, shared, bytes);
+            copy_block(target, shared, bytes);
             read.value.store(round, std::memory_order_release);
         }
     };
@@ -79,11 +79,7 @@ double probe_handover(size_t bytes, bool nontemporal, int writer, int reader) {
         // The best round: other programs disturb the rest.
         for (uint64_t round = 1; round <= ROUNDS; ++round) {
             const uint64_t start = now_ns();
-            if (nontemporal) {
-                kernels().copy_nontemporal(shared, source, bytes);
-            } else {
-                memcpy(shared, source, bytes);
-            }
+            copy_block(shared, source, bytes, nontemporal);
             written.value.store(round, std::memory_order_release);
             await(read.value, round);
             best = std::min(best, now_ns() - start);

@@ -35,11 +35,7 @@ bool SendRing::try_write(PacketHeader header, const std::byte* payload) {
     }
     Packet& packet = ring_.packets[written_ % PACKETS];
     std::byte* place = apart ? bytes_ + header.location % capacity_ : packet.payload;
-    if (bytes >= nontemporal_bytes_) {
-        kernels().copy_nontemporal(place, payload, bytes);
-    } else if (bytes) {
-        memcpy(place, payload, bytes);
-    }
+    copy_block(place, payload, bytes, bytes >= nontemporal_bytes_);
     packet.header = header;
     end_ = ends_[written_ % PACKETS] = end;
     publish<SITE_PACKET>(packet.sequence, ++written_);
