@@ -72,7 +72,7 @@ typedef struct {
     uint64_t segment_bytes;   /* largest block of a chunk in a staged collective; all its blocks together: twice that */
     uint64_t one_shot_bytes;  /* all_reduce up to this size: every rank reduces everything, one synchronization */
     uint64_t heap_bytes;      /* addresses for the shared arrays of one rank; 0: there are none */
-    uint64_t nontemporal_bytes; /* blocks of at least this size are staged with non-temporal stores */
+    uint64_t nontemporal_bytes; /* blocks staged with non-temporal stores from this size on; 0: measured */
     uint64_t direct_bytes;      /* symmetric buffers, or the ranks are threads: accessed directly from this size on */
     uint64_t cma_bytes;         /* blocks of at least this size are copied by CMA */
     uint64_t cma_huge_bytes;    /* the same for blocks in huge pages */
@@ -107,9 +107,6 @@ int rc_dtype_bytes(int dtype);
 /* dst[i] = srcs[0][i] op srcs[1][i] op …, in that order, rounded once; avg divides by n * factor. dst may be one of
  * srcs. */
 int rc_reduce(void* dst, const void* const* srcs, int n, uint64_t count, int dtype, int op, double factor);
-/* Bytes per second at which the core `writer` hands a block over to the core `reader`, with ordinary and non-temporal
-   stores. */
-int rc_probe_handover(uint64_t bytes, int writer, int reader, double* ordinary, double* nontemporal);
 /* What a cache line takes from one core to the other and back. */
 int rc_probe_line(int first, int second, double* ns);
 /* What a thread that sleeps on the core `sleeper` takes to wake up when one on the core `waker` wakes it. */

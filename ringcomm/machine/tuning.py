@@ -19,7 +19,7 @@ from ringcomm.machine import files
 __all__ = ["LINK", "NEVER", "TUNABLE", "cpu", "link_name", "links", "machine_name", "read", "write"]
 
 LINK = ("link_latency", "link_bandwidth")  # µs, GB/s
-TUNABLE = ("segment_bytes", "one_shot_bytes", "nontemporal_bytes", "direct_bytes", "cma_bytes")
+TUNABLE = ("segment_bytes", "one_shot_bytes", "direct_bytes", "cma_bytes")
 NEVER = 2**62  # a threshold that no array reaches
 
 

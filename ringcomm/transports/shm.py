@@ -27,8 +27,6 @@ NEEDS_STORE = True
 
 FACT_BYTES = 2048  # of a fact in `all_gather_facts`: the same on all ranks, and enough for split and empty
 CALL_BYTES = 256  # of a call in a report, at most
-PROBE_BYTES = 64 << 10  # of the order of a segment
-NONTEMPORAL_BYTES = 1 << 10  # below, the fence costs more than non-temporal stores save
 MOST_ADDRESSES = 1 << 45  # of all heaps: a quarter of what a process has
 HUGE_PAGE = 2 << 20
 CMA_HUGE_BYTES = 2 << 20  # below, NumPy's arrays seldom lie in huge pages
@@ -140,8 +138,7 @@ def _answer(hellos: list[dict[str, Any]]) -> tuple[dict[str, Any], int]:
     tuning = hellos[0]["tuning"]
     if tuning["oversubscribed"] is None:
         tuning["oversubscribed"] = topology.outnumbered([hello["cores"] for hello in hellos])
-    if tuning["nontemporal_bytes"] is None:
-        tuning["nontemporal_bytes"] = _nontemporal_bytes([hello["cores"] for hello in hellos])
+    tuning["nontemporal_bytes"] = tuning["nontemporal_bytes"] or 0  # None: each rank measures
     cma_bytes = tuning["cma_bytes"]
     tuning["cma_huge_bytes"] = CMA_HUGE_BYTES if cma_bytes is None else cma_bytes
     tuning["cma_bytes"] = NEVER if cma_bytes is None else cma_bytes
@@ -154,23 +151,6 @@ def _answer(hellos: list[dict[str, Any]]) -> tuple[dict[str, Any], int]:
     fd = ffi.new("int *")
     check(lib.rc_file_create(fd))
     return {"tuning": tuning, "nonce": secrets.randbits(64)}, fd[0]
-
-
-def _nontemporal_bytes(cores: list[list[int]]) -> int:
-    """Measure which stores pass a block faster from rank 0 to another rank, given the cores of each rank; return the
-    size from which to use non-temporal stores.
-    """
-    writer = cores[0][0]
-    reader = next((core for others in cores[1:] for core in others if core != writer), None)
-    if reader is None:  # one core: nothing leaves its cache
-        return NEVER
-    ordinary, streamed = ffi.new("double *"), ffi.new("double *")
-    check(lib.rc_probe_handover(PROBE_BYTES, writer, reader, ordinary, streamed))
-    faster = streamed[0] > 1.2 * ordinary[0]
-    log.debug(
-        "passing a block: ordinary stores %.3g GB/s, non-temporal %.3g GB/s", ordinary[0] * 1e-9, streamed[0] * 1e-9
-    )
-    return NONTEMPORAL_BYTES if faster else NEVER
 
 
 def _wake_ns(cores: list[list[int]]) -> int:

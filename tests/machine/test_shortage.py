@@ -90,7 +90,7 @@ def test_parts_that_fit_alone_but_not_together_are_refused(world):
 def connect_with_little(comm, name):  # noqa: ARG001 (this process is limited, not its world)
     """Connect two threads of this process without memory for their arenas."""
     store = HashStore()
-    config = Config(timeout=harness.OPERATION, nontemporal_bytes=4096)  # measuring it would need another thread
+    config = Config(timeout=harness.OPERATION)
     both = threading.Barrier(2)
 
     def rank(number):

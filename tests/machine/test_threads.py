@@ -82,10 +82,10 @@ def test_a_thread_of_the_core_is_named_and_the_communicator_is_usable():
 
 
 def measure_with_one_thread(_):
-    times = ffi.new("double[2]")
+    ns = ffi.new("uint64_t *")
 
     def measure():
-        check(lib.rc_probe_handover(4096, 0, 0, times, times + 1))
+        check(lib.rc_probe_wake(0, 0, ns))
 
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])

@@ -70,18 +70,6 @@ int rc_reduce(void* dst, const void* const* srcs, int n, uint64_t count, int dty
     });
 }
 
-int rc_probe_handover(uint64_t bytes, int writer, int reader, double* ordinary, double* nontemporal) {
-    return guarded([&] {
-        check_range("bytes", int64_t(std::min(bytes, MAX_BYTES)), 1, 1 << 30);
-        check_range("writer", writer, 0, CPU_SETSIZE - 1);
-        check_range("reader", reader, 0, CPU_SETSIZE - 1);
-        check_pointer("ordinary", ordinary);
-        check_pointer("nontemporal", nontemporal);
-        *ordinary = probe_handover(bytes, false, writer, reader);
-        *nontemporal = probe_handover(bytes, true, writer, reader);
-    });
-}
-
 int rc_probe_line(int first, int second, double* ns) {
     return guarded([&] {
         check_range("first", first, 0, CPU_SETSIZE - 1);

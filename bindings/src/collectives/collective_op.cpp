@@ -22,7 +22,7 @@ CollectiveOp::CollectiveOp(Comm& comm, const CallRecord& call)
 }
 
 void CollectiveOp::copy_in(std::byte* shared, const std::byte* own, size_t bytes) const {
-    copy_block(shared, own, bytes, bytes >= comm.tuning().nontemporal_bytes);
+    comm.stores.copy(shared, own, bytes);
 }
 
 void CollectiveOp::publish_start(const DirectBuffers* buffers) {

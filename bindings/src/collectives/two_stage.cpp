@@ -83,7 +83,8 @@ private:
     void stage(uint64_t k) {
         const Segments s = segments(k);
         for (int p = 0; p < n_; ++p) {
-            if (p != me_) op_.copy_in(slot(me_, p, k), call_.source + offset(k, s, p), s.length(p) * call_.item);
+            if (p == me_) continue;
+            op_.comm.stores.copy(slot(me_, p, k), call_.source + offset(k, s, p), s.length(p) * call_.item, GAIN);
         }
     }
 
@@ -97,6 +98,7 @@ private:
             if (published && k >= 2 && includes(reader_, p)) op_.await_collected(p, k - 1);
         }
         const size_t bytes = s.length(me_) * call_.item;
+        const bool streams = op_.comm.stores.nontemporal(bytes, GAIN);
         for (size_t at = 0; at < bytes; at += TILE_BYTES) {
             const size_t length = std::min(TILE_BYTES, bytes - at);
             for (int p = 0; p < n_; ++p) {
@@ -104,7 +106,7 @@ private:
             }
             std::byte* result = reads ? call_.target + offset(k, s, me_) + at : op_.comm.tile.data();
             reduce_blocks(call_, result, sources, n_, length / call_.item);
-            if (published) op_.copy_in(slot(me_, me_, k) + at, result, length);
+            if (published) copy_block(slot(me_, me_, k) + at, result, length, streams);
         }
         op_.publish_reduced(k + 1);
     }
@@ -137,6 +139,10 @@ private:
         }
         direct.finish();
     }
+
+    // Below, non-temporal stores make the call slower: each rank waits for blocks from memory (1 MiB on Zen 4, a gain
+    // of 1 to 1.2: 185 us in place of 110).
+    static constexpr double GAIN = 2;
 
     CollectiveOp& op_;
     const CallRecord& call_;

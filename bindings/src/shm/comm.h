@@ -5,6 +5,7 @@
 #include "kernels/cpu/kernels.h"
 #include "shm/doorbell.h"
 #include "shm/regions.h"
+#include "shm/stores.h"
 #include "shm/world.h"
 
 namespace ringcomm {
@@ -88,6 +89,7 @@ public:
     // Scratch memory of the one collective that may run.
     std::vector<const void*> sources;
     std::vector<std::byte> tile;
+    Stores stores;  // for staging
     Access access();
 
 private:

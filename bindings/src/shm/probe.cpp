@@ -1,4 +1,4 @@
-// The measurements: a block that is handed over, and a wake-up.
+// The measurements: a cache line there and back, and a wake-up.
 #include "shm/probe.h"
 
 #include <sched.h>
@@ -12,7 +12,6 @@
 
 #include "core/waiting.h"
 #include "core/work.h"
-#include "kernels/cpu/kernels.h"
 #include "kernels/memory_order.h"
 #include "shm/doorbell.h"
 
@@ -58,36 +57,6 @@ void run_both(First first, Second second, Release release) {
 }
 
 }  // namespace
-
-double probe_handover(size_t bytes, bool nontemporal, int writer, int reader) {
-    constexpr uint64_t ROUNDS = 32;
-    PaddedFlag written, read;
-    const auto memory = std::make_unique<std::byte[]>(3 * bytes);
-    std::byte *shared = memory.get(), *source = shared + bytes, *target = source + bytes;
-    memset(shared, 1, 3 * bytes);
-    uint64_t best = UINT64_MAX;
-    const auto read_blocks = [&] {
-        move_to(reader);
-        for (uint64_t round = 1; round <= ROUNDS; ++round) {
-            await(written.value, round);
-            copy_block(target, shared, bytes);
-            read.value.store(round, std::memory_order_release);
-        }
-    };
-    const auto write_blocks = [&] {
-        move_to(writer);
-        // The best round: other programs disturb the rest.
-        for (uint64_t round = 1; round <= ROUNDS; ++round) {
-            const uint64_t start = now_ns();
-            copy_block(shared, source, bytes, nontemporal);
-            written.value.store(round, std::memory_order_release);
-            await(read.value, round);
-            best = std::min(best, now_ns() - start);
-        }
-    };
-    run_both(read_blocks, write_blocks, [&] { written.value.store(ROUNDS, std::memory_order_release); });
-    return double(bytes) / (double(best) * 1e-9);
-}
 
 double probe_line(int first, int second) {
     constexpr uint64_t BATCHES = 9, ROUNDS = 1000;

@@ -6,10 +6,6 @@
 
 namespace ringcomm {
 
-// Bytes per second at which a thread on the core `writer` writes a block that one on the core `reader` then reads;
-// `nontemporal`: by non-temporal stores.
-double probe_handover(size_t bytes, bool nontemporal, int writer, int reader);
-
 // The nanoseconds that a cache line takes from one core to the other and back: the least that an exchange takes.
 double probe_line(int first, int second);
 

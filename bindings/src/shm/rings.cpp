@@ -17,7 +17,7 @@ SendRing::SendRing(Arena& arena, int writer, int reader, uint64_t nontemporal_by
     : ring_(arena.packet_ring(writer, reader)),
       bytes_(arena.byte_ring(writer, reader)),
       capacity_(arena.layout.ring_bytes),
-      nontemporal_bytes_(nontemporal_bytes) {}
+      stores_(nontemporal_bytes) {}
 
 bool SendRing::try_write(PacketHeader header, const std::byte* payload) {
     const size_t bytes = payload ? header.bytes : 0;
@@ -35,7 +35,7 @@ bool SendRing::try_write(PacketHeader header, const std::byte* payload) {
     }
     Packet& packet = ring_.packets[written_ % PACKETS];
     std::byte* place = apart ? bytes_ + header.location % capacity_ : packet.payload;
-    copy_block(place, payload, bytes, bytes >= nontemporal_bytes_);
+    stores_.copy(place, payload, bytes);
     packet.header = header;
     end_ = ends_[written_ % PACKETS] = end;
     publish<SITE_PACKET>(packet.sequence, ++written_);
