@@ -147,7 +147,7 @@ class Config:
             smallest channels between very many ranks may take more than is given here. Default: 8 MiB.
         sub_arena_bytes: The same for a communicator made by `split`. Default: 1 MiB.
         segment_bytes: The most bytes of a block in a chunk of a staged collective; all of a chunk together take at most
-            twice this. Default: 256 KiB.
+            twice this between two ranks, less among more, and once from four ranks on. Default: 512 KiB.
         one_shot_bytes: An all_reduce up to this size takes one synchronization: every rank reduces the whole array.
             Default: 16 KiB.
         nontemporal_bytes: Blocks of at least this size are staged with non-temporal stores. None, the default: each
@@ -186,7 +186,7 @@ class Config:
     timeout: float = _setting("timeout", 300.0, float, _positive("seconds"))
     arena_bytes: int = _setting("arena_bytes", 8 << 20, int, _arena)
     sub_arena_bytes: int = _setting("sub_arena_bytes", 1 << 20, int, _arena)
-    segment_bytes: int = _setting("segment_bytes", 256 << 10, int, _whole(64))  # whole cache lines
+    segment_bytes: int = _setting("segment_bytes", 512 << 10, int, _whole(64))  # whole cache lines
     one_shot_bytes: int = _setting("one_shot_bytes", 16 << 10, int, _whole(0))
     nontemporal_bytes: int | None = _setting("nontemporal_bytes", None, int, _whole(1))
     direct_bytes: int = _setting("direct_bytes", 16 << 10, int, _whole(1))

@@ -78,7 +78,7 @@ def from_where_it_pays(sizes: list[int], times: Times) -> int | None:
 
 # In this order: each is measured with the values chosen before it.
 SETTINGS = (
-    TunedSetting("segment_bytes", (64 << 10, 128 << 10, 256 << 10, 512 << 10), 1 << 20, 16 << 20, fastest),
+    TunedSetting("segment_bytes", (128 << 10, 256 << 10, 512 << 10), 1 << 20, 16 << 20, fastest),
     TunedSetting("one_shot_bytes", (0, tuning.NEVER), 1 << 10, 256 << 10, up_to),
     TunedSetting("direct_bytes", (1, tuning.NEVER), 1 << 10, 1 << 20, starting_from, symmetric=True),
     # Of arrays below 4 MiB, which NumPy leaves in small pages.

@@ -33,7 +33,7 @@ PATHS = {
     "one-shot": "every rank stages its whole array and reduces all of them: one synchronization, n S bytes per rank; "
     "up to one_shot_bytes = {one_shot_bytes}",
     "two-stage": "reduce-scatter, then all-gather: rank j reduces part j; (5 - 2/n) S bytes per rank, pipelined in "
-    "chunks of 2 x segment_bytes",
+    "chunks of at most 2 x segment_bytes",
     "symmetric": "buffers of comm.empty(): ranks read and write each other's buffers, without staging; 2 S bytes per "
     "rank in an all_reduce; from direct_bytes = {direct_bytes} on",
     "threads": "ranks of one process read and write each other's arrays; from direct_bytes = {direct_bytes} on",

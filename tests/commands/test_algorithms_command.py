@@ -20,10 +20,10 @@ def taken(collective, memory, size=2, world="processes", largest=1 << 20):
 
 @pytest.mark.slow
 def test_the_built_in_thresholds_show():
-    found = taken("all_reduce", "private")
+    found = taken("all_reduce", "private", largest=2 << 20)
     assert {size for size, (path, _) in found.items() if path == "one-shot"} == {4 << i for i in range(13)}, "to 16 KiB"
     assert {path for size, (path, _) in found.items() if size > 16 << 10} == {"two-stage"}
-    assert found[1 << 20] == ("two-stage", 2), "chunks of 2 x 256 KiB"
+    assert found[2 << 20] == ("two-stage", 2), "chunks of 2 x 512 KiB"
 
 
 @pytest.mark.slow

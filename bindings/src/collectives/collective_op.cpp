@@ -21,10 +21,6 @@ CollectiveOp::CollectiveOp(Comm& comm, const CallRecord& call)
     }
 }
 
-void CollectiveOp::copy_in(std::byte* shared, const std::byte* own, size_t bytes) const {
-    comm.stores.copy(shared, own, bytes);
-}
-
 void CollectiveOp::publish_start(const DirectBuffers* buffers) {
     StartRecord& record = comm.mine().records[call.epoch & 1];
     record.signature = call.signature;

@@ -35,7 +35,12 @@ public:
         if (bytes <= INLINE_BYTES && chunk == 0) return const_cast<std::byte*>(record(r).payload);
         return comm.arena().staging(r, (call.epoch & 1) * 2 + (chunk & 1));
     }
-    void copy_in(std::byte* shared, const std::byte* own, size_t bytes) const;
+    void copy_in(std::byte* shared, const std::byte* own, size_t bytes) const {
+        comm.staging_stores.copy(shared, own, bytes);
+    }
+    void copy_out(std::byte* target, const std::byte* source, size_t bytes) const {
+        comm.output_stores.copy(target, source, bytes);
+    }
 
     // Publish that this rank is done with `chunks` chunks.
     void publish_staged(uint64_t chunks) { publish<SITE_STAGED>(comm.mine().staged, chunks); }

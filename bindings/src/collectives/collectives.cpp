@@ -18,13 +18,13 @@ void barrier(CollectiveOp& op) {
 // equal.
 size_t root_part(const CollectiveOp& op, size_t bytes) { return bytes / op.size / 64 * 64; }
 
-// scatter, and broadcast, of an array of `all` bytes: `block` is what a rank gets, and where it lies in the source of
-// the root. The others read it, or they and the root share the work.
+// scatter and broadcast: `block` is what a rank gets, and where it lies in the source of the root. The others read it,
+// or they and the root share the work.
 struct RootBlock {
     size_t offset, bytes;
 };
 template <class Block>
-bool scatter_directly(CollectiveOp& op, DirectAccess& direct, size_t all, Block block) {
+bool scatter_directly(CollectiveOp& op, DirectAccess& direct, Block block) {
     const int root = op.call.root;
     if (!direct.negotiate({root, NO_RANK})) return false;
     const RootBlock own = block(root), mine = block(op.rank);
@@ -34,10 +34,10 @@ bool scatter_directly(CollectiveOp& op, DirectAccess& direct, size_t all, Block 
     for (int p = 0; p < op.size && shared && op.rank == root; ++p) {
         if (p == root) continue;
         const RootBlock theirs = block(p);
-        copy_direct(direct.target(p), op.call.source + theirs.offset, root_part(op, theirs.bytes), all);
+        op.copy_out(direct.target(p), op.call.source + theirs.offset, root_part(op, theirs.bytes));
     }
     const size_t done = shared ? root_part(op, mine.bytes) : 0;
-    direct.copy_source(root, mine.offset + done, op.call.target + done, mine.bytes - done, all);
+    direct.copy_source(root, mine.offset + done, op.call.target + done, mine.bytes - done);
     return true;
 }
 
@@ -57,25 +57,23 @@ void broadcast(CollectiveOp& op) {
         [&](uint64_t k) {
             if (is_root) return;
             const size_t length = chunking.length(k, bytes);
-            copy_out(call.target + chunking.begin(k, bytes), op.staging(call.root, k, length), length, bytes);
+            op.copy_out(call.target + chunking.begin(k, bytes), op.staging(call.root, k, length), length);
         },
-        [&] {
-            return scatter_directly(op, direct, bytes, [&](int p) { return RootBlock{0, p == call.root ? 0 : bytes}; });
-        });
+        [&] { return scatter_directly(op, direct, [&](int p) { return RootBlock{0, p == call.root ? 0 : bytes}; }); });
 }
 
 // Each rank writes its block into all targets, or reads all blocks.
 bool all_gather_directly(CollectiveOp& op, DirectAccess& direct, const Blocks& blocks) {
     const CallRecord& call = op.call;
-    const size_t mine = blocks.bytes(op.rank), all = blocks.offset(op.size);
+    const size_t mine = blocks.bytes(op.rank);
     const bool pushes = direct.negotiate({NO_RANK, ALL_RANKS});
     if (!pushes && !direct.negotiate({ALL_RANKS, NO_RANK})) return false;
     for (int i = 0; i < op.size; ++i) {
         const int p = (op.rank + i) % op.size;
         if (pushes) {
-            copy_direct(direct.target(p) + blocks.offset(op.rank), call.source, mine, all);
+            op.copy_out(direct.target(p) + blocks.offset(op.rank), call.source, mine);
         } else {
-            direct.copy_source(p, 0, call.target + blocks.offset(p), blocks.bytes(p), all);
+            direct.copy_source(p, 0, call.target + blocks.offset(p), blocks.bytes(p));
         }
     }
     return true;
@@ -95,14 +93,13 @@ bool gather_directly(CollectiveOp& op, DirectAccess& direct, const Blocks& block
         if (!pushed || p == root) return blocks.bytes(p);
         return pulled && root_is_idle ? root_part(op, blocks.bytes(p)) : 0;
     };
-    const size_t all = blocks.offset(op.size);
     if (op.rank == root) {
         for (int p = 0; p < op.size; ++p) {
-            direct.copy_source(p, 0, call.target + blocks.offset(p), pulled_bytes(p), all);
+            direct.copy_source(p, 0, call.target + blocks.offset(p), pulled_bytes(p));
         }
     } else {
         const size_t done = pulled_bytes(op.rank), rest = blocks.bytes(op.rank) - done;
-        if (rest) copy_direct(direct.target(root) + blocks.offset(op.rank) + done, call.source + done, rest, all);
+        if (rest) op.copy_out(direct.target(root) + blocks.offset(op.rank) + done, call.source + done, rest);
     }
     return true;
 }
@@ -126,7 +123,7 @@ void gather(CollectiveOp& op, int reader) {
                 const size_t bytes = blocks.bytes(p), begin = chunking.begin(k, bytes),
                              length = chunking.length(k, bytes);
                 const std::byte* source = p == op.rank ? call.source + begin : op.staging(p, k, length);
-                copy_out(call.target + blocks.offset(p) + begin, source, length, all);
+                op.copy_out(call.target + blocks.offset(p) + begin, source, length);
             }
         },
         [&] { return (reader == ALL_RANKS ? all_gather_directly : gather_directly)(op, direct, blocks); });
@@ -144,11 +141,10 @@ void scatter(CollectiveOp& op) {
         op, {call.root, ALL_RANKS}, direct, slots.total, [&] { return chunking.chunks(blocks.largest(op.size)); },
         [&](uint64_t k) { slots.stage(k); },
         [&](uint64_t k) {
-            copy_out(call.target + chunking.begin(k, mine), slots.source(call.root, k), chunking.length(k, mine), mine);
+            op.copy_out(call.target + chunking.begin(k, mine), slots.source(call.root, k), chunking.length(k, mine));
         },
         [&] {
-            return scatter_directly(op, direct, op.size * blocks.largest(op.size),
-                                    [&](int p) { return RootBlock{blocks.offset(p), blocks.bytes(p)}; });
+            return scatter_directly(op, direct, [&](int p) { return RootBlock{blocks.offset(p), blocks.bytes(p)}; });
         });
 }
 
@@ -178,23 +174,22 @@ void all_to_all(CollectiveOp& op) {
         [&](uint64_t k) {
             for (int p = 0; p < n; ++p) {
                 const size_t bytes = received.bytes(p);
-                copy_out(call.target + received.offset(p) + chunking.begin(k, bytes), slots.source(p, k),
-                         chunking.length(k, bytes), received.offset(n));
+                op.copy_out(call.target + received.offset(p) + chunking.begin(k, bytes), slots.source(p, k),
+                            chunking.length(k, bytes));
             }
         },
         [&] {
             const bool pushes = direct.negotiate({NO_RANK, ALL_RANKS});
             if (!pushes && !direct.negotiate({ALL_RANKS, NO_RANK})) return false;
-            const size_t all = received.offset(n);
             for (int i = 0; i < n; ++i) {
                 const int p = (me + i) % n;
                 const uint64_t* counts = uneven ? op.comm.arena().counts(p, call.epoch) : nullptr;
                 if (pushes) {
                     const size_t at = Blocks(call, counts ? counts + n : nullptr).offset(me);
-                    copy_direct(direct.target(p) + at, call.source + sent.offset(p), sent.bytes(p), all);
+                    op.copy_out(direct.target(p) + at, call.source + sent.offset(p), sent.bytes(p));
                 } else {
                     const size_t at = Blocks(call, counts).offset(me);
-                    direct.copy_source(p, at, call.target + received.offset(p), received.bytes(p), all);
+                    direct.copy_source(p, at, call.target + received.offset(p), received.bytes(p));
                 }
             }
             return true;

@@ -71,8 +71,8 @@ bool DirectAccess::also(DirectNeeds more) {
     return true;
 }
 
-void DirectAccess::copy_source(int r, size_t at, std::byte* to, size_t bytes, size_t all) const {
-    if (source(r)) return copy_direct(to, source(r) + at, bytes, all);
+void DirectAccess::copy_source(int r, size_t at, std::byte* to, size_t bytes) const {
+    if (source(r)) return op_.copy_out(to, source(r) + at, bytes);
     op_.read(r, to, buffers(r).source + at, bytes);
 }
 

@@ -51,8 +51,8 @@ public:
     std::byte* target(int r) const { return targets_[r].get(); }
     // What rank r passed, in its own addresses.
     const DirectBuffers& buffers(int r) const { return r == op_.rank ? own_ : op_.record(r).buffers; }
-    // Copies from byte `at` of the source of rank r to an output of `all` bytes, on any path.
-    void copy_source(int r, size_t at, std::byte* to, size_t bytes, size_t all) const;
+    // Copies from byte `at` of the source of rank r, on any path.
+    void copy_source(int r, size_t at, std::byte* to, size_t bytes) const;
 
     // Waits until all ranks have finished with the buffers of this one.
     void finish();

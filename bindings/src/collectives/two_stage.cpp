@@ -84,7 +84,8 @@ private:
         const Segments s = segments(k);
         for (int p = 0; p < n_; ++p) {
             if (p == me_) continue;
-            op_.comm.stores.copy(slot(me_, p, k), call_.source + offset(k, s, p), s.length(p) * call_.item, GAIN);
+            op_.comm.staging_stores.copy(slot(me_, p, k), call_.source + offset(k, s, p), s.length(p) * call_.item,
+                                         GAIN);
         }
     }
 
@@ -98,7 +99,7 @@ private:
             if (published && k >= 2 && includes(reader_, p)) op_.await_collected(p, k - 1);
         }
         const size_t bytes = s.length(me_) * call_.item;
-        const bool streams = op_.comm.stores.nontemporal(bytes, GAIN);
+        const bool streams = op_.comm.staging_stores.nontemporal(bytes, GAIN);
         for (size_t at = 0; at < bytes; at += TILE_BYTES) {
             const size_t length = std::min(TILE_BYTES, bytes - at);
             for (int p = 0; p < n_; ++p) {

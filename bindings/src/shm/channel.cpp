@@ -72,7 +72,7 @@ PacketChannel::Read ShmChannel::read_memory(std::byte* target, uint64_t location
     const auto read = [&] {
         const auto address = reinterpret_cast<const std::byte*>(location);
         if (!loads) return cma.read(member_, target, address, bytes);
-        copy_direct(target, in_file ? mapped.get() : address, bytes, bytes);
+        output_stores_.copy(target, in_file ? mapped.get() : address, bytes);
         return true;
     };
     in_.set_copying(loads);  // the peer keeps its memory during this copy

@@ -36,6 +36,7 @@ private:
     Doorbell& doorbell_;       // of the peer
     SendRing out_;
     ReceiveRing in_;
+    OutputStores output_stores_;
 };
 
 }  // namespace ringcomm

@@ -43,7 +43,7 @@ bool seems_to_overlap(const void* target, const void* source) {
 }
 
 bool copy_through_buffer(int64_t pid, std::byte* target, const std::byte* source, size_t bytes) {
-    constexpr size_t PART = 16 << 10;
+    constexpr size_t PART = 128 << 10;
     alignas(PAGE) thread_local std::byte buffer[PART + PAGE];
     std::byte* const aligned = buffer + reinterpret_cast<uintptr_t>(source) % PAGE;
     for (size_t done = 0; done < bytes; done += PART) {

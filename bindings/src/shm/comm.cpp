@@ -41,7 +41,7 @@ Comm::Comm(std::shared_ptr<World> world, GroupMemory group, std::vector<GroupMem
       world(std::move(world)),
       sources(size),
       tile(TILE_BYTES),
-      stores(tuning().nontemporal_bytes),
+      staging_stores(tuning().nontemporal_bytes),
       group_(std::move(group)),
       ancestors_(std::move(ancestors)),
       sleeper_(mine().p2p_doorbell) {}

@@ -12,14 +12,6 @@ namespace ringcomm {
 
 constexpr size_t TILE_BYTES = 16 << 10;  // stays in the first-level cache while it is reduced, then copied
 
-// Copies between the buffers of two ranks, for a call whose largest array has `all` bytes. Non-temporal stores take
-// half the time where the output is in no cache of this core, and 1.7 times as long where it is (Zen 5, two ranks);
-// from 16 MiB on they are faster even for the same buffers each time.
-constexpr size_t BEYOND_CORE_CACHES = 4 << 20;
-inline void copy_direct(std::byte* target, const std::byte* source, size_t bytes, size_t all) {
-    copy_block(target, source, bytes, all >= BEYOND_CORE_CACHES);
-}
-
 // The shared memory of a group of ranks; members[i] is the rank in the world of its rank i.
 struct GroupMemory {
     std::shared_ptr<Arena> arena;
@@ -89,7 +81,8 @@ public:
     // Scratch memory of the one collective that may run.
     std::vector<const void*> sources;
     std::vector<std::byte> tile;
-    Stores stores;  // for staging
+    StagingStores staging_stores;
+    OutputStores output_stores;
     Access access();
 
 private:

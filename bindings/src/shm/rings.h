@@ -26,7 +26,7 @@ private:
     PacketRing& ring_;
     std::byte* const bytes_;
     const size_t capacity_;
-    Stores stores_;
+    StagingStores stores_;
     uint64_t written_ = 0, consumed_ = 0;   // packets; the latter as last reported by the reader
     uint64_t end_ = 0, free_from_ = 0;      // positions in the ring of bytes; they never wrap
     std::array<uint64_t, PACKETS> ends_{};  // end_ after each packet

@@ -1,11 +1,7 @@
-// Ordinary or non-temporal stores for blocks that another core will read.
-//
-// Which are faster depends on the size and on where the two cores lie to each other: on Zen 4 a block of 64 KiB is
-// written at 19 and 14 GB/s to another hardware thread of the core, at 8 and 35 to another core of the same cache, and
-// at 2.5 and 13 across caches. Nobody tells a virtual machine where its cores are, and the operating system moves
-// ranks. So 1 copy in 32 is timed.
+// Ordinary or non-temporal stores, chosen by timing copies while they run.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 
@@ -14,10 +10,16 @@
 
 namespace ringcomm {
 
-class Stores {
+// For blocks that another core will read.
+//
+// Which are faster depends on the size and on where the two cores lie to each other: on Zen 4 a block of 64 KiB is
+// written at 19 and 14 GB/s to another hardware thread of the core, at 8 and 35 to another core of the same cache, and
+// at 2.5 and 13 across caches. Nobody tells a virtual machine where its cores are, and the operating system moves
+// ranks. So the stores in use are timed, those of short blocks in 1 copy of 32, and then either kind is tried in turn.
+class StagingStores {
 public:
     // Non-temporal ones for blocks of at least this size; 0: as measured.
-    explicit Stores(uint64_t nontemporal_bytes) : nontemporal_bytes_(nontemporal_bytes) {}
+    explicit StagingStores(uint64_t nontemporal_bytes) : nontemporal_bytes_(nontemporal_bytes) {}
 
     // Whether non-temporal stores write a block of this size `gain` times as fast, and that saves more than it costs
     // the reader, which fetches the block from memory, not from a cache.
@@ -31,8 +33,9 @@ public:
         if (nontemporal_bytes_ || bytes < SHORTEST) return copy_block(shared, own, bytes, nontemporal(bytes, gain));
         Times& times = times_[size_class(bytes)];
         const uint32_t number = times.copies++;
-        if (number >= FIRST && number % INTERVAL) return copy_block(shared, own, bytes, nontemporal(bytes, gain));
-        const bool streams = (number < FIRST ? number : number / INTERVAL) % 2;
+        const bool tries = number < FIRST || number % INTERVAL == 0;
+        const bool streams = tries ? (number < FIRST ? number : number / INTERVAL) % 2 : nontemporal(bytes, gain);
+        if (!tries && bytes < LONG) return copy_block(shared, own, bytes, streams);
         const uint64_t start = now_ns();
         copy_block(shared, own, bytes, streams);
         const float time = float(now_ns() - start) / float(bytes);
@@ -42,7 +45,7 @@ public:
     }
 
 private:
-    static constexpr size_t SHORTEST = 1 << 10;
+    static constexpr size_t SHORTEST = 1 << 10, LONG = 16 << 10;
     static constexpr double GAIN = 1.2, FETCH_NS = 500;
     static constexpr float FORGETS = 1.25;
     static constexpr uint32_t FIRST = 8, INTERVAL = 32;
@@ -55,6 +58,33 @@ private:
 
     const uint64_t nontemporal_bytes_;
     std::array<Times, 65> times_{};
+};
+
+// For the output of a call, of this rank or a peer. Non-temporal stores take two thirds of the time where the output is
+// in no cache of this core, and 1.7 times as long where it is (Zen 4, Zen 5). The first part of each copy tells.
+class OutputStores {
+public:
+    void copy(std::byte* target, const std::byte* source, size_t bytes) {
+        if (bytes < SHORTEST || target == source) return copy_block(target, source, bytes);
+        const uint64_t start = now_ns();
+        copy_block(target, source, FIRST_PART);
+        const uint64_t middle = now_ns();
+        const size_t rest = bytes - FIRST_PART;
+        const bool streams = float(middle - start) > streamed_ * float(FIRST_PART);
+        copy_block(target + FIRST_PART, source + FIRST_PART, rest, streams);
+        if (streams) {
+            const float time = float(now_ns() - middle) / float(rest);
+            streamed_ = streamed_ > 0 ? std::min(time, 2 * streamed_) : time;
+        } else {
+            streamed_ *= FADES;  // it may be the time of an interrupted copy
+        }
+    }
+
+private:
+    static constexpr size_t SHORTEST = 256 << 10, FIRST_PART = 32 << 10;
+    static constexpr float FADES = 0.98;
+
+    float streamed_ = 0;  // ns per byte of non-temporal stores
 };
 
 }  // namespace ringcomm
