@@ -151,7 +151,7 @@ class Config:
         one_shot_bytes: An all_reduce up to this size takes one synchronization: every rank reduces the whole array.
             Default: 16 KiB.
         nontemporal_bytes: Blocks of at least this size are staged with non-temporal stores. None, the default: each
-            rank measures while it works.
+            rank measures while it works, as it always does for its outputs.
         direct_bytes: Symmetric buffers of at least this size are accessed directly. If the ranks are threads of one
             process, so are all arrays, except in point-to-point messages up to 128 KiB. Default: 16 KiB.
         cma_bytes: In gather, scatter, all_gather, all_to_all, broadcast between two ranks and point-to-point (above the

@@ -69,7 +69,7 @@ typedef struct rc_region rc_region;
 typedef struct {
     uint64_t arena_bytes;     /* shared memory of one rank of the world, at most */
     uint64_t sub_arena_bytes; /* the same for a communicator from split */
-    uint64_t segment_bytes;   /* largest block of a chunk in a staged collective; all its blocks together: twice that */
+    uint64_t segment_bytes;   /* largest block of a chunk in a staged collective; see exchange.h for all its blocks */
     uint64_t one_shot_bytes;  /* all_reduce up to this size: every rank reduces everything, one synchronization */
     uint64_t heap_bytes;      /* addresses for the shared arrays of one rank; 0: there are none */
     uint64_t nontemporal_bytes; /* blocks staged with non-temporal stores from this size on; 0: measured */

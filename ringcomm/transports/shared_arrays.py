@@ -13,7 +13,7 @@ log = logging.getLogger("ringcomm")
 
 # The blocks of this context, each with the handler of NumPy's memory before it.
 _open: ContextVar[tuple[tuple[object, Any], ...]] = ContextVar("_open", default=())
-_warned = False  # in this process
+_warned: set[str] = set()  # in this process
 
 
 class SharedArrays:
@@ -63,7 +63,6 @@ def _warn(bytes: int) -> None:  # noqa: A002
 
 
 def _warn_once(text: str, *values: object) -> None:
-    global _warned
-    if not _warned:
+    if text not in _warned:
         log.warning(text, *values)
-    _warned = True
+    _warned.add(text)

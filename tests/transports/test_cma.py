@@ -34,23 +34,37 @@ def test_collectives_are_exact_around_the_cma_threshold(limit):
         harness.run(check, size, cases, SEGMENT, settings=[("RINGCOMM_CMA_BYTES", str(limit))])
 
 
+PART = 128 << 10  # of a copy through a buffer: cma.cpp
+PAGE = 4096
+
+
+def placed(values, place):
+    """Return a copy of an array of bytes that begins at this place in a page."""
+    memory = np.zeros(len(values) + 2 * PAGE, np.uint8)
+    begin = -memory.ctypes.data % PAGE + place
+    memory[begin : begin + len(values)] = values
+    return memory[begin : begin + len(values)]
+
+
 def root_blocks(comm, lengths, shift):
     for length in lengths:
-        both = filled(0, 2 * length, "uint8").reshape(2, length)
-        received = np.zeros(shift + length, np.uint8)[shift:]
-        comm.scatter(both if comm.rank == 0 else None, out=received)
-        assert comm._transport.path()[0] == "cma"
-        assert_same(received, both[comm.rank])
-        received = both[0] if comm.rank == 0 else np.zeros(shift + length, np.uint8)[shift:]
+        block = filled(0, length, "uint8")
+        received = placed(block if comm.rank == 0 else np.zeros(length, np.uint8), PAGE - 8 + shift * comm.rank)
         comm.broadcast(received)
         assert comm._transport.path()[0] == "cma"
-        assert_same(received, both[0])
+        assert_same(received, block)
+        both = placed(filled(0, 2 * length, "uint8"), 40)
+        received = placed(np.zeros(length, np.uint8), (40 + length + shift) % PAGE)  # rank 1 reads both[length:]
+        comm.scatter(both.reshape(2, length) if comm.rank == 0 else None, out=received)
+        assert comm._transport.path()[0] == "cma"
+        assert_same(received, both[comm.rank * length :][:length])
 
 
-# Both arrays begin at the same place in a page. A shift of the target of 1 to 15 bytes is copied in parts of 16 KiB.
+# A target 1 to 15 bytes beyond the source, by their places in a page, is copied through a buffer.
 @pytest.mark.parametrize("shift", [0, 5, 15, 16])
 def test_two_ranks_read_long_blocks_of_the_root_in_parts(shift):
-    harness.run(root_blocks, 2, [LAST - 1, LAST, LAST + 1, 3 * LAST + 5], shift, settings=COPIED)
+    lengths = [PAGE, PART - 1, PART, PART + 1, 2 * PART + 5, LAST - 1, LAST, LAST + 1, 3 * LAST + 5]
+    harness.run(root_blocks, 2, lengths, shift, settings=COPIED)
 
 
 def in_groups(comm, cases):

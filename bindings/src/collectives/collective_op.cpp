@@ -101,8 +101,8 @@ void CollectiveOp::check() {
 }
 
 void CollectiveOp::read(int r, std::byte* target, const std::byte* address, size_t bytes) {
-    // Of two ranks the other one waits. It is woken when as much is left as takes the time of a wake-up, some 100 us,
-    // so that it spins when the copy ends.
+    // Of two ranks the other one may be waiting for the end of this copy. It is woken when as much is left as takes the
+    // time of a wake-up, some 100 us, so that it spins then.
     constexpr size_t LAST = 1 << 20;
     const bool wakes = size == 2 && spin_again_ns() > 0;
     const auto read_part = [&](size_t begin, size_t end) {

@@ -222,7 +222,8 @@ void reduce_scatter(CollectiveOp& op) {
 }
 
 // A group of one rank.
-void alone(const CallRecord& call) {
+void alone(const CollectiveOp& op) {
+    const CallRecord& call = op.call;
     const void* source = call.source;
     const size_t all = Blocks(call).bytes(0);
     if (call.collective == RC_ALL_TO_ALL && call.counts && call.counts[0] != call.counts[1]) {
@@ -232,14 +233,14 @@ void alone(const CallRecord& call) {
                       0);
     }
     if (collectives[call.collective].reduces) return reduce_blocks(call, call.target, &source, 1, all / call.item);
-    copy_block(call.target, call.source, all);
+    op.copy_out(call.target, call.source, all);
 }
 
 void run(CollectiveOp& op) {
     const CallRecord& call = op.call;
     if (op.size == 1) {
         op.set_path(RC_PATH_SINGLE);
-        return alone(call);
+        return alone(op);
     }
     switch (call.collective) {
         case RC_BARRIER: return barrier(op);

@@ -36,7 +36,7 @@ void yield_core() { sched_yield(); }
 
 SpinPolicy spin_policy_of(uint64_t wake_ns, bool oversubscribed) {
     const uint64_t wake = std::clamp(wake_ns, LEAST_WAKE_NS, MOST_WAKE_NS);
-    // Eight wake-ups are longer than a copy of 2 MiB, the least that the kernel makes.
+    // Eight wake-ups, at least 200 us, are about what the kernel takes to copy 2 MiB, the least that it copies.
     return oversubscribed ? SpinPolicy{0, 4 * wake} : SpinPolicy{8 * wake, wake / 4};
 }
 

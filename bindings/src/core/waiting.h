@@ -71,7 +71,7 @@ private:
     const uint64_t longest_ns_, begun_ = now_ns();
     uint64_t seen_ = begun_, waited_ = 0;
 };
-constexpr uint64_t MOST_AWAKE_NS = 10'000'000;           // between checks, whatever else takes the time
+constexpr uint64_t MOST_AWAKE_NS = 10'000'000;           // of each spin or yield, whatever else takes the time
 constexpr uint64_t POLLS_NS = 10'000, YIELD_NS = 1'000;  // what some polls, or a yield, take at most by themselves
 // How long to sleep until the next checks: at most 100 ms.
 uint64_t slice_ns(uint64_t deadline);

@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <memory>
+#include <new>
 
 #include "core/errors.h"
 #include "kernels/cpu/kernels.h"
@@ -44,12 +46,16 @@ bool seems_to_overlap(const void* target, const void* source) {
 
 bool copy_through_buffer(int64_t pid, std::byte* target, const std::byte* source, size_t bytes) {
     constexpr size_t PART = 128 << 10;
-    alignas(PAGE) thread_local std::byte buffer[PART + PAGE];
-    std::byte* const aligned = buffer + reinterpret_cast<uintptr_t>(source) % PAGE;
+    // On the heap: every thread of the process would get a thread-local array, also one that never copies.
+    thread_local std::unique_ptr<std::byte[]> buffer;
+    if (!buffer) buffer.reset(new (std::nothrow) std::byte[PART + PAGE]);
+    if (!buffer) return copy(pid, target, source, bytes);  // slower
+    std::byte* const part =
+        buffer.get() + (reinterpret_cast<uintptr_t>(source) - reinterpret_cast<uintptr_t>(buffer.get())) % PAGE;
     for (size_t done = 0; done < bytes; done += PART) {
-        const size_t part = std::min(PART, bytes - done);
-        if (!copy(pid, aligned, source + done, part)) return false;
-        copy_block(target + done, aligned, part);
+        const size_t length = std::min(PART, bytes - done);
+        if (!copy(pid, part, source + done, length)) return false;
+        copy_block(target + done, part, length);
     }
     return true;
 }

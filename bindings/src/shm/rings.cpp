@@ -35,7 +35,7 @@ bool SendRing::try_write(PacketHeader header, const std::byte* payload) {
     }
     Packet& packet = ring_.packets[written_ % PACKETS];
     std::byte* place = apart ? bytes_ + header.location % capacity_ : packet.payload;
-    stores_.copy(place, payload, bytes);
+    stores_.copy(place, payload, bytes, 1.2);
     packet.header = header;
     end_ = ends_[written_ % PACKETS] = end;
     publish<SITE_PACKET>(packet.sequence, ++written_);
