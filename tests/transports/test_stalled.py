@@ -13,7 +13,7 @@ from failures import PROMPT, check_usable, lines_of, mortals, outcomes, raised, 
 from ringcomm import CollectiveTimeout, PeerLost, launch
 from stalling import need_stalling, stalling_array
 
-CHUNK = 1 << 16  # float32 of a chunk
+CHUNK = 1 << 17  # float32 of a chunk, as segment_bytes has them
 STALLED = 2  # the rank that hangs
 
 pytestmark = pytest.mark.usefixtures("stalling")
