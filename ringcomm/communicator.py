@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import cached_property, partial
 from math import prod
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +18,7 @@ from ringcomm.errors import Aborted, ArgumentError, RingcommError, describe_erro
 from ringcomm.native import NULL, seconds
 from ringcomm.shapes import Shapes, axes
 from ringcomm.transports.contract import CollectiveCall, Transport
+from ringcomm.transports.messages import Messages
 from ringcomm.transports.routing import RoutingTransport
 from ringcomm.types import OPS, PremulSum, reduction
 from ringcomm.work import PendingCalls, SendRecvPending, Work
@@ -340,6 +342,11 @@ class Communicator:
             works = self._isend(x, (*sent, *options)), self._irecv(out, (*received, *options))
             return Work(SendRecvPending, works, lambda source: source, None, self._pending)
         return self._transport.sendrecv(*sent, *received, *options)
+
+    @cached_property
+    def messages(self) -> Messages:
+        """Messages as MPI matches them: from any source, with any tag, of any length up to that of the array."""
+        return Messages(self._transport.handle, self._fast_path, partial(Work, calls=self._pending))
 
     # --- Python objects -----------------------------------------------------------------------------------------------
 

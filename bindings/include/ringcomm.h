@@ -67,11 +67,11 @@ typedef struct rc_region rc_region;
 
 /* The settings of a world: rank 0's values hold for all ranks. */
 typedef struct {
-    uint64_t arena_bytes;     /* shared memory of one rank of the world, at most */
-    uint64_t sub_arena_bytes; /* the same for a communicator from split */
-    uint64_t segment_bytes;   /* largest block of a chunk in a staged collective; see exchange.h for all its blocks */
-    uint64_t one_shot_bytes;  /* all_reduce up to this size: every rank reduces everything, one synchronization */
-    uint64_t heap_bytes;      /* addresses for the shared arrays of one rank; 0: there are none */
+    uint64_t arena_bytes;       /* shared memory of one rank of the world, at most */
+    uint64_t sub_arena_bytes;   /* the same for a communicator from split */
+    uint64_t segment_bytes;     /* largest block of a chunk in a staged collective; see exchange.h for all its blocks */
+    uint64_t one_shot_bytes;    /* all_reduce up to this size: every rank reduces everything, one synchronization */
+    uint64_t heap_bytes;        /* addresses for the shared arrays of one rank; 0: there are none */
     uint64_t nontemporal_bytes; /* blocks staged with non-temporal stores from this size on; 0: measured */
     uint64_t direct_bytes;      /* symmetric buffers, or the ranks are threads: accessed directly from this size on */
     uint64_t cma_bytes;         /* blocks of at least this size are copied by CMA */
@@ -210,6 +210,30 @@ int rc_recv(rc_comm* comm, void* data, uint64_t count, int dtype, int peer, int6
             rc_work** work);
 int rc_sendrecv(rc_comm* comm, const void* data, uint64_t count, int dtype, int dest, void* target,
                 uint64_t target_count, int target_dtype, int source, int64_t tag, double timeout, int* from);
+
+/* Messages matched as MPI matches them. A receive takes a message of at most `bytes` bytes, of any dtype, from one rank
+ * or any (-1), with one tag or any. A longer one is lost: the receive returns RC_MISMATCH, its sender RC_OK. */
+#define RC_ANY_TAG INT64_MIN
+typedef struct {
+    int32_t source;    /* -1: none, as for a send, or after rc_cancel */
+    int32_t cancelled; /* 1: rc_cancel has withdrawn the receive */
+    int64_t tag;
+    uint64_t bytes; /* that arrived */
+} rc_message;
+/* Is done only once a receive has matched the message. */
+int rc_send_synchronous(rc_comm* comm, const void* data, uint64_t count, int dtype, int peer, int64_t tag,
+                        double timeout, rc_work** work);
+/* `message` may be NULL. `taken`: 0, or a number from rc_probe; `peer` and `tag` are then those of that message. */
+int rc_recv_message(rc_comm* comm, void* data, uint64_t bytes, int peer, int64_t tag, uint64_t taken, double timeout,
+                    rc_message* message, rc_work** work);
+/* Finds the message that such a receive would get, and waits for one if `waits`; `found` is 0 or 1. With `taken` (may
+ * be NULL) no other receive gets the message: it waits for the one rc_recv_message with this number. */
+int rc_probe(rc_comm* comm, int peer, int64_t tag, int waits, double timeout, int* found, rc_message* message,
+             uint64_t* taken);
+/* Withdraws a receive that no message has matched: then it is done, and `cancelled` is 1. Has no effect on others. */
+int rc_cancel(rc_work* work, int* cancelled);
+/* What a receive that is done has received. */
+int rc_work_message(rc_work* work, rc_message* message);
 
 /* The status of the finished call. If it is not done after `timeout` the communicator is broken with RC_TIMEOUT: no
  * wait returns while the library can still touch the buffers. */

@@ -95,6 +95,7 @@ class FastPath(Protocol):
     def barrier(self, timeout: Any, async_op: Any, /) -> Any: ...
     def send(self, x: Any, peer: Any, tag: Any, timeout: Any, async_op: Any, /) -> Any: ...
     def recv(self, x: Any, peer: Any, tag: Any, timeout: Any, async_op: Any, /) -> Any: ...
+    def recv_message(self, x: Any, peer: Any, tag: Any, /) -> Any: ...  # of Messages; the fields of its Envelope
     def sendrecv(self, x: Any, dest: Any, out: Any, source: Any, tag: Any, timeout: Any, async_op: Any, /) -> Any: ...
 
 
@@ -129,6 +130,7 @@ class Transport(Protocol):
     rank: int
     size: int
     timeout: float
+    handle: Any  # the rc_comm, for messages.py
     fused: Mapping[str, Fused]
     fast_path: FastPath
 

@@ -134,18 +134,18 @@ class NativeWork:
     """A call queued in the native core."""
 
     def __init__(self, handle: Any) -> None:
-        self._handle = ffi.gc(handle, lib.rc_work_free)
+        self.handle = ffi.gc(handle, lib.rc_work_free)
 
     def wait(self, timeout: float) -> int:
         source = ffi.new("int *", -1)
-        check(lib.rc_work_wait(self._handle, timeout, source))
+        check(lib.rc_work_wait(self.handle, timeout, source))
         return int(source[0])
 
     def done(self) -> bool:
-        return bool(lib.rc_work_done(self._handle))
+        return bool(lib.rc_work_done(self.handle))
 
     def add_done_callback(self, callback: Callable[[], object]) -> None:
-        when_done(self._handle, callback)
+        when_done(self.handle, callback)
 
 
 def by_rank(values: list[str], member: str = "rank") -> str:

@@ -34,7 +34,7 @@ class RoutingTransport:
 
     def __init__(self, host: Transport) -> None:
         self.name, self.rank, self.size, self.timeout = host.name, host.rank, host.size, host.timeout
-        self.fast_path = host.fast_path
+        self.handle, self.fast_path = host.handle, host.fast_path
         self.fail, self.report, self.path = host.fail, host.report, host.path
         self._host = host
         self.fused: Mapping[str, Fused] = {name: self._fused(name) for name in COLLECTIVES}

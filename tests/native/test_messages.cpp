@@ -1,5 +1,7 @@
 // Sends that their receiver makes no room for, and are buffered: blocking and asynchronous ones, from several threads,
-// in the order in which they were sent, also while the communicator closes.
+// in the order in which they were sent, also while the communicator closes. And messages as MPI matches them: receives
+// of any length, probes, messages taken by them, synchronous sends and cancel, from several threads at once.
+#include <algorithm>
 #include <cstring>
 
 #include "shm/layout.h"
@@ -74,6 +76,115 @@ void large_behind_small(rc_comm* comm, int rank) {
     for (int i = 0; i < MANY; ++i) CHECK(receive(comm, 4) == i);
 }
 
+constexpr uint64_t SMALL = 24, LARGE = 300'000, TOO_LONG = 400'000, ROOM = 350'000;  // bytes
+
+char letter(int rank, int64_t tag) { return char('a' + (rank * 7 + tag) % 26); }
+
+void check_message(const std::vector<char>& target, const rc_message& message, int source, int64_t tag) {
+    CHECK(message.source == source && message.tag == tag && !message.cancelled);
+    const auto end = target.begin() + message.bytes;
+    CHECK(std::count(target.begin(), end, letter(source, tag)) == int64_t(message.bytes));
+    CHECK(std::count(end, target.end(), '.') == target.end() - end);
+}
+
+// Sends `rounds` messages of each kind with one tag: short, long, and too long for any receive; every other one
+// synchronous, some of them asynchronous.
+void send_messages(rc_comm* comm, int rank, int peer, int64_t tag, int rounds) {
+    const std::vector<char> data(TOO_LONG, letter(rank, tag));
+    std::vector<rc_work*> works;
+    for (int i = 0; i < rounds; ++i) {
+        for (const uint64_t bytes : {SMALL, LARGE, TOO_LONG}) {
+            const auto send = i % 2 ? rc_send_synchronous : rc_send;
+            rc_work* work = nullptr;
+            DO(send(comm, data.data(), bytes, RC_UINT8, peer, tag, -1, i % 3 ? nullptr : &work));
+            if (work) works.push_back(work);
+        }
+    }
+    for (rc_work* work : works) DO(finish(work));
+}
+
+// Receives them in one of four ways. What is too long fails alone.
+void receive_messages(rc_comm* comm, int source, int64_t tag, int rounds) {
+    const int any = -1;
+    std::vector<char> target(ROOM);
+    for (int i = 0; i < 3 * rounds; ++i) {
+        target.assign(ROOM, '.');
+        rc_message message{}, probed{};
+        uint64_t taken = 0;
+        int found = 0, outcome = RC_OK;
+        if (i % 4 == 1) {
+            DO(rc_probe(comm, any, tag, 1, -1, &found, &probed, nullptr));
+            CHECK(found && probed.source == source && probed.tag == tag);
+        } else if (i % 4 == 2) {
+            while (!found) DO(rc_probe(comm, source, tag, 0, -1, &found, &probed, &taken));
+        }
+        if (i % 4 == 3) {
+            rc_work* work = nullptr;
+            DO(rc_recv_message(comm, target.data(), ROOM, any, tag, 0, -1, nullptr, &work));
+            outcome = rc_work_wait(work, -1, nullptr);
+            DO(rc_work_message(work, &message));
+            rc_work_free(work);
+        } else {
+            outcome = rc_recv_message(comm, target.data(), ROOM, source, tag, taken, -1, &message, nullptr);
+        }
+        const uint64_t bytes[] = {SMALL, LARGE, TOO_LONG};
+        if (i % 3 == 2) {
+            CHECK(outcome == RC_MISMATCH && target[0] == '.');
+        } else {
+            DO(outcome);
+            CHECK(message.bytes == bytes[i % 3]);
+            check_message(target, message, source, tag);
+        }
+        CHECK(!found || probed.bytes == bytes[i % 3]);
+    }
+}
+
+// One thread withdraws receives that another one waits for, while the peer sends to some of them.
+void cancel_receives(rc_comm* comm, int rank, int peer) {
+    constexpr int64_t TAG = 50;
+    constexpr int NUMBER = 40;
+    if (rank == 1) {
+        for (int i = 0; i < NUMBER; ++i) DO(rc_send(comm, &i, 1, RC_INT32, peer, TAG, -1, nullptr));
+        return;
+    }
+    int received = 0;
+    for (int left = NUMBER; left > 0;) {
+        int value = -1, cancelled = 0;
+        rc_work* work = nullptr;
+        DO(rc_recv_message(comm, &value, sizeof value, peer, TAG, 0, -1, nullptr, &work));
+        std::thread waiting([&] { DO(rc_work_wait(work, -1, nullptr)); });
+        DO(rc_cancel(work, &cancelled));
+        waiting.join();
+        rc_message message{};
+        DO(rc_work_message(work, &message));
+        rc_work_free(work);
+        CHECK(message.cancelled == cancelled && value == (cancelled ? -1 : received));
+        if (cancelled) continue;
+        ++received;
+        --left;
+    }
+}
+
+void matched_as_mpi_does(rc_comm* comm, int rank) {
+    constexpr int ROUNDS = 12, TAGS = 3;
+    std::vector<std::thread> threads;
+    for (int64_t tag = 10; tag < 10 + TAGS; ++tag) {
+        threads.emplace_back([=] { send_messages(comm, rank, 1 - rank, tag, ROUNDS); });
+        threads.emplace_back([=] { receive_messages(comm, 1 - rank, tag, ROUNDS); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    DO(run(comm, RC_BARRIER, nullptr, nullptr, 0));
+    cancel_receives(comm, rank, 1 - rank);
+    DO(run(comm, RC_BARRIER, nullptr, nullptr, 0));
+}
+
+// One thread sends to its own rank and another one receives.
+void to_oneself(rc_comm* comm, int rank) {
+    std::thread sender([=] { send_messages(comm, rank, rank, 30, 6); });
+    receive_messages(comm, rank, 30, 6);
+    sender.join();
+}
+
 }  // namespace
 
 int main() {
@@ -82,6 +193,12 @@ int main() {
             waits_in_any_order(comm, rank);
             two_threads_send(comm, rank);
             large_behind_small(comm, rank);
+        });
+    }
+    for (const Access access : {STAGED, DIRECT, CMA}) {
+        in_world(2, small_tuning(access), [](rc_comm* comm, int rank) {
+            matched_as_mpi_does(comm, rank);
+            to_oneself(comm, rank);
         });
     }
     return failures.load() != 0;

@@ -29,6 +29,7 @@ NUMBERS = {
     "uint64_t": [0, 1, 3, 4096, 2**24, 2**45, 2**61, 2**62 + 1, 2**63, 2**64 - 1],
 }
 NUMBERS["int"] = NUMBERS["int32_t"]
+WAITS = ("rc_recv", "rc_sendrecv", "rc_recv_message", "rc_send_synchronous", "rc_probe")
 STRUCTURES = ("rc_call", "rc_cuda_call", "rc_cuda_shape", "rc_tuning")
 comm = ringcomm.init()
 handle = comm._transport._host.handle
@@ -61,7 +62,7 @@ for function in sys.argv[1:]:
         arguments = [choose(kind) for kind in ffi.typeof(call).args]
         if function in ("rc_free", "rc_close", "rc_abort") and handle in arguments:
             continue
-        if function in ("rc_recv", "rc_sendrecv") and {-1, 0} & {*arguments[4:-3]}:
+        if function in WAITS and {-1, 0} & {argument for argument in arguments if isinstance(argument, int)}:
             continue  # it may be valid, and wait
         ffi.memmove(space, zeros, len(zeros))
         print(function, *arguments, file=sys.stderr, flush=True)

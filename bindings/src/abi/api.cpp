@@ -1,4 +1,4 @@
-// The C ABI of calls and of the communicator: every function checks its arguments, then calls the core.
+// The C ABI of communicators and collectives, and of works: every function checks its arguments, then calls the core.
 #include <sched.h>
 #include <unistd.h>
 
@@ -12,29 +12,6 @@
 #include "shm/probe.h"
 
 using namespace ringcomm;
-
-namespace {
-
-Transfer outgoing(const void* data, uint64_t count, int dtype, int peer, int64_t tag, double timeout) {
-    // A send never writes through the pointer.
-    return {static_cast<std::byte*>(const_cast<void*>(data)), count, dtype, peer, tag, timeout};
-}
-
-int transfer(rc_comm* comm, bool sends, const Transfer& transfer, int* source, rc_work** work) {
-    return enter(comm, [&](const EntryGuard& entry) {
-        checked_bytes("data", transfer.data, transfer.count, transfer.dtype);
-        check_seconds("timeout", transfer.timeout);
-        check_rank("peer", transfer.peer, sends ? 0 : -1, entry.group().size);
-        if (work) {
-            *work = new rc_work{comm->handle, entry->p2p.start(sends, transfer)};
-        } else {
-            const int from = entry->p2p.run(sends, transfer);
-            if (source) *source = from;
-        }
-    });
-}
-
-}  // namespace
 
 const rc_error* rc_last_error(void) { return &last_error(); }
 
@@ -204,31 +181,6 @@ int rc_check_collective(int rank, int size, int collective, const rc_call* argum
     });
 }
 
-int rc_send(rc_comm* comm, const void* data, uint64_t count, int dtype, int peer, int64_t tag, double timeout,
-            rc_work** work) {
-    return transfer(comm, true, outgoing(data, count, dtype, peer, tag, timeout), nullptr, work);
-}
-
-int rc_recv(rc_comm* comm, void* data, uint64_t count, int dtype, int peer, int64_t tag, double timeout, int* source,
-            rc_work** work) {
-    return transfer(comm, false, {static_cast<std::byte*>(data), count, dtype, peer, tag, timeout}, source, work);
-}
-
-int rc_sendrecv(rc_comm* comm, const void* data, uint64_t count, int dtype, int dest, void* target,
-                uint64_t target_count, int target_dtype, int source, int64_t tag, double timeout, int* from) {
-    return enter(comm, [&](const EntryGuard& entry) {
-        const uint64_t bytes = checked_bytes("data", data, count, dtype);
-        const uint64_t target_bytes = checked_bytes("target", target, target_count, target_dtype);
-        check_rank("dest", dest, 0, entry.group().size);
-        check_rank("source", source, -1, entry.group().size);
-        check_seconds("timeout", timeout);
-        check_disjoint(data, bytes, target, target_bytes);
-        const Transfer incoming{static_cast<std::byte*>(target), target_count, target_dtype, source, tag, timeout};
-        const int came_from = entry->p2p.exchange(outgoing(data, count, dtype, dest, tag, timeout), incoming);
-        if (from) *from = came_from;
-    });
-}
-
 int rc_work_wait(rc_work* work, double timeout, int* source) {
     return guarded([&] {
         check_pointer("work", work);
@@ -245,7 +197,7 @@ int rc_work_wait(rc_work* work, double timeout, int* source) {
             }
         }
         call.result();
-        if (source) *source = call.source;
+        if (source) *source = call.message.source;
     });
 }
 

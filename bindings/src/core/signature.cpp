@@ -18,7 +18,8 @@ struct Described {
     const char* name;
     bool arrays, blocks;
     bool reduces;
-    const char* root;  // how the root is called, nullptr if there is none
+    const char* root;      // how the root is called, nullptr if there is none
+    bool at_most = false;  // so many bytes, of any dtype
 };
 
 constexpr Described described(const Collective& row) {
@@ -31,6 +32,8 @@ constexpr Described call_names[] = {
 #include "ringcomm/types.def"
     {"send", true, false, false, "to"},
     {"recv", true, false, false, "from"},
+    {"recv", true, false, false, "from", true},
+    {"probe", false, false, false, "from"},
 };
 static_assert(std::size(call_names) == CALLS);
 
@@ -83,7 +86,10 @@ std::string describe(uint64_t signature, uint64_t count, std::optional<double> f
     const int call = CALL.get(signature);
     if (call >= CALLS) return "an unknown call";
     const Described& of = call_names[call];
-    if (!of.arrays) return std::string(of.name) + "()";
+    const int root = ROOT.get(signature) - 1;
+    const std::string root_name = !of.root ? "" : root < 0 ? format("%s any", of.root) : format("%s %d", of.root, root);
+    if (!of.arrays) return format("%s(%s)", of.name, root_name.c_str());
+    if (of.at_most) return format("%s(at most %" PRIu64 " bytes, %s)", of.name, count, root_name.c_str());
     const bool counts = COUNTS.get(signature);
     std::string text = format("%s(%s", of.name, dtype_name(DTYPE.get(signature)));
     if (call != RC_ALL_TO_ALL || !counts) text += format(" x %" PRIu64 "%s", count, counts ? " in all" : "");
@@ -91,8 +97,7 @@ std::string describe(uint64_t signature, uint64_t count, std::optional<double> f
     const int op = OP.get(signature);
     if (of.reduces) text += format(", %s", op_name(op));
     if (of.reduces && op == RC_PREMUL_SUM && factor && !counts) text += format("(%.17g)", *factor);
-    const int root = ROOT.get(signature) - 1;
-    if (of.root) text += root < 0 ? format(", %s any", of.root) : format(", %s %d", of.root, root);
+    if (of.root) text += ", " + root_name;
     return text + (ON_GPUS.get(signature) ? ") on GPUs" : ")");
 }
 

@@ -11,7 +11,7 @@
 namespace ringcomm {
 
 // Calls beyond the collectives, for the flight record.
-enum { CALL_SEND = RC_COLLECTIVES, CALL_RECV, CALLS };
+enum { CALL_SEND = RC_COLLECTIVES, CALL_RECV, CALL_RECV_MESSAGE, CALL_PROBE, CALLS };
 
 // Set when a rank wants direct access: the buffers in its start record are valid, and nothing is staged yet.
 constexpr uint64_t SIGNATURE_DIRECT = uint64_t{1} << 63;

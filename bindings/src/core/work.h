@@ -28,6 +28,8 @@ std::thread named_thread(const char* name, Body body) {
     }
 }
 
+constexpr rc_message NO_MESSAGE{-1, 0, RC_ANY_TAG, 0};
+
 class Work {
 public:
     virtual ~Work() = default;
@@ -43,7 +45,10 @@ public:
     // When the call is done, next_done() returns `token`.
     void notify(uint64_t token);
 
-    int source = -1;  // of a receive
+    // Withdraws a receive that no message has matched; returns whether it did.
+    virtual bool cancel() { return false; }
+
+    rc_message message = NO_MESSAGE;  // of a receive
 
 protected:
     std::mutex mutex_;

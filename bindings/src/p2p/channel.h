@@ -9,10 +9,10 @@ namespace ringcomm {
 
 enum PacketKind : uint32_t {
     PACKET_EAGER,  // a whole message
-    PACKET_RTS,    // announces a large message, and maybe where the receiver can read it
+    PACKET_RTS,    // announces a message, and maybe where the receiver can read it
     PACKET_CTS,    // answers an RTS: send DATA
     PACKET_NACK,   // answers an RTS: the size or dtype does not match the receive
-    PACKET_FIN,    // answers an RTS: the receiver has read the sender's memory
+    PACKET_FIN,    // answers an RTS: the receiver has read the sender's memory, or has no room for the message
     PACKET_DATA,   // a piece of an announced message
 };
 

@@ -22,26 +22,26 @@ void PointToPointEngine::give_up_channels() {
     for (Endpoint& endpoint : endpoints_) endpoint.channel.reset();
 }
 
-int PointToPointEngine::run(bool sends, const Transfer& transfer) {
-    Request request(sends, transfer);
+rc_message PointToPointEngine::run(const Transfer& transfer) {
+    Request request(transfer);
     post({&request});
     wait(request);
     request.check_result();
-    return request.source;
+    return request.message;
 }
 
 int PointToPointEngine::exchange(const Transfer& outgoing, const Transfer& incoming) {
-    Request received(false, incoming), sent(true, outgoing);
+    Request received(incoming), sent(outgoing);
     post({&received, &sent});
     wait(sent);
     wait(received);  // also if the send failed: no one may write to the target after this returns
     sent.check_result();
     received.check_result();
-    return received.source;
+    return received.message.source;
 }
 
-std::shared_ptr<Work> PointToPointEngine::start(bool sends, const Transfer& transfer) {
-    const auto async = std::make_shared<AsyncRequest>(*this, sends, transfer);
+std::shared_ptr<Work> PointToPointEngine::start(const Transfer& transfer) {
+    const auto async = std::make_shared<AsyncRequest>(*this, transfer);
     post({&async->request}, async);
     return async;
 }
@@ -57,6 +57,7 @@ void PointToPointEngine::post(std::initializer_list<Request*> requests, const st
     }
     const std::lock_guard lock(mutex_);
     if (stopping_) throw Failure(RC_CLOSED, "this communicator is closed", group_.rank);
+    for (const Request* request : requests) check_taken(*request);
     if (async) {
         // Before anything else: it may throw.
         if (!worker_.joinable()) worker_ = named_thread("ringcomm-p2p", [this] { worker_loop(); });
@@ -66,6 +67,7 @@ void PointToPointEngine::post(std::initializer_list<Request*> requests, const st
     const uint64_t start = tick_ns();
     for (Request* request : requests) {
         request->start = start;
+        if (request->polls) continue;  // it would fill the record
         request->flight = group_.flight.start(request->signature(), request->transfer.count, 0, start);
     }
     try {
@@ -86,21 +88,35 @@ void PointToPointEngine::post(std::initializer_list<Request*> requests, const st
 void PointToPointEngine::begin(Request& request) {
     const Transfer& transfer = request.transfer;
     if (request.sends && transfer.peer == group_.rank) {
-        match(group_.rank, {PACKET_EAGER, uint32_t(transfer.dtype), transfer.tag, request.bytes, 0, 0}, transfer.data);
-        return complete(request);
+        const bool synchronous = transfer.kind == TransferKind::SYNCHRONOUS_SEND;
+        match(group_.rank, {PACKET_EAGER, uint32_t(transfer.dtype), transfer.tag, request.bytes, 0, 0}, transfer.data,
+              synchronous ? &request : nullptr);
+        if (!synchronous) complete(request);
+        return;
     }
     if (request.sends) {
         Endpoint& endpoint = endpoint_of(transfer.peer);
-        const bool eager = request.bytes <= endpoint.channel->eager_bytes;
+        // An RTS is answered when it is matched, which a synchronous send has to know.
+        const bool eager = transfer.kind == TransferKind::SEND && request.bytes <= endpoint.channel->eager_bytes;
         return send_packet(endpoint, {eager ? PACKET_EAGER : PACKET_RTS, &request, 0});
+    }
+    if (transfer.taken) {
+        const auto taken = taken_.extract(transfer.taken);
+        const UnexpectedMessage& message = taken.mapped();
+        return deliver(request, message.source, message.header, message.payload.data(), message.sender);
     }
     const auto found = std::find_if(unexpected_.begin(), unexpected_.end(), [&](const UnexpectedMessage& message) {
         return request.matches(message.source, message.header);
     });
     if (found == unexpected_.end()) return posted_receives_.push_back(&request);
-    const UnexpectedMessage message = std::move(*found);
+    if (transfer.kind == TransferKind::PROBE) {
+        request.set_message(found->source, found->header);
+        return complete(request);
+    }
+    UnexpectedMessage message = std::move(*found);
     unexpected_.erase(found);
-    deliver(request, message.source, message.header, message.payload.data());
+    if (transfer.kind == TransferKind::TAKE) return take(request, std::move(message));
+    deliver(request, message.source, message.header, message.payload.data(), message.sender);
 }
 
 // Moves one piece of each large message at a time, because the lock is held.
@@ -224,44 +240,59 @@ void PointToPointEngine::handle(Endpoint& endpoint, const PacketHeader& header, 
     handle_rendezvous(endpoint, header, payload);
 }
 
-void PointToPointEngine::match(int source, const PacketHeader& header, const std::byte* payload) {
-    const auto found = std::find_if(posted_receives_.begin(), posted_receives_.end(),
-                                    [&](const Request* request) { return request->matches(source, header); });
-    if (found == posted_receives_.end()) {
-        // An eager send is complete already, so its payload is kept here until a receive matches.
+void PointToPointEngine::match(int source, const PacketHeader& header, const std::byte* payload, Request* sender) {
+    // An eager send is complete already, so its payload is kept here until a receive matches.
+    const auto kept = [&]() -> UnexpectedMessage {
         const size_t bytes = header.kind == PACKET_EAGER ? header.bytes : 0;
-        unexpected_.push_back({source, header, {payload, payload + bytes}});
-        return;
+        return {source, header, {payload, payload + bytes}, sender};
+    };
+    for (auto at = posted_receives_.begin(); at != posted_receives_.end();) {
+        Request& request = **at;
+        if (!request.matches(source, header)) {
+            ++at;
+            continue;
+        }
+        at = posted_receives_.erase(at);
+        if (request.transfer.kind == TransferKind::TAKE) return take(request, kept());
+        if (request.transfer.kind != TransferKind::PROBE) return deliver(request, source, header, payload, sender);
+        request.set_message(source, header);
+        complete(request);
     }
-    Request& request = **found;
-    posted_receives_.erase(found);
-    deliver(request, source, header, payload);
+    unexpected_.push_back(kept());
 }
 
-void PointToPointEngine::deliver(Request& request, int source, const PacketHeader& header, const std::byte* payload) {
-    request.source = source;
+void PointToPointEngine::deliver(Request& request, int source, const PacketHeader& header, const std::byte* payload,
+                                 Request* sender) {
+    request.set_message(source, header);
     request.number = header.number;
-    const bool fits = header.bytes == request.bytes && header.dtype == uint32_t(request.transfer.dtype);
+    const bool at_most = request.transfer.kind == TransferKind::RECV_MESSAGE;
+    const bool fits = at_most ? header.bytes <= request.bytes
+                              : header.bytes == request.bytes && header.dtype == uint32_t(request.transfer.dtype);
     if (!fits) {
-        const auto array = [](int dtype, uint64_t count) { return format("%s x %" PRIu64, dtype_name(dtype), count); };
-        const std::string sent = array(header.dtype, header.bytes / dtype_bytes(header.dtype));
+        const auto array = [&](int dtype, uint64_t bytes) {
+            return at_most ? format("%" PRIu64 " bytes", bytes)
+                           : format("%s x %" PRIu64, dtype_name(dtype), bytes / dtype_bytes(dtype));
+        };
+        const std::string sent = array(header.dtype, header.bytes);
         request.set_mismatch(source, format("rank %d sent %s, but ", source, sent.c_str()) + request.describe_call(),
-                             array(request.transfer.dtype, request.transfer.count), sent);
+                             (at_most ? "at most " : "") + array(request.transfer.dtype, request.bytes), sent);
     }
+    request.bytes = header.bytes;
     if (header.kind == PACKET_EAGER) {
         if (fits) copy_block(request.transfer.data, payload, request.bytes);
+        if (sender) complete(*sender);  // after the copy: the payload may be its own
         return complete(request);
     }
     answer_rts(request, header);
 }
 
 void PointToPointEngine::complete(Request& request) {
-    group_.flight.end(request.flight, request.failure ? request.failure->error.code : RC_OK);
+    if (!request.polls) group_.flight.end(request.flight, request.failure ? request.failure->error.code : RC_OK);
     completed_ = true;
     const auto async = std::move(request.async);
     if (async) {
         --async_open_;
-        async->source = request.source;
+        async->message = request.message;
         async->finish(request.failure ? std::optional(*request.failure) : std::nullopt);
     }
     request.done.store(true, std::memory_order_release);  // last: the waiting thread may destroy the request

@@ -1,5 +1,7 @@
 // Point-to-point messages: matched by source and tag, in order per peer and tag, any number pending.
 //
+// A probe is a receive that gets no payload: it waits in the same list, and sees what a receive in its place would get.
+//
 // A small send whose receiver makes no room is buffered: it returns before its message is in the ring.
 //
 // Ranks exchange packets (channel.h). A small message is one EAGER packet; large_message.cpp moves a larger one.
@@ -10,6 +12,7 @@
 
 #include <deque>
 #include <list>
+#include <map>
 #include <optional>
 #include <thread>
 
@@ -21,14 +24,32 @@ namespace ringcomm {
 constexpr size_t MAX_BUFFERED_MESSAGE = 4096;
 constexpr size_t MAX_BUFFERED = 16 << 20;  // per peer, with some 250 bytes for each message; beyond, a send blocks
 
-// The arguments of a send or receive. A send never writes through `data`.
+enum class TransferKind {
+    SEND,
+    SYNCHRONOUS_SEND,  // done once a receive matches
+    RECV,
+    RECV_MESSAGE,  // of any dtype, and at most `count` bytes
+    PROBE,
+    TAKE,  // a probe after which only the receive with that number gets the message
+};
+
+constexpr bool sends(TransferKind kind) { return kind <= TransferKind::SYNCHRONOUS_SEND; }
+
+// The arguments of a send, receive or probe. A send never writes through `data`.
 struct Transfer {
+    TransferKind kind;
     std::byte* data;
     uint64_t count;
     int dtype;
-    int peer;  // receive: -1 for any
-    int64_t tag;
+    int peer;     // receive: -1 for any
+    int64_t tag;  // RECV_MESSAGE and probes: RC_ANY_TAG for any
     double timeout;
+    uint64_t taken = 0;  // RECV_MESSAGE: of this taken message
+};
+
+struct ProbedMessage {
+    rc_message message;
+    uint64_t taken;  // its number, after TAKE
 };
 
 class PointToPointEngine {
@@ -36,9 +57,11 @@ public:
     explicit PointToPointEngine(PeerGroup& group);
     ~PointToPointEngine() { stop(); }
 
-    int run(bool sends, const Transfer& transfer);  // returns the source of a receive, as exchange() does
-    int exchange(const Transfer& outgoing, const Transfer& incoming);
-    std::shared_ptr<Work> start(bool sends, const Transfer& transfer);
+    rc_message run(const Transfer& transfer);                          // returns what a receive has received
+    int exchange(const Transfer& outgoing, const Transfer& incoming);  // returns the source
+    std::shared_ptr<Work> start(const Transfer& transfer);
+    // Without `waits`: nothing, if there is no such message now.
+    std::optional<ProbedMessage> probe(const Transfer& transfer, bool waits);
     // Another engine has channels to the same ranks: this one exchanges no messages.
     void give_up_channels();
     // Before group.start_closing(): waits until the peers have room for all buffered sends. Returns what prevented it.
@@ -46,7 +69,7 @@ public:
     void stop();  // after group.start_closing()
 
 private:
-    struct Request;      // an open send or receive, owned by its caller
+    struct Request;      // an open send, receive or probe, owned by its caller
     class AsyncRequest;  // an asynchronous one, which owns itself
     struct BufferedSend;
     class Waiter;
@@ -55,6 +78,7 @@ private:
         int source;
         PacketHeader header;
         std::vector<std::byte> payload;
+        Request* sender;  // of a synchronous send to this rank itself, which is done once this is received
     };
     struct PendingPacket {
         PacketKind kind;
@@ -86,8 +110,12 @@ private:
     bool flush_queue(Endpoint& endpoint);
     bool receive_packets(Endpoint& endpoint);
     void handle(Endpoint& endpoint, const PacketHeader& header, const std::byte* payload);
-    void match(int source, const PacketHeader& header, const std::byte* payload);
-    void deliver(Request& request, int source, const PacketHeader& header, const std::byte* payload);
+    void match(int source, const PacketHeader& header, const std::byte* payload, Request* sender = nullptr);
+    void deliver(Request& request, int source, const PacketHeader& header, const std::byte* payload, Request* sender);
+    // probe.cpp
+    void take(Request& request, UnexpectedMessage message);
+    void check_taken(const Request& request) const;
+    bool cancel(Request& request);
     // large_message.cpp
     const std::byte* prepare_rendezvous(Endpoint& endpoint, const Request& request, PacketHeader& header) const;
     void rendezvous_written(Endpoint& endpoint, PendingPacket packet, size_t bytes);
@@ -99,6 +127,7 @@ private:
     void fail(Request& request, const Failure& failure);
     void fail_all(const Failure& failure, const Request* spared = nullptr);
     void wait(Request& request, uint64_t deadline = UINT64_MAX);
+    void poll(Request& request);
     void worker_loop();
     template <class Function>
     void for_each_open(Function function);
@@ -110,10 +139,13 @@ private:
     PeerGroup& group_;
     Sleeper& sleeper_;
     std::mutex mutex_;
-    std::vector<Endpoint> endpoints_;          // one per peer
-    std::vector<Request*> posted_receives_;    // unmatched, in order
-    std::list<UnexpectedMessage> unexpected_;  // unmatched, in order
-    bool completed_ = false;                   // a request that another thread may wait for
+    std::vector<Endpoint> endpoints_;              // one per peer
+    std::vector<Request*> posted_receives_;        // unmatched receives and probes, in order
+    std::list<UnexpectedMessage> unexpected_;      // unmatched, in order
+    std::map<uint64_t, UnexpectedMessage> taken_;  // by number
+    uint64_t taken_count_ = 0;
+    std::atomic<uint64_t> next_check_{0};  // by poll(), ns
+    bool completed_ = false;               // a request that another thread may wait for
 
     std::condition_variable worker_wakeup_;
     int async_open_ = 0;  // asynchronous requests and buffered sends

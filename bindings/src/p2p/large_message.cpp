@@ -1,8 +1,9 @@
-// How PointToPointEngine moves messages larger than half the ring: the rendezvous protocol, as in UCX and Open MPI.
+// How PointToPointEngine moves messages larger than half the ring, and synchronous ones: the rendezvous protocol, as in
+// UCX and Open MPI.
 //
 //   sender                                          receiver
 //   RTS: size, dtype, tag, maybe the location  →    matches a receive, then one of three:
-//                                              ←    FIN: it has read the payload from the sender's memory
+//                                              ←    FIN: it has read the payload from the sender's memory, or drops it
 //                                              ←    CTS: it needs the payload in packets
 //   DATA, DATA, … until all bytes are sent     →
 //                                              ←    NACK: the receive has another size or dtype
@@ -59,10 +60,12 @@ void PointToPointEngine::rendezvous_written(Endpoint& endpoint, PendingPacket pa
 }
 
 void PointToPointEngine::answer_rts(Request& request, const PacketHeader& header) {
-    Endpoint& endpoint = endpoint_of(request.source);
+    Endpoint& endpoint = endpoint_of(request.message.source);
     endpoint.rts_received.push_back(&request);
     if (request.failure) {
-        send_packet(endpoint, {PACKET_NACK, &request, header.number});
+        // A message that is too long for its receive is no mistake of the sender.
+        const PacketKind answer = request.transfer.kind == TransferKind::RECV_MESSAGE ? PACKET_FIN : PACKET_NACK;
+        send_packet(endpoint, {answer, &request, header.number});
     } else if (header.location && endpoint.channel->reads_memory(header.location)) {
         request.location = header.location;
     } else {

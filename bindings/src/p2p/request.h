@@ -1,4 +1,4 @@
-// One open send or receive.
+// One open send, receive or probe.
 #pragma once
 
 #include <cinttypes>
@@ -15,8 +15,10 @@ inline Transfer with_data(Transfer transfer, std::byte* data) {
 }
 
 struct PointToPointEngine::Request {
-    Request(bool sends, const Transfer& transfer)
-        : sends(sends), transfer(transfer), bytes(transfer.count * dtype_bytes(transfer.dtype)) {}
+    explicit Request(const Transfer& transfer)
+        : sends(ringcomm::sends(transfer.kind)),
+          transfer(transfer),
+          bytes(transfer.count * dtype_bytes(transfer.dtype)) {}
 
     Request(const Request& sent, std::byte* copy)
         : sends(true), transfer(with_data(sent.transfer, copy)), bytes(sent.bytes), start(sent.start), buffered(true) {}
@@ -25,15 +27,20 @@ struct PointToPointEngine::Request {
     void check_result() const {
         if (failure) throw *failure;
     }
+    bool any_tag() const { return transfer.tag == RC_ANY_TAG && transfer.kind >= TransferKind::RECV_MESSAGE; }
     bool matches(int from, const PacketHeader& header) const {
-        return transfer.tag == header.tag && (transfer.peer < 0 || transfer.peer == from);
+        return (transfer.tag == header.tag || any_tag()) && (transfer.peer < 0 || transfer.peer == from);
     }
-    uint64_t signature() const {
-        return signature_of(sends ? CALL_SEND : CALL_RECV, transfer.dtype, 0, transfer.peer, false);
+    int call() const {
+        constexpr int calls[] = {CALL_SEND, CALL_SEND, CALL_RECV, CALL_RECV_MESSAGE, CALL_PROBE, CALL_PROBE};
+        return calls[int(transfer.kind)];
     }
+    uint64_t signature() const { return signature_of(call(), transfer.dtype, 0, transfer.peer, false); }
     std::string describe_call() const {
-        return describe(signature(), transfer.count) + format(" with tag %" PRId64, transfer.tag);
+        const std::string tag = any_tag() ? "any tag" : format("tag %" PRId64, transfer.tag);
+        return describe(signature(), transfer.count) + " with " + tag;
     }
+    void set_message(int source, const PacketHeader& header) { message = {source, 0, header.tag, header.bytes}; }
     void set_mismatch(int peer, const std::string& message, const std::string& expected, const std::string& got) {
         failure = std::make_unique<Failure>(RC_MISMATCH, message, peer, expected, got);
         failure->error.peer = peer;
@@ -41,8 +48,9 @@ struct PointToPointEngine::Request {
 
     const bool sends;
     const Transfer transfer;
-    const size_t bytes;
-    int source = -1;  // of a receive, once matched
+    size_t bytes;                     // of RECV_MESSAGE: at most, until it is matched
+    rc_message message = NO_MESSAGE;  // of a receive or probe, once matched
+    uint64_t taken = 0;               // the number of the message that TAKE has taken
     uint64_t start = 0, flight = 0;
     uint64_t number = 0;                  // of the RTS
     uint64_t location = 0;                // receive: the payload in the sender's memory; 0: it comes in DATA packets
@@ -51,6 +59,7 @@ struct PointToPointEngine::Request {
     std::unique_ptr<Failure> failure;
     std::atomic<bool> done{false};
     const bool buffered = false;  // a send whose caller has returned
+    bool polls = false;           // a probe that does not wait
 };
 
 // A send that the engine owns, with a copy of its payload.
@@ -64,9 +73,9 @@ struct PointToPointEngine::BufferedSend {
 
 class PointToPointEngine::AsyncRequest final : public Work {
 public:
-    AsyncRequest(PointToPointEngine& engine, bool sends, const Transfer& transfer)
-        : request(sends, transfer), engine_(engine) {}
+    AsyncRequest(PointToPointEngine& engine, const Transfer& transfer) : request(transfer), engine_(engine) {}
     void wait(PeerGroup&, uint64_t deadline) override { engine_.wait(request, deadline); }
+    bool cancel() override { return engine_.cancel(request); }
 
     Request request;
 

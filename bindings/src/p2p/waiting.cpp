@@ -9,6 +9,11 @@ namespace ringcomm {
 template <class Function>
 void PointToPointEngine::for_each_open(Function function) {
     for (Request* request : posted_receives_) function(*request);
+    const auto waits = [&](const UnexpectedMessage& message) {
+        if (message.sender) function(*message.sender);
+    };
+    for (const UnexpectedMessage& message : unexpected_) waits(message);
+    for (const auto& [number, message] : taken_) waits(message);
     for (Endpoint& endpoint : endpoints_) {
         for (const PendingPacket& packet : endpoint.queue) {
             if (packet.kind == PACKET_EAGER || packet.kind == PACKET_RTS) function(*packet.request);
@@ -31,12 +36,14 @@ std::optional<Failure> PointToPointEngine::find_failure() {
 }
 
 std::optional<Failure> PointToPointEngine::find_failure(const Request& request, uint64_t now) const {
-    const int peer = request.transfer.peer >= 0 ? request.transfer.peer : request.source;  // -1: any, not matched yet
-    if (request.buffered && group_.closed(peer)) return {};                                // progress() drops it
+    // -1: any, not matched yet
+    const int peer = request.transfer.peer >= 0 ? request.transfer.peer : request.message.source;
+    // progress() drops what is buffered, and who polls need not expect a message.
+    if (peer >= 0 && (request.buffered || request.polls) && group_.closed(peer)) return {};
     if (peer >= 0 && peer != group_.rank) {
         if (auto failure = group_.peer_failure(peer, request.describe_call())) return failure;
     }
-    bool possible = peer >= 0 || group_.size == 1;
+    bool possible = peer >= 0 || group_.size == 1 || request.polls;
     for (int p = 0; p < group_.size && peer < 0; ++p) {
         if (p == group_.rank || group_.closed(p)) continue;  // a rank that closed is not needed; a death is a failure
         if (auto failure = group_.peer_failure(p, request.describe_call())) return failure;
@@ -62,7 +69,7 @@ public:
 
     // Checks all open requests: this may be the only waiting thread.
     std::optional<Failure> stop_reason() override {
-        const char* what = !request_ ? "point-to-point" : request_->sends ? "send" : "recv";
+        const char* what = request_ ? call_name(request_->call()) : "point-to-point";
         if (auto failure = group_.stop_reason(what)) return failure;
         const bool late = now_ns() >= deadline_;  // before find_failure(), which names the timeout of a request
         const std::lock_guard lock(engine_.mutex_);
@@ -102,8 +109,23 @@ public:
     }
 
     void wait(const SpinPolicy& spin_policy) {
+        guarded([&] { wait_until([this] { return ready(); }, engine_.sleeper_, spin_policy, *this); });
+    }
+
+    // What wait() does between two sleeps.
+    void check() {
+        guarded([&] {
+            if (const auto failure = stop_reason(); failure && !ready()) fail(*failure);
+        });
+    }
+
+    std::optional<Failure> failed;  // a wait for no request
+
+private:
+    template <class Body>
+    void guarded(Body body) {
         try {
-            wait_until([this] { return ready(); }, engine_.sleeper_, spin_policy, *this);
+            body();
         } catch (const Failure& failure) {
             end(failure);
         } catch (const std::exception& other) {
@@ -113,9 +135,6 @@ public:
         }
     }
 
-    std::optional<Failure> failed;  // a wait for no request
-
-private:
     // Nobody made room while this thread spun. The receiver may be computing, or in a collective that needs this rank.
     void buffer() {
         if (request_->transfer.peer == group_.rank) return;
@@ -154,6 +173,8 @@ void PointToPointEngine::fail_all(const Failure& failure, const Request* spared)
         if (&request != spared && !request.buffered) open.push_back(&request);
     });
     posted_receives_.clear();
+    unexpected_.clear();  // and with them the senders
+    taken_.clear();
     for (Endpoint& endpoint : endpoints_) {
         if (endpoint.channel) endpoint.channel->end_access();
         drop_buffered(endpoint);
@@ -172,6 +193,20 @@ void PointToPointEngine::wait(Request& request, uint64_t deadline) {
     group_.flight.clear_waits_for();
     const std::lock_guard lock(mutex_);
     if (waiters_.fetch_sub(1) == 1 && async_open_) worker_wakeup_.notify_one();
+}
+
+// Looks whether a posted probe has found a message. Who polls all the time never waits, so this checks for dead peers.
+void PointToPointEngine::poll(Request& request) {
+    constexpr uint64_t INTERVAL_NS = 100'000'000;
+    if (!request.is_done() && request.start >= next_check_.load()) {
+        next_check_.store(request.start + INTERVAL_NS);
+        Waiter(*this, &request, UINT64_MAX).check();
+    }
+    {
+        const std::lock_guard lock(mutex_);
+        std::erase(posted_receives_, &request);
+    }
+    if (!request.is_done() && group_.spin_policy.spin_ns == 0) yield_core();  // to a rank that shares it
 }
 
 void PointToPointEngine::worker_loop() {

@@ -1,0 +1,116 @@
+// The C ABI of point-to-point messages.
+#include "abi/handles.h"
+
+using namespace ringcomm;
+
+namespace {
+
+Transfer outgoing(TransferKind kind, const void* data, uint64_t count, int dtype, int peer, int64_t tag,
+                  double timeout) {
+    // A send never writes through the pointer.
+    return {kind, static_cast<std::byte*>(const_cast<void*>(data)), count, dtype, peer, tag, timeout};
+}
+
+Transfer incoming(TransferKind kind, void* data, uint64_t count, int dtype, int peer, int64_t tag, double timeout,
+                  uint64_t taken = 0) {
+    return {kind, static_cast<std::byte*>(data), count, dtype, peer, tag, timeout, taken};
+}
+
+void check(const EntryGuard& entry, const Transfer& transfer) {
+    checked_bytes("data", transfer.data, transfer.count, transfer.dtype);
+    check_seconds("timeout", transfer.timeout);
+    check_rank("peer", transfer.peer, sends(transfer.kind) ? 0 : -1, entry.group().size);
+}
+
+// Starts the transfer if `work`, else runs it.
+int transfer(rc_comm* comm, const Transfer& transfer, rc_message* message, rc_work** work) {
+    return enter(comm, [&](const EntryGuard& entry) {
+        check(entry, transfer);
+        if (work) {
+            *work = new rc_work{comm->handle, entry->p2p.start(transfer)};
+        } else {
+            const rc_message received = entry->p2p.run(transfer);
+            if (message) *message = received;
+        }
+    });
+}
+
+}  // namespace
+
+int rc_send(rc_comm* comm, const void* data, uint64_t count, int dtype, int peer, int64_t tag, double timeout,
+            rc_work** work) {
+    return transfer(comm, outgoing(TransferKind::SEND, data, count, dtype, peer, tag, timeout), nullptr, work);
+}
+
+int rc_send_synchronous(rc_comm* comm, const void* data, uint64_t count, int dtype, int peer, int64_t tag,
+                        double timeout, rc_work** work) {
+    const Transfer sent = outgoing(TransferKind::SYNCHRONOUS_SEND, data, count, dtype, peer, tag, timeout);
+    return transfer(comm, sent, nullptr, work);
+}
+
+int rc_recv(rc_comm* comm, void* data, uint64_t count, int dtype, int peer, int64_t tag, double timeout, int* source,
+            rc_work** work) {
+    rc_message message = NO_MESSAGE;
+    const Transfer received = incoming(TransferKind::RECV, data, count, dtype, peer, tag, timeout);
+    const int status = transfer(comm, received, &message, work);
+    if (status == RC_OK && !work && source) *source = message.source;
+    return status;
+}
+
+int rc_recv_message(rc_comm* comm, void* data, uint64_t bytes, int peer, int64_t tag, uint64_t taken, double timeout,
+                    rc_message* message, rc_work** work) {
+    const TransferKind kind = TransferKind::RECV_MESSAGE;
+    return transfer(comm, incoming(kind, data, bytes, RC_UINT8, peer, tag, timeout, taken), message, work);
+}
+
+int rc_sendrecv(rc_comm* comm, const void* data, uint64_t count, int dtype, int dest, void* target,
+                uint64_t target_count, int target_dtype, int source, int64_t tag, double timeout, int* from) {
+    return enter(comm, [&](const EntryGuard& entry) {
+        const uint64_t bytes = checked_bytes("data", data, count, dtype);
+        const uint64_t target_bytes = checked_bytes("target", target, target_count, target_dtype);
+        check_rank("dest", dest, 0, entry.group().size);
+        check_rank("source", source, -1, entry.group().size);
+        check_seconds("timeout", timeout);
+        check_disjoint(data, bytes, target, target_bytes);
+        const int came_from =
+            entry->p2p.exchange(outgoing(TransferKind::SEND, data, count, dtype, dest, tag, timeout),
+                                incoming(TransferKind::RECV, target, target_count, target_dtype, source, tag, timeout));
+        if (from) *from = came_from;
+    });
+}
+
+int rc_probe(rc_comm* comm, int peer, int64_t tag, int waits, double timeout, int* found, rc_message* message,
+             uint64_t* taken) {
+    return enter(comm, [&](const EntryGuard& entry) {
+        check_pointer("found", found);
+        const TransferKind kind = taken ? TransferKind::TAKE : TransferKind::PROBE;
+        const Transfer probe = incoming(kind, nullptr, 0, RC_UINT8, peer, tag, timeout);
+        check(entry, probe);
+        const auto probed = entry->p2p.probe(probe, waits);
+        *found = probed.has_value();
+        if (!probed) return;
+        if (message) *message = probed->message;
+        if (taken) *taken = probed->taken;
+    });
+}
+
+int rc_cancel(rc_work* work, int* cancelled) {
+    return guarded([&] {
+        check_pointer("work", work);
+        check_pointer("cancelled", cancelled);
+        if (!work->work->done()) {
+            const EntryGuard entry(*work->handle);
+            work->work->cancel();
+        }
+        *cancelled = work->work->done() && work->work->message.cancelled;
+    });
+}
+
+int rc_work_message(rc_work* work, rc_message* message) {
+    return guarded([&] {
+        check_pointer("work", work);
+        check_pointer("message", message);
+        if (!work->work->done()) reject("work: expected one that is done");
+        *message = work->work->message;
+    });
+}

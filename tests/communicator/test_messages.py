@@ -1,0 +1,525 @@
+"""Messages as MPI matches them: any source, any tag, any length that fits; synchronous sends, probes, cancel."""
+
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import harness
+from between_hosts import run_on
+from failures import PROMPT, check_usable, mortals, outcomes, raised, until, until_waiting
+from reference import assert_same, filled
+from ringcomm import ArgumentError, CollectiveTimeout, MismatchError, PeerLost, RingcommError
+from ringcomm.transports.contract import NO_FAST_PATH
+from ringcomm.transports.messages import ANY_SOURCE, ANY_TAG, Envelope
+
+LENGTHS = (0, 1, 7, 81, 100 << 10, (1 << 20) + 1, 5 << 20)  # bytes
+LARGE = 5 << 20
+EITHER = pytest.mark.parametrize("length", [40, LARGE], ids=["eager", "large"])
+
+
+@pytest.fixture(params=harness.WORLDS)
+def world(request):
+    return request.param
+
+
+@pytest.fixture(params=[*harness.WORLDS, "two hosts"])
+def run(request):
+    """Return a function that calls `fn(comm, *args)` on two ranks."""
+    if request.param == "two hosts":
+        return lambda fn, *args: run_on("01", fn, *args)
+    return lambda fn, *args: harness.run(fn, 2, *args, world=request.param)
+
+
+def message(source, length, salt=0):
+    return filled(source, length, "uint8", salt)
+
+
+def room(length):
+    """Return memory for a message, and for more."""
+    return np.full(length + 9, 0xEE, np.uint8)
+
+
+def check_received(x, envelope, source, tag, length, salt=0):
+    assert envelope == Envelope(source, tag, length)
+    assert_same(x[:length], message(source, length, salt), f"{length} bytes")
+    assert (x[length:] == 0xEE).all()
+
+
+def lengths(comm):
+    """Messages of every length go around a ring, into memory that is larger, in each way to send and receive."""
+    messages, left, right = comm.messages, (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    for salt, length in enumerate(LENGTHS):
+        data = message(comm.rank, length, salt)
+        for synchronous in (False, True):
+            x, y, z = room(length), room(length), room(length)
+            sends = [messages.isend(data, right, tag, synchronous) for tag in (4, 5, 6)]
+            check_received(x, messages.recv(x, ANY_SOURCE, 4), left, 4, length, salt)
+            check_received(y, messages.irecv(y, left, 5).wait(), left, 5, length, salt)
+            assert messages.probe(ANY_SOURCE, 6) == Envelope(left, 6, length)
+            taken = messages.take(left, 6)
+            check_received(z, taken.recv(z), left, 6, length, salt)
+            assert all(send.wait() == (ANY_SOURCE, ANY_TAG, 0) for send in sends)
+        if comm.size > 1:
+            first, second = (messages.send, messages.recv) if comm.rank % 2 else (messages.recv, messages.send)
+            first(data if comm.rank % 2 else x, comm.rank ^ 1, 0)
+            second(x if comm.rank % 2 else data, comm.rank ^ 1, 0)
+            assert_same(x[:length], message(comm.rank ^ 1, length, salt))
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_messages_of_every_length_are_received_into_larger_memory(size, world):
+    harness.run(lengths, size, world=world)
+
+
+def test_messages_are_received_between_hosts():
+    run_on("0011", lengths)
+
+
+def without_fast_path(comm):
+    comm._fast_path = NO_FAST_PATH
+    lengths(comm)
+
+
+def test_the_general_path_does_what_the_fast_path_does():
+    harness.run(without_fast_path, 2, world="threads")
+
+
+def kinds(comm):
+    """Arrays of any dtype and number of axes are sent as their bytes; an unknown dtype takes no other way."""
+    for dtype in ("f4,i8", "g", "float16", ">i4", "S3", "bool", "complex128"):
+        x = np.frombuffer(message(comm.rank, 6 * np.dtype(dtype).itemsize).tobytes(), dtype).reshape(2, 3)
+        work, y = comm.messages.isend(x, comm.rank, 0), np.zeros((3, 2), dtype)
+        assert comm.messages.recv(y, comm.rank, 0).size == x.nbytes
+        work.wait()
+        assert x.tobytes() == y.tobytes()
+    for x, words in (
+        (np.array([None]), "dtype: expected one without Python objects"),
+        (np.zeros((4, 4))[:, 1], "C-contiguous"),
+        (np.frombuffer(b"read-only", np.uint8), "writable"),
+    ):
+        assert words in str(raised(ArgumentError, lambda x=x: comm.messages.recv(x, 0, 0)))
+    assert "peer is 1" in str(raised(ArgumentError, lambda: comm.messages.send(np.zeros(1), 1, 0)))
+    assert "peer is -2" in str(raised(ArgumentError, lambda: comm.messages.probe(-2, 0)))
+
+
+def test_arrays_of_any_dtype_are_sent_as_bytes():
+    harness.run(kinds, 1, world="threads")
+
+
+# --- Matching ---------------------------------------------------------------------------------------------------------
+
+
+def in_order(comm):
+    """Each message goes to the first receive that matches, each receive gets the first message that matches."""
+    messages, peer = comm.messages, 1 - comm.rank
+    sizes = [(3, 200_000)[number % 4 == 2] for number in range(12)]
+    wanted = [(ANY_SOURCE, 0), (peer, ANY_TAG), (ANY_SOURCE, ANY_TAG), (peer, 2)]
+    order = [0, 1, 2, 5, 3, 4, 6, 8, 9, 7, 10, 11]
+    for posted_first in (True, False):
+        arrays = [room(max(sizes)) for _ in sizes]
+
+        def receive(arrays=arrays):
+            return [messages.irecv(x, *wanted[turn % 4]) for turn, x in enumerate(arrays)]
+
+        receives = receive() if posted_first else []
+        comm.barrier()
+        sends = [messages.isend(message(comm.rank, size, n), peer, n % 3) for n, size in enumerate(sizes)]
+        if not posted_first:
+            until(lambda: messages.iprobe(peer, 2), "a message")  # behind others
+            receives = receive()
+        for n, x, work in zip(order, arrays, receives, strict=True):
+            assert work.wait() == Envelope(peer, n % 3, sizes[n])
+            assert_same(x[: sizes[n]], message(peer, sizes[n], n), f"message {n}, {posted_first}")
+        for work in sends:
+            work.wait()
+
+
+def test_the_first_message_meets_the_first_receive_that_matches(run):
+    run(in_order)
+
+
+def any_source(comm):
+    """Rank 0 receives from all by one receive after the other; what does not fit its tag stays."""
+    others = range(1, comm.size)
+    if comm.rank:
+        comm.messages.send(np.array([comm.rank]), 0, 7)
+        comm.messages.send(np.array([comm.rank]), 0, comm.rank)
+    else:
+        x = np.zeros(2, np.int64)
+        assert sorted(comm.messages.recv(x, ANY_SOURCE, 7).source for _ in others) == [*others]
+        for rank in reversed(others):
+            assert comm.messages.recv(x, ANY_SOURCE, rank) == (rank, rank, 8)
+            assert x[0] == rank
+
+
+def test_a_receive_from_any_source_names_the_sender(world):
+    harness.run(any_source, 4, world=world)
+
+
+def mixed(comm):
+    """A receive of `recv` takes a message by its own rules; to it the tag that means any here is a tag like others."""
+    if comm.rank == 0:
+        comm.messages.send(np.ones(2), 1, 3)
+        comm.send(np.ones(2), 1, tag=4)
+        comm.send(np.ones(2), 1, tag=ANY_TAG)
+        comm.messages.send(np.ones(2), 1, 3)
+        raised(MismatchError, lambda: comm.messages.send(np.ones(1), 1, 3, synchronous=True))
+    else:
+        x = np.zeros(2)
+        comm.recv(x, 0, ANY_TAG)
+        comm.recv(x, 0, 3)
+        assert comm.messages.recv(x, 0, ANY_TAG).tag == 4
+        raised(MismatchError, lambda: comm.recv(x[:1], 0, 3))
+        raised(MismatchError, lambda: comm.recv(x, 0, 3))
+    check_usable(comm)
+
+
+def test_receives_of_both_kinds_share_the_messages(world):
+    harness.run(mixed, 2, world=world)
+
+
+def truncated(comm, length, posted, synchronous):
+    """A message that is too long is lost to its receiver alone; the next one is received."""
+    if comm.rank == 0:
+        comm.barrier()
+        comm.messages.send(message(0, length), 1, 5, synchronous)
+        comm.messages.send(message(0, 3), 1, 5)
+    else:
+        x, y = room(30), room(30)
+        calls = [lambda: comm.messages.recv(x, ANY_SOURCE, ANY_TAG), lambda: comm.messages.recv(y, 0, 5)]
+        if posted:
+            works = [comm.messages.irecv(x, ANY_SOURCE, ANY_TAG), comm.messages.irecv(y, 0, 5)]
+            calls = [work.wait for work in works]
+        comm.barrier()
+        error = raised(MismatchError, calls[0])
+        assert str(error) == f"rank 0 sent {length} bytes, but recv(at most 39 bytes, from any) with any tag"
+        assert (error.peer, error.expected, error.got) == (0, "at most 39 bytes", f"{length} bytes")
+        assert (x == 0xEE).all()
+        y[30:] = 0xEE
+        check_received(y, calls[1](), 0, 5, 3)
+    check_usable(comm)
+
+
+@EITHER
+@pytest.mark.parametrize("posted", [True, False])
+@pytest.mark.parametrize("synchronous", [True, False])
+def test_a_message_that_is_too_long_fails_its_receive_alone(length, posted, synchronous, run):
+    run(truncated, length, posted, synchronous)
+
+
+# --- Synchronous sends ------------------------------------------------------------------------------------------------
+
+
+def synchronous_send(comm, length):
+    messages = comm.messages
+    if comm.rank == 0:
+        work = messages.isend(message(0, length), 1, 0, synchronous=True)
+        comm.barrier()
+        assert not work.done()
+        messages.send(message(0, 0), 1, 1)
+        work.wait()
+        messages.send(message(0, length), 1, 0, synchronous=True)
+    else:
+        x = room(length)
+        comm.barrier()
+        messages.recv(x, 0, 1)
+        assert messages.iprobe(0, 0).size == length
+        for _ in range(2):
+            check_received(x, messages.recv(x, 0, 0), 0, 0, length)
+            x.fill(0xEE)
+
+
+@pytest.mark.parametrize("length", [0, 1, 4097, LARGE])
+def test_a_synchronous_send_is_done_once_it_is_received(length, run):
+    run(synchronous_send, length)
+
+
+def to_oneself(comm):
+    messages, me, x = comm.messages, comm.rank, room(40)
+    for receive in (
+        lambda: messages.recv(x, me, 1),
+        lambda: messages.irecv(x, me, ANY_TAG).wait(),
+        lambda: messages.take(ANY_SOURCE, 1).recv(x),
+    ):
+        work = messages.isend(message(me, 40), me, 1, synchronous=True)
+        assert messages.iprobe(me, 1) == Envelope(me, 1, 40)
+        assert not work.done()
+        check_received(x, receive(), me, 1, 40)
+        assert work.done()
+        x.fill(0xEE)
+    posted = messages.irecv(x, me, 1)
+    messages.send(message(me, 40), me, 1, synchronous=True)
+    check_received(x, posted.wait(), me, 1, 40)
+    too_long = messages.isend(message(me, 40), me, 1, synchronous=True)
+    raised(MismatchError, lambda: messages.recv(np.zeros(1, np.uint8), me, 1))
+    too_long.wait()
+
+
+def test_a_synchronous_send_to_oneself_needs_a_receive(world):
+    harness.run(to_oneself, 2, world=world)
+
+
+def stuck_with_oneself(comm):
+    group = comm.split(0)
+    x = np.zeros(1)
+    if comm.rank == 0:
+        work = group.messages.isend(x, 0, 3, synchronous=True)
+        error = raised(CollectiveTimeout, lambda: work.wait(timeout=0.1))
+        assert "rank 0: send(uint8 x 8, to 0) with tag 3 did not complete" in str(error)
+        assert work.done()
+    comm.barrier()
+    raised(CollectiveTimeout, lambda: group.messages.recv(x, comm.rank, 3))
+
+
+def test_a_synchronous_send_to_oneself_without_a_receive_times_out(world):
+    harness.run(stuck_with_oneself, 2, world=world)
+
+
+# --- Probes -----------------------------------------------------------------------------------------------------------
+
+
+def probe_first(comm, length):
+    """A probe finds what a receive would get, also before it comes; the message stays until it is received."""
+    messages = comm.messages
+    if comm.rank == 0:
+        until_waiting(comm, 1)
+        works = [messages.isend(message(0, length, tag), 1, tag) for tag in (1, 2)]
+        for work in works:
+            work.wait()
+        comm.barrier()
+        return
+    x = room(length)
+    assert messages.probe(ANY_SOURCE, 2) == messages.probe(0, 2) == Envelope(0, 2, length)
+    assert messages.iprobe(ANY_SOURCE, ANY_TAG) == messages.iprobe(0, 1) == Envelope(0, 1, length)
+    assert messages.iprobe(0, 3) is messages.iprobe(1, ANY_TAG) is messages.itake(0, 3) is None
+    check_received(x, messages.recv(x, ANY_SOURCE, ANY_TAG), 0, 1, length, 1)
+    x.fill(0xEE)
+    check_received(x, messages.recv(x, ANY_SOURCE, ANY_TAG), 0, 2, length, 2)
+    assert messages.iprobe(ANY_SOURCE, ANY_TAG) is None
+    comm.barrier()
+
+
+@EITHER
+def test_a_probe_leaves_the_message_to_a_receive(length, run):
+    run(probe_first, length)
+
+
+def take_first(comm, length):
+    """Messages that are taken are received in any order, also after others; nobody else gets them."""
+    messages = comm.messages
+    if comm.rank == 0:
+        until_waiting(comm, 1)
+        works = [messages.isend(message(0, length, number), 1, 5) for number in range(4)]
+        for work in works:
+            work.wait()
+        return
+    x = room(length)
+    taken = [messages.take(ANY_SOURCE, ANY_TAG) for _ in range(3)]
+    assert {each.envelope for each in taken} == {Envelope(0, 5, length)}
+    for number, receive in (
+        (3, lambda: messages.recv(x, 0, 5)),
+        (1, lambda: taken[1].recv(x)),
+        (2, lambda: taken[2].irecv(x).wait()),
+    ):
+        check_received(x, receive(), 0, 5, length, number)
+        x.fill(0xEE)
+    assert "received once" in str(raised(ArgumentError, lambda: taken[1].recv(x)))
+    assert "received once" in str(raised(ArgumentError, lambda: taken[1].irecv(x)))
+    raised(MismatchError, lambda: taken[0].recv(x[:2]))
+    assert "received once" in str(raised(ArgumentError, lambda: taken[0].recv(x)))
+
+
+@EITHER
+def test_a_taken_message_is_received_by_its_taker_alone(length, run):
+    run(take_first, length)
+
+
+def beside_receives(comm):
+    """A receive that was posted before a probe gets the message, and the probe the next."""
+    messages = comm.messages
+    if comm.rank == 0:
+        until_waiting(comm, 1)
+        for number in range(3):
+            messages.send(message(0, 4, number), 1, number)
+    else:
+        x, y = room(4), room(4)
+        first = messages.irecv(x, ANY_SOURCE, ANY_TAG)
+        assert messages.probe(ANY_SOURCE, ANY_TAG).tag == 1
+        assert messages.take(ANY_SOURCE, ANY_TAG).recv(y).tag == 1
+        check_received(x, first.wait(), 0, 0, 4)
+        assert messages.recv(x, ANY_SOURCE, ANY_TAG).tag == 2
+    comm.barrier()
+
+
+def test_a_probe_sees_only_what_no_posted_receive_gets(world):
+    harness.run(beside_receives, 2, world=world)
+
+
+def in_threads(comm):
+    """Four threads of each rank probe, take and receive, each with its own tag."""
+    messages, peer = comm.messages, 1 - comm.rank
+
+    def talk(tag):
+        for turn in range(30):
+            length = (5, 9_000, 120_000)[turn % 3]
+            send = messages.isend(message(comm.rank, length, turn), peer, tag, turn % 2 == 0)
+            x = room(length)
+            if tag % 2:
+                envelope = messages.take(ANY_SOURCE, tag).recv(x)
+            else:
+                envelope = messages.recv(x, *messages.probe(ANY_SOURCE, tag)[:2])
+            check_received(x, envelope, peer, tag, length, turn)
+            send.wait()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(talk, range(4)))
+
+
+def test_threads_of_a_rank_probe_and_receive_concurrently(world):
+    harness.run(in_threads, 2, world=world)
+
+
+# --- Cancel -----------------------------------------------------------------------------------------------------------
+
+
+def cancel(comm):
+    """A receive that no message has matched is withdrawn, and the message goes to the next receive."""
+    messages, x, y = comm.messages, room(3), room(3)
+    if comm.rank == 1:
+        work, other = messages.irecv(x, 0, ANY_TAG), messages.irecv(y, 0, 1)
+        assert work.cancel()
+        assert work.done()
+        assert work.cancel()
+        assert work.wait() == Envelope(ANY_SOURCE, ANY_TAG, 0)
+        waiter = threading.Thread(target=messages.irecv(x, 0, 9).wait)
+        waiter.start()
+        comm.barrier()
+        check_received(y, other.wait(), 0, 1, 3)
+        assert not other.cancel()
+        check_received(y, other.wait(), 0, 1, 3)
+        messages.send(x, 0, 2)
+        waiter.join()
+        assert (x[:3] == message(0, 3, 9)).all()
+    else:
+        comm.barrier()
+        send = messages.isend(message(0, 3), 1, 1)
+        assert not send.cancel()
+        messages.recv(x, 1, 2)
+        messages.send(message(0, 3, 9), 1, 9)
+        assert send.wait()
+    check_usable(comm)
+
+
+def test_a_receive_without_a_message_can_be_cancelled(world):
+    harness.run(cancel, 2, world=world)
+
+
+def cancel_waited(comm):
+    """The thread that waits for a withdrawn receive returns."""
+    work, ended = comm.messages.irecv(np.zeros(1), comm.rank, 0), []
+    waiter = threading.Thread(target=lambda: ended.append(work.wait()))
+    waiter.start()
+    assert work.cancel()
+    waiter.join()
+    assert ended == [Envelope(ANY_SOURCE, ANY_TAG, 0)]
+
+
+def test_cancel_ends_the_wait_of_another_thread(world):
+    harness.run(cancel_waited, 1, world=world)
+
+
+# --- Failures, and what they are called -------------------------------------------------------------------------------
+
+
+def probe_until_it_dies(comm, how):
+    messages = comm.messages
+    if comm.rank == 2:
+        if how != "iprobe":
+            for rank in (0, 1):
+                until_waiting(comm, rank)
+        os.kill(os.getpid(), signal.SIGKILL)
+    source = 2 if comm.rank else ANY_SOURCE
+
+    def poll():
+        while messages.iprobe(source, 0) is None:
+            pass
+
+    error = raised(PeerLost, poll if how == "iprobe" else lambda: getattr(messages, how)(source, 0))
+    assert error.rank == 2
+    return str(raised(PeerLost, lambda: messages.iprobe(0, 0)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["probe", "take", "iprobe"])
+def test_a_probe_ends_when_its_peer_dies(how):
+    answers, ends = {}, {}
+    with mortals(3) as pool:
+        for rank, answer, when in outcomes(pool, probe_until_it_dies, how):
+            answers[rank], ends[rank] = answer, when
+    assert isinstance(answers.pop(2), ConnectionError)
+    assert len({*answers.values()}) == 1
+    assert "needed it for probe(from " in answers[0]
+    assert max(ends.values()) - ends[2] < PROMPT
+
+
+def probe_the_closed(comm):
+    """A rank that has closed is no failure for who only polls."""
+    group = comm.split(0)
+    if comm.rank == 0:
+        group.close()
+    comm.barrier()
+    if comm.rank == 1:
+        end = time.monotonic() + 0.3  # more than the interval between the checks for dead ranks
+        while time.monotonic() < end:
+            assert group.messages.iprobe(0, ANY_TAG) is group.messages.itake(ANY_SOURCE, 0) is None
+        error = raised(PeerLost, lambda: group.messages.probe(0, ANY_TAG))
+        assert str(error) == "rank 0 closed the communicator while rank 1 needed it for probe(from 0) with any tag"
+    comm.barrier()
+
+
+def test_a_closed_rank_ends_a_probe_that_waits(world):
+    harness.run(probe_the_closed, 2, world=world)
+
+
+def keep_memory(comm):
+    """Works and what they are for may be dropped, and a communicator may be closed while receives wait."""
+    group = comm.split(0)
+    x = np.zeros(1000)
+    for tag in range(50):
+        group.messages.irecv(x[tag:], ANY_SOURCE, tag)
+    work = group.messages.irecv(np.zeros(1), ANY_SOURCE, 99)
+    group.messages.isend(np.ones(1 << 17), 1 - comm.rank, 100, synchronous=True)
+    comm.barrier()
+    group.close()
+    raised(RingcommError, work.wait)  # this rank has closed, or the other one before it
+    assert not work.cancel()
+    assert "closed" in str(raised(ArgumentError, lambda: group.messages.iprobe(0, 0)))
+
+
+def test_a_communicator_closes_while_receives_wait(world):
+    harness.run(keep_memory, 2, world=world)
+
+
+def reported(comm):
+    comm = comm.split(0)  # with a record of its own
+    works = [comm.messages.irecv(np.zeros(5), peer, 1) for peer in (ANY_SOURCE, comm.rank)]
+    report = comm._transport.report(9)
+    assert "recv(at most 40 bytes, from any), running" in report
+    assert f"recv(at most 40 bytes, from {comm.rank}), running" in report
+    for work in works:
+        assert work.cancel()
+    comm.messages.send(np.zeros(5), comm.rank, 1)
+    assert comm.messages.take(comm.rank, ANY_TAG).recv(np.zeros(5)).size == 40
+    for _ in range(20):
+        assert comm.messages.iprobe(ANY_SOURCE, ANY_TAG) is None
+    assert f"probe(from {comm.rank}), done" in comm._transport.report(9)
+    assert "probe(from any)" not in comm._transport.report(99)
+
+
+def test_the_report_names_receives_and_probes(world):
+    harness.run(reported, 1, world=world)
