@@ -40,7 +40,7 @@ MEASUREMENTS = {
     "shared_arrays-2": f"all_reduce {OTHERS} --shared-arrays -b 64K -e 64M -n 10 {MPIS}",
     "unbound-2": f"all_reduce broadcast reduce_scatter all_to_all --unbound -b 1K -e 1K -n 7 {MPIS}",
     "noise-2-small": f"all_reduce --noise -n 10 {SMALL} --vs openmpi",
-    "noise-2": f"all_reduce --noise -n 10 -b 64K -e 1M -f 16 --vs openmpi",
+    "noise-2": "all_reduce --noise -n 10 -b 64K -e 1M -f 16 --vs openmpi",
     "symmetric-2": "all_reduce --symmetric -b 16M -e 64M -n 10",
     "types-2": "all_reduce -b 1M -e 64M -n 10 --dtype float32,float16,bfloat16,float64,int32",
     "operations-2": "all_reduce -b 1M -e 64M -n 10 --op sum,max,min,prod",

@@ -351,7 +351,7 @@ class Communicator:
     # --- Python objects -----------------------------------------------------------------------------------------------
 
     def broadcast_object(self, obj: Any = None, root: int = 0, *, timeout: float | None = None) -> Any:
-        """Return the object of `root` on every rank. It travels pickled, in two broadcasts: its size, then its bytes.
+        """Return the object of `root` on every rank. It travels pickled: up to 496 bytes in one broadcast, else in two.
 
         `timeout` applies to each. If the object cannot be pickled, every rank raises RingcommError with `root`; the
         communicator stays usable.

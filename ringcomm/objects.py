@@ -1,71 +1,171 @@
-"""Collectives of Python objects, on top of those of arrays: one call for the sizes, one for the pickled bytes."""
+"""Collectives of Python objects, on top of those of arrays.
+
+An object travels pickled in a record of fixed size; only if some object is longer a second call moves the bytes of all.
+"""
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Sequence
+from functools import partial
+from struct import Struct
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from ringcomm.errors import RingcommError, describe_error
 
-__all__ = ["all_gather", "broadcast", "gather"]
+__all__ = ["all_gather", "all_to_all", "broadcast", "gather", "scatter"]
 
+RECORD = 512  # bytes: a collective of this size takes hardly longer than one of 8
+HEADER = Struct("=qq")  # the bytes of the object, and of the longest one of those that its rank sends
+START = HEADER.size
+ROOM = RECORD - START
+BYTE = np.dtype(np.uint8)
 FAILED = -1  # the size of an object that could not be pickled
 
-# `comm` is a Communicator; its methods document these functions.
+PICKLE = SimpleNamespace(dumps=partial(pickle.dumps, protocol=5), loads=pickle.loads)
+
+# `comm` is a Communicator; its methods document these functions. `codec` has `dumps` and `loads`.
 
 
-def broadcast(comm: Any, obj: Any, root: int, timeout: float | None) -> Any:
+def broadcast(comm: Any, obj: Any, root: int, timeout: float | None = None, codec: Any = PICKLE) -> Any:
     is_root = comm.rank == root
-    data: Any = None
-    error: Exception | None = None
-    if is_root:
-        data, error = _pickled(obj)
-    size = np.array(FAILED if data is None else data.size)
-    comm.broadcast(size, root, timeout=timeout)
-    _check_pickled(comm, {root: size}, error)
-    if not is_root:
-        data = np.empty(size, np.uint8)
-    comm.broadcast(data, root, timeout=timeout)
-    return obj if is_root else pickle.loads(data)
+    data, error = _pickled(obj, codec) if is_root else (None, None)
+    record: Any = _array(_record(data)) if is_root else np.empty(RECORD, np.uint8)
+    comm.broadcast(record, root, timeout=timeout)
+    size, _ = HEADER.unpack_from(record)
+    if size == FAILED:
+        raise _not_pickled(comm, root, error)
+    if size > ROOM:
+        content = _array(data) if is_root else np.empty(size, np.uint8)
+        comm.broadcast(content, root, timeout=timeout)
+    else:
+        content = record[START : START + size]
+    return obj if is_root else codec.loads(content)
 
 
-def all_gather(comm: Any, obj: Any, timeout: float | None) -> list[Any]:
-    data, sizes = _pickled_everywhere(comm, obj, timeout)
-    return _unpickled(comm.all_gather(data, counts=sizes, timeout=timeout), sizes)
+def all_gather(comm: Any, obj: Any, timeout: float | None = None, codec: Any = PICKLE) -> list[Any]:
+    data, objs, sizes = _gather_records(comm, obj, timeout, codec)
+    if sizes:
+        return _unpickled(comm.all_gather(_array(data), counts=sizes, timeout=timeout), sizes, codec)
+    return objs
 
 
-def gather(comm: Any, obj: Any, root: int, timeout: float | None) -> list[Any] | None:
-    data, sizes = _pickled_everywhere(comm, obj, timeout)
-    gathered = comm.gather(data, root=root, counts=sizes, timeout=timeout)
-    return None if gathered is None else _unpickled(gathered, sizes)
+def gather(comm: Any, obj: Any, root: int, timeout: float | None = None, codec: Any = PICKLE) -> list[Any] | None:
+    data, objs, sizes = _gather_records(comm, obj, timeout, codec, comm.rank == root)
+    if sizes:
+        gathered = comm.gather(_array(data), root=root, counts=sizes, timeout=timeout)
+        return None if gathered is None else _unpickled(gathered, sizes, codec)
+    return objs if comm.rank == root else None
 
 
-def _pickled_everywhere(comm: Any, obj: Any, timeout: float | None) -> tuple[Any, Any]:
-    """Return the pickled object, and the sizes on all ranks."""
-    data, error = _pickled(obj)
-    sizes = comm.all_gather(np.array(FAILED if data is None else data.size), timeout=timeout)
-    _check_pickled(comm, dict(enumerate(sizes)), error)
-    return data, sizes
+def scatter(comm: Any, objs: Sequence[Any] | None, root: int, timeout: float | None = None, codec: Any = PICKLE) -> Any:
+    """Return on each rank its object of `objs`, which `root` has."""
+    data, error = _all_pickled(objs or [], codec)
+    records = _records(data) if comm.rank == root else None
+    record = comm.scatter(records, np.empty(RECORD, np.uint8), root, timeout=timeout)
+    size, longest = HEADER.unpack_from(record)
+    if size == FAILED:
+        raise _not_pickled(comm, root, error)
+    if longest <= ROOM:
+        return codec.loads(record[START : START + size])
+    expected = [size if rank == root else 0 for rank in range(comm.size)]
+    (obj,) = _exchange(comm, data or [b""] * comm.size, [size], expected, timeout, codec)
+    return obj
 
 
-def _pickled(obj: Any) -> tuple[Any, Exception | None]:
-    """Return the pickled object, or the error; the other ranks have to learn of it before this rank raises it."""
+def all_to_all(comm: Any, objs: Sequence[Any], timeout: float | None = None, codec: Any = PICKLE) -> list[Any]:
+    """Return the objects that all ranks have for this one, which are `objs[rank]` there."""
+    data, error = _all_pickled(objs, codec)
+    sent = _records(data)
+    records = comm.all_to_all(sent, np.empty_like(sent), timeout=timeout).tobytes()
+    received, sizes = _opened(comm, records, error, codec)
+    return _exchange(comm, data, sizes, sizes, timeout, codec) if sizes else received
+
+
+def _gather_records(
+    comm: Any, obj: Any, timeout: float | None, codec: Any, wanted: bool = True
+) -> tuple[Any, list[Any], list[int]]:
+    """Return the pickled object, and the objects of all ranks, if wanted; or their sizes, if some are longer."""
+    data, error = _pickled(obj, codec)
+    records = comm.all_gather(_array(_record(data)), timeout=timeout).tobytes()
+    return data, *_opened(comm, records, error, codec, wanted)
+
+
+def _exchange(
+    comm: Any, data: list[Any], sizes: list[int], expected: list[int], timeout: float | None, codec: Any
+) -> list[Any]:
+    """Send data[rank] to each rank; return the objects of these sizes, `expected` bytes of which each rank sends."""
+    received = np.empty(sum(expected), np.uint8)
+    comm.all_to_all(_array(b"".join(data)), received, [len(each) for each in data], expected, timeout=timeout)
+    return _unpickled(received, sizes, codec)
+
+
+def _pickled(obj: Any, codec: Any) -> tuple[Any, Exception | None]:
+    """Return the pickled object, or None and the error; the other ranks learn of it before this one raises it."""
     try:
-        return np.frombuffer(pickle.dumps(obj, protocol=5), np.uint8), None
+        return codec.dumps(obj), None
     except Exception as error:
         return None, error
 
 
-def _check_pickled(comm: Any, sizes: Mapping[int, Any], error: Exception | None) -> None:
-    if error is not None:
-        text = f"rank {comm.rank} could not pickle its object: {describe_error(error)}"
-        raise RingcommError(text, rank=comm.rank) from error
-    for rank, size in sizes.items():
-        if size == FAILED:
-            raise RingcommError(f"rank {rank} could not pickle its object, and raised the reason", rank=rank)
+def _all_pickled(objs: Sequence[Any], codec: Any) -> tuple[list[Any], Exception | None]:
+    """Return the pickled objects; if one could not be pickled, None for each, and the error."""
+    try:
+        return [codec.dumps(obj) for obj in objs], None
+    except Exception as error:
+        return [None for _ in objs], error
 
 
-def _unpickled(data: Any, sizes: Any) -> list[Any]:
+def _array(data: Any) -> Any:
+    return np.frombuffer(data, BYTE)
+
+
+def _record(data: Any, longest: int | None = None) -> Any:
+    """Return the record of a pickled object. One that is too long has none of its bytes there."""
+    size = FAILED if data is None else len(data)
+    header = HEADER.pack(size, size if longest is None else longest)
+    return (header + data if 0 <= size <= ROOM else header).ljust(RECORD, b"\0")
+
+
+def _records(data: list[Any]) -> Any:
+    longest = max(FAILED if each is None else len(each) for each in data)
+    return _array(b"".join([_record(each, longest) for each in data]))
+
+
+def _opened(
+    comm: Any, records: bytes, error: Exception | None, codec: Any, wanted: bool = True
+) -> tuple[list[Any], list[int]]:
+    """Return the objects in records of all ranks, if wanted; or their sizes, if some rank sends a longer one.
+
+    Raises the error of a rank that could not pickle.
+    """
+    objs, unpack, loads = [], HEADER.unpack_from, codec.loads
+    starts = range(0, len(records), RECORD)
+    for at in starts:  # the usual case first, and fast
+        size, longest = unpack(records, at)
+        if not 0 <= longest <= ROOM:
+            break
+        if wanted:
+            objs.append(loads(records[at + START : at + START + size]))
+    else:
+        return objs, []
+    sizes = [unpack(records, at)[0] for at in starts]
+    if FAILED in sizes:
+        raise _not_pickled(comm, sizes.index(FAILED), error)
+    return [], sizes
+
+
+def _not_pickled(comm: Any, rank: int, error: Exception | None) -> RingcommError:
+    """Return the error of a rank that could not pickle its object, or that of this one."""
+    if error is None:
+        return RingcommError(f"rank {rank} could not pickle its object, and raised the reason", rank=rank)
+    text = f"rank {comm.rank} could not pickle its object: {describe_error(error)}"
+    failure = RingcommError(text, rank=comm.rank)
+    failure.__cause__ = error
+    return failure
+
+
+def _unpickled(data: Any, sizes: list[int], codec: Any) -> list[Any]:
     ends = np.cumsum(sizes)
-    return [pickle.loads(data[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+    return [codec.loads(data[end - size : end]) for size, end in zip(sizes, ends, strict=True)]

@@ -17,9 +17,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Self
 
 from ringcomm.bootstrap.place import Place
@@ -38,15 +39,23 @@ log = logging.getLogger("ringcomm")
 # more to handle SIGTERM.
 ESCALATION = ((processes.EXIT_TIMEOUT, signal.SIGTERM), (processes.EXIT_TIMEOUT + 2.0, signal.SIGKILL))
 FORWARDED = (signal.SIGINT, signal.SIGTERM)
+MPI4PY = Path(__file__).parents[1] / "mpi4py" / "shim"  # has a package mpi4py
 UNCAUGHT = 1  # the status with which Python exits after any exception, also one that the failure of another rank raised
 CAUSE_TIMEOUT = 1.0  # seconds after such an exit in which another failure counts as the first
 
 
-def run(command: Sequence[str], size: int, options: NodeOptions | None = None, bind: bool | None = None) -> int:
+def run(
+    command: Sequence[str],
+    size: int,
+    options: NodeOptions | None = None,
+    bind: bool | None = None,
+    mpi4py: bool = False,
+) -> int:
     """Run `command` on `size` ranks: a Python file, `-m` and a module, or an executable, each with its arguments.
 
     With `options` they are the ranks of this node, together with those that other launchers start on theirs. Each rank
     is bound to cores of its own if there are enough; with `bind` there have to be, and with False no rank is bound.
+    With `mpi4py`, `import mpi4py` gives ringcomm.mpi4py in the ranks and in the processes that they start.
 
     Returns the exit status of the rank that failed first (128 + the signal if it was killed), else 0; 1 if a node was
     lost. A status of 1 counts as later by CAUSE_TIMEOUT. Forwards SIGINT and SIGTERM to the ranks. Must be called on
@@ -61,7 +70,12 @@ def run(command: Sequence[str], size: int, options: NodeOptions | None = None, b
         first = nodes.first if nodes else Place(0, size, secrets.token_hex(16), secrets.token_hex(16))
         with _SignalSocket(signal.SIGCHLD, *FORWARDED) as signals, _Supervisor(signals, nodes) as supervisor:
             for local_rank, cores in enumerate(shares):
-                supervisor.start(program, replace(first, rank=first.rank + local_rank), cores)
+                place = replace(first, rank=first.rank + local_rank)
+                # Without PYTHONUNBUFFERED, output to a pipe is late, and lost if the rank is killed.
+                environment = {"PYTHONUNBUFFERED": "1", **place.environment()}
+                if mpi4py:
+                    _put_first(MPI4PY, environment)
+                supervisor.start(program, place.rank, environment, cores)
             return supervisor.wait()
 
 
@@ -74,6 +88,11 @@ def _shares(size: int, bind: bool | None) -> list[set[int]]:
         raise refuse("--bind core", f"at most as many ranks as cores ({topology.describe()})", f"{size} ranks")
     log.info("%d ranks are not bound to cores (%s)", size, topology.describe())
     return [cores] * size
+
+
+def _put_first(folder: Path, environment: dict[str, str]) -> None:
+    """Make Python look for modules in this folder before all others of PYTHONPATH and of its installation."""
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), environment.get("PYTHONPATH")]))
 
 
 def _program(command: Sequence[str]) -> list[str]:
@@ -183,11 +202,9 @@ class _Supervisor:
         for writer in {self._out, self._err}:
             writer.close()
 
-    def start(self, program: Sequence[str], place: Place, cores: set[int]) -> None:
-        log.info("rank %d runs on the cores %s", place.rank, ", ".join(map(str, sorted(cores))))
-        # Without PYTHONUNBUFFERED, output to a pipe is late, and lost if the rank is killed.
-        environment = {"PYTHONUNBUFFERED": "1", **place.environment()}
-        with starting(f"rank {place.rank}"), self._signals.mask_for_children(), _bound_to(cores):
+    def start(self, program: Sequence[str], rank: int, environment: Mapping[str, str], cores: set[int]) -> None:
+        log.info("rank %d runs on the cores %s", rank, ", ".join(map(str, sorted(cores))))
+        with starting(f"rank {rank}"), self._signals.mask_for_children(), _bound_to(cores):
             process = subprocess.Popen(
                 program,
                 env=environment,
@@ -196,11 +213,11 @@ class _Supervisor:
                 stderr=subprocess.PIPE,
                 process_group=self._reaper.pid,
             )
-        self._processes[place.rank] = process
+        self._processes[rank] = process
         self._notify_reaper(process)
         for source, writer in ((process.stdout, self._out), (process.stderr, self._err)):
             assert source is not None
-            self._outputs.register(source, selectors.EVENT_READ, RankOutput(place.rank, source, writer))
+            self._outputs.register(source, selectors.EVENT_READ, RankOutput(rank, source, writer))
 
     def wait(self) -> int:
         """Forward the output of the ranks until all have exited, on all nodes; return the exit status."""

@@ -1,5 +1,6 @@
 """Collectives of Python objects of any size."""
 
+import pickle
 import threading
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 import harness
 from ringcomm import RingcommError
+from ringcomm import objects as objects_of
 
 
 def objects(comm):
@@ -48,6 +50,29 @@ def test_the_root_gets_its_own_object_back(world):
     harness.run(own_object, 2, world=world)
 
 
+def at_the_edge(comm):
+    """Pickled objects that just fit into a record, and that just do not, beside short ones."""
+    fits = next(n for n in range(objects_of.ROOM) if len(pickle.dumps("x" * n, protocol=5)) == objects_of.ROOM)
+    for length in (fits, fits + 1):
+        for longer in range(comm.size):
+            text = "x" * (length if comm.rank == longer else 1)
+            lengths = [length if rank == longer else 1 for rank in range(comm.size)]
+            assert [len(each) for each in comm.all_gather_object(text)] == lengths
+            assert len(comm.broadcast_object(text, root=longer)) == length
+            sent = ["x" * (length if rank == longer else comm.rank) for rank in range(comm.size)]
+            received = objects_of.all_to_all(comm, sent)
+            expected = [length] * comm.size if comm.rank == longer else list(range(comm.size))
+            assert [len(each) for each in received] == expected
+            assert objects_of.scatter(comm, lengths if comm.rank == 1 else None, 1) == lengths[comm.rank]
+            assert len(objects_of.scatter(comm, sent if comm.rank == 1 else None, 1)) == (
+                length if comm.rank == longer else 1
+            )
+
+
+def test_objects_fit_into_their_record_or_not(world):
+    harness.run(at_the_edge, 3, world=world)
+
+
 def refused_on_one(comm):
     """All ranks raise; the communicator stays usable."""
     wrong = comm.size - 1
@@ -56,6 +81,8 @@ def refused_on_one(comm):
         lambda: comm.all_gather_object(obj),
         lambda: comm.gather_object(obj),
         lambda: comm.broadcast_object(obj, root=wrong),
+        lambda: objects_of.scatter(comm, [obj] * comm.size if comm.rank == wrong else None, wrong),
+        lambda: objects_of.all_to_all(comm, [obj] * comm.size),
     ):
         with pytest.raises(RingcommError, match=f"rank {wrong} could not pickle its object") as caught:
             call()

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "ringcomm"
 # From the top. A name stands for a module or a whole package; modules of one layer may import each other, acyclically.
 LAYERS = (
     ("__main__", "commands"),
-    ("bench", "parallel", "torch"),
+    ("bench", "mpi4py", "parallel", "torch"),
     ("__init__", "communicator", "launcher", "objects", "start", "testing", "work"),
     ("transports",),
     ("algorithms",),
@@ -25,8 +25,9 @@ LAYERS = (
     ("errors", "version"),
 )
 # These use the library as any user does. Beside its public API, the first may parse options, ask about the machine, its
-# settings, its devices and its place in a job, write files and launch a kernel by itself; the second draws as
-# algorithms are drawn, and counts what the backend is asked for; the third brings a store and a transport of its own.
+# settings, its devices and its place in a job, write files and launch a kernel by itself; the second matches messages
+# as MPI does, and connects groups that not all ranks of a communicator enter; the third draws as algorithms are drawn,
+# and counts what the backend is asked for; the last brings a store and a transport of its own.
 OUTSIDERS = {
     "bench": (
         "bootstrap.place",
@@ -38,6 +39,10 @@ OUTSIDERS = {
         "transports.cuda.virtual",
         "types",
     ),
+    "mpi4py": (
+        *("bootstrap", "communicator", "config", "devices", "errors", "objects"),
+        *("start", "transports.messages", "types", "version"),
+    ),
     "parallel": ("algorithms", "errors", "torch"),
     "torch": ("bootstrap", "communicator", "completion", "config", "errors", "start", "transports", "types"),
 }
@@ -46,11 +51,12 @@ RESERVED = {
     "os.environ": (
         *("config", "bootstrap.place", "bench.machine", "bench.peers", "bench.tune"),
         *("bench.rank.__main__", "bench.rank.gloo", "bench.rank.nccl"),
+        *("mpi4py.__init__", "mpi4py.environment", "mpi4py.futures.preparation"),
     ),
     "torch": ("bench.rank.gloo", "parallel", "torch"),
     "cupy": ("devices", "commands.doctor", "bench.rank.cuda", "bench.rank.nccl", "bench.virtual"),
     # SECURITY.md, *What is unpickled*.
-    "pickle": ("objects", "launcher.launch", "launcher.forkserver", "parallel.checkpoint"),
+    "pickle": ("objects", "launcher.launch", "launcher.forkserver", "mpi4py.pickling", "parallel.checkpoint"),
     "mpi4py": ("bench.rank.mpi", "transports.mpi.world", "transports.mpi.link", "transports.mpi.leaving"),
 }
 # The methods of mpi4py's communicators that pickle; their capitalized forms take buffers.

@@ -1,0 +1,108 @@
+"""mpi4py without MPI: programs that say `from mpi4py import MPI` run on ringcomm.
+
+`from ringcomm.mpi4py import MPI` is the same in the source; `ringcomm run --mpi4py` needs no edit. docs/mpi4py.md lists
+what there is.
+"""
+
+import os
+import sys
+from typing import NoReturn
+
+from ringcomm.errors import unknown
+from ringcomm.version import VERSION
+
+__all__ = ["MPI", "get_config", "get_include", "profile", "rc"]
+
+IMITATED = "4.1.2"
+__version__ = f"{IMITATED}+ringcomm{VERSION}"
+
+
+class Rc:
+    """The options of mpi4py, read when MPI is imported. MPI4PY_RC_<NAME> in the environment has precedence.
+
+    Attributes:
+        initialize: Connect the ranks when MPI is imported, not in MPI.Init. Default: True.
+        threads: Without it, Query_thread reports THREAD_SINGLE. Default: True.
+        thread_level: What Query_thread reports: "multiple", "serialized", "funneled" or "single". Calls from several
+            threads work in any case. Default: "multiple".
+        finalize: Disconnect at exit. None, the default: if MPI was initialized by its import.
+        errors: "exception" (ERRORS_RETURN), "default", "fatal" or "abort" (ERRORS_ARE_FATAL). Default: "exception".
+        fast_reduce: Has no effect: objects are always reduced in rank order. Default: True.
+        recv_mprobe: Has no effect: messages are always matched as mprobe does. Default: True.
+        irecv_bufsz: Has no effect: irecv takes objects up to 32 KiB, unless it is given memory or a size. Default:
+            32768.
+    """
+
+    initialize: bool
+    threads: bool
+    thread_level: str
+    finalize: bool | None
+    errors: str
+    fast_reduce: bool
+    recv_mprobe: bool
+    irecv_bufsz: int
+
+    def __init__(self, **options: object) -> None:
+        self(**{**DEFAULTS, **options})
+
+    def __setattr__(self, name: str, value: object) -> None:
+        _check(name)
+        super().__setattr__(name, _environment(name, value))
+
+    def __call__(self, **options: object) -> None:
+        """Set options; if one is unknown, none."""
+        for name in options:
+            _check(name)
+        for name, value in options.items():
+            setattr(self, name, value)
+
+    def __repr__(self) -> str:
+        return f"<{__name__}.rc>"
+
+
+DEFAULTS = {
+    "initialize": True,
+    "threads": True,
+    "thread_level": "multiple",
+    "finalize": None,
+    "errors": "exception",
+    "fast_reduce": True,
+    "recv_mprobe": True,
+    "irecv_bufsz": 32768,
+}
+YES, NO = ("true", "yes", "on", "y", "1"), ("false", "no", "off", "n", "0")
+
+
+def _check(name: str) -> None:
+    if name not in DEFAULTS:
+        raise TypeError(str(unknown("option of mpi4py.rc", name, DEFAULTS)))
+
+
+def _environment(name: str, value: object) -> object:
+    """Return the value of an option in the environment, else `value`."""
+    text = os.environ.get(f"MPI4PY_RC_{name.upper()}", "").lower()
+    if not text:
+        return value
+    if text.isdigit() and type(DEFAULTS[name]) is int:  # a bool is no such int
+        return int(text)
+    return True if text in YES else False if text in NO else text
+
+
+rc = Rc()
+sys.modules[f"{__name__}.rc"] = rc  # type: ignore[assignment]  # mpi4py has it as a module, too
+
+
+def get_config() -> dict[str, str]:
+    """Return how mpi4py was built: an empty dictionary, since there is no MPI."""
+    return {}
+
+
+def get_include() -> NoReturn:
+    """Raise NotImplementedError: ringcomm has no C headers of mpi4py."""
+    text = "mpi4py.get_include: ringcomm has no MPI handles that C code could use; compile against mpi4py and an MPI"
+    raise NotImplementedError(text)
+
+
+def profile(name: str, *, path: object = None) -> NoReturn:
+    """Raise NotImplementedError: ringcomm calls no MPI that a library could profile."""
+    raise NotImplementedError(f"mpi4py.profile({name!r}): ringcomm calls no MPI; use a profiler of Python, or py-spy")

@@ -1,0 +1,200 @@
+"""The world: how it starts and ends, and what is known of it."""
+
+import atexit
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+import ringcomm
+from ringcomm.errors import RingcommError, describe_error
+from ringcomm.mpi4py import constants, errors, rc
+from ringcomm.mpi4py.context import OPEN, BufferedSends, Context
+from ringcomm.mpi4py.handles import constant
+from ringcomm.mpi4py.info import Info
+from ringcomm.mpi4py.intracomm import Intracomm
+from ringcomm.mpi4py.operations import DONE, Started
+from ringcomm.mpi4py.request import Request
+
+__all__ = [
+    "COMM_SELF",
+    "COMM_WORLD",
+    "Attach_buffer",
+    "Detach_buffer",
+    "Finalize",
+    "Flush_buffer",
+    "Get_hw_resource_info",
+    "Get_library_version",
+    "Get_processor_name",
+    "Get_version",
+    "Iflush_buffer",
+    "Init",
+    "Init_thread",
+    "Is_finalized",
+    "Is_initialized",
+    "Is_thread_main",
+    "Pcontrol",
+    "Query_thread",
+    "Wtick",
+    "Wtime",
+    "get_vendor",
+]
+
+TIMEOUT = 30 * 24 * 3600.0  # seconds: MPI programs wait as long as they like; a dead rank is reported at once
+
+COMM_WORLD: Intracomm = constant("COMM_WORLD", Intracomm())
+COMM_SELF: Intracomm = constant("COMM_SELF", Intracomm())
+
+_finalized = False
+_sends = BufferedSends()  # holds the memory attached for all communicators
+
+
+def start() -> None:
+    """Connect the ranks when MPI is imported, and disconnect at exit, as `mpi4py.rc` says."""
+    if rc.initialize:
+        Init()
+    if rc.finalize or (rc.finalize is None and rc.initialize):
+        atexit.register(_end)
+
+
+def Init() -> None:
+    """Connect the ranks that were started together."""
+    if Is_initialized():
+        raise errors.Exception(errors.ERR_OTHER)
+    world = ringcomm.init(None if "RINGCOMM_TIMEOUT" in os.environ else TIMEOUT)
+    ranks = range(world.size)
+    alone = world.split(world.rank)
+    assert alone is not None
+    for handle, context in ((COMM_WORLD, Context(world, ranks)), (COMM_SELF, Context(alone, [world.rank]))):
+        context.name = f"MPI_{'COMM_WORLD' if handle is COMM_WORLD else 'COMM_SELF'}"
+        context.predefined, context.universe = True, world.size
+        if rc.errors in ("fatal", "abort", "default"):
+            context.errhandler = errors.ERRORS_ABORT if rc.errors == "abort" else errors.ERRORS_ARE_FATAL
+        handle._object = context
+
+
+def Init_thread(required: int = constants.THREAD_MULTIPLE) -> int:  # noqa: ARG001
+    """Connect the ranks that were started together. Returns the level of thread support."""
+    Init()
+    return Query_thread()
+
+
+def Finalize() -> None:
+    """Disconnect, once all ranks do."""
+    global _finalized
+    if not Is_initialized() or _finalized:
+        raise errors.Exception(errors.ERR_OTHER)
+    COMM_SELF._delete_attributes()
+    COMM_WORLD._delete_attributes()
+    with suppress(RingcommError):
+        COMM_WORLD._object.comm.barrier()
+    for context in list(OPEN):
+        with suppress(RingcommError):
+            context.comm.close()
+    OPEN.clear()
+    COMM_WORLD._nullify()
+    COMM_SELF._nullify()
+    _finalized = True
+
+
+def _end() -> None:
+    """Finalize at exit. After an uncaught exception, tell the other ranks instead of waiting for them."""
+    if not Is_initialized() or _finalized:
+        return
+    error = getattr(sys, "last_value", None)
+    if error is not None:
+        with suppress(RingcommError):
+            COMM_WORLD._object.comm.abort(describe_error(error))
+    else:
+        Finalize()
+
+
+def Is_initialized() -> bool:
+    """Return whether Init was called."""
+    return bool(COMM_WORLD) or _finalized
+
+
+def Is_finalized() -> bool:
+    """Return whether Finalize was called."""
+    return _finalized
+
+
+def Query_thread() -> int:
+    """Return the level of thread support, as `mpi4py.rc` has it."""
+    level = rc.thread_level if rc.threads else "single"
+    return int(getattr(constants, f"THREAD_{level.upper()}"))
+
+
+def Is_thread_main() -> bool:
+    """Return whether this is the main thread."""
+    return threading.current_thread() is threading.main_thread()
+
+
+def Get_version() -> tuple[int, int]:
+    """Return the version of the MPI standard."""
+    return constants.VERSION, constants.SUBVERSION
+
+
+def Get_library_version() -> str:
+    """Return the name and version of the library."""
+    return f"ringcomm {ringcomm.__version__}"
+
+
+def get_vendor() -> tuple[str, tuple[int, ...]]:
+    """Return the name and version of the library."""
+    return "ringcomm", tuple(map(int, ringcomm.__version__.split(".")[:3]))
+
+
+def Get_processor_name() -> str:
+    """Return the name of the host."""
+    return os.uname().nodename
+
+
+def Get_hw_resource_info() -> Info:
+    """Return an Info with the resources to which this process is bound."""
+    return Info.Create({"hwloc://numanode": "false"})
+
+
+def Wtime() -> float:
+    """Return the time in seconds."""
+    return time.perf_counter()
+
+
+def Wtick() -> float:
+    """Return the resolution of Wtime, in seconds."""
+    return time.get_clock_info("perf_counter").resolution
+
+
+def Pcontrol(level: int) -> None:
+    """Do nothing: there is no profiler to control."""
+
+
+def Attach_buffer(buf: Any) -> None:
+    """Attach memory for Bsend. It is not needed."""
+    _sends.attach(buf)
+
+
+def Detach_buffer() -> Any:
+    """Wait for the buffered sends on all communicators, and return the memory that was attached."""
+    Flush_buffer()
+    return _sends.detach()
+
+
+def Flush_buffer() -> None:
+    """Wait for the buffered sends on all communicators."""
+    for context in list(OPEN):
+        context.buffered.flush()
+
+
+def Iflush_buffer() -> Request:
+    """Wait for the buffered sends on all communicators; the request is complete."""
+    Flush_buffer()
+    return Request._of(Started(COMM_WORLD._object.fail, DONE))
+
+
+def _comm_lock_table(comm: Any) -> dict[Any, Any]:
+    """Return the locks of the collectives of objects on a communicator, which mpi4py's own tests look at."""
+    locks: dict[Any, Any] = comm._object.locks
+    return locks

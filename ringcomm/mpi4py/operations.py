@@ -1,0 +1,188 @@
+"""What requests name: started operations, persistent ones, and those that the program itself completes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol
+
+from ringcomm.errors import RingcommError
+from ringcomm.mpi4py import errors
+from ringcomm.mpi4py.attributes import call_user_function
+from ringcomm.mpi4py.constants import ANY_SOURCE, ANY_TAG
+from ringcomm.mpi4py.status import Status
+from ringcomm.transports.messages import Envelope
+
+__all__ = ["DONE", "EMPTY", "Done", "General", "Persistent", "Started", "fill"]
+
+EMPTY = Envelope(ANY_SOURCE, ANY_TAG, 0)  # the status of sends, collectives and null requests
+
+
+class Waitable(Protocol):
+    """A Work of a communicator, or a MessageWork."""
+
+    def wait(self) -> Any: ...
+    def done(self) -> bool: ...
+
+
+class Done:
+    """An operation that had nothing to do, with the outcome of its wait."""
+
+    def __init__(self, outcome: Any = None) -> None:
+        self._outcome = outcome
+
+    def wait(self) -> Any:
+        return self._outcome
+
+    def done(self) -> bool:
+        return True
+
+
+DONE = Done()
+
+
+class Pair:
+    """A send and a receive that are one operation."""
+
+    def __init__(self, send: Waitable, receive: Waitable) -> None:
+        self._send, self._receive = send, receive
+
+    def wait(self) -> Any:
+        outcome = self._receive.wait()
+        self._send.wait()
+        return outcome
+
+    def done(self) -> bool:
+        return self._receive.done() and self._send.done()
+
+
+class Started:
+    """A started operation. `finish` takes the outcome of the wait, and returns the object received.
+
+    `fail` raises an error of ringcomm as the communicator's error handler has it.
+    """
+
+    active = True
+
+    def __init__(
+        self, fail: Callable[[RingcommError], NoReturn], work: Waitable, finish: Callable[[Any], Any] | None = None
+    ) -> None:
+        self._fail, self._work, self._finish = fail, work, finish
+        self._completed = self._cancelled = False
+        self._value: Any = None
+        self._envelope = EMPTY
+
+    def done(self) -> bool:
+        return self._completed or self._work.done()
+
+    def complete(self, status: Status | None = None) -> Any:
+        """Wait, once, and return the object received."""
+        if not self._completed:
+            try:
+                outcome = self._work.wait()
+            except RingcommError as error:
+                self._fail(error)
+            finally:
+                self._completed = True
+            if isinstance(outcome, Envelope):
+                self._envelope = outcome
+            if self._finish:
+                self._value = self._finish(outcome)
+        fill(status, self._envelope, self._cancelled)
+        return self._value
+
+    def with_send(self, send: Started) -> Started:
+        """Return the operation of this receive and a send."""
+        return Started(self._fail, Pair(send._work, self._work), self._finish)
+
+    def cancel(self) -> None:
+        cancel = getattr(self._work, "cancel", None)
+        if cancel and not self._completed and cancel():
+            self._completed = self._cancelled = True
+
+    def release(self) -> bool:
+        """Return whether the request is null once the operation has completed."""
+        return True
+
+    def free(self) -> None:
+        """Let the operation run on without a request."""
+
+
+class Persistent:
+    """An operation that can be started again and again."""
+
+    def __init__(self, start: Callable[[], Started]) -> None:
+        self._start = start
+        self._started: Started | None = None
+
+    @property
+    def active(self) -> bool:
+        return self._started is not None
+
+    def start(self) -> None:
+        if self.active:
+            raise errors.Exception(errors.ERR_REQUEST)
+        self._started = self._start()
+
+    def done(self) -> bool:
+        return self._started is None or self._started.done()
+
+    def complete(self, status: Status | None = None) -> Any:
+        if self._started is None:
+            fill(status, EMPTY)
+            return None
+        return self._started.complete(status)
+
+    def cancel(self) -> None:
+        if self._started:
+            self._started.cancel()
+
+    def release(self) -> bool:
+        self._started = None
+        return False
+
+    def free(self) -> None:
+        self._started = None
+
+
+class General:
+    """An operation of the program, which tells MPI when it is complete."""
+
+    active = True
+
+    def __init__(self, query: Any, free: Any, cancel: Any, args: Any, kwargs: Any) -> None:
+        self._query, self._free, self._cancel = query, free, cancel
+        self._args, self._kwargs = tuple(args or ()), dict(kwargs or {})
+        self.completed = threading.Event()
+        self.value: Any = None
+
+    def done(self) -> bool:
+        return self.completed.is_set()
+
+    def complete(self, status: Status | None = None) -> Any:
+        self.completed.wait()
+        status = Status() if status is None else status
+        fill(status, EMPTY)
+        if self._query:
+            call_user_function(self._query, status, *self._args, **self._kwargs)
+        return self.value
+
+    def cancel(self) -> None:
+        if self._cancel:
+            call_user_function(self._cancel, self.done(), *self._args, **self._kwargs)
+
+    def release(self) -> bool:
+        self.free()
+        return True
+
+    def free(self) -> None:
+        free, self._free = self._free, None
+        if free:
+            call_user_function(free, *self._args, **self._kwargs)
+
+
+def fill(status: Status | None, envelope: Envelope, cancelled: bool = False) -> None:
+    """Set a status, if there is one."""
+    if status is not None:
+        status._set(envelope)
+        status.Set_cancelled(cancelled)

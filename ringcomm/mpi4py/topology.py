@@ -1,0 +1,130 @@
+"""Virtual topologies: which ranks are neighbors, in a Cartesian grid or a graph. No communication."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple, Protocol
+
+from ringcomm.mpi4py import errors
+from ringcomm.mpi4py.constants import PROC_NULL, UNWEIGHTED, WEIGHTS_EMPTY
+
+__all__ = ["Cart", "Compute_dims", "DistGraph", "Graph", "Topology", "weights_of"]
+
+
+class Topology(Protocol):
+    """What all topologies have."""
+
+    def edges_of(self, rank: int) -> tuple[list[int], list[int]]:
+        """Return the ranks from which, and to which, the neighborhood collectives of `rank` communicate."""
+        ...
+
+
+class Cart(NamedTuple):
+    """A grid, numbered in row-major order."""
+
+    dims: tuple[int, ...]
+    periods: tuple[bool, ...]
+
+    @property
+    def nodes(self) -> int:
+        return prod(self.dims)
+
+    def coords(self, rank: int) -> list[int]:
+        if not 0 <= rank < self.nodes:
+            raise errors.Exception(errors.ERR_RANK)
+        coords = []
+        for length in reversed(self.dims):
+            rank, coord = divmod(rank, length)
+            coords.append(coord)
+        return coords[::-1]
+
+    def rank(self, coords: Sequence[int]) -> int:
+        if len(coords) != len(self.dims):
+            raise ValueError(f"coords: expected {len(self.dims)}, got {len(coords)}")
+        rank = 0
+        for coord, length, periodic in zip(coords, self.dims, self.periods, strict=True):
+            if not periodic and not 0 <= coord < length:
+                raise errors.Exception(errors.ERR_ARG)
+            rank = rank * length + coord % length
+        return rank
+
+    def shift(self, rank: int, direction: int, disp: int) -> tuple[int, int]:
+        """Return the ranks `disp` steps before and after `rank` in a direction."""
+        if not 0 <= direction < len(self.dims):
+            raise errors.Exception(errors.ERR_ARG)
+
+        def at(distance: int) -> int:
+            coords = self.coords(rank)
+            coords[direction] += distance
+            inside = self.periods[direction] or 0 <= coords[direction] < self.dims[direction]
+            return self.rank(coords) if inside else PROC_NULL
+
+        return at(-disp), at(disp)
+
+    def edges_of(self, rank: int) -> tuple[list[int], list[int]]:
+        neighbors = [each for direction in range(len(self.dims)) for each in self.shift(rank, direction, 1)]
+        return neighbors, list(neighbors)
+
+
+class Graph(NamedTuple):
+    """A graph. `ends[i]` is the number of neighbors of the nodes up to i, and `edges` has all neighbors in order."""
+
+    ends: tuple[int, ...]
+    edges: tuple[int, ...]
+
+    @property
+    def nodes(self) -> int:
+        return len(self.ends)
+
+    def neighbors(self, rank: int) -> list[int]:
+        if not 0 <= rank < self.nodes:
+            raise errors.Exception(errors.ERR_RANK)
+        return list(self.edges[self.ends[rank - 1] if rank else 0 : self.ends[rank]])
+
+    def edges_of(self, rank: int) -> tuple[list[int], list[int]]:
+        return self.neighbors(rank), self.neighbors(rank)
+
+
+class DistGraph(NamedTuple):
+    """The edges of one rank in a graph, with their weights; None without weights."""
+
+    sources: tuple[int, ...]
+    destinations: tuple[int, ...]
+    weights: tuple[list[int], list[int]] | None
+
+    def edges_of(self, rank: int) -> tuple[list[int], list[int]]:  # noqa: ARG002
+        return list(self.sources), list(self.destinations)
+
+
+def weights_of(weights: Sequence[int] | int | None, count: int) -> list[int] | None:
+    """Return the weights of `count` edges, None if they have none."""
+    if weights is None or (isinstance(weights, int) and weights == UNWEIGHTED):
+        return None
+    found = [] if isinstance(weights, int) and weights == WEIGHTS_EMPTY else list(weights)  # type: ignore[arg-type]
+    if len(found) != count:
+        raise ValueError(f"weights: expected {count}, got {len(found)}")
+    return found
+
+
+def Compute_dims(nnodes: int, dims: int | Sequence[int]) -> list[int]:
+    """Return the lengths of a grid of `nnodes` nodes, as equal as can be; those in `dims` that are not 0 are kept."""
+    found = [0] * dims if isinstance(dims, int) else list(dims)
+    fixed, free = prod(length for length in found if length), found.count(0)
+    if any(length < 0 for length in found) or nnodes <= 0 or nnodes % fixed or (not free and nnodes != fixed):
+        raise errors.Exception(errors.ERR_DIMS)
+    lengths = [1] * free
+    for factor in _prime_factors(nnodes // fixed):
+        lengths.sort()
+        lengths[0] *= factor
+    lengths.sort()
+    return [length or lengths.pop() for length in found]
+
+
+def _prime_factors(number: int) -> list[int]:
+    """Return the prime factors, largest first."""
+    factors, factor = [], 2
+    while factor * factor <= number:
+        while number % factor == 0:
+            factors.append(factor)
+            number //= factor
+        factor += 1
+    return sorted([*factors, number] if number > 1 else factors, reverse=True)

@@ -1,0 +1,261 @@
+"""The pools of mpi4py.futures, on ranks and on processes."""
+
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import CancelledError, Future
+
+import pytest
+
+from ringcomm.mpi4py.futures.combine import collect, compose
+
+RUN = [sys.executable, "-m", "ringcomm", "run", "--mpi4py", "-n"]
+WORKERS = ["-m", "mpi4py.futures"]
+
+slow = pytest.mark.slow
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Return a function that runs a program, in which `attempt` prints the exception of a call, and returns what rank 0
+    prints."""
+
+    def run(size, text, *options, status=0):
+        path = tmp_path / "program.py"
+        start = """
+        import os, signal, sys, time
+        from mpi4py import MPI
+        from mpi4py.futures import *
+
+        def square(x):
+            return x * x
+
+        def attempt(function):
+            try:
+                return function()
+            except Exception as error:
+                print(type(error).__name__, *str(error).splitlines()[:1])
+        """
+        path.write_text(textwrap.dedent(start) + textwrap.dedent(text))
+        command = [*RUN, str(size), *options, str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+        assert done.returncode == status, done.stderr
+        return [line.removeprefix("[0] ") for line in done.stdout.splitlines() if line.startswith("[0] ")]
+
+    return run
+
+
+MAPPED = """
+if __name__ == "__main__":
+    with MPIPoolExecutor(2) as pool:
+        print(list(pool.map(square, range(7))))
+        print(list(pool.map(square, range(7), chunksize=3)))
+        print(list(pool.map(square, range(7), buffersize=2)))
+        print(sorted(pool.map(square, range(7), unordered=True)))
+        print(list(pool.starmap(pow, [(2, 3), (3, 2)])))
+        attempt(lambda: list(pool.map(time.sleep, [0, 0.3], timeout=0.05)))
+        print(pool.num_workers)
+    attempt(lambda: pool.submit(square, 1))
+"""
+
+
+@slow
+@pytest.mark.parametrize(("size", "workers"), [(1, 1), (2, 1), (4, 3)])
+def test_a_pool_of_ranks_maps(run, size, workers):
+    squares = str([x * x for x in range(7)])
+    printed = run(size, MAPPED, *WORKERS)
+    assert printed[:5] == [squares] * 4 + ["[8, 9]"]
+    assert printed[5:] == ["TimeoutError", str(workers), "RuntimeError cannot submit after shutdown"]
+
+
+@slow
+def test_a_pool_in_a_world_of_one_rank_starts_processes(run):
+    printed = run(1, MAPPED)
+    assert printed[:5] == [str([x * x for x in range(7)])] * 4 + ["[8, 9]"]
+    assert printed[6] == "2"
+
+
+@slow
+def test_a_pool_beside_ranks_that_run_the_same_program_names_the_alternatives(run):
+    printed = run(2, "attempt(MPIPoolExecutor)")
+    assert printed[0].startswith("NotImplementedError")
+    assert "-m mpi4py.futures" in printed[0]
+    assert "MPICommExecutor" in printed[0]
+
+
+@slow
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_ranks_of_a_communicator_form_a_pool_and_go_on_together(run, size):
+    text = """
+    for root in range(MPI.COMM_WORLD.size):
+        with MPICommExecutor(MPI.COMM_WORLD, root=root) as pool:
+            if pool is not None:
+                squares = list(pool.map(square, range(5)))
+                MPI.COMM_WORLD.send((root, squares), 0) if root else print(root, squares)
+        if root and MPI.COMM_WORLD.rank == 0:
+            print(*MPI.COMM_WORLD.recv(source=root))
+    print(MPI.COMM_WORLD.allreduce(1))
+    """
+    assert run(size, text) == [*(f"{root} [0, 1, 4, 9, 16]" for root in range(size)), str(size)]
+
+
+FAILURES = """
+class Picky(Exception):
+    def __init__(self, first, second):
+        super().__init__("picky")
+
+def fail(kind, *arguments):
+    raise kind(*arguments)
+
+def local():
+    return lambda: 0
+
+if __name__ == "__main__":
+    with MPIPoolExecutor() as pool:
+        attempt(pool.submit(fail, KeyError, "a key").result)
+        print("in fail" in str(pool.submit(fail, KeyError).exception().__cause__))
+        attempt(pool.submit(fail, Picky, 1, 2).result)
+        attempt(pool.submit(local).result)
+        attempt(pool.submit(lambda: 0).result)
+        print(repr(pool.submit(sys.exit, 3).exception()))
+        print(pool.submit(square, 3).result())
+"""
+
+
+@slow
+def test_a_failure_of_a_call_reaches_its_future_and_the_pool_lives_on(run):
+    printed = run(2, FAILURES, *WORKERS)
+    assert printed[0] == "KeyError 'a key'"
+    assert printed[1] == "True"
+    assert printed[2] == "RuntimeError Picky: picky"
+    assert "pickle" in printed[3]
+    assert "pickle" in printed[4]
+    assert printed[5:] == ["SystemExit(3)", "9"]
+
+
+@slow
+def test_an_initializer_runs_once_on_each_worker_and_its_failure_breaks_the_executor_alone(run):
+    text = """
+    count = 0
+
+    def initialize(step):
+        global count
+        count += step
+
+    def get_count():
+        return count
+
+    def refuse():
+        raise OSError("no")
+
+    if __name__ == "__main__":
+        with MPIPoolExecutor(initializer=initialize, initargs=(5,)) as pool:
+            print({pool.submit(get_count).result() for _ in range(8)})
+        with MPIPoolExecutor(initializer=refuse) as pool:
+            attempt(pool.submit(get_count).result)
+            attempt(lambda: pool.submit(get_count).result())
+        with MPIPoolExecutor() as pool:
+            print(pool.submit(square, 4).result())
+    """
+    printed = run(3, text, *WORKERS)
+    assert printed[0] == "{5}"
+    assert all(line.startswith("BrokenExecutor the initializer failed on worker") for line in printed[1:3])
+    assert printed[3:] == ["16"]
+
+
+@slow
+def test_shutdown_cancels_what_has_not_begun(run):
+    text = """
+    if __name__ == "__main__":
+        pool = MPIPoolExecutor()
+        first = pool.submit(time.sleep, 0.3)
+        while not first.running():
+            time.sleep(0.001)
+        rest = [pool.submit(square, x) for x in range(20)]
+        pool.shutdown(cancel_futures=True)
+        print(first.result(), {future.cancelled() for future in rest})
+    """
+    assert run(2, text, *WORKERS) == ["None {True}"]
+
+
+@slow
+def test_the_death_of_a_worker_ends_every_future_with_a_named_error(run):
+    text = """
+    def die():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if __name__ == "__main__":
+        pool = MPIPoolExecutor()
+        futures = [pool.submit(die), *(pool.submit(time.sleep, 0.1) for _ in range(9))]
+        for future in futures:
+            attempt(future.result)
+        attempt(lambda: pool.submit(square, 1).result())
+    """
+    printed = run(3, text, *WORKERS, status=128 + 9)
+    broken = [line for line in printed if line.startswith("BrokenExecutor the pool is broken")]
+    assert len(broken) >= 2
+    assert all("rank 1" in line for line in broken)
+    assert len(printed) == len(broken)  # calls on the other worker may have returned
+
+
+# --- Futures made of futures ------------------------------------------------------------------------------------------
+
+
+def futures(count):
+    return [Future() for _ in range(count)]
+
+
+def test_collected_results_are_in_order():
+    first, second = futures(2)
+    collected = collect([first, second, first])
+    second.set_result(2)
+    assert not collected.done()
+    first.set_result(1)
+    assert collected.result(0) == [1, 2, 1]
+    assert collect([]).result(0) == []
+
+
+def test_the_first_failure_is_that_of_the_collection_and_cancels_the_rest():
+    first, second = futures(2)
+    collected = collect([first, second])
+    first.set_exception(KeyError("it"))
+    assert isinstance(collected.exception(0), KeyError)
+    assert second.cancelled()
+
+
+def test_a_collection_is_canceled_with_its_futures():
+    first, second = futures(2)
+    collected = collect([first, second])
+    collected.cancel()
+    assert first.cancelled()
+    assert second.cancelled()
+    first, second = futures(2)
+    collected = collect([first, second])
+    first.cancel()
+    with pytest.raises(CancelledError):
+        collected.result(0)
+
+
+def test_hooks_make_the_result_of_a_composed_future():
+    first, second, third, fourth = futures(4)
+    doubled = compose(first, lambda value: 2 * value)
+    handled = compose(second, None, lambda error: str(error))
+    raised = compose(third, None, lambda error: OSError(*error.args))
+    broken = compose(fourth, lambda value: 1 / value)
+    first.set_result(4)
+    second.set_exception(ValueError("it"))
+    third.set_exception(ValueError("it"))
+    fourth.set_result(0)
+    assert doubled.result(0) == 8
+    assert handled.result(0) == "it"
+    assert isinstance(raised.exception(0), OSError)
+    assert isinstance(broken.exception(0), ZeroDivisionError)
+
+
+def test_cancellation_passes_through_a_composed_future():
+    first, second = futures(2)
+    compose(first).cancel()
+    assert first.cancelled()
+    composed = compose(second)
+    second.cancel()
+    assert composed.cancelled()

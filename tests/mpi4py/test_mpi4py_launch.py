@@ -1,0 +1,146 @@
+"""`ringcomm run --mpi4py`: the name mpi4py leads to ringcomm.mpi4py, and programs end as under mpi4py.run."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+RUN = [sys.executable, "-m", "ringcomm", "run", "-n"]
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Return a function that writes a program and returns its path."""
+
+    def write(text):
+        path = tmp_path / "script.py"
+        path.write_text(textwrap.dedent(text))
+        return str(path)
+
+    return write
+
+
+def run(size, *arguments, **options):
+    return subprocess.run(
+        [*RUN, str(size), "--mpi4py", *arguments], capture_output=True, text=True, timeout=50, **options
+    )
+
+
+def lines(done):
+    assert done.returncode == 0, done.stderr
+    return sorted(done.stdout.splitlines())
+
+
+ONE_OBJECT = """
+    import sys
+    import mpi4py, mpi4py.MPI, mpi4py.futures, mpi4py.run
+    import ringcomm.mpi4py.MPI, ringcomm.mpi4py.futures.pool, ringcomm.mpi4py.run
+    from mpi4py import MPI, rc
+    from mpi4py.futures.pool import MPIPoolExecutor
+
+    assert mpi4py is ringcomm.mpi4py
+    for name in ("MPI", "futures", "futures.pool", "run"):
+        assert sys.modules[f"mpi4py.{name}"] is sys.modules[f"ringcomm.mpi4py.{name}"], name
+    assert MPI is mpi4py.MPI
+    assert MPIPoolExecutor is ringcomm.mpi4py.futures.MPIPoolExecutor
+    import mpi4py.rc
+    assert mpi4py.rc is rc
+    print(mpi4py.__version__, MPI.COMM_WORLD.Get_size())
+    """
+
+
+def test_every_module_is_one_object_under_both_names(script):
+    from ringcomm import __version__
+
+    shown = f"4.1.2+ringcomm{__version__} 2"
+    assert lines(run(2, script(ONE_OBJECT))) == [f"[0] {shown}", f"[1] {shown}"]
+
+
+def test_children_of_ranks_find_it_too_before_an_installed_one(script, tmp_path):
+    """The folder of another mpi4py, further behind on the path."""
+    other = tmp_path / "other" / "mpi4py"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text("raise ImportError('another mpi4py')\n")
+    text = """
+        import os, subprocess, sys
+        import mpi4py
+        if len(sys.argv) == 1:
+            subprocess.run([sys.executable, __file__, "child"], check=True)
+        print(mpi4py.__version__.partition("+")[2].rstrip(".0123456789"))
+        """
+    done = run(1, sys.executable, script(text), env={**os.environ, "PYTHONPATH": str(other.parent)})
+    assert lines(done) == ["[0] ringcomm", "[0] ringcomm"]
+
+
+def test_without_the_option_the_name_is_free(script):
+    text = """
+        import sys
+        print(any("shim" in folder for folder in sys.path))
+        """
+    done = subprocess.run([*RUN, "1", script(text)], capture_output=True, text=True, timeout=50)
+    assert lines(done) == ["[0] False"]
+
+
+def test_an_option_that_mpi4py_does_not_have_is_refused_with_the_nearest_name(script):
+    text = """
+        from mpi4py import rc
+        for change in (lambda: setattr(rc, "thread_levl", "single"), lambda: rc(threads=False, finalizes=True)):
+            try:
+                change()
+            except TypeError as error:
+                print(error)
+        print(rc.threads, rc.irecv_bufsz, rc.initialize)
+        """
+    done = run(1, script(text), env={**os.environ, "MPI4PY_RC_IRECV_BUFSZ": "7", "MPI4PY_RC_INITIALIZE": "no"})
+    assert lines(done) == [
+        "[0] True 7 False",
+        "[0] unknown option of mpi4py.rc 'finalizes'; did you mean 'finalize'?",
+        "[0] unknown option of mpi4py.rc 'thread_levl'; did you mean 'thread_level'?",
+    ]
+
+
+def test_the_environment_has_precedence_over_the_program(script):
+    text = script("from mpi4py import rc; rc.thread_level = 'single'; print(rc.thread_level)")
+    assert lines(run(1, text, env={**os.environ, "MPI4PY_RC_THREAD_LEVEL": "funneled"})) == ["[0] funneled"]
+
+
+@pytest.mark.parametrize("module", ["mpi4py", "mpi4py.run"])
+def test_a_program_runs_as_a_script_a_module_and_code(script, module):
+    text = script("import sys; print(__name__, sys.argv[1:])")
+    assert lines(run(1, "-m", module, "-rc", "threads=False", text, "-m", "x")) == ["[0] __main__ ['-m', 'x']"]
+    assert lines(run(1, "-m", module, "-c", "import sys; print(sys.argv)", "y")) == ["[0] ['-c', 'y']"]
+    assert lines(run(1, "-m", module, "-m", "timeit", "-n", "1", "-r", "1", "pass"))[0].startswith("[0] 1 loop")
+
+
+FAILING = """
+    import sys, time
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.rank == 1:
+        {failure}
+    try:
+        MPI.COMM_WORLD.Barrier()
+    except MPI.Exception as error:
+        print(error)
+        raise
+    """
+
+
+ENDS = {"raise KeyError('a word')": 1, "sys.exit(7)": 7, "sys.exit('a word')": 1}
+
+
+@pytest.mark.parametrize(("failure", "status"), ENDS.items())
+def test_a_rank_that_fails_under_mpi4py_run_aborts_the_others(script, failure, status):
+    done = run(2, "-m", "mpi4py.run", script(FAILING.format(failure=failure)))
+    assert done.returncode == status, done.stderr
+    assert "rank 1" in done.stdout
+    assert ("a word" in done.stderr) == ("a word" in failure)
+
+
+def test_a_program_that_exits_with_status_0_ends_without_an_abort(script):
+    text = "import sys\nfrom mpi4py import MPI\nMPI.COMM_WORLD.Barrier()\nsys.exit(0)"
+    assert lines(run(2, "-m", "mpi4py.run", script(text))) == []
