@@ -140,17 +140,13 @@ def _opened(
 
     Raises the error of a rank that could not pickle.
     """
-    objs, unpack, loads = [], HEADER.unpack_from, codec.loads
     starts = range(0, len(records), RECORD)
-    for at in starts:  # the usual case first, and fast
-        size, longest = unpack(records, at)
-        if not 0 <= longest <= ROOM:
-            break
-        if wanted:
-            objs.append(loads(records[at + START : at + START + size]))
-    else:
-        return objs, []
-    sizes = [unpack(records, at)[0] for at in starts]
+    headers = [HEADER.unpack_from(records, at) for at in starts]
+    sizes = [size for size, _ in headers]
+    # All ranks must see alike whether a second call follows, so none unpickles before: that may fail on one of them.
+    if all(0 <= longest <= ROOM for _, longest in headers):
+        found = zip(starts, sizes, strict=True) if wanted else ()
+        return [codec.loads(records[at + START : at + START + size]) for at, size in found], []
     if FAILED in sizes:
         raise _not_pickled(comm, sizes.index(FAILED), error)
     return [], sizes

@@ -29,8 +29,7 @@ class Rc:
         errors: "exception" (ERRORS_RETURN), "default", "fatal" or "abort" (ERRORS_ARE_FATAL). Default: "exception".
         fast_reduce: Has no effect: objects are always reduced in rank order. Default: True.
         recv_mprobe: Has no effect: messages are always matched as mprobe does. Default: True.
-        irecv_bufsz: Has no effect: irecv takes objects up to 32 KiB, unless it is given memory or a size. Default:
-            32768.
+        irecv_bufsz: The longest pickled object that irecv takes, in bytes, unless it is given memory. Default: 32768.
     """
 
     initialize: bool

@@ -62,10 +62,10 @@ class Region:
             raise BufferError("the buffer is read-only")
         return self.read()
 
-    def flush(self) -> None:
-        """Copy the bytes to the GPU if they belong there."""
-        if self._device and self._bytes is not None and self._bytes.size:
-            self._device.upload(self._bytes, self._source.address)
+    def flush(self, begin: int = 0, end: int | None = None) -> None:
+        """Copy these bytes to the GPU if they belong there, and no others: those may have changed meanwhile."""
+        if self._device and self._bytes is not None and (changed := self._bytes[begin:end]).size:
+            self._device.upload(changed, self._source.address + begin)
 
 
 class Buffer:
@@ -103,10 +103,12 @@ class Buffer:
 
     def store(self, nbytes: int | None = None) -> None:
         """Store what was received in `target`: all of it, or the first bytes."""
-        if self._target is not None:
+        if self._target is None:
+            self._region.flush(self.offset, self.offset + (self.nbytes if nbytes is None else nbytes))
+        else:
             data = self._target.view(np.uint8)[:nbytes]
             self.type.unpack(data, self._region.write(), self.offset, self.count)
-        self._region.flush()
+            self._region.flush()
 
 
 class Blocks:
@@ -142,12 +144,15 @@ class Blocks:
 
     def store(self) -> None:
         """Store what was received in `target`."""
-        if self._target is not None:
+        if self._target is None:
+            if whole := self._as_one():
+                whole.store()
+        else:
             memory, data, start = self._region.write(), self._target.view(np.uint8), 0
             for each, at, count, length in zip(self.types, self.offsets, self.counts, self._lengths, strict=True):
                 each.unpack(data[start : start + length], memory, at, count)
                 start += length
-        self._region.flush()
+            self._region.flush()
 
     def _as_one(self) -> Buffer | None:
         """Return the blocks as one, if they lie one after the other."""

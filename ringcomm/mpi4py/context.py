@@ -63,14 +63,16 @@ class Context:
         return KINDS[type(self.topology)]._of(self)
 
     def abort(self, code: int, why: str) -> NoReturn:
-        with suppress(RingcommError):  # the communicator is broken already
-            self.comm.abort(why)
+        """End this process, and abort every communicator that it has: that of the world reaches all ranks."""
+        for context in tuple(OPEN):
+            with suppress(RingcommError):  # broken already
+                context.comm.abort(why)
         sys.stdout.flush()
         print(f"rank {self.rank}: {why}", file=sys.stderr, flush=True)
-        os._exit(code & 0xFF)
+        os._exit(code & 0xFF or 1)
 
     def close(self) -> None:
-        """Leave the communicator, after all messages have arrived."""
+        """Leave the communicator, after all buffered sends. Other pending operations end with an error."""
         with suppress(RingcommError):
             self.buffered.flush()
             self.comm.barrier()

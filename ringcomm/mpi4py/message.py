@@ -76,11 +76,11 @@ class Message(Handle):
         return Request._of(self._start_object())
 
     def _start(self, buf: Any) -> Started:
-        taken = self._consume()
-        if taken.message is None:
-            return taken.start(None, None)
+        if self._object and self._object.message is None:
+            return self._consume().start(None, None)
         buffer = received(buf)
-        return taken.start(buffer.target(), lambda envelope: buffer.store(envelope.size))
+        target = buffer.target()  # first: if this is refused, the message stays
+        return self._consume().start(target, lambda envelope: buffer.store(envelope.size))
 
     def _start_object(self) -> Started:
         taken = self._consume()

@@ -48,9 +48,10 @@ class Pair:
         self._send, self._receive = send, receive
 
     def wait(self) -> Any:
-        outcome = self._receive.wait()
-        self._send.wait()
-        return outcome
+        try:
+            return self._receive.wait()
+        finally:
+            self._send.wait()  # also if the receive has failed: until then the memory is in use
 
     def done(self) -> bool:
         return self._receive.done() and self._send.done()
@@ -69,6 +70,7 @@ class Started:
     ) -> None:
         self._fail, self._work, self._finish = fail, work, finish
         self._completed = self._cancelled = False
+        self._error: RingcommError | None = None
         self._value: Any = None
         self._envelope = EMPTY
 
@@ -78,16 +80,17 @@ class Started:
     def complete(self, status: Status | None = None) -> Any:
         """Wait, once, and return the object received."""
         if not self._completed:
+            self._completed, outcome = True, None
             try:
                 outcome = self._work.wait()
             except RingcommError as error:
-                self._fail(error)
-            finally:
-                self._completed = True
+                self._error = error
             if isinstance(outcome, Envelope):
                 self._envelope = outcome
-            if self._finish:
+            if self._finish and not self._error:
                 self._value = self._finish(outcome)
+        if self._error:
+            self._fail(self._error)
         fill(status, self._envelope, self._cancelled)
         return self._value
 

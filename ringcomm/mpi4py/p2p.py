@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ringcomm.errors import RingcommError
+from ringcomm.mpi4py import rc
 from ringcomm.mpi4py.buffers import received, sent
 from ringcomm.mpi4py.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
 from ringcomm.mpi4py.errors import ERR_RANK, ERR_TAG, failure
@@ -20,7 +21,6 @@ from ringcomm.transports import messages
 __all__ = ["PointToPoint"]
 
 PLAIN = frozenset(map(np.dtype, "?bBhHiIlLqQfdFD"))  # dtypes of arrays that need no look at their specification
-IRECV_BYTES = 32768  # the longest pickled object that irecv takes, unless the program gives it a size or memory
 
 ndarray = np.ndarray
 MATCH_ANY = messages.ANY_TAG
@@ -223,11 +223,11 @@ class PointToPoint:
         return Request._of(Started(self._object.fail, DONE))
 
     def irecv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
-        """Start to receive an object that is, pickled, at most 32 KiB, or as long as `buf`: memory, or a size."""
+        """Start to receive an object that is, pickled, at most `rc.irecv_bufsz` bytes, or as long as `buf`."""
         if source == PROC_NULL:
             return Request._of(self._irecv(None, source, tag))
         if buf is None or isinstance(buf, int):
-            data = np.empty(IRECV_BYTES if buf is None else buf, np.uint8)
+            data = np.empty(rc.irecv_bufsz if buf is None else buf, np.uint8)
         else:
             data = np.frombuffer(buf, np.uint8)
         return Request._of(self._irecv(data, source, tag, lambda envelope: unpickled(data[: envelope.size])))
@@ -341,13 +341,18 @@ class PointToPoint:
 
     def _exchange(self, sendbuf: Any, dest: int, sendtag: int, recvbuf: Any, source: int, recvtag: int) -> Started:
         data = None if _to_nobody(dest, sendtag) else _outgoing(sendbuf)
-        receive = self._irecv_buffer(None if source == PROC_NULL else received(recvbuf), source, recvtag)
-        return receive.with_send(self._isend(data, dest, sendtag))
+        return self._both(data, dest, sendtag, recvbuf, source, recvtag)
 
     def _replace(self, buf: Any, dest: int, sendtag: int, source: int, recvtag: int) -> Started:
         data = None if _to_nobody(dest, sendtag) else _outgoing(buf).copy()
-        receive = self._irecv_buffer(None if source == PROC_NULL else received(buf), source, recvtag)
-        return receive.with_send(self._isend(data, dest, sendtag))
+        return self._both(data, dest, sendtag, buf, source, recvtag)
+
+    def _both(self, data: Any, dest: int, sendtag: int, recvbuf: Any, source: int, recvtag: int) -> Started:
+        buffer = None if source == PROC_NULL else received(recvbuf)
+        if source >= self._object.size:  # before the send starts, which checks its own rank
+            raise failure(ERR_RANK, f"source: expected a rank below {self._object.size}, got {source}")
+        send = self._isend(data, dest, sendtag)
+        return self._irecv_buffer(buffer, source, recvtag).with_send(send)
 
     def _prepare_send(self, buf: Any, dest: int, tag: int, start: Callable[[Any, int, int], Started]) -> Prequest:
         buffer = None if _to_nobody(dest, tag) else sent(buf)

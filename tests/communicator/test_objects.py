@@ -94,3 +94,23 @@ def refused_on_one(comm):
 
 def test_an_object_that_one_rank_cannot_pickle_is_an_error_on_all(world):
     harness.run(refused_on_one, 3, world=world)
+
+
+class Unloadable:
+    def __reduce__(self):
+        return (refuse_to_load, ())
+
+
+def refuse_to_load():
+    raise ValueError("cannot be loaded")
+
+
+def gather_beside_a_long_one(comm):
+    obj = Unloadable() if comm.rank == 0 else bytes(10_000)
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        comm.all_gather_object(obj)
+    assert comm.gather_object(comm.rank, root=1) == ([0, 1] if comm.rank == 1 else None)
+
+
+def test_an_object_that_cannot_be_loaded_leaves_the_ranks_in_step(world):
+    harness.run(gather_beside_a_long_one, 2, world=world)
