@@ -82,15 +82,15 @@ def Init_thread(required: int = constants.THREAD_MULTIPLE) -> int:  # noqa: ARG0
 
 
 def Finalize() -> None:
-    """Disconnect, once all ranks do."""
+    """Disconnect. A rank that still needs this one gets an error, and does not wait for it."""
     global _finalized
     if not Is_initialized() or _finalized:
         raise errors.Exception(errors.ERR_OTHER)
     COMM_SELF._delete_attributes()
     COMM_WORLD._delete_attributes()
-    with suppress(RingcommError):
-        COMM_WORLD._object.comm.barrier()
     for context in list(OPEN):
+        with suppress(RingcommError):
+            context.buffered.flush()
         with suppress(RingcommError):
             context.comm.close()
     OPEN.clear()

@@ -153,6 +153,8 @@ def _check_types(sent: Any, received: Any) -> None:
 
 
 def _native(op: Op, sent: Any) -> str | None:
+    if not isinstance(op, Op):
+        raise TypeError(f"op: expected an MPI.Op, such as MPI.SUM, got {op!r}")
     return None if sent.type.base is None else op.native_for(sent.type.base)
 
 
