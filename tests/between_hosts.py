@@ -10,7 +10,7 @@ import numpy as np
 
 import harness
 from cases import pairwise, share, start
-from reference import COMBINATIONS, COMPLEX, FLOATS, OPS, assert_same, filled, legal, numpy_dtype, reduced
+from reference import COMBINATIONS, COMPLEX, FLOATS, OPS, assert_same, divided, filled, legal, numpy_dtype, reduced
 from ringcomm import Communicator
 from ringcomm.algorithms import ALGORITHMS
 from ringcomm.algorithms.cost import CLUSTER
@@ -83,7 +83,7 @@ def by_schedule(algorithm, inputs, op, rows, root, layout, link):
     here = [reduced([inputs[rank] for rank in ranks], step) for ranks in hosts]
     if inputs[0].nbytes <= ONE_PASS:  # each rank has the sums of all hosts
         result = reduced(here, step)
-        return result if op != "avg" else divided(result, size)
+        return result if op != "avg" else average(result, size)
     result = np.empty_like(inputs[0])
     for where, lengths in rails(algorithm.collective, hosts, result, rows, link):
         ends = replay(
@@ -94,7 +94,7 @@ def by_schedule(algorithm, inputs, op, rows, root, layout, link):
             root=next(host for host, ranks in enumerate(hosts) if root in ranks),
         )
         result[where] = np.concatenate(ends) if algorithm.collective == "reduce_scatter" else max(ends, key=np.size)
-    return result if op != "avg" else divided(result, size)
+    return result if op != "avg" else average(result, size)
 
 
 def hosts_of(layout):
@@ -122,11 +122,11 @@ def split_evenly(x, parts):
     return np.split(x, np.cumsum(even(x.size, parts))[:-1])
 
 
-def divided(x, n):
-    """Return the average: a sum divided by n, rounded from the accumulation type."""
+def average(x, n):
+    """Return a sum divided by n, rounded from the accumulation type."""
     parts = x.view(f"f{x.itemsize // 2}") if x.dtype.kind == "c" else x
     wide = parts.astype(np.float32) if x.dtype.name in ("float16", "bfloat16") else parts
-    return (wide / wide.dtype.type(n)).astype(parts.dtype).view(x.dtype)
+    return divided(wide, n).astype(parts.dtype).view(x.dtype)
 
 
 def uneven(count, size):

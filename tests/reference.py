@@ -22,7 +22,9 @@ def legal(name, op):
     """Return whether an operation is defined for a dtype."""
     if name in MOVED_ONLY:
         return False
-    if op == "avg" or isinstance(op, PremulSum):
+    if op == "avg":
+        return name != "bool"
+    if isinstance(op, PremulSum):
         return name in FLOATS + COMPLEX
     if op in BITWISE:
         return name not in FLOATS + COMPLEX
@@ -82,8 +84,16 @@ def reduced(inputs, op):
         for x in parts[1:]:
             total = COMBINE[op if isinstance(op, str) else "sum"](total, x)
         if op == "avg":
-            total = total / total.dtype.type(len(inputs))
+            total = divided(total, len(inputs))
         return total.astype(parts_dtype(dtype)).view(dtype).reshape(shape)
+
+
+def divided(total, size):
+    """Return the quotient in the dtype of the array; that of integers is truncated."""
+    if total.dtype.kind not in "iu":
+        return total / total.dtype.type(size)
+    quotients = [abs(int(x)) // size * (1 if x >= 0 else -1) for x in total.flat]
+    return np.array(quotients, total.dtype).reshape(total.shape)
 
 
 COMBINE = {

@@ -104,8 +104,8 @@ void rc_after_fork(void);
 int rc_kernels_select(const char* level);
 const char* rc_kernels_name(void);
 int rc_dtype_bytes(int dtype);
-/* dst[i] = srcs[0][i] op srcs[1][i] op …, in that order, rounded once; avg divides by n * factor. dst may be one of
- * srcs. */
+/* dst[i] = srcs[0][i] op srcs[1][i] op …, in that order, rounded once; avg divides by n * factor, integers by
+ * its whole part, at least 1, and truncates. dst may be one of srcs. */
 int rc_reduce(void* dst, const void* const* srcs, int n, uint64_t count, int dtype, int op, double factor);
 /* What a cache line takes from one core to the other and back. */
 int rc_probe_line(int first, int second, double* ns);
@@ -226,6 +226,9 @@ int rc_send_synchronous(rc_comm* comm, const void* data, uint64_t count, int dty
 /* `message` may be NULL. `taken`: 0, or a number from rc_probe; `peer` and `tag` are then those of that message. */
 int rc_recv_message(rc_comm* comm, void* data, uint64_t bytes, int peer, int64_t tag, uint64_t taken, double timeout,
                     rc_message* message, rc_work** work);
+/* Both at once; `message` may be NULL. */
+int rc_sendrecv_message(rc_comm* comm, const void* data, uint64_t bytes, int dest, int64_t send_tag, void* target,
+                        uint64_t target_bytes, int source, int64_t recv_tag, double timeout, rc_message* message);
 /* Finds the message that such a receive would get, and waits for one if `waits`; `found` is 0 or 1. With `taken` (may
  * be NULL) no other receive gets the message: it waits for the one rc_recv_message with this number. */
 int rc_probe(rc_comm* comm, int peer, int64_t tag, int waits, double timeout, int* found, rc_message* message,

@@ -20,7 +20,8 @@ constexpr bool legal(Kind kind, int op) {
 }
 
 // dst[i] = srcs[0][i] op srcs[1][i] op … op srcs[n-1][i], accumulated in this order, rounded once at the end.
-// dst may be exactly one of srcs. `factor`: of premul_sum; avg divides by n * factor. No alignment is assumed.
+// dst may be exactly one of srcs. `factor`: of premul_sum; avg divides by n * factor, integers
+// by its whole part, at least 1. No alignment is assumed.
 using ReduceKernel = void (*)(void* dst, const void* const* srcs, int n, size_t count, double factor);
 
 struct Kernels {

@@ -1,6 +1,8 @@
 // The operations, and the loop over the elements. Part of level.inc.
 #pragma once
 
+#include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #include "dtypes.h"
@@ -27,6 +29,18 @@ V truth(V x) {
 #define RC_OPERATION
 #include "kernels/operations.inc"
 #undef RC_OPERATION
+
+// Sums wrap as unsigned integers; the quotient is that of the numbers they stand for, truncated.
+template <class Element>
+struct IntegerAvg : Sum {
+    template <class V>
+    static V output(V acc, double divisor) {
+        using Wide = std::conditional_t<std::is_signed_v<Element>, int64_t, uint64_t>;
+        const Wide by = divisor < 1 ? 1 : Wide(divisor);
+        for (size_t i = 0; i < sizeof(V) / sizeof(Element); ++i) acc[i] = Lane<V>(Wide(Element(acc[i])) / by);
+        return acc;
+    }
+};
 
 // (a + bi)(c + di) = (ac - bd) + (ad + bc)i on lanes that alternate real and imaginary parts.
 struct ComplexProd : Operation {

@@ -16,6 +16,16 @@ RC_DEVICE double scale(double x, double factor) { return x * factor; }
 RC_DEVICE float divide(float x, double divisor) { return x / static_cast<float>(divisor); }
 RC_DEVICE double divide(double x, double divisor) { return x / divisor; }
 
+// Truncates towards zero.
+template <class T>
+RC_DEVICE T divide(T x, double divisor) {
+    const double by = divisor < 1 ? 1 : divisor;
+    if constexpr (static_cast<T>(-1) < static_cast<T>(0))
+        return static_cast<T>(static_cast<int64_t>(x) / static_cast<int64_t>(by));
+    else
+        return static_cast<T>(static_cast<uint64_t>(x) / static_cast<uint64_t>(by));
+}
+
 template <class T>
 RC_DEVICE Complex<T> scale(Complex<T> x, double factor) {
     return {scale(x.real, factor), scale(x.imaginary, factor)};

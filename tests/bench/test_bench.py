@@ -181,7 +181,7 @@ def test_unparsable_options_are_refused(words, capsys):
         ("broadcast --ranks 2,4 --root 2", "--root: expected 0 to 1 with 2 ranks, got 2"),
         ("all_reduce all_gather --root 1", "--root: expected a rooted collective, got all_reduce, all_gather"),
         ("reduce --dtype float64,float32 --op sum,band", "--op: band is not defined for float64 in host memory"),
-        ("all_reduce --dtype int32 --op avg", "--op: avg is not defined for int32 in host memory"),
+        ("all_reduce --dtype bool --op avg", "--op: avg is not defined for bool in host memory"),
         ("all_reduce --shared-arrays --device cuda", "--shared-arrays: expected --device host, got cuda"),
         ("all_reduce --dtype float8_e5m2", "--op: sum is not defined for float8_e5m2 in host memory"),
     ],

@@ -125,7 +125,7 @@ REFUSED = {
     "--setup-peers": "--setup-peers: for ranks that bench starts itself",
     "all_reduce --virtual-ranks": "--virtual-ranks: for ranks that bench starts itself",
     "": "which collective? all_reduce, ",
-    "all_reduce --dtype int32 --op avg": "--op: avg is not defined for int32",
+    "all_reduce --dtype bool --op avg": "--op: avg is not defined for bool",
     "all_reduce --json /": "Is a directory",
     "all_reduce --op": "expected one argument",
     "all_reduse": "unknown collective 'all_reduse'; did you mean 'all_reduce'?",

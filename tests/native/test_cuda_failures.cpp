@@ -134,7 +134,7 @@ void check_refusals() {
     }
     World world(tiny_shape(1));
     const gpu::Args refused[] = {world.args(0, KERNELS, INT32, SUM, 0), world.args(0, LL, FLOAT32, BAND, 0),
-                                 world.args(0, LL, COMPLEX64, MAX, 0), world.args(0, LL, INT32, AVG, 0)};
+                                 world.args(0, LL, COMPLEX64, MAX, 0), world.args(0, LL, BOOL, AVG, 0)};
     for (const gpu::Args& args : refused)
         expect(rc_emulated_launch(&args, 1, 1, 1, 0) == RC_ARGUMENT, "an unknown kernel");
     const gpu::Args ll = world.args(0, LL, INT32, SUM, 0);

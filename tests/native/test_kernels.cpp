@@ -41,7 +41,7 @@ bool defined(Kind kind, int op) {
         case RC_PROD: return true;
         case RC_MIN:
         case RC_MAX: return kind != COMPLEX;
-        case RC_AVG:
+        case RC_AVG: return kind != TRUTH;
         case RC_PREMUL_SUM: return kind == REAL || kind == COMPLEX;
         default: return kind == TRUTH || kind == INTEGER;
     }
@@ -137,6 +137,8 @@ T divide(T a, double divisor) {
     if constexpr (D::kind == COMPLEX) {
         const auto by = static_cast<typename T::value_type>(divisor);
         return {a.real() / by, a.imag() / by};
+    } else if constexpr (D::kind == INTEGER) {
+        return static_cast<T>(static_cast<__int128>(a) / static_cast<__int128>(std::max(divisor, 1.0)));
     } else {
         return static_cast<T>(a / static_cast<T>(divisor));
     }
