@@ -4,9 +4,10 @@
 // A second module in the library of ringcomm._native, because it must share the core's state. Each method takes the
 // arguments of the communicator's method of that name. For any other call it returns NotImplemented, without side
 // effects, and ringcomm/communicator.py makes the call or raises the error.
+#include "calls.h"
 #include "core/collectives.h"
 #include "fast_arrays.h"
-#include "ringcomm.h"
+#include "object_record.h"
 
 using namespace ringcomm;
 
@@ -53,11 +54,6 @@ public:
         return true;
     }
 
-    // The same where any rank is -1.
-    bool source_or_any(int& rank) {
-        return next_ != end_ && small(*next_++, rank) && rank >= -1 && rank < fast_path_.size;
-    }
-
     bool tag(int64_t& tag) {
         if (next_ == end_ || !PyLong_CheckExact(*next_)) return false;
         int overflow;
@@ -82,14 +78,11 @@ private:
 // Calls the core without the GIL, and returns `result`, of which it takes the reference; or raises the error.
 template <class Call>
 PyObject* run(const FastPath& fast_path, PyObject* result, Call call) {
-    PyThreadState* const thread = PyEval_SaveThread();
-    const int status = call();
-    PyEval_RestoreThread(thread);
+    const int status = without_gil(call);
     if (status == RC_OK) return result;
     Py_DECREF(result);
     if (status == RC_NO_PROGRAM) return not_plain();
-    Py_XDECREF(PyObject_CallFunction(fast_path.check, "i", status));
-    return nullptr;
+    return raise(fast_path.check, status);
 }
 
 // The same for a call that tells the rank from which it has received.
@@ -172,6 +165,22 @@ PyObject* collective<RC_BARRIER>(PyObject* self, PyObject* const* values, Py_ssi
                [&] { return rc_collective(fast_path.comm, RC_BARRIER, &call, -1.0, nullptr); });
 }
 
+// Takes a pickled object, None if pickling has failed. Returns the objects of all ranks, and None; or, if some do not
+// fit into a record, None and their sizes.
+PyObject* all_gather_record(PyObject* self, PyObject* const* values, Py_ssize_t number) {
+    FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
+    if (number != 1 || (values[0] != Py_None && !PyBytes_Check(values[0]))) return not_plain();
+    ObjectRecord own;
+    own.pack(values[0]);
+    std::vector<ObjectRecord> records(fast_path.size);
+    const rc_call call{&own, records.data(), sizeof(ObjectRecord), RC_UINT8, 0, 1.0, 0, nullptr};
+    PyObject* const done = run(fast_path, Py_NewRef(Py_None),
+                               [&] { return rc_collective(fast_path.comm, RC_ALL_GATHER, &call, -1.0, nullptr); });
+    if (done != Py_None) return done;
+    Py_DECREF(done);
+    return unpack(records);
+}
+
 PyObject* send(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
     Arguments given(fast_path, values, number);
@@ -199,26 +208,6 @@ PyObject* recv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     });
 }
 
-PyObject* recv_message(PyObject* self, PyObject* const* values, Py_ssize_t number) {
-    FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
-    Arguments given(fast_path, values, number);
-    PyObject* array;
-    int peer;
-    int64_t tag;
-    if (!given.array(array) || !given.source_or_any(peer) || !given.tag(tag)) return not_plain();
-    Array x;
-    if (!fast_path.arrays.read(array, x, true)) return not_plain();
-    const uint64_t bytes = x.count * uint64_t(rc_dtype_bytes(x.dtype));
-    rc_message message;
-    PyObject* const done = run(fast_path, Py_NewRef(Py_None), [&] {
-        return rc_recv_message(fast_path.comm, x.data, bytes, peer, tag, 0, -1.0, &message, nullptr);
-    });
-    if (done != Py_None) return done;
-    Py_DECREF(done);
-    return Py_BuildValue("iLK", message.source, static_cast<long long>(message.tag),
-                         static_cast<unsigned long long>(message.bytes));
-}
-
 PyObject* sendrecv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
     Arguments given(fast_path, values, number);
@@ -244,8 +233,7 @@ PyObject* create(PyTypeObject* type, PyObject* arguments, PyObject*) {
                           &PyDict_Type, &dtypes, &PyDict_Type, &ops, &rank, &size)) {
         return nullptr;
     }
-    auto* const alloc = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
-    auto* const fast_path = reinterpret_cast<FastPath*>(alloc(type, 0));  // all zero
+    auto* const fast_path = allocate<FastPath>(type);
     if (!fast_path) return nullptr;
     fast_path->comm = static_cast<rc_comm*>(PyLong_AsVoidPtr(address));
     fast_path->handle = Py_NewRef(handle);
@@ -267,15 +255,7 @@ void destroy(PyObject* self) {
     Py_DECREF(fast_path.handle);
     Py_DECREF(fast_path.check);
     Py_DECREF(fast_path.arrays.tensors);
-    PyTypeObject* const type = Py_TYPE(self);
-    reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(self);
-    Py_DECREF(type);
-}
-
-using Method = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
-
-PyMethodDef method(const char* name, Method function) {
-    return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)), METH_FASTCALL, nullptr};
+    release(self);
 }
 
 PyMethodDef methods[] = {
@@ -284,7 +264,11 @@ PyMethodDef methods[] = {
 #define INTERNAL(name, NAME)
 #define COLLECTIVE_ROW(name, NAME, given, given_by, got, got_by, kind) kind(name, NAME)
 #include "ringcomm/types.def"
-    method("send", send), method("recv", recv), method("recv_message", recv_message), method("sendrecv", sendrecv), {},
+    method("all_gather_record", all_gather_record),
+    method("send", send),
+    method("recv", recv),
+    method("sendrecv", sendrecv),
+    {},
 };
 
 PyType_Slot slots[] = {

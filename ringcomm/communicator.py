@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from functools import cached_property, partial
+from functools import cached_property
 from math import prod
 from types import TracebackType
 from typing import Any, Self
@@ -62,7 +62,7 @@ class Communicator:
         self.timeout = routing.timeout
         self._shapes = Shapes(routing.rank, routing.size)
         self._fused = routing.fused
-        self._fast_path = routing.fast_path
+        self.fast_path = routing.fast_path
         self._pending = PendingCalls(routing)
         open_transports.add(routing)
         # Runs once: from close(), when the communicator is collected, or at exit. Then no memory of pending calls is in
@@ -90,7 +90,7 @@ class Communicator:
         self, x: Any, op: Op = "sum", out: Any = None, *, timeout: float | None = None, async_op: bool = False
     ) -> Any:
         """Reduce x over all ranks, element by element. Every rank gets the same bits. Returns x or `out`."""
-        if (done := self._fast_path.all_reduce(x, out, op, timeout, async_op)) is not NotImplemented:
+        if (done := self.fast_path.all_reduce(x, out, op, timeout, async_op)) is not NotImplemented:
             return done
         source, count, dtype = ADAPTERS[type(x)].memory(x, out is None)
         if out is None:
@@ -116,7 +116,7 @@ class Communicator:
         async_op: bool = False,
     ) -> Any:
         """Reduce x over all ranks on `root`. Returns x or `out` there; elsewhere None, and x is unchanged."""
-        if (done := self._fast_path.reduce(x, out, op, root, timeout, async_op)) is not NotImplemented:
+        if (done := self.fast_path.reduce(x, out, op, root, timeout, async_op)) is not NotImplemented:
             return done
         is_root = self._peer("root", root) == self.rank
         source, count, dtype = ADAPTERS[type(x)].memory(x, is_root and out is None)
@@ -133,7 +133,7 @@ class Communicator:
 
     def broadcast(self, x: Any, root: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Copy x of `root` into x of every rank. Returns x."""
-        if (done := self._fast_path.broadcast(x, None, root, timeout, async_op)) is not NotImplemented:
+        if (done := self.fast_path.broadcast(x, None, root, timeout, async_op)) is not NotImplemented:
             return done
         data, count, dtype = ADAPTERS[type(x)].memory(x, self._peer("root", root) != self.rank)
         run = self._queue("broadcast", x) if async_op else self._fused["broadcast"]
@@ -154,7 +154,7 @@ class Communicator:
         Returns an array of shape (size, \*x.shape). With `counts`, the number of rows of each rank, the arrays are
         concatenated along axis 0.
         """
-        if (done := self._fast_path.all_gather(x, out, counts, timeout, async_op)) is not NotImplemented:
+        if (done := self.fast_path.all_gather(x, out, counts, timeout, async_op)) is not NotImplemented:
             return done
         adapter = ADAPTERS[type(x)]
         source, count, dtype = adapter.memory(x, False)
@@ -177,7 +177,7 @@ class Communicator:
         async_op: bool = False,
     ) -> Any:
         """Collect x of all ranks on `root`, in rank order. Returns there what all_gather returns, elsewhere None."""
-        if (done := self._fast_path.gather(x, out, root, counts, timeout, async_op)) is not NotImplemented:
+        if (done := self.fast_path.gather(x, out, root, counts, timeout, async_op)) is not NotImplemented:
             return done
         adapter = ADAPTERS[type(x)]
         source, count, dtype = adapter.memory(x, False)
@@ -207,7 +207,7 @@ class Communicator:
         On the other ranks x is None, and `out` is required. Returns this rank's share, of shape
         (rows of this rank, \*x.shape[1:]).
         """
-        if (done := self._fast_path.scatter(x, out, root, counts, timeout, async_op)) is not NotImplemented:
+        if (done := self.fast_path.scatter(x, out, root, counts, timeout, async_op)) is not NotImplemented:
             return done
         if self._peer("root", root) == self.rank:
             adapter = ADAPTERS[type(x)]
@@ -241,7 +241,7 @@ class Communicator:
 
         Returns this rank's share, of shape (rows of this rank, \*x.shape[1:]).
         """
-        if (done := self._fast_path.reduce_scatter(x, out, op, counts, timeout, async_op)) is not NotImplemented:
+        if (done := self.fast_path.reduce_scatter(x, out, op, counts, timeout, async_op)) is not NotImplemented:
             return done
         adapter = ADAPTERS[type(x)]
         source, _, dtype = adapter.memory(x, False)
@@ -270,7 +270,7 @@ class Communicator:
         rows to and from each rank, the result is a new array unless `out` is given.
         """
         if (
-            done := self._fast_path.all_to_all(x, out, send_counts, recv_counts, timeout, async_op)
+            done := self.fast_path.all_to_all(x, out, send_counts, recv_counts, timeout, async_op)
         ) is not NotImplemented:
             return done
         adapter = ADAPTERS[type(x)]
@@ -297,7 +297,7 @@ class Communicator:
     def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Wait until all ranks have called this."""
         plain = not self._transport.on_gpus  # else it waits for the launches too
-        if plain and (done := self._fast_path.barrier(timeout, async_op)) is not NotImplemented:
+        if plain and (done := self.fast_path.barrier(timeout, async_op)) is not NotImplemented:
             return done
         run = self._queue("barrier", None) if async_op else self._fused["barrier"]
         return run(CollectiveCall(NULL, NULL, 0, 0), seconds(timeout))
@@ -306,7 +306,7 @@ class Communicator:
 
     def send(self, x: Any, peer: int, tag: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Send x to `peer`, in order per peer and tag. A large array may wait for its receiver."""
-        if (done := self._fast_path.send(x, peer, tag, timeout, async_op)) is not NotImplemented:
+        if (done := self.fast_path.send(x, peer, tag, timeout, async_op)) is not NotImplemented:
             return done
         call = (*ADAPTERS[type(x)].memory(x, False), self._peer("peer", peer), *_options(tag, timeout))
         return self._isend(x, call) if async_op else self._transport.send(*call)
@@ -315,7 +315,7 @@ class Communicator:
         self, x: Any, peer: int | None = None, tag: int = 0, *, timeout: float | None = None, async_op: bool = False
     ) -> Any:
         """Receive into x from `peer`, None for any rank. Returns the rank of the sender."""
-        if (done := self._fast_path.recv(x, peer, tag, timeout, async_op)) is not NotImplemented:
+        if (done := self.fast_path.recv(x, peer, tag, timeout, async_op)) is not NotImplemented:
             return done
         call = (*ADAPTERS[type(x)].memory(x, True), self._source("peer", peer), *_options(tag, timeout))
         return self._irecv(x, call) if async_op else self._transport.recv(*call)
@@ -332,7 +332,7 @@ class Communicator:
         async_op: bool = False,
     ) -> Any:
         """Send x to `dest` while receiving `out` from `source`, None for any rank. Returns the rank of the sender."""
-        if (done := self._fast_path.sendrecv(x, dest, out, source, tag, timeout, async_op)) is not NotImplemented:
+        if (done := self.fast_path.sendrecv(x, dest, out, source, tag, timeout, async_op)) is not NotImplemented:
             return done
         sent = (*ADAPTERS[type(x)].memory(x, False), self._peer("dest", dest))
         received = (*ADAPTERS[type(out)].memory(out, True), self._source("source", source))
@@ -346,7 +346,7 @@ class Communicator:
     @cached_property
     def messages(self) -> Messages:
         """Messages as MPI matches them: from any source, with any tag, of any length up to that of the array."""
-        return Messages(self._transport.handle, self._fast_path, partial(Work, calls=self._pending))
+        return Messages(self._transport.handle)
 
     # --- Python objects -----------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The native core: `lib`, `ffi`, `NativeFastPath`, `numpy_memory`, and the errors of failed calls."""
+"""The native core: `lib`, `ffi`, its modules in C++, and the errors of failed calls."""
 
 import os
 import threading
@@ -11,7 +11,18 @@ from ringcomm import errors
 from ringcomm.errors import RingcommError, describe_ancestor, refuse
 from ringcomm.types import COLLECTIVES
 
-__all__ = ["FOLDER", "NULL", "STATUS", "NativeFastPath", "check", "ffi", "lib", "numpy_memory", "seconds"]
+__all__ = [
+    "FOLDER",
+    "NULL",
+    "STATUS",
+    "NativeFastPath",
+    "check",
+    "ffi",
+    "lib",
+    "native_messages",
+    "numpy_memory",
+    "seconds",
+]
 
 
 class _Interrupt(threading.local):
@@ -34,6 +45,7 @@ class _Missing:
 
 _interrupt = _Interrupt()
 NativeFastPath: Any
+native_messages: Any  # bindings/messages.cpp
 numpy_memory: Any  # bindings/shared_arrays.cpp
 
 
@@ -49,9 +61,10 @@ try:
     from ringcomm._native import __file__ as _library
     from ringcomm._native import ffi, lib
 except ImportError as reason:
-    ffi = lib = NativeFastPath = numpy_memory = _Missing(reason)
+    ffi = lib = NativeFastPath = native_messages = numpy_memory = _Missing(reason)
 else:
     NativeFastPath = _module("_fast_path", _library).FastPath
+    native_messages = _module("_messages", _library)
     numpy_memory = _module("_shared_arrays", _library)
     FOLDER = Path(_library).parent  # with the sources of the kernels
 
@@ -110,13 +123,16 @@ def _failure(status: int) -> RingcommError:
     def text(field: Any) -> str:
         return str(ffi.string(field), errors="replace").rstrip()
 
+    message = text(facts.message)
     return _ERRORS[status](
-        text(facts.message),
+        message,
         rank=facts.rank if facts.rank >= 0 else None,
         peer=facts.peer if facts.peer >= 0 else None,
         collective=list(COLLECTIVES)[facts.collective] if facts.collective >= 0 else None,
         epoch=facts.epoch or None,
         group=describe_ancestor(facts.group_size) if facts.group_size else None,
+        # A refusal of the core begins with the name of the argument.
+        argument=message.split(maxsplit=1)[0].rstrip(":") if status == lib.RC_ARGUMENT else None,
         expected=text(facts.expected) or None,
         got=text(facts.got) or None,
     )

@@ -16,6 +16,7 @@ from ringcomm.errors import RingcommError, describe_error
 
 __all__ = ["all_gather", "all_to_all", "broadcast", "gather", "scatter"]
 
+# A record is as in bindings/object_record.h, by which small objects take a faster way.
 RECORD = 512  # bytes: a collective of this size takes hardly longer than one of 8
 HEADER = Struct("=qq")  # the bytes of the object, and of the longest one of those that its rank sends
 START = HEADER.size
@@ -45,18 +46,18 @@ def broadcast(comm: Any, obj: Any, root: int, timeout: float | None = None, code
 
 
 def all_gather(comm: Any, obj: Any, timeout: float | None = None, codec: Any = PICKLE) -> list[Any]:
-    data, objs, sizes = _gather_records(comm, obj, timeout, codec)
-    if sizes:
+    data, found, sizes = _gather_records(comm, obj, timeout, codec)
+    if found is None:
         return _unpickled(comm.all_gather(_array(data), counts=sizes, timeout=timeout), sizes, codec)
-    return objs
+    return [codec.loads(each) for each in found]
 
 
 def gather(comm: Any, obj: Any, root: int, timeout: float | None = None, codec: Any = PICKLE) -> list[Any] | None:
-    data, objs, sizes = _gather_records(comm, obj, timeout, codec, comm.rank == root)
-    if sizes:
+    data, found, sizes = _gather_records(comm, obj, timeout, codec)
+    if found is None:
         gathered = comm.gather(_array(data), root=root, counts=sizes, timeout=timeout)
         return None if gathered is None else _unpickled(gathered, sizes, codec)
-    return objs if comm.rank == root else None
+    return [codec.loads(each) for each in found] if comm.rank == root else None
 
 
 def scatter(comm: Any, objs: Sequence[Any] | None, root: int, timeout: float | None = None, codec: Any = PICKLE) -> Any:
@@ -79,17 +80,23 @@ def all_to_all(comm: Any, objs: Sequence[Any], timeout: float | None = None, cod
     data, error = _all_pickled(objs, codec)
     sent = _records(data)
     records = comm.all_to_all(sent, np.empty_like(sent), timeout=timeout).tobytes()
-    received, sizes = _opened(comm, records, error, codec)
-    return _exchange(comm, data, sizes, sizes, timeout, codec) if sizes else received
+    found, sizes = _opened(records)
+    if found is None:
+        _check_pickled(comm, sizes, error)
+        return _exchange(comm, data, sizes, sizes, timeout, codec)
+    return [codec.loads(each) for each in found]
 
 
-def _gather_records(
-    comm: Any, obj: Any, timeout: float | None, codec: Any, wanted: bool = True
-) -> tuple[Any, list[Any], list[int]]:
-    """Return the pickled object, and the objects of all ranks, if wanted; or their sizes, if some are longer."""
+def _gather_records(comm: Any, obj: Any, timeout: float | None, codec: Any) -> tuple[Any, list[Any] | None, list[int]]:
+    """Return the pickled object, and those of all ranks; if some are longer than a record, None and their sizes."""
     data, error = _pickled(obj, codec)
-    records = comm.all_gather(_array(_record(data)), timeout=timeout).tobytes()
-    return data, *_opened(comm, records, error, codec, wanted)
+    opened: Any = NotImplemented if timeout is not None else comm.fast_path.all_gather_record(data)
+    if opened is NotImplemented:
+        opened = _opened(comm.all_gather(_array(_record(data)), timeout=timeout).tobytes())
+    found, sizes = opened
+    if found is None:
+        _check_pickled(comm, sizes, error)
+    return data, found, sizes
 
 
 def _exchange(
@@ -133,23 +140,23 @@ def _records(data: list[Any]) -> Any:
     return _array(b"".join([_record(each, longest) for each in data]))
 
 
-def _opened(
-    comm: Any, records: bytes, error: Exception | None, codec: Any, wanted: bool = True
-) -> tuple[list[Any], list[int]]:
-    """Return the objects in records of all ranks, if wanted; or their sizes, if some rank sends a longer one.
+def _opened(records: bytes) -> tuple[list[bytes] | None, Any]:
+    """Return the pickled objects in records of all ranks, and None; if some rank has a longer one, None and the sizes.
 
-    Raises the error of a rank that could not pickle.
+    All ranks see alike whether a second call follows. None unpickles before, which may fail on one of them.
     """
     starts = range(0, len(records), RECORD)
     headers = [HEADER.unpack_from(records, at) for at in starts]
     sizes = [size for size, _ in headers]
-    # All ranks must see alike whether a second call follows, so none unpickles before: that may fail on one of them.
     if all(0 <= longest <= ROOM for _, longest in headers):
-        found = zip(starts, sizes, strict=True) if wanted else ()
-        return [codec.loads(records[at + START : at + START + size]) for at, size in found], []
+        return [records[at + START : at + START + size] for at, size in zip(starts, sizes, strict=True)], None
+    return None, sizes
+
+
+def _check_pickled(comm: Any, sizes: list[int], error: Exception | None) -> None:
+    """Raise the error of the first rank that could not pickle its object."""
     if FAILED in sizes:
         raise _not_pickled(comm, sizes.index(FAILED), error)
-    return [], sizes
 
 
 def _not_pickled(comm: Any, rank: int, error: Exception | None) -> RingcommError:

@@ -1,30 +1,15 @@
-"""Messages as MPI matches them, for arrays in host memory: by source and tag, of at most the length of the receive."""
+"""Messages as MPI matches them, of host memory: by source and tag, of at most the length of the receive."""
 
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ringcomm.adapters import CODES
 from ringcomm.errors import refuse
-from ringcomm.native import NULL, check, ffi, lib
-from ringcomm.transports.contract import FastPath, Pending
-from ringcomm.transports.core import NativeWork
-from ringcomm.types import DTYPES
+from ringcomm.native import check, ffi, native_messages
 
 __all__ = ["ANY_SOURCE", "ANY_TAG", "Envelope", "MessageWork", "Messages", "TakenMessage"]
 
 ANY_SOURCE = -1
 ANY_TAG = -(2**63)  # RC_ANY_TAG, which no message has
-
-OWN_TIMEOUT = -1.0  # the communicator's
-BYTES = DTYPES["uint8"]
-
-for _name in DTYPES:  # the fast path takes arrays of the dtypes in this table
-    with suppress(TypeError):  # of ml_dtypes
-        CODES[np.dtype(_name)]
 
 
 class Envelope(NamedTuple):
@@ -35,95 +20,82 @@ class Envelope(NamedTuple):
     size: int  # bytes
 
 
-class StartedCall(Protocol):
-    """A call that may run on after its caller has dropped it: `ringcomm.Work`."""
+class MessageWork(Protocol):
+    """A send or receive that may still run. It runs on if this is dropped; closing the communicator ends it."""
 
-    def wait(self, timeout: float | None = None) -> Any: ...
-    def done(self) -> bool: ...
+    def wait(self) -> Envelope:
+        """Wait until it is done; return what was received, or raise its error. May be called again."""
+        ...
 
+    def done(self) -> bool:
+        """Return whether it has ended, with or without an error."""
+        ...
 
-# Takes the function that starts a call, its arguments, what makes the result from the source, and the memory in use.
-StartCall = Callable[[Callable[..., Pending], tuple[Any, ...], Callable[[int], Any], object], StartedCall]
+    def cancel(self) -> bool:
+        """Withdraw a receive that no message has matched; return whether it is withdrawn. It is done then."""
+        ...
 
 
 class Messages:
     """Messages of any length, matched as MPI matches them: by source and tag, either of which may be any.
 
-    Arrays are C-contiguous NumPy arrays of any dtype without Python objects; their bytes are sent. A receive takes the
-    first message that matches, of at most the bytes of its array. Calls use the timeout of the communicator.
+    What is sent is the memory of an object with the buffer protocol: a C-contiguous NumPy array without Python objects,
+    bytes. A receive takes the first message that matches, of at most the bytes of its memory. Calls use the timeout of
+    the communicator.
+
+    Attributes:
+        send: `send(data, peer, tag, synchronous=False)`. A synchronous send returns only once a receive has matched it.
+        isend: The same started: a MessageWork. Until it is done, do not write `data`.
+        recv_bytes: `recv_bytes(peer, tag)` receives a message of any length: its bytes, and its Envelope. Where memory
+            is short, the message is lost, and its sender done.
+        exchange: `exchange(data, dest, send_tag, target, source, recv_tag)` sends and receives at once.
 
     Raises:
         MismatchError: The message that matched a receive is too long. It is lost, its sender is done, and the
             communicator stays usable.
     """
 
-    def __init__(self, handle: Any, fast_path: FastPath, start: StartCall) -> None:
-        self._handle, self._start = handle, start
-        self._send, self._recv = fast_path.send, fast_path.recv_message
+    send: Callable[..., None]
+    isend: Callable[..., MessageWork]
+    recv_bytes: Callable[[int, int], tuple[bytes, Envelope]]
+    exchange: Callable[[Any, int, int, Any, int, int], Envelope]
 
-    def send(self, data: NDArray[Any], peer: int, tag: int, synchronous: bool = False) -> None:
-        """Send the bytes of `data`. A synchronous send returns only once a receive has matched it."""
-        if not synchronous and self._send(data, peer, tag, None, False) is not NotImplemented:
-            return
-        send = lib.rc_send_synchronous if synchronous else lib.rc_send
-        check(send(self._handle, *_memory(data, False), BYTES, peer, tag, OWN_TIMEOUT, NULL))
+    def __init__(self, handle: Any) -> None:
+        address = int(ffi.cast("uintptr_t", handle))
+        native = native_messages.Messages(address, handle, check, _refuse, Envelope, native_messages.MessageWork)
+        self.send, self.isend, self.recv_bytes, self.exchange = (
+            *(native.send, native.isend, native.recv_bytes, native.exchange),
+        )
+        self._recv, self._irecv, self._probe = native.recv, native.irecv, native.probe
 
-    def isend(self, data: NDArray[Any], peer: int, tag: int, synchronous: bool = False) -> "MessageWork":
-        """Start `send`. Until it is done, do not write `data`."""
-        send = lib.rc_send_synchronous if synchronous else lib.rc_send
-        call = (self._handle, *_memory(data, False), BYTES, peer, tag, OWN_TIMEOUT)
-        return MessageWork(self._start, send, call, data)
-
-    def recv(self, data: NDArray[Any], peer: int, tag: int) -> Envelope:
+    def recv(self, data: Any, peer: int, tag: int) -> Envelope:
         """Receive a message into the first bytes of `data`."""
-        found = self._recv(data, peer, tag)
-        if found is not NotImplemented:
-            return tuple.__new__(Envelope, found)
-        return self._receive(data, peer, tag)
+        envelope: Envelope = self._recv(data, peer, tag, 0)
+        return envelope
 
-    def irecv(self, data: NDArray[Any], peer: int, tag: int) -> "MessageWork":
+    def irecv(self, data: Any, peer: int, tag: int) -> MessageWork:
         """Start `recv`. Until it is done, do not access `data`."""
-        return self._start_receive(data, peer, tag)
+        work: MessageWork = self._irecv(data, peer, tag, 0)
+        return work
 
     def probe(self, peer: int, tag: int) -> Envelope:
         """Wait for a message that such a receive would get; return what is known of it."""
-        envelope = self._probe(peer, tag, True)
-        assert envelope is not None
+        envelope: Envelope = self._probe(peer, tag, True, False)[0]
         return envelope
 
     def iprobe(self, peer: int, tag: int) -> Envelope | None:
         """Return what `probe` would return at once, or None."""
-        return self._probe(peer, tag, False)
+        found = self._probe(peer, tag, False, False)
+        return None if found is None else found[0]
 
     def take(self, peer: int, tag: int) -> "TakenMessage":
         """Wait for a message that such a receive would get, and set it apart: no other receive gets it."""
-        taken = self._take(peer, tag, True)
-        assert taken is not None
-        return taken
+        return TakenMessage(self, *self._probe(peer, tag, True, True))
 
     def itake(self, peer: int, tag: int) -> "TakenMessage | None":
         """Return what `take` would return at once, or None."""
-        return self._take(peer, tag, False)
-
-    def _receive(self, data: NDArray[Any], peer: int, tag: int, taken: int = 0) -> Envelope:
-        message = ffi.new("rc_message *")
-        call = (*_memory(data, True), peer, tag, taken, OWN_TIMEOUT)
-        check(lib.rc_recv_message(self._handle, *call, message, NULL))
-        return _envelope(message)
-
-    def _start_receive(self, data: NDArray[Any], peer: int, tag: int, taken: int = 0) -> "MessageWork":
-        call = (self._handle, *_memory(data, True), peer, tag, taken, OWN_TIMEOUT, NULL)
-        return MessageWork(self._start, lib.rc_recv_message, call, data)
-
-    def _probe(self, peer: int, tag: int, waits: bool, taken: Any = NULL) -> Envelope | None:
-        found, message = ffi.new("int *"), ffi.new("rc_message *")
-        check(lib.rc_probe(self._handle, peer, tag, waits, OWN_TIMEOUT, found, message, taken))
-        return _envelope(message) if found[0] else None
-
-    def _take(self, peer: int, tag: int, waits: bool) -> "TakenMessage | None":
-        taken = ffi.new("uint64_t *")
-        envelope = self._probe(peer, tag, waits, taken)
-        return None if envelope is None else TakenMessage(self, envelope, taken[0])
+        found = self._probe(peer, tag, False, True)
+        return None if found is None else TakenMessage(self, *found)
 
 
 class TakenMessage:
@@ -133,63 +105,23 @@ class TakenMessage:
         self.envelope = envelope
         self._messages, self._number = messages, number
 
-    def recv(self, data: NDArray[Any]) -> Envelope:
+    def recv(self, data: Any) -> Envelope:
         """Receive the message into the first bytes of `data`."""
-        return self._messages._receive(data, self.envelope.source, self.envelope.tag, self._number)
+        envelope: Envelope = self._messages._recv(data, self.envelope.source, self.envelope.tag, self._number)
+        return envelope
 
-    def irecv(self, data: NDArray[Any]) -> "MessageWork":
+    def irecv(self, data: Any) -> MessageWork:
         """Start `recv`. Until it is done, do not access `data`."""
-        return self._messages._start_receive(data, self.envelope.source, self.envelope.tag, self._number)
+        work: MessageWork = self._messages._irecv(data, self.envelope.source, self.envelope.tag, self._number)
+        return work
 
 
-class MessageWork:
-    """A send or receive that may still run. It runs on if this is dropped; closing the communicator ends it."""
-
-    def __init__(self, start: StartCall, function: Callable[..., int], call: tuple[Any, ...], data: object) -> None:
-        self._function = function
-        self._work = start(self._begin, call, _source, data)
-
-    def wait(self, timeout: float | None = None) -> Envelope:
-        """Wait until it is done; return what was received, or raise its error. May be called again.
-
-        A wait longer than `timeout` seconds raises CollectiveTimeout and breaks the communicator.
-        """
-        self._work.wait(timeout)
-        message = ffi.new("rc_message *")
-        check(lib.rc_work_message(self._native.handle, message))
-        return _envelope(message)
-
-    def done(self) -> bool:
-        """Return whether it has ended, with or without an error."""
-        return self._work.done()
-
-    def cancel(self) -> bool:
-        """Withdraw a receive that no message has matched; return whether it is withdrawn. It is done then."""
-        cancelled = ffi.new("int *")
-        check(lib.rc_cancel(self._native.handle, cancelled))
-        return bool(cancelled[0])
-
-    def _begin(self, *call: Any) -> NativeWork:
-        slot = ffi.new("rc_work **")
-        check(self._function(*call, slot))
-        self._native = NativeWork(slot[0])
-        return self._native
-
-
-def _source(source: int) -> int:
-    return source
-
-
-def _envelope(message: Any) -> Envelope:
-    return Envelope(message.source, message.tag, message.bytes)
-
-
-def _memory(data: NDArray[Any], writable: bool) -> tuple[Any, int]:
-    """Return a pointer to the bytes of an array, and their number."""
-    if data.dtype.hasobject:
-        raise refuse("dtype", "one without Python objects", data.dtype)
-    try:
-        return ffi.from_buffer("char[]", data, writable), data.nbytes
-    except (ValueError, BufferError):
-        expected = "C-contiguous" if not data.flags.c_contiguous else "a writable one"
-        raise refuse("array", expected, f"{data.dtype}, shape {data.shape}, strides {data.strides}") from None
+def _refuse(data: Any) -> NoReturn:
+    """Raise the error of memory that cannot be sent, or received in."""
+    dtype = getattr(data, "dtype", None)
+    if dtype is not None and dtype.hasobject:
+        raise refuse("dtype", "one without Python objects", dtype)
+    if dtype is None:
+        raise refuse("array", "a writable, C-contiguous object with the buffer protocol", type(data).__name__)
+    expected = "a writable one" if data.flags.c_contiguous else "C-contiguous"
+    raise refuse("array", expected, f"{dtype}, shape {data.shape}, strides {data.strides}")

@@ -28,9 +28,9 @@ class Paths:
 
     def __init__(self, comm):
         self.comm = comm
-        self.before = comm._fast_path
+        self.before = comm.fast_path
         self.fast_path, self.general = [], []
-        comm._fast_path = SimpleNamespace(**{name: partial(self.call, name) for name in METHODS})
+        comm.fast_path = SimpleNamespace(**{name: partial(self.call, name) for name in METHODS})
 
     def call(self, name, *arguments):
         result = getattr(self.before, name)(*arguments)
@@ -41,7 +41,7 @@ class Paths:
         return self
 
     def __exit__(self, *_):
-        self.comm._fast_path = self.before
+        self.comm.fast_path = self.before
 
 
 # --- The fast path ----------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def counted(comm):
         *(lambda: comm.all_reduce(x[:, :1]), lambda: comm.all_reduce(x, "max", x.T), lambda: comm.all_reduce(x, "-")),
         *(lambda: comm.all_reduce(t.T), lambda: comm.all_reduce(t, out=t.to_sparse()), lambda: comm.scatter(t[0, 0])),
     )
-    things = x, y, t, u, x.dtype, t.dtype, torch.Tensor, comm._fast_path, adapters.CODES
+    things = x, y, t, u, x.dtype, t.dtype, torch.Tensor, comm.fast_path, adapters.CODES
 
     def held():
         return [sys.getrefcount(thing) for thing in things]
@@ -243,13 +243,13 @@ def refusals(comm):
         lambda c: c.reduce_scatter(torch.tensor(1.0)),
         lambda c: torch.func.vmap(c.all_reduce)(torch.zeros(3, 2)),
     ]
-    fast_path = comm._fast_path
+    fast_path = comm.fast_path
     for call in calls if comm.rank == 1 else ():
-        comm._fast_path = fast_path
+        comm.fast_path = fast_path
         first = error_of(call, comm)
-        comm._fast_path = NO_FAST_PATH
+        comm.fast_path = NO_FAST_PATH
         assert error_of(call, comm) == first
-    comm._fast_path = fast_path
+    comm.fast_path = fast_path
     check_usable(comm)
 
 
@@ -263,8 +263,8 @@ def test_the_fast_path_ignores_other_numbers_of_arguments():
         comm.broadcast(x)
         for arguments in ((), (x,), (x, None), (x, None, 0), (x, None, 0, None, 0), (x, None, 0, False, False)):
             for name in METHODS:
-                assert getattr(comm._fast_path, name)(*arguments) is NotImplemented, (name, arguments)
-        assert comm._fast_path.broadcast(x, None, 0, None, False) is x
+                assert getattr(comm.fast_path, name)(*arguments) is NotImplemented, (name, arguments)
+        assert comm.fast_path.broadcast(x, None, 0, None, False) is x
 
     harness.run(call, 1, world="threads")
 

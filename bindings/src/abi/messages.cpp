@@ -35,6 +35,19 @@ int transfer(rc_comm* comm, const Transfer& transfer, rc_message* message, rc_wo
     });
 }
 
+int exchange(rc_comm* comm, const Transfer& sent, const Transfer& received, rc_message* message) {
+    return enter(comm, [&](const EntryGuard& entry) {
+        const uint64_t bytes = checked_bytes("data", sent.data, sent.count, sent.dtype);
+        const uint64_t target_bytes = checked_bytes("target", received.data, received.count, received.dtype);
+        check_rank("dest", sent.peer, 0, entry.group().size);
+        check_rank("source", received.peer, -1, entry.group().size);
+        check_seconds("timeout", sent.timeout);
+        check_disjoint(sent.data, bytes, received.data, target_bytes);
+        const rc_message got = entry->p2p.exchange(sent, received);
+        if (message) *message = got;
+    });
+}
+
 }  // namespace
 
 int rc_send(rc_comm* comm, const void* data, uint64_t count, int dtype, int peer, int64_t tag, double timeout,
@@ -65,18 +78,19 @@ int rc_recv_message(rc_comm* comm, void* data, uint64_t bytes, int peer, int64_t
 
 int rc_sendrecv(rc_comm* comm, const void* data, uint64_t count, int dtype, int dest, void* target,
                 uint64_t target_count, int target_dtype, int source, int64_t tag, double timeout, int* from) {
-    return enter(comm, [&](const EntryGuard& entry) {
-        const uint64_t bytes = checked_bytes("data", data, count, dtype);
-        const uint64_t target_bytes = checked_bytes("target", target, target_count, target_dtype);
-        check_rank("dest", dest, 0, entry.group().size);
-        check_rank("source", source, -1, entry.group().size);
-        check_seconds("timeout", timeout);
-        check_disjoint(data, bytes, target, target_bytes);
-        const int came_from =
-            entry->p2p.exchange(outgoing(TransferKind::SEND, data, count, dtype, dest, tag, timeout),
-                                incoming(TransferKind::RECV, target, target_count, target_dtype, source, tag, timeout));
-        if (from) *from = came_from;
-    });
+    rc_message message;
+    const int status =
+        exchange(comm, outgoing(TransferKind::SEND, data, count, dtype, dest, tag, timeout),
+                 incoming(TransferKind::RECV, target, target_count, target_dtype, source, tag, timeout), &message);
+    if (status == RC_OK && from) *from = message.source;
+    return status;
+}
+
+int rc_sendrecv_message(rc_comm* comm, const void* data, uint64_t bytes, int dest, int64_t send_tag, void* target,
+                        uint64_t target_bytes, int source, int64_t recv_tag, double timeout, rc_message* message) {
+    return exchange(comm, outgoing(TransferKind::SEND, data, bytes, RC_UINT8, dest, send_tag, timeout),
+                    incoming(TransferKind::RECV_MESSAGE, target, target_bytes, RC_UINT8, source, recv_tag, timeout),
+                    message);
 }
 
 int rc_probe(rc_comm* comm, int peer, int64_t tag, int waits, double timeout, int* found, rc_message* message,

@@ -6,13 +6,28 @@
 namespace ringcomm {
 
 struct CollectiveEngine::QueuedCall : Work {
-    QueuedCall(const CallRecord& call, int size) : call(call) {
+    QueuedCall(CollectiveEngine& engine, const CallRecord& call) : call(call), engine(engine) {
         if (!call.counts) return;
-        counts.assign(call.counts, call.counts + (collectives[call.collective].exchanges() ? 2 : 1) * size);
+        const int blocks = (collectives[call.collective].exchanges() ? 2 : 1) * engine.group_.size;
+        counts.assign(call.counts, call.counts + blocks);
         this->call.counts = counts.data();
+    }
+    void wait(PeerGroup& group, uint64_t deadline) override {
+        // With a deadline of its own the wait must not run a call, which may take longer.
+        if (deadline == UINT64_MAX && engine.executor_.try_lock()) {
+            const std::lock_guard executor(engine.executor_, std::adopt_lock);
+            while (!done() && engine.run_next()) continue;
+        }
+        Work::wait(group, deadline);
+    }
+    void notify(uint64_t token) override {
+        Work::notify(token);
+        const std::lock_guard lock(engine.mutex_);
+        engine.progress_thread_.hurry();
     }
 
     CallRecord call;
+    CollectiveEngine& engine;
     std::vector<uint64_t> counts;
 };
 
@@ -29,39 +44,55 @@ void CollectiveEngine::run(CallRecord& call) {
 
 std::shared_ptr<Work> CollectiveEngine::queue(const CallRecord& call) {
     group_.ensure_ready();
-    auto work = std::make_shared<QueuedCall>(call, group_.size);
+    auto work = std::make_shared<QueuedCall>(*this, call);
     const std::lock_guard lock(mutex_);
     if (stopping_) throw Failure(RC_CLOSED, "this communicator is closed", group_.rank);
     // Before anything else: it may throw.
-    if (!worker_.joinable()) worker_ = named_thread("ringcomm-coll", [this] { worker_loop(); });
+    progress_thread_.start("ringcomm-coll", [this] { progress_loop(); });
     queue_.push_back(work);
     pending_.fetch_add(1);
-    arrived_.notify_one();
+    progress_thread_.note_activity();
     return work;
 }
 
-void CollectiveEngine::worker_loop() {
-    std::unique_lock lock(mutex_);
-    for (;;) {
-        arrived_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
-        if (queue_.empty()) return;
-        const auto next = std::move(queue_.front());
+// The executor is held: what was taken from the queue first runs first.
+bool CollectiveEngine::run_next() {
+    std::shared_ptr<QueuedCall> next;
+    {
+        const std::lock_guard lock(mutex_);
+        if (queue_.empty()) return false;
+        next = std::move(queue_.front());
         queue_.pop_front();
+    }
+    std::optional<Failure> failure;
+    try {
+        group_.ensure_ready();
+        execute(next->call);
+    } catch (const Failure& thrown) {
+        failure = thrown;
+    } catch (const std::exception& other) {
+        failure = Failure(RC_SYSTEM, other.what(), group_.rank);
+    }
+    pending_.fetch_sub(1);
+    next->finish(failure);
+    return true;
+}
+
+void CollectiveEngine::progress_loop() {
+    const auto run_all = [this] {
+        const std::lock_guard executor(executor_);
+        while (run_next()) continue;
+    };
+    std::unique_lock lock(mutex_);
+    const auto open = [this] { return !queue_.empty(); };
+    const auto idle = [] { return true; };
+    while (progress_thread_.wait_for_turn(lock, open, idle)) {
         lock.unlock();
-        std::optional<Failure> failure;
-        try {
-            const std::lock_guard executor(executor_);
-            group_.ensure_ready();
-            execute(next->call);
-        } catch (const Failure& thrown) {
-            failure = thrown;
-        } catch (const std::exception& other) {
-            failure = Failure(RC_SYSTEM, other.what(), group_.rank);
-        }
-        pending_.fetch_sub(1);
-        next->finish(failure);
+        run_all();
         lock.lock();
     }
+    lock.unlock();
+    run_all();  // they fail: the communicator is closing
 }
 
 void CollectiveEngine::execute(CallRecord& call) {
@@ -87,9 +118,9 @@ void CollectiveEngine::stop() {
     {
         const std::lock_guard lock(mutex_);
         stopping_ = true;
-        arrived_.notify_one();
+        progress_thread_.stop();
     }
-    if (worker_.joinable()) worker_.join();
+    progress_thread_.join();
     // A call on a user thread ends by itself, because the communicator is closing.
     const std::lock_guard executor(executor_);
 }

@@ -1,12 +1,11 @@
-// Runs the collectives of a communicator one at a time, in order: on the caller's thread if nothing is queued, else on
-// a worker that starts with the first asynchronous call and sleeps when idle.
+// Runs the collectives of a communicator one at a time, in order. A thread that makes a call, or waits for one, runs it
+// and those queued before; a progress thread runs those for which no thread waits yet.
 #pragma once
 
 #include <deque>
-#include <thread>
 
 #include "core/call_record.h"
-#include "core/work.h"
+#include "core/progress_thread.h"
 
 namespace ringcomm {
 
@@ -22,18 +21,18 @@ public:
 private:
     struct QueuedCall;
 
+    bool run_next();  // false: nothing is queued
     void execute(CallRecord& call);
-    void worker_loop();
+    void progress_loop();
 
     PeerGroup& group_;
     uint64_t epoch_ = 0;
     std::mutex executor_;          // held while a collective runs
-    std::atomic<int> pending_{0};  // queued or running on the worker: a blocking call must not overtake them
+    std::atomic<int> pending_{0};  // queued, or taken from the queue and running: a call must not overtake them
     std::mutex mutex_;             // of the queue
-    std::condition_variable arrived_;
     std::deque<std::shared_ptr<QueuedCall>> queue_;
     bool stopping_ = false;
-    std::thread worker_;
+    ProgressThread progress_thread_;
 };
 
 }  // namespace ringcomm

@@ -43,7 +43,7 @@ public:
 
     void wait_done();  // when the call is certain to end soon
     // When the call is done, next_done() returns `token`.
-    void notify(uint64_t token);
+    virtual void notify(uint64_t token);
 
     // Withdraws a receive that no message has matched; returns whether it did.
     virtual bool cancel() { return false; }

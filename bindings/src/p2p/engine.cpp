@@ -30,14 +30,14 @@ rc_message PointToPointEngine::run(const Transfer& transfer) {
     return request.message;
 }
 
-int PointToPointEngine::exchange(const Transfer& outgoing, const Transfer& incoming) {
+rc_message PointToPointEngine::exchange(const Transfer& outgoing, const Transfer& incoming) {
     Request received(incoming), sent(outgoing);
     post({&received, &sent});
     wait(sent);
     wait(received);  // also if the send failed: no one may write to the target after this returns
     sent.check_result();
     received.check_result();
-    return received.message.source;
+    return received.message;
 }
 
 std::shared_ptr<Work> PointToPointEngine::start(const Transfer& transfer) {
@@ -60,7 +60,7 @@ void PointToPointEngine::post(std::initializer_list<Request*> requests, const st
     for (const Request* request : requests) check_taken(*request);
     if (async) {
         // Before anything else: it may throw.
-        if (!worker_.joinable()) worker_ = named_thread("ringcomm-p2p", [this] { worker_loop(); });
+        start_progress_thread();
         async->request.async = async;
         ++async_open_;
     }
@@ -82,7 +82,7 @@ void PointToPointEngine::post(std::initializer_list<Request*> requests, const st
         }
         throw failure;
     }
-    if (async_open_) worker_wakeup_.notify_one();
+    if (async_open_) progress_thread_.note_activity();
 }
 
 void PointToPointEngine::begin(Request& request) {
@@ -153,7 +153,7 @@ bool PointToPointEngine::try_buffer(Endpoint& endpoint, PendingPacket& packet) {
     if (packet.kind != PACKET_EAGER || sent.buffered || sent.bytes > MAX_BUFFERED_MESSAGE) return false;
     if (endpoint.buffered_bytes + cost(sent) > MAX_BUFFERED) return false;
     try {
-        if (!worker_.joinable()) worker_ = named_thread("ringcomm-p2p", [this] { worker_loop(); });
+        start_progress_thread();
     } catch (const std::exception&) {
         return false;  // the system refuses a thread: this send waits, as a large one does
     }
@@ -163,8 +163,8 @@ bool PointToPointEngine::try_buffer(Endpoint& endpoint, PendingPacket& packet) {
     endpoint.buffered_bytes += cost(sent);
     ++buffered_open_;
     ++async_open_;
-    worker_wakeup_.notify_one();
-    const bool wakes = completed_ || sent.async;  // nobody else waits for a blocking send: let the worker sleep
+    progress_thread_.hurry();
+    const bool wakes = completed_ || sent.async;  // nobody else waits for a blocking send: let it sleep
     complete(sent);
     completed_ = wakes;
     return true;

@@ -6,17 +6,16 @@
 //
 // Ranks exchange packets (channel.h). A small message is one EAGER packet; large_message.cpp moves a larger one.
 //
-// Every waiting thread makes progress on all transfers of its rank, under one lock. A worker does so while no thread
-// waits and asynchronous requests are open.
+// Every waiting thread makes progress on all transfers of its rank, under one lock. While asynchronous requests are
+// open and no thread makes calls, a progress thread does.
 #pragma once
 
 #include <deque>
 #include <list>
 #include <map>
 #include <optional>
-#include <thread>
 
-#include "core/work.h"
+#include "core/progress_thread.h"
 #include "p2p/channel.h"
 
 namespace ringcomm {
@@ -57,8 +56,8 @@ public:
     explicit PointToPointEngine(PeerGroup& group);
     ~PointToPointEngine() { stop(); }
 
-    rc_message run(const Transfer& transfer);                          // returns what a receive has received
-    int exchange(const Transfer& outgoing, const Transfer& incoming);  // returns the source
+    rc_message run(const Transfer& transfer);  // returns what a receive has received
+    rc_message exchange(const Transfer& outgoing, const Transfer& incoming);
     std::shared_ptr<Work> start(const Transfer& transfer);
     // Without `waits`: nothing, if there is no such message now.
     std::optional<ProbedMessage> probe(const Transfer& transfer, bool waits);
@@ -128,7 +127,8 @@ private:
     void fail_all(const Failure& failure, const Request* spared = nullptr);
     void wait(Request& request, uint64_t deadline = UINT64_MAX);
     void poll(Request& request);
-    void worker_loop();
+    void start_progress_thread();
+    void progress_loop();
     template <class Function>
     void for_each_open(Function function);
     std::optional<Failure> find_failure();
@@ -147,12 +147,11 @@ private:
     std::atomic<uint64_t> next_check_{0};  // by poll(), ns
     bool completed_ = false;               // a request that another thread may wait for
 
-    std::condition_variable worker_wakeup_;
     int async_open_ = 0;  // asynchronous requests and buffered sends
     int buffered_open_ = 0;
-    std::atomic<int> waiters_{0};  // user threads in wait(); the worker stays idle meanwhile
+    std::atomic<int> waiters_{0};  // user threads in wait(); the progress thread stays idle meanwhile
     bool stopping_ = false;
-    std::thread worker_;
+    ProgressThread progress_thread_;
 };
 
 }  // namespace ringcomm

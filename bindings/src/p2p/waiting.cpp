@@ -60,8 +60,8 @@ std::optional<Failure> PointToPointEngine::find_failure(const Request& request, 
     return Failure(RC_TIMEOUT, group_.with_report(message, first), peer >= 0 ? peer : group_.rank);
 }
 
-// One thread's wait: for a request, for room for all buffered sends, or, on the worker, while anything is open that no
-// thread waits for.
+// One thread's wait: for a request, for room for all buffered sends, or, on the progress thread, while anything is open
+// that no thread waits for.
 class PointToPointEngine::Waiter final : public WaitChecks {
 public:
     Waiter(PointToPointEngine& engine, Request* request, uint64_t deadline, bool flushes = false)
@@ -191,8 +191,7 @@ void PointToPointEngine::wait(Request& request, uint64_t deadline) {
     waiters_.fetch_add(1);
     Waiter(*this, &request, std::min(deadline, deadline_of(request.start, timeout(request)))).wait(group_.spin_policy);
     group_.flight.clear_waits_for();
-    const std::lock_guard lock(mutex_);
-    if (waiters_.fetch_sub(1) == 1 && async_open_) worker_wakeup_.notify_one();
+    waiters_.fetch_sub(1);
 }
 
 // Looks whether a posted probe has found a message. Who polls all the time never waits, so this checks for dead peers.
@@ -209,11 +208,15 @@ void PointToPointEngine::poll(Request& request) {
     if (!request.is_done() && group_.spin_policy.spin_ns == 0) yield_core();  // to a rank that shares it
 }
 
-void PointToPointEngine::worker_loop() {
+void PointToPointEngine::start_progress_thread() {
+    progress_thread_.start("ringcomm-p2p", [this] { progress_loop(); });
+}
+
+void PointToPointEngine::progress_loop() {
     std::unique_lock lock(mutex_);
-    for (;;) {
-        worker_wakeup_.wait(lock, [this] { return stopping_ || (async_open_ && waiters_.load() == 0); });
-        if (stopping_) return;
+    const auto open = [this] { return async_open_ > 0; };
+    const auto idle = [this] { return waiters_.load() == 0; };
+    while (progress_thread_.wait_for_turn(lock, open, idle)) {
         lock.unlock();
         Waiter(*this, nullptr, UINT64_MAX).wait(IDLE);
         lock.lock();
@@ -255,9 +258,9 @@ void PointToPointEngine::stop() {
         const std::lock_guard lock(mutex_);
         if (stopping_) return;
         stopping_ = true;
-        worker_wakeup_.notify_one();
+        progress_thread_.stop();
     }
-    if (worker_.joinable()) worker_.join();
+    progress_thread_.join();
     const std::lock_guard lock(mutex_);
     fail_all(Failure(RC_CLOSED, "this communicator was closed", group_.rank));
 }

@@ -1,0 +1,404 @@
+// The messages of Communicator.messages: from Python's buffer protocol straight into the core.
+//
+// Another module in the library of ringcomm._native, because it must share the core's state. MessageArguments are
+// positional; ringcomm/transports/messages.py documents them.
+#include <Python.h>
+
+#define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
+#include <numpy/arrayobject.h>
+
+#include <utility>
+#include <vector>
+
+#include "calls.h"
+#include "ringcomm.h"
+
+using namespace ringcomm;
+
+namespace {
+
+constexpr double OWN_TIMEOUT = -1.0;  // the communicator's
+
+// A started send or receive, and the memory that it uses.
+struct Started {
+    rc_work* work;
+    Py_buffer memory;
+
+    bool done() const { return rc_work_done(work); }
+    void free() {
+        rc_work_free(work);
+        PyBuffer_Release(&memory);
+    }
+};
+
+// The Python objects.
+struct Messages {
+    PyObject object;
+    rc_comm* comm;
+    PyObject* handle;               // keeps comm alive
+    PyObject* check;                // raises the error behind a status
+    PyObject* refuse;               // raises the error of memory that cannot be used
+    PyTypeObject* envelope;         // the tuple of a source, a tag and a size
+    PyTypeObject* work_type;        // MessageWork
+    std::vector<Started>* dropped;  // works that nobody holds, and that may still run
+};
+
+struct MessageWork {
+    PyObject object;
+    Messages* messages;
+    Started started;
+};
+
+Messages& messages_of(PyObject* self) { return *reinterpret_cast<Messages*>(self); }
+
+// The memory of an object.
+class Memory {
+public:
+    ~Memory() { PyBuffer_Release(&view_); }  // does nothing after take()
+
+    // False: the exception is set.
+    bool read(const Messages& messages, PyObject* object, bool writable) {
+        const bool has_objects =
+            PyArray_Check(object) && PyDataType_REFCHK(PyArray_DESCR(reinterpret_cast<PyArrayObject*>(object)));
+        if (!has_objects && PyObject_GetBuffer(object, &view_, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) == 0)
+            return true;
+        PyErr_Clear();
+        Py_XDECREF(PyObject_CallFunction(messages.refuse, "O", object));
+        return false;
+    }
+    Py_buffer take() { return std::exchange(view_, {}); }
+
+    void* data() const { return view_.buf; }
+    uint64_t bytes() const { return uint64_t(view_.len); }
+
+private:
+    Py_buffer view_{};
+};
+
+// The positional arguments. Each function takes the next one, and returns false if it has set the exception.
+class MessageArguments {
+public:
+    MessageArguments(PyObject* const* values, Py_ssize_t count, Py_ssize_t expected, Py_ssize_t optional = 0)
+        : next_(values), end_(values + count), complete_(count >= expected && count <= expected + optional) {
+        if (!complete_) PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", expected, count);
+    }
+
+    bool memory(const Messages& messages, Memory& memory, bool writable) {
+        return complete_ && memory.read(messages, *next_++, writable);
+    }
+    bool rank(int& rank) {
+        int64_t value;
+        if (!number(value)) return false;
+        rank = int(value);
+        if (rank == value) return true;
+        PyErr_Format(PyExc_OverflowError, "expected a rank, got %lld", static_cast<long long>(value));
+        return false;
+    }
+    bool number(int64_t& value) {
+        if (!complete_) return false;
+        value = PyLong_AsLongLong(*next_++);
+        return value != -1 || !PyErr_Occurred();
+    }
+    // False by default.
+    bool flag(bool& flag) {
+        const int value = !complete_ ? -1 : next_ == end_ ? 0 : PyObject_IsTrue(*next_++);
+        flag = value == 1;
+        return value >= 0;
+    }
+
+private:
+    PyObject* const* next_;
+    PyObject* const* const end_;
+    const bool complete_;
+};
+
+PyObject* none_or_raise(const Messages& messages, int status) {
+    return status == RC_OK ? Py_NewRef(Py_None) : raise(messages.check, status);
+}
+
+PyObject* make_envelope(const Messages& messages, const rc_message& message) {
+    auto* const alloc = reinterpret_cast<allocfunc>(PyType_GetSlot(messages.envelope, Py_tp_alloc));
+    PyObject* const envelope = alloc(messages.envelope, 3);
+    PyObject* const values[] = {PyLong_FromLong(message.source), PyLong_FromLongLong(message.tag),
+                                PyLong_FromUnsignedLongLong(message.bytes)};
+    bool complete = envelope;
+    for (int at = 0; at < 3; ++at) {
+        complete &= values[at] != nullptr;
+        if (envelope) {
+            PyTuple_SetItem(envelope, at, values[at]);
+        } else {
+            Py_XDECREF(values[at]);
+        }
+    }
+    if (complete) return envelope;
+    Py_XDECREF(envelope);
+    return nullptr;
+}
+
+PyObject* envelope_or_raise(const Messages& messages, int status, const rc_message& message) {
+    return status == RC_OK ? make_envelope(messages, message) : raise(messages.check, status);
+}
+
+// Starts a transfer that uses the memory.
+template <class Call>
+PyObject* start(Messages& messages, Memory& memory, Call call) {
+    std::erase_if(*messages.dropped, [](Started& started) {
+        const bool done = started.done();
+        if (done) started.free();
+        return done;
+    });
+    auto* const work = allocate<MessageWork>(messages.work_type);
+    if (!work) return nullptr;
+    const int status = without_gil([&] { return call(&work->started.work); });
+    if (status != RC_OK) {
+        release(&work->object);
+        return raise(messages.check, status);
+    }
+    work->messages = &messages;
+    Py_INCREF(&messages.object);
+    work->started.memory = memory.take();
+    return &work->object;
+}
+
+// --- Methods of Messages ---------------------------------------------------------------------------------------------
+
+int send_as(bool synchronous, const Messages& messages, const Memory& memory, int peer, int64_t tag, rc_work** work) {
+    auto* const send = synchronous ? rc_send_synchronous : rc_send;
+    return send(messages.comm, memory.data(), memory.bytes(), RC_UINT8, peer, tag, OWN_TIMEOUT, work);
+}
+
+struct Outgoing {
+    Memory memory;
+    int peer;
+    int64_t tag;
+    bool synchronous;
+
+    bool read(const Messages& messages, MessageArguments arguments) {
+        return arguments.memory(messages, memory, false) && arguments.rank(peer) && arguments.number(tag) &&
+               arguments.flag(synchronous);
+    }
+};
+
+struct Incoming {
+    Memory memory;
+    int peer;
+    int64_t tag, taken;
+
+    bool read(const Messages& messages, MessageArguments arguments) {
+        return arguments.memory(messages, memory, true) && arguments.rank(peer) && arguments.number(tag) &&
+               arguments.number(taken);
+    }
+    int receive(const Messages& messages, rc_message* message, rc_work** work) const {
+        return rc_recv_message(messages.comm, memory.data(), memory.bytes(), peer, tag, uint64_t(taken), OWN_TIMEOUT,
+                               message, work);
+    }
+};
+
+PyObject* send(PyObject* self, PyObject* const* values, Py_ssize_t number) {
+    Messages& messages = messages_of(self);
+    Outgoing sent;
+    if (!sent.read(messages, {values, number, 3, 1})) return nullptr;
+    return none_or_raise(messages, without_gil([&] {
+                             return send_as(sent.synchronous, messages, sent.memory, sent.peer, sent.tag, nullptr);
+                         }));
+}
+
+PyObject* isend(PyObject* self, PyObject* const* values, Py_ssize_t number) {
+    Messages& messages = messages_of(self);
+    Outgoing sent;
+    if (!sent.read(messages, {values, number, 3, 1})) return nullptr;
+    return start(messages, sent.memory, [&](rc_work** work) {
+        return send_as(sent.synchronous, messages, sent.memory, sent.peer, sent.tag, work);
+    });
+}
+
+PyObject* recv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
+    Messages& messages = messages_of(self);
+    Incoming received;
+    if (!received.read(messages, {values, number, 4})) return nullptr;
+    rc_message message;
+    const int status = without_gil([&] { return received.receive(messages, &message, nullptr); });
+    return envelope_or_raise(messages, status, message);
+}
+
+PyObject* irecv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
+    Messages& messages = messages_of(self);
+    Incoming received;
+    if (!received.read(messages, {values, number, 4})) return nullptr;
+    return start(messages, received.memory, [&](rc_work** work) { return received.receive(messages, nullptr, work); });
+}
+
+PyObject* recv_bytes(PyObject* self, PyObject* const* values, Py_ssize_t number) {
+    Messages& messages = messages_of(self);
+    MessageArguments arguments(values, number, 2);
+    int peer, found;
+    int64_t tag;
+    if (!arguments.rank(peer) || !arguments.number(tag)) return nullptr;
+    rc_message message;
+    uint64_t taken;
+    int status =
+        without_gil([&] { return rc_probe(messages.comm, peer, tag, true, OWN_TIMEOUT, &found, &message, &taken); });
+    if (status != RC_OK) return raise(messages.check, status);
+    PyObject* const bytes = PyBytes_FromStringAndSize(nullptr, Py_ssize_t(message.bytes));
+    char* const data = bytes ? PyBytes_AsString(bytes) : nullptr;
+    const uint64_t size = bytes ? message.bytes : 0;  // without memory the message is lost, but its sender goes on
+    status = without_gil([&] {
+        return rc_recv_message(messages.comm, data, size, message.source, message.tag, taken, OWN_TIMEOUT, &message,
+                               nullptr);
+    });
+    if (!bytes) return nullptr;
+    PyObject* const envelope = envelope_or_raise(messages, status, message);
+    if (envelope) return Py_BuildValue("(NN)", bytes, envelope);
+    Py_DECREF(bytes);
+    return nullptr;
+}
+
+PyObject* exchange(PyObject* self, PyObject* const* values, Py_ssize_t number) {
+    Messages& messages = messages_of(self);
+    MessageArguments arguments(values, number, 6);
+    Memory sent, received;
+    int dest, source;
+    int64_t send_tag, recv_tag;
+    if (!arguments.memory(messages, sent, false) || !arguments.rank(dest) || !arguments.number(send_tag) ||
+        !arguments.memory(messages, received, true) || !arguments.rank(source) || !arguments.number(recv_tag)) {
+        return nullptr;
+    }
+    rc_message message;
+    const int status = without_gil([&] {
+        return rc_sendrecv_message(messages.comm, sent.data(), sent.bytes(), dest, send_tag, received.data(),
+                                   received.bytes(), source, recv_tag, OWN_TIMEOUT, &message);
+    });
+    return envelope_or_raise(messages, status, message);
+}
+
+PyObject* probe(PyObject* self, PyObject* const* values, Py_ssize_t number) {
+    Messages& messages = messages_of(self);
+    MessageArguments arguments(values, number, 4);
+    int peer, found;
+    int64_t tag;
+    bool waits, takes;
+    if (!arguments.rank(peer) || !arguments.number(tag) || !arguments.flag(waits) || !arguments.flag(takes)) {
+        return nullptr;
+    }
+    rc_message message;
+    uint64_t taken = 0;
+    const int status = without_gil([&] {
+        return rc_probe(messages.comm, peer, tag, waits, OWN_TIMEOUT, &found, &message, takes ? &taken : nullptr);
+    });
+    if (status != RC_OK) return raise(messages.check, status);
+    if (!found) return Py_NewRef(Py_None);
+    PyObject* const envelope = make_envelope(messages, message);
+    return envelope ? Py_BuildValue("(NK)", envelope, static_cast<unsigned long long>(taken)) : nullptr;
+}
+
+PyObject* create(PyTypeObject* type, PyObject* arguments, PyObject*) {
+    PyObject *address, *handle, *check, *refuse, *envelope, *work_type;
+    if (!PyArg_ParseTuple(arguments, "O!OOOO!O!", &PyLong_Type, &address, &handle, &check, &refuse, &PyType_Type,
+                          &envelope, &PyType_Type, &work_type)) {
+        return nullptr;
+    }
+    auto* const messages = allocate<Messages>(type);
+    if (!messages) return nullptr;
+    messages->comm = static_cast<rc_comm*>(PyLong_AsVoidPtr(address));
+    messages->handle = Py_NewRef(handle);
+    messages->check = Py_NewRef(check);
+    messages->refuse = Py_NewRef(refuse);
+    messages->envelope = reinterpret_cast<PyTypeObject*>(Py_NewRef(envelope));
+    messages->work_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(work_type));
+    messages->dropped = new std::vector<Started>;
+    return &messages->object;
+}
+
+void destroy(PyObject* self) {
+    Messages& messages = messages_of(self);
+    Py_DECREF(messages.handle);  // perhaps the last reference, which ends the works
+    for (Started& started : *messages.dropped) {
+        if (started.done()) started.free();  // the memory of others is in use as long as the communicator
+    }
+    delete messages.dropped;
+    Py_DECREF(messages.check);
+    Py_DECREF(messages.refuse);
+    Py_DECREF(reinterpret_cast<PyObject*>(messages.envelope));
+    Py_DECREF(reinterpret_cast<PyObject*>(messages.work_type));
+    release(self);
+}
+
+PyMethodDef methods[] = {
+    method("send", send),   method("isend", isend),           method("recv", recv),         method("irecv", irecv),
+    method("probe", probe), method("recv_bytes", recv_bytes), method("exchange", exchange), {},
+};
+PyType_Slot slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(create)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
+    {Py_tp_methods, methods},
+    {},
+};
+PyType_Spec spec{"ringcomm._messages.Messages", sizeof(Messages), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+                 slots};
+
+// --- Methods of MessageWork ------------------------------------------------------------------------------------------
+
+PyObject* wait(PyObject* self, PyObject*) {
+    const auto& work = *reinterpret_cast<MessageWork*>(self);
+    rc_message message;
+    int status = without_gil([&] { return rc_work_wait(work.started.work, OWN_TIMEOUT, nullptr); });
+    if (status == RC_OK) status = rc_work_message(work.started.work, &message);
+    return envelope_or_raise(*work.messages, status, message);
+}
+
+PyObject* is_done(PyObject* self, PyObject*) {
+    return PyBool_FromLong(reinterpret_cast<MessageWork*>(self)->started.done());
+}
+
+PyObject* cancel(PyObject* self, PyObject*) {
+    const auto& work = *reinterpret_cast<MessageWork*>(self);
+    int cancelled;
+    const int status = without_gil([&] { return rc_cancel(work.started.work, &cancelled); });
+    return status == RC_OK ? PyBool_FromLong(cancelled) : raise(work.messages->check, status);
+}
+
+void drop(PyObject* self) {
+    auto& work = *reinterpret_cast<MessageWork*>(self);
+    if (work.messages) {
+        if (work.started.done()) {
+            work.started.free();
+        } else {
+            work.messages->dropped->push_back(work.started);
+        }
+        Py_DECREF(&work.messages->object);
+    }
+    release(self);
+}
+
+PyMethodDef work_methods[] = {
+    {"wait", wait, METH_NOARGS, nullptr},
+    {"done", is_done, METH_NOARGS, nullptr},
+    {"cancel", cancel, METH_NOARGS, nullptr},
+    {},
+};
+PyType_Slot work_slots[] = {
+    {Py_tp_dealloc, reinterpret_cast<void*>(drop)},
+    {Py_tp_methods, work_methods},
+    {},
+};
+PyType_Spec work_spec{"ringcomm._messages.MessageWork", sizeof(MessageWork), 0,
+                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION, work_slots};
+
+int fill(PyObject* module) {
+    if (PyArray_ImportNumPyAPI() < 0) return -1;
+    for (PyType_Spec* each : {&spec, &work_spec}) {
+        PyObject* const type = PyType_FromModuleAndSpec(module, each, nullptr);
+        const int added = type ? PyModule_AddType(module, reinterpret_cast<PyTypeObject*>(type)) : -1;
+        Py_XDECREF(type);
+        if (added < 0) return -1;
+    }
+    return 0;
+}
+
+PyModuleDef_Slot module_slots[] = {{Py_mod_exec, reinterpret_cast<void*>(fill)}, {}};
+PyModuleDef definition{PyModuleDef_HEAD_INIT, "_messages", nullptr, 0,      nullptr,
+                       module_slots,          nullptr,     nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__messages(void) { return PyModuleDef_Init(&definition); }
