@@ -137,11 +137,12 @@ class Config:
     """The settings of a communicator.
 
     A field that is not given is read from the environment variable `RINGCOMM_<FIELD>`, else from the file of
-    `ringcomm tune`, else it has its default. All ranks of a job use the values of rank 0, except `kernels`, `log`,
-    `host_id`, `host_address` and `ucx`, which each process sets for itself.
+    `ringcomm tune`, else it has its default. All ranks of a job use the values of rank 0, except `start_timeout`,
+    `kernels`, `log`, `host_id`, `host_address` and `ucx`, which each process sets for itself.
 
     Attributes:
         timeout: Seconds a call may take, unless the call has a timeout of its own. Default: 300.
+        start_timeout: Seconds the start may take. None, the default: as a call.
         arena_bytes: The most shared memory of one rank, in bytes, for its staging buffers and its channels to the other
             ranks. From 2.2 MiB times the number of ranks on these have their full size, and more has no effect. The
             smallest channels between very many ranks may take more than is given here. Default: 8 MiB.
@@ -184,6 +185,7 @@ class Config:
     """
 
     timeout: float = _setting("timeout", 300.0, float, _positive("seconds"))
+    start_timeout: float | None = _setting("start_timeout", None, float, _positive("seconds"))
     arena_bytes: int = _setting("arena_bytes", 8 << 20, int, _arena)
     sub_arena_bytes: int = _setting("sub_arena_bytes", 1 << 20, int, _arena)
     segment_bytes: int = _setting("segment_bytes", 512 << 10, int, _whole(64))  # whole cache lines
@@ -223,6 +225,11 @@ class Config:
                 checked = each.metadata["check"](each.name, value)
                 if isinstance(checked, int):  # of NumPy, perhaps, which json cannot encode
                     object.__setattr__(self, each.name, checked)
+
+    @property
+    def start_limit(self) -> float:
+        """Seconds the start may take."""
+        return self.timeout if self.start_timeout is None else self.start_timeout
 
 
 _logging = threading.Lock()  # ranks may be threads

@@ -16,7 +16,7 @@ __all__ = [
     "RingcommError",
 ]
 
-FACTS = ("rank", "peer", "collective", "epoch", "group", "expected", "got")
+FACTS = ("rank", "peer", "collective", "epoch", "group", "argument", "expected", "got")
 
 
 class RingcommError(Exception):
@@ -28,6 +28,7 @@ class RingcommError(Exception):
         collective: The name of the call.
         epoch: The number of the call on its communicator.
         group: The communicator that failed, if it is not the one that raises but one that it was split from.
+        argument: The argument that was refused.
         expected: What was required.
         got: What was found instead.
     """
@@ -41,6 +42,7 @@ class RingcommError(Exception):
         collective: str | None = None,
         epoch: int | None = None,
         group: str | None = None,
+        argument: str | None = None,
         expected: Any = None,
         got: Any = None,
     ) -> None:
@@ -50,6 +52,7 @@ class RingcommError(Exception):
         self.collective = collective
         self.epoch = epoch
         self.group = group
+        self.argument = argument
         self.expected = expected
         self.got = got
 
@@ -86,7 +89,7 @@ def refuse(
 ) -> ArgumentError:
     """Return the ArgumentError that names the expected and the given value."""
     message = f"{what}: expected {expected}, got {got}"
-    return ArgumentError(message, rank=rank, collective=collective, expected=expected, got=got)
+    return ArgumentError(message, rank=rank, collective=collective, argument=what, expected=expected, got=got)
 
 
 def integer(what: str, value: Any, least: int = -(2**63), most: int = 2**63 - 1) -> int:

@@ -27,7 +27,8 @@ def init(timeout: float | None = None, config: Config | None = None, mpi_comm: A
     has one rank.
 
     Args:
-        timeout: Seconds for the start and, unless a call overrides it, for every call; default 300.
+        timeout: Seconds for the start (unless the settings have a `start_timeout`) and, unless a call overrides it, for
+            every call; default 300.
         config: The settings; None takes them from the environment.
         mpi_comm: A communicator of mpi4py whose ranks to connect instead. It stays usable.
 
@@ -59,7 +60,7 @@ def init(timeout: float | None = None, config: Config | None = None, mpi_comm: A
         return communicator
     transport = _choose_transport(place, config)
     _prepare(config)  # before it joins: every rank refuses its own settings, and waits for none
-    with open_store(place, config.timeout) if transport.NEEDS_STORE else nullcontext() as store:
+    with open_store(place, config.start_limit) if transport.NEEDS_STORE else nullcontext() as store:
         return Communicator(transport.connect(place.rank, place.size, store, config))
 
 

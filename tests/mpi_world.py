@@ -119,7 +119,7 @@ def why_not(library):
 
 
 def skip_without(library):
-    pytest.importorskip("mpi4py")
+    pytest.importorskip("mpi4py", minversion="4")  # tests/mpi4py has no version
     if reason := why_not(library):
         pytest.skip(reason)
 

@@ -12,13 +12,13 @@ LEAVES = [getattr(errors, name) for name in errors.__all__ if name != "RingcommE
 
 @pytest.mark.parametrize("kind", LEAVES)
 def test_an_error_can_be_pickled(kind):
-    error = kind("what happened", rank=1, peer=2, collective="send", epoch=3, group="world", expected="a", got="b")
+    facts = {"rank": 1, "peer": 2, "collective": "send", "epoch": 3, "group": "world", "argument": "out"}
+    facts |= {"expected": "a", "got": "b"}
+    error = kind("what happened", **facts)
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is kind
     assert str(copy) == "what happened"
-    assert vars(copy) == vars(error) == {
-        "rank": 1, "peer": 2, "collective": "send", "epoch": 3, "group": "world", "expected": "a", "got": "b"
-    }  # fmt: skip
+    assert vars(copy) == vars(error) == facts
 
 
 @pytest.mark.parametrize(
@@ -42,12 +42,18 @@ def test_facts_default_to_none():
 def test_a_refusal_shows_what_was_expected_and_given():
     error = errors.refuse("out", "4 elements", "3 elements")
     assert str(error) == "out: expected 4 elements, got 3 elements"
-    assert (error.expected, error.got) == ("4 elements", "3 elements")
+    assert (error.argument, error.expected, error.got) == ("out", "4 elements", "3 elements")
 
 
 def test_a_native_failure_becomes_its_error_with_its_message():
     with pytest.raises(ringcomm.ArgumentError, match="no kernels 'sse9'"):
         native.check(native.lib.rc_kernels_select(b"sse9"))
+
+
+def test_a_refusal_of_the_core_names_the_argument():
+    with pytest.raises(ringcomm.ArgumentError) as refused:
+        native.check(native.lib.rc_world_open(-1, 3, 2, native.NULL, native.NULL, 0, native.NULL, native.NULL))
+    assert refused.value.argument == str(refused.value).split(":")[0].split(" ")[0] == "rank"
 
 
 def test_every_native_status_has_an_error():

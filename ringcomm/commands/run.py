@@ -21,7 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "nodes, start it once on each: with the same --nnodes, --master-addr, --master-port and secret, and each with "
         "a --node-rank of its own."
     )
-    parser.add_argument("-n", "--ranks", type=int, required=True, metavar="N", help="number of ranks, on this node")
+    parser.add_argument(
+        *("-n", "-np", "--ranks"), type=int, required=True, metavar="N", help="number of ranks, on this node"
+    )
     parser.add_argument("-v", "--verbose", action="store_true", help="log the cores of each rank, and which nodes come")
     parser.add_argument(
         "--bind",

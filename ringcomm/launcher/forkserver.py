@@ -84,7 +84,7 @@ def _run_rank(preparation: dict[str, Any], data: bytes, place: Place) -> bytes:
         spawn.prepare(preparation)
         importing_main.clear()
         spec: LaunchSpec = pickle.loads(data)
-        with open_store(place, spec.config.timeout) as store:
+        with open_store(place, spec.config.start_limit) as store:
             comm = connect(place.rank, place.size, store, spec.config)
         with comm:
             value = spec.fn(comm, *spec.args, **spec.kwargs)

@@ -5,6 +5,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from ringcomm.errors import describe_error
 from ringcomm.mpi4py import errors
 from ringcomm.mpi4py.constants import KEYVAL_INVALID
 
@@ -90,10 +91,12 @@ def call_user_function(function: Callable[..., Any], *args: Any, **kwargs: Any) 
     except Exception as error:
         traceback.print_exc()
         code = error.Get_error_code() if isinstance(error, errors.Exception) else errors.ERR_OTHER
-        raise errors.Exception(code) from error
+        raise errors.failure(
+            code, f"{getattr(function, '__qualname__', function)} raised {describe_error(error)}"
+        ) from error
 
 
 def _known(keyval: int) -> _Keyval:
     if keyval not in _keyvals:
-        raise errors.Exception(errors.ERR_KEYVAL)
+        raise errors.failure(errors.ERR_KEYVAL, f"expected a number of Create_keyval, got {keyval}")
     return _keyvals[keyval]

@@ -2,170 +2,19 @@
 
 import itertools
 import operator
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringcomm.mpi4py.constants import BOTTOM
-from ringcomm.mpi4py.datatype import BY_CHAR, Datatype, discover, find_type
-from ringcomm.mpi4py.memory import buffer, expose, find_device
+from ringcomm.mpi4py.constants import BottomType
+from ringcomm.mpi4py.datatype import Datatype
+from ringcomm.mpi4py.predefined import BY_CHAR, find_type
+from ringcomm.mpi4py.region import Blocks, Buffer, Region, absolute
 
 __all__ = ["Blocks", "Buffer", "divided", "received", "sent", "vector", "w_vector", "whole"]
 
 ndarray = np.ndarray
-
-
-class Region:
-    """The memory of a buffer, as its bytes in host memory. That of a GPU is copied there and back."""
-
-    __slots__ = ("_bytes", "_device", "_source", "readonly")
-
-    def __init__(self, source: Any, writable: bool = False) -> None:
-        self._source, self._device = source, None
-        self._bytes: NDArray[np.uint8] | None = None
-        if type(source) is ndarray and source.flags.forc:  # whose bytes are looked at only if they are needed
-            self.readonly = not source.flags.writeable
-            if writable and self.readonly:
-                raise BufferError("the array is read-only")
-        else:
-            data = source if type(source) is buffer and not writable else buffer._over(*expose(source, writable))
-            self._source = data
-            self._device, self.readonly = find_device(data), data.readonly
-            self._bytes = np.empty(data.nbytes, np.uint8) if self._device else np.asarray(data)
-
-    @property
-    def nbytes(self) -> int:
-        return int(self._source.nbytes)
-
-    def element_type(self) -> Datatype:
-        """Return the datatype of an element, from its format; raise KeyError if there is none."""
-        if type(self._source) is not ndarray:
-            return discover(self._source.element)
-        dtype = self._source.dtype
-        if dtype.isnative and dtype.char in BY_CHAR:
-            return BY_CHAR[dtype.char]
-        return discover(memoryview(self._source).format)  # type: ignore[arg-type]  # as in memory.py
-
-    def read(self) -> NDArray[np.uint8]:
-        """Return the bytes as they are now."""
-        if self._bytes is None:
-            self._bytes = self._source.ravel("A").view(np.uint8)
-        if self._device and self._bytes.size:
-            self._device.download(self._source.address, self._bytes)
-        return self._bytes
-
-    def write(self) -> NDArray[np.uint8]:
-        """Return the bytes, to be changed; `flush` follows."""
-        if self.readonly:
-            raise BufferError("the buffer is read-only")
-        return self.read()
-
-    def flush(self, begin: int = 0, end: int | None = None) -> None:
-        """Copy these bytes to the GPU if they belong there, and no others: those may have changed meanwhile."""
-        if self._device and self._bytes is not None and (changed := self._bytes[begin:end]).size:
-            self._device.upload(changed, self._source.address + begin)
-
-
-class Buffer:
-    """A number of elements of one datatype in memory, from an offset in bytes."""
-
-    __slots__ = ("_region", "_target", "count", "offset", "type")
-
-    def __init__(self, region: Region, offset: int, count: int, datatype: Datatype) -> None:
-        self._region, self.offset, self.count, self.type = region, offset, count, datatype
-        self._target: NDArray[Any] | None = None
-
-    @property
-    def memory(self) -> NDArray[np.uint8]:
-        """The bytes of the memory."""
-        return self._region.read()
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the elements."""
-        return self.count * int(self.type.size)
-
-    def data(self) -> NDArray[Any]:
-        """Return the elements one after the other: a view if they lie so, else a copy."""
-        return self.type.pack(self._region.read(), self.offset, self.count)
-
-    def target(self) -> NDArray[Any]:
-        """Return an array to receive the elements in; `store` follows."""
-        memory = self._region.write()
-        if self.type.contiguous:
-            self._target = None
-            return self.type.pack(memory, self.offset, self.count)
-        dtype = self.type.base or np.dtype(np.uint8)
-        self._target = np.empty(self.nbytes // dtype.itemsize, dtype)
-        return self._target
-
-    def store(self, nbytes: int | None = None) -> None:
-        """Store what was received in `target`: all of it, or the first bytes."""
-        if self._target is None:
-            self._region.flush(self.offset, self.offset + (self.nbytes if nbytes is None else nbytes))
-        else:
-            data = self._target.view(np.uint8)[:nbytes]
-            self.type.unpack(data, self._region.write(), self.offset, self.count)
-            self._region.flush()
-
-
-class Blocks:
-    """One block of elements per rank: numbers of elements, offsets in bytes, and datatypes."""
-
-    def __init__(self, region: Region, counts: list[int], offsets: list[int], types: Sequence[Datatype]) -> None:
-        self._region, self.counts, self.offsets, self.types = region, counts, offsets, types
-        self._lengths = [count * each.size for count, each in zip(counts, types, strict=True)]
-        self._target: NDArray[Any] | None = None
-        bases = {each.base for each in types}
-        self._base: np.dtype[Any] = (bases.pop() if len(bases) == 1 else None) or np.dtype(np.uint8)
-
-    def data(self) -> tuple[NDArray[Any], list[int]]:
-        """Return the elements one after the other, and how many items each block has."""
-        whole = self._as_one()
-        if whole:
-            data = whole.data().view(self._base)
-        else:
-            memory = self._region.read()
-            rows = zip(self.types, self.offsets, self.counts, strict=True)
-            blocks = [each.pack(memory, at, count).view(np.uint8) for each, at, count in rows if count]
-            data = np.concatenate(blocks or [np.empty(0, np.uint8)]).view(self._base)
-        return data, [length // self._base.itemsize for length in self._lengths]
-
-    def target(self) -> NDArray[Any]:
-        """Return an array to receive the blocks in, one after the other; `store` follows."""
-        memory = self._region.write()
-        if whole := self._as_one():
-            self._target = None
-            return whole.type.pack(memory, whole.offset, whole.count).view(self._base)
-        self._target = np.empty(sum(self._lengths) // self._base.itemsize, self._base)
-        return self._target
-
-    def store(self) -> None:
-        """Store what was received in `target`."""
-        if self._target is None:
-            if whole := self._as_one():
-                whole.store()
-        else:
-            memory, data, start = self._region.write(), self._target.view(np.uint8), 0
-            for each, at, count, length in zip(self.types, self.offsets, self.counts, self._lengths, strict=True):
-                each.unpack(data[start : start + length], memory, at, count)
-                start += length
-            self._region.flush()
-
-    def _as_one(self) -> Buffer | None:
-        """Return the blocks as one, if they lie one after the other."""
-        end = None
-        for at, length, count, each in zip(self.offsets, self._lengths, self.counts, self.types, strict=True):
-            if count and (end not in (None, at) or each != self.types[0] or not each.contiguous):
-                return None
-            end = at + length if count else end
-        first = next((at for at, count in zip(self.offsets, self.counts, strict=True) if count), 0)
-        return Buffer(self._region, first, sum(self.counts), self.types[0]) if self.types else None
-
-
-# --- Specifications ---------------------------------------------------------------------------------------------------
 
 
 def sent(spec: Any) -> Buffer:
@@ -188,7 +37,7 @@ def divided(spec: Any, blocks: int) -> Blocks:
     found = _simple(spec, False, blocks)
     each = found.count * int(found.type.extent)
     offsets = [found.offset + rank * each for rank in range(blocks)]
-    return Blocks(found._region, [found.count] * blocks, offsets, [found.type] * blocks)
+    return Blocks(found.region, [found.count] * blocks, offsets, [found.type] * blocks)
 
 
 def vector(spec: Any, blocks: int) -> Blocks:
@@ -216,7 +65,7 @@ def vector(spec: Any, blocks: int) -> Blocks:
     for count in counts:
         _check_count(count, obj)
     extent = int(found.extent)
-    return Blocks(region, counts, [displ * extent for displ in displs], [found] * blocks)
+    return _blocks(obj, region, counts, [displ * extent for displ in displs], [found] * blocks)
 
 
 def w_vector(spec: Any, blocks: int) -> Blocks:
@@ -225,16 +74,23 @@ def w_vector(spec: Any, blocks: int) -> Blocks:
         raise ValueError(f"message: expected 2 to 4 items, got {len(spec)}")
     obj, *middle, types = spec
     counts, displs = middle if len(middle) == 2 else middle[0] if middle else (None, None)
-    if counts is None and displs is None and obj is not BOTTOM and obj is not None:
+    if counts is None and displs is None and not _is_empty(obj):
         counts, displs = [1] * blocks, [0] * blocks
     if counts is None or displs is None:
-        raise ValueError("message: counts without displacements, or none of both for no memory")
+        raise ValueError(f"message: expected counts and displacements, got {counts} and {displs}")
     if len(types) != blocks:
         raise ValueError(f"message: expected {blocks} datatypes, got {len(types)}")
     counts = _integers(counts, blocks)
     for count in counts:
         _check_count(count, obj)
-    return Blocks(_region(obj, False), counts, _integers(displs, blocks), [_datatype(each) for each in types])
+    return _blocks(obj, _region(obj, False), counts, _integers(displs, blocks), [_datatype(each) for each in types])
+
+
+def _blocks(obj: Any, region: Region, counts: list[int], offsets: list[int], types: list[Datatype]) -> Blocks:
+    if isinstance(obj, BottomType):
+        region, address = absolute(list(zip(offsets, counts, types, strict=True)))
+        offsets = [offset - address for offset in offsets]
+    return Blocks(region, counts, offsets, types)
 
 
 def _plain(array: NDArray[Any]) -> Buffer:
@@ -253,7 +109,7 @@ def _simple(spec: Any, writable: bool, blocks: int = 1) -> Buffer:
     offset = 0
     if displ is not None and operator.index(displ):
         offset = operator.index(displ) * _extent(found)
-        if not 0 <= offset <= region.nbytes:
+        if not (isinstance(obj, BottomType) or 0 <= offset <= region.nbytes):
             raise ValueError(f"message: displacement {displ} is outside of {region.nbytes} bytes")
     if count is None:
         total = _infer(region, found, offset)
@@ -262,13 +118,16 @@ def _simple(spec: Any, writable: bool, blocks: int = 1) -> Buffer:
             raise ValueError(f"message: {total} elements cannot be divided into {blocks} equal blocks")
     count = operator.index(count)
     _check_count(count, obj)
+    if isinstance(obj, BottomType):
+        region, address = absolute([(offset, count * blocks, found)])
+        offset -= address
     return Buffer(region, offset, count, found)
 
 
 def _items(spec: Any, pairs: Any) -> tuple[Any, Any, Any, Any]:
     """Return the object, count, displacement and datatype of a specification. `pairs` may hold two of them."""
     if not isinstance(spec, (list, tuple)):
-        if spec is None or spec is BOTTOM:
+        if _is_empty(spec):
             raise TypeError("message: expected a buffer, or a list or tuple with one")
         return spec, None, None, None
     if not 2 <= len(spec) <= 4:
@@ -288,11 +147,16 @@ def _items(spec: Any, pairs: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def _region(obj: Any, writable: bool) -> Region:
-    return Region(np.empty(0, np.uint8) if obj is None or obj is BOTTOM else obj, writable)
+    return Region(np.empty(0, np.uint8) if _is_empty(obj) else obj, writable)
+
+
+def _is_empty(obj: Any) -> bool:
+    """Return whether a buffer has no memory of its own: None, and BOTTOM, from which addresses count."""
+    return obj is None or isinstance(obj, BottomType)
 
 
 def _type_of(obj: Any, region: Region, datatype: Any) -> Datatype:
-    if datatype is not None or obj is None or obj is BOTTOM:
+    if datatype is not None or _is_empty(obj):
         return find_type(datatype)
     return region.element_type()
 
@@ -306,7 +170,8 @@ def _datatype(datatype: Any) -> Datatype:
 def _extent(datatype: Datatype) -> int:
     extent = int(datatype.extent) if datatype else 0
     if extent <= 0:
-        raise ValueError(f"message: the datatype is null, or its extent {extent} is not positive")
+        got = extent if datatype else "DATATYPE_NULL"
+        raise ValueError(f"message: expected a datatype with a positive extent, got {got}")
     return extent
 
 
@@ -323,11 +188,9 @@ def _infer(region: Region, datatype: Datatype, offset: int) -> int:
 
 def _check_count(count: int, obj: Any) -> None:
     if count < 0:
-        raise ValueError(f"message: negative count {count}")
+        raise ValueError(f"message: expected a count of at least 0, got {count}")
     if count and obj is None:
-        raise ValueError(f"message: count {count} without a buffer")
-    if count and obj is BOTTOM:
-        raise NotImplementedError("MPI.BOTTOM with absolute addresses: pass the array itself")
+        raise ValueError(f"message: expected a count of 0 without a buffer, got {count}")
 
 
 def _is_integer(value: Any) -> bool:

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from ringcomm.errors import RingcommError
 from ringcomm.mpi4py import moves, reductions
 from ringcomm.mpi4py import op as ops
 from ringcomm.mpi4py.constants import IN_PLACE
+from ringcomm.mpi4py.errors import FAILURES
 from ringcomm.mpi4py.op import SUM, Op
 from ringcomm.mpi4py.p2p import PLAIN
 from ringcomm.mpi4py.plan import forms
@@ -51,7 +51,7 @@ class Collectives:
         context = self._object
         try:
             context.comm.barrier()
-        except RingcommError as error:
+        except FAILURES as error:
             context.fail(error)
 
     def Bcast(self, buf: Any, root: int = 0) -> None:
@@ -60,7 +60,7 @@ class Collectives:
         try:
             if data is None or context.fast.broadcast(data, None, root, None, False) is NotImplemented:
                 self._bcast(buf, root)
-        except RingcommError as error:
+        except FAILURES as error:
             context.fail(error)
 
     def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
@@ -71,7 +71,7 @@ class Collectives:
         try:
             if not plain or context.fast.gather(source, target, root, None, None, False) is NotImplemented:
                 self._gather(sendbuf, recvbuf, root)
-        except RingcommError as error:
+        except FAILURES as error:
             context.fail(error)
 
     def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
@@ -82,7 +82,7 @@ class Collectives:
         try:
             if not plain or context.fast.scatter(source, target, root, None, None, False) is NotImplemented:
                 self._scatter(sendbuf, recvbuf, root)
-        except RingcommError as error:
+        except FAILURES as error:
             context.fail(error)
 
     def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
@@ -92,7 +92,7 @@ class Collectives:
         try:
             if not plain or context.fast.all_gather(source, target, None, None, False) is NotImplemented:
                 self._allgather(sendbuf, recvbuf)
-        except RingcommError as error:
+        except FAILURES as error:
             context.fail(error)
 
     def Alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
@@ -102,7 +102,7 @@ class Collectives:
         try:
             if not plain or context.fast.all_to_all(source, target, None, None, None, False) is NotImplemented:
                 self._alltoall(sendbuf, recvbuf)
-        except RingcommError as error:
+        except FAILURES as error:
             context.fail(error)
 
     def Reduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> None:
@@ -113,7 +113,7 @@ class Collectives:
         try:
             if not plain or context.fast.reduce(sendbuf, target, name, root, None, False) is NotImplemented:
                 self._reduce(sendbuf, recvbuf, op, root)
-        except RingcommError as error:
+        except FAILURES as error:
             context.fail(error)
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> None:
@@ -130,7 +130,7 @@ class Collectives:
                 if done is not NotImplemented:
                     return
             self._allreduce(sendbuf, recvbuf, op)
-        except RingcommError as error:
+        except FAILURES as error:
             context.fail(error)
 
 

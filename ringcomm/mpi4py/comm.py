@@ -8,18 +8,19 @@ from typing import Any, NoReturn, Self
 import numpy as np
 
 from ringcomm.bootstrap.place import host_id
-from ringcomm.errors import RingcommError
 from ringcomm.mpi4py import constants, errors
 from ringcomm.mpi4py.attributes import Attributes
+from ringcomm.mpi4py.buffered import Buffered
 from ringcomm.mpi4py.collectives import Collectives
-from ringcomm.mpi4py.context import KINDS, NULL, Context
-from ringcomm.mpi4py.errors import Errhandler
+from ringcomm.mpi4py.context import KINDS, NULL, Context, null_handle
+from ringcomm.mpi4py.errors import ERR_ARG, ERR_COMM, ERR_ERRHANDLER, Errhandler, failure, handled
 from ringcomm.mpi4py.group import Group
 from ringcomm.mpi4py.handles import Handle, constant
 from ringcomm.mpi4py.info import INFO_NULL, Info
 from ringcomm.mpi4py.objects import Objects
 from ringcomm.mpi4py.operations import DONE, Started
-from ringcomm.mpi4py.p2p import PointToPoint
+from ringcomm.mpi4py.p2p_objects import ObjectsPointToPoint
+from ringcomm.mpi4py.probes import Probes
 from ringcomm.mpi4py.request import Request
 from ringcomm.mpi4py.topology import Cart, DistGraph, Graph, Topology
 from ringcomm.mpi4py.unsupported import unsupported
@@ -34,7 +35,7 @@ PREDEFINED = {  # attributes of all communicators
 }
 
 
-class Comm(Attributes, PointToPoint, Collectives, Objects, Handle):
+class Comm(Attributes, ObjectsPointToPoint, Probes, Buffered, Collectives, Objects, Handle):
     """A communicator."""
 
     _object: Any = NULL  # or a Context
@@ -116,6 +117,7 @@ class Comm(Attributes, PointToPoint, Collectives, Objects, Handle):
         attributes: dict[int, Any] = self._object.attributes
         return attributes
 
+    @handled
     def Get_attr(self, keyval: int) -> Any:
         """Return the value of an attribute, None if there is none."""
         if keyval == constants.UNIVERSE_SIZE:
@@ -126,8 +128,11 @@ class Comm(Attributes, PointToPoint, Collectives, Objects, Handle):
             return PREDEFINED[keyval] if self._object.size else None  # a null handle raises
         return super().Get_attr(keyval)
 
+    Set_attr, Delete_attr = handled(Attributes.Set_attr), handled(Attributes.Delete_attr)
+
     # --- New communicators --------------------------------------------------------------------------------------------
 
+    @handled
     def Dup(self, info: Info | None = None) -> Self:
         """Duplicate the communicator, with its topology and the attributes that their keys copy."""
         duplicate = type(self)._of(self._split(0, self._object.rank, self._object.topology))
@@ -151,18 +156,21 @@ class Comm(Attributes, PointToPoint, Collectives, Objects, Handle):
         """Duplicate the communicator, with other hints; the request is complete."""
         return self.Idup(info)
 
+    @handled
     def Create(self, group: Group) -> Any:
         """Make a communicator of the ranks of a group. All ranks of this one call it; groups may not overlap."""
         ranks = group.ranks
         color, key = (ranks[0], ranks.index(self._world_rank)) if self._world_rank in ranks else (None, 0)
         return self._made(self._split(color, key))
 
+    @handled
     def Split(self, color: int = 0, key: int = 0) -> Any:
         """Make a communicator of the ranks with the same color, ordered by key, then rank; COMM_NULL for UNDEFINED."""
         if color < 0 and color != constants.UNDEFINED:
-            raise errors.Exception(errors.ERR_ARG)
+            raise failure(ERR_ARG, f"color: expected a number >= 0, or UNDEFINED, got {color}")
         return self._made(self._split(None if color == constants.UNDEFINED else color, key))
 
+    @handled
     def Split_type(self, split_type: int, key: int = 0, info: Info = INFO_NULL) -> Any:
         """Make a communicator of the ranks that share memory (COMM_TYPE_SHARED), ordered by key, then rank."""
         guided = split_type in (constants.COMM_TYPE_HW_GUIDED, constants.COMM_TYPE_RESOURCE_GUIDED)
@@ -171,11 +179,12 @@ class Comm(Attributes, PointToPoint, Collectives, Objects, Handle):
         hosts = self.allgather(host_id())
         return self._made(self._split(hosts.index(host_id()) if shared else None, key))
 
+    @handled
     def Free(self) -> None:
         """Free the communicator. Collective. The handle becomes null."""
         context = self._object
         if context.predefined:
-            raise errors.Exception(errors.ERR_COMM)
+            raise failure(ERR_COMM, f"expected a communicator that the program has made, got {context.name}")
         self._delete_attributes()
         context.close()
         self._nullify()
@@ -197,16 +206,12 @@ class Comm(Attributes, PointToPoint, Collectives, Objects, Handle):
         return rank
 
     def _split(self, color: int | None, key: int, topology: Topology | None = None) -> Context | None:
-        """Make a communicator of the ranks with the same color; None without a color."""
+        """Make a communicator of the ranks with the same color; None without a color. Callers are `handled`."""
         context = self._object
-        try:
-            comm = context.comm.split(color, key)
-            if comm is None:
-                return None
-            ranks = comm.all_gather(np.array(self._world_rank)).tolist()
-        except RingcommError as error:
-            context.fail(error)
-        made = Context(comm, ranks, context)
+        comm = context.comm.split(color, key)
+        if comm is None:
+            return None
+        made = Context(comm, comm.all_gather(np.array(self._world_rank)).tolist(), context)
         made.topology = topology
         return made
 
@@ -225,10 +230,11 @@ class Comm(Attributes, PointToPoint, Collectives, Objects, Handle):
         """Return the error handler."""
         return Errhandler(self._object.errhandler)
 
+    @handled
     def Set_errhandler(self, errhandler: Errhandler) -> None:
         """Set the error handler."""
         if not errhandler:
-            raise errors.Exception(errors.ERR_ERRHANDLER)
+            raise failure(ERR_ERRHANDLER, "expected an error handler, got ERRHANDLER_NULL")
         self._object.errhandler = Errhandler(errhandler)
 
     def Call_errhandler(self, errorcode: int) -> None:
@@ -266,15 +272,15 @@ class Intercomm(Comm):
 
     def Get_remote_group(self) -> NoReturn:
         """Raise the error of a null handle."""
-        raise errors.Exception(errors.ERR_COMM)
+        raise null_handle()
 
     def Get_remote_size(self) -> NoReturn:
         """Raise the error of a null handle."""
-        raise errors.Exception(errors.ERR_COMM)
+        raise null_handle()
 
     def Merge(self, high: bool = False) -> NoReturn:  # noqa: ARG002
         """Raise the error of a null handle."""
-        raise errors.Exception(errors.ERR_COMM)
+        raise null_handle()
 
     remote_group, remote_size = property(Get_remote_group), property(Get_remote_size)
 

@@ -13,11 +13,11 @@ from typing import Any, NoReturn
 from ringcomm.communicator import Communicator
 from ringcomm.errors import RingcommError
 from ringcomm.mpi4py import errors
-from ringcomm.mpi4py.constants import BUFFER_AUTOMATIC
+from ringcomm.mpi4py.buffered import BufferedSends
 from ringcomm.mpi4py.errors import Errhandler
 from ringcomm.mpi4py.topology import Topology
 
-__all__ = ["KINDS", "NULL", "OPEN", "BufferedSends", "Context"]
+__all__ = ["KINDS", "NULL", "OPEN", "Context"]
 
 KINDS: dict[type, Any] = {}  # the class of handles for each kind of topology
 OPEN: set[Context] = set()  # kept until Free or Finalize, as in MPI, where dropping a handle frees nothing
@@ -31,7 +31,7 @@ class Context:
     """
 
     def __init__(self, comm: Communicator, ranks: Sequence[int], parent: Context | None = None) -> None:
-        self.comm, self.fast, self.messages = comm, comm._fast_path, comm.messages
+        self.comm, self.fast, self.messages = comm, comm.fast_path, comm.messages
         self.rank, self.size = comm.rank, comm.size
         self.ranks = tuple(ranks)
         self.name = ""
@@ -45,17 +45,28 @@ class Context:
         self.locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         OPEN.add(self)
 
-    def fail(self, error: RingcommError) -> NoReturn:
-        """Raise an error of ringcomm as one of MPI, or do what the error handler says."""
-        raised = errors.translate(error)
-        self.handle_error(raised)
-        raise raised from error
+    def check_root(self, root: int) -> int:
+        """Return the root, which must be a rank."""
+        if not 0 <= root < self.size:
+            raise errors.failure(errors.ERR_ROOT, f"root: expected a rank from 0 to {self.size - 1}, got {root}")
+        return root
+
+    def fail(self, error: RingcommError | errors.Exception) -> NoReturn:
+        """Do what the error handler says, then raise the error as one of MPI.
+
+        Every error of a call on the communicator passes here; that of a call inside another one passes twice.
+        """
+        raised = errors.translate(error) if isinstance(error, RingcommError) else error
+        if not raised.handled:
+            raised.handled = True
+            self.handle_error(raised)
+        raise raised from raised.__cause__  # without the error of ringcomm, whose text it has
 
     def handle_error(self, error: errors.Exception) -> None:
+        """Do what the error handler says."""
         if self.errhandler in (errors.ERRORS_ARE_FATAL, errors.ERRORS_ABORT):
             self.abort(error.Get_error_code(), str(error))
-        function = self.errhandler._object and self.errhandler._object.function
-        if function:
+        if function := self.errhandler.function:
             function(self.handle(), error.Get_error_code())
 
     def handle(self) -> Any:
@@ -84,39 +95,28 @@ class Context:
 class NullContext:
     """Stands for the communicator of a null handle."""
 
+    def check_root(self, root: int) -> int:
+        """Return the root, which must be a rank."""
+        if not 0 <= root < self.size:
+            raise errors.failure(errors.ERR_ROOT, f"root: expected a rank from 0 to {self.size - 1}, got {root}")
+        return root
+
+    def fail(self, error: RingcommError | errors.Exception) -> NoReturn:
+        """Raise the error of a method that has used this."""
+        raise error
+
     def __getattr__(self, name: str) -> NoReturn:
-        raise errors.Exception(errors.ERR_COMM)
+        if name.startswith("__"):  # somebody looks at the handles of a class
+            raise AttributeError(name)
+        raise null_handle()
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise errors.Exception(errors.ERR_COMM)
+        raise null_handle()
+
+
+def null_handle() -> errors.Exception:
+    """Return the error of a call on a null handle."""
+    return errors.failure(errors.ERR_COMM, "expected a communicator, got COMM_NULL, or one that was freed")
 
 
 NULL = NullContext()
-
-
-class BufferedSends:
-    """The sends of Bsend that may still run, and the memory that the program has attached for them."""
-
-    def __init__(self) -> None:
-        self._works: list[Any] = []
-        self._memory: Any = None
-
-    def add(self, work: Any) -> None:
-        self._works = [each for each in self._works if not each.done()]
-        self._works.append(work)
-
-    def attach(self, memory: Any) -> None:
-        """Remember the memory for `detach`. It is not needed: each send has memory of its own."""
-        if self._memory is not None:
-            raise errors.Exception(errors.ERR_BUFFER)
-        self._memory = BUFFER_AUTOMATIC if memory is None else memory
-
-    def detach(self) -> Any:
-        self.flush()
-        memory, self._memory = self._memory, None
-        return memory
-
-    def flush(self) -> None:
-        works, self._works = self._works, []
-        for work in works:
-            work.wait()

@@ -9,12 +9,17 @@ from contextlib import suppress
 from typing import Any
 
 import ringcomm
+from ringcomm.bootstrap.place import find_place
+from ringcomm.communicator import Communicator
+from ringcomm.config import Config
 from ringcomm.errors import RingcommError, describe_error
 from ringcomm.mpi4py import constants, errors, rc
-from ringcomm.mpi4py.context import OPEN, BufferedSends, Context
+from ringcomm.mpi4py.buffered import BufferedSends
+from ringcomm.mpi4py.context import OPEN, Context
 from ringcomm.mpi4py.handles import constant
 from ringcomm.mpi4py.info import Info
 from ringcomm.mpi4py.intracomm import Intracomm
+from ringcomm.mpi4py.members import connect_alone, settings
 from ringcomm.mpi4py.operations import DONE, Started
 from ringcomm.mpi4py.request import Request
 
@@ -43,11 +48,13 @@ __all__ = [
 ]
 
 TIMEOUT = 30 * 24 * 3600.0  # seconds: MPI programs wait as long as they like; a dead rank is reported at once
+RANK = "MPI4PY_RINGCOMM_RANK"  # set for the processes that a rank starts: its process id, job and rank
 
 COMM_WORLD: Intracomm = constant("COMM_WORLD", Intracomm())
 COMM_SELF: Intracomm = constant("COMM_SELF", Intracomm())
 
 _finalized = False
+_process = 0  # which has called Init
 _sends = BufferedSends()  # holds the memory attached for all communicators
 
 
@@ -61,18 +68,38 @@ def start() -> None:
 
 def Init() -> None:
     """Connect the ranks that were started together."""
+    global _process
     if Is_initialized():
-        raise errors.Exception(errors.ERR_OTHER)
-    world = ringcomm.init(None if "RINGCOMM_TIMEOUT" in os.environ else TIMEOUT)
-    ranks = range(world.size)
-    alone = world.split(world.rank)
+        raise errors.failure(errors.ERR_OTHER, "Init was called before")
+    try:
+        world = _connect_world()
+        alone = world.split(world.rank)
+    except RingcommError as error:
+        raise errors.translate(error) from None
     assert alone is not None
+    _process, ranks = os.getpid(), range(world.size)
     for handle, context in ((COMM_WORLD, Context(world, ranks)), (COMM_SELF, Context(alone, [world.rank]))):
         context.name = f"MPI_{'COMM_WORLD' if handle is COMM_WORLD else 'COMM_SELF'}"
         context.predefined, context.universe = True, world.size
         if rc.errors in ("fatal", "abort", "default"):
             context.errhandler = errors.ERRORS_ABORT if rc.errors == "abort" else errors.ERRORS_ARE_FATAL
         handle._object = context
+
+
+def _connect_world() -> Communicator:
+    """Connect the ranks. A process that a rank has started is a world of its own: the environment is that of the rank.
+
+    The same process may become another program (`exec`), which is then the rank.
+    """
+    config = Config() if os.environ.get("RINGCOMM_TIMEOUT") else settings(TIMEOUT)
+    place = find_place()
+    process, _, rank = os.environ.get(RANK, "").partition(" ")
+    this_rank = f"{place.job} {place.rank}"
+    if rank == this_rank and process != str(os.getpid()):
+        return connect_alone(config)
+    world = ringcomm.init(config=config)
+    os.environ[RANK] = f"{os.getpid()} {this_rank}"
+    return world
 
 
 def Init_thread(required: int = constants.THREAD_MULTIPLE) -> int:  # noqa: ARG001
@@ -85,7 +112,7 @@ def Finalize() -> None:
     """Disconnect. A rank that still needs this one gets an error, and does not wait for it."""
     global _finalized
     if not Is_initialized() or _finalized:
-        raise errors.Exception(errors.ERR_OTHER)
+        raise errors.failure(errors.ERR_OTHER, "Finalize was called before" if _finalized else "Init was not called")
     COMM_SELF._delete_attributes()
     COMM_WORLD._delete_attributes()
     for context in list(OPEN):
@@ -96,12 +123,13 @@ def Finalize() -> None:
     OPEN.clear()
     COMM_WORLD._nullify()
     COMM_SELF._nullify()
+    os.environ.pop(RANK, None)  # processes started from now on may be ranks in place of this one
     _finalized = True
 
 
 def _end() -> None:
     """Finalize at exit. After an uncaught exception, tell the other ranks instead of waiting for them."""
-    if not Is_initialized() or _finalized:
+    if not Is_initialized() or _finalized or os.getpid() != _process:  # the child of a fork
         return
     error = getattr(sys, "last_value", None)
     if error is not None:
@@ -185,7 +213,7 @@ def Detach_buffer() -> Any:
 def Flush_buffer() -> None:
     """Wait for the buffered sends on all communicators."""
     for context in list(OPEN):
-        context.buffered.flush()
+        context.handle().Flush_buffer()
 
 
 def Iflush_buffer() -> Request:

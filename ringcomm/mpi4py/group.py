@@ -90,6 +90,8 @@ class Group(Handle):
         """Return the group of the members that two groups have in common, in the order of the first one."""
         return cls._joined(group1, group2, tuple(rank for rank in group1.ranks if rank in group2._members.index))
 
+    Intersect = Intersection
+
     @classmethod
     def Difference(cls, group1: Group, group2: Group) -> Self:
         """Return the group of the members of the first group that are not in the second one."""

@@ -15,17 +15,17 @@ class Handle:
     """The base of communicators, requests and messages. Classes directly below it do not compare with each other."""
 
     _object: Any = None  # what the handle names; the class has that of the null handle
-    _family: ClassVar[type[Handle]]
+    _family: ClassVar[tuple[type[Handle]]]  # the class directly below Handle, in a tuple: a class without itself
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if Handle in cls.__bases__:
-            cls._family = cls
+            cls._family = (cls,)
 
     def __new__(cls, other: Handle | None = None) -> Self:
         """Make a null handle, or a copy of another one."""
         if other is not None and not isinstance(other, cls._family):
-            raise TypeError(f"expected {cls._family.__name__}, got {type(other).__name__}")
+            raise TypeError(f"expected {cls._family[0].__name__}, got {type(other).__name__}")
         self = super().__new__(cls)
         if other:
             cls._check_kind(other._object)
@@ -51,7 +51,7 @@ class Handle:
     __hash__ = None  # type: ignore[assignment]  # equal handles may become null one by one
 
     def __bool__(self) -> bool:
-        return self._object is not self._family._object
+        return self._object is not self._family[0]._object
 
     def __reduce__(self) -> Any:
         for name, known in _constants.items():
@@ -89,6 +89,8 @@ class Handle:
     @classmethod
     def fromhandle(cls, handle: int) -> Self:
         """Make a handle from the number of an existing one."""
+        if handle and handle not in _objects:
+            raise ValueError(f"expected the number of an existing {cls.__name__}, got {handle}")
         return cls._of(_objects[handle]) if handle else cls()
 
     def toint(self) -> int:

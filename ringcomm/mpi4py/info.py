@@ -27,7 +27,7 @@ class Info(Handle):
     @property
     def _entries(self) -> Entries:
         if self._object is None:
-            raise failure(ERR_INFO, "the info object is null")
+            raise failure(ERR_INFO, "expected an info object, got INFO_NULL")
         return self._object
 
     def __reduce__(self) -> Any:
@@ -56,9 +56,9 @@ class Info(Handle):
     def Free(self) -> None:
         """Free the object. The handle becomes null."""
         if not self:
-            raise failure(ERR_INFO, "INFO_NULL cannot be freed")
+            raise failure(ERR_INFO, "expected an info object, got INFO_NULL")
         if self is INFO_ENV:
-            raise failure(ERR_INFO, "INFO_ENV cannot be freed")
+            raise failure(ERR_INFO, "expected an info object that the program has made, got INFO_ENV")
         self._nullify()
 
     def Dup(self) -> Self:
@@ -72,13 +72,13 @@ class Info(Handle):
     def Set(self, key: str, value: str) -> None:
         """Set the value of a key."""
         if not 0 < len(key) <= MAX_INFO_KEY:
-            raise failure(ERR_INFO_KEY, f"keys have 1 to {MAX_INFO_KEY} characters: {key!r}")
+            raise failure(ERR_INFO_KEY, f"key: expected 1 to {MAX_INFO_KEY} characters, got {key!r}")
         self._entries[key] = str(value)
 
     def Delete(self, key: str) -> None:
         """Remove a key."""
         if self._entries.pop(key, None) is None:
-            raise failure(ERR_INFO_NOKEY, f"there is no key {key!r}")
+            raise failure(ERR_INFO_NOKEY, f"key: expected one of {self.keys()}, got {key!r}")
 
     def Get_nkeys(self) -> int:
         """Return the number of keys."""
@@ -87,7 +87,7 @@ class Info(Handle):
     def Get_nthkey(self, n: int) -> str:
         """Return a key by its number."""
         if not 0 <= n < len(self._entries):
-            raise failure(ERR_ARG, f"there are {len(self._entries)} keys, none has the number {n}")
+            raise failure(ERR_ARG, f"n: expected a number below {len(self._entries)}, got {n}")
         return list(self._entries)[n]
 
     # --- As a dictionary; INFO_NULL is an empty one that cannot be changed --------------------------------------------

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ringcomm.errors import RingcommError
-from ringcomm.mpi4py import constants, errors, members
+from ringcomm.mpi4py import constants, members
 from ringcomm.mpi4py.comm import Comm
 from ringcomm.mpi4py.context import KINDS, OPEN, Context
-from ringcomm.mpi4py.errors import Errhandler
+from ringcomm.mpi4py.errors import ERR_COMM, ERR_DIMS, ERR_TOPOLOGY, FAILURES, Errhandler, failure, handled
 from ringcomm.mpi4py.group import Group
 from ringcomm.mpi4py.info import INFO_NULL, Info
 from ringcomm.mpi4py.topology import Cart, DistGraph, Graph, weights_of
@@ -41,16 +40,17 @@ class Intracomm(Comm):
 
     @classmethod
     def _connect(cls, group: Group, tag: str, parent: Context) -> Any:
-        if group.Get_rank() == constants.UNDEFINED:
-            return Intracomm()
         try:
-            comm = members.connect_members(group.ranks, group.Get_rank(), tag, parent.comm.timeout)
-        except RingcommError as error:
+            if group.Get_rank() == constants.UNDEFINED:
+                return Intracomm()
+            comm = members.connect_members(group.ranks, group.Get_rank(), tag, parent)
+        except FAILURES as error:
             parent.fail(error)
         return Intracomm._of(Context(comm, group.ranks, parent))
 
     # --- Topologies ---------------------------------------------------------------------------------------------------
 
+    @handled
     def Create_cart(
         self,
         dims: Sequence[int],
@@ -60,10 +60,12 @@ class Intracomm(Comm):
         """Arrange the ranks in a grid, in row-major order. Ranks beyond the grid get COMM_NULL."""
         return self._arranged(_cart(dims, periods))
 
+    @handled
     def Create_graph(self, index: Sequence[int], edges: Sequence[int], reorder: bool = False) -> Any:  # noqa: ARG002
         """Arrange the ranks in a graph. Ranks beyond its nodes get COMM_NULL."""
         return self._arranged(_graph(index, edges))
 
+    @handled
     def Create_dist_graph_adjacent(
         self,
         sources: Sequence[int] | None,
@@ -79,6 +81,7 @@ class Intracomm(Comm):
         weighted = None if None in weights else weights
         return self._made(self._split(0, self._object.rank, DistGraph(sources, destinations, weighted)))  # type: ignore[arg-type]
 
+    @handled
     def Create_dist_graph(
         self,
         sources: Sequence[int],
@@ -103,10 +106,12 @@ class Intracomm(Comm):
         weighted = (list(into), list(out)) if any(known for _, known in gathered) else None
         return self._made(self._split(0, self._object.rank, DistGraph(tuple(sources), tuple(targets), weighted)))
 
+    @handled
     def Cart_map(self, dims: Sequence[int], periods: Sequence[bool] | bool | None = None) -> int:
         """Return the rank that this one has in such a grid, UNDEFINED beyond it."""
         return self._mapped(_cart(dims, periods))
 
+    @handled
     def Graph_map(self, index: Sequence[int], edges: Sequence[int]) -> int:
         """Return the rank that this one has in such a graph, UNDEFINED beyond it."""
         return self._mapped(_graph(index, edges))
@@ -117,7 +122,8 @@ class Intracomm(Comm):
 
     def _mapped(self, topology: Cart | Graph) -> int:
         if topology.nodes > self._object.size:
-            raise errors.Exception(errors.ERR_DIMS if isinstance(topology, Cart) else errors.ERR_TOPOLOGY)
+            code = ERR_DIMS if isinstance(topology, Cart) else ERR_TOPOLOGY
+            raise failure(code, f"expected at most {self._object.size} nodes, as many as ranks, got {topology.nodes}")
         rank: int = self._object.rank
         return rank if rank < topology.nodes else constants.UNDEFINED
 
@@ -133,7 +139,7 @@ class Intracomm(Comm):
 def _any_context() -> Context:
     """Return the communicator of the world, whose timeout and error handler others without a parent have."""
     if not OPEN:
-        raise errors.Exception(errors.ERR_COMM)
+        raise failure(ERR_COMM, "MPI is not initialized, or was finalized")
     return max(OPEN, key=lambda context: (context.size, context.predefined))
 
 
@@ -144,7 +150,7 @@ def _cart(dims: Sequence[int], periods: Sequence[bool] | bool | None) -> Cart:
     if len(periods) != len(lengths):
         raise ValueError(f"periods: expected {len(lengths)}, got {len(periods)}")
     if any(length <= 0 for length in lengths):
-        raise errors.Exception(errors.ERR_DIMS)
+        raise failure(ERR_DIMS, f"dims: expected lengths > 0, got {lengths}")
     return Cart(tuple(map(int, lengths)), tuple(map(bool, periods)))
 
 

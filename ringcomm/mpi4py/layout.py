@@ -49,7 +49,7 @@ class Layout:
         self.size, self.align, self.blocks = size, align, blocks
         self.lb, self.extent = bounds[0], bounds[1] - bounds[0]
         self.true_lb, self.true_extent = true[0], true[1] - true[0]
-        # How it was made, by whom datatype.py says; and the name and the attributes that the program may set.
+        # How it was made, as constructors.py records; and the name and the attributes that the program may set.
         self.combiner, self.parameters, self.parts = "NAMED", dict[str, Any](), list[Layout]()
         self.code, self.name = "", ""
         self.attributes: dict[int, Any] = {}
@@ -97,6 +97,13 @@ class Layout:
         steps = np.unique(np.diff(offsets))
         return None if len(steps) > 1 or len(np.unique(lengths)) > 1 else int(steps[0]) if len(steps) else self.extent
 
+    def span(self, count: int) -> tuple[int, int]:
+        """Return where the data of `count` elements begins and ends, in bytes from the address of the first one."""
+        if not count * self.size:
+            return 0, 0
+        last = (count - 1) * self.extent
+        return self.true_lb + min(last, 0), self.true_lb + self.true_extent + max(last, 0)
+
     def pack(self, memory: Bytes, offset: int, count: int) -> NDArray[Any]:
         """Return the elements at an offset, one after the other: a view of the memory if they lie so."""
         self._check(memory, offset, count)
@@ -126,11 +133,10 @@ class Layout:
 
     def _check(self, memory: Bytes, offset: int, count: int) -> None:
         """Raise ERR_BUFFER unless the elements lie inside of the memory."""
-        if count * self.size:
-            starts = offset + self.true_lb, offset + self.true_lb + (count - 1) * self.extent
-            if min(starts) < 0 or max(starts) + self.true_extent > memory.size:
-                needed = max(starts) + self.true_extent - min(0, *starts)
-                raise failure(ERR_BUFFER, f"{count} elements need {needed} bytes, the buffer has {memory.size}")
+        begin, end = self.span(count)
+        if begin < end and not 0 <= offset + begin <= offset + end <= memory.size:
+            text = f"{count} elements need the bytes {offset + begin} to {offset + end} of a buffer of {memory.size}"
+            raise failure(ERR_BUFFER, text)
 
     def _grid(self, memory: Bytes, offset: int, count: int) -> NDArray[Any]:
         """Return a view of the elements whose last axis is a run."""

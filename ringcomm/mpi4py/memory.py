@@ -1,25 +1,23 @@
-"""Memory of the program's objects: by the buffer protocol, DLPack or __cuda_array_interface__."""
+"""Memory of the program: the class buffer, and the functions of addresses."""
 
-import ctypes
+from __future__ import annotations
+
 import importlib
 import operator
 import sys
-import warnings
 from collections.abc import Sequence
 from functools import cache
-from math import prod
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ringcomm.mpi4py.constants import Constant
+from ringcomm.mpi4py.protocols import HOST, Exposed, at_address, expose_object, read_only
 
 __all__ = [
     *("Aint_add", "Aint_diff", "Alloc_mem", "Free_mem", "Get_address", "buffer", "memory"),
 ]
 
-HOST, CUDA = 1, 2  # kDLCPU, kDLCUDA
 ON_HOST = (1, 3, 11, 13)  # kDLCPU, kDLCUDAHost, kDLROCMHost, kDLCUDAManaged
 
 
@@ -38,36 +36,31 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):  # noqa: N801 (mpi4py's name)
             self._released = True
             return self
         (obj,) = args
-        return cls._over(*expose(obj, False))
-
-    @classmethod
-    def _over(cls, data: NDArray[np.uint8], obj: Any, element: str = "B", kind: int = HOST) -> Self:
-        self = data.view(cls)
-        self.obj, self.element, self.kind = obj, element, kind
-        return self
+        made: Self = wrap(expose(obj, False), cls)  # type: ignore[assignment]
+        return made
 
     @staticmethod
-    def allocate(nbytes: int, clear: bool = False) -> "buffer":
+    def allocate(nbytes: int, clear: bool = False) -> buffer:
         """Return new memory."""
         size = operator.index(nbytes)
         if size < 0:
             raise ValueError(f"expected a size of at least 0 bytes, got {size}")
         data = np.zeros(size, np.uint8) if clear else np.empty(size, np.uint8)
-        return buffer._over(data, data)
+        return wrap(Exposed(data, data))
 
     @staticmethod
-    def frombuffer(obj: Any, readonly: bool = False) -> "buffer":
+    def frombuffer(obj: Any, readonly: bool = False) -> buffer:
         """Return the memory of an object."""
-        data, *rest = expose(obj, not readonly)
-        return buffer._over(_readonly(data) if readonly else data, *rest)
+        exposed = expose(obj, not readonly)
+        return wrap(exposed._replace(data=read_only(exposed.data)) if readonly else exposed)
 
     @staticmethod
-    def fromaddress(address: int, nbytes: int, readonly: bool = False) -> "buffer":
+    def fromaddress(address: int, nbytes: int, readonly: bool = False) -> buffer:
         """Return the memory at an address, which must outlive the buffer."""
         size = operator.index(nbytes)
         if size < 0 or (size and not address):
-            raise ValueError(f"no memory of {size} bytes at address {address}")
-        return buffer._over(_at(operator.index(address), size, readonly), None)
+            raise ValueError(f"expected an address and a size of at least 0 bytes, got {size} bytes at {address}")
+        return wrap(Exposed(at_address(operator.index(address), size, readonly), None))
 
     @property
     def address(self) -> int:
@@ -99,9 +92,9 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):  # noqa: N801 (mpi4py's name)
         """Return a copy of the memory."""
         return np.ndarray.tobytes(self._on_host())
 
-    def toreadonly(self) -> "buffer":
+    def toreadonly(self) -> buffer:
         """Return the same memory, not to be written."""
-        return buffer._over(_readonly(self), self.obj, self.element, self.kind)
+        return wrap(Exposed(read_only(self), self.obj, self.element, self.kind))
 
     def release(self) -> None:
         """Forget the memory."""
@@ -120,16 +113,17 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):  # noqa: N801 (mpi4py's name)
 
     def __getitem__(self, item: Any) -> Any:
         data = np.ndarray.__getitem__(self._on_host(), _checked(item))
-        return type(self)._over(data, self) if isinstance(item, slice) else int(data)
+        return wrap(Exposed(data, self), type(self)) if isinstance(item, slice) else int(data)
 
     def __setitem__(self, item: Any, value: Any) -> None:
         item = _checked(item)
         if self.readonly:
-            raise TypeError("the buffer is read-only")
+            raise TypeError("expected a buffer that may be written, got one that is read-only")
         if isinstance(item, slice) and not hasattr(type(value), "__index__"):
             value = expose(value, False)[0]
-            if value.size != np.ndarray.__getitem__(self, item).size:
-                raise ValueError("the lengths of the slice and the value differ")
+            room = np.ndarray.__getitem__(self, item).size
+            if value.size != room:
+                raise ValueError(f"expected {room} bytes for the slice, got {value.size}")
         np.ndarray.__setitem__(self._on_host(), item, value)
 
     def __delitem__(self, item: object) -> None:
@@ -137,7 +131,7 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):  # noqa: N801 (mpi4py's name)
 
     def _on_host(self) -> Self:
         if self.kind not in ON_HOST:
-            raise BufferError("the memory of the buffer is on a GPU")
+            raise BufferError("expected memory of the host, got that of a GPU")
         return self
 
 
@@ -148,7 +142,7 @@ def _checked(item: Any) -> Any:
     """Return an index or slice that a buffer takes."""
     if isinstance(item, slice):
         if item.step not in (None, 1):
-            raise IndexError("a buffer has no slices with a step")
+            raise IndexError(f"expected a slice without a step, got the step {item.step}")
         return item
     return operator.index(item)
 
@@ -198,150 +192,19 @@ def _cuda() -> Any:
     return cuda
 
 
-def expose(obj: Any, writable: bool) -> tuple[NDArray[np.uint8], Any, str, int]:
-    """Return the bytes of an object, what keeps them alive, the format of its elements, and the DLPack kind of device.
+def expose(obj: Any, writable: bool) -> Exposed:
+    """Return the memory of an object.
 
-    Raises TypeError if it has no memory, and BufferError if it is not contiguous, or must be writable and is not.
+    Raises TypeError if it has none, and BufferError if it is not contiguous, or must be writable and is not.
     """
-    if isinstance(obj, buffer):
-        found = np.asarray(obj), obj.obj, "B", obj.kind
-    elif isinstance(obj, np.ndarray) and obj.dtype.char in "mM":  # which have no buffers
-        found = _by_protocol(obj.view(np.int64), obj)
-    else:
-        try:
-            memoryview(obj)
-        except TypeError:
-            if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
-                found = _by_dlpack(obj)
-            elif hasattr(obj, "__cuda_array_interface__"):
-                found = _by_cuda_interface(obj)
-            else:
-                raise TypeError(f"expected an object with a buffer, got {type(obj).__name__}") from None
-        else:
-            found = _by_protocol(obj, obj)
-    if writable and not found[0].flags.writeable:
-        raise BufferError(f"the memory of this {type(obj).__name__} is read-only")
+    found = Exposed(np.asarray(obj), obj.obj, "B", obj.kind) if isinstance(obj, buffer) else expose_object(obj)
+    if writable and not found.data.flags.writeable:
+        raise BufferError(f"expected memory that may be written, got a {type(obj).__name__} that is read-only")
     return found
 
 
-def _by_protocol(obj: Any, owner: Any) -> tuple[NDArray[np.uint8], Any, str, int]:
-    view = memoryview(obj)
-    if not view.contiguous:
-        raise BufferError(f"the memory of this {type(obj).__name__} is not contiguous")
-    if not view.c_contiguous:
-        obj = np.asarray(obj).T
-    data = np.frombuffer(obj, np.uint8) if view.nbytes else np.empty(0, np.uint8)
-    return _readonly(data) if view.readonly else data, owner, view.format, HOST
-
-
-def _by_cuda_interface(obj: Any) -> tuple[NDArray[np.uint8], Any, str, int]:
-    facts = obj.__cuda_array_interface__
-    (address, readonly), typestr, shape = facts["data"], facts["typestr"], facts["shape"]
-    order, kind, item, count = typestr[0], typestr[1], int(typestr[2:]), prod(iter(shape))
-    strides, described = facts.get("strides"), facts.get("descr")
-    if facts.get("mask") is not None:
-        raise BufferError("masked arrays on a GPU have no buffer")
-    if count < 0:
-        raise BufferError(f"invalid shape {shape}")
-    if strides is not None and not _contiguous(shape, strides, item):
-        raise BufferError(f"the memory of this {type(obj).__name__} is not contiguous")
-    if described is not None and (len(described) != 1 or tuple(described[0]) != ("", typestr)):
-        warnings.warn("the key 'descr' of __cuda_array_interface__ is ignored", RuntimeWarning, stacklevel=5)
-    return _at(address or 0, count * item, bool(readonly), obj), obj, order.strip("|") + _format(kind, item), CUDA
-
-
-def _contiguous(shape: Sequence[int], strides: Sequence[int], item: int) -> bool:
-    """Return whether an array is contiguous, in C or in Fortran order."""
-    axes = [axis for axis in zip(shape, strides, strict=True) if axis[0] != 1]
-    return 0 in shape or any(
-        all(stride == item * prod(length for length, _ in order[:axis]) for axis, (_, stride) in enumerate(order))
-        for order in (axes, axes[::-1])
-    )
-
-
-def _format(kind: str, item: int) -> str:
-    """Return the format of a number, of a byte if NumPy does not know it."""
-    try:
-        return np.dtype(f"{kind}{item}").char if kind in "biufc" else "B"
-    except TypeError:
-        return "B"
-
-
-# --- DLPack -----------------------------------------------------------------------------------------------------------
-
-
-class _Tensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        *((name, ctypes.c_int32) for name in ("device_type", "device_id", "ndim")),
-        *(("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)),
-        *((name, ctypes.POINTER(ctypes.c_int64)) for name in ("shape", "strides")),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-class _Versioned(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_uint32) for name in ("major", "minor")),
-        *((name, ctypes.c_void_p) for name in ("manager", "deleter")),
-        ("flags", ctypes.c_uint64),
-        ("tensor", _Tensor),
-    )
-
-
-READ_ONLY = 1  # in the flags
-KINDS = {(0, 1): "i", (1, 1): "u", (2, 1): "f", (2, 2): "c", (5, 1): "c", (6, 1): "b"}  # by code and lanes
-_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
-
-
-def _by_dlpack(obj: Any) -> tuple[NDArray[np.uint8], Any, str, int]:
-    # NumPy's from_dlpack takes memory before DLPack 1.0 for read-only, and knows fewer types.
-    kind, _ = map(operator.index, obj.__dlpack_device__())
-    stream = {} if kind == HOST else {"stream": -1}  # the program synchronizes, as MPI requires
-    try:
-        capsule, name = obj.__dlpack__(max_version=(1, 0), copy=False, **stream), b"dltensor_versioned"
-    except TypeError:  # before DLPack 1.0
-        capsule, name = obj.__dlpack__(**stream), b"dltensor"
-    try:
-        address = _pointer(capsule, name)
-    except ValueError:
-        raise BufferError("DLPack: invalid capsule") from None
-    readonly = False
-    if name == b"dltensor":
-        tensor = _Tensor.from_address(address)
-    else:
-        versioned = _Versioned.from_address(address)
-        if versioned.major != 1:
-            raise BufferError(f"DLPack: version {versioned.major} is not supported")
-        tensor, readonly = versioned.tensor, bool(versioned.flags & READ_ONLY)
-    if tensor.ndim < 0 or (tensor.ndim and not tensor.shape):
-        raise BufferError("DLPack: invalid shape")
-    shape = tensor.shape[: tensor.ndim] if tensor.ndim else []
-    if any(length < 0 for length in shape):
-        raise BufferError(f"DLPack: invalid shape {shape}")
-    if tensor.ndim and tensor.strides and not _contiguous(shape, tensor.strides[: tensor.ndim], 1):
-        raise BufferError("DLPack: the memory is not contiguous")
-    item = (tensor.bits * tensor.lanes + 7) // 8
-    element = _format(KINDS.get((tensor.code, tensor.lanes), "?"), item)
-    data = _at((tensor.data or 0) + tensor.byte_offset, prod(shape) * item, readonly, capsule)
-    return data, obj, element, kind
-
-
-class _Memory:
-    """The base of an array over memory at an address, which keeps the owner of the memory alive."""
-
-    def __init__(self, address: int, size: int, readonly: bool, owner: object) -> None:
-        self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (address, readonly)}
-        self.owner = owner
-
-
-def _at(address: int, size: int, readonly: bool, owner: object = None) -> NDArray[np.uint8]:
-    return np.asarray(_Memory(address, size, readonly, owner)) if size else np.empty(0, np.uint8)
-
-
-def _readonly(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    data = data.view(np.ndarray)
-    data.flags.writeable = False
+def wrap(exposed: Exposed, cls: type[buffer] = buffer) -> buffer:
+    """Return the buffer of an object's memory."""
+    data = exposed.data.view(cls)
+    data.obj, data.element, data.kind = exposed.owner, exposed.element, exposed.kind
     return data

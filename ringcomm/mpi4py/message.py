@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Any, NoReturn, Self
 
 import numpy as np
 
-from ringcomm.errors import RingcommError
-from ringcomm.mpi4py import errors
 from ringcomm.mpi4py.buffers import received
 from ringcomm.mpi4py.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
+from ringcomm.mpi4py.errors import ERR_REQUEST, FAILURES, failure
 from ringcomm.mpi4py.handles import Handle, constant
 from ringcomm.mpi4py.operations import Done, Started
 from ringcomm.mpi4py.pickling import pickle
@@ -21,21 +21,25 @@ __all__ = ["MESSAGE_NO_PROC", "MESSAGE_NULL", "Message"]
 
 FROM_NOBODY = Envelope(PROC_NULL, ANY_TAG, 0)
 
+# Takes the size of a message; returns the array to receive it in, and the function that makes the result of it.
+Prepare = Callable[[int], tuple[Any, Callable[[Envelope], Any]]]
+
 
 class Taken:
     """A message that was taken, and the communicator that it came through; None for one from PROC_NULL."""
 
     def __init__(self, context: Any = None, message: Any = None) -> None:
-        self.context, self.message = context, message
+        self._context, self._message = context, message
 
-    def start(self, data: Any, finish: Any) -> Started:
-        """Start to receive into `data`."""
-        if self.message is None:
-            return Started(never, Done(FROM_NOBODY), finish)
+    def start(self, prepare: Prepare) -> Started:
+        """Start to receive the message. If there is no memory for it, or the wrong one, it can still be received."""
+        if self._message is None:
+            return Started(never, Done(FROM_NOBODY))
         try:
-            return Started(self.context.fail, self.message.irecv(data), finish)
-        except RingcommError as error:
-            self.context.fail(error)
+            data, finish = prepare(self._message.envelope.size)
+            return Started(self._context.fail, self._message.irecv(data), finish)
+        except FAILURES as error:
+            self._context.fail(error)
             raise
 
 
@@ -61,48 +65,49 @@ class Message(Handle):
 
     def Recv(self, buf: Any, status: Status | None = None) -> None:
         """Receive the message."""
-        self._start(buf).complete(status)
+        self._start(_for_array(buf)).complete(status)
 
     def Irecv(self, buf: Any) -> Request:
         """Start to receive the message."""
-        return Request._of(self._start(buf))
+        return Request._of(self._start(_for_array(buf)))
 
     def recv(self, status: Status | None = None) -> Any:
         """Receive the message, and return its object."""
-        return self._start_object().complete(status)
+        return self._start(_for_object).complete(status)
 
     def irecv(self) -> Request:
         """Start to receive the message; `wait` returns its object."""
-        return Request._of(self._start_object())
+        return Request._of(self._start(_for_object))
 
-    def _start(self, buf: Any) -> Started:
-        if self._object and self._object.message is None:
-            return self._consume().start(None, None)
-        buffer = received(buf)
-        target = buffer.target()  # first: if this is refused, the message stays
-        return self._consume().start(target, lambda envelope: buffer.store(envelope.size))
-
-    def _start_object(self) -> Started:
-        taken = self._consume()
-        data = np.empty(taken.message.envelope.size if taken.message else 0, np.uint8)
-        return taken.start(data, lambda _: unpickled(data))
-
-    def _consume(self) -> Taken:
-        """Return what was taken, and make the handle null, unless it is the constant MESSAGE_NO_PROC."""
-        taken = self._object
-        if taken is None:
-            raise errors.Exception(errors.ERR_REQUEST)
+    def _start(self, prepare: Prepare) -> Started:
+        """Start to receive; then the handle is null, unless it is the constant MESSAGE_NO_PROC."""
+        if self._object is None:
+            raise failure(ERR_REQUEST, "expected a message, got MESSAGE_NULL, or one that was received")
+        started = self._object.start(prepare)
         if self is not MESSAGE_NO_PROC:
             self._nullify()
-        return taken
+        return started
+
+
+def _for_array(buf: Any) -> Prepare:
+    def prepare(_: int) -> tuple[Any, Callable[[Envelope], Any]]:
+        buffer = received(buf)
+        return buffer.target(), lambda envelope: buffer.store(envelope.size)
+
+    return prepare
+
+
+def _for_object(size: int) -> tuple[Any, Callable[[Envelope], Any]]:
+    data = np.empty(size, np.uint8)
+    return data, lambda _: unpickled(data)
 
 
 def unpickled(data: Any) -> Any:
     """Return the object of a message; an empty message is None."""
-    return pickle.loads(data) if data.size else None
+    return pickle.loads(data) if len(data) else None
 
 
-def never(error: RingcommError) -> Any:
+def never(error: Exception) -> NoReturn:
     """Raise the error of an operation that cannot fail."""
     raise error
 

@@ -19,6 +19,7 @@ __all__ = [
     "as_bytes",
     "barrier",
     "bcast",
+    "exchange",
     "gather",
     "gatherv",
     "in_place",
@@ -39,7 +40,7 @@ def barrier(context: Any) -> Plan:
 def bcast(context: Any, buf: Any, root: int = 0) -> Plan:
     """Copy the array of `root` to all ranks."""
     buffer = whole(buf)
-    if context.rank == root:
+    if context.rank == context.check_root(root):
         return Plan(lambda at_once: context.comm.broadcast(as_bytes(buffer.data()), root, async_op=at_once))
     return Plan(
         lambda at_once: context.comm.broadcast(as_bytes(buffer.target()), root, async_op=at_once),
@@ -49,7 +50,7 @@ def bcast(context: Any, buf: Any, root: int = 0) -> Plan:
 
 def gather(context: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
     """Collect blocks of equal size on `root`, in rank order."""
-    if context.rank != root:
+    if context.rank != context.check_root(root):
         block = whole(sendbuf)
         return Plan(lambda at_once: context.comm.gather(as_bytes(block.data()), None, root, async_op=at_once))
     blocks = divided(recvbuf, context.size)
@@ -64,23 +65,23 @@ def gather(context: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
 
 def gatherv(context: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
     """Collect blocks of any size on `root`."""
-    if context.rank != root:
+    if context.rank != context.check_root(root):
         block = whole(sendbuf)
-        return Plan(lambda at_once: _exchange(context, [(root, as_bytes(block.data()))], None, [], at_once))
+        return Plan(lambda at_once: exchange(context, [(root, as_bytes(block.data()))], None, [], at_once))
     blocks = vector(recvbuf, context.size)
     own = _own_block(context, sendbuf, blocks)
 
     def start(at_once: bool) -> Any:
         target = as_bytes(blocks.target())
         mine = own(target).copy() if in_place(sendbuf) else own(target)
-        return _exchange(context, [(root, mine)], target, lengths_of(blocks), at_once)
+        return exchange(context, [(root, mine)], target, lengths_of(blocks), at_once)
 
     return Plan(start, lambda _: blocks.store())
 
 
 def scatter(context: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
     """Divide the array of `root` into blocks of equal size, one for each rank."""
-    block = None if context.rank == root and in_place(recvbuf) else whole(recvbuf)
+    block = None if context.rank == context.check_root(root) and in_place(recvbuf) else whole(recvbuf)
     blocks = divided(sendbuf, context.size) if context.rank == root else None
 
     def start(at_once: bool) -> Any:
@@ -93,7 +94,7 @@ def scatter(context: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
 
 def scatterv(context: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
     """Divide the array of `root` into blocks of any size, one for each rank."""
-    block = None if context.rank == root and in_place(recvbuf) else whole(recvbuf)
+    block = None if context.rank == context.check_root(root) and in_place(recvbuf) else whole(recvbuf)
     blocks = vector(sendbuf, context.size) if context.rank == root else None
 
     def start(at_once: bool) -> Any:
@@ -101,7 +102,7 @@ def scatterv(context: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
         target = np.empty_like(sends[root][1]) if block is None else as_bytes(block.target())
         lengths = [0] * context.size
         lengths[root] = target.size
-        return _exchange(context, sends, target, lengths, at_once)
+        return exchange(context, sends, target, lengths, at_once)
 
     return Plan(start, None if block is None else lambda _: block.store())
 
@@ -161,14 +162,14 @@ def _all_to_all(context: Any, sendbuf: Any, recvbuf: Any, parse: Callable[[Any, 
     return Plan(start, lambda _: received.store())
 
 
-def _exchange(context: Any, sends: list[tuple[int, Array]], target: Any, lengths: list[int], at_once: bool) -> Any:
-    """Send an array to each of some ranks, while receiving `lengths` bytes from each rank.
+def exchange(context: Any, sends: list[tuple[int, Array]], target: Any, lengths: list[int], at_once: bool) -> Any:
+    """Send arrays to some ranks, in rank order, while receiving `lengths` bytes from each rank.
 
     An all_to_all needs to know only what this rank sends and receives, unlike a gather or scatter with counts.
     """
     counts = [0] * context.size
     for peer, data in sends:
-        counts[peer] = data.size
+        counts[peer] += data.size
     source = sends[0][1] if len(sends) == 1 else np.concatenate([data for _, data in sends] or [np.empty(0, np.uint8)])
     target = np.empty(0, np.uint8) if target is None else target
     return context.comm.all_to_all(source, target, counts, lengths or [0] * context.size, async_op=at_once)

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringcomm import objects
-from ringcomm.errors import RingcommError
 from ringcomm.mpi4py.buffers import divided, vector, w_vector, whole
 from ringcomm.mpi4py.constants import PROC_NULL
-from ringcomm.mpi4py.moves import as_bytes, lengths_of, split
+from ringcomm.mpi4py.errors import handled
+from ringcomm.mpi4py.moves import as_bytes, exchange, lengths_of, split
 from ringcomm.mpi4py.pickling import pickle
 from ringcomm.mpi4py.plan import Plan, forms
 from ringcomm.mpi4py.topology import Cart
@@ -66,12 +66,8 @@ def _plan(context: Any, blocks: Callable[[], list[Array]], received: Any) -> Pla
 
     def start(at_once: bool) -> Any:
         found = blocks()
-        order = _sending_order(context, targets)
-        source = np.concatenate([np.empty(0, np.uint8), *(found[i] for i in order)])
-        counts = [0] * context.size
-        for i in order:
-            counts[targets[i]] += found[i].size
-        return context.comm.all_to_all(source, np.empty(sum(arriving), np.uint8), counts, arriving, async_op=at_once)
+        sends = [(targets[i], found[i]) for i in _sending_order(context, targets)]
+        return exchange(context, sends, np.empty(sum(arriving), np.uint8), arriving, at_once)
 
     def finish(result: Array) -> None:
         target, before = as_bytes(received.target()), as_bytes(received.data()[0])
@@ -122,10 +118,12 @@ class Neighbors:
     Neighbor_alltoallv, Ineighbor_alltoallv, Neighbor_alltoallv_init = forms(neighbor_alltoallv)
     Neighbor_alltoallw, Ineighbor_alltoallw, Neighbor_alltoallw_init = forms(neighbor_alltoallw)
 
+    @handled
     def neighbor_allgather(self, sendobj: Any) -> list[Any]:
         """Send an object to all neighbors; return theirs."""
         return self.neighbor_alltoall([sendobj] * len(_edges(self._object)[1]))
 
+    @handled
     def neighbor_alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
         """Send an object to each neighbor; return theirs for this rank. From PROC_NULL comes None."""
         context = self._object
@@ -136,8 +134,5 @@ class Neighbors:
         outgoing: list[list[Any]] = [[] for _ in range(context.size)]
         for i in _sending_order(context, targets):
             outgoing[targets[i]].append(objs[i])
-        try:
-            incoming = [iter(each) for each in objects.all_to_all(context.comm, outgoing, codec=pickle)]
-        except RingcommError as error:
-            context.fail(error)
+        incoming = [iter(each) for each in objects.all_to_all(context.comm, outgoing, codec=pickle)]
         return [None if source == PROC_NULL else next(incoming[source]) for source in sources]

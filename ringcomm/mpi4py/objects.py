@@ -6,7 +6,7 @@ from typing import Any
 
 from ringcomm import objects
 from ringcomm.errors import RingcommError
-from ringcomm.mpi4py.errors import ERR_ROOT, failure
+from ringcomm.mpi4py.errors import handled
 from ringcomm.mpi4py.op import SUM, Op
 from ringcomm.mpi4py.pickling import pickle
 
@@ -81,11 +81,12 @@ class Objects:
                 return collective(context.comm, *args, codec=pickle)
         except RingcommError as error:
             _fail(context, error)
+            raise
 
+    @handled
     def _root(self, root: int) -> int:
-        if not 0 <= root < self._object.size:
-            raise failure(ERR_ROOT, f"root {root} of {self._object.size} ranks")
-        return root
+        checked: int = self._object.check_root(root)
+        return checked
 
     def _one_for_each(self, objs: Sequence[Any] | None) -> list[Any]:
         size = self._object.size

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ringcomm.mpi4py.buffers import received, sent
 from ringcomm.mpi4py.datatype import Datatype
-from ringcomm.mpi4py.errors import ERR_OP, failure
+from ringcomm.mpi4py.errors import ERR_OP, ERR_TYPE, failure
 from ringcomm.mpi4py.handles import Handle, constant
 from ringcomm.mpi4py.memory import buffer
 from ringcomm.types import DTYPES, reducible
@@ -90,12 +90,6 @@ class Op(Handle):
             raise failure(ERR_OP, "the operation is predefined" if self else "the operation is null")
         self._nullify()
 
-    def toint(self) -> int:
-        """Return the number of a predefined operation, -1 for a user-defined one."""
-        return super().toint() if self.is_predefined else -1
-
-    py2f = toint
-
     def Is_commutative(self) -> bool:
         """Return whether the order of the arguments is free."""
         return self._operation.commutative
@@ -156,8 +150,13 @@ class Op(Handle):
 
 
 def _laid_out(array: Array, datatype: Datatype, count: int) -> buffer:
-    """Return a buffer with the elements as the datatype lays them out."""
-    data = buffer.allocate(count * datatype.extent, clear=not datatype.contiguous)
+    """Return a buffer with the elements as the datatype lays them out, from its lower bound on."""
+    lb, extent, end = datatype.lb, datatype.extent, datatype.true_lb + datatype.true_extent
+    if extent < 0 or datatype.true_lb < lb:
+        expected = "a datatype whose data lies after its lower bound, with an extent >= 0, for a user-defined operation"
+        raise failure(ERR_TYPE, f"expected {expected}; got data from {datatype.true_lb} on, {lb=}, {extent=}")
+    length = max(count * extent, (count - 1) * extent + end - lb)  # of a resized type, the last element may be longer
+    data = buffer.allocate(length, clear=not datatype.contiguous)
     datatype.unpack(array, data.view(np.ndarray), -datatype.lb, count)
     return data
 

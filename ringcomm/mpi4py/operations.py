@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
 from ringcomm.errors import RingcommError
-from ringcomm.mpi4py import errors
 from ringcomm.mpi4py.attributes import call_user_function
 from ringcomm.mpi4py.constants import ANY_SOURCE, ANY_TAG
-from ringcomm.mpi4py.status import Status
+from ringcomm.mpi4py.errors import ERR_REQUEST, FAILURES, Exception, failure
+from ringcomm.mpi4py.status import Status, record
 from ringcomm.transports.messages import Envelope
 
 __all__ = ["DONE", "EMPTY", "Done", "General", "Persistent", "Started", "fill"]
+
+Fail = Callable[[RingcommError | Exception], NoReturn]  # Context.fail
 
 EMPTY = Envelope(ANY_SOURCE, ANY_TAG, 0)  # the status of sends, collectives and null requests
 
@@ -60,17 +63,15 @@ class Pair:
 class Started:
     """A started operation. `finish` takes the outcome of the wait, and returns the object received.
 
-    `fail` raises an error of ringcomm as the communicator's error handler has it.
+    `fail` is that of the communicator.
     """
 
     active = True
 
-    def __init__(
-        self, fail: Callable[[RingcommError], NoReturn], work: Waitable, finish: Callable[[Any], Any] | None = None
-    ) -> None:
+    def __init__(self, fail: Fail, work: Waitable, finish: Callable[[Any], Any] | None = None) -> None:
         self._fail, self._work, self._finish = fail, work, finish
         self._completed = self._cancelled = False
-        self._error: RingcommError | None = None
+        self._error: RingcommError | Exception | None = None
         self._value: Any = None
         self._envelope = EMPTY
 
@@ -80,18 +81,18 @@ class Started:
     def complete(self, status: Status | None = None) -> Any:
         """Wait, once, and return the object received."""
         if not self._completed:
-            self._completed, outcome = True, None
             try:
                 outcome = self._work.wait()
-            except RingcommError as error:
+                if isinstance(outcome, Envelope):
+                    self._envelope = outcome
+                if self._finish:
+                    self._value = self._finish(outcome)
+            except FAILURES as error:
                 self._error = error
-            if isinstance(outcome, Envelope):
-                self._envelope = outcome
-            if self._finish and not self._error:
-                self._value = self._finish(outcome)
-        if self._error:
-            self._fail(self._error)
+            self._completed = True
         fill(status, self._envelope, self._cancelled)
+        if self._error is not None:
+            self._fail(self._error)
         return self._value
 
     def with_send(self, send: Started) -> Started:
@@ -99,23 +100,33 @@ class Started:
         return Started(self._fail, Pair(send._work, self._work), self._finish)
 
     def cancel(self) -> None:
+        """Withdraw a receive that no message has matched yet."""
         cancel = getattr(self._work, "cancel", None)
-        if cancel and not self._completed and cancel():
-            self._completed = self._cancelled = True
+        if cancel and not self._completed:
+            try:
+                self._completed = self._cancelled = cancel()
+            except RingcommError as error:
+                self._fail(error)
 
     def release(self) -> bool:
         """Return whether the request is null once the operation has completed."""
         return True
 
     def free(self) -> None:
-        """Let the operation run on without a request."""
+        """Let the operation run on without a request. A thread then stores what it has received."""
+        if self._finish and not self._completed:
+            threading.Thread(target=self._complete_unseen, name="MPI.Request.Free", daemon=True).start()
+
+    def _complete_unseen(self) -> None:
+        with suppress(Exception):  # which the error handler knows
+            self.complete()
 
 
 class Persistent:
     """An operation that can be started again and again."""
 
-    def __init__(self, start: Callable[[], Started]) -> None:
-        self._start = start
+    def __init__(self, fail: Fail, start: Callable[[], Started]) -> None:
+        self._fail, self._start = fail, start
         self._started: Started | None = None
 
     @property
@@ -123,9 +134,12 @@ class Persistent:
         return self._started is not None
 
     def start(self) -> None:
-        if self.active:
-            raise errors.Exception(errors.ERR_REQUEST)
-        self._started = self._start()
+        try:
+            if self.active:
+                raise failure(ERR_REQUEST, "expected a request that is not active: wait for it before its next start")
+            self._started = self._start()
+        except FAILURES as error:
+            self._fail(error)
 
     def done(self) -> bool:
         return self._started is None or self._started.done()
@@ -145,6 +159,8 @@ class Persistent:
         return False
 
     def free(self) -> None:
+        if self._started:
+            self._started.free()
         self._started = None
 
 
@@ -187,5 +203,6 @@ class General:
 def fill(status: Status | None, envelope: Envelope, cancelled: bool = False) -> None:
     """Set a status, if there is one."""
     if status is not None:
-        status._set(envelope)
-        status.Set_cancelled(cancelled)
+        record(status, envelope)
+        if cancelled:
+            status.Set_cancelled(True)

@@ -1,76 +1,72 @@
-"""Point-to-point: arrays, objects, persistent operations, probes."""
+"""Point-to-point communication of arrays: blocking, nonblocking and persistent."""
 
-import warnings
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from ringcomm.errors import RingcommError
-from ringcomm.mpi4py import rc
 from ringcomm.mpi4py.buffers import received, sent
 from ringcomm.mpi4py.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
-from ringcomm.mpi4py.errors import ERR_RANK, ERR_TAG, failure
-from ringcomm.mpi4py.message import FROM_NOBODY, MESSAGE_NO_PROC, Message, Taken, unpickled
+from ringcomm.mpi4py.errors import ERR_RANK, ERR_TAG, FAILURES, failure, handled
+from ringcomm.mpi4py.message import FROM_NOBODY
 from ringcomm.mpi4py.operations import DONE, Done, Persistent, Started, fill
-from ringcomm.mpi4py.pickling import pickle
 from ringcomm.mpi4py.request import Prequest, Request
 from ringcomm.mpi4py.status import Status
 from ringcomm.transports import messages
 
-__all__ = ["PointToPoint"]
+__all__ = ["PLAIN", "PointToPoint", "match_tag", "to_nobody"]
 
 PLAIN = frozenset(map(np.dtype, "?bBhHiIlLqQfdFD"))  # dtypes of arrays that need no look at their specification
 
 ndarray = np.ndarray
-MATCH_ANY = messages.ANY_TAG
 
 
 class PointToPoint:
-    """The point-to-point methods of a communicator."""
+    """The methods of a communicator that send and receive arrays."""
 
     _object: Any  # a Context
 
-    # --- Arrays, blocking -----------------------------------------------------------------------------------------
+    # --- Blocking -----------------------------------------------------------------------------------------------------
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Send an array."""
         context = self._object
         try:
-            if dest >= 0 <= tag and context.fast.send(buf, dest, tag, None, False) is not NotImplemented:
-                return
-            if not _to_nobody(dest, tag):
-                context.messages.send(_outgoing(buf), dest, tag)
-        except RingcommError as error:
+            if (data := _outgoing(buf, dest, tag)) is not None:
+                context.messages.send(data, dest, tag)
+        except FAILURES as error:
             context.fail(error)
 
     def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Send an array, and wait until its receive has started."""
         context = self._object
         try:
-            if not _to_nobody(dest, tag):
-                context.messages.send(_outgoing(buf), dest, tag, True)
-        except RingcommError as error:
+            if (data := _outgoing(buf, dest, tag)) is not None:
+                context.messages.send(data, dest, tag, True)
+        except FAILURES as error:
             context.fail(error)
 
+    @handled
     def Bsend(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Send a copy of an array, without waiting for anybody."""
-        if not _to_nobody(dest, tag):
-            self._isend_copy(_outgoing(buf), dest, tag)
+        self._isend_copy(_outgoing(buf, dest, tag), dest, tag)
 
     def Recv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> None:
         """Receive an array."""
         context = self._object
         try:
-            tag = tag if tag >= 0 else _any(tag)
-            found = FROM_NOBODY if source == PROC_NULL else context.fast.recv_message(buf, source, tag)
-            if found is NotImplemented:
+            tag = tag if tag >= 0 else match_tag(tag)
+            if source == PROC_NULL:
+                envelope = FROM_NOBODY
+            elif _is_plain(buf):
+                envelope = context.messages.recv(buf, source, tag)
+            else:
                 buffer = received(buf)
-                found = context.messages.recv(buffer.target(), source, tag)
-                buffer.store(found.size)
+                envelope = context.messages.recv(buffer.target(), source, tag)
+                buffer.store(envelope.size)
             if status is not None:
-                fill(status, messages.Envelope(*found))
-        except RingcommError as error:
+                fill(status, envelope)
+        except FAILURES as error:
             context.fail(error)
 
     def Sendrecv(
@@ -84,8 +80,18 @@ class PointToPoint:
         status: Status | None = None,
     ) -> None:
         """Send one array and receive another at once."""
-        self._exchange(sendbuf, dest, sendtag, recvbuf, source, recvtag).complete(status)
+        context = self._object
+        try:
+            data = _outgoing(sendbuf, dest, sendtag)
+            if data is None or source == PROC_NULL or not _is_plain(recvbuf):
+                self._exchange(data, dest, sendtag, recvbuf, source, recvtag).complete(status)
+                return
+            tag = recvtag if recvtag >= 0 else match_tag(recvtag)
+            fill(status, context.messages.exchange(data, dest, sendtag, recvbuf, source, tag))
+        except FAILURES as error:
+            context.fail(error)
 
+    @handled
     def Sendrecv_replace(
         self,
         buf: Any,
@@ -96,29 +102,33 @@ class PointToPoint:
         status: Status | None = None,
     ) -> None:
         """Send an array, and receive another one in its place."""
-        self._replace(buf, dest, sendtag, source, recvtag).complete(status)
+        self._exchange(_copied(_outgoing(buf, dest, sendtag)), dest, sendtag, buf, source, recvtag).complete(status)
 
-    # --- Arrays, nonblocking ------------------------------------------------------------------------------------------
+    # --- Nonblocking --------------------------------------------------------------------------------------------------
 
+    @handled
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         """Start to send an array."""
-        return Request._of(self._isend(None if _to_nobody(dest, tag) else _outgoing(buf), dest, tag))
+        return Request._of(self._isend(_outgoing(buf, dest, tag), dest, tag))
 
+    @handled
     def Issend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         """Start to send an array; the send is complete once its receive has started."""
-        return Request._of(self._isend(None if _to_nobody(dest, tag) else _outgoing(buf), dest, tag, True))
+        return Request._of(self._isend(_outgoing(buf, dest, tag), dest, tag, True))
 
+    @handled
     def Ibsend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         """Send a copy of an array; the request is complete at once."""
-        self.Bsend(buf, dest, tag)
-        return Request._of(Started(self._object.fail, DONE))
+        return Request._of(self._isend_copy(_outgoing(buf, dest, tag), dest, tag))
 
+    @handled
     def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         """Start to receive an array."""
         if _is_plain(buf) and source != PROC_NULL:
             return Request._of(self._irecv(buf, source, tag))
-        return Request._of(self._irecv_buffer(None if source == PROC_NULL else received(buf), source, tag))
+        return Request._of(self._irecv_buffer(_incoming(buf, source), source, tag))
 
+    @handled
     def Isendrecv(
         self,
         sendbuf: Any,
@@ -129,234 +139,90 @@ class PointToPoint:
         recvtag: int = ANY_TAG,
     ) -> Request:
         """Start to send one array and to receive another."""
-        return Request._of(self._exchange(sendbuf, dest, sendtag, recvbuf, source, recvtag))
+        data = _outgoing(sendbuf, dest, sendtag)
+        return Request._of(self._exchange(data, dest, sendtag, recvbuf, source, recvtag))
 
+    @handled
     def Isendrecv_replace(
         self, buf: Any, dest: int, sendtag: int = 0, source: int = ANY_SOURCE, recvtag: int = ANY_TAG
     ) -> Request:
         """Start to send an array, and to receive another one in its place."""
-        return Request._of(self._replace(buf, dest, sendtag, source, recvtag))
+        data = _copied(_outgoing(buf, dest, sendtag))
+        return Request._of(self._exchange(data, dest, sendtag, buf, source, recvtag))
 
-    # --- Arrays, persistent -------------------------------------------------------------------------------------------
+    # --- Persistent ---------------------------------------------------------------------------------------------------
 
+    @handled
     def Send_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
         """Prepare a send that can be started again and again."""
         return self._prepare_send(buf, dest, tag, self._isend)
 
+    @handled
     def Ssend_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
         """Prepare an Issend that can be started again and again."""
         return self._prepare_send(buf, dest, tag, lambda data, dest, tag: self._isend(data, dest, tag, True))
 
+    @handled
     def Bsend_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
         """Prepare an Ibsend that can be started again and again."""
         return self._prepare_send(buf, dest, tag, self._isend_copy)
 
+    @handled
     def Recv_init(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Prequest:
         """Prepare a receive that can be started again and again."""
-        buffer = None if source == PROC_NULL else received(buf)
-        return Prequest._of(Persistent(lambda: self._irecv_buffer(buffer, source, tag)))
+        self._check_receive(source, tag)
+        buffer = _incoming(buf, source)
+        return Prequest._of(Persistent(self._object.fail, lambda: self._irecv_buffer(buffer, source, tag)))
 
     # A ready send may take advantage of a receive that has started; here it is an ordinary one.
     Rsend, Irsend, Rsend_init = Send, Isend, Send_init
 
-    # --- Objects ------------------------------------------------------------------------------------------------------
-
-    def send(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Send an object, pickled."""
-        if not _to_nobody(dest, tag):
-            self.Send(_pickled(obj), dest, tag)
-
-    def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Send an object, and wait until its receive has started."""
-        if not _to_nobody(dest, tag):
-            self.Ssend(_pickled(obj), dest, tag)
-
-    def bsend(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Send an object, without waiting for anybody."""
-        if not _to_nobody(dest, tag):
-            self._isend_copy(_pickled(obj), dest, tag)
-
-    def recv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Any:
-        """Receive an object. `buf` is deprecated and not used: memory is found for objects of any size."""
-        if buf is not None:
-            warnings.warn("the argument buf of recv is deprecated and not used", UserWarning, stacklevel=2)
-        if source == PROC_NULL:
-            fill(status, FROM_NOBODY)
-            return None
-        context = self._object
-        try:
-            message = context.messages.take(source, _any(tag))
-            data = np.empty(message.envelope.size, np.uint8)
-            envelope = message.recv(data)
-        except RingcommError as error:
-            context.fail(error)
-        fill(status, envelope)
-        return unpickled(data)
-
-    def sendrecv(
-        self,
-        sendobj: Any,
-        dest: int,
-        sendtag: int = 0,
-        recvbuf: Any = None,
-        source: int = ANY_SOURCE,
-        recvtag: int = ANY_TAG,
-        status: Status | None = None,
-    ) -> Any:
-        """Send one object and receive another."""
-        sending = self.isend(sendobj, dest, sendtag)
-        obj = self.recv(recvbuf, source, recvtag, status)
-        sending.Wait()
-        return obj
-
-    def isend(self, obj: Any, dest: int, tag: int = 0) -> Request:
-        """Start to send an object."""
-        return Request._of(self._isend(None if _to_nobody(dest, tag) else _pickled(obj), dest, tag))
-
-    def issend(self, obj: Any, dest: int, tag: int = 0) -> Request:
-        """Start to send an object; the send is complete once its receive has started."""
-        return Request._of(self._isend(None if _to_nobody(dest, tag) else _pickled(obj), dest, tag, True))
-
-    def ibsend(self, obj: Any, dest: int, tag: int = 0) -> Request:
-        """Send an object; the request is complete at once."""
-        self.bsend(obj, dest, tag)
-        return Request._of(Started(self._object.fail, DONE))
-
-    def irecv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
-        """Start to receive an object that is, pickled, at most `rc.irecv_bufsz` bytes, or as long as `buf`."""
-        if source == PROC_NULL:
-            return Request._of(self._irecv(None, source, tag))
-        if buf is None or isinstance(buf, int):
-            data = np.empty(rc.irecv_bufsz if buf is None else buf, np.uint8)
-        else:
-            data = np.frombuffer(buf, np.uint8)
-        return Request._of(self._irecv(data, source, tag, lambda envelope: unpickled(data[: envelope.size])))
-
-    # --- Probes -------------------------------------------------------------------------------------------------------
-
-    def Probe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Literal[True]:
-        """Wait for a message, without receiving it."""
-        context = self._object
-        try:
-            fill(status, FROM_NOBODY if source == PROC_NULL else context.messages.probe(source, _any(tag)))
-        except RingcommError as error:
-            context.fail(error)
-        return True
-
-    def Iprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
-        """Return whether there is a message, without receiving it."""
-        context = self._object
-        try:
-            envelope = FROM_NOBODY if source == PROC_NULL else context.messages.iprobe(source, _any(tag))
-        except RingcommError as error:
-            context.fail(error)
-        if envelope is not None:
-            fill(status, envelope)
-        return envelope is not None
-
-    def Mprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Message:
-        """Wait for a message and take it: only its Recv can receive it."""
-        context = self._object
-        if source == PROC_NULL:
-            fill(status, FROM_NOBODY)
-            return MESSAGE_NO_PROC
-        try:
-            message = context.messages.take(source, _any(tag))
-        except RingcommError as error:
-            context.fail(error)
-        fill(status, message.envelope)
-        return Message._of(Taken(context, message))
-
-    def Improbe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Message | None:
-        """Take a message if there is one."""
-        context = self._object
-        if source == PROC_NULL:
-            fill(status, FROM_NOBODY)
-            return MESSAGE_NO_PROC
-        try:
-            message = context.messages.itake(source, _any(tag))
-        except RingcommError as error:
-            context.fail(error)
-        if message is None:
-            return None
-        fill(status, message.envelope)
-        return Message._of(Taken(context, message))
-
-    probe, iprobe, mprobe, improbe = Probe, Iprobe, Mprobe, Improbe
-
-    # --- Buffered sends -----------------------------------------------------------------------------------------------
-
-    def Attach_buffer(self, buf: Any) -> None:
-        """Attach memory for Bsend. It is not needed."""
-        self._object.buffered.attach(buf)
-
-    def Detach_buffer(self) -> Any:
-        """Wait for the buffered sends, and return the memory that was attached."""
-        return self._object.buffered.detach()
-
-    def Flush_buffer(self) -> None:
-        """Wait for the buffered sends."""
-        self._object.buffered.flush()
-
-    def Iflush_buffer(self) -> Request:
-        """Wait for the buffered sends; the request is complete."""
-        self.Flush_buffer()
-        return Request._of(Started(self._object.fail, DONE))
-
-    # --- Helpers ------------------------------------------------------------------------------------------------------
+    # --- Helpers: their callers pass errors to the error handler ------------------------------------------------------
 
     def _isend(self, data: Any, dest: int, tag: int, synchronous: bool = False) -> Started:
         """Start a send; with data None, one to nobody."""
         context = self._object
-        try:
-            work = DONE if data is None else context.messages.isend(data, dest, tag, synchronous)
-        except RingcommError as error:
-            context.fail(error)
-        return Started(context.fail, work)
+        return Started(context.fail, DONE if data is None else context.messages.isend(data, dest, tag, synchronous))
 
     def _isend_copy(self, data: Any, dest: int, tag: int) -> Started:
         context = self._object
         if data is not None:
-            try:
-                context.buffered.add(context.messages.isend(data.copy(), dest, tag))
-            except RingcommError as error:
-                context.fail(error)
+            context.buffered.add(context.messages.isend(bytes(data), dest, tag))
         return Started(context.fail, DONE)
 
     def _irecv(self, data: Any, source: int, tag: int, finish: Callable[[Any], Any] | None = None) -> Started:
         """Start a receive; with data None, one from nobody."""
         context = self._object
-        if data is None:
-            return Started(context.fail, Done(FROM_NOBODY))
-        try:
-            return Started(context.fail, context.messages.irecv(data, source, _any(tag)), finish)
-        except RingcommError as error:
-            context.fail(error)
-            raise
+        work = Done(FROM_NOBODY) if data is None else context.messages.irecv(data, source, match_tag(tag))
+        return Started(context.fail, work, finish)
 
     def _irecv_buffer(self, buffer: Any, source: int, tag: int) -> Started:
         if buffer is None:
             return self._irecv(None, source, tag)
         return self._irecv(buffer.target(), source, tag, lambda envelope: buffer.store(envelope.size))
 
-    def _exchange(self, sendbuf: Any, dest: int, sendtag: int, recvbuf: Any, source: int, recvtag: int) -> Started:
-        data = None if _to_nobody(dest, sendtag) else _outgoing(sendbuf)
-        return self._both(data, dest, sendtag, recvbuf, source, recvtag)
-
-    def _replace(self, buf: Any, dest: int, sendtag: int, source: int, recvtag: int) -> Started:
-        data = None if _to_nobody(dest, sendtag) else _outgoing(buf).copy()
-        return self._both(data, dest, sendtag, buf, source, recvtag)
-
-    def _both(self, data: Any, dest: int, sendtag: int, recvbuf: Any, source: int, recvtag: int) -> Started:
-        buffer = None if source == PROC_NULL else received(recvbuf)
-        if source >= self._object.size:  # before the send starts, which checks its own rank
-            raise failure(ERR_RANK, f"source: expected a rank below {self._object.size}, got {source}")
-        send = self._isend(data, dest, sendtag)
+    def _exchange(self, data: Any, dest: int, sendtag: int, recvbuf: Any, source: int, recvtag: int) -> Started:
+        """Start a send and a receive; if the arguments of one are wrong, neither."""
+        self._check_receive(source, recvtag)
+        buffer = _incoming(recvbuf, source)
+        send = self._isend(data, dest, sendtag)  # which checks the destination before it starts
         return self._irecv_buffer(buffer, source, recvtag).with_send(send)
 
     def _prepare_send(self, buf: Any, dest: int, tag: int, start: Callable[[Any, int, int], Started]) -> Prequest:
-        buffer = None if _to_nobody(dest, tag) else sent(buf)
-        return Prequest._of(Persistent(lambda: start(None if buffer is None else buffer.data(), dest, tag)))
+        context = self._object
+        if dest >= context.size:
+            raise failure(ERR_RANK, f"dest: expected a rank below {context.size}, or PROC_NULL, got {dest}")
+        buffer = None if to_nobody(dest, tag) else sent(buf)
+        return Prequest._of(
+            Persistent(context.fail, lambda: start(None if buffer is None else buffer.data(), dest, tag))
+        )
+
+    def _check_receive(self, source: int, tag: int) -> None:
+        """Raise the error that a receive would raise when it starts."""
+        match_tag(tag)
+        size = self._object.size
+        if source != PROC_NULL and not ANY_SOURCE <= source < size:
+            raise failure(ERR_RANK, f"source: expected a rank below {size}, ANY_SOURCE or PROC_NULL, got {source}")
 
 
 def _is_plain(buf: Any) -> bool:
@@ -364,32 +230,39 @@ def _is_plain(buf: Any) -> bool:
     return type(buf) is ndarray and buf.dtype in PLAIN and buf.flags.carray
 
 
-def _outgoing(buf: Any) -> Any:
-    """Return the contiguous array to send."""
+def _outgoing(buf: Any, dest: int, tag: int) -> Any:
+    """Return the contiguous array to send, None for a send to nobody."""
+    if to_nobody(dest, tag):
+        return None
     if type(buf) is ndarray and buf.dtype in PLAIN and buf.flags.c_contiguous:
         return buf
     return sent(buf).data()
 
 
-def _pickled(obj: Any) -> Any:
-    return np.frombuffer(pickle.dumps(obj), np.uint8)
+def _copied(data: Any) -> Any:
+    return None if data is None else data.copy()
 
 
-def _any(tag: int) -> int:
-    """Return the tag to match."""
+def _incoming(buf: Any, source: int) -> Any:
+    """Return the buffer to receive in, None for a receive from nobody."""
+    return None if source == PROC_NULL else received(buf)
+
+
+def match_tag(tag: int) -> int:
+    """Return the tag that ringcomm is to match."""
     if tag == ANY_TAG:
-        return MATCH_ANY
+        return messages.ANY_TAG
     if tag < 0:
-        raise failure(ERR_TAG, f"tag {tag}")
+        raise failure(ERR_TAG, f"tag: expected a number >= 0, or ANY_TAG, got {tag}")
     return tag
 
 
-def _to_nobody(dest: int, tag: int) -> bool:
+def to_nobody(dest: int, tag: int) -> bool:
     """Return whether the destination is PROC_NULL; refuse negative tags and other negative ranks."""
     if dest >= 0 <= tag:
         return False
     if tag < 0:
-        raise failure(ERR_TAG, f"tag {tag}")
+        raise failure(ERR_TAG, f"tag: expected a number >= 0, got {tag}")
     if dest != PROC_NULL:
-        raise failure(ERR_RANK, f"dest {dest}")
+        raise failure(ERR_RANK, f"dest: expected a rank, or PROC_NULL, got {dest}")
     return True

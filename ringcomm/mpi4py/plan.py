@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ringcomm.errors import RingcommError
+from ringcomm.mpi4py.errors import FAILURES, handled
 from ringcomm.mpi4py.info import Info
 from ringcomm.mpi4py.operations import DONE, Persistent, Started
 from ringcomm.mpi4py.request import Prequest, Request
@@ -32,28 +32,26 @@ def forms(
         try:
             plan = describe(context, *args, **kwargs)
             result = plan.start(False)
-        except RingcommError as error:
+            if plan.finish:
+                plan.finish(result)
+        except FAILURES as error:
             context.fail(error)
-        if plan.finish:
-            plan.finish(result)
 
     def started(context: Any, plan: Plan) -> Started:
-        try:
-            return Started(context.fail, plan.start(True) or DONE, plan.finish)
-        except RingcommError as error:
-            context.fail(error)
-            raise
+        return Started(context.fail, plan.start(True) or DONE, plan.finish)
 
+    @handled
     def nonblocking(self: Any, *args: Any, **kwargs: Any) -> Request:
         context = self._object
         return Request._of(started(context, describe(context, *args, **kwargs)))
 
+    @handled
     def persistent(self: Any, *args: Any, info: Info | None = None, **kwargs: Any) -> Prequest:  # noqa: ARG001
         context = self._object
         if args and isinstance(args[-1], Info):
             args = args[:-1]
         plan = describe(context, *args, **kwargs)
-        return Prequest._of(Persistent(lambda: started(context, plan)))
+        return Prequest._of(Persistent(context.fail, lambda: started(context, plan)))
 
     name = describe.__name__
     signature = inspect.signature(describe)

@@ -18,7 +18,7 @@ Array = NDArray[Any]
 
 def reduce(context: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> Plan:
     """Reduce the arrays of all ranks on `root`."""
-    if context.rank == root:
+    if context.rank == context.check_root(root):
         sent, received = _reduced(sendbuf, recvbuf)
     else:
         sent, received = whole(sendbuf), None
@@ -144,7 +144,7 @@ def _reduced(sendbuf: Any, recvbuf: Any) -> tuple[Any, Any]:
 def _all_blocks(spec: Any, size: int) -> Buffer:
     """Return one buffer of `size` equal blocks. A count in the specification is that of one block."""
     blocks = divided(spec, size)
-    return Buffer(blocks._region, blocks.offsets[0], sum(blocks.counts), blocks.types[0])
+    return Buffer(blocks.region, blocks.offsets[0], sum(blocks.counts), blocks.types[0])
 
 
 def _check_types(sent: Any, received: Any) -> None:

@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
-from ringcomm.mpi4py import errors
 from ringcomm.mpi4py.constants import UNDEFINED
+from ringcomm.mpi4py.errors import ERR_IN_STATUS, ERR_REQUEST, Exception, failure
 from ringcomm.mpi4py.handles import Handle, constant
 from ringcomm.mpi4py.operations import EMPTY, General, Persistent, Started, fill
 from ringcomm.mpi4py.status import Status
@@ -53,19 +53,20 @@ class Request(Handle):
 
     def Cancel(self) -> None:
         """Withdraw a receive that no message has matched yet. Sends are not cancelled."""
-        if self._object is None:
-            raise errors.Exception(errors.ERR_REQUEST)
-        self._object.cancel()
+        self._named().cancel()
 
     def Free(self) -> None:
         """Free the request. An active operation runs on."""
-        if self._object is None:
-            raise errors.Exception(errors.ERR_REQUEST)
-        named = self._object
+        named = self._named()
         self._nullify()
         named.free()
 
     get_status, cancel = Get_status, Cancel
+
+    def _named(self) -> Started | Persistent | General:
+        if self._object is None:
+            raise failure(ERR_REQUEST, "expected a request, got REQUEST_NULL, or one that is complete")
+        return self._object
 
     # The methods on several requests call these, which subclasses do not override.
 
@@ -220,7 +221,7 @@ class Prequest(Request):
     def Start(self) -> None:
         """Start the operation."""
         if not isinstance(self._object, Persistent):
-            raise errors.Exception(errors.ERR_REQUEST)
+            raise failure(ERR_REQUEST, "expected a persistent request, got one that was freed")
         self._object.start()
 
     @classmethod
@@ -257,7 +258,7 @@ class Grequest(Request):
     def complete(self, obj: Any = None) -> None:
         """Tell MPI that the operation is complete, and that `wait` returns `obj`."""
         if not isinstance(self._object, General):
-            raise errors.Exception(errors.ERR_REQUEST)
+            raise failure(ERR_REQUEST, "expected a generalized request, got one that is complete")
         self._object.value = obj
         self._object.completed.set()
 
@@ -276,15 +277,20 @@ def _statuses(count: int, given: Any) -> list[Status | None]:
 
 
 def _wait_for_all(requests: Sequence[Request], indices: Sequence[int], given: Any) -> list[Any]:
-    """Wait for all; then raise the first error, if any, else return the objects received."""
-    values, failure = [], None
+    """Wait for all, and return the objects received.
+
+    If some have failed, raise ERR_IN_STATUS with their errors: the statuses, if given, have the error codes.
+    """
+    values, failed = [], []
     for index, status in zip(indices, _statuses(len(indices), given), strict=True):
         try:
             values.append(requests[index]._complete(status))
-        except errors.Exception as error:
-            failure = failure or error
-    if failure:
-        raise failure
+        except Exception as error:
+            failed.append(f"request {index}: {error}")
+            if status is not None:
+                status.Set_error(error.Get_error_code())
+    if failed:
+        raise failure(ERR_IN_STATUS, "; ".join(failed))
     return values
 
 

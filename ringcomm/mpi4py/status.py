@@ -6,8 +6,9 @@ from array import array
 from typing import Any, Self
 
 from ringcomm.mpi4py.constants import ANY_SOURCE, ANY_TAG, UNDEFINED
-from ringcomm.mpi4py.datatype import BYTE, Datatype
+from ringcomm.mpi4py.datatype import Datatype
 from ringcomm.mpi4py.errors import SUCCESS
+from ringcomm.mpi4py.predefined import BYTE
 
 __all__ = ["F_ERROR", "F_SOURCE", "F_STATUS_SIZE", "F_TAG", "Status"]
 
@@ -22,12 +23,6 @@ class Status:
             raise TypeError(f"expected a Status, got {type(status).__name__}")
         fields = status._fields if status else (ANY_SOURCE, ANY_TAG, SUCCESS, 0, 0)
         self._fields: array[int] = array("q", fields)
-
-    def _set(self, envelope: Any) -> None:
-        """Set source, tag and bytes of a message."""
-        fields = self._fields
-        fields[0], fields[1], fields[3] = envelope
-        fields[2] = fields[4] = 0
 
     def __eq__(self, other: object) -> bool:
         return self._fields == other._fields if isinstance(other, Status) else NotImplemented
@@ -107,3 +102,10 @@ class Status:
         status = cls()
         status._fields[:] = array("q", arg)
         return status
+
+
+def record(status: Status, envelope: Any) -> None:
+    """Write source, tag and bytes of a message into a status."""
+    fields = status._fields
+    fields[F_SOURCE], fields[F_TAG], fields[COUNT] = envelope
+    fields[F_ERROR] = fields[CANCELLED] = 0

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from ringcomm.mpi4py.context import KINDS
+from ringcomm.mpi4py.errors import handled
 from ringcomm.mpi4py.intracomm import Intracomm
 from ringcomm.mpi4py.neighbors import Neighbors
 from ringcomm.mpi4py.topology import Cart, DistGraph, Graph
@@ -68,21 +69,25 @@ class Cartcomm(Topocomm):
         """Return the lengths, the periodicity and the coordinates of this rank."""
         return self.dims, self.periods, self.coords
 
+    @handled
     def Get_cart_rank(self, coords: Sequence[int]) -> int:
         """Return the rank at some coordinates, which wrap around in periodic dimensions."""
         rank: int = self._object.topology.rank(coords)
         return rank
 
+    @handled
     def Get_coords(self, rank: int) -> list[int]:
         """Return the coordinates of a rank."""
         coords: list[int] = self._object.topology.coords(rank)
         return coords
 
+    @handled
     def Shift(self, direction: int, disp: int) -> tuple[int, int]:
         """Return the ranks `disp` steps before and after this one; PROC_NULL beyond the grid."""
         shifted: tuple[int, int] = self._object.topology.shift(self._object.rank, direction, disp)
         return shifted
 
+    @handled
     def Sub(self, remain_dims: Sequence[bool]) -> Any:
         """Divide the grid into slices that have the remaining dimensions."""
         grid: Cart = self._object.topology
@@ -132,6 +137,7 @@ class Graphcomm(Topocomm):
         """Return the number of neighbors of a rank."""
         return len(self.Get_neighbors(rank))
 
+    @handled
     def Get_neighbors(self, rank: int) -> list[int]:
         """Return the neighbors of a rank."""
         neighbors: list[int] = self._object.topology.neighbors(rank)

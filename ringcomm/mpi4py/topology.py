@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple, Protocol
 
-from ringcomm.mpi4py import errors
 from ringcomm.mpi4py.constants import PROC_NULL, UNWEIGHTED, WEIGHTS_EMPTY
+from ringcomm.mpi4py.errors import ERR_ARG, ERR_DIMS, ERR_RANK, failure
 
 __all__ = ["Cart", "Compute_dims", "DistGraph", "Graph", "Topology", "weights_of"]
 
@@ -29,8 +29,7 @@ class Cart(NamedTuple):
         return prod(self.dims)
 
     def coords(self, rank: int) -> list[int]:
-        if not 0 <= rank < self.nodes:
-            raise errors.Exception(errors.ERR_RANK)
+        _check_rank(rank, self.nodes)
         coords = []
         for length in reversed(self.dims):
             rank, coord = divmod(rank, length)
@@ -43,14 +42,16 @@ class Cart(NamedTuple):
         rank = 0
         for coord, length, periodic in zip(coords, self.dims, self.periods, strict=True):
             if not periodic and not 0 <= coord < length:
-                raise errors.Exception(errors.ERR_ARG)
+                raise failure(
+                    ERR_ARG, f"coords: expected 0 to {length - 1}, where the grid is not periodic; got {coord}"
+                )
             rank = rank * length + coord % length
         return rank
 
     def shift(self, rank: int, direction: int, disp: int) -> tuple[int, int]:
         """Return the ranks `disp` steps before and after `rank` in a direction."""
         if not 0 <= direction < len(self.dims):
-            raise errors.Exception(errors.ERR_ARG)
+            raise failure(ERR_ARG, f"direction: expected 0 to {len(self.dims) - 1}, got {direction}")
 
         def at(distance: int) -> int:
             coords = self.coords(rank)
@@ -76,8 +77,7 @@ class Graph(NamedTuple):
         return len(self.ends)
 
     def neighbors(self, rank: int) -> list[int]:
-        if not 0 <= rank < self.nodes:
-            raise errors.Exception(errors.ERR_RANK)
+        _check_rank(rank, self.nodes)
         return list(self.edges[self.ends[rank - 1] if rank else 0 : self.ends[rank]])
 
     def edges_of(self, rank: int) -> tuple[list[int], list[int]]:
@@ -110,13 +110,19 @@ def Compute_dims(nnodes: int, dims: int | Sequence[int]) -> list[int]:
     found = [0] * dims if isinstance(dims, int) else list(dims)
     fixed, free = prod(length for length in found if length), found.count(0)
     if any(length < 0 for length in found) or nnodes <= 0 or nnodes % fixed or (not free and nnodes != fixed):
-        raise errors.Exception(errors.ERR_DIMS)
+        expected = "lengths >= 0 whose product is the number of nodes, or a divisor of it where some are 0 (free)"
+        raise failure(ERR_DIMS, f"dims: expected {expected}, got {found} for {nnodes} nodes")
     lengths = [1] * free
     for factor in _prime_factors(nnodes // fixed):
         lengths.sort()
         lengths[0] *= factor
     lengths.sort()
     return [length or lengths.pop() for length in found]
+
+
+def _check_rank(rank: int, nodes: int) -> None:
+    if not 0 <= rank < nodes:
+        raise failure(ERR_RANK, f"rank: expected 0 to {nodes - 1}, got {rank}")
 
 
 def _prime_factors(number: int) -> list[int]:

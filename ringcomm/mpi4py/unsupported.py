@@ -46,19 +46,27 @@ class _Unsupported(type):
         return staticmethod(unsupported(f"{cls.__name__}.{name}", cls._instead))
 
 
-class Win(Handle, metaclass=_Unsupported):
+class _Refusing(metaclass=_Unsupported):
+    """Refuses the methods of null handles as those of the class."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method: Callable[..., Any] = getattr(type(self), name)
+        return method
+
+
+class Win(_Refusing, Handle):
     """Windows of one-sided communication, which there are not."""
 
-    _instead = "memory that all ranks of a host access is ringcomm.Communicator.empty"
+    _instead = "use messages, or ringcomm.Communicator.empty, memory that all ranks of a machine share"
 
 
-class File(Handle, metaclass=_Unsupported):
+class File(_Refusing, Handle):
     """Files of parallel input and output, which there are not."""
 
     _instead = "use numpy.memmap, of which each rank writes its part"
 
 
-class Session(Handle, metaclass=_Unsupported):
+class Session(_Refusing, Handle):
     """Sessions, which there are not."""
 
     _instead = "use COMM_WORLD"
@@ -77,4 +85,8 @@ Register_datarep = unsupported("Register_datarep", "convert the data in Python")
 Get_abi_version, Get_abi_info, Get_abi_fortran_info = (
     unsupported(name, "there is no MPI, hence no binary interface")
     for name in ("Get_abi_version", "Get_abi_info", "Get_abi_fortran_info")
+)
+_sizeof, _addressof, _handleof = (
+    unsupported(name, "there are no C handles; compile against mpi4py and an MPI")
+    for name in ("_sizeof", "_addressof", "_handleof")
 )

@@ -39,14 +39,14 @@ def connect(options: Any) -> Communicator:
 
 def connect_job(config: Config) -> Communicator:
     """Connect the ranks that torchrun has started, for ringcomm.init."""
-    torch_store, rank, size = next(c10d.rendezvous("env://", timeout=timedelta(seconds=config.timeout)))
+    torch_store, rank, size = next(c10d.rendezvous("env://", timeout=timedelta(seconds=config.start_limit)))
     return _connect_through(c10d.PrefixStore("ringcomm.init", torch_store), rank, size, config)
 
 
 def _connect_through(torch_store: Store, rank: int, size: int, config: Config) -> Communicator:
     with closing(ProcessWatch(rank)) as watch:
         try:
-            start = c10d.PrefixStore(_agree(torch_store, rank, size, config.timeout, watch), torch_store)
+            start = c10d.PrefixStore(_agree(torch_store, rank, size, config.start_limit, watch), torch_store)
             store = TorchStoreAdapter(start, watch)
             with shared_failure(store, rank):
                 return _connect(rank, size, config, start, store, watch)
@@ -62,7 +62,7 @@ def _connect(
     rank: int, size: int, config: Config, start: Store, store: "TorchStoreAdapter", watch: ProcessWatch
 ) -> Communicator:
     mine = {"process": process_id(), "host": [host_id(), config.host_id]}
-    timeout = config.timeout + (REPORT_TIMEOUT if rank else 0.0)
+    timeout = config.start_limit + (REPORT_TIMEOUT if rank else 0.0)
     ranks = all_gather_facts(store, "process", rank, size, mine, timeout)
     for other, facts in enumerate(ranks):
         if facts["host"][0] == host_id() and other != rank:
@@ -72,7 +72,7 @@ def _connect(
     # The store may live in rank 0, which leaves last.
     store.set(f"{rank} is connected", b"")
     if rank == 0:
-        _await_connected(size, config.timeout, start, store, watch)
+        _await_connected(size, config.start_limit, start, store, watch)
     return comm
 
 

@@ -127,7 +127,7 @@ def connect(rank: int, size: int, store: Store, config: Config) -> ShmTransport:
         check(lib.rc_world_open(joined.fd, rank, size, joined.pids, joined.pidfds, nonce, tuning, slot))
         opened.append(ShmTransport(slot[0], rank, size, tuning))
 
-    with rendezvous(store, rank, size, hello, _answer, open_world, config.timeout) as joined:
+    with rendezvous(store, rank, size, hello, _answer, open_world, config.start_limit) as joined:
         log.debug("rank %d of %d shares memory, %s", rank, size, joined.reply["tuning"])
     return opened[0]
 

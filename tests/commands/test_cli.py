@@ -46,8 +46,8 @@ def test_an_unknown_option_gets_the_usage_of_its_command_and_the_nearest_option(
         (["doctor", "-5"], "ringcomm doctor", "unexpected argument '-5'"),
         (["run", "-n", "2"], "ringcomm run", "nothing to run"),
         (["run", "-n", "2", "--"], "ringcomm run", "nothing to run"),
-        (["run", "-n", "two", "x.py"], "ringcomm run", "argument -n/--ranks: expected an integer, got 'two'"),
-        (["run", "x.py", "--tme"], "ringcomm run", "the following arguments are required: -n/--ranks"),
+        (["run", "-n", "two", "x.py"], "ringcomm run", "argument -n/-np/--ranks: expected an integer, got 'two'"),
+        (["run", "x.py", "--tme"], "ringcomm run", "the following arguments are required: -n/-np/--ranks"),
     ],
 )
 def test_a_usage_error_names_what_is_wrong(arguments, usage, error, capsys):

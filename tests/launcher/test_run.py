@@ -119,6 +119,10 @@ def test_an_executable_runs():
     assert lines(done.stdout) == ["[0] rank 0", "[1] rank 1"]
 
 
+def test_the_number_of_ranks_may_be_written_as_for_mpirun():
+    assert lines(run("-np", "2", "echo", "-np", "3").stdout) == ["[0] -np 3", "[1] -np 3"]
+
+
 def test_the_exit_status_is_that_of_the_first_failure(script, tmp_path):
     text = script(
         f"""

@@ -1,27 +1,23 @@
 """The pools of mpi4py.futures, on ranks and on processes."""
 
-import subprocess
-import sys
 import textwrap
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, as_completed, wait
 
 import pytest
 
 from ringcomm.mpi4py.futures.combine import collect, compose
 
-RUN = [sys.executable, "-m", "ringcomm", "run", "--mpi4py", "-n"]
 WORKERS = ["-m", "mpi4py.futures"]
 
 slow = pytest.mark.slow
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(run_program):
     """Return a function that runs a program, in which `attempt` prints the exception of a call, and returns what rank 0
     prints."""
 
     def run(size, text, *options, status=0):
-        path = tmp_path / "program.py"
         start = """
         import os, signal, sys, time
         from mpi4py import MPI
@@ -36,10 +32,7 @@ def run(tmp_path):
             except Exception as error:
                 print(type(error).__name__, *str(error).splitlines()[:1])
         """
-        path.write_text(textwrap.dedent(start) + textwrap.dedent(text))
-        command = [*RUN, str(size), *options, str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=50)
-        assert done.returncode == status, done.stderr
+        done = run_program(size, textwrap.dedent(start) + textwrap.dedent(text), *options, status=status)
         return [line.removeprefix("[0] ") for line in done.stdout.splitlines() if line.startswith("[0] ")]
 
     return run
@@ -173,9 +166,9 @@ def test_shutdown_cancels_what_has_not_begun(run):
             time.sleep(0.001)
         rest = [pool.submit(square, x) for x in range(20)]
         pool.shutdown(cancel_futures=True)
-        print(first.result(), {future.cancelled() for future in rest})
+        print(first.done(), {future.cancelled() for future in rest})
     """
-    assert run(2, text, *WORKERS) == ["None {True}"]
+    assert run(2, text, *WORKERS) == ["True {True}"]
 
 
 @slow
@@ -196,6 +189,74 @@ def test_the_death_of_a_worker_ends_every_future_with_a_named_error(run):
     assert len(broken) >= 2
     assert all("rank 1" in line for line in broken)
     assert len(printed) == len(broken)  # calls on the other worker may have returned
+
+
+@slow
+def test_a_broken_pool_notifies_those_who_wait_for_canceled_futures_and_shuts_down(run):
+    text = """
+    def die():
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if __name__ == "__main__":
+        pool = MPIPoolExecutor()
+        first = pool.submit(die)
+        while not first.running():
+            time.sleep(0.001)
+        rest = [pool.submit(square, x) for x in range(3)]
+        print(rest[0].cancel(), first.cancel())
+        done, pending = wait([first, *rest], timeout=20)
+        print(len(done), len(pending), [future.cancelled() for future in rest])
+        attempt(lambda: pool.submit(square, 1))
+        pool.shutdown()
+        print("down")
+    """
+    printed = run(2, text, *WORKERS, status=128 + 9)
+    assert printed[:2] == ["True False", "4 0 [True, False, False]"]
+    assert printed[2].startswith("BrokenExecutor the pool is broken")
+    assert printed[3:] == ["down"]
+
+
+@slow
+def test_a_canceled_call_is_not_run_and_ends_as_completed(run):
+    text = """
+    if __name__ == "__main__":
+        with MPIPoolExecutor() as pool:
+            first = pool.submit(time.sleep, 0.2)
+            while not first.running():
+                time.sleep(0.001)
+            second, third = pool.submit(square, 2), pool.submit(square, 3)
+            print(second.cancel(), second.cancel(), third.cancelled())
+            ended = list(as_completed([first, second, third], timeout=20))
+            print(len(ended), second in ended, third.result(), third.cancel(), first.cancel())
+            attempt(second.result)
+        pool.shutdown(cancel_futures=True)
+        pool.shutdown()
+    """
+    printed = run(2, text, *WORKERS)
+    assert printed == ["True True False", "3 True 9 False False", "CancelledError"]
+
+
+@slow
+def test_no_call_runs_on_a_worker_whose_initializer_failed(run):
+    text = """
+    def refuse():
+        raise OSError("no")
+
+    class Late:
+        def __reduce__(self):  # which submit calls
+            first.exception(20)
+            time.sleep(0.1)  # the pool refuses what else was submitted
+            return int, (3,)
+
+    if __name__ == "__main__":
+        pool = MPIPoolExecutor(initializer=refuse)
+        first = pool.submit(square, 1)
+        late = pool.submit(square, Late())
+        print(type(late.exception(20)).__name__)
+        pool.shutdown()
+    """
+    assert run(2, text, *WORKERS) == ["BrokenExecutor"]
 
 
 # --- Futures made of futures ------------------------------------------------------------------------------------------
@@ -234,6 +295,31 @@ def test_a_collection_is_canceled_with_its_futures():
     first.cancel()
     with pytest.raises(CancelledError):
         collected.result(0)
+
+
+def test_those_who_wait_for_a_canceled_combination_are_notified():
+    first, second, third, fourth = futures(4)
+    for combined, cancel in (
+        (collect([first, second]), first.cancel),
+        (composed := compose(third), composed.cancel),
+        (compose(fourth), fourth.cancel),
+    ):
+        cancel()
+        assert wait([combined], timeout=0).done == {combined}
+        assert list(as_completed([combined], timeout=0)) == [combined]
+
+
+def test_a_canceled_combination_ignores_what_comes_later():
+    first, second = futures(2)
+    first.set_running_or_notify_cancel()
+    called = []
+    composed, collected = compose(first, called.append), collect([first, second])
+    assert composed.cancel()
+    assert collected.cancel()
+    first.set_result(1)
+    assert composed.cancelled()
+    assert collected.cancelled()
+    assert called == []
 
 
 def test_hooks_make_the_result_of_a_composed_future():

@@ -1,7 +1,8 @@
 """Futures made of futures."""
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from threading import Lock
 from typing import Any
 
@@ -32,6 +33,7 @@ def collect(fs: Iterable[Future[Any]]) -> Future[list[Any]]:
 
     if not futures:
         collected.set_result([])
+    collected.add_done_callback(_notify_if_canceled)
     for future in futures:
         future.add_done_callback(take)
     collected.add_done_callback(cancel_the_rest)
@@ -57,6 +59,7 @@ def compose(
         else:
             _settle(composed, lambda: resulthook(future.result()) if resulthook else future.result())
 
+    composed.add_done_callback(_notify_if_canceled)
     future.add_done_callback(take)
     composed.add_done_callback(lambda _: composed.cancelled() and future.cancel())
     return composed
@@ -64,12 +67,21 @@ def compose(
 
 def _settle(future: Future[Any], function: Callable[[], Any]) -> None:
     """Set what a function returns or raises, unless the future is canceled, or is done."""
-    if future.done() or not future.set_running_or_notify_cancel():
+    if future.done():
         return
-    try:
-        future.set_result(function())
-    except BaseException as error:
-        future.set_exception(error)
+    with suppress(InvalidStateError):  # another thread was faster
+        try:
+            result = function()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+
+def _notify_if_canceled(future: Future[Any]) -> None:
+    """Wake those who wait for a canceled future in `wait` and `as_completed`: no executor does."""
+    if future.cancelled():
+        future.set_running_or_notify_cancel()
 
 
 def _raise_or_return(value: Any) -> Any:

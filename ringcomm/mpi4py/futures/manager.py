@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent import futures
-from concurrent.futures import BrokenExecutor, Executor, Future, InvalidStateError
+from concurrent.futures import BrokenExecutor, Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -28,9 +28,20 @@ class RemoteTraceback(Exception):
 
 @dataclass(eq=False)
 class _Task:
+    """A submitted call. Its future is pending until `begin`, and running until `finish` or `fail`."""
+
     client: "PoolClient"
     future: Future[Any]
     pickled: bytes
+
+    def begin(self) -> bool:
+        """Return whether to run the call. If not it was canceled, and those who wait for the future are notified."""
+        return self.future.set_running_or_notify_cancel()
+
+    def refuse(self, error: BaseException) -> None:
+        """Fail before the call has begun."""
+        if self.begin():
+            self.fail(error)
 
     def finish(self, answer: Answer) -> None:
         """Set what the worker has sent."""
@@ -46,8 +57,7 @@ class _Task:
             self.fail(value)
 
     def fail(self, error: BaseException) -> None:
-        with suppress(InvalidStateError):  # it was canceled while it waited
-            self.future.set_exception(error)
+        self.future.set_exception(error)
 
 
 class PoolManager:
@@ -71,6 +81,8 @@ class PoolManager:
         with self._lock:
             if self._failure:
                 raise _broken(self._failure)
+            if self._stopping:
+                raise RuntimeError("cannot submit after shutdown")
             self._waiting.append(call)
         self._wake()
 
@@ -78,11 +90,12 @@ class PoolManager:
         """Cancel the calls of a client that no worker has begun."""
         for call in self._take(client):
             call.future.cancel()
-            call.future.set_running_or_notify_cancel()
+            call.begin()  # which notifies
 
     def stop(self) -> None:
         """End the workers once they have done what was submitted."""
-        self._stopping = True
+        with self._lock:
+            self._stopping = True
         self._wake()
         self._thread.join()
 
@@ -102,10 +115,11 @@ class PoolManager:
         except BaseException as failure:  # a worker has died: every future must end
             with self._lock:
                 self._failure = failure
-                calls = [*self._waiting, *self._running.values()]
-                self._waiting.clear()
-            for call in calls:
+                waiting, self._waiting = self._waiting, deque()
+            for call in self._running.values():
                 call.fail(_broken(failure))
+            for call in waiting:
+                call.refuse(_broken(failure))
 
     def _hand_out(self) -> bool:
         """Give calls to idle workers. Return whether there is anything left to wait for."""
@@ -114,28 +128,30 @@ class PoolManager:
                 if not (self._waiting and self._idle):
                     return bool(self._waiting or self._running or not self._stopping)
                 call = self._waiting.popleft()
-                if not call.future.set_running_or_notify_cancel():
-                    continue
+            if call.client.failure:
+                call.refuse(call.client.failure)  # without the lock: callbacks of the future may submit calls
+            elif call.begin():
                 worker = self._idle.popleft()
                 self._running[worker] = call
-            self._comm.send(call.client.assignment(worker, call.pickled), worker)
+                self._comm.send(call.client.assignment(worker, call.pickled), worker)
 
     def _receive(self) -> None:
         status = MPI.Status()
         answer = self._comm.recv(status=status)  # from any rank
         worker = status.Get_source()
-        with self._lock:
-            if worker == self._rank:
+        if worker == self._rank:
+            with self._lock:
                 self._woken = False
-                return
-            call = self._running.pop(worker)
-            self._idle.append(worker)
+            return
+        call = self._running.pop(worker)
+        self._idle.append(worker)
         if answer.outcome != Outcome.UNPREPARED:
             call.finish(answer)
             return
         call.client.failure = failure = BrokenExecutor(f"the initializer failed on worker {worker}:\n{answer.trace}")
-        for each in (call, *self._take(call.client)):
-            each.fail(failure)
+        call.fail(failure)
+        for each in self._take(call.client):
+            each.refuse(failure)
 
     def _take(self, client: "PoolClient") -> list[_Task]:
         """Remove the waiting calls of a client."""
@@ -168,9 +184,9 @@ class PoolClient(Executor):
         except Exception as error:
             future.set_exception(error)
             return future
-        self._open.add(future)
-        future.add_done_callback(self._open.discard)
         self._manager.submit(_Task(self, future, pickled))
+        self._open.add(future)  # only now: what was refused never ends
+        future.add_done_callback(self._open.discard)
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

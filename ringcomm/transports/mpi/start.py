@@ -48,10 +48,10 @@ def join(comm: Any, config: Config) -> Transport:
     require_intracomm(comm)
     for left in [*leaving]:
         left.free_if_unused()  # MPI has few communicators
-    own = duplicate(comm, config.timeout)
+    own = duplicate(comm, config.start_limit)
     rank = own.Get_rank()
     mine = {**facts_of(rank, config), "nonce": secrets.token_hex(16), "serialized": serialized()}
-    ranks = all_gather_facts(own, mine, config.timeout)
+    ranks = all_gather_facts(own, mine, config.start_limit)
     job = JobFacts(rank, ranks, config)
     config, layout = job.config, job.layout
     several = len(layout.ranks) > 1
@@ -65,12 +65,12 @@ def join(comm: Any, config: Config) -> Transport:
     try:
         nonce = ranks[layout.local_ranks[0]]["nonce"]
         place = Place(layout.local_rank, len(layout.local_ranks), f"MPI/{nonce}", nonce, "MPI")
-        with job_store(place, config.timeout) as store:
+        with job_store(place, config.start_limit) as store:
             local = shm.connect(place.rank, place.size, store, config)
         table = mpi_table(own) if several else None
     except Exception as error:  # of any kind: the other ranks wait
         failure = error
-    failures = all_gather_facts(own, describe_error(failure), 2 * config.timeout)
+    failures = all_gather_facts(own, describe_error(failure), 2 * config.start_limit)
     if any(failures):
         if local:
             local.close()

@@ -29,7 +29,7 @@ def serves(place: Place) -> bool:
 
 def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
     secret = {} if rank else {"secret": secrets.token_hex(32)}  # of the connections
-    ranks = all_gather_facts(store, FACTS, rank, size, {**facts_of(rank, config), **secret}, config.timeout)
+    ranks = all_gather_facts(store, FACTS, rank, size, {**facts_of(rank, config), **secret}, config.start_limit)
     job = JobFacts(rank, ranks, config)
     config, layout = job.config, job.layout
     local = shm.connect(layout.local_rank, len(layout.local_ranks), _HostStore(store, layout.host), config)
@@ -42,7 +42,7 @@ def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
         if unreachable:
             text = f"rank {rank}: the other hosts cannot reach this one at {unreachable}, the address of {address!r}"
             raise ArgumentError(f"{text}: set RINGCOMM_HOST_ADDRESS to one that they reach", rank=rank)
-        sockets = connect_mesh(rank, size, store, address, ranks[0]["secret"].encode(), config.timeout)
+        sockets = connect_mesh(rank, size, store, address, ranks[0]["secret"].encode(), config.start_limit)
         handle, name = _open_sockets(rank, size, sockets, config.keepalive), "sockets"
     return job.connected(Network(handle, job.selector(name), name), local)
 

@@ -110,14 +110,14 @@ def connect_ucx(rank: int, size: int, store: Store, config: Config, address: str
     except RingcommError as error:
         reason = str(error)
     fits = ucx is not None and (config.link == "ucx" or ucx.has_rdma)
-    ranks = all_gather_facts(store, CHOICES, rank, size, {"fits": fits, "reason": reason}, config.timeout)
+    ranks = all_gather_facts(store, CHOICES, rank, size, {"fits": fits, "reason": reason}, config.start_limit)
     unfit = [other for other in range(size) if not ranks[other]["fits"]]
     if unfit and config.link == "ucx":
         text = f"link='ucx' needs UCX on all ranks; {format_ranks(unfit)}: {ranks[unfit[0]]['reason']}"
         raise ArgumentError(text, rank=unfit[0])
     if unfit or ucx is None:
         return None
-    _connect(ucx, rank, size, store, config.timeout)
+    _connect(ucx, rank, size, store, config.start_limit)
     slot = ffi.new("rc_network **")
     check(lib.rc_network_open_ucx(ucx.handle, slot))
     return ffi.gc(slot[0], lib.rc_network_free)

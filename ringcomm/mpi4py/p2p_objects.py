@@ -1,0 +1,105 @@
+"""Point-to-point communication of Python objects, pickled by MPI.pickle."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from ringcomm.mpi4py import rc
+from ringcomm.mpi4py.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
+from ringcomm.mpi4py.errors import FAILURES, handled
+from ringcomm.mpi4py.message import FROM_NOBODY, unpickled
+from ringcomm.mpi4py.operations import fill
+from ringcomm.mpi4py.p2p import PointToPoint, match_tag, to_nobody
+from ringcomm.mpi4py.pickling import pickle
+from ringcomm.mpi4py.request import Request
+from ringcomm.mpi4py.status import Status
+
+__all__ = ["ObjectsPointToPoint"]
+
+
+class ObjectsPointToPoint(PointToPoint):
+    """The methods of a communicator that send and receive objects."""
+
+    def send(self, obj: Any, dest: int, tag: int = 0) -> None:
+        """Send an object, pickled."""
+        context = self._object
+        try:
+            if (data := _outgoing(obj, dest, tag)) is not None:
+                context.messages.send(data, dest, tag)
+        except FAILURES as error:
+            context.fail(error)
+
+    @handled
+    def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
+        """Send an object, and wait until its receive has started."""
+        if (data := _outgoing(obj, dest, tag)) is not None:
+            self._object.messages.send(data, dest, tag, True)
+
+    @handled
+    def bsend(self, obj: Any, dest: int, tag: int = 0) -> None:
+        """Send an object, without waiting for anybody."""
+        self._isend_copy(_outgoing(obj, dest, tag), dest, tag)
+
+    def recv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Any:
+        """Receive an object. `buf` is deprecated and not used: memory is found for objects of any size."""
+        if buf is not None:
+            warnings.warn("the argument buf of recv is deprecated and not used", UserWarning, stacklevel=2)
+        if source == PROC_NULL:
+            fill(status, FROM_NOBODY)
+            return None
+        context = self._object
+        try:
+            data, envelope = context.messages.recv_bytes(source, match_tag(tag))
+        except FAILURES as error:
+            context.fail(error)
+        fill(status, envelope)
+        return unpickled(data)
+
+    @handled
+    def sendrecv(
+        self,
+        sendobj: Any,
+        dest: int,
+        sendtag: int = 0,
+        recvbuf: Any = None,
+        source: int = ANY_SOURCE,
+        recvtag: int = ANY_TAG,
+        status: Status | None = None,
+    ) -> Any:
+        """Send one object and receive another."""
+        sending = self.isend(sendobj, dest, sendtag)
+        obj = self.recv(recvbuf, source, recvtag, status)
+        sending.Wait()
+        return obj
+
+    @handled
+    def isend(self, obj: Any, dest: int, tag: int = 0) -> Request:
+        """Start to send an object."""
+        return Request._of(self._isend(_outgoing(obj, dest, tag), dest, tag))
+
+    @handled
+    def issend(self, obj: Any, dest: int, tag: int = 0) -> Request:
+        """Start to send an object; the send is complete once its receive has started."""
+        return Request._of(self._isend(_outgoing(obj, dest, tag), dest, tag, True))
+
+    @handled
+    def ibsend(self, obj: Any, dest: int, tag: int = 0) -> Request:
+        """Send an object; the request is complete at once."""
+        return Request._of(self._isend_copy(_outgoing(obj, dest, tag), dest, tag))
+
+    @handled
+    def irecv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
+        """Start to receive an object that is, pickled, at most `rc.irecv_bufsz` bytes, or as long as `buf`."""
+        if source == PROC_NULL:
+            return Request._of(self._irecv(None, source, tag))
+        if buf is None or isinstance(buf, int):
+            data = np.empty(rc.irecv_bufsz if buf is None else buf, np.uint8)
+        else:
+            data = np.frombuffer(buf, np.uint8)
+        return Request._of(self._irecv(data, source, tag, lambda envelope: unpickled(data[: envelope.size])))
+
+
+def _outgoing(obj: Any, dest: int, tag: int) -> Any:
+    """Return the bytes to send, None for a send to nobody."""
+    return None if to_nobody(dest, tag) else pickle.dumps(obj)

@@ -1,0 +1,90 @@
+"""Programs of mpi4py, run on ringcomm and on Open MPI, and what they print.
+
+    PYTHONPATH=tests python tests/mpi4py/mpi_programs.py
+
+writes what the programs in programs/ print on Open MPI to expected/, one file per program and number of ranks.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import harness
+import mpi_world
+
+FOLDER = Path(__file__).parent
+SIZES = (1, 2, 3, 5)
+RINGCOMM = [sys.executable, "-m", "ringcomm", "run", "--mpi4py", "-n"]
+DEADLINE = 2 * harness.OPERATION  # for a program: it starts as many processes as there are ranks
+
+# The programs of sections, in an order in which one job can run them (the last one finalizes MPI), and the others.
+SECTIONS = (
+    "communicators",
+    "groups",
+    "topologies",
+    "collectives",
+    "reductions",
+    "objects",
+    "messages",
+    "object_messages",
+    "started_requests",
+    "buffers",
+    "datatypes",
+    "errors",
+    "pool_of_ranks",
+    "environment",
+)
+PROGRAMS = (*SECTIONS, "pool")
+
+
+def on_ringcomm(size, *arguments):
+    """Return what a program prints on ringcomm, without the ranks before the lines."""
+    done = run_on_ringcomm(size, *arguments)
+    assert done.returncode == 0, done.stderr
+    return re.sub(r"^\[\d+\] ?", "", done.stdout, flags=re.MULTILINE)
+
+
+def on_open_mpi(size, *arguments):
+    """Return what a program prints on Open MPI; skip the test where there is none."""
+    done = run_on_open_mpi(size, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run_on_ringcomm(size, *arguments):
+    return subprocess.run([*RINGCOMM, str(size), *arguments], capture_output=True, text=True, timeout=DEADLINE)
+
+
+def run_on_open_mpi(size, *arguments):
+    mpi_world.skip_without("openmpi")
+    with mpi_world.start("openmpi", size)(subprocess.PIPE, *arguments) as process:
+        try:
+            printed = process.communicate(timeout=DEADLINE)
+        except BaseException:
+            process.terminate()  # mpirun then ends the ranks
+            raise
+    return subprocess.CompletedProcess(arguments, process.returncode, *(each.decode() for each in printed))
+
+
+def arguments_of(name):
+    """Return the command line of a program in programs/."""
+    return [*(["-m", "mpi4py.futures"] if name == "pool" else []), str(FOLDER / "programs" / f"{name}.py")]
+
+
+def print_together(run, size):
+    """Return what all programs print, in two jobs, with `run` on_ringcomm or on_open_mpi."""
+    paths = [path for name in SECTIONS for path in arguments_of(name)]
+    return run(size, *arguments_of("together"), *paths) + run(size, *arguments_of("pool"))
+
+
+def stored(name, size):
+    """Return the file with what a program prints on Open MPI."""
+    return FOLDER / "expected" / f"{name}-{size}.txt"
+
+
+if __name__ == "__main__":
+    stored("names", 1).write_text(on_open_mpi(1, *arguments_of("names")))
+    for program in PROGRAMS:
+        for ranks in SIZES:
+            stored(program, ranks).write_text(on_open_mpi(ranks, *arguments_of(program)))
