@@ -25,9 +25,14 @@ struct Started {
     Py_buffer memory;
 
     bool done() const { return rc_work_done(work); }
+    // May run Python code.
+    void release_memory() {
+        Py_buffer held = std::exchange(memory, {});
+        PyBuffer_Release(&held);
+    }
     void free() {
         rc_work_free(work);
-        PyBuffer_Release(&memory);
+        release_memory();
     }
 };
 
@@ -40,7 +45,7 @@ struct Messages {
     PyObject* refuse;               // raises the error of memory that cannot be used
     PyTypeObject* envelope;         // the tuple of a source, a tag and a size
     PyTypeObject* work_type;        // MessageWork
-    std::vector<Started>* dropped;  // works that nobody holds, and that may still run
+    std::vector<Started>* dropped;  // works that may still run
 };
 
 struct MessageWork {
@@ -49,7 +54,24 @@ struct MessageWork {
     Started started;
 };
 
-Messages& messages_of(PyObject* self) { return *reinterpret_cast<Messages*>(self); }
+// Lets go of dropped works that are done. To release memory may run Python code, which may drop other works.
+void sweep(Messages& messages) {
+    if (messages.dropped->empty()) return;
+    std::vector<Started> ended;
+    std::erase_if(*messages.dropped, [&](const Started& each) {
+        if (!each.done()) return false;
+        ended.push_back(each);
+        return true;
+    });
+    for (Started& each : ended) each.free();
+}
+
+// At the beginning of each method.
+Messages& messages_of(PyObject* self) {
+    auto& messages = *reinterpret_cast<Messages*>(self);
+    sweep(messages);
+    return messages;
+}
 
 // The memory of an object.
 class Memory {
@@ -117,22 +139,14 @@ PyObject* none_or_raise(const Messages& messages, int status) {
 }
 
 PyObject* make_envelope(const Messages& messages, const rc_message& message) {
-    auto* const alloc = reinterpret_cast<allocfunc>(PyType_GetSlot(messages.envelope, Py_tp_alloc));
-    PyObject* const envelope = alloc(messages.envelope, 3);
-    PyObject* const values[] = {PyLong_FromLong(message.source), PyLong_FromLongLong(message.tag),
-                                PyLong_FromUnsignedLongLong(message.bytes)};
-    bool complete = envelope;
-    for (int at = 0; at < 3; ++at) {
-        complete &= values[at] != nullptr;
-        if (envelope) {
-            PyTuple_SetItem(envelope, at, values[at]);
-        } else {
-            Py_XDECREF(values[at]);
-        }
-    }
-    if (complete) return envelope;
-    Py_XDECREF(envelope);
-    return nullptr;
+    // The constructor of tuple, not that of the subclass, which is written in Python.
+    static auto* const create = reinterpret_cast<newfunc>(PyType_GetSlot(&PyTuple_Type, Py_tp_new));
+    PyObject* const fields = Py_BuildValue("((iLK))", message.source, static_cast<long long>(message.tag),
+                                           static_cast<unsigned long long>(message.bytes));
+    if (!fields) return nullptr;
+    PyObject* const envelope = create(messages.envelope, fields, nullptr);
+    Py_DECREF(fields);
+    return envelope;
 }
 
 PyObject* envelope_or_raise(const Messages& messages, int status, const rc_message& message) {
@@ -142,11 +156,6 @@ PyObject* envelope_or_raise(const Messages& messages, int status, const rc_messa
 // Starts a transfer that uses the memory.
 template <class Call>
 PyObject* start(Messages& messages, Memory& memory, Call call) {
-    std::erase_if(*messages.dropped, [](Started& started) {
-        const bool done = started.done();
-        if (done) started.free();
-        return done;
-    });
     auto* const work = allocate<MessageWork>(messages.work_type);
     if (!work) return nullptr;
     const int status = without_gil([&] { return call(&work->started.work); });
@@ -310,7 +319,7 @@ PyObject* create(PyTypeObject* type, PyObject* arguments, PyObject*) {
 }
 
 void destroy(PyObject* self) {
-    Messages& messages = messages_of(self);
+    auto& messages = *reinterpret_cast<Messages*>(self);
     Py_DECREF(messages.handle);  // perhaps the last reference, which ends the works
     for (Started& started : *messages.dropped) {
         if (started.done()) started.free();  // the memory of others is in use as long as the communicator
@@ -339,11 +348,18 @@ PyType_Spec spec{"ringcomm._messages.Messages", sizeof(Messages), 0, Py_TPFLAGS_
 // --- Methods of MessageWork ------------------------------------------------------------------------------------------
 
 PyObject* wait(PyObject* self, PyObject*) {
-    const auto& work = *reinterpret_cast<MessageWork*>(self);
+    auto& work = *reinterpret_cast<MessageWork*>(self);
     rc_message message;
     int status = without_gil([&] { return rc_work_wait(work.started.work, OWN_TIMEOUT, nullptr); });
     if (status == RC_OK) status = rc_work_message(work.started.work, &message);
-    return envelope_or_raise(*work.messages, status, message);
+    PyObject* const envelope = envelope_or_raise(*work.messages, status, message);
+    if (rc_work_done(work.started.work)) {  // unless the wait was interrupted
+        PyObject *type, *error, *traceback;
+        PyErr_Fetch(&type, &error, &traceback);
+        work.started.release_memory();  // which may hold this work: a cycle that the garbage collector does not see
+        PyErr_Restore(type, error, traceback);
+    }
+    return envelope;
 }
 
 PyObject* is_done(PyObject* self, PyObject*) {

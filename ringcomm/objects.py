@@ -143,7 +143,7 @@ def _records(data: list[Any]) -> Any:
 def _opened(records: bytes) -> tuple[list[bytes] | None, Any]:
     """Return the pickled objects in records of all ranks, and None; if some rank has a longer one, None and the sizes.
 
-    All ranks see alike whether a second call follows. None unpickles before, which may fail on one of them.
+    All ranks see alike whether a second call follows. No rank unpickles before it, since that may fail on one of them.
     """
     starts = range(0, len(records), RECORD)
     headers = [HEADER.unpack_from(records, at) for at in starts]

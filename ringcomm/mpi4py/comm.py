@@ -19,6 +19,7 @@ from ringcomm.mpi4py.handles import Handle, constant
 from ringcomm.mpi4py.info import INFO_NULL, Info
 from ringcomm.mpi4py.objects import Objects
 from ringcomm.mpi4py.operations import DONE, Started
+from ringcomm.mpi4py.p2p import LARGEST_TAG
 from ringcomm.mpi4py.p2p_objects import ObjectsPointToPoint
 from ringcomm.mpi4py.probes import Probes
 from ringcomm.mpi4py.request import Request
@@ -28,7 +29,7 @@ from ringcomm.mpi4py.unsupported import unsupported
 __all__ = ["COMM_NULL", "Comm", "Intercomm"]
 
 PREDEFINED = {  # attributes of all communicators
-    constants.TAG_UB: 2**31 - 1,
+    constants.TAG_UB: LARGEST_TAG,
     constants.IO: constants.ANY_SOURCE,
     constants.WTIME_IS_GLOBAL: False,
     constants.APPNUM: 0,

@@ -95,18 +95,12 @@ class Context:
 class NullContext:
     """Stands for the communicator of a null handle."""
 
-    def check_root(self, root: int) -> int:
-        """Return the root, which must be a rank."""
-        if not 0 <= root < self.size:
-            raise errors.failure(errors.ERR_ROOT, f"root: expected a rank from 0 to {self.size - 1}, got {root}")
-        return root
-
     def fail(self, error: RingcommError | errors.Exception) -> NoReturn:
         """Raise the error of a method that has used this."""
         raise error
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):  # somebody looks at the handles of a class
+        if name.startswith("__"):  # of an inspection of the class
             raise AttributeError(name)
         raise null_handle()
 

@@ -1,4 +1,4 @@
-"""Messages that a matched probe has taken: nobody else can receive them."""
+"""Messages that a matched probe has taken: no other receive gets them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ringcomm.transports.messages import Envelope
 
 __all__ = ["MESSAGE_NO_PROC", "MESSAGE_NULL", "Message"]
 
-FROM_NOBODY = Envelope(PROC_NULL, ANY_TAG, 0)
+FROM_PROC_NULL = Envelope(PROC_NULL, ANY_TAG, 0)
 
 # Takes the size of a message; returns the array to receive it in, and the function that makes the result of it.
 Prepare = Callable[[int], tuple[Any, Callable[[Envelope], Any]]]
@@ -34,7 +34,7 @@ class Taken:
     def start(self, prepare: Prepare) -> Started:
         """Start to receive the message. If there is no memory for it, or the wrong one, it can still be received."""
         if self._message is None:
-            return Started(never, Done(FROM_NOBODY))
+            return Started(never, Done(FROM_PROC_NULL))
         try:
             data, finish = prepare(self._message.envelope.size)
             return Started(self._context.fail, self._message.irecv(data), finish)

@@ -90,7 +90,7 @@ class Objects:
 
     def _one_for_each(self, objs: Sequence[Any] | None) -> list[Any]:
         size = self._object.size
-        found = list(objs) if objs is not None else []
+        found = [None] * size if objs is None else list(objs)  # as in mpi4py
         if len(found) != size:
             raise ValueError(f"expected {size} items, got {len(found)}")
         return found

@@ -92,7 +92,11 @@ class Started:
             self._completed = True
         fill(status, self._envelope, self._cancelled)
         if self._error is not None:
-            self._fail(self._error)
+            try:
+                self._fail(self._error)
+            except Exception as raised:  # next time as well: the error handler is asked once
+                self._error = raised
+                raise
         return self._value
 
     def with_send(self, send: Started) -> Started:

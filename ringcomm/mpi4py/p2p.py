@@ -8,14 +8,15 @@ import numpy as np
 from ringcomm.mpi4py.buffers import received, sent
 from ringcomm.mpi4py.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
 from ringcomm.mpi4py.errors import ERR_RANK, ERR_TAG, FAILURES, failure, handled
-from ringcomm.mpi4py.message import FROM_NOBODY
+from ringcomm.mpi4py.message import FROM_PROC_NULL
 from ringcomm.mpi4py.operations import DONE, Done, Persistent, Started, fill
 from ringcomm.mpi4py.request import Prequest, Request
 from ringcomm.mpi4py.status import Status
 from ringcomm.transports import messages
 
-__all__ = ["PLAIN", "PointToPoint", "match_tag", "to_nobody"]
+__all__ = ["LARGEST_TAG", "PLAIN", "PointToPoint", "is_proc_null", "match_tag"]
 
+LARGEST_TAG = 2**31 - 1
 PLAIN = frozenset(map(np.dtype, "?bBhHiIlLqQfdFD"))  # dtypes of arrays that need no look at their specification
 
 ndarray = np.ndarray
@@ -55,9 +56,9 @@ class PointToPoint:
         """Receive an array."""
         context = self._object
         try:
-            tag = tag if tag >= 0 else match_tag(tag)
+            tag = match_tag(tag)
             if source == PROC_NULL:
-                envelope = FROM_NOBODY
+                envelope = FROM_PROC_NULL
             elif _is_plain(buf):
                 envelope = context.messages.recv(buf, source, tag)
             else:
@@ -86,7 +87,7 @@ class PointToPoint:
             if data is None or source == PROC_NULL or not _is_plain(recvbuf):
                 self._exchange(data, dest, sendtag, recvbuf, source, recvtag).complete(status)
                 return
-            tag = recvtag if recvtag >= 0 else match_tag(recvtag)
+            tag = match_tag(recvtag)
             fill(status, context.messages.exchange(data, dest, sendtag, recvbuf, source, tag))
         except FAILURES as error:
             context.fail(error)
@@ -180,7 +181,7 @@ class PointToPoint:
     # --- Helpers: their callers pass errors to the error handler ------------------------------------------------------
 
     def _isend(self, data: Any, dest: int, tag: int, synchronous: bool = False) -> Started:
-        """Start a send; with data None, one to nobody."""
+        """Start a send; with data None, one to PROC_NULL."""
         context = self._object
         return Started(context.fail, DONE if data is None else context.messages.isend(data, dest, tag, synchronous))
 
@@ -191,9 +192,9 @@ class PointToPoint:
         return Started(context.fail, DONE)
 
     def _irecv(self, data: Any, source: int, tag: int, finish: Callable[[Any], Any] | None = None) -> Started:
-        """Start a receive; with data None, one from nobody."""
+        """Start a receive; with data None, one from PROC_NULL."""
         context = self._object
-        work = Done(FROM_NOBODY) if data is None else context.messages.irecv(data, source, match_tag(tag))
+        work = Done(FROM_PROC_NULL) if data is None else context.messages.irecv(data, source, match_tag(tag))
         return Started(context.fail, work, finish)
 
     def _irecv_buffer(self, buffer: Any, source: int, tag: int) -> Started:
@@ -212,7 +213,7 @@ class PointToPoint:
         context = self._object
         if dest >= context.size:
             raise failure(ERR_RANK, f"dest: expected a rank below {context.size}, or PROC_NULL, got {dest}")
-        buffer = None if to_nobody(dest, tag) else sent(buf)
+        buffer = None if is_proc_null(dest, tag) else sent(buf)
         return Prequest._of(
             Persistent(context.fail, lambda: start(None if buffer is None else buffer.data(), dest, tag))
         )
@@ -231,8 +232,8 @@ def _is_plain(buf: Any) -> bool:
 
 
 def _outgoing(buf: Any, dest: int, tag: int) -> Any:
-    """Return the contiguous array to send, None for a send to nobody."""
-    if to_nobody(dest, tag):
+    """Return the contiguous array to send, None for a send to PROC_NULL."""
+    if is_proc_null(dest, tag):
         return None
     if type(buf) is ndarray and buf.dtype in PLAIN and buf.flags.c_contiguous:
         return buf
@@ -244,7 +245,7 @@ def _copied(data: Any) -> Any:
 
 
 def _incoming(buf: Any, source: int) -> Any:
-    """Return the buffer to receive in, None for a receive from nobody."""
+    """Return the buffer to receive in, None for a receive from PROC_NULL."""
     return None if source == PROC_NULL else received(buf)
 
 
@@ -252,17 +253,17 @@ def match_tag(tag: int) -> int:
     """Return the tag that ringcomm is to match."""
     if tag == ANY_TAG:
         return messages.ANY_TAG
-    if tag < 0:
-        raise failure(ERR_TAG, f"tag: expected a number >= 0, or ANY_TAG, got {tag}")
+    if not 0 <= tag <= LARGEST_TAG:
+        raise failure(ERR_TAG, f"tag: expected a number from 0 to {LARGEST_TAG}, or ANY_TAG, got {tag}")
     return tag
 
 
-def to_nobody(dest: int, tag: int) -> bool:
-    """Return whether the destination is PROC_NULL; refuse negative tags and other negative ranks."""
-    if dest >= 0 <= tag:
+def is_proc_null(dest: int, tag: int) -> bool:
+    """Return whether the destination is PROC_NULL; refuse wrong tags and other negative ranks."""
+    if dest >= 0 <= tag <= LARGEST_TAG:
         return False
-    if tag < 0:
-        raise failure(ERR_TAG, f"tag: expected a number >= 0, got {tag}")
+    if not 0 <= tag <= LARGEST_TAG:
+        raise failure(ERR_TAG, f"tag: expected a number from 0 to {LARGEST_TAG}, got {tag}")
     if dest != PROC_NULL:
         raise failure(ERR_RANK, f"dest: expected a rank, or PROC_NULL, got {dest}")
     return True

@@ -8,9 +8,9 @@ import numpy as np
 from ringcomm.mpi4py import rc
 from ringcomm.mpi4py.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
 from ringcomm.mpi4py.errors import FAILURES, handled
-from ringcomm.mpi4py.message import FROM_NOBODY, unpickled
+from ringcomm.mpi4py.message import FROM_PROC_NULL, unpickled
 from ringcomm.mpi4py.operations import fill
-from ringcomm.mpi4py.p2p import PointToPoint, match_tag, to_nobody
+from ringcomm.mpi4py.p2p import PointToPoint, is_proc_null, match_tag
 from ringcomm.mpi4py.pickling import pickle
 from ringcomm.mpi4py.request import Request
 from ringcomm.mpi4py.status import Status
@@ -46,7 +46,7 @@ class ObjectsPointToPoint(PointToPoint):
         if buf is not None:
             warnings.warn("the argument buf of recv is deprecated and not used", UserWarning, stacklevel=2)
         if source == PROC_NULL:
-            fill(status, FROM_NOBODY)
+            fill(status, FROM_PROC_NULL)
             return None
         context = self._object
         try:
@@ -101,5 +101,5 @@ class ObjectsPointToPoint(PointToPoint):
 
 
 def _outgoing(obj: Any, dest: int, tag: int) -> Any:
-    """Return the bytes to send, None for a send to nobody."""
-    return None if to_nobody(dest, tag) else pickle.dumps(obj)
+    """Return the bytes to send, None for a send to PROC_NULL."""
+    return None if is_proc_null(dest, tag) else pickle.dumps(obj)

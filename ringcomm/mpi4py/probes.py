@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from ringcomm.mpi4py.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
 from ringcomm.mpi4py.errors import handled
-from ringcomm.mpi4py.message import FROM_NOBODY, MESSAGE_NO_PROC, Message, Taken
+from ringcomm.mpi4py.message import FROM_PROC_NULL, MESSAGE_NO_PROC, Message, Taken
 from ringcomm.mpi4py.operations import fill
 from ringcomm.mpi4py.p2p import match_tag
 from ringcomm.mpi4py.status import Status
@@ -21,14 +21,14 @@ class Probes:
     def Probe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Literal[True]:
         """Wait for a message, without receiving it."""
         tag = match_tag(tag)
-        fill(status, FROM_NOBODY if source == PROC_NULL else self._object.messages.probe(source, tag))
+        fill(status, FROM_PROC_NULL if source == PROC_NULL else self._object.messages.probe(source, tag))
         return True
 
     @handled
     def Iprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
         """Return whether there is a message, without receiving it."""
         tag = match_tag(tag)
-        envelope = FROM_NOBODY if source == PROC_NULL else self._object.messages.iprobe(source, tag)
+        envelope = FROM_PROC_NULL if source == PROC_NULL else self._object.messages.iprobe(source, tag)
         if envelope is None:
             return False
         fill(status, envelope)
@@ -51,5 +51,5 @@ class Probes:
 
     def _taken(self, message: Any, status: Status | None) -> Message:
         """Return the handle of a message; None: one from PROC_NULL."""
-        fill(status, FROM_NOBODY if message is None else message.envelope)
+        fill(status, FROM_PROC_NULL if message is None else message.envelope)
         return Message(MESSAGE_NO_PROC) if message is None else Message._of(Taken(self._object, message))

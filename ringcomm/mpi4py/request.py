@@ -72,13 +72,14 @@ class Request(Handle):
 
     def _complete(self, status: Status | None = None) -> Any:
         """Wait for the operation and release it; return the object received."""
-        if self._object is None:
+        named = self._object
+        if named is None:
             fill(status, EMPTY)
             return None
         try:
-            return self._object.complete(status)
+            return named.complete(status)
         finally:
-            if self._object.release():
+            if named.release():
                 self._nullify()
 
     def _poll(self, status: Status | None = None) -> tuple[bool, Any]:

@@ -36,6 +36,40 @@ def test_queued_calls_run_in_order_and_before_a_blocking_one(size, world):
     harness.run(queued, size, world=world)
 
 
+def waited_for_in_any_order(comm):
+    """Whichever thread runs a queued call, all run in order: alternating calls would not match otherwise."""
+    x, order = np.zeros(8, np.int64), np.random.default_rng(comm.rank).permutation(60)
+    x += comm.rank
+    works = []
+    for number in range(60):
+        works.append(comm.broadcast(x, number % comm.size, async_op=True))
+        works.append(comm.all_reduce(x, op="max" if number % 2 else "sum", async_op=True))
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda number: works[2 * number + 1].wait(30 if number % 3 else None), order))
+    expected = np.zeros(8, np.int64)
+    for number in range(60):
+        expected *= 1 if number % 2 else comm.size
+    assert_same(x, expected)
+    assert all(work.done() for work in works)
+
+
+def test_works_that_several_threads_wait_for_run_in_order(world):
+    harness.run(waited_for_in_any_order, 3, world=world)
+
+
+def test_a_callback_may_be_added_after_close():
+    def call(comm):
+        called = threading.Event()
+        works = [comm.barrier(async_op=True), comm.send(np.ones(1), comm.rank, async_op=True)]
+        comm.close()
+        for work in works:
+            called.clear()
+            work.add_done_callback(lambda _: called.set())
+            assert called.wait(harness.OPERATION)
+
+    ringcomm.launch(call, 2, world="threads")
+
+
 def waited_for_by_many(comm):
     x = np.ones(4)
     work = comm.all_reduce(x, async_op=True)

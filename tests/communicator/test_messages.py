@@ -97,34 +97,6 @@ def test_messages_of_unknown_length_are_received_as_bytes(run):
     run(of_unknown_length)
 
 
-def dropped(comm):
-    """A receive whose work was dropped fills its memory, which lives as long as the receive."""
-    messages, peer = comm.messages, 1 - comm.rank
-    x = room(LARGE)
-    with memoryview(x) as view:
-        messages.irecv(view, peer, 0)
-        assert raised(BufferError, view.release)  # the receive uses it
-        comm.barrier()
-        messages.isend(message(comm.rank, LARGE), peer, 0)  # its array has no other reference
-        until(lambda: (x[:LARGE] == message(peer, LARGE)).all(), "the message")
-        comm.barrier()
-
-        def released():
-            messages.isend(b"", comm.rank, 1)  # a start lets go of works that are done
-            messages.recv_bytes(comm.rank, 1)
-            try:
-                view.release()
-            except BufferError:
-                return False
-            return True
-
-        until(released, "the memory")
-
-
-def test_a_dropped_work_keeps_its_memory_until_it_is_done(run):
-    run(dropped)
-
-
 def kinds(comm):
     """Arrays of any dtype and number of axes are sent as their bytes; an unknown dtype takes no other way."""
     for dtype in ("f4,i8", "g", "float16", ">i4", "S3", "bool", "complex128"):

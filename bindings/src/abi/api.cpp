@@ -181,6 +181,18 @@ int rc_check_collective(int rank, int size, int collective, const rc_call* argum
     });
 }
 
+namespace {
+
+void advance(rc_work& work) {
+    try {
+        const EntryGuard entry(*work.handle);
+        work.work->advance();
+    } catch (const Failure&) {  // of the communicator: it ends the call
+    }
+}
+
+}  // namespace
+
 int rc_work_wait(rc_work* work, double timeout, int* source) {
     return guarded([&] {
         check_pointer("work", work);
@@ -201,13 +213,17 @@ int rc_work_wait(rc_work* work, double timeout, int* source) {
     });
 }
 
-int rc_work_done(rc_work* work) { return !work || work->work->done(); }
+int rc_work_done(rc_work* work) {
+    if (work && !work->work->done()) advance(*work);
+    return !work || work->work->done();
+}
 
 int rc_work_notify(rc_work* work, uint64_t token) {
     return guarded([&] {
         check_pointer("work", work);
         if (token == 0) reject("token: expected a number other than 0");
         work->work->notify(token);
+        if (!work->work->done()) advance(*work);
     });
 }
 

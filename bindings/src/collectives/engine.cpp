@@ -13,15 +13,15 @@ struct CollectiveEngine::QueuedCall : Work {
         this->call.counts = counts.data();
     }
     void wait(PeerGroup& group, uint64_t deadline) override {
-        // With a deadline of its own the wait must not run a call, which may take longer.
-        if (deadline == UINT64_MAX && engine.executor_.try_lock()) {
+        if (deadline != UINT64_MAX) {
+            advance();  // this thread must not run a call, which may take longer
+        } else if (engine.executor_.try_lock()) {
             const std::lock_guard executor(engine.executor_, std::adopt_lock);
             while (!done() && engine.run_next()) continue;
         }
         Work::wait(group, deadline);
     }
-    void notify(uint64_t token) override {
-        Work::notify(token);
+    void advance() override {
         const std::lock_guard lock(engine.mutex_);
         engine.progress_thread_.hurry();
     }
@@ -51,7 +51,7 @@ std::shared_ptr<Work> CollectiveEngine::queue(const CallRecord& call) {
     progress_thread_.start("ringcomm-coll", [this] { progress_loop(); });
     queue_.push_back(work);
     pending_.fetch_add(1);
-    progress_thread_.note_activity();
+    if (queue_.size() == 1) progress_thread_.note_activity();  // the nap begins with the first
     return work;
 }
 

@@ -5,6 +5,7 @@
 // been open for a while.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -24,25 +25,28 @@ public:
         if (!thread_.joinable()) thread_ = named_thread(name, loop);
     }
 
-    // A thread of the program is active: it has started a call, or makes progress.
+    // The program has started a call, or stopped waiting.
     void note_activity() {
         ++activity_;
         if (sleeps_) wakeup_.notify_one();
     }
 
-    // Somebody relies on this thread: no nap.
+    // A callback, a poll or a wait relies on this thread: no nap.
     void hurry() {
         hurries_ = true;
         wakeup_.notify_one();
     }
 
+    // Until note_activity(). The mutex need not be held.
+    bool sleeps() const { return sleeps_.load(); }
+
     // Waits until it is this thread's turn: calls are open, and the program is idle. False: stop() was called.
     template <class Open, class Idle>
     bool wait_for_turn(std::unique_lock<std::mutex>& lock, Open open, Idle idle) {
         for (int naps = 0; !stopping_; ++naps) {
-            if (naps >= NAPS && !open()) {
+            if (naps == NAPS) {
                 sleeps_ = true;
-                wakeup_.wait(lock, [&] { return stopping_ || open(); });
+                wakeup_.wait(lock, [&] { return stopping_ || hurries_ || (open() && idle()); });
                 sleeps_ = false;
                 naps = 0;
             }
@@ -50,6 +54,7 @@ public:
             wakeup_.wait_for(lock, NAP, [this] { return stopping_ || hurries_; });
             const bool hurries = std::exchange(hurries_, false);
             if (!stopping_ && open() && (hurries || (seen == activity_ && idle()))) return true;
+            if (seen != activity_) naps = 0;
         }
         return false;
     }
@@ -68,7 +73,8 @@ private:
 
     std::condition_variable wakeup_;
     uint64_t activity_ = 0;
-    bool sleeps_ = false, hurries_ = false, stopping_ = false;
+    std::atomic<bool> sleeps_{false};
+    bool hurries_ = false, stopping_ = false;
     std::thread thread_;
 };
 

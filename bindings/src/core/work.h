@@ -43,7 +43,10 @@ public:
 
     void wait_done();  // when the call is certain to end soon
     // When the call is done, next_done() returns `token`.
-    virtual void notify(uint64_t token);
+    void notify(uint64_t token);
+    // The program polls for the end of the call, or will be told: no thread waits, but it is to go on. Not after
+    // close().
+    virtual void advance() {}
 
     // Withdraws a receive that no message has matched; returns whether it did.
     virtual bool cancel() { return false; }

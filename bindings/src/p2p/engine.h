@@ -127,6 +127,7 @@ private:
     void fail_all(const Failure& failure, const Request* spared = nullptr);
     void wait(Request& request, uint64_t deadline = UINT64_MAX);
     void poll(Request& request);
+    void advance();
     void start_progress_thread();
     void progress_loop();
     template <class Function>

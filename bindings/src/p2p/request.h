@@ -76,11 +76,7 @@ public:
     AsyncRequest(PointToPointEngine& engine, const Transfer& transfer) : request(transfer), engine_(engine) {}
     void wait(PeerGroup&, uint64_t deadline) override { engine_.wait(request, deadline); }
     bool cancel() override { return engine_.cancel(request); }
-    void notify(uint64_t token) override {
-        Work::notify(token);
-        const std::lock_guard lock(engine_.mutex_);
-        engine_.progress_thread_.hurry();
-    }
+    void advance() override { engine_.advance(); }
 
     Request request;
 

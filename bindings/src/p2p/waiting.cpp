@@ -38,7 +38,7 @@ std::optional<Failure> PointToPointEngine::find_failure() {
 std::optional<Failure> PointToPointEngine::find_failure(const Request& request, uint64_t now) const {
     // -1: any, not matched yet
     const int peer = request.transfer.peer >= 0 ? request.transfer.peer : request.message.source;
-    // progress() drops what is buffered, and who polls need not expect a message.
+    // progress() drops what is buffered, and a poll need not find a message.
     if (peer >= 0 && (request.buffered || request.polls) && group_.closed(peer)) return {};
     if (peer >= 0 && peer != group_.rank) {
         if (auto failure = group_.peer_failure(peer, request.describe_call())) return failure;
@@ -192,6 +192,9 @@ void PointToPointEngine::wait(Request& request, uint64_t deadline) {
     Waiter(*this, &request, std::min(deadline, deadline_of(request.start, timeout(request)))).wait(group_.spin_policy);
     group_.flight.clear_waits_for();
     waiters_.fetch_sub(1);
+    if (!progress_thread_.sleeps()) return;
+    const std::lock_guard lock(mutex_);
+    progress_thread_.note_activity();
 }
 
 // Looks whether a posted probe has found a message. Who polls all the time never waits, so this checks for dead peers.
@@ -206,6 +209,11 @@ void PointToPointEngine::poll(Request& request) {
         std::erase(posted_receives_, &request);
     }
     if (!request.is_done() && group_.spin_policy.spin_ns == 0) yield_core();  // to a rank that shares it
+}
+
+void PointToPointEngine::advance() {
+    const std::lock_guard lock(mutex_);
+    if (!stopping_) progress();
 }
 
 void PointToPointEngine::start_progress_thread() {
