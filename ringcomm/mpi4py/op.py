@@ -90,6 +90,12 @@ class Op(Handle):
             raise failure(ERR_OP, "the operation is predefined" if self else "the operation is null")
         self._nullify()
 
+    def toint(self) -> int:
+        """Return the number of a predefined operation, -1 for a user-defined one."""
+        return super().toint() if self.is_predefined else -1
+
+    py2f = toint
+
     def Is_commutative(self) -> bool:
         """Return whether the order of the arguments is free."""
         return self._operation.commutative
