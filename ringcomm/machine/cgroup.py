@@ -1,38 +1,46 @@
 """The control groups of this process, through which containers and batch systems limit it."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 __all__ = ["groups", "words"]
 
 
-def groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, bool]]:
-    """Yield (folder, is cgroup v2) of each group that may limit `controller`, from this process's own group upwards.
+def groups(controller: str, root: Path = Path("/")) -> Sequence[tuple[Path, bool]]:
+    """Return (folder, is cgroup v2) of each group that may limit `controller`, from this process's own group upwards.
 
     In a container a mount may show only a part of the hierarchy; the groups above it are not visible.
     """
-    mounts = [line.split() for line in _lines(root / "proc/self/mountinfo")]
-    for line in _lines(root / "proc/self/cgroup"):
+    return _groups(controller, root, *(_text(root / "proc/self" / name) for name in ("mountinfo", "cgroup")))
+
+
+@lru_cache(maxsize=8)  # asked at each split, and the same as long as the process stays in its groups
+def _groups(controller: str, root: Path, mountinfo: str, cgroup: str) -> Sequence[tuple[Path, bool]]:
+    mounts = [line.split() for line in mountinfo.splitlines()]
+    found = []
+    for line in cgroup.splitlines():
         _, controllers, path = line.split(":", 2)
         unified = not controllers
         if unified or controller in controllers.split(","):
             for mount in mounts:
                 kind, options = mount[mount.index("-") + 1], mount[-1].split(",")
                 if kind == "cgroup2" if unified else kind == "cgroup" and controller in options:
-                    for folder in _upwards(Path(path), Path(mount[3]), root / mount[4].lstrip("/")):
-                        yield folder, unified
+                    folders = _upwards(Path(path), Path(mount[3]), root / mount[4].lstrip("/"))
+                    found += [(folder, unified) for folder in folders]
+    return found
 
 
 def words(file: Path) -> list[str]:
     """Return the words of `file`; none if it does not exist."""
-    return " ".join(_lines(file)).split()
+    return _text(file).split()
 
 
-def _lines(file: Path) -> list[str]:
+def _text(file: Path) -> str:
     try:
-        return file.read_text(errors="surrogateescape").splitlines()  # the names of folders may be any bytes
+        return file.read_text(errors="surrogateescape")  # the names of folders may be any bytes
     except OSError:
-        return []
+        return ""
 
 
 def _upwards(path: Path, mounted: Path, top: Path) -> list[Path]:
