@@ -3,18 +3,43 @@
 So `dist.init_process_group("ringcomm")` works without importing ringcomm; the backend itself is ringcomm.torch.
 """
 
+from functools import wraps
+
 NAME = "ringcomm"
 
 
 def register():
     """Register the backend with torch.distributed. If that fails, torch refuses the name of the backend."""
     try:
-        from torch.distributed import Backend
+        from torch.distributed import Backend, distributed_c10d
 
         if not hasattr(Backend, NAME.upper()):
-            Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
+            Backend.register_backend(NAME, create, extended_api=True, devices=devices())
+            serve_set_pg_timeout(distributed_c10d)
     except Exception:  # torch without distributed, or another version: the import must go on
         pass
+
+
+def devices():
+    """Return the kinds of device that this build of torch has, of those that the backend serves."""
+    from torch.backends import cuda
+
+    return ["cpu", "cuda"] if cuda.is_built() else ["cpu"]
+
+
+def serve_set_pg_timeout(c10d):
+    """Make torch's `_set_pg_timeout` serve the backend too: it looks for the classes of Gloo and NCCL."""
+    theirs = c10d._set_pg_timeout
+
+    @wraps(theirs)
+    def _set_pg_timeout(timeout, group=None):
+        group = group or c10d._get_default_group()
+        if NAME in c10d.get_backend_config(group):
+            group.set_timeout(timeout)
+        else:
+            theirs(timeout, group)
+
+    c10d._set_pg_timeout = _set_pg_timeout
 
 
 def create(options, _=None):

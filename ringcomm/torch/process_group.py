@@ -18,9 +18,12 @@ import torch.distributed as dist
 
 from ringcomm import Aborted, Communicator, RingcommError, premul_sum
 from ringcomm.errors import refuse
-from ringcomm.torch import labels
+from ringcomm.torch import labels, sparse
+from ringcomm.torch.capabilities import Capabilities, Options, refuse_other_backends
 from ringcomm.torch.start import connect
+from ringcomm.torch.subclasses import NoMemory, tracing
 from ringcomm.torch.tensors import CallTensors, Tensors, single, write_back
+from ringcomm.torch.untraced import untraced
 from ringcomm.torch.works import TorchWork, coalesced, seconds
 
 __all__ = ["RingcommProcessGroup", "create"]
@@ -36,7 +39,7 @@ UNSET = timedelta(milliseconds=-1)  # torch leaves the timeout to the group
 DONE = TorchWork(None, "", (), ())  # of blocking calls: torch only checks that they are complete
 
 Lists = Sequence[Tensors]
-Prepared = tuple[Any, ...]  # the outputs of a call, and the arguments of the communicator's method
+Prepared = tuple[Any, ...] | TorchWork  # the outputs of a call, and the arguments of the communicator's method
 _Op = c10d.ReduceOp.RedOpType
 OPS = {  # by number: comparing or hashing torch's enumerators costs as much as a small call
     _Op.SUM.value: "sum",
@@ -56,7 +59,7 @@ def operation(
     """Make a method of c10d of one that prepares the communicator's call of that name.
 
     The method takes options last, by default those that `options` makes; without it, none. `prepare` takes them and an
-    empty CallTensors first.
+    empty CallTensors first. It may make the call itself, and then returns the work.
     """
 
     def method_of(prepare: Callable[..., Prepared]) -> Callable[..., TorchWork]:
@@ -74,8 +77,10 @@ def operation(
                 opts = opts or options()
             call = CallTensors()
             try:
-                outputs, *prepared = prepare(self, opts, call, *arguments[:count])
-                return self._run(name, opts, outputs, call, *prepared)
+                prepared = prepare(self, opts, call, *arguments[:count])
+                return prepared if isinstance(prepared, TorchWork) else self._run(name, opts, call, *prepared)
+            except NoMemory:
+                return DONE
             except RingcommError as error:
                 raise self.annotated(error)  # noqa: B904 (it is the same error)
 
@@ -85,11 +90,13 @@ def operation(
     return method_of
 
 
-def create(options: Any) -> "RingcommProcessGroup":
+def create(options: Options) -> "RingcommProcessGroup":
     """Return the group for torch's DistributedBackendOptions; every member calls this."""
     name, ranks = options.group_id, list(options.global_ranks_in_group)
+    if Base is c10d.ProcessGroup:
+        refuse_other_backends()
     try:
-        return RingcommProcessGroup(connect(options), name, ranks)
+        return RingcommProcessGroup(connect(options), options)
     except RingcommError as error:
         raise annotate(error, name, ranks, options.group_rank)  # noqa: B904 (it is the same error)
 
@@ -103,15 +110,14 @@ def annotate(error: RingcommError, name: str, ranks: list[int], rank: int) -> Ri
     return error
 
 
-class RingcommProcessGroup(Base):  # type: ignore[misc]
+@untraced
+class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
     """One rank's end of a group. Ranks in calls and errors are those of the group, as everywhere in c10d."""
 
-    def __init__(self, comm: Communicator, name: str, ranks: list[int]) -> None:
-        super().__init__(comm.rank, comm.size)
+    def __init__(self, comm: Communicator, options: Options) -> None:
+        Base.__init__(self, comm.rank, comm.size)
+        Capabilities.__init__(self, options)
         self.comm = comm
-        self._name, self._description = name, "undefined"
-        self._ranks = ranks  # in the world; empty for the world itself
-        self._timeout: float | None = None  # None: the communicator's
         self._coalesced: list[TorchWork] | None = None
         self._running: WeakSet[TorchWork] = WeakSet()  # collectives
 
@@ -119,7 +125,10 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
 
     @operation("all_reduce", c10d.AllreduceOptions)
     def allreduce(self, opts: Any, call: CallTensors, tensors: Tensors) -> Prepared:
-        return tensors, call.inout(single(tensors), reduces=True), _op(opts)
+        if (tensor := single(tensors)).layout is torch.sparse_coo:
+            sparse.all_reduce(self.comm, tensor, _op(opts), self._limit(opts))
+            return TorchWork(self, "all_reduce", (), tensors)
+        return tensors, call.inout(tensor, reduces=True), _op(opts)
 
     @operation("reduce", c10d.ReduceOptions)
     def reduce(self, opts: Any, call: CallTensors, tensors: Tensors) -> Prepared:
@@ -141,7 +150,8 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
 
     @operation("all_gather", c10d.AllgatherOptions)
     def all_gather_single(self, _: Any, call: CallTensors, output: torch.Tensor, input: torch.Tensor) -> Prepared:  # noqa: A002
-        return [output], call.input(input), call.output(output)
+        x, out = call.input(input), call.output(output)
+        return [output], call.input_for(out, x, self.comm.rank * x.numel()), out
 
     @operation("gather", c10d.GatherOptions)
     def gather(self, opts: Any, call: CallTensors, output_lists: Lists, inputs: Tensors) -> Prepared:
@@ -162,6 +172,7 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
     def reduce_scatter(self, opts: Any, call: CallTensors, outputs: Tensors, input_lists: Lists) -> Prepared:
         inputs = self._all_ranks(single(input_lists))
         x, out = call.inputs(inputs, reduces=True), call.output(single(outputs), reduces=True)
+        x = call.input_for(out, x, -sum(part.numel() for part in inputs[: self.comm.rank]))
         return outputs, x, _op(opts), out, _uneven(inputs)
 
     @operation("reduce_scatter", c10d.ReduceScatterOptions)
@@ -172,7 +183,8 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
         output: torch.Tensor,
         input: torch.Tensor,  # noqa: A002
     ) -> Prepared:
-        return [output], _flat(call.input(input, reduces=True)), _op(opts), call.output(output, reduces=True)
+        x, out = _flat(call.input(input, reduces=True)), call.output(output, reduces=True)
+        return [output], call.input_for(out, x, -self.comm.rank * out.numel()), _op(opts), out
 
     @operation("all_to_all", c10d.AllToAllOptions)
     def alltoall(self, _: Any, call: CallTensors, outputs: Tensors, inputs: Tensors) -> Prepared:
@@ -195,6 +207,8 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
 
     @operation("barrier", c10d.BarrierOptions)
     def barrier(self, _: Any, __: CallTensors) -> Prepared:
+        if tracing():
+            raise NoMemory
         return ((),)
 
     # --- Many at once -------------------------------------------------------------------------------------------------
@@ -228,7 +242,6 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
         return coalesced(self, "coalesced calls", works or [])
 
     start_coalescing, end_coalescing = _start_coalescing, _end_coalescing  # of a Backend
-    supports_coalescing = supports_splitting = False  # point-to-point needs no coalescing; new groups start afresh
 
     # --- Point to point -----------------------------------------------------------------------------------------------
 
@@ -238,7 +251,7 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
 
     @operation("recv")
     def recv(self, _: Any, call: CallTensors, tensors: Tensors, peer: int | None, tag: int) -> Prepared:
-        return tensors, call.output(single(tensors)), peer, tag
+        return tensors, call.inout(single(tensors)), peer, tag  # what a shorter message leaves stays
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> TorchWork:
         return self.recv(tensors, None, tag)
@@ -251,37 +264,6 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     # --- The group itself ---------------------------------------------------------------------------------------------
-
-    def getBackendName(self) -> str:  # noqa: N802
-        return "ringcomm"
-
-    name = getBackendName
-
-    @property
-    def group_name(self) -> str:
-        return self._name
-
-    @property
-    def group_desc(self) -> str:
-        return self._description
-
-    def getGroupName(self) -> str:  # noqa: N802
-        return self._name
-
-    def getGroupDesc(self) -> str:  # noqa: N802
-        return self._description
-
-    def _set_group_name(self, name: str) -> None:
-        self._name = name
-
-    def _set_group_desc(self, description: str) -> None:
-        self._description = description
-
-    setGroupName, setGroupDesc = _set_group_name, _set_group_desc  # noqa: N815
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Set the timeout of later calls."""
-        self._timeout = seconds(timeout)
 
     def abort(self) -> None:
         """Break the group on all ranks, and report the exception that this rank is handling, if any."""
@@ -304,15 +286,13 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
 
     # --- Helpers ------------------------------------------------------------------------------------------------------
 
-    def _run(self, name: str, opts: Any, outputs: Tensors, call: CallTensors, *arguments: Any) -> TorchWork:
+    def _run(self, name: str, opts: Any, call: CallTensors, outputs: Tensors, *arguments: Any) -> TorchWork:
         """Make the call and return its handle. `opts` is None for point-to-point, which torch always waits for."""
-        timeout = self._timeout
-        if opts is not None and (given := opts.timeout) != UNSET:
-            timeout = seconds(given) or timeout
         # Before torch had asyncOp, the caller always waited for the handle.
         async_op = opts is None or getattr(opts, "asyncOp", True)
+        options = {"at_most": True} if name == "recv" else {}  # a tensor may be larger than the message, as on Gloo
         with labels.label(self, name, outputs):
-            result = getattr(self.comm, name)(*arguments, timeout=timeout, async_op=async_op)
+            result = getattr(self.comm, name)(*arguments, timeout=self._limit(opts), async_op=async_op, **options)
         if async_op:
             work = TorchWork(self, name, [result], outputs, call.copies)
             if opts is not None:
@@ -324,6 +304,12 @@ class RingcommProcessGroup(Base):  # type: ignore[misc]
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
+
+    def _limit(self, opts: Any) -> float | None:
+        """Return the timeout of a call in seconds; None: the communicator's."""
+        if opts is not None and (given := opts.timeout) != UNSET:
+            return seconds(given) or self._timeout
+        return self._timeout
 
     def _all_ranks(self, items: Sequence[Any], like: torch.Tensor | None = None) -> Sequence[Any]:
         """Return a list that must have one item for each rank; with `like`, tensors of its size."""

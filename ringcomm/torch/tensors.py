@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ringcomm.errors import refuse
+from ringcomm.torch.subclasses import NoMemory, unwrapped
 from ringcomm.types import DTYPES
 
 __all__ = ["CallTensors", "Copies", "Tensors", "single", "write_back"]
@@ -29,10 +30,12 @@ class CallTensors:
 
     def input(self, tensor: torch.Tensor, reduces: bool = False) -> torch.Tensor:
         """Return the memory to read. Tensors of unknown dtype are moved as bytes."""
+        tensor = unwrapped(tensor)
         return _known(tensor if _plain(tensor) else _dense(tensor), reduces)
 
     def output(self, tensor: torch.Tensor, reduces: bool = False, reads: bool = False) -> torch.Tensor:
         """Return the memory to write; with `reads`, also to read."""
+        tensor = unwrapped(tensor)
         if _plain(tensor):
             return _known(tensor, reduces)
         _check_writable(tensor)
@@ -45,19 +48,21 @@ class CallTensors:
         return self.output(tensor, reduces, reads=True)
 
     def input_for(self, output: torch.Tensor, tensor: torch.Tensor, offset: int) -> torch.Tensor:
-        """Return `tensor`, or a copy if it overlaps `output` anywhere but at `offset`, its own block."""
+        """Return `tensor`, or a copy if it overlaps `output` and begins elsewhere than at `offset`, as in place."""
         begin, other = tensor.data_ptr(), output.data_ptr()
         overlaps = begin < other + output.nbytes and other < begin + tensor.nbytes
         return tensor.clone() if overlaps and begin != other + offset * output.element_size() else tensor
 
     def inputs(self, tensors: Tensors, reduces: bool = False) -> torch.Tensor:
         """Return one flat tensor with the elements of all tensors."""
+        tensors = [unwrapped(tensor) for tensor in tensors]
         if (whole := _adjacent(tensors)) is not None:
             return _known(whole, reduces)
         return _known(torch.cat([_dense(tensor).reshape(-1) for tensor in tensors]), reduces)
 
     def outputs(self, tensors: Tensors) -> torch.Tensor:
         """Return one flat tensor to write for all tensors."""
+        tensors = [unwrapped(tensor) for tensor in tensors]
         if (whole := _adjacent(tensors)) is not None:
             return _known(whole)
         for tensor in tensors:
@@ -88,6 +93,8 @@ def _plain(tensor: torch.Tensor) -> bool:
         kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else str(tensor.layout)
         raise refuse("tensor", "a dense one of an ordinary dtype", kind)
     if not (tensor.is_cpu or tensor.is_cuda):
+        if tensor.is_meta:
+            raise NoMemory
         raise refuse("tensor", "memory of the host or of a GPU", tensor.device)
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 

@@ -14,6 +14,7 @@ from ringcomm import RingcommError, Work
 from ringcomm.completion import inside_callback
 from ringcomm.torch import labels
 from ringcomm.torch.tensors import Copies, Tensors, write_back
+from ringcomm.torch.untraced import untraced
 
 __all__ = ["TorchWork", "WorkOwner", "coalesced", "seconds"]
 
@@ -38,6 +39,7 @@ def seconds(timeout: timedelta | float | None) -> float | None:
     return timeout if timeout is not None and timeout > 0 else None
 
 
+@untraced
 class TorchWork(_Work):  # type: ignore[misc]
     """Calls that run in the background, or none: then it is complete.
 

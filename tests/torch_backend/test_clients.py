@@ -350,6 +350,41 @@ def test_pipelines(size, schedule):
     as_on_gloo(pipeline, size, schedule)
 
 
+def pipeline_of_tensor_parallel_stages():
+    """Each half of the ranks holds a stage: what it sends is still being reduced by its tensor-parallel layers."""
+    from torch.distributed import pipelining
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("stage", "tensor"))
+    stage, group = mesh.get_local_rank("stage"), mesh["stage"].get_group()
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16)) for _ in range(2)]
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    layer = parallelize_module(layers[stage], mesh["tensor"], plan)
+    schedule = pipelining.Schedule1F1B(
+        pipelining.PipelineStage(layer, stage, 2, torch.device("cpu"), group=group),
+        n_microbatches=4,
+        loss_fn=lambda y, t: (y - t).square().mean(),
+    )
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    losses = []
+    for step in range(STEPS):
+        seen = []
+        first = (batch(0, step),) if stage == 0 else ()
+        last = {"target": batch(1, step), "losses": seen} if stage == 1 else {}
+        schedule.step(*first, **last)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(sum(seen)))
+    return losses, flat(p.full_tensor() if isinstance(p, DTensor) else p for p in layer.parameters())
+
+
+def test_a_pipeline_of_tensor_parallel_stages():
+    as_on_gloo(pipeline_of_tensor_parallel_stages, 4)
+
+
 # --- Functional collectives, compiled ---------------------------------------------------------------------------------
 
 

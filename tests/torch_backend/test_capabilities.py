@@ -1,0 +1,121 @@
+"""What torch asks of a group and of its backend, besides calls."""
+
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from test_clients import STEPS, as_on_gloo, batch, flat, model, ranks, train
+from torch import nn
+
+import torch_world
+from ringcomm import ArgumentError, CollectiveTimeout
+from ringcomm.torch.process_group import RingcommProcessGroup
+
+c10d = dist.distributed_c10d
+
+
+def answers():
+    """Return what torch learns of a group, without the name of the backend."""
+    group = dist.group.WORLD
+    backend = group._get_backend(torch.device("cpu"))
+    flags = ("supports_coalescing", "supports_time_estimate", "supports_shrinking")
+    return {
+        "flags": [getattr(backend, flag) for flag in flags] + [backend.supports_tensor_alloc(torch.device("cpu"))],
+        "hooks": group._has_hooks(),
+        "device": [str(c10d._get_object_coll_device(group)), "cpu" in c10d._device_capability(group)],
+        "bound device": group.bound_device_id,
+        "place": (group.rank(), group.size(), group.group_name),
+        "options": (backend.options._timeout, backend.options.group_name),
+        "store": type(group.get_group_store()).__name__,
+        "boxed": dist.ProcessGroup.unbox(group.boxed()) is group,
+        "registered": torch._C._distributed_c10d._resolve_process_group(group.group_name) is group,
+    }
+
+
+def test_the_group_answers_as_gloo_does():
+    assert torch_world.run(answers, 2) == torch_world.run(answers, 2, backend="gloo")
+
+
+@torch_world.on(1)
+def test_the_group_names_its_backend_and_devices():
+    group = dist.group.WORLD
+    assert group.name() == group._get_backend_name() == "ringcomm"
+    built = ["cpu", "cuda"] if torch.backends.cuda.is_built() else ["cpu"]
+    assert [device.type for device in group._device_types] == c10d.Backend.backend_capability["ringcomm"] == built
+    with pytest.raises(RuntimeError, match="xpu"):
+        group._get_backend(torch.device("xpu"))
+
+
+@torch_world.on(2)
+def test_set_pg_timeout_takes_effect():
+    rank = dist.get_rank()
+    group = dist.new_group()
+    c10d._set_pg_timeout(timedelta(seconds=0.3), group)
+    assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=0.3)
+    if rank == 0:
+        with pytest.raises(CollectiveTimeout, match=r"0\.3 s"):
+            dist.all_reduce(torch.ones(1), group=group)
+    dist.barrier()
+
+
+@torch_world.on(1, backends=("gloo",))
+def test_set_pg_timeout_still_serves_gloo():
+    c10d._set_pg_timeout(timedelta(seconds=9))
+    assert dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=9)
+
+
+@pytest.mark.skipif(not issubclass(RingcommProcessGroup, dist.ProcessGroup), reason="from torch 2.14 on this works")
+@pytest.mark.parametrize("backend", ["cpu:ringcomm,cuda:nccl", "cpu:gloo,cuda:ringcomm"])
+def test_another_backend_for_another_device_is_refused_rather_than_replaced(backend, tmp_path):
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    with pytest.raises(ArgumentError, match=f"(?s)backend '{backend}'.*before torch 2.14"):
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
+    assert not dist.is_initialized()
+
+
+# --- Clients that ask -------------------------------------------------------------------------------------------------
+
+
+def memory_from_the_group():
+    from torch.distributed.fsdp import fully_shard
+
+    net = model()
+    fully_shard(net)
+    net.set_allocate_memory_from_process_group_for_comm(True)
+    losses = train(net, net.parameters(), [batch(dist.get_rank(), step) for step in range(STEPS)])
+    return losses, flat(parameter.full_tensor() for parameter in net.parameters())
+
+
+@ranks
+def test_fsdp2_allocates_memory_from_the_group(size):
+    as_on_gloo(memory_from_the_group, size)
+
+
+def sharded_tensor():
+    from torch.distributed._shard import sharded_tensor
+    from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    x = sharded_tensor.zeros(ChunkShardingSpec(0, [f"rank:{r}/cpu" for r in range(size)]), 2 * size, 3)
+    x.local_shards()[0].tensor.add_(rank)
+    out = torch.empty(2 * size, 3) if rank == 0 else None
+    x.gather(0, out)
+    return [out if rank == 0 else 0, x.cpu().local_shards()[0].tensor]
+
+
+@ranks
+def test_a_sharded_tensor_is_gathered(size):
+    as_on_gloo(sharded_tensor, size)
+
+
+def hooked(kind):
+    net = nn.parallel.DistributedDataParallel(model())
+    net._register_builtin_comm_hook(getattr(dist.BuiltinCommHookType, kind))
+    losses = train(net, net.parameters(), [batch(dist.get_rank(), step) for step in range(STEPS)])
+    return losses, flat(net.parameters())
+
+
+@ranks
+def test_ddp_with_the_builtin_hook(size):
+    as_on_gloo(hooked, size, "ALLREDUCE")
