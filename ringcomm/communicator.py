@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from types import TracebackType
 from typing import Any, Self
@@ -312,13 +312,26 @@ class Communicator:
         return self._isend(x, call) if async_op else self._transport.send(*call)
 
     def recv(
-        self, x: Any, peer: int | None = None, tag: int = 0, *, timeout: float | None = None, async_op: bool = False
+        self,
+        x: Any,
+        peer: int | None = None,
+        tag: int = 0,
+        *,
+        at_most: bool = False,
+        timeout: float | None = None,
+        async_op: bool = False,
     ) -> Any:
-        """Receive into x from `peer`, None for any rank. Returns the rank of the sender."""
-        if (done := self.fast_path.recv(x, peer, tag, timeout, async_op)) is not NotImplemented:
+        """Receive into x from `peer`, None for any rank. Returns the rank of the sender.
+
+        With `at_most` the message may be shorter than x: its elements are the first ones.
+        """
+        if not at_most and (done := self.fast_path.recv(x, peer, tag, timeout, async_op)) is not NotImplemented:
             return done
         call = (*ADAPTERS[type(x)].memory(x, True), self._source("peer", peer), *_options(tag, timeout))
-        return self._irecv(x, call) if async_op else self._transport.recv(*call)
+        if not (async_op or at_most):
+            return self._transport.recv(*call)
+        work = self._irecv(x, call, at_most)
+        return work if async_op else work.wait()
 
     def sendrecv(
         self,
@@ -457,8 +470,9 @@ class Communicator:
     def _isend(self, x: Any, call: tuple[Any, ...]) -> Work:
         return Work(self._transport.isend, call, lambda _: None, x, self._pending)
 
-    def _irecv(self, x: Any, call: tuple[Any, ...]) -> Work:
-        return Work(self._transport.irecv, call, lambda source: source, x, self._pending)
+    def _irecv(self, x: Any, call: tuple[Any, ...], at_most: bool = False) -> Work:
+        start = partial(self._transport.irecv, at_most=True) if at_most else self._transport.irecv
+        return Work(start, call, lambda source: source, x, self._pending)
 
     def _peer(self, what: str, rank: int) -> int:
         if type(rank) is not int:

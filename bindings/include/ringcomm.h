@@ -208,6 +208,9 @@ int rc_send(rc_comm* comm, const void* data, uint64_t count, int dtype, int peer
             rc_work** work);
 int rc_recv(rc_comm* comm, void* data, uint64_t count, int dtype, int peer, int64_t tag, double timeout, int* source,
             rc_work** work);
+/* The same of at most `count` elements: those that arrive come first. */
+int rc_recv_at_most(rc_comm* comm, void* data, uint64_t count, int dtype, int peer, int64_t tag, double timeout,
+                    int* source, rc_work** work);
 int rc_sendrecv(rc_comm* comm, const void* data, uint64_t count, int dtype, int dest, void* target,
                 uint64_t target_count, int target_dtype, int source, int64_t tag, double timeout, int* from);
 

@@ -167,7 +167,9 @@ class Transport(Protocol):
 
     def isend(self, data: Any, count: int, dtype: int, peer: int, tag: int, timeout: float) -> Pending: ...
 
-    def irecv(self, data: Any, count: int, dtype: int, peer: int, tag: int, timeout: float) -> Pending: ...
+    def irecv(
+        self, data: Any, count: int, dtype: int, peer: int, tag: int, timeout: float, *, at_most: bool = False
+    ) -> Pending: ...
 
     def all_reduce_on_gpus(self, device: Device, call: CollectiveCall, timeout: float) -> bool:
         """Do an all_reduce on the GPUs of several hosts and wait for it.

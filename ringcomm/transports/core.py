@@ -51,8 +51,8 @@ class NativeTransport:
     def isend(self, *call: Any) -> "NativeWork":
         return self._start(lib.rc_send, *call)
 
-    def irecv(self, *call: Any) -> "NativeWork":
-        return self._start(lib.rc_recv, *call, NULL)
+    def irecv(self, *call: Any, at_most: bool = False) -> "NativeWork":
+        return self._start(lib.rc_recv_at_most if at_most else lib.rc_recv, *call, NULL)
 
     def all_reduce_on_gpus(self, device: Device, call: CollectiveCall, timeout: float) -> bool:  # noqa: ARG002
         return False

@@ -125,11 +125,12 @@ class RoutingTransport:
         staged = _downloaded(data, count, dtype)
         return _Staged(self._host.isend(ffi.from_buffer(staged), count, dtype, *call), staged)
 
-    def irecv(self, data: Any, count: int, dtype: int, *call: Any) -> Pending:
+    def irecv(self, data: Any, count: int, dtype: int, *call: Any, at_most: bool = False) -> Pending:
         if not isinstance(data, Pointer):
-            return self._host.irecv(data, count, dtype, *call)
-        staged = _empty(count, dtype)
-        return _Staged(self._host.irecv(ffi.from_buffer(staged), count, dtype, *call), None, data, staged)
+            return self._host.irecv(data, count, dtype, *call, at_most=at_most)
+        staged = _downloaded(data, count, dtype) if at_most else _empty(count, dtype)  # what does not arrive stays
+        pending = self._host.irecv(ffi.from_buffer(staged), count, dtype, *call, at_most=at_most)
+        return _Staged(pending, None, data, staged)
 
     def send(self, data: Any, count: int, dtype: int, *call: Any) -> None:
         if isinstance(data, Pointer):

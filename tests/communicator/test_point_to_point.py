@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 import harness
+from between_hosts import run_on
+from failures import check_usable
 from reference import assert_same, filled
+from ringcomm import MismatchError
 
 # Bytes: 0, 1, the most inline in a packet, one more, a page, the most sent eagerly, one more, some chunks, many.
 LENGTHS = (0, 1, 80, 81, 4096, 131_072, 131_073, 300_001, 2_500_003)
@@ -193,3 +196,32 @@ def in_threads(comm):
 
 def test_threads_of_a_rank_send_and_receive_concurrently(world):
     harness.run(in_threads, 2, world=world)
+
+
+def shorter(comm):
+    """A receive of at most its array takes shorter messages of its dtype, and leaves what does not arrive."""
+    peer = 1 - comm.rank
+    for length in (0, 3, 5000, READ // 16, READ // 4):
+        sent = filled(comm.rank, length, "int32")
+        for async_op in (False, True):
+            x = np.full(length + 2, -1, np.int32)
+            work = comm.send(sent, peer, tag=1, async_op=True)
+            received = comm.recv(x, peer, tag=1, at_most=True, async_op=async_op)
+            assert (received.wait() if async_op else received) == peer
+            work.wait()
+            assert_same(x, np.concatenate([filled(peer, length, "int32"), np.full(2, -1, np.int32)]))
+    comm.send(np.ones(3, np.int32), peer, async_op=True)
+    with pytest.raises(MismatchError, match=r"int32 x 3, but recv\(int32 x 2"):
+        comm.recv(np.zeros(2, np.int32), peer, at_most=True)
+    comm.send(np.ones(3, np.int32), peer, async_op=True)
+    with pytest.raises(MismatchError, match="float32 x 4"):
+        comm.recv(np.zeros(4, np.float32), peer, at_most=True)
+    check_usable(comm)
+
+
+def test_a_receive_of_at_most_its_array_takes_shorter_messages(world):
+    harness.run(shorter, 2, world=world)
+
+
+def test_a_receive_of_at_most_its_array_takes_shorter_messages_between_hosts():
+    run_on("01", shorter)

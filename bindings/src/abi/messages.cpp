@@ -35,6 +35,13 @@ int transfer(rc_comm* comm, const Transfer& transfer, rc_message* message, rc_wo
     });
 }
 
+int receive(rc_comm* comm, const Transfer& received, int* source, rc_work** work) {
+    rc_message message = NO_MESSAGE;
+    const int status = transfer(comm, received, &message, work);
+    if (status == RC_OK && !work && source) *source = message.source;
+    return status;
+}
+
 int exchange(rc_comm* comm, const Transfer& sent, const Transfer& received, rc_message* message) {
     return enter(comm, [&](const EntryGuard& entry) {
         const uint64_t bytes = checked_bytes("data", sent.data, sent.count, sent.dtype);
@@ -63,11 +70,12 @@ int rc_send_synchronous(rc_comm* comm, const void* data, uint64_t count, int dty
 
 int rc_recv(rc_comm* comm, void* data, uint64_t count, int dtype, int peer, int64_t tag, double timeout, int* source,
             rc_work** work) {
-    rc_message message = NO_MESSAGE;
-    const Transfer received = incoming(TransferKind::RECV, data, count, dtype, peer, tag, timeout);
-    const int status = transfer(comm, received, &message, work);
-    if (status == RC_OK && !work && source) *source = message.source;
-    return status;
+    return receive(comm, incoming(TransferKind::RECV, data, count, dtype, peer, tag, timeout), source, work);
+}
+
+int rc_recv_at_most(rc_comm* comm, void* data, uint64_t count, int dtype, int peer, int64_t tag, double timeout,
+                    int* source, rc_work** work) {
+    return receive(comm, incoming(TransferKind::RECV_AT_MOST, data, count, dtype, peer, tag, timeout), source, work);
 }
 
 int rc_recv_message(rc_comm* comm, void* data, uint64_t bytes, int peer, int64_t tag, uint64_t taken, double timeout,

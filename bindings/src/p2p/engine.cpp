@@ -265,13 +265,14 @@ void PointToPointEngine::deliver(Request& request, int source, const PacketHeade
                                  Request* sender) {
     request.set_message(source, header);
     request.number = header.number;
-    const bool at_most = request.transfer.kind == TransferKind::RECV_MESSAGE;
-    const bool fits = at_most ? header.bytes <= request.bytes
-                              : header.bytes == request.bytes && header.dtype == uint32_t(request.transfer.dtype);
+    const TransferKind kind = request.transfer.kind;
+    const bool as_bytes = kind == TransferKind::RECV_MESSAGE, at_most = as_bytes || kind == TransferKind::RECV_AT_MOST;
+    const bool fits = (at_most ? header.bytes <= request.bytes : header.bytes == request.bytes) &&
+                      (as_bytes || header.dtype == uint32_t(request.transfer.dtype));
     if (!fits) {
         const auto array = [&](int dtype, uint64_t bytes) {
-            return at_most ? format("%" PRIu64 " bytes", bytes)
-                           : format("%s x %" PRIu64, dtype_name(dtype), bytes / dtype_bytes(dtype));
+            return as_bytes ? format("%" PRIu64 " bytes", bytes)
+                            : format("%s x %" PRIu64, dtype_name(dtype), bytes / dtype_bytes(dtype));
         };
         const std::string sent = array(header.dtype, header.bytes);
         request.set_mismatch(source, format("rank %d sent %s, but ", source, sent.c_str()) + request.describe_call(),

@@ -27,6 +27,7 @@ enum class TransferKind {
     SEND,
     SYNCHRONOUS_SEND,  // done once a receive matches
     RECV,
+    RECV_AT_MOST,  // of this dtype, and at most `count` elements
     RECV_MESSAGE,  // of any dtype, and at most `count` bytes
     PROBE,
     TAKE,  // a probe after which only the receive with that number gets the message

@@ -32,7 +32,7 @@ struct PointToPointEngine::Request {
         return (transfer.tag == header.tag || any_tag()) && (transfer.peer < 0 || transfer.peer == from);
     }
     int call() const {
-        constexpr int calls[] = {CALL_SEND, CALL_SEND, CALL_RECV, CALL_RECV_MESSAGE, CALL_PROBE, CALL_PROBE};
+        constexpr int calls[] = {CALL_SEND, CALL_SEND, CALL_RECV, CALL_RECV, CALL_RECV_MESSAGE, CALL_PROBE, CALL_PROBE};
         return calls[int(transfer.kind)];
     }
     uint64_t signature() const { return signature_of(call(), transfer.dtype, 0, transfer.peer, false); }
