@@ -166,6 +166,9 @@ int rc_world_open(int fd, int rank, int size, const int64_t* pids, const int* pi
 int rc_reserve(rc_comm* comm, uint64_t bytes, uint64_t* offset);
 /* A communicator of `size` ranks whose arena starts at `offset`; members[i] is the rank in `parent` of rank i. */
 int rc_sub_open(rc_comm* parent, uint64_t offset, int rank, int size, const int* members, rc_comm** comm);
+/* The same with an arena of rc_world_bytes and its own settings: no failure of one concerns the other. */
+int rc_group_open(rc_comm* other, uint64_t offset, int rank, int size, const int* members, const rc_tuning* tuning,
+                  rc_comm** comm);
 /* Breaks the communicator; `rank` is the failed rank. */
 int rc_abort(rc_comm* comm, int status, int rank, const char* reason);
 /* Whether a rank has died or closed: 0 or 1. */

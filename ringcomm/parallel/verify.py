@@ -12,7 +12,6 @@ After the same steps with both models, and around one step, respectively::
 `check_model` compares every weight and every gradient.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
@@ -21,12 +20,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
 
 from ringcomm.errors import refuse
 from ringcomm.parallel.grid import Axis, Grid
 from ringcomm.parallel.sharding import collect_shard_specs, full_tensors, named_parameters
-from ringcomm.torch import enable_profiler_labels, labels
+from ringcomm.torch import labels
 
 __all__ = ["KINDS", "RecordedCall", "bytes_sent", "check_model", "full_values", "record_traffic"]
 
@@ -124,18 +122,17 @@ FACTORS = {
 
 @contextmanager
 def record_traffic() -> Iterator[list[RecordedCall]]:
-    """Record this rank's calls on the backend ringcomm; the list is filled at the end of the block."""
+    """Record this rank's calls on the backend ringcomm."""
     calls: list[RecordedCall] = []
-    before = labels.enabled
-    enable_profiler_labels()
+
+    def record(group: Any, call: str, outputs: Sequence[torch.Tensor]) -> None:
+        calls.append(RecordedCall(call, sum(tensor.nbytes for tensor in outputs), group.group_name))
+
+    labels.recorders.append(record)
     try:
-        with profile(activities=[ProfilerActivity.CPU]) as profiler:
-            yield calls
+        yield calls
     finally:
-        enable_profiler_labels(before)
-    for event in profiler.events() or ():
-        if match := re.fullmatch(r"ringcomm::(\w+) (\d+) B group (\S+)", event.name):
-            calls.append(RecordedCall(match[1], int(match[2]), match[3]))
+        labels.recorders.remove(record)
 
 
 def bytes_sent(calls: Sequence[RecordedCall], axis: Axis) -> Fraction:

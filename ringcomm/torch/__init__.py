@@ -6,9 +6,8 @@ Importing this module registers the backend; so does `import torch` where ringco
 
 from ringcomm_torch_backend import register
 
-from ringcomm.torch.labels import enable_profiler_labels
 from ringcomm.torch.shared import shared_arrays, shared_empty
 
-__all__ = ["enable_profiler_labels", "shared_arrays", "shared_empty"]
+__all__ = ["shared_arrays", "shared_empty"]
 
 register()

@@ -41,6 +41,7 @@ DONE = TorchWork(None, "", (), ())  # of blocking calls: torch only checks that 
 Lists = Sequence[Tensors]
 Prepared = tuple[Any, ...] | TorchWork  # the outputs of a call, and the arguments of the communicator's method
 _Op = c10d.ReduceOp.RedOpType
+INPUTS = {"tensors", "inputs", "input", "input_lists"}  # the names of parameters
 OPS = {  # by number: comparing or hashing torch's enumerators costs as much as a small call
     _Op.SUM.value: "sum",
     _Op.AVG.value: "avg",
@@ -67,14 +68,9 @@ def operation(
         last = [Parameter("opts", Parameter.POSITIONAL_OR_KEYWORD, default=None)] if options else []
         public = Signature([this, *own, *last])
         count = len(own)
+        given = slice(*next(((i, i + 1) for i, each in enumerate(own) if each.name in INPUTS), (0, 0)))
 
-        @wraps(prepare)
-        def method(self: "RingcommProcessGroup", *arguments: Any, **named: Any) -> TorchWork:
-            if named or not count <= len(arguments) <= count + len(last):  # torch passes all by position
-                arguments = public.bind(self, *arguments, **named).args[1:]
-            opts = arguments[count] if len(arguments) > count else None
-            if options:
-                opts = opts or options()
+        def perform(self: "RingcommProcessGroup", opts: Any, arguments: tuple[Any, ...]) -> TorchWork:
             call = CallTensors()
             try:
                 prepared = prepare(self, opts, call, *arguments[:count])
@@ -83,6 +79,18 @@ def operation(
                 return DONE
             except RingcommError as error:
                 raise self.annotated(error)  # noqa: B904 (it is the same error)
+
+        @wraps(prepare)
+        def method(self: "RingcommProcessGroup", *arguments: Any, **named: Any) -> TorchWork:
+            if named or not count <= len(arguments) <= count + len(last):  # torch passes all by position
+                arguments = public.bind(self, *arguments, **named).args[1:]
+            opts = arguments[count] if len(arguments) > count else None
+            if options:
+                opts = opts or options()
+            if not labels.watched():
+                return perform(self, opts, arguments)
+            with labels.label(self, name, arguments[given], prepare.__name__, arguments):
+                return perform(self, opts, arguments)
 
         method.__signature__ = public  # type: ignore[attr-defined]
         return method
@@ -215,7 +223,8 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> TorchWork:
         opts = opts or c10d.AllreduceCoalescedOptions()
-        return coalesced(self, "all_reduce", [self.allreduce([tensor], opts) for tensor in tensors])
+        with labels.label(self, "all_reduce", tensors, "allreduce_coalesced", (tensors, opts)):
+            return coalesced(self, "all_reduce", [self.allreduce([tensor], opts) for tensor in tensors])
 
     def allgather_coalesced(self, output_lists: Lists, inputs: Tensors, opts: Any = None) -> TorchWork:
         lengths = [len(inputs), *map(len, output_lists)]
@@ -224,15 +233,21 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
                 refuse("the lists", f"{len(inputs)} tensors each, as inputs", f"{lengths[1:]} tensors")
             )
         pairs = zip(zip(*output_lists, strict=True), inputs, strict=True)
-        return coalesced(self, "all_gather", [self.allgather([outputs], [x], opts) for outputs, x in pairs])
+        shown = "allgather_coalesced", (output_lists, inputs)
+        with labels.label(self, "all_gather", inputs, *shown):
+            return coalesced(self, "all_gather", [self.allgather([outputs], [x], opts) for outputs, x in pairs])
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> TorchWork:
-        calls = [self.all_gather_single(out, x, opts) for out, x in zip(outputs, inputs, strict=True)]
-        return coalesced(self, "all_gather", calls)
+        shown = "allgather_into_tensor_coalesced", (outputs, inputs)
+        with labels.label(self, "all_gather", inputs, *shown):
+            calls = [self.all_gather_single(out, x, opts) for out, x in zip(outputs, inputs, strict=True)]
+            return coalesced(self, "all_gather", calls)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> TorchWork:
-        calls = [self.reduce_scatter_single(out, x, opts) for out, x in zip(outputs, inputs, strict=True)]
-        return coalesced(self, "reduce_scatter", calls)
+        shown = "reduce_scatter_tensor_coalesced", (outputs, inputs)
+        with labels.label(self, "reduce_scatter", inputs, *shown):
+            calls = [self.reduce_scatter_single(out, x, opts) for out, x in zip(outputs, inputs, strict=True)]
+            return coalesced(self, "reduce_scatter", calls)
 
     def _start_coalescing(self, device: object = None) -> None:  # noqa: ARG002
         self._coalesced = []
@@ -254,7 +269,8 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
         return tensors, call.inout(single(tensors)), peer, tag  # what a shorter message leaves stays
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> TorchWork:
-        return self.recv(tensors, None, tag)
+        with labels.label(self, "recvAnySource", tensors, "recv_anysource", (tensors, tag)):
+            return self.recv(tensors, None, tag)
 
     # The names before torch 2.13.
     _allgather_base = all_gather_single
@@ -288,11 +304,12 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
 
     def _run(self, name: str, opts: Any, call: CallTensors, outputs: Tensors, *arguments: Any) -> TorchWork:
         """Make the call and return its handle. `opts` is None for point-to-point, which torch always waits for."""
+        for record in labels.recorders:
+            record(self, name, outputs)
         # Before torch had asyncOp, the caller always waited for the handle.
         async_op = opts is None or getattr(opts, "asyncOp", True)
         options = {"at_most": True} if name == "recv" else {}  # a tensor may be larger than the message, as on Gloo
-        with labels.label(self, name, outputs):
-            result = getattr(self.comm, name)(*arguments, timeout=self._limit(opts), async_op=async_op, **options)
+        result = getattr(self.comm, name)(*arguments, timeout=self._limit(opts), async_op=async_op, **options)
         if async_op:
             work = TorchWork(self, name, [result], outputs, call.copies)
             if opts is not None:

@@ -3,6 +3,7 @@
 import logging
 import secrets
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
 from typing import Any
@@ -17,6 +18,8 @@ from ringcomm.communicator import Communicator
 from ringcomm.config import Config
 from ringcomm.errors import CollectiveTimeout, PeerLost, RingcommError, decode_error, encode_error
 from ringcomm.start import connect as connect_ranks
+from ringcomm.torch.groups import connect_members, remember
+from ringcomm.torch.last_words import let_the_cause_end_first
 
 __all__ = ["TorchStoreAdapter", "connect", "connect_job"]
 
@@ -33,8 +36,11 @@ FAILURE = "failure"
 
 def connect(options: Any) -> Communicator:
     """Connect the ranks of a group, given torch's DistributedBackendOptions."""
-    config = Config(timeout=options.timeout.total_seconds())
-    return _connect_through(options.store, options.group_rank, options.group_size, config)
+    let_the_cause_end_first()
+    members, timeout = list(options.global_ranks_in_group), options.timeout.total_seconds()
+    if members and (comm := connect_members(options.group_id, members, timeout)):  # else it is the default group
+        return comm
+    return _connect_through(options.store, options.group_rank, options.group_size, Config(timeout=timeout))
 
 
 def connect_job(config: Config) -> Communicator:
@@ -49,7 +55,9 @@ def _connect_through(torch_store: Store, rank: int, size: int, config: Config) -
             start = c10d.PrefixStore(_agree(torch_store, rank, size, config.start_limit, watch), torch_store)
             store = TorchStoreAdapter(start, watch)
             with shared_failure(store, rank):
-                return _connect(rank, size, config, start, store, watch)
+                comm = _connect(rank, size, config, start, store, watch)
+            remember(comm, start)
+            return comm
         except dist.DistNetworkError as error:
             deadline = time.monotonic() + EXIT
             while time.monotonic() < deadline:
@@ -130,7 +138,7 @@ def _agree(store: Store, rank: int, size: int, timeout: float, watch: ProcessWat
         store.set(f"{rank} acknowledged {start}", b"")
         return start
     missing = set(range(1, size))
-    pause = 0.0005
+    pauses = _pauses()
     try:
         while missing:
             watch.check()
@@ -141,8 +149,8 @@ def _agree(store: Store, rank: int, size: int, timeout: float, watch: ProcessWat
                     missing.remove(other)
             if missing and time.monotonic() > deadline:
                 raise arrival_timeout(missing, size, timeout)
-            time.sleep(pause)  # see _wait
-            pause = min(2 * pause, 0.02)
+            if missing:
+                time.sleep(next(pauses))
     except RingcommError as error:
         TorchStoreAdapter(c10d.PrefixStore(name, store), watch).abort(error)  # for the ranks that have joined
         raise
@@ -152,13 +160,20 @@ def _agree(store: Store, rank: int, size: int, timeout: float, watch: ProcessWat
 def _wait(store: Store, key: str, deadline: float) -> bool:
     """Wait up to a slice for a key; return whether it is set. torch's own wait ignores signals, and logs."""
     deadline = min(deadline, time.monotonic() + SLICE)
-    pause = 0.0005
+    pauses = _pauses()
     while not store.check([key]):
         if time.monotonic() >= deadline:
             return False
-        time.sleep(pause)
-        pause = min(2 * pause, 0.02)
+        time.sleep(next(pauses))
     return True
+
+
+def _pauses() -> Iterator[float]:
+    """Return the seconds to sleep between two looks at the store: so no wait takes much longer than it must."""
+    pause = 0.0001  # as long as a look takes
+    while True:
+        yield pause
+        pause = min(1.5 * pause, 0.02)
 
 
 class TorchStoreAdapter:

@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 from ringcomm import RingcommError, Work
 from ringcomm.completion import inside_callback
-from ringcomm.torch import labels
 from ringcomm.torch.tensors import Copies, Tensors, write_back
 from ringcomm.torch.untraced import untraced
 
@@ -63,12 +62,11 @@ class TorchWork(_Work):  # type: ignore[misc]
             return True
         limit = seconds(timeout)
         deadline = None if limit is None else time.monotonic() + limit
-        with labels.label(self.owner, f"wait for {self.name}", self.outputs):
-            try:
-                for work in self.works:
-                    work.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
-            except RingcommError as error:
-                raise self.owner.annotated(error)  # noqa: B904 (it is the same error)
+        try:
+            for work in self.works:
+                work.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        except RingcommError as error:
+            raise self.owner.annotated(error)  # noqa: B904 (it is the same error)
         self._write_back()
         if self._error:
             raise self._error

@@ -15,7 +15,7 @@ does the rest:
 No code outside a transport's own files tests for its class: what differs between transports is a member of `Transport`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -225,6 +225,17 @@ class LocalTransport(Transport, Protocol):
     """A transport whose ranks share the memory of one machine. Groups of GPUs are built on it."""
 
     def split(self, color: int | None, key: int) -> "LocalTransport | None": ...
+
+    def reserve_group(self, size: int) -> int:
+        """Reserve memory for a group of `size` of these ranks, and return its offset for `open_group`."""
+        ...
+
+    def open_group(self, offset: int, members: Sequence[int], timeout: float) -> "LocalTransport":
+        """Return a group of these ranks, in memory that one of them has reserved. Its failures are its own.
+
+        Unlike `split`, the members alone call it, and none waits for another.
+        """
+        ...
 
     def all_gather_facts(self, name: str, fact: Any, timeout: float = -1.0) -> list[Any]:
         """Return the facts of all ranks, which travel as JSON. Collective, under the name of the call that needs it."""

@@ -18,7 +18,7 @@ from ringcomm.devices.contract import Device, Pointer
 from ringcomm.errors import ArgumentError, describe_error, raise_first_failure, refuse
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
-from ringcomm.transports.contract import CollectiveCall, Fused, Pending, Transport
+from ringcomm.transports.contract import CollectiveCall, Fused, LocalTransport, Pending, Transport
 from ringcomm.transports.cuda.group import CudaGroup, Unreachable
 from ringcomm.types import COLLECTIVES, CPU_DTYPES, DTYPES
 
@@ -42,6 +42,10 @@ class RoutingTransport:
         self._local = host.as_local  # None once its GPUs prove unable to access each other
         self._connecting = threading.Lock()
         self.on_gpus = False  # whether a barrier must wait for launches
+
+    @property
+    def as_local(self) -> LocalTransport | None:
+        return self._host.as_local
 
     # --- Collectives --------------------------------------------------------------------------------------------------
 

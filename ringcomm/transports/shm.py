@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self
 
@@ -56,6 +57,19 @@ class ShmTransport(NativeTransport):
 
         self.run_on_all("split", open_group)
         return groups[0] if groups else None
+
+    def reserve_group(self, size: int) -> int:
+        arenas = lib.rc_world_bytes(size, self.tuning)
+        offset = self._reserve(arenas, f"the arenas of a group of {size} ranks", leads=True)
+        assert offset is not None  # the one that leads reserves
+        return offset
+
+    def open_group(self, offset: int, members: Sequence[int], timeout: float) -> Self:
+        tuning, slot = ffi.new("rc_tuning *", self.tuning[0]), ffi.new("rc_comm **")
+        tuning.timeout = timeout
+        rank, size = members.index(self.rank), len(members)
+        check(lib.rc_group_open(self.handle, offset, rank, size, members, tuning, slot))
+        return type(self)(slot[0], rank, size, tuning)
 
     def allocate(self, description: str, size: int) -> Any:
         self._compare_requests(description)

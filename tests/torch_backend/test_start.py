@@ -10,7 +10,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-import torch
 import torch.distributed as dist
 
 import harness
@@ -159,27 +158,6 @@ def wait_for_a_third(comm, path):
 
 def test_a_rank_that_does_not_join_is_named_on_every_other(tmp_path):
     harness.run(wait_for_a_third, 2, str(tmp_path / "store"))
-
-
-def test_labels_for_the_profiler():
-    from ringcomm.torch import enable_profiler_labels
-
-    dist.init_process_group("ringcomm", store=dist.HashStore(), rank=0, world_size=1)
-    group = dist.group.WORLD.group_name
-    enable_profiler_labels()
-    try:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            dist.all_reduce(torch.ones(1024))
-            dist.broadcast(torch.ones(16), 0, async_op=True).wait()
-    finally:
-        enable_profiler_labels(False)
-        dist.destroy_process_group()
-    names = {event.key for event in profile.key_averages()}
-    assert {
-        f"ringcomm::all_reduce 4096 B group {group}",
-        f"ringcomm::broadcast 64 B group {group}",
-        f"ringcomm::wait for broadcast 64 B group {group}",
-    } <= names
 
 
 ADDRESSES = """

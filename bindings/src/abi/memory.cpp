@@ -45,6 +45,25 @@ void check_reserved(const Comm& comm, uint64_t offset, uint64_t bytes) {
     rejectf("%" PRIu64 " bytes at offset %" PRIu64 " are not reserved", bytes, offset);
 }
 
+void check_group(const Comm& above, int rank, int size, const int* members, rc_comm** comm) {
+    check_range("size", size, 1, above.size);
+    check_rank("rank", rank, 0, size);
+    check_pointer("members", members);
+    check_pointer("comm", comm);
+    for (int r = 0; r < size; ++r) {
+        check_rank("a member", members[r], 0, above.size);
+        if (std::count(members, members + size, members[r]) > 1) rejectf("rank %d is a member twice", members[r]);
+    }
+    if (members[rank] != above.rank) rejectf("rank %d is member %d, not %d", above.rank, members[rank], rank);
+}
+
+// The memory of some ranks of `above`, in `part` bytes for each.
+GroupMemory group_within(const Comm& above, uint64_t offset, int size, const int* members, uint64_t part) {
+    GroupMemory group{std::make_shared<Arena>(above.world->file, offset, size, part), {}};
+    for (int r = 0; r < size; ++r) group.members.push_back(above.group().members[members[r]]);
+    return group;
+}
+
 }  // namespace
 
 uint64_t rc_world_bytes(int size, const rc_tuning* tuning) {
@@ -79,7 +98,8 @@ int rc_world_open(int fd, int rank, int size, const int64_t* pids, const int* pi
         std::vector<int> members(size);
         for (int r = 0; r < size; ++r) members[r] = r;
         auto arena = world->arena;
-        auto opened = std::make_unique<Comm>(world, GroupMemory{arena, members}, std::vector<GroupMemory>{}, rank);
+        auto opened =
+            std::make_unique<Comm>(world, GroupMemory{arena, members}, std::vector<GroupMemory>{}, rank, *tuning);
         opened->ensure_ready();
         GroupHeader& group = arena->group();
         if (rank == 0) {
@@ -104,21 +124,25 @@ int rc_reserve(rc_comm* comm, uint64_t bytes, uint64_t* offset) {
 int rc_sub_open(rc_comm* parent, uint64_t offset, int rank, int size, const int* members, rc_comm** comm) {
     return enter(parent, [&](const EntryGuard& entry) {
         Comm& above = shared_memory(entry);
-        check_range("size", size, 1, above.size);
-        check_rank("rank", rank, 0, size);
-        check_pointer("members", members);
-        check_pointer("comm", comm);
-        for (int r = 0; r < size; ++r) {
-            check_rank("a member", members[r], 0, above.size);
-            if (std::count(members, members + size, members[r]) > 1) rejectf("rank %d is a member twice", members[r]);
-        }
-        if (members[rank] != above.rank) rejectf("rank %d is member %d, not %d", above.rank, members[rank], rank);
+        check_group(above, rank, size, members, comm);
         check_reserved(above, offset, rc_sub_bytes(size, &above.tuning()));
         auto ancestors = above.ancestors();
         ancestors.push_back(above.group());
-        GroupMemory group{std::make_shared<Arena>(above.world->file, offset, size, above.tuning().sub_arena_bytes), {}};
-        for (int r = 0; r < size; ++r) group.members.push_back(above.group().members[members[r]]);
-        auto opened = std::make_unique<Comm>(above.world, std::move(group), std::move(ancestors), rank);
+        auto group = group_within(above, offset, size, members, above.tuning().sub_arena_bytes);
+        auto opened = std::make_unique<Comm>(above.world, std::move(group), std::move(ancestors), rank, above.tuning());
+        *comm = new rc_comm{std::make_shared<CommHandle>(std::move(opened))};
+    });
+}
+
+int rc_group_open(rc_comm* other, uint64_t offset, int rank, int size, const int* members, const rc_tuning* tuning,
+                  rc_comm** comm) {
+    return enter(other, [&](const EntryGuard& entry) {
+        const Comm& inside = shared_memory(entry);
+        check_group(inside, rank, size, members, comm);
+        check_tuning(tuning);
+        check_reserved(inside, offset, rc_world_bytes(size, tuning));
+        auto group = group_within(inside, offset, size, members, tuning->arena_bytes);
+        auto opened = std::make_unique<Comm>(inside.world, std::move(group), std::vector<GroupMemory>{}, rank, *tuning);
         *comm = new rc_comm{std::make_shared<CommHandle>(std::move(opened))};
     });
 }

@@ -73,7 +73,7 @@ private:
 };
 constexpr uint64_t MOST_AWAKE_NS = 10'000'000;           // of each spin or yield, whatever else takes the time
 constexpr uint64_t POLLS_NS = 10'000, YIELD_NS = 1'000;  // what some polls, or a yield, take at most by themselves
-// How long to sleep until the next checks: at most 100 ms.
+// How long to sleep until the next checks: at most 10 ms.
 uint64_t slice_ns(uint64_t deadline);
 
 // Returns when ready() is true. `sleeper` is a Sleeper, or has such functions.

@@ -36,12 +36,13 @@ void store(Arena& arena, const rc_error& error, int between = 0) {
 
 }  // namespace
 
-Comm::Comm(std::shared_ptr<World> world, GroupMemory group, std::vector<GroupMemory> ancestors, int rank)
-    : PeerGroup(rank, group.arena->size, world->tuning, group.arena->rank(rank).flight, world->drains),
+Comm::Comm(std::shared_ptr<World> world, GroupMemory group, std::vector<GroupMemory> ancestors, int rank,
+           const rc_tuning& tuning)
+    : PeerGroup(rank, group.arena->size, tuning, group.arena->rank(rank).flight, world->drains),
       world(std::move(world)),
       sources(size),
       tile(TILE_BYTES),
-      staging_stores(tuning().nontemporal_bytes),
+      staging_stores(tuning.nontemporal_bytes),
       group_(std::move(group)),
       ancestors_(std::move(ancestors)),
       sleeper_(mine().p2p_doorbell) {}
@@ -62,7 +63,7 @@ void Comm::allocate_arena() {
     }
     // Before this rank's first start record, which all ranks read before these flags.
     for (Flag* flag : {&mine().staged, &mine().reduced, &mine().collected}) flag->store(position(0, 0));
-    if (ancestors_.empty()) world->cma.publish_secret(mine());
+    if (is_world()) world->cma.publish_secret(mine());
     allocated_.store(true);
 }
 
@@ -198,9 +199,9 @@ void Comm::start_closing() {
 }
 
 void Comm::finish_closing() {
-    // The world's arena ends with the file; the last rank to leave a sub-group discards its range.
+    // The world's arena ends with the file; the last rank to leave another group discards its range.
     const bool last = arena().group().departed.fetch_add(1) + 1 == size;
-    if (last && !ancestors_.empty()) arena().discard();
+    if (last && !is_world()) arena().discard();
 }
 
 }  // namespace ringcomm

@@ -20,7 +20,8 @@ struct GroupMemory {
 
 class Comm final : public PeerGroup {
 public:
-    Comm(std::shared_ptr<World> world, GroupMemory group, std::vector<GroupMemory> ancestors, int rank);
+    Comm(std::shared_ptr<World> world, GroupMemory group, std::vector<GroupMemory> ancestors, int rank,
+         const rc_tuning& tuning);
 
     const std::shared_ptr<World> world;
     RegionTable regions;
@@ -86,6 +87,7 @@ public:
     Access access();
 
 private:
+    bool is_world() const { return group_.arena == world->arena; }
     std::string how_it_ended(int r) override;
     void allocate_arena();
 

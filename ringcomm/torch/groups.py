@@ -1,0 +1,49 @@
+"""Groups of ranks that share memory already, because the default group does: they need not be connected again.
+
+torch calls the backend on the members alone, so `Communicator.split`, which all ranks call, cannot make them. Instead
+the first member to arrive reserves memory and publishes where it lies; no member waits for another. The first call
+waits, as any call does, and names a member that does not come.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ringcomm.communicator import Communicator
+from ringcomm.torch.shared import communicator_of
+
+__all__ = ["connect_members", "remember"]
+
+Store = Any  # of torch
+
+
+class _Start:
+    """The start of a communicator: its store, which no other start uses, and how many groups of a name it has made."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.made = store, Counter[str]()
+
+
+_starts: WeakKeyDictionary[Communicator, _Start] = WeakKeyDictionary()
+
+
+def remember(comm: Communicator, store: Store) -> None:
+    """Remember through which store a communicator was connected, for groups of its ranks."""
+    _starts[comm] = _Start(store)
+
+
+def connect_members(name: str, members: Sequence[int], timeout: float) -> Communicator | None:
+    """Return the communicator of these ranks of the world; None if they do not share its memory."""
+    world = communicator_of(None)
+    start = _starts.get(world) if world else None
+    local = world._transport.as_local if world else None
+    if start is None or local is None:
+        return None
+    start.made[name] += 1  # torch takes the name of a group again once that is destroyed
+    key = f"memory of {name}, {start.made[name]}"
+    # Where the key is new, compare_set stores its last argument. It returns what is stored then.
+    offset = start.store.compare_set(key, "", "")
+    if not offset:
+        offset = start.store.compare_set(key, "", str(local.reserve_group(len(members))))
+    return Communicator(local.open_group(int(offset), members, timeout))
