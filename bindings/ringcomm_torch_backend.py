@@ -34,7 +34,8 @@ def serve_set_pg_timeout(c10d):
     @wraps(theirs)
     def _set_pg_timeout(timeout, group=None):
         group = group or c10d._get_default_group()
-        if NAME in c10d.get_backend_config(group):
+        backends = c10d.BackendConfig(c10d.Backend(c10d.get_backend_config(group))).get_device_backend_map()
+        if NAME in backends.values():
             group.set_timeout(timeout)
         else:
             theirs(timeout, group)

@@ -323,7 +323,7 @@ class Communicator:
     ) -> Any:
         """Receive into x from `peer`, None for any rank. Returns the rank of the sender.
 
-        With `at_most` the message may be shorter than x: its elements are the first ones.
+        With `at_most` the message may be shorter than x: it fills the front of x and leaves the rest.
         """
         if not at_most and (done := self.fast_path.recv(x, peer, tag, timeout, async_op)) is not NotImplemented:
             return done

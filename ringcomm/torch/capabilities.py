@@ -31,8 +31,7 @@ class Options(Protocol):
 class Capabilities:
     """The names, devices and features of a group.
 
-    torch allocates no memory from the backend, and makes new groups from the start rather than by splitting: what it
-    would gain on a GPU, shared memory has.
+    torch allocates no memory from the backend, and makes new groups from the start rather than by splitting.
     """
 
     supports_splitting = supports_coalescing = supports_shrinking = supports_time_estimate = False
@@ -111,7 +110,8 @@ class Capabilities:
 def refuse_other_backends() -> None:
     """Raise ArgumentError if the group is to have another backend for another device: torch would drop that silently.
 
-    The arguments of a backend do not say, but torch's function that calls it does. From torch 2.14 on this works.
+    The arguments of a backend do not include it; the local variables of torch's calling function do. From torch 2.14 on
+    this works.
     """
     frame = sys._getframe()
     while frame and "backend_config" not in frame.f_locals:

@@ -1,14 +1,16 @@
 """Groups of ranks that share memory already, because the default group does: they need not be connected again.
 
 torch calls the backend on the members alone, so `Communicator.split`, which all ranks call, cannot make them. Instead
-the first member to arrive reserves memory and publishes where it lies; no member waits for another. The first call
-waits, as any call does, and names a member that does not come.
+a member reserves memory and publishes where it lies, unless another one has; no member waits for another. The first
+call waits, as any call does, and names a member that does not join.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
 
 from ringcomm.communicator import Communicator
 from ringcomm.torch.shared import communicator_of
@@ -40,10 +42,17 @@ def connect_members(name: str, members: Sequence[int], timeout: float) -> Commun
     local = world._transport.as_local if world else None
     if start is None or local is None:
         return None
-    start.made[name] += 1  # torch takes the name of a group again once that is destroyed
-    key = f"memory of {name}, {start.made[name]}"
-    # Where the key is new, compare_set stores its last argument. It returns what is stored then.
-    offset = start.store.compare_set(key, "", "")
+    number = start.made[name] + 1  # torch takes the name of a group again once that is destroyed
+    key = f"memory of {name}, {number}"
+    try:
+        # Where the key is new, compare_set stores its last argument. It returns what is stored then.
+        offset = start.store.compare_set(key, "", "")
+    except dist.DistNetworkError:
+        raise
+    except RuntimeError:  # a store of the program that lacks compare_set
+        return None
     if not offset:
         offset = start.store.compare_set(key, "", str(local.reserve_group(len(members))))
-    return Communicator(local.open_group(int(offset), members, timeout))
+    comm = Communicator(local.open_group(int(offset), members, timeout))
+    start.made[name] = number
+    return comm

@@ -6,7 +6,7 @@ one, see the operator of c10d: a group in Python is not called through the dispa
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -16,12 +16,19 @@ from torch._C._autograd import _profiler_enabled as profiling  # on this thread
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-__all__ = ["label", "recorders", "watched"]
+__all__ = ["label", "recorders", "show_to_modes", "watched"]
 
 c10d: Any = torch._C._distributed_c10d
 
 # Each is called with the group, the name of the communicator's method and the outputs of a call, on any thread.
 recorders: list[Callable[[Any, str, Sequence[torch.Tensor]], object]] = []
+
+# The names of methods before torch 2.13.
+OLDER = {
+    "all_gather_single": "_allgather_base",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "all_to_all_single": "alltoall_base",
+}
 
 UNLABELED = nullcontext()
 _here = threading.local()
@@ -33,42 +40,55 @@ def watched() -> bool:
 
 
 def label(
-    group: Any, call: str, inputs: Iterable[Any], method: str, arguments: tuple[Any, ...]
+    group: Any, call: str, inputs: Iterable[Any], method: str | None = None, arguments: tuple[Any, ...] = ()
 ) -> AbstractContextManager[object]:
     """Return the context in which to make a call: the event `ringcomm:all_reduce` while a profiler runs.
 
-    The calls that a call is made of are not shown. `inputs` are tensors, or lists of them; `method` is c10d's, and
-    `arguments` are given to it.
+    The calls that a call is made of are not shown. `inputs` are tensors, or lists of them. With the name of a `method`
+    of c10d, and its arguments, modes see that call at once.
     """
     return _shown(group, call, list(_flat(inputs)), method, arguments) if watched() else UNLABELED
 
 
 @contextmanager
 def _shown(
-    group: Any, call: str, tensors: list[torch.Tensor], method: str, arguments: tuple[Any, ...]
+    group: Any, call: str, tensors: list[torch.Tensor], method: str | None, arguments: tuple[Any, ...]
 ) -> Iterator[None]:
     if getattr(_here, "inside", False):
         yield
         return
     if call == "all_reduce" and any(tensor.is_sparse for tensor in tensors):
         call = "sparse_all_reduce"
-    _here.inside = True
+    if method:
+        show_to_modes(group, method, arguments)
+    _here.inside, _here.of_many = True, method is not None
     try:
-        if modes():
-            _show_to_modes(group.rank(), group.size(), method, arguments)
         with torch._C._profiler._RecordFunctionFast(f"{group.getBackendName()}:{call}", tensors):
             yield
     finally:
-        _here.inside = False
+        _here.inside = _here.of_many = False
 
 
-def _show_to_modes(rank: int, size: int, method: str, arguments: tuple[Any, ...]) -> None:
-    """Make a call through the dispatcher that communicates nothing, on tensors like those given."""
+def show_to_modes(group: Any, method: str, arguments: tuple[Any, ...]) -> None:
+    """Make a call through the dispatcher that communicates nothing, on tensors like those given, if modes are active.
+
+    Raises what a mode raises.
+    """
+    if not modes() or getattr(_here, "of_many", False):
+        return
     with _disable_current_modes():
-        group = _silent_group(rank, size)
+        silent = _silent_group(group.rank(), group.size())
         arguments = tree_map_only(torch.Tensor, torch.empty_like, arguments)
-    with suppress(RuntimeError):  # the silent group copies some inputs, and knows no lists of uneven sizes
-        getattr(group, method)(*arguments)
+    call = getattr(silent, method, None) or getattr(silent, OLDER[method])
+    try:
+        call(*arguments)
+    except RuntimeError:
+        try:
+            with _disable_current_modes():
+                call(*arguments)
+        except RuntimeError:  # the silent group knows no lists of uneven sizes, say
+            return
+        raise  # a mode has refused the call
 
 
 @cache
@@ -86,5 +106,5 @@ def _flat(inputs: Iterable[Any]) -> Iterator[torch.Tensor]:
     for item in inputs:
         if isinstance(item, torch.Tensor):
             yield item
-        else:
+        elif isinstance(item, list | tuple):
             yield from _flat(item)

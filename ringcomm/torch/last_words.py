@@ -1,4 +1,4 @@
-"""Under torchrun, a rank that another one has failed ends after that one.
+"""Under torchrun, a rank that fails because another one has failed ends after that one.
 
 torchrun takes the first process that ends for the cause, and kills the others. A rank that raises closes its groups
 before its process ends, so its peers could raise PeerLost, and end, before it.
@@ -39,11 +39,16 @@ def _await_the_end() -> None:
 
 def _caused_by_another(error: BaseException | None) -> bool:
     """Return whether the error, or one that it was raised from, or an open group says that another rank has failed."""
-    while error is not None:
+    seen: list[BaseException] = []
+    left = [error]
+    while left:
+        error = left.pop()
         if isinstance(error, CAUSED_BY_ANOTHER):
             return True
-        error = error.__cause__ or error.__context__
-    return any(map(_is_broken_by_another, tuple(open_transports)))  # of a future comes a RuntimeError
+        if error is not None and not any(error is other for other in seen):
+            seen.append(error)
+            left += [error.__cause__, error.__context__]
+    return any(map(_is_broken_by_another, tuple(open_transports)))  # a future raises RuntimeError instead
 
 
 def _is_broken_by_another(transport: RoutingTransport) -> bool:

@@ -21,7 +21,7 @@ from ringcomm.errors import refuse
 from ringcomm.torch import labels, sparse
 from ringcomm.torch.capabilities import Capabilities, Options, refuse_other_backends
 from ringcomm.torch.start import connect
-from ringcomm.torch.subclasses import NoMemory, tracing
+from ringcomm.torch.subclasses import NoMemory, tracing, unwrapped
 from ringcomm.torch.tensors import CallTensors, Tensors, single, write_back
 from ringcomm.torch.untraced import untraced
 from ringcomm.torch.works import TorchWork, coalesced, seconds
@@ -74,6 +74,7 @@ def operation(
             call = CallTensors()
             try:
                 prepared = prepare(self, opts, call, *arguments[:count])
+                labels.show_to_modes(self, prepare.__name__, arguments)  # which need checked arguments
                 return prepared if isinstance(prepared, TorchWork) else self._run(name, opts, call, *prepared)
             except NoMemory:
                 return DONE
@@ -89,7 +90,7 @@ def operation(
                 opts = opts or options()
             if not labels.watched():
                 return perform(self, opts, arguments)
-            with labels.label(self, name, arguments[given], prepare.__name__, arguments):
+            with labels.label(self, name, arguments[given]):
                 return perform(self, opts, arguments)
 
         method.__signature__ = public  # type: ignore[attr-defined]
@@ -133,7 +134,9 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
 
     @operation("all_reduce", c10d.AllreduceOptions)
     def allreduce(self, opts: Any, call: CallTensors, tensors: Tensors) -> Prepared:
-        if (tensor := single(tensors)).layout is torch.sparse_coo:
+        if (tensor := unwrapped(single(tensors))).layout is torch.sparse_coo:
+            if tensor.is_meta:
+                raise NoMemory
             sparse.all_reduce(self.comm, tensor, _op(opts), self._limit(opts))
             return TorchWork(self, "all_reduce", (), tensors)
         return tensors, call.inout(tensor, reduces=True), _op(opts)

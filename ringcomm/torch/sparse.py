@@ -33,6 +33,8 @@ def all_reduce(comm: Communicator, tensor: torch.Tensor, op: Any, timeout: float
         total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape).coalesce()
         if op == "avg":
             total = _divided(total, comm.size)
+    # Inference tensors may change in inference mode only.
+    with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
         tensor.copy_(total.to(tensor.dtype))
 
 

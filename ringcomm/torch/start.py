@@ -37,10 +37,15 @@ FAILURE = "failure"
 def connect(options: Any) -> Communicator:
     """Connect the ranks of a group, given torch's DistributedBackendOptions."""
     let_the_cause_end_first()
-    members, timeout = list(options.global_ranks_in_group), options.timeout.total_seconds()
-    if members and (comm := connect_members(options.group_id, members, timeout)):  # else it is the default group
-        return comm
-    return _connect_through(options.store, options.group_rank, options.group_size, Config(timeout=timeout))
+    config, members = Config(timeout=options.timeout.total_seconds()), list(options.global_ranks_in_group)
+    if members:  # else it is the default group
+        try:
+            comm = connect_members(options.group_id, members, config.timeout)
+        except dist.DistNetworkError as error:
+            raise _store_lost(error) from None
+        if comm is not None:
+            return comm
+    return _connect_through(options.store, options.group_rank, options.group_size, config)
 
 
 def connect_job(config: Config) -> Communicator:
@@ -63,7 +68,11 @@ def _connect_through(torch_store: Store, rank: int, size: int, config: Config) -
             while time.monotonic() < deadline:
                 watch.check()
                 time.sleep(0.02)
-            raise PeerLost(f"the store of torch.distributed is lost: {error}") from None
+            raise _store_lost(error) from None
+
+
+def _store_lost(error: Exception) -> PeerLost:
+    return PeerLost(f"the store of torch.distributed is lost: {error}")
 
 
 def _connect(

@@ -23,6 +23,7 @@ def main(name, size, *backends):
         port, sender = fork.Pipe(duplex=False)
         store = fork.Process(target=serve_store, args=(sender,))  # its threads must not be here when ranks are forked
         store.start()
+        sender.close()  # here: if the store ends, receiving fails
         try:
             arguments = program.run, backend, int(size), port.recv()
             start_processes(on_rank, arguments, int(size), start_method="fork")

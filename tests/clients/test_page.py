@@ -15,7 +15,8 @@ PROGRAMS = [path for path in Path(__file__).with_name("programs").glob("*.py") i
 
 @pytest.mark.parametrize("name", PINNED)
 def test_the_page_states_the_version(name):
-    assert f"| {PINNED[name]} |" in PAGE
+    client = name.removeprefix("pytorch-")
+    assert any(client in row.lower() and f"| {PINNED[name]} |" in row for row in PAGE.splitlines())
     try:
         installed = version(name).partition("+")[0]
     except PackageNotFoundError:

@@ -40,7 +40,7 @@ def reports(folder, how):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     for _ in range(REPEATS):
         ended = subprocess.run(
-            [*torchrun, path, how],
+            [*torchrun, "--monitor-interval=2", path, how],  # in which a rank can print, also on a loaded machine
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -28,6 +28,41 @@ def test_a_member_makes_a_group_without_waiting_for_the_others():
     assert x.tolist() == [2.0] * 3
 
 
+class FailingStore:
+    """A store whose calls raise an error."""
+
+    def __init__(self, error):
+        self._error = error
+
+    def __getattr__(self, name):
+        raise self._error
+
+
+@torch_world.on(2)
+def test_a_store_without_compare_set_connects_the_members_another_way():
+    from ringcomm.torch import groups
+
+    groups._starts[dist.group.WORLD.comm].store = FailingStore(RuntimeError("compare_set is not implemented"))
+    group, x = dist.new_group(), torch.ones(3)
+    dist.all_reduce(x, group=group)
+    assert x.tolist() == [2.0] * 3
+
+
+@torch_world.on(2)
+def test_a_lost_store_is_named_with_the_group():
+    from ringcomm.torch import groups
+
+    groups._starts[dist.group.WORLD.comm].store = FailingStore(dist.DistNetworkError("Failed to recv"))
+    with pytest.raises(PeerLost, match=r"the store of torch.distributed is lost: Failed to recv\n.*ranks \[0, 1\]"):
+        dist.new_group()
+
+
+@torch_world.on(2)
+def test_a_timeout_of_zero_is_refused_by_every_member():
+    with pytest.raises(ValueError, match="timeout: expected a finite number of seconds > 0, got 0"):
+        dist.new_group(timeout=timedelta(0))
+
+
 class CountingStore:
     def __init__(self, store):
         self._store, self.requests = store, 0

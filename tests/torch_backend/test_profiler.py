@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_world
 
@@ -129,3 +130,32 @@ def test_a_call_that_is_refused_leaves_the_profiler_in_order():
         dist.all_reduce(ones(1))
     names = [event.name for event in profile.function_events if event.name.startswith("ringcomm:")]
     assert names == ["ringcomm:all_gather", "ringcomm:all_reduce"]
+
+
+class Refusing(TorchDispatchMode):
+    """A mode that allows no communication."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "c10d":
+            raise RuntimeError(f"no {func} here")
+        return func(*args, **(kwargs or {}))
+
+
+@torch_world.on(2, backends=torch_world.BACKENDS)
+def test_a_mode_may_refuse_a_call():
+    x = ones(2)
+    with Refusing(), pytest.raises(RuntimeError, match=r"no c10d\.allreduce_"):
+        dist.all_reduce(x)
+    dist.all_reduce(x)
+    assert x.tolist() == [2.0] * 2
+
+
+@torch_world.on(2)
+def test_wrong_arguments_are_refused_under_a_mode_too():
+    group = dist.group.WORLD
+    with CommDebugMode():
+        with pytest.raises(ValueError, match="expected a tensor for each of 2 ranks"):
+            group.allgather([[]], [ones(1)])
+        with pytest.raises(ValueError, match="expected one of each rank"):
+            group.allgather([], [ones(1)])
+    dist.barrier()

@@ -1,5 +1,7 @@
 """Subclasses of torch.Tensor, and tensors that have a shape and no memory."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -105,3 +107,14 @@ def test_calls_move_nothing_for_tensors_without_memory():
     assert fake.shape == (3,)
     dist.all_reduce(x := value(rank, 3))  # the ranks are still in step
     same(x, sum(values(3)))
+
+
+@torch_world.on(2)
+def test_a_sparse_sum_moves_nothing_without_memory():
+    rank, _ = me()
+    if rank == 0:
+        for device, mode in (("meta", nullcontext()), ("cpu", FakeTensorMode())):
+            with mode:
+                indices = torch.zeros((1, 2), dtype=torch.int64, device=device)
+                dist.all_reduce(torch.sparse_coo_tensor(indices, torch.empty(2, device=device), (4,)))
+    dist.barrier()

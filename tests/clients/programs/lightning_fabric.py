@@ -23,6 +23,6 @@ def run(backend, size):
         losses.append(fabric.all_reduce(loss.detach(), reduce_op="mean").item())
     numbers = fabric.all_reduce(torch.tensor([fabric.global_rank, 4]), reduce_op="mean")
     gathered = fabric.all_gather({"rank": torch.tensor(fabric.global_rank)})
-    told = fabric.broadcast({"from": fabric.global_rank}, src=1)
+    received = fabric.broadcast({"from": fabric.global_rank}, src=1)
     fabric.barrier()
-    return losses, numbers.tolist(), gathered["rank"].tolist(), told, tiny.norms(net)
+    return losses, numbers.tolist(), gathered["rank"].tolist(), received, tiny.norms(net)
