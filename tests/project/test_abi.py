@@ -29,7 +29,8 @@ NUMBERS = {
     "uint64_t": [0, 1, 3, 4096, 2**24, 2**45, 2**61, 2**62 + 1, 2**63, 2**64 - 1],
 }
 NUMBERS["int"] = NUMBERS["int32_t"]
-WAITS = ("rc_recv", "rc_sendrecv", "rc_recv_message", "rc_send_synchronous", "rc_probe")
+WAITS = ("rc_recv", "rc_recv_at_most", "rc_recv_message", "rc_sendrecv", "rc_sendrecv_message", "rc_probe")
+WAITS += ("rc_send_synchronous",)
 STRUCTURES = ("rc_call", "rc_cuda_call", "rc_cuda_shape", "rc_tuning")
 comm = ringcomm.init()
 handle = comm._transport._host.handle

@@ -63,7 +63,9 @@ class RankCase:
         """Return the reduction of all ranks' waves, in rank order, rounded once."""
         values = np.stack([self.wave(rank, block) for rank in range(self.size)]).astype(self.accumulator)
         result = REDUCTIONS[self.op].reduce(values, axis=0)
-        if self.op == "avg":
+        if self.op == "avg" and self.dtype.kind in "iu":
+            result = np.trunc(result.astype(self.dtype) / self.size)  # of a sum that may wrap
+        elif self.op == "avg":
             result = (result / self.size).astype(self.accumulator)
         return np.asarray(result, self.dtype)
 

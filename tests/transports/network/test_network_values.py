@@ -13,7 +13,7 @@ from between_hosts import (
     algorithms,
     check_exact,
     check_rounded,
-    divided,
+    average,
     hosts_of,
     run_on,
     uneven,
@@ -158,7 +158,7 @@ def in_one_pass(inputs, op, layout):
         inputs, op = [reduced([x], op) for x in inputs], "sum"
     step = "sum" if op == "avg" else op
     result = reduced([reduced([inputs[rank] for rank in ranks], step) for ranks in hosts_of(layout)], step)
-    return divided(result, len(inputs)) if op == "avg" else result
+    return average(result, len(inputs)) if op == "avg" else result
 
 
 def check_one_pass(comm, layout):
