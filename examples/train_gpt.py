@@ -7,6 +7,7 @@ The text is the help topics of Python (`pydoc_data`), half a million characters;
 in nats. It does not depend on the grid, the schedule or the backend: the batch depends only on the number of the step,
 and each replica takes its share.
 
+`--zero 1` shares the optimizer states among the replicas, `--zero 2` the gradients too, `--zero 3` the parameters too.
 `--save FOLDER` writes a checkpoint at the end; `--resume FOLDER` continues from one, on any grid.
 """
 
@@ -14,6 +15,7 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -21,15 +23,18 @@ from pydoc_data.topics import topics
 
 import torch
 import torch.distributed as dist
-from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch import nn
 from torch.optim import AdamW
 
 from ringcomm.parallel import (
     DataParallel,
     GPTConfig,
+    GPTStage,
     Grid,
     MixedPrecision,
     Pipeline,
+    ZeroOptimizer,
+    clip_grad_norm,
     gpt_loss,
     gpt_stages,
     gpt_tied_weights,
@@ -48,6 +53,8 @@ def main() -> None:
     arguments = options.parse_args()
     if arguments.batch % (arguments.dp * arguments.micro_batches):
         options.error("--batch: expected a multiple of --dp times --micro-batches")
+    if arguments.zero == 3 and (arguments.tp > 1 or arguments.chunks > 1 or arguments.precision == "float16"):
+        options.error("--zero 3: expected --tp 1, --chunks 1 and --precision float32 or bfloat16")
     timeout = timedelta(seconds=arguments.timeout)
     start(arguments, timeout)
     grid = Grid(arguments.dp, arguments.tp, arguments.pp, device=arguments.device, timeout=timeout)
@@ -61,16 +68,27 @@ def main() -> None:
     )  # fmt: skip
     schedule = make_schedule(arguments.schedule, grid.pp.size, arguments.micro_batches, arguments.chunks)
     chunks = [chunk.to(grid.device) for chunk in gpt_stages(config, grid, chunks=schedule.chunks)]
-    zero = partial(ZeroRedundancyOptimizer, optimizer_class=AdamW, process_group=grid.dp.group)
-    adam = partial(zero if arguments.zero else AdamW, lr=arguments.rate)
-    trainer = MixedPrecision(chunks, grid, adam, getattr(torch, arguments.precision))
-    pipeline = Pipeline(
-        grid, chunks, schedule, gpt_loss(config, grid),
-        data_parallel=DataParallel(chunks, grid.dp), tied=gpt_tied_weights(chunks, grid),
-    )  # fmt: skip
+    adam, dtype = partial(AdamW, lr=arguments.rate), getattr(torch, arguments.precision)
+    tied = gpt_tied_weights(chunks, grid)
+    trainer: MixedPrecision | ZeroOptimizer | FullySharded
+    replicas: DataParallel | None = None
+    if arguments.zero == 3:
+        trainer = FullySharded(chunks, grid, adam, dtype)
+        tied = gpt_tied_weights(chunks, grid)  # fully_shard has replaced the parameters
+    elif arguments.zero:
+        blocks = [block for chunk in chunks for block in chunk.blocks.values()]
+        trainer = replicas = ZeroOptimizer(chunks, grid, adam, dtype, stage=arguments.zero, tied=tied, units=blocks)
+        tied = []
+    else:
+        trainer = MixedPrecision(chunks, grid, adam, dtype)
+        replicas = DataParallel(chunks, grid.dp)
+    pipeline = Pipeline(grid, chunks, schedule, gpt_loss(config, grid), data_parallel=replicas, tied=tied)
     first = 0
     if arguments.resume:
-        first = int(load_checkpoint(arguments.resume, chunks, trainer, grid)["step"])
+        states = saved_states(trainer)
+        first = int(load_checkpoint(arguments.resume, chunks, states, grid)["step"])
+        if isinstance(trainer, ZeroOptimizer):
+            trainer.load_unsharded(states)
     if first >= arguments.steps:
         sys.exit(f"--steps: expected more than the {first} steps of the checkpoint, got {arguments.steps}")
     seed_ranks(grid, first)  # for dropout
@@ -91,10 +109,46 @@ def main() -> None:
             print(f"step {done}/{arguments.steps}: loss {losses[-1].item():.4f}, {rate:,.0f} tokens/s")
             printed, then = done, now
     if arguments.save:
-        save_checkpoint(arguments.save, chunks, trainer, grid, {"step": arguments.steps})
+        save_checkpoint(arguments.save, chunks, saved_states(trainer), grid, {"step": arguments.steps})
     if is_rank_0 and arguments.plot:
         plot([loss.item() for loss in losses], first, arguments.plot)
     dist.destroy_process_group()
+
+
+class FullySharded:
+    """ZeRO stage 3 by torch's `fully_shard` over the replicas: parameters too are shared.
+
+    The parameters of a block are gathered for its forward and again for its backward, and its gradients are reduced to
+    shares: 3Ψ in all, once per micro-batch.
+    """
+
+    loss_scale = 1.0
+
+    def __init__(
+        self, chunks: list[GPTStage], grid: Grid, optimizer: Callable[..., torch.optim.Optimizer], dtype: torch.dtype
+    ) -> None:
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # since torch 2.6
+
+        shard = partial(fully_shard, mesh=grid.mesh["dp"], mp_policy=MixedPrecisionPolicy(param_dtype=dtype))
+        for chunk in chunks:
+            for part in (*chunk.blocks.values(), chunk):
+                shard(part)
+        self.chunks, self.grid = chunks, grid
+        self.optimizer = optimizer(nn.ModuleList(chunks).parameters())
+
+    def step(self, max_norm: float) -> None:
+        clip_grad_norm(self.chunks, self.grid, max_norm)
+        self.optimizer.step()
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+
+def saved_states(trainer: MixedPrecision | ZeroOptimizer | FullySharded) -> torch.optim.Optimizer | MixedPrecision:
+    """Return what the checkpoint functions take."""
+    if isinstance(trainer, ZeroOptimizer):
+        return trainer.unsharded()
+    return trainer.optimizer if isinstance(trainer, FullySharded) else trainer
 
 
 def parser() -> argparse.ArgumentParser:
@@ -110,7 +164,7 @@ def parser() -> argparse.ArgumentParser:
     add("--chunks", type=int, default=1, metavar="N", help="stages of each rank, for --schedule interleaved")
     add("--micro-batches", type=int, default=4, metavar="N", help="of a replica's share of a batch")
     add("--sequence-parallel", action="store_true", help="shard norms and dropout along the sequence, over --tp")
-    add("--zero", type=int, choices=(0, 1), default=0, help="1: shard optimizer states over the replicas")
+    add("--zero", type=int, choices=(0, 1, 2, 3), default=0, help="share states, gradients, parameters among replicas")
     add("--precision", choices=("float32", "bfloat16", "float16"), default="float32")
     add("--steps", type=int, default=100)
     add("--batch", type=int, default=16, help="sequences per step, of all replicas together")

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ringcomm.parallel.attention import ParallelAttention, rotary_embedding
     from ringcomm.parallel.checkpoint import load_checkpoint, save_checkpoint
     from ringcomm.parallel.clip import clip_grad_norm, grad_norm
     from ringcomm.parallel.data import DataParallel
@@ -15,21 +16,15 @@ if TYPE_CHECKING:
     from ringcomm.parallel.gpt import GPTConfig, GPTStage, gpt_loss, gpt_stages, gpt_tied_weights
     from ringcomm.parallel.grid import Axis, Grid
     from ringcomm.parallel.loss import vocab_parallel_cross_entropy
+    from ringcomm.parallel.norm import SequenceParallelDropout, SequenceParallelLayerNorm, SequenceParallelRMSNorm
     from ringcomm.parallel.pipeline import Pipeline
     from ringcomm.parallel.precision import MixedPrecision
     from ringcomm.parallel.schedule import PipelineSchedule, make_schedule
     from ringcomm.parallel.seed import rank_local_rng, seed_ranks
     from ringcomm.parallel.sharding import ShardSpec, collect_shard_specs, full_tensors
-    from ringcomm.parallel.tensor import (
-        ColumnParallelLinear,
-        ParallelAttention,
-        ParallelMLP,
-        RowParallelLinear,
-        SequenceParallelDropout,
-        SequenceParallelLayerNorm,
-        VocabParallelEmbedding,
-    )
+    from ringcomm.parallel.tensor import ColumnParallelLinear, ParallelMLP, RowParallelLinear, VocabParallelEmbedding
     from ringcomm.parallel.verify import check_model
+    from ringcomm.parallel.zero import ZeroOptimizer
 
 __all__ = [
     "Axis",
@@ -46,8 +41,10 @@ __all__ = [
     "RowParallelLinear",
     "SequenceParallelDropout",
     "SequenceParallelLayerNorm",
+    "SequenceParallelRMSNorm",
     "ShardSpec",
     "VocabParallelEmbedding",
+    "ZeroOptimizer",
     "all_gather",
     "check_model",
     "clip_grad_norm",
@@ -64,6 +61,7 @@ __all__ = [
     "rank_local_rng",
     "reduce_from",
     "reduce_scatter",
+    "rotary_embedding",
     "save_checkpoint",
     "scatter_to",
     "seed_ranks",
@@ -71,8 +69,8 @@ __all__ = [
 ]
 
 MODULES = (
-    *("schedule", "grid", "functional", "sharding", "seed", "tensor", "loss", "gpt", "data", "clip", "precision"),
-    *("pipeline", "checkpoint", "verify"),
+    *("schedule", "grid", "functional", "sharding", "seed", "tensor", "attention", "norm", "loss", "gpt", "data"),
+    *("clip", "precision", "pipeline", "checkpoint", "verify", "zero"),
 )
 
 

@@ -20,7 +20,6 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
 from ringcomm.errors import ArgumentError, RingcommError, describe_error, refuse
@@ -29,6 +28,7 @@ from ringcomm.parallel.precision import MixedPrecision
 from ringcomm.parallel.sharding import (
     Modules,
     ShardSpec,
+    as_dtensor,
     as_list,
     clean_name,
     collect_shard_specs,
@@ -77,7 +77,7 @@ def save_checkpoint(
         tensors = {f":{name}": _scalar(name, value) for name, value in extra.items()} | _buffers(chunks)
         states, trained = _local_optimizer(optimizer).state, list(_trained(chunks, optimizer))
         for name, _, tensor, spec in trained:
-            tensors[name] = _as_dtensor(tensor.detach(), spec, grid)
+            tensors[name] = as_dtensor(tensor.detach(), spec, grid.tp)
             for key, value in states.get(tensor, {}).items():
                 if not isinstance(value, Tensor):
                     raise refuse(f"optimizer state {key} of {name}", "a tensor", value)
@@ -85,7 +85,7 @@ def save_checkpoint(
                 if spec and value.dim() and not same:
                     what = f"shape of the optimizer state {key} of {name}, which is sharded over tp"
                     raise refuse(what, f"() or {tuple(tensor.shape)}", tuple(value.shape))
-                tensors[f"{name}:{key}"] = _as_dtensor(value, spec if same else None, grid)
+                tensors[f"{name}:{key}"] = as_dtensor(value, spec if same else None, grid.tp)
     _model(chunks, trained, grid)
     with _torch_errors(path):
         save(tensors, checkpoint_id=path, process_group=grid.world.group)
@@ -122,12 +122,12 @@ def load_checkpoint(path: Path, chunks: Modules, optimizer: Optimizer | MixedPre
     states: dict[Tensor, dict[str, Tensor]] = defaultdict(dict)
     local = set(_optimized(_local_optimizer(optimizer)))
     for name, _, tensor, spec in trained:
-        wanted[name] = _as_dtensor(tensor.detach(), spec, grid)
+        wanted[name] = as_dtensor(tensor.detach(), spec, grid.tp)
         for state, entry in saved[name].items() if tensor in local else ():
             same = entry.size == sizes[name]
             like = tensor.detach() if same else torch.empty(entry.size)
             states[tensor][state] = torch.zeros_like(like, dtype=entry.properties.dtype)
-            wanted[f"{name}:{state}"] = _as_dtensor(states[tensor][state], spec if same else None, grid)
+            wanted[f"{name}:{state}"] = as_dtensor(states[tensor][state], spec if same else None, grid.tp)
     with _torch_errors(path):
         load(wanted, checkpoint_id=path, process_group=grid.world.group)
     with torch.no_grad():
@@ -257,17 +257,6 @@ def _check_model(path: Path, stored: Mapping[str, torch.Size], model: Mapping[st
             raise refuse(f"{name} in checkpoint {path}", tuple(shape), tuple(stored[name]))
     if others := stored.keys() - model.keys():
         raise refuse("model", f"one with {min(others)}, as in checkpoint {path}", f"one with {len(model)} others")
-
-
-def _as_dtensor(x: Tensor, spec: ShardSpec | None, grid: Grid) -> Tensor:
-    """Return a sharded tensor as a DTensor over the tensor axis, without padding; any other as it is."""
-    if spec is None or grid.tp.size == 1:
-        return x
-    share, full = x.shape[spec.dim], full_shape(x, spec)
-    start = min(grid.tp.rank * share, spec.length)
-    local = x.narrow(spec.dim, 0, min(share, spec.length - start))
-    stride = torch.empty(full, device="meta").stride()
-    return DTensor.from_local(local, grid.mesh["tp"], [Shard(spec.dim)], shape=full, stride=stride)
 
 
 def _scalar(name: str, value: float) -> Tensor:

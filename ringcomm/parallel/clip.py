@@ -1,11 +1,17 @@
 """Gradient norm and clipping of a sharded model."""
 
+from collections import defaultdict
+from collections.abc import Iterator
+
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
 
 from ringcomm.errors import refuse
 from ringcomm.parallel.functional import all_reduced
 from ringcomm.parallel.grid import Grid
-from ringcomm.parallel.sharding import Modules, as_list, counted_parameters
+from ringcomm.parallel.sharding import Modules, as_list, counted_parameters, local_part
 
 __all__ = ["clip_grad_norm", "grad_norm"]
 
@@ -16,13 +22,22 @@ def grad_norm(chunks: Modules, grid: Grid) -> torch.Tensor:
     Replicated and tied parameters count once. Gradients must be final: averaged over `dp`, tied ones summed. Each norm
     is computed in float32 (float64 for float64), and they are combined in float64.
 
-    Communication: all-reduce of one number over tp × pp.
+    Communication: all-reduce of one number over tp × pp; for DTensors, as those of `fully_shard`, also one over each
+    dimension of their mesh along which they are sharded.
     """
-    grads = [parameter.grad for parameter in counted_parameters(chunks, grid.tp) if parameter.grad is not None]
-    norms = [
-        torch.linalg.vector_norm(grad, dtype=torch.promote_types(grad.dtype, torch.float32)).double() for grad in grads
-    ]
-    squares = torch.stack(norms).square().sum() if norms else torch.zeros((), dtype=torch.float64, device=grid.device)
+    chunks = as_list(chunks)
+    counted = set(counted_parameters(chunks, grid.tp))
+    norms: dict[tuple[tuple[dist.ProcessGroup, ...], bool], list[torch.Tensor]] = defaultdict(list)
+    for parameter, grad in _gradients(chunks):
+        groups = _sharding_groups(grad)
+        if groups or parameter in counted:  # all ranks of the groups take part, even if they do not count it
+            norms[groups, parameter in counted].append(_norm(local_part(grad)))
+    squares = torch.zeros((), dtype=torch.float64, device=grid.device)
+    for (groups, counts), parts in norms.items():
+        partial = torch.stack(parts).square().sum()
+        for group in groups:
+            dist.all_reduce(partial, group=group)
+        squares = squares + partial if counts else squares
     return all_reduced(squares, grid.model).sqrt()
 
 
@@ -37,11 +52,9 @@ def clip_grad_norm(chunks: Modules, grid: Grid, max_norm: float) -> torch.Tensor
     chunks = as_list(chunks)
     norm = grad_norm(chunks, grid)
     factor = clip_factor(norm, max_norm)
-    for parameter in {parameter for chunk in chunks for parameter in chunk.parameters()}:
-        if parameter.grad is not None:
-            # The factor itself may underflow in 16 bits.
-            wide = torch.promote_types(parameter.grad.dtype, torch.float32)
-            parameter.grad.copy_(parameter.grad.to(wide) * factor.to(wide))
+    for _, grad in _gradients(chunks):
+        local, wide = local_part(grad), _wide(grad)  # the factor itself may underflow in 16 bits
+        local.copy_(local.to(wide) * factor.to(wide))
     return norm
 
 
@@ -50,3 +63,26 @@ def clip_factor(norm: torch.Tensor, max_norm: float) -> torch.Tensor:
     if not max_norm >= 0:
         raise refuse("max_norm", "at least 0", max_norm)
     return (max_norm / (norm + 1e-6)).clamp(max=1.0)
+
+
+def _gradients(chunks: list[nn.Module]) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
+    """Yield the parameters that have a gradient, each once, with the gradient."""
+    for parameter in nn.ModuleList(chunks).parameters():
+        if parameter.grad is not None:
+            yield parameter, parameter.grad
+
+
+def _sharding_groups(x: torch.Tensor) -> tuple[dist.ProcessGroup, ...]:
+    """Return the groups over whose ranks a DTensor is sharded."""
+    if not isinstance(x, DTensor):
+        return ()
+    return tuple(x.device_mesh.get_group(dim) for dim, place in enumerate(x.placements) if place.is_shard())
+
+
+def _norm(x: torch.Tensor) -> torch.Tensor:
+    norm: torch.Tensor = torch.linalg.vector_norm(x, dtype=_wide(x))
+    return norm.double()
+
+
+def _wide(x: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)

@@ -36,7 +36,7 @@ class DataParallel:
         optimizer.step()
 
     Communication: at construction, a broadcast of all parameters and buffers from the first replica. In each step,
-    all-reduces that send 2 · (d-1)/d times the bytes of the parameters.
+    all-reduces that send 2 · (d-1)/d times the bytes of the gradients.
 
     The object averages gradients as long as it lives: delete it before you wrap the module again, or both
     divide the gradients.
@@ -44,25 +44,34 @@ class DataParallel:
     Args:
         modules: a module, or the chunks of a pipeline
         dp: the replicas
-        bucket_bytes: size at which a bucket is full
+        bucket_bytes: bytes of parameters at which a bucket is full
+        dtype: dtype in which gradients are accumulated, reduced and kept: torch.float32 for a model in bfloat16 with
+            many micro-batches, whose sum in bfloat16 loses small terms (as in Megatron-LM). It remains set on the
+            parameters. `MixedPrecision` accepts any; most optimizers of torch need that of the parameters. None:
+            unchanged.
 
     Raises:
-        ArgumentError: the replicas differ in a parameter's shape, dtype or `requires_grad`, or in a buffer.
+        ArgumentError: the replicas differ in a parameter's shape, dtype or `requires_grad`, or in a buffer; or `dtype`
+            is not a floating-point type, or torch is too old for it.
     """
 
-    def __init__(self, modules: Modules, dp: Axis, *, bucket_bytes: int = 25 << 20) -> None:
+    def __init__(
+        self, modules: Modules, dp: Axis, *, bucket_bytes: int = 25 << 20, dtype: torch.dtype | None = None
+    ) -> None:
         chunks = as_list(modules)
         module = nn.ModuleList(chunks)
         self.dp = dp
         self._sync = True
         self._buckets: list[GradientBucket] = []
         self._sent = 0  # number of buckets whose all-reduce has started
-        self._trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        if dtype:
+            set_grad_dtype(trained, dtype)
         if dp.size == 1:
             return
         check_replicas(module, dp)
         broadcast_from_first([*module.parameters(), *module.buffers()], dp)
-        self._buckets = [GradientBucket(group, dp) for group in partition(self._trained[::-1], bucket_bytes)]
+        self._buckets = [GradientBucket(group, dp) for group in partition(trained[::-1], bucket_bytes)]
         # Each chunk of a pipeline has its own backward: the gradient of a parameter of several is final only after all
         # of them, in `finish_grad_sync`.
         uses: Counter[torch.Tensor] = Counter(parameter for chunk in chunks for parameter in chunk.parameters())
@@ -86,8 +95,8 @@ class DataParallel:
     def finish_grad_sync(self) -> None:
         """Wait until all gradients are averaged. Every rank calls it after backward, before it uses gradients.
 
-        A parameter that does not affect the loss gets a zero gradient. After a backward that failed, all ranks call it
-        too before they continue.
+        A parameter that had no part in the loss of any replica keeps its gradient, usually None, so that optimizers
+        skip it. After a backward that failed, all ranks call it too before they continue.
         """
         for bucket in self._buckets:
             for parameter in list(bucket.missing):
@@ -96,9 +105,6 @@ class DataParallel:
         for bucket in self._buckets:
             bucket.wait()
         self._sent = 0
-        for parameter in self._trained:  # a single replica has no buckets
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
 
     def _send(self) -> None:
         """Start the all-reduce of every full bucket before the first that is not full."""
@@ -130,6 +136,7 @@ class GradientBucket:
         pieces = torch.split(self.buffer, [parameter.numel() for parameter in parameters])
         self.views = {each: piece.view(each.shape) for each, piece in zip(parameters, pieces, strict=True)}
         self.missing = set(parameters)
+        self.unused: list[torch.Tensor] = []  # by this replica, though maybe not by others
         self.work: dist.Work | None = None
 
     def collect(self, parameter: torch.Tensor) -> None:
@@ -144,10 +151,12 @@ class GradientBucket:
         self.missing.remove(parameter)
         view = self.views[parameter]
         if parameter.grad is None:
-            view.zero_()
+            mark_unused(view)
+            self.unused.append(parameter)
         else:
             torch.mul(parameter.grad, 1 / self.dp.size, out=view)
-        parameter.grad = view
+            mark_used(view)
+            parameter.grad = view
 
     def send(self) -> None:
         self.work = dist.all_reduce(self.buffer, group=self.dp.group, async_op=True)
@@ -155,15 +164,54 @@ class GradientBucket:
     def wait(self) -> None:
         if self.work:
             self.work.wait()
-        self.work = None
-        self.missing = set(self.views)
+        for parameter in self.unused:
+            if was_used(self.views[parameter]):
+                parameter.grad = self.views[parameter]
+        self.work, self.missing, self.unused = None, set(self.views), []
+
+
+# A replica that did not use a parameter sends -0.0 for its gradient, and the sum is -0.0 only if all replicas did. So
+# the first element tells whether any of them used it, at no cost in bytes, and only a replica that did not looks.
+
+
+def mark_unused(grad: torch.Tensor) -> None:
+    """Set the gradient of a parameter that this replica did not use."""
+    grad.fill_(-0.0)
+
+
+def mark_used(grad: torch.Tensor) -> None:
+    """Distinguish a gradient from that of an unused parameter."""
+    grad.view(-1)[:1].add_(0.0)  # -0.0 + 0.0 is 0.0
+
+
+def was_used(total: torch.Tensor) -> bool:
+    """Return whether any replica used a parameter, given the sum of their gradients."""
+    first = total.view(-1)[:1]
+    return not bool(((first == 0) & first.signbit()).all())
 
 
 def _zeros(count: int, like: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Return zeros of the dtype and on the device of a tensor, which peers of the group access directly if they can."""
+    """Return zeros of the dtype of a tensor's gradient, on its device; peers of the group access them if they can."""
     if like.is_cpu and communicator_of(group):
-        return shared_empty(count, dtype=like.dtype, group=group).zero_()
-    return torch.zeros(count, dtype=like.dtype, device=like.device)
+        return shared_empty(count, dtype=grad_dtype(like), group=group).zero_()
+    return torch.zeros(count, dtype=grad_dtype(like), device=like.device)
+
+
+def grad_dtype(parameter: torch.Tensor) -> torch.dtype:
+    """Return the dtype of a parameter's gradient."""
+    return getattr(parameter, "grad_dtype", None) or parameter.dtype
+
+
+def set_grad_dtype(parameters: Iterable[torch.Tensor], dtype: torch.dtype) -> None:
+    """Let autograd accumulate the gradients of the parameters in this dtype; convert those they have."""
+    if not dtype.is_floating_point:
+        raise refuse("dtype", "a floating-point dtype", dtype)
+    if not hasattr(torch.Tensor, "grad_dtype"):
+        raise refuse("dtype", f"None with torch {torch.__version__}, which has no Tensor.grad_dtype", dtype)
+    for parameter in parameters:
+        grad, parameter.grad = parameter.grad, None
+        parameter.grad_dtype = dtype
+        parameter.grad = None if grad is None else grad.to(dtype)
 
 
 def check_replicas(module: nn.Module, dp: Axis) -> None:
@@ -187,11 +235,11 @@ def broadcast_from_first(tensors: Iterable[torch.Tensor], dp: Axis) -> None:
 
 
 def partition(parameters: Iterable[torch.Tensor], bucket_bytes: int) -> Iterator[list[torch.Tensor]]:
-    """Divide the parameters into lists of one dtype and device, each ended once it has `bucket_bytes`."""
+    """Divide the parameters into lists of one dtype of gradients and device, each ended once it has `bucket_bytes`."""
     bucket: list[torch.Tensor] = []
     size, full = 0, min(FIRST_BUCKET_BYTES, bucket_bytes)
     for parameter in parameters:
-        same = not bucket or (bucket[0].dtype, bucket[0].device) == (parameter.dtype, parameter.device)
+        same = not bucket or (grad_dtype(bucket[0]), bucket[0].device) == (grad_dtype(parameter), parameter.device)
         if not same or size >= full:
             yield bucket
             bucket, size, full = [], 0, bucket_bytes

@@ -15,26 +15,23 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ringcomm.errors import refuse
+from ringcomm.parallel.attention import ParallelAttention
 from ringcomm.parallel.functional import copy_to
 from ringcomm.parallel.grid import Axis, Grid
 from ringcomm.parallel.loss import vocab_parallel_cross_entropy
+from ringcomm.parallel.norm import SequenceParallelDropout, SequenceParallelLayerNorm, SequenceParallelRMSNorm
 from ringcomm.parallel.seed import derive_seed
 from ringcomm.parallel.sharding import collect_shard_specs, full_shape, shard_of
-from ringcomm.parallel.tensor import (
-    ParallelAttention,
-    ParallelMLP,
-    SequenceParallelDropout,
-    SequenceParallelLayerNorm,
-    VocabParallelEmbedding,
-    enter,
-)
+from ringcomm.parallel.tensor import ParallelMLP, VocabParallelEmbedding, enter
 
 __all__ = ["GPTConfig", "GPTStage", "gpt_loss", "gpt_stages", "gpt_tied_weights"]
 
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The configuration of a GPT.
+    """The configuration of a GPT. The defaults are those of GPT-2, except that its GELU is the tanh approximation.
+
+    Llama: `activation=F.silu, gated=True, bias=False, rms_norm=True, rotary_base=10_000.0`, and its `inner`.
 
     Attributes:
         vocab_size: size of the vocabulary
@@ -43,6 +40,13 @@ class GPTConfig:
         hidden: hidden size
         heads: number of attention heads
         kv_heads: number of key and value heads, fewer for grouped queries; None: `heads`
+        inner: size of the activations in an MLP; None: 4 · hidden
+        activation: elementwise function in an MLP
+        gated: multiply the activations of an MLP by a second linear layer
+        bias: whether the linear layers have one
+        rms_norm: RMSNorm instead of LayerNorm
+        eps: added to the variance in a norm
+        rotary_base: rotate queries and keys by their positions, with this base; None: learn an embedding of positions
         dropout: dropout probability of embeddings, attention weights and residual branches
         tied: the output layer shares the weights of the embedding
         sequence_parallel: shard norms and dropout along the sequence, whose length must be a multiple of tp
@@ -55,6 +59,13 @@ class GPTConfig:
     hidden: int
     heads: int
     kv_heads: int | None = None
+    inner: int | None = None
+    activation: Callable[[torch.Tensor], torch.Tensor] = F.gelu
+    gated: bool = False
+    bias: bool = True
+    rms_norm: bool = False
+    eps: float = 1e-5
+    rotary_base: float | None = None
     dropout: float = 0.0
     tied: bool = True
     sequence_parallel: bool = False
@@ -106,7 +117,7 @@ class GPTStage(nn.Module):
         if first or (last and config.tied):
             self.embedding = embedding()
         if first:
-            self.positions = nn.Embedding(config.context, config.hidden)
+            self.positions = None if config.rotary_base else nn.Embedding(config.context, config.hidden)
             self.dropout = dropout(config, tp)
         self.blocks = nn.ModuleDict({str(layer): TransformerBlock(config, tp) for layer in layers})
         if last:
@@ -126,14 +137,18 @@ class GPTStage(nn.Module):
         tokens = ids.shape[1]
         if tokens > self.config.context:
             raise refuse("length of a sequence", f"at most {self.config.context}", tokens)
-        positions: torch.Tensor = self.positions.weight
         start = 0
         if self.config.sequence_parallel:
             tokens = self.tp.divide("length of a sequence", tokens)
             start = self.tp.rank * tokens
-            positions = copy_to(positions, self.tp)
-        x: torch.Tensor = self.dropout(self.embedding(ids) + positions[start : start + tokens])
-        return x
+        x: torch.Tensor = self.embedding(ids)
+        if self.positions:
+            positions: torch.Tensor = self.positions.weight
+            if self.config.sequence_parallel:
+                positions = copy_to(positions, self.tp)
+            x = x + positions[start : start + tokens]
+        out: torch.Tensor = self.dropout(x)
+        return out
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
         output = self.embedding if self.config.tied else self.head
@@ -148,10 +163,25 @@ class TransformerBlock(nn.Module):
         hidden, sp = config.hidden, config.sequence_parallel
         self.norm_1 = norm(config, tp)
         self.attention = ParallelAttention(
-            hidden, config.heads, tp, kv_heads=config.kv_heads, dropout=config.dropout, sequence_parallel=sp
+            hidden,
+            config.heads,
+            tp,
+            kv_heads=config.kv_heads,
+            rotary_base=config.rotary_base,
+            bias=config.bias,
+            dropout=config.dropout,
+            sequence_parallel=sp,
         )
         self.norm_2 = norm(config, tp)
-        self.mlp = ParallelMLP(hidden, 4 * hidden, tp, sequence_parallel=sp)
+        self.mlp = ParallelMLP(
+            hidden,
+            config.inner or 4 * hidden,
+            tp,
+            activation=config.activation,
+            gated=config.gated,
+            bias=config.bias,
+            sequence_parallel=sp,
+        )
         self.dropout = dropout(config, tp)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -160,8 +190,11 @@ class TransformerBlock(nn.Module):
         return y
 
 
-def norm(config: GPTConfig, tp: Axis) -> nn.LayerNorm:
-    return SequenceParallelLayerNorm(config.hidden, tp) if config.sequence_parallel else nn.LayerNorm(config.hidden)
+def norm(config: GPTConfig, tp: Axis) -> nn.Module:
+    if config.sequence_parallel:
+        kind = SequenceParallelRMSNorm if config.rms_norm else SequenceParallelLayerNorm
+        return kind(config.hidden, tp, eps=config.eps)
+    return (nn.RMSNorm if config.rms_norm else nn.LayerNorm)(config.hidden, config.eps)
 
 
 def dropout(config: GPTConfig, tp: Axis) -> nn.Dropout:

@@ -1,5 +1,6 @@
 """The device grid: the ranks of the world along three axes, data, tensor and pipeline."""
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -33,6 +34,10 @@ class Axis:
     ranks: tuple[int, ...]
     group: dist.ProcessGroup = field(repr=False)
 
+    def __deepcopy__(self, memo: object) -> "Axis":
+        """Return the same axis: copies of a layer communicate on its group."""
+        return self
+
     def divide(self, what: str, number: int) -> int:
         """Return `number` divided by the size of the axis.
 
@@ -45,7 +50,7 @@ class Axis:
 
 
 class Grid:
-    """The world as `pp` pipeline stages × `dp` replicas × `tp` shards.
+    """The world as `pp` pipeline stages × `dp` replicas × `tp` shards, a context manager that closes its groups.
 
     Ranks are numbered along `tp` first, then `dp`, then `pp`: (stage · dp + replica) · tp + shard. So the ranks that
     communicate most are neighbors, and only stage boundaries span distant ranks. All ranks construct the same grids in
@@ -113,6 +118,22 @@ class Grid:
         """Abort all groups of this rank: pending and later operations raise on their ranks."""
         for name in AXES:
             getattr(self, name).group.abort()
+
+    def close(self) -> None:
+        """Destroy all groups of this rank and free their sockets and memory. Every rank calls it; twice does no harm.
+
+        Models, layers and pipelines on the grid cannot communicate afterwards. (Gloo frees a group only once nothing
+        refers to it.)
+        """
+        for group in dict.fromkeys(getattr(self, name).group for name in AXES):
+            with suppress(ValueError):  # torch's, if it is already destroyed
+                dist.destroy_process_group(group)
+
+    def __enter__(self) -> "Grid":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         return f"Grid(dp={self.dp.size}, tp={self.tp.size}, pp={self.pp.size})"

@@ -12,15 +12,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
 from ringcomm.errors import ArgumentError, refuse
-from ringcomm.parallel.data import DataParallel
+from ringcomm.parallel.data import DataParallel, grad_dtype
 from ringcomm.parallel.functional import all_reduced
 from ringcomm.parallel.grid import Grid
 from ringcomm.parallel.p2p import P2PCommunicator, TensorMeta
 from ringcomm.parallel.schedule import FORWARD, Action, P2PTransfer, PipelineSchedule, Span, transfers, validate
-from ringcomm.parallel.sharding import Modules, as_list
+from ringcomm.parallel.sharding import Modules, as_list, local_part
 
 __all__ = ["Pipeline"]
 
@@ -34,6 +35,9 @@ class Pipeline:
     Communication: let a batch have m micro-batches of b rows, of s · h elements each at a boundary. Every boundary
     between two ranks carries m messages of b · s · h elements forward and m backward. The loss is broadcast, and
     averaged over the replicas (8 bytes each). Gradients of tied parameters are all-reduced.
+
+    Between its forward and its backward a stage keeps its input and what autograd saves, but not its output. Chunks may
+    be wrapped in torch's `fully_shard` over `grid.mesh["dp"]`, which takes the place of `data_parallel`.
 
     Args:
         grid: the ranks
@@ -76,7 +80,7 @@ class Pipeline:
         self.data_parallel, self.tied, self.recompute = data_parallel, list(tied), recompute
         self.trace: list[Span] = []
         self._training = _plan(schedule, self.axis.rank)
-        self._evaluating = _plan(schedule.forward_only(), self.axis.rank)
+        self._evaluating: dict[int, _Plan] = {}  # by number of micro-batches
         self._metadata: dict[Any, dict[int, TensorMeta]] = {}  # of the boundaries, by shape and dtype of micro-batches
         parameters = (parameter for chunk in chunks for parameter in chunk.parameters())
         self.device = next((parameter.device for parameter in parameters), grid.device)
@@ -101,7 +105,11 @@ class Pipeline:
         """
         if not torch.is_grad_enabled():
             raise ArgumentError("step runs backward, which no_grad disables: call evaluate")
-        batch = self._batch(inputs, targets, loss_scale)
+        rows, parts = _rows(inputs, targets), self.schedule.micro_batches
+        if rows == 0 or rows % parts:
+            raise refuse(f"rows of the batch, for {parts} micro-batches", f"a multiple of {parts}", rows)
+        x, y = (torch.split(each, rows // parts) for each in (inputs, targets))
+        batch = _Batch(self, x, y, parts, loss_scale)
         with self._abort_on_error():
             for parameter, group in self.tied:
                 if dist.get_rank(group) > 0:
@@ -110,21 +118,35 @@ class Pipeline:
             if self.data_parallel:
                 self.data_parallel.finish_grad_sync()
             for parameter, group in self.tied:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                dist.all_reduce(parameter.grad, group=group)
-            return self._broadcast_loss(batch.loss)
+                if parameter.requires_grad:
+                    if parameter.grad is None:
+                        parameter.grad = torch.zeros_like(parameter, dtype=grad_dtype(parameter))
+                    dist.all_reduce(local_part(parameter.grad), group=group)
+            return all_reduced(self._broadcast(batch.loss), self.grid.dp) / self.grid.dp.size
 
     @torch.no_grad()
     def evaluate(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Run forward on a batch, and return the loss on every rank; arguments and errors are those of `step`.
+        """Run forward on a batch, and return the mean loss of its rows on every rank.
 
-        The modules stay in training mode unless you call their `eval`.
+        Arguments and errors are those of `step`, except that the batch may have any number of rows, other replicas may
+        have others, and a replica may have none; without any row, the loss is nan. So the last batch of a dataset may
+        be smaller. The modules stay in training mode unless you call their `eval`.
         """
-        batch = self._batch(inputs, targets)
+        rows = _rows(inputs, targets)
+        size = max(1, -(-rows // self.schedule.micro_batches))  # of a micro-batch
+        even = rows - rows % size
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
         with self._abort_on_error():
-            self._run(*self._evaluating, batch)
-            return self._broadcast_loss(batch.loss)
+            # The shapes within a run are equal, so a smaller last micro-batch runs alone.
+            for part in (slice(even), slice(even, rows)):
+                x, y = (torch.split(each[part], size) for each in (inputs, targets))
+                if len(x[0]):
+                    batch = _Batch(self, x, y, rows / len(x[0]))
+                    self._run(*self._evaluation(len(x)), batch)
+                    loss += batch.loss
+            total = torch.stack([self._broadcast(loss) * rows, torch.full_like(loss, rows)])
+            summed = all_reduced(total, self.grid.dp)
+            return summed[0] / summed[1]
 
     @contextmanager
     def _abort_on_error(self) -> Iterator[None]:
@@ -135,17 +157,16 @@ class Pipeline:
             self.grid.abort()
             raise
 
-    def _batch(self, inputs: Tensor, targets: Tensor, loss_scale: float = 1.0) -> "_Batch":
-        x, y = self._split("inputs", inputs), self._split("targets", targets)
-        if len(x[0]) != len(y[0]):
-            raise refuse("rows of the targets", f"those of the inputs, {len(inputs)}", len(targets))
-        return _Batch(self, x, y, loss_scale)
+    def _evaluation(self, micro_batches: int) -> "_Plan":
+        if micro_batches not in self._evaluating:
+            self._evaluating[micro_batches] = _plan(self.schedule.forward_only(micro_batches), self.axis.rank)
+        return self._evaluating[micro_batches]
 
-    def _broadcast_loss(self, loss: Tensor) -> Tensor:
-        """Return the loss of the last stage, averaged over the replicas."""
+    def _broadcast(self, loss: Tensor) -> Tensor:
+        """Return the loss of the last stage."""
         if self.axis.size > 1:
             dist.broadcast(loss, self.axis.ranks[-1], group=self.axis.group)
-        return all_reduced(loss, self.grid.dp) / self.grid.dp.size if self.data_parallel else loss
+        return loss
 
     def _run(self, row: Sequence[Action], order: Sequence[P2PTransfer], batch: "_Batch") -> None:
         rank, schedule = self.axis.rank, self.schedule
@@ -166,28 +187,42 @@ class Pipeline:
                 p2p.send(destination, result)
         p2p.wait_sends()
 
-    def _split(self, what: str, batch: Tensor) -> tuple[Tensor, ...]:
-        rows, parts = batch.shape[0] if batch.dim() else 0, self.schedule.micro_batches
-        if rows == 0 or rows % parts:
-            raise refuse(f"rows of the {what}, for {parts} micro-batches", f"a multiple of {parts}", rows)
-        return torch.split(batch, rows // parts)
+
+def _rows(inputs: Tensor, targets: Tensor) -> int:
+    """Return the number of rows of a batch."""
+    for what, batch in (("inputs", inputs), ("targets", targets)):
+        if not batch.dim():
+            raise refuse(f"shape of the {what}", "at least one dimension", ())
+    if len(inputs) != len(targets):
+        raise refuse("rows of the targets", f"those of the inputs, {len(inputs)}", len(targets))
+    return len(inputs)
 
 
-def _plan(schedule: PipelineSchedule, rank: int) -> tuple[Sequence[Action], list[P2PTransfer]]:
+_Plan = tuple[Sequence[Action], list[P2PTransfer]]
+
+
+def _plan(schedule: PipelineSchedule, rank: int) -> _Plan:
     """Return a rank's actions and transfers, in order."""
     return schedule.table[rank], [each for each in transfers(schedule) if rank in schedule.endpoints(each)]
 
 
 class _Batch:
-    """The state of one batch in the stages of this rank."""
+    """The state of one batch in the stages of this rank. Its loss is the sum of its micro-batches', over `divisor`."""
 
     def __init__(
-        self, pipeline: Pipeline, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...], loss_scale: float
+        self,
+        pipeline: Pipeline,
+        inputs: tuple[Tensor, ...],
+        targets: tuple[Tensor, ...],
+        divisor: float,
+        loss_scale: float = 1.0,
     ) -> None:
         self.inputs, self.targets = inputs, targets
         self.loss = torch.zeros((), dtype=torch.float64, device=pipeline.device)
-        self._pipeline, self._loss_scale = pipeline, loss_scale
-        self._saved: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # input and output of each pending backward
+        self._pipeline, self._divisor, self._loss_scale = pipeline, divisor, loss_scale
+        # Input of each pending backward, and where it begins: not the output, which nothing needs any more. No gradient
+        # edge if all stages up to here are frozen.
+        self._saved: dict[tuple[int, int], tuple[Tensor, GradientEdge | None]] = {}
 
     def forward(self, action: Action, received: Tensor | None) -> Tensor:
         """Return a stage's output; of the last stage, the loss."""
@@ -200,20 +235,20 @@ class _Batch:
         if not isinstance(y, Tensor):
             raise refuse(f"output of stage {stage}", "one tensor", type(y).__name__)
         if stage == pipeline.schedule.stages - 1:
-            y = pipeline.loss_fn(y, self.targets[action.micro_batch]) / pipeline.schedule.micro_batches
+            y = pipeline.loss_fn(y, self.targets[action.micro_batch]) / self._divisor
             if y.dim():
                 raise refuse("shape of the result of loss_fn", (), tuple(y.shape))
             self.loss = self.loss + y.detach().to(self.loss)
             y = y * self._loss_scale
         if training:
-            self._saved[action.micro_batch, action.chunk] = x, y
+            self._saved[action.micro_batch, action.chunk] = x, get_gradient_edge(y) if y.requires_grad else None
         return y.detach()
 
     def backward(self, action: Action, received: Tensor | None) -> Tensor | None:
         """Return the gradient of a stage's input, given that of its output."""
-        x, y = self._saved.pop((action.micro_batch, action.chunk))
+        x, edge = self._saved.pop((action.micro_batch, action.chunk))
         data_parallel, last = self._pipeline.data_parallel, action.micro_batch == len(self.inputs) - 1
         with data_parallel.no_sync() if data_parallel and not last else nullcontext():
-            if y.requires_grad:  # False if all stages up to here are frozen
-                torch.autograd.backward(y, received)
+            if edge:
+                torch.autograd.backward([edge], [received])
         return x.grad if x.is_leaf else None

@@ -101,10 +101,11 @@ class PipelineSchedule:
         below, above = transfer.boundary % self.ranks, (transfer.boundary + 1) % self.ranks
         return (below, above) if transfer.phase == FORWARD else (above, below)
 
-    def forward_only(self) -> "PipelineSchedule":
-        """Return the schedule without its backwards, for evaluation."""
-        rows = (tuple(action for action in row if action.phase == FORWARD) for row in self.table)
-        return replace(self, name=f"{self.name}, forward only", table=tuple(rows))
+    def forward_only(self, micro_batches: int | None = None) -> "PipelineSchedule":
+        """Return the schedule without its backwards, for evaluation, of all or only the first micro-batches."""
+        count = self.micro_batches if micro_batches is None else micro_batches
+        rows = (tuple(each for each in row if each.phase == FORWARD and each.micro_batch < count) for row in self.table)
+        return replace(self, name=f"{self.name}, forward only", micro_batches=count, table=tuple(rows))
 
 
 # --- The schedules ----------------------------------------------------------------------------------------------------

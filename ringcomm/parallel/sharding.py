@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 
 from ringcomm.errors import refuse
 from ringcomm.parallel.functional import all_gathered
@@ -24,6 +26,7 @@ __all__ = [
     "collect_shard_specs",
     "counted_parameters",
     "full_tensors",
+    "local_part",
     "named_parameters",
     "tied_copies",
 ]
@@ -79,18 +82,51 @@ def clean_name(name: str) -> str:
     return name.replace("_orig_mod.", "").lstrip(".")
 
 
+def local_part(x: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a DTensor, in the same memory; any other tensor as it is."""
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
 def shard_of(full: torch.Tensor, spec: ShardSpec, tp: Axis) -> torch.Tensor:
     """Return this rank's shard of a full tensor, padded with zeros to the length of the others."""
     if full.shape[spec.dim] != spec.length:
         raise refuse(f"dimension {spec.dim} of the full tensor", spec.length, full.shape[spec.dim])
     share = -(-spec.length // tp.size)
     start = min(tp.rank * share, spec.length)
-    local = full.narrow(spec.dim, start, min(share, spec.length - start))
-    if local.shape[spec.dim] == share:
+    return _padded(full.narrow(spec.dim, start, min(share, spec.length - start)), spec.dim, share)
+
+
+def _padded(local: torch.Tensor, dim: int, length: int) -> torch.Tensor:
+    if local.shape[dim] == length:
         return local
-    padded = full.new_zeros(*full.shape[: spec.dim], share, *full.shape[spec.dim + 1 :])
-    padded.narrow(spec.dim, 0, local.shape[spec.dim]).copy_(local)
+    padded = local.new_zeros(*local.shape[:dim], length, *local.shape[dim + 1 :])
+    padded.narrow(dim, 0, local.shape[dim]).copy_(local)
     return padded
+
+
+def as_dtensor(x: torch.Tensor, spec: ShardSpec | None, tp: Axis) -> torch.Tensor:
+    """Return a shard as a DTensor over the axis, without padding, in the same memory; a replicated tensor as it is."""
+    if spec is None or tp.size == 1:
+        return x
+    share, full = x.shape[spec.dim], full_shape(x, spec)
+    start = min(tp.rank * share, spec.length)
+    local = x.narrow(spec.dim, 0, min(share, spec.length - start))
+    mesh = DeviceMesh.from_group(tp.group, x.device.type, mesh_dim_names=(tp.name,))
+    stride = torch.empty(full, device="meta").stride()
+    return DTensor.from_local(local, mesh, [Shard(spec.dim)], shape=full, stride=stride)
+
+
+def as_shard(x: torch.Tensor, spec: ShardSpec, tp: Axis) -> torch.Tensor:
+    """Return this rank's shard of a DTensor, or of a full tensor; any other tensor as it is.
+
+    Communication: none if the DTensor is sharded as in `as_dtensor`, otherwise an all-gather.
+    """
+    share = -(-spec.length // tp.size)
+    if isinstance(x, DTensor):
+        if x.placements == (Shard(spec.dim),) and x.device_mesh.mesh.tolist() == [*tp.ranks]:
+            return _padded(x.to_local(), spec.dim, share)
+        x = x.full_tensor()
+    return shard_of(x, spec, tp) if x.shape[spec.dim] == spec.length else x
 
 
 def full_tensors(

@@ -18,26 +18,23 @@ A layer initializes its full weights as torch's layer does and keeps its shard. 
 (`seed_ranks`) therefore start from the weights of one process.
 """
 
-from contextlib import nullcontext
-from functools import partial
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 from torch import nn
+from torch.distributed.tensor import DTensor
 
-from ringcomm.errors import integer, refuse
+from ringcomm.errors import refuse
 from ringcomm.parallel.functional import all_gather, copy_to, reduce_from, reduce_scatter
 from ringcomm.parallel.grid import Axis
-from ringcomm.parallel.seed import rank_local_rng
-from ringcomm.parallel.sharding import ShardSpec, shard_of
+from ringcomm.parallel.sharding import ShardSpec, as_dtensor, as_shard, shard_of
 
 __all__ = [
     "ColumnParallelLinear",
-    "ParallelAttention",
     "ParallelMLP",
     "RowParallelLinear",
-    "SequenceParallelDropout",
-    "SequenceParallelLayerNorm",
     "VocabParallelEmbedding",
 ]
 
@@ -52,14 +49,48 @@ def leave(x: torch.Tensor, tp: Axis, sequence_parallel: bool) -> torch.Tensor:
     return reduce_scatter(x, tp, SEQUENCE) if sequence_parallel else reduce_from(x, tp)
 
 
-class ColumnParallelLinear(nn.Module):
-    """A linear layer with sharded outputs: (B, S, inputs) → (B, S, outputs/t).
+class ShardedLayer(nn.Module):
+    """A layer that keeps this rank's shard of the parameters in its `shard_specs`.
+
+    Its `state_dict` contains them as DTensors over the axis, without padding, as that of torch's `fully_shard` does, so
+    torch's tools can gather and reshard them. `load_state_dict` takes DTensors, full tensors and local shards.
+    """
+
+    tp: Axis
+    shard_specs: dict[str, ShardSpec]
+
+    def keep_shard(self, full: nn.Module) -> None:
+        """Take the parameters of a layer: this rank's shard of those that are sharded."""
+        for name in ("weight", "bias"):
+            parameter = getattr(full, name, None)
+            spec = self.shard_specs.get(name)
+            if parameter is not None and spec:
+                parameter = nn.Parameter(shard_of(parameter.detach(), spec, self.tp).clone())
+            self.register_parameter(name, parameter)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name, spec in self.shard_specs.items():
+            value = destination[prefix + name]
+            if not isinstance(value, DTensor):  # of fully_shard
+                destination[prefix + name] = as_dtensor(value, spec, self.tp)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        for name, spec in self.shard_specs.items():
+            value = state_dict.get(prefix + name)
+            if isinstance(value, torch.Tensor) and not isinstance(getattr(self, name), DTensor):
+                state_dict[prefix + name] = as_shard(value, spec, self.tp)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+
+class ColumnParallelLinear(ShardedLayer):
+    """A linear layer with sharded outputs: (B, S, in_features) → (B, S, out_features/t).
 
     Communication: that of entering the region; none with `entered=True`, for an input inside the region, as of layers
     that share one.
 
     Raises:
-        ArgumentError: `outputs` is not a multiple of t.
+        ArgumentError: `out_features` is not a multiple of t.
     """
 
     weight: nn.Parameter
@@ -67,8 +98,8 @@ class ColumnParallelLinear(nn.Module):
 
     def __init__(
         self,
-        inputs: int,
-        outputs: int,
+        in_features: int,
+        out_features: int,
         tp: Axis,
         *,
         bias: bool = True,
@@ -76,47 +107,57 @@ class ColumnParallelLinear(nn.Module):
         entered: bool = False,
     ) -> None:
         super().__init__()
-        tp.divide("outputs", outputs)
+        tp.divide("out_features", out_features)
+        self.in_features, self.out_features = in_features, out_features
         self.tp, self.sequence_parallel, self.entered = tp, sequence_parallel, entered
-        self.shard_specs = {"weight": ShardSpec(0, outputs), **({"bias": ShardSpec(0, outputs)} if bias else {})}
-        keep_shard(self, nn.Linear(inputs, outputs, bias), tp)
+        spec = ShardSpec(0, out_features)
+        self.shard_specs = {"weight": spec, "bias": spec} if bias else {"weight": spec}
+        self.keep_shard(nn.Linear(in_features, out_features, bias))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.entered:
             x = enter(x, self.tp, self.sequence_parallel)
         return F.linear(x, self.weight, self.bias)
 
+    def extra_repr(self) -> str:
+        return _linear_repr(self)
 
-class RowParallelLinear(nn.Module):
-    """A linear layer with sharded inputs: (B, S, inputs/t) → (B, S, outputs).
+
+class RowParallelLinear(ShardedLayer):
+    """A linear layer with sharded inputs: (B, S, in_features/t) → (B, S, out_features).
 
     Communication: that of leaving the region. The bias is replicated and added once, to the sum.
 
     Raises:
-        ArgumentError: `inputs` is not a multiple of t.
+        ArgumentError: `in_features` is not a multiple of t.
     """
 
     weight: nn.Parameter
     bias: nn.Parameter | None
 
     def __init__(
-        self, inputs: int, outputs: int, tp: Axis, *, bias: bool = True, sequence_parallel: bool = False
+        self, in_features: int, out_features: int, tp: Axis, *, bias: bool = True, sequence_parallel: bool = False
     ) -> None:
         super().__init__()
-        tp.divide("inputs", inputs)
+        tp.divide("in_features", in_features)
+        self.in_features, self.out_features = in_features, out_features
         self.tp, self.sequence_parallel = tp, sequence_parallel
-        self.shard_specs = {"weight": ShardSpec(1, inputs)}
-        keep_shard(self, nn.Linear(inputs, outputs, bias), tp)
+        self.shard_specs = {"weight": ShardSpec(1, in_features)}
+        self.keep_shard(nn.Linear(in_features, out_features, bias))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = leave(F.linear(x, self.weight), self.tp, self.sequence_parallel)
         if self.bias is None:
             return y
         # Each rank adds it to its tokens only, so its gradients must be summed.
-        return y + (copy_to(self.bias, self.tp) if self.sequence_parallel else self.bias)
+        bias = copy_to(self.bias, self.tp) if self.sequence_parallel else self.bias
+        return y + bias.to(y.dtype)  # under autocast, which leaves an addition as it is, y has 16 bits
+
+    def extra_repr(self) -> str:
+        return _linear_repr(self)
 
 
-class VocabParallelEmbedding(nn.Module):
+class VocabParallelEmbedding(ShardedLayer):
     """An embedding sharded over the vocabulary: ids (B, S) → (B, S, H).
 
     Each rank looks up its rows and contributes zeros for the others, so the sum has the bits of the full embedding. A
@@ -131,145 +172,77 @@ class VocabParallelEmbedding(nn.Module):
 
     weight: nn.Parameter
 
-    def __init__(self, vocab_size: int, hidden: int, tp: Axis, *, sequence_parallel: bool = False) -> None:
+    def __init__(self, num_embeddings: int, embedding_dim: int, tp: Axis, *, sequence_parallel: bool = False) -> None:
         super().__init__()
-        self.tp, self.sequence_parallel, self.vocab_size = tp, sequence_parallel, vocab_size
-        self.shard_specs = {"weight": ShardSpec(0, vocab_size)}
-        share = -(-vocab_size // tp.size)
-        if share * (tp.size - 1) >= vocab_size:
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.tp, self.sequence_parallel = tp, sequence_parallel
+        self.shard_specs = {"weight": ShardSpec(0, num_embeddings)}
+        share = -(-num_embeddings // tp.size)
+        if share * (tp.size - 1) >= num_embeddings:
             least = share * (tp.size - 1) + 1
-            raise refuse("vocab_size", f"{least} or more, a row for each of {tp.size} ranks", vocab_size)
-        keep_shard(self, nn.Embedding(vocab_size, hidden), tp)
+            raise refuse("num_embeddings", f"{least} or more, a row for each of {tp.size} ranks", num_embeddings)
+        self.keep_shard(nn.Embedding(num_embeddings, embedding_dim))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        check_ids("token ids", ids, self.vocab_size)
+        check_ids("token ids", ids, self.num_embeddings)
         local = ids - self.tp.rank * len(self.weight)
         # An id outside the vocabulary is not masked, so that the lookup fails.
-        elsewhere = ((local < 0) | (local >= len(self.weight))) & (ids >= 0) & (ids < self.vocab_size)
+        elsewhere = ((local < 0) | (local >= len(self.weight))) & (ids >= 0) & (ids < self.num_embeddings)
         x = F.embedding(local.masked_fill(elsewhere, 0), self.weight)
         return leave(x.masked_fill(elsewhere.unsqueeze(-1), 0), self.tp, self.sequence_parallel)
 
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}, tp={self.tp.size}"
+
 
 class ParallelMLP(nn.Module):
-    """Two linear layers with a GELU between them: (B, S, H) → (B, S, inner/t) → (B, S, H).
+    """Linear layers with an activation between them: (B, S, H) → (B, S, inner/t) → (B, S, H).
 
     The first is column-parallel: GELU(a + b) is not GELU(a) + GELU(b), so partial sums would have to be reduced before
     the GELU. The second is row-parallel and takes the sharded activations as they are.
 
+    GPT-2: `activation=partial(F.gelu, approximate="tanh")`. Llama: `activation=F.silu, gated=True, bias=False`.
+
     Communication: that of entering and leaving the region.
-    """
 
-    def __init__(self, hidden: int, inner: int, tp: Axis, *, sequence_parallel: bool = False) -> None:
-        super().__init__()
-        self.up = ColumnParallelLinear(hidden, inner, tp, sequence_parallel=sequence_parallel)
-        self.down = RowParallelLinear(inner, hidden, tp, sequence_parallel=sequence_parallel)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.down(F.gelu(self.up(x)))
-        return y
-
-
-class ParallelAttention(nn.Module):
-    """Causal self-attention with sharded heads: (B, S, H) → (B, S, H).
-
-    With fewer `kv_heads` than `heads`, several queries share a key and a value (Ainslie et al., GQA, arXiv 2305.13245).
-    With fewer `kv_heads` than ranks, the key and value weights are replicated, and each rank uses the head of its
-    queries.
-
-    Communication: that of entering and leaving the region; with fewer `kv_heads` than ranks, also an all-reduce of the
-    gradients of the key and value weights.
-
-    Raises:
-        ArgumentError: the heads, or `kv_heads`, cannot be divided evenly.
+    Args:
+        hidden: hidden size
+        inner: size of the activations
+        tp: the ranks that share the layers
+        activation: an elementwise function
+        gated: down(activation(gate(x)) · up(x)) instead of down(activation(up(x))) (Shazeer, GLU Variants Improve
+            Transformer, arXiv 2002.05202)
+        bias: whether the linear layers have one
+        sequence_parallel: whether the input and output are sharded along the sequence
     """
 
     def __init__(
         self,
         hidden: int,
-        heads: int,
+        inner: int,
         tp: Axis,
         *,
-        kv_heads: int | None = None,
-        dropout: float = 0.0,
+        activation: Callable[[torch.Tensor], torch.Tensor] = F.gelu,
+        gated: bool = False,
+        bias: bool = True,
         sequence_parallel: bool = False,
     ) -> None:
         super().__init__()
-        heads = integer("heads", heads, 1)
-        kv_heads = heads if kv_heads is None else integer("kv_heads", kv_heads, 1)
-        if hidden % heads:
-            raise refuse("hidden size", f"a multiple of the {heads} heads", hidden)
-        if heads % kv_heads:
-            raise refuse("heads", f"a multiple of the {kv_heads} kv_heads", heads)
-        tp.divide("heads", heads)
-        self.shard_keys = kv_heads % tp.size == 0
-        if not self.shard_keys and tp.size % kv_heads:
-            raise refuse("kv_heads", f"a multiple or a divisor of tp = {tp.size}", kv_heads)
-        self.tp, self.sequence_parallel, self.dropout = tp, sequence_parallel, dropout
-        self.width, self.kv_heads = hidden // heads, kv_heads
-        keys = 2 * kv_heads * self.width  # key and value of a head are adjacent
-        self.query = ColumnParallelLinear(hidden, hidden, tp, entered=True)
-        linear = partial(ColumnParallelLinear, tp=tp, entered=True) if self.shard_keys else nn.Linear
-        self.key_value = linear(hidden, keys)
-        self.out = RowParallelLinear(hidden, hidden, tp, sequence_parallel=sequence_parallel)
+        self.tp, self.activation, self.sequence_parallel = tp, activation, sequence_parallel
+        self.up = ColumnParallelLinear(hidden, inner, tp, bias=bias, entered=True)
+        self.gate = ColumnParallelLinear(hidden, inner, tp, bias=bias, entered=True) if gated else None
+        self.down = RowParallelLinear(inner, hidden, tp, bias=bias, sequence_parallel=sequence_parallel)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = enter(x, self.tp, self.sequence_parallel)
-        query = self.query(x).view(*x.shape[:2], -1, self.width).transpose(1, 2)
-        key, value = self._keys(x).view(*x.shape[:2], -1, 2, self.width).permute(3, 0, 2, 1, 4)
-        dropout = self.dropout if self.training else 0.0
-        grouped = query.shape[1] != key.shape[1]
-        with rank_local_rng(self.tp, x.device) if dropout else nullcontext():
-            y = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True, enable_gqa=grouped)
-        out: torch.Tensor = self.out(y.transpose(1, 2).flatten(2))
+        y = self.activation(self.gate(x)) * self.up(x) if self.gate else self.activation(self.up(x))
+        out: torch.Tensor = self.down(y)
         return out
 
-    def _keys(self, x: torch.Tensor) -> torch.Tensor:
-        if self.shard_keys:
-            keys: torch.Tensor = self.key_value(x)
-            return keys
-        head = self.tp.rank * self.kv_heads // self.tp.size
-        full = (getattr(self.key_value, name) for name in ("weight", "bias"))
-        weight, bias = (copy_to(each, self.tp).chunk(self.kv_heads)[head] for each in full)
-        return F.linear(x, weight, bias)
 
-
-class SequenceParallelLayerNorm(nn.LayerNorm):
-    """A LayerNorm of this rank's tokens: (B, S/t, H) → (B, S/t, H).
-
-    Forward: no communication. Backward: all-reduce of the gradients of weight and bias, each a sum over these tokens.
-    """
-
-    def __init__(self, hidden: int, tp: Axis) -> None:
-        super().__init__(hidden)
-        self.tp = tp
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weight, bias = (copy_to(full, self.tp) for full in (self.weight, self.bias))
-        return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
-
-
-class SequenceParallelDropout(nn.Dropout):
-    """A dropout of sharded activations, with different random numbers on each rank. No communication."""
-
-    def __init__(self, p: float, tp: Axis) -> None:
-        super().__init__(p)
-        self.tp = tp
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not (self.training and self.p):
-            return x
-        with rank_local_rng(self.tp, x.device):
-            return super().forward(x)
-
-
-def keep_shard(layer: nn.Module, full: nn.Module, tp: Axis) -> None:
-    """Give `layer` the parameters of `full`: this rank's shard of those in its `shard_specs`."""
-    for name in ("weight", "bias"):
-        parameter = getattr(full, name, None)
-        spec = layer.shard_specs.get(name)  # type: ignore[union-attr, operator]
-        if parameter is not None and spec:
-            parameter = nn.Parameter(shard_of(parameter.detach(), spec, tp).clone())
-        layer.register_parameter(name, parameter)
+def _linear_repr(layer: ColumnParallelLinear | RowParallelLinear) -> str:
+    bias = layer.bias is not None
+    return f"in_features={layer.in_features}, out_features={layer.out_features}, bias={bias}, tp={layer.tp.size}"
 
 
 def check_ids(what: str, ids: torch.Tensor, vocab_size: int) -> None:

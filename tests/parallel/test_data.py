@@ -113,8 +113,10 @@ def test_ranks_may_use_parameters_in_different_orders_or_not_at_all():
         model(x, routes[rank]).sum().backward()
         data_parallel.finish_grad_sync()
         for parameter, average in zip(model.parameters(), expected, strict=True):
-            torch.testing.assert_close(parameter.grad, average, check_dtype=False)
-    assert not expected[2].any()
+            if parameter is model.c.weight and routes == (2, 2):
+                assert parameter.grad is None
+            else:
+                torch.testing.assert_close(parameter.grad, average, check_dtype=False)
 
 
 @torch_world.on(2)
@@ -189,14 +191,39 @@ def test_a_replaced_dataparallel_does_nothing_and_frees_its_buckets():
     assert torch_world.run(wrapped_again, 2) == [1, 1]
 
 
-@torch_world.on(1, 2)
-def test_an_unused_parameter_has_a_gradient_of_zeros():
-    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+@torch_world.on(1, 2, 3, backends=torch_world.BACKENDS)
+def test_parameters_are_decayed_only_if_a_replica_used_them_as_in_torch():
+    """Compare with DistributedDataParallel: one layer used by all replicas, one by the last, one by none."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    trained = []
+    for wrap in (DataParallel, nn.parallel.DistributedDataParallel):
+        torch.manual_seed(0)
+        model = Sides()
+        mine = DataParallel(model, Grid(dp=size).dp) if wrap is DataParallel else None
+        call = model if mine else wrap(model, find_unused_parameters=True)
+        optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.5)
+        for route in (2, 2 if rank < size - 1 else 0, 2):
+            optimizer.zero_grad()
+            call(torch.zeros(2, 4, dtype=torch.float64), route).sum().backward()
+            if mine:
+                mine.finish_grad_sync()
+            trained.append([None if each.grad is None else each.grad.clone() for each in model.parameters()])
+            optimizer.step()
+        trained.append([parameter.detach().clone() for parameter in model.parameters()])
+    ours, theirs = trained[:4], trained[4:]
+    assert [grads[2] is None for grads in ours[:3]] == [True, False, True]
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@torch_world.on(2, 3, backends=torch_world.BACKENDS)
+def test_a_gradient_of_negative_zeros_on_one_replica_is_a_gradient_on_all(dtype):
+    model = nn.ParameterList(torch.ones(shape, dtype=dtype) for shape in ((3,), (), (0,), (2, 2)))
     data_parallel = DataParallel(model, Grid(dp=dist.get_world_size()).dp)
-    model[0](torch.ones(2)).sum().backward()
+    used = model[:3] if dist.get_rank() == 1 else model[2:3]
+    sum((parameter * -0.0).sum() for parameter in used).backward()
     data_parallel.finish_grad_sync()
-    found = [parameter.grad.tolist() for parameter in model.parameters()]
-    assert found == [[[1.0, 1.0]] * 2, [1.0] * 2, [[0.0] * 2] * 2, [0.0] * 2]
+    assert [None if each.grad is None else each.grad.tolist() for each in model] == [[0.0] * 3, 0.0, [], None]
 
 
 @torch_world.on(2)

@@ -1,5 +1,8 @@
 """The grid: the ranks of each axis, and refused sizes."""
 
+import gc
+import os
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -65,3 +68,36 @@ def test_a_grid_needs_a_default_process_group():
     for make in (Grid, Grid.alone):
         with pytest.raises(ArgumentError, match="init_process_group"):
             make()
+
+
+def open_files():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def closed():
+    """Return how many descriptors this process has before a grid, with it, and after it is closed, three times."""
+    dist.all_reduce(torch.zeros(1))
+    counts = [open_files()]
+    for _ in range(3):
+        with Grid(dp=2, pp=2) as grid:
+            groups = [axis.group for axis in (grid.dp, grid.tp, grid.pp, grid.model, grid.world, grid.ends)]
+            for group in groups:
+                dist.all_reduce(torch.zeros(100_000), group=group)
+            counts.append(open_files())
+        grid.close()  # again
+        for group in groups if dist.get_backend() == "ringcomm" else ():  # Gloo keeps a group that is referred to
+            with pytest.raises(ValueError, match=r"closed|not initialized"):
+                dist.all_reduce(torch.zeros(1), group=group)
+        del grid, group, groups
+        gc.collect()
+        counts.append(open_files())
+    with Grid.alone() as alone:
+        dist.all_reduce(torch.zeros(1), group=alone.world.group)
+    dist.all_reduce(torch.zeros(1))  # the default group still works
+    return counts
+
+
+@pytest.mark.parametrize("backend", torch_world.BACKENDS)
+def test_a_closed_grid_leaves_no_descriptors(backend):
+    for counts in torch_world.run(closed, 4, backend=backend):
+        assert counts[::2] == [counts[0]] * 4

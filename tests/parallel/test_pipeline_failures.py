@@ -38,8 +38,8 @@ def test_schedules_and_batches_of_other_sizes_are_refused():
     texts = [str(error) for error in errors]
     assert texts[0] == "ranks of the schedule: expected those of the pipeline, 2, got 4"
     assert texts[1] == "chunks of this rank: expected those of the schedule, 2, got 1"
-    assert texts[2] == "rows of the inputs, for 4 micro-batches: expected a multiple of 4, got 6"
-    assert texts[3] == "rows of the targets, for 4 micro-batches: expected a multiple of 4, got 0"
+    assert texts[2] == "rows of the batch, for 4 micro-batches: expected a multiple of 4, got 6"
+    assert texts[3] == "shape of the targets: expected at least one dimension, got ()"
     assert texts[4] == "rows of the targets: expected those of the inputs, 8, got 4"
     assert texts[5] == "step runs backward, which no_grad disables: call evaluate"
 
@@ -84,7 +84,7 @@ def invalid_output(kind):
 @pytest.mark.parametrize("kind", OUTPUTS)
 def test_a_stage_whose_output_cannot_be_sent_is_named(kind):
     with mortals(2) as pool:
-        found = outcomes(pool, torch_world.within, "ringcomm", 2.0, invalid_output, (kind,))
+        found = outcomes(pool, torch_world.within, "ringcomm", 4.0, invalid_output, (kind,))
         (text,) = filter(None, [answer for _, answer, _ in found])
     assert re.search(OUTPUTS[kind][-1], text)
 

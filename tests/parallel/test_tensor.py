@@ -169,8 +169,8 @@ def test_a_padded_embedding_equals_that_of_one_process_bit_for_bit(sequence_para
 def test_layers_and_tensors_that_cannot_be_divided_are_refused():
     tp = Grid(tp=2).tp
     for make, words in (
-        (lambda: ColumnParallelLinear(4, 3, tp), "outputs: expected a multiple of tp = 2, got 3"),
-        (lambda: RowParallelLinear(3, 4, tp), "inputs: expected a multiple of tp = 2, got 3"),
+        (lambda: ColumnParallelLinear(4, 3, tp), "out_features: expected a multiple of tp = 2, got 3"),
+        (lambda: RowParallelLinear(3, 4, tp), "in_features: expected a multiple of tp = 2, got 3"),
         (lambda: ParallelAttention(12, 3, tp), "heads: expected a multiple of tp = 2, got 3"),
         (lambda: ParallelAttention(16, 3, tp), "hidden size: expected a multiple of the 3 heads, got 16"),
         (lambda: ParallelAttention(16, 4, tp, kv_heads=3), "heads: expected a multiple of the 3 kv_heads, got 4"),
@@ -180,7 +180,7 @@ def test_layers_and_tensors_that_cannot_be_divided_are_refused():
         ),
         (lambda: ParallelAttention(16, 0, tp), "heads: expected an integer from 1"),
         (lambda: ParallelAttention(16, 4, tp, kv_heads=0), "kv_heads: expected an integer from 1"),
-        (lambda: VocabParallelEmbedding(1, 4, tp), "vocab_size: expected 2 or more, a row for each of 2 ranks, got 1"),
+        (lambda: VocabParallelEmbedding(1, 4, tp), "num_embeddings: expected 2 or more, a row for each of 2 ranks"),
         (lambda: VocabParallelEmbedding(5, 4, tp)(torch.tensor([[1, 5]])), "token ids: expected numbers from 0 to 4"),
         (lambda: scatter_to(torch.ones(4, 3), tp, 1), r"dimension 1 of \(4, 3\): expected a multiple of tp = 2, got 3"),
     ):

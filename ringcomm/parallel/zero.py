@@ -1,0 +1,299 @@
+"""ZeRO, stages 1 and 2: each replica keeps a share of the optimizer states, and of the gradients."""
+
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from ringcomm.errors import ArgumentError, refuse
+from ringcomm.parallel.checkpoint import _raise_on_all
+from ringcomm.parallel.clip import clip_factor
+from ringcomm.parallel.data import (
+    DataParallel,
+    _collect,
+    _remove,
+    broadcast_from_first,
+    check_replicas,
+    partition,
+    set_grad_dtype,
+)
+from ringcomm.parallel.functional import all_reduced
+from ringcomm.parallel.grid import Grid
+from ringcomm.parallel.loss_scale import LossScale
+from ringcomm.parallel.precision import MixedPrecision
+from ringcomm.parallel.sharding import Modules, as_list, counted_parameters
+from ringcomm.parallel.zero_buckets import SharedBucket, Staging
+from ringcomm.parallel.zero_states import SharedStates, optimized
+
+__all__ = ["ZeroOptimizer"]
+
+
+class ZeroOptimizer(DataParallel):
+    """Averages gradients over the replicas and updates the parameters, each replica its share of them.
+
+    After Rajbhandari et al., ZeRO (arXiv 1910.02054). It takes the place of a DataParallel, a MixedPrecision and their
+    optimizer, and of `tied` in a Pipeline. ::
+
+        zero = ZeroOptimizer(chunks, grid, partial(torch.optim.AdamW, lr=1e-3), torch.bfloat16, stage=2)
+        pipeline = Pipeline(grid, chunks, schedule, loss_fn, data_parallel=zero)
+        pipeline.step(inputs, targets, zero.loss_scale)  # or: backward, then zero.finish_grad_sync()
+        norm = zero.step(max_norm=1.0)  # None if the gradients of a rank were not finite
+
+    Let Ψ be the parameters of this rank, d the replicas. Per parameter of 16 bits with AdamW, a rank has 2 bytes, and 2
+    of the gradient in stage 1; in stage 2, 2/d and two buckets; 12/d of masters and moments, and 4/d more during the
+    step. Without ZeRO it has 16. Gradients that micro-batches accumulate are full until the last backward.
+
+    With an optimizer that updates each element by itself (SGD, Adam, AdamW), parameters get the bits of a DataParallel
+    and that optimizer, if the backend sums in the same order in a reduce-scatter as in an all-reduce: ringcomm does so
+    on one machine. The gradient norm is summed in another order.
+
+    Communication: forward, none, except that it awaits the parameters of `units`. Backward: reduce-scatters of gradient
+    buckets send (d-1)/d times the bytes of the gradients. Step: an all-reduce of one number over all ranks, then
+    all-gathers that send (d-1)/d times the bytes of the parameters: together the 2Ψ(d-1)/d elements of a DataParallel.
+    Each bucket is padded to a multiple of d elements. Shares of tied gradients are all-reduced over their group. At
+    construction, all parameters and buffers are broadcast from the first replica.
+
+    Args:
+        chunks: a module, or the chunks of a pipeline; their parameters become views of buckets
+        grid: the ranks
+        optimizer: creates the optimizer for a list of parameters, which may be put into groups
+        dtype: dtype to convert the chunks to. In 16 bits the optimizer has float32 masters. None: as they are.
+        stage: 1: shared optimizer states; 2: shared gradients too, for which backward awaits earlier buckets
+        tied: parameters that other ranks copy, each with the process group of the copies, as `gpt_tied_weights` returns
+        units: modules whose parameters only their own forward reads, in the order of their forwards. Their all-gathers
+            run while earlier modules compute. Before you read parameters otherwise, call `finish_param_sync`.
+        bucket_bytes: bytes of parameters at which a bucket is full
+        grad_dtype: dtype in which gradients are accumulated and reduced, as in DataParallel. None: as the parameters.
+        init_scale: initial loss scale of float16
+        growth_interval: steps without overflow before the scale doubles
+
+    Attributes:
+        parameters: the parameters of the chunks, each once
+        optimizer: the optimizer, for this rank's pieces of the parameters; its options, such as `lr`, may be changed
+
+    Raises:
+        ArgumentError: the stage or a dtype is not one of those above, a tied parameter or one of the optimizer is not
+            one of the chunks, or the replicas differ. All ranks raise.
+    """
+
+    def __init__(
+        self,
+        chunks: Modules,
+        grid: Grid,
+        optimizer: Callable[[list[nn.Parameter]], Optimizer],
+        dtype: torch.dtype | None = None,
+        *,
+        stage: int = 2,
+        tied: Iterable[tuple[nn.Parameter, dist.ProcessGroup]] = (),
+        units: Iterable[nn.Module] = (),
+        bucket_bytes: int = 25 << 20,
+        grad_dtype: torch.dtype | None = None,
+        init_scale: float = 2.0**16,
+        growth_interval: int = 2000,
+    ) -> None:
+        self.chunks, self.grid, self.dp, self._factory = as_list(chunks), grid, grid.dp, optimizer
+        self._units = list(units)
+        module, groups = nn.ModuleList(self.chunks), dict(tied)
+        self.parameters = list(module.parameters())
+        trained = [parameter for parameter in self.parameters if parameter.requires_grad]
+        with _raise_on_all(grid):
+            if stage not in (1, 2):
+                raise refuse("stage", "1 or 2; torch's fully_shard is stage 3", stage)
+            if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
+                raise refuse("dtype", "None, torch.float32, torch.bfloat16 or torch.float16", dtype)
+            if dtype is None and any(parameter.element_size() < 4 for parameter in trained):
+                raise refuse("dtype", "that of the parameters, for masters", None)
+            self.optimizer = optimizer(self.parameters)
+            _check_known("tied", groups, trained)
+            _check_known("optimizer", optimized(self.optimizer), self.parameters)
+        check_replicas(module, self.dp)
+        broadcast_from_first([*self.parameters, *module.buffers()], self.dp)
+        originals = {parameter: parameter.detach() for parameter in trained}
+        if dtype:
+            module.to(dtype)
+        if grad_dtype:
+            set_grad_dtype(trained, grad_dtype)
+        self._dtype, self._scale = dtype, LossScale(dtype, init_scale, growth_interval)
+        self._sync, self._sent = True, 0
+        staging: dict[Any, Staging] = defaultdict(Staging)
+        self._buckets: list[Any] = []
+        alone = [[parameter] for parameter in groups]  # copies of a bucket must be cut alike
+        together = [parameter for parameter in trained[::-1] if parameter not in groups]
+        for members in [*cast(Iterable[list[nn.Parameter]], partition(together, bucket_bytes)), *alone]:
+            lender = staging[members[0].dtype, members[0].device] if stage == 2 else None
+            self._buckets.append(SharedBucket(members, originals, self.dp, lender, groups.get(members[0])))
+        self._pieces = {parameter: piece for bucket in self._buckets for parameter, piece in bucket.pieces.items()}
+        self._states = SharedStates(self.optimizer, self._buckets, self.dp)
+        self._readers = self._who_reads()
+        weakref.finalize(self, _remove, [*self._collect_gradients(), *self._await_parameters()])
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor for the next loss, which `step` divides the gradients by."""
+        return self._scale.value
+
+    def step(self, max_norm: float = float("inf")) -> float | None:
+        """Run an optimizer step with gradients clipped to `max_norm`; return their norm, or None if it was skipped.
+
+        The norm is that of the whole model. All ranks skip the step if a gradient of any rank, or the norm, is not
+        finite. The gradients are freed.
+
+        Raises:
+            ArgumentError: `max_norm` is negative or nan, or the gradients are not averaged; nothing is sent.
+        """
+        if not max_norm >= 0:
+            raise refuse("max_norm", "at least 0", max_norm)
+        if any(bucket.grad is None for bucket in self._buckets):
+            raise ArgumentError("step without gradients: call finish_grad_sync after backward, on all ranks")
+        with self._abort_on_error():
+            self.finish_param_sync()
+            grads = {each: grad for bucket in self._buckets for each, grad in bucket.gradients().items()}
+            norm = self._norm(grads) / self.loss_scale
+            finite = bool(norm.isfinite())
+            if finite:
+                factor = clip_factor(norm, max_norm) / self.loss_scale
+                for parameter, grad in grads.items():
+                    piece = self._pieces[parameter]
+                    piece.grad = grad.to(piece.dtype) * factor.to(piece.dtype)
+                self.zero_grad()
+                grads.clear()
+                self.optimizer.step()
+                for piece in self._pieces.values():
+                    piece.grad = None
+                self._publish()
+            self.zero_grad()
+            self._scale.update(found_inf=not finite)
+            return float(norm) if finite else None
+
+    def zero_grad(self) -> None:
+        """Free all gradients."""
+        for holder in (*self._buckets, *self.parameters):
+            holder.grad = None
+
+    def finish_param_sync(self) -> None:
+        """Wait until all parameters have the values of the last step."""
+        for bucket in self._buckets:
+            bucket.arrive()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the full states on every rank, in memory of the CPU. All replicas call it.
+
+        "state" and "param_groups" are those of the optimizer without ZeRO, which can load them. "masters" has the full
+        values of its parameters, by the same numbers, "loss_scale" the scale of float16.
+
+        Communication: an all-gather of the pickled states and masters.
+        """
+        self.finish_param_sync()
+        return {**self._states.state_dict(), "loss_scale": self._scale.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load full states: of this class with any number of replicas, or of the optimizer without ZeRO.
+
+        Parameters without a master in `state` keep their values, which may have been changed. All ranks call it.
+
+        Communication: all-gathers of the parameters.
+
+        Raises:
+            ArgumentError: the states are of other groups or shapes of parameters. All ranks raise.
+        """
+        self.finish_param_sync()
+        with _raise_on_all(self.grid):
+            masters = self._states.load_state_dict(state)
+        with torch.no_grad():
+            for piece, master in masters.items():
+                piece.copy_(master)
+        self._scale.load_state_dict(state.get("loss_scale", {}))
+        self._publish()
+        self.finish_param_sync()
+
+    def unsharded(self) -> Optimizer | MixedPrecision:
+        """Return what would train the chunks without ZeRO, with the full states: for `save_checkpoint`.
+
+        All ranks call it. It has the memory of an optimizer without ZeRO; communication is that of `state_dict`.
+        """
+        state = self.state_dict()
+        if self._dtype is None:
+            plain = self._factory(self.parameters)
+            plain.load_state_dict(state)
+            return plain
+        mixed = MixedPrecision(self.chunks, self.grid, self._factory, self._dtype)
+        masters = dict(zip(mixed.parameters, mixed.masters, strict=True))
+        for number, master in state["masters"].items():
+            masters[self._states.parameters[number]].data.copy_(master)
+        mixed.optimizer.load_state_dict(state)
+        mixed.load_state_dict(state["loss_scale"])
+        return mixed
+
+    def load_unsharded(self, plain: Optimizer | MixedPrecision) -> None:
+        """Load what `unsharded` returned, once `load_checkpoint` has loaded it. All ranks call it."""
+        if not isinstance(plain, MixedPrecision):
+            self.load_state_dict(plain.state_dict())
+            return
+        values = dict(zip(plain.parameters, plain.masters, strict=True))
+        masters = {number: values[parameter] for number, parameter in enumerate(self._states.parameters)}
+        self.load_state_dict({**plain.optimizer.state_dict(), "masters": masters, "loss_scale": plain.state_dict()})
+
+    def _collect_gradients(self) -> Iterator[RemovableHandle]:
+        uses: Counter[Tensor] = Counter(parameter for chunk in self.chunks for parameter in chunk.parameters())
+        for bucket in self._buckets:
+            for parameter in bucket.pieces:
+                if uses[parameter] == 1:  # others are collected after the backward of all chunks
+                    yield parameter.register_post_accumulate_grad_hook(partial(_collect, weakref.ref(self), bucket))
+
+    def _await_parameters(self) -> Iterator[RemovableHandle]:
+        if self._units:
+            for module, buckets in self._readers:
+                yield module.register_forward_pre_hook(partial(_arrive, buckets))
+
+    def _who_reads(self) -> list[tuple[nn.Module, list[SharedBucket]]]:
+        """Return the modules that await parameters, with the buckets of those, in the order of a forward."""
+        apart = {parameter for unit in self._units for parameter in unit.parameters()}
+        reads = [(chunk, set(chunk.parameters()) - apart) for chunk in self.chunks]
+        reads += [(unit, set(unit.parameters())) for unit in self._units]
+        return [(module, [x for x in self._buckets if not each.isdisjoint(x.pieces)]) for module, each in reads]
+
+    def _publish(self) -> None:
+        """Send the updated shares, in the order in which the next forward reads them."""
+        for bucket in dict.fromkeys(bucket for _, buckets in self._readers for bucket in buckets):
+            bucket.publish()
+        if not self._units:
+            self.finish_param_sync()
+
+    def _norm(self, grads: Mapping[nn.Parameter, Tensor]) -> Tensor:
+        """Return the norm of the gradients of the whole model; not finite if a gradient of any rank is not."""
+        total = torch.zeros((), dtype=torch.float64, device=self.grid.device)
+        if grads:
+            counted = set(counted_parameters(self.chunks, self.grid.tp))
+            wide = [torch.promote_types(grad.dtype, torch.float32) for grad in grads.values()]
+            norms = [torch.linalg.vector_norm(x, dtype=w).double() for x, w in zip(grads.values(), wide, strict=True)]
+            counts = torch.tensor([float(parameter in counted) for parameter in grads], device=total.device)
+            total = (torch.stack(norms).square() * counts).sum()  # 0 · infinity is nan
+        return all_reduced(total, self.grid.world).sqrt()
+
+    @contextmanager
+    def _abort_on_error(self) -> Iterator[None]:
+        """Abort the peers if this rank fails, so that none waits for it."""
+        try:
+            yield
+        except BaseException:
+            self.grid.abort()
+            raise
+
+
+def _check_known(what: str, given: Iterable[nn.Parameter], known: list[nn.Parameter]) -> None:
+    for parameter in set(given).difference(known):
+        raise refuse(what, "trained parameters of the chunks only", f"another, of shape {tuple(parameter.shape)}")
+
+
+def _arrive(buckets: list[SharedBucket], *_: Any) -> None:
+    """Wait for the parameters of a module before its forward."""
+    for bucket in buckets:
+        bucket.arrive()

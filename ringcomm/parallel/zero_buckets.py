@@ -1,0 +1,223 @@
+"""The flat buffers of ZeRO: parameters of which each replica updates an equal share, and gradients reduced to shares.
+
+A buffer is padded to d equal shares, for d replicas; a share may begin and end inside a parameter. Replicas may use
+different parameters. One that did not use a parameter sends a gradient of -0.0, which stays -0.0 only if all do. So the
+first element of a piece tells its owner whether any replica used the parameter, at no cost in bytes.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ringcomm.errors import ArgumentError, refuse
+from ringcomm.parallel.data import _zeros
+from ringcomm.parallel.functional import all_gather_single, reduce_scatter_single
+from ringcomm.parallel.grid import Axis
+
+__all__ = ["SharedBucket", "Staging"]
+
+ALIGNMENT = 64  # bytes, as torch allocates: from other addresses, matrix products may round differently
+
+
+class SharedBucket:
+    """Parameters in one buffer, this replica's share of them, and its share of their gradients.
+
+    The parameters become views of the buffer. One that would not be aligned there keeps its own memory, and is copied.
+    The optimizer updates the share where it is; of parameters of 16 bits, a float32 master of the share.
+
+    Args:
+        parameters: of one dtype and device
+        originals: their values before a conversion to 16 bits, for the masters
+        dp: the replicas
+        staging: lends the buffers of gradients (stage 2); None: the bucket has its own (stage 1)
+        tied: group of the ranks with a copy of the parameters, which sum its gradients
+
+    Attributes:
+        pieces: the part of each parameter in this replica's share: what the optimizer has. It is flat, and maybe empty.
+        grad: the gradient of the share, once it is reduced
+        missing: parameters whose gradients are not collected yet
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        originals: Mapping[nn.Parameter, torch.Tensor],
+        dp: Axis,
+        staging: "Staging | None",
+        tied: dist.ProcessGroup | None,
+    ) -> None:
+        parameters = sorted(parameters, key=lambda each: each.nbytes % ALIGNMENT != 0)  # so that few are not aligned
+        self.dp, self.tied, self._staging = dp, tied, staging
+        self.share = -(-sum(parameter.numel() for parameter in parameters) // dp.size)
+        self._like = parameters[0]
+        self._values = _zeros(self.share * dp.size, self._like.detach(), dp.group)
+        self._slots: dict[torch.Tensor, slice] = {}
+        self._copied: list[nn.Parameter] = []
+        begin = 0
+        for parameter in parameters:
+            self._slots[parameter] = slice(begin, begin + parameter.numel())
+            view = self._view(self._values, parameter)
+            view.copy_(parameter.detach())
+            if begin * parameter.element_size() % ALIGNMENT:
+                self._copied.append(parameter)
+            else:
+                parameter.data = view
+            begin += parameter.numel()
+        self._mine = self._values.narrow(0, dp.rank * self.share, self.share)
+        self._master = self._mine.float() if self._like.element_size() < 4 else self._mine
+        self.pieces = {each: nn.Parameter(self.own(self._master, each)) for each in parameters}
+        for parameter in parameters if self._master is not self._mine else ():
+            self.pieces[parameter].data.copy_(self.cut(originals[parameter], parameter))
+        self._firsts: dict[torch.Tensor, torch.Tensor] = {each: self._first_elements(each) for each in parameters}
+        self.missing: set[torch.Tensor] = set(parameters)
+        self.grad: torch.Tensor | None = None
+        self._reduced: torch.Tensor | None = None
+        self._buffer = None if staging else self.new_buffer(len(self._values))
+        if staging:
+            staging.size = max(staging.size, len(self._values))
+        self._reducing: dist.Work | None = None
+        self._gathering: dist.Work | None = None
+
+    # --- Gradients ----------------------------------------------------------------------------------------------------
+
+    def collect(self, parameter: torch.Tensor) -> None:
+        """Move the gradient of a parameter, divided by the number of replicas, to the buffer."""
+        if parameter not in self.missing:
+            raise ArgumentError(
+                "backward ran twice without synchronization: call finish_grad_sync after each backward, also after a "
+                "failed one, or run backward inside no_sync"
+            )
+        grad = parameter.grad
+        if grad is not None and grad.is_sparse:
+            raise refuse(f"gradient of a parameter of shape {tuple(parameter.shape)}", "a dense one", "a sparse one")
+        if self._buffer is None:
+            assert self._staging
+            self._buffer = self._staging.lend(self)
+        elif self.grad is not None and len(self.missing) == len(self._slots):
+            self.grad = self.grad.clone()  # of earlier batches, in the buffer that is filled again
+        self.missing.remove(parameter)
+        view = self._view(self._buffer, parameter)
+        if grad is None:
+            view.fill_(-0.0)
+        else:
+            torch.mul(grad, 1 / self.dp.size, out=view)
+            self._buffer[self._firsts[parameter]] += 0.0  # turns -0.0 into 0.0
+        parameter.grad = None
+
+    def send(self) -> None:
+        """Start to reduce the gradients, each share to its replica, in place."""
+        assert self._buffer is not None
+        buffer = self._buffer[: len(self._values)]
+        self._reduced = buffer.narrow(0, self.dp.rank * self.share, self.share)
+        self._reducing = reduce_scatter_single(self._reduced, buffer, group=self.dp.group, async_op=True)
+        if self._staging:
+            self._staging.reducing.append(self)
+
+    def receive(self) -> None:
+        """Wait until the share is reduced, and give a lent buffer back."""
+        if self._reducing is None:
+            return
+        self._reducing.wait()
+        self._reducing = None
+        if self._staging:
+            assert self._buffer is not None
+            assert self._reduced is not None
+            self._reduced = self._reduced.clone()
+            self._staging.reducing.remove(self)
+            self._staging.free.append(self._buffer)
+            self._buffer = None
+
+    def wait(self) -> None:
+        """Wait until the gradient of the share is final; it is added to that of earlier batches."""
+        self.receive()
+        reduced, self._reduced = self._reduced, None
+        assert reduced is not None
+        if self.tied:
+            dist.all_reduce(reduced, group=self.tied)
+        self.grad = reduced if self.grad is None else self.grad.add_(reduced)
+        self.missing = set(self._slots)
+
+    def new_buffer(self, size: int) -> torch.Tensor:
+        """Return a buffer for gradients."""
+        return _zeros(size, self._like, self.dp.group)
+
+    def gradients(self) -> dict[nn.Parameter, torch.Tensor]:
+        """Return the gradients of the pieces that are not empty, and whose parameter any replica used."""
+        assert self.grad is not None
+        owned = [each for each, piece in self.pieces.items() if piece.numel()]
+        grads = {each: self.own(self.grad, each) for each in owned}
+        if not grads:
+            return {}
+        firsts = torch.stack([grad.view(-1)[0] for grad in grads.values()])
+        unused = (firsts.signbit() & (firsts == 0)).tolist()
+        return {each: grad for (each, grad), skip in zip(grads.items(), unused, strict=True) if not skip}
+
+    # --- Parameters ---------------------------------------------------------------------------------------------------
+
+    def publish(self) -> None:
+        """Start to send the updated share to all replicas."""
+        if self._master is not self._mine:
+            self._mine.copy_(self._master)
+        self._gathering = all_gather_single(self._values, self._mine, group=self.dp.group, async_op=True)
+
+    def arrive(self) -> None:
+        """Wait until the parameters have the shares of all replicas."""
+        if self._gathering is None:
+            return
+        self._gathering.wait()
+        self._gathering = None
+        for parameter in self._copied:
+            parameter.data.copy_(self._view(self._values, parameter))
+
+    # --- Places -------------------------------------------------------------------------------------------------------
+
+    def own(self, share: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
+        """Return the part of a parameter in a tensor of the share: flat, except that a scalar stays one."""
+        span, start = self._span(parameter, self.dp.rank), self.dp.rank * self.share
+        part = share[span.start - start : span.stop - start]
+        return part if parameter.dim() or not part.numel() else part.view(())
+
+    def cut(self, full: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
+        """Return this replica's part of a tensor of a parameter's shape, in the shape of the piece."""
+        span, start = self._span(parameter, self.dp.rank), self._slots[parameter].start
+        return full.detach().reshape(-1)[span.start - start : span.stop - start].view(self.pieces[parameter].shape)
+
+    def _view(self, buffer: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+        return buffer[self._slots[parameter]].view(parameter.shape)
+
+    def _span(self, parameter: torch.Tensor, replica: int) -> slice:
+        """Return where the part of a parameter in a replica's share is; where it would be, if it is empty."""
+        slot, begin = self._slots[parameter], replica * self.share
+        start = min(max(slot.start, begin), begin + self.share)
+        return slice(start, max(start, min(slot.stop, begin + self.share)))
+
+    def _first_elements(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Return where the pieces of a parameter begin, on all replicas."""
+        spans = [self._span(parameter, replica) for replica in range(self.dp.size)]
+        firsts = [span.start for span in spans if span.start < span.stop]
+        return torch.tensor(firsts, dtype=torch.int64, device=self._like.device)
+
+
+class Staging:
+    """Two buffers in which gradients wait to be reduced, lent to one bucket after another: stage 2.
+
+    While both are lent, the next bucket waits until the earlier of them is reduced. It gets a third if none is being
+    reduced, because backward fills the buckets in another order.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0  # of the largest bucket
+        self.reducing: deque[SharedBucket] = deque()
+        self.free: list[torch.Tensor] = []
+        self._made = 0
+
+    def lend(self, bucket: SharedBucket) -> torch.Tensor:
+        if not self.free and self._made >= 2 and self.reducing:
+            self.reducing[0].receive()
+        if self.free:
+            return self.free.pop()
+        self._made += 1
+        return bucket.new_buffer(self.size)

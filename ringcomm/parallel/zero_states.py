@@ -1,0 +1,102 @@
+"""The states of an optimizer that has pieces in place of parameters: cut from full ones, and joined to full ones."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ringcomm.errors import refuse
+from ringcomm.parallel.grid import Axis
+from ringcomm.parallel.zero_buckets import SharedBucket
+
+__all__ = ["SharedStates", "optimized"]
+
+MASTER = "master"  # key of the value of a piece beside its states
+
+
+class SharedStates:
+    """Gives an optimizer this replica's pieces in place of the parameters, and converts its states.
+
+    A state of the shape of the parameter is cut as the parameter is; any other must be a number.
+
+    Attributes:
+        parameters: those that the optimizer had, in order: their numbers are those of torch's state dicts
+    """
+
+    def __init__(self, optimizer: Optimizer, buckets: Sequence[SharedBucket], dp: Axis) -> None:
+        self._optimizer, self._dp = optimizer, dp
+        self.parameters = list(optimized(optimizer))
+        self._buckets = {parameter: bucket for bucket in buckets for parameter in bucket.pieces}
+        self._pieces = [self._buckets[each].pieces[each] if each in self._buckets else each for each in self.parameters]
+        numbers: dict[Tensor, int] = {parameter: number for number, parameter in enumerate(self.parameters)}
+        given = {numbers[each]: state for each, state in optimizer.state.items()}  # few have states before a step
+        pieces = iter(self._pieces)
+        for group in optimizer.param_groups:
+            group["params"] = [next(pieces) for _ in group["params"]]
+        optimizer.state = defaultdict(dict, {self._pieces[each]: self._cut(each, x) for each, x in given.items()})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the full states and masters, on the CPU of every rank."""
+        mine: dict[int, dict[str, Any]] = {}
+        for number, (parameter, piece) in enumerate(zip(self.parameters, self._pieces, strict=True)):
+            if parameter in self._buckets and piece.numel():
+                state = {**self._optimizer.state.get(piece, {}), MASTER: piece.detach()}
+                mine[number] = {key: x.cpu() if isinstance(x, Tensor) else x for key, x in state.items()}
+        replicas: list[dict[int, dict[str, Any]]] = [{}] * self._dp.size
+        dist.all_gather_object(replicas, mine, group=self._dp.group)
+        full = {}
+        for number, parameter in enumerate(self.parameters):
+            if parts := [replica[number] for replica in replicas if number in replica]:
+                full[number] = _joined(parts, parameter.shape)
+        return {
+            "masters": {number: state.pop(MASTER) for number, state in full.items()},
+            "state": {number: state for number, state in full.items() if state},
+            "param_groups": self._optimizer.state_dict()["param_groups"],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> dict[nn.Parameter, Tensor]:
+        """Load full states, and return this rank's pieces of the masters. Without communication.
+
+        Raises:
+            ArgumentError: the states are of other groups or shapes of parameters.
+        """
+        groups, given = (
+            [len(group["params"]) for group in x] for x in (self._optimizer.param_groups, state["param_groups"])
+        )
+        if groups != given:
+            raise refuse("parameters in each group of the states", groups, given)
+        values = {**dict(enumerate(self.parameters)), **state.get("masters", {})}
+        masters = {self._pieces[number]: self._cut(number, {MASTER: x.detach()}) for number, x in values.items()}
+        states = {number: self._cut(number, each) for number, each in state["state"].items()}
+        self._optimizer.load_state_dict({"state": states, "param_groups": state["param_groups"]})
+        return {piece: cut[MASTER] for piece, cut in masters.items() if cut}
+
+    def _cut(self, number: int, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the state of this replica's piece of a parameter; nothing, if it has none."""
+        parameter, cut = self.parameters[number], dict(state)
+        if parameter not in self._buckets or not self._pieces[number].numel():
+            return {}
+        for key, value in state.items():
+            if isinstance(value, Tensor) and (value.dim() or not parameter.dim()):
+                if value.shape != parameter.shape:
+                    raise refuse(f"shape of {key} of parameter {number}", tuple(parameter.shape), tuple(value.shape))
+                cut[key] = self._buckets[parameter].cut(value, parameter).clone()
+        return cut
+
+
+def optimized(optimizer: Optimizer) -> Iterator[nn.Parameter]:
+    """Yield the parameters of an optimizer, in order."""
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _joined(parts: list[dict[str, Any]], shape: torch.Size) -> dict[str, Any]:
+    """Return the full state of a parameter, given those of its pieces in order."""
+    full = dict(parts[0])
+    for key, value in parts[0].items():
+        if isinstance(value, Tensor) and value.shape == parts[0][MASTER].shape:
+            full[key] = torch.cat([part[key].view(-1) for part in parts]).view(shape)
+    return full

@@ -1,0 +1,74 @@
+"""Stages wrapped in torch's `fully_shard` inside a pipeline."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+import torch_world
+from pipelines import ROWS, batch, layers, one_by_one
+from ringcomm.parallel import ColumnParallelLinear, Grid, Pipeline, RowParallelLinear, clip_grad_norm, grad_norm
+from ringcomm.parallel.schedule import make_schedule
+
+fsdp = pytest.importorskip("torch.distributed.fsdp")
+pytestmark = pytest.mark.skipif(not hasattr(fsdp, "fully_shard"), reason="fully_shard: torch 2.6")
+MICRO_BATCHES = 4
+
+
+def whole_values(module, of):
+    values = (of(parameter) for parameter in module.parameters())
+    return [each.full_tensor() if isinstance(each, DTensor) else each for each in values]
+
+
+def trained():
+    grid = Grid(dp=2, pp=2)
+    schedule = make_schedule("1f1b", 2, MICRO_BATCHES)
+    stage, whole = layers(2)[grid.pp.rank], nn.Sequential(*layers(2))
+    fsdp.fully_shard(stage, mesh=grid.mesh["dp"])
+    pipe = Pipeline(grid, stage, schedule, F.mse_loss)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (stage, whole)]
+    for step in range(3):
+        inputs, targets = batch(2 * MICRO_BATCHES * ROWS, step)
+        loss = pipe.step(inputs.chunk(2)[grid.dp.rank], targets.chunk(2)[grid.dp.rank])
+        expected = one_by_one(whole, inputs, targets, 2 * MICRO_BATCHES)
+        torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
+        true = nn.utils.clip_grad_norm_(whole.parameters(), 0.1)
+        assert math.isclose(clip_grad_norm(stage, grid, 0.1), true, rel_tol=1e-12)
+        for found, one in zip(
+            whole_values(stage, lambda each: each.grad),
+            whole_values(whole[grid.pp.rank], lambda each: each.grad),
+            strict=True,
+        ):
+            torch.testing.assert_close(found, one, rtol=1e-10, atol=1e-12)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    evaluated = pipe.evaluate(inputs.chunk(2)[grid.dp.rank], targets.chunk(2)[grid.dp.rank])
+    torch.testing.assert_close(evaluated, F.mse_loss(whole(inputs), targets), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", torch_world.BACKENDS)
+def test_a_pipeline_of_sharded_stages_trains_as_one_process(backend):
+    torch_world.run(trained, 4, backend=backend)
+
+
+def normed():
+    """Return the norm where layers sharded over tp, and replicated ones, are sharded over dp."""
+    grid = Grid(dp=2, tp=2)
+    torch.manual_seed(0)
+    layers_of = [ColumnParallelLinear(6, 4, grid.tp), RowParallelLinear(4, 3, grid.tp), nn.Linear(3, 5)]
+    model = nn.Sequential(*layers_of).double()
+    fsdp.fully_shard(model[1], mesh=grid.mesh["dp"])
+    fsdp.fully_shard(model[2], mesh=grid.mesh["dp"])  # the first stays whole
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    return float(grad_norm(model, grid))
+
+
+def test_each_element_counts_once_in_the_norm_of_parameters_sharded_over_tp_and_dp():
+    elements = (6 * 4 + 4) + (4 * 3 + 3) + (3 * 5 + 5)
+    for norm in torch_world.run(normed, 4):
+        assert norm == pytest.approx(math.sqrt(elements), rel=1e-12)

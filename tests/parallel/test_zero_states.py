@@ -1,0 +1,266 @@
+"""ZeRO: bytes, memory, masters, states that every layout can load, refused arguments and failures."""
+
+import math
+from fractions import Fraction
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from test_gpt import config_for, mine
+from test_zero import OPTIMIZERS, Odd, adamw, loss_of, same, stages
+from torch import nn
+
+import torch_world
+from failures import PROMPT, mortals, outcomes, raised
+from ringcomm import Aborted, ArgumentError
+from ringcomm.parallel import (
+    DataParallel,
+    Grid,
+    MixedPrecision,
+    Pipeline,
+    ZeroOptimizer,
+    gpt_loss,
+    gpt_stages,
+    gpt_tied_weights,
+    load_checkpoint,
+    make_schedule,
+    save_checkpoint,
+)
+from ringcomm.parallel.verify import bytes_sent, record_traffic
+
+
+@pytest.mark.parametrize("width", [32, 33])
+@stages
+@torch_world.on(2, 4)
+def test_a_step_sends_twice_its_parameters_and_one_number(width, stage):
+    """Count the bytes of odd sizes too, whose buckets are padded to a multiple of the replicas."""
+    grid = Grid(dp=dist.get_world_size())
+    d = grid.dp.size
+    model = nn.Sequential(nn.Linear(16, width), nn.Linear(width, 16))
+    for dtype, size in ((None, 4), (torch.bfloat16, 2)):
+        zero = ZeroOptimizer(model, grid, adamw, dtype, stage=stage)
+        with record_traffic() as calls:
+            model(torch.ones(2, 16, dtype=dtype)).square().sum().backward()
+            zero.finish_grad_sync()
+            zero.step(max_norm=1.0)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        padded = -(-parameters // d) * d
+        assert padded == parameters or width == 33
+        assert bytes_sent(calls, grid.dp) == 2 * padded * size * Fraction(d - 1, d)
+        assert bytes_sent(calls, grid.world) == 8 * 2 * Fraction(d - 1, d)
+        del zero
+
+
+def live_bytes(*tensors):
+    """Return the bytes of the memory of tensors, each counted once."""
+    storages = [tensor.untyped_storage() for tensor in tensors if tensor is not None]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+@stages
+@torch_world.on(2, 4)
+def test_a_rank_keeps_4_and_12_over_d_bytes_per_parameter_of_16_bits(stage):
+    """Count the bytes of parameters, masters, moments, gradients and staging buffers, before the step and after."""
+    grid = Grid(dp=dist.get_world_size())
+    d, layers, size = grid.dp.size, 8, 64 * 64
+    model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(layers)))
+    zero = ZeroOptimizer(model, grid, adamw, torch.bfloat16, stage=stage, bucket_bytes=2 * size)
+    for _ in range(2):
+        model(torch.ones(2, 64, dtype=torch.bfloat16)).square().sum().backward()
+        zero.finish_grad_sync()
+        pieces = [piece for group in zero.optimizer.param_groups for piece in group["params"]]
+        gradients = [tensor for bucket in zero._buckets for tensor in (bucket.grad, bucket._buffer)]
+        if stage == 2:
+            gradients += zero._buckets[0]._staging.free
+        assert all(parameter.grad is None for parameter in model.parameters())
+        staged = 2 * 2 * size
+        share = 2 * layers * size // d
+        assert live_bytes(*gradients) == (2 * layers * size if stage == 1 else share + staged)
+        zero.step()
+        states = [x for state in zero.optimizer.state.values() for x in state.values() if x.dim()]
+        assert live_bytes(*model.parameters()) == 2 * layers * size
+        assert live_bytes(*pieces, *states) == 12 * layers * size // d
+        assert all(bucket.grad is None for bucket in zero._buckets)
+
+
+@stages
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@torch_world.on(2, 4)
+def test_masters_and_loss_scale_are_those_of_mixed_precision(stage, dtype):
+    """Compare with a MixedPrecision and a DataParallel; in one step, a gradient of one rank is not finite."""
+    grid = Grid(dp=dist.get_world_size())
+    model, other = Odd(grid.dp.rank, torch.float32), Odd(grid.dp.rank, torch.float32)
+    scaling = {"init_scale": 1024.0, "growth_interval": 2}
+    zero = ZeroOptimizer(model, grid, adamw, dtype, stage=stage, bucket_bytes=3000, **scaling)
+    mixed = MixedPrecision(other, grid, adamw, dtype, **scaling)
+    data_parallel = DataParallel(other, grid.dp, bucket_bytes=3000)
+    answers, scales = [], []
+    for step in range(5):
+        for each, sync, scale in ((model, zero, zero.loss_scale), (other, data_parallel, mixed.loss_scale)):
+            loss = loss_of(each, step, grid.dp, dtype) * scale
+            (loss * math.inf if step == 1 and grid.dp.rank == 1 else loss).backward()
+            sync.finish_grad_sync()
+        norm, expected = zero.step(), mixed.step()
+        mixed.zero_grad()
+        answers.append(norm is not None)
+        assert norm == (expected and pytest.approx(expected, rel=1e-6))
+        scales.append(zero.loss_scale)
+        assert zero.loss_scale == mixed.loss_scale
+        same(model, other)
+    assert answers == [True, False, True, True, True]
+    assert scales == ([1024, 512, 512, 1024, 1024] if dtype == torch.float16 else [1] * 5)
+    masters = zero.state_dict()["masters"]
+    for number, master in enumerate(mixed.masters):
+        assert number not in masters or torch.equal(masters[number], master)
+    assert len(masters) == 9
+
+
+def trained(zero, model, steps):
+    for step in steps:
+        loss_of(model, step, zero.dp).backward()
+        zero.finish_grad_sync()
+        zero.step()
+    return [parameter.tolist() for parameter in model.parameters()]
+
+
+def saved(kind, path):
+    grid, model = Grid(dp=dist.get_world_size()), Odd()
+    zero = ZeroOptimizer(model, grid, OPTIMIZERS[kind], bucket_bytes=3000)
+    trained(zero, model, range(3))
+    state = zero.state_dict()
+    if grid.dp.rank == 0:
+        torch.save((model.state_dict(), state), path)
+    return trained(zero, model, range(3, 6))
+
+
+def loaded(kind, path, stage, plain):
+    grid, model = Grid(dp=dist.get_world_size()), Odd(seed=1)
+    weights, state = torch.load(path)
+    model.frozen.load_state_dict({name: weights[f"frozen.{name}"] for name in ("weight", "bias")})
+    if plain:
+        model.load_state_dict(weights)
+        optimizer = OPTIMIZERS[kind](model.parameters())
+        optimizer.load_state_dict(state)
+        state = optimizer.state_dict()
+    zero = ZeroOptimizer(model, grid, OPTIMIZERS[kind], stage=stage)
+    zero.load_state_dict(state)
+    return trained(zero, model, range(3, 6))
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_states_of_one_number_of_replicas_are_loaded_by_others_and_by_the_plain_optimizer(kind, tmp_path):
+    expected = torch_world.run(saved, 4, kind, tmp_path / "state")[0]
+    for size, stage, plain in ((4, 1, False), (2, 2, False), (1, 2, False), (2, 1, True)):
+        for found in torch_world.run(loaded, size, kind, tmp_path / "state", stage, plain):
+            for x, y in zip(found, expected, strict=True):
+                torch.testing.assert_close(torch.tensor(x), torch.tensor(y), rtol=1e-9, atol=1e-11)
+
+
+def continued(layout, dtype, path, first, seed):
+    grid = Grid(*layout)
+    config = config_for(1, 1)
+    chunks = gpt_stages(config, grid, seed=seed)
+    tied = gpt_tied_weights(chunks, grid)
+    zero = ZeroOptimizer(chunks, grid, adamw, dtype, tied=tied, bucket_bytes=3000, init_scale=256.0)
+    schedule = make_schedule("1f1b", grid.pp.size, 2)
+    pipeline = Pipeline(grid, chunks, schedule, gpt_loss(config, grid), data_parallel=zero)
+    if first:
+        plain = zero.unsharded()
+        assert load_checkpoint(path, chunks, plain, grid) == {"step": first}
+        zero.load_unsharded(plain)
+    losses = []
+    for step in range(first, 6):
+        if not first and step == 3:
+            save_checkpoint(path, chunks, zero.unsharded(), grid, {"step": step})
+        ids = (7 * torch.arange(8)[:, None] + torch.arange(config.context + 1) * (step + 1)) % config.vocab_size
+        ids = mine(ids, grid.dp)
+        losses.append(float(pipeline.step(ids[:, :-1], ids[:, 1:], zero.loss_scale)))
+        zero.step(max_norm=1.0)
+    return losses[3 - first :]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(None, 1e-5), (torch.float16, 2e-3)], ids=str)
+def test_checkpoints_are_continued_on_every_grid(dtype, tolerance, tmp_path):
+    expected = torch_world.run(continued, 4, (2, 1, 2), dtype, tmp_path, 0, 0)[0]
+    for layout in ((2, 1, 2), (1, 2, 1), (2, 2, 1), (1, 1, 1)):
+        for losses in torch_world.run(continued, math.prod(layout), layout, dtype, tmp_path, 3, 1):
+            assert losses == pytest.approx(expected, rel=tolerance)
+
+
+@torch_world.on(2)
+def test_invalid_arguments_are_refused_on_all_ranks_and_leave_the_group_usable():
+    grid, rank = Grid(dp=2), dist.get_rank()
+    model = Odd()
+
+    def refused(*arguments, **options):
+        return str(raised(ArgumentError, lambda: ZeroOptimizer(model, grid, *arguments, **options)))
+
+    foreign = nn.Parameter(torch.ones(5))
+    texts = [
+        refused(adamw, stage=3 if rank else 1),
+        refused(adamw, torch.float64),
+        refused(lambda _: adamw([foreign])),
+        refused(adamw, tied=[(foreign, grid.dp.group)]),
+    ]
+    half = Odd(dtype=torch.bfloat16)
+    texts.append(str(raised(ArgumentError, lambda: ZeroOptimizer(half, grid, adamw))))
+    stage = "stage: expected 1 or 2; torch's fully_shard is stage 3, got 3"
+    assert texts[0] == (stage if rank else f"rank 1 failed: ArgumentError: {stage}")
+    assert texts[1] == "dtype: expected None, torch.float32, torch.bfloat16 or torch.float16, got torch.float64"
+    assert texts[2] == "optimizer: expected trained parameters of the chunks only, got another, of shape (5,)"
+    assert texts[3] == "tied: expected trained parameters of the chunks only, got another, of shape (5,)"
+    assert texts[4] == "dtype: expected that of the parameters, for masters, got None"
+    zero = ZeroOptimizer(model, grid, adamw)
+    texts = [str(raised(ArgumentError, zero.step))]
+    loss_of(model, 0, grid.dp).backward()
+    zero.finish_grad_sync()
+    texts.append(str(raised(ArgumentError, lambda: zero.step(max_norm=-1.0))))
+    state = zero.state_dict()
+    wrong = {**state, "masters": {0: torch.ones(3)}} if rank else state
+    texts.append(str(raised(ArgumentError, lambda: zero.load_state_dict(wrong))))
+    other = adamw(nn.Linear(2, 2).parameters()).state_dict()
+    texts.append(str(raised(ArgumentError, lambda: zero.load_state_dict(other))))
+    assert texts[0] == "step without gradients: call finish_grad_sync after backward, on all ranks"
+    assert texts[1] == "max_norm: expected at least 0, got -1.0"
+    assert texts[2].endswith("shape of master of parameter 0: expected (), got (3,)")
+    assert texts[3] == "parameters in each group of the states: expected [11], got [2]"
+    zero.step()
+
+
+class Failing(torch.optim.SGD):
+    def step(self, closure=None):
+        if dist.get_rank() == 1:
+            raise ZeroDivisionError("on purpose")
+        return super().step(closure)
+
+
+def failing():
+    grid, model = Grid(dp=dist.get_world_size()), Odd()
+    zero = ZeroOptimizer(model, grid, partial(Failing, lr=0.1))
+    loss_of(model, 0, grid.dp).backward()
+    zero.finish_grad_sync()
+    zero.step()
+
+
+def test_a_step_that_fails_on_one_rank_fails_on_all_at_once():
+    with mortals(3) as pool:
+        begin = None
+        kinds = {}
+        for rank, result, when in outcomes(pool, torch_world.within, "ringcomm", 60, failing, ()):
+            begin = begin or when
+            assert when - begin < PROMPT
+            kinds[rank] = type(result)
+    assert kinds == {0: Aborted, 1: ZeroDivisionError, 2: Aborted}
+
+
+@torch_world.on(2)
+def test_a_deleted_optimizer_leaves_no_hooks():
+    grid, model = Grid(dp=2), Odd()
+    zero = ZeroOptimizer(model, grid, adamw)
+    del zero
+    loss_of(model, 0, grid.dp).backward()
+    assert model.scale.grad is not None
+    zero = ZeroOptimizer(model, grid, adamw)
+    model.zero_grad()
+    trained(zero, model, range(2))
