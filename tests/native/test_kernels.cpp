@@ -102,7 +102,8 @@ T combine(int op, T a, T b) {
     } else if constexpr (D::kind == INTEGER) {
         using Wide = unsigned __int128;
         switch (op) {
-            case RC_SUM: return static_cast<T>(Wide(a) + Wide(b));
+            case RC_SUM:
+            case RC_AVG: return static_cast<T>(Wide(a) + Wide(b));
             case RC_PROD: return static_cast<T>(Wide(a) * Wide(b));
             case RC_MIN: return b < a ? b : a;
             case RC_MAX: return b > a ? b : a;
