@@ -100,4 +100,4 @@ def closed():
 @pytest.mark.parametrize("backend", torch_world.BACKENDS)
 def test_a_closed_grid_leaves_no_descriptors(backend):
     for counts in torch_world.run(closed, 4, backend=backend):
-        assert counts[::2] == [counts[0]] * 4
+        assert all(after <= counts[0] for after in counts[2::2]), counts

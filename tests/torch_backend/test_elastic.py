@@ -29,7 +29,7 @@ finally:
     if sys.argv[1] != "killed":
         dist.destroy_process_group()
 """
-REPEATS = 4
+REPEATS = 2
 
 
 def reports(folder, how):
