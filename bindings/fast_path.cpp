@@ -54,6 +54,11 @@ public:
         return true;
     }
 
+    // The same where any rank is -1.
+    bool source_or_any(int& rank) {
+        return next_ != end_ && small(*next_++, rank) && rank >= -1 && rank < fast_path_.size;
+    }
+
     bool tag(int64_t& tag) {
         if (next_ == end_ || !PyLong_CheckExact(*next_)) return false;
         int overflow;
@@ -208,6 +213,26 @@ PyObject* recv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     });
 }
 
+PyObject* recv_message(PyObject* self, PyObject* const* values, Py_ssize_t number) {
+    FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
+    Arguments given(fast_path, values, number);
+    PyObject* array;
+    int peer;
+    int64_t tag;
+    if (!given.array(array) || !given.source_or_any(peer) || !given.tag(tag)) return not_plain();
+    Array x;
+    if (!fast_path.arrays.read(array, x, true)) return not_plain();
+    const uint64_t bytes = x.count * uint64_t(rc_dtype_bytes(x.dtype));
+    rc_message message;
+    PyObject* const done = run(fast_path, Py_NewRef(Py_None), [&] {
+        return rc_recv_message(fast_path.comm, x.data, bytes, peer, tag, 0, -1.0, &message, nullptr);
+    });
+    if (done != Py_None) return done;
+    Py_DECREF(done);
+    return Py_BuildValue("iLK", message.source, static_cast<long long>(message.tag),
+                         static_cast<unsigned long long>(message.bytes));
+}
+
 PyObject* sendrecv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
     Arguments given(fast_path, values, number);
@@ -264,11 +289,8 @@ PyMethodDef methods[] = {
 #define INTERNAL(name, NAME)
 #define COLLECTIVE_ROW(name, NAME, given, given_by, got, got_by, kind) kind(name, NAME)
 #include "ringcomm/types.def"
-    method("all_gather_record", all_gather_record),
-    method("send", send),
-    method("recv", recv),
-    method("sendrecv", sendrecv),
-    {},
+    method("all_gather_record", all_gather_record), method("send", send),         method("recv", recv),
+    method("recv_message", recv_message),           method("sendrecv", sendrecv), {},
 };
 
 PyType_Slot slots[] = {

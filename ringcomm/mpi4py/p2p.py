@@ -1,10 +1,13 @@
 """Point-to-point communication of arrays: blocking, nonblocking and persistent."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
+from ringcomm.adapters import CODES
+from ringcomm.errors import RingcommError
 from ringcomm.mpi4py.buffers import received, sent
 from ringcomm.mpi4py.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
 from ringcomm.mpi4py.errors import ERR_RANK, ERR_TAG, FAILURES, failure, handled
@@ -21,6 +24,10 @@ PLAIN = frozenset(map(np.dtype, "?bBhHiIlLqQfdFD"))  # dtypes of arrays that nee
 
 ndarray = np.ndarray
 
+for _dtype in PLAIN:
+    with suppress(RingcommError):
+        CODES[_dtype]  # the fast path takes arrays of the dtypes that were looked up
+
 
 class PointToPoint:
     """The methods of a communicator that send and receive arrays."""
@@ -33,6 +40,8 @@ class PointToPoint:
         """Send an array."""
         context = self._object
         try:
+            if dest >= 0 <= tag <= LARGEST_TAG and context.fast.send(buf, dest, tag, None, False) is not NotImplemented:
+                return
             if (data := _outgoing(buf, dest, tag)) is not None:
                 context.messages.send(data, dest, tag)
         except FAILURES as error:
@@ -57,16 +66,13 @@ class PointToPoint:
         context = self._object
         try:
             tag = match_tag(tag)
-            if source == PROC_NULL:
-                envelope = FROM_PROC_NULL
-            elif _is_plain(buf):
-                envelope = context.messages.recv(buf, source, tag)
-            else:
+            found = FROM_PROC_NULL if source == PROC_NULL else context.fast.recv_message(buf, source, tag)
+            if found is NotImplemented:
                 buffer = received(buf)
-                envelope = context.messages.recv(buffer.target(), source, tag)
-                buffer.store(envelope.size)
+                found = context.messages.recv(buffer.target(), source, tag)
+                buffer.store(found.size)
             if status is not None:
-                fill(status, envelope)
+                fill(status, messages.Envelope(*found))
         except FAILURES as error:
             context.fail(error)
 
