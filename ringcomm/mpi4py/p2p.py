@@ -1,13 +1,10 @@
 """Point-to-point communication of arrays: blocking, nonblocking and persistent."""
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from ringcomm.adapters import CODES
-from ringcomm.errors import RingcommError
 from ringcomm.mpi4py.buffers import received, sent
 from ringcomm.mpi4py.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
 from ringcomm.mpi4py.errors import ERR_RANK, ERR_TAG, FAILURES, failure, handled
@@ -23,10 +20,6 @@ LARGEST_TAG = 2**31 - 1
 PLAIN = frozenset(map(np.dtype, "?bBhHiIlLqQfdFD"))  # dtypes of arrays that need no look at their specification
 
 ndarray = np.ndarray
-
-for _dtype in PLAIN:
-    with suppress(RingcommError):
-        CODES[_dtype]  # the fast path takes arrays of the dtypes that were looked up
 
 
 class PointToPoint:

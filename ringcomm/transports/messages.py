@@ -1,15 +1,24 @@
 """Messages as MPI matches them, of host memory: by source and tag, of at most the length of the receive."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn, Protocol
 
+import numpy as np
+
+from ringcomm.adapters import CODES
 from ringcomm.errors import refuse
 from ringcomm.native import check, ffi, native_messages
+from ringcomm.types import DTYPES
 
 __all__ = ["ANY_SOURCE", "ANY_TAG", "Envelope", "MessageWork", "Messages", "TakenMessage"]
 
 ANY_SOURCE = -1
 ANY_TAG = -(2**63)  # RC_ANY_TAG, which no message has
+
+for _name in DTYPES:  # the fast path takes arrays of the dtypes that were looked up
+    with suppress(TypeError):  # of ml_dtypes
+        CODES[np.dtype(_name)]
 
 
 class Envelope(NamedTuple):
