@@ -1,5 +1,6 @@
 """Abort, exceptions in the `with` block, signals, close."""
 
+import contextlib
 import gc
 import os
 import signal
@@ -254,7 +255,8 @@ def interrupt_at_work(comm):
         raised(StopError, works[-1].wait)
         frozen = x.copy()
     else:
-        raised(Aborted, works[-1].wait)
+        with contextlib.suppress(Aborted):  # unless all calls were done before the wait of rank 0 saw the signal
+            works[-1].wait()
     signal.signal(signal.SIGALRM, before)
     comm.barrier()
     assert comm.rank or (x == frozen).all(), "the array was written when wait() had been left"
