@@ -70,7 +70,7 @@ def save_checkpoint(
             All ranks raise.
         RingcommError: a rank cannot write its files. All ranks raise.
     """
-    with _raise_on_all(grid):
+    with grid.raise_on_all():
         chunks = as_list(chunks)
         if isinstance(optimizer, MixedPrecision):
             extra = {**extra, **{PRECISION + name: value for name, value in optimizer.state_dict().items()}}
@@ -101,7 +101,7 @@ def load_checkpoint(path: Path, chunks: Modules, optimizer: Optimizer | MixedPre
         ArgumentError: the folder has no checkpoint, or one of another model. All ranks raise.
         RingcommError: a rank cannot read its files. All ranks raise; the model may be partly loaded.
     """
-    with _raise_on_all(grid):
+    with grid.raise_on_all():
         chunks = as_list(chunks)
         try:
             stored = FileSystemReader(path).read_metadata().state_dict_metadata
@@ -139,24 +139,6 @@ def load_checkpoint(path: Path, chunks: Modules, optimizer: Optimizer | MixedPre
     if isinstance(optimizer, MixedPrecision):
         optimizer.load_state_dict(scale)
     return values
-
-
-@contextmanager
-def _raise_on_all(grid: Grid) -> Iterator[None]:
-    """Raise on all ranks if one fails inside the block, which must not communicate."""
-    failure = None
-    try:
-        yield
-    except Exception as error:
-        failure = error
-    failures = [""] * grid.world.size
-    if grid.world.size > 1:
-        dist.all_gather_object(failures, describe_error(failure), group=grid.world.group)
-    if failure:
-        raise failure
-    for rank, text in zip(grid.world.ranks, failures, strict=True):
-        if text:
-            raise ArgumentError(f"rank {rank} failed: {text}")
 
 
 @contextmanager

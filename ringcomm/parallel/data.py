@@ -2,10 +2,11 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import zip_longest
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -72,16 +73,8 @@ class DataParallel:
         check_replicas(module, dp)
         broadcast_from_first([*module.parameters(), *module.buffers()], dp)
         self._buckets = [GradientBucket(group, dp) for group in partition(trained[::-1], bucket_bytes)]
-        # Each chunk of a pipeline has its own backward: the gradient of a parameter of several is final only after all
-        # of them, in `finish_grad_sync`.
-        uses: Counter[torch.Tensor] = Counter(parameter for chunk in chunks for parameter in chunk.parameters())
-        hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(_collect, weakref.ref(self), bucket))  # type: ignore[no-untyped-call]
-            for bucket in self._buckets
-            for parameter in bucket.views
-            if uses[parameter] == 1
-        ]
-        weakref.finalize(self, _remove, hooks)
+        members = [(bucket, parameter) for bucket in self._buckets for parameter in bucket.views]
+        weakref.finalize(self, remove_hooks, gradient_hooks(self, chunks, members))
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -113,13 +106,27 @@ class DataParallel:
             self._sent += 1
 
 
-def _remove(hooks: list[RemovableHandle]) -> None:
+def gradient_hooks(
+    owner: DataParallel, chunks: Sequence[nn.Module], members: Iterable[tuple[Any, torch.Tensor]]
+) -> list[RemovableHandle]:
+    """Let each bucket collect the gradients of its members as backward finishes them."""
+    # Each chunk of a pipeline has its own backward: the gradient of a parameter of several is final only after all of
+    # them, in `finish_grad_sync`.
+    uses: Counter[torch.Tensor] = Counter(parameter for chunk in chunks for parameter in chunk.parameters())
+    return [
+        parameter.register_post_accumulate_grad_hook(partial(_collect, weakref.ref(owner), bucket))  # type: ignore[no-untyped-call]
+        for bucket, parameter in members
+        if uses[parameter] == 1
+    ]
+
+
+def remove_hooks(hooks: Iterable[RemovableHandle]) -> None:
     """Remove the hooks, which keep the buckets alive as long as the module."""
     for hook in hooks:
         hook.remove()
 
 
-def _collect(owner: "weakref.ref[DataParallel]", bucket: "GradientBucket", parameter: torch.Tensor) -> None:
+def _collect(owner: "weakref.ref[DataParallel]", bucket: Any, parameter: torch.Tensor) -> None:
     """Collect a gradient as backward finishes it."""
     data_parallel = owner()
     if data_parallel and data_parallel._sync:
@@ -132,7 +139,7 @@ class GradientBucket:
 
     def __init__(self, parameters: list[torch.Tensor], dp: Axis) -> None:
         self.dp = dp
-        self.buffer = _zeros(sum(parameter.numel() for parameter in parameters), parameters[0], dp.group)
+        self.buffer = zeros(sum(parameter.numel() for parameter in parameters), parameters[0], dp.group)
         pieces = torch.split(self.buffer, [parameter.numel() for parameter in parameters])
         self.views = {each: piece.view(each.shape) for each, piece in zip(parameters, pieces, strict=True)}
         self.missing = set(parameters)
@@ -190,7 +197,7 @@ def was_used(total: torch.Tensor) -> bool:
     return not bool(((first == 0) & first.signbit()).all())
 
 
-def _zeros(count: int, like: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+def zeros(count: int, like: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Return zeros of the dtype of a tensor's gradient, on its device; peers of the group access them if they can."""
     if like.is_cpu and communicator_of(group):
         return shared_empty(count, dtype=grad_dtype(like), group=group).zero_()

@@ -1,6 +1,7 @@
 """The device grid: the ranks of the world along three axes, data, tensor and pipeline."""
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -9,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from ringcomm.errors import ArgumentError, integer, refuse
+from ringcomm.errors import ArgumentError, describe_error, integer, refuse
 
 __all__ = ["Axis", "Grid"]
 
@@ -118,6 +119,32 @@ class Grid:
         """Abort all groups of this rank: pending and later operations raise on their ranks."""
         for name in AXES:
             getattr(self, name).group.abort()
+
+    @contextmanager
+    def abort_on_error(self) -> Iterator[None]:
+        """Abort the peers if this rank fails inside the block, so that none waits for a message that never arrives."""
+        try:
+            yield
+        except BaseException:
+            self.abort()
+            raise
+
+    @contextmanager
+    def raise_on_all(self) -> Iterator[None]:
+        """Raise on all ranks if one fails inside the block, which must not communicate."""
+        failure = None
+        try:
+            yield
+        except Exception as error:
+            failure = error
+        failures = [""] * self.world.size
+        if self.world.size > 1:
+            dist.all_gather_object(failures, describe_error(failure), group=self.world.group)
+        if failure:
+            raise failure
+        for rank, text in zip(self.world.ranks, failures, strict=True):
+            if text:
+                raise ArgumentError(f"rank {rank} failed: {text}")
 
     def close(self) -> None:
         """Destroy all groups of this rank and free their sockets and memory. Every rank calls it; twice does no harm.

@@ -4,8 +4,8 @@ A `PipelineSchedule` fixes the order of actions; this file executes it. With any
 one process that runs the micro-batches one by one, because every stage adds them in that order.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -110,7 +110,7 @@ class Pipeline:
             raise refuse(f"rows of the batch, for {parts} micro-batches", f"a multiple of {parts}", rows)
         x, y = (torch.split(each, rows // parts) for each in (inputs, targets))
         batch = _Batch(self, x, y, parts, loss_scale)
-        with self._abort_on_error():
+        with self.grid.abort_on_error():
             for parameter, group in self.tied:
                 if dist.get_rank(group) > 0:
                     parameter.grad = None  # the sum of earlier steps counts once
@@ -136,7 +136,7 @@ class Pipeline:
         size = max(1, -(-rows // self.schedule.micro_batches))  # of a micro-batch
         even = rows - rows % size
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        with self._abort_on_error():
+        with self.grid.abort_on_error():
             # The shapes within a run are equal, so a smaller last micro-batch runs alone.
             for part in (slice(even), slice(even, rows)):
                 x, y = (torch.split(each[part], size) for each in (inputs, targets))
@@ -147,15 +147,6 @@ class Pipeline:
             total = torch.stack([self._broadcast(loss) * rows, torch.full_like(loss, rows)])
             summed = all_reduced(total, self.grid.dp)
             return summed[0] / summed[1]
-
-    @contextmanager
-    def _abort_on_error(self) -> Iterator[None]:
-        """Abort the peers if this rank fails, so that none waits for a message that will never arrive."""
-        try:
-            yield
-        except BaseException:
-            self.grid.abort()
-            raise
 
     def _evaluation(self, micro_batches: int) -> "_Plan":
         if micro_batches not in self._evaluating:

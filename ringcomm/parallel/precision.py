@@ -11,6 +11,7 @@ from ringcomm.parallel.clip import clip_factor, grad_norm
 from ringcomm.parallel.data import broadcast_from_first
 from ringcomm.parallel.functional import all_reduced
 from ringcomm.parallel.grid import Grid
+from ringcomm.parallel.loss_scale import LossScale
 from ringcomm.parallel.sharding import Modules, as_list
 
 __all__ = ["MixedPrecision"]
@@ -41,7 +42,6 @@ class MixedPrecision:
         parameters: the parameters of the chunks, each once
         masters: their float32 copies, in the same order; in float32, the parameters
         optimizer: the optimizer of the masters
-        loss_scale: factor for the next loss
 
     Raises:
         ArgumentError: another dtype.
@@ -59,7 +59,7 @@ class MixedPrecision:
     ) -> None:
         if dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise refuse("dtype", "torch.float32, torch.bfloat16 or torch.float16", dtype)
-        self.chunks, self.grid, self._growth_interval = as_list(chunks), grid, growth_interval
+        self.chunks, self.grid = as_list(chunks), grid
         self.parameters = list(nn.ModuleList(self.chunks).parameters())
         self.masters = self.parameters
         if dtype != torch.float32:
@@ -68,9 +68,12 @@ class MixedPrecision:
         broadcast_from_first(self.masters, grid.dp)
         self._copy_masters_to_model()
         self.optimizer = optimizer(self.masters)
-        self._dynamic = dtype == torch.float16
-        self.loss_scale = init_scale if self._dynamic else 1.0
-        self._good_steps = 0  # since the scale changed
+        self._scale = LossScale(dtype, init_scale, growth_interval)
+
+    @property
+    def loss_scale(self) -> float:
+        """Factor for the next loss."""
+        return self._scale.value
 
     def step(self, max_norm: float = float("inf")) -> float | None:
         """Run an optimizer step with gradients clipped to `max_norm`; return their norm, or None if it was skipped.
@@ -80,14 +83,14 @@ class MixedPrecision:
         """
         norm = grad_norm(self.chunks, self.grid) / self.loss_scale
         if self._found_inf() or not norm.isfinite():
-            self._update_scale(found_inf=True)
+            self._scale.update(found_inf=True)
             return None
         factor = clip_factor(norm, max_norm) / self.loss_scale
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             master.grad = None if parameter.grad is None else parameter.grad.float() * factor.float()
         self.optimizer.step()
         self._copy_masters_to_model()
-        self._update_scale(found_inf=False)
+        self._scale.update(found_inf=False)
         return float(norm)
 
     def zero_grad(self) -> None:
@@ -97,12 +100,11 @@ class MixedPrecision:
 
     def state_dict(self) -> dict[str, float]:
         """Return the state of the loss scale, which a checkpoint keeps beside masters and optimizer."""
-        return {"scale": self.loss_scale, "good_steps": self._good_steps} if self._dynamic else {}
+        return self._scale.state_dict()
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Restore the loss scale; without effect unless both this object and the saved one are float16."""
-        if self._dynamic and state.get("scale"):
-            self.loss_scale, self._good_steps = state["scale"], int(state["good_steps"])
+        self._scale.load_state_dict(state)
 
     def _copy_masters_to_model(self) -> None:
         with torch.no_grad():
@@ -116,12 +118,3 @@ class MixedPrecision:
         finite = [parameter.grad.isfinite().all() for parameter in self.parameters if parameter.grad is not None]
         bad = ~torch.stack(finite).all() if finite else torch.tensor(False, device=self.grid.device)
         return bool(all_reduced(bad.float(), self.grid.world, dist.ReduceOp.MAX))
-
-    def _update_scale(self, *, found_inf: bool) -> None:
-        if not self._dynamic:
-            return
-        self._good_steps = 0 if found_inf else self._good_steps + 1
-        if found_inf:
-            self.loss_scale /= 2
-        elif self._good_steps == self._growth_interval:
-            self.loss_scale, self._good_steps = self.loss_scale * 2, 0

@@ -1,9 +1,8 @@
 """ZeRO, stages 1 and 2: each replica keeps a share of the optimizer states, and of the gradients."""
 
 import weakref
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -14,15 +13,14 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ringcomm.errors import ArgumentError, refuse
-from ringcomm.parallel.checkpoint import _raise_on_all
 from ringcomm.parallel.clip import clip_factor
 from ringcomm.parallel.data import (
     DataParallel,
-    _collect,
-    _remove,
     broadcast_from_first,
     check_replicas,
+    gradient_hooks,
     partition,
+    remove_hooks,
     set_grad_dtype,
 )
 from ringcomm.parallel.functional import all_reduced
@@ -104,7 +102,7 @@ class ZeroOptimizer(DataParallel):
         module, groups = nn.ModuleList(self.chunks), dict(tied)
         self.parameters = list(module.parameters())
         trained = [parameter for parameter in self.parameters if parameter.requires_grad]
-        with _raise_on_all(grid):
+        with grid.raise_on_all():
             if stage not in (1, 2):
                 raise refuse("stage", "1 or 2; torch's fully_shard is stage 3", stage)
             if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
@@ -133,7 +131,9 @@ class ZeroOptimizer(DataParallel):
         self._pieces = {parameter: piece for bucket in self._buckets for parameter, piece in bucket.pieces.items()}
         self._states = SharedStates(self.optimizer, self._buckets, self.dp)
         self._readers = self._who_reads()
-        weakref.finalize(self, _remove, [*self._collect_gradients(), *self._await_parameters()])
+        given = [(bucket, parameter) for bucket in self._buckets for parameter in bucket.pieces]
+        hooks = [*gradient_hooks(self, self.chunks, given), *self._await_parameters()]
+        weakref.finalize(self, remove_hooks, hooks)
 
     @property
     def loss_scale(self) -> float:
@@ -153,7 +153,7 @@ class ZeroOptimizer(DataParallel):
             raise refuse("max_norm", "at least 0", max_norm)
         if any(bucket.grad is None for bucket in self._buckets):
             raise ArgumentError("step without gradients: call finish_grad_sync after backward, on all ranks")
-        with self._abort_on_error():
+        with self.grid.abort_on_error():
             self.finish_param_sync()
             grads = {each: grad for bucket in self._buckets for each, grad in bucket.gradients().items()}
             norm = self._norm(grads) / self.loss_scale
@@ -205,7 +205,7 @@ class ZeroOptimizer(DataParallel):
             ArgumentError: the states are of other groups or shapes of parameters. All ranks raise.
         """
         self.finish_param_sync()
-        with _raise_on_all(self.grid):
+        with self.grid.raise_on_all():
             masters = self._states.load_state_dict(state)
         with torch.no_grad():
             for piece, master in masters.items():
@@ -241,13 +241,6 @@ class ZeroOptimizer(DataParallel):
         masters = {number: values[parameter] for number, parameter in enumerate(self._states.parameters)}
         self.load_state_dict({**plain.optimizer.state_dict(), "masters": masters, "loss_scale": plain.state_dict()})
 
-    def _collect_gradients(self) -> Iterator[RemovableHandle]:
-        uses: Counter[Tensor] = Counter(parameter for chunk in self.chunks for parameter in chunk.parameters())
-        for bucket in self._buckets:
-            for parameter in bucket.pieces:
-                if uses[parameter] == 1:  # others are collected after the backward of all chunks
-                    yield parameter.register_post_accumulate_grad_hook(partial(_collect, weakref.ref(self), bucket))
-
     def _await_parameters(self) -> Iterator[RemovableHandle]:
         if self._units:
             for module, buckets in self._readers:
@@ -277,15 +270,6 @@ class ZeroOptimizer(DataParallel):
             counts = torch.tensor([float(parameter in counted) for parameter in grads], device=total.device)
             total = (torch.stack(norms).square() * counts).sum()  # 0 · infinity is nan
         return all_reduced(total, self.grid.world).sqrt()
-
-    @contextmanager
-    def _abort_on_error(self) -> Iterator[None]:
-        """Abort the peers if this rank fails, so that none waits for it."""
-        try:
-            yield
-        except BaseException:
-            self.grid.abort()
-            raise
 
 
 def _check_known(what: str, given: Iterable[nn.Parameter], known: list[nn.Parameter]) -> None:

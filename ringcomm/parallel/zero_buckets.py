@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ringcomm.errors import ArgumentError, refuse
-from ringcomm.parallel.data import _zeros
+from ringcomm.parallel.data import zeros
 from ringcomm.parallel.functional import all_gather_single, reduce_scatter_single
 from ringcomm.parallel.grid import Axis
 
@@ -53,7 +53,7 @@ class SharedBucket:
         self.dp, self.tied, self._staging = dp, tied, staging
         self.share = -(-sum(parameter.numel() for parameter in parameters) // dp.size)
         self._like = parameters[0]
-        self._values = _zeros(self.share * dp.size, self._like.detach(), dp.group)
+        self._values = zeros(self.share * dp.size, self._like.detach(), dp.group)
         self._slots: dict[torch.Tensor, slice] = {}
         self._copied: list[nn.Parameter] = []
         begin = 0
@@ -142,7 +142,7 @@ class SharedBucket:
 
     def new_buffer(self, size: int) -> torch.Tensor:
         """Return a buffer for gradients."""
-        return _zeros(size, self._like, self.dp.group)
+        return zeros(size, self._like, self.dp.group)
 
     def gradients(self) -> dict[nn.Parameter, torch.Tensor]:
         """Return the gradients of the pieces that are not empty, and whose parameter any replica used."""
