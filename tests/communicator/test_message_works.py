@@ -4,11 +4,9 @@ import gc
 import weakref
 
 import numpy as np
-import pytest
 from test_messages import LARGE, message, room
 
 import harness
-from between_hosts import run_on
 from failures import raised, until
 from ringcomm.transports.messages import Envelope
 
@@ -37,13 +35,8 @@ def dropped(comm):
         until(released, "the memory")
 
 
-@pytest.mark.parametrize("world", harness.WORLDS)
-def test_a_dropped_work_keeps_its_memory_until_it_is_done(world):
-    harness.run(dropped, 2, world=world)
-
-
-def test_a_dropped_work_between_hosts_keeps_its_memory_until_it_is_done():
-    run_on("01", dropped)
+def test_a_dropped_work_keeps_its_memory_until_it_is_done(run):
+    run(dropped)
 
 
 class Holder(np.ndarray):
