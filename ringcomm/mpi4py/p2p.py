@@ -33,7 +33,11 @@ class PointToPoint:
         """Send an array."""
         context = self._object
         try:
-            if dest >= 0 <= tag <= LARGEST_TAG and context.fast.send(buf, dest, tag, None, False) is not NotImplemented:
+            if (
+                dest >= 0
+                and 0 <= tag <= LARGEST_TAG
+                and context.fast.send(buf, dest, tag, None, False) is not NotImplemented
+            ):
                 return
             if (data := _outgoing(buf, dest, tag)) is not None:
                 context.messages.send(data, dest, tag)
@@ -259,7 +263,7 @@ def match_tag(tag: int) -> int:
 
 def is_proc_null(dest: int, tag: int) -> bool:
     """Return whether the destination is PROC_NULL; refuse wrong tags and other negative ranks."""
-    if dest >= 0 <= tag <= LARGEST_TAG:
+    if dest >= 0 and 0 <= tag <= LARGEST_TAG:
         return False
     if not 0 <= tag <= LARGEST_TAG:
         raise failure(ERR_TAG, f"tag: expected a number from 0 to {LARGEST_TAG}, got {tag}")

@@ -76,7 +76,9 @@ def _sharding_groups(x: torch.Tensor) -> tuple[dist.ProcessGroup, ...]:
     """Return the groups over whose ranks a DTensor is sharded."""
     if not isinstance(x, DTensor):
         return ()
-    return tuple(x.device_mesh.get_group(dim) for dim, place in enumerate(x.placements) if place.is_shard())
+    if any(place.is_partial() for place in x.placements):
+        raise refuse("gradient", "a final one", f"a DTensor of partial sums, {x.placements}")
+    return tuple(x.device_mesh.get_group(dim) for dim, place in enumerate(x.placements) if not place.is_replicate())
 
 
 def _norm(x: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import zip_longest
@@ -94,7 +94,7 @@ class DataParallel:
         for bucket in self._buckets:
             for parameter in list(bucket.missing):
                 bucket.collect(parameter)
-        self._send()
+            self._send()
         for bucket in self._buckets:
             bucket.wait()
         self._sent = 0
@@ -148,13 +148,7 @@ class GradientBucket:
 
     def collect(self, parameter: torch.Tensor) -> None:
         """Copy the gradient of a parameter, divided by the number of replicas."""
-        if parameter not in self.missing:
-            raise ArgumentError(
-                "backward ran twice without synchronization: call finish_grad_sync after each backward, also after a "
-                "failed one, or run backward inside no_sync"
-            )
-        if parameter.grad is not None and parameter.grad.is_sparse:
-            raise refuse(f"gradient of a parameter of shape {tuple(parameter.shape)}", "a dense one", "a sparse one")
+        check_gradient(parameter, self.missing)
         self.missing.remove(parameter)
         view = self.views[parameter]
         if parameter.grad is None:
@@ -175,6 +169,17 @@ class GradientBucket:
             if was_used(self.views[parameter]):
                 parameter.grad = self.views[parameter]
         self.work, self.missing, self.unused = None, set(self.views), []
+
+
+def check_gradient(parameter: torch.Tensor, missing: Container[torch.Tensor]) -> None:
+    """Raise ArgumentError if the gradient of a parameter was collected before, or is sparse."""
+    if parameter not in missing:
+        raise ArgumentError(
+            "backward ran twice without synchronization: call finish_grad_sync after each backward, also after a "
+            "failed one, or run backward inside no_sync"
+        )
+    if parameter.grad is not None and parameter.grad.is_sparse:
+        raise refuse(f"gradient of a parameter of shape {tuple(parameter.shape)}", "a dense one", "a sparse one")
 
 
 # A replica that did not use a parameter sends -0.0 for its gradient, and the sum is -0.0 only if all replicas did. So
@@ -211,14 +216,19 @@ def grad_dtype(parameter: torch.Tensor) -> torch.dtype:
 
 def set_grad_dtype(parameters: Iterable[torch.Tensor], dtype: torch.dtype) -> None:
     """Let autograd accumulate the gradients of the parameters in this dtype; convert those they have."""
-    if not dtype.is_floating_point:
-        raise refuse("dtype", "a floating-point dtype", dtype)
-    if not hasattr(torch.Tensor, "grad_dtype"):
-        raise refuse("dtype", f"None with torch {torch.__version__}, which has no Tensor.grad_dtype", dtype)
+    check_grad_dtype(dtype)
     for parameter in parameters:
         grad, parameter.grad = parameter.grad, None
         parameter.grad_dtype = dtype
         parameter.grad = None if grad is None else grad.to(dtype)
+
+
+def check_grad_dtype(dtype: torch.dtype) -> None:
+    """Raise ArgumentError if gradients cannot have this dtype."""
+    if not dtype.is_floating_point:
+        raise refuse("dtype", "a floating-point dtype", dtype)
+    if not hasattr(torch.Tensor, "grad_dtype"):
+        raise refuse("dtype", f"None with torch {torch.__version__}, which has no Tensor.grad_dtype", dtype)
 
 
 def check_replicas(module: nn.Module, dp: Axis) -> None:
@@ -241,13 +251,17 @@ def broadcast_from_first(tensors: Iterable[torch.Tensor], dp: Axis) -> None:
             dist.broadcast(tensor.detach(), dp.ranks[0], group=dp.group)
 
 
+def kind(parameter: torch.Tensor) -> tuple[torch.dtype, torch.dtype, torch.device]:
+    """Return what the parameters of a bucket have in common: the dtypes of values and gradients, and the device."""
+    return parameter.dtype, grad_dtype(parameter), parameter.device
+
+
 def partition(parameters: Iterable[torch.Tensor], bucket_bytes: int) -> Iterator[list[torch.Tensor]]:
-    """Divide the parameters into lists of one dtype of gradients and device, each ended once it has `bucket_bytes`."""
+    """Divide the parameters into lists of one kind, each ended once it has `bucket_bytes`."""
     bucket: list[torch.Tensor] = []
     size, full = 0, min(FIRST_BUCKET_BYTES, bucket_bytes)
     for parameter in parameters:
-        same = not bucket or (grad_dtype(bucket[0]), bucket[0].device) == (grad_dtype(parameter), parameter.device)
-        if not same or size >= full:
+        if (bucket and kind(bucket[0]) != kind(parameter)) or size >= full:
             yield bucket
             bucket, size, full = [], 0, bucket_bytes
         bucket.append(parameter)

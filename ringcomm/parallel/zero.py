@@ -17,8 +17,10 @@ from ringcomm.parallel.clip import clip_factor
 from ringcomm.parallel.data import (
     DataParallel,
     broadcast_from_first,
+    check_grad_dtype,
     check_replicas,
     gradient_hooks,
+    kind,
     partition,
     remove_hooks,
     set_grad_dtype,
@@ -110,7 +112,9 @@ class ZeroOptimizer(DataParallel):
             if dtype is None and any(parameter.element_size() < 4 for parameter in trained):
                 raise refuse("dtype", "that of the parameters, for masters", None)
             self.optimizer = optimizer(self.parameters)
-            _check_known("tied", groups, trained)
+            if grad_dtype:
+                check_grad_dtype(grad_dtype)
+            _check_known("tied", groups, self.parameters)
             _check_known("optimizer", optimized(self.optimizer), self.parameters)
         check_replicas(module, self.dp)
         broadcast_from_first([*self.parameters, *module.buffers()], self.dp)
@@ -123,10 +127,10 @@ class ZeroOptimizer(DataParallel):
         self._sync, self._sent = True, 0
         staging: dict[Any, Staging] = defaultdict(Staging)
         self._buckets: list[Any] = []
-        alone = [[parameter] for parameter in groups]  # copies of a bucket must be cut alike
+        alone = [[parameter] for parameter in groups if parameter.requires_grad]  # copies of a bucket must be cut alike
         together = [parameter for parameter in trained[::-1] if parameter not in groups]
         for members in [*cast(Iterable[list[nn.Parameter]], partition(together, bucket_bytes)), *alone]:
-            lender = staging[members[0].dtype, members[0].device] if stage == 2 else None
+            lender = staging[kind(members[0])] if stage == 2 else None
             self._buckets.append(SharedBucket(members, originals, self.dp, lender, groups.get(members[0])))
         self._pieces = {parameter: piece for bucket in self._buckets for parameter, piece in bucket.pieces.items()}
         self._states = SharedStates(self.optimizer, self._buckets, self.dp)
@@ -178,6 +182,11 @@ class ZeroOptimizer(DataParallel):
         for holder in (*self._buckets, *self.parameters):
             holder.grad = None
 
+    def finish_grad_sync(self) -> None:
+        """Wait until all gradients are averaged; see `DataParallel.finish_grad_sync`."""
+        with self.grid.abort_on_error():
+            super().finish_grad_sync()
+
     def finish_param_sync(self) -> None:
         """Wait until all parameters have the values of the last step."""
         for bucket in self._buckets:
@@ -205,8 +214,9 @@ class ZeroOptimizer(DataParallel):
             ArgumentError: the states are of other groups or shapes of parameters. All ranks raise.
         """
         self.finish_param_sync()
-        with self.grid.raise_on_all():
-            masters = self._states.load_state_dict(state)
+        with self.grid.raise_on_all():  # before anything changes
+            states, masters = self._states.cut_states(state)
+        self.optimizer.load_state_dict(states)
         with torch.no_grad():
             for piece, master in masters.items():
                 piece.copy_(master)
@@ -274,7 +284,7 @@ class ZeroOptimizer(DataParallel):
 
 def _check_known(what: str, given: Iterable[nn.Parameter], known: list[nn.Parameter]) -> None:
     for parameter in set(given).difference(known):
-        raise refuse(what, "trained parameters of the chunks only", f"another, of shape {tuple(parameter.shape)}")
+        raise refuse(what, "parameters of the chunks only", f"another, of shape {tuple(parameter.shape)}")
 
 
 def _arrive(buckets: list[SharedBucket], *_: Any) -> None:

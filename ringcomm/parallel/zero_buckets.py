@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ringcomm.errors import ArgumentError, refuse
-from ringcomm.parallel.data import zeros
+from ringcomm.parallel.data import check_gradient, zeros
 from ringcomm.parallel.functional import all_gather_single, reduce_scatter_single
 from ringcomm.parallel.grid import Axis
 
@@ -29,7 +28,7 @@ class SharedBucket:
     The optimizer updates the share where it is; of parameters of 16 bits, a float32 master of the share.
 
     Args:
-        parameters: of one dtype and device
+        parameters: of one dtype, one dtype of gradients and one device
         originals: their values before a conversion to 16 bits, for the masters
         dp: the replicas
         staging: lends the buffers of gradients (stage 2); None: the bucket has its own (stage 1)
@@ -53,7 +52,8 @@ class SharedBucket:
         self.dp, self.tied, self._staging = dp, tied, staging
         self.share = -(-sum(parameter.numel() for parameter in parameters) // dp.size)
         self._like = parameters[0]
-        self._values = zeros(self.share * dp.size, self._like.detach(), dp.group)
+        values_like = self._like.detach()  # without the dtype of its gradients
+        self._values = zeros(self.share * dp.size, values_like, dp.group)
         self._slots: dict[torch.Tensor, slice] = {}
         self._copied: list[nn.Parameter] = []
         begin = 0
@@ -85,14 +85,8 @@ class SharedBucket:
 
     def collect(self, parameter: torch.Tensor) -> None:
         """Move the gradient of a parameter, divided by the number of replicas, to the buffer."""
-        if parameter not in self.missing:
-            raise ArgumentError(
-                "backward ran twice without synchronization: call finish_grad_sync after each backward, also after a "
-                "failed one, or run backward inside no_sync"
-            )
+        check_gradient(parameter, self.missing)
         grad = parameter.grad
-        if grad is not None and grad.is_sparse:
-            raise refuse(f"gradient of a parameter of shape {tuple(parameter.shape)}", "a dense one", "a sparse one")
         if self._buffer is None:
             assert self._staging
             self._buffer = self._staging.lend(self)
@@ -127,7 +121,7 @@ class SharedBucket:
             assert self._reduced is not None
             self._reduced = self._reduced.clone()
             self._staging.reducing.remove(self)
-            self._staging.free.append(self._buffer)
+            self._staging.take_back(self._buffer)
             self._buffer = None
 
     def wait(self) -> None:
@@ -221,3 +215,9 @@ class Staging:
             return self.free.pop()
         self._made += 1
         return bucket.new_buffer(self.size)
+
+    def take_back(self, buffer: torch.Tensor) -> None:
+        if len(self.free) < 2:
+            self.free.append(buffer)
+        else:
+            self._made -= 1

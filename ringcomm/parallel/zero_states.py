@@ -58,8 +58,8 @@ class SharedStates:
             "param_groups": self._optimizer.state_dict()["param_groups"],
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> dict[nn.Parameter, Tensor]:
-        """Load full states, and return this rank's pieces of the masters. Without communication.
+    def cut_states(self, state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[nn.Parameter, Tensor]]:
+        """Return this rank's part of full states, for the optimizer, and its pieces of the masters.
 
         Raises:
             ArgumentError: the states are of other groups or shapes of parameters.
@@ -69,11 +69,13 @@ class SharedStates:
         )
         if groups != given:
             raise refuse("parameters in each group of the states", groups, given)
+        if unknown := sorted({*state["state"], *state.get("masters", {})} - {*range(len(self.parameters))}):
+            raise refuse("parameters of the states", f"numbers below {len(self.parameters)}", unknown)
         values = {**dict(enumerate(self.parameters)), **state.get("masters", {})}
         masters = {self._pieces[number]: self._cut(number, {MASTER: x.detach()}) for number, x in values.items()}
         states = {number: self._cut(number, each) for number, each in state["state"].items()}
-        self._optimizer.load_state_dict({"state": states, "param_groups": state["param_groups"]})
-        return {piece: cut[MASTER] for piece, cut in masters.items() if cut}
+        pieces = {piece: cut[MASTER] for piece, cut in masters.items() if cut}
+        return {"state": states, "param_groups": state["param_groups"]}, pieces
 
     def _cut(self, number: int, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state of this replica's piece of a parameter; nothing, if it has none."""

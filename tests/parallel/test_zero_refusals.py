@@ -1,0 +1,128 @@
+"""ZeRO: what is refused changes nothing, a rank that fails leaves no other waiting, and mixed kinds of parameters."""
+
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from test_zero import Odd, adamw, loss_of
+from torch import nn
+
+import torch_world
+from failures import PROMPT, mortals, outcomes, raised
+from ringcomm import Aborted, ArgumentError
+from ringcomm.parallel import Grid, ZeroOptimizer
+
+
+def values(state):
+    """Return all numbers of states of an optimizer."""
+    tensors = [*state["masters"].values(), *(x for each in state["state"].values() for x in each.values())]
+    return [torch.as_tensor(x).tolist() for x in tensors]
+
+
+@torch_world.on(2)
+def test_refused_states_change_no_replica():
+    grid, rank, model = Grid(dp=2), dist.get_rank(), Odd()
+    zero = ZeroOptimizer(model, grid, adamw)
+    loss_of(model, 0, grid.dp).backward()
+    zero.finish_grad_sync()
+    zero.step()
+    before = zero.state_dict()
+    other = {**before, "state": {n: {**x, "step": x["step"] + 7} for n, x in before["state"].items()}}
+    wrong = [{**other, "masters": {0: torch.ones(3)}}, {**other, "state": {**other["state"], 99: {}}}]
+    for each in wrong:
+        raised(ArgumentError, lambda each=each: zero.load_state_dict(each if rank else other))
+        assert values(zero.state_dict()) == values(before)
+    zero.load_state_dict(before)
+
+
+@torch_world.on(2)
+def test_a_refused_dtype_of_gradients_leaves_the_model_as_it_is():
+    grid, model = Grid(dp=2), Odd()
+    dtype = torch.int32 if dist.get_rank() else torch.float32
+    raised(ArgumentError, lambda: ZeroOptimizer(model, grid, adamw, torch.bfloat16, grad_dtype=dtype))
+    assert all(parameter.dtype == torch.float64 for parameter in model.parameters())
+
+
+@torch_world.on(2)
+def test_parameters_of_two_dtypes_with_gradients_of_one_keep_theirs():
+    grid = Grid(dp=2)
+    model = nn.ModuleList([nn.Linear(8, 8, dtype=torch.float64), nn.Linear(8, 8)])
+    before = [parameter.clone() for parameter in model.parameters()]
+    zero = ZeroOptimizer(model, grid, partial(torch.optim.SGD, lr=0.1), grad_dtype=torch.float32)
+    zero.finish_param_sync()
+    for parameter, value in zip(model.parameters(), before, strict=True):
+        other = value.clone()
+        dist.broadcast(other, 0)
+        assert parameter.dtype == value.dtype
+        assert torch.equal(parameter, other)
+
+
+@torch_world.on(2)
+def test_a_frozen_tied_weight_is_left_alone():
+    grid, model = Grid(dp=2), Odd()
+    frozen, *_ = model.parameters()
+    frozen.requires_grad_(False)
+    zero = ZeroOptimizer(model, grid, adamw, tied=[(frozen, grid.ends.group)])
+    before = frozen.clone()
+    loss_of(model, 0, grid.dp).backward()
+    zero.finish_grad_sync()
+    zero.step()
+    assert torch.equal(frozen, before)
+
+
+@torch_world.on(2)
+def test_gradients_that_are_collected_at_the_end_take_two_buffers():
+    grid, model = Grid(dp=2), nn.Sequential(*(nn.Linear(16, 16) for _ in range(8)))
+    zero = ZeroOptimizer(model, grid, adamw, bucket_bytes=1)
+    made = []
+    for bucket in zero._buckets:
+        bucket.new_buffer = lambda size, real=bucket.new_buffer: made.append(real(size)) or made[-1]
+    with zero.no_sync():
+        model(torch.ones(2, 16)).sum().backward()
+    zero.finish_grad_sync()
+    assert len(zero._buckets) > 8
+    assert len(made) == 2
+
+
+class Failing(torch.optim.SGD):
+    def step(self, closure=None):
+        if dist.get_rank() == 1:
+            raise ZeroDivisionError("on purpose")
+        return super().step(closure)
+
+
+def failing():
+    grid, model = Grid(dp=dist.get_world_size()), Odd()
+    zero = ZeroOptimizer(model, grid, partial(Failing, lr=0.1))
+    loss_of(model, 0, grid.dp).backward()
+    zero.finish_grad_sync()
+    zero.step()
+
+
+def test_a_step_that_fails_on_one_rank_fails_on_all_at_once():
+    with mortals(3) as pool:
+        begin = None
+        kinds = {}
+        for rank, result, when in outcomes(pool, torch_world.within, "ringcomm", 60, failing, ()):
+            begin = begin or when
+            assert when - begin < PROMPT
+            kinds[rank] = type(result)
+    assert kinds == {0: Aborted, 1: ZeroDivisionError, 2: Aborted}
+
+
+def sparse_on_one_rank():
+    grid = Grid(dp=dist.get_world_size())
+    model = nn.Embedding(8, 4, sparse=dist.get_rank() == 1)
+    zero = ZeroOptimizer(model, grid, partial(torch.optim.SGD, lr=0.1))
+    with zero.no_sync():
+        model(torch.tensor([1, 2])).sum().backward()
+    zero.finish_grad_sync()
+
+
+def test_a_gradient_that_is_refused_on_one_rank_ends_the_others():
+    with mortals(2) as pool:
+        found = {
+            rank: type(result)
+            for rank, result, _ in outcomes(pool, torch_world.within, "ringcomm", 60, sparse_on_one_rank, ())
+        }
+    assert found == {0: Aborted, 1: ArgumentError}
