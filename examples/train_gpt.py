@@ -81,7 +81,7 @@ def main() -> None:
         tied = []
     else:
         trainer = MixedPrecision(chunks, grid, adam, dtype)
-        replicas = DataParallel(chunks, grid.dp)
+        replicas = DataParallel(chunks, grid.dp_cp)
     pipeline = Pipeline(grid, chunks, schedule, gpt_loss(config, grid), data_parallel=replicas, tied=tied)
     first = 0
     if arguments.resume:

@@ -31,7 +31,7 @@ class DataParallel:
     sent in the same order on every rank, in whatever order gradients arrive. Gradients become views of the buckets,
     which saves copying them back. ::
 
-        data_parallel = DataParallel(model, grid.dp)
+        data_parallel = DataParallel(model, grid.dp_cp)
         loss(model(x), y).backward()
         data_parallel.finish_grad_sync()
         optimizer.step()

@@ -1,10 +1,11 @@
-"""The device grid: the ranks of the world along three axes, data, tensor and pipeline."""
+"""The device grid: the ranks of the world along the axes of parallelism."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
+from math import prod
 
 import torch
 import torch.distributed as dist
@@ -14,7 +15,8 @@ from ringcomm.errors import ArgumentError, describe_error, integer, refuse
 
 __all__ = ["Axis", "Grid"]
 
-AXES = ("pp", "dp", "tp", "model", "world", "ends")  # the first three are those of the mesh
+MESH = ("pp", "dp", "cp", "tp")  # the dimensions of the mesh
+AXES = (*MESH, "dp_cp", "ep", "edp", "model", "world", "ends")
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +24,7 @@ class Axis:
     """The ranks that differ from this rank along one axis of a grid.
 
     Attributes:
-        name: "dp", "tp", "pp", or the name of a combination of axes
+        name: "dp", "cp", "tp", "pp", or the name of a combination of axes
         size: number of ranks
         rank: this rank's index on the axis
         ranks: global ranks, in order
@@ -51,56 +53,93 @@ class Axis:
 
 
 class Grid:
-    """The world as `pp` pipeline stages × `dp` replicas × `tp` shards, a context manager that closes its groups.
+    """The world as `pp` stages × `dp` replicas × `cp` parts of a sequence × `tp` shards.
 
-    Ranks are numbered along `tp` first, then `dp`, then `pp`: (stage · dp + replica) · tp + shard. So the ranks that
-    communicate most are neighbors, and only stage boundaries span distant ranks. All ranks construct the same grids in
-    the same order, after `torch.distributed.init_process_group`.
+    A context manager that closes its groups. Ranks are numbered along `tp` first, then `cp`, `dp` and `pp`. So the
+    ranks that communicate most are neighbors, and only stage boundaries span distant ranks. All ranks construct the
+    same grids in the same order, after `torch.distributed.init_process_group`.
 
     Args:
         dp: number of replicas of the model
         tp: number of shards of each layer
-        pp: number of pipeline stages; dp · tp · pp is the size of the world
+        pp: number of pipeline stages
+        cp: number of parts of each sequence (context parallelism); dp · cp · tp · pp is the size of the world
+        ep: number of shards of each set of experts, a divisor of `dp`: neighboring replicas share the experts
         device: device type of the model
         timeout: timeout of every operation on the groups of the grid. None: torch's default (30 minutes; NCCL: 10),
             whatever `init_process_group` was given.
 
     Attributes:
-        dp: `Axis` of the replicas of this rank's shard, which average their gradients
+        dp: `Axis` of the replicas that get other rows of a batch
+        cp: `Axis` of the ranks that hold the parts of this rank's sequences
         tp: `Axis` of the shards of this rank's layers
         pp: `Axis` of this rank's pipeline stages, in order
+        dp_cp: `Axis` of the ranks with this rank's parameters, dp × cp, which average their gradients
+        ep: `Axis` of the replicas that share a set of experts
+        edp: `Axis` of the ranks with this rank's experts, dp · cp / ep of them
         model: `Axis` of one replica of the model, tp × pp
         world: `Axis` of all ranks
         ends: `Axis` of the first and last stage of this rank's pipeline, which share tied weights (the embedding group
             of Megatron-LM); a stage between them is alone
-        mesh: `DeviceMesh` of the same groups, with dimensions "pp", "dp", "tp"
+        mesh: `DeviceMesh` of the same groups, with dimensions "pp", "dp", "cp", "tp"
         device: device of the model; with GPUs, the current one
 
     Raises:
-        ArgumentError: there is no default process group, or dp · tp · pp is not its size.
+        ArgumentError: there is no default process group, dp · cp · tp · pp is not its size, or `ep` does not divide
+            `dp`.
     """
 
     def __init__(
-        self, dp: int = 1, tp: int = 1, pp: int = 1, *, device: str = "cpu", timeout: timedelta | None = None
+        self,
+        dp: int = 1,
+        tp: int = 1,
+        pp: int = 1,
+        *,
+        cp: int = 1,
+        ep: int = 1,
+        device: str = "cpu",
+        timeout: timedelta | None = None,
     ) -> None:
         _check_started()
-        dp, tp, pp = integer("dp", dp, 1), integer("tp", tp, 1), integer("pp", pp, 1)
-        if dp * tp * pp != dist.get_world_size():
-            product = f"dp {dp} · tp {tp} · pp {pp} = {dp * tp * pp}"
-            raise refuse("size of the grid", f"that of the world, {dist.get_world_size()}", product)
-        ranks = torch.arange(dp * tp * pp).reshape(pp, dp, tp)
-        pipelines = ranks.flatten(1).T.tolist()
-        alone: dict[int, dist.ProcessGroup] = {}
-        axis = partial(_axis, timeout=timeout, alone=alone)
+        sizes = {name: integer(name, size, 1) for name, size in zip(MESH, (pp, dp, cp, tp), strict=True)}
+        if prod(sizes.values()) != dist.get_world_size():
+            product = " · ".join(f"{name} {size}" for name, size in sizes.items())
+            got = f"{product} = {prod(sizes.values())}"
+            raise refuse("size of the grid", f"that of the world, {dist.get_world_size()}", got)
+        if dp % integer("ep", ep, 1):
+            raise refuse("ep", f"a divisor of dp = {dp}", ep)
+        ranks = torch.arange(pp * dp * cp * tp).reshape(pp, dp, cp, tp)
+        experts = ranks.reshape(pp, dp // ep, ep, cp, tp)
+        pipelines = _lines(ranks, 0)
+        axis = partial(_axis, timeout=timeout, alone={})
         self.pp = axis("pp", pipelines)
-        self.dp = axis("dp", ranks.movedim(1, 2).flatten(0, 1).tolist())
-        self.tp = axis("tp", ranks.flatten(0, 1).tolist())
-        self.model = axis("model", ranks.movedim(1, 0).flatten(1).tolist())
-        self.world = axis("world", ranks.reshape(1, -1).tolist())
+        self.dp = axis("dp", _lines(ranks, 1))
+        self.cp = axis("cp", _lines(ranks, 2))
+        self.tp = axis("tp", _lines(ranks, 3))
+        self.dp_cp = axis("dp_cp", _lines(ranks, 1, 2)) if cp > 1 else replace(self.dp, name="dp_cp")
+        self.ep = axis("ep", _lines(experts, 2))
+        self.edp = axis("edp", _lines(experts, 1, 3)) if ep > 1 else replace(self.dp_cp, name="edp")
+        self.model = axis("model", _lines(ranks, 0, 3))
+        self.world = axis("world", _lines(ranks, 0, 1, 2, 3))
         self.ends = axis("ends", [part for line in pipelines for part in _ends_apart(line)])
-        groups = [self.pp.group, self.dp.group, self.tp.group]
-        self.mesh = DeviceMesh.from_group(groups, device, ranks, mesh_dim_names=AXES[:3])
+        groups = [getattr(self, name).group for name in MESH]
+        self.mesh = DeviceMesh.from_group(groups, device, ranks, mesh_dim_names=MESH)
         self.device = torch.device(device)
+
+    @classmethod
+    def parse(cls, sizes: str, *, device: str = "cpu", timeout: timedelta | None = None) -> "Grid":
+        """Return the grid of a string such as "dp=2,tp=2,cp=2"; other axes have one rank.
+
+        Raises:
+            ArgumentError: the string has another form, or see `Grid`.
+        """
+        found: dict[str, int] = {}
+        for part in sizes.split(","):
+            name, _, size = (piece.strip() for piece in part.partition("="))
+            if name not in (*MESH, "ep") or name in found or not size.isdecimal():
+                raise refuse("grid", "each of dp, tp, pp, cp, ep at most once, as in 'dp=2,tp=4'", sizes)
+            found[name] = int(size)
+        return cls(**found, device=device, timeout=timeout)
 
     @classmethod
     def alone(cls, device: str = "cpu") -> "Grid":
@@ -111,7 +150,7 @@ class Grid:
         group = dist.new_group([rank], use_local_synchronization=True)
         for name in AXES:
             setattr(grid, name, Axis(name, 1, 0, (rank,), group))
-        grid.mesh = DeviceMesh.from_group([group] * 3, device, torch.tensor([[[rank]]]), mesh_dim_names=AXES[:3])
+        grid.mesh = DeviceMesh.from_group([group] * 4, device, torch.tensor([[[[rank]]]]), mesh_dim_names=MESH)
         grid.device = torch.device(device)
         return grid
 
@@ -163,12 +202,21 @@ class Grid:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Grid(dp={self.dp.size}, tp={self.tp.size}, pp={self.pp.size})"
+        more = "".join(f", {axis.name}={axis.size}" for axis in (self.cp, self.ep) if axis.size > 1)
+        return f"Grid(dp={self.dp.size}, tp={self.tp.size}, pp={self.pp.size}{more})"
 
 
 def _check_started() -> None:
     if not dist.is_initialized():
         raise ArgumentError("no default process group: call torch.distributed.init_process_group before Grid")
+
+
+def _lines(ranks: torch.Tensor, *dims: int) -> list[list[int]]:
+    """Return the lists of ranks that differ along these dimensions only."""
+    others = [dim for dim in range(ranks.dim()) if dim not in dims]
+    size = prod(ranks.shape[dim] for dim in dims)
+    lines: list[list[int]] = ranks.permute(*others, *dims).reshape(-1, size).tolist()
+    return lines
 
 
 def _axis(name: str, lines: list[list[int]], *, timeout: timedelta | None, alone: dict[int, dist.ProcessGroup]) -> Axis:

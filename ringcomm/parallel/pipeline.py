@@ -44,7 +44,7 @@ class Pipeline:
         chunks: this rank's stages
         schedule: the order of forwards and backwards
         loss_fn: (output, target) → scalar loss, the mean over the rows of a micro-batch
-        data_parallel: averages the gradients of the chunks over `grid.dp` during the last backward of each chunk
+        data_parallel: averages the gradients of the chunks over `grid.dp_cp` during the last backward of each chunk
         tied: copies of one parameter, each with the process group of the ranks that have a copy. All copies get the sum
             of their gradients; they stay equal if they are equal at the start.
         recompute: keep only the input of a stage until its backward, which then repeats the forward (Chen et al.,
@@ -55,7 +55,8 @@ class Pipeline:
         trace: actions of the last run with their times, in seconds from its start (on a GPU: time of launch)
 
     Raises:
-        ArgumentError: the schedule does not train, or has another number of ranks or chunks.
+        ArgumentError: the schedule does not train, or has another number of ranks or chunks; or `data_parallel`
+            averages over other ranks.
     """
 
     def __init__(
@@ -75,6 +76,8 @@ class Pipeline:
         if schedule.chunks != len(chunks):
             raise refuse("chunks of this rank", f"those of the schedule, {schedule.chunks}", len(chunks))
         validate(schedule)
+        if data_parallel and data_parallel.dp.ranks != grid.dp_cp.ranks:
+            raise refuse("data_parallel", f"one over dp_cp, ranks {grid.dp_cp.ranks}", data_parallel.dp)
         self.grid, self.axis = grid, grid.pp
         self.chunks, self.schedule, self.loss_fn = chunks, schedule, loss_fn
         self.data_parallel, self.tied, self.recompute = data_parallel, list(tied), recompute
@@ -122,7 +125,7 @@ class Pipeline:
                     if parameter.grad is None:
                         parameter.grad = torch.zeros_like(parameter, dtype=grad_dtype(parameter))
                     dist.all_reduce(local_part(parameter.grad), group=group)
-            return all_reduced(self._broadcast(batch.loss), self.grid.dp) / self.grid.dp.size
+            return all_reduced(self._broadcast(batch.loss), self.grid.dp_cp) / self.grid.dp_cp.size
 
     @torch.no_grad()
     def evaluate(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -145,7 +148,7 @@ class Pipeline:
                     self._run(*self._evaluation(len(x)), batch)
                     loss += batch.loss
             total = torch.stack([self._broadcast(loss) * rows, torch.full_like(loss, rows)])
-            summed = all_reduced(total, self.grid.dp)
+            summed = all_reduced(total, self.grid.dp_cp)
             return summed[0] / summed[1]
 
     def _evaluation(self, micro_batches: int) -> "_Plan":

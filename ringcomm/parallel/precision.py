@@ -65,7 +65,7 @@ class MixedPrecision:
         if dtype != torch.float32:
             self.masters = [nn.Parameter(parameter.detach().float().clone()) for parameter in self.parameters]
         nn.ModuleList(self.chunks).to(dtype)
-        broadcast_from_first(self.masters, grid.dp)
+        broadcast_from_first(self.masters, grid.dp_cp)
         self._copy_masters_to_model()
         self.optimizer = optimizer(self.masters)
         self._scale = LossScale(dtype, init_scale, growth_interval)

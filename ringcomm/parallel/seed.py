@@ -18,8 +18,8 @@ __all__ = ["derive_seed", "rank_local_rng", "seed_ranks"]
 
 
 def seed_ranks(grid: Grid, seed: int) -> None:
-    """Seed torch equally on the ranks of `tp`, and differently across `dp` and `pp`."""
-    torch.manual_seed(derive_seed(seed, grid.dp.rank, grid.pp.rank))
+    """Seed torch equally on the ranks of `tp`, and differently across `dp`, `cp` and `pp`."""
+    torch.manual_seed(derive_seed(seed, grid.dp_cp.rank, grid.pp.rank))
 
 
 @contextmanager

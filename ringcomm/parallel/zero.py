@@ -99,7 +99,7 @@ class ZeroOptimizer(DataParallel):
         init_scale: float = 2.0**16,
         growth_interval: int = 2000,
     ) -> None:
-        self.chunks, self.grid, self.dp, self._factory = as_list(chunks), grid, grid.dp, optimizer
+        self.chunks, self.grid, self.dp, self._factory = as_list(chunks), grid, grid.dp_cp, optimizer
         self._units = list(units)
         module, groups = nn.ModuleList(self.chunks), dict(tied)
         self.parameters = list(module.parameters())

@@ -11,17 +11,19 @@ import torch_world
 from ringcomm import ArgumentError
 from ringcomm.parallel import Grid
 
+AXES = ("dp", "cp", "tp", "pp", "dp_cp", "ep", "edp", "model", "world", "ends")
 
-def lines(dp, tp, pp):
-    grid = Grid(dp, tp, pp)
-    axes = {name: getattr(grid, name) for name in ("dp", "tp", "pp", "model", "world", "ends")}
+
+def lines(sizes):
+    grid = Grid.parse(sizes)
+    axes = {name: getattr(grid, name) for name in AXES}
     for axis in axes.values():
         assert axis.ranks[axis.rank] == dist.get_rank()
         assert dist.get_process_group_ranks(axis.group) == [*axis.ranks]
         x = torch.tensor([float(dist.get_rank())])
         dist.all_reduce(x, group=axis.group)
         assert x.item() == sum(axis.ranks)
-    for name in ("dp", "tp", "pp"):
+    for name in ("dp", "cp", "tp", "pp"):
         assert grid.mesh[name].get_group() is axes[name].group
         assert grid.mesh.get_local_rank(name) == axes[name].rank
     return {name: axis.ranks for name, axis in axes.items()}
@@ -29,32 +31,45 @@ def lines(dp, tp, pp):
 
 @pytest.mark.parametrize("backend", torch_world.BACKENDS)
 def test_shards_of_a_layer_are_neighbors_and_stages_are_farthest_apart(backend):
-    found, world = torch_world.run(lines, 8, 2, 2, 2, backend=backend), (*range(8),)
-    assert found[0] == {"tp": (0, 1), "dp": (0, 2), "pp": (0, 4), "model": (0, 1, 4, 5), "world": world, "ends": (0, 4)}
-    assert found[7] == {"tp": (6, 7), "dp": (5, 7), "pp": (3, 7), "model": (2, 3, 6, 7), "world": world, "ends": (3, 7)}
+    found, shared = torch_world.run(lines, 8, "dp=2,tp=2,pp=2", backend=backend), {"world": (*range(8),)}
+    shared |= {"dp": (0, 2), "dp_cp": (0, 2), "edp": (0, 2), "cp": (0,), "ep": (0,)}
+    assert found[0] == {"tp": (0, 1), "pp": (0, 4), "model": (0, 1, 4, 5), "ends": (0, 4), **shared}
+    shared |= {"dp": (5, 7), "dp_cp": (5, 7), "edp": (5, 7), "cp": (7,), "ep": (7,)}
+    assert found[7] == {"tp": (6, 7), "pp": (3, 7), "model": (2, 3, 6, 7), "ends": (3, 7), **shared}
+
+
+def test_parts_of_a_sequence_are_nearer_than_replicas_and_neighboring_replicas_share_experts():
+    found = torch_world.run(lines, 8, "cp=2, dp=4, ep=2")
+    shared = {"tp": (5,), "pp": (5,), "model": (5,), "ends": (5,), "world": (*range(8),), "dp_cp": (*range(8),)}
+    assert found[5] == {"cp": (4, 5), "dp": (1, 3, 5, 7), "ep": (5, 7), "edp": (0, 1, 4, 5), **shared}
 
 
 def test_a_stage_between_the_ends_and_a_grid_of_one_rank_have_axes_of_one_rank():
-    assert [each["ends"] for each in torch_world.run(lines, 4, 1, 1, 4)] == [(0, 3), (1,), (2,), (0, 3)]
-    assert torch_world.run(lines, 1, 1, 1, 1)[0] == dict.fromkeys(("dp", "tp", "pp", "model", "world", "ends"), (0,))
+    assert [each["ends"] for each in torch_world.run(lines, 4, "pp=4")] == [(0, 3), (1,), (2,), (0, 3)]
+    assert torch_world.run(lines, 1, "dp=1")[0] == dict.fromkeys(AXES, (0,))
 
 
 @torch_world.on(2)
 def test_a_rank_makes_a_grid_of_its_own():
     if dist.get_rank() == 1:  # no other rank takes part
         grid = Grid.alone()
-        assert {getattr(grid, name).ranks for name in ("dp", "tp", "pp", "model", "world", "ends")} == {(1,)}
+        assert {getattr(grid, name).ranks for name in AXES} == {(1,)}
         x = torch.tensor([3.0])
         dist.all_reduce(x, group=grid.world.group)
         assert x.item() == 3.0
-        assert grid.mesh.shape == (1, 1, 1)
+        assert grid.mesh.shape == (1, 1, 1, 1)
 
 
 def refused():
-    with pytest.raises(ArgumentError, match=r"size of the grid: expected .* 2, got dp 1 · tp 3 · pp 2 = 6"):
+    with pytest.raises(ArgumentError, match=r"size of the grid: expected .* 2, got pp 2 · dp 1 · cp 1 · tp 3 = 6"):
         Grid(tp=3, pp=2)
     with pytest.raises(ArgumentError, match="tp: expected an integer from 1"):
         Grid(dp=2, tp=0)
+    with pytest.raises(ArgumentError, match="ep: expected a divisor of dp = 2, got 4"):
+        Grid(dp=2, ep=4)
+    for text in ("dp=2,dp=1", "dp", "dp=-2", "world=2", ""):
+        with pytest.raises(ArgumentError, match=r"grid: expected each of .* at most once, as in 'dp=2,tp=4'"):
+            Grid.parse(text)
     with pytest.raises(ArgumentError, match="heads: expected a multiple of tp = 2, got 7"):
         Grid(tp=2).tp.divide("heads", 7)
     return Grid(tp=2).tp.divide("heads", 6)
