@@ -390,6 +390,22 @@ class Communicator:
         transport = self._transport.split(None if color is None else integer("color", color), integer("key", key))
         return None if transport is None else Communicator(transport)
 
+    def shrink(self, *, timeout: float | None = None) -> "Communicator":
+        """Go on without the ranks that are lost: make a communicator of those that call this, in their old order.
+
+        All ranks that are left call it, once they have got PeerLost, CollectiveTimeout or Aborted; who has not called
+        anything since may call it as well. It waits for ranks that run but do not call it: after `timeout` seconds they
+        are left out. Pending calls of this communicator end with its error, and it is closed. Memory from `empty` and
+        `shared_arrays` stays readable. If more ranks are lost meanwhile, they are left out too. As ULFM's
+        MPI_Comm_shrink (Bland et al., Post-failure recovery of MPI communication capability, 2013).
+
+        Raises Aborted if the others have gone on without this rank.
+        """
+        transport = self._transport.shrink(seconds(timeout))
+        with suppress(RingcommError):  # messages that were lost
+            self.close()
+        return Communicator(transport)
+
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike, device: str = "host") -> Any:
         """Make a symmetric buffer: a zero-filled array that the peers access directly. Collective.
 
