@@ -55,8 +55,9 @@ class Communicator:
         Aborted: A rank called `abort`, or an exception ended its `with` block.
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, grow: "Grow | None" = None) -> None:
         self._transport = routing = RoutingTransport(transport)
+        self._grow = grow
         self.rank = routing.rank
         self.size = routing.size
         self.timeout = routing.timeout
@@ -404,7 +405,19 @@ class Communicator:
         transport = self._transport.shrink(seconds(timeout))
         with suppress(RingcommError):  # messages that were lost
             self.close()
-        return Communicator(transport)
+        return Communicator(transport, self._grow)
+
+    def grow(self, *, timeout: float | None = None) -> "Communicator":
+        """Take in the lost ranks that `ringcomm run --respawn` has started again: make a communicator of all.
+
+        All ranks call it; `ringcomm.init` in those that were started again returns the same communicator. It waits for
+        missing ranks for `timeout` seconds and goes on with those that have come, in the order of the job's ranks. This
+        communicator is closed, unless none has come: then it is returned. If the start of the new one fails, all ranks
+        raise the error, and this one stays usable.
+        """
+        if self._grow is None:
+            raise ArgumentError("grow needs the communicator of ringcomm.init, or one shrunk or grown from it")
+        return self._grow(self, self.timeout if timeout is None else seconds(timeout))
 
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike, device: str = "host") -> Any:
         """Make a symmetric buffer: a zero-filled array that the peers access directly. Collective.
@@ -499,6 +512,9 @@ class Communicator:
 
     def _source(self, what: str, rank: int | None) -> int:
         return ANY if rank is None else self._peer(what, rank)
+
+
+Grow = Callable[[Communicator, float], Communicator]  # the communicator, and the timeout in seconds
 
 
 def _close(transport: RoutingTransport, pending: PendingCalls) -> None:

@@ -1,15 +1,16 @@
 """How a communicator is made: the ranks that were started together find each other and connect."""
 
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, cast
 
 from ringcomm import transports
 from ringcomm.algorithms.select import check_name
+from ringcomm.bootstrap.joining import Joiners, join_group, new_plan, place_in
 from ringcomm.bootstrap.place import Place, find_place
-from ringcomm.bootstrap.store import Store, open_store
+from ringcomm.bootstrap.store import Store, job_store, open_store
 from ringcomm.communicator import Communicator, open_transports
 from ringcomm.config import Config, start_logging
 from ringcomm.errors import ArgumentError, refuse, unknown
@@ -60,8 +61,46 @@ def init(timeout: float | None = None, config: Config | None = None, mpi_comm: A
         return communicator
     transport = _choose_transport(place, config)
     _prepare(config)  # before it joins: every rank refuses its own settings, and waits for none
+    job = _Job(place, config)
+    if place.restarts:
+        return job.connect(join_group(place, config.start_limit))
     with open_store(place, config.start_limit) if transport.NEEDS_STORE else nullcontext() as store:
-        return Communicator(transport.connect(place.rank, place.size, store, config))
+        return Communicator(transport.connect(place.rank, place.size, store, config), job.grow)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What the ranks of a job were started with: how those that are left, and those started again, connect anew."""
+
+    place: Place
+    config: Config
+
+    def grow(self, comm: Communicator, timeout: float) -> Communicator:
+        """See Communicator.grow."""
+        if self.place.hosts:
+            raise ArgumentError("grow: expected ranks on one host, got several")
+        present = comm.all_gather_object(self.place.rank)
+        missing = {*range(self.place.size)} - {*present}
+        if not missing:
+            return comm
+        if comm.rank:
+            plan = comm.broadcast_object(timeout=timeout + comm.timeout)
+        else:
+            with Joiners(self.place) as joiners:
+                plan = new_plan(self.place, [*present, *joiners.wait(missing, timeout)])
+                comm.broadcast_object(plan)
+                joiners.send(plan)
+        if len(plan["ranks"]) == comm.size:
+            return comm
+        grown = self.connect(plan)
+        comm.close()
+        return grown
+
+    def connect(self, plan: dict[str, Any]) -> Communicator:
+        place = place_in(plan, self.place)
+        transport = _choose_transport(place, self.config)
+        with job_store(place, self.config.start_limit) as store:
+            return Communicator(transport.connect(place.rank, place.size, store, self.config), self.grow)
 
 
 def connect(rank: int, size: int, store: Store, config: Config, hosts: bool = False) -> Communicator:
