@@ -16,8 +16,8 @@ __all__ = ["Config", "cache_folder", "job_secret", "tuning_file"]
 
 T = TypeVar("T")
 PREFIX = "RINGCOMM_"
-# Set by `ringcomm run` for the ranks it starts, read by place.py: rank, size, job, nonce, on several hosts the address of
-# the store, and how often the rank was started before.
+# Set by `ringcomm run` for the ranks it starts, read by place.py: rank, size, job, nonce, on several hosts the address
+# of the store, and how often the rank was started before.
 LAUNCHER = (
     *("RINGCOMM_RANK", "RINGCOMM_SIZE", "RINGCOMM_JOB", "RINGCOMM_NONCE", "RINGCOMM_STORE"),
     "RINGCOMM_RESTARTS",

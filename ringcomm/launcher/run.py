@@ -58,12 +58,12 @@ def run(
     With `options` they are the ranks of this node, together with those that other launchers start on theirs. Each rank
     is bound to cores of its own if there are enough; with `bind` there have to be, and with False no rank is bound.
     With `mpi4py`, `import mpi4py` gives ringcomm.mpi4py in the ranks and in the processes that they start.
-    With `respawn`, a rank that fails is started again, so many times at most, and the others go on: they shrink and grow
-    their communicator.
+    With `respawn`, a rank that fails is started again, so many times at most, and the others go on: they shrink and
+    grow their communicator.
 
     Returns the exit status of the rank that failed first (128 + the signal if it was killed), else 0; 1 if a node was
-    lost. With `respawn`, 0 if any rank has ended well. A status of 1 counts as later by CAUSE_TIMEOUT. Forwards SIGINT and SIGTERM to the ranks. Must be called on
-    the main thread.
+    lost. With `respawn` it is 0 if any rank has ended well. A status of 1 counts as later by CAUSE_TIMEOUT. Forwards
+    SIGINT and SIGTERM to the ranks. Must be called on the main thread.
     """
     if not 1 <= size <= processes.MAX_RANKS:
         raise refuse("number of ranks", f"1 to {processes.MAX_RANKS}", size)
