@@ -416,7 +416,7 @@ class Communicator:
         raise the error, and this one stays usable.
         """
         if self._grow is None:
-            raise ArgumentError("grow needs the communicator of ringcomm.init, or one shrunk or grown from it")
+            raise ArgumentError("grow needs a communicator of all ranks, started with ringcomm run --respawn")
         return self._grow(self, self.timeout if timeout is None else seconds(timeout))
 
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike, device: str = "host") -> Any:

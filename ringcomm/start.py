@@ -1,14 +1,15 @@
 """How a communicator is made: the ranks that were started together find each other and connect."""
 
+import socket
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, cast
 
 from ringcomm import transports
 from ringcomm.algorithms.select import check_name
-from ringcomm.bootstrap.joining import Joiners, join_group, new_plan, place_in
+from ringcomm.bootstrap.joining import Joiners, join_group, mark_present, new_plan, place_in
 from ringcomm.bootstrap.place import Place, find_place
 from ringcomm.bootstrap.store import Store, job_store, open_store
 from ringcomm.communicator import Communicator, open_transports
@@ -61,24 +62,30 @@ def init(timeout: float | None = None, config: Config | None = None, mpi_comm: A
         return communicator
     transport = _choose_transport(place, config)
     _prepare(config)  # before it joins: every rank refuses its own settings, and waits for none
-    job = _Job(place, config)
-    if place.restarts:
-        return job.connect(join_group(place, config.start_limit))
+    if place.restarts is not None:
+        return _Job(place, config).start()
     with open_store(place, config.start_limit) if transport.NEEDS_STORE else nullcontext() as store:
-        return Communicator(transport.connect(place.rank, place.size, store, config), job.grow)
+        return Communicator(transport.connect(place.rank, place.size, store, config))
 
 
-@dataclass(frozen=True)
 class _Job:
-    """What the ranks of a job were started with: how those that are left, and those started again, connect anew."""
+    """What a rank was started with whose job starts lost ranks again: those that are left connect with them anew."""
 
-    place: Place
-    config: Config
+    def __init__(self, place: Place, config: Config) -> None:
+        self.place, self.config = place, config
+        self._present: socket.socket | None = None
+
+    def start(self) -> Communicator:
+        """Connect for the first time, or, in a rank that was started again, once the others call `grow`."""
+        if self.place.restarts:
+            comm = self._connect(join_group(self.place, self.config.start_limit))
+        else:
+            comm = self._connect({"ranks": [*range(self.place.size)], "job": self.place.job, "nonce": self.place.nonce})
+        self._present = mark_present(self.place)
+        return comm
 
     def grow(self, comm: Communicator, timeout: float) -> Communicator:
         """See Communicator.grow."""
-        if self.place.hosts:
-            raise ArgumentError("grow: expected ranks on one host, got several")
         present = comm.all_gather_object(self.place.rank)
         missing = {*range(self.place.size)} - {*present}
         if not missing:
@@ -92,11 +99,11 @@ class _Job:
                 joiners.send(plan)
         if len(plan["ranks"]) == comm.size:
             return comm
-        grown = self.connect(plan)
+        grown = self._connect(plan)
         comm.close()
         return grown
 
-    def connect(self, plan: dict[str, Any]) -> Communicator:
+    def _connect(self, plan: dict[str, Any]) -> Communicator:
         place = place_in(plan, self.place)
         transport = _choose_transport(place, self.config)
         with job_store(place, self.config.start_limit) as store:

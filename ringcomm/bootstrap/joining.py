@@ -3,7 +3,8 @@
     joiner → rank 0    the nonce of the job, its rank in the job
     rank 0 → joiner    the plan: which ranks of the job are in the grown group, and the name of its startup
 
-A joiner tries until rank 0 listens. Every other member gets the plan in a broadcast.
+A joiner tries until rank 0 listens. Every other member gets the plan in a broadcast. A rank that can call `grow` holds
+a socket with its name, by which the launcher knows that there is one.
 """
 
 import hashlib
@@ -19,10 +20,10 @@ from typing import Self
 
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.server import PeerServer
-from ringcomm.bootstrap.sockets import Message, packet_socket, receive_packet, send_packet, untrusted_reason
+from ringcomm.bootstrap.sockets import Message, listen, packet_socket, receive_packet, send_packet, untrusted_reason
 from ringcomm.errors import CollectiveTimeout
 
-__all__ = ["Joiners", "join_group", "new_plan", "place_in"]
+__all__ = ["Joiners", "any_present", "join_group", "mark_present", "new_plan", "place_in"]
 
 PAUSE = 0.01  # seconds between two attempts
 
@@ -32,7 +33,7 @@ class Joiners:
 
     def __init__(self, place: Place) -> None:
         self._nonce = os.fsencode(place.nonce)
-        self._peers = PeerServer(_address(place), "the place where ranks join", self._receive, place.rank, 1.0)
+        self._peers = PeerServer(_address(place, "grow"), "the place where ranks join", self._receive, place.rank, 1.0)
         self._ranks: dict[socket.socket, int] = {}
 
     def __enter__(self) -> Self:
@@ -72,7 +73,7 @@ def join_group(place: Place, timeout: float) -> Message:
         with ExitStack() as attempt, suppress(ConnectionError, BlockingIOError):
             peer = attempt.enter_context(packet_socket())
             peer.settimeout(max(PAUSE, deadline - time.monotonic()))
-            peer.connect(_address(place))
+            peer.connect(_address(place, "grow"))
             if untrusted_reason(peer):
                 raise ConnectionRefusedError
             peer.send(os.fsencode(place.nonce) + b"\0%d" % place.rank)
@@ -94,6 +95,22 @@ def place_in(plan: Message, place: Place) -> Place:
     return replace(place, rank=ranks.index(place.rank), size=len(ranks), job=plan["job"], nonce=plan["nonce"])
 
 
-def _address(place: Place) -> str:
-    job = hashlib.sha256(os.fsencode(f"{place.job}/grow")).hexdigest()
-    return f"\0ringcomm-{os.geteuid()}-{job[:32]}"
+def mark_present(place: Place) -> socket.socket:
+    """Return a socket that shows, until it is closed, that this rank can call `grow`."""
+    return listen(_address(place, f"rank {place.rank}"), "the name of this rank")
+
+
+def any_present(place: Place) -> bool:
+    """Return whether any rank of the job can call `grow`."""
+    for rank in range(place.size):
+        with packet_socket() as peer, suppress(OSError):
+            peer.connect(_address(place, f"rank {rank}"))
+            return True
+    return False
+
+
+def _address(place: Place, name: str) -> str:
+    digest = hashlib.sha256(
+        os.fsencode(f"{place.nonce}/{name}")
+    ).hexdigest()  # the launcher has another name of the job
+    return f"\0ringcomm-{os.geteuid()}-{digest[:32]}"

@@ -29,12 +29,13 @@ class Place:
     hosts: bool = False  # the ranks are on several hosts
     mpi: bool = False  # the launcher starts MPI programs
     store: str = ""  # where the launcher serves the store of ranks on several hosts: address:port
-    restarts: int = 0  # how often the launcher had started this rank before
+    restarts: int | None = None  # how often the launcher had started this rank before; None: it never would again
 
     def environment(self) -> dict[str, str]:
         """Return this process's environment with the variables that put a child process at this place."""
-        values = (str(self.rank), str(self.size), self.job, self.nonce, self.store, str(self.restarts))
-        return {**os.environ, **dict(zip(LAUNCHER, values, strict=True))}
+        values = (str(self.rank), str(self.size), self.job, self.nonce, self.store)
+        restarts = {} if self.restarts is None else {RESTARTS: str(self.restarts)}
+        return {**os.environ, **dict(zip(LAUNCHER, values, strict=False)), **restarts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,8 @@ def _place(launcher: _Launcher, environ: Mapping[str, str]) -> Place:
     if size > MAX_SIZE:
         raise refuse(f"the environment of {launcher.name}", f"at most {MAX_SIZE} ranks", f"{launcher.size}={size}")
     ours = launcher.mark == RANK
-    store, restarts = (environ.get(STORE, ""), int(environ.get(RESTARTS, 0))) if ours else ("", 0)
+    store = environ.get(STORE, "") if ours else ""
+    restarts = int(environ[RESTARTS]) if ours and RESTARTS in environ else None
     hosts = bool(store) or environ[launcher.local_size] != environ[launcher.size]
     job = [environ[name] for name in launcher.job] or [_hydra_job()]
     name, nonce = "/".join((launcher.name, *job)), environ.get(NONCE, "")

@@ -72,6 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.verbose:
         start_logging("info")
     bind = {None: None, "core": True, "none": False}[arguments.bind]
+    if arguments.respawn is not None and arguments.nnodes not in (None, 1):
+        arguments.usage_error("--respawn works on one node")
     if arguments.nnodes in (None, 1):
         return launch(command, arguments.ranks, bind=bind, mpi4py=arguments.mpi4py, respawn=arguments.respawn)
     if missing := [option for option, value in placement.items() if value is None]:

@@ -24,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
+from ringcomm.bootstrap.joining import any_present
 from ringcomm.bootstrap.place import RESTARTS, Place
 from ringcomm.errors import Aborted, ArgumentError, PeerLost, RingcommError, refuse
 from ringcomm.launcher import processes
@@ -72,7 +73,11 @@ def run(
         program = _program(command)
         descriptors.provide_for_launcher(size)
         first = nodes.first if nodes else Place(0, size, secrets.token_hex(16), secrets.token_hex(16))
-        with _SignalSocket(signal.SIGCHLD, *FORWARDED) as signals, _Supervisor(signals, nodes, respawn) as supervisor:
+        first = replace(first, restarts=None if respawn is None else 0)
+        with (
+            _SignalSocket(signal.SIGCHLD, *FORWARDED) as signals,
+            _Supervisor(signals, nodes, first, respawn) as supervisor,
+        ):
             for local_rank, cores in enumerate(shares):
                 place = replace(first, rank=first.rank + local_rank)
                 # Without PYTHONUNBUFFERED, output to a pipe is late, and lost if the rank is killed.
@@ -171,8 +176,8 @@ def _bound_to(cores: set[int]) -> Iterator[None]:
 class _Supervisor:
     """Starts the ranks, forwards their output and signals. At the end of `with` they and their children are dead."""
 
-    def __init__(self, signals: _SignalSocket, nodes: Nodes | None, respawn: int | None) -> None:
-        self._signals, self._nodes, self._respawn = signals, nodes, respawn
+    def __init__(self, signals: _SignalSocket, nodes: Nodes | None, place: Place, respawn: int | None) -> None:
+        self._signals, self._nodes, self._place, self._respawn = signals, nodes, place, respawn
         self._processes: dict[int, subprocess.Popen[bytes]] = {}  # by rank
         self._replaced: list[subprocess.Popen[bytes]] = []
         self._starts: dict[int, Callable[[Mapping[str, str]], None]] = {}  # each starts a rank with more environment
@@ -306,7 +311,7 @@ class _Supervisor:
         on = f" on {self._nodes.host}" if self._nodes else ""
         text = f"rank {rank}{on} {processes.describe_exit(code)}"
         failure = PeerLost(text, rank=rank, got=code if code > 0 else 128 - code)
-        if self._respawn is not None and not self._forwarded:
+        if self._respawn is not None and not self._forwarded and any_present(self._place):
             self._replace(rank, failure)
         elif code != UNCAUGHT:
             self._settle(failure)

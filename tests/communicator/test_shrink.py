@@ -14,6 +14,8 @@ from failures import PROMPT, check_usable, mortals, outcomes, raised
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, RingcommError
 from ringcomm.transports.shm import ShmTransport
 
+RESPAWNING = (("RINGCOMM_RESTARTS", "0"),)
+
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
@@ -269,9 +271,13 @@ def grow_alone(comm):
     return text
 
 
-def test_a_complete_communicator_stays_as_it_is():
-    text = "grow needs the communicator of ringcomm.init, or one shrunk or grown from it"
-    assert harness.run(grow_alone, 2) == [text] * 2
+def test_a_complete_communicator_stays_as_it_is_and_a_part_cannot_grow():
+    text = "grow needs a communicator of all ranks, started with ringcomm run --respawn"
+    assert harness.run(grow_alone, 2, settings=RESPAWNING) == [text] * 2
+
+
+def test_without_respawn_no_communicator_can_grow():
+    assert "--respawn" in str(harness.run(lambda comm: raised(ArgumentError, comm.grow), 1, world="threads")[0])
 
 
 def lose_and_wait(comm):
@@ -286,5 +292,5 @@ def lose_and_wait(comm):
 
 
 def test_without_any_rank_that_comes_back_it_stays_as_it_is():
-    found, _ = survivors_of(lose_and_wait, 3)
+    found, _ = survivors_of(lose_and_wait, 3, settings=RESPAWNING)
     assert found == {0: (0, 2), 2: (1, 2)}
