@@ -2,8 +2,8 @@
 
     ringcomm run -n 4 --respawn 1000 examples/train_elastic.py --kill-every 5
 
-All ranks share each batch. When a rank is lost, the others go on at once; when it has been started again, it joins them and
-gets their state. The batch of a step depends on its number alone, so the loss is that of an undisturbed run
+All ranks share each batch. When a rank is lost, the others go on at once; when it has been started again, it joins them
+and gets their state. The batch of a step depends on its number alone, so the loss is that of an undisturbed run
 (`--kill-every 0`), up to rounding.
 """
 
@@ -54,7 +54,7 @@ def main() -> None:
             report(
                 f"step {step}: {dist.get_world_size()} ranks {time.perf_counter() - then:.2f} s after a step: {lost}"
             )
-    report(f"{step} steps, {training.model.sequences} sequences, loss {loss:.4f}")
+    report(f"{step} steps, {training.sequences} sequences, loss {loss:.4f}")
     dist.destroy_process_group()
 
 
@@ -65,12 +65,14 @@ class Training:
         with Grid.alone() as alone:
             (self.model,) = gpt_stages(config, alone)
             self.loss = gpt_loss(config, alone)
-        self.model.register_buffer("sequences", torch.zeros((), dtype=torch.int64))  # that it has seen
+        self.sequences = torch.zeros((), dtype=torch.int64)  # that the model has seen
+        self.model.register_buffer("sequences", self.sequences)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.replicas: DataParallel | None = None
 
     def connect(self) -> None:
         """Average gradients over the ranks that there are."""
-        self.replicas: DataParallel | None = None  # which removes its hooks
+        self.replicas = None  # which removes the hooks of the old one
         self.grid = Grid(dp=dist.get_world_size())
         self.replicas = DataParallel(self.model, self.grid.dp)
 
@@ -79,12 +81,13 @@ class Training:
         share = batch.chunk(self.grid.dp.size)[self.grid.dp.rank]
         loss = self.loss(self.model(share[:, :-1]), share[:, 1:])
         loss.backward()
+        assert self.replicas
         self.replicas.finish_grad_sync()
         total = torch.stack([loss.detach(), torch.tensor(float(len(share)))])
         dist.all_reduce(total)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.model.sequences += int(total[1])
+        self.sequences += int(total[1])
         return total[0].item() / self.grid.dp.size
 
 

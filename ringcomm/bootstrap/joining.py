@@ -110,7 +110,6 @@ def any_present(place: Place) -> bool:
 
 
 def _address(place: Place, name: str) -> str:
-    digest = hashlib.sha256(
-        os.fsencode(f"{place.nonce}/{name}")
-    ).hexdigest()  # the launcher has another name of the job
+    # By the nonce: the launcher has another name for the job.
+    digest = hashlib.sha256(os.fsencode(f"{place.nonce}/{name}")).hexdigest()
     return f"\0ringcomm-{os.geteuid()}-{digest[:32]}"

@@ -64,3 +64,32 @@ def test_without_respawn_left_the_others_go_on_alone(tmp_path):
     found, text = run(tmp_path, [[1, 0, 5]], 0, wait=0.2)
     assert found == {0: [0, 0, 2, 30, 2], 2: [0, 1, 2, 30, 2]}
     assert "rank 1 was killed by SIGKILL; the others go on without it" in text
+
+
+def test_ranks_that_fail_before_they_are_connected_end_the_job(tmp_path):
+    (tmp_path / "program.py").write_text("import ringcomm\nringcomm.init().close()\n1 / 0\n")
+    command = [sys.executable, "-m", "ringcomm", "run", "-n", "2", "--respawn", "1000", str(tmp_path / "program.py")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert "exited with status 1" in ended.stderr
+    assert "started again" not in ended.stderr
+
+
+def test_respawn_is_for_one_node():
+    command = [
+        sys.executable,
+        "-m",
+        "ringcomm",
+        "run",
+        "-n",
+        "2",
+        "--respawn",
+        "1",
+        "--nnodes",
+        "2",
+        "--node-rank",
+        "0",
+    ]
+    command += ["--master-addr", "localhost", "--master-port", "1", "program.py"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "--respawn works on one node" in ended.stderr
