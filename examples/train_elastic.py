@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 import ringcomm.torch
-from ringcomm import RingcommError
+from ringcomm import Aborted, CollectiveTimeout, PeerLost
 from ringcomm.parallel import DataParallel, GPTConfig, Grid, gpt_loss, gpt_stages
 
 BATCH = 12  # sequences per step, of all ranks together: a multiple of 1, 2, 3 and 4
@@ -48,7 +48,7 @@ def main() -> None:
             if dist.get_world_size() < ranks and ringcomm.torch.grow(timeout=0.0):
                 ready = False
                 report(f"step {step}: {dist.get_world_size()} ranks")
-        except RingcommError as error:
+        except (PeerLost, CollectiveTimeout, Aborted) as error:
             ready, lost = False, str(error).partition("\n")[0]
             ringcomm.torch.shrink(arguments.timeout)
             report(
@@ -72,7 +72,9 @@ class Training:
 
     def connect(self) -> None:
         """Average gradients over the ranks that there are."""
-        self.replicas = None  # which removes the hooks of the old one
+        if self.replicas:
+            self.replicas.close()
+        self.optimizer.zero_grad()  # of a step that was not finished
         self.grid = Grid(dp=dist.get_world_size())
         self.replicas = DataParallel(self.model, self.grid.dp)
 

@@ -21,11 +21,11 @@ from typing import Self
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.server import PeerServer
 from ringcomm.bootstrap.sockets import Message, listen, packet_socket, receive_packet, send_packet, untrusted_reason
-from ringcomm.errors import CollectiveTimeout
+from ringcomm.errors import CollectiveTimeout, PeerLost
 
 __all__ = ["Joiners", "any_present", "join_group", "mark_present", "new_plan", "place_in"]
 
-PAUSE = 0.01  # seconds between two attempts
+PAUSE = 0.02  # seconds between two attempts
 
 
 class Joiners:
@@ -67,9 +67,14 @@ class Joiners:
 
 
 def join_group(place: Place, timeout: float) -> Message:
-    """Return the plan of the group that this rank joins, once the others call `grow`."""
+    """Return the plan of the group that this rank joins, once the others call `grow`.
+
+    Raises CollectiveTimeout after `timeout` seconds, and PeerLost if no rank is left that could call it.
+    """
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
+        if not any_present(place):
+            raise PeerLost(f"rank {place.rank} was started again, but no rank is left that it could join")
         with ExitStack() as attempt, suppress(ConnectionError, BlockingIOError):
             peer = attempt.enter_context(packet_socket())
             peer.settimeout(max(PAUSE, deadline - time.monotonic()))

@@ -311,7 +311,8 @@ class _Supervisor:
         on = f" on {self._nodes.host}" if self._nodes else ""
         text = f"rank {rank}{on} {processes.describe_exit(code)}"
         failure = PeerLost(text, rank=rank, got=code if code > 0 else 128 - code)
-        if self._respawn is not None and not self._forwarded and any_present(self._place):
+        over = any(process.returncode == 0 for process in self._processes.values())
+        if self._respawn is not None and not self._forwarded and (over or any_present(self._place)):
             self._replace(rank, failure)
         elif code != UNCAUGHT:
             self._settle(failure)
@@ -320,7 +321,7 @@ class _Supervisor:
 
     def _replace(self, rank: int, failure: RingcommError) -> None:
         """Start a rank again that has failed, unless that has been done often enough."""
-        if self._restarts[rank] == self._respawn:
+        if self._restarts[rank] == self._respawn or not any_present(self._place):
             self._lost = self._lost or failure.got
             self._print(f"{failure}; the others go on without it")
             return

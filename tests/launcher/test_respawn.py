@@ -66,6 +66,18 @@ def test_without_respawn_left_the_others_go_on_alone(tmp_path):
     assert "rank 1 was killed by SIGKILL; the others go on without it" in text
 
 
+def test_a_rank_that_comes_back_too_late_ends(tmp_path):
+    (tmp_path / "program.py").write_text(
+        "import os, time, ringcomm\nif os.environ['RINGCOMM_RESTARTS'] == '1': time.sleep(1)\ncomm = ringcomm.init()\n"
+        "if comm.rank == 1: os.kill(os.getpid(), 9)\ntime.sleep(0.5)\n"
+    )
+    command = [sys.executable, "-m", "ringcomm", "run", "-n", "2", "--respawn", "3", str(tmp_path / "program.py")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0
+    assert "PeerLost: rank 1 was started again, but no rank is left that it could join" in ended.stderr
+    assert ended.stderr.count("started again (") == 1
+
+
 def test_ranks_that_fail_before_they_are_connected_end_the_job(tmp_path):
     (tmp_path / "program.py").write_text("import ringcomm\nringcomm.init().close()\n1 / 0\n")
     command = [sys.executable, "-m", "ringcomm", "run", "-n", "2", "--respawn", "1000", str(tmp_path / "program.py")]
