@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -105,3 +106,13 @@ def test_respawn_is_for_one_node():
     command += ["--master-addr", "localhost", "--master-port", "1", "program.py"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert "--respawn works on one node" in ended.stderr
+
+
+@pytest.mark.parametrize("kills", [12, pytest.param(1000, marks=pytest.mark.exhaustive)])
+def test_random_kills_lose_nothing(kills):
+    program = Path(__file__).with_name("mortal.py")
+    command = [sys.executable, "-m", "ringcomm", "run", "-n", "4", "--respawn", str(kills), str(program)]
+    ended = subprocess.run([*command, str(kills), "1"], capture_output=True, text=True, timeout=60 + 5 * kills)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    assert ended.stderr.count("started again") == kills
+    assert len(ended.stdout.splitlines()) == 4
