@@ -39,8 +39,8 @@ class DataParallel:
     Communication: at construction, a broadcast of all parameters and buffers from the first replica. In each step,
     all-reduces that send 2 · (d-1)/d times the bytes of the gradients.
 
-    The object averages gradients until it is closed or deleted. Only then wrap the module again, or both divide the
-    gradients.
+    The object averages gradients as long as it lives: delete it before you wrap the module again, or both
+    divide the gradients.
 
     Args:
         modules: a module, or the chunks of a pipeline
@@ -74,12 +74,7 @@ class DataParallel:
         broadcast_from_first([*module.parameters(), *module.buffers()], dp)
         self._buckets = [GradientBucket(group, dp) for group in partition(trained[::-1], bucket_bytes)]
         members = [(bucket, parameter) for bucket in self._buckets for parameter in bucket.views]
-        self._remove_hooks = weakref.finalize(self, remove_hooks, gradient_hooks(self, chunks, members))
-
-    def close(self) -> None:
-        """Average no longer. Needs no other rank, so it can follow a failure."""
-        if self._buckets:
-            self._remove_hooks()
+        weakref.finalize(self, remove_hooks, gradient_hooks(self, chunks, members))
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
