@@ -55,8 +55,9 @@ class Communicator:
         Aborted: A rank called `abort`, or an exception ended its `with` block.
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, grow: "Grow | None" = None) -> None:
         self._transport = routing = RoutingTransport(transport)
+        self._grow = grow
         self.rank = routing.rank
         self.size = routing.size
         self.timeout = routing.timeout
@@ -390,6 +391,34 @@ class Communicator:
         transport = self._transport.split(None if color is None else integer("color", color), integer("key", key))
         return None if transport is None else Communicator(transport)
 
+    def shrink(self, *, timeout: float | None = None) -> "Communicator":
+        """Go on without the ranks that are lost: make a communicator of those that call this, in their old order.
+
+        All ranks that are left call it, once they have got PeerLost, CollectiveTimeout or Aborted; who has not called
+        anything since may call it as well. It waits for ranks that run but do not call it: after `timeout` seconds they
+        are left out. Pending calls of this communicator end with its error, and it is closed. Memory from `empty` and
+        `shared_arrays` stays readable. If more ranks are lost meanwhile, they are left out too. As ULFM's
+        MPI_Comm_shrink (Bland et al., Post-failure recovery of MPI communication capability, 2013).
+
+        Raises Aborted if the others have gone on without this rank.
+        """
+        transport = self._transport.shrink(seconds(timeout))
+        with suppress(RingcommError):  # messages that were lost
+            self.close()
+        return Communicator(transport, self._grow)
+
+    def grow(self, *, timeout: float | None = None) -> "Communicator":
+        """Take in the lost ranks that `ringcomm run --respawn` has started again: make a communicator of all.
+
+        All ranks call it; `ringcomm.init` in those that were started again returns the same communicator. It waits for
+        missing ranks for `timeout` seconds and goes on with those that have come, in the order of the job's ranks. This
+        communicator is closed, unless none has come: then it is returned. If the start of the new one fails, all ranks
+        raise the error, and this one stays usable.
+        """
+        if self._grow is None:
+            raise ArgumentError("grow needs a communicator of all ranks, started with ringcomm run --respawn")
+        return self._grow(self, self.timeout if timeout is None else seconds(timeout))
+
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike, device: str = "host") -> Any:
         """Make a symmetric buffer: a zero-filled array that the peers access directly. Collective.
 
@@ -483,6 +512,9 @@ class Communicator:
 
     def _source(self, what: str, rank: int | None) -> int:
         return ANY if rank is None else self._peer(what, rank)
+
+
+Grow = Callable[[Communicator, float], Communicator]  # the communicator, and the timeout in seconds
 
 
 def _close(transport: RoutingTransport, pending: PendingCalls) -> None:

@@ -16,9 +16,12 @@ __all__ = ["Config", "cache_folder", "job_secret", "tuning_file"]
 
 T = TypeVar("T")
 PREFIX = "RINGCOMM_"
-# Set by `ringcomm run` for the ranks it starts, read by place.py: rank, size, job, nonce, and on several hosts the
-# address of the store.
-LAUNCHER = ("RINGCOMM_RANK", "RINGCOMM_SIZE", "RINGCOMM_JOB", "RINGCOMM_NONCE", "RINGCOMM_STORE")
+# Set by `ringcomm run` for the ranks it starts, read by place.py: rank, size, job, nonce, on several hosts the address
+# of the store, and how often the rank was started before.
+LAUNCHER = (
+    *("RINGCOMM_RANK", "RINGCOMM_SIZE", "RINGCOMM_JOB", "RINGCOMM_NONCE", "RINGCOMM_STORE"),
+    "RINGCOMM_RESTARTS",
+)
 # Read by `ringcomm run`: what its launchers on several hosts know each other by.
 JOB_SECRET = "RINGCOMM_JOB_SECRET"
 

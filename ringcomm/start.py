@@ -1,5 +1,6 @@
 """How a communicator is made: the ranks that were started together find each other and connect."""
 
+import socket
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
@@ -8,8 +9,9 @@ from typing import Any, cast
 
 from ringcomm import transports
 from ringcomm.algorithms.select import check_name
+from ringcomm.bootstrap.joining import Joiners, join_group, mark_present, new_plan, place_in
 from ringcomm.bootstrap.place import Place, find_place
-from ringcomm.bootstrap.store import Store, open_store
+from ringcomm.bootstrap.store import Store, job_store, open_store
 from ringcomm.communicator import Communicator, open_transports
 from ringcomm.config import Config, start_logging
 from ringcomm.errors import ArgumentError, refuse, unknown
@@ -60,8 +62,52 @@ def init(timeout: float | None = None, config: Config | None = None, mpi_comm: A
         return communicator
     transport = _choose_transport(place, config)
     _prepare(config)  # before it joins: every rank refuses its own settings, and waits for none
+    if place.restarts is not None:
+        return _Job(place, config).start()
     with open_store(place, config.start_limit) if transport.NEEDS_STORE else nullcontext() as store:
         return Communicator(transport.connect(place.rank, place.size, store, config))
+
+
+class _Job:
+    """What a rank was started with whose job starts lost ranks again: those that are left connect with them anew."""
+
+    def __init__(self, place: Place, config: Config) -> None:
+        self.place, self.config = place, config
+        self._present: socket.socket | None = None
+
+    def start(self) -> Communicator:
+        """Connect for the first time, or, in a rank that was started again, once the others call `grow`."""
+        if self.place.restarts:
+            comm = self._connect(join_group(self.place, self.config.start_limit))
+        else:
+            comm = self._connect({"ranks": [*range(self.place.size)], "job": self.place.job, "nonce": self.place.nonce})
+        self._present = mark_present(self.place)
+        return comm
+
+    def grow(self, comm: Communicator, timeout: float) -> Communicator:
+        """See Communicator.grow."""
+        present = comm.all_gather_object(self.place.rank)
+        missing = {*range(self.place.size)} - {*present}
+        if not missing:
+            return comm
+        if comm.rank:
+            plan = comm.broadcast_object(timeout=timeout + comm.timeout)
+        else:
+            with Joiners(self.place) as joiners:
+                plan = new_plan(self.place, [*present, *joiners.wait(missing, timeout)])
+                comm.broadcast_object(plan)
+                joiners.send(plan)
+        if len(plan["ranks"]) == comm.size:
+            return comm
+        grown = self._connect(plan)
+        comm.close()
+        return grown
+
+    def _connect(self, plan: dict[str, Any]) -> Communicator:
+        place = place_in(plan, self.place)
+        transport = _choose_transport(place, self.config)
+        with job_store(place, self.config.start_limit) as store:
+            return Communicator(transport.connect(place.rank, place.size, store, self.config), self.grow)
 
 
 def connect(rank: int, size: int, store: Store, config: Config, hosts: bool = False) -> Communicator:

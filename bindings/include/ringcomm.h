@@ -169,6 +169,10 @@ int rc_sub_open(rc_comm* parent, uint64_t offset, int rank, int size, const int*
 /* The same with an arena of rc_world_bytes and its own settings: no failure of one concerns the other. */
 int rc_group_open(rc_comm* other, uint64_t offset, int rank, int size, const int* members, const rc_tuning* tuning,
                   rc_comm** comm);
+/* A communicator of the ranks that call this too, in their old order; it waits for those that run but do not until
+ * `timeout`. `members`, which has room for all ranks, are their ranks here, `size` of them. RC_ABORTED: the others have
+ * gone on without this rank. */
+int rc_shrink(rc_comm* comm, double timeout, int* members, int* size, rc_comm** next);
 /* Breaks the communicator; `rank` is the failed rank. */
 int rc_abort(rc_comm* comm, int status, int rank, const char* reason);
 /* Whether a rank has died or closed: 0 or 1. */

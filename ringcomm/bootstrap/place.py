@@ -10,7 +10,7 @@ from pathlib import Path
 from ringcomm.config import LAUNCHER
 from ringcomm.errors import ArgumentError, refuse
 
-__all__ = ["LAUNCHERS", "Place", "find_place", "host_id", "master_address"]
+__all__ = ["LAUNCHERS", "RESTARTS", "Place", "find_place", "host_id", "master_address"]
 
 log = logging.getLogger("ringcomm")
 
@@ -29,11 +29,13 @@ class Place:
     hosts: bool = False  # the ranks are on several hosts
     mpi: bool = False  # the launcher starts MPI programs
     store: str = ""  # where the launcher serves the store of ranks on several hosts: address:port
+    restarts: int | None = None  # how often the launcher had started this rank before; None: it never would again
 
     def environment(self) -> dict[str, str]:
         """Return this process's environment with the variables that put a child process at this place."""
         values = (str(self.rank), str(self.size), self.job, self.nonce, self.store)
-        return {**os.environ, **dict(zip(LAUNCHER, values, strict=True))}
+        restarts = {} if self.restarts is None else {RESTARTS: str(self.restarts)}
+        return {**os.environ, **dict(zip(LAUNCHER, values, strict=False)), **restarts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class _Launcher:
         return [name for name in names if name not in environ]
 
 
-RANK, SIZE, JOB, NONCE, STORE = LAUNCHER
+RANK, SIZE, JOB, NONCE, STORE, RESTARTS = LAUNCHER
 
 # The first launcher whose variables are all set wins: on clusters, launchers nest from the bottom of this table to the
 # top. Many programs set RANK and WORLD_SIZE themselves, so these do not mark torchrun.
@@ -123,11 +125,13 @@ def _place(launcher: _Launcher, environ: Mapping[str, str]) -> Place:
         raise refuse(f"the environment of {launcher.name}", "0 <= rank < size", given)
     if size > MAX_SIZE:
         raise refuse(f"the environment of {launcher.name}", f"at most {MAX_SIZE} ranks", f"{launcher.size}={size}")
-    store = environ.get(STORE, "") if launcher.mark == RANK else ""
+    ours = launcher.mark == RANK
+    store = environ.get(STORE, "") if ours else ""
+    restarts = int(environ[RESTARTS]) if ours and RESTARTS in environ else None
     hosts = bool(store) or environ[launcher.local_size] != environ[launcher.size]
     job = [environ[name] for name in launcher.job] or [_hydra_job()]
     name, nonce = "/".join((launcher.name, *job)), environ.get(NONCE, "")
-    return Place(rank, size, name, nonce, launcher.name, hosts, launcher.mpi, store)
+    return Place(rank, size, name, nonce, launcher.name, hosts, launcher.mpi, store, restarts)
 
 
 def _hydra_job() -> str:

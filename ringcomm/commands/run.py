@@ -31,6 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="core: each rank runs on cores of its own, an equal share; the default where there are enough",
     )
     parser.add_argument("--mpi4py", action="store_true", help="run a program for mpi4py, without MPI: docs/mpi4py.md")
+    parser.add_argument(
+        "--respawn",
+        type=whole(0),
+        metavar="N",
+        help="a rank that fails does not end the others, and is started again, N times at most: docs/elastic.md",
+    )
     nodes = parser.add_argument_group("several nodes")
     nodes.add_argument("--nnodes", type=whole(1), metavar="N", help="number of nodes (1)")
     nodes.add_argument("--node-rank", type=whole(0), metavar="K", help="which one this is: 0 to N - 1")
@@ -66,8 +72,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.verbose:
         start_logging("info")
     bind = {None: None, "core": True, "none": False}[arguments.bind]
+    if arguments.respawn is not None and arguments.nnodes not in (None, 1):
+        arguments.usage_error("--respawn works on one node")
     if arguments.nnodes in (None, 1):
-        return launch(command, arguments.ranks, bind=bind, mpi4py=arguments.mpi4py)
+        return launch(command, arguments.ranks, bind=bind, mpi4py=arguments.mpi4py, respawn=arguments.respawn)
     if missing := [option for option, value in placement.items() if value is None]:
         arguments.usage_error(f"--nnodes {arguments.nnodes} needs {', '.join(missing)}")
     for option, value, most in (

@@ -17,13 +17,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from ringcomm.bootstrap.place import Place
+from ringcomm.bootstrap.joining import any_present
+from ringcomm.bootstrap.place import RESTARTS, Place
 from ringcomm.errors import Aborted, ArgumentError, PeerLost, RingcommError, refuse
 from ringcomm.launcher import processes
 from ringcomm.launcher.nodes import NodeOptions, Nodes, join_nodes
@@ -50,16 +52,19 @@ def run(
     options: NodeOptions | None = None,
     bind: bool | None = None,
     mpi4py: bool = False,
+    respawn: int | None = None,
 ) -> int:
     """Run `command` on `size` ranks: a Python file, `-m` and a module, or an executable, each with its arguments.
 
     With `options` they are the ranks of this node, together with those that other launchers start on theirs. Each rank
     is bound to cores of its own if there are enough; with `bind` there have to be, and with False no rank is bound.
     With `mpi4py`, `import mpi4py` gives ringcomm.mpi4py in the ranks and in the processes that they start.
+    With `respawn`, a rank that fails is started again, so many times at most, and the others go on: they shrink and
+    grow their communicator.
 
     Returns the exit status of the rank that failed first (128 + the signal if it was killed), else 0; 1 if a node was
-    lost. A status of 1 counts as later by CAUSE_TIMEOUT. Forwards SIGINT and SIGTERM to the ranks. Must be called on
-    the main thread.
+    lost. With `respawn` it is 0 if any rank has ended well. A status of 1 counts as later by CAUSE_TIMEOUT. Forwards
+    SIGINT and SIGTERM to the ranks. Must be called on the main thread.
     """
     if not 1 <= size <= processes.MAX_RANKS:
         raise refuse("number of ranks", f"1 to {processes.MAX_RANKS}", size)
@@ -68,7 +73,11 @@ def run(
         program = _program(command)
         descriptors.provide_for_launcher(size)
         first = nodes.first if nodes else Place(0, size, secrets.token_hex(16), secrets.token_hex(16))
-        with _SignalSocket(signal.SIGCHLD, *FORWARDED) as signals, _Supervisor(signals, nodes) as supervisor:
+        first = replace(first, restarts=None if respawn is None else 0)
+        with (
+            _SignalSocket(signal.SIGCHLD, *FORWARDED) as signals,
+            _Supervisor(signals, nodes, first, respawn) as supervisor,
+        ):
             for local_rank, cores in enumerate(shares):
                 place = replace(first, rank=first.rank + local_rank)
                 # Without PYTHONUNBUFFERED, output to a pipe is late, and lost if the rank is killed.
@@ -167,9 +176,13 @@ def _bound_to(cores: set[int]) -> Iterator[None]:
 class _Supervisor:
     """Starts the ranks, forwards their output and signals. At the end of `with` they and their children are dead."""
 
-    def __init__(self, signals: _SignalSocket, nodes: Nodes | None) -> None:
-        self._signals, self._nodes = signals, nodes
+    def __init__(self, signals: _SignalSocket, nodes: Nodes | None, place: Place, respawn: int | None) -> None:
+        self._signals, self._nodes, self._place, self._respawn = signals, nodes, place, respawn
         self._processes: dict[int, subprocess.Popen[bytes]] = {}  # by rank
+        self._replaced: list[subprocess.Popen[bytes]] = []
+        self._starts: dict[int, Callable[[Mapping[str, str]], None]] = {}  # each starts a rank with more environment
+        self._restarts: Counter[int] = Counter()
+        self._lost = 0  # the status of the first rank that was lost for good
         out, err = sys.stdout.fileno(), sys.stderr.fileno()
         self._out = OutputWriter(out, signals.wake)
         # Two threads that write to one pipe would mix their lines.
@@ -194,7 +207,7 @@ class _Supervisor:
 
     def __exit__(self, *_: object) -> None:
         self._send(signal.SIGKILL)
-        for process in (*self._processes.values(), self._reaper):
+        for process in (*self._processes.values(), *self._replaced, self._reaper):
             with process:  # closes its pipes and reaps it
                 pass
         self._outputs.close()
@@ -214,6 +227,7 @@ class _Supervisor:
                 process_group=self._reaper.pid,
             )
         self._processes[rank] = process
+        self._starts[rank] = lambda more: self.start(program, rank, {**environment, **more}, cores)
         self._notify_reaper(process)
         for source, writer in ((process.stdout, self._out), (process.stderr, self._err)):
             assert source is not None
@@ -233,6 +247,8 @@ class _Supervisor:
             self._nodes.end()
             while not self._nodes.over:
                 self._poll(self._control)
+        if all(process.returncode for process in self._processes.values()):
+            self._status = self._status or self._lost
         return self._status if self._flushed() else self._status or 128 + self._forwarded
 
     def _flushed(self) -> bool:
@@ -275,7 +291,7 @@ class _Supervisor:
                     self._nodes.fail(Aborted(text, got=number))
                 self._print(f"sent {signal.Signals(number).name} to the ranks")
                 self._forward(number)
-        for rank, process in self._processes.items():
+        for rank, process in [*self._processes.items()]:
             if process.returncode is None and (code := process.poll()) is not None:
                 self._notify_reaper(process)
                 if code:
@@ -295,10 +311,24 @@ class _Supervisor:
         on = f" on {self._nodes.host}" if self._nodes else ""
         text = f"rank {rank}{on} {processes.describe_exit(code)}"
         failure = PeerLost(text, rank=rank, got=code if code > 0 else 128 - code)
-        if code != UNCAUGHT:
+        over = any(process.returncode == 0 for process in self._processes.values())
+        if self._respawn is not None and not self._forwarded and (over or any_present(self._place)):
+            self._replace(rank, failure)
+        elif code != UNCAUGHT:
             self._settle(failure)
         elif not self._uncaught:
             self._uncaught, self._uncaught_until = failure, time.monotonic() + CAUSE_TIMEOUT
+
+    def _replace(self, rank: int, failure: RingcommError) -> None:
+        """Start a rank again that has failed, unless that has been done often enough."""
+        if self._restarts[rank] == self._respawn or not any_present(self._place):
+            self._lost = self._lost or failure.got
+            self._print(f"{failure}; the others go on without it")
+            return
+        self._restarts[rank] += 1
+        self._print(f"{failure}; started again ({self._restarts[rank]} of {self._respawn})")
+        self._replaced.append(self._processes[rank])
+        self._starts[rank]({RESTARTS: str(self._restarts[rank])})
 
     def _settle_uncaught(self) -> None:
         if self._uncaught:

@@ -6,8 +6,9 @@ Importing this module registers the backend; so does `import torch` where ringco
 
 from ringcomm_torch_backend import register
 
+from ringcomm.torch.elastic import grow, init_process_group, load_latest, shrink
 from ringcomm.torch.shared import shared_arrays, shared_empty
 
-__all__ = ["shared_arrays", "shared_empty"]
+__all__ = ["grow", "init_process_group", "load_latest", "shared_arrays", "shared_empty", "shrink"]
 
 register()

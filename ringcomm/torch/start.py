@@ -4,7 +4,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +21,7 @@ from ringcomm.start import connect as connect_ranks
 from ringcomm.torch.groups import connect_members, remember
 from ringcomm.torch.last_words import let_the_cause_end_first
 
-__all__ = ["TorchStoreAdapter", "connect", "connect_job"]
+__all__ = ["TorchStoreAdapter", "connect", "connect_job", "connected"]
 
 log = logging.getLogger("ringcomm")
 
@@ -32,6 +32,8 @@ SLICE = 0.1  # seconds between checks for failures and signals
 REPORT_TIMEOUT = 1.0  # seconds for rank 0 to name the ranks that did not join
 EXIT = 1.0  # seconds for a process to end after it has closed its connections, on a loaded machine
 FAILURE = "failure"
+
+_prepared: list[Communicator] = []  # for the default group that is made next
 
 
 def connect(options: Any) -> Communicator:
@@ -45,7 +47,20 @@ def connect(options: Any) -> Communicator:
             raise _store_lost(error) from None
         if comm is not None:
             return comm
+    elif _prepared:
+        remember(_prepared[0], options.store)
+        return _prepared[0]
     return _connect_through(options.store, options.group_rank, options.group_size, config)
+
+
+@contextmanager
+def connected(comm: Communicator) -> Iterator[None]:
+    """Use this communicator for a default group that is made in the body."""
+    _prepared.append(comm)
+    try:
+        yield
+    finally:
+        _prepared.clear()
 
 
 def connect_job(config: Config) -> Communicator:

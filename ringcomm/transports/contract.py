@@ -198,6 +198,14 @@ class Transport(Protocol):
         """
         ...
 
+    def shrink(self, timeout: float) -> "Transport":
+        """Make a group of the ranks that call this too, in their old order, although this group is broken.
+
+        Waits for ranks that run but do not call it for `timeout` seconds. Raises Aborted if the others have gone on
+        without this rank.
+        """
+        ...
+
     def fail(self, error: RingcommError) -> None:
         """Break the group: every call on any rank, waiting or later, raises this error."""
         ...

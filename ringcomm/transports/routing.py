@@ -193,6 +193,9 @@ class RoutingTransport:
     def split(self, color: int | None, key: int) -> Transport | None:
         return self._host.split(color, key)  # a new communicator routes again
 
+    def shrink(self, timeout: float) -> Transport:
+        return self._host.shrink(timeout)
+
     def close(self) -> bool:
         if self._group and not self._group.close():
             return False

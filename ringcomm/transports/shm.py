@@ -10,12 +10,11 @@ from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.rendezvous import Rendezvous, rendezvous
 from ringcomm.bootstrap.store import Store
 from ringcomm.config import Config
-from ringcomm.errors import (
-    ArgumentError,
-)
+from ringcomm.errors import ArgumentError, CollectiveTimeout, PeerLost
 from ringcomm.machine import memory, topology
 from ringcomm.machine.tuning import NEVER
-from ringcomm.native import check, ffi, lib
+from ringcomm.native import NULL, check, ffi, lib
+from ringcomm.transports.contract import CollectiveCall
 from ringcomm.transports.core import NativeTransport, by_rank
 from ringcomm.transports.shared_arrays import SharedArrays
 from ringcomm.version import VERSION
@@ -70,6 +69,17 @@ class ShmTransport(NativeTransport):
         rank, size = members.index(self.rank), len(members)
         check(lib.rc_group_open(self.handle, offset, rank, size, members, tuning, slot))
         return type(self)(slot[0], rank, size, tuning)
+
+    def shrink(self, timeout: float) -> Self:
+        members, size, slot = ffi.new("int[]", self.size), ffi.new("int *"), ffi.new("rc_comm **")
+        check(lib.rc_shrink(self.handle, timeout, members, size, slot))
+        ranks = [*members[0 : size[0]]]
+        shrunk = type(self)(slot[0], ranks.index(self.rank), len(ranks), self.tuning)
+        try:
+            shrunk.fused["barrier"](CollectiveCall(NULL, NULL, 0, 0), timeout)
+        except (PeerLost, CollectiveTimeout):  # more are lost meanwhile
+            return shrunk.shrink(timeout)
+        return shrunk
 
     def allocate(self, description: str, size: int) -> Any:
         self._compare_requests(description)

@@ -147,6 +147,21 @@ int rc_group_open(rc_comm* other, uint64_t offset, int rank, int size, const int
     });
 }
 
+int rc_shrink(rc_comm* comm, double timeout, int* members, int* size, rc_comm** next) {
+    return enter(comm, [&](const EntryGuard& entry) {
+        check_seconds("timeout", timeout);
+        check_pointer("members", members);
+        check_pointer("size", size);
+        check_pointer("next", next);
+        reject_in_signal_handler(entry.group());
+        Comm& broken = shared_memory(entry);
+        auto [opened, ranks] = broken.shrink(deadline_of(now_ns(), timeout < 0 ? broken.tuning().timeout : timeout));
+        std::copy(ranks.begin(), ranks.end(), members);
+        *size = int(ranks.size());
+        *next = new rc_comm{std::make_shared<CommHandle>(std::move(opened))};
+    });
+}
+
 uint64_t rc_region_bytes(uint64_t bytes) { return bytes > MAX_BYTES ? 0 : region_part_bytes(bytes); }
 
 int rc_region_open(rc_comm* comm, uint64_t offset, uint64_t bytes, rc_region** region) {

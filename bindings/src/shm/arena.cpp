@@ -110,8 +110,8 @@ void Arena::allocate(int r) {
 }
 
 void Arena::discard() {
-    // Groups split from this one continue to read its failure.
-    const size_t kept = group().failure.state.load() ? sizeof(GroupHeader) : 0;
+    // Groups split from this one continue to read its failure, and ranks that were left out, who goes on.
+    const size_t kept = group().failure.state.load() || group().successor.load() ? sizeof(GroupHeader) : 0;
     file_->discard(offset_ + kept, layout.arena_bytes(size) - kept);
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "shm/channel.h"
+#include "shm/shrink.h"
 
 namespace ringcomm {
 
@@ -45,7 +46,8 @@ Comm::Comm(std::shared_ptr<World> world, GroupMemory group, std::vector<GroupMem
       staging_stores(tuning.nontemporal_bytes),
       group_(std::move(group)),
       ancestors_(std::move(ancestors)),
-      sleeper_(mine().p2p_doorbell) {}
+      sleeper_(mine().p2p_doorbell),
+      leaving_(size) {}
 
 void Comm::ensure_ready() {
     PeerGroup::ensure_ready();
@@ -200,8 +202,19 @@ void Comm::start_closing() {
 
 void Comm::finish_closing() {
     // The world's arena ends with the file; the last rank to leave another group discards its range.
-    const bool last = arena().group().departed.fetch_add(1) + 1 == size;
+    const bool last = arena().group().departed.fetch_add(1) + 1 == leaving_;
     if (last && !is_world()) arena().discard();
+}
+
+Comm::Shrunk Comm::shrink(uint64_t deadline) {
+    if (!allocated_.load()) allocate_arena();  // of a group that failed before its first call
+    Survivors survivors = agree_on_survivors(*this, deadline);
+    const std::vector<int>& ranks = survivors.ranks;
+    leaving_ = int(ranks.size());
+    GroupMemory next{std::make_shared<Arena>(world->file, survivors.offset, leaving_, tuning().arena_bytes), {}};
+    for (int r : ranks) next.members.push_back(group_.members[r]);
+    const int mine = int(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+    return {std::make_unique<Comm>(world, std::move(next), std::vector<GroupMemory>{}, mine, tuning()), ranks};
 }
 
 }  // namespace ringcomm

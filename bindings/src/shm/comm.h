@@ -52,6 +52,12 @@ public:
     std::string report(int r, int calls) const override;
     void start_closing() override;
     void finish_closing() override;
+    // The ranks that are left agree on who they are, and go on in another group: see shrink.h.
+    struct Shrunk {
+        std::unique_ptr<Comm> comm;
+        std::vector<int> ranks;  // here
+    };
+    Shrunk shrink(uint64_t deadline);
 
     // Publishes to all peers, which may sleep for this rank.
     template <Site site>
@@ -96,6 +102,7 @@ private:
     AnySleeper sleeper_;
     std::mutex allocation_mutex_;
     std::atomic<bool> allocated_{false};
+    int leaving_;  // how many ranks will close this
     std::optional<Access> access_;
 };
 

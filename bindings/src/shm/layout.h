@@ -65,6 +65,7 @@ struct RankHeader {
     std::atomic<uint32_t> accesses_peers;  // 1 while this rank may access buffers of its peers
     alignas(
         LINE) std::atomic<uint32_t> state;  // all ranks read it in every send, so no word that changes shares its line
+    std::atomic<uint32_t> takes_part;       // 1 once this rank has called shrink
     std::atomic<uint64_t> secret, secret_address;  // in the arena of the world only: see cma.h
     Doorbell doorbell;                             // of the one collective that may run
     Doorbell p2p_doorbell;                         // of point-to-point, any number of threads
@@ -83,6 +84,7 @@ struct alignas(PAGE) GroupHeader {
     std::atomic<uint64_t> nonce;
     std::atomic<int> departed;       // ranks that no longer access this arena
     std::atomic<uint64_t> file_end;  // of the world: the next free byte of the file
+    std::atomic<uint64_t> successor;  // the offset of the list of those that go on without the others: see shrink.h
     SharedFailure failure;
 };
 

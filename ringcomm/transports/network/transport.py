@@ -10,7 +10,7 @@ import numpy as np
 from ringcomm.algorithms.schedule import Block, Copy, Exchange
 from ringcomm.algorithms.select import AlgorithmSelector
 from ringcomm.devices.contract import Device
-from ringcomm.errors import RingcommError
+from ringcomm.errors import ArgumentError, RingcommError
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.contract import CollectiveCall, Fused, Transport
@@ -149,6 +149,9 @@ class NetworkTransport(NativeTransport):
             return local
         processes = [self._members[rank] for rank in members]
         return type(self)(self._network, numbers[color], processes, layout, local, self.handle)
+
+    def shrink(self, timeout: float) -> Transport:  # noqa: ARG002
+        raise ArgumentError("shrink: expected ranks on one host, got several", rank=self.rank)
 
     def allocate(self, description: str, size: int) -> Any:
         """Return zeros in memory that the ranks of this host share."""

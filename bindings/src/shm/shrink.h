@@ -1,0 +1,20 @@
+// How the ranks that are left of a group agree on who they are.
+//
+// Each rank publishes that it takes part, and waits until every other one does so too, or has ended. The lowest of them
+// writes the list of those that take part, and one compare-and-swap makes it the decision: all ranks read the same list,
+// however many die meanwhile. Who is too late finds itself left out.
+#pragma once
+
+#include "shm/comm.h"
+
+namespace ringcomm {
+
+struct Survivors {
+    std::vector<int> ranks;  // ascending
+    uint64_t offset;         // of an arena for them
+};
+
+// Waits for ranks that run but do not take part until `deadline`. Throws RC_ABORTED if this rank is left out.
+Survivors agree_on_survivors(Comm& comm, uint64_t deadline);
+
+}  // namespace ringcomm

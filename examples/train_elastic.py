@@ -1,0 +1,122 @@
+"""Train a small GPT on ranks that are killed at random moments and come back, without losing a step.
+
+    ringcomm run -n 4 --respawn 1000 examples/train_elastic.py --kill-every 5
+
+All ranks share each batch. When a rank is lost, the others go on at once; when it has been started again, it joins them
+and gets their state. The batch of a step depends on its number alone, so the loss is that of an undisturbed run
+(`--kill-every 0`), up to rounding.
+"""
+
+import argparse
+import os
+import random
+import signal
+import threading
+import time
+from pydoc_data.topics import topics
+
+import torch
+import torch.distributed as dist
+
+import ringcomm.torch
+from ringcomm import Aborted, CollectiveTimeout, PeerLost
+from ringcomm.parallel import DataParallel, GPTConfig, Grid, gpt_loss, gpt_stages
+
+BATCH = 12  # sequences per step, of all ranks together: a multiple of 1, 2, 3 and 4
+CONTEXT = 64
+
+
+def main() -> None:
+    arguments = parser().parse_args()
+    ranks = int(os.environ["RINGCOMM_SIZE"])
+    ringcomm.torch.init_process_group(arguments.timeout)
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
+    alphabet, data = torch.tensor([*map(ord, "\n".join(topics.values()))]).unique(return_inverse=True)
+    training = Training(GPTConfig(len(alphabet), CONTEXT, layers=2, hidden=64, heads=4))
+    if arguments.kill_every:
+        threading.Thread(target=die_at_random, args=(arguments.kill_every * ranks,), daemon=True).start()
+
+    step, ready, then = 0, False, time.perf_counter()
+    while step < arguments.steps:
+        try:
+            if not ready:
+                step = ringcomm.torch.load_latest(step, [training.model, training.optimizer])
+                training.connect()
+                ready = True
+            loss = training.step(sample(data, step))
+            step, then = step + 1, time.perf_counter()
+            if dist.get_world_size() < ranks and ringcomm.torch.grow(timeout=0.0):
+                ready = False
+                report(f"step {step}: {dist.get_world_size()} ranks")
+        except (PeerLost, CollectiveTimeout, Aborted) as error:
+            ready, lost = False, str(error).partition("\n")[0]
+            ringcomm.torch.shrink(arguments.timeout)
+            report(
+                f"step {step}: {dist.get_world_size()} ranks {time.perf_counter() - then:.2f} s after a step: {lost}"
+            )
+    report(f"{step} steps, {training.sequences} sequences, loss {loss:.4f}")
+    dist.destroy_process_group()
+
+
+class Training:
+    """A model and its optimizer, which outlive the groups on which they are trained."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        with Grid.alone() as alone:
+            (self.model,) = gpt_stages(config, alone)
+            self.loss = gpt_loss(config, alone)
+        self.sequences = torch.zeros((), dtype=torch.int64)  # that the model has seen
+        self.model.register_buffer("sequences", self.sequences)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.replicas: DataParallel | None = None
+
+    def connect(self) -> None:
+        """Average gradients over the ranks that there are."""
+        if self.replicas:
+            self.replicas.close()
+        self.optimizer.zero_grad()  # of a step that was not finished
+        self.grid = Grid(dp=dist.get_world_size())
+        self.replicas = DataParallel(self.model, self.grid.dp)
+
+    def step(self, batch: torch.Tensor) -> float:
+        """Train on a batch, of which each rank takes its share, and return the loss."""
+        share = batch.chunk(self.grid.dp.size)[self.grid.dp.rank]
+        loss = self.loss(self.model(share[:, :-1]), share[:, 1:])
+        loss.backward()
+        assert self.replicas
+        self.replicas.finish_grad_sync()
+        total = torch.stack([loss.detach(), torch.tensor(float(len(share)))])
+        dist.all_reduce(total)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.sequences += int(total[1])
+        return total[0].item() / self.grid.dp.size
+
+
+def sample(data: torch.Tensor, step: int) -> torch.Tensor:
+    """Return the sequences of a step, (batch, context + 1): inputs and next characters."""
+    starts = torch.randint(len(data) - CONTEXT - 1, (BATCH,), generator=torch.Generator().manual_seed(step))
+    return torch.stack([data[start : start + CONTEXT + 1] for start in starts])
+
+
+def die_at_random(mean: float) -> None:
+    """Kill this process after a random time with this mean, in seconds."""
+    time.sleep(random.expovariate(1 / mean))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def report(text: str) -> None:
+    if dist.get_rank() == 0:
+        print(text)
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--kill-every", type=float, default=5.0, metavar="SECONDS", help="0: never")
+    parser.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="of each operation")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

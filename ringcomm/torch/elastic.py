@@ -1,0 +1,137 @@
+"""Go on after the loss of ranks: the default group of torch.distributed without them, and with those that come back.
+
+Start the program with `ringcomm run --respawn N`. `shrink` and `grow` destroy all groups: what is on them, as a
+DistributedDataParallel, a mesh or a grid, must be made anew.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+import ringcomm
+from ringcomm.communicator import Communicator
+from ringcomm.errors import ArgumentError, RingcommError
+from ringcomm.torch import start
+from ringcomm.torch.shared import communicator_of
+
+__all__ = ["Stateful", "grow", "init_process_group", "load_latest", "shrink"]
+
+TCPStore: Any = getattr(dist, "TCPStore")  # noqa: B009 (torch's stubs leave it out)
+STORE_TIMEOUT = timedelta(seconds=10)  # of a connection in this machine
+
+
+class Stateful(Protocol):
+    """A module, an optimizer, or anything else with states."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
+
+
+def init_process_group(timeout: float | None = None) -> None:
+    """Start torch.distributed on the ranks of `ringcomm run`. In a rank that was started again this waits for `grow`.
+
+    Raises: see `ringcomm.init`.
+    """
+    _make_default(ringcomm.init(timeout))
+
+
+def shrink(timeout: float | None = None) -> None:
+    """Make a default group of the ranks that are left; all call this. See `Communicator.shrink`."""
+    _make_default(_default().shrink(timeout=timeout))
+
+
+def grow(timeout: float | None = None) -> bool:
+    """Take ranks that were started again into the default group; return whether any has come.
+
+    All ranks call this, new ones `init_process_group`. See `Communicator.grow`. If none has come, the groups stay.
+    """
+    before = _default()
+    grown = before.grow(timeout=timeout)
+    if grown is before:
+        return False
+    _make_default(grown)
+    return True
+
+
+def load_latest(step: int, objects: Sequence[Stateful]) -> int:
+    """Give all ranks the states of one that has done most steps; return how many it has done. Collective.
+
+    After `shrink`, ranks that were stopped in a step get the result of those that have finished it, so that no step is
+    lost or done twice; after `grow`, a new rank gets what it missed. Without any difference nothing is sent but the
+    steps.
+
+    Args:
+        step: how many steps this rank has done
+        objects: modules, optimizers and others, the same on every rank
+    """
+    steps: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(steps, step)
+    latest = max(steps)
+    if min(steps) < latest:
+        source = steps.index(latest)
+        states = _broadcast([each.state_dict() for each in objects], source)
+        if step < latest:
+            for each, state in zip(objects, states, strict=True):
+                each.load_state_dict(state)
+    return latest
+
+
+def _broadcast(tree: Any, source: int) -> Any:
+    """Return the tree of one rank on every rank: its tensors travel as such, all else pickled."""
+    leaves, spec = tree_flatten(tree)
+    described = [_Like(x.shape, x.dtype, x.device.type) if isinstance(x, torch.Tensor) else x for x in leaves]
+    message: list[Any] = [described, spec]
+    dist.broadcast_object_list(message, source)
+    described, spec = message
+    if dist.get_rank() != source:
+        leaves = [
+            torch.empty(x.shape, dtype=x.dtype, device=x.device) if isinstance(x, _Like) else x for x in described
+        ]
+    for x in leaves:
+        if isinstance(x, torch.Tensor):
+            dist.broadcast(x.detach().contiguous(), source)
+    return tree_unflatten(leaves, spec)
+
+
+class _Like(NamedTuple):
+    """What a tensor must be like to receive another."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: str
+
+
+def _default() -> Communicator:
+    comm = communicator_of(None) if dist.is_initialized() else None
+    if comm is None:
+        raise ArgumentError("expected a default group on the backend ringcomm: call ringcomm.torch.init_process_group")
+    return comm
+
+
+def _make_default(comm: Communicator) -> None:
+    """Make the default group of torch.distributed on a communicator, in place of the one that there is."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    while True:
+        try:
+            store = _tcp_store(comm)
+            with start.connected(comm):
+                dist.init_process_group("ringcomm", store=store, rank=comm.rank, world_size=comm.size)
+            return
+        except (RingcommError, dist.DistError):  # more ranks are lost
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            comm = comm.shrink()
+
+
+def _tcp_store(comm: Communicator) -> Any:
+    if comm.rank > 0:
+        return TCPStore("127.0.0.1", comm.broadcast_object(), timeout=STORE_TIMEOUT)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT)
+    comm.broadcast_object(store.port)
+    return store
