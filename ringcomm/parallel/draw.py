@@ -5,27 +5,27 @@ from pathlib import Path
 
 from ringcomm.algorithms.draw import GRAY, INK, PALE, save, sheet
 from ringcomm.errors import refuse
-from ringcomm.parallel.schedule import BACKWARD, FORWARD, SCHEDULES, Timeline, make_schedule, simulate
+from ringcomm.parallel.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, SCHEDULES, make_schedule
+from ringcomm.parallel.simulation import Timeline, simulate
 
 __all__ = ["add_arguments", "draw", "run"]
 
 MAX_UNITS = 400  # of time: a longer picture is not legible
-UNITS = {FORWARD: 1, BACKWARD: 2}
-SHADES = {FORWARD: "tab:blue", BACKWARD: "tab:green"}
+UNITS = {FORWARD: 1, BACKWARD: 2, BACKWARD_INPUT: 1, BACKWARD_WEIGHT: 1}
+COLORS = {FORWARD: "blue", BACKWARD: "green", BACKWARD_INPUT: "green", BACKWARD_WEIGHT: "olive"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group(f"pipeline schedules: {', '.join(SCHEDULES)}").add_argument
     add("-m", "--micro-batches", type=int, metavar="M", help="default: twice the ranks")
-    add("-v", "--chunks", type=int, metavar="V", help="stages of each rank (default: 2 if interleaved, else 1)")
+    add("-v", "--chunks", type=int, metavar="V", help="stages of each rank (default: 2 if interleaved or zbv, else 1)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Draw the schedule of the command line."""
     name, ranks = arguments.algorithm, arguments.ranks
     micro_batches = 2 * ranks if arguments.micro_batches is None else arguments.micro_batches
-    chunks = (1 + (name == "interleaved")) if arguments.chunks is None else arguments.chunks
-    timeline = simulate(make_schedule(name, ranks, micro_batches, chunks), UNITS[FORWARD], UNITS[BACKWARD])
+    timeline = simulate(make_schedule(name, ranks, micro_batches, arguments.chunks), UNITS[FORWARD], UNITS[BACKWARD])
     if timeline.makespan > MAX_UNITS:
         raise refuse("the picture", f"at most {MAX_UNITS} units of time", timeline.makespan)
     draw(timeline, arguments.output)
@@ -43,7 +43,7 @@ def draw(timeline: Timeline, output: Path) -> None:
         axes.barh(rank + 0.5, timeline.makespan, height=0.8, color=PALE, zorder=0)
         for action, begin, end in row:
             # The first chunk is darkest.
-            style = {"color": SHADES[action.phase], "alpha": 1 - 0.55 * action.chunk / schedule.chunks}
+            style = {"color": f"tab:{COLORS[action.phase]}", "alpha": 1 - 0.55 * action.chunk / schedule.chunks}
             axes.barh(rank + 0.5, end - begin, left=begin, height=0.8, edgecolor="white", linewidth=0.8, **style)
             text = axes.text((begin + end) / 2, rank + 0.5, f"{action.micro_batch}", color="white", fontsize=8)
             text.set(ha="center", va="center_baseline")
@@ -62,8 +62,11 @@ def facts(timeline: Timeline) -> str:
 
 
 def legend(timeline: Timeline) -> str:
-    lighter = "; later chunks are lighter" if timeline.schedule.chunks > 1 else ""
-    return (
-        f"blue: forward, {UNITS[FORWARD]} unit; green: backward, {UNITS[BACKWARD]} units; gray: idle; "
-        f"numbers: micro-batches{lighter}"
-    )
+    found = {action.phase for row in timeline.schedule.table for action in row}
+    phases = [f"{color}: {phase}, {units(UNITS[phase])}" for phase, color in COLORS.items() if phase in found]
+    lighter = ["later chunks are lighter"] if timeline.schedule.chunks > 1 else []
+    return "; ".join([*phases, "gray: idle", "numbers: micro-batches", *lighter])
+
+
+def units(count: int) -> str:
+    return f"{count} unit{'s' * (count > 1)}"

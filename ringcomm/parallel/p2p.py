@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
+from math import prod
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcomm.errors import refuse
+from ringcomm.parallel.functional import all_gathered, local_slice
 from ringcomm.parallel.grid import Axis
 from ringcomm.parallel.schedule import P2PTransfer, PipelineSchedule
 
@@ -41,6 +43,8 @@ class P2PCommunicator:
         metadata: tensor metadata of the known boundaries; the first transfer over another one is preceded by a message
             with its metadata, which is then added
         device: device of the received tensors
+        tp: the ranks with the same tensors as this rank. Each sends an equal part to its counterpart, and the receivers
+            gather the parts (Narayanan et al., arXiv 2104.04473, section 4.1). None: each rank sends the whole tensor.
     """
 
     def __init__(
@@ -50,8 +54,10 @@ class P2PCommunicator:
         order: Sequence[P2PTransfer],
         metadata: dict[int, TensorMeta],
         device: torch.device,
+        tp: Axis | None = None,
     ) -> None:
         self._axis, self._schedule, self._metadata, self._device = axis, schedule, metadata, device
+        self._tp = tp
         self._order = deque(order)
         self._local: dict[P2PTransfer, Tensor] = {}  # between two chunks of this rank
         self._receives: dict[P2PTransfer, tuple[dist.Work, Tensor]] = {}
@@ -67,7 +73,7 @@ class P2PCommunicator:
         work, tensor = self._receives.pop(transfer)
         work.wait()
         self._prefetch()
-        return tensor
+        return all_gathered(tensor, self._tp, 0).view(self._metadata[transfer.boundary].shape) if self._tp else tensor
 
     def send(self, transfer: P2PTransfer, tensor: Tensor) -> None:
         """Send a tensor, which must not change afterwards."""
@@ -79,7 +85,7 @@ class P2PCommunicator:
             self._post_recv()
         self._order.popleft()
         self._check_metadata(transfer.boundary, tensor, receiver)
-        self._post_send(tensor.contiguous(), receiver)
+        self._post_send(local_slice(tensor.flatten(), self._tp, 0) if self._tp else tensor.contiguous(), receiver)
         self._prefetch()
 
     def wait_sends(self) -> None:
@@ -103,7 +109,8 @@ class P2PCommunicator:
             dist.recv_object_list(received, source, group=self._axis.group)
             self._metadata[transfer.boundary] = received[0]
         dtype, shape = self._metadata[transfer.boundary]
-        tensor = torch.empty(shape, dtype=dtype, device=self._device)
+        size = (prod(shape) // self._tp.size,) if self._tp else shape
+        tensor = torch.empty(size, dtype=dtype, device=self._device)
         work = dist.irecv(tensor, source, group=self._axis.group)
         self._receives[transfer] = cast(dist.Work, work), tensor
 
@@ -124,6 +131,8 @@ class P2PCommunicator:
         if known is None:
             if not meta.dtype.is_floating_point:
                 raise refuse(f"output of stage {boundary}", "a floating-point dtype, which has gradients", meta)
+            if self._tp:
+                self._tp.divide(f"elements of the output of stage {boundary}, {meta.shape}", prod(meta.shape))
             self._metadata[boundary] = meta
             dist.send_object_list([meta], self._axis.ranks[receiver], group=self._axis.group)
         elif known != meta:

@@ -5,7 +5,7 @@ one process that runs the micro-batches one by one, because every stage adds the
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from ringcomm.errors import ArgumentError, refuse
@@ -20,8 +21,18 @@ from ringcomm.parallel.data import DataParallel, grad_dtype
 from ringcomm.parallel.functional import all_reduced
 from ringcomm.parallel.grid import Grid
 from ringcomm.parallel.p2p import P2PCommunicator, TensorMeta
-from ringcomm.parallel.schedule import FORWARD, Action, P2PTransfer, PipelineSchedule, Span, transfers, validate
+from ringcomm.parallel.schedule import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    Action,
+    P2PTransfer,
+    PipelineSchedule,
+)
 from ringcomm.parallel.sharding import Modules, as_list, local_part
+from ringcomm.parallel.simulation import Span, transfers, validate
+from ringcomm.parallel.split_backward import backward_input
 
 __all__ = ["Pipeline"]
 
@@ -29,34 +40,40 @@ __all__ = ["Pipeline"]
 class Pipeline:
     """Trains and evaluates a model whose stages are on the ranks of `grid.pp`.
 
-    A stage is a module with one input tensor and one output tensor. Chunk c of rank r is stage c · pp + r. The output
-    of the last stage goes to `loss_fn`.
+    A stage is a module with one input tensor and one output tensor. Chunk c of rank r is stage `schedule.stage(r, c)`.
+    The output of the last stage goes to `loss_fn`.
 
     Communication: let a batch have m micro-batches of b rows, of s · h elements each at a boundary. Every boundary
     between two ranks carries m messages of b · s · h elements forward and m backward. The loss is broadcast, and
     averaged over the replicas (8 bytes each). Gradients of tied parameters are all-reduced.
 
     Between its forward and its backward a stage keeps its input and what autograd saves, but not its output. Chunks may
-    be wrapped in torch's `fully_shard` over `grid.mesh["dp"]`, which takes the place of `data_parallel`.
+    be wrapped in torch's `fully_shard` over `grid.mesh["dp"]`, which takes the place of `data_parallel`. Schedules that
+    split backward, zb-h1 and zbv, exclude `fully_shard` and `recompute`; a stage that recomputes activations by itself
+    would repeat its forward for every weight.
 
     Args:
         grid: the ranks
         chunks: this rank's stages
         schedule: the order of forwards and backwards
         loss_fn: (output, target) → scalar loss, the mean over the rows of a micro-batch
-        data_parallel: averages the gradients of the chunks over `grid.dp_cp` during the last backward of each chunk
+        data_parallel: averages the gradients of the chunks over `grid.dp_cp` during the last backward of each chunk, or
+            its last backward for weights
         tied: copies of one parameter, each with the process group of the ranks that have a copy. All copies get the sum
             of their gradients; they stay equal if they are equal at the start.
         recompute: keep only the input of a stage until its backward, which then repeats the forward (Chen et al.,
             Training Deep Nets with Sublinear Memory Cost, arXiv 1604.06174). A BatchNorm counts each batch twice.
+        scatter_gather: each of the t ranks of `grid.tp` sends 1/t of each message, and the receivers gather the parts
+            on `grid.tp`, which sends (t-1)/t (Narayanan et al., arXiv 2104.04473, section 4.1). For messages that are
+            the same on all these ranks; with sequence parallelism they are sharded already.
 
     Attributes:
         device: device of received tensors: that of this rank's first parameter, or `grid.device`
         trace: actions of the last run with their times, in seconds from its start (on a GPU: time of launch)
 
     Raises:
-        ArgumentError: the schedule does not train, or has another number of ranks or chunks; or `data_parallel`
-            averages over other ranks.
+        ArgumentError: the schedule does not train, has another number of ranks or chunks, or splits backward where that
+            is excluded; or `data_parallel` averages over other ranks.
     """
 
     def __init__(
@@ -69,6 +86,7 @@ class Pipeline:
         data_parallel: DataParallel | None = None,
         tied: Iterable[tuple[nn.Parameter, dist.ProcessGroup]] = (),
         recompute: bool = False,
+        scatter_gather: bool = False,
     ) -> None:
         if schedule.ranks != grid.pp.size:
             raise refuse("ranks of the schedule", f"those of the pipeline, {grid.pp.size}", schedule.ranks)
@@ -76,12 +94,17 @@ class Pipeline:
         if schedule.chunks != len(chunks):
             raise refuse("chunks of this rank", f"those of the schedule, {schedule.chunks}", len(chunks))
         validate(schedule)
+        if schedule.splits_backward and recompute:
+            raise refuse("recompute", f"False with {schedule.name}, which splits backward", recompute)
+        if schedule.splits_backward and any(isinstance(each, DTensor) for x in chunks for each in x.parameters()):
+            raise refuse(f"parameters with {schedule.name}", "tensors, because it splits backward", "DTensors")
         if data_parallel and data_parallel.dp.ranks != grid.dp_cp.ranks:
             raise refuse("data_parallel", f"one over dp_cp, ranks {grid.dp_cp.ranks}", data_parallel.dp)
         self.grid, self.axis = grid, grid.pp
         self.chunks, self.schedule, self.loss_fn = chunks, schedule, loss_fn
         self.data_parallel, self.tied, self.recompute = data_parallel, list(tied), recompute
         self.trace: list[Span] = []
+        self._scattered = grid.tp if scatter_gather and grid.tp.size > 1 else None
         self._training = _plan(schedule, self.axis.rank)
         self._evaluating: dict[int, _Plan] = {}  # by number of micro-batches
         self._metadata: dict[Any, dict[int, TensorMeta]] = {}  # of the boundaries, by shape and dtype of micro-batches
@@ -159,20 +182,21 @@ class Pipeline:
     def _broadcast(self, loss: Tensor) -> Tensor:
         """Return the loss of the last stage."""
         if self.axis.size > 1:
-            dist.broadcast(loss, self.axis.ranks[-1], group=self.axis.group)
+            last = self.schedule.rank(self.schedule.stages - 1)
+            dist.broadcast(loss, self.axis.ranks[last], group=self.axis.group)
         return loss
 
     def _run(self, row: Sequence[Action], order: Sequence[P2PTransfer], batch: "_Batch") -> None:
         rank, schedule = self.axis.rank, self.schedule
         metadata = self._metadata.setdefault((batch.inputs[0].shape, batch.inputs[0].dtype), {})
-        p2p = P2PCommunicator(self.axis, schedule, order, metadata, self.device)
+        p2p = P2PCommunicator(self.axis, schedule, order, metadata, self.device, self._scattered)
         self.trace = []
         start = perf_counter()
         for action in row:
             source, destination = schedule.input_of(rank, action), schedule.output_of(rank, action)
             received = p2p.recv(source) if source else None
             begin = perf_counter()
-            result = (batch.forward if action.phase == FORWARD else batch.backward)(action, received)
+            result = batch.run[action.phase](action, received)
             self.trace.append(Span(action, begin - start, perf_counter() - start))
             if destination:
                 if result is None:
@@ -217,6 +241,13 @@ class _Batch:
         # Input of each pending backward, and where it begins: not the output, which nothing needs any more. No gradient
         # edge if all stages up to here are frozen.
         self._saved: dict[tuple[int, int], tuple[Tensor, GradientEdge | None]] = {}
+        self._weights: dict[tuple[int, int], Callable[[], None]] = {}  # the pending backwards for weights
+        self.run: dict[str, Callable[[Action, Tensor | None], Tensor | None]] = {
+            FORWARD: self.forward,
+            BACKWARD: self.backward,
+            BACKWARD_INPUT: self.backward_input,
+            BACKWARD_WEIGHT: self.backward_weight,
+        }
 
     def forward(self, action: Action, received: Tensor | None) -> Tensor:
         """Return a stage's output; of the last stage, the loss."""
@@ -241,8 +272,27 @@ class _Batch:
     def backward(self, action: Action, received: Tensor | None) -> Tensor | None:
         """Return the gradient of a stage's input, given that of its output."""
         x, edge = self._saved.pop((action.micro_batch, action.chunk))
-        data_parallel, last = self._pipeline.data_parallel, action.micro_batch == len(self.inputs) - 1
-        with data_parallel.no_sync() if data_parallel and not last else nullcontext():
+        with self._sync(action):
             if edge:
                 torch.autograd.backward([edge], [received])
         return x.grad if x.is_leaf else None
+
+    def backward_input(self, action: Action, received: Tensor | None) -> Tensor | None:
+        """Return the gradient of a stage's input, and leave those of its weights to `backward_weight`."""
+        x, edge = self._saved.pop((action.micro_batch, action.chunk))
+        if edge is None:
+            return None
+        grad, self._weights[action.micro_batch, action.chunk] = backward_input(edge, x, received)
+        return grad
+
+    def backward_weight(self, action: Action, _: Tensor | None) -> None:
+        """Add the gradients of a stage's weights."""
+        add_gradients = self._weights.pop((action.micro_batch, action.chunk), None)
+        with self._sync(action):
+            if add_gradients:
+                add_gradients()
+
+    def _sync(self, action: Action) -> AbstractContextManager[None]:
+        """Return a context in which gradients are averaged only in the last micro-batch."""
+        data_parallel, last = self._pipeline.data_parallel, action.micro_batch == len(self.inputs) - 1
+        return data_parallel.no_sync() if data_parallel and not last else nullcontext()

@@ -19,6 +19,7 @@ A layer initializes its full weights as torch's layer does and keeps its shard. 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from torch.distributed.tensor import DTensor
 from ringcomm.errors import refuse
 from ringcomm.parallel.functional import all_gather, copy_to, reduce_from, reduce_scatter
 from ringcomm.parallel.grid import Axis
+from ringcomm.parallel.overlap import SEQUENCE, enter_linear
 from ringcomm.parallel.sharding import ShardSpec, as_dtensor, as_shard, shard_of
 
 __all__ = [
@@ -37,8 +39,6 @@ __all__ = [
     "RowParallelLinear",
     "VocabParallelEmbedding",
 ]
-
-SEQUENCE = -2  # dimension
 
 
 def enter(x: torch.Tensor, tp: Axis, sequence_parallel: bool) -> torch.Tensor:
@@ -86,8 +86,8 @@ class ShardedLayer(nn.Module):
 class ColumnParallelLinear(ShardedLayer):
     """A linear layer with sharded outputs: (B, S, in_features) → (B, S, out_features/t).
 
-    Communication: that of entering the region; none with `entered=True`, for an input inside the region, as of layers
-    that share one.
+    Communication: that of entering the region, in backward while the gradients of the parameters are computed; none
+    with `entered=True`, for an input inside the region.
 
     Raises:
         ArgumentError: `out_features` is not a multiple of t.
@@ -115,9 +115,10 @@ class ColumnParallelLinear(ShardedLayer):
         self.keep_shard(nn.Linear(in_features, out_features, bias))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.entered:
-            x = enter(x, self.tp, self.sequence_parallel)
-        return F.linear(x, self.weight, self.bias)
+        linear = partial(F.linear, weight=self.weight, bias=self.bias)
+        if self.entered:
+            return linear(x)
+        return enter_linear(x, [linear], [self.weight], self.tp, self.sequence_parallel)[0]
 
     def extra_repr(self) -> str:
         return _linear_repr(self)
@@ -234,9 +235,10 @@ class ParallelMLP(nn.Module):
         self.down = RowParallelLinear(inner, hidden, tp, bias=bias, sequence_parallel=sequence_parallel)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = enter(x, self.tp, self.sequence_parallel)
-        y = self.activation(self.gate(x)) * self.up(x) if self.gate else self.activation(self.up(x))
-        out: torch.Tensor = self.down(y)
+        layers = [self.gate, self.up] if self.gate else [self.up]
+        y, *up = enter_linear(x, layers, [layer.weight for layer in layers], self.tp, self.sequence_parallel)
+        y = self.activation(y)
+        out: torch.Tensor = self.down(y * up[0] if up else y)
         return out
 
 

@@ -11,7 +11,8 @@ from torch import nn
 import torch_world
 from pipelines import MICRO_BATCHES, ROWS, WIDTH, batch, layers, one_by_one, pipeline, schedules
 from ringcomm.parallel import Grid, Pipeline
-from ringcomm.parallel.schedule import make_schedule, transfers
+from ringcomm.parallel.schedule import make_schedule
+from ringcomm.parallel.simulation import transfers
 from ringcomm.parallel.verify import record_traffic
 
 

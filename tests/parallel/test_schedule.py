@@ -17,21 +17,24 @@ from ringcomm.parallel.schedule import (
     Action,
     P2PTransfer,
     make_schedule,
-    simulate,
-    transfers,
-    validate,
 )
+from ringcomm.parallel.simulation import simulate, transfers, validate
 
 RANKS = (1, 2, 3, 4, 8)
 FLAT = [make_schedule(name, p, m) for name in ("gpipe", "1f1b") for p in RANKS for m in (1, 2, 3, 8, 17)]
 DEEP = [make_schedule("interleaved", p, p * turns, v) for p in RANKS for turns in (1, 2, 5) for v in (2, 3, 4)]
 GPIPE, ONE_F_ONE_B = make_schedule("gpipe", 2, 2), make_schedule("1f1b", 2, 2)
-every = pytest.mark.parametrize(
-    "schedule", FLAT + DEEP, ids=lambda s: f"{s.name}-{s.ranks}-{s.micro_batches}-{s.chunks}"
-)
+SPLIT = [make_schedule(name, p, m) for name in ("zb-h1", "zbv") for p in RANKS for m in (1, 2, 3, 8, 17)]
 
 
-@every
+def name_of(schedule):
+    return f"{schedule.name}-{schedule.ranks}-{schedule.micro_batches}-{schedule.chunks}"
+
+
+every = pytest.mark.parametrize("schedule", FLAT + DEEP + SPLIT, ids=name_of)
+
+
+@pytest.mark.parametrize("schedule", FLAT + DEEP, ids=name_of)
 def test_every_schedule_trains_with_the_bubble_and_the_activations_of_the_docstring(schedule):
     validate(schedule)
     p, m, v = schedule.ranks, schedule.micro_batches, schedule.chunks
@@ -84,7 +87,7 @@ def test_each_micro_batch_crosses_each_boundary_between_ranks_once_in_each_direc
     if forward_only:
         schedule = schedule.forward_only()
     phases = (FORWARD,) if forward_only else (FORWARD, BACKWARD)
-    boundaries = range(schedule.stages - 1) if schedule.ranks > 1 else ()
+    boundaries = [s for s in range(schedule.stages - 1) if schedule.rank(s) != schedule.rank(s + 1)]
     found = transfers(schedule)
     expected = {P2PTransfer(w, i, s) for w in phases for i in range(schedule.micro_batches) for s in boundaries}
     assert len(found) == len(expected)
@@ -131,6 +134,9 @@ def test_no_rank_waits_forever_even_if_transfers_run_one_by_one(schedule, forwar
         (("1f1b", 2, 2, 2), "chunks of 1f1b: expected 1 per rank, got 2"),
         (("interleaved", 4, 6, 2), "micro-batches of interleaved: expected a multiple of 4 ranks, got 6"),
         (("interleaved", 4, 8, 1), "chunks of interleaved: expected at least 2 per rank, got 1"),
+        (("zb-h1", 4, 8, 2), "chunks of zb-h1: expected 1 per rank, got 2"),
+        (("zbv", 4, 8, 1), "chunks of zbv: expected 2 per rank, got 1"),
+        (("zbv", 4, 8, 3), "chunks of zbv: expected 2 per rank, got 3"),
         (("interleaved", 4, 0, 2), "micro-batches: expected an integer from 1 .*, got 0"),
     ],
 )
@@ -181,6 +187,8 @@ def test_a_schedule_with_less_overlap_is_valid():
 def test_times_must_be_positive():
     with pytest.raises(ArgumentError, match=r"more than 0, got \(0, 1\)"):
         simulate(make_schedule("gpipe", 1, 1), 0, 1)
+    with pytest.raises(ArgumentError, match="backward for weights: expected more than 0 and less than 2, got 2"):
+        simulate(make_schedule("zb-h1", 1, 1), 1, 2, 2)
 
 
 # --- Drawn ------------------------------------------------------------------------------------------------------------
@@ -192,8 +200,14 @@ def test_every_schedule_is_drawn_with_its_figures(name, tmp_path):
     file = tmp_path / "x.svg"
     assert main(["draw", name, "-p", "4", "-m", "8", "-o", str(file)]) == 0
     text = file.read_text()
-    assert {"gpipe": "33 units", "1f1b": "33 units", "interleaved": "57 units"}[name] in text
-    assert f"a bubble of {'18.8' if name == 'interleaved' else '37.5'}%" in text
+    makespan, bubble = {
+        "gpipe": (33, "37.5"),
+        "1f1b": (33, "37.5"),
+        "interleaved": (57, "18.8"),
+        "zb-h1": (27, "12.5"),
+        "zbv": (51, "6.2"),
+    }[name]
+    assert f"{makespan} units of time, a bubble of {bubble}%" in text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,422 @@
+"""Zero-bubble schedules: the figures of the paper; backward in two parts, with the bits of one."""
+
+import weakref
+from copy import deepcopy
+from dataclasses import replace
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
+from test_gpt import batch_of, config_for, mine, stepped
+from test_pipeline import evaluated, trains, watched, with_replicas
+from test_schedule import changed, swapped
+from torch import nn
+from torch.autograd.graph import get_gradient_edge
+from torch.distributed.fsdp import fully_shard
+
+import torch_world
+from failures import raised
+from pipelines import MICRO_BATCHES, ROWS, batch, layers, pipeline
+from ringcomm import ArgumentError
+from ringcomm.parallel import (
+    DataParallel,
+    Grid,
+    Pipeline,
+    ZeroOptimizer,
+    gpt_loss,
+    gpt_stages,
+    gpt_tied_weights,
+    zero_bubble,
+)
+from ringcomm.parallel.gpt import GPTStage, initialize
+from ringcomm.parallel.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Action, make_schedule
+from ringcomm.parallel.simulation import simulate, validate
+from ringcomm.parallel.split_backward import backward_input
+from ringcomm.parallel.verify import check_model, record_traffic
+
+SHAPES = [("zb-h1", 1), ("zbv", 2)]
+schedules = pytest.mark.parametrize(("name", "chunks"), SHAPES)
+RANKS = (1, 2, 3, 4, 8)
+
+# --- The figures of the paper -----------------------------------------------------------------------------------------
+
+
+def drawn(schedule):
+    """Return the rows of a simulated schedule as the docstring draws them; a phase takes one unit."""
+    letters = {FORWARD: "F", BACKWARD_INPUT: "B", BACKWARD_WEIGHT: "W"}
+    lines = []
+    for rank, row in enumerate(simulate(schedule).spans):
+        cells = ["."] * int(row[-1].end)
+        for action, begin, _ in row:
+            cells[int(begin)] = letters[action.phase] + str(action.chunk) * (schedule.chunks > 1)
+        lines.append(f"    rank {rank}  " + " ".join(cell.ljust(schedule.chunks) for cell in cells).rstrip() + "\n")
+    return "".join(lines)
+
+
+def test_the_docstring_draws_the_schedules():
+    assert drawn(make_schedule("zb-h1", 3, 4)) in zero_bubble.__doc__
+    assert drawn(make_schedule("zbv", 2, 4)) in zero_bubble.__doc__
+
+
+@pytest.mark.parametrize("p", RANKS)
+def test_zb_h1_has_a_third_of_the_bubble_of_1f1b_and_no_more_live_micro_batches(p):
+    for m in (1, 2, p, 2 * p, 3 * p + 1):
+        schedule, one_f_one_b = make_schedule("zb-h1", p, m), make_schedule("1f1b", p, m)
+        validate(schedule)
+        timeline, plain = simulate(schedule, 1, 2), simulate(one_f_one_b, 1, 2)
+        assert timeline.peaks == (min(p, m),) * p
+        assert max(timeline.peaks) == max(plain.peaks)
+        assert timeline.makespan == 3 * m + max(p - 1, 2 * p - 1 - m)
+        if m >= p:
+            assert timeline.bubble == (p - 1) / (3 * m) == pytest.approx(plain.bubble / 3)
+            for rank, row in enumerate(timeline.spans):
+                idle = [span.begin - before for before, span in zip([0, *(x.end for x in row)], row, strict=False)]
+                assert sum(idle) == p - 1
+                assert idle[0] == rank
+                assert idle[p - rank] == p - 1 - rank  # before the first backward
+
+
+@pytest.mark.parametrize(("forward", "inputs", "weights"), [(1, 1, 1), (2, 2, 1), (2, 3, 2), (4, 3, 1)])
+def test_the_bubble_of_zb_h1_is_that_of_the_paper_also_for_unequal_times(forward, inputs, weights):
+    for p in RANKS:
+        for m in (p, 2 * p, 3 * p + 1):
+            for name, bubble in (("zb-h1", forward + inputs - weights), ("1f1b", forward + inputs + weights)):
+                makespan = simulate(make_schedule(name, p, m), forward, inputs + weights, weights).makespan
+                assert makespan == m * (forward + inputs + weights) + (p - 1) * bubble
+
+
+@pytest.mark.parametrize("p", RANKS)
+def test_no_rank_of_zbv_waits_between_its_first_and_its_last_action(p):
+    """The paper's cost of a schedule is the longest time from the first to the last action of a rank."""
+    for m in (2 * p - 1, 2 * p, 3 * p + 1):
+        timeline = simulate(make_schedule("zbv", p, m), 1, 2)
+        validate(timeline.schedule)
+        assert [row[0].begin for row in timeline.spans] == [*range(p)]
+        assert {row[-1].end - row[0].begin for row in timeline.spans} == {6 * m}
+        assert timeline.makespan == 6 * m + p - 1
+        assert timeline.bubble == pytest.approx((p - 1) / (6 * m))
+        assert timeline.peaks == (2 * p,) * p
+
+
+def test_fewer_micro_batches_fill_less_of_zbv():
+    for p in RANKS:
+        for m in range(1, 2 * p - 1):
+            validate(make_schedule("zbv", p, m))
+            assert max(simulate(make_schedule("zbv", p, m)).peaks) <= 2 * p
+
+
+def test_the_stages_of_zbv_run_down_the_ranks_and_up_again():
+    schedule = make_schedule("zbv", 4, 8)
+    assert [[schedule.stage(rank, chunk) for rank in range(4)] for chunk in range(2)] == [[0, 1, 2, 3], [7, 6, 5, 4]]
+    assert [schedule.rank(stage) for stage in range(8)] == [0, 1, 2, 3, 3, 2, 1, 0]
+
+
+ZB = make_schedule("zb-h1", 2, 2)  # rank 0: F F B W B W, rank 1: F B F B W W
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        (changed(ZB, 0, swapped(2, 3)), "backward for weights of micro-batch 0 .* before its backward for inputs"),
+        (changed(ZB, 1, swapped(0, 1)), "backward for inputs of micro-batch 0 .* before its forward"),
+        (changed(ZB, 1, swapped(4, 5)), r"backwards by chunk 0: expected the order .* got \[1, 0\]"),
+        (changed(ZB, 0, lambda row: row[:-1]), "backward for weights of micro-batch 1 .* expected 1 times, got 0"),
+        (changed(ZB, 0, lambda row: [*row, Action(BACKWARD, 0)]), "backward of micro-batch 0 .* 0 times, got 1"),
+        (replace(make_schedule("zbv", 2, 3), v_shaped=False), "the ranks deadlock"),
+    ],
+)
+def test_split_schedules_that_do_not_train_are_refused(schedule, words):
+    with pytest.raises(ArgumentError, match=words):
+        validate(schedule)
+
+
+# --- A backward in two parts ------------------------------------------------------------------------------------------
+
+
+class Product(torch.autograd.Function):
+    """x · wᵀ, with a node that computes both gradients at once."""
+
+    calls = 0
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx, grad):
+        Product.calls += 1
+        x, weight = ctx.saved_tensors
+        return grad @ weight, grad.flatten(0, 1).t() @ x.flatten(0, 1)
+
+
+class Mixed(nn.Module):
+    """Weights that are used once, twice, after another operation, and by a torch.autograd.Function."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(24, 8, bias=False)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.shared, self.convolution = nn.Linear(8, 8), nn.Conv1d(5, 5, 3, padding=1)
+        self.direct, self.indirect = (nn.Parameter(torch.randn(8, 8)) for _ in range(2))
+        self.scale, self.frozen = nn.Parameter(torch.ones(8)), nn.Linear(8, 8).requires_grad_(False)
+
+    def forward(self, x):
+        x = x + F.dropout(self.down(F.gelu(self.up(self.norm(x)))), 0.3)
+        x = x + self.shared(torch.sin(self.shared(self.frozen(x)))) + x @ (2 * self.shared.weight)
+        x = x + self.attention(x, x, x)[0]
+        x = x + Product.apply(x, self.direct) + Product.apply(x, self.indirect.sin())
+        return self.convolution(x * self.scale.tanh())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_two_parts_give_the_bits_of_one_backward(dtype):
+    torch.manual_seed(0)
+    split = Mixed().to(dtype)
+    plain = deepcopy(split)
+    for step in range(2):  # gradients accumulate
+        x, grad = torch.randn(2, 4, 5, 8, dtype=dtype)
+        inputs, outputs = [], []
+        for model in (split, plain):
+            torch.manual_seed(step)
+            inputs.append(x.clone().requires_grad_())
+            outputs.append(model(inputs[-1]))
+        outputs[1].backward(grad)
+        before = [deepcopy(parameter.grad) for parameter in split.parameters()]
+        calls = Product.calls
+        x_grad, add_gradients = backward_input(get_gradient_edge(outputs[0]), inputs[0], grad)
+        assert torch.equal(x_grad, inputs[1].grad)
+        assert all(same(parameter.grad, each) for parameter, each in zip(split.parameters(), before, strict=True))
+        add_gradients()
+        assert Product.calls == calls + 2
+        for ours, theirs in zip(split.parameters(), plain.parameters(), strict=True):
+            assert same(ours.grad, theirs.grad)
+
+
+def same(one, other):
+    return one is other is None or torch.equal(one, other)
+
+
+class Watched(nn.Module):
+    """Two linear layers and a loss. `matmuls` lists the operands' shapes of each product that backward computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 7))
+
+    def forward(self, x):
+        return self.inner(x).logsumexp(0).sum()
+
+
+class Products(torch.utils._python_dispatch.TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.mm.default:
+            self.shapes.append(tuple(tuple(each.shape) for each in args))
+        return function(*args, **(kwargs or {}))
+
+
+def test_the_first_part_computes_no_product_for_weights_and_the_second_none_for_inputs():
+    x = torch.randn(2, 3, requires_grad=True)
+    edge = get_gradient_edge(Watched()(x))
+    with Products() as first:
+        _, add_gradients = backward_input(edge, x, None)
+    with Products() as second:
+        add_gradients()
+    assert first.shapes == [((2, 7), (7, 5)), ((2, 5), (5, 3))]
+    assert second.shapes == [((7, 2), (2, 5)), ((5, 2), (2, 3))]
+
+
+def test_the_first_stage_runs_its_whole_backward_in_the_second_part_and_a_frozen_stage_none():
+    model, frozen = Watched(), Watched().requires_grad_(False)
+    x = torch.randn(2, 3)
+    x_grad, add_gradients = backward_input(get_gradient_edge(model(x)), x, None)
+    assert x_grad is None
+    assert model.inner[0].weight.grad is None
+    add_gradients()
+    assert model.inner[0].weight.grad is not None
+    x.requires_grad_()
+    x_grad, add_gradients = backward_input(get_gradient_edge(frozen(x)), x, None)
+    add_gradients()
+    assert x_grad.shape == x.shape
+
+
+def test_what_autograd_saved_is_freed_by_the_second_part_and_that_of_a_loss_by_the_first():
+    model = Watched()
+    references = []
+    for layer in (model.inner[1], model.inner[2]):
+        layer.register_forward_hook(lambda _module, _inputs, output: references.append(weakref.ref(output)))
+    x = torch.randn(2, 3, requires_grad=True)
+    _, add_gradients = backward_input(get_gradient_edge(model(x)), x, None)
+    assert [each() is not None for each in references] == [True, False]
+    add_gradients()
+    del add_gradients
+    assert [each() is not None for each in references] == [False, False]
+
+
+# --- Pipelines --------------------------------------------------------------------------------------------------------
+
+
+@schedules
+@pytest.mark.parametrize(
+    ("size", "backend"), [(1, "ringcomm"), (2, "ringcomm"), (3, "ringcomm"), (4, "ringcomm"), (2, "gloo")]
+)
+def test_gradients_have_the_bits_of_one_process_that_runs_micro_batches_one_by_one(size, name, chunks, backend):
+    torch_world.run(trains, size, name, chunks, MICRO_BATCHES, False, backend=backend)
+
+
+@pytest.mark.exhaustive
+@schedules
+@pytest.mark.parametrize("size", [4, 8])
+@pytest.mark.parametrize("micro_batches", [1, 2, 7, 17])
+@pytest.mark.parametrize("backend", torch_world.BACKENDS)
+def test_gradients_have_these_bits_with_any_number_of_micro_batches(size, name, chunks, micro_batches, backend):
+    torch_world.run(trains, size, name, chunks, micro_batches, False, backend=backend)
+
+
+@schedules
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_a_batch_may_have_fewer_micro_batches_than_fill_the_pipeline(name, chunks, micro_batches):
+    torch_world.run(trains, 4, name, chunks, micro_batches, False)
+
+
+@schedules
+def test_a_pipeline_runs_the_simulated_table_with_the_simulated_activations_in_flight(name, chunks):
+    simulated = simulate(make_schedule(name, 4, MICRO_BATCHES, chunks))
+    results = torch_world.run(watched, 4, name, chunks)
+    assert tuple(max(activations for activations, _ in peaks) for *_, peaks in results) == simulated.peaks
+    for row, (seen, trace, _, _) in zip(simulated.schedule.table, results, strict=True):
+        assert trace == [tuple(action) for action in row]
+        parts = [action._replace(phase=BACKWARD) if action.phase == BACKWARD_INPUT else action for action in row]
+        hooked = [action for action in parts if action.phase != BACKWARD_WEIGHT]
+        # The first stage has no gradient of its input, so its hooks run in the backward for weights.
+        assert [each for each in seen if each[::2] != (BACKWARD, 0)] == [x for x in hooked if x[::2] != (BACKWARD, 0)]
+
+
+@schedules
+def test_replicas_average_gradients_once_per_step(name, chunks):
+    torch_world.run(with_replicas, 4, name, chunks, 1024.0)
+
+
+def reduced():
+    """Return the phase and the micro-batch of the action in which this rank starts each all-reduce of gradients."""
+    grid = Grid(dp=2, pp=2)
+    schedule = make_schedule("zb-h1", 2, 4)
+    module = layers(2)[grid.pp.rank]
+    pipe = Pipeline(grid, module, schedule, F.mse_loss, data_parallel=DataParallel(module, grid.dp_cp, bucket_bytes=8))
+    found = []
+    all_reduce = dist.all_reduce
+
+    def noted(tensor, *arguments, **options):
+        if options.get("async_op"):
+            found.append(schedule.table[grid.pp.rank][len(pipe.trace)][:2])
+        return all_reduce(tensor, *arguments, **options)
+
+    with patch.object(dist, "all_reduce", noted):
+        pipe.step(*batch(4 * ROWS))
+    return found
+
+
+def test_the_all_reduces_of_gradients_start_in_the_last_backward_for_weights():
+    assert torch_world.run(reduced, 4) == [[(BACKWARD_WEIGHT, 3)] * 4] * 4  # a bucket for each parameter
+
+
+def test_an_evaluated_batch_may_have_any_number_of_rows():
+    for error, _ in torch_world.run(evaluated, 4, "zbv", 2, (7, 3)):
+        assert abs(error) < 1e-12
+
+
+def traffic():
+    """Return the number of messages this rank sends in a step, and the boundaries of its stages to other ranks."""
+    pipe, stages, _ = pipeline("zbv", 2)
+    pipe.step(*batch(MICRO_BATCHES * ROWS))
+    with record_traffic() as calls:
+        pipe.step(*batch(MICRO_BATCHES * ROWS))
+    return [call.operation for call in calls].count("send"), stages
+
+
+def test_zbv_sends_twice_as_many_messages_as_1f1b_and_none_at_the_turn_of_the_v():
+    found = torch_world.run(traffic, 4)
+    assert [stages for _, stages in found] == [[0, 7], [1, 6], [2, 5], [3, 4]]
+    assert sum(sends for sends, _ in found) == 2 * (2 * 3 * MICRO_BATCHES)
+
+
+# --- Models -----------------------------------------------------------------------------------------------------------
+
+
+def gpt_chunks(config, grid, schedule):
+    """Return this rank's stages of a GPT, as a schedule places them."""
+    layers_per_stage, stages = config.layers // schedule.stages, range(schedule.stages)
+    chunks = []
+    for stage in (schedule.stage(grid.pp.rank, chunk) for chunk in range(schedule.chunks)):
+        layers = range(stage * layers_per_stage, (stage + 1) * layers_per_stage)
+        chunks.append(GPTStage(config, grid.tp, layers, first=stage == 0, last=stage == stages[-1]))
+        initialize(chunks[-1], config, grid.tp, 3)
+        chunks[-1].double()
+    return chunks
+
+
+def gpt_trains(dp, tp, pp, name, zero, options):
+    grid, alone = Grid(dp, tp, pp), Grid.alone()
+    schedule = make_schedule(name, pp, 4)
+    config = config_for(tp, pp, **options)
+    chunks, whole = gpt_chunks(config, grid, schedule), [chunk.double() for chunk in gpt_stages(config, alone, seed=3)]
+    tied = gpt_tied_weights(chunks, grid)
+    optimizers = [torch.optim.SGD(nn.ModuleList(each).parameters(), lr=0.5) for each in (chunks, whole)]
+    if zero:
+        averages = ZeroOptimizer(chunks, grid, lambda x: torch.optim.SGD(x, lr=0.5), stage=2, tied=tied)
+        tied = ()
+    else:
+        averages = DataParallel(chunks, grid.dp_cp, bucket_bytes=2000)
+    pipe = Pipeline(grid, chunks, schedule, gpt_loss(config, grid), data_parallel=averages, tied=tied)
+    for step in range(2):
+        inputs, targets = batch_of(config, grid, step)
+        expected = stepped(whole, gpt_loss(config, alone), inputs, targets)
+        loss = pipe.step(mine(inputs, grid.dp), mine(targets, grid.dp))
+        assert abs(loss / expected - 1) < 1e-10
+        if zero:
+            averages.step()
+            optimizers[1].step()
+            assert all(
+                torch.allclose(each, nn.ModuleList(whole).get_parameter(f"0.{name}"), rtol=1e-10, atol=1e-12)
+                for chunk in chunks
+                for name, each in chunk.named_parameters()
+            )
+        else:
+            check_model(chunks, whole, grid, 1e-10)
+            for optimizer in optimizers:
+                optimizer.step()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("layout", "name", "zero", "options"),
+    [
+        ((1, 1, 2), "zb-h1", False, {}),
+        ((1, 2, 2), "zb-h1", False, {"sequence_parallel": True}),
+        ((2, 1, 2), "zb-h1", True, {}),
+        ((1, 2, 2), "zbv", False, {"tied": False}),
+        ((1, 1, 2), "zb-h1", False, {"recompute": True}),
+    ],
+    ids=str,
+)
+def test_a_gpt_trains_as_one_process(layout, name, zero, options):
+    dp, tp, pp = layout
+    torch_world.run(gpt_trains, dp * tp * pp, dp, tp, pp, name, zero, options)
+
+
+@torch_world.on(2)
+def test_recomputation_of_stages_and_sharded_parameters_are_refused():
+    grid = Grid(dp=2)
+    schedule = make_schedule("zb-h1", 1, 2)
+    error = raised(ArgumentError, lambda: Pipeline(grid, nn.Linear(2, 2), schedule, F.mse_loss, recompute=True))
+    assert str(error) == "recompute: expected False with zb-h1, which splits backward, got True"
+    sharded = fully_shard(nn.Linear(2, 2), mesh=grid.mesh["dp"])
+    error = raised(ArgumentError, lambda: Pipeline(grid, sharded, schedule, F.mse_loss))
+    assert str(error) == "parameters with zb-h1: expected tensors, because it splits backward, got DTensors"
