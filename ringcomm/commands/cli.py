@@ -28,6 +28,7 @@ COMMANDS = {
     ),
     "draw": ("commands.draw", "draw the schedule of an algorithm or of a pipeline"),
     "simulate": ("commands.simulate", "predict the time of each algorithm on many machines"),
+    "plan": ("plan.command", "find the fastest layout of a GPT on a cluster, and what its step will cost"),
     "doctor": ("commands.doctor", "check what works on this machine, and explain what does not"),
 }
 

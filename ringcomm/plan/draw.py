@@ -1,0 +1,64 @@
+"""`ringcomm plan --plot`: a step of a layout, with a row for each stage, and the memory of each stage beside it."""
+
+from pathlib import Path
+
+from ringcomm.algorithms.draw import GRAY, INK, PALE, save, sheet
+from ringcomm.parallel.schedule import FORWARD, make_schedule
+from ringcomm.plan.devices import Accelerator
+from ringcomm.plan.memory import MemoryUse, memory_use
+from ringcomm.plan.model import Transformer
+from ringcomm.plan.pipeline import run_schedule
+from ringcomm.plan.report import grid
+from ringcomm.plan.search import Candidate
+
+__all__ = ["draw"]
+
+SHADES = {"forward": "tab:blue", "backward": "tab:green", "dp": "tab:red", "optimizer": "tab:purple"}
+KINDS = ("tab:blue", "tab:cyan", "tab:purple", "tab:green", "tab:olive")  # of memory
+WIDE, MEMORY_WIDE, ROW = 12, 4, 0.4  # inches
+
+
+def draw(candidate: Candidate, model: Transformer, device: Accelerator, batch: int, output: Path) -> None:
+    """Draw a layout."""
+    layout, cost, _ = candidate
+    schedule = make_schedule(layout.schedule, layout.pp, layout.micro_batches(batch), layout.chunks)
+    forward_share = cost.forward / (cost.forward + cost.backward)
+    timeline = run_schedule(
+        schedule,
+        cost.forward / layout.chunks,
+        cost.backward / layout.chunks,
+        cost.logits * forward_share,
+        cost.logits * (1 - forward_share),
+        cost.transfer,
+    )
+    facts = f"{cost.seconds:.3f} s a step on {layout.gpus} × {device.name}; stages idle {timeline.bubble:.1%}"
+    legend = "blue: forward; green: backward; red: gradients; purple: optimizer; gray: idle"
+    figure, axes = sheet(WIDE, ROW * layout.pp, grid(layout), facts, legend)
+    axes.set(xlim=(0, cost.seconds), ylim=(layout.pp, 0))
+    for rank, row in enumerate(timeline.spans):
+        axes.text(-0.005 * cost.seconds, rank + 0.5, f"stage {rank}", color=INK, ha="right", va="center", fontsize=8)
+        axes.broken_barh([(0, cost.seconds)], (rank + 0.1, 0.8), color=PALE)
+        for phase in ("forward", "backward"):
+            spans = [
+                (at.begin, at.end - at.begin) for at in row if (at.action.phase == FORWARD) is (phase == "forward")
+            ]
+            axes.broken_barh(spans, (rank + 0.1, 0.8), facecolor=SHADES[phase], edgecolor="white", linewidth=0.2)
+        begin = timeline.makespan
+        for part in ("dp", "optimizer"):
+            axes.broken_barh([(begin, cost.parts[part])], (rank + 0.1, 0.8), facecolor=SHADES[part])
+            begin += cost.parts[part]
+    _draw_memory(figure, [memory_use(model, layout, device, batch, rank) for rank in range(layout.pp)], device)
+    save(figure, output)
+
+
+def _draw_memory(figure: object, uses: list[MemoryUse], device: Accelerator) -> None:
+    axes = figure.add_axes((1.04, 0, MEMORY_WIDE / WIDE, 1))  # type: ignore[attr-defined]
+    axes.set(xlim=(0, max(device.memory, *(use.total for use in uses)) / 1e9), ylim=(len(uses), 0), yticks=[])
+    axes.set_xlabel("GB of a rank", color=GRAY)
+    begins = [0.0] * len(uses)
+    for kind, color in zip(MemoryUse._fields, KINDS, strict=True):
+        sizes = [getattr(use, kind) / 1e9 for use in uses]
+        axes.barh([rank + 0.5 for rank in range(len(uses))], sizes, 0.8, begins, color=color, label=kind)
+        begins = [begin + size for begin, size in zip(begins, sizes, strict=True)]
+    axes.axvline(device.available / 1e9, color=INK, linewidth=1)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, fontsize=8, frameon=False)

@@ -1,0 +1,86 @@
+"""The time of a pipeline: in closed form for the search, and by running the table that `Pipeline` executes.
+
+All stages take the same time except the last, which computes the logits too. A transfer runs beside the computation of
+both of its ranks.
+"""
+
+from ringcomm.parallel.schedule import FORWARD, Action, P2PTransfer, PipelineSchedule
+from ringcomm.parallel.simulation import Span, Timeline
+
+__all__ = ["pipeline_seconds", "run_schedule"]
+
+
+def pipeline_seconds(p: int, m: int, v: int, stage: float, extra: float, transfer: float) -> float:
+    """Return the seconds of m micro-batches on p ranks of v chunks: 1F1B if v = 1, else interleaved 1F1B.
+
+    Without `extra` and `transfer` the bubble is (p-1)/m and (p-1)/(v·m) of the compute time (Narayanan et al., arXiv
+    2104.04473, section 2.2). With n = m - 1, 1F1B takes ::
+
+        (p - 1)(stage + 2 transfer) + m stage + (1 + ⌈n/p⌉) extra + (n - ⌈n/p⌉) max(extra, 2 transfer)
+
+    because a rank that has as many micro-batches in flight as ranks follow it waits for each round trip, unless it
+    waits for the last rank anyway. The interleaved schedule has more in flight, so only the way in and out costs
+    transfers, if they are short beside the time of a chunk.
+
+    Args:
+        p: ranks
+        m: micro-batches
+        v: chunks of a rank
+        stage: seconds of forward and backward of all layers of a rank, for one micro-batch
+        extra: seconds more on the last rank
+        transfer: seconds in which an activation, or its gradient, goes to the next rank
+    """
+    if p == 1:
+        return m * (stage + extra)
+    if v > 1:
+        return m * (stage + extra) + (p - 1) * stage / v + 2 * (p * v - 1) * transfer
+    trips = -(-(m - 1) // p)
+    steady = (1 + trips) * extra + (m - 1 - trips) * max(extra, 2 * transfer)
+    return (p - 1) * (stage + 2 * transfer) + m * stage + steady
+
+
+def run_schedule(
+    schedule: PipelineSchedule,
+    forward: float,
+    backward: float,
+    extra_forward: float = 0,
+    extra_backward: float = 0,
+    transfer: float = 0,
+) -> Timeline:
+    """Return the times of all actions of a schedule.
+
+    Args:
+        schedule: a schedule that trains (`ringcomm.parallel.schedule.validate`)
+        forward: seconds of a chunk's forward
+        backward: seconds of a chunk's backward
+        extra_forward: seconds more on the last stage
+        extra_backward: seconds more on the last stage
+        transfer: seconds of a transfer between two ranks
+    """
+    arrived: dict[P2PTransfer | None, float] = {None: 0}
+    spans: list[list[Span]] = [[] for _ in schedule.table]
+
+    def seconds(rank: int, action: Action) -> float:
+        last = schedule.stage(rank, action.chunk) == schedule.stages - 1
+        if action.phase == FORWARD:
+            return forward + last * extra_forward
+        return backward + last * extra_backward
+
+    def advance(rank: int) -> bool:
+        """Run a rank until it waits; return whether it ran."""
+        row, done = schedule.table[rank], spans[rank]
+        start = len(done)
+        for action in row[start:]:
+            needed = schedule.input_of(rank, action)
+            if needed not in arrived:
+                break
+            begin = max(arrived[needed], done[-1].end if done else 0)
+            done.append(Span(action, begin, begin + seconds(rank, action)))
+            if output := schedule.output_of(rank, action):
+                sender, receiver = schedule.endpoints(output)
+                arrived[output] = done[-1].end + transfer * (sender != receiver)
+        return len(done) > start
+
+    while sum(map(advance, range(schedule.ranks))):
+        pass
+    return Timeline(schedule, tuple(map(tuple, spans)))
