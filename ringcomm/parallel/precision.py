@@ -12,6 +12,7 @@ from ringcomm.parallel.data import broadcast_from_first
 from ringcomm.parallel.functional import all_reduced
 from ringcomm.parallel.grid import Grid
 from ringcomm.parallel.loss_scale import LossScale
+from ringcomm.parallel.offload import OffloadedOptimizer
 from ringcomm.parallel.sharding import Modules, as_list
 
 __all__ = ["MixedPrecision"]
@@ -68,6 +69,8 @@ class MixedPrecision:
         broadcast_from_first(self.masters, grid.dp_cp)
         self._copy_masters_to_model()
         self.optimizer = optimizer(self.masters)
+        if dtype != torch.float32 and isinstance(self.optimizer, OffloadedOptimizer):
+            self.optimizer.offload_parameters()
         self._scale = LossScale(dtype, init_scale, growth_interval)
 
     @property
@@ -87,7 +90,8 @@ class MixedPrecision:
             return None
         factor = clip_factor(norm, max_norm) / self.loss_scale
         for parameter, master in zip(self.parameters, self.masters, strict=True):
-            master.grad = None if parameter.grad is None else parameter.grad.float() * factor.float()
+            grad = parameter.grad
+            master.grad = None if grad is None else (grad.float() * factor.float()).to(master.device)
         self.optimizer.step()
         self._copy_masters_to_model()
         self._scale.update(found_inf=False)

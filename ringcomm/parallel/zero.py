@@ -28,6 +28,7 @@ from ringcomm.parallel.data import (
 from ringcomm.parallel.functional import all_reduced
 from ringcomm.parallel.grid import Grid
 from ringcomm.parallel.loss_scale import LossScale
+from ringcomm.parallel.offload import OffloadedOptimizer
 from ringcomm.parallel.precision import MixedPrecision
 from ringcomm.parallel.sharding import Modules, as_list, counted_parameters
 from ringcomm.parallel.zero_buckets import SharedBucket, Staging
@@ -134,6 +135,9 @@ class ZeroOptimizer(DataParallel):
             self._buckets.append(SharedBucket(members, originals, self.dp, lender, groups.get(members[0])))
         self._pieces = {parameter: piece for bucket in self._buckets for parameter, piece in bucket.pieces.items()}
         self._states = SharedStates(self.optimizer, self._buckets, self.dp)
+        if dtype in (torch.bfloat16, torch.float16) and isinstance(self.optimizer, OffloadedOptimizer):
+            with grid.raise_on_all():
+                self.optimizer.offload_parameters()
         self._readers = self._who_reads()
         given = [(bucket, parameter) for bucket in self._buckets for parameter in bucket.pieces]
         hooks = [*gradient_hooks(self, self.chunks, given), *self._await_parameters()]
@@ -164,11 +168,11 @@ class ZeroOptimizer(DataParallel):
             finite = bool(norm.isfinite())
             if finite:
                 factor = clip_factor(norm, max_norm) / self.loss_scale
-                for parameter, grad in grads.items():
-                    piece = self._pieces[parameter]
-                    piece.grad = grad.to(piece.dtype) * factor.to(piece.dtype)
                 self.zero_grad()
-                grads.clear()
+                while grads:  # each frees its memory
+                    parameter, grad = grads.popitem()
+                    piece = self._pieces[parameter]
+                    piece.grad = (grad.to(piece.dtype) * factor.to(piece.dtype)).to(piece.device)
                 self.optimizer.step()
                 for piece in self._pieces.values():
                     piece.grad = None

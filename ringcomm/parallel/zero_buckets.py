@@ -67,9 +67,10 @@ class SharedBucket:
                 parameter.data = view
             begin += parameter.numel()
         self._mine = self._values.narrow(0, dp.rank * self.share, self.share)
-        self._master = self._mine.float() if self._like.element_size() < 4 else self._mine
-        self.pieces = {each: nn.Parameter(self.own(self._master, each)) for each in parameters}
-        for parameter in parameters if self._master is not self._mine else ():
+        self._has_masters = self._like.element_size() < 4
+        master = self._mine.float() if self._has_masters else self._mine
+        self.pieces = {each: nn.Parameter(self.own(master, each)) for each in parameters}
+        for parameter in parameters if self._has_masters else ():
             self.pieces[parameter].data.copy_(self.cut(originals[parameter], parameter))
         self._firsts: dict[torch.Tensor, torch.Tensor] = {each: self._first_elements(each) for each in parameters}
         self.missing: set[torch.Tensor] = set(parameters)
@@ -153,8 +154,8 @@ class SharedBucket:
 
     def publish(self) -> None:
         """Start to send the updated share to all replicas."""
-        if self._master is not self._mine:
-            self._mine.copy_(self._master)
+        for parameter, piece in self.pieces.items() if self._has_masters else ():
+            self.own(self._mine, parameter).copy_(piece.detach())
         self._gathering = all_gather_single(self._values, self._mine, group=self.dp.group, async_op=True)
 
     def arrive(self) -> None:
