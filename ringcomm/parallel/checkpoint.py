@@ -8,6 +8,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from itertools import count
 from pickle import UnpicklingError
 from typing import Any, NamedTuple
@@ -36,45 +37,55 @@ from ringcomm.parallel.sharding import (
     named_parameters,
     tied_copies,
 )
+from ringcomm.parallel.zero import ZeroOptimizer
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
 
 Path = str | os.PathLike[str]
-PRECISION = "precision."  # prefix of the values of MixedPrecision
+Training = Optimizer | MixedPrecision | ZeroOptimizer
+Extra = float | Mapping[str, Any]
+PRECISION, OPTIONS = "precision.", "options."  # prefixes of the values of MixedPrecision, and of groups of parameters
 
 
-def save_checkpoint(
-    path: Path,
-    chunks: Modules,
-    optimizer: Optimizer | MixedPrecision,
-    grid: Grid,
-    extra: Mapping[str, float],
-) -> None:
+def save_checkpoint(path: Path, chunks: Modules, optimizer: Training, grid: Grid, extra: Mapping[str, Extra]) -> None:
     """Save a model and its optimizer to the folder `path`. All ranks of the grid call it.
 
     Saved are parameters, buffers, optimizer states (with `ZeroRedundancyOptimizer` over `grid.dp`, each replica saves
-    its share), the masters and loss scale of a MixedPrecision, and `extra`. Optimizer options such as the learning
-    rate, and random states, are not saved. Existing files in the folder are overwritten: use one folder per checkpoint,
-    so that an interrupted save leaves the previous one intact.
+    its share; of a ZeroOptimizer, those of `unsharded`, with its memory and communication), the options of each group
+    of parameters, such as the learning rate, the masters and loss scale of a MixedPrecision, and `extra`. Save between
+    steps: gradients are not saved. Existing files in the folder are overwritten: use one folder per checkpoint, so that
+    an interrupted save leaves the previous one intact. ::
+
+        extra = {"step": step, "scheduler": scheduler.state_dict(), "rng": get_rng_states(grid)}
+        save_checkpoint(path, chunks, optimizer, grid, extra)
+
+        extra = load_checkpoint(path, chunks, optimizer, grid)
+        scheduler.load_state_dict(extra["scheduler"])
+        set_rng_states(extra["rng"], grid)
 
     Args:
         path: a folder visible to all ranks
         chunks: this rank's modules
-        optimizer: the optimizer of all or some of their parameters
+        optimizer: the optimizer of all or some of their parameters. A group has the same number on every rank.
         grid: the ranks
-        extra: other values to save, the same on every rank, such as {"step": 100}
+        extra: other values to save, the same on every rank: numbers, and state dicts of numbers, strings, tensors,
+            lists and dicts
 
     Raises:
         ArgumentError: two stages have parameters of the same name that are not tied copies; the optimizer has
-            parameters outside the chunks, or states that depend on the grid; an extra value is neither int nor float.
-            All ranks raise.
+            parameters outside the chunks, or states that depend on the grid; an extra value is of another kind. All
+            ranks raise.
         RingcommError: a rank cannot write its files. All ranks raise.
     """
+    if isinstance(optimizer, ZeroOptimizer):
+        optimizer = optimizer.unsharded()
     with grid.raise_on_all():
         chunks = as_list(chunks)
         if isinstance(optimizer, MixedPrecision):
             extra = {**extra, **{PRECISION + name: value for name, value in optimizer.state_dict().items()}}
-        tensors = {f":{name}": _scalar(name, value) for name, value in extra.items()} | _buffers(chunks)
+        for number, group in enumerate(_torch_optimizer(optimizer).param_groups):
+            extra = {**extra, f"{OPTIONS}{number}": {name: group[name] for name in group if name != "params"}}
+        tensors = {f":{name}": _encoded(name, value) for name, value in extra.items()} | _buffers(chunks)
         states, trained = _local_optimizer(optimizer).state, list(_trained(chunks, optimizer))
         for name, _, tensor, spec in trained:
             tensors[name] = as_dtensor(tensor.detach(), spec, grid.tp)
@@ -91,16 +102,21 @@ def save_checkpoint(
         save(tensors, checkpoint_id=path, process_group=grid.world.group)
 
 
-def load_checkpoint(path: Path, chunks: Modules, optimizer: Optimizer | MixedPrecision, grid: Grid) -> dict[str, float]:
+def load_checkpoint(path: Path, chunks: Modules, optimizer: Training, grid: Grid) -> dict[str, Any]:
     """Load a model and its optimizer from the folder `path`, and return the extra values saved with them.
 
     All ranks of the grid, which may differ from the one that saved, call it with the chunks of the same model and an
-    optimizer of the same kind.
+    optimizer of the same kind; it may have a ZeroOptimizer around it or not.
 
     Raises:
         ArgumentError: the folder has no checkpoint, or one of another model. All ranks raise.
         RingcommError: a rank cannot read its files. All ranks raise; the model may be partly loaded.
     """
+    if isinstance(optimizer, ZeroOptimizer):
+        plain = optimizer.unsharded()
+        extra = load_checkpoint(path, chunks, plain, grid)
+        optimizer.load_unsharded(plain)
+        return extra
     with grid.raise_on_all():
         chunks = as_list(chunks)
         try:
@@ -117,8 +133,8 @@ def load_checkpoint(path: Path, chunks: Modules, optimizer: Optimizer | MixedPre
         elif isinstance(entry, TensorStorageMetadata):
             sizes[name] = entry.size
     _check_model(path, sizes, _model(chunks, trained, grid))
-    extra = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in saved[""].items()}
-    wanted |= {f":{name}": value for name, value in extra.items()}
+    encoded = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in saved[""].items()}
+    wanted |= {f":{name}": value for name, value in encoded.items()}
     states: dict[Tensor, dict[str, Tensor]] = defaultdict(dict)
     local = set(_optimized(_local_optimizer(optimizer)))
     for name, _, tensor, spec in trained:
@@ -133,12 +149,17 @@ def load_checkpoint(path: Path, chunks: Modules, optimizer: Optimizer | MixedPre
     with torch.no_grad():
         for _, parameter, tensor, _ in trained:
             parameter.copy_(tensor)
-    _set_states(optimizer, states)
-    values = {name: value.item() for name, value in extra.items()}
-    scale = {name.removeprefix(PRECISION): values.pop(name) for name in list(values) if name.startswith(PRECISION)}
+    values = {name: _decoded(value) for name, value in encoded.items()}
+    scale, options = (_popped(values, prefix) for prefix in (PRECISION, OPTIONS))
+    _set_states(optimizer, states, options)
     if isinstance(optimizer, MixedPrecision):
         optimizer.load_state_dict(scale)
     return values
+
+
+def _popped(values: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Remove and return the values whose names have this prefix, by the rest of their names."""
+    return {name.removeprefix(prefix): values.pop(name) for name in [*values] if name.startswith(prefix)}
 
 
 @contextmanager
@@ -196,11 +217,16 @@ def _optimized(optimizer: Optimizer) -> Iterator[Tensor]:
     return (tensor for group in optimizer.param_groups for tensor in group["params"])
 
 
-def _set_states(trains: Optimizer | MixedPrecision, states: Mapping[Tensor, dict[str, Tensor]]) -> None:
-    """Load the states into an optimizer, in the form of its `state_dict`."""
+def _set_states(
+    trains: Optimizer | MixedPrecision,
+    states: Mapping[Tensor, dict[str, Tensor]],
+    options: Mapping[str, dict[str, Any]],
+) -> None:
+    """Load the states, and the options of each group, into an optimizer, in the form of its `state_dict`."""
     optimizer = _torch_optimizer(trains)
-    numbered = count()
-    groups = [{**group, "params": [next(numbered) for _ in group["params"]]} for group in optimizer.param_groups]
+    numbered, groups = count(), []
+    for number, group in enumerate(optimizer.param_groups):
+        groups.append({**group, **options.get(str(number), {}), "params": [next(numbered) for _ in group["params"]]})
     by_number = {number: states[tensor] for number, tensor in enumerate(_optimized(optimizer))}
     optimizer.load_state_dict({"state": by_number, "param_groups": groups})
 
@@ -216,6 +242,9 @@ def _model(chunks: Sequence[nn.Module], trained: Sequence[_Trained], grid: Grid)
     elsewhere = {name for chunk in chunks for name in tied_copies(chunk)}
     mine = {name: full_shape(tensor, spec) for name, _, tensor, spec in trained}
     mine |= {name: x.shape for name, x in _buffers(chunks).items()}
+    shards: list[dict[str, torch.Size]] = [{}] * grid.ep.size  # of the experts
+    dist.all_gather_object(shards, mine, grid.ep.group)
+    mine = {name: shape for shard in shards for name, shape in shard.items()}
     stages: list[Any] = [None] * grid.pp.size
     dist.all_gather_object(stages, {name: (shape, name in elsewhere) for name, shape in mine.items()}, grid.pp.group)
     owners: dict[str, int] = {}
@@ -241,7 +270,21 @@ def _check_model(path: Path, stored: Mapping[str, torch.Size], model: Mapping[st
         raise refuse("model", f"one with {min(others)}, as in checkpoint {path}", f"one with {len(model)} others")
 
 
-def _scalar(name: str, value: float) -> Tensor:
-    if not isinstance(value, int | float):
-        raise refuse(f"extra value {name!r}", "an int or a float", type(value).__name__)
-    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
+def _encoded(name: str, value: Extra) -> Tensor:
+    """Return an extra value as a tensor: a number as a scalar, a dict as the bytes of its file."""
+    if isinstance(value, int | float):
+        return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
+    if not isinstance(value, Mapping):
+        raise refuse(f"extra value {name!r}", "an int, a float or a dict", type(value).__name__)
+    file = BytesIO()
+    torch.save(dict(value), file)
+    found = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
+    try:
+        _decoded(found)
+    except UnpicklingError as error:
+        raise refuse(f"extra value {name!r}", "numbers, strings, tensors, lists and dicts", error) from error
+    return found
+
+
+def _decoded(value: Tensor) -> Any:
+    return torch.load(BytesIO(value.numpy().tobytes()), weights_only=True) if value.dim() else value.item()

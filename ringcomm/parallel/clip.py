@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from ringcomm.errors import refuse
 from ringcomm.parallel.functional import all_reduced
 from ringcomm.parallel.grid import Grid
-from ringcomm.parallel.sharding import Modules, as_list, counted_parameters, local_part
+from ringcomm.parallel.sharding import Modules, as_list, counted_parameters, expert_axes, local_part
 
 __all__ = ["clip_grad_norm", "grad_norm"]
 
@@ -22,14 +22,14 @@ def grad_norm(chunks: Modules, grid: Grid) -> torch.Tensor:
     Replicated and tied parameters count once. Gradients must be final: averaged over `dp`, tied ones summed. Each norm
     is computed in float32 (float64 for float64), and they are combined in float64.
 
-    Communication: all-reduce of one number over tp × pp; for DTensors, as those of `fully_shard`, also one over each
-    dimension of their mesh along which they are sharded.
+    Communication: all-reduce of one number over tp × pp; for experts also one over ep; for DTensors, as those of
+    `fully_shard`, also one over each dimension of their mesh along which they are sharded.
     """
     chunks = as_list(chunks)
-    counted = set(counted_parameters(chunks, grid.tp))
+    counted, experts = set(counted_parameters(chunks, grid.tp)), expert_axes(chunks)
     norms: dict[tuple[tuple[dist.ProcessGroup, ...], bool], list[torch.Tensor]] = defaultdict(list)
     for parameter, grad in _gradients(chunks):
-        groups = _sharding_groups(grad)
+        groups = (experts[parameter].ep.group,) if parameter in experts else _sharding_groups(grad)
         if groups or parameter in counted:  # all ranks of the groups take part, even if they do not count it
             norms[groups, parameter in counted].append(_norm(local_part(grad)))
     squares = torch.zeros((), dtype=torch.float64, device=grid.device)

@@ -1,7 +1,7 @@
 """Data parallelism: replicas of a model average their gradients while backward runs."""
 
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ringcomm.errors import ArgumentError, refuse
 from ringcomm.parallel.grid import Axis
-from ringcomm.parallel.sharding import Modules, as_list
+from ringcomm.parallel.sharding import Modules, as_list, expert_axes
 from ringcomm.torch.shared import communicator_of, shared_empty
 
 __all__ = ["DataParallel"]
@@ -37,10 +37,10 @@ class DataParallel:
         optimizer.step()
 
     Communication: at construction, a broadcast of all parameters and buffers from the first replica. In each step,
-    all-reduces that send 2 · (d-1)/d times the bytes of the gradients.
+    all-reduces that send 2 · (d-1)/d times the bytes of the gradients. The replicas of an expert are `grid.edp`.
 
-    The object averages gradients as long as it lives: delete it before you wrap the module again, or both
-    divide the gradients.
+    The object averages gradients until it is closed or deleted. Only then wrap the module again, or both divide the
+    gradients.
 
     Args:
         modules: a module, or the chunks of a pipeline
@@ -71,10 +71,16 @@ class DataParallel:
         if dp.size == 1:
             return
         check_replicas(module, dp)
-        broadcast_from_first([*module.parameters(), *module.buffers()], dp)
-        self._buckets = [GradientBucket(group, dp) for group in partition(trained[::-1], bucket_bytes)]
+        broadcast_replicas(module, dp)
+        lists = partition_by_axis(trained[::-1], dp, module, bucket_bytes)
+        self._buckets = [GradientBucket(members, axis) for axis, members in lists]
         members = [(bucket, parameter) for bucket in self._buckets for parameter in bucket.views]
-        weakref.finalize(self, remove_hooks, gradient_hooks(self, chunks, members))
+        self._remove_hooks = weakref.finalize(self, remove_hooks, gradient_hooks(self, chunks, members))
+
+    def close(self) -> None:
+        """Average no longer. Needs no other rank, so it can follow a failure."""
+        if self._buckets:
+            self._remove_hooks()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -232,9 +238,11 @@ def check_grad_dtype(dtype: torch.dtype) -> None:
 
 
 def check_replicas(module: nn.Module, dp: Axis) -> None:
-    """Raise on all replicas if they differ in a parameter or buffer."""
-    mine = [f"{n} {tuple(p.shape)} {p.dtype} requires_grad={p.requires_grad}" for n, p in module.named_parameters()]
-    mine += [f"the buffer {n} {tuple(x.shape)} {x.dtype}" for n, x in module.named_buffers()]
+    """Raise on all replicas if they differ in a parameter or buffer; those of experts may differ in their names."""
+    name = dict.fromkeys(expert_axes(module), "an expert's").get
+    parameters, buffers = module.named_parameters(), module.named_buffers()
+    mine = [f"{name(p, n)} {tuple(p.shape)} {p.dtype} requires_grad={p.requires_grad}" for n, p in parameters]
+    mine += [f"the buffer {name(x, n)} {tuple(x.shape)} {x.dtype}" for n, x in buffers]
     replicas: list[list[str]] = [[]] * dp.size
     dist.all_gather_object(replicas, mine, group=dp.group)
     for replica, theirs in enumerate(replicas):
@@ -244,11 +252,33 @@ def check_replicas(module: nn.Module, dp: Axis) -> None:
                 raise refuse(what, f"as on rank {dp.ranks[0]}, {first}", other)
 
 
+def broadcast_replicas(module: nn.Module, dp: Axis) -> None:
+    """Broadcast each parameter and buffer from the first replica; of an expert, from the first rank that holds it."""
+    experts = expert_axes(module)
+    for tensor in (*module.parameters(), *module.buffers()):
+        broadcast_from_first([tensor], experts[tensor].edp if tensor in experts else dp)
+
+
 def broadcast_from_first(tensors: Iterable[torch.Tensor], dp: Axis) -> None:
     """Broadcast each tensor from the first replica."""
     if dp.size > 1:
         for tensor in tensors:
             dist.broadcast(tensor.detach(), dp.ranks[0], group=dp.group)
+
+
+def partition_by_axis(
+    parameters: Iterable[torch.Tensor], dp: Axis, module: nn.Module, bucket_bytes: int
+) -> list[tuple[Axis, list[torch.Tensor]]]:
+    """Divide the parameters of a module as `partition` does, with the axis on which each list is reduced.
+
+    The lists are in the order in which backward completes them, if `parameters` are in that of backward.
+    """
+    experts, by_axis = expert_axes(module), defaultdict[Axis, list[torch.Tensor]](list)
+    places = {parameter: place for place, parameter in enumerate(parameters)}
+    for parameter in places:
+        by_axis[experts[parameter].edp if parameter in experts else dp].append(parameter)
+    lists = [(axis, each) for axis, members in by_axis.items() for each in partition(members, bucket_bytes)]
+    return sorted(lists, key=lambda item: places[item[1][-1]])
 
 
 def kind(parameter: torch.Tensor) -> tuple[torch.dtype, torch.dtype, torch.device]:

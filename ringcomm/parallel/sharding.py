@@ -1,9 +1,11 @@
 """Which part of the full model this rank's parameters are.
 
-A layer declares it in two attributes. `shard_specs`, a dict, names its parameters that are sharded over the tensor
-axis, each with a `ShardSpec`. `tied_copies`, a set, names copies of parameters that another stage counts. All other
-parameters are replicated over the tensor axis. Names are those of the full model, so a parameter's name is unique among
-the stages, except for tied copies. If a vocabulary is not a multiple of the axis, the last shard ends in zero padding.
+A layer declares it in attributes. `shard_specs`, a dict, names its parameters that are sharded over the tensor axis,
+each with a `ShardSpec`. `tied_copies`, a set, names copies of parameters that another stage counts. `expert_axes`, an
+`ExpertAxes`, declares that the layer is an expert, which only some of the replicas have. All other parameters are
+replicated over the tensor axis and the replicas. Names are those of the full model, so a parameter's name is unique
+among the stages, except for tied copies. If a vocabulary is not a multiple of the axis, the last shard ends in zero
+padding.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,12 +21,14 @@ from ringcomm.parallel.functional import all_gathered
 from ringcomm.parallel.grid import Axis
 
 __all__ = [
+    "ExpertAxes",
     "Modules",
     "ShardSpec",
     "as_list",
     "clean_name",
     "collect_shard_specs",
     "counted_parameters",
+    "expert_axes",
     "full_tensors",
     "local_part",
     "named_parameters",
@@ -37,6 +41,13 @@ class ShardSpec(NamedTuple):
 
     dim: int
     length: int
+
+
+class ExpertAxes(NamedTuple):
+    """The axes of an expert: the ranks that hold the other experts of its layer, and those that hold the same ones."""
+
+    ep: Axis
+    edp: Axis
 
 
 Modules = nn.Module | Iterable[nn.Module]
@@ -66,8 +77,19 @@ def tied_copies(module: nn.Module) -> set[str]:
     return {clean_name(f"{prefix}.{name}") for prefix, names in found if isinstance(names, set) for name in names}
 
 
+def expert_axes(chunks: Modules) -> dict[torch.Tensor, ExpertAxes]:
+    """Return the parameters and buffers of experts, each with its axes."""
+    layers = [layer for chunk in as_list(chunks) for layer in chunk.modules()]
+    found = ((layer, getattr(layer, "expert_axes", None)) for layer in layers)
+    experts = ((layer, axes) for layer, axes in found if isinstance(axes, ExpertAxes))
+    return {x: axes for layer, axes in experts for x in (*layer.parameters(), *layer.buffers())}
+
+
 def counted_parameters(chunks: Modules, tp: Axis) -> Iterator[nn.Parameter]:
-    """Yield the parameters this rank counts, so that together the ranks of a model count each element once."""
+    """Yield the parameters this rank counts, so that together the ranks of a model count each element once.
+
+    The experts of a layer are divided among several replicas, each of which counts its own.
+    """
     seen = set()
     for chunk in as_list(chunks):
         specs, elsewhere = collect_shard_specs(chunk), tied_copies(chunk)

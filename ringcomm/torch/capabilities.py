@@ -8,9 +8,10 @@ import torch
 import torch.distributed as dist
 
 from ringcomm.errors import ArgumentError
+from ringcomm.torch.native import BUILD, extension
 from ringcomm.torch.works import seconds
 
-__all__ = ["Capabilities", "Options", "refuse_other_backends"]
+__all__ = ["Capabilities", "Options", "has_other_backends"]
 
 c10d: Any = dist.distributed_c10d  # torch's stubs leave out much of what it calls
 
@@ -107,22 +108,25 @@ class Capabilities:
         self._timeout = seconds(timeout)
 
 
-def refuse_other_backends() -> None:
-    """Raise ArgumentError if the group is to have another backend for another device: torch would drop that silently.
+def has_other_backends() -> bool:
+    """Return whether the group is to have another backend for another device.
 
-    The arguments of a backend do not include it; the local variables of torch's calling function do. From torch 2.14 on
-    this works.
+    The arguments of a backend do not include it; the local variables of torch's calling function do. Raises
+    ArgumentError where torch would drop the other backend silently: before torch 2.14, without the extension.
     """
     frame = sys._getframe()
     while frame and "backend_config" not in frame.f_locals:
         frame = frame.f_back  # type: ignore[assignment]
     backends = frame.f_locals["backend_config"].get_device_backend_map() if frame else {}
-    if {*backends.values()} - {NAME}:
+    others = {*backends.values()} - {NAME}
+    if others and not extension():
         asked = ",".join(f"{device}:{backend}" for device, backend in backends.items())
         cure = (
-            f"before torch 2.14 {NAME} serves all devices of a group. Pass {NAME!r}, or make a group for each backend"
+            f"before torch 2.14, {NAME} shares a group with another backend only through an extension in C++: "
+            f"build it once by {BUILD}, or make a group for each backend"
         )
         raise ArgumentError(f"backend {asked!r}: {cure}", argument="backend", got=asked)
+    return bool(others)
 
 
 def _devices() -> list[str]:

@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from ringcomm import Aborted, Communicator, RingcommError, premul_sum
 from ringcomm.errors import refuse
-from ringcomm.torch import labels, sparse
-from ringcomm.torch.capabilities import Capabilities, Options, refuse_other_backends
+from ringcomm.torch import labels, native, sparse
+from ringcomm.torch.capabilities import Capabilities, Options, has_other_backends
 from ringcomm.torch.start import connect
 from ringcomm.torch.subclasses import NoMemory, tracing, unwrapped
 from ringcomm.torch.tensors import CallTensors, Tensors, single, write_back
@@ -30,10 +30,8 @@ __all__ = ["RingcommProcessGroup", "create"]
 
 c10d: Any = dist.distributed_c10d  # torch's stubs leave out much of what it calls
 
-# From torch 2.14 on, a Backend can be written in Python, and a group can have others for other devices. Before, only a
-# whole ProcessGroup can.
-TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
-Base: Any = torch._C._distributed_c10d.Backend if TORCH >= (2, 14) else c10d.ProcessGroup
+# A group can have several Backends, each for other devices. Where none can be written in Python, a whole group can.
+Base: Any = torch._C._distributed_c10d.Backend if native.PYTHON_BACKENDS else c10d.ProcessGroup
 
 UNSET = timedelta(milliseconds=-1)  # torch leaves the timeout to the group
 DONE = TorchWork(None, "", (), ())  # of blocking calls: torch only checks that they are complete
@@ -99,15 +97,18 @@ def operation(
     return method_of
 
 
-def create(options: Options) -> "RingcommProcessGroup":
-    """Return the group for torch's DistributedBackendOptions; every member calls this."""
+def create(options: Options) -> Any:
+    """Return the group, or the Backend of one, for torch's DistributedBackendOptions; every member calls this."""
     name, ranks = options.group_id, list(options.global_ranks_in_group)
-    if Base is c10d.ProcessGroup:
-        refuse_other_backends()
+    shared = Base is c10d.ProcessGroup and has_other_backends()
     try:
-        return RingcommProcessGroup(connect(options), options)
+        group = RingcommProcessGroup(connect(options), options)
     except RingcommError as error:
         raise annotate(error, name, ranks, options.group_rank)  # noqa: B904 (it is the same error)
+    if shared:
+        return native.backend_of(group)
+    native.register(group)
+    return group
 
 
 def annotate(error: RingcommError, name: str, ranks: list[int], rank: int) -> RingcommError:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from ringcomm import RingcommError, Work
 from ringcomm.completion import inside_callback
+from ringcomm.torch.native import result_after
 from ringcomm.torch.tensors import Copies, Tensors, write_back
 from ringcomm.torch.untraced import untraced
 
@@ -114,8 +115,7 @@ class TorchWork(_Work):  # type: ignore[misc]
         # order on all ranks.
         if inside_callback() or not self.works:
             done.set_result(None)
-        # From Python, only a callback that raises makes a future that C++ sees as failed.
-        future = done.then(lambda _: self.result())
+        future = result_after(done, self)
         missing = itertools.count(len(self.works) - 1, -1)
 
         def one_done(_: Work) -> None:

@@ -212,7 +212,7 @@ def test_an_error_on_one_rank_is_raised_on_all(tmp_path):
     first, second = torch_world.run(one_refuses, 2, tmp_path)
     assert second[0] == second[4] == "optimizer: expected parameters of the chunks only, got another, of shape (3,)"
     assert second[1] == "optimizer state count of 1.weight: expected a tensor, got 3"
-    assert second[2] == "extra value 'n': expected an int or a float, got Tensor"
+    assert second[2] == "extra value 'n': expected an int, a float or a dict, got Tensor"
     kinds = [*["ArgumentError"] * 3, "TypeError", "ArgumentError", "TypeError"]
     assert first == [f"rank 1 failed: {kind}: {text}" for kind, text in zip(kinds, second, strict=True)]
 
@@ -256,7 +256,7 @@ def test_a_replica_reads_only_its_share_of_the_states(tmp_path):
     with patch("ringcomm.parallel.checkpoint.load", wraps=load) as loaded:
         load_checkpoint(tmp_path, model, optimizer, grid)
     mine = sum(len(state) for state in optimizer.optim.state.values())
-    asked = len([name for name in loaded.call_args.args[0] if ":" in name])
+    asked = len([name for name in loaded.call_args.args[0] if name.find(":") > 0])
     assert mine == asked > 0
 
 

@@ -78,6 +78,16 @@ def up_to(last, losses):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("staleness", "tolerance"), [(0, 1e-3), (3, 0.02)])
+def test_parameter_servers_reach_the_accuracy_of_one_process(staleness, tolerance):
+    program = "parameter_server.py", "--steps=100", "--staleness", str(staleness)
+    printed = "".join(harness.run(train_together, 4, *program))
+    together, alone = map(float, re.findall(r"accuracy ([\d.]+)$", printed, re.MULTILINE))
+    assert alone > 0.7
+    assert together == pytest.approx(alone, abs=tolerance)
+
+
+@pytest.mark.slow
 def test_the_sum_of_arrays_on_gpus_is_correct_on_the_emulated_device():
     command = [sys.executable, "-m", "ringcomm", "run", "-n", "2", EXAMPLES / "gpu_allreduce.py", "--emulated"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=harness.OPERATION)

@@ -1,0 +1,418 @@
+"""The extension in C++ (native.py): what reaches the group from C++, and what Python sees of it."""
+
+import gc
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import test_groups
+import test_operations
+import test_profiler
+import torch
+import torch._inductor.config
+import torch.distributed as dist
+from test_capabilities import hooked
+from test_clients import assert_as_on_gloo
+from torch import nn
+from torch._inductor.utils import run_and_get_code
+
+import harness
+import torch_world
+from failures import raised, until_waiting
+from ringcomm import Aborted, ArgumentError, CollectiveTimeout, MismatchError, PeerLost
+from ringcomm.torch import capabilities, native
+from ringcomm.torch.process_group import RingcommProcessGroup
+from ringcomm.torch.shared import communicator_of, shared_empty
+
+pytestmark = [
+    pytest.mark.skipif(native.PYTHON_BACKENDS, reason="from torch 2.14 on there is no extension"),
+    pytest.mark.timeout(300),  # the first test compiles
+]
+CPU = torch.device("cpu")
+TWO = "cpu:ringcomm,cuda:gloo"
+COMPILING = 60  # seconds
+
+
+def command(cache, **variables):
+    """Run `python -m ringcomm.torch` with a cache folder of its own."""
+    env = os.environ | {"XDG_CACHE_HOME": str(cache)} | variables
+    return subprocess.run(
+        [sys.executable, "-m", "ringcomm.torch"], env=env, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    """Return a cache folder that has the extension."""
+    if shutil.which(os.environ.get("CXX", "c++")) is None:
+        pytest.skip("there is no C++ compiler")
+    folder = tmp_path_factory.mktemp("cache")
+    done = command(folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def run(cache):
+    """Return a function that runs another one on ranks that have the extension, as torch_world.run does."""
+
+    def run(fn, *args, backend="ringcomm", size=2, timeout=harness.OPERATION):
+        settings = (("XDG_CACHE_HOME", str(cache)),)
+        return harness.run(torch_world.within, size, backend, timeout, fn, args, settings=settings)
+
+    return run
+
+
+def backend_in_cpp(group=None):
+    """Return what callers in C++ get of a group."""
+    return dist.ProcessGroup._get_backend(group or dist.group.WORLD, CPU)
+
+
+# --- Callers in C++ ---------------------------------------------------------------------------------------------------
+
+
+def compiled(function, *args):
+    """Return the result of a function that inductor compiles with collectives in buckets, and those that it emits."""
+    buckets = {f"bucket_{name}_fx": "all" for name in ("all_gathers", "reduce_scatters")}
+    kernels = {"fallback_by_default": True}  # torch's own: to compile others takes half a minute
+    with torch._inductor.config.patch(**buckets, **kernels, reorder_for_compute_comm_overlap=True):
+        torch._dynamo.reset()
+        result, code = run_and_get_code(function, *args)
+    torch._dynamo.reset()
+    names = [
+        line.partition("torch.ops._c10d_functional.")[2].partition("(")[0]
+        for text in code
+        for line in text.splitlines()
+    ]
+    return result, [name for name in names if name]
+
+
+def sharded_training():
+    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor, init_device_mesh
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    torch.manual_seed(0)
+    weights = [nn.Parameter(distribute_tensor(torch.randn(8, 8), mesh, [Shard(0)])) for _ in range(2)]
+    x = torch.randn(4, 8) + dist.get_rank()
+
+    @torch.compile
+    def loss(x):
+        for weight in weights:
+            whole = weight.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+            x = x @ whole
+        return x.sum()
+
+    def step(x):
+        value = loss(x)
+        value.backward()
+        return value.item()
+
+    value, calls = compiled(step, x)
+    assert "all_gather_into_tensor_out.default" in calls
+    return [value, *(weight.grad.to_local() for weight in weights)]
+
+
+def test_a_compiled_sharded_model_gathers_its_weights_in_one_bucket(run):
+    assert_as_on_gloo(run(sharded_training, timeout=COMPILING), sharded_training)
+
+
+@pytest.mark.parametrize("kind", ["ALLREDUCE", "FP16_COMPRESS"])
+def test_ddp_with_the_builtin_hook(run, kind):
+    assert_as_on_gloo(run(hooked, kind), hooked, kind)
+
+
+def events():
+    """Return the events of calls from C++, with the shapes of their inputs."""
+    x, out = torch.ones(3), torch.empty(6)
+    name = dist.group.WORLD.group_name
+    with torch.autograd.profiler.profile(record_shapes=True) as profile:
+        backend_in_cpp().allreduce([x]).wait()
+        torch.ops._c10d_functional.all_gather_into_tensor_out(x, 2, name, out=out)
+        torch.ops._c10d_functional.wait_tensor(out)
+    assert out.tolist() == [2.0] * 6
+    return [(event.name, event.input_shapes) for event in profile.function_events if event.name.startswith("ringcomm:")]
+
+
+def test_the_profiler_shows_a_call_from_cpp_once(run):
+    assert run(events) == [[("ringcomm:all_reduce", [[3]]), ("ringcomm:all_gather", [[3]])]] * 2
+
+
+# --- Errors -----------------------------------------------------------------------------------------------------------
+
+
+def late(_):
+    dist.barrier()
+
+
+def absent(group):
+    dist.destroy_process_group(group)
+
+
+def aborting(group):
+    group.abort()
+
+
+def different(group):
+    with pytest.raises(MismatchError):
+        dist.all_reduce(torch.ones(4), group=group)
+
+
+def errors(kind, other):
+    """Make a call that fails because of rank 1, and return the text of its error, which all of a handle raises."""
+    group = dist.new_group(timeout=timedelta(seconds=0.5 if other is late else harness.OPERATION))
+    if dist.get_rank() == 1:
+        dist.barrier()
+        return other(group)
+    work = backend_in_cpp(group).allreduce([torch.ones(3)])
+    future = work.get_future()
+    dist.barrier()
+    seen = [raised(kind, call) for call in (future.wait, future.wait, future.value, work.wait, work.wait, work.result)]
+    seen.append(work.exception())
+    assert {type(error) for error in seen} == {kind}
+    assert work.is_completed()
+    assert not work.is_success()
+    if other is late:
+        dist.barrier()
+    return {str(error) for error in seen}
+
+
+@pytest.mark.parametrize("backend", ["ringcomm", TWO])
+@pytest.mark.parametrize(
+    ("kind", "other"),
+    [(CollectiveTimeout, late), (PeerLost, absent), (Aborted, aborting), (MismatchError, different)],
+    ids=lambda value: value.__name__,
+)
+def test_errors_keep_their_type_through_cpp(run, kind, other, backend):
+    (text,) = run(errors, kind, other, backend=backend)[0]
+    assert "in the torch.distributed group" in text
+
+
+def failing_backward(kind):
+    group = dist.new_group()
+    net = nn.parallel.DistributedDataParallel(nn.Linear(4, 4), process_group=group)
+    net._register_builtin_comm_hook(getattr(dist.BuiltinCommHookType, kind))
+    loss = net(torch.ones(2, 4)).sum()
+    if dist.get_rank() == 1:
+        until_waiting(group.comm, 0)
+        return group.abort()
+    return str(raised(Aborted, loss.backward))
+
+
+@pytest.mark.parametrize("kind", ["ALLREDUCE", "FP16_COMPRESS"])
+def test_an_error_inside_a_hook_of_ddp_keeps_its_type(run, kind):
+    assert "global rank 1 ended the torch.distributed group" in run(failing_backward, kind)[0]
+
+
+# --- Threads, and ends ------------------------------------------------------------------------------------------------
+
+
+def waiting_beside_a_thread():
+    """Rank 1 makes its call when it hears from a thread of rank 0, which runs while rank 0 waits in C++."""
+    group, x, out = dist.new_group(), torch.ones(3), torch.empty(6)
+    if dist.get_rank() == 1:
+        dist.recv(torch.empty(1), 0)
+        group.all_gather_single(out, x).wait()
+        return out.tolist()
+    torch.ops._c10d_functional.all_gather_into_tensor_out(x, 2, group.group_name, out=out)
+
+    def speak():
+        time.sleep(0.1)  # in which the other thread begins to wait
+        dist.send(torch.ones(1), 1)
+
+    thread = threading.Thread(target=speak)
+    thread.start()
+    torch.ops._c10d_functional.wait_tensor(out)
+    thread.join()
+    return out.tolist()
+
+
+def test_other_threads_run_while_cpp_waits(run):
+    assert run(waiting_beside_a_thread) == [[1.0] * 6] * 2
+
+
+def forgotten():
+    group = dist.new_group()
+    reference = weakref.ref(group)
+    backend = backend_in_cpp(group)
+    dist.destroy_process_group(group)
+    del group
+    gc.collect()
+    assert reference() is None
+    with pytest.raises(ReferenceError):
+        backend.barrier()
+
+
+def test_a_destroyed_group_is_freed_with_its_backend(run):
+    run(forgotten)
+
+
+ENDING = """
+import threading, time, torch, torch.distributed as dist
+dist.init_process_group({backend!r}, store=dist.FileStore({store!r}, 1), rank=0, world_size=1)
+backend = dist.ProcessGroup._get_backend(dist.group.WORLD, torch.device("cpu"))
+x, out = torch.ones(3), torch.empty(3)
+torch.ops._c10d_functional.all_gather_into_tensor_out(x, 1, dist.group.WORLD.group_name, out=out)
+threading.Thread(target=lambda: backend.recv([x], 0, 5).wait(), daemon=True).start()
+time.sleep(0.2)  # in which the thread begins to wait
+print("end")
+"""
+
+
+@pytest.mark.parametrize("backend", ["ringcomm", TWO])
+def test_a_process_may_end_while_calls_run(cache, backend, tmp_path):
+    program = ENDING.format(backend=backend, store=str(tmp_path / "store"))
+    env = os.environ | {"XDG_CACHE_HOME": str(cache)}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
+
+
+# --- Two backends -----------------------------------------------------------------------------------------------------
+
+
+def served():
+    group = dist.group.WORLD
+    tensor = shared_empty(1 << 16)
+    tensor.fill_(1)
+    dist.all_reduce(tensor)
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=9))
+    ours, theirs = (group._get_backend(torch.device(kind)) for kind in ("cpu", "cuda"))
+    assert type(theirs) is dist.ProcessGroupGloo
+    assert ours.comm is communicator_of()
+    assert ours.options._timeout == theirs.options._timeout == timedelta(seconds=9)
+    return ours.name(), theirs.name(), tensor[0].item(), communicator_of(dist.new_group()).size
+
+
+def test_each_device_has_its_own_backend(run):
+    assert run(served, backend=TWO) == [("ringcomm", "gloo", 2.0, 2)] * 2
+
+
+def debugged():
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        group = dist.new_group()
+    finally:
+        dist.set_debug_level(dist.DebugLevel.OFF)
+    x = torch.ones(3)
+    dist.all_reduce(x, group=group)
+    return type(group._get_backend(CPU)).__name__, x.tolist()
+
+
+def test_debugging_in_detail_wraps_the_backend(run):
+    assert run(debugged, backend=TWO) == [("_ProcessGroupWrapper", [2.0] * 3)] * 2
+
+
+OPERATIONS = (
+    (test_operations.test_all_reduce_with_every_operation_and_dtype,),
+    (test_operations.test_reduce_broadcast_gather_scatter_from_every_root, torch.bfloat16),
+    (test_operations.test_all_gather_of_every_kind, torch.float32),
+    (test_operations.test_lists_may_be_uneven,),
+    (test_operations.test_reduce_scatter_of_lists_and_tensors, torch.int32),
+    (test_operations.test_all_to_all_of_lists_and_tensors_even_and_not,),
+    (test_operations.test_messages_between_ranks,),
+    (test_groups.test_objects_and_barriers,),
+    (test_groups.test_coalesced_calls,),
+    (test_groups.test_async_calls_and_their_futures,),
+)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation[0].__name__)
+def test_operations_beside_another_backend(run, operation):
+    fn, *args = operation
+    run(fn, *args, backend=TWO)
+
+
+def test_the_profiler_shows_each_call_beside_another_backend(run):
+    ours = run(test_profiler.events, "ringcomm", backend=TWO)
+    gloo = torch_world.run(test_profiler.events, 2, "gloo", backend="gloo")
+    for mine, theirs in zip(ours, gloo, strict=True):
+        assert mine == {call: test_profiler.SCATTERS.get(call[0], shown) for call, shown in theirs.items()}
+
+
+def test_comm_debug_mode_counts_the_calls_beside_another_backend(run):
+    assert run(test_profiler.counts, backend=TWO) == torch_world.run(test_profiler.counts, 2, backend="gloo")
+
+
+@pytest.mark.parametrize("backend", ["cpu:ringcomm,cuda:nccl", "cpu:gloo,cuda:ringcomm"])
+def test_another_backend_is_refused_rather_than_replaced_without_the_extension(backend, monkeypatch, tmp_path):
+    monkeypatch.setattr(capabilities, "extension", lambda: None)
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    with pytest.raises(ArgumentError, match=f"(?s)backend '{backend}'.*build it once by {native.BUILD}"):
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
+    assert not dist.is_initialized()
+
+
+# --- Building ---------------------------------------------------------------------------------------------------------
+
+
+def direct():
+    group = dist.group.WORLD
+    assert type(group) is RingcommProcessGroup
+    assert group._get_backend(CPU) is group
+
+
+def test_callers_in_python_do_not_pass_through_cpp(run):
+    run(direct)
+
+
+COMPILER = """#!/bin/sh
+while [ "$1" != -o ]; do shift; done
+echo a part > "$2"
+sleep 0.5
+echo "$0" > "$2"
+"""
+
+
+@pytest.fixture
+def compiler(tmp_path):
+    """Return a compiler that is quick, and a name for which there is none."""
+    path = tmp_path / "compiler"
+    path.write_text(COMPILER)
+    path.chmod(0o700)
+    return path
+
+
+def test_the_command_builds_once_and_says_where(compiler, tmp_path):
+    first = command(tmp_path, CXX=str(compiler))
+    assert first.returncode == 0, first.stderr
+    library, _, seconds = first.stdout.rpartition(": ")
+    assert Path(library).read_text() == f"{compiler}\n"
+    assert float(seconds.removesuffix(" s\n")) >= 0.5
+    folder = Path(library).parent
+    assert folder.stat().st_mode & 0o777 == folder.parent.stat().st_mode & 0o777 == 0o700
+    assert [*folder.iterdir()] == [Path(library)]
+    compiler.unlink()
+    assert command(tmp_path, CXX=str(compiler)).stdout.startswith(library)
+
+
+def test_several_processes_may_build_at_once(compiler, tmp_path):
+    done = []
+    threads = [threading.Thread(target=lambda: done.append(command(tmp_path, CXX=str(compiler)))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        assert {path.read_text() for path in tmp_path.glob("ringcomm/torch/*.so")} <= {f"{compiler}\n"}
+        time.sleep(0.01)
+    assert {each.returncode for each in done} == {0}
+    (library,) = {each.stdout.rpartition(": ")[0] for each in done}
+    assert [*Path(library).parent.iterdir()] == [Path(library)]
+
+
+def test_a_compiler_that_is_missing_or_fails_is_named(compiler, tmp_path):
+    compiler.write_text("#!/bin/sh\necho 'no room left' >&2\nexit 3\n")
+    failed = command(tmp_path, CXX=str(compiler))
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert f"{compiler} failed, status 3:\nno room left" in failed.stderr
+    assert not [*tmp_path.glob("ringcomm/torch/*")]
+    compiler.unlink()
+    missing = command(tmp_path, CXX=str(compiler))
+    assert (missing.returncode, missing.stdout) == (1, "")
+    assert f"there is no C++ compiler {compiler}: install g++" in missing.stderr
+    assert "Traceback" not in missing.stderr
