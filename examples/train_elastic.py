@@ -31,7 +31,7 @@ def main() -> None:
     ranks = int(os.environ["RINGCOMM_SIZE"])
     ringcomm.torch.init_process_group(arguments.timeout)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
-    alphabet, data = torch.tensor([*map(ord, "\n".join(topics.values()))]).unique(return_inverse=True)
+    alphabet, data = torch.tensor([*map(ord, "\n".join(topics.values()))]).unique(return_inverse=True)  # type: ignore[no-untyped-call]
     training = Training(GPTConfig(len(alphabet), CONTEXT, layers=2, hidden=64, heads=4))
     if arguments.kill_every:
         threading.Thread(target=die_at_random, args=(arguments.kill_every * ranks,), daemon=True).start()
@@ -82,7 +82,7 @@ class Training:
         """Train on a batch, of which each rank takes its share, and return the loss."""
         share = batch.chunk(self.grid.dp.size)[self.grid.dp.rank]
         loss = self.loss(self.model(share[:, :-1]), share[:, 1:])
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         assert self.replicas
         self.replicas.finish_grad_sync()
         total = torch.stack([loss.detach(), torch.tensor(float(len(share)))])

@@ -1,19 +1,25 @@
 """Self-attention whose heads are sharded over the ranks of an axis, with grouped queries and rotary positions."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from ringcomm.errors import integer, refuse
+from ringcomm.errors import integer, refuse, unknown
+from ringcomm.parallel.context import ring_attention, sequence_positions, ulysses_attention
 from ringcomm.parallel.functional import copy_to
 from ringcomm.parallel.grid import Axis
+from ringcomm.parallel.overlap import enter_linear
 from ringcomm.parallel.seed import rank_local_rng
-from ringcomm.parallel.tensor import ColumnParallelLinear, RowParallelLinear, enter
+from ringcomm.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 
 __all__ = ["ParallelAttention", "rotary_embedding"]
+
+CONTEXT_PARALLEL = ("ring", "ulysses")
 
 
 class ParallelAttention(nn.Module):
@@ -24,7 +30,7 @@ class ParallelAttention(nn.Module):
     queries.
 
     Communication: that of entering and leaving the region; with fewer `kv_heads` than ranks, also an all-reduce of the
-    gradients of the key and value weights.
+    gradients of the key and value weights; with `cp`, that of ring or Ulysses attention.
 
     Args:
         hidden: hidden size
@@ -36,9 +42,15 @@ class ParallelAttention(nn.Module):
         bias: whether the linear layers have one
         dropout: dropout probability of attention weights
         sequence_parallel: whether the input and output are sharded along the sequence
+        recompute: keep queries, keys and values only for backward, and attend again there: selective recomputation
+            (Korthikanti et al., arXiv 2205.05198). It frees 3 · heads/t · B · S² elements, the scores, unless they are
+            not stored: without dropout and a mask, torch has kernels that do not.
+        cp: the ranks over which sequences are split (see `split_sequence`); None: sequences are whole
+        context_parallel: the attention over `cp`, "ring" or "ulysses"
 
     Raises:
-        ArgumentError: the heads, or `kv_heads`, cannot be divided evenly; the size of a head is odd and rotated.
+        ArgumentError: the heads, or `kv_heads`, cannot be divided evenly; the size of a head is odd and rotated;
+            `context_parallel` is unknown, or a ring that would drop attention weights.
     """
 
     def __init__(
@@ -53,6 +65,9 @@ class ParallelAttention(nn.Module):
         bias: bool = True,
         dropout: float = 0.0,
         sequence_parallel: bool = False,
+        recompute: bool = False,
+        cp: Axis | None = None,
+        context_parallel: str = "ring",
     ) -> None:
         super().__init__()
         heads = integer("heads", heads, 1)
@@ -66,10 +81,15 @@ class ParallelAttention(nn.Module):
         if not self.shard_keys and tp.size % kv_heads:
             raise refuse("kv_heads", f"a multiple or a divisor of tp = {tp.size}", kv_heads)
         self.tp, self.sequence_parallel, self.dropout = tp, sequence_parallel, dropout
-        self.causal, self.rotary_base = causal, rotary_base
+        self.causal, self.rotary_base, self.recompute = causal, rotary_base, recompute
         self.width, self.kv_heads = hidden // heads, kv_heads
         if rotary_base and self.width % 2:
             raise refuse("size of a head with rotary positions", "an even number", self.width)
+        if context_parallel not in CONTEXT_PARALLEL:
+            raise unknown("context_parallel", context_parallel, CONTEXT_PARALLEL)
+        self.cp, self.context_parallel = cp if cp and cp.size > 1 else None, context_parallel
+        if self.cp and context_parallel == "ring" and dropout:
+            raise refuse("dropout of attention weights in a ring", "0, or context_parallel='ulysses'", dropout)
         keys = 2 * kv_heads * self.width  # key and value of a head are adjacent
         self.query = ColumnParallelLinear(hidden, hidden, tp, bias=bias, entered=True)
         linear = partial(ColumnParallelLinear, tp=tp, entered=True) if self.shard_keys else nn.Linear
@@ -82,43 +102,61 @@ class ParallelAttention(nn.Module):
         Args:
             x: the input
             mask: in place of causality: True for the pairs that attend, or numbers that are added to their scores, of a
-                shape that broadcasts to (B, heads/t, S, S)
+                shape that broadcasts to (B, heads/t, S, S); not with `cp`
         """
-        x = enter(x, self.tp, self.sequence_parallel)
-        query = self.query(x).view(*x.shape[:2], -1, self.width).transpose(1, 2)
-        key, value = self._keys(x).view(*x.shape[:2], -1, 2, self.width).permute(3, 0, 2, 1, 4)
+        keys, keys_weight = self._keys()
+        layers: list[Callable[[torch.Tensor], torch.Tensor]] = [self.query, keys]
+        weights = [self.query.weight, keys_weight]
+        query, key_value = enter_linear(x, layers, weights, self.tp, self.sequence_parallel)
+        query = query.view(*query.shape[:2], -1, self.width).transpose(1, 2)
+        key, value = key_value.view(*key_value.shape[:2], -1, 2, self.width).permute(3, 0, 2, 1, 4)
         if self.rotary_base:
-            query, key = (rotary_embedding(each, self.rotary_base) for each in (query, key))
-        dropout = self.dropout if self.training else 0.0
-        causal = self.causal and mask is None
-        grouped = query.shape[1] != key.shape[1]
-        with rank_local_rng(self.tp, x.device) if dropout else nullcontext():
-            y = F.scaled_dot_product_attention(query, key, value, mask, dropout, causal, enable_gqa=grouped)
-        out: torch.Tensor = self.out(y.transpose(1, 2).flatten(2))
+            positions = sequence_positions(query.shape[2] * self.cp.size, self.cp) if self.cp else None
+            query, key = (rotary_embedding(each, self.rotary_base, positions) for each in (query, key))
+        again = self.recompute and self.training
+        attend = partial(checkpoint, self._attend, use_reentrant=False) if again else self._attend
+        out: torch.Tensor = self.out(attend(query, key, value, mask).transpose(1, 2).flatten(2))
         return out
 
-    def _keys(self, x: torch.Tensor) -> torch.Tensor:
+    def _attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        dropout = self.dropout if self.training else 0.0
+        if self.cp and mask is not None:
+            raise refuse("mask of sequences split over cp", None, "one")
+        if self.cp and self.context_parallel == "ring":
+            return ring_attention(query, key, value, self.cp, causal=self.causal)
+        causal = self.causal and mask is None
+        grouped = query.shape[1] != key.shape[1]
+        with rank_local_rng(self.tp, query.device) if dropout else nullcontext():
+            if self.cp:
+                return ulysses_attention(query, key, value, self.cp, causal=causal, dropout=dropout)
+            return F.scaled_dot_product_attention(query, key, value, mask, dropout, causal, enable_gqa=grouped)
+
+    def _keys(self) -> tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]:
+        """Return the layer of this rank's keys and values, and its weight."""
         if self.shard_keys:
-            keys: torch.Tensor = self.key_value(x)
-            return keys
+            return self.key_value, self.key_value.weight
         head = self.tp.rank * self.kv_heads // self.tp.size
 
         def own(full: torch.Tensor) -> torch.Tensor:
             return copy_to(full, self.tp).chunk(self.kv_heads)[head]
 
-        bias = self.key_value.bias
-        return F.linear(x, own(self.key_value.weight), None if bias is None else own(bias))
+        weight, bias = own(self.key_value.weight), self.key_value.bias
+        return partial(F.linear, weight=weight, bias=None if bias is None else own(bias)), weight
 
 
-def rotary_embedding(x: torch.Tensor, base: float = 10_000.0) -> torch.Tensor:
-    """Rotate queries or keys (..., S, D) by their positions 0 to S - 1 (RoPE: Su et al., RoFormer, arXiv 2104.09864).
+def rotary_embedding(x: torch.Tensor, base: float = 10_000.0, positions: torch.Tensor | None = None) -> torch.Tensor:
+    """Rotate queries or keys (..., S, D) by their positions (RoPE: Su et al., RoFormer, arXiv 2104.09864).
 
-    Elements i and i + D/2 of a head are a pair, as in Llama; position s rotates it by s · base^(-2i/D).
+    The positions are S numbers; None: 0 to S - 1. Elements i and i + D/2 of a head are a pair, as in Llama; position s
+    rotates it by s · base^(-2i/D).
     """
     length, width = x.shape[-2:]
     wide = torch.promote_types(x.dtype, torch.float32)
-    positions, pairs = (torch.arange(n, dtype=wide, device=x.device) for n in (length, width // 2))
-    angles = torch.outer(positions, base ** (-2 * pairs / width))
+    pairs = torch.arange(width // 2, dtype=wide, device=x.device)
+    positions = torch.arange(length, device=x.device) if positions is None else positions
+    angles = torch.outer(positions.to(pairs), base ** (-2 * pairs / width))
     cos, sin = angles.cos(), angles.sin()
     first, second = x.to(wide).chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)

@@ -38,8 +38,8 @@ def attend(query: Tensor, key_value: Tensor, causal: bool, scale: float) -> tupl
 
 def attend_backward(
     grad: Tensor, query: Tensor, out: Tensor, lse: Tensor, key_value: Tensor, causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Return a block's part of the gradients of queries and of stacked keys and values.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a block's part of the gradients of queries, keys and values.
 
     `out` and `lse` are those of all keys; `grad` is the gradient of `out`.
     """
@@ -52,9 +52,10 @@ def attend_backward(
         ends = None, None, query.shape[2], key.shape[2]  # all sequences of a batch have one length
         grads = aten._scaled_dot_product_flash_attention_backward(*whole, *ends, 0.0, causal, seed, seed, scale=scale)
     else:
-        return attend_by_matmul_backward(grad, query, out, lse, key_value, causal, scale)
-    grad_query, *grad_key_value = grads
-    return grad_query, torch.stack(grad_key_value).sum(2, keepdim=True, dtype=accumulation_dtype(query))
+        grads = attend_by_matmul_backward(grad, query, out, lse, key_value, causal, scale)
+    wide, shape = accumulation_dtype(query), key_value.shape[1:]
+    grad_query, grad_key, grad_value = (each.to(wide) for each in grads)
+    return grad_query, grad_key.sum_to_size(shape), grad_value.sum_to_size(shape)
 
 
 def merge(out: Tensor, lse: Tensor, block: Tensor, block_lse: Tensor) -> None:
@@ -76,12 +77,11 @@ def attend_by_matmul(query: Tensor, key_value: Tensor, causal: bool, scale: floa
 
 def attend_by_matmul_backward(
     grad: Tensor, query: Tensor, out: Tensor, lse: Tensor, key_value: Tensor, causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     weights = (_scores(query, key_value[0], causal, scale) - lse.unsqueeze(-1)).exp()
     grad, query, out, key_value = (each.to(weights.dtype) for each in (grad, query, out, key_value))
     grad_scores = (grad @ key_value[1].mT - (grad * out).sum(-1, keepdim=True)) * weights * scale
-    grad_key_value = torch.stack([grad_scores.mT @ query, weights.mT @ grad]).sum(2, keepdim=True)
-    return grad_scores @ key_value[0], grad_key_value
+    return grad_scores @ key_value[0], grad_scores.mT @ query, weights.mT @ grad
 
 
 def _scores(query: Tensor, key: Tensor, causal: bool, scale: float) -> Tensor:

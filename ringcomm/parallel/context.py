@@ -202,20 +202,20 @@ class _RingAttention(torch.autograd.Function):
         grad, q, out = (_grouped(each, key) for each in (grad, query, out))
         blocks = _around(key, value, axis)
         _, block = next(blocks)
-        grad_q, grad_own = attend_backward(grad, q, out, lse, block, ctx.causal, scale)
-        grad_q = grad_q.to(accumulation_dtype(query))
-        receive: Callable[[], Tensor] = partial(torch.zeros_like, grad_own)  # the sum begins behind the owner
+        grad_q, *grad_own = attend_backward(grad, q, out, lse, block, ctx.causal, scale)
+        receive: Callable[[], Tensor] = partial(torch.zeros_like, block, dtype=grad_q.dtype)  # by the owner
         for owner, block in blocks:
             mine, theirs = _attending(axis.rank, owner, query.shape[SEQUENCE], ctx.causal)
             ours = grad[..., mine, :], q[..., mine, :], out[..., mine, :], lse[..., mine]
-            part, grad_block = attend_backward(*ours, block[..., theirs, :], False, scale)
+            part, *grad_block = attend_backward(*ours, block[..., theirs, :], False, scale)
             grad_q[..., mine, :] += part
             total = receive()
-            total[..., theirs, :] += grad_block
+            for each, part in zip(total, grad_block, strict=True):
+                each[..., theirs, :] += part
             receive = _pass_on(total, axis)
-        grad_own += receive()
-        grad_key, grad_value = grad_own.to(key.dtype).reshape(2, *key.shape)
-        return grad_q.reshape(query.shape).to(query.dtype), grad_key, grad_value, None, None, None
+        grads = (grad_q, *(each.add_(rest) for each, rest in zip(grad_own, receive(), strict=True)))
+        whole = (each.reshape(like.shape).to(like.dtype) for each, like in zip(grads, (query, key, value), strict=True))
+        return *whole, None, None, None
 
 
 def _attending(rank: int, owner: int, length: int, causal: bool) -> tuple[slice, slice]:

@@ -7,6 +7,7 @@ because each is drawn from the seed and its name, then sharded. Parameters have 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -14,17 +15,24 @@ import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ringcomm.errors import refuse
+from ringcomm.errors import refuse, unknown
+from ringcomm.parallel.activations import sharded_checkpoint
 from ringcomm.parallel.attention import ParallelAttention
+from ringcomm.parallel.context import sequence_positions
+from ringcomm.parallel.experts import MixtureOfExperts
 from ringcomm.parallel.functional import copy_to
 from ringcomm.parallel.grid import Axis, Grid
 from ringcomm.parallel.loss import vocab_parallel_cross_entropy
 from ringcomm.parallel.norm import SequenceParallelDropout, SequenceParallelLayerNorm, SequenceParallelRMSNorm
+from ringcomm.parallel.overlap import enter_linear
+from ringcomm.parallel.schedule import PipelineSchedule, make_schedule
 from ringcomm.parallel.seed import derive_seed
 from ringcomm.parallel.sharding import collect_shard_specs, full_shape, shard_of
-from ringcomm.parallel.tensor import ParallelMLP, VocabParallelEmbedding, enter
+from ringcomm.parallel.tensor import ParallelMLP, VocabParallelEmbedding
 
 __all__ = ["GPTConfig", "GPTStage", "gpt_loss", "gpt_stages", "gpt_tied_weights"]
+
+RECOMPUTE = ("full", "sharded", "selective")
 
 
 @dataclass(frozen=True)
@@ -47,10 +55,20 @@ class GPTConfig:
         rms_norm: RMSNorm instead of LayerNorm
         eps: added to the variance in a norm
         rotary_base: rotate queries and keys by their positions, with this base; None: learn an embedding of positions
+        experts: number of experts in place of an MLP, with `top_k`, `capacity_factor` and `balance` as in
+            `MixtureOfExperts`; 0: none
+        experts_every: every n-th layer has experts, the last of each n (GShard: 2)
         dropout: dropout probability of embeddings, attention weights and residual branches
         tied: the output layer shares the weights of the embedding
         sequence_parallel: shard norms and dropout along the sequence, whose length must be a multiple of tp
-        recompute: recompute the activations of each layer in backward (Chen et al., arXiv 1604.06174)
+        recompute: what to recompute in backward: "full", or True, each layer (Chen et al., arXiv 1604.06174);
+            "sharded", each layer, from inputs that the ranks of tp share (see `sharded_checkpoint`); "selective",
+            attention only (see `ParallelAttention`)
+        context_parallel: the attention on a grid that splits sequences over cp, "ring" or "ulysses". Each rank then
+            gets its part of ids and targets (see `split_sequence`).
+
+    Raises:
+        ArgumentError: another `recompute`, or "sharded" with `sequence_parallel`, which shards these inputs already.
     """
 
     vocab_size: int
@@ -66,36 +84,57 @@ class GPTConfig:
     rms_norm: bool = False
     eps: float = 1e-5
     rotary_base: float | None = None
+    experts: int = 0
+    top_k: int = 2
+    capacity_factor: float | None = None
+    balance: float = 0.01
+    experts_every: int = 1
     dropout: float = 0.0
     tied: bool = True
     sequence_parallel: bool = False
-    recompute: bool = False
+    recompute: bool | Literal["full", "sharded", "selective"] = False
+    context_parallel: str = "ring"
+
+    def __post_init__(self) -> None:
+        if self.recompute not in (True, False, *RECOMPUTE):
+            raise unknown("recompute", self.recompute, RECOMPUTE)
+        if self.recompute == "sharded" and self.sequence_parallel:
+            raise refuse("recompute with sequence_parallel", "'full' or 'selective'", "'sharded'")
 
 
-def gpt_stages(config: GPTConfig, grid: Grid, *, chunks: int = 1, seed: int = 0) -> list["GPTStage"]:
-    """Return this rank's stages of the model, `chunks` of them, all with the same number of layers.
+def gpt_stages(
+    config: GPTConfig, grid: Grid, schedule: PipelineSchedule | None = None, *, seed: int = 0
+) -> list["GPTStage"]:
+    """Return this rank's stages of the model, as a schedule places them, all with the same number of layers.
+
+    Without a schedule, each rank has one stage.
 
     Raises:
-        ArgumentError: the layers, heads or hidden size cannot be divided evenly.
+        ArgumentError: the layers, heads, hidden size or experts cannot be divided evenly.
     """
-    pp, stages = grid.pp, grid.pp.size * chunks
+    pp = grid.pp
+    schedule = schedule or make_schedule("1f1b", pp.size, 1)
+    stages = schedule.stages
     if config.layers % stages:
-        raise refuse("layers", f"a multiple of pp {pp.size} · chunks {chunks} = {stages}", config.layers)
+        raise refuse("layers", f"a multiple of pp {pp.size} · chunks {schedule.chunks} = {stages}", config.layers)
     layers_per_stage = config.layers // stages
     chunks_of_rank = []
-    for stage in range(pp.rank, stages, pp.size):
+    for stage in (schedule.stage(pp.rank, chunk) for chunk in range(schedule.chunks)):
         layers = range(stage * layers_per_stage, (stage + 1) * layers_per_stage)
-        chunks_of_rank.append(GPTStage(config, grid.tp, layers, first=stage == 0, last=stage == stages - 1))
+        chunks_of_rank.append(GPTStage(config, grid, layers, first=stage == 0, last=stage == stages - 1))
         initialize(chunks_of_rank[-1], config, grid.tp, seed)
-    if config.tied and pp.size == 1:
+    if config.tied and chunks_of_rank[0].first and chunks_of_rank[-1].last:
         chunks_of_rank[-1].embedding = chunks_of_rank[0].embedding
     return chunks_of_rank
 
 
 def gpt_tied_weights(stages: Sequence["GPTStage"], grid: Grid) -> list[tuple[nn.Parameter, dist.ProcessGroup]]:
-    """Return the weights that the first and last stage share, each with the process group that sums its gradients."""
-    shared = (stage for stage in stages if stage.config.tied and (stage.first or stage.last))
-    return [(stage.embedding.weight, grid.ends.group) for stage in shared] if grid.pp.size > 1 else []
+    """Return the weight that the first and last stage share, with the process group that sums its gradients.
+
+    Nothing if one rank has both stages.
+    """
+    shared = [stage for stage in stages if stage.config.tied and stage.first != stage.last]
+    return [(shared[0].embedding.weight, grid.ends.group)] if len(shared) == 1 else []
 
 
 def gpt_loss(config: GPTConfig, grid: Grid) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -106,20 +145,21 @@ def gpt_loss(config: GPTConfig, grid: Grid) -> Callable[[torch.Tensor, torch.Ten
 class GPTStage(nn.Module):
     """Consecutive layers of a GPT: (B, S, H) → (B, S, H), or S/t in place of S with sequence parallelism.
 
-    The input of the first stage is ids (B, S); the output of the last is logits (B, S, V/t).
+    The input of the first stage is ids (B, S); the output of the last is logits (B, S, V/t). With `cp`, S is the length
+    of this rank's part of the sequences.
     """
 
-    def __init__(self, config: GPTConfig, tp: Axis, layers: range, *, first: bool, last: bool) -> None:
+    def __init__(self, config: GPTConfig, grid: Grid, layers: range, *, first: bool, last: bool) -> None:
         super().__init__()
-        self.config, self.tp, self.first, self.last = config, tp, first, last
-        sp = config.sequence_parallel
+        self.config, self.tp, self.cp, self.first, self.last = config, grid.tp, grid.cp, first, last
+        tp, sp = grid.tp, config.sequence_parallel
         embedding = partial(VocabParallelEmbedding, config.vocab_size, config.hidden, tp, sequence_parallel=sp)
         if first or (last and config.tied):
             self.embedding = embedding()
         if first:
             self.positions = None if config.rotary_base else nn.Embedding(config.context, config.hidden)
             self.dropout = dropout(config, tp)
-        self.blocks = nn.ModuleDict({str(layer): TransformerBlock(config, tp) for layer in layers})
+        self.blocks = nn.ModuleDict({str(layer): TransformerBlock(config, grid, layer) for layer in layers})
         if last:
             self.norm = norm(config, tp)
             if not config.tied:
@@ -129,38 +169,43 @@ class GPTStage(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.first:
             x = self._embed(x)
+        recompute = self.config.recompute if self.training else False
         for block in self.blocks.values():
-            x = checkpoint(block, x, use_reentrant=False) if self.config.recompute and self.training else block(x)
+            if recompute == "sharded":
+                x = sharded_checkpoint(block, x, self.tp)
+            else:
+                x = checkpoint(block, x, use_reentrant=False) if recompute in (True, "full") else block(x)
         return self._logits(x) if self.last else x
 
     def _embed(self, ids: torch.Tensor) -> torch.Tensor:
-        tokens = ids.shape[1]
+        tokens = ids.shape[1] * self.cp.size
         if tokens > self.config.context:
             raise refuse("length of a sequence", f"at most {self.config.context}", tokens)
-        start = 0
+        where = sequence_positions(tokens, self.cp)
         if self.config.sequence_parallel:
-            tokens = self.tp.divide("length of a sequence", tokens)
-            start = self.tp.rank * tokens
+            self.tp.divide("length of a sequence", len(where))
+            where = where.chunk(self.tp.size)[self.tp.rank]
         x: torch.Tensor = self.embedding(ids)
         if self.positions:
             positions: torch.Tensor = self.positions.weight
             if self.config.sequence_parallel:
                 positions = copy_to(positions, self.tp)
-            x = x + positions[start : start + tokens]
+            x = x + positions[where.to(x.device)]
         out: torch.Tensor = self.dropout(x)
         return out
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
-        output = self.embedding if self.config.tied else self.head
-        return F.linear(enter(self.norm(x), self.tp, self.config.sequence_parallel), output.weight)
+        weight = (self.embedding if self.config.tied else self.head).weight
+        linear = partial(F.linear, weight=weight)
+        return enter_linear(self.norm(x), [linear], [weight], self.tp, self.config.sequence_parallel)[0]
 
 
 class TransformerBlock(nn.Module):
     """A pre-norm transformer layer: (B, S, H) → (B, S, H)."""
 
-    def __init__(self, config: GPTConfig, tp: Axis) -> None:
+    def __init__(self, config: GPTConfig, grid: Grid, layer: int) -> None:
         super().__init__()
-        hidden, sp = config.hidden, config.sequence_parallel
+        hidden, tp, sp = config.hidden, grid.tp, config.sequence_parallel
         self.norm_1 = norm(config, tp)
         self.attention = ParallelAttention(
             hidden,
@@ -171,12 +216,24 @@ class TransformerBlock(nn.Module):
             bias=config.bias,
             dropout=config.dropout,
             sequence_parallel=sp,
+            recompute=config.recompute == "selective",
+            cp=grid.cp,
+            context_parallel=config.context_parallel,
         )
         self.norm_2 = norm(config, tp)
-        self.mlp = ParallelMLP(
+        mlp: Callable[..., nn.Module] = partial(ParallelMLP, tp=tp)
+        if config.experts and (layer + 1) % config.experts_every == 0:
+            mlp = partial(
+                MixtureOfExperts,
+                experts=config.experts,
+                grid=grid,
+                top_k=config.top_k,
+                capacity_factor=config.capacity_factor,
+                balance=config.balance,
+            )
+        self.mlp = mlp(
             hidden,
             config.inner or 4 * hidden,
-            tp,
             activation=config.activation,
             gated=config.gated,
             bias=config.bias,

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ringcomm.errors import ArgumentError, refuse
 from ringcomm.parallel.data import DataParallel, grad_dtype
+from ringcomm.parallel.experts import set_loss_factor
 from ringcomm.parallel.functional import all_reduced
 from ringcomm.parallel.grid import Grid
 from ringcomm.parallel.p2p import P2PCommunicator, TensorMeta
@@ -136,6 +137,7 @@ class Pipeline:
             raise refuse(f"rows of the batch, for {parts} micro-batches", f"a multiple of {parts}", rows)
         x, y = (torch.split(each, rows // parts) for each in (inputs, targets))
         batch = _Batch(self, x, y, parts, loss_scale)
+        set_loss_factor(self.chunks, loss_scale / parts)
         with self.grid.abort_on_error():
             for parameter, group in self.tied:
                 if dist.get_rank(group) > 0:

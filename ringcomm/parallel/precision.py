@@ -8,7 +8,7 @@ from torch import nn
 
 from ringcomm.errors import refuse
 from ringcomm.parallel.clip import clip_factor, grad_norm
-from ringcomm.parallel.data import broadcast_from_first
+from ringcomm.parallel.data import broadcast_replicas
 from ringcomm.parallel.functional import all_reduced
 from ringcomm.parallel.grid import Grid
 from ringcomm.parallel.loss_scale import LossScale
@@ -61,13 +61,13 @@ class MixedPrecision:
         if dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise refuse("dtype", "torch.float32, torch.bfloat16 or torch.float16", dtype)
         self.chunks, self.grid = as_list(chunks), grid
-        self.parameters = list(nn.ModuleList(self.chunks).parameters())
+        module = nn.ModuleList(self.chunks)
+        broadcast_replicas(module, grid.dp_cp)
+        self.parameters = list(module.parameters())
         self.masters = self.parameters
         if dtype != torch.float32:
             self.masters = [nn.Parameter(parameter.detach().float().clone()) for parameter in self.parameters]
-        nn.ModuleList(self.chunks).to(dtype)
-        broadcast_from_first(self.masters, grid.dp_cp)
-        self._copy_masters_to_model()
+        module.to(dtype)
         self.optimizer = optimizer(self.masters)
         if dtype != torch.float32 and isinstance(self.optimizer, OffloadedOptimizer):
             self.optimizer.offload_parameters()

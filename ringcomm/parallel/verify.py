@@ -51,9 +51,12 @@ def full_values(kind: str, chunks: Sequence[nn.Module], grid: Grid) -> dict[str,
         AssertionError: a parameter has no gradient, or tied weights or their gradients differ.
     """
     specs = {name: spec for chunk in chunks for name, spec in collect_shard_specs(chunk).items()}
-    stages: list[Any] = [None] * grid.pp.size
-    dist.all_gather_object(stages, full_tensors(_named(kind, chunks), specs, grid.tp), group=grid.pp.group)
-    return _merge(stages)
+    values = full_tensors(_named(kind, chunks), specs, grid.tp)
+    for axis in (grid.ep, grid.pp):  # experts, then stages
+        parts: list[Any] = [None] * axis.size
+        dist.all_gather_object(parts, values, group=axis.group)
+        values = _merge(parts)
+    return values
 
 
 def check_model(chunks: Sequence[nn.Module], reference: Sequence[nn.Module], grid: Grid, tolerance: float) -> None:
@@ -92,7 +95,7 @@ def _merge(parts: Sequence[Mapping[str, torch.Tensor | None]]) -> dict[str, torc
     full: dict[str, torch.Tensor] = {}
     for name, x in (item for values in parts for item in values.items()):
         if x is not None and not torch.equal(full.setdefault(name, x), x):
-            raise AssertionError(f"the stages differ in the shared {name}")
+            raise AssertionError(f"the ranks differ in the shared {name}")
     return full
 
 

@@ -16,17 +16,17 @@ from ringcomm.errors import ArgumentError, refuse
 from ringcomm.parallel.clip import clip_factor
 from ringcomm.parallel.data import (
     DataParallel,
-    broadcast_from_first,
+    broadcast_replicas,
     check_grad_dtype,
     check_replicas,
     gradient_hooks,
     kind,
-    partition,
+    partition_by_axis,
     remove_hooks,
     set_grad_dtype,
 )
 from ringcomm.parallel.functional import all_reduced
-from ringcomm.parallel.grid import Grid
+from ringcomm.parallel.grid import Axis, Grid
 from ringcomm.parallel.loss_scale import LossScale
 from ringcomm.parallel.offload import OffloadedOptimizer
 from ringcomm.parallel.precision import MixedPrecision
@@ -118,7 +118,7 @@ class ZeroOptimizer(DataParallel):
             _check_known("tied", groups, self.parameters)
             _check_known("optimizer", optimized(self.optimizer), self.parameters)
         check_replicas(module, self.dp)
-        broadcast_from_first([*self.parameters, *module.buffers()], self.dp)
+        broadcast_replicas(module, self.dp)
         originals = {parameter: parameter.detach() for parameter in trained}
         if dtype:
             module.to(dtype)
@@ -130,11 +130,12 @@ class ZeroOptimizer(DataParallel):
         self._buckets: list[Any] = []
         alone = [[parameter] for parameter in groups if parameter.requires_grad]  # copies of a bucket must be cut alike
         together = [parameter for parameter in trained[::-1] if parameter not in groups]
-        for members in [*cast(Iterable[list[nn.Parameter]], partition(together, bucket_bytes)), *alone]:
-            lender = staging[kind(members[0])] if stage == 2 else None
-            self._buckets.append(SharedBucket(members, originals, self.dp, lender, groups.get(members[0])))
+        lists = cast(list[tuple[Axis, list[nn.Parameter]]], partition_by_axis(together, self.dp, module, bucket_bytes))
+        for axis, members in [*lists, *((self.dp, each) for each in alone)]:
+            lender = staging[axis, kind(members[0])] if stage == 2 else None
+            self._buckets.append(SharedBucket(members, originals, axis, lender, groups.get(members[0])))
         self._pieces = {parameter: piece for bucket in self._buckets for parameter, piece in bucket.pieces.items()}
-        self._states = SharedStates(self.optimizer, self._buckets, self.dp)
+        self._states = SharedStates(self.optimizer, self._buckets)
         if dtype in (torch.bfloat16, torch.float16) and isinstance(self.optimizer, OffloadedOptimizer):
             with grid.raise_on_all():
                 self.optimizer.offload_parameters()

@@ -27,8 +27,8 @@ class SharedStates:
         parameters: those that the optimizer had, in order: their numbers are those of torch's state dicts
     """
 
-    def __init__(self, optimizer: Optimizer, buckets: Sequence[SharedBucket], dp: Axis) -> None:
-        self._optimizer, self._dp = optimizer, dp
+    def __init__(self, optimizer: Optimizer, buckets: Sequence[SharedBucket]) -> None:
+        self._optimizer = optimizer
         self.parameters = list(optimized(optimizer))
         self._buckets = {parameter: bucket for bucket in buckets for parameter in bucket.pieces}
         self._pieces = [self._buckets[each].pieces[each] if each in self._buckets else each for each in self.parameters]
@@ -41,17 +41,19 @@ class SharedStates:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the full states and masters, on the CPU of every rank."""
-        mine: dict[int, dict[str, Any]] = {}
+        mine: dict[Axis, dict[int, dict[str, Any]]] = {bucket.dp: {} for bucket in self._buckets.values()}
         for number, (parameter, piece) in enumerate(zip(self.parameters, self._pieces, strict=True)):
             if parameter in self._buckets and piece.numel():
                 state = {**self._optimizer.state.get(piece, {}), MASTER: piece.detach()}
-                mine[number] = {key: x.cpu() if isinstance(x, Tensor) else x for key, x in state.items()}
-        replicas: list[dict[int, dict[str, Any]]] = [{}] * self._dp.size
-        dist.all_gather_object(replicas, mine, group=self._dp.group)
+                on_cpu = {key: x.cpu() if isinstance(x, Tensor) else x for key, x in state.items()}
+                mine[self._buckets[parameter].dp][number] = on_cpu
         full = {}
-        for number, parameter in enumerate(self.parameters):
-            if parts := [replica[number] for replica in replicas if number in replica]:
-                full[number] = _joined(parts, parameter.shape)
+        for axis, pieces in mine.items():
+            replicas: list[dict[int, dict[str, Any]]] = [{}] * axis.size
+            dist.all_gather_object(replicas, pieces, group=axis.group)
+            for number, parameter in enumerate(self.parameters):
+                if parts := [replica[number] for replica in replicas if number in replica]:
+                    full[number] = _joined(parts, parameter.shape)
         return {
             "masters": {number: state.pop(MASTER) for number, state in full.items()},
             "state": {number: state for number, state in full.items() if state},

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -16,12 +17,15 @@ from torch._C._autograd import _profiler_enabled as profiling  # on this thread
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-__all__ = ["label", "recorders", "show_to_modes", "watched"]
+__all__ = ["label", "recorders", "show_to_modes", "timed", "waits", "watched"]
 
 c10d: Any = torch._C._distributed_c10d
 
 # Each is called with the group, the name of the communicator's method and the outputs of a call, on any thread.
 recorders: list[Callable[[Any, str, Sequence[torch.Tensor]], object]] = []
+
+# Each is called with the seconds that a thread has spent in a call, or waiting for one that it had started, on it.
+waits: list[Callable[[float], object]] = []
 
 # The names of methods before torch 2.13.
 OLDER = {
@@ -37,6 +41,21 @@ _here = threading.local()
 def watched() -> bool:
     """Return whether a tool watches the calls of this thread; in 0.1 us, and each call asks."""
     return profiling() or bool(modes())
+
+
+def timed() -> AbstractContextManager[object]:
+    """Return the context in which to make a call, or to wait for one, so that `waits` learn its time."""
+    return _timed() if waits else UNLABELED
+
+
+@contextmanager
+def _timed() -> Iterator[None]:
+    begin = perf_counter()
+    try:
+        yield
+    finally:
+        for record in waits:
+            record(perf_counter() - begin)
 
 
 def label(

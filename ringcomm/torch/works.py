@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from ringcomm import RingcommError, Work
 from ringcomm.completion import inside_callback
+from ringcomm.torch import labels
 from ringcomm.torch.native import result_after
 from ringcomm.torch.tensors import Copies, Tensors, write_back
 from ringcomm.torch.untraced import untraced
@@ -64,8 +65,9 @@ class TorchWork(_Work):  # type: ignore[misc]
         limit = seconds(timeout)
         deadline = None if limit is None else time.monotonic() + limit
         try:
-            for work in self.works:
-                work.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            with labels.timed():
+                for work in self.works:
+                    work.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
         except RingcommError as error:
             raise self.owner.annotated(error)  # noqa: B904 (it is the same error)
         self._write_back()

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT + 20)]
 def program(name, size, client="torch"):
     """Return a file of programs/ and its number of ranks as parameters, skipped without the client."""
     needed = pytest.mark.skipif(not find_spec(client), reason=f"needs {client}: pip install --group clients")
-    return pytest.param(name, size, marks=needed, id=name)
+    return pytest.param(name, size, marks=needed, id=f"{name}-{size}")
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,7 @@ def program(name, size, client="torch"):
         program("lightning_fabric", 2, "lightning"),
         program("accelerate_loop", 2, "accelerate"),
         program("hf_trainer", 2, "transformers"),
+        *(program("hf_weights", size, "transformers") for size in (1, 2, 4)),
         program("deepspeed_zero", 2, "deepspeed"),
         program("torchmetrics_states", 4, "torchmetrics"),
         program("ignite_trainer", 2, "ignite"),

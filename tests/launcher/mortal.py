@@ -1,4 +1,4 @@
-"""A program for `ringcomm run --respawn`: traffic of all kinds on ranks that die at random moments. It checks each result.
+"""A program for `ringcomm run --respawn`: traffic of all kinds on ranks that die at random moments.
 
     mortal.py KILLS SEED
 

@@ -30,7 +30,7 @@ def layers(grid, **options):
     """Return layers of a GPT with dropout, and an input: the same on all ranks, or each rank's tokens of it."""
     config = GPTConfig(64, S, LAYERS, H, HEADS, dropout=0.1, **options)
     seed_ranks(grid, 0)
-    stage = GPTStage(config, grid.tp, range(LAYERS), first=False, last=False)
+    stage = GPTStage(config, grid, range(LAYERS), first=False, last=False)
     x = torch.randn(B, S, H)
     return stage, (local_slice(x, grid.tp, 1) if config.sequence_parallel else x).requires_grad_()
 

@@ -36,7 +36,7 @@ def test_a_transformer_layer_sends_four_all_reduces_or_their_two_halves(sequence
     grid = Grid(tp=dist.get_world_size())
     t = grid.tp.size
     config = config_for(t, 1, sequence_parallel=sequence_parallel)
-    stage = GPTStage(config, grid.tp, range(LAYERS), first=False, last=False).double()
+    stage = GPTStage(config, grid, range(LAYERS), first=False, last=False).double()
     x = torch.randn(BATCH, config.context // (t if sequence_parallel else 1), config.hidden, dtype=torch.float64)
     x.requires_grad_()
     with record_traffic() as calls:

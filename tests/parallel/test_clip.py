@@ -9,7 +9,7 @@ from torch import nn
 
 import torch_world
 from ringcomm import ArgumentError
-from ringcomm.parallel import Grid, clip_grad_norm, gpt_stages, grad_norm
+from ringcomm.parallel import Grid, clip_grad_norm, gpt_stages, grad_norm, make_schedule
 from ringcomm.parallel.seed import derive_seed
 from ringcomm.parallel.sharding import collect_shard_specs, full_shape, shard_of
 from ringcomm.parallel.verify import full_values
@@ -28,7 +28,7 @@ def give_gradients(chunks, tp):
 def clipped(dp, tp, pp, tied):
     grid, alone = Grid(dp, tp, pp), Grid.alone()
     config = config_for(tp, pp, tied=tied, sequence_parallel=True)
-    chunks = [chunk.double() for chunk in gpt_stages(config, grid, chunks=2)]
+    chunks = [chunk.double() for chunk in gpt_stages(config, grid, make_schedule("interleaved", pp, pp, 2))]
     whole = [chunk.double() for chunk in gpt_stages(config, alone)]
     for each, axis in ((chunks, grid.tp), (whole, alone.tp)):
         give_gradients(each, axis)

@@ -188,7 +188,6 @@ def test_stages_of_a_pipeline_train_as_one_process():
     stage, whole = Stage(grid, [grid.pp.rank], balance=0.5), Stage(alone, balance=0.5)
     schedule = make_schedule("1f1b", 2, MICRO_BATCHES)
     pipeline = Pipeline(grid, stage, schedule, F.mse_loss, data_parallel=DataParallel(stage, grid.dp_cp))
-    set_loss_factor(stage, 1 / MICRO_BATCHES)
     batches = batches_of(2, 0, rows=B * MICRO_BATCHES)
     parts = [part for x, y in batches for part in zip(x.split(B), y.split(B), strict=True)]
     expected = one_by_one(whole, parts)

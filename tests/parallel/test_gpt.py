@@ -160,7 +160,7 @@ def test_every_layout_of_up_to_eight_ranks_and_every_schedule(layout, schedule, 
 def test_layers_and_sequences_that_cannot_be_divided_are_refused():
     grid = Grid(tp=2)
     with pytest.raises(ArgumentError, match="layers: expected a multiple of pp 1 · chunks 3 = 3, got 2"):
-        gpt_stages(config_for(2, 1), grid, chunks=3)
+        gpt_stages(config_for(2, 1), grid, make_schedule("interleaved", 1, 1, 3))
     (model,) = gpt_stages(config_for(2, 1, sequence_parallel=True), grid)
     with pytest.raises(ArgumentError, match="length of a sequence: expected at most 8, got 9"):
         model(torch.zeros(1, 9, dtype=torch.int64))

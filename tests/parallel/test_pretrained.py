@@ -19,8 +19,24 @@ import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 
 import torch_world
 from failures import raised
+from pretrained_models import (
+    FORMULAS,
+    GPT2,
+    HEADS,
+    IDS,
+    INNER,
+    LAYERS,
+    LLAMA,
+    VOCAB,
+    H,
+    S,
+    drawn,
+    gpt2,
+    read,
+    written,
+)
 from ringcomm import ArgumentError, RingcommError
-from ringcomm.parallel import GPTConfig, Grid, gpt_stages
+from ringcomm.parallel import GPTConfig, Grid, gpt_stages, make_schedule
 from ringcomm.parallel.functional import all_gathered
 from ringcomm.parallel.pretrained import load_pretrained, pretrained_config, save_pretrained
 from ringcomm.parallel.pretrained_families import settings_of
@@ -28,9 +44,6 @@ from ringcomm.parallel.sharding import collect_shard_specs
 from ringcomm.parallel.verify import bytes_sent, record_traffic
 
 safetensors = pytest.importorskip("safetensors", reason="needs safetensors: pip install --group test")
-files = pytest.importorskip("safetensors.torch")
-
-# --- On a grid --------------------------------------------------------------------------------------------------------
 
 
 def logits_of(chunks, grid, ids):
@@ -45,7 +58,8 @@ def logits_of(chunks, grid, ids):
 
 
 def stages(folder, grid, chunks=1):
-    loaded = [chunk.double() for chunk in gpt_stages(pretrained_config(folder), grid, chunks=chunks)]
+    schedule = make_schedule("interleaved", grid.pp.size, grid.pp.size, chunks) if chunks > 1 else None
+    loaded = [chunk.double() for chunk in gpt_stages(pretrained_config(folder), grid, schedule)]
     load_pretrained(folder, loaded, grid)
     return loaded
 

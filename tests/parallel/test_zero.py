@@ -113,11 +113,11 @@ def test_training_equals_that_of_one_process_on_the_whole_batch(stage):
 def gpt_with(grid, stage, count, units=False):
     """Return the stages of a GPT in float64, its ZeRO optimizer and its pipeline."""
     config = config_for(grid.tp.size, grid.pp.size, sequence_parallel=grid.tp.size > 1)
-    chunks = [chunk.double() for chunk in gpt_stages(config, grid, chunks=count, seed=3)]
+    schedule = make_schedule("interleaved" if count > 1 else "1f1b", grid.pp.size, MICRO_BATCHES, count)
+    chunks = [chunk.double() for chunk in gpt_stages(config, grid, schedule, seed=3)]
     apart = [block for chunk in chunks for block in chunk.blocks.values()] if units else []
     tied = gpt_tied_weights(chunks, grid)
     zero = ZeroOptimizer(chunks, grid, sgd, stage=stage, bucket_bytes=3000, tied=tied, units=apart)
-    schedule = make_schedule("interleaved" if count > 1 else "1f1b", grid.pp.size, MICRO_BATCHES, count)
     return config, chunks, zero, Pipeline(grid, chunks, schedule, gpt_loss(config, grid), data_parallel=zero)
 
 

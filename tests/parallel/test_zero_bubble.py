@@ -30,7 +30,6 @@ from ringcomm.parallel import (
     gpt_tied_weights,
     zero_bubble,
 )
-from ringcomm.parallel.gpt import GPTStage, initialize
 from ringcomm.parallel.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Action, make_schedule
 from ringcomm.parallel.simulation import simulate, validate
 from ringcomm.parallel.split_backward import backward_input
@@ -349,23 +348,13 @@ def test_zbv_sends_twice_as_many_messages_as_1f1b_and_none_at_the_turn_of_the_v(
 # --- Models -----------------------------------------------------------------------------------------------------------
 
 
-def gpt_chunks(config, grid, schedule):
-    """Return this rank's stages of a GPT, as a schedule places them."""
-    layers_per_stage, stages = config.layers // schedule.stages, range(schedule.stages)
-    chunks = []
-    for stage in (schedule.stage(grid.pp.rank, chunk) for chunk in range(schedule.chunks)):
-        layers = range(stage * layers_per_stage, (stage + 1) * layers_per_stage)
-        chunks.append(GPTStage(config, grid.tp, layers, first=stage == 0, last=stage == stages[-1]))
-        initialize(chunks[-1], config, grid.tp, 3)
-        chunks[-1].double()
-    return chunks
-
-
 def gpt_trains(dp, tp, pp, name, zero, options):
     grid, alone = Grid(dp, tp, pp), Grid.alone()
     schedule = make_schedule(name, pp, 4)
     config = config_for(tp, pp, **options)
-    chunks, whole = gpt_chunks(config, grid, schedule), [chunk.double() for chunk in gpt_stages(config, alone, seed=3)]
+    chunks, whole = (
+        [chunk.double() for chunk in gpt_stages(config, *where, seed=3)] for where in ((grid, schedule), (alone,))
+    )
     tied = gpt_tied_weights(chunks, grid)
     optimizers = [torch.optim.SGD(nn.ModuleList(each).parameters(), lr=0.5) for each in (chunks, whole)]
     if zero:
@@ -402,6 +391,7 @@ def gpt_trains(dp, tp, pp, name, zero, options):
         ((1, 2, 2), "zb-h1", False, {"sequence_parallel": True}),
         ((2, 1, 2), "zb-h1", True, {}),
         ((1, 2, 2), "zbv", False, {"tied": False}),
+        ((1, 1, 2), "zbv", False, {}),
         ((1, 1, 2), "zb-h1", False, {"recompute": True}),
     ],
     ids=str,

@@ -148,8 +148,8 @@ BATCH = 8
 def test_a_step_sends_the_planned_bytes(layout):
     grid = Grid(layout.dp, layout.tp, layout.pp)
     config = config_of(SMALL, recompute=layout.recompute == "full")
-    chunks = gpt_stages(config, grid, chunks=layout.chunks)
     schedule = make_schedule(layout.schedule, layout.pp, layout.micro_batches(BATCH), layout.chunks)
+    chunks = gpt_stages(config, grid, schedule)
     data_parallel, tied = DataParallel(chunks, grid.dp_cp), gpt_tied_weights(chunks, grid)
     pipeline = Pipeline(grid, chunks, schedule, gpt_loss(config, grid), data_parallel=data_parallel, tied=tied)
     ids = torch.zeros(BATCH // layout.dp, SMALL.seq, dtype=torch.int64)

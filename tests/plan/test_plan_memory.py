@@ -113,14 +113,14 @@ def test_a_step_holds_the_planned_memory_within_5_percent(layout):
     """Parameters, gradients and states of Adam before the step ends, and the most that autograd has kept."""
     grid = Grid(layout.dp, layout.tp, layout.pp)
     config = config_of(MODEL, recompute=layout.recompute == "full")
-    chunks = gpt_stages(config, grid, chunks=layout.chunks)
+    schedule = make_schedule(layout.schedule, layout.pp, layout.micro_batches(BATCH), layout.chunks)
+    chunks = gpt_stages(config, grid, schedule)
     parameters = list({id(each): each for chunk in chunks for each in chunk.parameters()}.values())
     tied, adam = gpt_tied_weights(chunks, grid), partial(torch.optim.Adam, lr=1e-3)
     if layout.zero:
         trainer = replicas = ZeroOptimizer(chunks, grid, adam, torch.float32, stage=layout.zero, tied=tied)
     else:
         trainer, replicas = MixedPrecision(chunks, grid, adam, torch.float32), DataParallel(chunks, grid.dp_cp)
-    schedule = make_schedule(layout.schedule, layout.pp, layout.micro_batches(BATCH), layout.chunks)
     pipeline = Pipeline(
         grid, chunks, schedule, gpt_loss(config, grid), data_parallel=replicas, tied=[] if layout.zero else tied
     )

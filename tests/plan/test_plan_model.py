@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 import torch_world
 from ringcomm import ArgumentError
-from ringcomm.parallel import GPTConfig, Grid, gpt_stages
+from ringcomm.parallel import GPTConfig, Grid, gpt_stages, make_schedule
 from ringcomm.plan.layout import ParallelLayout
 from ringcomm.plan.memory import stage_parameters
 from ringcomm.plan.model import Transformer
@@ -24,7 +24,8 @@ def config_of(model, **options):
 @torch_world.on(4)
 def test_each_rank_has_as_many_parameters_as_planned(dp, tp, pp, chunks):
     grid = Grid(dp, tp, pp)
-    stages = gpt_stages(config_of(SMALL), grid, chunks=chunks)
+    schedule = make_schedule("interleaved", pp, pp, chunks) if chunks > 1 else None
+    stages = gpt_stages(config_of(SMALL), grid, schedule)
     unique = {id(each): each.numel() for stage in stages for each in stage.parameters()}
     layout = ParallelLayout(tp=tp, pp=pp, dp=dp, chunks=chunks)
     assert sum(unique.values()) == stage_parameters(SMALL, layout, grid.pp.rank)

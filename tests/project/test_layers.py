@@ -53,7 +53,7 @@ RESERVED = {
     "os.environ": (
         *("config", "bootstrap.place", "bench.machine", "bench.peers", "bench.tune"),
         *("bench.rank.__main__", "bench.rank.gloo", "bench.rank.nccl"),
-        *("mpi4py.__init__", "mpi4py.environment", "mpi4py.futures.preparation"),
+        *("torch.native", "mpi4py.__init__", "mpi4py.environment", "mpi4py.futures.preparation"),
     ),
     "torch": ("bench.rank.gloo", "parallel", "plan.measure", "torch"),
     "cupy": ("devices", "commands.doctor", "bench.rank.cuda", "bench.rank.nccl", "bench.virtual"),
