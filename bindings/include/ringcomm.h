@@ -184,6 +184,10 @@ void rc_free(rc_comm* comm);
 int rc_check(rc_comm* comm);
 /* The path of this rank's last collective, and its number of chunks. */
 int rc_last_path(rc_comm* comm, int* path, uint64_t* chunks);
+/* Adds an entry for each later call of this rank to a file, from byte 4096 on: see core/trace.h. `fd` stays the
+ * caller's; -1 ends the trace. */
+int rc_trace(rc_comm* comm, int fd);
+int rc_trace_mark(rc_comm* comm, const char* name); /* nothing without a trace */
 /* The last `calls` calls of every rank, one line per rank; writes at most `bytes`, NUL-terminated. */
 int rc_report(rc_comm* comm, int calls, char* text, uint64_t bytes);
 

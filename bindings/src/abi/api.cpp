@@ -134,6 +134,25 @@ int rc_last_path(rc_comm* comm, int* path, uint64_t* chunks) {
     });
 }
 
+int rc_trace(rc_comm* comm, int fd) {
+    return enter(comm, [&](const EntryGuard& entry) {
+        if (fd < 0) return entry.group().stop_trace();
+        entry.group().start_trace(fd);
+    });
+}
+
+int rc_trace_mark(rc_comm* comm, const char* name) {
+    return enter(comm, [&](const EntryGuard& entry) {
+        check_pointer("name", name);
+        Trace* trace = entry.group().trace();
+        if (!trace) return;
+        TraceEntry mark{TRACE_MARK, ticks(), 0, {}};
+        mark.end = mark.start;
+        copy_text(mark.name, sizeof mark.name, name);
+        trace->add(mark);
+    });
+}
+
 int rc_report(rc_comm* comm, int calls, char* text, uint64_t bytes) {
     return enter(comm, [&](const EntryGuard& entry) {
         check_pointer("text", text);

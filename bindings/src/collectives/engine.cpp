@@ -96,6 +96,37 @@ void CollectiveEngine::progress_loop() {
 }
 
 void CollectiveEngine::execute(CallRecord& call) {
+    if (Trace* trace = group_.trace()) return execute_traced(call, *trace);
+    run_recorded(call);
+}
+
+void CollectiveEngine::execute_traced(CallRecord& call, Trace& trace) {
+    TraceEntry entry{};
+    group_.waits = {};
+    entry.start = ticks();
+    const auto add = [&](int status) {
+        entry.end = ticks();
+        const Waits& waits = group_.waits;
+        entry.signature = call.signature.word;
+        entry.call = {call.signature.count,
+                      call.epoch,
+                      waits.total,
+                      group_.last_path.load(std::memory_order_relaxed),
+                      int16_t(waits.late),
+                      int16_t(status),
+                      uint32_t(waits.longest / 256)};
+        trace.add(entry);
+    };
+    try {
+        run_recorded(call);
+    } catch (const Failure& failure) {
+        add(failure.error.code);
+        throw;
+    }
+    add(RC_OK);
+}
+
+void CollectiveEngine::run_recorded(CallRecord& call) {
     call.epoch = ++epoch_;
     call.start = tick_ns();
     if (call.timeout < 0) call.timeout = group_.tuning().timeout;

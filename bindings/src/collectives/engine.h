@@ -23,6 +23,8 @@ private:
 
     bool run_next();  // false: nothing is queued
     void execute(CallRecord& call);
+    void execute_traced(CallRecord& call, Trace& trace);
+    void run_recorded(CallRecord& call);
     void progress_loop();
 
     PeerGroup& group_;

@@ -52,6 +52,7 @@ struct PointToPointEngine::Request {
     rc_message message = NO_MESSAGE;  // of a receive or probe, once matched
     uint64_t taken = 0;               // the number of the message that TAKE has taken
     uint64_t start = 0, flight = 0;
+    uint64_t traced = 0;                  // ticks(), when it began; 0: without a trace
     uint64_t number = 0;                  // of the RTS
     uint64_t location = 0;                // receive: the payload in the sender's memory; 0: it comes in DATA packets
     size_t moved = 0;                     // bytes of the payload
