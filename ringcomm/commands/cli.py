@@ -28,6 +28,8 @@ COMMANDS = {
     ),
     "draw": ("commands.draw", "draw the schedule of an algorithm or of a pipeline"),
     "simulate": ("commands.simulate", "predict the time of each algorithm on many machines"),
+    "trace": ("commands.trace", "show who waited for whom, and where the time of a recorded job went"),
+    "top": ("commands.top", "show what the ranks of running jobs do"),
     "doctor": ("commands.doctor", "check what works on this machine, and explain what does not"),
 }
 

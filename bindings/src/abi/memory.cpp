@@ -6,6 +6,7 @@
 
 #include "abi/handles.h"
 #include "shm/comm.h"
+#include "shm/inspect.h"
 
 using namespace ringcomm;
 
@@ -118,6 +119,18 @@ int rc_reserve(rc_comm* comm, uint64_t bytes, uint64_t* offset) {
         check_pointer("offset", offset);
         check_fits(bytes);
         *offset = shared_memory(entry).world->reserve(bytes);
+    });
+}
+
+int rc_inspect(int fd, uint64_t offset, int most, rc_rank_view* ranks, int* size, uint64_t* id) {
+    return guarded([&] {
+        check_range("most", most, 1, MAX_SIZE);
+        check_pointer("ranks", ranks);
+        check_pointer("size", size);
+        check_pointer("id", id);
+        const auto found = inspect(fd, offset, most, *id);
+        std::copy(found.begin(), found.end(), ranks);
+        *size = int(found.size());
     });
 }
 

@@ -22,8 +22,8 @@ private:
     struct QueuedCall;
 
     bool run_next();  // false: nothing is queued
-    void execute(CallRecord& call);
-    void execute_traced(CallRecord& call, Trace& trace);
+    void execute(CallRecord& call, bool queued);
+    void execute_traced(CallRecord& call, Trace& trace, bool queued);
     void run_recorded(CallRecord& call);
     void progress_loop();
 

@@ -21,7 +21,7 @@ inline uint64_t ticks() {
 
 // What ringcomm/trace/entries.py reads. Times are in ticks().
 struct alignas(64) TraceEntry {
-    uint64_t signature;  // as in the flight record, or TRACE_MARK or TRACE_CLOCK
+    uint64_t signature;  // as in the flight record, or one of TRACE_…
     uint64_t start, end;
     union {
         struct {
@@ -29,7 +29,8 @@ struct alignas(64) TraceEntry {
             uint64_t waited;      // for other ranks
             uint64_t path;        // chunks × RC_PATHS + rc_path
             int16_t late;         // the rank for which it waited longest, -1: for none
-            int16_t status;       // rc_status
+            int8_t status;        // rc_status
+            uint8_t queued;       // 1: another thread may have run it, while its caller did other things
             uint32_t waited_256;  // for that rank, in units of 256
         } call;
         char name[40];  // of a mark
@@ -37,7 +38,7 @@ struct alignas(64) TraceEntry {
     };
 };
 static_assert(sizeof(TraceEntry) == 64);
-constexpr uint64_t TRACE_MARK = ~uint64_t{0}, TRACE_CLOCK = ~uint64_t{1};
+enum : uint64_t { TRACE_WAIT = ~uint64_t{2}, TRACE_CLOCK, TRACE_MARK };  // TRACE_WAIT: for a queued call
 
 // How long the collective that runs has waited for other ranks.
 struct Waits {

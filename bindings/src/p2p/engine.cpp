@@ -69,6 +69,7 @@ void PointToPointEngine::post(std::initializer_list<Request*> requests, const st
         request->start = start;
         request->traced = traced;
         if (request->polls) continue;  // it would fill the record
+        group_.flight.count_bytes(request->bytes);
         request->flight = group_.flight.start(request->signature(), request->transfer.count, 0, start);
     }
     try {
@@ -293,7 +294,7 @@ void PointToPointEngine::complete(Request& request) {
     if (!request.polls) group_.flight.end(request.flight, status);
     if (Trace* trace = group_.trace(); trace && request.traced && !request.polls) {
         TraceEntry entry{request.signature(), request.traced, ticks(), {}};
-        entry.call = {request.transfer.count, 0, 0, 0, int16_t(-1), int16_t(status), 0};
+        entry.call = {request.transfer.count, 0, 0, 0, int16_t(-1), int8_t(status), request.async != nullptr, 0};
         trace->add(entry);
     }
     completed_ = true;

@@ -51,6 +51,11 @@ struct PartLayout {
     size_t arena_bytes(int size) const { return sizeof(GroupHeader) + size * part_bytes; }
 };
 
+// A number of its own for the group at an offset in the file of a world.
+inline uint64_t group_id(const GroupHeader& world, uint64_t offset) {
+    return world.nonce.load() ^ offset * 0x9e3779b97f4a7c15;
+}
+
 class Arena {
 public:
     Arena(std::shared_ptr<File> file, uint64_t offset, int size, size_t budget);
@@ -74,6 +79,7 @@ public:
     void discard();        // when all ranks have closed
 
     const int size;
+    const uint64_t offset;  // in the file
     const PartLayout layout;
 
 private:
@@ -81,7 +87,6 @@ private:
     std::byte* part(int r) const { return mapping_->base() + sizeof(GroupHeader) + r * layout.part_bytes; }
 
     std::shared_ptr<File> file_;
-    uint64_t offset_;
     std::shared_ptr<Mapping> mapping_;
 };
 
