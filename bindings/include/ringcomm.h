@@ -165,14 +165,14 @@ int rc_world_open(int fd, int rank, int size, const int64_t* pids, const int* pi
 /* What another process of this user does: the ranks of the group whose arena lies at `offset` in its file; at most
  * `most`. `size` is 0 if none lies there. */
 typedef struct {
-    int64_t pid;
+    int64_t pid;       /* 0: it has not come yet */
     int32_t member;    /* its rank in the world */
     int32_t closed;    /* 1: it has left */
     int32_t waits_for; /* a rank, -1: none */
     uint64_t calls, bytes;
     char running[512];
 } rc_rank_view;
-int rc_inspect(int fd, uint64_t offset, int most, rc_rank_view* ranks, int* size, uint64_t* id);
+int rc_inspect(int fd, uint64_t offset, int most, rc_rank_view* ranks, int* size);
 /* Reserves a range of the file; one rank reserves for its group and sends the offset to the others. */
 int rc_reserve(rc_comm* comm, uint64_t bytes, uint64_t* offset);
 /* A communicator of `size` ranks whose arena starts at `offset`; members[i] is the rank in `parent` of rank i. */
@@ -196,7 +196,7 @@ int rc_check(rc_comm* comm);
 /* The path of this rank's last collective, and its number of chunks. */
 int rc_last_path(rc_comm* comm, int* path, uint64_t* chunks);
 /* Adds an entry for each later call of this rank to a file, from byte 4096 on: see core/trace.h. `fd` stays the
- * caller's; -1 ends the trace. */
+ * caller's; -1 ends the trace, and one that it has interrupted goes on. */
 int rc_trace(rc_comm* comm, int fd);
 int rc_trace_mark(rc_comm* comm, const char* name); /* nothing without a trace */
 /* A number that the ranks of this communicator share, and no other one has. */

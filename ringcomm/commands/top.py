@@ -3,12 +3,12 @@
 import argparse
 import json
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict
 
 from ringcomm.options import positive
 from ringcomm.trace.live import Job, Rank, find_jobs
+from ringcomm.trace.waiting import explain
 
 __all__ = ["add_arguments", "run"]
 
@@ -54,9 +54,13 @@ def _lines(jobs: list[Job], before: Counts, interval: float) -> Iterator[str]:
         yield f"{'rank':>6} {'process':>8}  {'calls/s':>9} {'GB/s':>7}  does"
         for rank in job.ranks:
             calls, moved = before.get((job.number, rank.rank), (rank.calls, rank.bytes))
-            rates = f"{(rank.calls - calls) / interval:>9,.0f} {(rank.bytes - moved) / interval * 1e-9:>7.2f}"
+            per_second = (
+                max(rank.calls - calls, 0) / interval,
+                max(rank.bytes - moved, 0) / interval,
+            )  # a group has ended
+            rates = f"{per_second[0]:>9,.0f} {per_second[1] * 1e-9:>7.2f}"
             yield f"{rank.rank:>6} {rank.pid:>8}  {rates}  {_does(rank)}"
-        yield from _culprits(job)
+        yield from _explain(job)
         yield ""
 
 
@@ -64,18 +68,13 @@ def _does(rank: Rank) -> str:
     parts = [] if rank.state == "runs" else [rank.state]
     if rank.call:
         parts.append(f"{rank.call} for {rank.seconds:.1f} s")
+    elif rank.state in ("runs", "stopped"):
+        parts.append("in no call")
     if rank.waits_for is not None:
         parts.append(f"waits for rank {rank.waits_for}")
-    return ", ".join(parts) or "in no call"
+    return ", ".join(parts)
 
 
-def _culprits(job: Job) -> Iterator[str]:
-    """Yield whom others wait for though it does not wait itself."""
-    waiting: dict[int, list[int]] = defaultdict(list)
-    for rank in job.ranks:
-        if rank.waits_for is not None:
-            waiting[rank.waits_for].append(rank.rank)
-    for rank in job.ranks:
-        if rank.rank in waiting and rank.waits_for is None:
-            others = ", ".join(map(str, waiting[rank.rank]))
-            yield f"       rank {rank.rank}, for which rank {others} waits: {_does(rank)}"
+def _explain(job: Job) -> Iterator[str]:
+    waits = {rank.rank: rank.waits_for for rank in job.ranks if rank.waits_for is not None}
+    yield from (f"       {line}" for line in explain(waits, {rank.rank: _does(rank) for rank in job.ranks}))

@@ -8,6 +8,7 @@ from ringcomm.bench.rank.collectives import COLLECTIVES
 from ringcomm.machine.files import write_atomic
 from ringcomm.options import positive
 from ringcomm.trace.chrome import events
+from ringcomm.trace.dump import describe
 from ringcomm.trace.entries import read
 from ringcomm.trace.plot import plot
 from ringcomm.trace.report import report
@@ -18,9 +19,10 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Read the traces that the ranks of a job have written where RINGCOMM_TRACE or comm.trace() said, and print who "
-        "waited for whom, and where the time went."
+        "waited for whom, and where the time went. Or print the flight record that a failure has left where RINGCOMM_DUMP "
+        "said."
     )
-    parser.add_argument("folder", type=Path, help="of the traces")
+    parser.add_argument("path", type=Path, help="the folder of the traces, or the file of a flight record")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write a trace for Perfetto or Chrome")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw a timeline; needs matplotlib")
     parser.add_argument(
@@ -30,7 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    recordings = read(arguments.folder)
+    if arguments.path.is_file():
+        print(describe(arguments.path), end="")
+        return 0
+    recordings = read(arguments.path)
     begin, end = arguments.begin, arguments.begin + (arguments.length or float("inf"))
     for each in recordings:
         each.calls = [call for call in each.calls if call.end >= begin and call.start < end]

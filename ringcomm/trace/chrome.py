@@ -1,6 +1,7 @@
 """A trace in the format of Chrome and Perfetto: a process for each rank, a thread for each of its groups."""
 
 from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Any
 
 from ringcomm.trace.entries import Call, Recording
@@ -13,35 +14,43 @@ def events(recordings: Sequence[Recording]) -> dict[str, Any]:
     return {"displayTimeUnit": "ns", "traceEvents": [*_events(recordings)]}
 
 
-def ranks_of(recordings: Sequence[Recording]) -> dict[tuple[str, int], int]:
-    """Return the rank of each process in its largest group, by host and process id."""
-    found: dict[tuple[str, int], int] = {}
+def ranks_of(recordings: Sequence[Recording]) -> dict[str, int]:
+    """Return the rank of each process in its largest group, in the order of ranks."""
+    found: dict[str, int] = {}
     for each in recordings:  # the largest groups come first
-        found.setdefault((each.host, each.pid), each.rank)
-    return found
+        found.setdefault(each.process, each.rank)
+    return dict(sorted(found.items(), key=lambda item: item[1]))
 
 
 def _events(recordings: Sequence[Recording]) -> Iterator[dict[str, Any]]:
     ranks = ranks_of(recordings)
+    processes = {process: number for number, process in enumerate(ranks)}
     for process, rank in ranks.items():
-        yield {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}, process {process[1]}"}}
+        name = f"rank {rank}, process {process.split()[-1]}"
+        yield {"ph": "M", "pid": processes[process], "name": "process_name", "args": {"name": name}}
+    numbers = count()
     for thread, each in enumerate(recordings):
-        where = {"pid": ranks[each.host, each.pid], "tid": thread}
+        where = {"pid": processes[each.process], "tid": thread}
         name = f"rank {each.rank} of {each.size}, group {each.group[:6]}"
         yield {"ph": "M", "name": "thread_name", "args": {"name": name}, **where}
         for call in each.calls:
-            yield {"name": call.name, "cat": call.kind, "ts": call.start * 1e6, **_kind(call), **where}
+            event = {"name": call.name, "cat": call.kind, **where}
+            if call.kind == "mark":
+                yield {"ph": "i", "s": "p", "ts": call.start * 1e6, **event}
+            elif call.queued or call.kind == "message":  # these may overlap others
+                event["id"] = next(numbers)
+                yield {"ph": "b", "ts": call.start * 1e6, "args": _arguments(call), **event}
+                yield {"ph": "e", "ts": call.end * 1e6, **event}
+            else:
+                times = {"ts": call.start * 1e6, "dur": (call.end - call.start) * 1e6}
+                yield {"ph": "X", **times, "args": _arguments(call), **event}
 
 
-def _kind(call: Call) -> dict[str, Any]:
-    if call.kind == "mark":
-        return {"ph": "i", "s": "p"}
-    arguments: dict[str, Any] = {}
-    if call.kind != "wait":
-        arguments = {"bytes": call.bytes, "dtype": call.dtype, "queued": call.queued, "failed": call.failed}
-    if call.kind == "collective":
-        waiting = {"waited (us)": call.waited * 1e6, "waited for rank": call.late}
-        arguments |= {"epoch": call.epoch, "path": call.path, "chunks": call.chunks, "root": call.root, **waiting}
-    elif call.kind == "message":
-        arguments["peer"] = call.root
-    return {"ph": "X", "dur": (call.end - call.start) * 1e6, "args": arguments}
+def _arguments(call: Call) -> dict[str, Any]:
+    if call.kind == "wait":
+        return {}
+    arguments = {"bytes": call.bytes, "dtype": call.dtype, "queued": call.queued, "failed": call.failed}
+    if call.kind == "message":
+        return {**arguments, "peer": call.root}
+    waiting = {"waited (us)": call.waited * 1e6, "waited for rank": call.late}
+    return {**arguments, "epoch": call.epoch, "path": call.path, "chunks": call.chunks, "root": call.root, **waiting}

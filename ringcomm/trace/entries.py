@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ ENTRY = np.dtype(
     ]
 )
 NAMES = (*COLLECTIVES, "send", "recv", "recv", "probe")
-AT_MOST = len(NAMES) - 2  # whose count is in bytes
 WAIT, CLOCK, MARK = 2**64 - 3, 2**64 - 2, 2**64 - 1
+NAME_AT = 24  # bytes, in the entry of a mark
 TOGETHER = ("barrier", "all_reduce", "all_gather", "reduce_scatter", "all_to_all")  # no rank ends before all have begun
 
 
@@ -38,6 +38,8 @@ class Call:
     Attributes:
         name: of the call, "wait" for that for a queued one, or what `mark` was given
         kind: "collective", "message", "wait" or "mark"
+        bytes: of the larger of its arrays
+        root: the root, or the peer of a message
         waited: for other ranks
         late: the rank for which it waited longest, None: for none; `waited_for` is how long
         queued: whether the program went on meanwhile
@@ -62,66 +64,88 @@ class Call:
 
 @dataclass(slots=True)
 class Recording:
-    """The calls of one rank of one group."""
+    """The calls of one rank of one group; `process` is the same for all groups of a rank."""
 
     group: str
     rank: int
     size: int
     host: str
-    pid: int
+    process: str
     calls: list[Call] = field(default_factory=list)
 
 
 def read(folder: Path) -> list[Recording]:
-    """Return the recordings in a folder, by group and rank, with times from the first call on.
+    """Return the recordings in a folder, the largest groups first, with times from the first call on.
 
     Raises ArgumentError if there is none.
     """
-    recordings = [_read(path) for path in sorted(folder.glob(f"*{SUFFIX}"))]
-    recordings = [each for each in recordings if each.calls]
-    if not recordings:
+    files = [_read(path) for path in sorted(folder.glob(f"*{SUFFIX}"))]
+    clocks = {host: _Clock(each for facts, each in files if facts["host"] == host) for host in _hosts(files)}
+    ranks: dict[tuple[str, str], set[tuple[str, int]]] = defaultdict(set)
+    for facts, _ in files:
+        ranks[facts["host"], facts["pid"]].add((facts["group"], facts["rank"]))
+    recordings: dict[tuple[str, int, str], Recording] = {}  # a rank may have recorded a group more than once
+    for facts, entries in files:
+        group, host, pid = facts["group"], facts["host"], facts["pid"]
+        threads = len({rank for each, rank in ranks[host, pid] if each == group}) > 1
+        process = f"{host} {pid}" + (f" {facts['thread']}" if threads else "")
+        recording = Recording(group, facts["rank"], facts["size"], host, process)
+        calls = recordings.setdefault((group, facts["rank"], process), recording).calls
+        calls += _calls(entries, clocks[host])
+    found = [each for each in recordings.values() if each.calls]
+    if not found:
         raise refuse("folder", "one with traces of calls, as RINGCOMM_TRACE makes", str(folder))
-    _align(recordings)
-    first = min(call.start for each in recordings for call in each.calls)
-    _shift(recordings, dict.fromkeys({each.host for each in recordings}, -first))
-    return sorted(recordings, key=lambda each: (-each.size, each.group, each.rank))
+    _align(found)
+    first = min(call.start for each in found for call in each.calls)
+    _shift(found, dict.fromkeys({each.host for each in found}, -first))
+    return sorted(found, key=lambda each: (-each.size, each.group, each.rank))
 
 
-def _read(path: Path) -> Recording:
+def _read(path: Path) -> tuple[dict[str, Any], NDArray[Any]]:
     data = path.read_bytes()
     try:
         facts = json.loads(data[:HEADER_BYTES])
-        if facts["version"] != VERSION:
-            raise refuse(f"version of {path}", VERSION, facts["version"])
-    except (json.JSONDecodeError, KeyError, TypeError):
+        version = facts["version"]
+    except (ValueError, KeyError, TypeError):
         raise refuse("file", "a trace", str(path)) from None
+    if version != VERSION:
+        raise refuse(f"version of {path}", VERSION, version)
     body = data[HEADER_BYTES:]
     entries = np.frombuffer(body[: len(body) // ENTRY.itemsize * ENTRY.itemsize], ENTRY)
-    used = entries[entries["end"] != 0]
-    clocks = used[used["signature"] == CLOCK]
-    recording = Recording(facts["group"], facts["rank"], facts["size"], facts["host"], facts["pid"])
-    if len(clocks) > 1:
-        recording.calls = [*_calls(used[used["signature"] != CLOCK], _Clock(clocks))]
-    return recording
+    return facts, entries[entries["end"] != 0]
+
+
+def _hosts(files: Sequence[tuple[dict[str, Any], NDArray[Any]]]) -> list[str]:
+    return list(dict.fromkeys(facts["host"] for facts, _ in files))
 
 
 class _Clock:
-    """Turns ticks into seconds by pairs of both, of which the outermost tell most."""
+    """Turns the ticks of a host into seconds by pairs of both, of which the outermost tell most."""
 
-    def __init__(self, clocks: NDArray[Any]) -> None:
-        ticks, ns = clocks["start"].astype(np.float64), clocks["count"].astype(np.float64)
-        self.seconds = (ns[-1] - ns[0]) / max(ticks[-1] - ticks[0], 1.0) * 1e-9  # of a tick
-        self.origin, self.at = int(clocks["start"][0]), ns[0] * 1e-9
+    def __init__(self, files: Iterable[NDArray[Any]]) -> None:
+        clocks = np.concatenate([entries[entries["signature"] == CLOCK] for entries in files])
+        clocks.sort(order="start")
+        if not len(clocks):
+            return  # nor are there other entries
+        self.origin = clocks["start"][0]
+        ticks, ns = clocks["start"] - self.origin, clocks["count"]
+        self.seconds = float(ns[-1] - ns[0]) / max(float(ticks[-1]), 1.0) * 1e-9  # of a tick
+        self.at = float(ns[0]) * 1e-9
 
-    def time(self, ticks: int) -> float:
-        return float(self.at + (ticks - self.origin) * self.seconds)
+    def times(self, ticks: NDArray[Any]) -> list[float]:
+        times: list[float] = (self.at + (ticks - self.origin).astype(np.int64) * self.seconds).tolist()
+        return times
 
 
 def _calls(entries: NDArray[Any], clock: _Clock) -> Iterator[Call]:
-    for entry in entries:
-        signature, start, end = int(entry["signature"]), clock.time(int(entry["start"])), clock.time(int(entry["end"]))
+    entries = entries[entries["signature"] != CLOCK]
+    if not len(entries):
+        return
+    starts, ends = clock.times(entries["start"]), clock.times(entries["end"])
+    for entry, row, start, end in zip(entries, entries.tolist(), starts, ends, strict=True):
+        signature, _, _, count, epoch, waited, chunks, late, status, queued, waited_256 = row
         if signature == MARK:
-            name = entry.tobytes()[24:].partition(b"\0")[0].decode(errors="replace")
+            name = entry.tobytes()[NAME_AT:].partition(b"\0")[0].decode(errors="replace")
             yield Call(name, "mark", start, start)
             continue
         if signature == WAIT:
@@ -129,29 +153,28 @@ def _calls(entries: NDArray[Any], clock: _Clock) -> Iterator[Call]:
             continue
         code, dtype, root = signature & 255, signature >> 8 & 255, (signature >> 32 & 0xFFFFFF) - 1
         is_message = code >= len(COLLECTIVES)
-        chunks, path = divmod(int(entry["path"]), len(PATHS) + 1)
-        late = int(entry["late"])
+        chunks, path = divmod(chunks, len(PATHS) + 1)
         yield Call(
             NAMES[code],
             "message" if is_message else "collective",
             start,
             end,
-            int(entry["count"]) * (1 if code == AT_MOST else int(lib.rc_dtype_bytes(dtype))),
-            "" if code == AT_MOST else [*DTYPES][dtype],
+            count * int(lib.rc_dtype_bytes(dtype)),
+            [*DTYPES][dtype] if count else "",
             root if root >= 0 else None,
-            int(entry["epoch"]),
+            epoch,
             "" if is_message else (*PATHS, "program")[path],
             chunks,
-            int(entry["waited"]) * clock.seconds,
+            waited * clock.seconds,
             None if late < 0 else late,
-            int(entry["waited_256"]) * 256 * clock.seconds,
-            bool(entry["queued"]),
-            bool(entry["status"]),
+            waited_256 * 256 * clock.seconds,
+            bool(queued),
+            bool(status),
         )
 
 
 def _align(recordings: list[Recording]) -> None:
-    """Bring the clocks of all hosts together: a collective in which all wait for all ends everywhere at about one time."""
+    """Bring the clocks of all hosts together: a collective in which all wait for all ends everywhere at once."""
     ends: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)  # by group and epoch, of each host
     for each in recordings:
         for call in each.calls:

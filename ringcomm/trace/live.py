@@ -1,7 +1,7 @@
 """What the ranks of this user's jobs do at this moment, read from their shared memory. Nothing is asked of them.
 
-A job is a file of shared memory, and an arena in it a group: each process that has it mapped shows where. The kernel lets
-only the same user open it.
+A job is a file of shared memory, and an arena in it a group: each process that has it mapped shows where. The kernel
+lets only the same user open it.
 """
 
 import os
@@ -67,15 +67,17 @@ def find_jobs() -> list[Job]:
                 ranks = _ranks(fd, arenas[inode], pids)
             finally:
                 os.close(fd)
-            if ranks:
+            if any(rank.state in ("runs", "stopped") for rank in ranks):
                 jobs.append(Job(inode, _command(pids[0]), ranks))
     return jobs
 
 
 def _mappings() -> Iterator[tuple[int, int, int]]:
-    """Yield process, inode and offset of each mapping of shared memory of ringcomm."""
+    """Yield process, inode and offset of each mapping of shared memory of ringcomm that this user has."""
     for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # another user's, or ended meanwhile
+        with suppress(OSError):  # ended meanwhile
+            if folder.stat().st_uid != os.getuid():
+                continue
             for line in (folder / "maps").read_text().splitlines():
                 if MEMORY in line:
                     _, _, offset, _, inode, *_ = line.split()
@@ -93,20 +95,26 @@ def _open(pids: list[int], inode: int) -> int:
 
 def _ranks(fd: int, offsets: set[int], pids: list[int]) -> list[Rank]:
     """Return the ranks of the world, with the calls that they are in, of whatever group."""
-    views, size, number = ffi.new("rc_rank_view[]", MOST_RANKS), ffi.new("int *"), ffi.new("uint64_t *")
+    views, size = ffi.new("rc_rank_view[]", MOST_RANKS), ffi.new("int *")
     ranks: dict[int, Rank] = {}
+    members_open = set()
     for offset in sorted(offsets):  # the world comes first
-        check(lib.rc_inspect(fd, offset, MOST_RANKS, views, size, number))
+        check(lib.rc_inspect(fd, offset, MOST_RANKS, views, size))
         members = [views[i].member for i in range(size[0])]
         for view in views[0 : size[0]]:
+            if not view.pid:
+                continue
             rank = ranks.setdefault(view.member, Rank(view.member, view.pid, _state(view.pid, pids)))
             rank.calls, rank.bytes = rank.calls + view.calls, rank.bytes + view.bytes
-            if view.closed and offset == 0 and rank.state == "runs":
-                rank.state = "closed"
+            if not view.closed:
+                members_open.add(rank.rank)
             running = RUNNING.match(str(ffi.string(view.running), errors="replace").rpartition(";")[2])
             if running and rank.state in ("runs", "stopped"):
                 rank.call, rank.seconds = running[1].strip(), float(running[2])
                 rank.waits_for = members[int(running[3])] if running[3] else None
+    for rank in ranks.values():
+        if rank.state == "runs" and rank.rank not in members_open:
+            rank.state = "closed"
     return [ranks[rank] for rank in sorted(ranks)]
 
 

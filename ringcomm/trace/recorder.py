@@ -1,12 +1,12 @@
-"""Records the calls of a communicator: one file per rank, which native code fills, so it outlives a rank that is killed.
+"""Records the calls of a communicator: a file per rank, filled by native code, that outlives a rank that is killed.
 
 A file begins with a header in JSON of 4,096 bytes; entries.py reads both.
 """
 
 import json
 import os
-import socket
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,12 @@ def record_if_asked(handle: Any, rank: int, size: int) -> None:
 def record(handle: Any, rank: int, size: int, folder: str | os.PathLike[str]) -> Callable[[], None]:
     """Record the calls of this rank from now on, in a new file in the folder; return what ends that.
 
-    Raises ArgumentError if the file cannot be made.
+    Raises ArgumentError if the file cannot be made, and MemoryShortage if the disk is full.
     """
     number = ffi.new("uint64_t *")
     check(lib.rc_group_id(handle, number))
     facts = {"version": VERSION, "group": f"{number[0]:016x}", "rank": rank, "size": size, "pid": os.getpid()}
-    facts |= {"host": host_id(), "name": socket.gethostname()}
+    facts |= {"thread": threading.get_native_id(), "host": host_id()}
     header = json.dumps(facts).encode().ljust(HEADER_BYTES)
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,12 @@
 """The text of `ringcomm trace`: who made whom wait, where the time and the bytes went, and what a step waits for."""
 
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from statistics import median
 
 from ringcomm.trace.entries import Call, Recording
-from ringcomm.types import COLLECTIVES
 
 __all__ = ["report"]
 
@@ -19,8 +20,10 @@ def report(recordings: Sequence[Recording], bus_factor: BusFactor) -> str:
         return "no calls\n"
     seconds = max(call.end for call in calls) - min(call.start for call in calls)
     groups = len({each.group for each in recordings})
-    ranks = len({(each.host, each.pid) for each in recordings})
-    lines = [f"{ranks} ranks, {groups} groups, {len(calls):,} calls in {seconds:.3g} s", ""]
+    ranks = len({each.process for each in recordings})
+    failed = sum(call.failed for call in calls)
+    what = [plural(ranks, "rank"), plural(groups, "group"), plural(len(calls), "call")]
+    lines = [f"{', '.join(what)} in {seconds:.3g} s" + (f"; {failed:,} failed" if failed else ""), ""]
     for group in dict.fromkeys(each.group for each in recordings):
         lines += [*_group([each for each in recordings if each.group == group], bus_factor), ""]
     lines += _steps(recordings)
@@ -48,17 +51,15 @@ def _group(recordings: Sequence[Recording], bus_factor: BusFactor) -> Iterator[s
     for name, calls in sorted(kinds.items(), key=lambda item: -sum(call.end - call.start for call in item[1])):
         time = sum(call.end - call.start for call in calls)
         waited = sum(call.waited for call in calls)
-        total = sum(call.bytes for call in calls) * (size if _is_of_blocks(name) else 1)
+        total = sum(call.bytes for call in calls)
         moved = total * bus_factor(name, size)
         speed = f"{moved / (time - waited) * 1e-9:.3g}" if moved and time > waited else ""
         middle = median(call.end - call.start for call in calls) * 1e6
         yield f"  {name:<16} {len(calls):>6,} {total:>12,} {middle:>13.4g} {waited / time:>9.0%} {speed:>25}"
 
 
-def _is_of_blocks(name: str) -> bool:
-    """Return whether the bytes of a call are those of one rank's block."""
-    row = COLLECTIVES.get(name)
-    return row is not None and "BLOCK" in row.given + row.got
+def plural(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def _timed(recording: Recording) -> list[Call]:
@@ -67,16 +68,15 @@ def _timed(recording: Recording) -> list[Call]:
 
 def _steps(recordings: Sequence[Recording]) -> Iterator[str]:
     """Yield, for each name of marks, what the time between two of them has of waiting for communication."""
-    processes: dict[tuple[str, int], list[Call]] = defaultdict(list)
+    processes: dict[str, list[Call]] = defaultdict(list)
     for each in recordings:
-        processes[each.host, each.pid] += each.calls
+        processes[each.process] += each.calls
     steps: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for calls in processes.values():
-        inside = sorted((c.start, c.end) for c in calls if c.kind != "mark" and not c.queued)
+        inside = _Cover((call.start, call.end) for call in calls if call.kind != "mark" and not call.queued)
         for name in {call.name for call in calls if call.kind == "mark"}:
             marks = sorted(call.start for call in calls if call.kind == "mark" and call.name == name)
-            for begin, end in zip(marks, marks[1:], strict=False):
-                steps[name].append((end - begin, _covered(inside, begin, end)))
+            steps[name] += [(end - begin, inside.within(begin, end)) for begin, end in pairwise(marks)]
     if steps:
         yield "  mark               steps   median (ms)   exposed communication"
     for name, found in steps.items():
@@ -84,12 +84,26 @@ def _steps(recordings: Sequence[Recording]) -> Iterator[str]:
         yield f"  {name:<16} {len(found):>7,} {median(length for length, _ in found) * 1e3:>13.4g} {exposed:>23.1%}"
 
 
-def _covered(intervals: Sequence[tuple[float, float]], begin: float, end: float) -> float:
-    """Return the length of the part of a time that sorted intervals cover."""
-    total, at = 0.0, begin
-    for first, last in intervals:
-        first, last = max(first, at), min(last, end)
-        if last > first:
-            total += last - first
-            at = last
-    return total
+class _Cover:
+    """The times that are in any of some intervals."""
+
+    def __init__(self, intervals: Iterable[tuple[float, float]]) -> None:
+        self._begins: list[float] = []  # of disjoint intervals
+        self._ends: list[float] = []
+        self._before: list[float] = []  # the length of the earlier ones
+        total, at = 0.0, float("-inf")
+        for begin, end in sorted(intervals):
+            if end > at:
+                begin = max(begin, at)
+                self._begins.append(begin)
+                self._ends.append(end)
+                self._before.append(total)
+                total, at = total + end - begin, end
+
+    def within(self, begin: float, end: float) -> float:
+        """Return their length between two times."""
+        return self._until(end) - self._until(begin)
+
+    def _until(self, time: float) -> float:
+        last = bisect_right(self._begins, time) - 1
+        return self._before[last] + min(time, self._ends[last]) - self._begins[last] if last >= 0 else 0.0

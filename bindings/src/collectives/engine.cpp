@@ -109,8 +109,8 @@ void CollectiveEngine::execute_traced(CallRecord& call, Trace& trace, bool queue
         const Waits& waits = group_.waits;
         entry.signature = call.signature.word;
         entry.call = {
-            call.signature.count, call.epoch,     waits.total, group_.last_path.load(std::memory_order_relaxed),
-            int16_t(waits.late),  int8_t(status), queued,      uint32_t(waits.longest / 256)};
+            call.elements(group_.size), call.epoch,     waits.total, group_.last_path.load(std::memory_order_relaxed),
+            int16_t(waits.late),        int8_t(status), queued,      uint32_t(waits.longest / 256)};
         trace.add(entry);
     };
     try {
@@ -127,7 +127,7 @@ void CollectiveEngine::run_recorded(CallRecord& call) {
     call.start = tick_ns();
     if (call.timeout < 0) call.timeout = group_.tuning().timeout;
     call.signature = signature_of(call, group_.size);
-    group_.flight.count_bytes(call.bytes());
+    group_.flight.count_bytes(call.elements(group_.size) * call.item);
     const uint64_t flight = group_.flight.start(call.signature.word, call.signature.count, call.epoch, call.start);
     try {
         group_.run_collective(call);

@@ -22,7 +22,7 @@ struct alignas(64) FlightEntry {
 // All zero at first, like any range of shared memory.
 struct FlightRecord {
     std::atomic<uint64_t> flights;
-    std::atomic<uint64_t> bytes;  // of the arrays of all calls; two threads at once may lose some
+    std::atomic<uint64_t> bytes;     // of the arrays of all calls; two threads at once may lose some
     std::atomic<int32_t> waits_for;  // a rank + 1, or 0; set only by a long wait
     FlightEntry entries[FLIGHT_CALLS];
 

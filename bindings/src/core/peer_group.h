@@ -53,7 +53,7 @@ public:
     // The trace of this rank, nullptr while there is none. What it returns lives as long as the group.
     Trace* trace() const { return trace_.load(std::memory_order_acquire); }
     void start_trace(int fd);
-    void stop_trace();
+    void stop_trace();  // that was started last; the one before goes on
 
     const rc_tuning& tuning() const { return tuning_; }
 
@@ -109,7 +109,7 @@ public:
     // failures and closed ranks.
     virtual Sleeper& sleeper() = 0;
 
-    virtual uint64_t id() const = 0;  // the same on all ranks, and of no other group
+    virtual uint64_t id() const = 0;                         // the same on all ranks, and of no other group
     virtual std::string report(int r, int calls) const = 0;  // the last calls of rank r, in one line
     // `message` with a line per rank, the ranks in `first` before the others.
     std::string with_report(const std::string& message, const std::vector<int>& first) const;

@@ -25,7 +25,8 @@ struct alignas(64) TraceEntry {
     uint64_t start, end;
     union {
         struct {
-            uint64_t count, epoch;
+            uint64_t count;  // of elements: CallRecord::elements()
+            uint64_t epoch;
             uint64_t waited;      // for other ranks
             uint64_t path;        // chunks × RC_PATHS + rc_path
             int16_t late;         // the rank for which it waited longest, -1: for none
@@ -53,21 +54,24 @@ struct Waits {
 // Any number of threads add entries. The file is extended piece by piece; once it cannot be, entries are dropped.
 class Trace {
 public:
-    explicit Trace(int fd);  // duplicates it
+    Trace(int fd, Trace* outer);  // duplicates `fd`; `outer` goes on when this one ends
     ~Trace();
     Trace(const Trace&) = delete;
 
     void add(const TraceEntry& entry);
-    void add_clock();
+    void end();  // other threads may still add entries, as long as the file need not be extended for them
+
+    Trace* const outer;
 
 private:
-    bool extend(uint64_t entries);
+    void add_clock();
+    int extend(uint64_t entries);  // returns an errno
 
-    const int fd_;
+    int fd_;
     std::byte* base_;
     std::atomic<uint64_t> count_{0}, room_{0};  // entries
     std::mutex extending_;
-    bool full_ = false;
+    int ended_ = 0;  // why the file is not extended any more: an errno
 };
 
 }  // namespace ringcomm

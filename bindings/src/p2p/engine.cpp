@@ -293,8 +293,8 @@ void PointToPointEngine::complete(Request& request) {
     const int status = request.failure ? request.failure->error.code : RC_OK;
     if (!request.polls) group_.flight.end(request.flight, status);
     if (Trace* trace = group_.trace(); trace && request.traced && !request.polls) {
-        TraceEntry entry{request.signature(), request.traced, ticks(), {}};
-        entry.call = {request.transfer.count, 0, 0, 0, int16_t(-1), int8_t(status), request.async != nullptr, 0};
+        TraceEntry entry{request.traced_signature(), request.traced, ticks(), {}};
+        entry.call = {request.traced_count(), 0, 0, 0, int16_t(-1), int8_t(status), request.async != nullptr, 0};
         trace->add(entry);
     }
     completed_ = true;

@@ -36,6 +36,14 @@ struct PointToPointEngine::Request {
         return calls[int(transfer.kind)];
     }
     uint64_t signature() const { return signature_of(call(), transfer.dtype, 0, transfer.peer, false); }
+    // As the message turned out: a receive may take one of any source and length.
+    uint64_t traced_signature() const {
+        return signature_of(call(), transfer.dtype, 0, transfer.peer < 0 ? message.source : transfer.peer, false);
+    }
+    uint64_t traced_count() const {
+        return message.source < 0 || call() == CALL_PROBE ? transfer.count
+                                                          : message.bytes / dtype_bytes(transfer.dtype);
+    }
     std::string describe_call() const {
         const std::string tag = any_tag() ? "any tag" : format("tag %" PRId64, transfer.tag);
         return describe(signature(), transfer.count) + " with " + tag;

@@ -51,11 +51,6 @@ struct PartLayout {
     size_t arena_bytes(int size) const { return sizeof(GroupHeader) + size * part_bytes; }
 };
 
-// A number of its own for the group at an offset in the file of a world.
-inline uint64_t group_id(const GroupHeader& world, uint64_t offset) {
-    return world.nonce.load() ^ offset * 0x9e3779b97f4a7c15;
-}
-
 class Arena {
 public:
     Arena(std::shared_ptr<File> file, uint64_t offset, int size, size_t budget);

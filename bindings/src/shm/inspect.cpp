@@ -5,7 +5,6 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <memory>
 
 #include "core/errors.h"
 #include "shm/arena.h"
@@ -34,17 +33,17 @@ private:
 
 }  // namespace
 
-std::vector<rc_rank_view> inspect(int fd, uint64_t offset, int most, uint64_t& id) {
+std::vector<rc_rank_view> inspect(int fd, uint64_t offset, int most) {
     std::vector<rc_rank_view> ranks;
-    const View first(fd, offset, sizeof(GroupHeader)), world(fd, 0, sizeof(GroupHeader));
-    if (!first.base() || !world.base()) return ranks;
+    const View first(fd, offset, sizeof(GroupHeader));
+    if (!first.base()) return ranks;
     const auto& group = *reinterpret_cast<const GroupHeader*>(first.base());
+    if (group.magic.load() != ARENA_MAGIC) return ranks;  // before the others, which are written before it
     const int size = group.size.load();
     const uint64_t part = group.part_bytes.load();
-    if (group.magic.load() != ARENA_MAGIC || size <= 0 || part < sizeof(RankHeader)) return ranks;
+    if (size <= 0 || part < sizeof(RankHeader) || part > UINT32_MAX) return ranks;  // other memory that looks like one
     const View arena(fd, offset, sizeof(GroupHeader) + size * part);
     if (!arena.base()) return ranks;
-    id = group_id(*reinterpret_cast<const GroupHeader*>(world.base()), offset);
     for (int r = 0; r < std::min(size, most); ++r) {
         const auto& header = *reinterpret_cast<const RankHeader*>(arena.base() + sizeof(GroupHeader) + r * part);
         rc_rank_view view{header.pid.load(),

@@ -8,6 +8,6 @@
 namespace ringcomm {
 
 // The ranks of the group whose arena lies at `offset` in the file; none if there is no arena. Only reads.
-std::vector<rc_rank_view> inspect(int fd, uint64_t offset, int most, uint64_t& id);
+std::vector<rc_rank_view> inspect(int fd, uint64_t offset, int most);
 
 }  // namespace ringcomm
