@@ -168,7 +168,6 @@ typedef struct {
     int64_t pid;       /* 0: it has not come yet */
     int32_t member;    /* its rank in the world */
     int32_t closed;    /* 1: it has left */
-    int32_t waits_for; /* a rank, -1: none */
     uint64_t calls, bytes;
     char running[512];
 } rc_rank_view;

@@ -19,8 +19,8 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Read the traces that the ranks of a job have written where RINGCOMM_TRACE or comm.trace() said, and print who "
-        "waited for whom, and where the time went. Or print the flight record that a failure has left where RINGCOMM_DUMP "
-        "said."
+        "waited for whom, and where the time went. Or print the flight record that a failure has left where "
+        "RINGCOMM_DUMP said."
     )
     parser.add_argument("path", type=Path, help="the folder of the traces, or the file of a flight record")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write a trace for Perfetto or Chrome")
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from", dest="begin", type=float, default=0.0, metavar="S", help="leave out what ended before"
     )
-    parser.add_argument("--for", dest="length", type=positive, metavar="S", help="leave out what began later")
+    parser.add_argument("--until", type=positive, metavar="S", help="leave out what began later")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(describe(arguments.path), end="")
         return 0
     recordings = read(arguments.path)
-    begin, end = arguments.begin, arguments.begin + (arguments.length or float("inf"))
+    begin, end = arguments.begin, arguments.until or float("inf")
     for each in recordings:
         each.calls = [call for call in each.calls if call.end >= begin and call.start < end]
     if arguments.output:

@@ -3,7 +3,7 @@ that gets its error."""
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ __all__ = ["describe", "dump_if_asked"]
 VERSION = 1
 SUFFIX = ".flight"
 CALLS = 100  # of each rank
-WAITS = re.compile(r"running for [\d.]+ s, waits for rank (\d+)$")
+WAITS = re.compile(r"^rank (\d+):.*, waits for rank (\d+)", re.MULTILINE)
 
 
 class _Group(Protocol):
@@ -42,18 +42,18 @@ def dump_if_asked(groups: Iterable[_Group], error: RingcommError) -> None:
 
 def _dump(folder: Path, groups: list[_Group], error: RingcommError) -> None:
     found, number = [], ffi.new("uint64_t *")
-    for group in sorted(groups, key=lambda each: -each.size):
+    # First the group that the error has broken. A mismatch breaks none, and may be one of several.
+    groups.sort(key=lambda each: (lib.rc_check(each.handle) == lib.RC_OK, -each.size))
+    for group in groups:
         with suppress(RingcommError):  # closed
             check(lib.rc_group_id(group.handle, number))
             found.append({"group": f"{number[0]:016x}", "rank": group.rank, "report": group.report(CALLS)})
     if not found:
         return
     kind = type(error).__name__
+    name = f"{found[0]['group']}-{kind}" + (f"-{error.epoch or 0}" if isinstance(error, MismatchError) else "")
     folder.mkdir(parents=True, exist_ok=True)
-    with (
-        suppress(FileExistsError),
-        open(folder / f"{found[0]['group']}-{kind}-{error.epoch or 0}{SUFFIX}", "x") as file,
-    ):
+    with suppress(FileExistsError), open(folder / f"{name}{SUFFIX}", "x") as file:
         json.dump({"version": VERSION, "error": f"{kind}: {error}", "groups": found}, file)
 
 
@@ -68,22 +68,17 @@ def describe(file: Path) -> str:
             raise refuse(f"version of {file}", VERSION, record["version"])
     except (ValueError, KeyError, TypeError):
         raise refuse("file", "a flight record, as RINGCOMM_DUMP makes", str(file)) from None
-    lines = [record["error"]]
+    told = _explain(record["error"])  # the report in a timeout was made before its error ended the calls of the others
+    lines = [record["error"], *told]
     for group in record["groups"]:
-        lines += ["", *_group(group["report"].splitlines(), f"group {group['group']}, seen by rank {group['rank']}")]
+        lines += ["", f"group {group['group']}, seen by rank {group['rank']}"]
+        lines += [] if told else _explain(group["report"])
+        for line in group["report"].splitlines():
+            rank, _, calls = line.partition(": ")
+            lines += [f"  {rank}", *(f"    {call.strip()}" for call in calls.split(";"))]
     return "\n".join(lines) + "\n"
 
 
-def _group(report: list[str], title: str) -> Iterator[str]:
-    yield title
-    waits = {
-        rank: int(found[1])
-        for rank, line in enumerate(report)
-        for part in line.split(";")
-        if (found := WAITS.search(part))
-    }
-    yield from (f"  {line}" for line in explain(waits))
-    for line in report:
-        rank, _, calls = line.partition(": ")
-        yield f"  {rank}"
-        yield from (f"    {call.strip()}" for call in calls.split(";"))
+def _explain(report: str) -> list[str]:
+    waits = {int(rank): int(peer) for rank, peer in WAITS.findall(report)}
+    return [f"  {line}" for line in explain(waits)]

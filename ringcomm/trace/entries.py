@@ -93,6 +93,8 @@ def read(folder: Path) -> list[Recording]:
         calls = recordings.setdefault((group, facts["rank"], process), recording).calls
         calls += _calls(entries, clocks[host])
     found = [each for each in recordings.values() if each.calls]
+    for each in found:
+        each.calls.sort(key=lambda call: call.start)
     if not found:
         raise refuse("folder", "one with traces of calls, as RINGCOMM_TRACE makes", str(folder))
     _align(found)

@@ -110,10 +110,11 @@ def _ranks(fd: int, offsets: set[int], pids: list[int]) -> list[Rank]:
                 members_open.add(rank.rank)
             running = RUNNING.match(str(ffi.string(view.running), errors="replace").rpartition(";")[2])
             if running and rank.state in ("runs", "stopped"):
-                rank.call, rank.seconds = running[1].strip(), float(running[2])
+                group = f" in a group of {size[0]}" if size[0] < len(ranks) else ""
+                rank.call, rank.seconds = running[1] + group, float(running[2])
                 rank.waits_for = members[int(running[3])] if running[3] else None
     for rank in ranks.values():
-        if rank.state == "runs" and rank.rank not in members_open:
+        if rank.rank not in members_open:
             rank.state = "closed"
     return [ranks[rank] for rank in sorted(ranks)]
 

@@ -76,7 +76,8 @@ def _steps(recordings: Sequence[Recording]) -> Iterator[str]:
         inside = _Cover((call.start, call.end) for call in calls if call.kind != "mark" and not call.queued)
         for name in {call.name for call in calls if call.kind == "mark"}:
             marks = sorted(call.start for call in calls if call.kind == "mark" and call.name == name)
-            steps[name] += [(end - begin, inside.within(begin, end)) for begin, end in pairwise(marks)]
+            if len(marks) > 1:
+                steps[name] += [(end - begin, inside.within(begin, end)) for begin, end in pairwise(marks)]
     if steps:
         yield "  mark               steps   median (ms)   exposed communication"
     for name, found in steps.items():

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import ringcomm
 import torch_world
+from ringcomm.errors import ArgumentError
 from ringcomm.torch.shared import communicator_of
 from ringcomm.trace.entries import read
 
@@ -33,7 +33,7 @@ def test_steps_are_marked(tmp_path):
 def refused():
     import ringcomm.torch
 
-    with pytest.raises(ringcomm.ArgumentError, match="step needs a default group"):
+    with pytest.raises(ArgumentError, match="step needs a default group"):
         ringcomm.torch.step()
 
 

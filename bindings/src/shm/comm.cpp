@@ -67,7 +67,7 @@ void Comm::allocate_arena() {
     }
     // Before this rank's first start record, which all ranks read before these flags.
     for (Flag* flag : {&mine().staged, &mine().reduced, &mine().collected}) flag->store(position(0, 0));
-    mine().member.store(group_.members[rank]);
+    for (int p = 0; p < size; ++p) header(p).member.store(group_.members[p]);  // also of a rank that never calls
     mine().pid.store(getpid());
     GroupHeader& header = arena().group();
     header.size.store(size);

@@ -49,7 +49,6 @@ std::vector<rc_rank_view> inspect(int fd, uint64_t offset, int most) {
         rc_rank_view view{header.pid.load(),
                           header.member.load(),
                           header.state.load() == RANK_CLOSED,
-                          header.flight.waits_for.load() - 1,
                           header.flight.flights.load(),
                           header.flight.bytes.load(),
                           {}};

@@ -66,7 +66,7 @@ struct RankHeader {
     alignas(
         LINE) std::atomic<uint32_t> state;  // all ranks read it in every send, so no word that changes shares its line
     std::atomic<uint32_t> takes_part;       // 1 once this rank has called shrink
-    std::atomic<int32_t> member;            // its rank in the world
+    std::atomic<int32_t> member;            // its rank in the world, which all ranks write
     std::atomic<int64_t> pid;
     std::atomic<uint64_t> secret, secret_address;  // in the arena of the world only: see cma.h
     Doorbell doorbell;                             // of the one collective that may run
