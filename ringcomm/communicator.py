@@ -1,10 +1,11 @@
 """The communicator checks and shapes the arguments of every call; one call of the transport does the rest."""
 
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property, partial
 from math import prod
+from os import PathLike
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,8 +16,10 @@ from ringcomm import objects
 from ringcomm.adapters import ADAPTERS, check_disjoint, dtype_of, find_device, fitting
 from ringcomm.devices.contract import Device
 from ringcomm.errors import Aborted, ArgumentError, RingcommError, describe_error, integer, refuse
-from ringcomm.native import NULL, seconds
+from ringcomm.native import NULL, check, failure_observers, lib, seconds
 from ringcomm.shapes import Shapes, axes
+from ringcomm.trace.dump import dump_if_asked
+from ringcomm.trace.recorder import record, record_if_asked
 from ringcomm.transports.contract import CollectiveCall, Transport
 from ringcomm.transports.messages import Messages
 from ringcomm.transports.routing import RoutingTransport
@@ -29,6 +32,7 @@ Op = str | PremulSum
 ANY = -1  # the peer of a recv from any source
 
 open_transports: set[RoutingTransport] = set()  # of this process
+failure_observers.append(lambda error: dump_if_asked(open_transports, error))
 
 
 class Communicator:
@@ -66,6 +70,7 @@ class Communicator:
         self.fast_path = routing.fast_path
         self._pending = PendingCalls(routing)
         open_transports.add(routing)
+        record_if_asked(routing.handle, self.rank, self.size)
         # Runs once: from close(), when the communicator is collected, or at exit. Then no memory of pending calls is in
         # use any more.
         self._close = weakref.finalize(self, _close, routing, self._pending)
@@ -450,6 +455,25 @@ class Communicator:
         other hosts do not reach them.
         """
         return self._transport.shared_arrays()
+
+    @contextmanager
+    def trace(self, folder: str | PathLike[str]) -> Iterator[None]:
+        """Record the calls of this rank in the body, in a file of its own in the folder, for `ringcomm trace`.
+
+        Not collective, though a trace of all ranks tells more. A call costs less than 5 % more at 1 KiB. The variable
+        RINGCOMM_TRACE=folder does the same for all communicators; a trace inside another one interrupts that. Raises
+        ArgumentError if the file cannot be made, and MemoryShortage if the disk is full.
+        """
+        end = record(self._transport.handle, self.rank, self.size, folder)
+        try:
+            yield
+        finally:
+            with suppress(RingcommError):  # closed
+                end()
+
+    def mark(self, name: str) -> None:
+        """Add a mark to the trace, as at the end of a training step; of the name, 39 bytes count."""
+        check(lib.rc_trace_mark(self._transport.handle, name.replace("\0", "").encode()))
 
     def abort(self, reason: str | Aborted) -> None:
         """Break the communicator: every pending and later call on every rank raises Aborted.

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar, cast
 from ringcomm.errors import ArgumentError, integer, refuse, unknown
 from ringcomm.machine import files, tuning
 
-__all__ = ["Config", "cache_folder", "job_secret", "tuning_file"]
+__all__ = ["Config", "cache_folder", "dump_folder", "job_secret", "trace_folder", "tuning_file"]
 
 T = TypeVar("T")
 PREFIX = "RINGCOMM_"
@@ -26,6 +26,8 @@ LAUNCHER = (
 JOB_SECRET = "RINGCOMM_JOB_SECRET"
 
 TUNING = "RINGCOMM_TUNING"
+TRACE = "RINGCOMM_TRACE"
+DUMP = "RINGCOMM_DUMP"
 KERNELS = ("portable", "avx2", "avx512")
 LINKS = ("sockets", "ucx")
 MAX_KEEPALIVE = 86400.0  # seconds; TCP takes a little more: three probes, at most 32,767 s apart
@@ -106,6 +108,16 @@ def tuning_file() -> Path | None:
     except RuntimeError:  # this user has no home
         return None
     return Path(folder, "ringcomm", "tuning.json")
+
+
+def trace_folder() -> str:
+    """Return the folder in which every communicator of this process records its calls; "" for none."""
+    return os.environ.get(TRACE, "")
+
+
+def dump_folder() -> str:
+    """Return the folder in which a failure leaves the flight record of all ranks; "" for none."""
+    return os.environ.get(DUMP, "")
 
 
 def job_secret() -> str:
@@ -212,7 +224,7 @@ class Config:
     # Not in __init__: that of a dataclass refuses an unknown name without the nearest known one.
     def __new__(cls, *_: Any, **given: Any) -> Self:
         known = [f.name for f in fields(cls)]
-        variables = [TUNING, *(PREFIX + name.upper() for name in known)]
+        variables = [TUNING, TRACE, DUMP, *(PREFIX + name.upper() for name in known)]
         for name in given:
             if name not in known:
                 raise unknown("setting", name, known)

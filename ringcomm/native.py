@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections.abc import Callable
 from importlib import util
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,7 @@ __all__ = [
     "STATUS",
     "NativeFastPath",
     "check",
+    "failure_observers",
     "ffi",
     "lib",
     "native_messages",
@@ -44,6 +46,7 @@ class _Missing:
 
 
 _interrupt = _Interrupt()
+failure_observers: list[Callable[[RingcommError], None]] = []  # called with every error, before it is raised
 NativeFastPath: Any
 native_messages: Any  # bindings/messages.cpp
 numpy_memory: Any  # bindings/shared_arrays.cpp
@@ -102,7 +105,12 @@ def check(status: int) -> None:
     """Raise the error of a `status` that is not RC_OK. Must follow the call on the same thread."""
     if status:
         raised, _interrupt.raised = _interrupt.raised, None
-        raise raised or _failure(status)
+        if raised:
+            raise raised
+        error = _failure(status)
+        for observe in failure_observers:
+            observe(error)
+        raise error
 
 
 def seconds(timeout: float | None) -> float:

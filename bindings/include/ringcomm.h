@@ -162,6 +162,16 @@ int rc_file_create(int* fd);
  * Rank 0 must open before the others: it writes `nonce`, and the others read it to prove that they share memory. */
 int rc_world_open(int fd, int rank, int size, const int64_t* pids, const int* pidfds, uint64_t nonce,
                   const rc_tuning* tuning, rc_comm** comm);
+/* What another process of this user does: the ranks of the group whose arena lies at `offset` in its file; at most
+ * `most`. `size` is 0 if none lies there. */
+typedef struct {
+    int64_t pid;       /* 0: it has not come yet */
+    int32_t member;    /* its rank in the world */
+    int32_t closed;    /* 1: it has left */
+    uint64_t calls, bytes;
+    char running[512];
+} rc_rank_view;
+int rc_inspect(int fd, uint64_t offset, int most, rc_rank_view* ranks, int* size);
 /* Reserves a range of the file; one rank reserves for its group and sends the offset to the others. */
 int rc_reserve(rc_comm* comm, uint64_t bytes, uint64_t* offset);
 /* A communicator of `size` ranks whose arena starts at `offset`; members[i] is the rank in `parent` of rank i. */
@@ -184,6 +194,12 @@ void rc_free(rc_comm* comm);
 int rc_check(rc_comm* comm);
 /* The path of this rank's last collective, and its number of chunks. */
 int rc_last_path(rc_comm* comm, int* path, uint64_t* chunks);
+/* Adds an entry for each later call of this rank to a file, from byte 4096 on: see core/trace.h. `fd` stays the
+ * caller's; -1 ends the trace, and one that it has interrupted goes on. */
+int rc_trace(rc_comm* comm, int fd);
+int rc_trace_mark(rc_comm* comm, const char* name); /* nothing without a trace */
+/* A number that the ranks of this communicator share, and no other one has. */
+int rc_group_id(rc_comm* comm, uint64_t* id);
 /* The last `calls` calls of every rank, one line per rank; writes at most `bytes`, NUL-terminated. */
 int rc_report(rc_comm* comm, int calls, char* text, uint64_t bytes);
 

@@ -29,6 +29,8 @@ COMMANDS = {
     "draw": ("commands.draw", "draw the schedule of an algorithm or of a pipeline"),
     "simulate": ("commands.simulate", "predict the time of each algorithm on many machines"),
     "plan": ("plan.command", "find the fastest layout of a GPT on a cluster, and what its step will cost"),
+    "trace": ("commands.trace", "show who waited for whom, and where the time of a recorded job went"),
+    "top": ("commands.top", "show what the ranks of running jobs do"),
     "doctor": ("commands.doctor", "check what works on this machine, and explain what does not"),
 }
 

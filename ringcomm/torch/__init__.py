@@ -8,7 +8,8 @@ from ringcomm_torch_backend import register
 
 from ringcomm.torch.elastic import grow, init_process_group, load_latest, shrink
 from ringcomm.torch.shared import shared_arrays, shared_empty
+from ringcomm.torch.steps import step
 
-__all__ = ["grow", "init_process_group", "load_latest", "shared_arrays", "shared_empty", "shrink"]
+__all__ = ["grow", "init_process_group", "load_latest", "shared_arrays", "shared_empty", "shrink", "step"]
 
 register()

@@ -15,7 +15,7 @@ import harness
 import torch_world
 from failures import raised
 from ringcomm import Config, MismatchError
-from ringcomm.config import JOB_SECRET, LAUNCHER, PREFIX, TUNING
+from ringcomm.config import DUMP, JOB_SECRET, LAUNCHER, PREFIX, TRACE, TUNING
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (".", "docs", "ringcomm", "ringcomm/parallel", "ringcomm/transports", "bindings/include")
@@ -51,7 +51,8 @@ def headings(page):
 
 
 def test_every_documented_variable_exists():
-    known = {*LAUNCHER, JOB_SECRET, TUNING, *(PREFIX + field.name.upper() for field in dataclasses.fields(Config))}
+    own = {PREFIX + field.name.upper() for field in dataclasses.fields(Config)}
+    known = {*LAUNCHER, JOB_SECRET, TUNING, TRACE, DUMP, *own}
     for page in PAGES:
         variables = set(re.findall(r"RINGCOMM_[A-Z_]*[A-Z]", page.read_text()))
         assert variables <= known, page

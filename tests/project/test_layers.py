@@ -15,7 +15,7 @@ PACKAGE = ROOT / "ringcomm"
 LAYERS = (
     ("__main__", "commands"),
     ("bench", "mpi4py", "parallel", "plan", "torch"),
-    ("__init__", "communicator", "launcher", "objects", "start", "testing", "work"),
+    ("__init__", "communicator", "launcher", "objects", "start", "testing", "trace", "work"),
     ("transports",),
     ("algorithms",),
     ("adapters", "bootstrap", "completion", "devices", "shapes"),

@@ -134,6 +134,32 @@ int rc_last_path(rc_comm* comm, int* path, uint64_t* chunks) {
     });
 }
 
+int rc_trace(rc_comm* comm, int fd) {
+    return enter(comm, [&](const EntryGuard& entry) {
+        if (fd < 0) return entry.group().stop_trace();
+        entry.group().start_trace(fd);
+    });
+}
+
+int rc_group_id(rc_comm* comm, uint64_t* id) {
+    return enter(comm, [&](const EntryGuard& entry) {
+        check_pointer("id", id);
+        *id = entry.group().id();
+    });
+}
+
+int rc_trace_mark(rc_comm* comm, const char* name) {
+    return enter(comm, [&](const EntryGuard& entry) {
+        check_pointer("name", name);
+        Trace* trace = entry.group().trace();
+        if (!trace) return;
+        TraceEntry mark{TRACE_MARK, ticks(), 0, {}};
+        mark.end = mark.start;
+        copy_text(mark.name, sizeof mark.name, name);
+        trace->add(mark);
+    });
+}
+
 int rc_report(rc_comm* comm, int calls, char* text, uint64_t bytes) {
     return enter(comm, [&](const EntryGuard& entry) {
         check_pointer("text", text);
@@ -183,6 +209,18 @@ int rc_check_collective(int rank, int size, int collective, const rc_call* argum
 
 namespace {
 
+class TracedWait {
+public:
+    explicit TracedWait(Trace* trace) : trace_(trace), begin_(trace ? ticks() : 0) {}
+    ~TracedWait() {
+        if (trace_) trace_->add({TRACE_WAIT, begin_, ticks(), {}});
+    }
+
+private:
+    Trace* const trace_;
+    const uint64_t begin_;
+};
+
 void advance(rc_work& work) {
     try {
         const EntryGuard entry(*work.handle);
@@ -202,6 +240,7 @@ int rc_work_wait(rc_work* work, double timeout, int* source) {
             try {
                 const EntryGuard entry(*work->handle);
                 reject_in_signal_handler(entry.group());
+                const TracedWait traced(entry.group().trace());
                 call.wait(entry.group(), timeout < 0 ? UINT64_MAX : deadline_of(now_ns(), timeout));
             } catch (const Failure& failure) {
                 if (work->handle->forked() || failure.error.code != RC_CLOSED) throw;

@@ -6,6 +6,7 @@
 
 #include "abi/handles.h"
 #include "shm/comm.h"
+#include "shm/inspect.h"
 
 using namespace ringcomm;
 
@@ -94,7 +95,7 @@ int rc_world_open(int fd, int rank, int size, const int64_t* pids, const int* pi
         const uint64_t end = World::heaps_end(size, *tuning);
         if (rank == 0) File(fd).extend_to(end);
         if (File(fd).bytes() < end) reject("fd: expected the file that rank 0 has opened, got a shorter one");
-        auto world = std::make_shared<World>(fd, rank, size, pids, pidfds, *tuning);
+        auto world = std::make_shared<World>(fd, rank, size, pids, pidfds, nonce, *tuning);
         std::vector<int> members(size);
         for (int r = 0; r < size; ++r) members[r] = r;
         auto arena = world->arena;
@@ -118,6 +119,17 @@ int rc_reserve(rc_comm* comm, uint64_t bytes, uint64_t* offset) {
         check_pointer("offset", offset);
         check_fits(bytes);
         *offset = shared_memory(entry).world->reserve(bytes);
+    });
+}
+
+int rc_inspect(int fd, uint64_t offset, int most, rc_rank_view* ranks, int* size) {
+    return guarded([&] {
+        check_range("most", most, 1, MAX_SIZE);
+        check_pointer("ranks", ranks);
+        check_pointer("size", size);
+        const auto found = inspect(fd, offset, most);
+        std::copy(found.begin(), found.end(), ranks);
+        *size = int(found.size());
     });
 }
 

@@ -133,7 +133,9 @@ void CollectiveOp::await(const Flag& flag, uint64_t value, int peer, size_t line
     };
     if (ready()) return;
     peer_ = peer;
+    const uint64_t begin = comm.trace() ? ticks() : 0;
     wait_until(ready, OneSleeper{comm.mine().doorbell, peer}, comm.spin_policy, *this);
+    if (begin) comm.waits.add(ticks() - begin, peer);
     if (std::exchange(late_, false)) comm.flight.clear_waits_for();
 }
 

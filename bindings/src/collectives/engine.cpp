@@ -35,7 +35,7 @@ void CollectiveEngine::run(CallRecord& call) {
     group_.ensure_ready();
     if (pending_.load() == 0 && executor_.try_lock()) {
         const std::lock_guard executor(executor_, std::adopt_lock);
-        if (pending_.load() == 0) return execute(call);
+        if (pending_.load() == 0) return execute(call, false);
     }
     const auto work = queue(call);
     work->wait(group_, UINT64_MAX);
@@ -67,7 +67,7 @@ bool CollectiveEngine::run_next() {
     std::optional<Failure> failure;
     try {
         group_.ensure_ready();
-        execute(next->call);
+        execute(next->call, true);
     } catch (const Failure& thrown) {
         failure = thrown;
     } catch (const std::exception& other) {
@@ -95,11 +95,39 @@ void CollectiveEngine::progress_loop() {
     run_all();  // they fail: the communicator is closing
 }
 
-void CollectiveEngine::execute(CallRecord& call) {
+void CollectiveEngine::execute(CallRecord& call, bool queued) {
+    if (Trace* trace = group_.trace()) return execute_traced(call, *trace, queued);
+    run_recorded(call);
+}
+
+void CollectiveEngine::execute_traced(CallRecord& call, Trace& trace, bool queued) {
+    TraceEntry entry{};
+    group_.waits = {};
+    entry.start = ticks();
+    const auto add = [&](int status) {
+        entry.end = ticks();
+        const Waits& waits = group_.waits;
+        entry.signature = call.signature.word;
+        entry.call = {
+            call.elements(group_.size), call.epoch,     waits.total, group_.last_path.load(std::memory_order_relaxed),
+            int16_t(waits.late),        int8_t(status), queued,      uint32_t(waits.longest / 256)};
+        trace.add(entry);
+    };
+    try {
+        run_recorded(call);
+    } catch (const Failure& failure) {
+        add(failure.error.code);
+        throw;
+    }
+    add(RC_OK);
+}
+
+void CollectiveEngine::run_recorded(CallRecord& call) {
     call.epoch = ++epoch_;
     call.start = tick_ns();
     if (call.timeout < 0) call.timeout = group_.tuning().timeout;
     call.signature = signature_of(call, group_.size);
+    group_.flight.count_bytes(call.elements(group_.size) * call.item);
     const uint64_t flight = group_.flight.start(call.signature.word, call.signature.count, call.epoch, call.start);
     try {
         group_.run_collective(call);

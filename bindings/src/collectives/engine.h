@@ -22,7 +22,9 @@ private:
     struct QueuedCall;
 
     bool run_next();  // false: nothing is queued
-    void execute(CallRecord& call);
+    void execute(CallRecord& call, bool queued);
+    void execute_traced(CallRecord& call, Trace& trace, bool queued);
+    void run_recorded(CallRecord& call);
     void progress_loop();
 
     PeerGroup& group_;

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 
+#include "core/collectives.h"
 #include "core/signature.h"
 
 namespace ringcomm {
@@ -28,6 +30,13 @@ struct CallRecord {
     Signature signature{};
 
     size_t bytes() const { return count * item; }
+    // Of the larger of its arrays; of counts, what this rank sends or all ranks together have.
+    uint64_t elements(int size) const {
+        if (counts) return std::accumulate(counts, counts + size, uint64_t{0});
+        const Data given = collectives[collective].given, got = collectives[collective].got;
+        if (given == Data::NOTHING) return 0;
+        return count * (given == Data::ARRAY && got == Data::ARRAY ? 1 : size);
+    }
 };
 
 Signature signature_of(const CallRecord& call, int size);

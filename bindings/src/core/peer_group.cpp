@@ -49,6 +49,20 @@ PeerGroup::PeerGroup(int rank, int size, const rc_tuning& tuning, FlightRecord& 
       drains(std::move(drains)),
       tuning_(tuning) {}
 
+void PeerGroup::start_trace(int fd) {
+    const std::lock_guard lock(traces_mutex_);
+    traces_.push_back(std::make_unique<Trace>(fd, trace_.load()));
+    trace_.store(traces_.back().get());
+}
+
+void PeerGroup::stop_trace() {
+    const std::lock_guard lock(traces_mutex_);
+    Trace* const trace = trace_.load();
+    if (!trace) return;
+    trace_.store(trace->outer);
+    trace->end();
+}
+
 void PeerGroup::ensure_ready() {
     if (closing()) throw Failure(RC_CLOSED, "this communicator is closed", rank);
     check_failure();

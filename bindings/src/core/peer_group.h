@@ -13,6 +13,7 @@
 #include "core/call_record.h"
 #include "core/errors.h"
 #include "core/flight.h"
+#include "core/trace.h"
 #include "core/waiting.h"
 
 namespace ringcomm {
@@ -47,6 +48,12 @@ public:
     FlightRecord& flight;
     const std::shared_ptr<Drains> drains;
     std::atomic<uint64_t> last_path{0};  // of the last collective: chunks × RC_PATHS + rc_path
+    Waits waits;                         // of the collective that runs, if it is traced
+
+    // The trace of this rank, nullptr while there is none. What it returns lives as long as the group.
+    Trace* trace() const { return trace_.load(std::memory_order_acquire); }
+    void start_trace(int fd);
+    void stop_trace();  // that was started last; the one before goes on
 
     const rc_tuning& tuning() const { return tuning_; }
 
@@ -102,6 +109,7 @@ public:
     // failures and closed ranks.
     virtual Sleeper& sleeper() = 0;
 
+    virtual uint64_t id() const = 0;                         // the same on all ranks, and of no other group
     virtual std::string report(int r, int calls) const = 0;  // the last calls of rank r, in one line
     // `message` with a line per rank, the ranks in `first` before the others.
     std::string with_report(const std::string& message, const std::vector<int>& first) const;
@@ -117,6 +125,9 @@ protected:
 private:
     const rc_tuning tuning_;
     std::atomic<bool> closing_{false};
+    std::atomic<Trace*> trace_{nullptr};
+    std::mutex traces_mutex_;
+    std::vector<std::unique_ptr<Trace>> traces_;  // another thread may still add to an earlier one
 };
 
 }  // namespace ringcomm

@@ -90,6 +90,7 @@ public:
         if (host_sleeper_) return *host_sleeper_;
         return *world;
     }
+    uint64_t id() const override { return number_; }  // unique among the groups of the job between hosts
     std::string report(int r, int calls) const override;
     void start_closing() override;
     void finish_closing() override;

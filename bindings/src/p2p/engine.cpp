@@ -64,10 +64,12 @@ void PointToPointEngine::post(std::initializer_list<Request*> requests, const st
         async->request.async = async;
         ++async_open_;
     }
-    const uint64_t start = tick_ns();
+    const uint64_t start = tick_ns(), traced = group_.trace() ? ticks() : 0;
     for (Request* request : requests) {
         request->start = start;
+        request->traced = traced;
         if (request->polls) continue;  // it would fill the record
+        group_.flight.count_bytes(request->bytes);
         request->flight = group_.flight.start(request->signature(), request->transfer.count, 0, start);
     }
     try {
@@ -288,7 +290,13 @@ void PointToPointEngine::deliver(Request& request, int source, const PacketHeade
 }
 
 void PointToPointEngine::complete(Request& request) {
-    if (!request.polls) group_.flight.end(request.flight, request.failure ? request.failure->error.code : RC_OK);
+    const int status = request.failure ? request.failure->error.code : RC_OK;
+    if (!request.polls) group_.flight.end(request.flight, status);
+    if (Trace* trace = group_.trace(); trace && request.traced && !request.polls) {
+        TraceEntry entry{request.traced_signature(), request.traced, ticks(), {}};
+        entry.call = {request.traced_count(), 0, 0, 0, int16_t(-1), int8_t(status), request.async != nullptr, 0};
+        trace->add(entry);
+    }
     completed_ = true;
     const auto async = std::move(request.async);
     if (async) {

@@ -36,6 +36,14 @@ struct PointToPointEngine::Request {
         return calls[int(transfer.kind)];
     }
     uint64_t signature() const { return signature_of(call(), transfer.dtype, 0, transfer.peer, false); }
+    // As the message turned out: a receive may take one of any source and length.
+    uint64_t traced_signature() const {
+        return signature_of(call(), transfer.dtype, 0, transfer.peer < 0 ? message.source : transfer.peer, false);
+    }
+    uint64_t traced_count() const {
+        return message.source < 0 || call() == CALL_PROBE ? transfer.count
+                                                          : message.bytes / dtype_bytes(transfer.dtype);
+    }
     std::string describe_call() const {
         const std::string tag = any_tag() ? "any tag" : format("tag %" PRId64, transfer.tag);
         return describe(signature(), transfer.count) + " with " + tag;
@@ -52,6 +60,7 @@ struct PointToPointEngine::Request {
     rc_message message = NO_MESSAGE;  // of a receive or probe, once matched
     uint64_t taken = 0;               // the number of the message that TAKE has taken
     uint64_t start = 0, flight = 0;
+    uint64_t traced = 0;                  // ticks(), when it began; 0: without a trace
     uint64_t number = 0;                  // of the RTS
     uint64_t location = 0;                // receive: the payload in the sender's memory; 0: it comes in DATA packets
     size_t moved = 0;                     // bytes of the payload

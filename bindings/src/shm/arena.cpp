@@ -99,20 +99,20 @@ PartLayout::PartLayout(int size, size_t budget) {
 
 Arena::Arena(std::shared_ptr<File> file, uint64_t offset, int size, size_t budget)
     : size(size),
+      offset(offset),
       layout(size, budget),
       file_(std::move(file)),
-      offset_(offset),
       mapping_(file_->map(offset, layout.arena_bytes(size))) {}
 
 void Arena::allocate(int r) {
     const uint64_t begin = r == 0 ? 0 : sizeof(GroupHeader) + r * layout.part_bytes;
-    file_->allocate(offset_ + begin, sizeof(GroupHeader) + (r + 1) * layout.part_bytes - begin);
+    file_->allocate(offset + begin, sizeof(GroupHeader) + (r + 1) * layout.part_bytes - begin);
 }
 
 void Arena::discard() {
     // Groups split from this one continue to read its failure, and ranks that were left out, who goes on.
     const size_t kept = group().failure.state.load() || group().successor.load() ? sizeof(GroupHeader) : 0;
-    file_->discard(offset_ + kept, layout.arena_bytes(size) - kept);
+    file_->discard(offset + kept, layout.arena_bytes(size) - kept);
 }
 
 }  // namespace ringcomm

@@ -74,6 +74,7 @@ public:
     void discard();        // when all ranks have closed
 
     const int size;
+    const uint64_t offset;  // in the file
     const PartLayout layout;
 
 private:
@@ -81,7 +82,6 @@ private:
     std::byte* part(int r) const { return mapping_->base() + sizeof(GroupHeader) + r * layout.part_bytes; }
 
     std::shared_ptr<File> file_;
-    uint64_t offset_;
     std::shared_ptr<Mapping> mapping_;
 };
 

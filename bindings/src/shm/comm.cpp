@@ -1,6 +1,8 @@
 // Comm: a communicator on one rank, from its arena to its first failure.
 #include "shm/comm.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cinttypes>
 #include <utility>
@@ -65,6 +67,12 @@ void Comm::allocate_arena() {
     }
     // Before this rank's first start record, which all ranks read before these flags.
     for (Flag* flag : {&mine().staged, &mine().reduced, &mine().collected}) flag->store(position(0, 0));
+    for (int p = 0; p < size; ++p) header(p).member.store(group_.members[p]);  // also of a rank that never calls
+    mine().pid.store(getpid());
+    GroupHeader& header = arena().group();
+    header.size.store(size);
+    header.part_bytes.store(arena().layout.part_bytes);
+    header.magic.store(ARENA_MAGIC);
     if (is_world()) world->cma.publish_secret(mine());
     allocated_.store(true);
 }

@@ -49,6 +49,7 @@ public:
     void on_vain_spin() override;
     std::unique_ptr<PacketChannel> open_channel(int peer) override;
     Sleeper& sleeper() override { return sleeper_; }
+    uint64_t id() const override { return world->nonce ^ arena().offset * 0x9e3779b97f4a7c15; }
     std::string report(int r, int calls) const override;
     void start_closing() override;
     void finish_closing() override;

@@ -17,9 +17,7 @@ size_t list_bytes(int size) { return round_up(sizeof(List) + size * sizeof(uint3
 
 bool takes_part(const Comm& comm, int r) { return comm.header(r).takes_part.load() != 0; }
 
-bool gone(const Comm& comm, int r) {
-    return comm.closed(r) || comm.world->liveness.dead(comm.group().members[r]);
-}
+bool gone(const Comm& comm, int r) { return comm.closed(r) || comm.world->liveness.dead(comm.group().members[r]); }
 
 void wake_others(const Comm& comm) {
     for (int p = 0; p < comm.size; ++p) {

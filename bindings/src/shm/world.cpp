@@ -5,8 +5,10 @@
 
 namespace ringcomm {
 
-World::World(int fd, int rank, int size, const int64_t* pids, const int* pidfds, const rc_tuning& tuning)
+World::World(int fd, int rank, int size, const int64_t* pids, const int* pidfds, uint64_t nonce,
+             const rc_tuning& tuning)
     : file(std::make_shared<File>(fd)),
+      nonce(nonce),
       tuning(tuning),
       arena(std::make_shared<Arena>(file, 0, size, tuning.arena_bytes)),
       heaps(file, arena->layout.arena_bytes(size), tuning.heap_bytes, rank, size),

@@ -14,7 +14,7 @@ namespace ringcomm {
 
 class World {
 public:
-    World(int fd, int rank, int size, const int64_t* pids, const int* pidfds, const rc_tuning& tuning);
+    World(int fd, int rank, int size, const int64_t* pids, const int* pidfds, uint64_t nonce, const rc_tuning& tuning);
     World(const World&) = delete;
 
     // The file holds the arena of the world, a heap of each rank up to here, and what is reserved later.
@@ -22,6 +22,7 @@ public:
     uint64_t reserve(uint64_t bytes);  // a new range of the file
 
     const std::shared_ptr<File> file;
+    const uint64_t nonce;  // random, the same on all ranks
     const rc_tuning tuning;
     const std::shared_ptr<Arena> arena;
     Heaps heaps;

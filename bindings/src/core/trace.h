@@ -1,0 +1,77 @@
+// The trace of a rank: an entry for each call, in a file that outlives the rank.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+
+#include "core/waiting.h"
+
+namespace ringcomm {
+
+// The clock of entries: a call of 1 KiB takes less than a microsecond, and reading now_ns() four times 5 % of that.
+inline uint64_t ticks() {
+#if defined(__x86_64__)
+    return __builtin_ia32_rdtsc();
+#else
+    return now_ns();
+#endif
+}
+
+// What ringcomm/trace/entries.py reads. Times are in ticks().
+struct alignas(64) TraceEntry {
+    uint64_t signature;  // as in the flight record, or one of TRACE_…
+    uint64_t start, end;
+    union {
+        struct {
+            uint64_t count;  // of elements: CallRecord::elements()
+            uint64_t epoch;
+            uint64_t waited;      // for other ranks
+            uint64_t path;        // chunks × RC_PATHS + rc_path
+            int16_t late;         // the rank for which it waited longest, -1: for none
+            int8_t status;        // rc_status
+            uint8_t queued;       // 1: another thread may have run it, while its caller did other things
+            uint32_t waited_256;  // for that rank, in units of 256
+        } call;
+        char name[40];  // of a mark
+        uint64_t ns;    // what now_ns() is at `start`
+    };
+};
+static_assert(sizeof(TraceEntry) == 64);
+enum : uint64_t { TRACE_WAIT = ~uint64_t{2}, TRACE_CLOCK, TRACE_MARK };  // TRACE_WAIT: for a queued call
+
+// How long the collective that runs has waited for other ranks.
+struct Waits {
+    uint64_t total = 0, longest = 0;  // ticks
+    int late = -1;                    // the rank of the longest
+    void add(uint64_t waited, int peer) {
+        total += waited;
+        if (waited > longest) longest = waited, late = peer;
+    }
+};
+
+// Any number of threads add entries. The file is extended piece by piece; once it cannot be, entries are dropped.
+class Trace {
+public:
+    Trace(int fd, Trace* outer);  // duplicates `fd`; `outer` goes on when this one ends
+    ~Trace();
+    Trace(const Trace&) = delete;
+
+    void add(const TraceEntry& entry);
+    void end();  // other threads may still add entries, as long as the file need not be extended for them
+
+    Trace* const outer;
+
+private:
+    void add_clock();
+    int extend(uint64_t entries);  // returns an errno
+
+    int fd_;
+    std::byte* base_;
+    std::atomic<uint64_t> count_{0}, room_{0};  // entries
+    std::mutex extending_;
+    int ended_ = 0;  // why the file is not extended any more: an errno
+};
+
+}  // namespace ringcomm

@@ -1,0 +1,1 @@
+"""Traces: what every rank did, when, and whom it waited for."""

@@ -1,0 +1,377 @@
+"""What a trace holds: every call of every rank with its facts, who was late, queued calls, waits, marks, messages."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import failures
+import harness
+import ringcomm
+from ringcomm.trace.entries import read
+
+SIZE = 3
+LATE = 0.2  # seconds
+
+
+def one_of_each(comm, folder):
+    x, rows = np.ones(4, np.float32), np.ones((SIZE, 5), np.int64)
+    with comm.trace(folder):
+        comm.barrier()
+        comm.all_reduce(x)
+        comm.reduce(x, root=1)
+        comm.broadcast(x, root=2)
+        comm.all_gather(x)
+        comm.gather(x, root=1)
+        comm.scatter(rows if comm.rank == 2 else None, out=np.empty((1, 5), np.int64), root=2)
+        comm.reduce_scatter(rows)
+        comm.all_to_all(rows)
+        comm.all_gather(np.ones(comm.rank + 1), counts=[1, 2, 3])
+        comm.all_to_all(rows, send_counts=[1, 1, 1], recv_counts=[1, 1, 1])
+    comm.barrier()  # which is not recorded
+
+
+EACH = [  # name, bytes of the larger array, dtype, root
+    ("barrier", 0, "", None),
+    ("all_reduce", 16, "float32", None),
+    ("reduce", 16, "float32", 1),
+    ("broadcast", 16, "float32", 2),
+    ("all_gather", 16 * SIZE, "float32", None),
+    ("gather", 16 * SIZE, "float32", 1),
+    ("scatter", 40 * SIZE, "int64", 2),
+    ("reduce_scatter", 40 * SIZE, "int64", None),
+    ("all_to_all", 40 * SIZE, "int64", None),
+    ("all_gather", 48, "float64", None),
+    ("all_to_all", 40 * SIZE, "int64", None),
+]
+
+
+def facts(recording, *names):
+    return [tuple(getattr(call, name) for name in names) for call in recording.calls]
+
+
+def test_every_call_of_every_rank_is_recorded(tmp_path, world):
+    harness.run(one_of_each, SIZE, tmp_path, world=world)
+    recordings = read(tmp_path)
+    assert [(each.rank, each.size) for each in recordings] == [(rank, SIZE) for rank in range(SIZE)]
+    assert len({each.group for each in recordings}) == 1
+    assert len({each.process for each in recordings}) == SIZE
+    for each in recordings:
+        assert facts(each, "name", "bytes", "dtype", "root") == EACH
+        assert {call.kind for call in each.calls} == {"collective"}
+        first = each.calls[0].epoch
+        assert [call.epoch for call in each.calls] == [*range(first, first + len(EACH))]
+        assert not any(call.failed or call.queued for call in each.calls)
+        for call, following in zip(each.calls, each.calls[1:], strict=False):
+            assert 0 <= call.waited <= call.end - call.start
+            assert call.end <= following.start
+    assert min(call.start for each in recordings for call in each.calls) == 0
+    for calls in zip(*(each.calls for each in recordings), strict=True):
+        if calls[0].name in ("barrier", "all_reduce"):  # all have begun before one ends
+            assert max(call.start for call in calls) <= min(call.end for call in calls) + 1e-4
+
+
+def paths(comm, folder):
+    with comm.trace(folder):
+        for count in (4, 1_000_000):
+            comm.all_reduce(np.ones(count, np.float32))
+            path, chunks = comm._transport.path()
+            comm.mark(f"{path} {chunks}")
+
+
+def test_a_call_has_its_path_and_the_number_of_its_chunks(tmp_path):
+    harness.run(paths, 2, tmp_path)
+    for each in read(tmp_path):
+        calls, marks = each.calls[::2], each.calls[1::2]
+        assert [f"{call.path} {call.chunks}" for call in calls] == [mark.name for mark in marks]
+        assert len({call.path for call in calls}) == 2
+
+
+def one_is_late(comm, folder):
+    comm.barrier()
+    with comm.trace(folder):
+        if comm.rank == 1:
+            time.sleep(LATE)
+        comm.all_reduce(np.ones(10))
+
+
+def test_others_wait_for_the_rank_that_is_late(tmp_path, world):
+    harness.run(one_is_late, SIZE, tmp_path, world=world)
+    calls = [each.calls[0] for each in read(tmp_path)]
+    for rank in (0, 2):
+        assert calls[rank].late == 1
+        assert LATE * 0.8 < calls[rank].waited_for <= calls[rank].waited <= calls[rank].end - calls[rank].start
+    assert calls[1].start - min(calls[0].start, calls[2].start) > LATE * 0.8
+    assert calls[1].waited < LATE / 2 or calls[1].late != 1
+
+
+def queued(comm, folder):
+    x, y = np.ones(1000), np.ones(1000)
+    with comm.trace(folder):
+        works = [comm.all_reduce(x, async_op=True), comm.broadcast(y, async_op=True)]
+        for work in works:
+            work.wait()
+        comm.barrier()
+
+
+def test_queued_calls_and_the_waits_for_them(tmp_path):
+    harness.run(queued, 2, tmp_path)
+    for each in read(tmp_path):
+        calls = [call for call in each.calls if call.kind == "collective"]
+        assert [(call.name, call.queued) for call in calls[:2]] == [("all_reduce", True), ("broadcast", True)]
+        assert calls[2].name == "barrier"
+        waits = [call for call in each.calls if call.kind == "wait"]
+        assert len(waits) <= 2  # a call may be done before
+        assert all(wait.end <= calls[2].end for wait in waits)
+
+
+def late_for_a_queued_call(comm, folder):
+    comm.barrier()
+    with comm.trace(folder):
+        if comm.rank == 1:
+            time.sleep(LATE)
+        comm.all_reduce(np.ones(10), async_op=True).wait()
+
+
+def test_the_wait_for_a_queued_call_lasts_as_long(tmp_path):
+    harness.run(late_for_a_queued_call, 2, tmp_path)
+    wait = next(call for call in read(tmp_path)[0].calls if call.kind == "wait")
+    assert wait.end - wait.start > LATE * 0.8
+
+
+def marks(comm, folder):
+    with comm.trace(folder):
+        comm.mark("step")
+        comm.barrier()
+        comm.mark("a name of more than 39 characters, whose end is lost")
+        comm.mark("schön")
+    comm.mark("after the trace")
+
+
+def test_marks(tmp_path):
+    harness.run(marks, 2, tmp_path)
+    for each in read(tmp_path):
+        assert [(call.kind, call.name) for call in each.calls] == [
+            ("mark", "step"),
+            ("collective", "barrier"),
+            ("mark", "a name of more than 39 characters, whose end is lost"[:39]),
+            ("mark", "schön"),
+        ]
+        assert all(call.start == call.end for call in each.calls if call.kind == "mark")
+
+
+def messages(comm, folder):
+    x, out = np.arange(6, dtype=np.int32), np.empty(6, np.int32)
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    with comm.trace(folder):
+        if comm.rank == 0:
+            comm.send(x, 1)
+            comm.send(x[:2], 1)
+            comm.send(x, 1, async_op=True).wait()
+        elif comm.rank == 1:
+            comm.recv(out, 0)
+            comm.recv(out, None, at_most=True)
+            comm.recv(out, None, async_op=True).wait()
+        comm.sendrecv(x, right, out, left)
+
+
+def test_messages(tmp_path):
+    harness.run(messages, SIZE, tmp_path)
+    sender, receiver, other = ([call for call in each.calls if call.kind == "message"] for each in read(tmp_path))
+    wanted = "name", "root", "bytes", "dtype", "queued"
+    both = [tuple(getattr(call, name) for name in wanted) for call in sender[:3] + receiver[:3]]
+    assert both == [
+        ("send", 1, 24, "int32", False),
+        ("send", 1, 8, "int32", False),
+        ("send", 1, 24, "int32", True),
+        ("recv", 0, 24, "int32", False),
+        ("recv", 0, 8, "int32", True),  # with at_most it is queued
+        ("recv", 0, 24, "int32", True),
+    ]
+    assert sorted((call.name, call.root) for call in other) == [("recv", 1), ("send", 0)]
+
+
+def groups(comm, folder):
+    part = comm.split(comm.rank // 2)
+    with comm.trace(folder), part.trace(folder):
+        part.all_reduce(np.ones(3))
+        comm.barrier()
+    part.close()
+
+
+def test_each_group_has_recordings_of_its_own(tmp_path):
+    harness.run(groups, 4, tmp_path)
+    recordings = read(tmp_path)
+    assert [(each.size, each.rank) for each in recordings] == [(4, 0), (4, 1), (4, 2), (4, 3), *[(2, 0), (2, 1)] * 2]
+    assert len({each.group for each in recordings}) == 3
+    assert len({each.process for each in recordings}) == 4
+    assert {call.name for each in recordings[:4] for call in each.calls} == {"barrier"}
+    assert {call.name for each in recordings[4:] for call in each.calls} == {"all_reduce"}
+
+
+def two_in_a_row(comm, first, second):
+    with comm.trace(first):
+        comm.barrier()
+    with comm.trace(first):
+        comm.all_reduce(np.ones(1))
+        with comm.trace(second):  # interrupts the other
+            comm.broadcast(np.ones(1))
+        comm.all_gather(np.ones(1))
+    comm.barrier()
+
+
+def test_traces_in_a_row_and_inside_each_other(tmp_path):
+    harness.run(two_in_a_row, 2, tmp_path / "first", tmp_path / "second")
+    for each in read(tmp_path / "first"):
+        assert [call.name for call in each.calls] == ["barrier", "all_reduce", "all_gather"]
+    for each in read(tmp_path / "second"):
+        assert [call.name for call in each.calls] == ["broadcast"]
+
+
+def failing(comm, folder):
+    with comm.trace(folder):
+        comm.barrier()
+        with pytest.raises(ringcomm.MismatchError):
+            comm.all_reduce(np.ones(1 + comm.rank))
+        with pytest.raises(ringcomm.ArgumentError):
+            comm.broadcast(np.ones(1), root=9)  # nothing was sent
+        comm.barrier()
+
+
+def test_calls_that_fail_are_flagged(tmp_path):
+    harness.run(failing, 2, tmp_path)
+    for each in read(tmp_path):
+        assert facts(each, "name", "failed") == [("barrier", False), ("all_reduce", True), ("barrier", False)]
+
+
+def with_threads(comm, folder):
+    from threading import Thread
+
+    def exchange(tag):
+        for _ in range(50):
+            comm.sendrecv(np.ones(3), 1 - comm.rank, np.empty(3), 1 - comm.rank, tag)
+
+    with comm.trace(folder):
+        threads = [Thread(target=exchange, args=[tag]) for tag in range(3)]
+        for thread in threads:
+            thread.start()
+        for _ in range(50):
+            comm.all_reduce(np.ones(3))
+        for thread in threads:
+            thread.join()
+
+
+def test_threads_record_at_the_same_time(tmp_path):
+    harness.run(with_threads, 2, tmp_path)
+    for each in read(tmp_path):
+        names = [call.name for call in each.calls]
+        assert {name: names.count(name) for name in set(names)} == {"all_reduce": 50, "send": 150, "recv": 150}
+
+
+def many(comm, folder, calls):
+    with comm.trace(folder):
+        x = np.ones(1)
+        for _ in range(calls):
+            comm.all_reduce(x, "max")
+
+
+def test_the_file_grows(tmp_path):
+    harness.run(many, 2, tmp_path, 20_000)  # the first MiB holds 16,384
+    for each in read(tmp_path):
+        assert [call.epoch - each.calls[0].epoch for call in each.calls] == [*range(20_000)]
+
+
+def killed(comm, folder):
+    with comm.trace(folder):
+        comm.barrier()
+        comm.mark("last")
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        comm.barrier()
+
+
+def test_the_file_of_a_killed_rank_is_readable(tmp_path):
+    with failures.mortals(2) as pool:
+        outcomes = {rank: outcome for rank, outcome, _ in failures.outcomes(pool, killed, tmp_path)}
+    assert isinstance(outcomes[0], ringcomm.PeerLost)
+    survivor, victim = read(tmp_path)
+    assert facts(victim, "name", "failed") == [("barrier", False), ("last", False)]
+    assert facts(survivor, "name", "failed") == [("barrier", False), ("last", False), ("barrier", True)]
+    assert survivor.calls[0].start <= victim.calls[0].end + 1e-3
+
+
+def closed_inside(comm, folder):
+    part = comm.split(0)
+    with part.trace(folder):
+        part.barrier()
+        part.close()
+    with pytest.raises(ringcomm.ArgumentError, match="closed"):
+        part.mark("too late")
+
+
+def test_closing_ends_a_trace(tmp_path):
+    harness.run(closed_inside, 2, tmp_path)
+    assert [facts(each, "name") for each in read(tmp_path)] == [[("barrier",)]] * 2
+
+
+def unwritable(comm, file):
+    with pytest.raises(ringcomm.ArgumentError, match=r"cannot write a trace to .*file"), comm.trace(file):
+        pass
+    with pytest.raises(ringcomm.ArgumentError, match="cannot write a trace to /proc"), comm.trace("/proc/none"):
+        pass
+    failures.check_usable(comm)
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    harness.run(unwritable, 2, tmp_path / "file")
+
+
+PROGRAM = """
+import os
+import numpy as np
+import ringcomm
+
+with ringcomm.init() as comm:
+    part = comm.split(comm.rank % 2)
+    comm.all_reduce(np.ones(4))
+    part.barrier()
+    if os.fork() == 0:
+        try:
+            comm.mark("of a child")
+        except ringcomm.ArgumentError:
+            os._exit(0)
+    assert os.wait()[1] == 0
+    comm.mark("step")
+"""
+
+
+def test_the_variable_traces_all_communicators_of_a_job(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "ringcomm", "run", "-n", "3", str(tmp_path / "program.py")]
+    environment = {**os.environ, "RINGCOMM_TRACE": str(tmp_path / "trace")}
+    subprocess.run(command, check=True, env=environment, timeout=60)
+    recordings = read(tmp_path / "trace")
+    assert [(each.size, each.rank) for each in recordings] == [(3, 0), (3, 1), (3, 2), (2, 0), (2, 1), (1, 0)]
+    for each in recordings[:3]:
+        assert [call.name for call in each.calls if call.name != "split"] == ["all_reduce", "step"]
+    for each in recordings[3:]:
+        assert [call.name for call in each.calls] == ["barrier"]
+    assert not any(path.stat().st_mode & 0o077 for path in (tmp_path / "trace").iterdir())  # of this user only
+
+
+def test_a_folder_without_traces_is_refused(tmp_path):
+    with pytest.raises(ringcomm.ArgumentError, match="expected one with traces of calls"):
+        read(tmp_path)
+    with pytest.raises(ringcomm.ArgumentError, match="expected one with traces of calls"):
+        read(tmp_path / "missing")
+    (tmp_path / "x.trace").write_bytes(b"other")
+    with pytest.raises(ringcomm.ArgumentError, match=r"expected a trace, got .*x\.trace"):
+        read(tmp_path)
+    (tmp_path / "x.trace").write_bytes(b'{"version": 99}')
+    with pytest.raises(ringcomm.ArgumentError, match="expected 1, got 99"):
+        read(tmp_path)
