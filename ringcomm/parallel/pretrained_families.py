@@ -141,7 +141,7 @@ def settings_of(config: GPTConfig) -> dict[str, Any]:
     """
     llama = config.gated and config.rms_norm and config.rotary_base
     gpt2 = config.bias and not (config.gated or config.rms_norm or config.rotary_base)
-    if not llama and not (gpt2 and config.kv_heads in (None, config.heads)):
+    if config.experts or not (llama or (gpt2 and config.kv_heads in (None, config.heads))):
         raise refuse("config", "that of a GPT-2 or a Llama", config)
     model_type = "llama" if llama else "gpt2"
     x = torch.linspace(-3, 3, 7)  # functions that `partial` has made are never equal

@@ -168,11 +168,13 @@ class Worker:
         Raises:
             ArgumentError: a key of `rows` is not one of the parameters, or a number is not one of its rows
         """
-        lengths = {parameter: len(parameter) for parameter in self.parameters if parameter.dim()}
-        self._rows = {parameter: torch.unique(numbers).cpu().long() for parameter, numbers in (rows or {}).items()}
-        for parameter, numbers in self._rows.items():
-            if ((numbers < 0) | (numbers >= (length := lengths.get(parameter, 0)))).any():
-                raise refuse("rows of a parameter", f"numbers from 0 to {length - 1}", numbers.tolist())
+        distinct = {parameter: torch.unique(numbers).cpu().long() for parameter, numbers in (rows or {}).items()}
+        if others := distinct.keys() - {parameter for parameter in self.parameters if parameter.dim()}:
+            raise refuse("rows", "parameters of the worker as keys", [tuple(each.shape) for each in others])
+        for parameter, numbers in distinct.items():
+            if ((numbers < 0) | (numbers >= len(parameter))).any():
+                raise refuse("rows of a parameter", f"numbers from 0 to {len(parameter) - 1}", numbers.tolist())
+        self._rows = distinct
         requests = [(link, self._within(link)) for link in self._links]
         for link, wanted in requests:
             link.send_object(("pull", wanted))

@@ -13,7 +13,7 @@ from torch.optim import AdamW
 import torch_world
 from failures import raised
 from ringcomm import ArgumentError
-from ringcomm.parallel import DataParallel, Grid
+from ringcomm.parallel import DataParallel, Grid, load_checkpoint, save_checkpoint
 from ringcomm.parallel.compress import OneBitAdam, compress, decompress
 from ringcomm.parallel.verify import bytes_sent, record_traffic
 
@@ -226,6 +226,21 @@ def test_errors_restart_from_zero_without_those_of_as_many_replicas():
         optimizer.load_state_dict(deepcopy(saved))
         results.append([x.tolist() for x in trained(optimizer, ours, range(6, 9), dp.rank)])
     assert results[1] == results[2] == results[3] != results[0]
+
+
+@torch_world.on(2)
+def test_checkpoints_keep_all_but_the_errors(tmp_path):
+    grid, models = Grid(dp=2), [nn.Linear(3, 3) for _ in range(2)]
+    optimizers = [OneBitAdam(model.parameters(), grid.dp_cp, warmup_steps=2) for model in models]
+    for _ in range(4):
+        models[0](torch.full((1, 3), 1.0 + grid.dp.rank)).sum().backward()
+        optimizers[0].step()
+    save_checkpoint(tmp_path, models[0], optimizers[0], grid, {})
+    load_checkpoint(tmp_path, models[1], optimizers[1], grid)
+    (ours, _), (loaded, errors) = ((each["state"], each["errors"]) for each in map(OneBitAdam.state_dict, optimizers))
+    assert errors is None
+    torch.testing.assert_close(loaded, ours, rtol=0, atol=0)
+    assert [x.tolist() for x in models[1].parameters()] == [x.tolist() for x in models[0].parameters()]
 
 
 # --- What it takes and refuses ----------------------------------------------------------------------------------------

@@ -182,11 +182,12 @@ def test_every_layout_trains_as_one_process_with_every_option(sizes, option, seq
 MICRO_BATCHES = 2
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 @torch_world.on(4)
-def test_stages_of_a_pipeline_train_as_one_process():
+def test_stages_of_a_pipeline_train_as_one_process(schedule):
     grid, alone = Grid(dp=2, pp=2, ep=2), Grid.alone()
     stage, whole = Stage(grid, [grid.pp.rank], balance=0.5), Stage(alone, balance=0.5)
-    schedule = make_schedule("1f1b", 2, MICRO_BATCHES)
+    schedule = make_schedule(schedule, 2, MICRO_BATCHES)
     pipeline = Pipeline(grid, stage, schedule, F.mse_loss, data_parallel=DataParallel(stage, grid.dp_cp))
     batches = batches_of(2, 0, rows=B * MICRO_BATCHES)
     parts = [part for x, y in batches for part in zip(x.split(B), y.split(B), strict=True)]

@@ -219,6 +219,7 @@ def refusals(folder):
     texts.append(refused(load_pretrained, "good", changed(inner=32)))
     texts.append(refused(save_pretrained, "good"))
     texts.append(refused(save_pretrained, "new", changed(rotary_base=None)))
+    texts.append(refused(save_pretrained, "new", changed(experts=2)))
     texts.append(refused(save_pretrained, "new", changed(activation=torch.sin)))
     texts.append(refused(save_pretrained, "file"))
     with patch.dict(sys.modules, {"safetensors.torch": None}):
@@ -247,7 +248,7 @@ def test_other_models_and_bad_files_are_refused_on_all_ranks(tmp_path):
         "RingcommError: …/cut/model.safetensors: SafetensorError: .*",
         "ArgumentError: intermediate_size of the stages: expected 24, as in …/good, got 32",
         "ArgumentError: folder: expected one without weights, got one with …/good/model.safetensors",
-        r"ArgumentError: config: expected that of a GPT-2 or a Llama, got GPTConfig\(.*",
+        *(r"ArgumentError: config: expected that of a GPT-2 or a Llama, got GPTConfig\(.*" for _ in range(2)),
         "ArgumentError: activation: expected gelu_new or gelu_pytorch_tanh or gelu or relu or silu, got .*",
         "RingcommError: …/file: FileExistsError: .*",
         *(re.escape(missing) for _ in range(2)),

