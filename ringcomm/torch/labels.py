@@ -7,7 +7,7 @@ one, see the operator of c10d: a group in Python is not called through the dispa
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
+from functools import cache, partial
 from time import perf_counter
 from typing import Any
 
@@ -43,16 +43,15 @@ def watched() -> bool:
     return profiling() or bool(modes())
 
 
-def timed() -> AbstractContextManager[object]:
-    """Return the context in which to make a call, or to wait for one, so that `waits` learn its time."""
-    return _timed() if waits else UNLABELED
+def timed(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the call, or, while `waits` are there, one that reports its time to them."""
+    return partial(_timed, call) if waits else call
 
 
-@contextmanager
-def _timed() -> Iterator[None]:
+def _timed(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     begin = perf_counter()
     try:
-        yield
+        return call(*arguments, **options)
     finally:
         for record in waits:
             record(perf_counter() - begin)

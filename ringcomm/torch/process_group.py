@@ -313,8 +313,8 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
         # Before torch had asyncOp, the caller always waited for the handle.
         async_op = opts is None or getattr(opts, "asyncOp", True)
         options = {"at_most": True} if name == "recv" else {}  # a tensor may be larger than the message, as on Gloo
-        with labels.timed():
-            result = getattr(self.comm, name)(*arguments, timeout=self._limit(opts), async_op=async_op, **options)
+        call_comm = labels.timed(getattr(self.comm, name))
+        result = call_comm(*arguments, timeout=self._limit(opts), async_op=async_op, **options)
         if async_op:
             work = TorchWork(self, name, [result], outputs, call.copies)
             if opts is not None:

@@ -65,9 +65,8 @@ class TorchWork(_Work):  # type: ignore[misc]
         limit = seconds(timeout)
         deadline = None if limit is None else time.monotonic() + limit
         try:
-            with labels.timed():
-                for work in self.works:
-                    work.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            for work in self.works:
+                labels.timed(work.wait)(None if deadline is None else max(0.0, deadline - time.monotonic()))
         except RingcommError as error:
             raise self.owner.annotated(error)  # noqa: B904 (it is the same error)
         self._write_back()

@@ -86,7 +86,10 @@ def test_the_command_is_one_of_the_example(capsys):
         chosen = options.parse_args(after.split())
         assert (chosen.tp, chosen.pp, chosen.dp) == (layout["tp"], layout["pp"], layout["dp"])
         assert chosen.micro_batches == 1536 // layout["dp"] // layout["micro_batch"]
-        assert (chosen.schedule, chosen.chunks or 1) == ("interleaved" if layout["chunks"] > 1 else "1f1b", layout["chunks"])
+        assert (chosen.schedule, chosen.chunks or 1) == (
+            "interleaved" if layout["chunks"] > 1 else "1f1b",
+            layout["chunks"],
+        )
         assert (chosen.zero, chosen.sequence_parallel) == (layout["zero"], layout["sequence_parallel"])
 
 
