@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from ringcomm.options import positive
-from ringcomm.trace.live import Job, Rank, find_jobs
+from ringcomm.trace.live import LiveJob, Rank, find_jobs
 from ringcomm.trace.waiting import explain
 
 __all__ = ["add_arguments", "run"]
@@ -42,11 +42,11 @@ def run(arguments: argparse.Namespace) -> int:
         counts = _counts(jobs)
 
 
-def _counts(jobs: list[Job]) -> Counts:
+def _counts(jobs: list[LiveJob]) -> Counts:
     return {(job.number, rank.rank): (rank.calls, rank.bytes) for job in jobs for rank in job.ranks}
 
 
-def _lines(jobs: list[Job], before: Counts, interval: float) -> Iterator[str]:
+def _lines(jobs: list[LiveJob], before: Counts, interval: float) -> Iterator[str]:
     if not jobs:
         yield "no jobs of this user"
     for job in jobs:
@@ -75,6 +75,6 @@ def _does(rank: Rank) -> str:
     return ", ".join(parts)
 
 
-def _explain(job: Job) -> Iterator[str]:
+def _explain(job: LiveJob) -> Iterator[str]:
     waits = {rank.rank: rank.waits_for for rank in job.ranks if rank.waits_for is not None}
     yield from (f"       {line}" for line in explain(waits, {rank.rank: _does(rank) for rank in job.ranks}))

@@ -118,6 +118,7 @@ def has_other_backends() -> bool:
     while frame and "backend_config" not in frame.f_locals:
         frame = frame.f_back  # type: ignore[assignment]
     backends = frame.f_locals["backend_config"].get_device_backend_map() if frame else {}
+    del frame  # or a cycle of frames would keep the caller's variables alive
     others = {*backends.values()} - {NAME}
     if others and not extension():
         asked = ",".join(f"{device}:{backend}" for device, backend in backends.items())

@@ -76,7 +76,7 @@ def result_after(done: "torch.futures.Future[Any]", work: Any) -> "torch.futures
 
 
 def build() -> Path:
-    """Build the extension, unless it is built; return the file. Takes about 20 s of one core, and 1.3 GB of memory."""
+    """Build the extension, unless it is built, and return the file."""
     library = _library()
     if not library.exists():
         library.parent.mkdir(mode=0o700, exist_ok=True)

@@ -202,7 +202,7 @@ def test_a_timeout_leaves_the_record_of_all_ranks(tmp_path, capsys):
     for calls in sections[2::2]:
         assert "barrier() epoch 1, done" in calls
     assert "all_reduce(float64 x 5, sum) epoch 2, running" in sections[4]
-    assert "recv(float64 x 1, from 2), timed out" in sections[2]
+    assert re.search(r"recv\(float64 x 1, from 2\), (timed out|running)", sections[2])  # another rank may be the first
     assert "\n  ranks 0 and 2 wait for each other\n" in text
 
 
