@@ -9,8 +9,7 @@ from test_clients import STEPS, as_on_gloo, batch, flat, model, ranks, train
 from torch import nn
 
 import torch_world
-from ringcomm import ArgumentError, CollectiveTimeout
-from ringcomm.torch.process_group import RingcommProcessGroup
+from ringcomm import CollectiveTimeout
 
 c10d = dist.distributed_c10d
 
@@ -63,18 +62,6 @@ def test_set_pg_timeout_takes_effect():
 def test_set_pg_timeout_still_serves_gloo():
     c10d._set_pg_timeout(timedelta(seconds=9))
     assert dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=9)
-
-
-@pytest.mark.skipif(not issubclass(RingcommProcessGroup, dist.ProcessGroup), reason="from torch 2.14 on this works")
-@pytest.mark.parametrize("backend", ["cpu:ringcomm,cuda:nccl", "cpu:gloo,cuda:ringcomm"])
-def test_another_backend_for_another_device_is_refused_rather_than_replaced(backend, tmp_path):
-    store = dist.FileStore(str(tmp_path / "store"), 1)
-    with pytest.raises(ArgumentError, match=f"(?s)backend '{backend}'.*before torch 2.14"):
-        dist.init_process_group(backend, store=store, rank=0, world_size=1)
-    assert not dist.is_initialized()
-
-
-# --- Clients that ask -------------------------------------------------------------------------------------------------
 
 
 def memory_from_the_group():
