@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from ringcomm.options import positive
-from ringcomm.trace.live import LiveJob, Rank, find_jobs
+from ringcomm.trace.live import Rank, RunningJob, find_jobs
 from ringcomm.trace.waiting import explain
 
 __all__ = ["add_arguments", "run"]
 
 CLEAR = "\x1b[H\x1b[2J"  # the screen
+WIDTH = 100  # characters of a command that are shown
 
 Counts = dict[tuple[int, int], tuple[int, int]]  # calls and bytes, by job and rank
 
@@ -42,15 +43,15 @@ def run(arguments: argparse.Namespace) -> int:
         counts = _counts(jobs)
 
 
-def _counts(jobs: list[LiveJob]) -> Counts:
+def _counts(jobs: list[RunningJob]) -> Counts:
     return {(job.number, rank.rank): (rank.calls, rank.bytes) for job in jobs for rank in job.ranks}
 
 
-def _lines(jobs: list[LiveJob], before: Counts, interval: float) -> Iterator[str]:
+def _lines(jobs: list[RunningJob], before: Counts, interval: float) -> Iterator[str]:
     if not jobs:
         yield "no jobs of this user"
     for job in jobs:
-        yield f"{len(job.ranks)} ranks: {job.command}"
+        yield f"{len(job.ranks)} ranks: {job.command[:WIDTH]}"
         yield f"{'rank':>6} {'process':>8}  {'calls/s':>9} {'GB/s':>7}  does"
         for rank in job.ranks:
             calls, moved = before.get((job.number, rank.rank), (rank.calls, rank.bytes))
@@ -75,6 +76,6 @@ def _does(rank: Rank) -> str:
     return ", ".join(parts)
 
 
-def _explain(job: LiveJob) -> Iterator[str]:
+def _explain(job: RunningJob) -> Iterator[str]:
     waits = {rank.rank: rank.waits_for for rank in job.ranks if rank.waits_for is not None}
     yield from (f"       {line}" for line in explain(waits, {rank.rank: _does(rank) for rank in job.ranks}))

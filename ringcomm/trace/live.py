@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ringcomm.native import check, ffi, lib
 
-__all__ = ["LiveJob", "Rank", "find_jobs"]
+__all__ = ["Rank", "RunningJob", "find_jobs"]
 
 MOST_RANKS = 1024
 MEMORY = "/memfd:ringcomm"
@@ -43,7 +43,7 @@ class Rank:
 
 
 @dataclass(slots=True)
-class LiveJob:
+class RunningJob:
     """A job, or several that one process has joined one after another, by its number."""
 
     number: int
@@ -51,7 +51,7 @@ class LiveJob:
     ranks: list[Rank]
 
 
-def find_jobs() -> list[LiveJob]:
+def find_jobs() -> list[RunningJob]:
     """Return the jobs of this user on this machine, by number."""
     processes: dict[int, list[int]] = defaultdict(list)  # by inode of the shared memory
     arenas: dict[int, set[int]] = defaultdict(set)  # offsets
@@ -68,7 +68,7 @@ def find_jobs() -> list[LiveJob]:
             finally:
                 os.close(fd)
             if any(rank.state in ("runs", "stopped") for rank in ranks):
-                jobs.append(LiveJob(inode, _command(pids[0]), ranks))
+                jobs.append(RunningJob(inode, _command(pids[0]), ranks))
     return jobs
 
 

@@ -189,7 +189,7 @@ def test_it_looks_again_until_it_is_interrupted(capsys, monkeypatch):
         if len(seen) == 4:
             raise KeyboardInterrupt
         rank = live.Rank(0, 1, "runs", calls=len(seen) * 10, bytes=len(seen) * 10**8)
-        return [live.LiveJob(1, "a job", [rank])]
+        return [live.RunningJob(1, "a job", [rank])]
 
     monkeypatch.setattr(top, "find_jobs", find_jobs)
     with contextlib.suppress(KeyboardInterrupt):
