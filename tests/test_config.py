@@ -140,7 +140,7 @@ def test_an_invalid_value_is_refused(wrong):
     ],
 )
 def test_a_transport_that_cannot_serve_the_job_is_refused(name, text, monkeypatch):
-    for variable, value in zip(LAUNCHER, ("0", "1", "a job", "", ""), strict=True):
+    for variable, value in zip(LAUNCHER, ("0", "1", "a job", "", "", ""), strict=True):
         monkeypatch.setenv(variable, value)
     monkeypatch.setenv("RINGCOMM_TRANSPORT", name)
     with pytest.raises(ArgumentError, match=text):
@@ -149,7 +149,7 @@ def test_a_transport_that_cannot_serve_the_job_is_refused(name, text, monkeypatc
 
 def test_ranks_that_no_transport_connects_are_told_so(monkeypatch):
     monkeypatch.setattr("ringcomm.start.find_transports", lambda: {"shm": shm})
-    for variable, value in zip(LAUNCHER, ("0", "2", "a job", "", "127.0.0.1:1"), strict=True):
+    for variable, value in zip(LAUNCHER, ("0", "2", "a job", "", "127.0.0.1:1", ""), strict=True):
         monkeypatch.setenv(variable, value)
     for name in (None, "shm"):
         reason = r"^no transport connects the ranks of this job \(launcher: ringcomm run, several hosts\)"

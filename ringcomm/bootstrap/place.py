@@ -127,7 +127,7 @@ def _place(launcher: _Launcher, environ: Mapping[str, str]) -> Place:
         raise refuse(f"the environment of {launcher.name}", f"at most {MAX_SIZE} ranks", f"{launcher.size}={size}")
     ours = launcher.mark == RANK
     store = environ.get(STORE, "") if ours else ""
-    restarts = int(environ[RESTARTS]) if ours and RESTARTS in environ else None
+    restarts = int(environ[RESTARTS]) if ours and environ.get(RESTARTS) else None
     hosts = bool(store) or environ[launcher.local_size] != environ[launcher.size]
     job = [environ[name] for name in launcher.job] or [_hydra_job()]
     name, nonce = "/".join((launcher.name, *job)), environ.get(NONCE, "")

@@ -1,16 +1,9 @@
 """What a trace holds: every call of every rank with its facts, who was late, queued calls, waits, marks, messages."""
 
-import os
-import signal
-import subprocess
-import sys
-
 import numpy as np
-import pytest
 
 import failures
 import harness
-import ringcomm
 from ringcomm.trace.entries import read
 
 SIZE = 3
@@ -213,41 +206,6 @@ def test_each_group_has_recordings_of_its_own(tmp_path):
     assert {call.name for each in recordings[4:] for call in each.calls} == {"all_reduce"}
 
 
-def two_in_a_row(comm, first, second):
-    with comm.trace(first):
-        comm.barrier()
-    with comm.trace(first):
-        comm.all_reduce(np.ones(1))
-        with comm.trace(second):  # interrupts the other
-            comm.broadcast(np.ones(1))
-        comm.all_gather(np.ones(1))
-    comm.barrier()
-
-
-def test_traces_in_a_row_and_inside_each_other(tmp_path):
-    harness.run(two_in_a_row, 2, tmp_path / "first", tmp_path / "second")
-    for each in read(tmp_path / "first"):
-        assert [call.name for call in each.calls] == ["barrier", "all_reduce", "all_gather"]
-    for each in read(tmp_path / "second"):
-        assert [call.name for call in each.calls] == ["broadcast"]
-
-
-def failing(comm, folder):
-    with comm.trace(folder):
-        comm.barrier()
-        with pytest.raises(ringcomm.MismatchError):
-            comm.all_reduce(np.ones(1 + comm.rank))
-        with pytest.raises(ringcomm.ArgumentError):
-            comm.broadcast(np.ones(1), root=9)  # nothing was sent
-        comm.barrier()
-
-
-def test_calls_that_fail_are_flagged(tmp_path):
-    harness.run(failing, 2, tmp_path)
-    for each in read(tmp_path):
-        assert facts(each, "name", "failed") == [("barrier", False), ("all_reduce", True), ("barrier", False)]
-
-
 def with_threads(comm, folder):
     from threading import Thread
 
@@ -283,95 +241,3 @@ def test_the_file_grows(tmp_path):
     harness.run(many, 2, tmp_path, 20_000)  # the first MiB holds 16,384
     for each in read(tmp_path):
         assert [call.epoch - each.calls[0].epoch for call in each.calls] == [*range(20_000)]
-
-
-def killed(comm, folder):
-    with comm.trace(folder):
-        comm.barrier()
-        comm.mark("last")
-        if comm.rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        comm.barrier()
-
-
-def test_the_file_of_a_killed_rank_is_readable(tmp_path):
-    with failures.mortals(2) as pool:
-        outcomes = {rank: outcome for rank, outcome, _ in failures.outcomes(pool, killed, tmp_path)}
-    assert isinstance(outcomes[0], ringcomm.PeerLost)
-    survivor, victim = read(tmp_path)
-    assert facts(victim, "name", "failed") == [("barrier", False), ("last", False)]
-    assert facts(survivor, "name", "failed") == [("barrier", False), ("last", False), ("barrier", True)]
-    assert survivor.calls[0].start <= victim.calls[0].end + 1e-3
-
-
-def closed_inside(comm, folder):
-    part = comm.split(0)
-    with part.trace(folder):
-        part.barrier()
-        part.close()
-    with pytest.raises(ringcomm.ArgumentError, match="closed"):
-        part.mark("too late")
-
-
-def test_closing_ends_a_trace(tmp_path):
-    harness.run(closed_inside, 2, tmp_path)
-    assert [facts(each, "name") for each in read(tmp_path)] == [[("barrier",)]] * 2
-
-
-def unwritable(comm, file):
-    with pytest.raises(ringcomm.ArgumentError, match=r"cannot write a trace to .*file"), comm.trace(file):
-        pass
-    with pytest.raises(ringcomm.ArgumentError, match="cannot write a trace to /proc"), comm.trace("/proc/none"):
-        pass
-    failures.check_usable(comm)
-
-
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
-    (tmp_path / "file").touch()
-    harness.run(unwritable, 2, tmp_path / "file")
-
-
-PROGRAM = """
-import os
-import numpy as np
-import ringcomm
-
-with ringcomm.init() as comm:
-    part = comm.split(comm.rank % 2)
-    comm.all_reduce(np.ones(4))
-    part.barrier()
-    if os.fork() == 0:
-        try:
-            comm.mark("of a child")
-        except ringcomm.ArgumentError:
-            os._exit(0)
-    assert os.wait()[1] == 0
-    comm.mark("step")
-"""
-
-
-def test_the_variable_traces_all_communicators_of_a_job(tmp_path):
-    (tmp_path / "program.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "ringcomm", "run", "-n", "3", str(tmp_path / "program.py")]
-    environment = {**os.environ, "RINGCOMM_TRACE": str(tmp_path / "trace")}
-    subprocess.run(command, check=True, env=environment, timeout=60)
-    recordings = read(tmp_path / "trace")
-    assert [(each.size, each.rank) for each in recordings] == [(3, 0), (3, 1), (3, 2), (2, 0), (2, 1), (1, 0)]
-    for each in recordings[:3]:
-        assert [call.name for call in each.calls if call.name != "split"] == ["all_reduce", "step"]
-    for each in recordings[3:]:
-        assert [call.name for call in each.calls] == ["barrier"]
-    assert not any(path.stat().st_mode & 0o077 for path in (tmp_path / "trace").iterdir())  # of this user only
-
-
-def test_a_folder_without_traces_is_refused(tmp_path):
-    with pytest.raises(ringcomm.ArgumentError, match="expected one with traces of calls"):
-        read(tmp_path)
-    with pytest.raises(ringcomm.ArgumentError, match="expected one with traces of calls"):
-        read(tmp_path / "missing")
-    (tmp_path / "x.trace").write_bytes(b"other")
-    with pytest.raises(ringcomm.ArgumentError, match=r"expected a trace, got .*x\.trace"):
-        read(tmp_path)
-    (tmp_path / "x.trace").write_bytes(b'{"version": 99}')
-    with pytest.raises(ringcomm.ArgumentError, match="expected 1, got 99"):
-        read(tmp_path)
