@@ -45,7 +45,7 @@ def main() -> None:
                 ready = True
             loss = training.step(sample(data, step))
             step, then = step + 1, time.perf_counter()
-            if dist.get_world_size() < ranks and ringcomm.torch.grow(timeout=0.0):
+            if step < arguments.steps and dist.get_world_size() < ranks and ringcomm.torch.grow(timeout=0.0):
                 ready = False
                 report(f"step {step}: {dist.get_world_size()} ranks")
         except (PeerLost, CollectiveTimeout, Aborted) as error:

@@ -70,10 +70,14 @@ class Communicator:
         self.fast_path = routing.fast_path
         self._pending = PendingCalls(routing)
         open_transports.add(routing)
-        record_if_asked(routing.handle, self.rank, self.size)
         # Runs once: from close(), when the communicator is collected, or at exit. Then no memory of pending calls is in
         # use any more.
         self._close = weakref.finalize(self, _close, routing, self._pending)
+        try:
+            record_if_asked(routing.handle, self.rank, self.size)
+        except RingcommError:
+            self.close()
+            raise
 
     def __repr__(self) -> str:
         state = "" if self._close.alive else ", closed"
@@ -399,8 +403,8 @@ class Communicator:
     def shrink(self, *, timeout: float | None = None) -> "Communicator":
         """Go on without the ranks that are lost: make a communicator of those that call this, in their old order.
 
-        All ranks that are left call it, once they have got PeerLost, CollectiveTimeout or Aborted; who has not called
-        anything since may call it as well. It waits for ranks that run but do not call it: after `timeout` seconds they
+        All ranks that are left call it, once they have got PeerLost, CollectiveTimeout or Aborted; so may a
+        rank that has not noticed the loss. It waits for ranks that run but do not call it: after `timeout` seconds they
         are left out. Pending calls of this communicator end with its error, and it is closed. Memory from `empty` and
         `shared_arrays` stays readable. If more ranks are lost meanwhile, they are left out too. As ULFM's
         MPI_Comm_shrink (Bland et al., Post-failure recovery of MPI communication capability, 2013).

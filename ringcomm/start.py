@@ -1,7 +1,7 @@
 """How a communicator is made: the ranks that were started together find each other and connect."""
 
 import socket
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from importlib import import_module
 from pkgutil import iter_modules
@@ -14,12 +14,14 @@ from ringcomm.bootstrap.place import Place, find_place
 from ringcomm.bootstrap.store import Store, job_store, open_store
 from ringcomm.communicator import Communicator, open_transports
 from ringcomm.config import Config, start_logging
-from ringcomm.errors import ArgumentError, refuse, unknown
+from ringcomm.errors import ArgumentError, RingcommError, decode_error, encode_error, refuse, unknown
 from ringcomm.native import check, ffi, lib
 from ringcomm.transports.contract import TransportModule
 from ringcomm.transports.mpi.start import aborting_on_interrupt, join
 
 __all__ = ["connect", "find_transports", "init"]
+
+JOIN_TIMEOUT = 10.0  # seconds for ranks that all run to connect anew: one may die meanwhile
 
 
 def init(timeout: float | None = None, config: Config | None = None, mpi_comm: Any = None) -> Communicator:
@@ -78,9 +80,10 @@ class _Job:
     def start(self) -> Communicator:
         """Connect for the first time, or, in a rank that was started again, once the others call `grow`."""
         if self.place.restarts:
-            comm = self._connect(join_group(self.place, self.config.start_limit))
+            comm = self._connect(join_group(self.place, self.config.start_limit), JOIN_TIMEOUT)
         else:
-            comm = self._connect({"ranks": [*range(self.place.size)], "job": self.place.job, "nonce": self.place.nonce})
+            plan = {"ranks": [*range(self.place.size)], "job": self.place.job, "nonce": self.place.nonce}
+            comm = self._connect(plan, self.config.start_limit)
         self._present = mark_present(self.place)
         return comm
 
@@ -92,22 +95,29 @@ class _Job:
             return comm
         if comm.rank:
             plan = comm.broadcast_object(timeout=timeout + comm.timeout)
+            if isinstance(plan, str):
+                raise decode_error(plan)
         else:
-            with Joiners(self.place) as joiners:
-                plan = new_plan(self.place, [*present, *joiners.wait(missing, timeout)])
-                comm.broadcast_object(plan)
-                joiners.send(plan)
+            try:
+                with Joiners(self.place) as joiners:
+                    plan = new_plan(self.place, [*present, *joiners.wait(missing, timeout)])
+                    comm.broadcast_object(plan)
+                    joiners.send(plan)
+            except RingcommError as error:  # as where a stranger has taken the address
+                with suppress(RingcommError):  # or the communicator itself has failed
+                    comm.broadcast_object(encode_error(error))
+                raise
         if len(plan["ranks"]) == comm.size:
             return comm
-        grown = self._connect(plan)
+        grown = self._connect(plan, JOIN_TIMEOUT)
         comm.close()
         return grown
 
-    def _connect(self, plan: dict[str, Any]) -> Communicator:
-        place = place_in(plan, self.place)
-        transport = _choose_transport(place, self.config)
-        with job_store(place, self.config.start_limit) as store:
-            return Communicator(transport.connect(place.rank, place.size, store, self.config), self.grow)
+    def _connect(self, plan: dict[str, Any], timeout: float) -> Communicator:
+        place, config = place_in(plan, self.place), replace(self.config, start_timeout=timeout)
+        transport = _choose_transport(place, config)
+        with job_store(place, timeout) as store:
+            return Communicator(transport.connect(place.rank, place.size, store, config), self.grow)
 
 
 def connect(rank: int, size: int, store: Store, config: Config, hosts: bool = False) -> Communicator:

@@ -108,8 +108,10 @@ def mark_present(place: Place) -> socket.socket:
 def any_present(place: Place) -> bool:
     """Return whether any rank of the job can call `grow`."""
     for rank in range(place.size):
-        with packet_socket() as peer, suppress(OSError):
-            peer.connect(_address(place, f"rank {rank}"))
+        with packet_socket() as peer, suppress(ConnectionRefusedError):
+            peer.setblocking(False)
+            with suppress(BlockingIOError):  # nobody accepts: earlier looks have filled the queue
+                peer.connect(_address(place, f"rank {rank}"))
             return True
     return False
 

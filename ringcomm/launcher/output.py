@@ -93,3 +93,6 @@ class RankOutput:
         if lines:
             self._writer.write(b"".join(self._prefix + line + b"\n" for line in lines))
         return bool(data)
+
+    def close(self) -> None:
+        self._source.close()

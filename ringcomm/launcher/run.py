@@ -276,6 +276,7 @@ class _Supervisor:
                 self._read_nodes()
             elif not key.data.forward():
                 self._outputs.unregister(key.fileobj)
+                key.data.close()
         for writer in (self._out, self._err):
             writer.check()
         while self._scheduled and time.monotonic() >= self._scheduled[0][0]:

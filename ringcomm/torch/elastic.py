@@ -4,6 +4,7 @@ Start the program with `ringcomm run --respawn N`. `shrink` and `grow` destroy a
 DistributedDataParallel, a mesh or a grid, must be made anew.
 """
 
+import socket
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple, Protocol
@@ -14,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import ringcomm
 from ringcomm.communicator import Communicator
-from ringcomm.errors import ArgumentError, RingcommError
+from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, PeerLost
 from ringcomm.torch import start
 from ringcomm.torch.shared import communicator_of
 
@@ -123,7 +124,7 @@ def _make_default(comm: Communicator) -> None:
             with start.connected(comm):
                 dist.init_process_group("ringcomm", store=store, rank=comm.rank, world_size=comm.size)
             return
-        except (RingcommError, dist.DistError):  # more ranks are lost
+        except (PeerLost, CollectiveTimeout, Aborted, dist.DistError):  # more ranks are lost
             if dist.is_initialized():
                 dist.destroy_process_group()
             comm = comm.shrink()
@@ -132,6 +133,9 @@ def _make_default(comm: Communicator) -> None:
 def _tcp_store(comm: Communicator) -> Any:
     if comm.rank > 0:
         return TCPStore("127.0.0.1", comm.broadcast_object(), timeout=STORE_TIMEOUT)
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT)
-    comm.broadcast_object(store.port)
+    listener = socket.create_server(("127.0.0.1", 0))  # torch itself would listen on all interfaces
+    port = listener.getsockname()[1]
+    options = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener.detach()}
+    store = TCPStore("127.0.0.1", port, timeout=STORE_TIMEOUT, **options)
+    comm.broadcast_object(port)
     return store

@@ -86,10 +86,11 @@ def _mappings() -> Iterator[tuple[int, int, int]]:
 
 def _open(pids: list[int], inode: int) -> int:
     for pid in pids:
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(OSError):
-                if os.readlink(link).startswith(MEMORY) and link.stat().st_ino == inode:
-                    return os.open(link, os.O_RDONLY | os.O_CLOEXEC)
+        with suppress(OSError):  # it has ended meanwhile
+            for link in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(OSError):
+                    if os.readlink(link).startswith(MEMORY) and link.stat().st_ino == inode:
+                        return os.open(link, os.O_RDONLY | os.O_CLOEXEC)
     raise FileNotFoundError
 
 

@@ -3,14 +3,14 @@
 import logging
 import secrets
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from typing import Any, Self
 
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.rendezvous import Rendezvous, rendezvous
 from ringcomm.bootstrap.store import Store
 from ringcomm.config import Config
-from ringcomm.errors import ArgumentError, CollectiveTimeout, PeerLost
+from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, PeerLost
 from ringcomm.machine import memory, topology
 from ringcomm.machine.tuning import NEVER
 from ringcomm.native import NULL, check, ffi, lib
@@ -77,9 +77,13 @@ class ShmTransport(NativeTransport):
         shrunk = type(self)(slot[0], ranks.index(self.rank), len(ranks), self.tuning)
         try:
             shrunk.fused["barrier"](CollectiveCall(NULL, NULL, 0, 0), timeout)
-        except (PeerLost, CollectiveTimeout):  # more are lost meanwhile
-            return shrunk.shrink(timeout)
-        return shrunk
+            return shrunk
+        except (PeerLost, CollectiveTimeout, Aborted):  # more are lost meanwhile
+            with closing(shrunk):
+                return shrunk.shrink(timeout)
+        except BaseException:  # the others need not wait for this rank
+            shrunk.close()
+            raise
 
     def allocate(self, description: str, size: int) -> Any:
         self._compare_requests(description)

@@ -10,7 +10,7 @@ import pytest
 from test_symmetric import shared_bytes
 
 import harness
-from failures import PROMPT, check_usable, mortals, outcomes, raised
+from failures import PROMPT, check_usable, mortals, outcomes, raised, until_waiting
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, RingcommError
 from ringcomm.transports.shm import ShmTransport
 
@@ -142,6 +142,46 @@ def test_a_rank_that_is_only_slow_is_left_out_after_a_timeout():
     found, _ = survivors_of(one_sleeps, 3)
     text = "rank 1 was left out: it called shrink when ranks 0 and 2 had gone on without it"
     assert found == {0: (0, 2), 1: text, 2: (1, 2)}
+
+
+def one_wants_to_go_on(comm):
+    group = comm.split(0)
+    if group.rank == 0:
+        until_waiting(group, 1)
+    else:  # they wait for rank 0, whose failure is its own
+        assert str(raised(Aborted, group.barrier)) == "rank 0 has called shrink"
+    check_usable(group.shrink(timeout=10))
+
+
+def test_ranks_that_wait_in_a_call_come_when_one_calls_shrink():
+    harness.run(one_wants_to_go_on, 3)
+
+
+def stopped_in_a_group(comm):
+    """Rank 2 is stopped in a large call of a group. The others go on, and close; then it continues."""
+    group, x = comm.split(0), np.empty(8 << 20)
+    pids = comm.all_gather_object(os.getpid())
+
+    def sum_again_and_again():
+        while True:
+            x[:] = 1
+            group.all_reduce(x, timeout=0.5)
+            assert (x == 3).all()
+
+    if comm.rank == 2:
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+        return str(raised(RingcommError, sum_again_and_again))
+    raised(CollectiveTimeout, sum_again_and_again)
+    used(group.shrink(timeout=0.1), group)
+    time.sleep(0.3)  # until both have closed
+    os.kill(pids[2], signal.SIGCONT)
+    return None
+
+
+def test_a_stopped_rank_that_was_left_out_gets_an_error_and_no_wrong_result():
+    found, _ = survivors_of(stopped_in_a_group, 3)
+    assert found[0] is found[1] is None
+    assert "rank 2" in found[2]
 
 
 def abort_and_shrink(comm):

@@ -1,6 +1,8 @@
 // CollectiveEngine: the collectives of a communicator, one at a time.
 #include "collectives/engine.h"
 
+#include <algorithm>
+
 #include "core/collectives.h"
 
 namespace ringcomm {
@@ -108,9 +110,14 @@ void CollectiveEngine::execute_traced(CallRecord& call, Trace& trace, bool queue
         entry.end = ticks();
         const Waits& waits = group_.waits;
         entry.signature = call.signature.word;
-        entry.call = {
-            call.elements(group_.size), call.epoch,     waits.total, group_.last_path.load(std::memory_order_relaxed),
-            int16_t(waits.late),        int8_t(status), queued,      uint32_t(waits.longest / 256)};
+        entry.call = {call.elements(group_.size),
+                      call.epoch,
+                      waits.total,
+                      group_.last_path.load(std::memory_order_relaxed),
+                      int16_t(waits.late),
+                      int8_t(status),
+                      queued,
+                      uint32_t(std::min<uint64_t>(waits.longest / 256, UINT32_MAX))};
         trace.add(entry);
     };
     try {

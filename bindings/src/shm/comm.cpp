@@ -48,8 +48,7 @@ Comm::Comm(std::shared_ptr<World> world, GroupMemory group, std::vector<GroupMem
       staging_stores(tuning.nontemporal_bytes),
       group_(std::move(group)),
       ancestors_(std::move(ancestors)),
-      sleeper_(mine().p2p_doorbell),
-      leaving_(size) {}
+      sleeper_(mine().p2p_doorbell) {}
 
 void Comm::ensure_ready() {
     PeerGroup::ensure_ready();
@@ -209,17 +208,24 @@ void Comm::start_closing() {
 }
 
 void Comm::finish_closing() {
-    // The world's arena ends with the file; the last rank to leave another group discards its range.
-    const bool last = arena().group().departed.fetch_add(1) + 1 == leaving_;
-    if (last && !is_world()) arena().discard();
+    // The world's arena ends with the file; the last rank to leave another group discards its range. One that was left
+    // out still has to see that the others have closed.
+    mine().departed.store(1);
+    if (is_world()) return;
+    for (int r = 0; r < size; ++r) {
+        if (!header(r).departed.load() && !world->liveness.dead(group_.members[r])) return;
+    }
+    arena().discard();
 }
 
 Comm::Shrunk Comm::shrink(uint64_t deadline) {
     if (!allocated_.load()) allocate_arena();  // of a group that failed before its first call
+    // Peers that wait in a call, for a failure that is this rank's own, shall come too.
+    if (!has_failed()) store_failure(Failure(RC_ABORTED, format("rank %d has called shrink", rank), rank));
     Survivors survivors = agree_on_survivors(*this, deadline);
     const std::vector<int>& ranks = survivors.ranks;
-    leaving_ = int(ranks.size());
-    GroupMemory next{std::make_shared<Arena>(world->file, survivors.offset, leaving_, tuning().arena_bytes), {}};
+    const int left = int(ranks.size());
+    GroupMemory next{std::make_shared<Arena>(world->file, survivors.offset, left, tuning().arena_bytes), {}};
     for (int r : ranks) next.members.push_back(group_.members[r]);
     const int mine = int(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
     return {std::make_unique<Comm>(world, std::move(next), std::vector<GroupMemory>{}, mine, tuning()), ranks};

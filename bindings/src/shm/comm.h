@@ -103,7 +103,6 @@ private:
     AnySleeper sleeper_;
     std::mutex allocation_mutex_;
     std::atomic<bool> allocated_{false};
-    int leaving_;  // how many ranks will close this
     std::optional<Access> access_;
 };
 

@@ -66,6 +66,7 @@ struct RankHeader {
     alignas(
         LINE) std::atomic<uint32_t> state;  // all ranks read it in every send, so no word that changes shares its line
     std::atomic<uint32_t> takes_part;       // 1 once this rank has called shrink
+    std::atomic<uint32_t> departed;         // 1 once it no longer accesses this arena
     std::atomic<int32_t> member;            // its rank in the world, which all ranks write
     std::atomic<int64_t> pid;
     std::atomic<uint64_t> secret, secret_address;  // in the arena of the world only: see cma.h
@@ -89,7 +90,6 @@ struct alignas(PAGE) GroupHeader {
     std::atomic<uint64_t> part_bytes;
     std::atomic<int> size;
     std::atomic<uint64_t> nonce;
-    std::atomic<int> departed;        // ranks that no longer access this arena
     std::atomic<uint64_t> file_end;   // of the world: the next free byte of the file
     std::atomic<uint64_t> successor;  // the offset of the list of those that go on without the others: see shrink.h
     SharedFailure failure;
