@@ -234,11 +234,13 @@ def test_a_group_and_its_parent_each_go_on():
 
 
 def with_pending_calls(comm):
-    x, y = np.ones(1 << 20), np.ones(10)
-    works = [comm.all_reduce(x, async_op=True) for _ in range(3)]
-    received = comm.recv(y, (comm.rank + 1) % comm.size, async_op=True)
+    x, y, other = np.ones(1 << 20), np.ones(10), comm.split(0)
     if comm.rank == 1:
+        other.barrier()
         die()
+    works = [comm.all_reduce(x, async_op=True) for _ in range(3)]
+    received = comm.recv(y, 1, async_op=True)
+    other.barrier()
     shrunk = comm.shrink()  # without any call that would have raised
     for work in (*works, received):
         raised(RingcommError, work.wait)
