@@ -165,9 +165,9 @@ int rc_world_open(int fd, int rank, int size, const int64_t* pids, const int* pi
 /* What another process of this user does: the ranks of the group whose arena lies at `offset` in its file; at most
  * `most`. `size` is 0 if none lies there. */
 typedef struct {
-    int64_t pid;       /* 0: it has not come yet */
-    int32_t member;    /* its rank in the world */
-    int32_t closed;    /* 1: it has left */
+    int64_t pid;    /* 0: it has not come yet */
+    int32_t member; /* its rank in the world */
+    int32_t closed; /* 1: it has left */
     uint64_t calls, bytes;
     char running[512];
 } rc_rank_view;
