@@ -1,6 +1,7 @@
 """How a communicator is made: the ranks that were started together find each other and connect."""
 
 import socket
+import time
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from importlib import import_module
@@ -14,7 +15,17 @@ from ringcomm.bootstrap.place import Place, find_place
 from ringcomm.bootstrap.store import Store, job_store, open_store
 from ringcomm.communicator import Communicator, open_transports
 from ringcomm.config import Config, start_logging
-from ringcomm.errors import ArgumentError, RingcommError, decode_error, encode_error, refuse, unknown
+from ringcomm.errors import (
+    Aborted,
+    ArgumentError,
+    CollectiveTimeout,
+    PeerLost,
+    RingcommError,
+    decode_error,
+    encode_error,
+    refuse,
+    unknown,
+)
 from ringcomm.native import check, ffi, lib
 from ringcomm.transports.contract import TransportModule
 from ringcomm.transports.mpi.start import aborting_on_interrupt, join
@@ -80,12 +91,23 @@ class _Job:
     def start(self) -> Communicator:
         """Connect for the first time, or, in a rank that was started again, once the others call `grow`."""
         if self.place.restarts:
-            comm = self._connect(join_group(self.place, self.config.start_limit), JOIN_TIMEOUT)
+            comm = self._join()
         else:
             plan = {"ranks": [*range(self.place.size)], "job": self.place.job, "nonce": self.place.nonce}
             comm = self._connect(plan, self.config.start_limit)
         self._present = mark_present(self.place)
         return comm
+
+    def _join(self) -> Communicator:
+        """Join as soon as the others call `grow`, and again if another rank is lost meanwhile."""
+        deadline = time.monotonic() + self.config.start_limit
+        while True:
+            plan = join_group(self.place, max(0.0, deadline - time.monotonic()))
+            try:
+                return self._connect(plan, JOIN_TIMEOUT)
+            except (PeerLost, CollectiveTimeout, Aborted):
+                if time.monotonic() >= deadline:
+                    raise
 
     def grow(self, comm: Communicator, timeout: float) -> Communicator:
         """See Communicator.grow."""

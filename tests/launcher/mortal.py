@@ -1,38 +1,38 @@
 """A program for `ringcomm run --respawn`: traffic of all kinds on ranks that die at random moments.
 
-    mortal.py KILLS SEED
+    mortal.py KILLS SEED FOLDER
 
 It ends once all ranks have been started KILLS times again in all, and prints how many calls it has made.
 """
 
+import fcntl
 import os
 import random
 import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 
 import ringcomm
 
-KILLS, SEED = map(int, sys.argv[1:])
+KILLS, SEED, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 RANK, SIZE, RESTARTS = (int(os.environ[f"RINGCOMM_{name}"]) for name in ("RANK", "SIZE", "RESTARTS"))
 PER_RANK = KILLS // SIZE
-FEWEST = 3  # ranks, or none dies: those that come back need one that they can join
-
-size = 0  # of this rank's communicator
+FEWEST = 2  # ranks that live: those that come back need one that they can join
+DEAD = FOLDER / f"dead-{RANK}"  # from its death until it has joined again
 
 
 def main():
-    global size
     comm = ringcomm.init(timeout=60)
+    DEAD.unlink(missing_ok=True)
     mine = random.Random(f"{SEED} {RANK} {RESTARTS}")
     if RESTARTS < PER_RANK:
         threading.Thread(target=die, args=(mine.expovariate(2),), daemon=True).start()
     calls = 0
     while True:
-        size = comm.size
         try:
             restarts = comm.all_reduce(np.array([RESTARTS]))
             if comm.size == SIZE and restarts[0] == PER_RANK * SIZE:
@@ -44,7 +44,7 @@ def main():
                     calls += 1
             if comm.size < SIZE:
                 comm = comm.grow(timeout=0)
-        except (ringcomm.PeerLost, ringcomm.Aborted):
+        except (ringcomm.PeerLost, ringcomm.CollectiveTimeout, ringcomm.Aborted):
             comm = comm.shrink(timeout=30)
     print(f"rank {comm.rank} of {comm.size}: {calls} calls")
     comm.close()
@@ -88,9 +88,18 @@ def traffic(comm, shared, step):
         assert (comm.all_reduce(symmetric) == ranks).all()
 
 
+def may_die():
+    with (FOLDER / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if len([*FOLDER.glob("dead-*")]) >= SIZE - FEWEST:
+            return False
+        DEAD.touch()
+        return True
+
+
 def die(seconds):
     time.sleep(seconds)
-    while size < FEWEST:
+    while not may_die():
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
 

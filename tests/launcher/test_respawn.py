@@ -109,10 +109,12 @@ def test_respawn_is_for_one_node():
 
 
 @pytest.mark.parametrize("kills", [12, pytest.param(1000, marks=pytest.mark.exhaustive)])
-def test_random_kills_lose_nothing(kills):
+def test_random_kills_lose_nothing(kills, tmp_path):
     program = Path(__file__).with_name("mortal.py")
     command = [sys.executable, "-m", "ringcomm", "run", "-n", "4", "--respawn", str(kills), str(program)]
-    ended = subprocess.run([*command, str(kills), "1"], capture_output=True, text=True, timeout=60 + 5 * kills)
+    ended = subprocess.run(
+        [*command, str(kills), "1", str(tmp_path)], capture_output=True, text=True, timeout=60 + 5 * kills
+    )
     assert ended.returncode == 0, ended.stderr[-4000:]
     assert ended.stderr.count("started again") == kills
     assert len(ended.stdout.splitlines()) == 4
