@@ -108,7 +108,7 @@ def test_respawn_is_for_one_node():
     assert "--respawn works on one node" in ended.stderr
 
 
-@pytest.mark.parametrize("kills", [12, pytest.param(1000, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("kills", [12, pytest.param(1000, marks=[pytest.mark.exhaustive, pytest.mark.timeout(3600)])])
 def test_random_kills_lose_nothing(kills, tmp_path):
     program = Path(__file__).with_name("mortal.py")
     command = [sys.executable, "-m", "ringcomm", "run", "-n", "4", "--respawn", str(kills), str(program)]
