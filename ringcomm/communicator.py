@@ -477,7 +477,9 @@ class Communicator:
 
     def mark(self, name: str) -> None:
         """Add a mark to the trace, as at the end of a training step; of the name, 39 bytes count."""
-        check(lib.rc_trace_mark(self._transport.handle, name.replace("\0", "").encode()))
+        if not isinstance(name, str):
+            raise refuse("name", "a string", repr(name))
+        check(lib.rc_trace_mark(self._transport.handle, name.replace("\0", "").encode(errors="replace")))
 
     def abort(self, reason: str | Aborted) -> None:
         """Break the communicator: every pending and later call on every rank raises Aborted.
