@@ -61,7 +61,7 @@ for function in sys.argv[1:]:
     call = getattr(lib, function)
     for _ in range(30 if function.startswith("rc_probe_") else 300):  # a probe with valid numbers takes a while
         arguments = [choose(kind) for kind in ffi.typeof(call).args]
-        if function in ("rc_free", "rc_close", "rc_abort") and handle in arguments:
+        if function in ("rc_free", "rc_close", "rc_abort", "rc_shrink") and handle in arguments:
             continue
         if function in WAITS and {-1, 0} & {argument for argument in arguments if isinstance(argument, int)}:
             continue  # it may be valid, and wait
