@@ -40,7 +40,6 @@ std::string FlightRecord::describe(int calls) const {
                                            "aborted", "interrupted", "no memory", "closed",    "failed"};
     const uint64_t now = now_ns();
     const int64_t last = flights.load();
-    if (last == 0) return " no call yet";
     std::string running, finished;
     // Running calls come first, however old.
     int finished_left = calls, running_left = std::max(calls, 4);
@@ -66,7 +65,8 @@ std::string FlightRecord::describe(int calls) const {
         running += format(", waits for rank %d;", peer);
     }
     std::string all = running + finished;
-    if (!all.empty()) all.pop_back();  // the last semicolon
+    if (all.empty()) return calls > 0 ? " no call yet" : " in no call";  // a first call may be half written
+    all.pop_back();                                                      // the last semicolon
     return all;
 }
 
