@@ -3,7 +3,8 @@
     python benchmarks/parallel.py [-n 2 4]
 
 Needs torch. All ranks are on one axis. The steps are: replicas of a model of 25 million parameters with 16 rows each,
-with DataParallel and with torch's DistributedDataParallel; a tensor-parallel GPT, with a small and a large batch; the
+with DataParallel and with torch's DistributedDataParallel; the same replicas with AdamW, with DataParallel and with
+ShardedOptimizer, stages 1 and 2; a tensor-parallel GPT, with a small and a large batch; the
 same GPT as a 1F1B pipeline with 8 micro-batches. A step is forward, backward and optimizer; a figure is the median
 over the rounds of the slowest rank. Where possible a backend that sends nothing takes turns too: its time is the limit.
 """
@@ -25,6 +26,7 @@ from ringcomm.parallel import (
     GPTConfig,
     Grid,
     Pipeline,
+    ShardedOptimizer,
     gpt_loss,
     gpt_stages,
     make_schedule,
@@ -34,9 +36,11 @@ from torch_backend import BACKENDS, alternate, distributed, join, layers, optimi
 Step = Callable[[], object]
 
 GPT = GPTConfig(vocab_size=1024, context=128, layers=4, hidden=256, heads=8, tied=False)
+ROWS = torch.randn(16, 1024)
 FEW, MANY = 1, 8  # sequences of a batch
 SECONDS = 0.3  # of each step in a round
 OURS, THEIRS = "DataParallel", "DistributedDataParallel"
+ADAMW = "DataParallel and AdamW"
 TENSOR = {f"tensor, {sequences} x {GPT.context} tokens": sequences for sequences in (FEW, MANY)}
 PIPELINE = f"pipeline, {MANY} x {GPT.context} tokens"
 NOTHING = "fake"  # torch's backend that sends nothing: its results are wrong, its time is the limit
@@ -46,7 +50,8 @@ def grid_of(axis: str, backend: str) -> Grid:
     """Return a grid with all ranks on one axis of a backend."""
     grid, ranks = Grid.alone(), range(dist.get_world_size())
     group = dist.new_group(backend=backend)
-    setattr(grid, axis, Axis(axis, len(ranks), dist.get_rank(), tuple(ranks), group))
+    for name in {axis, f"{axis}_cp", "world"}.intersection(vars(grid)):  # dp_cp: the ranks that average gradients
+        setattr(grid, name, Axis(name, len(ranks), dist.get_rank(), tuple(ranks), group))
     return grid
 
 
@@ -57,6 +62,35 @@ def replicas(backend: str) -> Step:
 
 def replicas_of_torch(backend: str) -> Step:
     return training(distributed(dist.new_group(backend=backend)))
+
+
+def replicas_with_adamw(backend: str) -> Step:
+    model = layers()
+    average, optimizer = (
+        DataParallel(model, grid_of("dp", backend).dp),
+        torch.optim.AdamW(model.parameters(), fused=True),
+    )
+
+    def step() -> None:
+        model(ROWS).square().mean().backward()
+        average.finish_grad_sync()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def zero(backend: str, stage: int) -> Step:
+    model = layers()
+    factory = partial(torch.optim.AdamW, fused=True)
+    optimizer = ShardedOptimizer(model, grid_of("dp", backend), factory, stage=stage, units=model.children())
+
+    def step() -> None:
+        model(ROWS).square().mean().backward()
+        optimizer.finish_grad_sync()
+        optimizer.step()
+
+    return step
 
 
 def tensor(backend: str, sequences: int) -> Step:
@@ -104,6 +138,10 @@ def main(rank: int, size: int, folder: str, rounds: int) -> None:
     join(rank, size, folder)
     steps: list[dict[str, Callable[[str], Step]]] = [  # the steps of an element take turns
         {OURS: replicas, THEIRS: replicas_of_torch},
+        {
+            ADAMW: replicas_with_adamw,
+            **{f"ShardedOptimizer, stage {stage}": partial(zero, stage=stage) for stage in (1, 2)},
+        },
         *[{name: partial(tensor, sequences=sequences)} for name, sequences in TENSOR.items()],  # type: ignore[list-item]
         {PIPELINE: pipeline},
     ]

@@ -38,8 +38,8 @@ from ringcomm.parallel import (
     MixedPrecision,
     OffloadedOptimizer,
     Pipeline,
+    ShardedOptimizer,
     StepMeter,
-    ZeroOptimizer,
     clip_grad_norm,
     count_parameters,
     flops_per_token,
@@ -89,14 +89,14 @@ def main() -> None:
     if arguments.offload:
         adam = partial(OffloadedOptimizer, factory=adam, folder=arguments.offload)
     tied = gpt_tied_weights(chunks, grid)
-    trainer: MixedPrecision | ZeroOptimizer | FullySharded
+    trainer: MixedPrecision | ShardedOptimizer | FullySharded
     replicas: DataParallel | None = None
     if arguments.zero == 3:
         trainer = FullySharded(chunks, grid, adam, dtype)
         tied = gpt_tied_weights(chunks, grid)  # fully_shard has replaced the parameters
     elif arguments.zero:
         blocks = [block for chunk in chunks for block in chunk.blocks.values()]
-        trainer = replicas = ZeroOptimizer(chunks, grid, adam, dtype, stage=arguments.zero, tied=tied, units=blocks)
+        trainer = replicas = ShardedOptimizer(chunks, grid, adam, dtype, stage=arguments.zero, tied=tied, units=blocks)
         tied = []
     else:
         trainer = MixedPrecision(chunks, grid, adam, dtype)

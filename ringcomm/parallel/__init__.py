@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         ulysses_attention,
     )
     from ringcomm.parallel.data import DataParallel
-    from ringcomm.parallel.experts import MixtureOfExperts, set_loss_factor
+    from ringcomm.parallel.experts import Experts, set_loss_factor
     from ringcomm.parallel.functional import all_gather, copy_to, gather_from, reduce_from, reduce_scatter, scatter_to
     from ringcomm.parallel.gpt import GPTConfig, GPTStage, gpt_loss, gpt_stages, gpt_tied_weights
     from ringcomm.parallel.grid import Axis, Grid
@@ -40,12 +40,13 @@ if TYPE_CHECKING:
     from ringcomm.parallel.tensor import ColumnParallelLinear, ParallelMLP, RowParallelLinear, VocabParallelEmbedding
     from ringcomm.parallel.tensor_nd import GridAttention, GridLinear, GridMLP, TensorGrid
     from ringcomm.parallel.verify import check_model
-    from ringcomm.parallel.zero import ZeroOptimizer
+    from ringcomm.parallel.zero import ShardedOptimizer
 
 __all__ = [
     "Axis",
     "ColumnParallelLinear",
     "DataParallel",
+    "Experts",
     "GPTConfig",
     "GPTStage",
     "Grid",
@@ -53,7 +54,6 @@ __all__ = [
     "GridLinear",
     "GridMLP",
     "MixedPrecision",
-    "MixtureOfExperts",
     "OffloadedOptimizer",
     "OneBitAdam",
     "ParallelAttention",
@@ -66,12 +66,12 @@ __all__ = [
     "SequenceParallelLayerNorm",
     "SequenceParallelRMSNorm",
     "ShardSpec",
+    "ShardedOptimizer",
     "StepMeter",
     "StepMetrics",
     "TensorGrid",
     "VocabParallelEmbedding",
     "Worker",
-    "ZeroOptimizer",
     "all_gather",
     "check_model",
     "clip_grad_norm",

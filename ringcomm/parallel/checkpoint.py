@@ -37,12 +37,12 @@ from ringcomm.parallel.sharding import (
     named_parameters,
     tied_copies,
 )
-from ringcomm.parallel.zero import ZeroOptimizer
+from ringcomm.parallel.zero import ShardedOptimizer
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
 
 Path = str | os.PathLike[str]
-Training = Optimizer | MixedPrecision | ZeroOptimizer
+Training = Optimizer | MixedPrecision | ShardedOptimizer
 Extra = float | Mapping[str, Any]
 PRECISION, OPTIONS = "precision.", "options."  # prefixes of the values of MixedPrecision, and of groups of parameters
 
@@ -51,8 +51,8 @@ def save_checkpoint(path: Path, chunks: Modules, optimizer: Training, grid: Grid
     """Save a model and its optimizer to the folder `path`. All ranks of the grid call it.
 
     Saved are parameters, buffers, optimizer states (with `ZeroRedundancyOptimizer` over `grid.dp`, each replica saves
-    its share; of a ZeroOptimizer, those of `unsharded`, with its memory and communication), the options of each group
-    of parameters, such as the learning rate, the masters and loss scale of a MixedPrecision, and `extra`. Save between
+    its share; of a ShardedOptimizer, those of `unsharded`, with its memory and communication), the options of each
+    group of parameters, such as the learning rate, the masters and loss scale of a MixedPrecision, and `extra`. Save between
     steps: gradients are not saved. Existing files in the folder are overwritten: use one folder per checkpoint, so that
     an interrupted save leaves the previous one intact. ::
 
@@ -77,7 +77,7 @@ def save_checkpoint(path: Path, chunks: Modules, optimizer: Training, grid: Grid
             ranks raise.
         RingcommError: a rank cannot write its files. All ranks raise.
     """
-    if isinstance(optimizer, ZeroOptimizer):
+    if isinstance(optimizer, ShardedOptimizer):
         optimizer = optimizer.unsharded()
     with grid.raise_on_all():
         chunks = as_list(chunks)
@@ -106,13 +106,13 @@ def load_checkpoint(path: Path, chunks: Modules, optimizer: Training, grid: Grid
     """Load a model and its optimizer from the folder `path`, and return the extra values saved with them.
 
     All ranks of the grid, which may differ from the one that saved, call it with the chunks of the same model and an
-    optimizer of the same kind; it may have a ZeroOptimizer around it or not.
+    optimizer of the same kind; it may have a ShardedOptimizer around it or not.
 
     Raises:
         ArgumentError: the folder has no checkpoint, or one of another model. All ranks raise.
         RingcommError: a rank cannot read its files. All ranks raise; the model may be partly loaded.
     """
-    if isinstance(optimizer, ZeroOptimizer):
+    if isinstance(optimizer, ShardedOptimizer):
         plain = optimizer.unsharded()
         extra = load_checkpoint(path, chunks, plain, grid)
         optimizer.load_unsharded(plain)

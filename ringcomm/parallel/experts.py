@@ -26,10 +26,10 @@ from ringcomm.parallel.grid import Axis, Grid
 from ringcomm.parallel.sharding import ExpertAxes, Modules, as_list
 from ringcomm.parallel.tensor import ParallelMLP, enter, leave
 
-__all__ = ["MixtureOfExperts", "set_loss_factor"]
+__all__ = ["Experts", "set_loss_factor"]
 
 
-class MixtureOfExperts(nn.Module):
+class Experts(nn.Module):
     """A mixture-of-experts MLP: (B, S, H) → (B, S, H), or S/t in place of S with sequence parallelism.
 
     y = Σ gate_e · MLP_e(x) over the chosen experts e of a token. The router, a linear layer in float32, and a softmax
@@ -102,7 +102,7 @@ class MixtureOfExperts(nn.Module):
         self.top_k, self.capacity_factor, self.balance = integer("top_k", top_k, 1, experts), capacity_factor, balance
         self.loss_factor = 1.0
         self.router = nn.Linear(hidden, experts, bias=False)
-        self.experts = Experts()
+        self.experts = LocalExperts()
         for number in range(experts):  # each rank draws all, so that equal seeds give the weights of one process
             expert = Expert(hidden, inner, grid.tp, activation=activation, gated=gated, bias=bias)
             if number // share == grid.ep.rank:
@@ -173,7 +173,7 @@ class MixtureOfExperts(nn.Module):
         return f"top_k={self.top_k}, capacity_factor={self.capacity_factor}, ep={self.ep.size}"
 
 
-class Experts(nn.ModuleDict):
+class LocalExperts(nn.ModuleDict):
     """The experts of a rank by their number. `load_state_dict` takes those of other ranks too, and ignores them."""
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
@@ -206,7 +206,7 @@ def set_loss_factor(chunks: Modules, factor: float) -> None:
     For the mean over m micro-batches that is 1/m, times the loss scale of float16. `Pipeline` calls it.
     """
     for layer in nn.ModuleList(as_list(chunks)).modules():
-        if isinstance(layer, MixtureOfExperts):
+        if isinstance(layer, Experts):
             layer.loss_factor = factor
 
 

@@ -19,7 +19,7 @@ from ringcomm.errors import refuse, unknown
 from ringcomm.parallel.activations import sharded_checkpoint
 from ringcomm.parallel.attention import ParallelAttention
 from ringcomm.parallel.context import sequence_positions
-from ringcomm.parallel.experts import MixtureOfExperts
+from ringcomm.parallel.experts import Experts
 from ringcomm.parallel.functional import copy_to
 from ringcomm.parallel.grid import Axis, Grid
 from ringcomm.parallel.loss import vocab_parallel_cross_entropy
@@ -56,7 +56,7 @@ class GPTConfig:
         eps: added to the variance in a norm
         rotary_base: rotate queries and keys by their positions, with this base; None: learn an embedding of positions
         experts: number of experts in place of an MLP, with `top_k`, `capacity_factor` and `balance` as in
-            `MixtureOfExperts`; 0: none
+            `Experts`; 0: none
         experts_every: every n-th layer has experts, the last of each n (GShard: 2)
         dropout: dropout probability of embeddings, attention weights and residual branches
         tied: the output layer shares the weights of the embedding
@@ -224,7 +224,7 @@ class TransformerBlock(nn.Module):
         mlp: Callable[..., nn.Module] = partial(ParallelMLP, tp=tp)
         if config.experts and (layer + 1) % config.experts_every == 0:
             mlp = partial(
-                MixtureOfExperts,
+                Experts,
                 experts=config.experts,
                 grid=grid,
                 top_k=config.top_k,

@@ -37,7 +37,8 @@ class OffloadedOptimizer(Optimizer):
     moves them in chunks. Unlike ZeRO-Offload, it computes where the parameters are. ::
 
         adam = partial(torch.optim.AdamW, lr=1e-3)
-        zero = ZeroOptimizer(chunks, grid, partial(OffloadedOptimizer, factory=adam, folder="/scratch"), torch.bfloat16)
+        offloaded = partial(OffloadedOptimizer, factory=adam, folder="/scratch")
+        zero = ShardedOptimizer(chunks, grid, offloaded, torch.bfloat16)
 
     The optimizer must update each element by itself (SGD, Adam, AdamW); then parameters and states get the same bits as
     without this class. On the device are no states between steps, those of two chunks at most during a step. Gradients
@@ -69,7 +70,7 @@ class OffloadedOptimizer(Optimizer):
         self._devices: dict[Tensor, torch.device] = {}  # of the parameters that are off the device too
 
     def offload_parameters(self) -> None:
-        """Move the parameters too: masters. `MixedPrecision` and `ZeroOptimizer` call it for a model of 16 bits."""
+        """Move the parameters too: masters. `MixedPrecision` and `ShardedOptimizer` call it for a model of 16 bits."""
         for parameter in optimized(self):
             self._devices.setdefault(parameter, parameter.device)
             parameter.data = self._host(parameter, parameter.dtype).copy_(parameter.detach())

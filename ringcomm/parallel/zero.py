@@ -34,16 +34,16 @@ from ringcomm.parallel.sharding import Modules, as_list, counted_parameters
 from ringcomm.parallel.zero_buckets import SharedBucket, Staging
 from ringcomm.parallel.zero_states import SharedStates, optimized
 
-__all__ = ["ZeroOptimizer"]
+__all__ = ["ShardedOptimizer"]
 
 
-class ZeroOptimizer(DataParallel):
+class ShardedOptimizer(DataParallel):
     """Averages gradients over the replicas and updates the parameters, each replica its share of them.
 
     After Rajbhandari et al., ZeRO (arXiv 1910.02054). It takes the place of a DataParallel, a MixedPrecision and their
     optimizer, and of `tied` in a Pipeline. ::
 
-        zero = ZeroOptimizer(chunks, grid, partial(torch.optim.AdamW, lr=1e-3), torch.bfloat16, stage=2)
+        zero = ShardedOptimizer(chunks, grid, partial(torch.optim.AdamW, lr=1e-3), torch.bfloat16, stage=2)
         pipeline = Pipeline(grid, chunks, schedule, loss_fn, data_parallel=zero)
         pipeline.step(inputs, targets, zero.loss_scale)  # or: backward, then zero.finish_grad_sync()
         norm = zero.step(max_norm=1.0)  # None if the gradients of a rank were not finite
@@ -168,12 +168,13 @@ class ZeroOptimizer(DataParallel):
             norm = self._norm(grads) / self.loss_scale
             finite = bool(norm.isfinite())
             if finite:
-                factor = clip_factor(norm, max_norm) / self.loss_scale
+                factor = float(clip_factor(norm, max_norm)) / self.loss_scale
                 self.zero_grad()
                 while grads:  # each frees its memory
                     parameter, grad = grads.popitem()
                     piece = self._pieces[parameter]
-                    piece.grad = (grad.to(piece.dtype) * factor.to(piece.dtype)).to(piece.device)
+                    grad = grad.to(piece.dtype)
+                    piece.grad = (grad if factor == 1 else grad.mul_(factor)).to(piece.device)
                 self.optimizer.step()
                 for piece in self._pieces.values():
                     piece.grad = None

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ringcomm.parallel.data import check_gradient, zeros
+from ringcomm.parallel.data import check_gradient, grad_dtype, zeros
 from ringcomm.parallel.functional import all_gather_single, reduce_scatter_single
 from ringcomm.parallel.grid import Axis
 
@@ -79,6 +79,7 @@ class SharedBucket:
         self._buffer = None if staging else self.new_buffer(len(self._values))
         if staging:
             staging.size = max(staging.size, len(self._values))
+        self._kept: torch.Tensor | None = None  # memory of the share of gradients in stage 2
         self._reducing: dist.Work | None = None
         self._gathering: dist.Work | None = None
 
@@ -103,10 +104,10 @@ class SharedBucket:
         parameter.grad = None
 
     def send(self) -> None:
-        """Start to reduce the gradients, each share to its replica, in place."""
+        """Start to reduce the gradients, each share to its replica."""
         assert self._buffer is not None
         buffer = self._buffer[: len(self._values)]
-        self._reduced = buffer.narrow(0, self.dp.rank * self.share, self.share)
+        self._reduced = self._new_share() if self._staging else buffer.narrow(0, self.dp.rank * self.share, self.share)
         self._reducing = reduce_scatter_single(self._reduced, buffer, group=self.dp.group, async_op=True)
         if self._staging:
             self._staging.reducing.append(self)
@@ -119,8 +120,6 @@ class SharedBucket:
         self._reducing = None
         if self._staging:
             assert self._buffer is not None
-            assert self._reduced is not None
-            self._reduced = self._reduced.clone()
             self._staging.reducing.remove(self)
             self._staging.take_back(self._buffer)
             self._buffer = None
@@ -134,6 +133,14 @@ class SharedBucket:
             dist.all_reduce(reduced, group=self.tied)
         self.grad = reduced if self.grad is None else self.grad.add_(reduced)
         self.missing = set(self._slots)
+
+    def _new_share(self) -> torch.Tensor:
+        """Return memory for the gradient of the share, which a step without masters can use again: it saves faults."""
+        if self._has_masters or self.grad is not None:
+            return self._mine.new_empty(self.share, dtype=grad_dtype(self._like))
+        if self._kept is None:
+            self._kept = self._mine.new_empty(self.share, dtype=grad_dtype(self._like))
+        return self._kept
 
     def new_buffer(self, size: int) -> torch.Tensor:
         """Return a buffer for gradients."""

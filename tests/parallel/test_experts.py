@@ -25,7 +25,7 @@ from ringcomm.parallel import (
     save_checkpoint,
 )
 from ringcomm.parallel.data import partition_by_axis
-from ringcomm.parallel.experts import MixtureOfExperts, set_loss_factor
+from ringcomm.parallel.experts import Experts, set_loss_factor
 from ringcomm.parallel.functional import local_slice
 from ringcomm.parallel.grid import Axis
 from ringcomm.parallel.sharding import ExpertAxes
@@ -46,7 +46,7 @@ class Block(nn.Module):
     def __init__(self, grid, sequence_parallel=False, **options):
         super().__init__()
         self.norm = SequenceParallelLayerNorm(H, grid.tp) if sequence_parallel else nn.LayerNorm(H)
-        self.moe = MixtureOfExperts(H, INNER, E, grid, sequence_parallel=sequence_parallel, **options)
+        self.moe = Experts(H, INNER, E, grid, sequence_parallel=sequence_parallel, **options)
 
     def forward(self, x):
         return x + self.moe(self.norm(x))
@@ -214,7 +214,7 @@ def test_experts_start_from_the_first_rank_that_holds_them():
 def test_replicas_with_experts_of_other_shapes_are_refused():
     grid = Grid(dp=2, ep=2)
     torch.manual_seed(0)
-    layer = MixtureOfExperts(H, INNER + grid.dp.rank, E, grid)
+    layer = Experts(H, INNER + grid.dp.rank, E, grid)
     words = "tensor 1 of replica 1 .rank 1.: expected as on rank 0, an expert's .12, 8. .*, got an expert's .13, 8. "
     with pytest.raises(ArgumentError, match=words):
         DataParallel(layer, grid.dp_cp)

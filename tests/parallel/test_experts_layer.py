@@ -14,14 +14,14 @@ import torch_world
 from failures import raised
 from ringcomm import Aborted, ArgumentError
 from ringcomm.parallel import Grid, Pipeline, make_schedule
-from ringcomm.parallel.experts import MixtureOfExperts, set_loss_factor
+from ringcomm.parallel.experts import Experts, set_loss_factor
 from ringcomm.parallel.functional import local_slice
 from ringcomm.parallel.verify import bytes_sent, record_traffic
 
 
 def experts_on(grid, seed=1, number=E, **options):
     torch.manual_seed(seed)
-    return MixtureOfExperts(H, INNER, number, grid, **options).double()
+    return Experts(H, INNER, number, grid, **options).double()
 
 
 # --- Definition ---------------------------------------------------------------------------------
@@ -211,4 +211,4 @@ def test_options_that_make_no_sense_are_refused():
         with pytest.raises(ArgumentError, match=words):
             experts_on(grid, number=number, **options)
     with pytest.raises(ArgumentError, match="out_features: expected a multiple of tp = 2, got 13"):
-        MixtureOfExperts(H, 13, E, Grid(tp=2))
+        Experts(H, 13, E, Grid(tp=2))

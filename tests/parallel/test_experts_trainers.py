@@ -1,4 +1,4 @@
-"""Experts with ZeroOptimizer, MixedPrecision and the loss scale of a Pipeline, and in a GPT."""
+"""Experts with ShardedOptimizer, MixedPrecision and the loss scale of a Pipeline, and in a GPT."""
 
 import math
 from functools import partial
@@ -17,7 +17,7 @@ from ringcomm.parallel import (
     Grid,
     MixedPrecision,
     Pipeline,
-    ZeroOptimizer,
+    ShardedOptimizer,
     gpt_loss,
     gpt_stages,
     grad_norm,
@@ -49,7 +49,7 @@ def same_bits(model, other):
 def test_zero_gives_the_bits_of_dataparallel(stage, dp, ep):
     grid = Grid(dp=dp, ep=ep, tp=4 // dp)
     model, other = Stage(grid, seed=grid.dp.rank), Stage(grid, seed=grid.dp.rank)
-    zero = ZeroOptimizer(model, grid, adamw, stage=stage, bucket_bytes=3000)
+    zero = ShardedOptimizer(model, grid, adamw, stage=stage, bucket_bytes=3000)
     data_parallel, optimizer = DataParallel(other, grid.dp_cp, bucket_bytes=3000), adamw(other.parameters())
     for step in range(3):
         for each, sync in ((model, zero), (other, data_parallel)):
@@ -65,7 +65,7 @@ def trained(sizes, path, *, load):
     """Train three steps with ZeRO, or load the first of them; return the weights of the whole model."""
     grid = Grid.parse(sizes)
     model = Stage(grid, seed=7 if load else 1)
-    zero = ZeroOptimizer(model, grid, adamw, stage=2, bucket_bytes=3000)
+    zero = ShardedOptimizer(model, grid, adamw, stage=2, bucket_bytes=3000)
     plain = zero.unsharded()
     if load:
         load_checkpoint(path, model, plain, grid)

@@ -24,7 +24,7 @@ from ringcomm.parallel import (
     DataParallel,
     Grid,
     MixedPrecision,
-    ZeroOptimizer,
+    ShardedOptimizer,
     load_checkpoint,
     offload,
     save_checkpoint,
@@ -248,7 +248,7 @@ def test_zero_gives_the_same_bits_and_states(stage, dtype, tmp_path):
     model, other = Odd(grid.dp.rank, start), Odd(grid.dp.rank, start)
     offloaded = partial(OffloadedOptimizer, factory=adamw, folder=tmp_path, chunk_bytes=1500)
     zeros = [
-        ZeroOptimizer(each, grid, optimizer, dtype, stage=stage, bucket_bytes=3000, init_scale=256.0)
+        ShardedOptimizer(each, grid, optimizer, dtype, stage=stage, bucket_bytes=3000, init_scale=256.0)
         for each, optimizer in ((model, offloaded), (other, adamw))
     ]
     for number in range(4):
@@ -307,7 +307,7 @@ def test_masters_of_16_bits_are_off_the_device_too(stage, tmp_path):
     with LiveMemory() as memory:
         model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(layers)))
         if stage:
-            zero = ZeroOptimizer(model, grid, factory, torch.bfloat16, stage=stage, bucket_bytes=2 * size)
+            zero = ShardedOptimizer(model, grid, factory, torch.bfloat16, stage=stage, bucket_bytes=2 * size)
         else:
             zero = MixedPrecision(model, grid, factory, torch.bfloat16)
         for _ in range(2):
@@ -373,8 +373,8 @@ def fails_on_one_rank(folder):
     grid, model = Grid(dp=2), Odd()
     factory = partial(OffloadedOptimizer, factory=adamw, folder=folder / ("none" if grid.dp.rank else ""))
     with pytest.raises(ArgumentError, match=r"folder: expected one with room"):
-        ZeroOptimizer(model, grid, factory)
-    ZeroOptimizer(model, grid, adamw)
+        ShardedOptimizer(model, grid, factory)
+    ShardedOptimizer(model, grid, adamw)
 
 
 def test_a_folder_that_one_rank_lacks_is_refused_on_all_and_the_group_is_usable(tmp_path):

@@ -18,7 +18,7 @@ from ringcomm.parallel import (
     Grid,
     MixedPrecision,
     Pipeline,
-    ZeroOptimizer,
+    ShardedOptimizer,
     gpt_loss,
     gpt_stages,
     gpt_tied_weights,
@@ -36,8 +36,10 @@ OPTIMIZERS = {
     "AdamW": lambda chunks, *_: adamw(nn.ModuleList(chunks).parameters()),
     "ZeroRedundancyOptimizer": lambda chunks, grid, _: sharded(grid)(nn.ModuleList(chunks).parameters(), lr=0.01),
     "MixedPrecision": lambda chunks, grid, _: MixedPrecision(chunks, grid, adamw, torch.bfloat16),
-    "ZeroOptimizer": lambda chunks, grid, tied: ZeroOptimizer(chunks, grid, adamw, stage=1, tied=tied),
-    "ZeroOptimizer, 16 bits": lambda chunks, grid, tied: ZeroOptimizer(chunks, grid, adamw, torch.bfloat16, tied=tied),
+    "ShardedOptimizer": lambda chunks, grid, tied: ShardedOptimizer(chunks, grid, adamw, stage=1, tied=tied),
+    "ShardedOptimizer, 16 bits": lambda chunks, grid, tied: ShardedOptimizer(
+        chunks, grid, adamw, torch.bfloat16, tied=tied
+    ),
 }
 
 
@@ -62,7 +64,7 @@ class Training:
         self.chunks, self.parts = [chunk.double() for chunk in gpt_stages(config, grid, seed=seed)], parts
         tied = gpt_tied_weights(self.chunks, grid)
         self.trainer = OPTIMIZERS[kind](self.chunks, grid, tied)
-        zero = isinstance(self.trainer, ZeroOptimizer)
+        zero = isinstance(self.trainer, ShardedOptimizer)
         self.pipeline = Pipeline(
             grid,
             self.chunks,
@@ -131,8 +133,8 @@ def continued(path, layout, kind, schedule):
         ("ZeroRedundancyOptimizer", (2, 1, 1), warm_up_and_cosine),
         ("MixedPrecision", (1, 2, 1), one_cycle),
         pytest.param("AdamW", (1, 2, 2), one_cycle, marks=pytest.mark.exhaustive),
-        pytest.param("ZeroOptimizer", (2, 1, 2), one_cycle, marks=pytest.mark.exhaustive),
-        ("ZeroOptimizer, 16 bits", (2, 2, 1), warm_up_and_cosine),
+        pytest.param("ShardedOptimizer", (2, 1, 2), one_cycle, marks=pytest.mark.exhaustive),
+        ("ShardedOptimizer, 16 bits", (2, 2, 1), warm_up_and_cosine),
     ],
 )
 def test_training_goes_on_with_the_same_bits(tmp_path, kind, layout, schedule):
@@ -142,9 +144,9 @@ def test_training_goes_on_with_the_same_bits(tmp_path, kind, layout, schedule):
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (("ZeroOptimizer", (2, 1, 2)), ("AdamW", (1, 2, 1))),
-        (("AdamW", (1, 2, 1)), ("ZeroOptimizer", (2, 2, 1))),
-        pytest.param(("ZeroOptimizer", (4, 1, 1)), ("ZeroOptimizer", (2, 1, 1)), marks=pytest.mark.exhaustive),
+        (("ShardedOptimizer", (2, 1, 2)), ("AdamW", (1, 2, 1))),
+        (("AdamW", (1, 2, 1)), ("ShardedOptimizer", (2, 2, 1))),
+        pytest.param(("ShardedOptimizer", (4, 1, 1)), ("ShardedOptimizer", (2, 1, 1)), marks=pytest.mark.exhaustive),
     ],
 )
 def test_training_goes_on_with_another_optimizer_on_another_grid(tmp_path, before, after):
@@ -156,7 +158,7 @@ def test_training_goes_on_with_another_optimizer_on_another_grid(tmp_path, befor
             assert options == same
 
 
-@pytest.mark.parametrize("kind", ["AdamW", "ZeroOptimizer"])
+@pytest.mark.parametrize("kind", ["AdamW", "ShardedOptimizer"])
 @torch_world.on(4)
 def test_accumulated_gradients_are_those_of_the_whole_batch(kind):
     found = []

@@ -15,7 +15,7 @@ from ringcomm.parallel import (
     Grid,
     MixedPrecision,
     Pipeline,
-    ZeroOptimizer,
+    ShardedOptimizer,
     clip_grad_norm,
     gpt_loss,
     gpt_stages,
@@ -72,7 +72,7 @@ def test_parameters_have_the_bits_of_dataparallel_and_the_plain_optimizer(stage,
     grid = Grid(dp=dist.get_world_size())
     for dtype in (torch.float32, torch.float64):
         model, other = Odd(grid.dp.rank, dtype), Odd(grid.dp.rank, dtype)
-        zero = ZeroOptimizer(model, grid, OPTIMIZERS[kind], stage=stage, bucket_bytes=bucket_bytes)
+        zero = ShardedOptimizer(model, grid, OPTIMIZERS[kind], stage=stage, bucket_bytes=bucket_bytes)
         data_parallel = DataParallel(other, grid.dp, bucket_bytes=bucket_bytes)
         optimizer = OPTIMIZERS[kind](other.parameters())
         same(model, other)
@@ -96,7 +96,7 @@ def test_parameters_have_the_bits_of_dataparallel_and_the_plain_optimizer(stage,
 def test_training_equals_that_of_one_process_on_the_whole_batch(stage):
     grid, alone = Grid(dp=dist.get_world_size()), Grid.alone()
     model, whole = Odd(), Odd()
-    zero = ZeroOptimizer(model, grid, adamw, stage=stage, bucket_bytes=3000)
+    zero = ShardedOptimizer(model, grid, adamw, stage=stage, bucket_bytes=3000)
     optimizer = adamw(whole.parameters())
     for step in range(5):
         loss_of(model, step, grid.dp).backward()
@@ -117,7 +117,7 @@ def gpt_with(grid, stage, count, units=False):
     chunks = [chunk.double() for chunk in gpt_stages(config, grid, schedule, seed=3)]
     apart = [block for chunk in chunks for block in chunk.blocks.values()] if units else []
     tied = gpt_tied_weights(chunks, grid)
-    zero = ZeroOptimizer(chunks, grid, sgd, stage=stage, bucket_bytes=3000, tied=tied, units=apart)
+    zero = ShardedOptimizer(chunks, grid, sgd, stage=stage, bucket_bytes=3000, tied=tied, units=apart)
     return config, chunks, zero, Pipeline(grid, chunks, schedule, gpt_loss(config, grid), data_parallel=zero)
 
 
@@ -160,7 +160,7 @@ def test_parameters_of_units_arrive_while_earlier_modules_compute():
     model = nn.Sequential(*layers)
     whole = nn.Sequential(*(nn.Linear(64, 64, dtype=torch.float64) for _ in range(3)))
     whole.load_state_dict(model.state_dict())
-    zero = ZeroOptimizer(model, grid, sgd, units=layers, bucket_bytes=1)
+    zero = ShardedOptimizer(model, grid, sgd, units=layers, bucket_bytes=1)
     optimizer = sgd(whole.parameters())
     x = torch.ones(1, 64, dtype=torch.float64)
     seen = []
@@ -183,7 +183,7 @@ def test_parameters_of_units_arrive_while_earlier_modules_compute():
 def test_backward_of_stage_1_continues_while_buckets_wait_for_other_ranks():
     """Run backward on the second rank only after the first has finished its own."""
     grid, model = Grid(dp=2), Odd()
-    zero = ZeroOptimizer(model, grid, adamw, stage=1, bucket_bytes=1)
+    zero = ShardedOptimizer(model, grid, adamw, stage=1, bucket_bytes=1)
     ready = torch.zeros(())
     if grid.dp.rank == 1:
         dist.recv(ready, 0)
@@ -198,7 +198,7 @@ def test_backward_of_stage_1_continues_while_buckets_wait_for_other_ranks():
 def test_gradients_may_be_accumulated_and_reduced_in_float32():
     grid = Grid(dp=2)
     model, other = Odd(dtype=torch.float32), Odd(dtype=torch.float32)
-    zero = ZeroOptimizer(model, grid, sgd, torch.bfloat16, grad_dtype=torch.float32)
+    zero = ShardedOptimizer(model, grid, sgd, torch.bfloat16, grad_dtype=torch.float32)
     mixed = MixedPrecision(other, grid, sgd, torch.bfloat16)
     data_parallel = DataParallel(other, grid.dp, dtype=torch.float32)
     for step in range(3):
@@ -225,7 +225,7 @@ def test_the_schedule_of_torch_changes_the_rate_and_groups_keep_their_options():
             ]
         )
 
-    zero, optimizer = ZeroOptimizer(model, grid, grouped), grouped(list(other.parameters()))
+    zero, optimizer = ShardedOptimizer(model, grid, grouped), grouped(list(other.parameters()))
     data_parallel = DataParallel(other, grid.dp)
     schedules = [torch.optim.lr_scheduler.StepLR(each, 1, 0.5) for each in (zero.optimizer, optimizer)]
     for step in range(3):
@@ -244,7 +244,7 @@ def test_gradients_of_batches_before_a_step_add_up_and_a_negative_zero_is_a_grad
     """Let weight decay show that a parameter whose whole gradient is -0.0 has been used."""
     grid = Grid(dp=2)
     model, other = Odd(), Odd()
-    zero = ZeroOptimizer(model, grid, adamw, stage=stage, bucket_bytes=3000)
+    zero = ShardedOptimizer(model, grid, adamw, stage=stage, bucket_bytes=3000)
     data_parallel, optimizer = DataParallel(other, grid.dp), adamw(other.parameters())
     for each, sync in ((model, zero), (other, data_parallel)):
         for batch in range(3):
@@ -262,7 +262,7 @@ def test_gradients_of_batches_before_a_step_add_up_and_a_negative_zero_is_a_grad
 @torch_world.on(2)
 def test_parameters_stay_aligned_as_matrix_products_need():
     model = nn.Sequential(*(nn.Linear(3 + 2 * each, 5 + 2 * each) for each in range(4)))
-    zero = ZeroOptimizer(model, Grid(dp=2), adamw)
+    zero = ShardedOptimizer(model, Grid(dp=2), adamw)
     assert zero.parameters
     assert not any(parameter.data_ptr() % 16 for parameter in model.parameters())
 
@@ -285,7 +285,7 @@ class Sides(nn.Module):
 @torch_world.on(2)
 def test_replicas_may_fill_buckets_in_different_orders(stage):
     grid, model, other = Grid(dp=2), Sides(), Sides()
-    zero = ZeroOptimizer(model, grid, sgd, stage=stage, bucket_bytes=1)
+    zero = ShardedOptimizer(model, grid, sgd, stage=stage, bucket_bytes=1)
     data_parallel, optimizer = DataParallel(other, grid.dp, bucket_bytes=1), sgd(other.parameters())
     for _ in range(3):
         for each, sync in ((model, zero), (other, data_parallel)):

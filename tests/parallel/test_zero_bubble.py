@@ -24,7 +24,7 @@ from ringcomm.parallel import (
     DataParallel,
     Grid,
     Pipeline,
-    ZeroOptimizer,
+    ShardedOptimizer,
     gpt_loss,
     gpt_stages,
     gpt_tied_weights,
@@ -358,7 +358,7 @@ def gpt_trains(dp, tp, pp, name, zero, options):
     tied = gpt_tied_weights(chunks, grid)
     optimizers = [torch.optim.SGD(nn.ModuleList(each).parameters(), lr=0.5) for each in (chunks, whole)]
     if zero:
-        averages = ZeroOptimizer(chunks, grid, lambda x: torch.optim.SGD(x, lr=0.5), stage=2, tied=tied)
+        averages = ShardedOptimizer(chunks, grid, lambda x: torch.optim.SGD(x, lr=0.5), stage=2, tied=tied)
         tied = ()
     else:
         averages = DataParallel(chunks, grid.dp_cp, bucket_bytes=2000)

@@ -9,7 +9,7 @@ from torch import nn
 
 import torch_world
 from live_memory import LiveMemory
-from ringcomm.parallel import DataParallel, Grid, MixedPrecision, ZeroOptimizer, clip_grad_norm
+from ringcomm.parallel import DataParallel, Grid, MixedPrecision, ShardedOptimizer, clip_grad_norm
 
 fsdp = pytest.importorskip("torch.distributed.fsdp")
 
@@ -51,8 +51,8 @@ class FullySharded:
 
 TRAINERS = {
     0: Replicated,
-    1: partial(ZeroOptimizer, optimizer=adamw, dtype=torch.bfloat16, stage=1, bucket_bytes=BUCKET),
-    2: partial(ZeroOptimizer, optimizer=adamw, dtype=torch.bfloat16, stage=2, bucket_bytes=BUCKET),
+    1: partial(ShardedOptimizer, optimizer=adamw, dtype=torch.bfloat16, stage=1, bucket_bytes=BUCKET),
+    2: partial(ShardedOptimizer, optimizer=adamw, dtype=torch.bfloat16, stage=2, bucket_bytes=BUCKET),
     3: FullySharded,
 }
 

@@ -10,7 +10,7 @@ from torch import nn
 import torch_world
 from failures import PROMPT, mortals, outcomes, raised
 from ringcomm import Aborted, ArgumentError
-from ringcomm.parallel import Grid, ZeroOptimizer
+from ringcomm.parallel import Grid, ShardedOptimizer
 
 
 def values(state):
@@ -22,7 +22,7 @@ def values(state):
 @torch_world.on(2)
 def test_refused_states_change_no_replica():
     grid, rank, model = Grid(dp=2), dist.get_rank(), Odd()
-    zero = ZeroOptimizer(model, grid, adamw)
+    zero = ShardedOptimizer(model, grid, adamw)
     loss_of(model, 0, grid.dp).backward()
     zero.finish_grad_sync()
     zero.step()
@@ -39,7 +39,7 @@ def test_refused_states_change_no_replica():
 def test_a_refused_dtype_of_gradients_leaves_the_model_as_it_is():
     grid, model = Grid(dp=2), Odd()
     dtype = torch.int32 if dist.get_rank() else torch.float32
-    raised(ArgumentError, lambda: ZeroOptimizer(model, grid, adamw, torch.bfloat16, grad_dtype=dtype))
+    raised(ArgumentError, lambda: ShardedOptimizer(model, grid, adamw, torch.bfloat16, grad_dtype=dtype))
     assert all(parameter.dtype == torch.float64 for parameter in model.parameters())
 
 
@@ -48,7 +48,7 @@ def test_parameters_of_two_dtypes_with_gradients_of_one_keep_theirs():
     grid = Grid(dp=2)
     model = nn.ModuleList([nn.Linear(8, 8, dtype=torch.float64), nn.Linear(8, 8)])
     before = [parameter.clone() for parameter in model.parameters()]
-    zero = ZeroOptimizer(model, grid, partial(torch.optim.SGD, lr=0.1), grad_dtype=torch.float32)
+    zero = ShardedOptimizer(model, grid, partial(torch.optim.SGD, lr=0.1), grad_dtype=torch.float32)
     zero.finish_param_sync()
     for parameter, value in zip(model.parameters(), before, strict=True):
         other = value.clone()
@@ -62,7 +62,7 @@ def test_a_frozen_tied_weight_is_left_alone():
     grid, model = Grid(dp=2), Odd()
     frozen, *_ = model.parameters()
     frozen.requires_grad_(False)
-    zero = ZeroOptimizer(model, grid, adamw, tied=[(frozen, grid.ends.group)])
+    zero = ShardedOptimizer(model, grid, adamw, tied=[(frozen, grid.ends.group)])
     before = frozen.clone()
     loss_of(model, 0, grid.dp).backward()
     zero.finish_grad_sync()
@@ -73,7 +73,7 @@ def test_a_frozen_tied_weight_is_left_alone():
 @torch_world.on(2)
 def test_gradients_that_are_collected_at_the_end_take_two_buffers():
     grid, model = Grid(dp=2), nn.Sequential(*(nn.Linear(16, 16) for _ in range(8)))
-    zero = ZeroOptimizer(model, grid, adamw, bucket_bytes=1)
+    zero = ShardedOptimizer(model, grid, adamw, bucket_bytes=1)
     made = []
     for bucket in zero._buckets:
         bucket.new_buffer = lambda size, real=bucket.new_buffer: made.append(real(size)) or made[-1]
@@ -93,7 +93,7 @@ class Failing(torch.optim.SGD):
 
 def failing():
     grid, model = Grid(dp=dist.get_world_size()), Odd()
-    zero = ZeroOptimizer(model, grid, partial(Failing, lr=0.1))
+    zero = ShardedOptimizer(model, grid, partial(Failing, lr=0.1))
     loss_of(model, 0, grid.dp).backward()
     zero.finish_grad_sync()
     zero.step()
@@ -113,7 +113,7 @@ def test_a_step_that_fails_on_one_rank_fails_on_all_at_once():
 def sparse_on_one_rank():
     grid = Grid(dp=dist.get_world_size())
     model = nn.Embedding(8, 4, sparse=dist.get_rank() == 1)
-    zero = ZeroOptimizer(model, grid, partial(torch.optim.SGD, lr=0.1))
+    zero = ShardedOptimizer(model, grid, partial(torch.optim.SGD, lr=0.1))
     with zero.no_sync():
         model(torch.tensor([1, 2])).sum().backward()
     zero.finish_grad_sync()

@@ -18,7 +18,7 @@ from ringcomm.parallel import (
     Grid,
     MixedPrecision,
     Pipeline,
-    ZeroOptimizer,
+    ShardedOptimizer,
     gpt_loss,
     gpt_stages,
     gpt_tied_weights,
@@ -38,7 +38,7 @@ def test_a_step_sends_twice_its_parameters_and_one_number(width, stage):
     d = grid.dp.size
     model = nn.Sequential(nn.Linear(16, width), nn.Linear(width, 16))
     for dtype, size in ((None, 4), (torch.bfloat16, 2)):
-        zero = ZeroOptimizer(model, grid, adamw, dtype, stage=stage)
+        zero = ShardedOptimizer(model, grid, adamw, dtype, stage=stage)
         with record_traffic() as calls:
             model(torch.ones(2, 16, dtype=dtype)).square().sum().backward()
             zero.finish_grad_sync()
@@ -64,7 +64,7 @@ def test_a_rank_keeps_4_and_12_over_d_bytes_per_parameter_of_16_bits(stage):
     grid = Grid(dp=dist.get_world_size())
     d, layers, size = grid.dp.size, 8, 64 * 64
     model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(layers)))
-    zero = ZeroOptimizer(model, grid, adamw, torch.bfloat16, stage=stage, bucket_bytes=2 * size)
+    zero = ShardedOptimizer(model, grid, adamw, torch.bfloat16, stage=stage, bucket_bytes=2 * size)
     for _ in range(2):
         model(torch.ones(2, 64, dtype=torch.bfloat16)).square().sum().backward()
         zero.finish_grad_sync()
@@ -91,7 +91,7 @@ def test_masters_and_loss_scale_are_those_of_mixed_precision(stage, dtype):
     grid = Grid(dp=dist.get_world_size())
     model, other = Odd(grid.dp.rank, torch.float32), Odd(grid.dp.rank, torch.float32)
     scaling = {"init_scale": 1024.0, "growth_interval": 2}
-    zero = ZeroOptimizer(model, grid, adamw, dtype, stage=stage, bucket_bytes=3000, **scaling)
+    zero = ShardedOptimizer(model, grid, adamw, dtype, stage=stage, bucket_bytes=3000, **scaling)
     mixed = MixedPrecision(other, grid, adamw, dtype, **scaling)
     data_parallel = DataParallel(other, grid.dp, bucket_bytes=3000)
     answers, scales = [], []
@@ -125,7 +125,7 @@ def trained(zero, model, steps):
 
 def saved(kind, path):
     grid, model = Grid(dp=dist.get_world_size()), Odd()
-    zero = ZeroOptimizer(model, grid, OPTIMIZERS[kind], bucket_bytes=3000)
+    zero = ShardedOptimizer(model, grid, OPTIMIZERS[kind], bucket_bytes=3000)
     trained(zero, model, range(3))
     state = zero.state_dict()
     if grid.dp.rank == 0:
@@ -142,7 +142,7 @@ def loaded(kind, path, stage, plain):
         optimizer = OPTIMIZERS[kind](model.parameters())
         optimizer.load_state_dict(state)
         state = optimizer.state_dict()
-    zero = ZeroOptimizer(model, grid, OPTIMIZERS[kind], stage=stage)
+    zero = ShardedOptimizer(model, grid, OPTIMIZERS[kind], stage=stage)
     zero.load_state_dict(state)
     return trained(zero, model, range(3, 6))
 
@@ -161,7 +161,7 @@ def continued(layout, dtype, path, first, seed):
     config = config_for(1, 1)
     chunks = gpt_stages(config, grid, seed=seed)
     tied = gpt_tied_weights(chunks, grid)
-    zero = ZeroOptimizer(chunks, grid, adamw, dtype, tied=tied, bucket_bytes=3000, init_scale=256.0)
+    zero = ShardedOptimizer(chunks, grid, adamw, dtype, tied=tied, bucket_bytes=3000, init_scale=256.0)
     schedule = make_schedule("1f1b", grid.pp.size, 2)
     pipeline = Pipeline(grid, chunks, schedule, gpt_loss(config, grid), data_parallel=zero)
     if first:
@@ -193,7 +193,7 @@ def test_invalid_arguments_are_refused_on_all_ranks_and_leave_the_group_usable()
     model = Odd()
 
     def refused(*arguments, **options):
-        return str(raised(ArgumentError, lambda: ZeroOptimizer(model, grid, *arguments, **options)))
+        return str(raised(ArgumentError, lambda: ShardedOptimizer(model, grid, *arguments, **options)))
 
     foreign = nn.Parameter(torch.ones(5))
     texts = [
@@ -203,14 +203,14 @@ def test_invalid_arguments_are_refused_on_all_ranks_and_leave_the_group_usable()
         refused(adamw, tied=[(foreign, grid.dp.group)]),
     ]
     half = Odd(dtype=torch.bfloat16)
-    texts.append(str(raised(ArgumentError, lambda: ZeroOptimizer(half, grid, adamw))))
+    texts.append(str(raised(ArgumentError, lambda: ShardedOptimizer(half, grid, adamw))))
     stage = "stage: expected 1 or 2; torch's fully_shard is stage 3, got 3"
     assert texts[0] == (stage if rank else f"rank 1 failed: ArgumentError: {stage}")
     assert texts[1] == "dtype: expected None, torch.float32, torch.bfloat16 or torch.float16, got torch.float64"
     assert texts[2] == "optimizer: expected parameters of the chunks only, got another, of shape (5,)"
     assert texts[3] == "tied: expected parameters of the chunks only, got another, of shape (5,)"
     assert texts[4] == "dtype: expected that of the parameters, for masters, got None"
-    zero = ZeroOptimizer(model, grid, adamw)
+    zero = ShardedOptimizer(model, grid, adamw)
     texts = [str(raised(ArgumentError, zero.step))]
     loss_of(model, 0, grid.dp).backward()
     zero.finish_grad_sync()
@@ -230,10 +230,10 @@ def test_invalid_arguments_are_refused_on_all_ranks_and_leave_the_group_usable()
 @torch_world.on(2)
 def test_a_deleted_optimizer_leaves_no_hooks():
     grid, model = Grid(dp=2), Odd()
-    zero = ZeroOptimizer(model, grid, adamw)
+    zero = ShardedOptimizer(model, grid, adamw)
     del zero
     loss_of(model, 0, grid.dp).backward()
     assert model.scale.grad is not None
-    zero = ZeroOptimizer(model, grid, adamw)
+    zero = ShardedOptimizer(model, grid, adamw)
     model.zero_grad()
     trained(zero, model, range(2))

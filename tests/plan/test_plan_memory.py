@@ -14,7 +14,7 @@ from ringcomm.parallel import (
     Grid,
     MixedPrecision,
     Pipeline,
-    ZeroOptimizer,
+    ShardedOptimizer,
     gpt_loss,
     gpt_stages,
     gpt_tied_weights,
@@ -118,7 +118,7 @@ def test_a_step_holds_the_planned_memory_within_5_percent(layout):
     parameters = list({id(each): each for chunk in chunks for each in chunk.parameters()}.values())
     tied, adam = gpt_tied_weights(chunks, grid), partial(torch.optim.Adam, lr=1e-3)
     if layout.zero:
-        trainer = replicas = ZeroOptimizer(chunks, grid, adam, torch.float32, stage=layout.zero, tied=tied)
+        trainer = replicas = ShardedOptimizer(chunks, grid, adam, torch.float32, stage=layout.zero, tied=tied)
     else:
         trainer, replicas = MixedPrecision(chunks, grid, adam, torch.float32), DataParallel(chunks, grid.dp_cp)
     pipeline = Pipeline(
