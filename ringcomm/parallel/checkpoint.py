@@ -52,9 +52,9 @@ def save_checkpoint(path: Path, chunks: Modules, optimizer: Training, grid: Grid
 
     Saved are parameters, buffers, optimizer states (with `ZeroRedundancyOptimizer` over `grid.dp`, each replica saves
     its share; of a ShardedOptimizer, those of `unsharded`, with its memory and communication), the options of each
-    group of parameters, such as the learning rate, the masters and loss scale of a MixedPrecision, and `extra`. Save between
-    steps: gradients are not saved. Existing files in the folder are overwritten: use one folder per checkpoint, so that
-    an interrupted save leaves the previous one intact. ::
+    group of parameters, such as the learning rate, the masters and loss scale of a MixedPrecision, and `extra`. Save
+    between steps: gradients are not saved. Existing files in the folder are overwritten: use one folder per checkpoint,
+    so that an interrupted save leaves the previous one intact. ::
 
         extra = {"step": step, "scheduler": scheduler.state_dict(), "rng": get_rng_states(grid)}
         save_checkpoint(path, chunks, optimizer, grid, extra)
