@@ -1,6 +1,7 @@
 """What torch asks of a group and of its backend, besides calls. Before torch 2.14 one object is both."""
 
 import sys
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -26,7 +27,7 @@ class Options(Protocol):
     group_size: int
     timeout: timedelta
     group_id: str
-    global_ranks_in_group: list[int]
+    global_ranks_in_group: Sequence[int]
 
 
 class Capabilities:

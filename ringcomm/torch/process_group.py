@@ -288,7 +288,8 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
     def abort(self) -> None:
         """Break the group on all ranks, and report the exception that this rank is handling, if any."""
         error = sys.exc_info()[1]
-        reason = f"global rank {dist.get_rank()} ended the torch.distributed group {self._name}"
+        caller = f"global rank {dist.get_rank()}" if dist.is_initialized() else f"rank {self.comm.rank}"
+        reason = f"{caller} ended the torch.distributed group {self._name}"
         if error:
             reason += f": {type(error).__name__}: {str(error).partition(chr(10))[0]}"
         # An Aborted comes from another group, and names the cause.

@@ -61,6 +61,13 @@ def test_torchrun_restarts_a_program_of_which_a_rank_fails(tmp_path):
     assert_same_results(tmp_path)
 
 
+@pytest.mark.skipif(not find_spec("torchft"), reason="needs torchft-nightly: pip install --group clients")
+def test_torchft_goes_on_without_a_killed_replica_and_with_it_again(tmp_path):
+    for backend in BACKENDS:
+        python(HERE / "programs" / "torchft_replicas.py", backend, folder=tmp_path)
+    assert_same_results(tmp_path)
+
+
 def python(*arguments, folder, **settings):
     """Run Python with these arguments, and end all processes that it has started."""
     environment = {
