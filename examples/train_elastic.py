@@ -36,7 +36,7 @@ def main() -> None:
     if arguments.kill_every:
         threading.Thread(target=die_at_random, args=(arguments.kill_every * ranks,), daemon=True).start()
 
-    step, ready, then = 0, False, time.perf_counter()
+    step, ready, lost, then = 0, False, "", time.perf_counter()
     while step < arguments.steps:
         try:
             if not ready:
@@ -44,16 +44,16 @@ def main() -> None:
                 training.connect()
                 ready = True
             loss = training.step(sample(data, step))
-            step, then = step + 1, time.perf_counter()
+            step, before, then = step + 1, then, time.perf_counter()
+            if lost:
+                report(f"step {step}: {dist.get_world_size()} ranks, {then - before:.2f} s after the last step: {lost}")
+                lost = ""
             if step < arguments.steps and dist.get_world_size() < ranks and ringcomm.torch.grow(timeout=0.0):
                 ready = False
                 report(f"step {step}: {dist.get_world_size()} ranks")
         except (PeerLost, CollectiveTimeout, Aborted) as error:
             ready, lost = False, str(error).partition("\n")[0]
             ringcomm.torch.shrink(arguments.timeout)
-            report(
-                f"step {step}: {dist.get_world_size()} ranks {time.perf_counter() - then:.2f} s after a step: {lost}"
-            )
     report(f"{step} steps, {training.sequences} sequences, loss {loss:.4f}")
     dist.destroy_process_group()
 
