@@ -78,6 +78,7 @@ def main() -> None:
 
     config = GPTConfig(
         len(alphabet), arguments.context, arguments.layers, arguments.hidden, arguments.heads,
+        kv_heads=arguments.kv_heads, inner=arguments.ffn,
         dropout=arguments.dropout, sequence_parallel=arguments.sequence_parallel,
         context_parallel=arguments.context_parallel, recompute=arguments.recompute != "none" and arguments.recompute,
         experts=arguments.experts, top_k=arguments.top_k,
@@ -212,6 +213,8 @@ def parser() -> argparse.ArgumentParser:
     add("--layers", type=int, default=4)
     add("--hidden", type=int, default=128)
     add("--heads", type=int, default=4)
+    add("--kv-heads", type=int, metavar="N", help="heads of keys and values; by default as many")
+    add("--ffn", type=int, metavar="N", help="inner size of an MLP; by default 4 times --hidden")
     add("--dropout", type=float, default=0.0, metavar="P", help="dropout probability")
     add("--accumulate", type=int, default=1, metavar="N", help="parts of a batch, each divided into --micro-batches")
     add("--rate", type=float, default=1e-3, help="learning rate")

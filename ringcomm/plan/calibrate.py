@@ -50,7 +50,7 @@ COLUMNS = {
     "dp": "data parallelism",
     "pp": "pipeline parallelism",
 }
-OPTIONAL = ("vocab", "cp", "chunks", "zero")
+OPTIONAL = ("vocab", "cp", "chunks", "zero", "kv_heads", "ffn")
 SECONDS = {"seconds": 1.0, "iteration time (ms)": 1e-3}
 
 
@@ -96,7 +96,7 @@ def _run(row: dict[str, str], vocab: int, recompute: str, sequence_parallel: boo
     column = next((each for each in SECONDS if each in row), None)
     if column is None:
         raise refuse("columns", " or ".join(SECONDS), ", ".join(row))
-    model = Transformer(**{each.name: values.pop(each.name) for each in fields(Transformer)})
+    model = Transformer(**{each.name: values.pop(each.name) for each in fields(Transformer) if each.name in values})
     gpus, batch = values.pop("gpus"), values.pop("batch")
     layout = ParallelLayout(
         recompute=row.get("recompute", recompute),

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ringcomm.errors import ArgumentError
+from ringcomm.errors import ArgumentError, refuse
 from ringcomm.options import whole
 from ringcomm.plan import calibrate, report
 from ringcomm.plan.devices import Accelerator, Calibration, device, names, save
 from ringcomm.plan.draw import draw
-from ringcomm.plan.layout import RECOMPUTE, ZERO_STAGES, ParallelLayout
+from ringcomm.plan.layout import RECOMPUTE, SCHEDULES, ZERO_STAGES, ParallelLayout
 from ringcomm.plan.measure import measure
 from ringcomm.plan.model import Transformer
 from ringcomm.plan.search import price, search
@@ -32,6 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--layers", type=count, metavar="N", help="transformer layers")
     add("--hidden", type=count, metavar="N", help="hidden size")
     add("--heads", type=count, metavar="N", help="attention heads")
+    add("--kv-heads", type=count, metavar="N", help="heads of keys and values (default: as many)")
+    add("--ffn", type=count, metavar="N", help="inner size of an MLP (default: 4 times the hidden size)")
     add("--vocab", type=count, default=51200, metavar="N", help="size of the vocabulary (default: 51200)")
     add("--seq", type=count, default=2048, metavar="N", help="sequence length (default: 2048)")
     add("--batch", type=count, metavar="N", help="sequences of a batch, of all replicas together")
@@ -44,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cp", type=count, metavar="N", help="ranks that share each sequence (context parallelism)")
     add("--micro-batch", type=count, metavar="N", help="sequences of a micro-batch")
     add("--chunks", type=count, metavar="N", help="stages of each rank; more than 1: interleaved 1F1B")
+    add("--schedule", choices=SCHEDULES, help="of the pipeline; interleaved has more than one chunk")
     add("--recompute", choices=RECOMPUTE, help="activations that backward computes again")
     text = "shard norms and dropout over --tp, or do not"
     add("--sequence-parallel", action=argparse.BooleanOptionalAction, default=None, help=text)
@@ -68,13 +71,19 @@ def run(arguments: argparse.Namespace) -> int:
         return _calibrate(arguments, chosen)
     if missing := [f"--{name}" for name in NEEDED if getattr(arguments, name) is None]:
         raise ArgumentError(f"the following options are required: {', '.join(missing)}")
+    if arguments.plot and not arguments.plot.absolute().parent.is_dir():
+        raise refuse("--plot", "a file in a folder that exists", arguments.plot)
     model = Transformer(**{each.name: getattr(arguments, each.name) for each in fields(Transformer)})
     fixed = {each.name: getattr(arguments, each.name) for each in fields(ParallelLayout)}
     fixed = {name: value for name, value in fixed.items() if value is not None}
     batch, result = arguments.batch, None
     if all(name in fixed for name in ONE):
-        found = [price(model, chosen, arguments.gpus, batch, ParallelLayout(**fixed))]
+        layout = ParallelLayout(**fixed)
+        if arguments.schedule not in (None, layout.schedule):
+            raise refuse("schedule", f"{layout.schedule}, with {layout.chunks} chunks", arguments.schedule)
+        found = [price(model, chosen, arguments.gpus, batch, layout)]
     else:
+        fixed |= {"schedule": arguments.schedule} if arguments.schedule else {}
         result = search(model, chosen, arguments.gpus, batch, fixed, arguments.best)
         found = result.best
     if arguments.json:

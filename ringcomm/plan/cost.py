@@ -18,7 +18,7 @@ from ringcomm.plan.model import Transformer
 from ringcomm.plan.pipeline import pipeline_seconds
 from ringcomm.plan.traffic import payloads
 
-__all__ = ["CAUSAL", "PARTS", "Pricing", "StepCost"]
+__all__ = ["CAUSAL", "FUSED_BACKWARD", "PARTS", "Pricing", "StepCost"]
 
 # The parts of a step, in seconds on the slowest rank.
 PARTS = {
@@ -184,8 +184,11 @@ class Pricing:
         model, device, t = self.model, self.device, layout.tp
         element, mask = device.element, MASK * device.dropout
         h, tokens = model.hidden, layout.micro_batch * model.seq // layout.cp
+        keys, inner = model.key_size(t), model.inner
+        projected = h + 2 * keys  # queries, keys and values
         gemm = sum(
-            self.product(tokens, *sizes) for sizes in ((3 * h // t, h), (h, h // t), (4 * h // t, h), (h, 4 * h // t))
+            self.product(tokens, *sizes)
+            for sizes in ((projected // t, h), (h, h // t), (inner // t, h), (h, inner // t))
         )
         # Bytes of a token's element that kernels read and write. Outside the shards of tp, forward: two norms, the sums
         # of two residual branches and their masks; backward: gradients of input and weights of the norms, of the
@@ -193,9 +196,12 @@ class Pricing:
         shards = t if layout.sequence_parallel else 1
         outside = tokens * h / shards
         outside_forward, outside_backward = outside * (10 * element + 2 * mask), outside * (22 * element + 2 * mask)
-        # Inside, forward: GELU 8, transposes of query, key and value 6, of attention's output 2; backward: GELU 12, the
-        # same transposes, sums for the biases 7.
-        inside_forward, inside_backward = (tokens * h / t * each * element for each in (16, 27))
+        # Inside, forward: the GELU reads and writes its sizes, transposes those of query, key, value and attention's
+        # output; backward: the GELU 3, the same transposes, sums for the biases.
+        transposes = 2 * (projected + h)
+        inside_forward, inside_backward = (
+            tokens / t * each * element for each in (2 * inner + transposes, 4 * inner + transposes + projected)
+        )
         elementwise, elementwise_backward = (
             each / self.bandwidth for each in (outside_forward + inside_forward, outside_backward + inside_backward)
         )
@@ -242,7 +248,8 @@ class Pricing:
             return products + forward, 2 * products + backward
         flops = 4 * heads * model.seq * (model.seq / layout.cp) * width * CAUSAL
         # Query, key, value and output once; backward their gradients too.
-        moved = 4 * element * heads * model.seq / layout.cp * width
+        size = 2 * (model.hidden + model.key_size(layout.tp)) / layout.tp
+        moved = element * layout.micro_batch * model.seq / layout.cp * size
         forward, moving = flops / (self.device.flops * self.device.fused), moved / self.bandwidth
         return forward + moving, FUSED_BACKWARD * forward + 2 * moving
 

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from ringcomm.errors import ArgumentError, integer, refuse, unknown
 from ringcomm.plan.model import Transformer, nearest_divisors
 
-__all__ = ["RECOMPUTE", "ZERO_STAGES", "ParallelLayout", "check_axis"]
+__all__ = ["RECOMPUTE", "SCHEDULES", "ZERO_STAGES", "ParallelLayout", "check_axis"]
 
 RECOMPUTE = ("none", "selective", "full")
 ZERO_STAGES = (0, 1, 2, 3)
+SCHEDULES = ("1f1b", "interleaved")
 
 
 @dataclass(frozen=True, order=True)
@@ -44,7 +45,7 @@ class ParallelLayout:
     @property
     def schedule(self) -> str:
         """The name of its schedule in `ringcomm.parallel.schedule`."""
-        return "interleaved" if self.chunks > 1 else "1f1b"
+        return SCHEDULES[self.chunks > 1]
 
     def micro_batches(self, batch: int) -> int:
         """Return the micro-batches of each replica's share of a batch."""
@@ -88,6 +89,9 @@ def check_axis(name: str, size: int, model: Transformer, batch: int) -> None:
         what, number = shared[name]
         if number % size:
             raise refuse(name, nearest_divisors(number, size, what), size)
+        keys = model.kv_heads or size
+        if name == "tp" and keys % size and size % keys:
+            raise refuse(name, f"a multiple or a divisor of kv_heads = {keys}", size)
     elif size > 1 and model.seq % (2 * size):  # ring attention gives each rank two parts of the sequence
         divisors = nearest_divisors(model.seq // 2, size, "seq/2")
         raise refuse(name, f"1 for an odd seq of {model.seq}" if model.seq % 2 else divisors, size)

@@ -10,21 +10,26 @@ import numpy as np
 from ringcomm import Communicator, launch
 from ringcomm.errors import ArgumentError
 from ringcomm.machine import memory, topology
+from ringcomm.plan.cost import CAUSAL, FUSED_BACKWARD
 from ringcomm.plan.devices import Accelerator, Calibration
 
 __all__ = ["measure"]
 
 PRODUCT = 512  # rows and columns of the matrices that are multiplied
 ELEMENTS = 1 << 18  # of the float32 arrays that are added: 1 MiB, as the activations of a small model
+HEADS, SEQUENCE, WIDTH = 8, 256, 32  # of attention
 SMALL, LARGE = 8, 4 << 20  # bytes that are all-reduced
 SECONDS = 0.2  # of each measurement
 
 
 class RankRates(NamedTuple):
-    """What one rank has measured: FLOP/s, bytes/s, seconds of a layer's forward, seconds of all-reduces."""
+    """What one rank has measured: FLOP/s of products, bytes/s, FLOP/s of attention, seconds of a layer's forward and of
+    all-reduces.
+    """
 
     flops: float
     bandwidth: float
+    fused: float
     launch: float
     small: float
     large: float
@@ -45,7 +50,8 @@ def measure(ranks: int) -> Accelerator:
     cores = min(len(topology.cores()), topology.cpu_quota() or ranks)
     rates = launch(_measure_rank, ranks, args=(max(1, int(cores)),))
     slowest = RankRates(*(max(column) for column in zip(*rates, strict=True)))
-    flops, bandwidth = (median(each) for each in list(zip(*(rate for rate in rates if rate.flops), strict=True))[:2])
+    computing = [rate for rate in rates if rate.flops]
+    flops, bandwidth, fused = (median(each) for each in list(zip(*computing, strict=True))[:3])
     steps = max(1, (ranks - 1).bit_length())  # of recursive doubling, which is best for small arrays
     share = 2 * (ranks - 1) / ranks  # of the array, which a rank sends
     return Accelerator(
@@ -63,7 +69,7 @@ def measure(ranks: int) -> Accelerator:
         between_latency=0,
         element=4,
         attention="fused",
-        fused=1,
+        fused=fused / flops,
         dropout=False,
         overlap=0,
         asynchronous=False,
@@ -76,17 +82,24 @@ def measure(ranks: int) -> Accelerator:
 def _measure_rank(comm: Communicator, cores: int) -> RankRates:
     import torch
     from torch import nn
+    from torch.nn import functional
 
     torch.set_num_threads(max(1, cores // comm.size))
-    rates = [0.0, 0.0, 0.0]
+    rates = [0.0, 0.0, 0.0, 0.0]
     if comm.rank < cores:
         x, y = torch.randn(PRODUCT, PRODUCT), torch.randn(PRODUCT, PRODUCT)
-        a, b = torch.randn(ELEMENTS), torch.randn(ELEMENTS)
+        a, b = torch.randn(ELEMENTS), torch.randn(ELEMENTS, requires_grad=True)
+        heads = torch.randn(3, 1, HEADS, SEQUENCE, WIDTH, requires_grad=True)
+        query, key, value = heads
+        attend = functional.scaled_dot_product_attention
+        attention = 4 * HEADS * SEQUENCE**2 * WIDTH * CAUSAL * (1 + FUSED_BACKWARD)
         layer = nn.TransformerEncoderLayer(16, 2, 64, 0.0, "gelu", batch_first=True, norm_first=True)
         tokens = torch.randn(1, 8, 16, requires_grad=True)
         rates = [
             2 * PRODUCT**3 / _seconds(lambda: torch.mm(x, y)),
-            3 * a.nbytes / _seconds(lambda: torch.add(a, b, out=a)),
+            # The sum of a branch reads and writes 3, a GELU 2, its backward 3: those of the formulas.
+            8 * a.nbytes / _seconds(lambda: torch.autograd.grad(a + functional.gelu(b), b, a)),
+            attention / _seconds(lambda: torch.autograd.grad(attend(query, key, value, is_causal=True), heads, query)),
             _seconds(lambda: layer(tokens).sum().backward()) / 3,  # a backward launches twice as much
         ]
     comm.barrier()

@@ -111,9 +111,9 @@ def layer_activations(
         return element * tokens * model.hidden / sequence_shards
     # Inputs and outputs of both norms, and the masks of both residual branches.
     outside = (4 * element + 2 * mask) / sequence_shards
-    # Query, key, value, the input of the projection, and input and output of the GELU, 4h each.
-    inside = 12 * element / layout.tp
-    kept = tokens * model.hidden * (outside + inside)
+    # Query, key, value, the input of the projection, and input and output of the GELU.
+    inside = 2 * element * (model.hidden + model.key_size(layout.tp) + model.inner) / layout.tp
+    kept = tokens * (model.hidden * outside + inside)
     if stores_scores(layout, device) and recompute != "selective":
         # Output of the softmax, of dropout, and its mask.
         per_score = element + (element + mask) * device.dropout

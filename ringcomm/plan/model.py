@@ -1,8 +1,8 @@
 """A GPT in numbers: parameters and floating-point operations, in closed form.
 
-The model is that of `ringcomm.parallel.gpt`: biases, two LayerNorms in each layer, an MLP of 4h, learned positions, an
-output layer that shares the weights of the embedding. Symbols: l layers, h hidden, a heads, V vocabulary, s sequence
-length, b sequences.
+The model is that of `ringcomm.parallel.gpt`: biases, two LayerNorms in each layer, learned positions, an output layer
+that shares the weights of the embedding. Symbols: l layers, h hidden, a heads, k heads of keys and values, f inner size
+of an MLP, V vocabulary, s sequence length, b sequences. Formulas of papers have k = a and f = 4h.
 """
 
 from dataclasses import dataclass, fields
@@ -16,8 +16,12 @@ __all__ = ["Transformer", "nearest_divisors"]
 class Transformer:
     """A GPT and the length of its sequences.
 
+    Attributes:
+        kv_heads: heads of keys and values, fewer for grouped queries; None: `heads`
+        ffn: inner size of an MLP; None: 4 · hidden
+
     Raises:
-        ArgumentError: a number is not positive, or the heads do not divide the hidden size.
+        ArgumentError: a number is not positive, the heads do not divide the hidden size, or `kv_heads` the heads.
     """
 
     layers: int
@@ -25,12 +29,26 @@ class Transformer:
     heads: int
     vocab: int
     seq: int
+    kv_heads: int | None = None
+    ffn: int | None = None
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            integer(each.name, getattr(self, each.name), 1)
+            if getattr(self, each.name) is not None:
+                integer(each.name, getattr(self, each.name), 1)
         if self.hidden % self.heads:
             raise refuse("heads", nearest_divisors(self.hidden, self.heads, "hidden"), self.heads)
+        if self.heads % (self.kv_heads or self.heads):
+            raise refuse("kv_heads", nearest_divisors(self.heads, self.kv_heads or 1, "heads"), self.kv_heads)
+
+    @property
+    def inner(self) -> int:
+        """Inner size of an MLP."""
+        return self.ffn or 4 * self.hidden
+
+    def key_size(self, tp: int) -> int:
+        """Return the size of a token's keys on all of `tp` ranks together, each of which has one head at least."""
+        return max(self.kv_heads or self.heads, tp) * self.hidden // self.heads
 
     @property
     def parameters(self) -> int:
@@ -43,21 +61,27 @@ class Transformer:
     def layer_parameters(self, tp: int) -> int:
         """Return the parameters of a layer on one of `tp` ranks: (12h² + 7h)/tp, and 6h that every rank has.
 
-        Replicated are both norms and the biases of the row-parallel layers.
+        In general (2h² + 2h²k/a + 2hf + h + 2hk/a + f)/tp. Replicated are both norms and the biases of the row-parallel
+        layers.
         """
-        return (12 * self.hidden**2 + 7 * self.hidden) // tp + 6 * self.hidden
+        columns = self.hidden + 2 * self.key_size(tp) + self.inner
+        rows = self.hidden + self.inner
+        return (self.hidden * (columns + rows) + columns) // tp + 6 * self.hidden
 
     def embedding_parameters(self, tp: int) -> int:
         """Return the parameters of the embedding on one of `tp` ranks, padded to equal shards."""
         return -(-self.vocab // tp) * self.hidden
 
     def layer_flops(self, sequences: int, scores: float = 1) -> float:
-        """Return the FLOPs of a layer's forward: 24bsh² + 4bs²h. A backward has twice as many.
+        """Return the FLOPs of a layer's forward: 24bsh² + 4bs²h, or 4bsh(h + hk/a + f) + 4bs²h.
+
+        A backward has twice as many.
 
         `scores`: the share of the scores that is computed; half is enough for causal attention.
         """
         tokens = sequences * self.seq
-        return 24 * tokens * self.hidden**2 + scores * 4 * tokens * self.seq * self.hidden
+        products = 4 * tokens * self.hidden * (self.hidden + self.key_size(1) + self.inner)
+        return products + scores * 4 * tokens * self.seq * self.hidden
 
     def logit_flops(self, sequences: int) -> int:
         """Return the FLOPs of the output layer's forward: 2bshV."""

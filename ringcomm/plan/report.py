@@ -8,7 +8,7 @@ from ringcomm.plan.cost import CAUSAL, PARTS
 from ringcomm.plan.devices import Accelerator
 from ringcomm.plan.layout import ParallelLayout
 from ringcomm.plan.model import Transformer
-from ringcomm.plan.search import Candidate, SearchResult, losses
+from ringcomm.plan.search import Candidate, SearchResult, differences
 from ringcomm.plan.traffic import bytes_sent
 
 __all__ = ["as_json", "describe", "details", "grid", "train_command", "utilization"]
@@ -21,15 +21,14 @@ def describe(result: SearchResult, model: Transformer, device: Accelerator, batc
     best, *others = result.best
     gpus = best.layout.gpus
     yield from _head(model, device, gpus, batch)
-    yield f"{result.legal:,} layouts, {result.fitting:,} of them fit into {_gb(device.available)}; the fastest:"
+    room = f"{_gb(device.available)} of {_gb(device.memory)}, of which {_gb(device.reserved)} are kept free"
+    yield f"{result.legal:,} layouts, {result.fitting:,} of them fit into {room}; the fastest:"
     yield ""
     yield from _table(result.best, model, device, batch)
     yield ""
     for number, each in enumerate(others, 2):
-        more = each.cost.seconds / best.cost.seconds - 1
-        reasons = [(part, s) for part, s in losses(each, best) if s > LEAST * best.cost.seconds][:3]
-        text = ", ".join(f"{part} +{_seconds(seconds)}" for part, seconds in reasons) or "nothing more than 0.1 %"
-        yield f"{number:>3} takes {more:.1%} longer: {text}"
+        more = each.cost.seconds - best.cost.seconds
+        yield f"{number:>3} takes {more / best.cost.seconds:.1%} longer, {_seconds(more)}: {_explained(each, best)}"
     if result.short:
         nearest = sorted(result.short.items(), key=lambda item: item[1])
         text = "; ".join(f"tp {tp}, pp {pp} by {_gb(missing)}" for (tp, pp), missing in nearest)
@@ -40,6 +39,15 @@ def describe(result: SearchResult, model: Transformer, device: Accelerator, batc
             yield f"not divisible: {divided[axis]} by {axis} {', '.join(map(str, sizes))}"
     yield ""
     yield from _how_to_run(best.layout, model, device, batch)
+
+
+def _explained(candidate: Candidate, best: Candidate) -> str:
+    """Return what a layout loses against the best, and what it gains; the terms add up to the difference."""
+    terms = differences(candidate, best)
+    shown = [(part, seconds) for part, seconds in terms if abs(seconds) > LEAST * best.cost.seconds]
+    rest = sum(seconds for _, seconds in terms) - sum(seconds for _, seconds in shown)
+    shown += [("rest", rest)] if abs(rest) > LEAST * best.cost.seconds / 10 else []
+    return ", ".join(f"{part} {'+' if seconds > 0 else '-'}{_seconds(abs(seconds))}" for part, seconds in shown)
 
 
 def details(candidate: Candidate, model: Transformer, device: Accelerator, batch: int) -> Iterator[str]:
@@ -68,31 +76,41 @@ def as_json(
     batch: int,
     result: SearchResult | None = None,
 ) -> dict[str, Any]:
-    """Return the same for programs: seconds, bytes and shares. `sent` is what a rank of the first stage sends."""
+    """Return the same for programs: seconds, bytes and shares. `sent` is what a rank of the first stage sends.
+
+    `tflops_per_gpu` are those of the model, without what is computed again.
+    """
     found: dict[str, Any] = {
         "model": asdict(model) | {"parameters": model.parameters},
         "device": asdict(device),
         "gpus": candidates[0].layout.gpus,
         "batch": batch,
-        "layouts": [
+        "plans": [
             {
                 **asdict(each.layout),
+                "schedule": each.layout.schedule,
                 "seconds": each.cost.seconds,
+                "bytes_per_gpu": each.memory.total,
+                "tflops_per_gpu": utilization(each, model, device, batch) * device.flops / 1e12,
                 "utilization": utilization(each, model, device, batch),
-                "parts": dict(each.cost.parts),
+                "breakdown": dict(each.cost.parts),
                 "sent": bytes_sent(model, each.layout, device.element, batch),
-                "memory": each.memory._asdict() | {"total": each.memory.total},
+                "memory": each.memory._asdict(),
                 "fits": each.memory.total <= device.available,
                 "grid": grid(each.layout),
                 "command": train_command(each.layout, model, device, batch),
             }
             for each in candidates
         ],
+        "rejected": [],
     }
     if result:
-        short = [{"tp": tp, "pp": pp, "bytes": missing} for (tp, pp), missing in result.short.items()]
         found |= {"legal": result.legal, "fitting": result.fitting}
-        found |= {"out_of_memory": short, "not_divisible": result.indivisible}
+        short = [{"reason": "memory", "tp": tp, "pp": pp, "bytes": size} for (tp, pp), size in result.short.items()]
+        uneven = [
+            {"reason": "not divisible", axis: size} for axis, sizes in result.indivisible.items() for size in sizes
+        ]
+        found["rejected"] = short + uneven
     return found
 
 
@@ -120,6 +138,7 @@ def train_command(layout: ParallelLayout, model: Transformer, device: Accelerato
     chosen = [f"--{name} {value}" for name, (value, default) in options.items() if value != default]
     chosen += ["--sequence-parallel"] * layout.sequence_parallel
     sizes = f"--batch {batch} --context {model.seq} --layers {model.layers} --hidden {model.hidden}"
+    sizes += f" --kv-heads {model.kv_heads}" * bool(model.kv_heads) + f" --ffn {model.ffn}" * bool(model.ffn)
     return (
         f"torchrun {start} --nproc-per-node {layout.gpus // nodes} examples/train_gpt.py {where} {' '.join(chosen)} "
         f"--micro-batches {layout.micro_batches(batch)} {sizes} --heads {model.heads}"

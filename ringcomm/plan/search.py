@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, TypeVar
 from ringcomm.errors import ArgumentError, refuse
 from ringcomm.plan.cost import Pricing, StepCost
 from ringcomm.plan.devices import Accelerator
-from ringcomm.plan.layout import RECOMPUTE, ZERO_STAGES, ParallelLayout, check_axis
+from ringcomm.plan.layout import RECOMPUTE, SCHEDULES, ZERO_STAGES, ParallelLayout, check_axis
 from ringcomm.plan.memory import MemoryUse, memory_use
 from ringcomm.plan.model import Transformer
 
-__all__ = ["Candidate", "SearchResult", "layouts", "losses", "price", "search"]
+__all__ = ["Candidate", "SearchResult", "differences", "layouts", "price", "search"]
 
 LEAST_TOKENS = 1024  # of a rank with context parallelism: shorter parts only add messages
 
@@ -68,7 +68,7 @@ def search(
         device: the GPUs
         gpus: their number
         batch: sequences of a batch, of all replicas together
-        fixed: values of fields of ParallelLayout; the others are free
+        fixed: values of fields of ParallelLayout, and its schedule; the others are free
         top: number of layouts
 
     Raises:
@@ -117,9 +117,13 @@ def layouts(
         recompute = [each for each in RECOMPUTE if each != "selective" or (device.attention == "unfused" and cp == 1)]
         zero = ZERO_STAGES if dp * cp > 1 else ZERO_STAGES[:1]
         for micro_batch in _allowed(fixed, "micro_batch", _divisors(share)):
-            interleaved = pp > 1 and share // micro_batch % pp == 0
+            chunks = _divisors(model.layers // pp) if pp > 1 and share // micro_batch % pp == 0 else [1]
             choices: Iterator[tuple[Any, ...]] = product(
-                _allowed(fixed, "chunks", _divisors(model.layers // pp) if interleaved else [1]),
+                [
+                    each
+                    for each in _allowed(fixed, "chunks", chunks)
+                    if _allowed(fixed, "schedule", [SCHEDULES[each > 1]])
+                ],
                 _allowed(fixed, "sequence_parallel", sharded),
                 _allowed(fixed, "recompute", recompute),
                 _allowed(fixed, "zero", zero),
@@ -129,10 +133,10 @@ def layouts(
                     yield ParallelLayout(tp, pp, dp, cp, micro_batch, chunks, again, sequence_parallel, stage)
 
 
-def losses(candidate: Candidate, best: Candidate) -> list[tuple[str, float]]:
-    """Return the parts that take longer than in the best layout, with the seconds, longest first."""
+def differences(candidate: Candidate, best: Candidate) -> list[tuple[str, float]]:
+    """Return by how many seconds each part takes longer than in the best layout; those that lose most first."""
     more = {part: seconds - best.cost.parts[part] for part, seconds in candidate.cost.parts.items()}
-    return sorted(((part, seconds) for part, seconds in more.items() if seconds > 0), key=lambda each: -each[1])
+    return sorted(more.items(), key=lambda each: -each[1])
 
 
 def _without_savings(layout: ParallelLayout) -> tuple[object, ...]:
@@ -145,7 +149,9 @@ def _axes(
 ) -> Iterator[tuple[int, int, int, int]]:
     """Yield tp, pp, dp and cp."""
     parts = [cp for cp in _divisors(model.seq) if cp == 1 or _cuts(model, device, cp, fixed)]
-    for tp, pp, cp in product(_divisors(model.heads), _divisors(model.layers), parts):
+    keys = model.kv_heads or model.heads
+    shards = [tp for tp in _divisors(model.heads) if keys % tp == 0 or tp % keys == 0]
+    for tp, pp, cp in product(shards, _divisors(model.layers), parts):
         dp, rest = divmod(gpus, tp * pp * cp)
         sizes = {"tp": tp, "pp": pp, "dp": dp, "cp": cp}
         if dp and not rest and batch % dp == 0 and all(fixed.get(axis, size) == size for axis, size in sizes.items()):

@@ -34,7 +34,8 @@ def payloads(model: Transformer, layout: ParallelLayout, element: int, rank: int
     """Return the payloads of pipeline rank `rank`; `element` is the bytes of an element."""
     block = element * layout.micro_batch * model.seq // layout.cp * model.hidden
     gradients = element * stage_parameters(model, layout, rank)
-    return Payloads(block, 2 * block // layout.tp, gradients, element * model.embedding_parameters(layout.tp))
+    keys = 2 * block // model.hidden * model.key_size(layout.tp) // layout.tp
+    return Payloads(block, keys, gradients, element * model.embedding_parameters(layout.tp))
 
 
 def bytes_sent(model: Transformer, layout: ParallelLayout, element: int, batch: int, rank: int = 0) -> dict[str, float]:

@@ -84,11 +84,11 @@ def test_the_command_prints_the_fit_and_keeps_it(capsys, tmp_path, monkeypatch):
 def test_short_names_of_columns_and_more_columns_are_read(tmp_path):
     path = tmp_path / "runs.csv"
     path.write_text(
-        "gpus,batch,micro_batch,hidden,heads,layers,seq,tp,dp,pp,chunks,zero,recompute,sequence_parallel,vocab,seconds\n"
-        "8,16,1,64,4,8,32,2,2,2,2,1,none,1,99,0.5\n"
+        "gpus,batch,micro_batch,hidden,heads,layers,seq,tp,dp,pp,chunks,zero,recompute,sequence_parallel,vocab,kv_heads,"
+        "ffn,seconds\n8,16,1,64,4,8,32,2,2,2,2,1,none,1,99,2,128,0.5\n"
     )
     ((model, layout, gpus, batch, seconds),) = read_runs(path, **DEFAULTS)
-    assert astuple(model) == (8, 64, 4, 99, 32)
+    assert astuple(model) == (8, 64, 4, 99, 32, 2, 128)
     assert astuple(layout) == (2, 2, 2, 1, 1, 2, "none", True, 1)
     assert (gpus, batch, seconds) == (8, 16, 0.5)
 

@@ -29,11 +29,27 @@ def plan(capsys, *arguments):
     return capsys.readouterr().out
 
 
+def in_seconds(text):
+    number, unit = text.split()
+    return float(number) * {"s": 1, "ms": 1e-3}[unit]
+
+
+def test_the_schedule_is_searched_or_fixed(capsys):
+    for schedule in ("1f1b", "interleaved"):
+        found = json.loads(plan(capsys, *CLUSTER, "--schedule", schedule, "--json", "--best", "3"))["plans"]
+        assert {each["schedule"] for each in found} == {schedule}
+        assert all((each["chunks"] > 1) == (schedule == "interleaved") for each in found)
+
+
 def test_a_search_shows_the_best_why_the_others_lose_and_how_to_run(capsys):
     printed = plan(capsys, *CLUSTER)
     assert "39.1 B parameters" in printed
     assert len(re.findall(r"^ +\d+ +\d+ .* GB ", printed, re.MULTILINE)) == 10
-    assert len(re.findall(r"^ +\d+ takes [\d.]+% longer: \w", printed, re.MULTILINE)) == 9
+    assert len(re.findall(r"^ +\d+ takes [\d.]+% longer, [\d.]+ m?s: \w+ \+", printed, re.MULTILINE)) == 9
+    assert "81.6 GB of 85.9 GB, of which 4.3 GB are kept free" in printed
+    for total, terms in re.findall(r"longer, ([\d.]+ m?s): (.*)$", printed, re.MULTILINE):
+        explained = sum(in_seconds(term.split(" ", 1)[1]) for term in terms.split(", "))
+        assert explained == pytest.approx(in_seconds(total), abs=0.01)
     assert "not divisible: 48 layers by pp 32, 64, 128, 256, 512" in printed
     assert re.search(r"^Grid\(dp=\d+, tp=\d+, pp=\d+\)$", printed, re.MULTILINE)
     assert "examples/train_gpt.py" in printed
@@ -50,10 +66,10 @@ def test_a_layout_that_is_given_is_priced_with_the_parts_of_its_time_and_memory(
 
 def test_the_docs_show_what_the_command_prints(capsys):
     text = (ROOT / "docs" / "plan.md").read_text()
-    shown = re.search(r"```text\n(.*?)```", text, re.DOTALL)[1]
-    options = re.search(r"Add `(.*?)`", text)[1].split()
-    printed = plan(capsys, *CLUSTER, *options)
-    assert [line for line in shown.splitlines() if line not in printed] == []
+    added = re.search(r"Add `(.*?)`", text)[1].split()
+    for shown, options in zip(re.findall(r"```text\n(.*?)```", text, re.DOTALL), ([], added), strict=True):
+        printed = plan(capsys, *CLUSTER, *options)
+        assert [line for line in shown.splitlines() if line not in printed] == []
     command, error = re.search(r"^\$ ringcomm (plan .*)\n(.*)\n", text, re.MULTILINE).groups()
     assert main(command.split()) == 2
     assert capsys.readouterr().err == f"{error}\n"
@@ -61,15 +77,22 @@ def test_the_docs_show_what_the_command_prints(capsys):
 
 def test_json_has_the_same_for_programs(capsys):
     found = json.loads(plan(capsys, *CLUSTER, *ONE, "--json"))
-    (layout,) = found["layouts"]
-    assert layout["seconds"] == pytest.approx(sum(layout["parts"].values()))
-    assert layout["memory"]["total"] == pytest.approx(sum(layout["memory"].values()) / 2)
+    (layout,) = found["plans"]
+    assert layout["seconds"] == pytest.approx(sum(layout["breakdown"].values()))
+    assert layout["bytes_per_gpu"] == pytest.approx(sum(layout["memory"].values()))
+    assert layout["tflops_per_gpu"] == pytest.approx(312 * layout["utilization"])
+    assert (layout["schedule"], found["rejected"]) == ("1f1b", [])
     assert (layout["tp"], layout["recompute"], layout["zero"], layout["fits"]) == (8, "full", 0, True)
     assert layout["grid"] == "Grid(dp=32, tp=8, pp=2)"
     assert found["model"]["parameters"] == pytest.approx(39.1e9, rel=1e-3)
     found = json.loads(plan(capsys, *CLUSTER, "--tp", "8", "--json", "--best", "3"))
-    assert [each["tp"] for each in found["layouts"]] == [8, 8, 8]
+    assert [each["tp"] for each in found["plans"]] == [8, 8, 8]
     assert found["legal"] > found["fitting"] > 0
+    assert {"reason": "not divisible", "pp": 32} in found["rejected"]
+    found = json.loads(plan(capsys, *CLUSTER, "--zero", "0", "--recompute", "full", "--chunks", "1", "--json"))
+    short = {(each["tp"], each["pp"]): each["bytes"] for each in found["rejected"] if each["reason"] == "memory"}
+    assert short
+    assert min(short.values()) > 0
 
 
 def test_the_command_is_one_of_the_example(capsys):
@@ -79,8 +102,9 @@ def test_the_command_is_one_of_the_example(capsys):
         "--tp 4 --pp 4 --dp 32 --micro-batch 3 --chunks 12 --sequence-parallel --zero 2",
         "--tp 1 --pp 1 --dp 512 --micro-batch 1 --zero 3",
         "--tp 4 --pp 8 --dp 8 --micro-batch 1 --cp 2",
+        "--tp 8 --pp 2 --dp 32 --micro-batch 4 --recompute full --kv-heads 8 --ffn 16384",
     ):
-        (layout,) = json.loads(plan(capsys, *CLUSTER, *more.split(), "--json"))["layouts"]
+        (layout,) = json.loads(plan(capsys, *CLUSTER, *more.split(), "--json"))["plans"]
         before, _, after = layout["command"].partition(" examples/train_gpt.py ")
         assert before == "torchrun --nnodes 64 --rdzv-backend c10d --rdzv-endpoint HOST:PORT --nproc-per-node 8"
         chosen = options.parse_args(after.split())
@@ -90,6 +114,7 @@ def test_the_command_is_one_of_the_example(capsys):
             "interleaved" if layout["chunks"] > 1 else "1f1b",
             layout["chunks"],
         )
+        assert (chosen.kv_heads, chosen.ffn) == ((8, 16384) if "--ffn" in more else (None, None))
         assert (chosen.zero, chosen.sequence_parallel) == (layout["zero"], layout["sequence_parallel"])
 
 
@@ -114,11 +139,11 @@ def test_a_picture_shows_the_step_and_the_memory(capsys, tmp_path):
 
 def test_attention_may_be_fused_on_any_device(capsys):
     unfused, fused = (
-        json.loads(plan(capsys, *CLUSTER, *ONE, "--attention", each, "--json"))["layouts"][0]
+        json.loads(plan(capsys, *CLUSTER, *ONE, "--attention", each, "--json"))["plans"][0]
         for each in ("unfused", "fused")
     )
-    assert fused["parts"]["attention"] < unfused["parts"]["attention"] / 2
-    assert json.loads(plan(capsys, *CLUSTER, *ONE, "--json"))["layouts"][0] == unfused
+    assert fused["breakdown"]["attention"] < unfused["breakdown"]["attention"] / 2
+    assert json.loads(plan(capsys, *CLUSTER, *ONE, "--json"))["plans"][0] == unfused
 
 
 @pytest.mark.parametrize(
@@ -129,6 +154,12 @@ def test_attention_may_be_fused_on_any_device(capsys):
         ([*CLUSTER, "--device", "this"], "this-512 was not measured: ringcomm plan --measure --gpus 512"),
         ([*CLUSTER, "--tp", "3"], "tp: expected a divisor of heads = 64 (nearest: 2 or 4), got 3"),
         ([*CLUSTER, *ONE, "--dp", "16"], "gpus: expected tp 8 · pp 2 · dp 16 · cp 1 = 256, got 512"),
+        ([*CLUSTER, *ONE, "--schedule", "interleaved"], "schedule: expected 1f1b, with 1 chunks, got interleaved"),
+        (
+            [*CLUSTER, "--plot", "missing/plan.svg"],
+            "--plot: expected a file in a folder that exists, got missing/plan.svg",
+        ),
+        ([*CLUSTER, "--kv-heads", "6"], "kv_heads: expected a divisor of heads = 64 (nearest: 4 or 8), got 6"),
         (["--measure"], "--measure: expected --gpus, the number of ranks"),
         (["--calibrate", "missing.csv"], "No such file or directory: 'missing.csv'"),
     ],

@@ -14,21 +14,24 @@ from ringcomm.plan.memory import stage_parameters
 from ringcomm.plan.model import Transformer
 
 SMALL = Transformer(layers=4, hidden=32, heads=4, vocab=100, seq=24)
+GROUPED = replace(SMALL, kv_heads=1, ffn=48)  # one key for all queries; an MLP of another size
 
 
 def config_of(model, **options):
-    return GPTConfig(model.vocab, model.seq, model.layers, model.hidden, model.heads, **options)
+    sizes = {"kv_heads": model.kv_heads, "inner": model.ffn}
+    return GPTConfig(model.vocab, model.seq, model.layers, model.hidden, model.heads, **sizes, **options)
 
 
+@pytest.mark.parametrize("model", [SMALL, GROUPED, replace(GROUPED, kv_heads=2)], ids=["plain", "1 key", "2 keys"])
 @pytest.mark.parametrize(("dp", "tp", "pp", "chunks"), [(1, 1, 4, 1), (1, 2, 2, 2), (2, 2, 1, 1)])
 @torch_world.on(4)
-def test_each_rank_has_as_many_parameters_as_planned(dp, tp, pp, chunks):
+def test_each_rank_has_as_many_parameters_as_planned(dp, tp, pp, chunks, model):
     grid = Grid(dp, tp, pp)
     schedule = make_schedule("interleaved", pp, pp, chunks) if chunks > 1 else None
-    stages = gpt_stages(config_of(SMALL), grid, schedule)
+    stages = gpt_stages(config_of(model), grid, schedule)
     unique = {id(each): each.numel() for stage in stages for each in stage.parameters()}
     layout = ParallelLayout(tp=tp, pp=pp, dp=dp, chunks=chunks)
-    assert sum(unique.values()) == stage_parameters(SMALL, layout, grid.pp.rank)
+    assert sum(unique.values()) == stage_parameters(model, layout, grid.pp.rank)
 
 
 @pytest.mark.parametrize(
@@ -46,18 +49,19 @@ def test_parameters_and_flops_are_those_of_narayanan_et_al(layers, hidden, heads
     assert model.step_flops(B) == pytest.approx(72 * B * l * s * h**2 * (1 + s / (6 * h) + V / (12 * l * h)))
 
 
-def test_a_model_has_the_flops_that_torch_counts():
+@pytest.mark.parametrize("model", [SMALL, replace(GROUPED, kv_heads=2)], ids=["plain", "2 keys"])
+def test_a_model_has_the_flops_that_torch_counts(model):
     from torch.utils.flop_counter import FlopCounterMode
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        (stage,) = gpt_stages(config_of(SMALL), Grid())
+        (stage,) = gpt_stages(config_of(model), Grid())
         with (
             FlopCounterMode(display=False) as counter,
             torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
         ):
-            stage(torch.zeros(3, SMALL.seq, dtype=torch.int64)).sum().backward()
-        assert counter.get_total_flops() == SMALL.step_flops(3)
+            stage(torch.zeros(3, model.seq, dtype=torch.int64)).sum().backward()
+        assert counter.get_total_flops() == model.step_flops(3)
     finally:
         dist.destroy_process_group()
 
@@ -66,6 +70,7 @@ def test_a_model_has_the_flops_that_torch_counts():
     ("numbers", "words"),
     [
         ({"heads": 5}, r"heads: expected a divisor of hidden = 32 \(nearest: 4 or 8\), got 5"),
+        ({"kv_heads": 3}, r"kv_heads: expected a divisor of heads = 4 \(nearest: 2 or 4\), got 3"),
         ({"layers": 0}, "layers: expected an integer from 1"),
     ],
 )

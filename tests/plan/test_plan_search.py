@@ -12,7 +12,7 @@ from ringcomm.plan.devices import device
 from ringcomm.plan.layout import RECOMPUTE, ParallelLayout
 from ringcomm.plan.memory import memory_use
 from ringcomm.plan.model import Transformer
-from ringcomm.plan.search import layouts, losses, price, search
+from ringcomm.plan.search import differences, layouts, price, search
 
 A100, H100 = device("a100-80gb"), device("h100-80gb")
 SMALL = Transformer(layers=4, hidden=256, heads=4, vocab=1000, seq=4096)
@@ -77,12 +77,13 @@ def test_fixed_values_hold():
     assert search(LARGE, A100, 512, 1536, {"cp": 2}).best[0].layout.cp == 2, "as asked, though scores are stored"
 
 
-def test_the_losses_of_a_layout_explain_its_time():
+def test_the_differences_of_a_layout_explain_its_time():
     best, *others = search(LARGE, A100, 512, 1536).best
     for each in others:
-        found = losses(each, best)
+        found = differences(each, best)
         assert found == sorted(found, key=lambda part: -part[1])
-        assert sum(seconds for _, seconds in found) >= each.cost.seconds - best.cost.seconds >= 0
+        assert sum(seconds for _, seconds in found) == pytest.approx(each.cost.seconds - best.cost.seconds)
+        assert found[-1][1] < 0, "it gains something too"
 
 
 def test_ten_thousand_gpus_take_less_than_ten_seconds():
