@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 from torch import Tensor, nn
 from torch.optim import Adagrad
 
-from ringcomm.parallel.server import ParameterServer, Worker
+from ringcomm.parameter_server import ParameterServer, Worker
 
 FEATURES, ACTIVE = 20_000, 20
 TEST = 1_000_000  # a batch that no worker trains on
@@ -46,9 +46,11 @@ def main() -> None:
 
     dist.init_process_group(arguments.backend)
     torch.set_num_threads(1)
-    torch.sparse.check_sparse_tensor_invariants.enable()  # type: ignore[no-untyped-call]  # else torch warns
-    rank, servers = dist.get_rank(), [*range(arguments.servers)]
-    workers = dist.get_world_size() - len(servers)
+    torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]  # else torch warns
+    rank, size, servers = dist.get_rank(), dist.get_world_size(), [*range(arguments.servers)]
+    if not 1 <= arguments.servers < size:
+        parser.error(f"--servers: expected 1 to {size - 1} of {size} ranks, got {arguments.servers}")
+    workers = size - len(servers)
     model, adagrad = LogisticRegression(), partial(Adagrad, lr=0.5)
     if rank in servers:
         ParameterServer(model.parameters(), servers, adagrad, staleness=arguments.staleness).serve()

@@ -2,18 +2,21 @@
 
     ringcomm run -n 4 --respawn 1000 examples/train_elastic.py --kill-every 5
 
-All ranks share each batch. When a rank is lost, the others go on at once; when it has been started again, it joins them
-and gets their state. The batch of a step depends on its number alone, so the loss is that of an undisturbed run
-(`--kill-every 0`), up to rounding.
+All ranks share each batch. When a rank is lost, the others continue at once (`ringcomm.torch.shrink`); when
+`ringcomm run` has started it again, it joins them (`grow`) and gets their state (`load_latest`). The batch of a step
+depends on its number alone, so the loss is that of an undisturbed run (`--kill-every 0`), up to rounding. Those
+that train draw lots whose turn it is to die, so that one is always left, with which the others can continue.
 """
 
 import argparse
+import math
 import os
 import random
 import signal
-import threading
 import time
 from pydoc_data.topics import topics
+
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else torch logs a C++ stack when the rank of its store dies
 
 import torch
 import torch.distributed as dist
@@ -27,33 +30,41 @@ CONTEXT = 64
 
 
 def main() -> None:
-    arguments = parser().parse_args()
+    options = parser()
+    arguments = options.parse_args()
+    if os.environ.get("RINGCOMM_RESPAWN", "0") == "0":
+        options.error("expected to be started by ringcomm run --respawn N, with N of 1 or more")
     ranks = int(os.environ["RINGCOMM_SIZE"])
+    if ranks > 4:
+        options.error(f"expected at most 4 ranks, which divide a batch of {BATCH} sequences, got {ranks}")
     ringcomm.torch.init_process_group(arguments.timeout)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
     alphabet, data = torch.tensor([*map(ord, "\n".join(topics.values()))]).unique(return_inverse=True)  # type: ignore[no-untyped-call]
     training = Training(GPTConfig(len(alphabet), CONTEXT, layers=2, hidden=64, heads=4))
-    if arguments.kill_every:
-        threading.Thread(target=die_at_random, args=(arguments.kill_every * ranks,), daemon=True).start()
 
-    step, ready, lost, then = 0, False, "", time.perf_counter()
+    step, loss, ready, lost, then = 0, math.nan, False, "", time.perf_counter()
     while step < arguments.steps:
         try:
             if not ready:
+                signal.setitimer(signal.ITIMER_REAL, 0)  # nobody dies until all know the state of the model
                 step = ringcomm.torch.load_latest(step, [training.model, training.optimizer])
                 training.connect()
+                draw_lots(arguments.kill_every)
                 ready = True
             loss = training.step(sample(data, step))
             step, before, then = step + 1, then, time.perf_counter()
             if lost:
-                report(f"step {step}: {dist.get_world_size()} ranks, {then - before:.2f} s after the last step: {lost}")
+                report(
+                    f"step {step} done by {dist.get_world_size()} ranks {then - before:.2f} s after the last: {lost}"
+                )
                 lost = ""
             if step < arguments.steps and dist.get_world_size() < ranks and ringcomm.torch.grow(timeout=0.0):
                 ready = False
-                report(f"step {step}: {dist.get_world_size()} ranks")
+                report(f"step {step} done; lost ranks are back: {dist.get_world_size()} of {ranks}")
         except (PeerLost, CollectiveTimeout, Aborted) as error:
             ready, lost = False, str(error).partition("\n")[0]
             ringcomm.torch.shrink(arguments.timeout)
+    signal.setitimer(signal.ITIMER_REAL, 0)
     report(f"{step} steps, {training.sequences} sequences, loss {loss:.4f}")
     dist.destroy_process_group()
 
@@ -99,10 +110,12 @@ def sample(data: torch.Tensor, step: int) -> torch.Tensor:
     return torch.stack([data[start : start + CONTEXT + 1] for start in starts])
 
 
-def die_at_random(mean: float) -> None:
-    """Kill this process after a random time with this mean, in seconds."""
-    time.sleep(random.expovariate(1 / mean))
-    os.kill(os.getpid(), signal.SIGKILL)
+def draw_lots(mean: float) -> None:
+    """Let one rank of several, which all draw together, die after a random time with this mean, in seconds."""
+    lots = [random.randrange(dist.get_world_size()), random.expovariate(1 / mean) if mean else 0.0]
+    dist.broadcast_object_list(lots)  # those of rank 0
+    if dist.get_world_size() > 1 and lots[0] == dist.get_rank():
+        signal.setitimer(signal.ITIMER_REAL, lots[1])  # SIGALRM ends the process, in whatever it does
 
 
 def report(text: str) -> None:
@@ -113,9 +126,18 @@ def report(text: str) -> None:
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--kill-every", type=float, default=5.0, metavar="SECONDS", help="0: never")
-    parser.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="of each operation")
+    parser.add_argument(
+        "--kill-every", type=seconds, default=5.0, metavar="SECONDS", help="mean time between two losses (5); 0: none"
+    )
+    parser.add_argument("--timeout", type=seconds, default=60.0, metavar="SECONDS", help="of each operation")
     return parser
+
+
+def seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected seconds, 0 or more, got {text}")
+    return value
 
 
 if __name__ == "__main__":

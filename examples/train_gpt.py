@@ -5,11 +5,11 @@
 
 The text is the help topics of Python (`pydoc_data`), half a million characters; the loss is that of the next character,
 in nats. It does not depend on the grid, the schedule or the backend: the batch depends only on the number of the step,
-and each replica takes its share.
+and each replica takes its part. Two options are exceptions: ranks draw dropout, and balance experts, for their tokens.
 
 `--cp N` splits each sequence over N ranks, with ring attention or with `--context-parallel ulysses`.
-`--experts N` puts N experts in each layer, which the replicas share with `--ep`.
-`--zero 1` shares the optimizer states among the replicas, `--zero 2` the gradients too, `--zero 3` the parameters too.
+`--experts N` puts N experts in each layer, which `--ep` divides among the replicas.
+`--zero 1` shards the optimizer states over the replicas, `--zero 2` the gradients too, `--zero 3` the parameters too.
 `--accumulate N` adds up the gradients of N parts of each batch; `--warmup N` lets the learning rate rise and fall.
 `--save FOLDER` writes a checkpoint at the end; `--resume FOLDER` continues from one, on any grid.
 """
@@ -26,10 +26,12 @@ from pydoc_data.topics import topics
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 from torch import nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
+from ringcomm import ArgumentError
 from ringcomm.parallel import (
     DataParallel,
     GPTConfig,
@@ -55,30 +57,25 @@ from ringcomm.parallel import (
     set_rng_states,
     split_sequence,
 )
-from ringcomm.parallel.schedule import SCHEDULES
+from ringcomm.pipelining.schedule import SCHEDULES
 
 MAX_NORM = 1.0  # of the gradients
 
 
 def main() -> None:
-    options = parser()
-    arguments = options.parse_args()
-    if arguments.batch % (arguments.dp * arguments.accumulate * arguments.micro_batches):
-        options.error("--batch: expected a multiple of --dp times --accumulate times --micro-batches")
-    others = max(arguments.tp, arguments.cp, arguments.ep, arguments.chunks or 1) > 1 or "zb" in arguments.schedule
-    if arguments.zero == 3 and (others or arguments.precision == "float16"):
-        options.error("--zero 3: expected --dp and --pp alone, one chunk and --precision float32 or bfloat16")
+    text = "\n".join(topics[name] for name in sorted(topics))
+    arguments = checked(parser(), len(text))
     timeout = timedelta(seconds=arguments.timeout)
     start(arguments, timeout)
     sizes = {name: getattr(arguments, name) for name in ("dp", "tp", "pp", "cp", "ep")}
     grid = Grid(**sizes, device=arguments.device, timeout=timeout)
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // grid.world.size))
-    text = "\n".join(topics[name] for name in sorted(topics))
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     alphabet, data = torch.tensor([*map(ord, text)], device=grid.device).unique(return_inverse=True)
 
     config = GPTConfig(
         len(alphabet), arguments.context, arguments.layers, arguments.hidden, arguments.heads,
         kv_heads=arguments.kv_heads, inner=arguments.ffn,
+        activation=F.silu if arguments.gated else F.gelu, gated=arguments.gated,
         dropout=arguments.dropout, sequence_parallel=arguments.sequence_parallel,
         context_parallel=arguments.context_parallel, recompute=arguments.recompute != "none" and arguments.recompute,
         experts=arguments.experts, top_k=arguments.top_k,
@@ -91,7 +88,7 @@ def main() -> None:
         adam = partial(OffloadedOptimizer, factory=adam, folder=arguments.offload)
     tied = gpt_tied_weights(chunks, grid)
     trainer: MixedPrecision | ShardedOptimizer | FullySharded
-    replicas: DataParallel | None = None
+    replicas: DataParallel | ShardedOptimizer | None = None
     if arguments.zero == 3:
         trainer = FullySharded(chunks, grid, adam, dtype)
         tied = gpt_tied_weights(chunks, grid)  # fully_shard has replaced the parameters
@@ -109,7 +106,10 @@ def main() -> None:
     first = 0
     seed_ranks(grid, 0)  # for dropout
     if arguments.resume:
-        extra = load_checkpoint(arguments.resume, chunks, saved, grid)
+        try:
+            extra = load_checkpoint(arguments.resume, chunks, saved, grid)
+        except ArgumentError as error:
+            sys.exit(f"--resume: {error}")
         first = extra["step"]
         scheduler.load_state_dict(extra["scheduler"])
         set_rng_states(extra["rng"], grid)
@@ -120,7 +120,8 @@ def main() -> None:
     if is_rank_0:
         print(f"{grid} on {arguments.backend}: {len(data):,} characters of {len(alphabet)}; {schedule.name}")
     losses: list[torch.Tensor] = []  # on a GPU, reading one waits for the step
-    flops = flops_per_token(count_parameters(chunks, grid), config.layers, config.hidden, arguments.context)
+    parameters = count_parameters(chunks, grid, active=True)
+    flops = flops_per_token(parameters, config.layers, config.hidden, arguments.context)
     peak = arguments.peak or measure_peak(grid, dtype, 8192 if arguments.device == "cuda" else 512)
     with StepMeter(grid, flops, peak) as meter:
         measured = first
@@ -149,10 +150,10 @@ def main() -> None:
 
 
 class FullySharded:
-    """ZeRO stage 3 by torch's `fully_shard` over the replicas: parameters too are shared.
+    """ZeRO stage 3 by torch's `fully_shard` over the replicas: parameters too are sharded.
 
     The parameters of a block are gathered for its forward and again for its backward, and its gradients are reduced to
-    shares: 3Ψ in all, once per micro-batch.
+    shards: 3Ψ in all, once per micro-batch.
     """
 
     loss_scale = 1.0
@@ -169,8 +170,10 @@ class FullySharded:
         self.chunks, self.grid = chunks, grid
         self.optimizer = optimizer(nn.ModuleList(chunks).parameters())
 
-    def step(self, max_norm: float) -> torch.Tensor:
+    def step(self, max_norm: float) -> torch.Tensor | None:
         norm = clip_grad_norm(self.chunks, self.grid, max_norm)
+        if not norm.isfinite():
+            return None
         self.optimizer.step()
         return norm
 
@@ -191,32 +194,33 @@ def parser() -> argparse.ArgumentParser:
     add("--backend", choices=("gloo", "nccl", "ringcomm"), default="ringcomm")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: local rank modulo the number of GPUs")
     add("--timeout", type=float, default=300.0, metavar="SECONDS", help="of each operation")
-    add("--dp", type=int, default=1, metavar="N", help="replicas of the model (data parallelism)")
-    add("--tp", type=int, default=1, metavar="N", help="ranks that share each layer (tensor parallelism)")
-    add("--pp", type=int, default=1, metavar="N", help="pipeline stages")
-    add("--cp", type=int, default=1, metavar="N", help="ranks that share each sequence (context parallelism)")
+    add("--dp", type=count, default=1, metavar="N", help="replicas of the model (data parallelism)")
+    add("--tp", type=count, default=1, metavar="N", help="shards of each layer (tensor parallelism)")
+    add("--pp", type=count, default=1, metavar="N", help="pipeline stages")
+    add("--cp", type=count, default=1, metavar="N", help="parts of each sequence (context parallelism)")
     add("--context-parallel", choices=("ring", "ulysses"), default="ring", help="attention over --cp")
     add("--experts", type=int, default=0, metavar="N", help="experts in each layer, in place of an MLP")
-    add("--top-k", type=int, default=2, metavar="K", help="experts for each token")
-    add("--ep", type=int, default=1, metavar="N", help="replicas that share the experts, a divisor of --dp")
+    add("--top-k", type=count, default=2, metavar="K", help="experts for each token")
+    add("--ep", type=count, default=1, metavar="N", help="shards of the experts, a divisor of --dp")
     add("--schedule", choices=SCHEDULES, default="1f1b")
-    add("--chunks", type=int, metavar="N", help="stages of each rank: 2 for interleaved and zbv, by default, else 1")
-    add("--micro-batches", type=int, default=4, metavar="N", help="of a replica's share of a batch")
+    add("--chunks", type=count, metavar="N", help="stages of each rank: 2 for interleaved and zbv, by default, else 1")
+    add("--micro-batches", type=count, default=4, metavar="N", help="of a replica's part of a batch")
     add("--sequence-parallel", action="store_true", help="shard norms and dropout along the sequence, over --tp")
     add("--recompute", choices=("none", "selective", "sharded", "full"), default="none", help="activations in backward")
     add("--offload", type=Path, metavar="FOLDER", help="keep optimizer states in files there")
-    add("--zero", type=int, choices=(0, 1, 2, 3), default=0, help="share states, gradients, parameters among replicas")
+    add("--zero", type=int, choices=(0, 1, 2, 3), default=0, help="shard states, gradients, parameters over replicas")
     add("--precision", choices=("float32", "bfloat16", "float16"), default="float32")
-    add("--steps", type=int, default=100)
-    add("--batch", type=int, default=16, help="sequences per step, of all replicas together")
-    add("--context", type=int, default=64, help="sequence length, in characters")
-    add("--layers", type=int, default=4)
-    add("--hidden", type=int, default=128)
-    add("--heads", type=int, default=4)
-    add("--kv-heads", type=int, metavar="N", help="heads of keys and values; by default as many")
-    add("--ffn", type=int, metavar="N", help="inner size of an MLP; by default 4 times --hidden")
+    add("--steps", type=count, default=100)
+    add("--batch", type=count, default=16, help="sequences per step, of all replicas together")
+    add("--context", type=count, default=64, help="sequence length, in characters")
+    add("--layers", type=count, default=4)
+    add("--hidden", type=count, default=128)
+    add("--heads", type=count, default=4)
+    add("--kv-heads", type=count, metavar="N", help="heads of keys and values; by default as many")
+    add("--ffn", type=count, metavar="N", help="inner size of an MLP; by default 4 times --hidden")
+    add("--gated", action="store_true", help="MLPs as those of Llama, with a third matrix and SiLU")
     add("--dropout", type=float, default=0.0, metavar="P", help="dropout probability")
-    add("--accumulate", type=int, default=1, metavar="N", help="parts of a batch, each divided into --micro-batches")
+    add("--accumulate", type=count, default=1, metavar="N", help="parts of a batch, each divided into --micro-batches")
     add("--rate", type=float, default=1e-3, help="learning rate")
     add("--warmup", type=int, default=0, metavar="N", help="steps until --rate, from which a cosine falls to 0")
     add("--peak", type=float, metavar="FLOP/S", help="of all ranks together, for MFU; measured by default")
@@ -224,6 +228,41 @@ def parser() -> argparse.ArgumentParser:
     add("--resume", type=Path, metavar="FOLDER", help="continue from a checkpoint, up to --steps")
     add("--plot", type=Path, metavar="FILE", help="plot the loss; needs matplotlib")
     return parser
+
+
+def count(text: str) -> int:
+    """Return a number of at least 1."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {number}")
+    return number
+
+
+def checked(options: argparse.ArgumentParser, characters: int) -> argparse.Namespace:
+    """Return the arguments; exit with a sentence if they do not fit each other, the text, the world or the folders."""
+    given = options.parse_args()
+    world, ranks = int(os.environ.get("WORLD_SIZE", "1")), given.dp * given.tp * given.pp * given.cp
+    if ranks != world:
+        options.error(f"--dp, --tp, --pp, --cp: expected a product of {world}, the number of ranks, got {ranks}")
+    parts = given.dp * given.accumulate * given.micro_batches
+    if given.batch % parts:
+        product = f"--dp · --accumulate · --micro-batches = {parts}"
+        options.error(f"--batch: expected a multiple of {product}, got {given.batch}")
+    if given.context > characters - 2:
+        options.error(f"--context: expected at most {characters - 2}, got {given.context}")
+    others = [f"--{name} {size}" for name in ("tp", "cp", "ep", "chunks") if (size := getattr(given, name) or 1) > 1]
+    others += [f"--schedule {given.schedule}"] if "zb" in given.schedule else []
+    others += ["--precision float16"] if given.precision == "float16" else []
+    if given.zero == 3 and others:
+        expected = "--dp and --pp alone, one chunk and --precision float32 or bfloat16"
+        options.error(f"--zero 3: expected {expected}, got {' '.join(others)}")
+    if given.offload and not given.offload.is_dir():
+        options.error(f"--offload: expected a folder that exists, got {given.offload}")
+    if given.save:
+        try:
+            given.save.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            options.error(f"--save: expected a folder, got {given.save} ({error})")
+    return given
 
 
 def start(arguments: argparse.Namespace, timeout: timedelta) -> None:

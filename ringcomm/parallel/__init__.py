@@ -1,46 +1,48 @@
 """Data, tensor, pipeline, context and expert parallelism for torch, on any backend: ringcomm, Gloo or NCCL.
 
-The package has no global state: you pass a `Grid` of ranks to models and layers. Names are imported on first use, so
-that the schedules work without torch.
+The package has no global state: you pass a `Grid` of ranks to models and layers.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from ringcomm.parallel.activations import offload_activations, sharded_checkpoint
-    from ringcomm.parallel.attention import ParallelAttention, rotary_embedding
-    from ringcomm.parallel.checkpoint import load_checkpoint, save_checkpoint
-    from ringcomm.parallel.clip import clip_grad_norm, grad_norm
-    from ringcomm.parallel.compress import OneBitAdam
-    from ringcomm.parallel.context import (
-        join_sequence,
-        ring_attention,
-        sequence_positions,
-        split_sequence,
-        ulysses_attention,
-    )
-    from ringcomm.parallel.data import DataParallel
-    from ringcomm.parallel.experts import Experts, set_loss_factor
-    from ringcomm.parallel.functional import all_gather, copy_to, gather_from, reduce_from, reduce_scatter, scatter_to
-    from ringcomm.parallel.gpt import GPTConfig, GPTStage, gpt_loss, gpt_stages, gpt_tied_weights
-    from ringcomm.parallel.grid import Axis, Grid
-    from ringcomm.parallel.loss import vocab_parallel_cross_entropy
-    from ringcomm.parallel.metrics import StepMeter, StepMetrics, count_parameters, flops_per_token, measure_peak
-    from ringcomm.parallel.norm import SequenceParallelDropout, SequenceParallelLayerNorm, SequenceParallelRMSNorm
-    from ringcomm.parallel.offload import OffloadedOptimizer
-    from ringcomm.parallel.overlap import enter_linear
-    from ringcomm.parallel.pipeline import Pipeline
-    from ringcomm.parallel.precision import MixedPrecision
-    from ringcomm.parallel.pretrained import load_pretrained, pretrained_config, save_pretrained
-    from ringcomm.parallel.schedule import PipelineSchedule, make_schedule
-    from ringcomm.parallel.seed import get_rng_states, rank_local_rng, seed_ranks, set_rng_states
-    from ringcomm.parallel.server import ParameterServer, Worker
-    from ringcomm.parallel.sharding import ShardSpec, collect_shard_specs, full_tensors
-    from ringcomm.parallel.tensor import ColumnParallelLinear, ParallelMLP, RowParallelLinear, VocabParallelEmbedding
-    from ringcomm.parallel.tensor_nd import GridAttention, GridLinear, GridMLP, TensorGrid
-    from ringcomm.parallel.verify import check_model
-    from ringcomm.parallel.zero import ShardedOptimizer
+from ringcomm.parallel.activations import offload_activations, sharded_checkpoint
+from ringcomm.parallel.attention import ParallelAttention, rotary_embedding
+from ringcomm.parallel.checkpoint import load_checkpoint, save_checkpoint
+from ringcomm.parallel.clip import clip_grad_norm, grad_norm
+from ringcomm.parallel.compress import OneBitAdam
+from ringcomm.parallel.context import (
+    join_sequence,
+    ring_attention,
+    sequence_positions,
+    split_sequence,
+    ulysses_attention,
+)
+from ringcomm.parallel.data import DataParallel
+from ringcomm.parallel.experts import Experts, set_loss_factor
+from ringcomm.parallel.functional import (
+    all_gather,
+    all_to_all,
+    copy_to,
+    gather_from,
+    reduce_from,
+    reduce_scatter,
+    scatter_to,
+)
+from ringcomm.parallel.gpt import GPTConfig, GPTStage, gpt_loss, gpt_stages, gpt_tied_weights
+from ringcomm.parallel.grid import Axis, Grid
+from ringcomm.parallel.loss import vocab_parallel_cross_entropy
+from ringcomm.parallel.metrics import StepMeter, StepMetrics, count_parameters, flops_per_token, measure_peak
+from ringcomm.parallel.norm import SequenceParallelDropout, SequenceParallelLayerNorm, SequenceParallelRMSNorm
+from ringcomm.parallel.offload import OffloadedOptimizer
+from ringcomm.parallel.overlap import enter_linear
+from ringcomm.parallel.pipeline import Pipeline
+from ringcomm.parallel.precision import MixedPrecision
+from ringcomm.parallel.seed import get_rng_states, rank_local_rng, seed_ranks, set_rng_states
+from ringcomm.parallel.sharding import ShardSpec, collect_shard_specs, full_tensors
+from ringcomm.parallel.tensor import ColumnParallelLinear, ParallelMLP, RowParallelLinear, VocabParallelEmbedding
+from ringcomm.parallel.tensor_nd import GridAttention, GridLinear, GridMLP, TensorGrid
+from ringcomm.parallel.verify import check_model
+from ringcomm.parallel.zero import ShardedOptimizer
+from ringcomm.parameter_server import ParameterServer, Worker
+from ringcomm.pipelining.schedule import PipelineSchedule, make_schedule
 
 __all__ = [
     "Axis",
@@ -73,6 +75,7 @@ __all__ = [
     "VocabParallelEmbedding",
     "Worker",
     "all_gather",
+    "all_to_all",
     "check_model",
     "clip_grad_norm",
     "collect_shard_specs",
@@ -89,18 +92,15 @@ __all__ = [
     "grad_norm",
     "join_sequence",
     "load_checkpoint",
-    "load_pretrained",
     "make_schedule",
     "measure_peak",
     "offload_activations",
-    "pretrained_config",
     "rank_local_rng",
     "reduce_from",
     "reduce_scatter",
     "ring_attention",
     "rotary_embedding",
     "save_checkpoint",
-    "save_pretrained",
     "scatter_to",
     "seed_ranks",
     "sequence_positions",
@@ -111,24 +111,3 @@ __all__ = [
     "ulysses_attention",
     "vocab_parallel_cross_entropy",
 ]
-
-MODULES = (
-    *("schedule", "grid", "functional", "sharding", "seed", "tensor", "overlap", "context", "attention", "norm"),
-    *("loss", "activations", "experts", "gpt", "data", "clip", "offload", "precision", "zero", "pipeline"),
-    *("checkpoint", "verify", "metrics", "pretrained", "compress", "server", "tensor_nd"),
-)
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        for module in MODULES:
-            try:
-                found = import_module(f"{__name__}.{module}")
-            except ModuleNotFoundError as error:
-                if error.name != "torch":
-                    raise
-                raise ModuleNotFoundError(f"{name} needs torch: pip install 'ringcomm[torch]'", name="torch") from error
-            if name in found.__all__:
-                globals()[name] = getattr(found, name)
-                return globals()[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Activations in less memory: recomputed from inputs that ranks share, or off the device until backward.
+"""Activations in less memory: recomputed from inputs that ranks divide, or off the device until backward.
 
 `GPTConfig.recompute` selects the first for a GPT, and other kinds of recomputation.
 """
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ringcomm.parallel.functional import all_gathered, local_slice
 from ringcomm.parallel.grid import Axis
-from ringcomm.parallel.host_memory import Folder, host_empty
+from ringcomm.torch.host_memory import Folder, host_empty
 
 __all__ = ["offload_activations", "sharded_checkpoint"]
 
@@ -25,7 +25,7 @@ def sharded_checkpoint(fn: Callable[[Tensor], Tensor], x: Tensor, axis: Axis) ->
     """Return fn(x), and recompute its activations in backward from an input of which each rank keeps 1/t.
 
     P_a of Rajbhandari et al., ZeRO (arXiv 1910.02054, section 6.1): the t ranks of a tensor axis have the same input of
-    a block, which torch's `checkpoint` keeps on each of them. Inside `offload_activations` the shares are off the
+    a block, which torch's `checkpoint` keeps on each of them. Inside `offload_activations` the shards are off the
     device (P_a+cpu). With sequence parallelism each rank has its own tokens: use `checkpoint`. Dropout draws the same
     numbers again.
 
@@ -45,9 +45,9 @@ def sharded_checkpoint(fn: Callable[[Tensor], Tensor], x: Tensor, axis: Axis) ->
     axis.divide("number of elements of the input", x.numel())
     unused, shape, differentiable = [x], x.shape, x.requires_grad
 
-    def block(share: Tensor) -> Tensor:
+    def block(shard: Tensor) -> Tensor:
         # Gradients flow through the graph of the first run, to x; the second only fills in its saved tensors.
-        full = unused.pop() if unused else all_gathered(share, axis, 0).view(shape).requires_grad_(differentiable)
+        full = unused.pop() if unused else all_gathered(shard, axis, 0).view(shape).requires_grad_(differentiable)
         return fn(full)
 
     return _checkpoint(block, local_slice(x.detach().flatten(), axis, 0))

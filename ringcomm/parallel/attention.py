@@ -25,7 +25,7 @@ CONTEXT_PARALLEL = ("ring", "ulysses")
 class ParallelAttention(nn.Module):
     """Self-attention with sharded heads: (B, S, H) → (B, S, H).
 
-    With fewer `kv_heads` than `heads`, several queries share a key and a value (Ainslie et al., GQA, arXiv 2305.13245).
+    With fewer `kv_heads` than `heads`, queries have keys and values in common (Ainslie et al., GQA, arXiv 2305.13245).
     With fewer `kv_heads` than ranks, the key and value weights are replicated, and each rank uses the head of its
     queries.
 
@@ -35,7 +35,7 @@ class ParallelAttention(nn.Module):
     Args:
         hidden: hidden size
         heads: number of heads
-        tp: the ranks that share them
+        tp: the ranks with their shards
         kv_heads: number of key and value heads; None: `heads`
         causal: whether a token attends to itself and those before it only, unless a call has a mask
         rotary_base: rotate queries and keys by their positions, with this base (see `rotary_embedding`); None: do not

@@ -4,7 +4,7 @@ Attention to several blocks is the mean of their outputs, weighted by the expone
 scores. The backward of a block needs only the output and the log-sum-exp of the whole (Dao et al., FlashAttention,
 arXiv 2205.14135).
 
-Shapes: queries are (N, G, S, D); keys and values, stacked, are (2, N, 1, T, D), shared by the G heads. `causal` lets
+Shapes: queries are (N, G, S, D); keys and values, stacked, are (2, N, 1, T, D), the same for the G heads. `causal` lets
 query i attend to the keys up to i. Sums are in float32, or float64 for float64.
 
 A block runs in torch's FlashAttention on a CPU, and on GPUs in 16 bits. It stores no scores, and on a CPU takes half

@@ -4,7 +4,6 @@ Tensors sharded over the tensor axis are passed to it as DTensors over that axis
 element is written once, and a rank of any grid reads only what it needs; no tensor is gathered.
 """
 
-import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,30 +37,24 @@ from ringcomm.parallel.sharding import (
     tied_copies,
 )
 from ringcomm.parallel.zero import ShardedOptimizer
+from ringcomm.parallel.zero_states import optimized
+from ringcomm.torch.host_memory import Folder
 
-__all__ = ["load_checkpoint", "save_checkpoint"]
+__all__ = ["Folder", "load_checkpoint", "save_checkpoint"]
 
-Path = str | os.PathLike[str]
 Training = Optimizer | MixedPrecision | ShardedOptimizer
 Extra = float | Mapping[str, Any]
 PRECISION, OPTIONS = "precision.", "options."  # prefixes of the values of MixedPrecision, and of groups of parameters
 
 
-def save_checkpoint(path: Path, chunks: Modules, optimizer: Training, grid: Grid, extra: Mapping[str, Extra]) -> None:
+def save_checkpoint(path: Folder, chunks: Modules, optimizer: Training, grid: Grid, extra: Mapping[str, Extra]) -> None:
     """Save a model and its optimizer to the folder `path`. All ranks of the grid call it.
 
     Saved are parameters, buffers, optimizer states (with `ZeroRedundancyOptimizer` over `grid.dp`, each replica saves
-    its share; of a ShardedOptimizer, those of `unsharded`, with its memory and communication), the options of each
+    its shard; of a ShardedOptimizer, those of `unsharded`, with its memory and communication), the options of each
     group of parameters, such as the learning rate, the masters and loss scale of a MixedPrecision, and `extra`. Save
     between steps: gradients are not saved. Existing files in the folder are overwritten: use one folder per checkpoint,
-    so that an interrupted save leaves the previous one intact. ::
-
-        extra = {"step": step, "scheduler": scheduler.state_dict(), "rng": get_rng_states(grid)}
-        save_checkpoint(path, chunks, optimizer, grid, extra)
-
-        extra = load_checkpoint(path, chunks, optimizer, grid)
-        scheduler.load_state_dict(extra["scheduler"])
-        set_rng_states(extra["rng"], grid)
+    so that an interrupted save leaves the previous one intact.
 
     Args:
         path: a folder visible to all ranks
@@ -102,7 +95,7 @@ def save_checkpoint(path: Path, chunks: Modules, optimizer: Training, grid: Grid
         save(tensors, checkpoint_id=path, process_group=grid.world.group)
 
 
-def load_checkpoint(path: Path, chunks: Modules, optimizer: Training, grid: Grid) -> dict[str, Any]:
+def load_checkpoint(path: Folder, chunks: Modules, optimizer: Training, grid: Grid) -> dict[str, Any]:
     """Load a model and its optimizer from the folder `path`, and return the extra values saved with them.
 
     All ranks of the grid, which may differ from the one that saved, call it with the chunks of the same model and an
@@ -136,7 +129,7 @@ def load_checkpoint(path: Path, chunks: Modules, optimizer: Training, grid: Grid
     encoded = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in saved[""].items()}
     wanted |= {f":{name}": value for name, value in encoded.items()}
     states: dict[Tensor, dict[str, Tensor]] = defaultdict(dict)
-    local = set(_optimized(_local_optimizer(optimizer)))
+    local = set(optimized(_local_optimizer(optimizer)))
     for name, _, tensor, spec in trained:
         wanted[name] = as_dtensor(tensor.detach(), spec, grid.tp)
         for state, entry in saved[name].items() if tensor in local else ():
@@ -163,7 +156,7 @@ def _popped(values: dict[str, Any], prefix: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _torch_errors(path: Path) -> Iterator[None]:
+def _torch_errors(path: Folder) -> Iterator[None]:
     """Convert torch's error about files, which it raises on all ranks, to a RingcommError."""
     try:
         yield
@@ -195,7 +188,7 @@ def _trained(chunks: Sequence[nn.Module], optimizer: Optimizer | MixedPrecision)
             raise _duplicate(name, "two chunks of a rank")
         named.setdefault(parameter, name)
     known = {masters.get(parameter, parameter) for parameter in named}
-    for tensor in _optimized(_torch_optimizer(optimizer)):
+    for tensor in optimized(_torch_optimizer(optimizer)):
         if tensor not in known:
             raise refuse("optimizer", "parameters of the chunks only", f"another, of shape {tuple(tensor.shape)}")
     for parameter, name in named.items():
@@ -213,10 +206,6 @@ def _local_optimizer(optimizer: Optimizer | MixedPrecision) -> Optimizer:
     return local
 
 
-def _optimized(optimizer: Optimizer) -> Iterator[Tensor]:
-    return (tensor for group in optimizer.param_groups for tensor in group["params"])
-
-
 def _set_states(
     trains: Optimizer | MixedPrecision,
     states: Mapping[Tensor, dict[str, Tensor]],
@@ -227,7 +216,7 @@ def _set_states(
     numbered, groups = count(), []
     for number, group in enumerate(optimizer.param_groups):
         groups.append({**group, **options.get(str(number), {}), "params": [next(numbered) for _ in group["params"]]})
-    by_number = {number: states[tensor] for number, tensor in enumerate(_optimized(optimizer))}
+    by_number = {number: states[tensor] for number, tensor in enumerate(optimized(optimizer))}
     optimizer.load_state_dict({"state": by_number, "param_groups": groups})
 
 
@@ -259,15 +248,16 @@ def _duplicate(name: str, where: str) -> ArgumentError:
     return refuse("parameter names", "each in one stage, as in the full model", f"{name} on {where}")
 
 
-def _check_model(path: Path, stored: Mapping[str, torch.Size], model: Mapping[str, torch.Size]) -> None:
+def _check_model(path: Folder, stored: Mapping[str, torch.Size], model: Mapping[str, torch.Size]) -> None:
     """Raise if the checkpoint is of another model."""
+    if stored.keys() != model.keys():
+        only = {"without": model.keys() - stored.keys(), "but with": stored.keys() - model.keys()}
+        found = [f"{word} {min(names)} and {len(names) - 1} more" for word, names in only.items() if names]
+        expected = f"the {len(model)} parameters of this model"
+        raise refuse(f"checkpoint {path}", expected, f"{len(stored)}, {', '.join(found)}")
     for name, shape in model.items():
-        if name not in stored:
-            raise refuse(f"checkpoint {path}", f"one with {name}", f"one with {len(stored)} others")
         if stored[name] != shape:
             raise refuse(f"{name} in checkpoint {path}", tuple(shape), tuple(stored[name]))
-    if others := stored.keys() - model.keys():
-        raise refuse("model", f"one with {min(others)}, as in checkpoint {path}", f"one with {len(model)} others")
 
 
 def _encoded(name: str, value: Extra) -> Tensor:

@@ -10,10 +10,10 @@ from torch.distributed.tensor import DTensor
 
 from ringcomm.errors import refuse
 from ringcomm.parallel.functional import all_reduced
-from ringcomm.parallel.grid import Grid
+from ringcomm.parallel.grid import Axis, Grid
 from ringcomm.parallel.sharding import Modules, as_list, counted_parameters, expert_axes, local_part
 
-__all__ = ["clip_grad_norm", "grad_norm"]
+__all__ = ["clip_factor", "clip_grad_norm", "grad_norm", "local_norm"]
 
 
 def grad_norm(chunks: Modules, grid: Grid) -> torch.Tensor:
@@ -24,21 +24,31 @@ def grad_norm(chunks: Modules, grid: Grid) -> torch.Tensor:
 
     Communication: all-reduce of one number over tp × pp; for experts also one over ep; for DTensors, as those of
     `fully_shard`, also one over each dimension of their mesh along which they are sharded.
+
+    Raises:
+        ArgumentError: a gradient is a DTensor of partial sums, or an expert's and sharded over `ep`. The groups of the
+            grid are aborted, so that all ranks raise.
     """
     chunks = as_list(chunks)
     counted, experts = set(counted_parameters(chunks, grid.tp)), expert_axes(chunks)
-    norms: dict[tuple[tuple[dist.ProcessGroup, ...], bool], list[torch.Tensor]] = defaultdict(list)
-    for parameter, grad in _gradients(chunks):
-        groups = (experts[parameter].ep.group,) if parameter in experts else _sharding_groups(grad)
-        if groups or parameter in counted:  # all ranks of the groups take part, even if they do not count it
-            norms[groups, parameter in counted].append(_norm(local_part(grad)))
-    squares = torch.zeros((), dtype=torch.float64, device=grid.device)
-    for (groups, counts), parts in norms.items():
-        partial = torch.stack(parts).square().sum()
-        for group in groups:
-            dist.all_reduce(partial, group=group)
-        squares = squares + partial if counts else squares
-    return all_reduced(squares, grid.model).sqrt()
+    norms: dict[tuple[tuple[dist.ProcessGroup, ...], bool, bool], list[torch.Tensor]] = defaultdict(list)
+    with grid.abort_on_error():
+        for parameter, grad in _gradients(chunks):
+            groups, expert = _sharding_groups(grad), parameter in experts
+            if expert and any(_overlap(group, grid.ep) for group in groups):
+                raise refuse("gradient of an expert", "one sharded over ranks of edp", f"one sharded over {grid.ep}")
+            if groups or parameter in counted:  # all ranks of the groups take part, even if they do not count it
+                norms[groups, expert, parameter in counted].append(local_norm(local_part(grad)))
+        squares = torch.zeros(2, dtype=torch.float64, device=grid.device)  # of the experts, and of all others
+        for (groups, expert, counts), parts in norms.items():
+            partial = torch.stack(parts).square().sum()
+            for group in groups:
+                dist.all_reduce(partial, group=group)
+            if counts:
+                squares[0 if expert else 1] += partial
+        if experts:
+            squares[0] = all_reduced(squares[0], grid.ep)
+        return all_reduced(squares.sum(), grid.model).sqrt()
 
 
 def clip_grad_norm(chunks: Modules, grid: Grid, max_norm: float) -> torch.Tensor:
@@ -81,7 +91,13 @@ def _sharding_groups(x: torch.Tensor) -> tuple[dist.ProcessGroup, ...]:
     return tuple(x.device_mesh.get_group(dim) for dim, place in enumerate(x.placements) if not place.is_replicate())
 
 
-def _norm(x: torch.Tensor) -> torch.Tensor:
+def _overlap(group: dist.ProcessGroup, axis: Axis) -> bool:
+    """Return whether another rank of the axis is in the group."""
+    return len({*dist.get_process_group_ranks(group)}.intersection(axis.ranks)) > 1
+
+
+def local_norm(x: torch.Tensor) -> torch.Tensor:
+    """Return the L2 norm of this rank's tensor in float64, computed in float32 or more."""
     norm: torch.Tensor = torch.linalg.vector_norm(x, dtype=_wide(x))
     return norm.double()
 

@@ -50,7 +50,8 @@ class OneBitAdam(Optimizer):
     all-gather, which send 2(n-1)/n · (N/8 + 4n) bytes together: at least 31 times fewer if N ≥ 992n.
 
     Args:
-        parameters: the parameters, or groups of them with options, as for any optimizer of torch
+        parameters: the parameters, or groups of them with options, as for any optimizer of torch; equal on all
+            replicas, unlike those of `Experts`
         axis: the replicas, `grid.dp_cp`
         lr, betas, eps, weight_decay: as those of AdamW, also in groups
         warmup_steps: number of steps of plain Adam

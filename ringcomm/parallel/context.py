@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ringcomm.errors import refuse
 from ringcomm.parallel.block_attention import accumulation_dtype, attend, attend_backward, merge
-from ringcomm.parallel.functional import _apply, gather_from
+from ringcomm.parallel.functional import all_to_all, gather_from
 from ringcomm.parallel.grid import Axis
 
 __all__ = ["join_sequence", "ring_attention", "sequence_positions", "split_sequence", "ulysses_attention"]
@@ -44,7 +44,7 @@ def ring_attention(
 
     Args:
         query: this rank's part, (B, heads, S/P, D)
-        key: (B, kv_heads, S/P, D); with fewer `kv_heads` than `heads`, several queries share a key
+        key: (B, kv_heads, S/P, D); with fewer `kv_heads` than `heads`, several queries have the same
         value: as `key`
         axis: the P ranks over which the sequences are split
         causal: whether a token attends to itself and those before it only; sequences are then in zigzag order
@@ -102,21 +102,6 @@ def ulysses_attention(
     grouped = query.shape[HEADS] != key.shape[HEADS]
     out = F.scaled_dot_product_attention(query, key, value, None, dropout, causal, scale=scale, enable_gqa=grouped)
     return all_to_all(out.index_select(SEQUENCE, order) if reorder else out, axis, SEQUENCE, HEADS)
-
-
-def all_to_all(x: Tensor, axis: Axis, split: int, join: int) -> Tensor:
-    """Split a tensor along one dimension, and join the ranks' parts for this rank along another.
-
-    Forward: all-to-all, sends (t-1)/t of `x`. Backward: all-to-all, sends as much.
-    """
-
-    def exchanged(split: int, join: int, x: Tensor) -> Tensor:
-        sent = torch.stack(x.chunk(axis.size, split))
-        received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent, group=axis.group)
-        return torch.cat(received.unbind(), join)
-
-    return _apply(x, axis, partial(exchanged, split, join), partial(exchanged, join, split))
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, axis: Axis, *, halves: bool) -> None:
@@ -231,7 +216,7 @@ def _attending(rank: int, owner: int, length: int, causal: bool) -> tuple[slice,
 
 
 def _grouped(x: Tensor, key: Tensor) -> Tensor:
-    """Return (B, heads, S/P, D) as (B · kv_heads, heads that share a key, S/P, D)."""
+    """Return (B, heads, S/P, D) as (B · kv_heads, heads with the same key, S/P, D)."""
     return x.reshape(key.shape[0] * key.shape[HEADS], -1, *x.shape[SEQUENCE:]).contiguous()
 
 
@@ -252,8 +237,9 @@ def _pass_on(x: Tensor, axis: Axis) -> Callable[[], Tensor]:
     """Start to send a tensor to the next rank. Return a function that waits, and returns that of the previous rank."""
     received = torch.empty_like(x)
     following, previous = (axis.ranks[(axis.rank + step) % axis.size] for step in (1, -1))
-    sending = dist.P2POp(dist.isend, x, following, axis.group)
-    works = dist.batch_isend_irecv([sending, dist.P2POp(dist.irecv, received, previous, axis.group)])
+    tag = x.numel() % 30011  # so that a part of another size is never received
+    sending = dist.P2POp(dist.isend, x, following, axis.group, tag)
+    works = dist.batch_isend_irecv([sending, dist.P2POp(dist.irecv, received, previous, axis.group, tag)])
 
     def wait() -> Tensor:
         for work in works:

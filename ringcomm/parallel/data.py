@@ -1,19 +1,24 @@
-"""Data parallelism: replicas of a model average their gradients while backward runs."""
+"""Data parallelism: replicas of a model average their gradients, in buckets."""
 
-import weakref
-from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from itertools import zip_longest
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
-from ringcomm.errors import ArgumentError, refuse
+from ringcomm.errors import refuse
+from ringcomm.parallel.gradient_sync import (
+    GradientSync,
+    grad_dtype,
+    mark_unused,
+    mark_used,
+    refuse_sparse,
+    refuse_synchronized,
+    set_grad_dtype,
+    was_used,
+)
 from ringcomm.parallel.grid import Axis
 from ringcomm.parallel.sharding import Modules, as_list, expert_axes
 from ringcomm.torch.shared import communicator_of, shared_empty
@@ -23,7 +28,7 @@ __all__ = ["DataParallel"]
 FIRST_BUCKET_BYTES = 1 << 20  # small, as in torch, so that communication starts early
 
 
-class DataParallel:
+class DataParallel(GradientSync):
     """Averages the gradients of a module over its replicas.
 
     After Li et al., PyTorch Distributed (arXiv 2006.15704). Backward reaches the last parameters first, so gradients
@@ -39,105 +44,38 @@ class DataParallel:
     Communication: at construction, a broadcast of all parameters and buffers from the first replica. In each step,
     all-reduces that send 2 · (d-1)/d times the bytes of the gradients. The replicas of an expert are `grid.edp`.
 
-    The object averages gradients until it is closed or deleted. Only then wrap the module again, or both divide the
-    gradients.
+    The object averages gradients until it is closed or deleted. Only then wrap the module again.
 
     Args:
         modules: a module, or the chunks of a pipeline
         dp: the replicas
         bucket_bytes: bytes of parameters at which a bucket is full
-        dtype: dtype in which gradients are accumulated, reduced and kept: torch.float32 for a model in bfloat16 with
-            many micro-batches, whose sum in bfloat16 loses small terms (as in Megatron-LM). It remains set on the
+        grad_dtype: dtype in which gradients are accumulated, reduced and kept: torch.float32 for a model in bfloat16
+            with many micro-batches, whose sum in bfloat16 loses small terms (as in Megatron-LM). It remains set on the
             parameters. `MixedPrecision` accepts any; most optimizers of torch need that of the parameters. None:
             unchanged.
 
     Raises:
-        ArgumentError: the replicas differ in a parameter's shape, dtype or `requires_grad`, or in a buffer; or `dtype`
-            is not a floating-point type, or torch is too old for it.
+        ArgumentError: the replicas differ in a parameter's shape, dtype or `requires_grad`, or in a buffer; or
+            `grad_dtype` is not a floating-point type, or torch is too old for it; or the module is wrapped already.
     """
 
     def __init__(
-        self, modules: Modules, dp: Axis, *, bucket_bytes: int = 25 << 20, dtype: torch.dtype | None = None
+        self, modules: Modules, dp: Axis, *, bucket_bytes: int = 25 << 20, grad_dtype: torch.dtype | None = None
     ) -> None:
         chunks = as_list(modules)
         module = nn.ModuleList(chunks)
-        self.dp = dp
-        self._sync = True
-        self._buckets: list[GradientBucket] = []
-        self._sent = 0  # number of buckets whose all-reduce has started
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        if dtype:
-            set_grad_dtype(trained, dtype)
-        if dp.size == 1:
-            return
-        check_replicas(module, dp)
-        broadcast_replicas(module, dp)
-        lists = partition_by_axis(trained[::-1], dp, module, bucket_bytes)
-        self._buckets = [GradientBucket(members, axis) for axis, members in lists]
-        members = [(bucket, parameter) for bucket in self._buckets for parameter in bucket.views]
-        self._remove_hooks = weakref.finalize(self, remove_hooks, gradient_hooks(self, chunks, members))
-
-    def close(self) -> None:
-        """Average no longer. Needs no other rank, so it can follow a failure."""
-        if self._buckets:
-            self._remove_hooks()
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients locally; the next `finish_grad_sync` averages them together with later ones."""
-        before, self._sync = self._sync, False
-        try:
-            yield
-        finally:
-            self._sync = before
-
-    def finish_grad_sync(self) -> None:
-        """Wait until all gradients are averaged. Every rank calls it after backward, before it uses gradients.
-
-        A parameter that had no part in the loss of any replica keeps its gradient, usually None, so that optimizers
-        skip it. After a backward that failed, all ranks call it too before they continue.
-        """
-        for bucket in self._buckets:
-            for parameter in list(bucket.missing):
-                bucket.collect(parameter)
-            self._send()
-        for bucket in self._buckets:
-            bucket.wait()
-        self._sent = 0
-
-    def _send(self) -> None:
-        """Start the all-reduce of every full bucket before the first that is not full."""
-        while self._sent < len(self._buckets) and not self._buckets[self._sent].missing:
-            self._buckets[self._sent].send()
-            self._sent += 1
-
-
-def gradient_hooks(
-    owner: DataParallel, chunks: Sequence[nn.Module], members: Iterable[tuple[Any, torch.Tensor]]
-) -> list[RemovableHandle]:
-    """Let each bucket collect the gradients of its members as backward finishes them."""
-    # Each chunk of a pipeline has its own backward: the gradient of a parameter of several is final only after all of
-    # them, in `finish_grad_sync`.
-    uses: Counter[torch.Tensor] = Counter(parameter for chunk in chunks for parameter in chunk.parameters())
-    return [
-        parameter.register_post_accumulate_grad_hook(partial(_collect, weakref.ref(owner), bucket))  # type: ignore[no-untyped-call]
-        for bucket, parameter in members
-        if uses[parameter] == 1
-    ]
-
-
-def remove_hooks(hooks: Iterable[RemovableHandle]) -> None:
-    """Remove the hooks, which keep the buckets alive as long as the module."""
-    for hook in hooks:
-        hook.remove()
-
-
-def _collect(owner: "weakref.ref[DataParallel]", bucket: Any, parameter: torch.Tensor) -> None:
-    """Collect a gradient as backward finishes it."""
-    data_parallel = owner()
-    if data_parallel and data_parallel._sync:
-        bucket.collect(parameter)
-        data_parallel._send()
+        refuse_synchronized(trained)
+        if grad_dtype:
+            set_grad_dtype(trained, grad_dtype)
+        buckets = []
+        if dp.size > 1:
+            check_replicas(module, dp)
+            broadcast_replicas(module, dp)
+            lists = partition_by_axis(trained[::-1], dp, module, bucket_bytes)
+            buckets = [GradientBucket(members, axis) for axis, members in lists]
+        super().__init__(chunks, dp, buckets)
 
 
 class GradientBucket:
@@ -154,7 +92,7 @@ class GradientBucket:
 
     def collect(self, parameter: torch.Tensor) -> None:
         """Copy the gradient of a parameter, divided by the number of replicas."""
-        check_gradient(parameter, self.missing)
+        refuse_sparse(parameter)
         self.missing.remove(parameter)
         view = self.views[parameter]
         if parameter.grad is None:
@@ -177,64 +115,11 @@ class GradientBucket:
         self.work, self.missing, self.unused = None, set(self.views), []
 
 
-def check_gradient(parameter: torch.Tensor, missing: Container[torch.Tensor]) -> None:
-    """Raise ArgumentError if the gradient of a parameter was collected before, or is sparse."""
-    if parameter not in missing:
-        raise ArgumentError(
-            "backward ran twice without synchronization: call finish_grad_sync after each backward, also after a "
-            "failed one, or run backward inside no_sync"
-        )
-    if parameter.grad is not None and parameter.grad.is_sparse:
-        raise refuse(f"gradient of a parameter of shape {tuple(parameter.shape)}", "a dense one", "a sparse one")
-
-
-# A replica that did not use a parameter sends -0.0 for its gradient, and the sum is -0.0 only if all replicas did. So
-# the first element tells whether any of them used it, at no cost in bytes, and only a replica that did not looks.
-
-
-def mark_unused(grad: torch.Tensor) -> None:
-    """Set the gradient of a parameter that this replica did not use."""
-    grad.fill_(-0.0)
-
-
-def mark_used(grad: torch.Tensor) -> None:
-    """Distinguish a gradient from that of an unused parameter."""
-    grad.view(-1)[:1].add_(0.0)  # -0.0 + 0.0 is 0.0
-
-
-def was_used(total: torch.Tensor) -> bool:
-    """Return whether any replica used a parameter, given the sum of their gradients."""
-    first = total.view(-1)[:1]
-    return not bool(((first == 0) & first.signbit()).all())
-
-
 def zeros(count: int, like: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Return zeros of the dtype of a tensor's gradient, on its device; peers of the group access them if they can."""
     if like.is_cpu and communicator_of(group):
         return shared_empty(count, dtype=grad_dtype(like), group=group).zero_()
     return torch.zeros(count, dtype=grad_dtype(like), device=like.device)
-
-
-def grad_dtype(parameter: torch.Tensor) -> torch.dtype:
-    """Return the dtype of a parameter's gradient."""
-    return getattr(parameter, "grad_dtype", None) or parameter.dtype
-
-
-def set_grad_dtype(parameters: Iterable[torch.Tensor], dtype: torch.dtype) -> None:
-    """Let autograd accumulate the gradients of the parameters in this dtype; convert those they have."""
-    check_grad_dtype(dtype)
-    for parameter in parameters:
-        grad, parameter.grad = parameter.grad, None
-        parameter.grad_dtype = dtype
-        parameter.grad = None if grad is None else grad.to(dtype)
-
-
-def check_grad_dtype(dtype: torch.dtype) -> None:
-    """Raise ArgumentError if gradients cannot have this dtype."""
-    if not dtype.is_floating_point:
-        raise refuse("dtype", "a floating-point dtype", dtype)
-    if not hasattr(torch.Tensor, "grad_dtype"):
-        raise refuse("dtype", f"None with torch {torch.__version__}, which has no Tensor.grad_dtype", dtype)
 
 
 def check_replicas(module: nn.Module, dp: Axis) -> None:

@@ -21,8 +21,8 @@ import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 from torch import Tensor, nn
 
 from ringcomm.errors import integer, refuse
-from ringcomm.parallel.functional import copy_to
-from ringcomm.parallel.grid import Axis, Grid
+from ringcomm.parallel.functional import all_to_all_rows, copy_to
+from ringcomm.parallel.grid import Grid
 from ringcomm.parallel.sharding import ExpertAxes, Modules, as_list
 from ringcomm.parallel.tensor import ParallelMLP, enter, leave
 
@@ -39,7 +39,7 @@ class Experts(nn.Module):
     With a capacity, an expert computes at most ⌈capacity_factor · k · T / E⌉ of the T tokens of a rank in a call: first
     choices of all tokens before second ones, then earlier tokens before later ones. It adds nothing to the others.
 
-    The balance loss, balance · E · Σ_e f_e · P_e, is least if all experts get equally many tokens: f_e is the share of
+    The balance loss, balance · E · Σ_e f_e · P_e, is least if all experts get equally many tokens: f_e is the part of
     choices that fell on e, before any are dropped, and P_e the mean probability of e, both of this rank's tokens in a
     call (Switch Transformers, equations 4 to 6). Backward adds its gradient to that of the model's loss, so a stage has
     one output; if that loss is multiplied by a factor, see `set_loss_factor`.
@@ -54,9 +54,9 @@ class Experts(nn.Module):
         hidden: hidden size
         inner: size of the activations of an expert
         experts: number of experts in all
-        grid: the ranks: `grid.ep` share the experts, `grid.tp` each of them
+        grid: the ranks: `grid.ep` divides the experts, `grid.tp` shards each of them
         top_k: number of experts for a token
-        capacity_factor: capacity of an expert relative to its share of evenly distributed tokens; None: no limit
+        capacity_factor: capacity of an expert relative to its part of evenly distributed tokens; None: no limit
         balance: coefficient of the balance loss
         activation: as in ParallelMLP
         gated: as in ParallelMLP
@@ -93,7 +93,7 @@ class Experts(nn.Module):
         sequence_parallel: bool = False,
     ) -> None:
         super().__init__()
-        share = grid.ep.divide("experts", integer("experts", experts, 1))
+        count = grid.ep.divide("experts", integer("experts", experts, 1))
         if capacity_factor is not None and not 0 < capacity_factor < inf:
             raise refuse("capacity_factor", "None or a finite number above 0", capacity_factor)
         if not balance >= 0:
@@ -105,7 +105,7 @@ class Experts(nn.Module):
         self.experts = LocalExperts()
         for number in range(experts):  # each rank draws all, so that equal seeds give the weights of one process
             expert = Expert(hidden, inner, grid.tp, activation=activation, gated=gated, bias=bias)
-            if number // share == grid.ep.rank:
+            if number // count == grid.ep.rank:
                 expert.expert_axes = ExpertAxes(grid.ep, grid.edp)
                 self.experts[str(number)] = expert
 
@@ -116,7 +116,7 @@ class Experts(nn.Module):
         order, counts = self._by_expert(chosen.flatten())
         rows = self._exchange(x.flatten(0, -2)[order % len(logits)], counts)
         weighted = rows * gates.flatten()[order].unsqueeze(-1).to(rows.dtype)
-        y = weighted.new_zeros(chosen.numel(), x.shape[-1]).index_copy(0, order, weighted)
+        y = weighted.new_zeros(chosen.numel(), x.shape[-1]).index_put((order,), weighted)  # index_copy keeps its source
         return leave(y.view(self.top_k, *x.shape).sum(0), self.tp, self.sequence_parallel)
 
     def _logits(self, x: Tensor) -> Tensor:
@@ -155,19 +155,19 @@ class Experts(nn.Module):
 
     def _exchange(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Return the results of the experts, on whichever rank, for rows in their order."""
-        share = len(self.experts)
-        sent = counts.view(self.ep.size, share)  # by rank and its experts
+        count = len(self.experts)
+        sent = counts.view(self.ep.size, count)  # by rank and its experts
         received = sent.clone()
         if self.ep.size > 1:
             dist.all_to_all_single(received, sent, group=self.ep.group)
         outgoing, incoming = torch.stack([sent, received]).tolist()  # one wait for the GPU
         sends, receives = ([sum(row) for row in lengths] for lengths in (outgoing, incoming))
-        got = _all_to_all(rows, self.ep, sends, receives, self.ep.size)
+        got = all_to_all_rows(rows, self.ep, sends, receives, self.ep.size)
         parts = list(torch.split(got, [length for row in incoming for length in row]))  # by rank and expert
         for number, expert in enumerate(self.experts.values()):
-            mine = parts[number::share]
-            parts[number::share] = torch.split(expert(torch.cat(mine)), [len(part) for part in mine])
-        return _all_to_all(torch.cat(parts), self.ep, receives, sends, 1 / self.ep.size)
+            mine = parts[number::count]
+            parts[number::count] = torch.split(expert(torch.cat(mine)), [len(part) for part in mine])
+        return all_to_all_rows(torch.cat(parts), self.ep, receives, sends, 1 / self.ep.size)
 
     def extra_repr(self) -> str:
         return f"top_k={self.top_k}, capacity_factor={self.capacity_factor}, ep={self.ep.size}"
@@ -208,31 +208,6 @@ def set_loss_factor(chunks: Modules, factor: float) -> None:
     for layer in nn.ModuleList(as_list(chunks)).modules():
         if isinstance(layer, Experts):
             layer.loss_factor = factor
-
-
-def _all_to_all(x: Tensor, axis: Axis, sends: list[int], receives: list[int], factor: float) -> Tensor:
-    """Send `sends[r]` rows of `x` to each rank r of the axis, in order; return those received, in order of ranks.
-
-    Backward sends the gradients back and multiplies them by `factor`.
-    """
-    if axis.size == 1:
-        return x
-    y: Tensor = _AllToAll.apply(x, axis, sends, receives, factor)  # type: ignore[no-untyped-call]
-    return y
-
-
-class _AllToAll(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis, sends: list[int], receives: list[int], factor: float) -> Tensor:
-        ctx.axis, ctx.sends, ctx.receives, ctx.factor = axis, sends, receives, factor
-        y = x.new_empty(sum(receives), *x.shape[1:])
-        dist.all_to_all_single(y, x.contiguous(), receives, sends, group=axis.group)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
-        x = _all_to_all(grad, ctx.axis, ctx.receives, ctx.sends, 1.0)
-        return x * ctx.factor, None, None, None, None
 
 
 class _AddLoss(torch.autograd.Function):

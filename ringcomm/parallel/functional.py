@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from ringcomm.parallel.grid import Axis
 
-__all__ = ["all_gather", "copy_to", "gather_from", "reduce_from", "reduce_scatter", "scatter_to"]
+__all__ = ["all_gather", "all_to_all", "copy_to", "gather_from", "reduce_from", "reduce_scatter", "scatter_to"]
 
 TensorFunction = Callable[[torch.Tensor], torch.Tensor]
 
@@ -27,7 +27,7 @@ reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dis
 
 
 def copy_to(x: torch.Tensor, axis: Axis) -> torch.Tensor:
-    """Use an input that all ranks share (f of Megatron-LM).
+    """Use an input that is the same on all ranks (f of Megatron-LM).
 
     Forward: no communication. Backward: all-reduce of the gradient, sends 2 · (t-1)/t · S.
     """
@@ -51,7 +51,7 @@ def gather_from(x: torch.Tensor, axis: Axis, dim: int = -1) -> torch.Tensor:
 
 
 def scatter_to(x: torch.Tensor, axis: Axis, dim: int = -1) -> torch.Tensor:
-    """Return this rank's slice, along `dim`, of an input that all ranks share.
+    """Return this rank's slice, along `dim`, of an input that is the same on all ranks.
 
     Forward: no communication. Backward: all-gather, sends (t-1)/t · S.
     """
@@ -74,6 +74,33 @@ def reduce_scatter(x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
     return _apply(x, axis, lambda x: reduce_scattered(x, axis, dim), lambda grad: all_gathered(grad, axis, dim))
 
 
+def all_to_all(x: torch.Tensor, axis: Axis, split: int, join: int) -> torch.Tensor:
+    """Split the inputs into equal parts along one dimension, and join the parts for this rank along another.
+
+    Forward and backward: all-to-all, sends (t-1)/t of this rank's input.
+    """
+    return _apply(x, axis, lambda x: exchanged(x, axis, split, join), lambda grad: exchanged(grad, axis, join, split))
+
+
+def all_to_all_rows(
+    x: torch.Tensor, axis: Axis, sends: list[int], receives: list[int], grad_factor: float = 1.0
+) -> torch.Tensor:
+    """Send `sends[r]` rows to each rank r, in order; return the `receives[r]` rows of each.
+
+    Forward and backward: all-to-all, sends the rows for other ranks. Backward multiplies the gradient by `grad_factor`.
+    """
+
+    def transferred(x: torch.Tensor, sends: list[int], receives: list[int]) -> torch.Tensor:
+        received = x.new_empty(sum(receives), *x.shape[1:])
+        dist.all_to_all_single(received, x.contiguous(), receives, sends, group=axis.group)
+        return received
+
+    def backward(grad: torch.Tensor) -> torch.Tensor:
+        return transferred(grad, receives, sends).mul_(grad_factor)
+
+    return _apply(x, axis, lambda x: transferred(x, sends, receives), backward)
+
+
 # --- The same without gradients ---------------------------------------------------------------------------------------
 
 
@@ -88,8 +115,8 @@ def all_reduced(x: torch.Tensor, axis: Axis, op: Any = dist.ReduceOp.SUM) -> tor
 
 def local_slice(x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
     """Return this rank's slice along `dim`."""
-    share = axis.divide(f"the length of dimension {dim} of {tuple(x.shape)}", x.shape[dim])
-    return x.narrow(dim, axis.rank * share, share).clone(memory_format=torch.contiguous_format)
+    length = axis.divide(f"the length of dimension {dim} of {tuple(x.shape)}", x.shape[dim])
+    return x.narrow(dim, axis.rank * length, length).clone(memory_format=torch.contiguous_format)
 
 
 def all_gathered(x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
@@ -105,11 +132,19 @@ def all_gathered(x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
 def reduce_scattered(x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
     """Return this rank's slice, along `dim`, of the sum over the ranks."""
     dim %= x.dim()
-    share = axis.divide(f"the length of dimension {dim} of {tuple(x.shape)}", x.shape[dim])
-    parts = x.reshape(*x.shape[:dim], axis.size, share, *x.shape[dim + 1 :]).movedim(dim, 0).contiguous()
+    length = axis.divide(f"the length of dimension {dim} of {tuple(x.shape)}", x.shape[dim])
+    parts = x.reshape(*x.shape[:dim], axis.size, length, *x.shape[dim + 1 :]).movedim(dim, 0).contiguous()
     out = torch.empty_like(parts[0])
     reduce_scatter_single(out, parts.flatten(0, 1), group=axis.group)
     return out
+
+
+def exchanged(x: torch.Tensor, axis: Axis, split: int, join: int) -> torch.Tensor:
+    """Return the ranks' parts along `split` for this rank, joined along `join`."""
+    sent = torch.stack(x.chunk(axis.size, split))
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=axis.group)
+    return torch.cat(received.unbind(), join)
 
 
 def _apply(x: torch.Tensor, axis: Axis, forward: TensorFunction, backward: TensorFunction) -> torch.Tensor:

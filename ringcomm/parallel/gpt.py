@@ -25,10 +25,10 @@ from ringcomm.parallel.grid import Axis, Grid
 from ringcomm.parallel.loss import vocab_parallel_cross_entropy
 from ringcomm.parallel.norm import SequenceParallelDropout, SequenceParallelLayerNorm, SequenceParallelRMSNorm
 from ringcomm.parallel.overlap import enter_linear
-from ringcomm.parallel.schedule import PipelineSchedule, make_schedule
 from ringcomm.parallel.seed import derive_seed
 from ringcomm.parallel.sharding import collect_shard_specs, full_shape, shard_of
 from ringcomm.parallel.tensor import ParallelMLP, VocabParallelEmbedding
+from ringcomm.pipelining.schedule import PipelineSchedule, make_schedule
 
 __all__ = ["GPTConfig", "GPTStage", "gpt_loss", "gpt_stages", "gpt_tied_weights"]
 
@@ -59,10 +59,10 @@ class GPTConfig:
             `Experts`; 0: none
         experts_every: every n-th layer has experts, the last of each n (GShard: 2)
         dropout: dropout probability of embeddings, attention weights and residual branches
-        tied: the output layer shares the weights of the embedding
+        tied: the output layer has the weights of the embedding
         sequence_parallel: shard norms and dropout along the sequence, whose length must be a multiple of tp
         recompute: what to recompute in backward: "full", or True, each layer (Chen et al., arXiv 1604.06174);
-            "sharded", each layer, from inputs that the ranks of tp share (see `sharded_checkpoint`); "selective",
+            "sharded", each layer, from inputs that the ranks of tp divide (see `sharded_checkpoint`); "selective",
             attention only (see `ParallelAttention`)
         context_parallel: the attention on a grid that splits sequences over cp, "ring" or "ulysses". Each rank then
             gets its part of ids and targets (see `split_sequence`).
@@ -129,12 +129,12 @@ def gpt_stages(
 
 
 def gpt_tied_weights(stages: Sequence["GPTStage"], grid: Grid) -> list[tuple[nn.Parameter, dist.ProcessGroup]]:
-    """Return the weight that the first and last stage share, with the process group that sums its gradients.
+    """Return the weight that both the first and last stage have, with the process group that sums its gradients.
 
     Nothing if one rank has both stages.
     """
-    shared = [stage for stage in stages if stage.config.tied and stage.first != stage.last]
-    return [(shared[0].embedding.weight, grid.ends.group)] if len(shared) == 1 else []
+    tied = [stage for stage in stages if stage.config.tied and stage.first != stage.last]
+    return [(tied[0].embedding.weight, grid.ends.group)] if len(tied) == 1 else []
 
 
 def gpt_loss(config: GPTConfig, grid: Grid) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from ringcomm.errors import ArgumentError, describe_error, integer, refuse
+from ringcomm.errors import ArgumentError, describe_error, integer, raise_first_failure, refuse
 
 __all__ = ["Axis", "Grid"]
 
@@ -64,7 +64,7 @@ class Grid:
         tp: number of shards of each layer
         pp: number of pipeline stages
         cp: number of parts of each sequence (context parallelism); dp · cp · tp · pp is the size of the world
-        ep: number of shards of each set of experts, a divisor of `dp`: neighboring replicas share the experts
+        ep: number of shards of each set of experts, a divisor of `dp`: neighboring replicas hold one each
         device: device type of the model
         timeout: timeout of every operation on the groups of the grid. None: torch's default (30 minutes; NCCL: 10),
             whatever `init_process_group` was given.
@@ -75,12 +75,12 @@ class Grid:
         tp: `Axis` of the shards of this rank's layers
         pp: `Axis` of this rank's pipeline stages, in order
         dp_cp: `Axis` of the ranks with this rank's parameters, dp × cp, which average their gradients
-        ep: `Axis` of the replicas that share a set of experts
+        ep: `Axis` of the replicas that together hold each expert once
         edp: `Axis` of the ranks with this rank's experts, dp · cp / ep of them
         model: `Axis` of one replica of the model, tp × pp
         world: `Axis` of all ranks
-        ends: `Axis` of the first and last stage of this rank's pipeline, which share tied weights (the embedding group
-            of Megatron-LM); a stage between them is alone
+        ends: `Axis` of the first and last stage of this rank's pipeline, which have the tied weights (the embedding
+            group of Megatron-LM); a stage between them is alone
         mesh: `DeviceMesh` of the same groups, with dimensions "pp", "dp", "cp", "tp"
         device: device of the model; with GPUs, the current one
 
@@ -170,7 +170,10 @@ class Grid:
 
     @contextmanager
     def raise_on_all(self) -> Iterator[None]:
-        """Raise on all ranks if one fails inside the block, which must not communicate."""
+        """Raise on all ranks if one fails inside the block: there its error, elsewhere one of ringcomm with its `rank`.
+
+        Inside the block, a rank may only wait for ranks that fail alike.
+        """
         failure = None
         try:
             yield
@@ -181,9 +184,7 @@ class Grid:
             dist.all_gather_object(failures, describe_error(failure), group=self.world.group)
         if failure:
             raise failure
-        for rank, text in zip(self.world.ranks, failures, strict=True):
-            if text:
-                raise ArgumentError(f"rank {rank} failed: {text}")
+        raise_first_failure(failures, self.world.rank, None)
 
     def close(self) -> None:
         """Destroy all groups of this rank and free their sockets and memory. Every rank calls it; twice does no harm.
@@ -222,7 +223,7 @@ def _lines(ranks: torch.Tensor, *dims: int) -> list[list[int]]:
 def _axis(name: str, lines: list[list[int]], *, timeout: timedelta | None, alone: dict[int, dist.ProcessGroup]) -> Axis:
     """Create a process group for each line of ranks, and return this rank's.
 
-    A rank that is alone on several axes shares one group among them, kept in `alone`: it carries no messages.
+    A rank that is alone on several axes has one group for them, kept in `alone`: it carries no messages.
     """
     rank, found = dist.get_rank(), None
     for line in lines:

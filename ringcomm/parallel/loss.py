@@ -35,20 +35,20 @@ def vocab_parallel_cross_entropy(
         targets: (...) token ids, the same on every rank
         tp: the ranks over which the vocabulary is sharded
         vocab_size: size of the vocabulary; None if there is no padding
-        label_smoothing: share of the target's weight that is spread over the vocabulary, from 0 to 1
+        label_smoothing: part of the target's weight that is spread over the vocabulary, from 0 to 1
         ignore_index: target to ignore; if all are ignored, the mean is nan
 
     Raises:
         ArgumentError: shapes do not fit, or, on a CPU, a target is not in the vocabulary (on a GPU torch's kernel
             asserts).
     """
-    share = logits.shape[-1]
-    vocab_size = share * tp.size if vocab_size is None else vocab_size
+    local = logits.shape[-1]
+    vocab_size = local * tp.size if vocab_size is None else vocab_size
     if logits.shape[:-1] != targets.shape:
         raise refuse("shape of the targets", tuple(logits.shape[:-1]), tuple(targets.shape))
-    if not share * (tp.size - 1) < vocab_size <= share * tp.size:
-        least, most = share * (tp.size - 1) + 1, share * tp.size
-        raise refuse("vocab_size", f"{least} to {most}, for {tp.size} · {share} logits", vocab_size)
+    if not local * (tp.size - 1) < vocab_size <= local * tp.size:
+        least, most = local * (tp.size - 1) + 1, local * tp.size
+        raise refuse("vocab_size", f"{least} to {most}, for {tp.size} · {local} logits", vocab_size)
     if not 0 <= label_smoothing <= 1:
         raise refuse("label_smoothing", "a number from 0 to 1", label_smoothing)
     check_ids("targets", targets.where(targets != ignore_index, 0), vocab_size)

@@ -1,42 +1,60 @@
-"""Metrics of training steps: loss, gradient norm, tokens per second, model FLOPs utilization, exposed communication.
-
-    flops = flops_per_token(count_parameters(chunks, grid), config.layers, config.hidden, length)
-    with StepMeter(grid, flops, measure_peak(grid, torch.float32, 512)) as meter:
-        print(f"step {step}: {meter.read(loss, norm, tokens)}")
-
-prints `step 7: loss 2.1034, norm 0.93, 12,345 tokens/s, MFU 34.1%, exposed communication 5.2%`.
-"""
+"""Metrics of training steps: loss, gradient norm, tokens per second, model FLOPs utilization, exposed communication."""
 
 import threading
 from dataclasses import dataclass
 from time import perf_counter
 
 import torch
+from torch import nn
 
+from ringcomm.parallel.experts import Experts
 from ringcomm.parallel.functional import all_reduced
 from ringcomm.parallel.grid import Grid
-from ringcomm.parallel.sharding import Modules, as_list, collect_shard_specs, full_shape, named_parameters, tied_copies
+from ringcomm.parallel.sharding import (
+    Modules,
+    as_list,
+    collect_shard_specs,
+    expert_axes,
+    full_shape,
+    named_parameters,
+    tied_copies,
+)
 from ringcomm.torch import labels
 from ringcomm.torch.shared import communicator_of
 
 __all__ = ["StepMeter", "StepMetrics", "count_parameters", "flops_per_token", "measure_peak"]
 
 
-def count_parameters(chunks: Modules, grid: Grid) -> int:
-    """Return the number of parameters of the full model. Communication: an all-reduce of a number over `pp`."""
-    found: dict[str, int] = {}
-    for chunk in as_list(chunks):
+def count_parameters(chunks: Modules, grid: Grid, *, active: bool = False) -> int:
+    """Return the number of parameters of the full model; with `active`, of those that a token passes, `top_k` experts.
+
+    Communication: all-reduces of a number over `ep` and `pp`.
+    """
+    chunks = as_list(chunks)
+    experts, passed, seen = expert_axes(chunks), _passed(chunks) if active else {}, set()
+    counts = torch.zeros(2, dtype=torch.float64, device=grid.device)  # of this rank's experts, and of all others
+    for chunk in chunks:
         specs, copies = collect_shard_specs(chunk), tied_copies(chunk)
-        shapes = {name: full_shape(parameter, specs.get(name)) for name, parameter in named_parameters(chunk)}
-        found |= {name: shape.numel() for name, shape in shapes.items() if name not in copies}
-    return int(all_reduced(torch.tensor(sum(found.values()), device=grid.device), grid.pp))
+        for name, parameter in named_parameters(chunk):
+            if name not in copies and name not in seen:
+                seen.add(name)
+                size = full_shape(parameter, specs.get(name)).numel()
+                counts[0 if parameter in experts else 1] += size * passed.get(parameter, 1.0)
+    counts[0] = all_reduced(counts[0], grid.ep)
+    return round(float(all_reduced(counts.sum(), grid.pp)))
+
+
+def _passed(chunks: list[nn.Module]) -> dict[nn.Parameter, float]:
+    """Return the parameters of experts, each with the fraction of the experts that a token passes."""
+    layers = [layer for layer in nn.ModuleList(chunks).modules() if isinstance(layer, Experts)]
+    return {each: layer.top_k / layer.router.out_features for layer in layers for each in layer.experts.parameters()}
 
 
 def flops_per_token(parameters: int, layers: int, hidden: int, length: int) -> int:
     """Return the FLOPs of a training step per token: 6N + 12 · L · H · S for N parameters and sequences of length S.
 
     After Chowdhery et al., PaLM (arXiv 2204.02311), appendix B: 2N and 4 · L · H · S forward, twice that backward.
-    Masked scores count, recomputation does not.
+    Masked scores count, recomputation does not. With experts, N are the active parameters (see `count_parameters`).
     """
     return 6 * parameters + 12 * layers * hidden * length
 

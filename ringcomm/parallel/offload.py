@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ringcomm.errors import integer, refuse
-from ringcomm.parallel.host_memory import Folder, host_empty
 from ringcomm.parallel.zero_states import optimized
+from ringcomm.torch.host_memory import Folder, host_empty
 
 __all__ = ["OffloadedOptimizer"]
 

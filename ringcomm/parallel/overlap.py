@@ -32,7 +32,7 @@ def enter_linear(
     tp: Axis,
     sequence_parallel: bool,
 ) -> list[torch.Tensor]:
-    """Enter the sharded region, and return the outputs of linear layers there that share the input.
+    """Enter the sharded region, and return the outputs of linear layers there with the same input.
 
     Forward and backward have the bits, and send the bytes, of `layer(copy_to(x, tp))`, or with sequence parallelism of
     `layer(all_gather(x, tp, -2))`.

@@ -12,7 +12,7 @@ from torch import Tensor
 from ringcomm.errors import refuse
 from ringcomm.parallel.functional import all_gathered, local_slice
 from ringcomm.parallel.grid import Axis
-from ringcomm.parallel.schedule import P2PTransfer, PipelineSchedule
+from ringcomm.pipelining.schedule import P2PTransfer, PipelineSchedule
 
 __all__ = ["P2PCommunicator", "TensorMeta"]
 
@@ -28,13 +28,14 @@ class TensorMeta(NamedTuple):
 
 
 class P2PCommunicator:
-    """Sends and receives activations and gradients during one run of a pipeline, in the order of `schedule.transfers`.
+    """Sends and receives activations and gradients during one run of a pipeline, in the order of `transfers(schedule)`.
 
     In that order an operation depends only on earlier ones. Waiting for any posted operation therefore never
     deadlocks, whether or not the backend buffers messages, and however it matches them.
 
-    All operations are asynchronous. Receives are posted as early as the order allows. At most `axis.size` receives,
-    and as many sends, are outstanding: the number of micro-batches that 1F1B keeps in flight.
+    All operations are asynchronous. Receives are posted as early as the order allows, up to `axis.size`: the number of
+    micro-batches that 1F1B keeps in flight. Those before a send are posted beyond that: one on two ranks of
+    interleaved, none with any other schedule of `make_schedule`. At most `axis.size` sends are outstanding.
 
     Args:
         axis: the ranks of the pipeline

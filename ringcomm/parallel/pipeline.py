@@ -6,8 +6,8 @@ one process that runs the micro-batches one by one, because every stage adds the
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from time import perf_counter
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,12 +17,14 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from ringcomm.errors import ArgumentError, refuse
-from ringcomm.parallel.data import DataParallel, grad_dtype
 from ringcomm.parallel.experts import set_loss_factor
 from ringcomm.parallel.functional import all_reduced
+from ringcomm.parallel.gradient_sync import GradientSync, grad_dtype
 from ringcomm.parallel.grid import Grid
 from ringcomm.parallel.p2p import P2PCommunicator, TensorMeta
-from ringcomm.parallel.schedule import (
+from ringcomm.parallel.sharding import Modules, as_list, copied_parameters, local_part
+from ringcomm.parallel.split_backward import backward_input
+from ringcomm.pipelining.schedule import (
     BACKWARD,
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
@@ -31,9 +33,7 @@ from ringcomm.parallel.schedule import (
     P2PTransfer,
     PipelineSchedule,
 )
-from ringcomm.parallel.sharding import Modules, as_list, local_part
-from ringcomm.parallel.simulation import Span, transfers, validate
-from ringcomm.parallel.split_backward import backward_input
+from ringcomm.pipelining.simulation import Span, transfers, validate
 
 __all__ = ["Pipeline"]
 
@@ -58,10 +58,10 @@ class Pipeline:
         chunks: this rank's stages
         schedule: the order of forwards and backwards
         loss_fn: (output, target) → scalar loss, the mean over the rows of a micro-batch
-        data_parallel: averages the gradients of the chunks over `grid.dp_cp` during the last backward of each chunk, or
-            its last backward for weights
+        data_parallel: a DataParallel or ShardedOptimizer, which averages the gradients of the chunks over `grid.dp_cp`
+            during the last backward of each chunk, or its last backward for weights
         tied: copies of one parameter, each with the process group of the ranks that have a copy. All copies get the sum
-            of their gradients; they stay equal if they are equal at the start.
+            of their gradients; they stay equal if they are equal at the start. A ShardedOptimizer takes them instead.
         recompute: keep only the input of a stage until its backward, which then repeats the forward (Chen et al.,
             Training Deep Nets with Sublinear Memory Cost, arXiv 1604.06174). A BatchNorm counts each batch twice.
         scatter_gather: each of the t ranks of `grid.tp` sends 1/t of each message, and the receivers gather the parts
@@ -74,7 +74,7 @@ class Pipeline:
 
     Raises:
         ArgumentError: the schedule does not train, has another number of ranks or chunks, or splits backward where that
-            is excluded; or `data_parallel` averages over other ranks.
+            is excluded; `data_parallel` averages over other ranks; or a tied copy is missing. All ranks raise.
     """
 
     def __init__(
@@ -84,32 +84,38 @@ class Pipeline:
         schedule: PipelineSchedule,
         loss_fn: Callable[[Tensor, Tensor], Tensor],
         *,
-        data_parallel: DataParallel | None = None,
+        data_parallel: GradientSync | None = None,
         tied: Iterable[tuple[nn.Parameter, dist.ProcessGroup]] = (),
         recompute: bool = False,
         scatter_gather: bool = False,
     ) -> None:
-        if schedule.ranks != grid.pp.size:
-            raise refuse("ranks of the schedule", f"those of the pipeline, {grid.pp.size}", schedule.ranks)
-        chunks = as_list(chunks)
-        if schedule.chunks != len(chunks):
-            raise refuse("chunks of this rank", f"those of the schedule, {schedule.chunks}", len(chunks))
-        validate(schedule)
-        if schedule.splits_backward and recompute:
-            raise refuse("recompute", f"False with {schedule.name}, which splits backward", recompute)
-        if schedule.splits_backward and any(isinstance(each, DTensor) for x in chunks for each in x.parameters()):
-            raise refuse(f"parameters with {schedule.name}", "tensors, because it splits backward", "DTensors")
-        if data_parallel and data_parallel.dp.ranks != grid.dp_cp.ranks:
-            raise refuse("data_parallel", f"one over dp_cp, ranks {grid.dp_cp.ranks}", data_parallel.dp)
+        chunks, tied = as_list(chunks), list(tied)
+        parameters = list(nn.ModuleList(chunks).parameters())
+        with grid.raise_on_all():
+            if schedule.ranks != grid.pp.size:
+                raise refuse("ranks of the schedule", f"those of the pipeline, {grid.pp.size}", schedule.ranks)
+            if schedule.chunks != len(chunks):
+                raise refuse("chunks of this rank", f"those of the schedule, {schedule.chunks}", len(chunks))
+            validate(schedule)
+            if schedule.splits_backward and recompute:
+                raise refuse("recompute", f"False with {schedule.name}, which splits backward", recompute)
+            if schedule.splits_backward and any(isinstance(each, DTensor) for each in parameters):
+                raise refuse(f"parameters with {schedule.name}", "tensors, because it splits backward", "DTensors")
+            if data_parallel and data_parallel.dp.ranks != grid.dp_cp.ranks:
+                raise refuse("data_parallel", f"one over dp_cp, ranks {grid.dp_cp.ranks}", data_parallel.dp)
+            given = {parameter for parameter, _ in tied}
+            taken = given if data_parallel is None or data_parallel.tied is None else data_parallel.tied
+            if missing := (copied_parameters(chunks) | given) - taken:
+                taker = "Pipeline" if taken is given else "ShardedOptimizer"
+                raise refuse(f"tied of the {taker}", "all copies, as of gpt_tied_weights", f"{len(missing)} fewer")
         self.grid, self.axis = grid, grid.pp
         self.chunks, self.schedule, self.loss_fn = chunks, schedule, loss_fn
-        self.data_parallel, self.tied, self.recompute = data_parallel, list(tied), recompute
+        self.data_parallel, self.tied, self.recompute = data_parallel, tied, recompute
         self.trace: list[Span] = []
         self._scattered = grid.tp if scatter_gather and grid.tp.size > 1 else None
         self._training = _plan(schedule, self.axis.rank)
-        self._evaluating: dict[int, _Plan] = {}  # by number of micro-batches
-        self._metadata: dict[Any, dict[int, TensorMeta]] = {}  # of the boundaries, by shape and dtype of micro-batches
-        parameters = (parameter for chunk in chunks for parameter in chunk.parameters())
+        self._evaluation = cache(lambda count: _plan(schedule.forward_only(count), grid.pp.rank))  # of micro-batches
+        self._metadata: dict[torch.Size, dict[int, TensorMeta]] = {}  # of the boundaries, by shape of micro-batches
         self.device = next((parameter.device for parameter in parameters), grid.device)
 
     def step(self, inputs: Tensor, targets: Tensor, loss_scale: float = 1.0) -> Tensor:
@@ -125,10 +131,10 @@ class Pipeline:
 
         Raises:
             ArgumentError: the batch cannot be split evenly or gradients are disabled, and nothing is sent (ranks with
-                a valid batch wait for this one); or a stage's output cannot be sent.
-            PeerLost: another rank died (backend ringcomm).
-            CollectiveTimeout: another rank did not arrive in time (backend ringcomm).
-            Aborted: a stage of another rank raised an error (backend ringcomm). The groups of the grid are broken.
+                a valid batch wait for this one); or a stage's output cannot be sent, or has another dtype or shape than
+                before for micro-batches of this shape.
+            PeerLost, CollectiveTimeout, Aborted: another rank died, did not arrive in time, or its stage raised
+                (backend ringcomm). The groups of the grid are broken.
         """
         if not torch.is_grad_enabled():
             raise ArgumentError("step runs backward, which no_grad disables: call evaluate")
@@ -176,11 +182,6 @@ class Pipeline:
             summed = all_reduced(total, self.grid.dp_cp)
             return summed[0] / summed[1]
 
-    def _evaluation(self, micro_batches: int) -> "_Plan":
-        if micro_batches not in self._evaluating:
-            self._evaluating[micro_batches] = _plan(self.schedule.forward_only(micro_batches), self.axis.rank)
-        return self._evaluating[micro_batches]
-
     def _broadcast(self, loss: Tensor) -> Tensor:
         """Return the loss of the last stage."""
         if self.axis.size > 1:
@@ -190,7 +191,7 @@ class Pipeline:
 
     def _run(self, row: Sequence[Action], order: Sequence[P2PTransfer], batch: "_Batch") -> None:
         rank, schedule = self.axis.rank, self.schedule
-        metadata = self._metadata.setdefault((batch.inputs[0].shape, batch.inputs[0].dtype), {})
+        metadata = self._metadata.setdefault(batch.inputs[0].shape, {})  # the dtype is known to the first stage only
         p2p = P2PCommunicator(self.axis, schedule, order, metadata, self.device, self._scattered)
         self.trace = []
         start = perf_counter()
@@ -218,10 +219,7 @@ def _rows(inputs: Tensor, targets: Tensor) -> int:
     return len(inputs)
 
 
-_Plan = tuple[Sequence[Action], list[P2PTransfer]]
-
-
-def _plan(schedule: PipelineSchedule, rank: int) -> _Plan:
+def _plan(schedule: PipelineSchedule, rank: int) -> tuple[Sequence[Action], list[P2PTransfer]]:
     """Return a rank's actions and transfers, in order."""
     return schedule.table[rank], [each for each in transfers(schedule) if rank in schedule.endpoints(each)]
 

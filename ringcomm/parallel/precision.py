@@ -38,6 +38,7 @@ class MixedPrecision:
         dtype: torch.float32, torch.bfloat16 or torch.float16
         init_scale: initial loss scale of float16
         growth_interval: steps without overflow before the scale doubles
+        init_sync: broadcast parameters and buffers from the first replica; False: the parameters are equal already
 
     Attributes:
         parameters: the parameters of the chunks, each once
@@ -57,12 +58,14 @@ class MixedPrecision:
         *,
         init_scale: float = 2.0**16,
         growth_interval: int = 2000,
+        init_sync: bool = True,
     ) -> None:
         if dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise refuse("dtype", "torch.float32, torch.bfloat16 or torch.float16", dtype)
         self.chunks, self.grid = as_list(chunks), grid
         module = nn.ModuleList(self.chunks)
-        broadcast_replicas(module, grid.dp_cp)
+        if init_sync:
+            broadcast_replicas(module, grid.dp_cp)
         self.parameters = list(module.parameters())
         self.masters = self.parameters
         if dtype != torch.float32:

@@ -39,16 +39,19 @@ def get_rng_states(grid: Grid) -> dict[str, torch.Tensor]:
 def set_rng_states(states: Mapping[str, torch.Tensor], grid: Grid) -> None:
     """Continue with the random numbers after `get_rng_states`, if the grid has as many replicas and stages.
 
-    On another grid, seed the ranks by a hash of the states, as `seed_ranks` does. No communication.
+    On another grid, seed the ranks by a hash of the states, as `seed_ranks` does; GPUs after a run on CPUs, by a hash
+    of the state of the CPU. No communication.
     """
     if states["cpu"].shape[:2] != (grid.dp_cp.size, grid.pp.size):
-        seed_ranks(grid, derive_seed(states["cpu"].numpy().tobytes().hex()))
+        seed_ranks(grid, _hashed(states["cpu"]))
         return
     # Clones, because torch crashes if it is given a view.
     mine = {name: state[grid.dp_cp.rank, grid.pp.rank].clone() for name, state in states.items()}
     torch.set_rng_state(mine["cpu"])
-    if grid.device.type == "cuda":
+    if grid.device.type == "cuda" and "cuda" in mine:
         torch.cuda.set_rng_state(mine["cuda"])
+    elif grid.device.type == "cuda":
+        torch.cuda.manual_seed(_hashed(mine["cpu"]))
 
 
 @contextmanager
@@ -73,3 +76,7 @@ def rank_local_rng(axis: Axis, device: torch.device) -> Iterator[None]:
 def derive_seed(*parts: int | str) -> int:
     """Return a seed of 63 bits: a hash of the parts, the same in every process."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()) >> 1
+
+
+def _hashed(states: torch.Tensor) -> int:
+    return derive_seed(states.numpy().tobytes().hex())

@@ -27,6 +27,7 @@ __all__ = [
     "as_list",
     "clean_name",
     "collect_shard_specs",
+    "copied_parameters",
     "counted_parameters",
     "expert_axes",
     "full_tensors",
@@ -77,6 +78,14 @@ def tied_copies(module: nn.Module) -> set[str]:
     return {clean_name(f"{prefix}.{name}") for prefix, names in found if isinstance(names, set) for name in names}
 
 
+def copied_parameters(chunks: Modules) -> set[nn.Parameter]:
+    """Return the trained parameters of which another rank has the tied original."""
+    copies = [(chunk, tied_copies(chunk)) for chunk in as_list(chunks)]
+    found = [(each, name in names) for chunk, names in copies for name, each in named_parameters(chunk)]
+    own = {parameter for parameter, copied in found if not copied}
+    return {parameter for parameter, _ in found if parameter.requires_grad} - own
+
+
 def expert_axes(chunks: Modules) -> dict[torch.Tensor, ExpertAxes]:
     """Return the parameters and buffers of experts, each with its axes."""
     layers = [layer for chunk in as_list(chunks) for layer in chunk.modules()]
@@ -113,9 +122,9 @@ def shard_of(full: torch.Tensor, spec: ShardSpec, tp: Axis) -> torch.Tensor:
     """Return this rank's shard of a full tensor, padded with zeros to the length of the others."""
     if full.shape[spec.dim] != spec.length:
         raise refuse(f"dimension {spec.dim} of the full tensor", spec.length, full.shape[spec.dim])
-    share = -(-spec.length // tp.size)
-    start = min(tp.rank * share, spec.length)
-    return _padded(full.narrow(spec.dim, start, min(share, spec.length - start)), spec.dim, share)
+    length = -(-spec.length // tp.size)
+    start = min(tp.rank * length, spec.length)
+    return _padded(full.narrow(spec.dim, start, min(length, spec.length - start)), spec.dim, length)
 
 
 def _padded(local: torch.Tensor, dim: int, length: int) -> torch.Tensor:
@@ -130,9 +139,9 @@ def as_dtensor(x: torch.Tensor, spec: ShardSpec | None, tp: Axis) -> torch.Tenso
     """Return a shard as a DTensor over the axis, without padding, in the same memory; a replicated tensor as it is."""
     if spec is None or tp.size == 1:
         return x
-    share, full = x.shape[spec.dim], full_shape(x, spec)
-    start = min(tp.rank * share, spec.length)
-    local = x.narrow(spec.dim, 0, min(share, spec.length - start))
+    length, full = x.shape[spec.dim], full_shape(x, spec)
+    start = min(tp.rank * length, spec.length)
+    local = x.narrow(spec.dim, 0, min(length, spec.length - start))
     mesh = DeviceMesh.from_group(tp.group, x.device.type, mesh_dim_names=(tp.name,))
     stride = torch.empty(full, device="meta").stride()
     return DTensor.from_local(local, mesh, [Shard(spec.dim)], shape=full, stride=stride)
@@ -143,10 +152,10 @@ def as_shard(x: torch.Tensor, spec: ShardSpec, tp: Axis) -> torch.Tensor:
 
     Communication: none if the DTensor is sharded as in `as_dtensor`, otherwise an all-gather.
     """
-    share = -(-spec.length // tp.size)
+    length = -(-spec.length // tp.size)
     if isinstance(x, DTensor):
         if x.placements == (Shard(spec.dim),) and x.device_mesh.mesh.tolist() == [*tp.ranks]:
-            return _padded(x.to_local(), spec.dim, share)
+            return _padded(x.to_local(), spec.dim, length)
         x = x.full_tensor()
     return shard_of(x, spec, tp) if x.shape[spec.dim] == spec.length else x
 

@@ -41,7 +41,7 @@ def backward_input(output: GradientEdge, x: Tensor, grad: Tensor | None) -> tupl
     path = _nodes_between(output.node, get_gradient_edge(x).node)
     weights = {node: _weights(node, path) for node in path}
     uses = Counter(weight for found in weights.values() for weight in found)
-    shared = [weight for weight, count in uses.items() if count > 1]
+    reused = [weight for weight, count in uses.items() if count > 1]
     recorded: list[tuple[list[GradientEdge], list[Tensor], list[Tensor]]] = []
 
     def record(node: Any, own: list[Tensor], grad_inputs: Gradients, grad_outputs: Gradients) -> None:
@@ -53,8 +53,7 @@ def backward_input(output: GradientEdge, x: Tensor, grad: Tensor | None) -> tupl
             ]
         else:
             found = [(GradientEdge(node, i), each) for i, each in enumerate(grad_outputs) if each is not None]
-        edges, grads = zip(*found, strict=True)
-        recorded.append((list(edges), list(grads), own))
+        recorded.append(([edge for edge, _ in found], [each for _, each in found], own))
 
     hooks = []
     for node, found in weights.items():
@@ -62,7 +61,7 @@ def backward_input(output: GradientEdge, x: Tensor, grad: Tensor | None) -> tupl
             hooks.append(node.register_hook(partial(record, node, own)))
     try:
         arguments = {"retain_graph": True, "allow_unused": True}
-        grad_x, *grads = torch.autograd.grad([output], [x, *shared], [grad], **arguments)
+        grad_x, *grads = torch.autograd.grad([output], [x, *reused], [grad], **arguments)
     finally:
         for hook in hooks:
             hook.remove()
@@ -70,7 +69,8 @@ def backward_input(output: GradientEdge, x: Tensor, grad: Tensor | None) -> tupl
     def backward_weight() -> None:
         for edges, incoming, own in recorded:
             torch.autograd.backward(edges, incoming, inputs=own)
-        torch.autograd.backward(shared, grads)
+        used = [(weight, each) for weight, each in zip(reused, grads, strict=True) if each is not None]
+        torch.autograd.backward([weight for weight, _ in used], [each for _, each in used])
 
     return grad_x, backward_weight
 

@@ -178,9 +178,9 @@ class VocabParallelEmbedding(ShardedLayer):
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.tp, self.sequence_parallel = tp, sequence_parallel
         self.shard_specs = {"weight": ShardSpec(0, num_embeddings)}
-        share = -(-num_embeddings // tp.size)
-        if share * (tp.size - 1) >= num_embeddings:
-            least = share * (tp.size - 1) + 1
+        length = -(-num_embeddings // tp.size)
+        if length * (tp.size - 1) >= num_embeddings:
+            least = length * (tp.size - 1) + 1
             raise refuse("num_embeddings", f"{least} or more, a row for each of {tp.size} ranks", num_embeddings)
         self.keep_shard(nn.Embedding(num_embeddings, embedding_dim))
 
@@ -209,7 +209,7 @@ class ParallelMLP(nn.Module):
     Args:
         hidden: hidden size
         inner: size of the activations
-        tp: the ranks that share the layers
+        tp: the ranks with the shards of the layers
         activation: an elementwise function
         gated: down(activation(gate(x)) · up(x)) instead of down(activation(up(x))) (Shazeer, GLU Variants Improve
             Transformer, arXiv 2002.05202)

@@ -167,9 +167,9 @@ class GridLinear(nn.Module):
         self, in_features: int, out_features: int, grid: TensorGrid, *, bias: bool = True, turned: bool = False
     ) -> None:
         super().__init__()
-        for what, number, shares in (("in", in_features, grid.q), ("out", out_features, grid.q ** (1 + grid.cube))):
-            if number % shares:
-                raise refuse(f"{what}_features", f"a multiple of {shares}, for q = {grid.q}", number)
+        for what, number, parts in (("in", in_features, grid.q), ("out", out_features, grid.q ** (1 + grid.cube))):
+            if number % parts:
+                raise refuse(f"{what}_features", f"a multiple of {parts}, for q = {grid.q}", number)
         self.in_features, self.out_features = in_features, out_features
         self.grid, self.layout = grid, grid.layout(turned)
         full = nn.Linear(in_features, out_features, bias)

@@ -1,32 +1,22 @@
-"""Checks for your own tests: compare a model with the same model in one process, and count the bytes it sends.
+"""A check for your own tests: compare every weight and gradient of a model with the same model in one process.
 
-After the same steps with both models, and around one step, respectively::
+After the same steps with both models::
 
     reference = gpt_stages(config, Grid.alone(), seed=seed)
     check_model(chunks, reference, grid, 1e-10)
-
-    with record_traffic() as calls:
-        pipeline.step(inputs, targets)
-    print(bytes_sent(calls, grid.pp))
-
-`check_model` compares every weight and every gradient.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from fractions import Fraction
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from ringcomm.errors import refuse
-from ringcomm.parallel.grid import Axis, Grid
+from ringcomm.parallel.grid import Grid
 from ringcomm.parallel.sharding import collect_shard_specs, full_tensors, named_parameters
-from ringcomm.torch import labels
 
-__all__ = ["KINDS", "RecordedCall", "bytes_sent", "check_model", "full_values", "record_traffic"]
+__all__ = ["KINDS", "check_model", "full_values"]
 
 Values = Callable[[nn.Parameter], torch.Tensor | None]
 
@@ -39,9 +29,6 @@ KINDS: dict[str, Values] = {
 # and leave their rounding errors. With this floor no value of a small GPT on up to 8 ranks was off by more than 100
 # roundings (2e-14 in float64, 9e-6 in float32); without it, by up to 10,000.
 FLOOR = 1e-5
-
-
-# --- Values -----------------------------------------------------------------------------------------------------------
 
 
 def full_values(kind: str, chunks: Sequence[nn.Module], grid: Grid) -> dict[str, torch.Tensor]:
@@ -95,56 +82,5 @@ def _merge(parts: Sequence[Mapping[str, torch.Tensor | None]]) -> dict[str, torc
     full: dict[str, torch.Tensor] = {}
     for name, x in (item for values in parts for item in values.items()):
         if x is not None and not torch.equal(full.setdefault(name, x), x):
-            raise AssertionError(f"the ranks differ in the shared {name}")
+            raise AssertionError(f"the ranks differ in {name}, which they all have")
     return full
-
-
-# --- Bytes ------------------------------------------------------------------------------------------------------------
-
-
-class RecordedCall(NamedTuple):
-    """A call on the backend ringcomm: `payload` is the size of its result, or of the sent tensor, in bytes."""
-
-    operation: str
-    payload: int
-    group: str
-
-
-# Bytes each of n ranks sends per byte of payload with a bandwidth-optimal algorithm: the factors of nccl-tests, except
-# that nccl-tests counts the larger side of a reduce_scatter, and a recorded call its result.
-FACTORS = {
-    "all_reduce": lambda n: Fraction(2 * (n - 1), n),
-    "all_gather": lambda n: Fraction(n - 1, n),
-    "reduce_scatter": lambda n: Fraction(n - 1),
-    "broadcast": lambda n: Fraction(1),
-    "send": lambda n: Fraction(1),
-    "recv": lambda n: Fraction(0),
-    "barrier": lambda n: Fraction(0),
-}
-
-
-@contextmanager
-def record_traffic() -> Iterator[list[RecordedCall]]:
-    """Record this rank's calls on the backend ringcomm."""
-    calls: list[RecordedCall] = []
-
-    def record(group: Any, call: str, outputs: Sequence[torch.Tensor]) -> None:
-        calls.append(RecordedCall(call, sum(tensor.nbytes for tensor in outputs), group.group_name))
-
-    labels.recorders.append(record)
-    try:
-        yield calls
-    finally:
-        labels.recorders.remove(record)
-
-
-def bytes_sent(calls: Sequence[RecordedCall], axis: Axis) -> Fraction:
-    """Return the bytes this rank sends in those calls that run on the axis.
-
-    Raises:
-        ArgumentError: the bytes of a call depend on more than its payload, as those of a gather do on the root.
-    """
-    on_axis = [call for call in calls if call.group == axis.group.group_name]
-    if others := {call.operation for call in on_axis} - FACTORS.keys():
-        raise refuse("recorded calls", f"only {', '.join(FACTORS)}", ", ".join(sorted(others)))
-    return sum((call.payload * FACTORS[call.operation](axis.size) for call in on_axis), Fraction())

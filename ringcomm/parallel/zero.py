@@ -1,44 +1,34 @@
-"""ZeRO, stages 1 and 2: each replica keeps a share of the optimizer states, and of the gradients."""
+"""ZeRO, stages 1 and 2: each replica keeps a shard of the optimizer states, and of the gradients."""
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from ringcomm.errors import ArgumentError, refuse
-from ringcomm.parallel.clip import clip_factor
-from ringcomm.parallel.data import (
-    DataParallel,
-    broadcast_replicas,
-    check_grad_dtype,
-    check_replicas,
-    gradient_hooks,
-    kind,
-    partition_by_axis,
-    remove_hooks,
-    set_grad_dtype,
-)
+from ringcomm.parallel.clip import clip_factor, local_norm
+from ringcomm.parallel.data import broadcast_replicas, check_replicas, kind, partition_by_axis
 from ringcomm.parallel.functional import all_reduced
+from ringcomm.parallel.gradient_sync import GradientSync, check_grad_dtype, refuse_synchronized, set_grad_dtype
 from ringcomm.parallel.grid import Axis, Grid
 from ringcomm.parallel.loss_scale import LossScale
 from ringcomm.parallel.offload import OffloadedOptimizer
 from ringcomm.parallel.precision import MixedPrecision
 from ringcomm.parallel.sharding import Modules, as_list, counted_parameters
-from ringcomm.parallel.zero_buckets import SharedBucket, Staging
-from ringcomm.parallel.zero_states import SharedStates, optimized
+from ringcomm.parallel.zero_buckets import GradientBuffers, ShardBucket
+from ringcomm.parallel.zero_states import ShardStates, optimized
 
 __all__ = ["ShardedOptimizer"]
 
 
-class ShardedOptimizer(DataParallel):
-    """Averages gradients over the replicas and updates the parameters, each replica its share of them.
+class ShardedOptimizer(GradientSync):
+    """Averages gradients over the replicas and updates the parameters, each replica its shard of them.
 
     After Rajbhandari et al., ZeRO (arXiv 1910.02054). It takes the place of a DataParallel, a MixedPrecision and their
     optimizer, and of `tied` in a Pipeline. ::
@@ -59,35 +49,36 @@ class ShardedOptimizer(DataParallel):
     Communication: forward, none, except that it awaits the parameters of `units`. Backward: reduce-scatters of gradient
     buckets send (d-1)/d times the bytes of the gradients. Step: an all-reduce of one number over all ranks, then
     all-gathers that send (d-1)/d times the bytes of the parameters: together the 2Ψ(d-1)/d elements of a DataParallel.
-    Each bucket is padded to a multiple of d elements. Shares of tied gradients are all-reduced over their group. At
+    Each bucket is padded to a multiple of d elements. Shards of tied gradients are all-reduced over their group. At
     construction, all parameters and buffers are broadcast from the first replica.
 
     Args:
-        chunks: a module, or the chunks of a pipeline; their parameters become views of buckets
+        modules: a module, or the chunks of a pipeline; their parameters become views of buckets
         grid: the ranks
         optimizer: creates the optimizer for a list of parameters, which may be put into groups
-        dtype: dtype to convert the chunks to. In 16 bits the optimizer has float32 masters. None: as they are.
-        stage: 1: shared optimizer states; 2: shared gradients too, for which backward awaits earlier buckets
+        dtype: dtype to convert the modules to. In 16 bits the optimizer has float32 masters. None: as they are.
+        stage: 1: sharded optimizer states; 2: sharded gradients too, for which backward awaits earlier buckets
         tied: parameters that other ranks copy, each with the process group of the copies, as `gpt_tied_weights` returns
         units: modules whose parameters only their own forward reads, in the order of their forwards. Their all-gathers
-            run while earlier modules compute. Before you read parameters otherwise, call `finish_param_sync`.
+            run while earlier modules compute. Before you read parameters otherwise, or close this object, call
+            `finish_param_sync`.
         bucket_bytes: bytes of parameters at which a bucket is full
         grad_dtype: dtype in which gradients are accumulated and reduced, as in DataParallel. None: as the parameters.
         init_scale: initial loss scale of float16
         growth_interval: steps without overflow before the scale doubles
 
     Attributes:
-        parameters: the parameters of the chunks, each once
+        parameters: the parameters of the modules, each once
         optimizer: the optimizer, for this rank's pieces of the parameters; its options, such as `lr`, may be changed
 
     Raises:
         ArgumentError: the stage or a dtype is not one of those above, a tied parameter or one of the optimizer is not
-            one of the chunks, or the replicas differ. All ranks raise.
+            one of the modules, the replicas differ, or a DataParallel averages their gradients. All ranks raise.
     """
 
     def __init__(
         self,
-        chunks: Modules,
+        modules: Modules,
         grid: Grid,
         optimizer: Callable[[list[nn.Parameter]], Optimizer],
         dtype: torch.dtype | None = None,
@@ -100,7 +91,7 @@ class ShardedOptimizer(DataParallel):
         init_scale: float = 2.0**16,
         growth_interval: int = 2000,
     ) -> None:
-        self.chunks, self.grid, self.dp, self._factory = as_list(chunks), grid, grid.dp_cp, optimizer
+        self.chunks, self.grid, self._factory = as_list(modules), grid, optimizer
         self._units = list(units)
         module, groups = nn.ModuleList(self.chunks), dict(tied)
         self.parameters = list(module.parameters())
@@ -115,34 +106,37 @@ class ShardedOptimizer(DataParallel):
             self.optimizer = optimizer(self.parameters)
             if grad_dtype:
                 check_grad_dtype(grad_dtype)
+            refuse_synchronized(trained)
             _check_known("tied", groups, self.parameters)
             _check_known("optimizer", optimized(self.optimizer), self.parameters)
-        check_replicas(module, self.dp)
-        broadcast_replicas(module, self.dp)
+        with grid.raise_on_all():  # after the replicas of this stage have found the same
+            check_replicas(module, grid.dp_cp)
+        broadcast_replicas(module, grid.dp_cp)
         originals = {parameter: parameter.detach() for parameter in trained}
         if dtype:
             module.to(dtype)
         if grad_dtype:
             set_grad_dtype(trained, grad_dtype)
         self._dtype, self._scale = dtype, LossScale(dtype, init_scale, growth_interval)
-        self._sync, self._sent = True, 0
-        staging: dict[Any, Staging] = defaultdict(Staging)
-        self._buckets: list[Any] = []
-        alone = [[parameter] for parameter in groups if parameter.requires_grad]  # copies of a bucket must be cut alike
-        together = [parameter for parameter in trained[::-1] if parameter not in groups]
-        lists = cast(list[tuple[Axis, list[nn.Parameter]]], partition_by_axis(together, self.dp, module, bucket_bytes))
-        for axis, members in [*lists, *((self.dp, each) for each in alone)]:
-            lender = staging[axis, kind(members[0])] if stage == 2 else None
-            self._buckets.append(SharedBucket(members, originals, axis, lender, groups.get(members[0])))
-        self._pieces = {parameter: piece for bucket in self._buckets for parameter, piece in bucket.pieces.items()}
-        self._states = SharedStates(self.optimizer, self._buckets)
+        copied = [[parameter] for parameter in groups if parameter.requires_grad]  # whose buckets must be cut alike
+        others = (parameter for parameter in trained[::-1] if parameter not in groups)
+        lists: list[tuple[Axis, Any]] = [*partition_by_axis(others, grid.dp_cp, module, bucket_bytes)]
+        lists += [(grid.dp_cp, each) for each in copied]
+        lenders: dict[Any, GradientBuffers] = defaultdict(GradientBuffers)
+        buckets = []
+        for axis, members in lists:
+            lender = lenders[axis, kind(members[0])] if stage == 2 else None
+            buckets.append(ShardBucket(members, originals, axis, lender, groups.get(members[0])))
+        super().__init__(self.chunks, grid.dp_cp, buckets)
+        self.tied = groups.keys()
+        self._pieces = {parameter: piece for bucket in buckets for parameter, piece in bucket.pieces.items()}
+        self._states = ShardStates(self.optimizer, buckets)
         if dtype in (torch.bfloat16, torch.float16) and isinstance(self.optimizer, OffloadedOptimizer):
             with grid.raise_on_all():
                 self.optimizer.offload_parameters()
-        self._readers = self._who_reads()
-        given = [(bucket, parameter) for bucket in self._buckets for parameter in bucket.pieces]
-        hooks = [*gradient_hooks(self, self.chunks, given), *self._await_parameters()]
-        weakref.finalize(self, remove_hooks, hooks)
+        self._readers = self._find_readers()
+        for number, (each, _) in enumerate(self._readers if self._units else ()):
+            self._hooks.append(each.register_forward_pre_hook(partial(_finish_gathers, weakref.ref(self), number)))
 
     @property
     def loss_scale(self) -> float:
@@ -178,7 +172,7 @@ class ShardedOptimizer(DataParallel):
                 self.optimizer.step()
                 for piece in self._pieces.values():
                     piece.grad = None
-                self._publish()
+                self._start_gathers()
             self.zero_grad()
             self._scale.update(found_inf=not finite)
             return float(norm) if finite else None
@@ -188,15 +182,14 @@ class ShardedOptimizer(DataParallel):
         for holder in (*self._buckets, *self.parameters):
             holder.grad = None
 
-    def finish_grad_sync(self) -> None:
-        """Wait until all gradients are averaged; see `DataParallel.finish_grad_sync`."""
-        with self.grid.abort_on_error():
-            super().finish_grad_sync()
+    def abort(self) -> None:
+        """Abort all groups of the grid."""
+        self.grid.abort()
 
     def finish_param_sync(self) -> None:
         """Wait until all parameters have the values of the last step."""
         for bucket in self._buckets:
-            bucket.arrive()
+            bucket.finish_gather()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the full states on every rank, in memory of the CPU. All replicas call it.
@@ -227,7 +220,7 @@ class ShardedOptimizer(DataParallel):
             for piece, master in masters.items():
                 piece.copy_(master)
         self._scale.load_state_dict(state.get("loss_scale", {}))
-        self._publish()
+        self._start_gathers()
         self.finish_param_sync()
 
     def unsharded(self) -> Optimizer | MixedPrecision:
@@ -240,7 +233,7 @@ class ShardedOptimizer(DataParallel):
             plain = self._factory(self.parameters)
             plain.load_state_dict(state)
             return plain
-        mixed = MixedPrecision(self.chunks, self.grid, self._factory, self._dtype)
+        mixed = MixedPrecision(self.chunks, self.grid, self._factory, self._dtype, init_sync=False)
         masters = dict(zip(mixed.parameters, mixed.masters, strict=True))
         for number, master in state["masters"].items():
             masters[self._states.parameters[number]].data.copy_(master)
@@ -257,22 +250,17 @@ class ShardedOptimizer(DataParallel):
         masters = {number: values[parameter] for number, parameter in enumerate(self._states.parameters)}
         self.load_state_dict({**plain.optimizer.state_dict(), "masters": masters, "loss_scale": plain.state_dict()})
 
-    def _await_parameters(self) -> Iterator[RemovableHandle]:
-        if self._units:
-            for module, buckets in self._readers:
-                yield module.register_forward_pre_hook(partial(_arrive, buckets))
-
-    def _who_reads(self) -> list[tuple[nn.Module, list[SharedBucket]]]:
-        """Return the modules that await parameters, with the buckets of those, in the order of a forward."""
+    def _find_readers(self) -> list[tuple[nn.Module, list[ShardBucket]]]:
+        """Return the modules that read parameters, with the buckets of these, in the order of a forward."""
         apart = {parameter for unit in self._units for parameter in unit.parameters()}
         reads = [(chunk, set(chunk.parameters()) - apart) for chunk in self.chunks]
         reads += [(unit, set(unit.parameters())) for unit in self._units]
         return [(module, [x for x in self._buckets if not each.isdisjoint(x.pieces)]) for module, each in reads]
 
-    def _publish(self) -> None:
-        """Send the updated shares, in the order in which the next forward reads them."""
+    def _start_gathers(self) -> None:
+        """Start to gather the updated shards, in the order in which the next forward reads them."""
         for bucket in dict.fromkeys(bucket for _, buckets in self._readers for bucket in buckets):
-            bucket.publish()
+            bucket.start_gather()
         if not self._units:
             self.finish_param_sync()
 
@@ -281,8 +269,7 @@ class ShardedOptimizer(DataParallel):
         total = torch.zeros((), dtype=torch.float64, device=self.grid.device)
         if grads:
             counted = set(counted_parameters(self.chunks, self.grid.tp))
-            wide = [torch.promote_types(grad.dtype, torch.float32) for grad in grads.values()]
-            norms = [torch.linalg.vector_norm(x, dtype=w).double() for x, w in zip(grads.values(), wide, strict=True)]
+            norms = [local_norm(grad) for grad in grads.values()]
             counts = torch.tensor([float(parameter in counted) for parameter in grads], device=total.device)
             total = (torch.stack(norms).square() * counts).sum()  # 0 · infinity is nan
         return all_reduced(total, self.grid.world).sqrt()
@@ -293,7 +280,8 @@ def _check_known(what: str, given: Iterable[nn.Parameter], known: list[nn.Parame
         raise refuse(what, "parameters of the chunks only", f"another, of shape {tuple(parameter.shape)}")
 
 
-def _arrive(buckets: list[SharedBucket], *_: Any) -> None:
+def _finish_gathers(owner: "weakref.ref[ShardedOptimizer]", number: int, *_: Any) -> None:
     """Wait for the parameters of a module before its forward."""
-    for bucket in buckets:
-        bucket.arrive()
+    if zero := owner():
+        for bucket in zero._readers[number][1]:
+            bucket.finish_gather()

@@ -11,14 +11,14 @@ from torch.optim import Optimizer
 
 from ringcomm.errors import refuse
 from ringcomm.parallel.grid import Axis
-from ringcomm.parallel.zero_buckets import SharedBucket
+from ringcomm.parallel.zero_buckets import ShardBucket
 
-__all__ = ["SharedStates", "optimized"]
+__all__ = ["ShardStates", "optimized"]
 
 MASTER = "master"  # key of the value of a piece beside its states
 
 
-class SharedStates:
+class ShardStates:
     """Gives an optimizer this replica's pieces in place of the parameters, and converts its states.
 
     A state of the shape of the parameter is cut as the parameter is; any other must be a number.
@@ -27,7 +27,7 @@ class SharedStates:
         parameters: those that the optimizer had, in order: their numbers are those of torch's state dicts
     """
 
-    def __init__(self, optimizer: Optimizer, buckets: Sequence[SharedBucket]) -> None:
+    def __init__(self, optimizer: Optimizer, buckets: Sequence[ShardBucket]) -> None:
         self._optimizer = optimizer
         self.parameters = list(optimized(optimizer))
         self._buckets = {parameter: bucket for bucket in buckets for parameter in bucket.pieces}

@@ -19,7 +19,7 @@ from ringcomm.parallel import GPTConfig, Grid, seed_ranks
 from ringcomm.parallel.activations import offload_activations, sharded_checkpoint
 from ringcomm.parallel.functional import local_slice
 from ringcomm.parallel.gpt import GPTStage
-from ringcomm.parallel.verify import bytes_sent, record_traffic
+from ringcomm.torch.traffic import bytes_sent, record_traffic
 
 B, S, H, HEADS = 8, 16, 32, 8  # activations of a rank have at least 4 KiB
 LAYERS = 3
@@ -96,7 +96,7 @@ def test_backward_gathers_the_input_of_each_block_once():
         y = stage(x)
         with record_traffic() as calls[recompute]:
             y.sum().backward()
-        sent[recompute] = bytes_sent(calls[recompute], grid.tp)
+        sent[recompute] = bytes_sent(calls[recompute], grid.tp.group)
     assert sent["sharded"] - sent["full"] == LAYERS * x.nbytes * (grid.tp.size - 1) / grid.tp.size
     assert [call.operation for call in calls["sharded"]].count("all_gather") == LAYERS
 
@@ -220,9 +220,7 @@ def largest_file(size):
 
 
 def test_a_folder_that_is_missing_or_full_is_refused(tmp_path):
-    with pytest.raises(
-        ArgumentError, match=r"folder: expected one with room for 4 bytes, got .*/none \(.*No such file"
-    ):
+    with pytest.raises(ArgumentError, match=r"folder: expected one that exists, got .*/none$"):
         offload_activations(tmp_path / "none")
     x = torch.ones(5000, requires_grad=True)
     with (

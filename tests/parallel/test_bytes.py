@@ -25,7 +25,7 @@ from ringcomm.parallel import (
     vocab_parallel_cross_entropy,
 )
 from ringcomm.parallel.gpt import GPTStage
-from ringcomm.parallel.verify import RecordedCall, bytes_sent, record_traffic
+from ringcomm.torch.traffic import RecordedCall, bytes_sent, record_traffic
 
 BATCH, LAYERS = 3, 2
 
@@ -43,7 +43,7 @@ def test_a_transformer_layer_sends_four_all_reduces_or_their_two_halves(sequence
         stage(x).sum().backward()
     vector = Fraction(2 * (t - 1), t) * config.hidden * 8
     replicated = 2 * 2 + 2 if sequence_parallel else 0  # gradients of two norms of two vectors, and of two biases
-    assert bytes_sent(calls, grid.tp) == LAYERS * (4 * BATCH * config.context + replicated) * vector
+    assert bytes_sent(calls, grid.tp.group) == LAYERS * (4 * BATCH * config.context + replicated) * vector
     assert len(calls) == (LAYERS * ((8 if sequence_parallel else 4) + replicated) if t > 1 else 0)
 
 
@@ -59,9 +59,9 @@ def test_a_model_sends_its_layers_embedding_output_loss_and_gradients_and_nothin
     tokens = BATCH * config.context
     ends = Fraction(2 * (2 - 1), 2) * tokens * (2 * config.hidden + 3) * 4  # embedding and output, then the loss
     parameters = sum(parameter.numel() for parameter in chunks[0].parameters())
-    assert bytes_sent(calls, grid.tp) == 4 * config.layers * tokens * config.hidden * 4 + ends
-    assert bytes_sent(calls, grid.dp) == parameters * 4 + 8  # 2(d-1)/d of the parameters, and the loss
-    assert bytes_sent(calls, grid.pp) == 0
+    assert bytes_sent(calls, grid.tp.group) == 4 * config.layers * tokens * config.hidden * 4 + ends
+    assert bytes_sent(calls, grid.dp.group) == parameters * 4 + 8  # 2(d-1)/d of the parameters, and the loss
+    assert bytes_sent(calls, grid.pp.group) == 0
 
 
 @torch_world.on(4)
@@ -81,7 +81,7 @@ def test_differentiable_collectives_send_the_bytes_of_their_docstrings():
             y = function(x, grid.tp, *arguments)
         with record_traffic() as backward:
             y.sum().backward()
-        found[function.__name__] = [float(bytes_sent(calls, grid.tp) / whole) for calls in (forward, backward)]
+        found[function.__name__] = [float(bytes_sent(calls, grid.tp.group) / whole) for calls in (forward, backward)]
     assert found == {
         "copy_to": [0, 1.5],
         "reduce_from": [1.5, 0],
@@ -100,15 +100,15 @@ def test_losses_norms_and_steps_send_the_elements_of_their_docstrings():
     for smoothing in (0.0, 0.1):
         with record_traffic() as calls:
             vocab_parallel_cross_entropy(logits, targets, grid.tp, label_smoothing=smoothing)
-        found.append(bytes_sent(calls, grid.tp) / 4)
+        found.append(bytes_sent(calls, grid.tp.group) / 4)
     chunks = gpt_stages(config_for(2, 1), grid)
     with record_traffic() as calls:
         grad_norm(chunks, grid)
-    found.append(bytes_sent(calls, grid.model) / 8)
+    found.append(bytes_sent(calls, grid.model.group) / 8)
     precision = MixedPrecision(chunks, grid, lambda masters: torch.optim.SGD(masters, lr=1.0), torch.bfloat16)
     with record_traffic() as calls:
         precision.step()
-    found = [*found, bytes_sent(calls, grid.world) / 4, bytes_sent(calls, grid.model) / 8]
+    found = [*found, bytes_sent(calls, grid.world.group) / 4, bytes_sent(calls, grid.model.group) / 8]
     assert found == [3 * 5, 4 * 5, 1, 1, 1]
 
 
@@ -125,7 +125,7 @@ def test_calls_are_counted_as_nccl_tests_does():
         ):
             call()
     with pytest.raises(ArgumentError, match=r"recorded calls: expected only all_reduce, .*, got gather"):
-        bytes_sent([RecordedCall("gather", 8, grid.tp.group.group_name)], grid.tp)
+        bytes_sent([RecordedCall("gather", 8, grid.tp.group.group_name)], grid.tp.group)
     assert [call.operation for call in calls] == ["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
-    found = [bytes_sent([call], grid.tp) for call in calls]
+    found = [bytes_sent([call], grid.tp.group) for call in calls]
     assert found == [48 * 6 / 4, 48 * 3 / 4, 48 * 3 / 4, 48]

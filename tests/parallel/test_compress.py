@@ -15,7 +15,7 @@ from failures import raised
 from ringcomm import ArgumentError
 from ringcomm.parallel import DataParallel, Grid, load_checkpoint, save_checkpoint
 from ringcomm.parallel.compress import OneBitAdam, compress, decompress
-from ringcomm.parallel.verify import bytes_sent, record_traffic
+from ringcomm.torch.traffic import bytes_sent, record_traffic
 
 BETAS, EPS = (0.9, 0.99), 1e-8
 
@@ -161,7 +161,7 @@ def traffic(n, count):
             optimizer.step()
         exchanged = [call for call in calls if call.operation == "all_to_all"]  # equal shares: one stays
         own = sum(Fraction(call.payload * (n - 1), n) for call in exchanged)
-        sent.append(own + bytes_sent([call for call in calls if call not in exchanged], dp))
+        sent.append(own + bytes_sent([call for call in calls if call not in exchanged], dp.group))
     return sent
 
 

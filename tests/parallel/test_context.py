@@ -1,6 +1,7 @@
 """Ring and Ulysses attention compared with attention in one process: outputs, gradients, bytes and work."""
 
 import math
+from datetime import timedelta
 from functools import partial
 from unittest.mock import patch
 
@@ -10,7 +11,8 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 
 import torch_world
-from ringcomm import ArgumentError
+from failures import raised
+from ringcomm import ArgumentError, CollectiveTimeout
 from ringcomm.parallel import Grid, block_attention, context
 from ringcomm.parallel.context import (
     join_sequence,
@@ -20,7 +22,7 @@ from ringcomm.parallel.context import (
     ulysses_attention,
 )
 from ringcomm.parallel.functional import all_gathered, local_slice
-from ringcomm.parallel.verify import bytes_sent, record_traffic
+from ringcomm.torch.traffic import bytes_sent, record_traffic
 
 BOTH = {"ring": ring_attention, "ulysses": ulysses_attention}
 # (B, heads, kv_heads, S, D): equal heads; grouped queries; one key, of an odd size, with two tokens per rank of four.
@@ -157,7 +159,7 @@ def test_a_ring_sends_keys_and_values_to_all_other_ranks_and_their_gradients_bac
     for batch, heads, kv_heads, length, width in SHAPES:
         share = 2 * batch * kv_heads * (length // axis.size) * width * dtype.itemsize
         found = traffic("ring", axis, (batch, heads, kv_heads, length, width), dtype, causal)
-        assert [bytes_sent(calls, axis) for calls in found] == [
+        assert [bytes_sent(calls, axis.group) for calls in found] == [
             (axis.size - 1) * share,
             backward_bytes * (axis.size - 1) * share,
         ]
@@ -215,7 +217,7 @@ def parts():
     with record_traffic() as calls:
         joined = join_sequence(part, axis)
     assert torch.equal(joined, x)
-    assert bytes_sent(calls, axis) == x.nbytes * (axis.size - 1) / axis.size
+    assert bytes_sent(calls, axis.group) == x.nbytes * (axis.size - 1) / axis.size
     joined.backward(10 * x.detach())
     expected = torch.zeros(2, 8)
     expected[:, positions] = 10 * x.detach()[:, positions]
@@ -280,3 +282,10 @@ def test_sizes_that_do_not_fit_are_refused_on_every_rank_and_nothing_is_sent():
             with pytest.raises(ArgumentError, match=words):
                 call(axis)
     assert not calls
+
+
+@torch_world.on(2)
+def test_parts_of_different_lengths_fail_on_all_ranks():
+    axis = Grid(cp=2, timeout=timedelta(seconds=1)).cp
+    query, key, value = torch.randn(3, 1, 2, 8 + 4 * axis.rank, 4).unbind()
+    raised(CollectiveTimeout, lambda: ring_attention(query, key, value, axis))

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 
-import harness
 import torch_world
 from failures import PROMPT, raised
 from ringcomm import Aborted, ArgumentError
@@ -30,7 +29,6 @@ from ringcomm.parallel import (
 from ringcomm.parallel import context as context_module
 from ringcomm.parallel.context import sequence_positions, split_sequence
 from ringcomm.parallel.verify import check_model
-from training import GPT, losses, train, train_together
 
 MICRO_BATCHES, ROWS = 2, 2  # of a replica; sequences of a micro-batch
 LLAMA = {"activation": F.silu, "gated": True, "bias": False, "rms_norm": True, "rotary_base": 500.0, "tied": False}
@@ -191,15 +189,3 @@ def test_a_rank_that_fails_inside_leaves_no_other_waiting(attention, name):
         assert seconds < PROMPT
         words = "global rank 1 ended .*: MemoryError: no memory for a block"
         assert kind == "MemoryError" or re.search(words, text)
-
-
-# --- The example ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_the_example_on_two_ranks_of_a_sequence_prints_the_losses_of_one_process():
-    alone = losses(harness.run(train, 1, *GPT, "--steps=3")[0])
-    for attention in ("ring", "ulysses"):
-        together = harness.run(train_together, 2, *GPT, "--steps=3", "--cp=2", "--context-parallel", attention)[0]
-        assert "cp=2" in together
-        assert losses(together) == pytest.approx(alone, abs=2e-4)

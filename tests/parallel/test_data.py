@@ -1,6 +1,9 @@
 """Data parallelism: buckets, their order, averages, and misuse."""
 
+import time
 import weakref
+from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -8,9 +11,9 @@ import torch.distributed as dist
 from torch import nn
 
 import torch_world
-from failures import raised
-from ringcomm import ArgumentError
-from ringcomm.parallel import DataParallel, Grid
+from failures import PROMPT, raised
+from ringcomm import Aborted, ArgumentError
+from ringcomm.parallel import DataParallel, Grid, ShardedOptimizer
 from ringcomm.parallel.data import partition
 
 
@@ -176,8 +179,15 @@ def test_a_backward_before_synchronization_is_refused_and_a_failed_one_leaves_no
 def wrapped_again():
     """Wrap a module three times; return how many buckets are alive."""
     grid, model, whole = Grid(dp=2), network(0), network(0)
-    buckets = []
-    for _ in range(3):
+    buckets, data_parallel = [], None
+    for turn in range(3):
+        if turn:
+            text = str(raised(ArgumentError, lambda: DataParallel(model[2], grid.dp)))
+            assert text.endswith("one whose gradients nothing averages yet, got another: call close() of the last one")
+            raised(ArgumentError, lambda: ShardedOptimizer(model, grid, partial(torch.optim.SGD, lr=0.1)))
+        if turn == 1:
+            data_parallel.close()
+        data_parallel = None
         data_parallel = DataParallel(model, grid.dp)
         buckets.append(weakref.ref(data_parallel._buckets[0]))
     whole(rows(0, 2)).square().mean().backward()
@@ -187,7 +197,7 @@ def wrapped_again():
     return sum(bucket() is not None for bucket in buckets)
 
 
-def test_a_replaced_dataparallel_does_nothing_and_frees_its_buckets():
+def test_a_module_is_wrapped_again_after_the_first_was_closed_or_deleted_which_frees_its_buckets():
     assert torch_world.run(wrapped_again, 2) == [1, 1]
 
 
@@ -226,14 +236,22 @@ def test_a_gradient_of_negative_zeros_on_one_replica_is_a_gradient_on_all(dtype)
     assert [None if each.grad is None else each.grad.tolist() for each in model] == [[0.0] * 3, 0.0, [], None]
 
 
-@torch_world.on(2)
-def test_sparse_gradients_are_refused():
-    model = nn.Embedding(10, 4, sparse=True)
-    data_parallel = DataParallel(model, Grid(dp=2).dp)
-    with pytest.raises(ArgumentError, match=r"gradient of a parameter of shape \(10, 4\): expected a dense one"):
-        model(torch.arange(3)).sum().backward()
-    model.zero_grad()
-    data_parallel.finish_grad_sync()
+@pytest.mark.parametrize("early", [True, False])
+@torch_world.on(3)
+def test_a_sparse_gradient_of_one_replica_ends_the_step_of_all(early):
+    """Let backward refuse it, or `finish_grad_sync`."""
+    rank, begun = dist.get_rank(), time.monotonic()
+    model = nn.Embedding(10, 4, sparse=rank == 1)
+    data_parallel = DataParallel(model, Grid(dp=3).dp)
+
+    def step():
+        with nullcontext() if early else data_parallel.no_sync():
+            model(torch.arange(3)).sum().backward()
+        data_parallel.finish_grad_sync()
+
+    text = str(raised(ArgumentError if rank == 1 else Aborted, step))
+    assert "gradient of a parameter of shape (10, 4): expected a dense one, got a sparse one" in text
+    assert time.monotonic() - begun < PROMPT
 
 
 @torch_world.on(2)

@@ -29,7 +29,8 @@ from ringcomm.parallel.experts import Experts, set_loss_factor
 from ringcomm.parallel.functional import local_slice
 from ringcomm.parallel.grid import Axis
 from ringcomm.parallel.sharding import ExpertAxes
-from ringcomm.parallel.verify import FLOOR, bytes_sent, full_values, record_traffic
+from ringcomm.parallel.verify import FLOOR, full_values
+from ringcomm.torch.traffic import bytes_sent, record_traffic
 
 B, S, H, E = 2, 8, 8, 4
 INNER = 12
@@ -244,11 +245,11 @@ def test_gradients_of_experts_are_reduced_by_the_ranks_that_hold_them_and_their_
     with record_traffic() as calls:
         model(drawn(B, S, H)).sum().backward()
         data_parallel.finish_grad_sync()
-    assert bytes_sent(calls, grid.edp) == experts  # 2(d-1)/d is 1
-    assert bytes_sent(calls, grid.dp_cp) == Fraction(3, 2) * (sum(sizes.values()) - experts)
+    assert bytes_sent(calls, grid.edp.group) == experts  # 2(d-1)/d is 1
+    assert bytes_sent(calls, grid.dp_cp.group) == Fraction(3, 2) * (sum(sizes.values()) - experts)
     with record_traffic() as calls:
         grad_norm(model, grid)
-    assert [bytes_sent(calls, axis) for axis in (grid.ep, grid.edp, grid.dp_cp, grid.model)] == [8, 0, 0, 0]
+    assert [bytes_sent(calls, axis.group) for axis in (grid.ep, grid.edp, grid.dp_cp, grid.model)] == [8, 0, 0, 0]
 
 
 # --- Checkpoints ------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from ringcomm import Aborted, ArgumentError
 from ringcomm.parallel import Grid, Pipeline, make_schedule
 from ringcomm.parallel.experts import Experts, set_loss_factor
 from ringcomm.parallel.functional import local_slice
-from ringcomm.parallel.verify import bytes_sent, record_traffic
+from ringcomm.torch.traffic import bytes_sent, record_traffic
 
 
 def experts_on(grid, seed=1, number=E, **options):
@@ -131,7 +131,7 @@ def test_a_layer_sends_the_bytes_of_its_docstring(sequence_parallel):
         expected = [tokens / 2 * (2 * H + E), tokens / 2 * (2 * H + E) + biases + E * H * 8]
     else:
         expected = [tokens * H, tokens * (H + E) + biases]
-    assert [bytes_sent(calls, grid.tp) for calls in (forward, backward)] == expected
+    assert [bytes_sent(calls, grid.tp.group) for calls in (forward, backward)] == expected
 
 
 @torch_world.on(2)

@@ -1,17 +1,34 @@
 """Stages wrapped in torch's `fully_shard` inside a pipeline."""
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 import torch_world
+from failures import raised
 from pipelines import ROWS, batch, layers, one_by_one
-from ringcomm.parallel import ColumnParallelLinear, Grid, Pipeline, RowParallelLinear, clip_grad_norm, grad_norm
-from ringcomm.parallel.schedule import make_schedule
+from ringcomm import Aborted, ArgumentError
+from ringcomm.parallel import (
+    ColumnParallelLinear,
+    DataParallel,
+    Experts,
+    GPTConfig,
+    Grid,
+    Pipeline,
+    RowParallelLinear,
+    clip_grad_norm,
+    gpt_loss,
+    gpt_stages,
+    grad_norm,
+)
+from ringcomm.pipelining.schedule import make_schedule
+from ringcomm.torch.traffic import bytes_sent, record_traffic
 
 fsdp = pytest.importorskip("torch.distributed.fsdp")
 pytestmark = pytest.mark.skipif(not hasattr(fsdp, "fully_shard"), reason="fully_shard: torch 2.6")
@@ -72,3 +89,50 @@ def test_each_element_counts_once_in_the_norm_of_parameters_sharded_over_tp_and_
     elements = (6 * 4 + 4) + (4 * 3 + 3) + (3 * 5 + 5)
     for norm in torch_world.run(normed, 4):
         assert norm == pytest.approx(math.sqrt(elements), rel=1e-12)
+
+
+def backward(grid, *, sharded):
+    """Return a GPT with experts, and the gradients of its replica."""
+    config = GPTConfig(vocab_size=16, context=8, layers=2, hidden=8, heads=2, experts=4)
+    chunks = gpt_stages(config, grid)
+    for part in (*chunks[0].blocks.values(), chunks[0]) if sharded else ():
+        fsdp.fully_shard(part, mesh=grid.mesh["dp"])
+    replicas = None if sharded else DataParallel(chunks, grid.dp_cp)
+    ids = torch.randint(16, (4, 8), generator=torch.Generator().manual_seed(grid.dp.rank))
+    gpt_loss(config, grid)(chunks[0](ids), ids).backward()
+    if replicas:
+        replicas.finish_grad_sync()
+    return chunks
+
+
+@torch_world.on(2)
+def test_the_norm_with_sharded_experts_is_that_of_dataparallel():
+    grid = Grid(dp=2)
+    norms = [float(grad_norm(backward(grid, sharded=sharded), grid)) for sharded in (False, True)]
+    assert math.isclose(*norms, rel_tol=1e-5)
+
+
+@torch_world.on(4)
+def test_experts_that_are_sharded_over_other_experts_are_refused_on_all_ranks():
+    """Let only one stage have an expert with a gradient."""
+    grid = Grid(dp=2, ep=2, pp=2)
+    stage = Experts(8, 8, 2, grid) if grid.pp.rank else nn.Linear(2, 2)
+    fsdp.fully_shard(stage, mesh=grid.mesh["dp"])
+    for parameter in stage.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    text = str(raised(ArgumentError if grid.pp.rank else Aborted, lambda: grad_norm(stage, grid)))
+    assert "gradient of an expert: expected one sharded over ranks of edp, got one sharded over Axis(name='ep'" in text
+
+
+@torch_world.on(2, 4)
+def test_a_step_of_stage_3_sends_three_times_its_parameters():
+    """All-gathers before forward and before backward, and a reduce-scatter: half more than stages 0 to 2."""
+    grid = Grid(dp=dist.get_world_size())
+    model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(4)))
+    whole = sum(parameter.nbytes for parameter in model.parameters())
+    for part in (*model, model):
+        fsdp.fully_shard(part, mesh=grid.mesh["dp"])
+    for _ in range(2):
+        with record_traffic() as calls:
+            model(torch.ones(2, 32)).square().sum().backward()
+        assert bytes_sent(calls, grid.dp.group) == 3 * whole * Fraction(grid.dp.size - 1, grid.dp.size)

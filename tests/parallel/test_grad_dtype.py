@@ -20,7 +20,7 @@ def accumulated(dtype):
     size, rank = dist.get_world_size(), dist.get_rank()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4)).bfloat16()
-    data_parallel = DataParallel(model, Grid(dp=size).dp, dtype=dtype)
+    data_parallel = DataParallel(model, Grid(dp=size).dp, grad_dtype=dtype)
     exact = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in model.parameters()]
     for number in range(COUNT):
         draw = torch.Generator().manual_seed(number)
@@ -56,7 +56,7 @@ def test_a_pipeline_in_bfloat16_trains_with_float32_gradients():
     stage = layers(2)[grid.pp.rank]
     training = MixedPrecision(stage, grid, partial(torch.optim.SGD, lr=0.1), torch.bfloat16)
     schedule = make_schedule("1f1b", 2, MICRO_BATCHES)
-    replicas = DataParallel(stage, grid.dp, dtype=torch.float32)
+    replicas = DataParallel(stage, grid.dp, grad_dtype=torch.float32)
     pipe = Pipeline(grid, stage, schedule, nn.functional.mse_loss, data_parallel=replicas)
     for _ in range(2):
         pipe.step(*batch(MICRO_BATCHES * ROWS, dtype=torch.bfloat16))
@@ -72,12 +72,12 @@ def test_a_gradient_that_is_there_is_converted_and_the_dtype_may_change_again():
     dp = Grid(dp=2).dp
     model(torch.ones(2).bfloat16()).sum().backward()
     for dtype in (torch.float32, torch.bfloat16):
-        data_parallel = DataParallel(model, dp, dtype=dtype)
+        data_parallel = DataParallel(model, dp, grad_dtype=dtype)
         assert model.weight.grad.dtype == dtype
         model(torch.ones(2).bfloat16()).sum().backward()
         data_parallel.finish_grad_sync()
         assert model.weight.grad.dtype == dtype
         del data_parallel
     assert model.weight.grad.tolist() == [[3.0] * 2] * 2
-    with pytest.raises(ArgumentError, match=r"dtype: expected a floating-point dtype, got torch\.int32"):
-        DataParallel(model, dp, dtype=torch.int32)
+    with pytest.raises(ArgumentError, match=r"grad_dtype: expected a floating-point dtype, got torch\.int32"):
+        DataParallel(model, dp, grad_dtype=torch.int32)

@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 
 import torch_world
-from ringcomm import ArgumentError
+from failures import raised
+from ringcomm import ArgumentError, RingcommError
 from ringcomm.parallel import Grid
 
 AXES = ("dp", "cp", "tp", "pp", "dp_cp", "ep", "edp", "model", "world", "ends")
@@ -116,3 +117,22 @@ def closed():
 def test_a_closed_grid_leaves_no_descriptors(backend):
     for counts in torch_world.run(closed, 4, backend=backend):
         assert all(after <= counts[0] for after in counts[2::2]), counts
+
+
+@torch_world.on(3)
+def test_an_error_of_one_rank_is_raised_on_all_as_an_error_of_its_kind():
+    grid, rank = Grid(dp=3), dist.get_rank()
+
+    def fails(error):
+        with grid.raise_on_all():
+            if rank == 1:
+                raise error
+
+    for error, relayed, text in (
+        (ArgumentError("a wrong size"), ArgumentError, "a wrong size"),
+        (RingcommError("a full disk"), RingcommError, "RingcommError: a full disk"),
+        (OSError("a full disk"), RingcommError, "OSError: a full disk"),
+    ):
+        found = raised(Exception, lambda error=error: fails(error))
+        assert type(found) is (type(error) if rank == 1 else relayed)
+        assert rank == 1 or (str(found), found.rank) == (f"rank 1: {text}", 1)

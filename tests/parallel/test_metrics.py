@@ -1,7 +1,9 @@
 """The metrics of a step: FLOPs as torch counts them, parameters on every grid, and time on a clock of the test."""
 
 import threading
+from dataclasses import replace
 from itertools import count
+from math import prod
 from unittest.mock import patch
 
 import pytest
@@ -14,8 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import torch_world
 from ringcomm.parallel import GPTConfig, Grid, gpt_loss, gpt_stages, make_schedule
 from ringcomm.parallel.metrics import StepMeter, StepMetrics, count_parameters, flops_per_token, measure_peak
-from ringcomm.parallel.verify import bytes_sent, record_traffic
 from ringcomm.torch import labels
+from ringcomm.torch.traffic import bytes_sent, record_traffic
 
 GPT2 = GPTConfig(vocab_size=37, context=8, layers=4, hidden=16, heads=4)
 LLAMA = GPTConfig(37, 8, 4, 16, 4, 2, 24, F.silu, True, False, True, rotary_base=1e4, tied=False)
@@ -48,8 +50,23 @@ def counted(layout):
     interleaved = gpt_stages(GPT2, grid, schedule)
     with record_traffic() as calls:
         numbers = [count_parameters(chunks, grid) for chunks in (gpt_stages(GPT2, grid), gpt_stages(LLAMA, grid))]
-    assert bytes_sent(calls, grid.pp) == 2 * 8 * 2 * (grid.pp.size - 1) / grid.pp.size
+    assert bytes_sent(calls, grid.pp.group) == 2 * 8 * 2 * (grid.pp.size - 1) / grid.pp.size
     return [*numbers, count_parameters(interleaved, grid)]
+
+
+@pytest.mark.parametrize("sizes", ["dp=1", "dp=2,ep=2", "dp=2", "tp=2", "dp=2,ep=2,pp=2", "dp=4,ep=4"])
+def test_experts_are_counted_once_on_every_grid_and_a_token_passes_top_k_of_them(sizes):
+    mlp = 2 * 16 * 64 + 64 + 16
+    whole = GPT2_PARAMETERS + 4 * (3 * mlp + 4 * 16)  # four experts and a router in place of each MLP
+    ranks = prod(int(size[3:]) for size in sizes.split(",") if not size.startswith("ep"))
+    for found in torch_world.run(counted_experts, ranks, sizes):
+        assert found == [whole, whole - 4 * 2 * mlp]
+
+
+def counted_experts(sizes):
+    grid = Grid.parse(sizes)
+    chunks = gpt_stages(replace(GPT2, experts=4), grid)
+    return [count_parameters(chunks, grid), count_parameters(chunks, grid, active=True)]
 
 
 def ticking():

@@ -328,7 +328,7 @@ def test_bad_arguments_are_refused(tmp_path):
     parameters = [nn.Parameter(torch.ones(3, 4))]
     for options, text in (
         ({"chunk_bytes": 0}, "chunk_bytes: expected an integer from 1 to .*, got 0"),
-        ({"folder": tmp_path / "none"}, r"folder: expected one with room for 4 bytes, got .*/none \(.*No such file"),
+        ({"folder": tmp_path / "none"}, r"folder: expected one that exists, got .*/none$"),
     ):
         with pytest.raises(ArgumentError, match=text):
             OffloadedOptimizer(parameters, adamw, **options)
@@ -372,7 +372,7 @@ def test_an_error_in_a_step_is_raised_and_no_thread_remains(tmp_path):
 def fails_on_one_rank(folder):
     grid, model = Grid(dp=2), Odd()
     factory = partial(OffloadedOptimizer, factory=adamw, folder=folder / ("none" if grid.dp.rank else ""))
-    with pytest.raises(ArgumentError, match=r"folder: expected one with room"):
+    with pytest.raises(ArgumentError, match=r"folder: expected one that exists"):
         ShardedOptimizer(model, grid, factory)
     ShardedOptimizer(model, grid, adamw)
 

@@ -30,7 +30,8 @@ from ringcomm.parallel import (
 from ringcomm.parallel.functional import reduce_scatter_single
 from ringcomm.parallel.overlap import enter_linear
 from ringcomm.parallel.split_backward import backward_input
-from ringcomm.parallel.verify import bytes_sent, full_values, record_traffic
+from ringcomm.parallel.verify import full_values
+from ringcomm.torch.traffic import bytes_sent, record_traffic
 
 B, S, H, OUT = 2, 8, 6, (10, 4)  # the outputs of two layers on this rank
 
@@ -189,8 +190,8 @@ def test_layers_with_a_common_input_communicate_once(sequence_parallel):
         outputs = enter_linear(x, layers, weights, tp, sequence_parallel)
     with record_traffic() as backward:
         sum(output.sum() for output in outputs).backward()
-    assert bytes_sent(forward, tp) == (Fraction(3, 4) * whole if sequence_parallel else 0)
-    assert bytes_sent(backward, tp) == Fraction(3, 4) * whole * (1 if sequence_parallel else 2)
+    assert bytes_sent(forward, tp.group) == (Fraction(3, 4) * whole if sequence_parallel else 0)
+    assert bytes_sent(backward, tp.group) == Fraction(3, 4) * whole * (1 if sequence_parallel else 2)
     assert len(backward) == 1
 
 
@@ -239,7 +240,7 @@ def scattered(name, backend):
             with record_traffic() as calls:
                 loss = pipe.step(inputs, targets)
         grads = full_values("gradient", chunks, grid)
-        sent = [bytes_sent(calls, axis) for axis in (grid.pp, grid.tp)] if backend == "ringcomm" else [0, 0]
+        sent = [bytes_sent(calls, axis.group) for axis in (grid.pp, grid.tp)] if backend == "ringcomm" else [0, 0]
         sizes = {call.payload for call in calls if call.operation == "send"}
         found.append((loss, grads, sent, sizes, pipe.evaluate(inputs, targets)))
     (loss, grads, (pp, tp), sizes, evaluated), (loss_2, grads_2, (pp_2, tp_2), sizes_2, evaluated_2) = found

@@ -9,11 +9,15 @@ import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 from torch import nn
 
 import torch_world
+from failures import raised
 from pipelines import MICRO_BATCHES, ROWS, WIDTH, batch, layers, one_by_one, pipeline, schedules
+from ringcomm import Aborted, ArgumentError
 from ringcomm.parallel import Grid, Pipeline
-from ringcomm.parallel.schedule import make_schedule
-from ringcomm.parallel.simulation import transfers
-from ringcomm.parallel.verify import record_traffic
+from ringcomm.parallel.grid import Axis
+from ringcomm.parallel.p2p import P2PCommunicator, TensorMeta
+from ringcomm.pipelining.schedule import SCHEDULES, make_schedule
+from ringcomm.pipelining.simulation import transfers
+from ringcomm.torch.traffic import record_traffic
 
 
 def counted(name, chunks, evaluates):
@@ -64,6 +68,40 @@ def receives_ahead():
     return ahead
 
 
+def most_outstanding(schedule, rank):
+    """Return the most receives and sends that a rank has outstanding, given a backend that does nothing."""
+    axis = Axis("pp", schedule.ranks, rank, tuple(range(schedule.ranks)), None)
+    order = [each for each in transfers(schedule) if rank in schedule.endpoints(each)]
+    metadata = dict.fromkeys(range(schedule.stages), TensorMeta(torch.float32, (1,)))
+    receives = sends = 0
+    with patch.object(dist, "irecv"), patch.object(dist, "isend"):
+        p2p = P2PCommunicator(axis, schedule, order, metadata, torch.device("cpu"))
+        post = p2p._post_recv
+
+        def counted():
+            nonlocal receives
+            post()
+            receives = max(receives, len(p2p._receives))
+
+        p2p._post_recv, receives = counted, len(p2p._receives)
+        for action in schedule.table[rank]:
+            if source := schedule.input_of(rank, action):
+                p2p.recv(source)
+            if destination := schedule.output_of(rank, action):
+                p2p.send(destination, torch.zeros(1))
+                sends = max(sends, len(p2p._sends))
+    return receives, sends
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("ranks", range(2, 7))
+def test_as_many_receives_are_outstanding_as_ranks_and_one_more_on_two_ranks_of_interleaved(name, ranks):
+    schedules = [make_schedule(name, ranks, times * ranks) for times in (1, 2, 3)]
+    found = [most_outstanding(schedule, rank) for schedule in schedules for rank in range(ranks)]
+    assert max(receives for receives, _ in found) == ranks + (name == "interleaved" and ranks == 2)
+    assert max(sends for _, sends in found) <= ranks
+
+
 def test_receives_are_posted_early_at_most_one_for_each_rank():
     assert torch_world.run(receives_ahead, 2)[-1] == [2] * (MICRO_BATCHES - 2) + [1, 0]
 
@@ -108,6 +146,33 @@ def test_only_the_ends_read_inputs_and_targets():
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     loss = pipe.step(inputs if rank == 0 else inputs.to("meta"), targets if rank == last else targets.to("meta"))
     assert torch.equal(loss, one_by_one(nn.Sequential(*whole), inputs, targets, MICRO_BATCHES))
+
+
+class Embedding(nn.Embedding):
+    def forward(self, ids):
+        return super().forward(ids.long())
+
+
+@torch_world.on(2, backends=torch_world.BACKENDS)
+def test_only_the_first_stage_knows_the_dtype_of_inputs_which_may_change():
+    grid, losses = Grid(pp=2), []
+    stage = [Embedding(8, 4), nn.Linear(4, 2)][grid.pp.rank]
+    pipe = Pipeline(grid, stage, make_schedule("1f1b", 2, 2), F.mse_loss)
+    for dtype in (torch.int64, torch.int32, torch.uint8):
+        x = torch.ones(4, 3, dtype=dtype) if grid.pp.rank == 0 else torch.empty(4, 3, device="meta")
+        losses.append(float(pipe.step(x, torch.ones(4, 3, 2))))
+    assert len({*losses}) == 1
+
+
+@torch_world.on(2)
+def test_another_dtype_at_a_boundary_is_refused_on_all_ranks():
+    grid = Grid(pp=2)
+    stage = [nn.Identity(), nn.Linear(4, 2).double()][grid.pp.rank]
+    pipe = Pipeline(grid, stage, make_schedule("1f1b", 2, 2), lambda x, y: F.mse_loss(x.double(), y))
+    pipe.evaluate(torch.ones(4, 4, dtype=torch.float64), torch.ones(4, 2, dtype=torch.float64))
+    x, y = torch.ones(4, 4), torch.ones(4, 2, dtype=torch.float64)
+    error = raised(ArgumentError if grid.pp.rank == 0 else Aborted, lambda: pipe.evaluate(x, y))
+    assert "output of stage 0 for micro-batches of the same shape: expected torch.float64 of shape (2, 4)" in str(error)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -13,8 +13,8 @@ from torch import nn
 import torch_world
 from pipelines import MICRO_BATCHES, ROWS, batch, gpt_pipeline, layers, one_by_one, pipeline, schedules
 from ringcomm.parallel import DataParallel, GPTConfig, Grid, Pipeline
-from ringcomm.parallel.schedule import BACKWARD, FORWARD, make_schedule
-from ringcomm.parallel.simulation import simulate
+from ringcomm.pipelining.schedule import BACKWARD, FORWARD, make_schedule
+from ringcomm.pipelining.simulation import simulate
 
 
 def trains(name, chunks, micro_batches, recompute):

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import time
+from functools import partial
 from itertools import count
 
 import pytest
@@ -16,8 +17,35 @@ import torch_world
 from failures import PROMPT, mortals, outcomes, raised
 from pipelines import MICRO_BATCHES, ROWS, batch, layers, pipeline
 from ringcomm import Aborted, ArgumentError, PeerLost
-from ringcomm.parallel import DataParallel, Grid, Pipeline
-from ringcomm.parallel.schedule import make_schedule
+from ringcomm.parallel import (
+    DataParallel,
+    GPTConfig,
+    Grid,
+    Pipeline,
+    ShardedOptimizer,
+    gpt_loss,
+    gpt_stages,
+    gpt_tied_weights,
+)
+from ringcomm.pipelining.schedule import make_schedule
+
+
+@torch_world.on(2)
+def test_tied_weights_that_nothing_sums_are_refused_on_all_ranks():
+    grid = Grid(pp=2)
+    config = GPTConfig(vocab_size=8, context=4, layers=2, hidden=8, heads=2)
+    chunks, schedule, loss_fn = gpt_stages(config, grid), make_schedule("1f1b", 2, 2), gpt_loss(config, grid)
+    tied, sgd = gpt_tied_weights(chunks, grid), partial(torch.optim.SGD, lr=0.1)
+    construct = partial(Pipeline, grid, chunks, schedule, loss_fn)
+    texts = [str(raised(ArgumentError, construct))]
+    zero = ShardedOptimizer(chunks, grid, sgd)
+    texts += [str(raised(ArgumentError, partial(construct, data_parallel=zero, tied=each))) for each in ((), tied)]
+    zero.close()
+    construct(tied=tied)
+    construct(data_parallel=ShardedOptimizer(chunks, grid, sgd, tied=tied))
+    for text, taker, ranks in zip(texts, ("Pipeline", *["ShardedOptimizer"] * 2), ((1,), (1,), (0, 1)), strict=True):
+        relayed = "" if grid.pp.rank in ranks else "rank 1: "
+        assert text == f"{relayed}tied of the {taker}: expected all copies, as of gpt_tied_weights, got 1 fewer"
 
 
 @torch_world.on(2)

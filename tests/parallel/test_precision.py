@@ -11,8 +11,8 @@ from torch import nn
 import torch_world
 from ringcomm import ArgumentError
 from ringcomm.parallel import DataParallel, Grid, MixedPrecision, Pipeline, gpt_loss, gpt_stages, gpt_tied_weights
-from ringcomm.parallel.schedule import make_schedule
 from ringcomm.parallel.verify import full_values
+from ringcomm.pipelining.schedule import make_schedule
 
 
 def sgd(masters):

@@ -19,6 +19,7 @@ from ringcomm.parallel import (
     SequenceParallelLayerNorm,
     VocabParallelEmbedding,
     all_gather,
+    all_to_all,
     collect_shard_specs,
     copy_to,
     full_tensors,
@@ -55,6 +56,11 @@ PAIRS = {
         reduce_scatter,
         lambda xs, r, dim: slice_of(sum(xs), r, dim),
         lambda gs, r, dim: torch.cat(gs, dim),
+    ),
+    "all_to_all": (
+        lambda x, tp, dim: all_to_all(x, tp, dim, 1 - abs(dim)),
+        lambda xs, r, dim: torch.cat([slice_of(x, r, dim) for x in xs], 1 - abs(dim)),
+        lambda gs, r, dim: torch.cat([slice_of(g, r, 1 - abs(dim)) for g in gs], dim),
     ),
 }
 

@@ -12,7 +12,7 @@ import torch_world
 from ringcomm import ArgumentError
 from ringcomm.parallel import Grid
 from ringcomm.parallel.tensor_nd import GridAttention, GridLinear, GridMLP, TensorGrid
-from ringcomm.parallel.verify import bytes_sent, record_traffic
+from ringcomm.torch.traffic import bytes_sent, record_traffic
 
 B, S, H, HEADS = 8, 3, 8, 4
 
@@ -135,7 +135,7 @@ def counted(module, x, grid):
         y = module(x)
     with record_traffic() as backward:
         y.sum().backward()
-    return [sum(bytes_sent(calls, axis) for axis in axes) / 8 for calls in (forward, backward)]
+    return [sum(bytes_sent(calls, axis.group) for axis in axes) / 8 for calls in (forward, backward)]
 
 
 def sent(grid_name):

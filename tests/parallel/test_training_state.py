@@ -1,6 +1,7 @@
 """Checkpoints with schedulers and random states, of every optimizer: training goes on as if uninterrupted."""
 
 from functools import partial
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -28,7 +29,8 @@ from ringcomm.parallel import (
     seed_ranks,
 )
 from ringcomm.parallel.seed import get_rng_states, set_rng_states
-from ringcomm.parallel.verify import bytes_sent, full_values, record_traffic
+from ringcomm.parallel.verify import full_values
+from ringcomm.torch.traffic import bytes_sent, record_traffic
 
 ROWS, SAVED, STEPS = 8, 3, 6  # of a batch; steps before the checkpoint, and in all
 adamw = partial(torch.optim.AdamW, lr=0.01)
@@ -181,8 +183,8 @@ def drawn(path, layout, saves):
         with record_traffic() as calls:
             states = get_rng_states(grid)
         assert states["cpu"].shape == (grid.dp.size, grid.pp.size, 5056)
-        assert bytes_sent(calls, grid.pp) == 5056 * (grid.pp.size - 1)
-        assert bytes_sent(calls, grid.dp_cp) == 5056 * (grid.dp.size - 1) * grid.pp.size
+        assert bytes_sent(calls, grid.pp.group) == 5056 * (grid.pp.size - 1)
+        assert bytes_sent(calls, grid.dp_cp.group) == 5056 * (grid.dp.size - 1) * grid.pp.size
         if dist.get_rank() == 0:
             torch.save(states, path)
     else:
@@ -199,6 +201,21 @@ def test_random_states_belong_to_replicas_and_stages(tmp_path):
     assert stages[0] == stages[1] != stages[2] == stages[3]
     assert stages == torch_world.run(drawn, 4, path, (1, 2, 2), False)
     assert not any(numbers in before for numbers in stages)
+
+
+@torch_world.on(1)
+def test_random_states_of_a_cpu_seed_a_gpu():
+    """Watch the calls of torch for a grid that says to be on a GPU."""
+    grid, seeds = Grid(), []
+    states = get_rng_states(grid)
+    grid.device = torch.device("cuda")
+    with patch.object(torch.cuda, "manual_seed", seeds.append):
+        for _ in range(2):
+            set_rng_states(states, grid)
+        assert torch.equal(torch.get_rng_state(), states["cpu"][0, 0])
+        torch.rand(1)
+        set_rng_states({"cpu": torch.get_rng_state()[None, None]}, grid)
+    assert seeds[0] == seeds[1] != seeds[2]
 
 
 # --- Other values -----------------------------------------------------------------------------------------------------
@@ -226,4 +243,4 @@ def test_state_dicts_are_kept_and_what_could_not_be_loaded_is_refused_on_all_ran
     first, second = torch_world.run(kept, 2, tmp_path)
     assert second[0].startswith("extra value 'odd': expected numbers, strings, tensors, lists and dicts, got ")
     assert second[1] == "extra value 'odd': expected an int, a float or a dict, got str"
-    assert first == [f"rank 1 failed: ArgumentError: {text}" for text in second]
+    assert first == [f"rank 1: {text}" for text in second]

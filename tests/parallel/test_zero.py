@@ -200,7 +200,7 @@ def test_gradients_may_be_accumulated_and_reduced_in_float32():
     model, other = Odd(dtype=torch.float32), Odd(dtype=torch.float32)
     zero = ShardedOptimizer(model, grid, sgd, torch.bfloat16, grad_dtype=torch.float32)
     mixed = MixedPrecision(other, grid, sgd, torch.bfloat16)
-    data_parallel = DataParallel(other, grid.dp, dtype=torch.float32)
+    data_parallel = DataParallel(other, grid.dp, grad_dtype=torch.float32)
     for step in range(3):
         for each, sync in ((model, zero), (other, data_parallel)):
             with sync.no_sync():
@@ -295,3 +295,17 @@ def test_replicas_may_fill_buckets_in_different_orders(stage):
         optimizer.step()
         optimizer.zero_grad()
         same(model, other)
+
+
+@torch_world.on(2)
+def test_a_closed_one_leaves_gradients_alone_also_those_of_the_next():
+    grid, model, whole = Grid(dp=2), Odd(), Odd()
+    ShardedOptimizer(model, grid, adamw).close()
+    data_parallel = DataParallel(model, grid.dp_cp)
+    for _ in range(2):
+        loss_of(whole, 0, Grid.alone().dp).backward()
+        loss_of(model, 0, grid.dp_cp).backward()
+        data_parallel.finish_grad_sync()
+    for ours, theirs in zip(model.parameters(), whole.parameters(), strict=True):
+        assert (ours.grad is None) == (theirs.grad is None)
+        assert ours.grad is None or torch.allclose(ours.grad, theirs.grad, rtol=1e-12)

@@ -126,3 +126,13 @@ def test_a_gradient_that_is_refused_on_one_rank_ends_the_others():
             for rank, result, _ in outcomes(pool, torch_world.within, "ringcomm", 60, sparse_on_one_rank, ())
         }
     assert found == {0: Aborted, 1: ArgumentError}
+
+
+@torch_world.on(4)
+def test_replicas_that_differ_in_one_stage_are_refused_on_all_ranks():
+    grid, rank, model = Grid(dp=2, pp=2), dist.get_rank(), nn.Linear(4, 4)
+    model.bias.requires_grad_(rank != 1)
+    text = str(raised(ArgumentError, lambda: ShardedOptimizer(model, grid, adamw)))
+    tensor = "tensor 1 of replica 1 (rank 1): expected as on rank 0, 0.bias (4,) torch.float32 requires_grad=True"
+    assert text == f"{'' if rank < 2 else 'rank 0: '}{tensor}, got 0.bias (4,) torch.float32 requires_grad=False"
+    dist.barrier(grid.world.group)  # the groups are usable

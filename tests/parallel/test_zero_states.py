@@ -1,6 +1,7 @@
 """ZeRO: bytes, memory, masters, states that every layout can load, refused arguments and failures."""
 
 import math
+from copy import deepcopy
 from fractions import Fraction
 
 import pytest
@@ -26,7 +27,7 @@ from ringcomm.parallel import (
     make_schedule,
     save_checkpoint,
 )
-from ringcomm.parallel.verify import bytes_sent, record_traffic
+from ringcomm.torch.traffic import bytes_sent, record_traffic
 
 
 @pytest.mark.parametrize("width", [32, 33])
@@ -46,8 +47,8 @@ def test_a_step_sends_twice_its_parameters_and_one_number(width, stage):
         parameters = sum(parameter.numel() for parameter in model.parameters())
         padded = -(-parameters // d) * d
         assert padded == parameters or width == 33
-        assert bytes_sent(calls, grid.dp) == 2 * padded * size * Fraction(d - 1, d)
-        assert bytes_sent(calls, grid.world) == 8 * 2 * Fraction(d - 1, d)
+        assert bytes_sent(calls, grid.dp.group) == 2 * padded * size * Fraction(d - 1, d)
+        assert bytes_sent(calls, grid.world.group) == 8 * 2 * Fraction(d - 1, d)
         del zero
 
 
@@ -60,7 +61,7 @@ def live_bytes(*tensors):
 @stages
 @torch_world.on(2, 4)
 def test_a_rank_keeps_4_and_12_over_d_bytes_per_parameter_of_16_bits(stage):
-    """Count the bytes of parameters, masters, moments, gradients and staging buffers, before the step and after."""
+    """Count the bytes of parameters, masters, moments, gradients and their buffers, before the step and after."""
     grid = Grid(dp=dist.get_world_size())
     d, layers, size = grid.dp.size, 8, 64 * 64
     model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(layers)))
@@ -71,11 +72,11 @@ def test_a_rank_keeps_4_and_12_over_d_bytes_per_parameter_of_16_bits(stage):
         pieces = [piece for group in zero.optimizer.param_groups for piece in group["params"]]
         gradients = [tensor for bucket in zero._buckets for tensor in (bucket.grad, bucket._buffer)]
         if stage == 2:
-            gradients += zero._buckets[0]._staging.free
+            gradients += zero._buckets[0]._buffers.free
         assert all(parameter.grad is None for parameter in model.parameters())
         staged = 2 * 2 * size
-        share = 2 * layers * size // d
-        assert live_bytes(*gradients) == (2 * layers * size if stage == 1 else share + staged)
+        shard = 2 * layers * size // d
+        assert live_bytes(*gradients) == (2 * layers * size if stage == 1 else shard + staged)
         zero.step()
         states = [x for state in zero.optimizer.state.values() for x in state.values() if x.dim()]
         assert live_bytes(*model.parameters()) == 2 * layers * size
@@ -205,7 +206,7 @@ def test_invalid_arguments_are_refused_on_all_ranks_and_leave_the_group_usable()
     half = Odd(dtype=torch.bfloat16)
     texts.append(str(raised(ArgumentError, lambda: ShardedOptimizer(half, grid, adamw))))
     stage = "stage: expected 1 or 2; torch's fully_shard is stage 3, got 3"
-    assert texts[0] == (stage if rank else f"rank 1 failed: ArgumentError: {stage}")
+    assert texts[0] == (stage if rank else f"rank 1: {stage}")
     assert texts[1] == "dtype: expected None, torch.float32, torch.bfloat16 or torch.float16, got torch.float64"
     assert texts[2] == "optimizer: expected parameters of the chunks only, got another, of shape (5,)"
     assert texts[3] == "tied: expected parameters of the chunks only, got another, of shape (5,)"
@@ -237,3 +238,34 @@ def test_a_deleted_optimizer_leaves_no_hooks():
     zero = ShardedOptimizer(model, grid, adamw)
     model.zero_grad()
     trained(zero, model, range(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@torch_world.on(2)
+def test_a_checkpoint_keeps_the_buffers_of_each_replica_and_sends_the_states_only(dtype):
+    """Let the replicas have other statistics of a BatchNorm."""
+    grid, model = Grid(dp=2), nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    zero = ShardedOptimizer(model, grid, adamw, dtype)
+    model[1].running_mean.fill_(grid.dp.rank)
+    with record_traffic() as states:
+        zero.state_dict()
+    with record_traffic() as calls:
+        zero.unsharded()
+    assert [call.operation for call in states] == ["all_gather", "all_gather"]
+    assert calls == states
+    assert model[1].running_mean.tolist() == [grid.dp.rank] * 4
+
+
+@torch_world.on(2)
+def test_a_model_with_units_can_be_copied_and_a_closed_optimizer_leaves_no_hooks():
+    grid, model = Grid(dp=2), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    zero = ShardedOptimizer(model, grid, adamw, units=list(model))
+    model(torch.ones(2, 4)).square().sum().backward()
+    zero.finish_grad_sync()
+    zero.step()
+    deepcopy(model)  # during an all-gather
+    assert all(layer._forward_pre_hooks for layer in model)
+    zero.finish_param_sync()
+    assert torch.equal(deepcopy(model)(torch.ones(4)), model(torch.ones(4)))
+    zero.close()
+    assert not any(layer._forward_pre_hooks for layer in (*model, model))

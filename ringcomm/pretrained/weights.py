@@ -19,16 +19,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcomm.errors import RingcommError, describe_error, refuse
+from ringcomm.parallel.checkpoint import Folder
 from ringcomm.parallel.gpt import GPTStage
 from ringcomm.parallel.grid import Grid
-from ringcomm.parallel.pretrained_families import (
-    Folder,
-    Source,
-    pretrained_config,
-    read_json,
-    settings_of,
-    sources_of,
-)
 from ringcomm.parallel.sharding import (
     collect_shard_specs,
     full_shape,
@@ -37,8 +30,15 @@ from ringcomm.parallel.sharding import (
     shard_of,
     tied_copies,
 )
+from ringcomm.pretrained.families import (
+    Source,
+    pretrained_config,
+    read_json,
+    settings_of,
+    sources_of,
+)
 
-__all__ = ["load_pretrained", "pretrained_config", "save_pretrained"]
+__all__ = ["load_pretrained", "save_pretrained"]
 
 INDEX = "model.safetensors.index.json"
 

@@ -15,8 +15,8 @@ import torch_world
 from ringcomm import ArgumentError
 from ringcomm.parallel import DataParallel
 from ringcomm.parallel.grid import Axis
-from ringcomm.parallel.server import ParameterServer, Worker
-from ringcomm.parallel.verify import record_traffic
+from ringcomm.parameter_server import ParameterServer, Worker
+from ringcomm.torch.traffic import record_traffic
 
 
 class Model(nn.Module):
@@ -245,17 +245,19 @@ def test_only_the_values_and_gradients_of_the_rows_used_are_sent():
     with Worker(parameters, servers) as worker:
         with record_traffic() as calls:
             worker.pull({embedding.weight: torch.tensor([[1, 3, 3], [4, 5, 1]])})
-        assert received(calls) == [3 * WIDTH * 4, 4 * 4, 1 * WIDTH * 4, 4 * 4]  # rows 0 to 4 are on the first server
+        rows_and_bias = [1, 3 * WIDTH * 4, 4 * 4, 1, 1 * WIDTH * 4, 4 * 4]  # rows 0 to 4 are on the first server
+        assert received(calls) == rows_and_bias
         embedding(torch.tensor([1, 3, 4, 5])).sum().backward()
         with record_traffic() as calls:
             worker.push()
         assert sent(calls) == [3 * WIDTH * 4, 1 * WIDTH * 4]  # the bias has no gradient
         with record_traffic() as calls:
             worker.pull()
-        assert received(calls) == [5 * WIDTH * 4, 4 * 4, 6 * WIDTH * 4, 4 * 4]
+        assert received(calls) == [1, 1, 1, 5 * WIDTH * 4, 4 * 4, 1, 6 * WIDTH * 4, 4 * 4]  # and answers to the push
 
 
 def received(calls):
+    """Return the bytes of each tensor received: first an answer of a byte."""
     return [call.payload for call in calls if call.operation == "recv"]
 
 

@@ -1,12 +1,13 @@
 """What a pipeline schedule does before it runs: whether it trains, its times, and the order of its transfers."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from ringcomm.errors import ArgumentError, refuse
-from ringcomm.parallel.schedule import (
+from ringcomm.pipelining.schedule import (
     BACKWARD,
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
@@ -16,7 +17,7 @@ from ringcomm.parallel.schedule import (
     PipelineSchedule,
 )
 
-__all__ = ["Span", "Timeline", "simulate", "transfers", "validate"]
+__all__ = ["Span", "Timeline", "simulate", "timeline", "transfers", "validate"]
 
 
 class Span(NamedTuple):
@@ -56,7 +57,7 @@ class Timeline:
 def simulate(
     schedule: PipelineSchedule, forward: float = 1, backward: float = 2, weights: float | None = None
 ) -> Timeline:
-    """Return the times of all actions; transfers take no time.
+    """Return the times of all actions, the same for each stage; transfers take no time.
 
     Args:
         schedule: the schedule
@@ -73,23 +74,39 @@ def simulate(
     if not 0 < weights < backward:
         raise refuse("time of a backward for weights", f"more than 0 and less than {backward}", weights)
     times = {FORWARD: forward, BACKWARD: backward, BACKWARD_INPUT: backward - weights, BACKWARD_WEIGHT: weights}
+    return timeline(schedule, lambda _, phase: times[phase])
+
+
+def timeline(schedule: PipelineSchedule, time: Callable[[int, str], float], transfer: float = 0) -> Timeline:
+    """Return the times of all actions.
+
+    Args:
+        schedule: the schedule
+        time: (stage, phase) → time of the action
+        transfer: time of a transfer between two ranks, which runs beside the computation of both
+
+    Raises:
+        ArgumentError: the ranks deadlock; the message has what each rank waits for.
+    """
     arrived: dict[P2PTransfer | None, float] = {None: 0}
     spans: list[list[Span]] = [[] for _ in schedule.table]
 
     def advance(rank: int) -> bool:
-        """Run a rank's next action; return False if there is none or its input has not arrived."""
-        row, done = schedule.table[rank], spans[rank]
-        if len(done) == len(row) or (needed := schedule.input_of(rank, row[len(done)])) not in arrived:
-            return False
-        action = row[len(done)]
-        begin = max(arrived[needed], done[-1].end if done else 0)
-        end = begin + times[action.phase]
-        done.append(Span(action, begin, end))
-        if output := schedule.output_of(rank, action):
-            arrived[output] = end
-        return True
+        """Run a rank until it waits; return whether it ran."""
+        done = spans[rank]
+        start = len(done)
+        for action in schedule.table[rank][start:]:
+            needed = schedule.input_of(rank, action)
+            if needed not in arrived:
+                break
+            begin = max(arrived[needed], done[-1].end if done else 0)
+            done.append(Span(action, begin, begin + time(schedule.stage(rank, action.chunk), action.phase)))
+            if output := schedule.output_of(rank, action):
+                sender, receiver = schedule.endpoints(output)
+                arrived[output] = done[-1].end + transfer * (sender != receiver)
+        return len(done) > start
 
-    while True in [advance(rank) for rank in range(schedule.ranks)]:
+    while sum(map(advance, range(schedule.ranks))):
         pass
     waiting = [
         f"rank {rank}: {row[len(done)]} waits for {schedule.input_of(rank, row[len(done)])}"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from ringcomm.algorithms.draw import GRAY, INK, PALE, save, sheet
 from ringcomm.errors import refuse
-from ringcomm.parallel.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, SCHEDULES, make_schedule
-from ringcomm.parallel.simulation import Timeline, simulate
+from ringcomm.pipelining.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, SCHEDULES, make_schedule
+from ringcomm.pipelining.simulation import Timeline, simulate
 
 __all__ = ["add_arguments", "draw", "run"]
 

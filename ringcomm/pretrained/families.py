@@ -1,7 +1,6 @@
 """How Hugging Face's transformers describes GPT-2 and Llama: config.json, and the names of their layers."""
 
 import json
-import os
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,11 +11,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 
 from ringcomm.errors import describe_error, refuse, unknown
+from ringcomm.parallel.checkpoint import Folder
 from ringcomm.parallel.gpt import GPTConfig
 
-__all__ = ["Folder", "Source", "pretrained_config", "read_json", "settings_of", "sources_of"]
+__all__ = ["Source", "pretrained_config", "read_json", "settings_of", "sources_of"]
 
-Folder = str | os.PathLike[str]
 gelu_tanh = partial(F.gelu, approximate="tanh")
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_new": gelu_tanh, "gelu_pytorch_tanh": gelu_tanh, "gelu": F.gelu, "relu": F.relu, "silu": F.silu,

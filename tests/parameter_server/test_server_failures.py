@@ -17,7 +17,7 @@ from torch.optim import SGD, Adam
 import torch_world
 from failures import PROMPT, mortals, outcomes, raised
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, PeerLost, RingcommError
-from ringcomm.parallel.server import ParameterServer, Worker
+from ringcomm.parameter_server import ParameterServer, Worker
 
 STEPS, LAST = 6, 2  # the victim dies, or raises, after it has pulled for this step
 
@@ -90,6 +90,25 @@ def test_a_worker_that_is_silent_for_the_timeout_is_lost():
         worker.pull()  # until the other one is lost
         assert x.tolist() == [-1.0, 0.0]
         dist.send(torch.zeros(1), 2)
+
+
+@pytest.mark.parametrize("pulls", [True, False])
+@torch_world.on(3, backends=torch_world.BACKENDS)
+def test_a_worker_that_waits_for_a_late_one_longer_than_the_timeout_is_not_lost(pulls):
+    """Let the late worker pause twice in each step, each time for less than the timeout."""
+    x, rank, timeout = nn.Parameter(torch.zeros(2)), dist.get_rank(), timedelta(seconds=1.5)
+    if rank == 0:
+        server = ParameterServer([x], [0], partial(SGD, lr=1.0), timeout=timeout)
+        server.serve()
+        assert server.lost == {}
+        assert values(server.parameters) == [[-1.0, -1.0]]
+        return
+    with Worker([x], [0], timeout=timeout) as worker:
+        for _ in range(2):
+            for act in (worker.pull, worker.push) if pulls or rank == 2 else (worker.push,):
+                time.sleep(rank - 1.0)
+                x.grad = torch.arange(2.0) if rank == 2 else 1 - torch.arange(2.0)
+                act()
 
 
 @torch_world.on(2)
@@ -169,7 +188,7 @@ def test_ranks_and_parameters_that_cannot_work_are_refused():
     with pytest.raises(ArgumentError, match=rf"with rank {rank} {'not ' if rank == 0 else ''}among them, got \[0\]"):
         Worker([x], [0]) if rank == 0 else ParameterServer([x], [0], SGD)
     other = [nn.Parameter(torch.zeros(2 + rank // 2))]
-    with pytest.raises(ArgumentError, match=r"tensor 0 of replica 2 \(rank 2\): expected as on rank 0, .* \(2,\)"):
+    with pytest.raises(ArgumentError, match=r"parameter 0 of rank 2: expected as on rank 0, \(2,\) .*, got \(3,\)"):
         ParameterServer(other, [0], SGD) if rank == 0 else Worker(other, [0])
     if rank == 0:
         with pytest.raises(ArgumentError, match=r"staleness: expected an integer from 0 to .*, got -1"):

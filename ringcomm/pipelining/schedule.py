@@ -30,7 +30,7 @@ from itertools import count
 from typing import NamedTuple
 
 from ringcomm.errors import integer, refuse, unknown
-from ringcomm.parallel.zero_bubble import zb_h1, zbv
+from ringcomm.pipelining.zero_bubble import zb_h1, zbv
 
 __all__ = [
     "BACKWARD",

@@ -10,7 +10,7 @@ import pytest
 
 from ringcomm import ArgumentError
 from ringcomm.commands.cli import main
-from ringcomm.parallel.schedule import (
+from ringcomm.pipelining.schedule import (
     BACKWARD,
     FORWARD,
     SCHEDULES,
@@ -18,7 +18,7 @@ from ringcomm.parallel.schedule import (
     P2PTransfer,
     make_schedule,
 )
-from ringcomm.parallel.simulation import simulate, transfers, validate
+from ringcomm.pipelining.simulation import simulate, transfers, validate
 
 RANKS = (1, 2, 3, 4, 8)
 FLAT = [make_schedule(name, p, m) for name in ("gpipe", "1f1b") for p in RANKS for m in (1, 2, 3, 8, 17)]
@@ -226,5 +226,5 @@ def test_pictures_that_cannot_be_drawn_are_refused(arguments, words, tmp_path, c
 
 @pytest.mark.slow
 def test_schedules_need_no_torch():
-    code = "import sys; sys.modules['torch'] = None; import ringcomm.commands.cli, ringcomm.parallel.schedule"
+    code = "import sys; sys.modules['torch'] = None; import ringcomm.commands.cli, ringcomm.pipelining.schedule"
     subprocess.run([sys.executable, "-c", code], check=True)
