@@ -8,10 +8,14 @@ their prior value.
 """
 
 import csv
-from collections.abc import Sequence
-from dataclasses import astuple, fields, replace
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, astuple, fields, replace
+from functools import cache
+from math import inf
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,36 +26,23 @@ from ringcomm.plan.devices import Accelerator, Calibration
 from ringcomm.plan.layout import ParallelLayout
 from ringcomm.plan.model import Transformer
 
-__all__ = ["BOUNDS", "MeasuredRun", "errors", "fit", "read_runs"]
+__all__ = ["BOUNDS", "MeasuredRun", "describe", "errors", "fit", "read_runs"]
 
 Array = NDArray[np.float64]
 
-NAMES = [each.name for each in fields(Calibration)]
 PRIOR = Calibration(gemm=0.8, memory=0.8, launch=1e-3, inside=0.8, between=0.8)
 BOUNDS = Calibration(gemm=1, memory=1, launch=1, inside=1, between=1)  # the data sheet; a second
 FACTOR = 2.0  # by which a constant may differ from its prior value: a standard deviation
 LAPLACE = 0.05  # expected size of an error
 SMOOTH = 0.02  # errors below are squared: the Laplace distribution has no derivative at 0
+MODEL, LAYOUT = ({each.name for each in fields(kind)} for kind in (Transformer, ParallelLayout))
+FLAGS = ("gated", "sequence_parallel", "split_backward")
+BASIS = "rates of the data sheet; the shares of them that programs reach are"
 LAUNCHES = (1.0, 4.0)  # times the prior value, where the fit starts: too low a launch time bounds no run, and stays
 STEPS = 60  # at most; the fit of the built-in constants takes 20
 CHANGE = 1e-3  # relative, for derivatives
+NEEDED = ("gpus", "batch", "seconds", "layers", "hidden", "heads", "seq", "tp", "pp", "dp", "micro_batch")  # columns
 ENOUGH = 1e-4  # improvement of the cost, which is about one for each run, at which the fit goes on
-
-# The columns of a file of runs, and what they are called in the file of the authors of vTrain.
-COLUMNS = {
-    "gpus": "# GPUs",
-    "batch": "global batch",
-    "micro_batch": "micro batch",
-    "hidden": "hidden size",
-    "heads": "attention heads",
-    "layers": "# layers",
-    "seq": "sequence length",
-    "tp": "tensor parallelism",
-    "dp": "data parallelism",
-    "pp": "pipeline parallelism",
-}
-OPTIONAL = ("vocab", "cp", "chunks", "zero", "kv_heads", "ffn")
-SECONDS = {"seconds": 1.0, "iteration time (ms)": 1e-3}
 
 
 class MeasuredRun(NamedTuple):
@@ -67,63 +58,106 @@ class MeasuredRun(NamedTuple):
 def read_runs(path: Path, *, vocab: int, recompute: str, sequence_parallel: bool) -> list[MeasuredRun]:
     """Return the runs of a CSV file.
 
-    Its columns are those of COLUMNS, by either name, and `seconds`; `vocab`, `cp`, `chunks`, `zero`, `recompute` and
-    `sequence_parallel` (0 or 1) where they differ from the arguments, or from 1, 1 and 0.
+    Its columns are `gpus`, `batch`, `seconds`, and the fields of Transformer and ParallelLayout. The arguments are the
+    defaults of columns that are missing, beside the defaults of the fields.
 
     Raises:
         ArgumentError: a column is missing, a value is not a number, or a run is impossible; with its line.
     """
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = list(csv.DictReader(file))
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            columns = reader.fieldnames or []
+            rows = [(reader.line_num, row) for row in reader]
+    except (OSError, UnicodeError, csv.Error) as error:
+        raise refuse(str(path), "a CSV file in UTF-8", getattr(error, "strerror", None) or error) from None
+    if missing := [name for name in NEEDED if name not in columns] if columns else []:
+        raise ArgumentError(f"{path}, line 1: columns: expected {', '.join(missing)}, got {', '.join(columns)}")
+    known = {"gpus", "batch", "seconds", *MODEL, *LAYOUT}
+    if strange := [name for name in columns if name not in known or columns.count(name) > 1]:
+        raise refuse(f"{path}, line 1: columns", f"each once of {', '.join(sorted(known))}", strange[0])
     if not rows:
         raise refuse(str(path), "a header and a row for each run", "none")
+    defaults = {"vocab": str(vocab), "recompute": recompute}
     runs = []
-    for line, row in enumerate(rows, 2):
+    for line, row in rows:
+        # The default is for those runs that can have it, as in Megatron-LM.
+        sharded = {"sequence_parallel": str(int(sequence_parallel and row["tp"] != "1"))}
         try:
-            runs.append(_run(row, vocab, recompute, sequence_parallel))
-        except (ValueError, TypeError) as error:
+            if None in row:
+                raise refuse("cells", f"{len(columns)}", len(columns) + len(row[None]))
+            runs.append(_run({**defaults, **sharded, **row}))
+        except ValueError as error:
             raise ArgumentError(f"{path}, line {line}: {error}") from None
     return runs
 
 
-def _run(row: dict[str, str], vocab: int, recompute: str, sequence_parallel: bool) -> MeasuredRun:
-    values = {"vocab": vocab, "cp": 1, "chunks": 1, "zero": 0}
-    for name, other in [*COLUMNS.items(), *((each, each) for each in OPTIONAL)]:
-        if name in row or other in row:
-            values[name] = int(row.get(name) or row[other])
-        elif name in COLUMNS:
-            raise refuse("columns", f"{name!r} or {other!r}", ", ".join(row))
-    column = next((each for each in SECONDS if each in row), None)
-    if column is None:
-        raise refuse("columns", " or ".join(SECONDS), ", ".join(row))
-    model = Transformer(**{each.name: values.pop(each.name) for each in fields(Transformer) if each.name in values})
-    gpus, batch = values.pop("gpus"), values.pop("batch")
-    layout = ParallelLayout(
-        recompute=row.get("recompute", recompute),
-        sequence_parallel=bool(int(row.get("sequence_parallel", sequence_parallel))),
-        **values,
-    )
-    layout.check(model, batch, gpus)
-    return MeasuredRun(model, layout, gpus, batch, float(row[column]) * SECONDS[column])
+def _run(row: dict[str, str]) -> MeasuredRun:
+    values: dict[str, Any] = {name: row[name] for name in ("gpus", "batch", *MODEL, *LAYOUT) if name in row}
+    for name in values.keys() - {"recompute"}:
+        if not re.fullmatch("[01]" if name in FLAGS else r"\d{1,18}", values[name] or ""):
+            raise refuse(name, "0 or 1" if name in FLAGS else "a positive integer", repr(values[name]))
+        values[name] = int(values[name])
+    model = Transformer(**{name: value for name, value in values.items() if name in MODEL})
+    layout = ParallelLayout(**{name: value for name, value in values.items() if name in LAYOUT})
+    layout.check(model, values["batch"], values["gpus"])
+    with suppress(TypeError, ValueError):
+        if 0 < (seconds := float(row["seconds"])) < inf:
+            return MeasuredRun(model, layout, values["gpus"], values["batch"], seconds)
+    raise refuse("seconds", "a positive number", repr(row["seconds"]))
 
 
 def errors(runs: Sequence[MeasuredRun], device: Accelerator) -> Array:
     """Return predicted/measured - 1 of each run."""
-    pricings: dict[tuple[object, ...], Pricing] = {}
-    predicted = []
-    for run in runs:
-        key = run.model, run.gpus, run.batch
-        if key not in pricings:
-            pricings[key] = Pricing(run.model, device, run.gpus, run.batch)
-        predicted.append(pricings[key].step(run.layout).seconds)
+    pricing = cache(lambda *key: Pricing(key[0], device, *key[1:]))
+    predicted = [pricing(run.model, run.gpus, run.batch).step(run.layout).seconds for run in runs]
     return np.array(predicted) / [run.seconds for run in runs] - 1
 
 
 def fit(runs: Sequence[MeasuredRun], device: Accelerator) -> Accelerator:
-    """Return the device with the constants that fit the runs best."""
+    """Return the device with the constants that fit the runs best.
+
+    Its error is the mean of runs that were not fitted, 0 if there are too few to tell.
+    """
+    fitted, unseen = _fit(runs, device), _unseen(runs, device)
+    return replace(fitted, error=float(unseen.mean()) if unseen.size else 0.0)
+
+
+def _fit(runs: Sequence[MeasuredRun], device: Accelerator) -> Accelerator:
     starts = [replace(PRIOR, launch=PRIOR.launch * times) for times in LAUNCHES]
     _, best = min((_descend(runs, device, np.log(astuple(start))) for start in starts), key=lambda found: found[0])
-    return replace(_with(device, best), basis=f"data sheet, fitted to {len(runs)} runs")
+    number = f"{len(runs)} measured run{'s' * (len(runs) > 1)}"
+    return replace(_with(device, best), basis=f"{BASIS} fitted to {number} with {device.attention} attention")
+
+
+def _unseen(runs: Sequence[MeasuredRun], device: Accelerator) -> Array:
+    """Return the sizes of the errors of every other run by the constants of the rest, if these are enough to fit."""
+    if len(runs) < 2 * len(fields(Calibration)):
+        return np.empty(0)
+    halves = [(runs[half::2], runs[1 - half :: 2]) for half in (0, 1)]
+    found: Array = np.concatenate([errors(other, _fit(half, device)) for half, other in halves])
+    return abs(found)
+
+
+def describe(runs: Sequence[MeasuredRun], fitted: Accelerator) -> Iterator[str]:
+    """Yield the runs with their errors, the constants, and the errors of runs that were not fitted."""
+    found = errors(runs, fitted)
+    yield "layers hidden  gpus  tp  pp   dp micro   measured  predicted"
+    for (model, layout, gpus, _, seconds), error in zip(runs, found, strict=True):
+        yield (
+            f"{model.layers:>6}{model.hidden:>7}{gpus:>6}{layout.tp:>4}{layout.pp:>4}{layout.dp:>5}"
+            f"{layout.micro_batch:>6}{seconds:>9.3f} s{seconds * (1 + error):>9.3f} s{error:>+7.1%}"
+        )
+    yield ""
+    for name, value in asdict(fitted.calibration).items():
+        bound = getattr(BOUNDS, name)
+        yield f"{name:<8}{value:>10.3g}{' s' if name == 'launch' else '  '}{'  at its bound' * (value >= bound)}"
+    yield f"fitted: mean error {np.abs(found).mean():.1%}, worst {np.abs(found).max():.1%}"
+    unseen = _unseen(runs, fitted)
+    if unseen.size:
+        yield f"not fitted (every other run, by the rest): mean error {unseen.mean():.1%}, worst {unseen.max():.1%}"
+    else:
+        yield f"too few runs to fit one half and predict the other: {2 * len(fields(Calibration))} are enough"
 
 
 def _descend(runs: Sequence[MeasuredRun], device: Accelerator, x: Array) -> tuple[float, Array]:

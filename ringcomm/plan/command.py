@@ -2,18 +2,17 @@
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, fields, replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from ringcomm.errors import ArgumentError, refuse
 from ringcomm.options import whole
 from ringcomm.plan import calibrate, report
-from ringcomm.plan.devices import Accelerator, Calibration, device, names, save
+from ringcomm.plan.devices import Accelerator, check_name, device, names, own_devices, ranks_of, save
 from ringcomm.plan.draw import draw
-from ringcomm.plan.layout import RECOMPUTE, SCHEDULES, ZERO_STAGES, ParallelLayout
+from ringcomm.plan.layout import RECOMPUTE, SCHEDULES, ZERO_STAGES, ParallelLayout, with_schedule
 from ringcomm.plan.measure import measure
 from ringcomm.plan.model import Transformer
 from ringcomm.plan.search import price, search
@@ -22,68 +21,106 @@ __all__ = ["add_arguments", "run"]
 
 NEEDED = ("gpus", "layers", "hidden", "heads", "batch")
 ONE = ("tp", "pp", "dp", "micro_batch")  # given together, they name one layout; the rest has its default
+DEFAULTS = {"device": "a100-80gb", "vocab": 51200, "seq": 2048, "gated": False, "experts": 0, "top_k": 2, "best": 10}
+# The options that go with one of these; with neither, all others do.
+MODES = {
+    "measure": ("gpus",),
+    "calibrate": ("device", "attention", "vocab", "recompute", "sequence_parallel", "save"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = f"ringcomm plan {' '.join(f'--{name} N' for name in NEEDED)} [option ...]"
     count = whole(1)
     add = parser.add_argument_group("model and cluster").add_argument
     add("--gpus", type=count, metavar="N", help="number of GPUs; with --measure, of ranks on this machine")
-    add("--device", default="a100-80gb", metavar="NAME", help=f"{', '.join(names())} (default: a100-80gb)")
+    text = f"{', '.join(names())}, this (see --measure) or your own (see --save); default: {DEFAULTS['device']}"
+    add("--device", metavar="NAME", help=text)
     add("--layers", type=count, metavar="N", help="transformer layers")
     add("--hidden", type=count, metavar="N", help="hidden size")
     add("--heads", type=count, metavar="N", help="attention heads")
     add("--kv-heads", type=count, metavar="N", help="heads of keys and values (default: as many)")
     add("--ffn", type=count, metavar="N", help="inner size of an MLP (default: 4 times the hidden size)")
-    add("--vocab", type=count, default=51200, metavar="N", help="size of the vocabulary (default: 51200)")
-    add("--seq", type=count, default=2048, metavar="N", help="sequence length (default: 2048)")
+    add("--gated", action="store_true", default=None, help="MLPs have a third matrix, as those of Llama")
+    add("--experts", type=count, metavar="N", help="experts in each layer, in place of an MLP")
+    add("--top-k", type=count, metavar="K", help="experts for each token (default: 2)")
+    add("--vocab", type=count, metavar="N", help="size of the vocabulary (default: 51200)")
+    add("--seq", type=count, metavar="N", help="sequence length (default: 2048)")
     add("--batch", type=count, metavar="N", help="sequences of a batch, of all replicas together")
-    add("--attention", choices=("fused", "unfused"), help="whether scores stay on chip (default: as the device says)")
+    text = "unfused: scores are stored, with dropout, as in Megatron-LM of 2022 (default: fused, without dropout)"
+    add("--attention", choices=("fused", "unfused"), help=text)
     text = f"what is given is fixed, the rest is searched; --{', --'.join(ONE).replace('_', '-')} name one layout"
     add = parser.add_argument_group("layout", text).add_argument
     add("--tp", type=count, metavar="N", help="ranks that share each layer (tensor parallelism)")
     add("--pp", type=count, metavar="N", help="pipeline stages")
     add("--dp", type=count, metavar="N", help="replicas (data parallelism)")
     add("--cp", type=count, metavar="N", help="ranks that share each sequence (context parallelism)")
+    add("--ep", type=count, metavar="N", help="replicas that divide the experts of each layer among them")
     add("--micro-batch", type=count, metavar="N", help="sequences of a micro-batch")
-    add("--chunks", type=count, metavar="N", help="stages of each rank; more than 1: interleaved 1F1B")
-    add("--schedule", choices=SCHEDULES, help="of the pipeline; interleaved has more than one chunk")
+    add("--chunks", type=count, metavar="N", help="stages of each rank (interleaved 1F1B, zbv)")
+    text = "of the pipeline: interleaved has several chunks, zbv has 2; zb-h1 and zbv are tried on request only"
+    add("--schedule", choices=SCHEDULES.values(), help=text)
     add("--recompute", choices=RECOMPUTE, help="activations that backward computes again")
     text = "shard norms and dropout over --tp, or do not"
     add("--sequence-parallel", action=argparse.BooleanOptionalAction, default=None, help=text)
     add("--zero", type=int, choices=ZERO_STAGES, help="stage of ZeRO")
     add = parser.add_argument_group("output").add_argument
-    add("--best", type=count, default=10, metavar="N", help="layouts to show (default: 10)")
-    add("--json", action="store_true", help="print JSON")
-    add("--plot", type=Path, metavar="PICTURE", help="draw the best layout: .png, .svg or .pdf; needs matplotlib")
+    add("--best", type=count, metavar="N", help="layouts to show (default: 10)")
+    add("--json", action="store_true", default=None, help="print JSON")
+    add("--plot", metavar="PICTURE", help="draw the best layout: .png, .svg or .pdf; needs matplotlib")
     add = parser.add_argument_group("constants").add_argument
     add("--calibrate", type=Path, metavar="RUNS.csv", help="fit the constants of --device to measured steps")
     add("--save", metavar="NAME", help="keep the calibrated device under a name")
-    add("--measure", action="store_true", help="measure the device this-N: --gpus N ranks on the CPU of this machine")
+    text = "measure the device this-N: --gpus N ranks on the CPU of this machine"
+    add("--measure", action="store_true", default=None, help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.measure:
-        return _measure(arguments)
-    chosen = device(f"this-{arguments.gpus}" if arguments.device == "this" else arguments.device)
-    if arguments.attention:
-        chosen = replace(chosen, attention=arguments.attention)
-    if arguments.calibrate:
-        return _calibrate(arguments, chosen)
+    given = {name: value for name, value in vars(arguments).items() if value is not None and name != "run"}
+    try:
+        _check_mode(given)
+        chosen = argparse.Namespace(**vars(arguments) | DEFAULTS | given)
+        if arguments.measure:
+            return _measure(chosen)
+        return _calibrate(chosen) if arguments.calibrate else _plan(chosen)
+    except ArgumentError as error:
+        name, space, value = (error.argument or "").partition(" ")
+        if name not in vars(arguments):
+            raise
+        raise refuse(_option(name) + space + value, error.expected, error.got) from None
+
+
+def _check_mode(given: Mapping[str, Any]) -> None:
+    """Raise ArgumentError if an option would be ignored."""
+    mode = next((each for each in MODES if each in given), None)
+    if mode is None:
+        if "save" in given:
+            raise ArgumentError("--save: expected with --calibrate, which fits the device that is saved")
+        if "best" in given and all(name in given for name in ONE):
+            raise refuse("best", "a search", f"one layout, by {', '.join(map(_option, ONE))}")
+        if "experts" not in given and (name := next((each for each in ("top_k", "ep") if each in given), None)):
+            raise refuse(name, "--experts beside it", given[name])
+    elif ignored := [_option(name) for name in given if name not in (mode, *MODES[mode])]:
+        raise refuse(_option(mode), f"only {', '.join(map(_option, MODES[mode]))} beside it", ", ".join(ignored))
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _plan(arguments: argparse.Namespace) -> int:
     if missing := [f"--{name}" for name in NEEDED if getattr(arguments, name) is None]:
         raise ArgumentError(f"the following options are required: {', '.join(missing)}")
-    if arguments.plot and not arguments.plot.absolute().parent.is_dir():
-        raise refuse("--plot", "a file in a folder that exists", arguments.plot)
+    if arguments.plot is not None:
+        _check_picture(arguments.plot)
+    chosen = _device(arguments)
     model = Transformer(**{each.name: getattr(arguments, each.name) for each in fields(Transformer)})
-    fixed = {each.name: getattr(arguments, each.name) for each in fields(ParallelLayout)}
-    fixed = {name: value for name, value in fixed.items() if value is not None}
+    names = [*(each.name for each in fields(ParallelLayout)), "schedule"]
+    fixed: dict[str, Any] = {name: x for name in names if (x := getattr(arguments, name, None)) is not None}
     batch, result = arguments.batch, None
     if all(name in fixed for name in ONE):
-        layout = ParallelLayout(**fixed)
-        if arguments.schedule not in (None, layout.schedule):
-            raise refuse("schedule", f"{layout.schedule}, with {layout.chunks} chunks", arguments.schedule)
-        found = [price(model, chosen, arguments.gpus, batch, layout)]
+        found = [price(model, chosen, arguments.gpus, batch, with_schedule(**fixed))]
     else:
-        fixed |= {"schedule": arguments.schedule} if arguments.schedule else {}
         result = search(model, chosen, arguments.gpus, batch, fixed, arguments.best)
         found = result.best
     if arguments.json:
@@ -93,13 +130,32 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(*report.details(found[0], model, chosen, batch), sep="\n")
     if arguments.plot:
-        draw(found[0], model, chosen, batch, arguments.plot)
+        try:
+            draw(found[0], model, chosen, batch, Path(arguments.plot))
+        except OSError as error:
+            raise refuse("plot", "a file that can be written", f"{arguments.plot!r}: {error.strerror}") from None
     return 0
+
+
+def _check_picture(name: str) -> None:
+    path = Path(name)
+    if path.suffix not in (".png", ".svg", ".pdf") or path.is_dir() or not path.absolute().parent.is_dir():
+        raise refuse("plot", "a .png, .svg or .pdf in a folder that exists", repr(name))
+
+
+def _device(arguments: argparse.Namespace) -> Accelerator:
+    """Return the device; `this-N` for N ranks only, whose collectives were measured."""
+    name, gpus = arguments.device, arguments.gpus
+    if gpus and ranks_of(name) not in (None, f"{gpus}"):
+        raise refuse("gpus", f"{ranks_of(name)}, as {name} was measured", gpus)
+    chosen = device(f"this-{gpus}" if name == "this" else name)
+    return replace(chosen, attention=arguments.attention) if arguments.attention else chosen
 
 
 def _measure(arguments: argparse.Namespace) -> int:
     if arguments.gpus is None:
         raise ArgumentError("--measure: expected --gpus, the number of ranks")
+    own_devices()  # raises now, not after the measurement
     measured = measure(arguments.gpus)
     path = save(measured, measured.name)
     print(
@@ -110,42 +166,17 @@ def _measure(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _calibrate(arguments: argparse.Namespace, chosen: Accelerator) -> int:
-    recompute = arguments.recompute or "full"
-    runs = calibrate.read_runs(
-        arguments.calibrate,
-        vocab=arguments.vocab,
-        recompute=recompute,
-        sequence_parallel=bool(arguments.sequence_parallel),
-    )
-    fitted = calibrate.fit(runs, chosen)
-    print(*_fit_lines(runs, fitted), sep="\n")
+def _calibrate(arguments: argparse.Namespace) -> int:
+    if arguments.device == "this":
+        raise refuse("device", "this-N, as --measure has named it", "this")
+    if arguments.save is not None:
+        check_name(arguments.save)
+        own_devices()
+    defaults = {"vocab": arguments.vocab, "recompute": arguments.recompute or "full"}
+    sharded = bool(arguments.sequence_parallel)
+    runs = calibrate.read_runs(arguments.calibrate, **defaults, sequence_parallel=sharded)
+    fitted = calibrate.fit(runs, _device(arguments))
+    print(*calibrate.describe(runs, fitted), sep="\n")
     if arguments.save:
-        path = save(replace(fitted, name=arguments.save), arguments.save)
-        print(f"saved as --device {arguments.save} in {path}")
+        print(f"saved as --device {arguments.save} in {save(fitted, arguments.save)}")
     return 0
-
-
-def _fit_lines(runs: Sequence[calibrate.MeasuredRun], fitted: Accelerator) -> Iterator[str]:
-    """Yield the runs with their errors, the constants, and the errors of runs that were not fitted."""
-    errors = calibrate.errors(runs, fitted)
-    yield "layers hidden  gpus  tp  pp   dp micro   measured  predicted"
-    for (model, layout, gpus, _, seconds), error in zip(runs, errors, strict=True):
-        yield (
-            f"{model.layers:>6}{model.hidden:>7}{gpus:>6}{layout.tp:>4}{layout.pp:>4}{layout.dp:>5}"
-            f"{layout.micro_batch:>6}{seconds:>9.3f} s{seconds * (1 + error):>9.3f} s{error:>+7.1%}"
-        )
-    yield ""
-    for name, value in asdict(fitted.calibration).items():
-        bound = getattr(calibrate.BOUNDS, name)
-        yield f"{name:<8}{value:>10.3g}{' s' if name == 'launch' else '  '}{'  at its bound' * (value >= bound)}"
-    yield f"fitted: mean error {np.abs(errors).mean():.1%}, worst {np.abs(errors).max():.1%}"
-    if len(runs) >= 2 * len(fields(Calibration)):
-        unseen = np.zeros(len(runs))
-        for half in (0, 1):
-            other = calibrate.fit(runs[half::2], fitted)
-            unseen[1 - half :: 2] = calibrate.errors(runs[1 - half :: 2], other)
-        yield (
-            f"not fitted (every other run, by the rest): mean error {np.abs(unseen).mean():.1%}, "
-            f"worst {np.abs(unseen).max():.1%}"
-        )

@@ -3,34 +3,25 @@
 from pathlib import Path
 
 from ringcomm.algorithms.draw import GRAY, INK, PALE, save, sheet
-from ringcomm.parallel.schedule import FORWARD, make_schedule
-from ringcomm.plan.devices import Accelerator
+from ringcomm.pipelining import FORWARD
+from ringcomm.plan.cost import Pricing
+from ringcomm.plan.devices import GIB, Accelerator
 from ringcomm.plan.memory import MemoryUse, memory_use
 from ringcomm.plan.model import Transformer
-from ringcomm.plan.pipeline import run_schedule
 from ringcomm.plan.report import grid
 from ringcomm.plan.search import Candidate
 
 __all__ = ["draw"]
 
 SHADES = {"forward": "tab:blue", "backward": "tab:green", "dp": "tab:red", "optimizer": "tab:purple"}
-KINDS = ("tab:blue", "tab:cyan", "tab:purple", "tab:green", "tab:olive")  # of memory
+KINDS = ("tab:blue", "tab:cyan", "tab:pink", "tab:purple", "tab:green", "tab:olive")  # of memory
 WIDE, MEMORY_WIDE, ROW = 12, 4, 0.4  # inches
 
 
 def draw(candidate: Candidate, model: Transformer, device: Accelerator, batch: int, output: Path) -> None:
     """Draw a layout."""
     layout, cost, _ = candidate
-    schedule = make_schedule(layout.schedule, layout.pp, layout.micro_batches(batch), layout.chunks)
-    forward_share = cost.forward / (cost.forward + cost.backward)
-    timeline = run_schedule(
-        schedule,
-        cost.forward / layout.chunks,
-        cost.backward / layout.chunks,
-        cost.logits * forward_share,
-        cost.logits * (1 - forward_share),
-        cost.transfer,
-    )
+    timeline = Pricing(model, device, layout.gpus, batch).timeline(layout, cost)
     facts = f"{cost.seconds:.3f} s a step on {layout.gpus} × {device.name}; stages idle {timeline.bubble:.1%}"
     legend = "blue: forward; green: backward; red: gradients; purple: optimizer; gray: idle"
     figure, axes = sheet(WIDE, ROW * layout.pp, grid(layout), facts, legend)
@@ -53,12 +44,12 @@ def draw(candidate: Candidate, model: Transformer, device: Accelerator, batch: i
 
 def _draw_memory(figure: object, uses: list[MemoryUse], device: Accelerator) -> None:
     axes = figure.add_axes((1.04, 0, MEMORY_WIDE / WIDE, 1))  # type: ignore[attr-defined]
-    axes.set(xlim=(0, max(device.memory, *(use.total for use in uses)) / 1e9), ylim=(len(uses), 0), yticks=[])
-    axes.set_xlabel("GB of a rank", color=GRAY)
+    axes.set(xlim=(0, max(device.memory, *(use.total for use in uses)) / GIB), ylim=(len(uses), 0), yticks=[])
+    axes.set_xlabel("GiB of a rank", color=GRAY)
     begins = [0.0] * len(uses)
     for kind, color in zip(MemoryUse._fields, KINDS, strict=True):
-        sizes = [getattr(use, kind) / 1e9 for use in uses]
+        sizes = [getattr(use, kind) / GIB for use in uses]
         axes.barh([rank + 0.5 for rank in range(len(uses))], sizes, 0.8, begins, color=color, label=kind)
         begins = [begin + size for begin, size in zip(begins, sizes, strict=True)]
-    axes.axvline(device.available / 1e9, color=INK, linewidth=1)
+    axes.axvline(device.available / GIB, color=INK, linewidth=1)
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, fontsize=8, frameon=False)

@@ -3,15 +3,14 @@
 import time
 from collections.abc import Callable
 from statistics import median
-from typing import NamedTuple
 
 import numpy as np
 
-from ringcomm import Communicator, launch
+from ringcomm import Communicator, Config, launch
 from ringcomm.errors import ArgumentError
 from ringcomm.machine import memory, topology
-from ringcomm.plan.cost import CAUSAL, FUSED_BACKWARD
 from ringcomm.plan.devices import Accelerator, Calibration
+from ringcomm.plan.layer import CAUSAL, FUSED_BACKWARD
 
 __all__ = ["measure"]
 
@@ -22,19 +21,6 @@ SMALL, LARGE = 8, 4 << 20  # bytes that are all-reduced
 SECONDS = 0.2  # of each measurement
 
 
-class RankRates(NamedTuple):
-    """What one rank has measured: FLOP/s of products, bytes/s, FLOP/s of attention, seconds of a layer's forward and of
-    all-reduces.
-    """
-
-    flops: float
-    bandwidth: float
-    fused: float
-    launch: float
-    small: float
-    large: float
-
-
 def measure(ranks: int) -> Accelerator:
     """Return the device `this-<ranks>`, for so many ranks on this machine. It takes about 5 seconds.
 
@@ -43,15 +29,16 @@ def measure(ranks: int) -> Accelerator:
     Raises:
         ArgumentError: torch is missing.
     """
+    Config()  # refuses what launch would refuse only on its ranks
     try:
         import torch  # noqa: F401
     except ImportError:
         raise ArgumentError("--measure needs torch: pip install 'ringcomm[torch]'") from None
     cores = min(len(topology.cores()), topology.cpu_quota() or ranks)
-    rates = launch(_measure_rank, ranks, args=(max(1, int(cores)),))
-    slowest = RankRates(*(max(column) for column in zip(*rates, strict=True)))
-    computing = [rate for rate in rates if rate.flops]
-    flops, bandwidth, fused = (median(each) for each in list(zip(*computing, strict=True))[:3])
+    found = launch(_measure_rank, ranks, args=(max(1, int(cores)),))
+    columns = list(zip(*(reached for reached, _ in found if reached), strict=True))
+    flops, bandwidth, fused = (median(column) for column in columns[:3])
+    small, large = (max(column) for column in zip(*(seconds for _, seconds in found), strict=True))
     steps = max(1, (ranks - 1).bit_length())  # of recursive doubling, which is best for small arrays
     share = 2 * (ranks - 1) / ranks  # of the array, which a rank sends
     return Accelerator(
@@ -63,29 +50,30 @@ def measure(ranks: int) -> Accelerator:
         sms=1,
         tile=(1, 1),
         node=ranks,
-        inside=share * LARGE / slowest.large if ranks > 1 else bandwidth,
-        inside_latency=slowest.small / steps,
+        inside=share * LARGE / large if ranks > 1 else bandwidth,
+        inside_latency=small / steps,
         between=bandwidth,
         between_latency=0,
         element=4,
-        attention="fused",
         fused=fused / flops,
-        dropout=False,
         overlap=0,
         asynchronous=False,
         ranks_per_core=max(1.0, ranks / cores),
         basis=f"measured on {ranks} ranks of this machine",
-        calibration=Calibration(gemm=1, memory=1, launch=slowest.launch, inside=1, between=1),
+        calibration=Calibration(gemm=1, memory=1, launch=max(columns[3]), inside=1, between=1),
     )
 
 
-def _measure_rank(comm: Communicator, cores: int) -> RankRates:
+def _measure_rank(comm: Communicator, cores: int) -> tuple[list[float], list[float]]:
+    """Return what this rank reaches: FLOP/s of products, bytes/s, FLOP/s of attention and seconds of a layer's forward;
+    nothing if it has no processor. And the seconds of a small and a large all-reduce.
+    """
     import torch
     from torch import nn
     from torch.nn import functional
 
     torch.set_num_threads(max(1, cores // comm.size))
-    rates = [0.0, 0.0, 0.0, 0.0]
+    rates: list[float] = []
     if comm.rank < cores:
         x, y = torch.randn(PRODUCT, PRODUCT), torch.randn(PRODUCT, PRODUCT)
         a, b = torch.randn(ELEMENTS), torch.randn(ELEMENTS, requires_grad=True)
@@ -104,7 +92,7 @@ def _measure_rank(comm: Communicator, cores: int) -> RankRates:
         ]
     comm.barrier()
     small, large = (np.zeros(size, np.uint8) for size in (SMALL, LARGE))
-    return RankRates(*rates, *(_all_reduce(comm, array) for array in (small, large)))
+    return rates, [_all_reduce(comm, array) for array in (small, large)]
 
 
 def _all_reduce(comm: Communicator, array: np.ndarray) -> float:

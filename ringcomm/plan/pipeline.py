@@ -4,8 +4,7 @@ All stages take the same time except the last, which computes the logits too. A 
 both of its ranks.
 """
 
-from ringcomm.parallel.schedule import FORWARD, Action, P2PTransfer, PipelineSchedule
-from ringcomm.parallel.simulation import Span, Timeline
+from ringcomm.pipelining import BACKWARD, FORWARD, PipelineSchedule, Timeline, timeline
 
 __all__ = ["pipeline_seconds", "run_schedule"]
 
@@ -50,37 +49,13 @@ def run_schedule(
     """Return the times of all actions of a schedule.
 
     Args:
-        schedule: a schedule that trains (`ringcomm.parallel.schedule.validate`)
+        schedule: a schedule whose backwards are whole
         forward: seconds of a chunk's forward
         backward: seconds of a chunk's backward
         extra_forward: seconds more on the last stage
         extra_backward: seconds more on the last stage
         transfer: seconds of a transfer between two ranks
     """
-    arrived: dict[P2PTransfer | None, float] = {None: 0}
-    spans: list[list[Span]] = [[] for _ in schedule.table]
-
-    def seconds(rank: int, action: Action) -> float:
-        last = schedule.stage(rank, action.chunk) == schedule.stages - 1
-        if action.phase == FORWARD:
-            return forward + last * extra_forward
-        return backward + last * extra_backward
-
-    def advance(rank: int) -> bool:
-        """Run a rank until it waits; return whether it ran."""
-        row, done = schedule.table[rank], spans[rank]
-        start = len(done)
-        for action in row[start:]:
-            needed = schedule.input_of(rank, action)
-            if needed not in arrived:
-                break
-            begin = max(arrived[needed], done[-1].end if done else 0)
-            done.append(Span(action, begin, begin + seconds(rank, action)))
-            if output := schedule.output_of(rank, action):
-                sender, receiver = schedule.endpoints(output)
-                arrived[output] = done[-1].end + transfer * (sender != receiver)
-        return len(done) > start
-
-    while sum(map(advance, range(schedule.ranks))):
-        pass
-    return Timeline(schedule, tuple(map(tuple, spans)))
+    last = {FORWARD: forward + extra_forward, BACKWARD: backward + extra_backward}
+    others = {FORWARD: forward, BACKWARD: backward}
+    return timeline(schedule, lambda stage, phase: (last if stage == schedule.stages - 1 else others)[phase], transfer)

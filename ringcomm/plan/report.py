@@ -4,68 +4,70 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ringcomm.plan.cost import CAUSAL, PARTS
-from ringcomm.plan.devices import Accelerator
+from ringcomm.plan.cost import PARTS
+from ringcomm.plan.devices import Accelerator, gib
+from ringcomm.plan.explain import Explainer
+from ringcomm.plan.layer import CAUSAL
 from ringcomm.plan.layout import ParallelLayout
 from ringcomm.plan.model import Transformer
-from ringcomm.plan.search import Candidate, SearchResult, differences
+from ringcomm.plan.search import TIE, Candidate, SearchResult, differences
 from ringcomm.plan.traffic import bytes_sent
 
 __all__ = ["as_json", "describe", "details", "grid", "train_command", "utilization"]
 
 LEAST = 0.001  # of the step: shorter parts are left out of explanations
+MANY = 3  # entries of a list that are shown
 
 
 def describe(result: SearchResult, model: Transformer, device: Accelerator, batch: int) -> Iterator[str]:
     """Yield the lines of a search: the best layouts, why the others lose, and what is out."""
     best, *others = result.best
-    gpus = best.layout.gpus
-    yield from _head(model, device, gpus, batch)
-    room = f"{_gb(device.available)} of {_gb(device.memory)}, of which {_gb(device.reserved)} are kept free"
-    yield f"{result.legal:,} layouts, {result.fitting:,} of them fit into {room}; the fastest:"
+    explainer = Explainer(model, device, batch, result)
+    yield from _head(model, device, result.best, batch)
+    room = f"the {gib(device.available)} of a GPU's {gib(device.memory)} that CUDA, NCCL and the allocator leave"
+    yield f"{result.legal:,} layouts, of which {result.fitting:,} fit into {room}"
     yield ""
     yield from _table(result.best, model, device, batch)
     yield ""
+    yield "What makes layout 1 possible, and what it gains: with one choice changed,"
+    for each in explainer.near():
+        yield f"    {_change(each, best)}: {_outcome(each, best, device)}"
+    if others:
+        yield ""
+        yield "Why the others lose, part by part; and what their choices, one by one, would bring to layout 1:"
     for number, each in enumerate(others, 2):
-        more = each.cost.seconds - best.cost.seconds
-        yield f"{number:>3} takes {more / best.cost.seconds:.1%} longer, {_seconds(more)}: {_explained(each, best)}"
+        yield f"{number:>3} takes {_compared(each, best)}"
+        if steps := [
+            f"{_change(step, best)}: {_outcome(step, best, device, False)}" for step in explainer.between(each.layout)
+        ]:
+            yield f"    1 with {'; with '.join(steps)}"
+    if result.short or any(result.indivisible.values()):
+        yield ""
     if result.short:
         nearest = sorted(result.short.items(), key=lambda item: item[1])
-        text = "; ".join(f"tp {tp}, pp {pp} by {_gb(missing)}" for (tp, pp), missing in nearest)
-        yield f"out of memory, whatever the rest: {text}"
+        lacking = [f"tp {tp}, pp {pp} by {gib(missing)}" for (tp, pp), missing in nearest]
+        yield f"out of memory, whatever the rest: {_some(lacking, '; ')}"
     divided = {"tp": f"{model.heads} heads", "pp": f"{model.layers} layers", "dp": f"a batch of {batch}"}
-    for axis, sizes in result.indivisible.items():
-        if sizes:
-            yield f"not divisible: {divided[axis]} by {axis} {', '.join(map(str, sizes))}"
-    yield ""
+    if uneven := [f"{divided[axis]} by {axis} {_some(sizes)}" for axis, sizes in result.indivisible.items() if sizes]:
+        yield f"not divisible: {'; '.join(uneven)}"
     yield from _how_to_run(best.layout, model, device, batch)
-
-
-def _explained(candidate: Candidate, best: Candidate) -> str:
-    """Return what a layout loses against the best, and what it gains; the terms add up to the difference."""
-    terms = differences(candidate, best)
-    shown = [(part, seconds) for part, seconds in terms if abs(seconds) > LEAST * best.cost.seconds]
-    rest = sum(seconds for _, seconds in terms) - sum(seconds for _, seconds in shown)
-    shown += [("rest", rest)] if abs(rest) > LEAST * best.cost.seconds / 10 else []
-    return ", ".join(f"{part} {'+' if seconds > 0 else '-'}{_seconds(abs(seconds))}" for part, seconds in shown)
 
 
 def details(candidate: Candidate, model: Transformer, device: Accelerator, batch: int) -> Iterator[str]:
     """Yield the lines of one layout: the parts of its time and of its memory."""
-    gpus, cost, memory = candidate.layout.gpus, candidate.cost, candidate.memory
-    yield from _head(model, device, gpus, batch)
+    cost, memory = candidate.cost, candidate.memory
+    yield from _head(model, device, [candidate], batch)
     yield ""
-    yield from _table([candidate], model, device, batch)
+    yield from _table([candidate], model, device, batch, legend=False)
     yield ""
     for part, seconds in cost.parts.items():
         if seconds > 0:
             yield f"{part:<12}{_seconds(seconds):>10}{seconds / cost.seconds:>8.1%}  {PARTS[part]}"
     yield ""
     for part, size in memory._asdict().items():
-        yield f"{part:<12}{_gb(size):>10}{size / memory.total:>8.1%}"
-    if memory.total > device.available:
-        yield f"does not fit: {_gb(memory.total - device.available)} more than the {_gb(device.available)} of a GPU"
-    yield ""
+        yield f"{part:<12}{gib(size):>10}{size / memory.total:>8.1%}"
+    if not _fits(candidate, device):
+        yield f"does not fit: {gib(memory.total - device.available)} more than the {gib(device.available)} of a GPU"
     yield from _how_to_run(candidate.layout, model, device, batch)
 
 
@@ -78,34 +80,38 @@ def as_json(
 ) -> dict[str, Any]:
     """Return the same for programs: seconds, bytes and shares. `sent` is what a rank of the first stage sends.
 
-    `tflops_per_gpu` are those of the model, without what is computed again.
+    `tflops_per_gpu` are those of the model, without what is computed again. `near` has the layouts that differ from the
+    best in one choice.
     """
+
+    def facts(candidate: Candidate) -> dict[str, Any]:
+        layout, share = candidate.layout, utilization(candidate, model, device, batch)
+        return {
+            **asdict(layout),
+            "schedule": layout.schedule,
+            "seconds": candidate.cost.seconds,
+            "bytes_per_gpu": candidate.memory.total,
+            "tflops_per_gpu": share * device.flops / 1e12,
+            "utilization": share,
+            "breakdown": dict(candidate.cost.parts),
+            "sent": bytes_sent(model, layout, device.element, batch),
+            "memory": candidate.memory._asdict(),
+            "fits": _fits(candidate, device),
+            "grid": grid(layout),
+            "command": train_command(layout, model, device, batch),
+        }
+
     found: dict[str, Any] = {
         "model": asdict(model) | {"parameters": model.parameters},
         "device": asdict(device),
         "gpus": candidates[0].layout.gpus,
         "batch": batch,
-        "plans": [
-            {
-                **asdict(each.layout),
-                "schedule": each.layout.schedule,
-                "seconds": each.cost.seconds,
-                "bytes_per_gpu": each.memory.total,
-                "tflops_per_gpu": utilization(each, model, device, batch) * device.flops / 1e12,
-                "utilization": utilization(each, model, device, batch),
-                "breakdown": dict(each.cost.parts),
-                "sent": bytes_sent(model, each.layout, device.element, batch),
-                "memory": each.memory._asdict(),
-                "fits": each.memory.total <= device.available,
-                "grid": grid(each.layout),
-                "command": train_command(each.layout, model, device, batch),
-            }
-            for each in candidates
-        ],
+        "plans": [facts(each) for each in candidates],
         "rejected": [],
     }
     if result:
         found |= {"legal": result.legal, "fitting": result.fitting}
+        found["near"] = [facts(each) for each in Explainer(model, device, batch, result).near()]
         short = [{"reason": "memory", "tp": tp, "pp": pp, "bytes": size} for (tp, pp), size in result.short.items()]
         uneven = [
             {"reason": "not divisible", axis: size} for axis, sizes in result.indivisible.items() for size in sizes
@@ -116,7 +122,8 @@ def as_json(
 
 def grid(layout: ParallelLayout) -> str:
     """Return the `Grid` of a layout."""
-    return f"Grid(dp={layout.dp}, tp={layout.tp}, pp={layout.pp}{f', cp={layout.cp}' * (layout.cp > 1)})"
+    others = "".join(f", {name}={size}" for name in ("cp", "ep") if (size := getattr(layout, name)) > 1)
+    return f"Grid(dp={layout.dp}, tp={layout.tp}, pp={layout.pp}{others})"
 
 
 def train_command(layout: ParallelLayout, model: Transformer, device: Accelerator, batch: int) -> str:
@@ -125,24 +132,19 @@ def train_command(layout: ParallelLayout, model: Transformer, device: Accelerato
     nodes = next(count for count in range(least, layout.gpus + 1) if layout.gpus % count == 0)
     start = f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint HOST:PORT" if nodes > 1 else "--standalone"
     where = "--backend nccl --device cuda --precision bfloat16" if device.asynchronous else "--precision float32"
-    options = {
-        "dp": (layout.dp, 1),
-        "tp": (layout.tp, 1),
-        "pp": (layout.pp, 1),
-        "cp": (layout.cp, 1),
-        "schedule": (layout.schedule, "1f1b"),
-        "chunks": (layout.chunks, 1),
-        "recompute": (layout.recompute, "none"),
-        "zero": (layout.zero, 0),
-    }
-    chosen = [f"--{name} {value}" for name, (value, default) in options.items() if value != default]
+    names = ("dp", "tp", "pp", "cp", "ep", "schedule", "chunks", "recompute", "zero")
+    chosen = [f"--{name} {getattr(layout, name)}" for name in names if getattr(layout, name) != getattr(PLAIN, name)]
     chosen += ["--sequence-parallel"] * layout.sequence_parallel
     sizes = f"--batch {batch} --context {model.seq} --layers {model.layers} --hidden {model.hidden}"
     sizes += f" --kv-heads {model.kv_heads}" * bool(model.kv_heads) + f" --ffn {model.ffn}" * bool(model.ffn)
+    sizes += " --gated" * model.gated + f" --experts {model.experts} --top-k {model.top_k}" * bool(model.experts)
     return (
         f"torchrun {start} --nproc-per-node {layout.gpus // nodes} examples/train_gpt.py {where} {' '.join(chosen)} "
         f"--micro-batches {layout.micro_batches(batch)} {sizes} --heads {model.heads}"
     )
+
+
+PLAIN = ParallelLayout()  # the defaults of the example
 
 
 def utilization(candidate: Candidate, model: Transformer, device: Accelerator, batch: int) -> float:
@@ -154,45 +156,108 @@ def utilization(candidate: Candidate, model: Transformer, device: Accelerator, b
     return flops / (candidate.cost.seconds * candidate.layout.gpus * device.flops)
 
 
-def _head(model: Transformer, device: Accelerator, gpus: int, batch: int) -> Iterator[str]:
-    size = model.parameters
-    readable = f"{size / 1e9:.1f} B" if size >= 1e8 else f"{size / 1e6:.2f} M"
+# --- Pieces of text ---------------------------------------------------------------------------------------------------
+
+
+def _head(model: Transformer, device: Accelerator, best: Sequence[Candidate], batch: int) -> Iterator[str]:
+    size, gpus = model.parameters, best[0].layout.gpus
+    experts = f"{model.experts} experts, {model.top_k} for a token, " if model.experts else ""
+    active = f", {_count(model.active_parameters)} for a token" if model.experts else ""
     yield (
-        f"GPT of {readable} parameters: {model.layers} layers, hidden {model.hidden}, {model.heads} heads, vocabulary "
-        f"{model.vocab}; batches of {batch} sequences of {model.seq}"
+        f"GPT of {_count(size)} parameters{active}: {model.layers} layers, hidden {model.hidden}, {model.heads} heads, "
+        f"{experts}vocabulary {model.vocab}; batches of {batch} sequences of {model.seq}"
     )
-    yield f"{gpus} × {device.name} ({device.basis}), {min(device.node, gpus)} to a node; attention {device.attention}"
+    priced = "fused attention without dropout, as the command below runs it"
+    if device.attention == "unfused":
+        priced = "unfused attention with dropout, as in Megatron-LM of 2022; the command below runs neither"
+    yield f"{gpus} × {device.name}, {min(device.node, gpus)} to a node; {priced}"
+    yield f"constants of {device.name}: {device.basis}"
+    sure = f"no prediction for {device.name} was compared with a measured step"
+    if device.error:
+        sure = f"predictions of measured steps were off by {device.error:.0%} in the mean"
+        tied = sum(each.cost.seconds <= (1 + device.error) * best[0].cost.seconds for each in best)
+        sure += f"; layouts 1 to {tied} differ by less" * (tied > 1)
+    yield f"how sure: {sure}"
 
 
-def _table(candidates: Sequence[Candidate], model: Transformer, device: Accelerator, batch: int) -> Iterator[str]:
-    """Yield a row for each layout; the columns of parts are shares of the step in percent."""
+def _table(
+    candidates: Sequence[Candidate], model: Transformer, device: Accelerator, batch: int, legend: bool = True
+) -> Iterator[str]:
+    """Yield a row for each layout, and what the columns mean; those of parts are shares of the step in percent."""
     shown = [part for part in PARTS if any(each.cost.parts[part] > LEAST * each.cost.seconds for each in candidates)]
+    widths = [max(6, len(part) + 2) for part in shown]
+    titles = "".join(f"{part:>{width}}" for part, width in zip(shown, widths, strict=True))
+    axes = {"tp": 4, "pp": 4, "dp": 6, "cp": 4} | ({"ep": 4} if model.experts else {})
     yield (
-        f"{'':>3} {'tp':>4}{'pp':>4}{'dp':>6}{'cp':>4}{'micro':>6}{'chunks':>7} {'recompute':<10}{'sp':<4}{'zero':<5}"
-        f"{'step':>9}{'MFU':>7}{'memory':>10}  " + "".join(f"{part:>{_wide(part)}}" for part in shown)
+        f"{'':>3} {''.join(f'{axis:>{width}}' for axis, width in axes.items())}"
+        f"{'micro':>6}{'chunks':>7} {'recompute':<10}{'sp':<4}{'zero':<5}{'step':>9}{'MFU':>7}{'memory':>10}  {titles}"
     )
-    for number, (layout, cost, memory) in enumerate(candidates, 1):
-        share = utilization(candidates[number - 1], model, device, batch)
+    for number, each in enumerate(candidates, 1):
+        layout, cost = each.layout, each.cost
+        shares = (100 * cost.parts[part] / cost.seconds for part in shown)
+        sharded = "yes" if layout.sequence_parallel else "no"
         yield (
-            f"{number:>3} {layout.tp:>4}{layout.pp:>4}{layout.dp:>6}{layout.cp:>4}{layout.micro_batch:>6}"
-            f"{layout.chunks:>7} {layout.recompute:<10}{'yes' if layout.sequence_parallel else 'no':<4}{layout.zero:<5}"
-            f"{_seconds(cost.seconds):>9}{share:>7.1%}{_gb(memory.total):>10}  "
-            + "".join(f"{100 * cost.parts[part] / cost.seconds:>{_wide(part)}.1f}" for part in shown)
+            f"{number:>3} {''.join(f'{getattr(layout, axis):>{width}}' for axis, width in axes.items())}"
+            f"{layout.micro_batch:>6}{layout.chunks:>7} {layout.recompute:<10}{sharded:<4}{layout.zero:<5}"
+            f"{_seconds(cost.seconds):>9}{utilization(each, model, device, batch):>7.1%}{gib(each.memory.total):>10}  "
+            + "".join(f"{share:>{width}.1f}" for share, width in zip(shares, widths, strict=True))
         )
+    if legend:
+        yield ""
+        yield f"micro: sequences of a micro-batch; sp: sequence parallelism; within {TIE:.1%} the simpler comes first"
+        yield "MFU: the model's FLOPs in a step, of what the GPUs could do; right of the memory, percent of the step:"
+        yield from (f"{part:>15}: {PARTS[part]}" for part in shown)
 
 
-def _wide(part: str) -> int:
-    return max(6, len(part) + 2)
+def _fits(candidate: Candidate, device: Accelerator) -> bool:
+    return candidate.memory.total <= device.available
+
+
+def _change(candidate: Candidate, best: Candidate) -> str:
+    """Return the fields in which a layout differs from the best."""
+    layout, texts = asdict(candidate.layout), {True: "yes", False: "no"}
+    changed = {name: value for name, value in layout.items() if value != getattr(best.layout, name)}
+    words = {name: texts[value] if isinstance(value, bool) else value for name, value in changed.items()}
+    return ", ".join(f"{name.replace('_', '-')} {word}" for name, word in words.items())
+
+
+def _outcome(candidate: Candidate, best: Candidate, device: Accelerator, parts: bool = True) -> str:
+    """Return what a change of the best layout brings: seconds, or the bytes by which it does not fit."""
+    if _fits(candidate, device):
+        return _compared(candidate, best, parts)
+    less = 1 - candidate.cost.seconds / best.cost.seconds
+    faster = f" ({less:.1%} faster)" if less > TIE else ""
+    return f"does not fit, {gib(candidate.memory.total - device.available)} too large{faster}"
+
+
+def _compared(candidate: Candidate, best: Candidate, parts: bool = True) -> str:
+    """Return how much longer a layout takes than the best, and why: the terms add up to the difference."""
+    whole, terms = best.cost.seconds, differences(candidate, best)
+    more = candidate.cost.seconds - whole
+    if abs(more) <= TIE * whole:
+        return "as long"
+    shown = [(part, seconds) for part, seconds in terms if abs(seconds) > LEAST * whole]
+    rest = more - sum(seconds for _, seconds in shown)
+    shown += [("smaller parts", rest)] if abs(rest) > LEAST * whole / 10 else []
+    text = ", ".join(f"{part} {'+' if seconds > 0 else '-'}{_seconds(abs(seconds))}" for part, seconds in shown)
+    return f"{more / whole:.1%} longer, {_seconds(more)}" + f": {text}" * parts
+
+
+def _some(texts: Sequence[object], comma: str = ", ") -> str:
+    """Return the first of a list, and how many more it has."""
+    more = f" and {len(texts) - MANY} more" if len(texts) > MANY else ""
+    return comma.join(map(str, texts[:MANY])) + more
 
 
 def _how_to_run(layout: ParallelLayout, model: Transformer, device: Accelerator, batch: int) -> Iterator[str]:
+    yield ""
     yield grid(layout)
     yield train_command(layout, model, device, batch)
 
 
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.1f} B" if parameters >= 1e8 else f"{parameters / 1e6:.2f} M"
+
+
 def _seconds(seconds: float) -> str:
     return f"{seconds:.3f} s" if seconds >= 0.1 else f"{seconds * 1e3:.2f} ms"
-
-
-def _gb(size: float) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.2f} MB"

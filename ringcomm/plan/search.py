@@ -1,24 +1,27 @@
 """Every layout of a model on a cluster: those that fit into memory, by time; and why the others are out."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, product
-from math import prod
+from itertools import groupby, islice, product, takewhile
+from math import gcd, prod
 from typing import Any, NamedTuple, TypeVar
 
-from ringcomm.errors import ArgumentError, refuse
+from ringcomm.errors import ArgumentError, integer, refuse
+from ringcomm.pipelining.schedule import SPLIT_BACKWARD
 from ringcomm.plan.cost import Pricing, StepCost
-from ringcomm.plan.devices import Accelerator
-from ringcomm.plan.layout import RECOMPUTE, SCHEDULES, ZERO_STAGES, ParallelLayout, check_axis
+from ringcomm.plan.devices import Accelerator, gib
+from ringcomm.plan.layout import RECOMPUTE, SCHEDULES, ZERO_STAGES, ParallelLayout, check_axis, with_schedule
 from ringcomm.plan.memory import MemoryUse, memory_use
-from ringcomm.plan.model import Transformer
+from ringcomm.plan.model import MOST, Transformer, divisors
 
-__all__ = ["Candidate", "SearchResult", "differences", "layouts", "price", "search"]
+__all__ = ["TIE", "Candidate", "SearchResult", "differences", "layouts", "price", "search"]
 
-LEAST_TOKENS = 1024  # of a rank with context parallelism: shorter parts only add messages
+MOST_LAYOUTS = 500_000  # that a search prices: half a minute; of 16,384 GPUs it has 200,000
+TIE = 0.001  # of a step: layouts whose times differ by less take as long, and the simpler is better
 
 T = TypeVar("T")
 Fixed = Mapping[str, Any]  # fields of ParallelLayout that the caller has chosen
+Priced = tuple[float, ParallelLayout]  # seconds of a step
 
 
 class Candidate(NamedTuple):
@@ -34,13 +37,15 @@ class SearchResult:
     """What a search has found.
 
     Attributes:
-        best: the layouts that fit, fastest first; of those that differ only in what saves memory, the fastest
+        fixed: what was not searched
+        best: the layouts that fit, fastest first, one for each grid, micro-batch and sequence parallelism
         legal: number of layouts that `ringcomm.parallel` can run
         fitting: number of them that fit
         short: bytes that are missing at least, by (tp, pp), where no layout fits
         indivisible: sizes of axes that divide the GPUs, but not the heads (tp), the layers (pp) or the batch (dp)
     """
 
+    fixed: Fixed
     best: list[Candidate]
     legal: int
     fitting: int
@@ -55,6 +60,7 @@ def price(model: Transformer, device: Accelerator, gpus: int, batch: int, layout
         ArgumentError: it is not legal.
     """
     layout.check(model, batch, gpus)
+    _check_attention(device, layout.cp, layout.recompute)
     return Candidate(layout, Pricing(model, device, gpus, batch).step(layout), _fullest(model, device, batch, layout))
 
 
@@ -72,65 +78,75 @@ def search(
         top: number of layouts
 
     Raises:
-        ArgumentError: no layout is legal, or none fits; the message says what is nearest.
+        ArgumentError: no layout is legal, or none fits, and what is nearest; or there are too many.
     """
     fixed = fixed or {}
-    pricing, legal, fitting = Pricing(model, device, gpus, batch), 0, 0
-    found: list[tuple[float, ParallelLayout]] = []
-    short: dict[tuple[int, int], float] = {}
-    for _, variants in groupby(layouts(model, device, gpus, batch, fixed), _without_savings):
-        able = []
-        for layout in variants:
-            legal += 1
-            missing = _fullest(model, device, batch, layout).total - device.available
-            family = layout.tp, layout.pp
-            short[family] = min(short.get(family, missing), missing)
-            if missing <= 0:
-                able.append((pricing.step(layout).seconds, layout))
-        fitting += len(able)
-        found += [min(able)] if able else []
+    for name, number in (("gpus", gpus), ("batch", batch)):
+        integer(name, number, 1, MOST)
+    legal = sum(1 for _ in islice(layouts(model, device, gpus, batch, fixed), MOST_LAYOUTS + 1))
     if not legal:
         raise _no_layout(model, device, gpus, batch, fixed)
+    if legal > MOST_LAYOUTS:
+        raise ArgumentError(f"more than {MOST_LAYOUTS:,} layouts are possible: fix --tp, --pp or --micro-batch")
+    pricing, fitting = Pricing(model, device, gpus, batch), 0
+    found: list[Priced] = []
+    short: dict[tuple[int, int], float] = {}
+    for _, variants in groupby(layouts(model, device, gpus, batch, fixed), _family):
+        able: dict[tuple[int, int], Priced] = {}  # by chunks and ZeRO: with less recomputation a step is faster
+        for layout in variants:
+            missing = _fullest(model, device, batch, layout).total - device.available
+            shape = layout.tp, layout.pp
+            short[shape] = min(short.get(shape, missing), missing)
+            if missing <= 0:
+                fitting += 1
+                if (layout.chunks, layout.zero) not in able:
+                    able[layout.chunks, layout.zero] = pricing.step(layout).seconds, layout
+        found += _ordered(able.values())[:1]
     if not found:
         (tp, pp), missing = min(short.items(), key=lambda item: item[1])
         raise ArgumentError(
-            f"memory: no layout fits {device.name}, which has {device.available / 1e9:.1f} GB; the smallest, with "
-            f"tp {tp} and pp {pp}, needs {missing / 1e9:.1f} GB more"
+            f"memory: no layout fits {device.name}, which has {gib(device.available)}; the smallest, with "
+            f"tp {tp} and pp {pp}, needs {gib(missing)} more"
         )
-    best = [price(model, device, gpus, batch, layout) for _, layout in sorted(found)[:top]]
-    out = {family: missing for family, missing in sorted(short.items()) if missing > 0}
-    return SearchResult(best, legal, fitting, out, _indivisible(model, gpus, batch, fixed))
+    best = [price(model, device, gpus, batch, layout) for _, layout in _ordered(found)[:top]]
+    out = {shape: missing for shape, missing in sorted(short.items()) if missing > 0}
+    free = {"tp": model.heads, "pp": model.layers, "dp": batch}.items()
+    uneven = {axis: [each for each in divisors(gpus) if number % each] for axis, number in free if axis not in fixed}
+    return SearchResult(fixed, best, legal, fitting, out, uneven)
 
 
 def layouts(
     model: Transformer, device: Accelerator, gpus: int, batch: int, fixed: Fixed | None = None
 ) -> Iterator[ParallelLayout]:
-    """Yield every legal layout; those that differ only in what saves memory, one after another.
+    """Yield every legal layout, those of a family one after another.
 
-    Sequence parallelism needs tp > 1, ZeRO replicas, and selective recomputation stored scores. Ring attention does
-    not store scores, so a device with unfused attention has cp 1.
+    Sequence parallelism needs tp > 1, ZeRO replicas, expert parallelism experts, and selective recomputation unfused
+    attention, which stores its scores; ring attention is fused, so cp > 1 needs fused attention. Backward is split only
+    if the schedule is fixed to one that does: such schedules have no closed form, and take long to price.
     """
     fixed = fixed or {}
+    schedules = [fixed["schedule"]] if "schedule" in fixed else ["1f1b", "interleaved"]
+    split = schedules[0] in SPLIT_BACKWARD
     for tp, pp, dp, cp in _axes(model, device, gpus, batch, fixed):
         share = batch // dp
         sharded = [False, True] if tp > 1 and model.seq // cp % tp == 0 else [False]
-        recompute = [each for each in RECOMPUTE if each != "selective" or (device.attention == "unfused" and cp == 1)]
+        stored = device.attention == "unfused"
+        recompute = [each for each in RECOMPUTE if each == "none" or (not split and (stored or each == "full"))]
         zero = ZERO_STAGES if dp * cp > 1 else ZERO_STAGES[:1]
-        for micro_batch in _allowed(fixed, "micro_batch", _divisors(share)):
-            chunks = _divisors(model.layers // pp) if pp > 1 and share // micro_batch % pp == 0 else [1]
-            choices: Iterator[tuple[Any, ...]] = product(
-                [
-                    each
-                    for each in _allowed(fixed, "chunks", chunks)
-                    if _allowed(fixed, "schedule", [SCHEDULES[each > 1]])
-                ],
+        for micro_batch in _allowed(fixed, "micro_batch", divisors(share)):
+            several = [] if pp == 1 or (not split and share // micro_batch % pp) else divisors(model.layers // pp)[1:]
+            chunks = [1] * (pp > 1 or not split) + [each for each in several if not split or each == 2]
+            chunks = [each for each in _allowed(fixed, "chunks", chunks) if SCHEDULES[split, each > 1] in schedules]
+            choices: Iterable[tuple[Any, ...]] = product(
+                _allowed(fixed, "ep", divisors(gcd(dp, model.experts)) if model.experts else [1]),
                 _allowed(fixed, "sequence_parallel", sharded),
+                chunks,
                 _allowed(fixed, "recompute", recompute),
                 _allowed(fixed, "zero", zero),
             )
-            for chunks, sequence_parallel, again, stage in choices:
-                if stage < 3 or (tp, cp, chunks) == (1, 1, 1):
-                    yield ParallelLayout(tp, pp, dp, cp, micro_batch, chunks, again, sequence_parallel, stage)
+            for ep, sequence_parallel, v, again, stage in choices:
+                if stage < 3 or (tp, cp, v, ep, split) == (1, 1, 1, 1, False):
+                    yield ParallelLayout(tp, pp, dp, cp, micro_batch, v, again, sequence_parallel, stage, split, ep)
 
 
 def differences(candidate: Candidate, best: Candidate) -> list[tuple[str, float]]:
@@ -139,29 +155,51 @@ def differences(candidate: Candidate, best: Candidate) -> list[tuple[str, float]
     return sorted(more.items(), key=lambda each: -each[1])
 
 
-def _without_savings(layout: ParallelLayout) -> tuple[object, ...]:
-    """Return the fields that are not for memory: those with the same differ in recomputation and ZeRO."""
-    return layout.tp, layout.pp, layout.cp, layout.micro_batch, layout.chunks, layout.sequence_parallel
+def _ordered(found: Iterable[Priced]) -> list[Priced]:
+    """Return layouts, the faster first; of those that take as long as the fastest of them, the simpler."""
+    rest, ordered = sorted(found), []
+    while rest:
+        limit = rest[0][0] * (1 + TIE)
+        tied = list(takewhile(lambda each: each[0] <= limit, rest))  # noqa: B023 (consumed before limit changes)
+        ordered += sorted(tied, key=lambda each: (*_complexity(each[1]), *each))
+        del rest[: len(tied)]
+    return ordered
+
+
+def _complexity(layout: ParallelLayout) -> tuple[int, ...]:
+    again = RECOMPUTE.index(layout.recompute)
+    return layout.cp, layout.tp, layout.pp, layout.ep, layout.zero, layout.chunks, again
+
+
+def _family(layout: ParallelLayout) -> tuple[object, ...]:
+    """Return the grid, micro-batch and sequence parallelism. Layouts of a family differ in chunks and what saves
+    memory.
+    """
+    return layout.tp, layout.pp, layout.cp, layout.ep, layout.micro_batch, layout.sequence_parallel
+
+
+def _sizes(model: Transformer, device: Accelerator, batch: int, fixed: Fixed) -> dict[str, list[int]]:
+    """Return the sizes of each axis that divide what it shares."""
+    keys, unfused = model.kv_heads or model.heads, device.attention == "unfused"
+    sizes = {
+        "tp": [tp for tp in divisors(gcd(model.heads, model.inner)) if keys % tp == 0 or tp % keys == 0],
+        "pp": divisors(model.layers),
+        "dp": divisors(batch),
+        "cp": [cp for cp in divisors(model.seq) if cp == 1 or (model.seq % (2 * cp) == 0 and not unfused)],
+    }
+    return {axis: _allowed(fixed, axis, values) for axis, values in sizes.items()}
 
 
 def _axes(
     model: Transformer, device: Accelerator, gpus: int, batch: int, fixed: Fixed
 ) -> Iterator[tuple[int, int, int, int]]:
     """Yield tp, pp, dp and cp."""
-    parts = [cp for cp in _divisors(model.seq) if cp == 1 or _cuts(model, device, cp, fixed)]
-    keys = model.kv_heads or model.heads
-    shards = [tp for tp in _divisors(model.heads) if keys % tp == 0 or tp % keys == 0]
-    for tp, pp, cp in product(shards, _divisors(model.layers), parts):
+    sizes = _sizes(model, device, batch, fixed)
+    replicas = {*sizes["dp"]}
+    for tp, pp, cp in product(sizes["tp"], sizes["pp"], sizes["cp"]):
         dp, rest = divmod(gpus, tp * pp * cp)
-        sizes = {"tp": tp, "pp": pp, "dp": dp, "cp": cp}
-        if dp and not rest and batch % dp == 0 and all(fixed.get(axis, size) == size for axis, size in sizes.items()):
+        if not rest and dp in replicas:
             yield tp, pp, dp, cp
-
-
-def _cuts(model: Transformer, device: Accelerator, cp: int, fixed: Fixed) -> bool:
-    """Return whether ring attention on cp ranks is possible, and sensible unless it is asked for."""
-    sensible = device.attention == "fused" and model.seq // cp >= LEAST_TOKENS
-    return model.seq % (2 * cp) == 0 and (sensible or "cp" in fixed)
 
 
 def _allowed(fixed: Fixed, name: str, values: Sequence[T]) -> list[T]:
@@ -174,33 +212,50 @@ def _fullest(model: Transformer, device: Accelerator, batch: int, layout: Parall
     return max((memory_use(model, layout, device, batch, rank) for rank in ranks), key=lambda use: use.total)
 
 
-def _indivisible(model: Transformer, gpus: int, batch: int, fixed: Fixed) -> dict[str, list[int]]:
-    limits = {"tp": model.heads, "pp": model.layers, "dp": batch}
-    free = {axis: number for axis, number in limits.items() if axis not in fixed}
-    return {axis: [each for each in _divisors(gpus) if number % each] for axis, number in free.items()}
+def _check_attention(device: Accelerator, cp: int = 1, recompute: str = "none", **_: Any) -> None:
+    if cp > 1 and device.attention == "unfused":
+        raise refuse("cp", "1 with unfused attention, as ring attention is fused", cp)
+    if recompute == "selective" and device.attention == "fused":
+        raise refuse("recompute", "none or full with fused attention, which stores no scores", recompute)
 
 
 def _no_layout(model: Transformer, device: Accelerator, gpus: int, batch: int, fixed: Fixed) -> ArgumentError:
-    """Return the error of a search without a legal layout: the first thing that does not divide."""
+    """Return the error of a search without a legal layout: the first thing that contradicts another, or divides none.
+
+    Raises:
+        ArgumentError: the same, of a single axis or layout.
+    """
     axes = {axis: fixed[axis] for axis in ("tp", "pp", "dp", "cp") if axis in fixed}
     for axis, size in axes.items():
         check_axis(axis, size, model, batch)
-    product_of_axes = prod(axes.values())
-    if gpus % product_of_axes:
-        below = gpus // product_of_axes * product_of_axes
-        near = f"{below} or {below + product_of_axes}" if below else f"{product_of_axes}"
-        names = " · ".join(f"{axis} {size}" for axis, size in axes.items())
-        return refuse("gpus", f"a multiple of {names} (nearest: {near})", gpus)
-    for count in sorted(range(1, 2 * gpus), key=lambda count: abs(count - gpus)):
-        if any(layouts(model, device, count, batch, axes)):
-            break
-    chosen = ", ".join(f"{name} {value}" for name, value in fixed.items())
+    _check_attention(device, **fixed)
+    given = " · ".join(f"{axis} {size}" for axis, size in axes.items())
+    if gpus % prod(axes.values()):
+        return refuse("gpus", f"a multiple of {given}{_nearest_multiples(gpus, axes)}", gpus)
+    counts = {1}
+    for sizes in _sizes(model, device, batch, fixed).values():
+        counts = {count * size for count, size in product(counts, sizes) if count * size <= 2 * gpus}
+    nearest = min(counts, key=lambda count: (abs(count - gpus), count))
     what = f"{model.layers} layers, {model.heads} heads and a batch of {batch}"
-    if count == gpus:
-        return ArgumentError(f"no layout of {gpus} GPUs has {chosen}, for {what}")
-    with_axes = f" with {chosen}" if chosen else ""
-    return ArgumentError(f"gpus: {what} do not divide over {gpus} GPUs{with_axes}; the nearest number is {count}")
+    if nearest != gpus:
+        with_axes = f" with {given}" if given else ""
+        return refuse("gpus", f"a number over which {what} divide{with_axes} (nearest: {nearest})", gpus)
+    rest = {name: value for name, value in fixed.items() if name not in axes}
+    # Pipelines first: only they can have chunks.
+    for tp, pp, dp, cp in sorted(_axes(model, device, gpus, batch, fixed), key=lambda sizes: sizes[1] == 1):
+        with_schedule(tp=tp, pp=pp, dp=dp, cp=cp, **rest).check(model, batch, gpus)
+    chosen = ", ".join(f"{name} {value}" for name, value in fixed.items())
+    return ArgumentError(f"no layout of {gpus} GPUs has {chosen}, for {what}")
 
 
-def _divisors(number: int) -> list[int]:
-    return [each for each in range(1, number + 1) if number % each == 0]
+def _nearest_multiples(gpus: int, axes: Mapping[str, int]) -> str:
+    """Return how to make the number of GPUs a multiple of the axes: other numbers, or another size of the last axis."""
+    whole = prod(axes.values())
+    below = gpus // whole * whole
+    near = f"nearest: {below} or {below + whole}" if below else f"nearest: {whole}"
+    *_, axis = axes
+    others = whole // axes[axis]
+    if len(axes) > 1 and gpus % others == 0:
+        sizes = [size for size in divisors(gpus // others) if size < axes[axis]]
+        near += f"; or {axis} {sizes[-1]}"
+    return f" ({near})"

@@ -1,9 +1,14 @@
-"""Published steps of GPT on A100s, and what `ringcomm plan` predicts for them: the tables of docs/plan.md.
+"""Published steps of GPT on A100s and H100s, and what `ringcomm plan` predicts for them: the tables of docs/plan.md.
 
 vtrain_measured.csv: runs of Megatron-LM with full recomputation, measured by the authors of vTrain (Bang et al., MICRO
-2024, arXiv 2312.12391; MIT license, github.com/VIA-Research/vTrain). Every second row of theirs.
+2024, arXiv 2312.12391; MIT license, github.com/VIA-Research/vTrain). Every second row of theirs, with our column names.
+
+llm_foundry_a100.csv, llm_foundry_h100.csv: MPT of 0.76 to 70 billion parameters with FSDP and FlashAttention in Triton,
+in bfloat16, measured by MosaicML (github.com/mosaicml/llm-foundry, scripts/train/benchmarking/README.md; Apache
+license). Those of their rows with these models on 80 GB GPUs; seconds are tokens of a batch over tokens per second.
 """
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import mean
@@ -15,7 +20,9 @@ from ringcomm.plan.model import Transformer
 from ringcomm.plan.search import price, search
 
 VTRAIN = Path(__file__).with_name("vtrain_measured.csv")
+LLM_FOUNDRY = {name: VTRAIN.with_name(f"llm_foundry_{name[:4]}.csv") for name in ("a100-80gb", "h100-80gb")}
 A100 = "a100-80gb"
+TRITON = 0.18  # share of the data sheet of an H100 that their attention kernel reached: that of the best fit
 
 # Narayanan et al., arXiv 2104.04473, table 1, with full recomputation: billions of parameters, heads, hidden, layers,
 # tp, pp, GPUs, batch, TFLOP/s of a GPU by equation 3.
@@ -49,6 +56,11 @@ ACTIVATIONS = {
 }
 
 
+def megatron():
+    """Return the device of these runs: attention unfused and dropout, as in Megatron-LM of 2022."""
+    return replace(device(A100), attention="unfused")
+
+
 def gpt(heads, hidden, layers):
     return Transformer(layers=layers, hidden=hidden, heads=heads, vocab=51200, seq=2048)
 
@@ -59,7 +71,18 @@ def vtrain():
 
 
 def vtrain_errors(accelerator=None):
-    return errors(vtrain(), accelerator or device(A100))
+    return errors(vtrain(), accelerator or megatron())
+
+
+@cache
+def llm_foundry(name):
+    return read_runs(LLM_FOUNDRY[name], vocab=50432, recompute="none", sequence_parallel=False)
+
+
+def llm_foundry_errors(name, fused, longest=1 << 16):
+    """Return the errors of the runs with sequences up to a length."""
+    runs = [run for run in llm_foundry(name) if run.model.seq <= longest]
+    return errors(runs, replace(device(name), fused=fused))
 
 
 def weak_scaling():
@@ -70,7 +93,7 @@ def weak_scaling():
     for billions, heads, hidden, layers, tp, pp, gpus, batch, measured in WEAK_SCALING:
         model = gpt(heads, hidden, layers)
         fixed = {"tp": tp, "pp": pp, "cp": 1, "chunks": 1, "recompute": "full", "sequence_parallel": False, "zero": 0}
-        best = search(model, device(A100), gpus, batch, fixed).best[0]
+        best = search(model, megatron(), gpus, batch, fixed).best[0]
         flops = 96 * batch * 2048 * layers * hidden**2 * (1 + 2048 / (6 * hidden) + 51200 / (16 * layers * hidden))
         yield billions, measured, flops / (gpus * best.cost.seconds * 1e12), best.layout.micro_batch
 
@@ -82,7 +105,7 @@ def recomputation():
             (("full", False), ("selective", True)), measured, strict=True
         ):
             layout = ParallelLayout(tp, pp, 1, 1, micro_batch, chunks, recompute, sequence_parallel)
-            candidate = price(gpt(heads, hidden, layers), device(A100), tp * pp, batch, layout)
+            candidate = price(gpt(heads, hidden, layers), megatron(), tp * pp, batch, layout)
             yield billions, recompute, seconds, candidate.cost.seconds
 
 

@@ -17,20 +17,38 @@ SMALL = Transformer(layers=4, hidden=32, heads=4, vocab=100, seq=24)
 GROUPED = replace(SMALL, kv_heads=1, ffn=48)  # one key for all queries; an MLP of another size
 
 
+GATED = replace(SMALL, ffn=48, gated=True)
+EXPERTS = replace(GATED, experts=4, top_k=2)
+
+
 def config_of(model, **options):
-    sizes = {"kv_heads": model.kv_heads, "inner": model.ffn}
+    sizes = {name: getattr(model, name) for name in ("kv_heads", "gated", "experts", "top_k")} | {"inner": model.ffn}
     return GPTConfig(model.vocab, model.seq, model.layers, model.hidden, model.heads, **sizes, **options)
 
 
-@pytest.mark.parametrize("model", [SMALL, GROUPED, replace(GROUPED, kv_heads=2)], ids=["plain", "1 key", "2 keys"])
-@pytest.mark.parametrize(("dp", "tp", "pp", "chunks"), [(1, 1, 4, 1), (1, 2, 2, 2), (2, 2, 1, 1)])
+@pytest.mark.parametrize(
+    "model",
+    [SMALL, GROUPED, replace(GROUPED, kv_heads=2), GATED, EXPERTS],
+    ids=["plain", "1 key", "2 keys", "gated", "experts"],
+)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ParallelLayout(pp=4),
+        ParallelLayout(tp=2, pp=2, chunks=2),
+        ParallelLayout(tp=2, pp=2, chunks=2, split_backward=True),
+        ParallelLayout(tp=2, dp=2),
+        ParallelLayout(tp=2, dp=2, ep=2),
+    ],
+    ids=str,
+)
 @torch_world.on(4)
-def test_each_rank_has_as_many_parameters_as_planned(dp, tp, pp, chunks, model):
-    grid = Grid(dp, tp, pp)
-    schedule = make_schedule("interleaved", pp, pp, chunks) if chunks > 1 else None
+def test_each_rank_has_as_many_parameters_as_planned(layout, model):
+    grid = Grid(layout.dp, layout.tp, layout.pp, ep=layout.ep if model.experts else 1)
+    layout = replace(layout, ep=grid.ep.size)
+    schedule = make_schedule(layout.schedule, layout.pp, 4, layout.chunks)
     stages = gpt_stages(config_of(model), grid, schedule)
     unique = {id(each): each.numel() for stage in stages for each in stage.parameters()}
-    layout = ParallelLayout(tp=tp, pp=pp, dp=dp, chunks=chunks)
     assert sum(unique.values()) == stage_parameters(model, layout, grid.pp.rank)
 
 
@@ -49,7 +67,9 @@ def test_parameters_and_flops_are_those_of_narayanan_et_al(layers, hidden, heads
     assert model.step_flops(B) == pytest.approx(72 * B * l * s * h**2 * (1 + s / (6 * h) + V / (12 * l * h)))
 
 
-@pytest.mark.parametrize("model", [SMALL, replace(GROUPED, kv_heads=2)], ids=["plain", "2 keys"])
+@pytest.mark.parametrize(
+    "model", [SMALL, replace(GROUPED, kv_heads=2), GATED, EXPERTS], ids=["plain", "2 keys", "gated", "experts"]
+)
 def test_a_model_has_the_flops_that_torch_counts(model):
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -72,6 +92,9 @@ def test_a_model_has_the_flops_that_torch_counts(model):
         ({"heads": 5}, r"heads: expected a divisor of hidden = 32 \(nearest: 4 or 8\), got 5"),
         ({"kv_heads": 3}, r"kv_heads: expected a divisor of heads = 4 \(nearest: 2 or 4\), got 3"),
         ({"layers": 0}, "layers: expected an integer from 1"),
+        ({"experts": 4, "top_k": 5}, "top_k: expected at most experts = 4, got 5"),
+        ({"experts": -1}, "experts: expected an integer from 0"),
+        ({"layers": 10**12}, "layers: expected an integer from 1 to 1000000000"),
     ],
 )
 def test_an_impossible_model_is_refused(numbers, words):
@@ -98,8 +121,14 @@ LEGAL = ParallelLayout(tp=2, pp=2, dp=2, cp=1, micro_batch=2, chunks=2, sequence
         ({"recompute": "ful"}, "unknown recompute 'ful'; did you mean 'full'"),
         ({"zero": 4}, "unknown zero 4"),
         ({"zero": 3}, "zero 3: expected tp 1, cp 1 and chunks 1, got tp 2, cp 1 and chunks 2"),
+        (
+            {"split_backward": True, "zero": 3},
+            "schedule zbv: expected pp > 1, recompute none, zero < 3 and at most 2 chunks, got pp 2, recompute none",
+        ),
         ({"gpus": 16}, "gpus: expected tp 2 · pp 2 · dp 2 · cp 1 = 8, got 16"),
         ({"tp": 0}, "tp: expected an integer from 1"),
+        ({"tp": 1, "gpus": 4}, "sequence_parallel: expected tp > 1, got tp 1"),
+        ({"dp": 1, "zero": 1, "gpus": 4}, "zero 1: expected dp > 1 or cp > 1, got dp 1 and cp 1"),
     ],
 )
 def test_an_impossible_layout_is_refused_with_the_nearest_possible_values(change, words):
@@ -107,6 +136,29 @@ def test_an_impossible_layout_is_refused_with_the_nearest_possible_values(change
     gpus = change.pop("gpus", 8)
     with pytest.raises(ArgumentError, match=words):
         replace(LEGAL, **change).check(SMALL, 16, gpus)
+
+
+def test_experts_are_divided_among_replicas():
+    layout = ParallelLayout(dp=4, ep=2)
+    layout.check(EXPERTS, 16, 4)
+    for change, model, words in (
+        ({"ep": 3}, EXPERTS, "ep: expected a divisor of dp = 4 and of the 4 experts; 1 for zero 3, got 3"),
+        ({"ep": 4}, replace(EXPERTS, experts=6), "ep: expected a divisor of dp = 4 and of the 6 experts"),
+        ({"zero": 3}, EXPERTS, "1 for zero 3, got 2"),
+        ({}, SMALL, "ep: expected 1 without experts, got 2"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            replace(layout, **change).check(model, 16, 4)
+    with pytest.raises(ArgumentError, match=r"tp: expected a divisor of ffn = 50 \(nearest: 2 or 5\), got 4"):
+        ParallelLayout(tp=4).check(replace(SMALL, ffn=50), 16, 4)
+
+
+def test_a_token_passes_the_parameters_of_its_experts():
+    mixtral = Transformer(32, 4096, 32, 32000, 4096, kv_heads=8, ffn=14336, gated=True, experts=8, top_k=2)
+    # Jiang et al., Mixtral of Experts (arXiv 2401.04088): 47 B and 13 B, with the output layer that is tied here.
+    untied = mixtral.vocab * mixtral.hidden
+    assert round((mixtral.parameters + untied) / 1e9) == 47
+    assert round((mixtral.active_parameters + untied) / 1e9) == 13
 
 
 def test_a_sequence_is_divided_evenly():

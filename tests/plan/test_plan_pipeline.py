@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from ringcomm.parallel.schedule import make_schedule
-from ringcomm.parallel.simulation import simulate
+from ringcomm.pipelining.schedule import make_schedule
+from ringcomm.pipelining.simulation import simulate
 from ringcomm.plan.layout import ParallelLayout
 from ringcomm.plan.pipeline import pipeline_seconds, run_schedule
 
