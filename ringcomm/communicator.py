@@ -7,19 +7,20 @@ from functools import cached_property, partial
 from math import prod
 from os import PathLike
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from ringcomm import objects
 from ringcomm.adapters import ADAPTERS, check_disjoint, dtype_of, find_device, fitting
+from ringcomm.bootstrap.place import Place
 from ringcomm.devices.contract import Device
 from ringcomm.errors import Aborted, ArgumentError, RingcommError, describe_error, integer, refuse
 from ringcomm.native import NULL, check, failure_observers, lib, seconds
 from ringcomm.shapes import Shapes, axes
 from ringcomm.trace.dump import dump_if_asked
-from ringcomm.trace.recorder import record, record_if_asked
+from ringcomm.trace.recorder import MARK_BYTES, group_id, record, record_if_asked
 from ringcomm.transports.contract import CollectiveCall, Transport
 from ringcomm.transports.messages import Messages
 from ringcomm.transports.routing import RoutingTransport
@@ -59,9 +60,10 @@ class Communicator:
         Aborted: A rank called `abort`, or an exception ended its `with` block.
     """
 
-    def __init__(self, transport: Transport, grow: "Grow | None" = None) -> None:
+    def __init__(self, transport: Transport, job: "ElasticJob | None" = None, place: Place | None = None) -> None:
+        """`place`: that of this process in the job; None: a job begins with this communicator."""
         self._transport = routing = RoutingTransport(transport)
-        self._grow = grow
+        self._job = job
         self.rank = routing.rank
         self.size = routing.size
         self.timeout = routing.timeout
@@ -74,7 +76,8 @@ class Communicator:
         # use any more.
         self._close = weakref.finalize(self, _close, routing, self._pending)
         try:
-            record_if_asked(routing.handle, self.rank, self.size)
+            self._place = place or Place(self.rank, self.size, job=group_id(routing.handle))
+            record_if_asked(routing.handle, self.rank, self.size, self._place)
         except RingcommError:
             self.close()
             raise
@@ -398,35 +401,44 @@ class Communicator:
         timeout and stays usable after this one is closed. Raises MemoryShortage on every rank if one has too little.
         """
         transport = self._transport.split(None if color is None else integer("color", color), integer("key", key))
-        return None if transport is None else Communicator(transport)
+        return None if transport is None else Communicator(transport, place=self._place)
 
     def shrink(self, *, timeout: float | None = None) -> "Communicator":
-        """Go on without the ranks that are lost: make a communicator of those that call this, in their old order.
+        """Continue without the ranks that are lost: make a communicator of those that call this, in their old order.
 
         All ranks that are left call it, once they have got PeerLost, CollectiveTimeout or Aborted; so may a
         rank that has not noticed the loss. It waits for ranks that run but do not call it: after `timeout` seconds they
         are left out. Pending calls of this communicator end with its error, and it is closed. Memory from `empty` and
-        `shared_arrays` stays readable. If more ranks are lost meanwhile, they are left out too. As ULFM's
+        `shared_arrays` stays readable. If more ranks are lost meanwhile, they are left out too. A warning names who
+        still runs and is left out; `ringcomm run --respawn` ends it and starts it again. As ULFM's
         MPI_Comm_shrink (Bland et al., Post-failure recovery of MPI communication capability, 2013).
 
-        Raises Aborted if the others have gone on without this rank.
+        Raises Aborted if the others have continued without this rank.
         """
-        transport = self._transport.shrink(seconds(timeout))
+        with self._transport.recorded("shrink"):
+            transport = self._transport.shrink(seconds(timeout))
+        shrunk = Communicator(transport, self._job, self._place)
+        if self._job:
+            self._job.resume(shrunk, transport.left_out)
         with suppress(RingcommError):  # messages that were lost
             self.close()
-        return Communicator(transport, self._grow)
+        return shrunk
 
     def grow(self, *, timeout: float | None = None) -> "Communicator":
         """Take in the lost ranks that `ringcomm run --respawn` has started again: make a communicator of all.
 
         All ranks call it; `ringcomm.init` in those that were started again returns the same communicator. It waits for
-        missing ranks for `timeout` seconds and goes on with those that have come, in the order of the job's ranks. This
-        communicator is closed, unless none has come: then it is returned. If the start of the new one fails, all ranks
-        raise the error, and this one stays usable.
+        missing ranks for `timeout` seconds (40 ms at least; that of rank 0 counts) and continues with those that have
+        come, in the order of the job's ranks. This communicator is closed, unless none has come: then it is returned.
+        If the start of the new one fails, as with PeerLost when a rank dies while it joins, all ranks raise the error,
+        and this one stays usable, unless it has lost a rank itself.
+
+        Raises ArgumentError if nothing starts lost ranks again: without --respawn, or with --respawn 0.
         """
-        if self._grow is None:
+        if self._job is None:
             raise ArgumentError("grow needs a communicator of all ranks, started with ringcomm run --respawn")
-        return self._grow(self, self.timeout if timeout is None else seconds(timeout))
+        with self._transport.recorded("grow"):
+            return self._job.grow(self, self.timeout if timeout is None else seconds(timeout))
 
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike, device: str = "host") -> Any:
         """Make a symmetric buffer: a zero-filled array that the peers access directly. Collective.
@@ -465,10 +477,10 @@ class Communicator:
         """Record the calls of this rank in the body, in a file of its own in the folder, for `ringcomm trace`.
 
         Not collective, though a trace of all ranks tells more. A call costs less than 5 % more at 1 KiB. The variable
-        RINGCOMM_TRACE=folder does the same for all communicators; a trace inside another one interrupts that. Raises
-        ArgumentError if the file cannot be made, and MemoryShortage if the disk is full.
+        RINGCOMM_TRACE=folder does the same for all communicators. A trace inside another one interrupts that: each call
+        is in one of them. Raises ArgumentError if the file cannot be made, as on a full disk.
         """
-        end = record(self._transport.handle, self.rank, self.size, folder)
+        end = record(self._transport.handle, self.rank, self.size, self._place, folder)
         try:
             yield
         finally:
@@ -476,10 +488,16 @@ class Communicator:
                 end()
 
     def mark(self, name: str) -> None:
-        """Add a mark to the trace, as at the end of a training step; of the name, 39 bytes count."""
+        """Add a mark to the trace, as at the end of a training step.
+
+        Without a trace it does nothing. Raises ArgumentError if the name has more than 39 bytes of UTF-8.
+        """
         if not isinstance(name, str):
             raise refuse("name", "a string", repr(name))
-        check(lib.rc_trace_mark(self._transport.handle, name.replace("\0", "").encode(errors="replace")))
+        text = name.replace("\0", "").encode(errors="replace")
+        if len(text) > MARK_BYTES:
+            raise refuse("name", f"at most {MARK_BYTES} bytes", f"{len(text)}: {name!r}")
+        check(lib.rc_trace_mark(self._transport.handle, text))
 
     def abort(self, reason: str | Aborted) -> None:
         """Break the communicator: every pending and later call on every rank raises Aborted.
@@ -506,6 +524,8 @@ class Communicator:
         finally:
             if closed:
                 self._close()
+                if self._job:
+                    self._job.leave(self)
 
     def check(self) -> None:
         """Raise the first failure of the communicator, if any."""
@@ -544,7 +564,16 @@ class Communicator:
         return ANY if rank is None else self._peer(what, rank)
 
 
-Grow = Callable[[Communicator, float], Communicator]  # the communicator, and the timeout in seconds
+class ElasticJob(Protocol):
+    """A job that starts lost ranks again, as one of its ranks sees it: see elastic.py."""
+
+    def grow(self, comm: Communicator, timeout: float) -> Communicator: ...
+
+    def resume(self, comm: Communicator, left_out: Sequence[int]) -> None:
+        """Resume with a communicator that was shrunk, without these processes, which run but did not come."""
+
+    def leave(self, comm: Communicator) -> None:
+        """Note that this communicator is closed: if it is the last one, this rank cannot call `grow` any more."""
 
 
 def _close(transport: RoutingTransport, pending: PendingCalls) -> None:

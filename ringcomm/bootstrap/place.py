@@ -10,7 +10,17 @@ from pathlib import Path
 from ringcomm.config import LAUNCHER
 from ringcomm.errors import ArgumentError, refuse
 
-__all__ = ["LAUNCHERS", "RESTARTS", "Place", "find_place", "host_id", "master_address"]
+__all__ = [
+    "LAUNCHERS",
+    "NONCE",
+    "RANK",
+    "RESTARTS",
+    "Place",
+    "environment_of",
+    "find_place",
+    "host_id",
+    "master_address",
+]
 
 log = logging.getLogger("ringcomm")
 
@@ -29,13 +39,18 @@ class Place:
     hosts: bool = False  # the ranks are on several hosts
     mpi: bool = False  # the launcher starts MPI programs
     store: str = ""  # where the launcher serves the store of ranks on several hosts: address:port
-    restarts: int | None = None  # how often the launcher had started this rank before; None: it never would again
+    respawn: int | None = None  # how often the launcher starts a lost rank again, at most; None: it ends the job
+    restarts: int = 0  # how often it has started this one again
+    first: int = 0  # the first rank of the same launcher
+    members: tuple[int, ...] = ()  # the rank in the job of each rank here, if the launchers end those left out
 
     def environment(self) -> dict[str, str]:
         """Return this process's environment with the variables that put a child process at this place."""
-        values = (str(self.rank), str(self.size), self.job, self.nonce, self.store)
-        restarts = {} if self.restarts is None else {RESTARTS: str(self.restarts)}
-        return {**os.environ, **dict(zip(LAUNCHER, values, strict=False)), **restarts}
+        values = [str(self.rank), str(self.size), self.job, self.nonce, self.store]
+        if self.respawn is not None:
+            values += [str(self.respawn), str(self.restarts), str(self.first)]
+        around = {name: value for name, value in os.environ.items() if name not in LAUNCHER}  # of another job
+        return {**around, **dict(zip(LAUNCHER, values, strict=False))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +73,7 @@ class _Launcher:
         return [name for name in names if name not in environ]
 
 
-RANK, SIZE, JOB, NONCE, STORE, RESTARTS = LAUNCHER
+RANK, SIZE, JOB, NONCE, STORE, RESPAWN, RESTARTS, FIRST = LAUNCHER
 
 # The first launcher whose variables are all set wins: on clusters, launchers nest from the bottom of this table to the
 # top. Many programs set RANK and WORLD_SIZE themselves, so these do not mark torchrun.
@@ -97,6 +112,12 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place:
     return Place(0, 1, job=f"alone/{os.getpid()}")
 
 
+def environment_of(pid: int) -> dict[str, str]:
+    """Return the environment with which a process was started; raise OSError if it has ended or is of another user."""
+    lines = os.fsdecode(Path(f"/proc/{pid}/environ").read_bytes()).split("\0")
+    return dict(line.split("=", 1) for line in lines if "=" in line)
+
+
 def host_id(root: Path = Path("/")) -> str:
     """Return an id that is equal for processes that can share memory: the same boot and network namespace.
 
@@ -127,11 +148,12 @@ def _place(launcher: _Launcher, environ: Mapping[str, str]) -> Place:
         raise refuse(f"the environment of {launcher.name}", f"at most {MAX_SIZE} ranks", f"{launcher.size}={size}")
     ours = launcher.mark == RANK
     store = environ.get(STORE, "") if ours else ""
-    restarts = int(environ[RESTARTS]) if ours and environ.get(RESTARTS) else None
+    respawn = int(environ[RESPAWN]) if ours and environ.get(RESPAWN) else None
+    restarts, first = (int(environ.get(name) or 0) if ours else 0 for name in (RESTARTS, FIRST))
     hosts = bool(store) or environ[launcher.local_size] != environ[launcher.size]
     job = [environ[name] for name in launcher.job] or [_hydra_job()]
     name, nonce = "/".join((launcher.name, *job)), environ.get(NONCE, "")
-    return Place(rank, size, name, nonce, launcher.name, hosts, launcher.mpi, store, restarts)
+    return Place(rank, size, name, nonce, launcher.name, hosts, launcher.mpi, store, respawn, restarts, first)
 
 
 def _hydra_job() -> str:

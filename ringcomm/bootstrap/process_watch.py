@@ -10,7 +10,7 @@ from ringcomm.bootstrap.sockets import close_descriptors
 from ringcomm.errors import PeerLost
 from ringcomm.machine import descriptors
 
-__all__ = ["ProcessWatch", "open_pidfd", "process_id"]
+__all__ = ["ProcessWatch", "is_stopped", "open_pidfd", "process_id"]
 
 UNKNOWN = "unknown"
 
@@ -33,6 +33,11 @@ def open_pidfd(pid: int, rank: int) -> int:
         if error.errno in (errno.ENOSYS, errno.EPERM, errno.EACCES):
             return -1
         raise descriptors.exhausted(rank, "to watch a process", error) from None
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal or a debugger has stopped this process."""
+    return _stat(pid, 3) in ("T", "t")
 
 
 class ProcessWatch:
@@ -106,9 +111,14 @@ def _ended(pidfd: int) -> bool:
 
 def _start_time(pid: int) -> str:
     """Return when a process was started, in ticks since the boot; UNKNOWN if /proc does not tell."""
+    return _stat(pid, 22)
+
+
+def _stat(pid: int, field: int) -> str:
+    """Return a field of /proc/<pid>/stat, numbered as in proc(5); UNKNOWN if there is none."""
     with suppress(OSError):
         # The second field is the name of the program in parentheses, which may hold any character.
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19].decode()
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[field - 3].decode()
     return UNKNOWN
 
 

@@ -1,15 +1,16 @@
-"""A store as its server keeps it: the values, who has joined, and the error that ends the startup of all."""
+"""Stores as their server keeps them: of a startup, with the error that ends it for all; and one that lasts."""
 
 import json
 import socket
 import struct
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 
 from ringcomm.errors import PeerLost, RingcommError, encode_error
 
-__all__ = ["JOIN", "PRESENT_KEY", "ServedStore", "reply"]
+__all__ = ["JOIN", "PRESENT_KEY", "ServedLastingStore", "ServedStore", "reply"]
 
 JOIN = struct.Struct("!ii")  # begins a member's first message: rank and size
 PRESENT_KEY = ""  # a key that always has a value
@@ -63,6 +64,11 @@ class ServedStore:
                 raise ValueError(timeout)
             self._pending[peer] = key.decode(), time.monotonic() + seconds
 
+    def push(self, value: bytes) -> None:
+        """Send each member a value that it has not asked for."""
+        for peer in self.members:
+            reply(peer, "value", value)
+
     def fail(self, error: RingcommError) -> None:
         self.failure = self.failure or encode_error(error).encode()
 
@@ -93,6 +99,37 @@ class ServedStore:
                 continue
             del self._pending[peer]
             reply(peer, *answer)
+
+
+class ServedLastingStore(ServedStore):
+    """A store for any number of members, which come and go. What a member has set goes with it."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self._set_by: defaultdict[socket.socket, set[str]] = defaultdict(set)
+
+    def join(self, peer: socket.socket, rank: int, size: int, process: str) -> str:  # noqa: ARG002
+        self.members[peer] = rank
+        reply(peer, "joined", b"")
+        return ""
+
+    def handle(self, peer: socket.socket, message: bytes) -> None:
+        kind, rest = message.split(b"\0", 1)
+        if kind == b"propose":
+            key, value = rest.split(b"\0", 1)
+            self._values.setdefault(key.decode(), value)
+            return
+        super().handle(peer, message)
+        if kind == b"set":
+            self._set_by[peer].add(rest.split(b"\0", 1)[0].decode())
+
+    def lose(self, peer: socket.socket, _: OSError | None) -> None:
+        self.leave(peer)
+
+    def leave(self, peer: socket.socket) -> None:
+        super().leave(peer)
+        for key in self._set_by.pop(peer, set()) - set().union(*self._set_by.values()):
+            del self._values[key]
 
 
 def reply(peer: socket.socket, kind: str, value: bytes) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from ringcomm.bootstrap.refusals import RefusalLog
-from ringcomm.bootstrap.sockets import credentials, listen, untrusted_reason
+from ringcomm.bootstrap.sockets import close_in_children, credentials, listen, untrusted_reason
 from ringcomm.errors import RingcommError
 from ringcomm.machine import descriptors
 
@@ -37,6 +37,7 @@ class PeerServer:
         self._receive, self._rank, self._send_timeout = receive, rank, send_timeout
         self._refusals = RefusalLog()
         self._listener = self._listen(address, purpose)
+        close_in_children(self._listener)
         self._peers: set[socket.socket] = set()
         self._open = ExitStack()
         self._selector = self._open.enter_context(selectors.DefaultSelector())
@@ -44,6 +45,7 @@ class PeerServer:
 
     def add(self, peer: socket.socket) -> None:
         peer.settimeout(self._send_timeout)
+        close_in_children(peer)
         self._peers.add(peer)
         self._selector.register(peer, selectors.EVENT_READ)
 

@@ -9,6 +9,7 @@ import struct
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 from ringcomm.errors import ArgumentError, refuse
 from ringcomm.machine import descriptors
@@ -19,6 +20,7 @@ __all__ = [
     "Message",
     "Packet",
     "close_descriptors",
+    "close_in_children",
     "credentials",
     "listen",
     "packet_socket",
@@ -115,6 +117,21 @@ def close_descriptors(fds: Iterable[int]) -> None:
     for fd in fds:
         if fd >= 0:
             os.close(fd)
+
+
+def close_in_children(held: socket.socket) -> None:
+    """Have forked children close their copy of a socket: they must not hold it longer than this process lives."""
+    _closed_in_children.add(held)
+
+
+def _close_in_child() -> None:
+    for held in _closed_in_children:
+        held.close()
+
+
+_closed_in_children: "WeakSet[socket.socket]" = WeakSet()
+if hasattr(os, "register_at_fork"):  # else another system, on which only --help works
+    os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _holder(address: str) -> str:

@@ -15,7 +15,8 @@ __all__ = ["connect", "split_address"]
 def connect(address: str, secret: bytes, seconds: float, keepalive: float = KEEPALIVE) -> MessageSocket:
     """Return a connection to the TcpServer at this address, whose send and recv then wait up to `seconds`.
 
-    Raises ConnectionError if there is none that answers as it should, ArgumentError if it has another secret.
+    Raises ConnectionRefusedError if nothing listens there, another ConnectionError if no server answers as it should,
+    ArgumentError if it has another secret.
     """
     seconds = min(seconds, HANDSHAKE_TIMEOUT)
     try:
@@ -25,7 +26,8 @@ def connect(address: str, secret: bytes, seconds: float, keepalive: float = KEEP
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         peer = MessageSocket(connected, keepalive)
     except (OSError, UnicodeError) as error:  # no route, no such name, too slow, …
-        raise ConnectionError(getattr(error, "strerror", "") or str(error)) from None
+        kind = ConnectionRefusedError if isinstance(error, ConnectionRefusedError) else ConnectionError
+        raise kind(getattr(error, "strerror", "") or str(error)) from None
     try:
         steps = client_handshake(secret)
         next(steps)

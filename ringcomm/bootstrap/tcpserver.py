@@ -15,10 +15,10 @@ from ringcomm.errors import ArgumentError, refuse
 
 __all__ = ["TcpServer"]
 
-MAX_STRANGERS = 128  # connections that have not proved anything yet
+MAX_UNTRUSTED = 128  # peers that have not proved that they know the secret
 
 
-class _Stranger(NamedTuple):
+class _UntrustedPeer(NamedTuple):
     handshake: ServerHandshake
     deadline: float
 
@@ -26,8 +26,8 @@ class _Stranger(NamedTuple):
 class TcpServer(PeerServer):
     """A PeerServer at one TCP address, for peers that know the secret.
 
-    Strangers have HANDSHAKE_TIMEOUT seconds to prove that they do, and MAX_STRANGERS connections: of more, the oldest
-    goes.
+    Untrusted peers have HANDSHAKE_TIMEOUT seconds to prove that they do, and MAX_UNTRUSTED connections: of more, the
+    oldest goes.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class TcpServer(PeerServer):
         keepalive: float | None,
     ) -> None:
         self._secret, self._keepalive, self._receive_member = secret, keepalive, receive
-        self._strangers: dict[socket.socket, _Stranger] = {}  # in the order of their deadlines
+        self._untrusted: dict[socket.socket, _UntrustedPeer] = {}  # in the order of their deadlines
         super().__init__(address, purpose, self._hear, rank)
 
     @property
@@ -52,13 +52,13 @@ class TcpServer(PeerServer):
         return _listen(address, purpose)
 
     def serve(self, timeout: float | None) -> bool:
-        first = next(iter(self._strangers.values()), None)
+        first = next(iter(self._untrusted.values()), None)
         if first:
             left = max(0.0, first.deadline - time.monotonic())
             timeout = left if timeout is None else min(timeout, left)
         served = super().serve(timeout)
-        while self._strangers and next(iter(self._strangers.values())).deadline <= time.monotonic():
-            self.refuse(next(iter(self._strangers)), f"no proof of the secret within {HANDSHAKE_TIMEOUT:g} s")
+        while self._untrusted and next(iter(self._untrusted.values())).deadline <= time.monotonic():
+            self.refuse(next(iter(self._untrusted)), f"no proof of the secret within {HANDSHAKE_TIMEOUT:g} s")
         return served
 
     def describe(self, peer: socket.socket) -> str:
@@ -68,21 +68,21 @@ class TcpServer(PeerServer):
             return "a connection"
 
     def drop(self, peer: socket.socket) -> None:
-        self._strangers.pop(peer, None)
+        self._untrusted.pop(peer, None)
         super().drop(peer)
 
     def _admit(self, peer: socket.socket) -> None:
-        if len(self._strangers) >= MAX_STRANGERS:
-            self.refuse(next(iter(self._strangers)), f"{MAX_STRANGERS} connections without a proof of the secret")
+        if len(self._untrusted) >= MAX_UNTRUSTED:
+            self.refuse(next(iter(self._untrusted)), f"{MAX_UNTRUSTED} connections without a proof of the secret")
         handshake = ServerHandshake(self._secret)
         with suppress(OSError):  # it has disconnected; the next read reports that
             peer = MessageSocket(peer, self._keepalive)
             self.add(peer)
-            self._strangers[peer] = _Stranger(handshake, time.monotonic() + HANDSHAKE_TIMEOUT)
+            self._untrusted[peer] = _UntrustedPeer(handshake, time.monotonic() + HANDSHAKE_TIMEOUT)
             peer.send(handshake.greeting)
 
     def _hear(self, peer: socket.socket) -> None:
-        if peer not in self._strangers:
+        if peer not in self._untrusted:
             self._receive_member(peer)
             return
         try:
@@ -91,13 +91,13 @@ class TcpServer(PeerServer):
             return
         except OSError:  # too long, or disconnected
             message = b""
-        answer, refusal = self._strangers[peer].handshake.answer(message)
+        answer, refusal = self._untrusted[peer].handshake.answer(message)
         with suppress(OSError):  # it has disconnected; the next read reports that
             peer.send(answer)
         if refusal:
             self.refuse(peer, refusal)
         else:
-            del self._strangers[peer]
+            del self._untrusted[peer]
 
 
 def _listen(address: str, purpose: str) -> socket.socket:

@@ -4,21 +4,26 @@ import errno
 import json
 import os
 import socket
+from dataclasses import replace
 from typing import Any
 
 from ringcomm.bootstrap.messagesocket import KEEPALIVE, hang_up
 from ringcomm.bootstrap.place import Place
-from ringcomm.bootstrap.servedstore import JOIN, ServedStore
+from ringcomm.bootstrap.servedstore import JOIN, ServedLastingStore, ServedStore
+from ringcomm.bootstrap.servedsurvivors import SURVIVORS, ServedSurvivors
 from ringcomm.bootstrap.server import PeerServer
+from ringcomm.bootstrap.sockets import close_in_children
 from ringcomm.bootstrap.socketstore import SocketStore
 from ringcomm.bootstrap.storeserver import StoreServer
 from ringcomm.bootstrap.tcp import connect
 from ringcomm.bootstrap.tcpserver import TcpServer
 from ringcomm.errors import ArgumentError, CollectiveTimeout, PeerLost
 
-__all__ = ["NODES", "TcpStore", "TcpStoreServer", "broken"]
+__all__ = ["NODES", "LastingStore", "TcpStore", "TcpStoreServer", "broken"]
 
-NODES = "nodes"  # the name of the store of the launchers; a store of ranks is named by job and start
+# The names of the store of the launchers, and of the LastingStore; a store of ranks is named by job and start.
+NODES, LASTING = "nodes", "lasting"
+REACH_TIMEOUT = 5.0  # seconds to connect to a server that runs
 
 
 class TcpStore(SocketStore):
@@ -29,6 +34,11 @@ class TcpStore(SocketStore):
     def __init__(self, place: Place, timeout: float, keepalive: float = KEEPALIVE) -> None:
         self._keepalive = keepalive
         super().__init__(place, timeout)
+
+    @property
+    def place(self) -> Place:
+        """That of this process, in the job of this store."""
+        return self._place
 
     def _connect(self, timeout: float) -> socket.socket:
         secret = os.fsencode(self._place.nonce)
@@ -52,12 +62,38 @@ class TcpStore(SocketStore):
         return CollectiveTimeout(f"found no store at {self._place.store} within {timeout:g} s: {reason}")
 
 
+class LastingStore(TcpStore):
+    """A store beside those of the starts, until the job ends: any number of processes join and leave it."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(replace(place, job=LASTING), REACH_TIMEOUT)
+        close_in_children(self._socket)  # or what this process has set would stay until they end
+
+    def propose(self, key: str, value: bytes) -> None:
+        """Set a key for good unless it is set: the first value wins. What `set` has set goes with this connection."""
+        self._send(f"propose\0{key}\0".encode() + value)
+
+    def find(self, key: str, timeout: float = 0.0) -> bytes | None:
+        """Return the value of a key; None if it is not set within `timeout` seconds.
+
+        Raises CollectiveTimeout if the server does not answer, and PeerLost from then on.
+        """
+        try:
+            return self.get(key, timeout)
+        except CollectiveTimeout:
+            if self._silent:
+                raise
+            return None
+
+
 class TcpStoreServer(StoreServer):
-    """Serves the store of the launchers and, under names of their own, those of the starts of the ranks."""
+    """Serves the store of the launchers, those that last and, under names of their own, those of starts of ranks."""
 
     def __init__(self, place: Place, keepalive: float, launchers: ServedStore, process: str) -> None:
         self._keepalive = keepalive
         self._starts: dict[str, ServedStore] = {}
+        self._survivors = ServedSurvivors(self._end_start, self._end_ranks)
+        self._lasting = ServedLastingStore()
         super().__init__(place, place.store, launchers, process)
 
     def _listen(self, address: str) -> PeerServer:
@@ -68,7 +104,13 @@ class TcpStoreServer(StoreServer):
         for name, store in [*self._starts.items()]:
             if store.complete and not store.members:
                 del self._starts[name]
-        return [self._store, *self._starts.values()]
+        return [self._store, self._survivors, self._lasting, *self._starts.values()]
+
+    def _end_start(self, name: str, size: int, error: PeerLost) -> None:
+        self._starts.setdefault(name, ServedStore(size)).fail(error)
+
+    def _end_ranks(self, ranks: list[int]) -> None:
+        self._store.push(json.dumps(ranks).encode())
 
     def _join(self, peer: socket.socket, message: bytes) -> str:
         if len(message) < JOIN.size:
@@ -79,6 +121,9 @@ class TcpStoreServer(StoreServer):
             name, process = str(identity["store"]), str(identity["process"])
         except (ValueError, KeyError, TypeError):
             return "malformed request"
+        if name in (SURVIVORS, LASTING):
+            store = self._survivors if name == SURVIVORS else self._lasting
+            return self._take_in(peer, store, rank, size, process)
         if name != NODES:
             return self._take_in(peer, self._starts.setdefault(name, ServedStore(size)), rank, size, process)
         refusal = self._take_in(peer, self._store, rank, size, process)

@@ -1,8 +1,9 @@
-"""What the launchers of a job on several hosts tell each other: who has arrived, failed first, and ended.
+"""What the launchers of a job on several hosts learn from each other: who has arrived, failed first, and ended.
 
 Each launcher, one per node, is a member of a store that the one of node 0 serves. At first they share what places their
 ranks get. From then on each waits for a key that node 0 sets when the ranks of all nodes have ended. A failure, also a
-lost connection, aborts the store: all learn of the same one, that which reached node 0 first.
+lost connection, aborts the store: all learn of the same one, that which reached node 0 first. Node 0 also sends
+them the ranks that `shrink` has left out.
 """
 
 import json
@@ -33,7 +34,7 @@ log = logging.getLogger("ringcomm")
 MAX_NODES = 1024
 REPORT_TIMEOUT = 2.0  # seconds for node 0 to name the missing nodes after another node has timed out
 WARN_AFTER = 10.0  # seconds before a launcher says for which nodes it waits
-ALL_ENDED = "all nodes have ended"
+STARTED, ALL_ENDED = "the ranks have connected", "all nodes have ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class NodeOptions:
     secret: str
     timeout: float  # seconds for all nodes to come
     keepalive: float  # seconds after which a node that does not answer is lost
+    elastic: bool = False  # continues without nodes that are lost once the ranks have connected
 
     @property
     def name(self) -> str:
@@ -57,6 +59,10 @@ class _Launchers(ServedStore):
 
     member = "node"
 
+    def __init__(self, size: int, elastic: bool) -> None:
+        super().__init__(size)
+        self._elastic = elastic
+
     def join(self, peer: socket.socket, rank: int, size: int, process: str) -> str:
         refusal = super().join(peer, rank, size, process)
         if peer in self.members:
@@ -65,7 +71,12 @@ class _Launchers(ServedStore):
 
     def lose(self, peer: socket.socket, error: OSError | None) -> None:
         if (node := self.members.get(peer)) is not None:
-            self.fail(PeerLost(f"node {node} ({self.processes[node]}) is lost: its launcher {broken(error)}"))
+            text = f"node {node} ({self.processes[node]}) is lost: its launcher {broken(error)}"
+            if self._elastic and STARTED in self._values:
+                log.warning("%s; the others continue without it", text)
+                self._values[ended(node)] = b""
+            else:
+                self.fail(PeerLost(text))
         self.leave(peer)
 
 
@@ -80,11 +91,17 @@ class _NodeStore(TcpStore):
         if self._place.rank > 0:
             return super()._connect(timeout)
         try:
-            self._server = TcpStoreServer(self._place, self._keepalive, _Launchers(self._place.size), self._process())
+            self._server = TcpStoreServer(
+                self._place, self._keepalive, _Launchers(self._place.size, self._elastic), self._process()
+            )
         except ArgumentError as error:
             cure = "node 0 listens there, the others have --node-rank 1, 2, …, and --master-port is free"
             raise ArgumentError(f"{error}: {cure}") from None
         return self._server.client
+
+    def __init__(self, place: Place, options: NodeOptions) -> None:
+        self._elastic = options.elastic
+        super().__init__(place, options.timeout, options.keepalive)
 
     def ask(self, key: str) -> None:
         """Ask for a key; `fileno` is then readable when `answer` has the answer or raises the failure of the job."""
@@ -114,8 +131,9 @@ class Nodes:
     def __init__(self, store: _NodeStore, options: NodeOptions, first: Place) -> None:
         self.host, self.name, self.first = _host(), options.name, first
         self.over = False  # a failure was read, or all nodes have ended
+        self._started = False
         self._store, self._options = store, options
-        each = [f"node {node} has ended" for node in range(options.count)]
+        each = [ended(node) for node in range(options.count)]
         self._mine = each[options.rank]
         self._awaited = each if options.rank == 0 else [ALL_ENDED]
         store.ask(self._awaited[0])
@@ -128,29 +146,37 @@ class Nodes:
         if not self.over:
             self._store.abort(error)
 
+    def start(self) -> None:
+        """Tell node 0 that the ranks have connected."""
+        if not (self._started or self.over):
+            self._started = True
+            with suppress(PeerLost):  # node 0 is lost, as `read` will say
+                self._store.set(STARTED, b"")
+
     def end(self) -> None:
         """Tell the other nodes that the ranks of this one have ended."""
         if not self.over:
             with suppress(PeerLost):  # node 0 is lost, as `read` will say
                 self._store.set(self._mine, b"")
 
-    def read(self) -> RingcommError | None:
-        """Read what has come; return the failure of the job if it was that."""
+    def read(self) -> RingcommError | list[int]:
+        """Read what has come; return the failure of the job or the ranks that `shrink` has left out, if it was that."""
         try:
-            self._store.answer()
+            if left_out := self._store.answer():  # the keys that this launcher awaits have no value
+                return list(json.loads(left_out))
             del self._awaited[0]
             if self._awaited:
                 self._store.ask(self._awaited[0])
-                return None
+                return []
             if self._options.rank == 0:
                 self._store.set(ALL_ENDED, b"")
         except BlockingIOError:  # half a message
-            return None
+            return []
         except RingcommError as error:
             self._leave()
             return error
         self._leave()
-        return None
+        return []
 
     def _leave(self) -> None:
         self.over = True
@@ -160,12 +186,12 @@ class Nodes:
 
 @contextmanager
 def join_nodes(options: NodeOptions, ranks: int) -> Iterator[Nodes]:
-    """Meet the launchers of the other nodes, on which the job fails if the body raises here.
+    """Join the launchers of the other nodes, on which the job fails if the body raises here.
 
     Raises the same error on all nodes that have come if some do not come in time, which it names, or do not fit.
     """
     place = Place(options.rank, options.count, NODES, options.secret, "ringcomm run", hosts=True, store=options.address)
-    with _NodeStore(place, options.timeout, options.keepalive) as store:
+    with _NodeStore(place, options) as store:
         try:
             try:
                 nodes = Nodes(store, options, _find_first_place(store, options, ranks))
@@ -178,14 +204,22 @@ def join_nodes(options: NodeOptions, ranks: int) -> Iterator[Nodes]:
             raise
 
 
+def ended(node: int) -> str:
+    """Return the key that is set once the ranks of a node have ended."""
+    return f"node {node} has ended"
+
+
 def _find_first_place(store: _NodeStore, options: NodeOptions, ranks: int) -> Place:
-    """Return the place of the first rank of this node. Node 0 collects what all have and tells each."""
+    """Return the place of the first rank of this node. Node 0 collects what all have and answers each."""
     deadline = time.monotonic() + options.timeout
-    mine = {"host": _host(), "version": VERSION, "ranks": ranks}
+    mine = {"host": _host(), "version": VERSION, "ranks": ranks, "elastic": options.elastic}
     store.set(f"node {options.rank} is", json.dumps(mine).encode())
     if options.rank == 0:
         nodes = [json.loads(_get(store, f"node {node} is", deadline, options)) for node in range(options.count)]
         check_versions([node["version"] for node in nodes], "node")
+        without = [number for number, node in enumerate(nodes) if not node["elastic"]]
+        if 0 < len(without) < len(nodes):
+            raise refuse("--respawn", "it on all nodes or on none", f"it, but not on {format_ranks(without, 'node')}")
         starts = [0, *accumulate(node["ranks"] for node in nodes)]
         size, job = starts[-1], secrets.token_hex(16)
         if size > MAX_SIZE:

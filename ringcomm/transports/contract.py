@@ -134,6 +134,7 @@ class Transport(Protocol):
     handle: Any  # the rc_comm, for messages.py
     fused: Mapping[str, Fused]
     fast_path: FastPath
+    left_out: Sequence[int]  # by `shrink`, which made this group on one host: ids of processes that did not come to it
 
     @property
     def as_local(self) -> "LocalTransport | None":
@@ -201,9 +202,13 @@ class Transport(Protocol):
     def shrink(self, timeout: float) -> "Transport":
         """Make a group of the ranks that call this too, in their old order, although this group is broken.
 
-        Waits for ranks that run but do not call it for `timeout` seconds. Raises Aborted if the others have gone on
+        Waits for ranks that run but do not call it for `timeout` seconds. Raises Aborted if the others have continued
         without this rank.
         """
+        ...
+
+    def recorded(self, call: str) -> AbstractContextManager[None]:
+        """Enter "shrink" or "grow" into the flight record, from the beginning of the block to its end."""
         ...
 
     def fail(self, error: RingcommError) -> None:

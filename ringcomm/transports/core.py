@@ -1,7 +1,8 @@
 """What all transports of the native core have in common: calls on a communicator of ringcomm.h."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ringcomm.adapters import CODES, TENSORS
@@ -15,6 +16,7 @@ from ringcomm.types import COLLECTIVES, DTYPES, OPS
 __all__ = ["PATHS", "NativeTransport", "NativeWork", "by_rank"]
 
 PATHS = ("single", "staged", "one-shot", "two-stage", "symmetric", "threads", "cma", "one-pass")  # as enum rc_path
+REGROUPING = {"shrink": lib.RC_SHRINK, "grow": lib.RC_GROW}
 FACT_BYTES = 2048  # of a fact in `all_gather_facts`: the same on all ranks, and enough for split and empty
 CALL_BYTES = 256  # of a call in a report, at most
 
@@ -31,6 +33,7 @@ class NativeTransport:
         address = int(ffi.cast("uintptr_t", handle))
         self.fast_path = NativeFastPath(address, self.handle, check, TENSORS, CODES, ops, rank, size)
         self.fused: Mapping[str, Fused] = {name: self._fused(name) for name in COLLECTIVES}
+        self.left_out: Sequence[int] = ()
 
     def start(self, collective: str, call: CollectiveCall, timeout: float) -> "NativeWork":
         return self._start(lib.rc_collective, COLLECTIVES[collective].code, (call,), timeout)
@@ -72,6 +75,16 @@ class NativeTransport:
     def check(self) -> None:
         check(lib.rc_check(self.handle))
 
+    def gone(self) -> list[int]:
+        """Return the ranks that have died or closed."""
+        lib.rc_check(self.handle)  # what has come from other hosts
+        gone, ranks = ffi.new("int *"), []
+        for rank in range(self.size):
+            check(lib.rc_peer_lost(self.handle, rank, gone))
+            if gone[0] and rank != self.rank:
+                ranks.append(rank)
+        return ranks
+
     def path(self) -> tuple[str, int]:
         path, chunks = ffi.new("int *"), ffi.new("uint64_t *")
         check(lib.rc_last_path(self.handle, path, chunks))
@@ -83,6 +96,20 @@ class NativeTransport:
         text = ffi.new("char[]", CALL_BYTES * most * self.size)
         check(lib.rc_report(self.handle, calls, text, len(text)))
         return str(ffi.string(text), errors="replace")
+
+    @contextmanager
+    def recorded(self, call: str) -> Iterator[None]:
+        number = ffi.new("uint64_t *")
+        check(lib.rc_regrouping_begin(self.handle, REGROUPING[call], number))
+        status = lib.RC_INTERRUPTED
+        try:
+            yield
+            status = lib.RC_OK
+        except RingcommError as error:
+            status = STATUS.get(type(error), lib.RC_SYSTEM)
+            raise
+        finally:
+            lib.rc_regrouping_end(self.handle, number[0], status)  # refused once `grow` has closed this communicator
 
     def _start(self, function: Callable[..., int], *call: Any) -> "NativeWork":
         slot = ffi.new("rc_work **")

@@ -193,6 +193,9 @@ class RoutingTransport:
     def split(self, color: int | None, key: int) -> Transport | None:
         return self._host.split(color, key)  # a new communicator routes again
 
+    def recorded(self, call: str) -> AbstractContextManager[None]:
+        return self._host.recorded(call)
+
     def shrink(self, timeout: float) -> Transport:
         return self._host.shrink(timeout)
 

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, closing
 from typing import Any, Self
 
 from ringcomm.bootstrap.place import Place
+from ringcomm.bootstrap.process_watch import is_stopped
 from ringcomm.bootstrap.rendezvous import Rendezvous, rendezvous
 from ringcomm.bootstrap.store import Store
 from ringcomm.config import Config
@@ -35,8 +36,10 @@ CMA_HUGE_BYTES = 2 << 20  # below, NumPy's arrays seldom lie in huge pages
 class ShmTransport(NativeTransport):
     """One rank's end of a group that shares memory."""
 
-    def __init__(self, handle: Any, rank: int, size: int, tuning: Any) -> None:
-        super().__init__("shm", handle, rank, size, tuning)
+    def __init__(self, handle: Any, rank: int, pids: Sequence[int], tuning: Any) -> None:
+        """`pids`: the process id of each rank."""
+        super().__init__("shm", handle, rank, len(pids), tuning)
+        self._pids = pids
 
     def split(self, color: int | None, key: int) -> Self | None:
         requests = self.all_gather_facts("split", [color, key])
@@ -52,7 +55,7 @@ class ShmTransport(NativeTransport):
             slot = ffi.new("rc_comm **")
             rank = members.index(self.rank)
             check(lib.rc_sub_open(self.handle, offsets[members[0]], rank, len(members), members, slot))
-            groups.append(type(self)(slot[0], rank, len(members), self.tuning))
+            groups.append(type(self)(slot[0], rank, self.processes(members), self.tuning))
 
         self.run_on_all("split", open_group)
         return groups[0] if groups else None
@@ -68,19 +71,27 @@ class ShmTransport(NativeTransport):
         tuning.timeout = timeout
         rank, size = members.index(self.rank), len(members)
         check(lib.rc_group_open(self.handle, offset, rank, size, members, tuning, slot))
-        return type(self)(slot[0], rank, size, tuning)
+        return type(self)(slot[0], rank, self.processes(members), tuning)
 
     def shrink(self, timeout: float) -> Self:
         members, size, slot = ffi.new("int[]", self.size), ffi.new("int *"), ffi.new("rc_comm **")
         check(lib.rc_shrink(self.handle, timeout, members, size, slot))
         ranks = [*members[0 : size[0]]]
-        shrunk = type(self)(slot[0], ranks.index(self.rank), len(ranks), self.tuning)
+        left_out = sorted({*range(self.size)} - {*ranks, *self.gone()})
+        shrunk = type(self)(slot[0], ranks.index(self.rank), self.processes(ranks), self.tuning)
+        shrunk.left_out = self.processes(left_out)
+        if shrunk.rank == 0:
+            for rank, pid in zip(left_out, shrunk.left_out, strict=True):
+                state = "is stopped" if is_stopped(pid) else "runs"
+                log.warning("shrink left out rank %d: it did not come in time, and its process %d %s", rank, pid, state)
         try:
             shrunk.fused["barrier"](CollectiveCall(NULL, NULL, 0, 0), timeout)
             return shrunk
         except (PeerLost, CollectiveTimeout, Aborted):  # more are lost meanwhile
             with closing(shrunk):
-                return shrunk.shrink(timeout)
+                again = shrunk.shrink(timeout)
+            again.left_out = [*shrunk.left_out, *again.left_out]
+            return again
         except BaseException:  # the others need not wait for this rank
             shrunk.close()
             raise
@@ -106,15 +117,9 @@ class ShmTransport(NativeTransport):
     def as_local(self) -> Self:
         return self
 
-    def gone(self) -> list[int]:
-        """Return the ranks that have died or closed."""
-        gone = ffi.new("int *")
-        ranks = []
-        for rank in range(self.size):
-            check(lib.rc_peer_lost(self.handle, rank, gone))
-            if gone[0] and rank != self.rank:
-                ranks.append(rank)
-        return ranks
+    def processes(self, ranks: Sequence[int]) -> list[int]:
+        """Return the process ids of ranks."""
+        return [self._pids[rank] for rank in ranks]
 
     def _reserve_group(self, size: int, leads: bool) -> int | None:
         return self._reserve(lib.rc_sub_bytes(size, self.tuning), f"the arenas of a group of {size} ranks", leads)
@@ -153,7 +158,7 @@ def connect(rank: int, size: int, store: Store, config: Config) -> ShmTransport:
         tuning, slot = ffi.new("rc_tuning *", joined.reply["tuning"]), ffi.new("rc_comm **")
         nonce = joined.reply["nonce"]  # rank 0 maps first; that the others read it there proves that they share memory
         check(lib.rc_world_open(joined.fd, rank, size, joined.pids, joined.pidfds, nonce, tuning, slot))
-        opened.append(ShmTransport(slot[0], rank, size, tuning))
+        opened.append(ShmTransport(slot[0], rank, joined.pids, tuning))
 
     with rendezvous(store, rank, size, hello, _answer, open_world, config.start_limit) as joined:
         log.debug("rank %d of %d shares memory, %s", rank, size, joined.reply["tuning"])

@@ -154,13 +154,13 @@ def test_a_job_name_may_be_any_bytes():
     job = os.fsdecode(b"\xe9t\xe9")
     places = [find_place({**OURS, "RINGCOMM_JOB": job, "RINGCOMM_RANK": rank, "RINGCOMM_SIZE": "2"}) for rank in "01"]
 
-    def meet(place):
+    def exchange(place):
         with job_store(place, 20) as store:
             store.set(str(place.rank), b"here")
             return store.get(str(1 - place.rank), 20)
 
     with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(meet, places)) == [b"here"] * 2
+        assert list(pool.map(exchange, places)) == [b"here"] * 2
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.sockets import MESSAGE_BYTES
 from ringcomm.bootstrap.store import open_store
 from ringcomm.bootstrap.tcp import split_address
-from ringcomm.bootstrap.tcpstore import TcpStore
+from ringcomm.bootstrap.tcpstore import LastingStore, TcpStore
 
 
 @pytest.fixture
@@ -42,10 +42,10 @@ def join(address, job, rank, size, secret=SECRET, timeout=20):
 
 
 def connect(address):
-    stranger = socket.create_connection(split_address(address), harness.OPERATION)
-    greeting = read(stranger)
+    peer = socket.create_connection(split_address(address), harness.OPERATION)
+    greeting = read(peer)
     assert greeting.startswith(GREETING)
-    return stranger, greeting.removeprefix(GREETING)
+    return peer, greeting.removeprefix(GREETING)
 
 
 def read(peer):
@@ -71,7 +71,7 @@ def test_a_wrong_secret_is_an_error_at_once_and_logged(address, job, caplog):
 def test_nothing_is_heard_before_the_proof(address, job):
     """Neither a request nor the server's own proof, sent back or for other challenges, makes a member."""
     with join(address, job, 0, 2) as store:
-        stranger, challenge = connect(address)
+        peer, challenge = connect(address)
         mine = os.urandom(32)
         for answer in (
             b"set\0key\0value",
@@ -80,12 +80,12 @@ def test_nothing_is_heard_before_the_proof(address, job):
             mine + hmac.digest(SECRET.encode(), b"client" + os.urandom(32) + mine, "sha256"),
             mine + hmac.digest(b"", b"client" + challenge + mine, "sha256"),
         ):
-            with stranger:
-                send(stranger, answer)
-                assert read(stranger) == REFUSED
-                assert read(stranger) == b""
-            stranger, challenge = connect(address)
-        stranger.close()
+            with peer:
+                send(peer, answer)
+                assert read(peer) == REFUSED
+                assert read(peer) == b""
+            peer, challenge = connect(address)
+        peer.close()
         with pytest.raises(CollectiveTimeout, match="rank 1 of 2 did not arrive"):
             store.get("key", 0.05)
 
@@ -100,34 +100,34 @@ def test_who_knows_the_secret_and_sends_garbage_is_refused(address, job, message
         assert other.get("key", 20) == b"value"
 
 
-def test_a_stranger_is_heard_up_to_the_length_of_a_proof(address):
-    stranger, _ = connect(address)
-    with stranger:
-        stranger.sendall(LENGTH.pack(65))
-        assert read(stranger) in (REFUSED, b"")
+def test_an_untrusted_peer_is_heard_up_to_the_length_of_a_proof(address):
+    peer, _ = connect(address)
+    with peer:
+        peer.sendall(LENGTH.pack(65))
+        assert read(peer) in (REFUSED, b"")
 
 
-def test_a_silent_stranger_has_little_time(address, monkeypatch, caplog):
+def test_a_silent_untrusted_peer_has_little_time(address, monkeypatch, caplog):
     monkeypatch.setattr(tcpserver, "HANDSHAKE_TIMEOUT", 0.2)
-    stranger, _ = connect(address)
-    with stranger:
-        stranger.sendall(b"\0")  # which does not prolong it
-        assert read(stranger) == b""
+    peer, _ = connect(address)
+    with peer:
+        peer.sendall(b"\0")  # which does not prolong it
+        assert read(peer) == b""
     until(lambda: "no proof of the secret within 0.2 s" in caplog.text, "the log")
 
 
-def test_strangers_hold_few_connections_and_keep_no_rank_out(address, job, monkeypatch):
-    monkeypatch.setattr(tcpserver, "MAX_STRANGERS", 4)
+def test_untrusted_peers_hold_few_connections_and_keep_no_rank_out(address, job, monkeypatch):
+    monkeypatch.setattr(tcpserver, "MAX_UNTRUSTED", 4)
     monkeypatch.setattr(tcpserver, "HANDSHAKE_TIMEOUT", 1000.0)
-    strangers = [socket.create_connection(split_address(address), harness.OPERATION) for _ in range(50)]
+    peers = [socket.create_connection(split_address(address), harness.OPERATION) for _ in range(50)]
     with join(address, job, 0, 2) as store, join(address, job, 1, 2) as other:
         store.set("key", b"value")
         assert other.get("key", 20) == b"value"
-        for stranger in strangers[:-4]:
-            read(stranger)  # the greeting, if it came before the end
-            assert read(stranger) == b""
-    for stranger in strangers:
-        stranger.close()
+        for peer in peers[:-4]:
+            read(peer)  # the greeting, if it came before the end
+            assert read(peer) == b""
+    for peer in peers:
+        peer.close()
 
 
 @pytest.fixture
@@ -229,6 +229,25 @@ def test_starts_of_two_jobs_and_of_one_have_stores_of_their_own(address, job):
                     store.get("key", 0)
                 other.set("key", b"value")
                 assert store.get("key", 20) == b"value"
+
+
+def test_the_lasting_store_keeps_the_first_proposal_and_what_present_members_have_set(address, job):
+    places = [Place(rank, 2, job, SECRET, store=address) for rank in (0, 1, 1)]  # one connects twice
+    first, second, third = (LastingStore(place) for place in places)
+    with third:
+        with second:
+            with first:
+                for store in (first, second, third):
+                    store.propose("decision", str(id(store)).encode())
+                    assert store.get("decision", 0) == str(id(first)).encode()
+                first.set("here", b"")
+                first.set("both", b"")
+                second.set("both", b"")
+                assert third.get("here", 20) == third.get("both", 20) == b""
+            until(lambda: third.find("here") is None, "the key to go")
+            assert third.find("both") == b""
+        until(lambda: third.find("both") is None, "the key to go")
+        assert third.find("decision")
 
 
 def test_a_failed_start_stays_failed_for_ranks_that_come_later(address, job):

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 HOST = os.uname().nodename
 WAITING = """
-    meet()
+    exchange()
     print("ready", os.getpid())
     time.sleep(100)
 """
@@ -50,7 +50,7 @@ def test_ranks_are_numbered_by_node_and_find_each_other_through_the_store(tmp_pa
             """
             assert place.hosts and place.launcher == "ringcomm run"
             for _ in range(2):  # a second start, which a fast rank may have begun already
-                assert meet() == [f"from {other}" for other in range(size)]
+                assert exchange() == [f"from {other}" for other in range(size)]
             print(f"rank {rank} of {size}", sys.argv[1:])
             print("err", file=sys.stderr)
             """
@@ -83,7 +83,7 @@ def test_verbose_names_the_ranks_of_each_node(job):
 )
 def test_a_rank_that_fails_is_named_on_all_nodes(job, failing, failure, status, words):
     text = f"""
-        meet()
+        exchange()
         if rank == {failing}:
             {failure}
         time.sleep(100)
@@ -101,14 +101,14 @@ def test_a_rank_that_chose_its_status_is_named_although_those_that_fail_because_
             while any(os.path.exists(f"/proc/{pids[other]}") for other in (0, 2)):
                 time.sleep(0.01)
 
-        pids = meet(os.getpid())
+        pids = exchange(os.getpid())
         with ringcomm.init(timeout=20) as comm:
             if rank == 1:
                 atexit.register(outlive_the_others)
                 sys.exit(3)
             comm.barrier()
     """
-    for launcher in start_ranks(job, text, patch="run.CAUSE_TIMEOUT = 20.0"):
+    for launcher in start_ranks(job, text, patch="supervisor.CAUSE_TIMEOUT = 20.0"):
         ended, _, err = finish(launcher)
         assert ended == 3
         named = [line for line in err.splitlines() if line.startswith("ringcomm run: ")]
@@ -117,7 +117,7 @@ def test_a_rank_that_chose_its_status_is_named_although_those_that_fail_because_
 
 def test_a_node_whose_ranks_have_ended_waits_for_the_others(job):
     text = """
-        pids = meet(os.getpid())
+        pids = exchange(os.getpid())
         if rank > 0:
             while os.path.exists(f"/proc/{pids[0]}"):  # its launcher has noticed
                 time.sleep(0.01)
@@ -131,7 +131,7 @@ def test_a_node_whose_ranks_have_ended_waits_for_the_others(job):
 
 @pytest.mark.parametrize(("number", "node"), [(signal.SIGINT, 0), (signal.SIGINT, 1), (signal.SIGTERM, 1)])
 def test_a_signal_to_one_launcher_ends_all_nodes(job, node, number):
-    launchers = start_ranks(job, WAITING, patch="run.ESCALATION = ((20.0, signal.SIGKILL),)")
+    launchers = start_ranks(job, WAITING, patch="supervisor.ESCALATION = ((20.0, signal.SIGKILL),)")
     until_ready(launchers)
     launchers[node].send_signal(number)
     for which, launcher in enumerate(launchers):

@@ -19,7 +19,7 @@ def job(tmp_path):
 
 @pytest.fixture
 def program(job):
-    return job.program("print(meet())")
+    return job.program("print(exchange())")
 
 
 def check_started(*launchers):
@@ -97,19 +97,19 @@ def test_a_launcher_with_another_secret_is_refused_and_the_job_starts(job, progr
     assert "it sent a wrong secret" in err
 
 
-def test_strangers_cannot_keep_the_job_from_starting(job, program):
+def test_untrusted_peers_cannot_keep_the_job_from_starting(job, program):
     first = job.start(0, 1, program)
-    strangers = [job.connect()]
+    peers = [job.connect()]
     try:
         for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 4, b"\xff" * 100_000, b"\0\0\0\x40" + b"x" * 64, b"\0"):
-            strangers.append(job.connect())
-            strangers[-1].sendall(garbage)
-        strangers += [job.connect() for _ in range(300)]  # silent ones, which hold their connections
+            peers.append(job.connect())
+            peers[-1].sendall(garbage)
+        peers += [job.connect() for _ in range(300)]  # silent ones, which hold their connections
         second = job.start(1, 1, program)
         check_started(second)
     finally:
-        for stranger in strangers:
-            stranger.close()
+        for peer in peers:
+            peer.close()
     status, out, err = finish(first)
     assert (status, len(out)) == (0, 1)
     assert "it sent no secret" in err
@@ -118,7 +118,7 @@ def test_strangers_cannot_keep_the_job_from_starting(job, program):
     assert len(err.splitlines()) < 20
 
 
-def test_a_stranger_that_listens_in_place_of_node_0_gets_no_proof_to_use(job, program):
+def test_an_untrusted_peer_that_listens_in_place_of_node_0_gets_no_proof_to_use(job, program):
     job.reserved.listen()
     second = job.start(1, 1, program, "--start-timeout=2")
     peer, _ = job.reserved.accept()

@@ -24,8 +24,8 @@ RINGCOMM = [sys.executable, "-m", "ringcomm"]
 
 def with_escalation(first, second):
     """Return a command for two ranks that sends SIGTERM and SIGKILL after so many seconds, not after 5 and 7."""
-    text = "import signal, sys; from ringcomm.launcher import run; "
-    text += f"run.ESCALATION = ({first}, signal.SIGTERM), ({second}, signal.SIGKILL); "
+    text = "import signal, sys; from ringcomm.launcher import run, supervisor; "
+    text += f"supervisor.ESCALATION = ({first}, signal.SIGTERM), ({second}, signal.SIGKILL); "
     return [sys.executable, "-c", text + "sys.exit(run.run(sys.argv[1:], 2))"]
 
 

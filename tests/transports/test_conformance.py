@@ -13,7 +13,6 @@ from mpi_world import LIBRARIES
 from ringcomm import Communicator, transports
 from ringcomm.adapters import ADAPTERS, EmulatedAdapter
 from ringcomm.devices import emulated
-from ringcomm.start import find_transports
 from ringcomm.testing import (
     CHECKS,
     a_mismatch_is_named_on_every_rank,
@@ -21,6 +20,7 @@ from ringcomm.testing import (
     connect_threads,
     run_threads,
 )
+from ringcomm.transports.choice import find_transports
 from ringcomm.transports.contract import NO_FAST_PATH
 
 FOUND = find_transports()

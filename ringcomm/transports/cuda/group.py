@@ -100,26 +100,36 @@ class CudaGroup:
         device.prepare(plan.variant)
         with self._launching, self._monitor.inside:
             number = self._monitor.register(call, timeout, captured)
+            traced = not captured and self._monitor.traced()
             if self._last and self._last[0] != stream and not captured:
                 device.wait(stream, self._last[1])  # the kernels of a group run one after the other
             try:
-                event = self._enqueue(device, stream, call, plan, number, timeout)
+                begin = device.record(stream, timed=True) if traced else None
+                event = self._enqueue(device, stream, call, plan, number, timeout, traced)
             except RuntimeError as error:  # CUDA's
                 failure = RingcommError(f"{call.description} could not be launched on {device.name}: {error}")
                 self._monitor.fail(failure)
                 raise failure from error
             launch = PendingLaunch(self._monitor, device, number, event, captured, awaited)
+            launch.traced = (begin, call) if begin else None
             self._monitor.add(launch)
             if not captured:
                 self._last = stream, event
         return launch
 
     def _enqueue(
-        self, device: Device, stream: Any, call: Blockwise, plan: LaunchPlan, number: int, timeout: float
+        self,
+        device: Device,
+        stream: Any,
+        call: Blockwise,
+        plan: LaunchPlan,
+        number: int,
+        timeout: float,
+        timed: bool = False,
     ) -> Event:
         args = self._arena.arguments(call, plan, number, timeout, self._buffers.locations(call))
         device.launch(plan.variant, args, plan.blocks, stream)
-        return device.record(stream)
+        return device.record(stream, timed)
 
     def check_device(self, device: Device) -> None:
         if device.name != self.device.name:

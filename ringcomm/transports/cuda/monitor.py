@@ -17,12 +17,14 @@ from ringcomm.completion import call_back, call_back_apart
 from ringcomm.devices.contract import Device, Event
 from ringcomm.errors import Aborted, CollectiveTimeout, PeerLost, RingcommError
 from ringcomm.machine.threads import start_thread
+from ringcomm.native import check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.contract import LocalTransport
 from ringcomm.transports.cuda.arena import MAX_LAUNCHES, Arena
 from ringcomm.transports.cuda.failures import UNKNOWN, LaunchedCall, compare_calls, counts_differ, timed_out
 from ringcomm.transports.cuda.kernels import REASONS
 from ringcomm.transports.waits import INFINITE, Deadline
+from ringcomm.types import COLLECTIVES
 
 __all__ = ["SHORTEST", "LaunchMonitor", "PendingLaunch"]
 
@@ -55,6 +57,7 @@ class LaunchMonitor:
         self._host, self._channel, self._device, self._arena = host, channel, device, arena
         self._control = arena.control
         self._process = os.getpid()
+        self._traced = ffi.new("int *")
         self._number = 0  # of the newest call
         self._queued = 0  # of the newest call whose launch has returned
         self._calls: dict[int, LaunchedCall] = {}
@@ -82,6 +85,21 @@ class LaunchMonitor:
             self._calls[self._number] = LaunchedCall(call.description, timeout, counts)
             self._calls.pop(self._number - 4 * MAX_LAUNCHES, None)
             return self._number
+
+    def traced(self) -> bool:
+        """Return whether the calls of this rank are being recorded."""
+        check(lib.rc_traced(self._host.handle, self._traced))
+        return bool(self._traced[0])
+
+    def _trace(self, launch: "PendingLaunch") -> None:
+        """Add a launch that has ended to the trace."""
+        if not launch.traced:
+            return
+        begin, call = launch.traced
+        failed = launch.error is not None or bool(self._control.abort)
+        facts = COLLECTIVES[call.name].code, call.dtype, call.root, call.joined
+        with suppress(RuntimeError):  # CUDA's
+            lib.rc_trace_launch(self._host.handle, *facts, begin.time, launch.event.time, failed)
 
     def add(self, launch: "PendingLaunch") -> None:
         with self.lock:
@@ -164,6 +182,8 @@ class LaunchMonitor:
                 ended.append(self._in_flight.popleft())
             if ended:
                 self._read_record(ended)  # the record may belong to a launch that just ended
+                for launch in ended:
+                    self._trace(launch)
             callbacks = [callback for launch in ended for callback in launch.take_callbacks()]
             oldest = self._in_flight[0] if self._in_flight else None
         if callbacks:
@@ -271,14 +291,16 @@ class PendingLaunch:
         self.captured = captured  # it runs when the graph is replayed, at a time unknown here
         self.awaited = awaited  # the caller waits on this handle, which raises the error of the call
         self.error: RingcommError | None = None
-        self._monitor, self._device, self._event = monitor, device, event
+        self.traced: tuple[Event, Blockwise] | None = None  # when it began
+        self.event = event  # its end
+        self._monitor, self._device = monitor, device
         self._done = self._called_back = captured
         self._callbacks: list[Callable[[], object]] = []
 
     def wait(self, timeout: float) -> int:
         """Let the current stream wait; on a device whose calls are blocking, the caller too."""
         if not self.captured:
-            self._device.wait(self._device.stream(), self._event)
+            self._device.wait(self._device.stream(), self.event)
         if self._device.blocking:
             self._monitor.wait(self, timeout)
         if not self._device.capturing():
@@ -291,7 +313,7 @@ class PendingLaunch:
     def done(self) -> bool:
         if not self._done and not self._device.capturing():  # querying an event would end the capture
             try:
-                self._done = self._event.done
+                self._done = self.event.done
             except RuntimeError as error:  # CUDA's: nothing runs there any more
                 self._monitor.fail(RingcommError(f"{self._device.name} has failed: {error}"))
                 self._done = True

@@ -12,7 +12,7 @@ from ringcomm.config import Config
 from ringcomm.machine import topology
 from ringcomm.native import NULL
 from ringcomm.transports.network.layout import layout_of
-from ringcomm.transports.network.transport import Network, NetworkTransport
+from ringcomm.transports.network.transport import Network, NetworkTransport, first_number
 from ringcomm.transports.shm import ShmTransport, check_versions
 from ringcomm.version import VERSION
 
@@ -33,7 +33,7 @@ def facts_of(rank: int, config: Config) -> Facts:
         "cores": sorted(topology.cores()),
         "link": link_facts(),
     }
-    return facts if rank else facts | {"config": asdict(config)}
+    return facts if rank else facts | {"config": asdict(config), "number": first_number()}
 
 
 class JobFacts:
@@ -49,7 +49,7 @@ class JobFacts:
 
     def __init__(self, rank: int, ranks: Sequence[Facts], config: Config) -> None:
         check_versions([facts["version"] for facts in ranks])
-        self._ranks = ranks
+        self._ranks, self._number = ranks, ranks[0]["number"]
         config = Config(**ranks[0]["config"] | {name: getattr(config, name) for name in OWN})
         check_name(config.algorithm)
         self.layout = layout_of(rank, [tuple(facts["host"]) for facts in ranks])
@@ -66,4 +66,5 @@ class JobFacts:
     def connected(self, network: Network, local: ShmTransport) -> NetworkTransport:
         """Return the transport of all ranks, of which those of this host are `local`."""
         log.info("%d ranks on %d hosts, by %s", len(self._ranks), len(self.layout.ranks), network.name)
-        return NetworkTransport(network, 1, [*range(len(self._ranks))], self.layout, local, NULL)
+        network.take([self._number])
+        return NetworkTransport(network, self._number, [*range(len(self._ranks))], self.layout, local, NULL)

@@ -1,11 +1,13 @@
 """Connects ranks on several hosts: those of one host by shared memory, all of them by sockets or UCX."""
 
 import secrets
+from dataclasses import replace
 from typing import Any
 
 from ringcomm.bootstrap.facts import all_gather_facts
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.store import Store
+from ringcomm.bootstrap.tcpstore import TcpStore
 from ringcomm.config import Config
 from ringcomm.errors import ArgumentError, RingcommError
 from ringcomm.native import check, ffi, lib
@@ -14,6 +16,7 @@ from ringcomm.transports.contract import Transport
 from ringcomm.transports.network.address import loopback, own_address
 from ringcomm.transports.network.facts import JobFacts, facts_of
 from ringcomm.transports.network.mesh import connect_mesh
+from ringcomm.transports.network.survivors import Survivors
 from ringcomm.transports.network.transport import Network
 from ringcomm.transports.network.ucx import connect_ucx
 
@@ -44,7 +47,9 @@ def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
             raise ArgumentError(f"{text}: set RINGCOMM_HOST_ADDRESS to one that they reach", rank=rank)
         sockets = connect_mesh(rank, size, store, address, ranks[0]["secret"].encode(), config.start_limit)
         handle, name = _open_sockets(rank, size, sockets, config.keepalive), "sockets"
-    return job.connected(Network(handle, job.selector(name), name), local)
+    # Those that are left use the same link.
+    survivors = Survivors(store.place, replace(config, link=name), connect) if isinstance(store, TcpStore) else None
+    return job.connected(Network(handle, job.selector(name), name, survivors), local)
 
 
 def _open_sockets(rank: int, size: int, sockets: list[int], keepalive: float) -> Any:

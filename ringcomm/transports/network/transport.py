@@ -1,16 +1,19 @@
 """The transport between hosts: shared memory inside a host, a network of sockets or MPI between hosts, all native."""
 
+import logging
+import secrets
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import numpy as np
 
 from ringcomm.algorithms.schedule import Block, Copy, Exchange
 from ringcomm.algorithms.select import AlgorithmSelector
+from ringcomm.bootstrap.arrivals import format_ranks
 from ringcomm.devices.contract import Device
-from ringcomm.errors import ArgumentError, RingcommError
+from ringcomm.errors import Aborted, ArgumentError, RingcommError
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.contract import CollectiveCall, Fused, Transport
@@ -19,20 +22,32 @@ from ringcomm.transports.network.gpus import GpuSums
 from ringcomm.transports.network.layout import HostLayout, layout_of
 from ringcomm.transports.network.programs import program_of
 from ringcomm.transports.network.steps import Local, Program, Step
+from ringcomm.transports.network.survivors import Survivors
 from ringcomm.transports.shm import ShmTransport
 from ringcomm.types import COLLECTIVES, DTYPES
 
-__all__ = ["Network", "NetworkTransport"]
+__all__ = ["Network", "NetworkTransport", "first_number"]
+
+log = logging.getLogger("ringcomm")
 
 NO_BLOCK = (0, 0, 0)
 
 
-class Network:
-    """The link of this process to the others of a job, and its groups."""
+def first_number() -> int:
+    """Return a number for the group of all processes, from which those of later groups count.
 
-    def __init__(self, handle: Any, selector: AlgorithmSelector, name: str) -> None:
-        self.handle, self.selector, self.name = handle, selector, name
-        self._number = 1  # the greatest of a group
+    No other job should have it: traces and flight records of several jobs may lie in one folder. UCX's tags have room
+    for numbers below 2^43.
+    """
+    return 1 + secrets.randbits(42)
+
+
+class Network:
+    """The link of this process to the others of a job, and its groups; `survivors` connects those that are left."""
+
+    def __init__(self, handle: Any, selector: AlgorithmSelector, name: str, survivors: Survivors | None = None) -> None:
+        self.handle, self.selector, self.name, self.survivors = handle, selector, name, survivors
+        self._number = 0  # the greatest of a group
         self._splits = 0  # in progress
         self._taken: set[int] = set()  # numbers, since the first split in progress began
         self._open_groups = 0
@@ -82,13 +97,14 @@ class NetworkTransport(NativeTransport):
     def __init__(
         self, network: Network, number: int, members: list[int], layout: HostLayout, local: ShmTransport, parent: Any
     ) -> None:
-        self._network, self._members, self._layout, self._local = network, members, layout, local
+        self._network, self._number, self._members = network, number, members
+        self._layout, self._local, self._of_all = layout, local, parent == NULL
         size = len(members)
         rank = layout.local_ranks[layout.local_rank]
         hosts = [layout.locate(each)[0] for each in range(size)]
         slot = ffi.new("rc_comm **")
         shares = max(map(len, layout.ranks)) > 1
-        here = local.handle if shares else NULL
+        here = local.handle
         check(
             lib.rc_network_group(network.handle, number, rank, size, members, hosts, here, parent, local.tuning, slot)
         )
@@ -150,8 +166,21 @@ class NetworkTransport(NativeTransport):
         processes = [self._members[rank] for rank in members]
         return type(self)(self._network, numbers[color], processes, layout, local, self.handle)
 
-    def shrink(self, timeout: float) -> Transport:  # noqa: ARG002
-        raise ArgumentError("shrink: expected ranks on one host, got several", rank=self.rank)
+    def shrink(self, timeout: float) -> Transport:
+        survivors = self._network.survivors
+        if survivors is None:
+            raise ArgumentError(
+                "shrink: on several hosts the launcher decides who is left; start the ranks with ringcomm run --nnodes"
+            )
+        with suppress(RingcommError):  # the first failure stays
+            self.fail(Aborted(f"rank {self.rank} has called shrink", rank=self.rank))
+        timeout = self.timeout if timeout < 0 else timeout
+        name = f"{self._number} of {min(self._members)}"  # groups without a common process may have one number
+        members = survivors.place.members if self._of_all else ()
+        shrunk, left_out = survivors.regroup(name, self.rank, self.size, members, self.gone, timeout)
+        if left_out and shrunk.rank == 0:
+            log.warning("shrink left out %s, which did not come in time", format_ranks(left_out))
+        return shrunk
 
     def allocate(self, description: str, size: int) -> Any:
         """Return zeros in memory that the ranks of this host share."""

@@ -135,37 +135,37 @@ def be_silent(peer):
     pass
 
 
-STRANGERS = [send_garbage, disconnect, be_silent, prove_wrongly]
+UNTRUSTED_PEERS = [send_garbage, disconnect, be_silent, prove_wrongly]
 
 
-@pytest.mark.parametrize("stranger", STRANGERS)
-def test_strangers_do_not_hold_up_the_ranks(store, pool, stranger, caplog):
+@pytest.mark.parametrize("act", UNTRUSTED_PEERS)
+def test_untrusted_peers_do_not_hold_up_the_ranks(store, pool, act, caplog):
     with caplog.at_level(logging.WARNING, "ringcomm"), ExitStack() as opened:
         early = start(pool, store, [0, 1], 3)
         for rank in (0, 1):
-            stranger(opened.enter_context(connect(store, rank)))
+            act(opened.enter_context(connect(store, rank)))
         finish(early + start(pool, store, [2], 3))
-    if stranger in (send_garbage, prove_wrongly):
+    if act in (send_garbage, prove_wrongly):
         assert "refused 127.0.0.1 port" in caplog.text
 
 
-def test_of_many_strangers_the_oldest_is_dropped(store, pool, monkeypatch):
-    monkeypatch.setattr(tcpserver, "MAX_STRANGERS", 3)
+def test_of_many_untrusted_peers_the_oldest_is_dropped(store, pool, monkeypatch):
+    monkeypatch.setattr(tcpserver, "MAX_UNTRUSTED", 3)
     with ExitStack() as opened:
         early = start(pool, store, [0], 2)
-        strangers = [opened.enter_context(connect(store, 0)) for _ in range(5)]
-        for stranger in strangers[:2]:
-            await_end(stranger)
+        peers = [opened.enter_context(connect(store, 0)) for _ in range(5)]
+        for peer in peers[:2]:
+            await_end(peer)
         finish(early + start(pool, store, [1], 2))
 
 
-def test_a_silent_stranger_is_dropped_in_time(store, pool, monkeypatch):
+def test_a_silent_untrusted_peer_is_dropped_in_time(store, pool, monkeypatch):
     early = start(pool, store, [0], 2)
     server_of(store, 0)
     with monkeypatch.context() as patch:
         patch.setattr(tcpserver, "HANDSHAKE_TIMEOUT", 0.05)
-        with connect(store, 0) as stranger:
-            await_end(stranger)
+        with connect(store, 0) as peer:
+            await_end(peer)
     finish(early + start(pool, store, [1], 2))
 
 

@@ -1,0 +1,124 @@
+"""The processes of the ranks of one launcher.
+
+They form one process group. Its leader, the reaper, is a small process that waits until `ringcomm run` exits and then
+kills the group and the ranks that have left it. So no process survives even if `ringcomm run` itself is killed.
+"""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Self
+
+from ringcomm.launcher import processes
+from ringcomm.launcher.signals import SignalSocket
+from ringcomm.machine.threads import starting
+
+__all__ = ["RankStart", "Ranks"]
+
+log = logging.getLogger("ringcomm")
+
+
+@dataclass(frozen=True, slots=True)
+class RankStart:
+    """How a rank is started."""
+
+    rank: int
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    cores: set[int]
+
+
+class Ranks:
+    """Starts, signals and reaps the ranks. At the end of `with` they and their children are dead."""
+
+    def __init__(self, signals: SignalSocket, *forwarded: signal.Signals) -> None:
+        """`forwarded`: the signals that are sent on to the ranks."""
+        self._signals, self._forwarded = signals, forwarded
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}  # by rank
+        self._starts: dict[int, RankStart] = {}
+        self._replaced: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, "-I", "-S", processes.__file__]
+        # Forwarded signals reach the whole group; the reaper must survive all but SIGKILL.
+        with starting("the process that ends the ranks"), self._signals.mask_for_children(*self._forwarded):
+            self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, process_group=0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.send(signal.SIGKILL)
+        for process in (*self._processes.values(), *self._replaced, self._reaper):
+            with process:  # closes its pipes and reaps it
+                pass
+
+    def start(self, how: RankStart) -> "subprocess.Popen[bytes]":
+        """Start a rank; its stdout and stderr are pipes."""
+        rank, cores = how.rank, how.cores
+        log.info("rank %d runs on the cores %s", rank, ", ".join(map(str, sorted(cores))))
+        with starting(f"rank {rank}"), self._signals.mask_for_children(), _bound_to(cores):
+            process = subprocess.Popen(
+                how.command,
+                env=how.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                process_group=self._reaper.pid,
+            )
+        if rank in self._processes:
+            self._replaced.append(self._processes[rank])
+        self._processes[rank], self._starts[rank] = process, how
+        self._notify_reaper(process)
+        return process
+
+    def started(self, rank: int) -> RankStart:
+        """Return how a rank was started."""
+        return self._starts[rank]
+
+    def running(self) -> dict[int, int]:
+        """Return the process id of each rank that has not been reaped."""
+        return {rank: process.pid for rank, process in self._processes.items() if process.returncode is None}
+
+    def reap(self) -> list[tuple[int, int]]:
+        """Return rank and exit status of those that have ended since the last call; -N: killed by signal N."""
+        ended = []
+        for rank, process in self._processes.items():
+            if process.returncode is None and (status := process.poll()) is not None:
+                self._notify_reaper(process)
+                ended.append((rank, status))
+        return ended
+
+    def stopped(self) -> list[int]:
+        """Return the ranks whose processes a signal has stopped, and no debugger."""
+        return [rank for rank, pid in self.running().items() if _stopped(pid)]
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to all ranks and their children."""
+        processes.send_signal(number, self._reaper.pid, self.running().values())
+
+    def _notify_reaper(self, process: "subprocess.Popen[bytes]") -> None:
+        assert self._reaper.stdin is not None
+        with suppress(BrokenPipeError):  # it is killed with the group at the end
+            self._reaper.stdin.write(b"%d\n" % process.pid)
+
+
+def _stopped(child: int) -> bool:
+    try:
+        return os.waitid(os.P_PID, child, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # it has ended
+        return False
+
+
+@contextmanager
+def _bound_to(cores: set[int]) -> Iterator[None]:
+    """Bind this thread in the body: the processes that it starts inherit that."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

@@ -1,0 +1,231 @@
+"""Watches the ranks of `ringcomm run`: forwards their output and signals, and ends them together."""
+
+import math
+import os
+import selectors
+import signal
+import sys
+import time
+from typing import Self
+
+from ringcomm.bootstrap.notices import TOO_LATE
+from ringcomm.bootstrap.place import Place
+from ringcomm.errors import Aborted, PeerLost, RingcommError
+from ringcomm.launcher import processes
+from ringcomm.launcher.nodes import Nodes
+from ringcomm.launcher.output import OutputWriter, RankOutput
+from ringcomm.launcher.ranks import Ranks, RankStart
+from ringcomm.launcher.restarts import Restarts
+from ringcomm.launcher.signals import SignalSocket
+from ringcomm.launcher.stops import Stops
+
+__all__ = ["FORWARDED", "Supervisor"]
+
+# Seconds after the failure of a rank, and the signal that the others then get: EXIT_TIMEOUT to exit by themselves, 2
+# more to handle SIGTERM.
+ESCALATION = ((processes.EXIT_TIMEOUT, signal.SIGTERM), (processes.EXIT_TIMEOUT + 2.0, signal.SIGKILL))
+FORWARDED = (signal.SIGINT, signal.SIGTERM)
+UNCAUGHT = 1  # the status with which Python exits after any exception, also one that the failure of another rank raised
+CAUSE_TIMEOUT = 1.0  # seconds after such an exit in which another failure counts as the first
+
+
+class Supervisor:
+    """Starts the ranks, and waits for them. At the end of `with` they and their children are dead."""
+
+    def __init__(self, signals: SignalSocket, nodes: Nodes | None, place: Place) -> None:
+        """`place`: of any rank."""
+        self._signals, self._nodes = signals, nodes
+        self._ranks = Ranks(signals, *FORWARDED)
+        self._stops = Stops(self._ranks)
+        self._restarts: Restarts | None = None
+        if place.respawn is not None:
+            self._restarts = Restarts(place, place.respawn, self._ranks, self.start, self._print)
+        out, err = sys.stdout.fileno(), sys.stderr.fileno()
+        self._out = OutputWriter(out, signals.wake)
+        # Two threads that write to one pipe would mix their lines.
+        self._err = self._out if os.path.sameopenfile(out, err) else OutputWriter(err, signals.wake)
+        self._outputs = selectors.DefaultSelector()
+        self._control = selectors.DefaultSelector()  # all but output
+        for selector in (self._outputs, self._control):
+            for source in (signals, nodes, self._restarts and self._restarts.notices):
+                if source:
+                    selector.register(source, selectors.EVENT_READ)
+        self._status = 0
+        self._any_well = False  # a rank has ended with status 0
+        self._forwarded = 0  # the last forwarded signal
+        self._scheduled: list[tuple[float, signal.Signals]] = []
+        self._uncaught: RingcommError | None = None  # a failure that another one may have caused
+        self._uncaught_until = math.inf
+
+    def __enter__(self) -> Self:
+        self._ranks.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ranks.__exit__()
+        if self._restarts:
+            self._restarts.close()
+        self._outputs.close()
+        self._control.close()
+        for writer in {self._out, self._err}:
+            writer.close()
+
+    def start(self, how: RankStart) -> None:
+        process = self._ranks.start(how)
+        for source, writer in ((process.stdout, self._out), (process.stderr, self._err)):
+            assert source is not None
+            self._outputs.register(source, selectors.EVENT_READ, RankOutput(how.rank, source, writer))
+
+    def wait(self) -> int:
+        """Forward the output of the ranks until all have exited, on all nodes; return the exit status."""
+        while self._unfinished() or (self._uncaught and self._nodes and not self._nodes.over):
+            self._poll(self._control if self._out.full or self._err.full else self._outputs)
+        self._settle_uncaught()
+        self._ranks.send(signal.SIGKILL)  # children of the ranks, so that all writers are gone
+        for key in self._outputs.get_map().values():
+            if key.data:
+                while key.data.forward():
+                    pass
+        if self._nodes:
+            self._nodes.end()
+            while not self._nodes.over:
+                self._poll(self._control)
+        if self._restarts and not self._any_well:
+            self._status = self._status or self._restarts.lost
+        return self._status if self._flushed() else self._status or 128 + self._forwarded
+
+    def _unfinished(self) -> bool:
+        return bool(self._ranks.running() or (self._restarts and self._restarts.pending))
+
+    def _flushed(self) -> bool:
+        """Wait until all output is written.
+
+        After a signal, give up when the reader makes no progress for EXIT_TIMEOUT.
+        """
+        seen, limit = -1, math.inf
+        while not (self._out.done and self._err.done):
+            if (written := self._out.written + self._err.written) > seen or limit == math.inf:
+                seen = written
+                limit = time.monotonic() + ESCALATION[0][0] if self._forwarded else math.inf
+            if time.monotonic() >= limit:
+                return False
+            self._poll(self._control, limit)
+        return True
+
+    def _poll(self, selector: selectors.BaseSelector, until: float = math.inf) -> None:
+        """Wait for output, signals or the deadline, and handle them."""
+        restarts_due = self._restarts.due if self._restarts else math.inf
+        scheduled = (when for when, _ in self._scheduled)
+        until = min([until, self._uncaught_until, self._stops.due, restarts_due, *scheduled])
+        for key, _ in selector.select(None if until == math.inf else max(0.0, until - time.monotonic())):
+            if key.fileobj is self._signals:
+                self._handle_signals()
+            elif key.fileobj is self._nodes:
+                self._read_nodes()
+            elif not key.data:
+                assert self._restarts
+                self._restarts.read()
+            elif not key.data.forward():
+                self._outputs.unregister(key.fileobj)
+                key.data.close()
+        for writer in (self._out, self._err):
+            writer.check()
+        while self._scheduled and time.monotonic() >= self._scheduled[0][0]:
+            self._ranks.send(self._scheduled.pop(0)[1])
+        if time.monotonic() >= self._uncaught_until:
+            self._settle_uncaught()
+        if text := self._stops.report():
+            self._print(text)
+        if self._restarts and time.monotonic() >= self._restarts.due:
+            self._restarts.poll()
+        if self._nodes and self._restarts and self._restarts.any_joined:
+            self._nodes.start()
+
+    def _handle_signals(self) -> None:
+        for number in self._signals.read():
+            if number in FORWARDED:
+                if self._nodes:
+                    text = f"{self._nodes.name} was sent {signal.Signals(number).name}"
+                    self._nodes.fail(Aborted(text, got=number))
+                self._print(f"sent {signal.Signals(number).name} to the ranks")
+                self._forward(number)
+        # First those that ended by themselves: of theirs it follows that a rank came too late to join.
+        for rank, code in sorted(self._ranks.reap(), key=lambda ended: ended[1] == TOO_LATE):
+            if code or (self._restarts and self._restarts.was_ended(rank)):
+                self._report(rank, code)
+            else:
+                self._any_well = True
+                if self._restarts:
+                    self._restarts.end_well(rank)
+        self._stops.look()
+        if self._restarts:
+            self._restarts.poll()
+
+    def _read_nodes(self) -> None:
+        assert self._nodes
+        received = self._nodes.read()
+        if self._nodes.over:
+            for selector in (self._outputs, self._control):
+                selector.unregister(self._nodes)
+        if isinstance(received, RingcommError):
+            self._record_failure(received)
+        elif self._restarts:
+            self._restarts.leave_out(received)
+
+    def _report(self, rank: int, code: int) -> None:
+        """Record that a rank of this node has failed, unless it is started again or another one is the reason."""
+        on = f" on {self._nodes.host}" if self._nodes else ""
+        text = f"rank {rank}{on} {processes.describe_exit(code)}"
+        failure = PeerLost(text, rank=rank, got=code if code > 0 else 128 - code)
+        if self._restarts and not self._forwarded:
+            ending = self._status or self._uncaught
+            if code == TOO_LATE if ending else self._restarts.replace(rank, failure, over=self._any_well):
+                return
+            if self._restarts.any_joined:
+                got = self._restarts.lost or failure.got
+                failure = PeerLost(f"{text}, and no rank is left that could continue", rank=rank, got=got)
+        if code != UNCAUGHT:
+            self._settle(failure)
+        elif not self._uncaught:
+            self._uncaught, self._uncaught_until = failure, time.monotonic() + CAUSE_TIMEOUT
+
+    def _settle_uncaught(self) -> None:
+        if self._uncaught:
+            self._settle(self._uncaught)
+        self._uncaught, self._uncaught_until = None, math.inf
+
+    def _settle(self, failure: RingcommError) -> None:
+        if self._nodes and not self._nodes.over and not self._forwarded:
+            self._nodes.fail(failure)
+        else:
+            self._record_failure(failure)
+
+    def _record_failure(self, failure: RingcommError) -> None:
+        if isinstance(failure, Aborted) and failure.got:  # a signal to one of the launchers
+            if not self._forwarded:
+                self._print(failure)
+                self._forward(failure.got)
+            if not self._ranks.running():
+                self._status = self._status or 128 + failure.got
+        elif self._status == 0:
+            self._status = failure.got or 1
+            if not self._forwarded or self._status != 128 + self._forwarded:  # else a signal that all ranks were sent
+                self._print(failure)
+            # Where no rank has joined yet, the others wait for one that never comes.
+            self._schedule_signals(ESCALATION[0][0] if self._restarts and not self._restarts.any_joined else 0.0)
+
+    def _print(self, failure: RingcommError | str) -> None:
+        self._err.write(f"ringcomm run: {failure}\n".encode())
+
+    def _forward(self, number: int) -> None:
+        self._forwarded = number
+        self._ranks.send(signal.Signals(number))
+        self._schedule_signals()
+
+    def _schedule_signals(self, earlier: float = 0.0) -> None:
+        """The job ends; `earlier`: by so many seconds than the ESCALATION."""
+        if self._restarts:
+            self._restarts.cancel()
+        if not self._scheduled:
+            start = time.monotonic() - earlier
+            self._scheduled = [(start + seconds, number) for seconds, number in ESCALATION]

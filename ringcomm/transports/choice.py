@@ -1,0 +1,39 @@
+"""Which transport connects the ranks of a job."""
+
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import cast
+
+from ringcomm import transports
+from ringcomm.bootstrap.place import Place
+from ringcomm.config import Config
+from ringcomm.errors import ArgumentError, refuse, unknown
+from ringcomm.transports.contract import TransportModule
+
+__all__ = ["choose_transport", "find_transports"]
+
+
+def find_transports() -> dict[str, TransportModule]:
+    """Return by name the modules and packages of ringcomm.transports that Config(transport=…) can name."""
+    names = [module.name for module in iter_modules(transports.__path__)]
+    modules = {name: import_module(f"{transports.__name__}.{name}") for name in names}
+    return {name: cast(TransportModule, module) for name, module in modules.items() if hasattr(module, "connect")}
+
+
+def choose_transport(place: Place, config: Config) -> TransportModule:
+    """Return the transport of the settings, or else the usual one; refuse one that does not serve this place."""
+    known, name = find_transports(), config.transport
+    serving = [each for each, module in known.items() if module.serves(place)]
+    where = f"launcher: {place.launcher}, {'several hosts' if place.hosts else 'one host'}"
+    if name not in (None, *known):
+        raise unknown("transport", name, known)
+    if not serving:
+        raise ArgumentError(
+            f"no transport connects the ranks of this job ({where}); start them with ringcomm run, mpirun or srun"
+        )
+    if name is None:
+        between_hosts = place.hosts or (config.host_id and place.mpi)
+        name = next(each for each in serving if each != "shm") if between_hosts else "shm"
+    elif name not in serving:
+        raise refuse("transport", f"{' or '.join(map(repr, serving))} ({where})", repr(name))
+    return known[name]

@@ -1,0 +1,71 @@
+"""How ranks on several hosts continue without those that are lost: they agree who is left, and connect anew."""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from ringcomm.bootstrap.arrivals import format_ranks
+from ringcomm.bootstrap.membership import RECONNECT_TIMEOUT
+from ringcomm.bootstrap.place import Place
+from ringcomm.bootstrap.servedsurvivors import start_name
+from ringcomm.bootstrap.store import Store, job_store
+from ringcomm.bootstrap.survivors import SurvivorsStore
+from ringcomm.config import Config
+from ringcomm.errors import Aborted, CollectiveTimeout, PeerLost
+from ringcomm.transports.contract import Transport
+
+__all__ = ["Survivors"]
+
+log = logging.getLogger("ringcomm")
+
+
+class Survivors:
+    """Connects those ranks of a start that are left; `connect` is that of the transport."""
+
+    def __init__(self, place: Place, config: Config, connect: Callable[[int, int, Store, Config], Transport]) -> None:
+        self.place = place
+        self._config, self._connect = replace(config, start_timeout=RECONNECT_TIMEOUT), connect
+
+    def regroup(
+        self,
+        group: str,
+        rank: int,
+        size: int,
+        members: Sequence[int],
+        lost: Callable[[], Iterable[int]],
+        timeout: float,
+    ) -> tuple[Transport, set[int]]:
+        """Connect the ranks of a group that are left; return their transport, and those that run but did not come.
+
+        `group` is its name in this start; `members`, `lost`: see SurvivorsStore. Either all that are left return, or
+        none does: if more are lost before all have confirmed that they are connected, the others agree again.
+        """
+        name, failure = f"{self.place.job}/{group}", None
+        left_out: set[int] = set()
+        keepalive = self._config.keepalive
+        with SurvivorsStore(self.place, name, rank, range(size), members, lost, timeout, keepalive) as survivors:
+            for _ in range(size):
+                left, gone, attempt = survivors.agree()
+                left_out |= {*range(size)} - {*left, *gone}
+                if rank not in left:
+                    others = f"{format_ranks(left)} had continued without it"
+                    raise Aborted(f"rank {rank} was left out: it called shrink when {others}", rank=rank)
+                place = replace(self.place, rank=left.index(rank), size=len(left), job=start_name(name, attempt))
+                place = replace(place, members=tuple(members[each] for each in left if members))
+                try:
+                    with job_store(place, RECONNECT_TIMEOUT) as store:
+                        transport = self._connect(place.rank, place.size, store, self._config)
+                except (PeerLost, CollectiveTimeout, Aborted) as error:
+                    log.info("rank %d connects again: %s", rank, error)
+                    failure = error
+                    survivors.fail(attempt)
+                    continue
+                try:
+                    if survivors.confirm(attempt):
+                        return transport, left_out
+                except BaseException:
+                    transport.close()
+                    raise
+                transport.close()
+        text = f"rank {rank} gave up after {size} attempts to connect those that were left; the last error: {failure}"
+        raise PeerLost(text, rank=rank)

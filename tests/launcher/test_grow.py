@@ -1,0 +1,185 @@
+"""`grow` on one machine and between hosts, where something fails or is late meanwhile."""
+
+import re
+import textwrap
+from contextlib import closing
+
+import pytest
+from test_respawn import respawned
+from test_respawn_nodes import start, write
+
+from nodes import Job, finish
+
+pytestmark = pytest.mark.slow
+
+# `lose` ends rank 1 and returns what is left; started again it waits for the file "over", and so never joins.
+LOSING = """
+import os, signal, sys, threading, time
+from pathlib import Path
+import numpy as np
+import ringcomm
+
+rank, restarts = (int(os.environ[f"RINGCOMM_{name}"]) for name in ("RANK", "RESTARTS"))
+over = Path(__file__).with_name("over")
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def lose(comm):
+    if rank == 1:
+        die()
+    try:
+        while True:
+            comm.barrier()
+    except ringcomm.PeerLost:
+        return comm.shrink()
+
+def wait_until_over():
+    while not over.exists():
+        time.sleep(0.01)
+    os._exit(0)
+
+def end():
+    comm.barrier()
+    over.touch()
+"""
+
+
+def run(tmp_path, text, hosts):
+    """Run a program on four ranks; return what they print, in order."""
+    text = LOSING + textwrap.dedent(text)
+    if hosts == 1:
+        ended = respawned(tmp_path, text, 1, ranks=4)
+        assert ended.returncode == 0, ended.stderr
+        return sorted(ended.stdout.splitlines())
+    with closing(Job(tmp_path, 2)) as job:
+        results = [finish(each) for each in start(job, str(write(job, text)), 1)]
+    assert [status for status, _, _ in results] == [0, 0], results
+    return sorted(line for _, out, _ in results for line in out)
+
+
+def test_grow_does_not_wait_for_a_rank_that_has_ended_well(tmp_path):
+    text = """
+        comm = ringcomm.init()
+        if comm.rank == 1:
+            sys.exit(0)
+        try:
+            while True:
+                comm.barrier()
+        except ringcomm.PeerLost:
+            comm = comm.shrink()
+        start = time.monotonic()
+        comm = comm.grow(timeout=50)
+        print(comm.size, time.monotonic() - start < 25)
+        end()
+    """
+    assert [line[4:] for line in run(tmp_path, text, 1)] == ["3 True"] * 3
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_a_rank_that_dies_in_grow_ends_it_on_all(tmp_path, hosts):
+    text = """
+    if restarts:
+        wait_until_over()
+    comm = lose(ringcomm.init())
+    if rank == 2:
+        threading.Timer(1, die).start()
+    try:
+        comm.grow(timeout=1000)
+    except ringcomm.PeerLost as error:
+        comm = comm.shrink()
+        print(error.rank, comm.size)
+    end()
+    """
+    assert run(tmp_path, text, hosts) == ["[0] 1 2", "[3] 1 2"]
+
+
+def test_an_interrupt_of_rank_0_in_grow_ends_it_on_all(tmp_path):
+    text = """
+    if restarts:
+        wait_until_over()
+    comm = lose(ringcomm.init())
+    if rank == 0:
+        known, calls = ringcomm.Communicator.check, []
+        def check(self):  # which grow calls at first, and then while it waits for rank 1
+            calls.append(known(self))
+            if len(calls) == 3:
+                signal.raise_signal(signal.SIGINT)
+        ringcomm.Communicator.check = check
+    try:
+        comm.grow(timeout=1000)
+    except KeyboardInterrupt:
+        print("interrupted")
+    except ringcomm.Aborted as error:
+        print(error.rank, error)
+    end()
+    """
+    told = "0 rank 0: KeyboardInterrupt"
+    assert run(tmp_path, text, 1) == ["[0] interrupted", f"[2] {told}", f"[3] {told}"]
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_the_timeout_of_rank_0_holds_for_all(tmp_path, hosts):
+    text = """
+    if restarts:
+        wait_until_over()
+    comm = lose(ringcomm.init(config=ringcomm.Config(timeout=2, start_timeout=20)))
+    assert comm.grow(timeout=0 if rank else 4) is comm
+    end()
+    """
+    assert run(tmp_path, text, hosts) == []
+
+
+def test_errors_name_grow_and_not_the_calls_that_it_makes(tmp_path):
+    text = """
+    comm = ringcomm.init(config=ringcomm.Config(timeout=2, start_timeout=20))
+    for other in (lambda: comm.all_reduce(np.ones(5)), lambda: time.sleep(4)):
+        try:
+            other() if rank == 2 else comm.grow()
+        except ringcomm.RingcommError as error:
+            if rank == 3:
+                print(repr(str(error)), error.rank, error.collective)
+    """
+    texts = [
+        r"'rank N waited 2 s in grow: it was not called by rank 2' 2 grow",
+        r"'the ranks called different things at epoch 2:\n  rank 0: grow\n  rank 1: grow\n"
+        r"  rank 2: all_reduce(float64 x 5, sum)\n  rank 3: grow' 2 grow",
+    ]
+    lines = [re.sub(r"rank \d waited", "rank N waited", line) for line in run(tmp_path, text, 1)]
+    assert lines == [f"[3] {text}" for text in texts]
+
+
+def test_ranks_agree_whether_they_have_grown(tmp_path):
+    text = """
+    comm = ringcomm.init()
+    if not restarts:
+        comm = lose(comm)
+        barrier = ringcomm.Communicator.barrier
+
+        def learns_of_a_loss(comm, **options):
+            barrier(comm, **options)  # which others leave without an error
+            ringcomm.Communicator.barrier = barrier
+            raise ringcomm.PeerLost("rank 1 was lost", rank=1)
+
+        if rank == 2:
+            ringcomm.Communicator.barrier = learns_of_a_loss
+        try:
+            comm = comm.grow()
+        except ringcomm.PeerLost:
+            pass
+    print(comm.size, int(comm.all_reduce(np.ones(1))[0]))
+    """
+    lines = run(tmp_path, text, 2)
+    assert len({line.partition(" ")[2] for line in lines}) == 1, lines
+    assert len(lines) >= 3
+
+
+def test_a_communicator_that_is_closed_does_not_keep_its_rank_from_another_start(tmp_path):
+    text = """
+    kept = []
+    for _ in range(2):
+        kept.append(ringcomm.init())
+        kept[-1].barrier()
+        kept[-1].close()
+    """
+    assert run(tmp_path, text, 1) == []

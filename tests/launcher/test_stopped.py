@@ -1,0 +1,135 @@
+"""Ranks that do not go on under `ringcomm run`: it says which are stopped.
+
+With --respawn it ends those that the others left out, and those that never join.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+LAUNCH = """
+import sys
+from ringcomm.commands.cli import main
+from ringcomm.launcher import restarts, stops
+stops.REPORT_AFTER, restarts.EXIT_TIMEOUT = 0.5, 1.0
+sys.exit(main())
+"""
+
+# Rank 1 does not go on: stopped, or busy. The others leave it out, and take it in again.
+PROGRAM = """
+import ctypes, os, signal, sys, time
+import numpy as np
+import ringcomm
+
+how = sys.argv[1]
+rank, restarts, size = (int(os.environ[f"RINGCOMM_{name}"]) for name in ("RANK", "RESTARTS", "SIZE"))
+if how == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if how == "polite":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+if how == "renamed":  # as setproctitle does it: over the environment that the kernel shows
+    begin, end = map(int, open("/proc/self/stat").read().split()[49:51])
+    ctypes.memset(begin, 0, end - begin)
+comm = ringcomm.init(timeout=30)
+if restarts == 0:
+    if rank == 1:
+        time.sleep(60) if how == "busy" else os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(60)
+    try:
+        comm.barrier(timeout=0.3)
+    except ringcomm.CollectiveTimeout:
+        comm = comm.shrink(timeout=0.3)
+    comm = comm.grow(timeout=20)
+assert comm.all_reduce(np.ones(1))[0] == size
+print(rank, restarts)
+"""
+
+
+def launch(*arguments):
+    command = [sys.executable, "-c", LAUNCH, "run", "-n", "3", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize(
+    ("how", "command"),
+    [
+        ("stopped", [sys.executable]),
+        ("stopped", ["sh", "-c", '"$@"; exit $?', "sh", sys.executable]),  # the rank is a child of what was started
+        ("deaf", [sys.executable]),
+        ("polite", [sys.executable]),
+        ("busy", [sys.executable]),
+        ("renamed", [sys.executable]),
+    ],
+    ids=["stopped", "in a script", "deaf", "polite", "busy", "renamed"],
+)
+def test_a_rank_that_was_left_out_is_ended_and_started_again(how, command, tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    with launch("--respawn", "1", "--", *command, str(tmp_path / "program.py"), how) as job:
+        out, err = job.communicate(timeout=60)
+    assert job.returncode == 0, err
+    assert sorted(out.splitlines()) == ["[0] 0 0", "[1] 1 1", "[2] 2 0"]
+    reason = "did not come to shrink" if how == "busy" else "was stopped"
+    line = f"ringcomm run: rank 1 {reason}, was left out by the others and ended; started again (1 of 1)"
+    assert err.splitlines().count(line) == 1, err
+    assert "[0] ringcomm WARNING: shrink left out rank 1" in err
+
+
+NEVER_JOINS = """
+import os, signal, sys, time
+from pathlib import Path
+import ringcomm
+
+how, again = sys.argv[1], Path(__file__).with_name("again")
+if os.environ["RINGCOMM_RESTARTS"] != "0":
+    if how == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if how == "polite":
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    again.touch()
+    if how == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(600)
+comm = ringcomm.init(timeout=30)
+if comm.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+while not again.exists():
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("how", ["busy", "stopped", "deaf", "polite"])
+def test_a_rank_that_never_joins_is_ended_when_the_others_have_ended(how, tmp_path):
+    (tmp_path / "program.py").write_text(NEVER_JOINS)
+    with launch("--respawn", "1", str(tmp_path / "program.py"), how) as job:
+        _, err = job.communicate(timeout=60)
+    assert job.returncode == 0
+    assert [line for line in err.splitlines() if "to continue" not in line] == [
+        "ringcomm run: rank 1 was killed by SIGKILL; started again (1 of 1)",
+        "ringcomm run: rank 1 was started again, but no rank is left that it could join",
+    ]
+
+
+def test_ringcomm_run_says_once_which_ranks_are_stopped(tmp_path):
+    (tmp_path / "program.py").write_text(
+        f"import os, time\nprint(os.getpid())\nwhile not os.path.exists({str(tmp_path / 'ends')!r}): time.sleep(0.01)\n"
+    )
+    with launch(str(tmp_path / "program.py")) as job:
+        pids = dict(job.stdout.readline().split() for _ in range(3))
+        stopped = [int(pids[f"[{rank}]"]) for rank in (0, 2)]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        line = job.stderr.readline()
+        time.sleep(1)
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        (tmp_path / "ends").touch()
+        rest = job.stderr.read()
+    cure = f"kill -CONT {stopped[0]} {stopped[1]}"
+    assert line == f"ringcomm run: ranks 0 and 2 are stopped; to continue: {cure}\n"
+    assert (job.returncode, rest) == (0, "")
