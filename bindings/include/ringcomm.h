@@ -163,13 +163,19 @@ int rc_file_create(int* fd);
 int rc_world_open(int fd, int rank, int size, const int64_t* pids, const int* pidfds, uint64_t nonce,
                   const rc_tuning* tuning, rc_comm** comm);
 /* What another process of this user does: the ranks of the group whose arena lies at `offset` in its file; at most
- * `most`. `size` is 0 if none lies there. */
+ * `most`. `size` is 0 if none lies there. In a group of several hosts these are the ranks of this one. */
 typedef struct {
-    int64_t pid;    /* 0: it has not come yet */
-    int32_t member; /* its rank in the world */
-    int32_t closed; /* 1: it has left */
+    int64_t pid;               /* 0: it has not come yet */
+    int32_t member;            /* its rank among all that share memory */
+    int32_t closed;            /* 1: it has left */
+    int32_t of_ranks;          /* the size of its group, on all hosts */
+    int32_t process;           /* in a group of several hosts: its rank among the `processes` that the link connects; */
+    int32_t processes;         /* 0: the group is of one host */
+    int32_t waits_for;         /* in the call, for this rank among all that share memory; -1: none is known */
+    int32_t waits_for_process; /* ... among those that the link connects */
     uint64_t calls, bytes;
-    char running[512];
+    double seconds; /* that it has been in the call */
+    char call[256]; /* "": none */
 } rc_rank_view;
 int rc_inspect(int fd, uint64_t offset, int most, rc_rank_view* ranks, int* size);
 /* Reserves a range of the file; one rank reserves for its group and sends the offset to the others. */
@@ -181,8 +187,12 @@ int rc_group_open(rc_comm* other, uint64_t offset, int rank, int size, const int
                   rc_comm** comm);
 /* A communicator of the ranks that call this too, in their old order; it waits for those that run but do not until
  * `timeout`. `members`, which has room for all ranks, are their ranks here, `size` of them. RC_ABORTED: the others have
- * gone on without this rank. */
+ * continued without this rank. */
 int rc_shrink(rc_comm* comm, double timeout, int* members, int* size, rc_comm** next);
+/* Enters into the flight record a call that the program carries out, with others on the communicator or without. */
+enum rc_regrouping { RC_SHRINK, RC_GROW };
+int rc_regrouping_begin(rc_comm* comm, int call, uint64_t* number);
+int rc_regrouping_end(rc_comm* comm, uint64_t number, int status);
 /* Breaks the communicator; `rank` is the failed rank. */
 int rc_abort(rc_comm* comm, int status, int rank, const char* reason);
 /* Whether a rank has died or closed: 0 or 1. */
@@ -198,6 +208,10 @@ int rc_last_path(rc_comm* comm, int* path, uint64_t* chunks);
  * caller's; -1 ends the trace, and one that it has interrupted goes on. */
 int rc_trace(rc_comm* comm, int fd);
 int rc_trace_mark(rc_comm* comm, const char* name); /* nothing without a trace */
+int rc_traced(rc_comm* comm, int* traced);
+/* A collective on a GPU, which has begun and ended at these ns of CLOCK_MONOTONIC. `elements`: of its larger array. */
+int rc_trace_launch(rc_comm* comm, int collective, int dtype, int root, uint64_t elements, uint64_t begin, uint64_t end,
+                    int failed);
 /* A number that the ranks of this communicator share, and no other one has. */
 int rc_group_id(rc_comm* comm, uint64_t* id);
 /* The last `calls` calls of every rank, one line per rank; writes at most `bytes`, NUL-terminated. */
@@ -314,10 +328,10 @@ typedef struct {
  * are 0, MPI needs `comm` no longer. */
 int rc_network_leave(rc_network* network, rc_leaving* leaving);
 /* A communicator of `size` ranks. members[i] is the process of rank i, and hosts[i] the number of its host. `number`:
- * below 2^63, the same on all ranks, and of no other communicator of these processes. Only the first communicator of a
- * network may be used before all of its ranks have it. `local` (NULL: every host has one rank) has the ranks of this
- * host, in the order of their ranks here; close it later. `parent` (may be NULL): the one from which this one is split,
- * so that its failure is one of this one as well. */
+ * below 2^43, the same on all ranks, and of no other communicator of these processes. Only the first communicator of a
+ * network may be used before all of its ranks have it. `local` has the ranks of this host, in the order of their
+ * ranks here, and where others see what this rank does (NULL: nowhere; it is alone on its host); close it later.
+ * `parent` (may be NULL): the one from which this one is split, so that its failure is one of this one as well. */
 int rc_network_group(rc_network* network, uint64_t number, int rank, int size, const int* members, const int* hosts,
                      rc_comm* local, rc_comm* parent, const rc_tuning* tuning, rc_comm** comm);
 

@@ -4,8 +4,8 @@ import argparse
 
 from ringcomm.algorithms import draw as algorithms
 from ringcomm.errors import ArgumentError, unknown
-from ringcomm.parallel import draw as pipelines
-from ringcomm.parallel.schedule import SCHEDULES
+from ringcomm.pipelining import draw as pipelines
+from ringcomm.pipelining.schedule import SCHEDULES
 
 __all__ = ["add_arguments", "run"]
 

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--respawn",
         type=whole(0),
         metavar="N",
-        help="a rank that fails does not end the others, and is started again, N times at most: docs/elastic.md",
+        help="a rank that fails does not end the others, and is started again, each N times at most: docs/elastic.md",
     )
     nodes = parser.add_argument_group("several nodes")
     nodes.add_argument("--nnodes", type=whole(1), metavar="N", help="number of nodes (1)")
@@ -72,8 +72,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.verbose:
         start_logging("info")
     bind = {None: None, "core": True, "none": False}[arguments.bind]
-    if arguments.respawn is not None and arguments.nnodes not in (None, 1):
-        arguments.usage_error("--respawn works on one node")
     if arguments.nnodes in (None, 1):
         return launch(command, arguments.ranks, bind=bind, mpi4py=arguments.mpi4py, respawn=arguments.respawn)
     if missing := [option for option, value in placement.items() if value is None]:
@@ -93,10 +91,11 @@ def run(arguments: argparse.Namespace) -> int:
         find_secret(arguments.secret_file),
         arguments.start_timeout,
         arguments.keepalive,
+        elastic=arguments.respawn is not None,
     )
     if not arguments.verbose:
         start_logging(Config().log)
-    return launch(command, arguments.ranks, options, bind, arguments.mpi4py)
+    return launch(command, arguments.ranks, options, bind, arguments.mpi4py, arguments.respawn)
 
 
 def _placement(arguments: argparse.Namespace) -> dict[str, object]:

@@ -2,12 +2,14 @@
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
 
 from ringcomm.options import positive
 from ringcomm.trace.live import Rank, RunningJob, find_jobs
+from ringcomm.trace.report import plural, printable
 from ringcomm.trace.waiting import explain
 
 __all__ = ["add_arguments", "run"]
@@ -29,15 +31,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    counts = _counts(find_jobs())
+    counts, then = _counts(find_jobs()), time.monotonic()
     while True:
         time.sleep(arguments.interval)
-        jobs = find_jobs()
+        jobs, before, then = find_jobs(), then, time.monotonic()
         if arguments.json:
             print(json.dumps([asdict(job) for job in jobs]), flush=True)
         else:
-            text = "\n".join(_lines(jobs, counts, arguments.interval))
-            print(text if arguments.once else CLEAR + text, flush=True)
+            text = "\n".join(_lines(jobs, counts, then - before))
+            print(CLEAR + text if sys.stdout.isatty() and not arguments.once else text, flush=True)
         if arguments.once:
             return 0
         counts = _counts(jobs)
@@ -51,7 +53,9 @@ def _lines(jobs: list[RunningJob], before: Counts, interval: float) -> Iterator[
     if not jobs:
         yield "no jobs of this user"
     for job in jobs:
-        yield f"{len(job.ranks)} ranks: {job.command[:WIDTH]}"
+        here = len(job.ranks)
+        others = f" of {job.size}, on this host" if job.size > here else ""
+        yield f"{plural(here, 'rank')}{others}: {printable(job.command)[:WIDTH]}"
         yield f"{'rank':>6} {'process':>8}  {'calls/s':>9} {'GB/s':>7}  does"
         for rank in job.ranks:
             calls, moved = before.get((job.number, rank.rank), (rank.calls, rank.bytes))

@@ -1,12 +1,13 @@
-"""A trace in the format of Chrome and Perfetto: a process for each rank, a thread for each of its groups."""
+"""A trace in the format of Chrome and Perfetto: a process for each one of the job, a thread for each of its groups."""
 
 from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
 
 from ringcomm.trace.entries import Call, Recording
+from ringcomm.trace.processes import processes_of
 
-__all__ = ["events", "ranks_of"]
+__all__ = ["events"]
 
 
 def events(recordings: Sequence[Recording]) -> dict[str, Any]:
@@ -14,19 +15,11 @@ def events(recordings: Sequence[Recording]) -> dict[str, Any]:
     return {"displayTimeUnit": "ns", "traceEvents": [*_events(recordings)]}
 
 
-def ranks_of(recordings: Sequence[Recording]) -> dict[str, int]:
-    """Return the rank of each process in its largest group, in the order of ranks."""
-    found: dict[str, int] = {}
-    for each in recordings:  # the largest groups come first
-        found.setdefault(each.process, each.rank)
-    return dict(sorted(found.items(), key=lambda item: item[1]))
-
-
 def _events(recordings: Sequence[Recording]) -> Iterator[dict[str, Any]]:
-    ranks = ranks_of(recordings)
-    processes = {process: number for number, process in enumerate(ranks)}
-    for process, rank in ranks.items():
-        name = f"rank {rank}, process {process.split()[-1]}"
+    found = processes_of(recordings)
+    processes = {process: number for number, process in enumerate(found)}
+    for process, each in found.items():
+        name = f"rank {each.job_rank}, process {each.pid}"
         yield {"ph": "M", "pid": processes[process], "name": "process_name", "args": {"name": name}}
     numbers = count()
     for thread, each in enumerate(recordings):

@@ -1,8 +1,9 @@
 """Reads the files of a trace: calls with their times in seconds, of all ranks by one clock."""
 
 import json
+import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringcomm.errors import refuse
+from ringcomm.errors import ArgumentError, refuse
 from ringcomm.native import lib
-from ringcomm.trace.recorder import HEADER_BYTES, SUFFIX, VERSION
+from ringcomm.trace.jobs import check_one_job, members_of
+from ringcomm.trace.recorder import DROPPED, HEADER_BYTES, PIECE_BYTES, SUFFIX, VERSION
 from ringcomm.transports.core import PATHS
 from ringcomm.types import COLLECTIVES, DTYPES
 
 __all__ = ["Call", "Recording", "read"]
+
+log = logging.getLogger("ringcomm")
 
 # TraceEntry of bindings/src/core/trace.h
 ENTRY = np.dtype(
@@ -25,10 +29,18 @@ ENTRY = np.dtype(
         *(("late", "<i2"), ("status", "i1"), ("queued", "u1"), ("waited_256", "<u4")),
     ]
 )
+FACTS = {
+    str: ("group", "job", "host", "process"),
+    int: ("rank", "size", "job_rank", "job_size", "pid"),
+    float: ("memcpy",),
+}
 NAMES = (*COLLECTIVES, "send", "recv", "recv", "probe")
 WAIT, CLOCK, MARK = 2**64 - 3, 2**64 - 2, 2**64 - 1
+ON_GPU = 2  # of `queued`
 NAME_AT = 24  # bytes, in the entry of a mark
 TOGETHER = ("barrier", "all_reduce", "all_gather", "reduce_scatter", "all_to_all")  # no rank ends before all have begun
+
+_File = tuple[dict[str, Any], NDArray[Any]]  # the facts of its header, and its entries
 
 
 @dataclass(slots=True)
@@ -43,6 +55,7 @@ class Call:
         waited: for other ranks
         late: the rank for which it waited longest, None: for none; `waited_for` is how long
         queued: whether the program went on meanwhile
+        path: "cuda" for a call on GPUs, which has no epoch
     """
 
     name: str
@@ -64,86 +77,140 @@ class Call:
 
 @dataclass(slots=True)
 class Recording:
-    """The calls of one rank of one group; `process` is the same for all groups of a rank."""
+    """The calls of one rank of one group.
+
+    Attributes:
+        job_rank, job_size: its rank among all ranks of the job
+        process: the same for all groups of a rank, but another one once the rank has been started again
+        memcpy: what the rank copied in memory when it began, in GB/s
+        dropped: the number of calls for which the disk had no room
+    """
 
     group: str
     rank: int
     size: int
+    job_rank: int
+    job_size: int
     host: str
     process: str
+    pid: int
+    memcpy: float
+    dropped: int = 0
     calls: list[Call] = field(default_factory=list)
 
 
 def read(folder: Path) -> list[Recording]:
-    """Return the recordings in a folder, the largest groups first, with times from the first call on.
+    """Return the recordings in a folder, the groups in the order of their first calls, with times from the first on.
 
-    Raises ArgumentError if there is none.
+    A file that is no trace is left out, with a warning, and so is a group without calls. Raises ArgumentError if there
+    is no other, or if they are of several jobs.
     """
-    files = [_read(path) for path in sorted(folder.glob(f"*{SUFFIX}"))]
-    clocks = {host: _Clock(each for facts, each in files if facts["host"] == host) for host in _hosts(files)}
-    ranks: dict[tuple[str, str], set[tuple[str, int]]] = defaultdict(set)
-    for facts, _ in files:
-        ranks[facts["host"], facts["pid"]].add((facts["group"], facts["rank"]))
+    files = _read_all(folder)
+    check_one_job(folder, [facts for facts, _ in files])
+    clocks = _clocks(files)
+    files = [(facts, entries) for facts, entries in files if facts["host"] in clocks or not len(entries)]
+    members = members_of([facts for facts, _ in files])
     recordings: dict[tuple[str, int, str], Recording] = {}  # a rank may have recorded a group more than once
-    for facts, entries in files:
-        group, host, pid = facts["group"], facts["host"], facts["pid"]
-        threads = len({rank for each, rank in ranks[host, pid] if each == group}) > 1
-        process = f"{host} {pid}" + (f" {facts['thread']}" if threads else "")
-        recording = Recording(group, facts["rank"], facts["size"], host, process)
-        calls = recordings.setdefault((group, facts["rank"], process), recording).calls
-        calls += _calls(entries, clocks[host])
-    found = [each for each in recordings.values() if each.calls]
-    for each in found:
-        each.calls.sort(key=lambda call: call.start)
+    for (facts, entries), member in zip(files, members, strict=True):
+        group, rank, host, process = facts["group"], facts["rank"], facts["host"], member.process
+        of_group, of_job = (group, rank, facts["size"]), (member.rank, member.size)
+        recording = Recording(*of_group, *of_job, host, process, facts["pid"], facts["memcpy"])
+        recording = recordings.setdefault((group, rank, process), recording)
+        if len(entries):
+            recording.calls += _calls(entries, clocks[host])
+        recording.dropped += facts["dropped"]
+    used = {each.group for each in recordings.values() if each.calls}
+    found = [each for each in recordings.values() if each.group in used]
     if not found:
         raise refuse("folder", "one with traces of calls, as RINGCOMM_TRACE makes", str(folder))
+    for each in found:
+        each.calls.sort(key=lambda call: call.start)
     _align(found)
-    first = min(call.start for each in found for call in each.calls)
-    _shift(found, dict.fromkeys({each.host for each in found}, -first))
-    return sorted(found, key=lambda each: (-each.size, each.group, each.rank))
+    first = {group: min(each.calls[0].start for each in found if each.group == group and each.calls) for group in used}
+    _shift(found, dict.fromkeys({each.host for each in found}, -min(first.values())))
+    return sorted(found, key=lambda each: (first[each.group], each.group, each.rank))
 
 
-def _read(path: Path) -> tuple[dict[str, Any], NDArray[Any]]:
-    data = path.read_bytes()
+def _read_all(folder: Path) -> list[_File]:
+    files, failures = [], []
+    for path in sorted(folder.glob(f"*{SUFFIX}")):
+        try:
+            files.append(_read(path))
+        except ArgumentError as error:
+            failures.append(error)
+    if failures and not files:
+        raise failures[0]
+    for failure in failures:
+        log.warning("left out: %s", failure)
+    return files
+
+
+def _read(path: Path) -> _File:
     try:
-        facts = json.loads(data[:HEADER_BYTES])
+        data = path.read_bytes()
+        facts = json.loads(data[: DROPPED.start])
         version = facts["version"]
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         raise refuse("file", "a trace", str(path)) from None
     if version != VERSION:
         raise refuse(f"version of {path}", VERSION, version)
+    if not all(isinstance(facts.get(name), kind) for kind, names in FACTS.items() for name in names):
+        raise refuse("file", "a trace", str(path))
+    facts["dropped"] = int.from_bytes(data[DROPPED], "little")
     body = data[HEADER_BYTES:]
     entries = np.frombuffer(body[: len(body) // ENTRY.itemsize * ENTRY.itemsize], ENTRY)
-    return facts, entries[entries["end"] != 0]
+    entries = entries[entries["end"] != 0]
+    if not body or len(body) % PIECE_BYTES:
+        what = f"of rank {facts['rank']} of group {facts['group']} anything after the first {len(entries):,} entries"
+        log.warning("%s was cut short: %s is missing", path, what)
+    known = _known(entries)
+    if unknown := len(known) - int(known.sum()):  # one may be half written, if its job still runs
+        log.warning("%s: left out %d of %d entries, which are damaged", path, unknown, len(known))
+    return facts, entries[known]
 
 
-def _hosts(files: Sequence[tuple[dict[str, Any], NDArray[Any]]]) -> list[str]:
-    return list(dict.fromkeys(facts["host"] for facts, _ in files))
+def _known(entries: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which entries hold what a rank may have written."""
+    signature = entries["signature"]
+    is_call = (signature & 255 < len(NAMES)) & (signature >> 8 & 255 < len(DTYPES))
+    known: NDArray[np.bool_] = (entries["start"] <= entries["end"]) & (is_call | (signature >= WAIT))
+    return known
+
+
+def _clocks(files: Sequence[_File]) -> dict[str, "_Clock"]:
+    """Return the clock of each host that has one; a file begins with an entry for it."""
+    clocks = {}
+    for host in dict.fromkeys(facts["host"] for facts, _ in files):
+        entries = np.concatenate([each for facts, each in files if facts["host"] == host])
+        known = entries[entries["signature"] == CLOCK]
+        if len(known):
+            clocks[host] = _Clock(known)
+        elif len(entries):
+            log.warning("left out: what is of host %s, as its entries for the clock are damaged", host)
+    return clocks
 
 
 class _Clock:
     """Turns the ticks of a host into seconds by pairs of both, of which the outermost tell most."""
 
-    def __init__(self, files: Iterable[NDArray[Any]]) -> None:
-        clocks = np.concatenate([entries[entries["signature"] == CLOCK] for entries in files])
+    def __init__(self, clocks: NDArray[Any]) -> None:
         clocks.sort(order="start")
-        if not len(clocks):
-            return  # nor are there other entries
         self.origin = clocks["start"][0]
         ticks, ns = clocks["start"] - self.origin, clocks["count"]
         self.seconds = float(ns[-1] - ns[0]) / max(float(ticks[-1]), 1.0) * 1e-9  # of a tick
         self.at = float(ns[0]) * 1e-9
 
-    def times(self, ticks: NDArray[Any]) -> list[float]:
-        times: list[float] = (self.at + (ticks - self.origin).astype(np.int64) * self.seconds).tolist()
+    def times(self, entries: NDArray[Any], name: str) -> list[float]:
+        ticks = entries[name]
+        seconds = self.at + (ticks - self.origin).astype(np.int64) * self.seconds
+        on_gpu = (entries["queued"] == ON_GPU) & (entries["signature"] < WAIT)
+        times: list[float] = np.where(on_gpu, ticks * 1e-9, seconds).tolist()
         return times
 
 
 def _calls(entries: NDArray[Any], clock: _Clock) -> Iterator[Call]:
     entries = entries[entries["signature"] != CLOCK]
-    if not len(entries):
-        return
-    starts, ends = clock.times(entries["start"]), clock.times(entries["end"])
+    starts, ends = clock.times(entries, "start"), clock.times(entries, "end")
     for entry, row, start, end in zip(entries, entries.tolist(), starts, ends, strict=True):
         signature, _, _, count, epoch, waited, chunks, late, status, queued, waited_256 = row
         if signature == MARK:
@@ -156,6 +223,7 @@ def _calls(entries: NDArray[Any], clock: _Clock) -> Iterator[Call]:
         code, dtype, root = signature & 255, signature >> 8 & 255, (signature >> 32 & 0xFFFFFF) - 1
         is_message = code >= len(COLLECTIVES)
         chunks, path = divmod(chunks, len(PATHS) + 1)
+        paths = ("cuda",) if queued == ON_GPU else (*PATHS, "program")
         yield Call(
             NAMES[code],
             "message" if is_message else "collective",
@@ -165,7 +233,7 @@ def _calls(entries: NDArray[Any], clock: _Clock) -> Iterator[Call]:
             [*DTYPES][dtype] if count else "",
             root if root >= 0 else None,
             epoch,
-            "" if is_message else (*PATHS, "program")[path],
+            "" if is_message else paths[path],
             chunks,
             waited * clock.seconds,
             None if late < 0 else late,
@@ -180,7 +248,7 @@ def _align(recordings: list[Recording]) -> None:
     ends: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)  # by group and epoch, of each host
     for each in recordings:
         for call in each.calls:
-            if call.name in TOGETHER and not call.failed:
+            if call.name in TOGETHER and call.epoch and not call.failed:
                 ends[each.group, call.epoch].setdefault(each.host, call.end)
     hosts = list(dict.fromkeys(each.host for each in recordings))
     offsets = {hosts[0]: 0.0}

@@ -5,20 +5,19 @@ lets only the same user open it.
 """
 
 import os
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ringcomm.bootstrap.place import LAUNCHERS, environment_of
 from ringcomm.native import check, ffi, lib
 
 __all__ = ["Rank", "RunningJob", "find_jobs"]
 
 MOST_RANKS = 1024
 MEMORY = "/memfd:ringcomm"
-RUNNING = re.compile(r" ?(.+), running for ([\d.]+) s(?:, waits for rank (\d+))?$")
 
 
 @dataclass(slots=True)
@@ -26,8 +25,9 @@ class Rank:
     """What a rank does.
 
     Attributes:
+        rank: of the job, as far as its launcher has told the process; else of those that share memory
         call: the call that it is in, of any of its groups, since so many `seconds`; None: in none
-        waits_for: the rank of the job for which it waits in the call
+        waits_for: the rank of the job for which it waits in the call, as far as it knows
         state: "runs", "stopped", "gone" or "closed"
         calls, bytes: since the start, of all groups
     """
@@ -43,11 +43,26 @@ class Rank:
 
 
 @dataclass(slots=True)
+class _Linked:
+    """A rank that a link connects with other hosts, as one of `processes`; for which of them it waits."""
+
+    rank: Rank
+    process: int
+    processes: int
+    waits_for: int | None = None
+
+
+@dataclass(slots=True)
 class RunningJob:
-    """A job, or several that one process has joined one after another, by its number."""
+    """A job, or several that one process has joined one after another, by its number.
+
+    Attributes:
+        size: the number of ranks of the job, of which others may be on other hosts
+    """
 
     number: int
     command: str
+    size: int
     ranks: list[Rank]
 
 
@@ -64,11 +79,13 @@ def find_jobs() -> list[RunningJob]:
         with suppress(OSError):  # they have ended meanwhile
             fd = _open(pids, inode)
             try:
-                ranks = _ranks(fd, arenas[inode], pids)
+                ranks, linked = _ranks(fd, arenas[inode], pids)
             finally:
                 os.close(fd)
             if any(rank.state in ("runs", "stopped") for rank in ranks):
-                jobs.append(RunningJob(inode, _command(pids[0]), ranks))
+                size = _number_in_job(ranks)
+                _name_awaited(linked, size)
+                jobs.append(RunningJob(inode, _command(pids[0]), size, ranks))
     return jobs
 
 
@@ -78,7 +95,7 @@ def _mappings() -> Iterator[tuple[int, int, int]]:
         with suppress(OSError):  # ended meanwhile
             if folder.stat().st_uid != os.getuid():
                 continue
-            for line in (folder / "maps").read_text().splitlines():
+            for line in (folder / "maps").read_text(errors="replace").splitlines():
                 if MEMORY in line:
                     _, _, offset, _, inode, *_ = line.split()
                     yield int(folder.name), int(inode), int(offset, 16)
@@ -94,14 +111,14 @@ def _open(pids: list[int], inode: int) -> int:
     raise FileNotFoundError
 
 
-def _ranks(fd: int, offsets: set[int], pids: list[int]) -> list[Rank]:
+def _ranks(fd: int, offsets: set[int], pids: list[int]) -> tuple[list[Rank], list[_Linked]]:
     """Return the ranks of the world, with the calls that they are in, of whatever group."""
     views, size = ffi.new("rc_rank_view[]", MOST_RANKS), ffi.new("int *")
     ranks: dict[int, Rank] = {}
+    linked: dict[int, _Linked] = {}
     members_open = set()
     for offset in sorted(offsets):  # the world comes first
         check(lib.rc_inspect(fd, offset, MOST_RANKS, views, size))
-        members = [views[i].member for i in range(size[0])]
         for view in views[0 : size[0]]:
             if not view.pid:
                 continue
@@ -109,22 +126,69 @@ def _ranks(fd: int, offsets: set[int], pids: list[int]) -> list[Rank]:
             rank.calls, rank.bytes = rank.calls + view.calls, rank.bytes + view.bytes
             if not view.closed:
                 members_open.add(rank.rank)
-            running = RUNNING.match(str(ffi.string(view.running), errors="replace").rpartition(";")[2])
-            if running and rank.state in ("runs", "stopped"):
-                group = f" in a group of {size[0]}" if size[0] < len(ranks) else ""
-                rank.call, rank.seconds = running[1] + group, float(running[2])
-                rank.waits_for = members[int(running[3])] if running[3] else None
+            link = (
+                linked.setdefault(view.member, _Linked(rank, view.process, view.processes)) if view.processes else None
+            )
+            call = str(ffi.string(view.call), errors="replace")
+            waits = view.waits_for >= 0 or view.waits_for_process >= 0
+            # Of calls in several groups one that waits for a known rank holds this one up.
+            if not call or rank.state not in ("runs", "stopped") or (rank.call and not waits):
+                continue
+            known = linked[view.member].processes if view.member in linked else len(ranks)
+            rank.call = f"{call} in a group of {view.of_ranks}" if view.of_ranks < known else call
+            rank.seconds = view.seconds
+            rank.waits_for = view.waits_for if view.waits_for >= 0 else None
+            if link:
+                link.waits_for = view.waits_for_process if view.waits_for_process >= 0 else None
     for rank in ranks.values():
         if rank.rank not in members_open:
             rank.state = "closed"
-    return [ranks[rank] for rank in sorted(ranks)]
+    return [ranks[rank] for rank in sorted(ranks)], [*linked.values()]
+
+
+def _number_in_job(ranks: list[Rank]) -> int:
+    """Give ranks their numbers in the job, and return its size.
+
+    The environment of a rank that is gone cannot be read: it gets a number if those of the others begin anywhere, but
+    follow each other. Where that fails, or the ranks are threads, they keep their numbers.
+    """
+    places = {each.rank: place for each in ranks if each.state != "gone" and (place := _place(each.pid))}
+    offsets = {rank - own for own, (rank, _) in places.items()}
+    numbers = {each.rank: each.rank + min(offsets, default=0) for each in ranks} if len(offsets) == 1 else {}
+    numbers |= {own: rank for own, (rank, _) in places.items()}
+    sizes = {size for _, size in places.values()}
+    if len({*numbers.values()}) < len(ranks) or len(sizes) != 1:
+        return len(ranks)
+    for each in ranks:
+        each.rank = numbers[each.rank]
+        each.waits_for = None if each.waits_for is None else numbers[each.waits_for]
+    ranks.sort(key=lambda each: each.rank)
+    return sizes.pop()
+
+
+def _name_awaited(linked: list[_Linked], size: int) -> None:
+    """Name the ranks for which some wait on the link, which may connect only a part of the job, after `shrink`."""
+    here = {each.process: each.rank.rank for each in linked}
+    for each in linked:
+        if each.rank.waits_for is None and each.waits_for is not None:
+            each.rank.waits_for = each.waits_for if each.processes == size else here.get(each.waits_for)
+
+
+def _place(pid: int) -> tuple[int, int] | None:
+    """Return the rank and the size of the job that a launcher gave a process, None if there was none."""
+    with suppress(OSError, ValueError):
+        environment = environment_of(pid)
+        for launcher in LAUNCHERS:
+            if launcher.mark in environment and not launcher.missing(environment):
+                return int(environment[launcher.rank]), int(environment[launcher.size])
+    return None
 
 
 def _state(pid: int, pids: list[int]) -> str:
     if pid not in pids:
         return "gone"
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except OSError:
         return "gone"
     return {"T": "stopped", "t": "stopped", "Z": "gone", "X": "gone"}.get(state, "runs")

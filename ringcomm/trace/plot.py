@@ -1,24 +1,42 @@
-"""A picture of a trace: a row for each rank, with the time in calls, and in it the time spent waiting for others."""
+"""A picture of a trace: a row for each process, with the time in calls, and in it the time spent waiting for others."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from ringcomm.trace.chrome import ranks_of
+from ringcomm.errors import RingcommError, refuse
 from ringcomm.trace.entries import Recording
+from ringcomm.trace.processes import processes_of
 
-__all__ = ["plot"]
+__all__ = ["check_format", "plot"]
 
 MOVING, WAITING, MARK = "tab:blue", "tab:red", "0.3"
 
 
+def check_format(picture: Path) -> None:
+    """Raise ArgumentError if matplotlib cannot draw such a file, and RingcommError where it is missing."""
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError:
+        raise RingcommError("--plot needs matplotlib: pip install 'ringcomm[bench]'") from None
+    known = sorted(f".{each}" for each in FigureCanvasBase.get_supported_filetypes())
+    if picture.suffix.lower() not in known:
+        raise refuse("--plot", f"a file that ends in {', '.join(known[:-1])} or {known[-1]}", picture)
+
+
 def plot(recordings: Sequence[Recording], picture: Path) -> None:
-    """Draw the timeline. Needs matplotlib."""
+    """Draw the timeline, in a format that `check_format` accepts."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    ranks = ranks_of(recordings)
-    rows = {process: row for row, process in enumerate(ranks)}
+    processes = processes_of(recordings)
+    rows = {process: row for row, process in enumerate(processes)}
+    times = Counter(each.job_rank for each in processes.values())  # that a rank was started
+    labels = [
+        f"{each.job_rank}, process {each.pid}" if times[each.job_rank] > 1 else each.job_rank
+        for each in processes.values()
+    ]
     figure = Figure(figsize=(11, 1.4 + 0.45 * len(rows)), layout="constrained")
     axes = figure.subplots()
     for each in recordings:
@@ -26,10 +44,11 @@ def plot(recordings: Sequence[Recording], picture: Path) -> None:
         calls = [call for call in each.calls if call.kind in ("collective", "message")]
         waiting = [(call.start, call.waited) for call in calls]
         moving = [(call.start + call.waited, call.end - call.start - call.waited) for call in calls]
-        axes.broken_barh(waiting, (row - 0.4, 0.8), color=WAITING)
-        axes.broken_barh(moving, (row - 0.4, 0.8), color=MOVING)
+        # An edge would widen each bar, so that a short one would hide what is beside it.
+        axes.broken_barh(waiting, (row - 0.4, 0.8), color=WAITING, linewidth=0)
+        axes.broken_barh(moving, (row - 0.4, 0.8), color=MOVING, linewidth=0)
         axes.vlines([c.start for c in each.calls if c.kind == "mark"], row - 0.5, row + 0.5, MARK, linewidth=0.8)
-    axes.set(xlabel="seconds", ylabel="rank", yticks=[*rows.values()], yticklabels=[*ranks.values()])
+    axes.set(xlabel="seconds", ylabel="rank", yticks=[*rows.values()], yticklabels=labels)
     axes.invert_yaxis()
     bars = [Patch(color=WAITING, label="waits for others"), Patch(color=MOVING, label="moves data")]
     mark = Line2D([], [], color=MARK, linewidth=0.8, label="mark")

@@ -1,51 +1,100 @@
 """Records the calls of a communicator: a file per rank, filled by native code, that outlives a rank that is killed.
 
-A file begins with a header in JSON of 4,096 bytes; entries.py reads both.
+A file begins with a header of 4,096 bytes: JSON, and in the last 8 the number of calls for which there was no room.
+The entries follow, in whole pieces of 1 MiB. entries.py reads both.
 """
 
 import json
 import os
 import tempfile
-import threading
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
-from ringcomm.bootstrap.place import host_id
+import numpy as np
+
+from ringcomm.bootstrap.place import Place, host_id
+from ringcomm.bootstrap.process_watch import process_id
 from ringcomm.config import trace_folder
-from ringcomm.errors import ArgumentError
+from ringcomm.errors import ArgumentError, MemoryShortage, refuse
 from ringcomm.native import check, ffi, lib
 
-__all__ = ["HEADER_BYTES", "SUFFIX", "VERSION", "record", "record_if_asked"]
+__all__ = [
+    "DROPPED",
+    "HEADER_BYTES",
+    "MARK_BYTES",
+    "PIECE_BYTES",
+    "SUFFIX",
+    "VERSION",
+    "group_id",
+    "record",
+    "record_if_asked",
+]
 
-VERSION = 1
+VERSION = 3
 HEADER_BYTES = 4096
+DROPPED = slice(HEADER_BYTES - 8, HEADER_BYTES)
+PIECE_BYTES = 1 << 20  # by which the file grows: see bindings/src/core/trace.cpp
 SUFFIX = ".trace"
+MARK_BYTES = 39  # of a name: see TraceEntry in bindings/src/core/trace.h
+COPY_BYTES = 16 << 20  # of a memcpy: more than its core's share of the caches
 
 
-def record_if_asked(handle: Any, rank: int, size: int) -> None:
-    """Record the calls of a new communicator where RINGCOMM_TRACE names a folder."""
-    if folder := trace_folder():
-        record(handle, rank, size, folder)
-
-
-def record(handle: Any, rank: int, size: int, folder: str | os.PathLike[str]) -> Callable[[], None]:
-    """Record the calls of this rank from now on, in a new file in the folder; return what ends that.
-
-    Raises ArgumentError if the file cannot be made, and MemoryShortage if the disk is full.
-    """
+def group_id(handle: Any) -> str:
+    """Return an id that all ranks of a group have, and no other group."""
     number = ffi.new("uint64_t *")
     check(lib.rc_group_id(handle, number))
-    facts = {"version": VERSION, "group": f"{number[0]:016x}", "rank": rank, "size": size, "pid": os.getpid()}
-    facts |= {"thread": threading.get_native_id(), "host": host_id()}
-    header = json.dumps(facts).encode().ljust(HEADER_BYTES)
+    return f"{number[0]:016x}"
+
+
+def record_if_asked(handle: Any, rank: int, size: int, place: Place) -> None:
+    """Record the calls of a new communicator where RINGCOMM_TRACE names a folder."""
+    if folder := trace_folder():
+        record(handle, rank, size, place, folder, ", where RINGCOMM_TRACE points")
+
+
+def record(
+    handle: Any, rank: int, size: int, place: Place, folder: str | os.PathLike[str], origin: str = ""
+) -> Callable[[], None]:
+    """Record the calls of this rank from now on, in a new file in the folder; return what ends that.
+
+    `place` is that in the job. Raises ArgumentError if the file cannot be made, as on a full disk; `origin` then tells
+    where the folder is from.
+    """
+    if not isinstance(folder, (str, os.PathLike)) or not str(folder):
+        raise refuse("folder", "a folder", repr(folder))
+    facts = {"version": VERSION, "group": group_id(handle), "rank": rank, "size": size, "memcpy": _memcpy()}
+    facts |= {"job": place.job, "job_rank": place.rank, "job_size": place.size}
+    facts |= {"host": host_id(), "process": process_id(), "pid": os.getpid()}
+    header = json.dumps(facts).encode().ljust(DROPPED.start) + bytes(8)
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        fd, _ = tempfile.mkstemp(SUFFIX, f"{facts['group']}-{rank}-", folder)
-        with open(fd, "r+b") as file:
-            file.write(header)
-            file.flush()
-            check(lib.rc_trace(handle, file.fileno()))
-    except OSError as error:
-        raise ArgumentError(f"cannot write a trace to {folder}: {error.strerror}") from error
+        fd, name = tempfile.mkstemp(SUFFIX, f"{facts['group']}-{rank}-", folder)
+        try:
+            with open(fd, "r+b") as file:
+                file.write(header)
+                file.flush()
+                check(lib.rc_trace(handle, file.fileno()))
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(name)
+            raise
+    except (OSError, MemoryShortage) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ArgumentError(f"cannot write a trace to {folder}{origin}: {reason}") from error
     return lambda: check(lib.rc_trace(handle, -1))
+
+
+@cache
+def _memcpy() -> float:
+    """Return the GB/s of a copy in memory by this process, while other ranks may do the same."""
+    source, target = np.ones((2, COPY_BYTES), np.uint8)
+    times = []
+    for _ in range(3):
+        start = perf_counter()
+        np.copyto(target, source)
+        times.append(perf_counter() - start)
+    return COPY_BYTES / min(times) * 1e-9

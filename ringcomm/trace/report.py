@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 
+from ringcomm.bootstrap.arrivals import format_ranks
 from ringcomm.trace.entries import Call, Recording
 
-__all__ = ["report"]
+__all__ = ["plural", "printable", "report"]
 
 BusFactor = Callable[[str, int], float]  # of a call among so many ranks: see nccl-tests
 
@@ -20,10 +21,17 @@ def report(recordings: Sequence[Recording], bus_factor: BusFactor) -> str:
         return "no calls\n"
     seconds = max(call.end for call in calls) - min(call.start for call in calls)
     groups = len({each.group for each in recordings})
-    ranks = len({each.process for each in recordings})
-    failed = sum(call.failed for call in calls)
-    what = [plural(ranks, "rank"), plural(groups, "group"), plural(len(calls), "call")]
-    lines = [f"{', '.join(what)} in {seconds:.3g} s" + (f"; {failed:,} failed" if failed else ""), ""]
+    processes: dict[int, dict[str, int]] = defaultdict(dict)  # of each rank of the job
+    for each in recordings:
+        processes[each.job_rank][each.process] = each.pid
+    failed, dropped = sum(call.failed for call in calls), sum(each.dropped for each in recordings)
+    what = [plural(len(processes), "rank"), plural(groups, "group"), plural(len(calls), "call")]
+    notes = [f"{failed:,} failed"] * (failed > 0) + [f"there was no room for {dropped:,} more"] * (dropped > 0)
+    lines = ["; ".join([f"{', '.join(what)} in {seconds:.3g} s", *notes])]
+    for rank, started in sorted(processes.items()):
+        if len(started) > 1:
+            lines.append(f"rank {rank} was started again: process {', then '.join(map(str, started.values()))}")
+    lines.append("")
     for group in dict.fromkeys(each.group for each in recordings):
         lines += [*_group([each for each in recordings if each.group == group], bus_factor), ""]
     lines += _steps(recordings)
@@ -32,30 +40,85 @@ def report(recordings: Sequence[Recording], bus_factor: BusFactor) -> str:
 
 def _group(recordings: Sequence[Recording], bus_factor: BusFactor) -> Iterator[str]:
     size = recordings[0].size
-    made_wait: dict[int, float] = defaultdict(float)
-    for each in recordings:
-        for call in each.calls:
-            if call.late is not None:
-                made_wait[call.late] += call.waited_for
-    yield f"group {recordings[0].group}, {size} ranks"
+    made_wait = _made_wait(recordings)
+    one_host = len({each.host for each in recordings}) == 1
+    memcpy = median(each.memcpy for each in recordings) if one_host else None
+    copied = f"; memcpy {memcpy:.3g} GB/s" if memcpy else ""
+    yield f"group {recordings[0].group}, {plural(size, 'rank')}{_ranks_of_job(recordings)}{copied}"
+    if missing := {*range(size)} - {each.rank for each in recordings}:
+        yield f"  no trace of {format_ranks(missing)} (of {size})"
     yield "  rank     calls   in calls (s)   waiting (s)   others waited for it (s)"
     for each in recordings:
         mine = _timed(each)
         inside, waiting = sum(call.end - call.start for call in mine), sum(call.waited for call in mine)
         yield f"  {each.rank:<6} {len(mine):>7,} {inside:>14.3g} {waiting:>13.3g} {made_wait[each.rank]:>26.3g}"
-    yield "  call              calls        bytes   median (us)   waiting   bus (GB/s) while moving"
-    kinds: dict[str, list[Call]] = defaultdict(list)
+    share = "   of memcpy" if memcpy else ""
+    yield f"  call                 calls        bytes   median (us)   waiting   bus (GB/s) while moving{share}"
+    kinds: dict[tuple[str, bool], list[Call]] = defaultdict(list)
     for each in recordings:
         for call in _timed(each):
-            kinds[call.name].append(call)
-    for name, calls in sorted(kinds.items(), key=lambda item: -sum(call.end - call.start for call in item[1])):
+            kinds[call.name, call.path == "cuda"].append(call)
+    for (name, on_gpus), calls in sorted(
+        kinds.items(), key=lambda item: -sum(call.end - call.start for call in item[1])
+    ):
         time = sum(call.end - call.start for call in calls)
         waited = sum(call.waited for call in calls)
         total = sum(call.bytes for call in calls)
         moved = total * bus_factor(name, size)
-        speed = f"{moved / (time - waited) * 1e-9:.3g}" if moved and time > waited else ""
+        bandwidth = moved / (time - waited) * 1e-9 if time > waited else 0.0
+        speed = (
+            f"{bandwidth:>25.3g}" + (f"{bandwidth / memcpy:>12.0%}" if memcpy and not on_gpus else "")
+            if bandwidth
+            else ""
+        )
         middle = median(call.end - call.start for call in calls) * 1e6
-        yield f"  {name:<16} {len(calls):>6,} {total:>12,} {middle:>13.4g} {waited / time:>9.0%} {speed:>25}"
+        kind = name + ", GPU" * on_gpus
+        waiting = waited / time if time else 0.0
+        yield f"  {kind:<19} {len(calls):>6,} {total:>12,} {middle:>13.4g} {waiting:>9.0%} {speed}".rstrip()
+
+
+def _ranks_of_job(recordings: Sequence[Recording]) -> str:
+    """Return which ranks of the job are in a group, in the order of their ranks there, unless they are all of it."""
+    ranks = {each.rank: each.job_rank for each in recordings}
+    size, job_size = recordings[0].size, max(each.job_size for each in recordings)
+    if size == job_size and all(rank == of_job for rank, of_job in ranks.items()):
+        return ""
+    runs: list[list[int | None]] = []
+    for rank in (ranks.get(each) for each in range(size)):  # None: there is no trace of it
+        if runs and rank is not None and rank - 1 == runs[-1][-1]:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    words = []
+    for run in runs:
+        names = ["?" if rank is None else str(rank) for rank in run]
+        words += [f"{names[0]} to {names[-1]}"] if len(names) > 2 else names
+    *first, last = words
+    return f" ({', '.join(first)}{' and ' * bool(first)}{last} of the job)"
+
+
+def _made_wait(recordings: Sequence[Recording]) -> dict[int, float]:
+    """Return how long others have waited for each rank.
+
+    Where that rank itself spent most of this time waiting in the same call, it counts for the one it waited for: the
+    ranks of a host wait for the one that hears from other hosts.
+    """
+    waits = {  # of each rank in each call: for whom, and how long
+        (each.rank, call.epoch): (call.late, call.waited_for)
+        for each in recordings
+        for call in each.calls
+        if call.late is not None and not call.failed
+    }
+    made_wait: dict[int, float] = defaultdict(float)
+    for (rank, epoch), (culprit, seconds) in waits.items():
+        seen = {rank}
+        while culprit not in seen:
+            seen.add(culprit)
+            cause, most = waits.get((culprit, epoch), (culprit, 0.0))
+            if most > seconds / 2 and cause not in seen:
+                culprit = cause
+        made_wait[culprit] += seconds
+    return made_wait
 
 
 def plural(number: int, noun: str) -> str:
@@ -63,7 +126,8 @@ def plural(number: int, noun: str) -> str:
 
 
 def _timed(recording: Recording) -> list[Call]:
-    return [call for call in recording.calls if call.kind in ("collective", "message")]
+    """Return the calls whose times count: one that has failed does not know how long it has waited, or for whom."""
+    return [call for call in recording.calls if call.kind in ("collective", "message") and not call.failed]
 
 
 def _steps(recordings: Sequence[Recording]) -> Iterator[str]:
@@ -81,8 +145,13 @@ def _steps(recordings: Sequence[Recording]) -> Iterator[str]:
     if steps:
         yield "  mark               steps   median (ms)   exposed communication"
     for name, found in steps.items():
-        exposed = sum(covered for _, covered in found) / sum(length for length, _ in found)
-        yield f"  {name:<16} {len(found):>7,} {median(length for length, _ in found) * 1e3:>13.4g} {exposed:>23.1%}"
+        exposed = sum(covered for _, covered in found) / (sum(length for length, _ in found) or 1.0)
+        length = median(length for length, _ in found) * 1e3
+        yield f"  {printable(name):<16} {len(found):>7,} {length:>13.4g} {exposed:>23.1%}"
+
+
+def printable(name: str) -> str:
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in name)
 
 
 class _Cover:

@@ -2,16 +2,18 @@
 
 import contextlib
 import json
+import mmap
 import os
 import re
 import signal
-import time
+import sys
 
 import numpy as np
 import pytest
 
 import failures
 import harness
+from nodes import Job
 from ringcomm.commands import top
 from ringcomm.commands.cli import main
 from ringcomm.trace import live
@@ -97,7 +99,7 @@ def test_a_rank_in_no_call_and_counts(capsys):
 def wait_in_a_part(comm):
     part = comm.split(0 if comm.rank else None)
     if comm.rank == 2:
-        time.sleep(1.0)
+        os.kill(os.getpid(), signal.SIGSTOP)
     if part:
         part.sendrecv(np.ones(1), 1 - part.rank, np.ones(1), 1 - part.rank)
 
@@ -107,6 +109,22 @@ def test_a_wait_in_a_group_names_the_rank_of_the_job(capsys):
         job = looks(capsys, pids, lambda ranks: ranks[1]["waits_for"] == 2)
         assert job["ranks"][1]["call"] == "recv(float64 x 1, from 1) in a group of 2"
         finish(pool, pids)
+
+
+def test_a_command_stays_in_its_line(capsys, monkeypatch):
+    job = live.RunningJob(1, "python -c a\nb\x1b[2J", 1, [live.Rank(0, 1, "runs")])
+    monkeypatch.setattr(top, "find_jobs", lambda: [job])
+    assert look(capsys).splitlines()[0] == r"1 rank: python -c a\nb\x1b[2J"
+
+
+def test_files_and_threads_may_have_any_name(capsys, tmp_path):
+    name = os.path.join(os.fsencode(tmp_path), b"\xff")
+    with open(name, "wb+") as file, failures.mortals(SIZE) as pool:
+        file.write(b"x")
+        file.flush()
+        pids = pool.run(pid, ())
+        with mmap.mmap(file.fileno(), 1):
+            assert [rank["state"] for rank in looks(capsys, pids, lambda ranks: True)["ranks"]] == ["runs"] * SIZE
 
 
 def one_closes(comm):
@@ -141,6 +159,82 @@ def test_those_that_are_left_after_a_shrink_run(capsys):
         assert [rank["state"] for rank in ranks] == ["runs", "gone", "runs"]
 
 
+BETWEEN_HOSTS = """
+import os, signal
+import ringcomm
+
+with ringcomm.init() as comm:
+    host = comm.split(comm.rank // 2)
+    print(os.getpid(), flush=True)
+    if comm.rank == 3:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    host.barrier()
+"""
+
+
+def test_the_ranks_of_a_host_have_their_numbers_in_the_job(tmp_path, capsys):
+    (tmp_path / "program.py").write_text(BETWEEN_HOSTS)
+    with contextlib.closing(Job(tmp_path, 2)) as job:
+        launchers = [job.start(node, 2, str(tmp_path / "program.py"), host_id=str(node)) for node in range(2)]
+        pids = {int(launchers[1].stdout.readline().split()[-1]) for _ in range(2)}
+        found = looks(capsys, pids, lambda ranks: ranks[0]["waits_for"] == 3 and ranks[1]["state"] == "stopped")
+        assert (found["size"], [rank["rank"] for rank in found["ranks"]]) == (4, [2, 3])
+        text = look(capsys)
+        assert "2 ranks of 4, on this host: " in text
+        assert "rank 2 waits for rank 3: stopped, in no call" in text
+        (stopped,) = (rank["pid"] for rank in found["ranks"] if rank["rank"] == 3)
+        os.kill(stopped, signal.SIGKILL)
+
+
+ALL_IN_A_BARRIER = """
+import os, signal
+import ringcomm
+
+with ringcomm.init() as comm:
+    print(os.getpid(), flush=True)
+    if comm.rank == comm.size - 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    comm.barrier()
+"""
+
+
+@pytest.mark.parametrize("here", [1, 2])
+def test_ranks_that_wait_for_another_host_say_so(here, tmp_path, capsys):
+    (tmp_path / "program.py").write_text(ALL_IN_A_BARRIER)
+    with contextlib.closing(Job(tmp_path, 2)) as job:
+        launchers = [job.start(node, here, str(tmp_path / "program.py"), host_id=str(node)) for node in range(2)]
+        hosts = [[int(each.stdout.readline().split()[-1]) for _ in range(here)] for each in launchers]
+        waits = [{0: 1}, {1: None}] if here == 1 else [{0: 2, 1: 0}, {2: 3, 3: None}]
+        for pids, wanted in zip(hosts, waits, strict=True):
+            found = looks(
+                capsys, pids, lambda ranks, wanted=wanted: {r["rank"]: r["waits_for"] for r in ranks} == wanted
+            )
+            assert found["size"] == 2 * here
+            for rank in found["ranks"]:
+                if wanted[rank["rank"]] is not None:
+                    assert rank["call"].startswith("barrier() epoch")
+                    assert rank["seconds"] > 0
+            (stopped,) = [rank for rank in found["ranks"] if wanted[rank["rank"]] is None] or [None]
+            assert stopped is None or (stopped["state"], stopped["call"]) == ("stopped", None)
+        os.kill(stopped["pid"], signal.SIGKILL)
+
+
+def test_numbers_in_the_job_are_kept_only_if_they_are_known(monkeypatch):
+    def numbers(places, states=("runs",) * 3):
+        monkeypatch.setattr(live, "_place", places.get)
+        ranks = [live.Rank(own, 100 + own, state, waits_for=1) for own, state in enumerate(states)]
+        size = live._number_in_job(ranks)
+        return size, [each.rank for each in ranks], ranks[0].waits_for
+
+    assert numbers({100: (4, 8), 101: (5, 8), 102: (6, 8)}) == (8, [4, 5, 6], 5)
+    assert numbers({100: (1, 8), 101: (3, 8), 102: (5, 8)}) == (8, [1, 3, 5], 3)
+    assert numbers({}) == (3, [0, 1, 2], 1)
+    assert numbers({100: (0, 1), 101: (0, 1), 102: (0, 1)}) == (3, [0, 1, 2], 1)  # what they have inherited
+    gone = ("runs", "gone", "runs")
+    assert numbers({100: (4, 8), 101: (0, 1), 102: (6, 8)}, gone) == (8, [4, 5, 6], 5)
+    assert numbers({100: (1, 8), 102: (5, 8)}, gone) == (3, [0, 1, 2], 1)
+
+
 kept = []
 
 
@@ -149,6 +243,19 @@ def shrinks(comm):
         os.kill(os.getpid(), signal.SIGKILL)
     kept.append(comm.shrink())
     return kept[0].size
+
+
+def shrinks_late(comm, late):
+    if comm.rank == late:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    kept.append(comm.shrink())
+
+
+def test_a_rank_in_shrink_says_for_whom_it_waits(capsys):
+    with failures.mortals(SIZE) as pool, busy(pool, shrinks_late, 1) as pids:
+        ranks = looks(capsys, pids, lambda ranks: [rank["waits_for"] for rank in ranks] == [1, None, 1])["ranks"]
+        assert [rank["call"] for rank in ranks] == ["shrink()", None, "shrink()"]
+        assert finish(pool, pids) == [(None, None)] * SIZE
 
 
 def test_no_job(capsys, monkeypatch):
@@ -181,7 +288,8 @@ def test_who_holds_whom_up(waits, lines):
     assert list(explain(waits, {1: "sleeps"})) == lines
 
 
-def test_it_looks_again_until_it_is_interrupted(capsys, monkeypatch):
+@pytest.mark.parametrize("terminal", [False, True])
+def test_it_looks_again_until_it_is_interrupted(terminal, capsys, monkeypatch):
     seen = []
 
     def find_jobs():
@@ -189,9 +297,17 @@ def test_it_looks_again_until_it_is_interrupted(capsys, monkeypatch):
         if len(seen) == 4:
             raise KeyboardInterrupt
         rank = live.Rank(0, 1, "runs", calls=len(seen) * 10, bytes=len(seen) * 10**8)
-        return [live.RunningJob(1, "a job", [rank])]
+        return [live.RunningJob(1, "a job", 1, [rank])]
 
     monkeypatch.setattr(top, "find_jobs", find_jobs)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
     with contextlib.suppress(KeyboardInterrupt):
         main(["top", "--interval", "0.01"])
-    assert capsys.readouterr().out.count("     0        1      1,000   10.00  in no call") == 2
+    text = capsys.readouterr().out
+    looks = re.findall(r"^     0        1 +([\d,]+) +([\d.]+)  in no call$", text, re.MULTILINE)
+    assert len(looks) == 2
+    for calls, gigabytes in looks:  # of 10 calls in 10 ms or more
+        assert 0 < int(calls.replace(",", "")) <= 1000
+        assert 0 <= float(gigabytes) <= 10
+    assert (text.count("\x1b[H\x1b[2J") == 2) == terminal
+    assert ("\x1b" in text) == terminal

@@ -297,7 +297,9 @@ void an_abort_by_a_mismatch_shows_it_before_the_records_come() {
     const auto differ = [&](int rank) {
         const auto world =
             std::make_shared<ringcomm::NetworkWorld>(std::make_unique<LinkWithoutRecords>(rank, mailboxes));
-        ringcomm::NetworkGroup group(world, {1, {0, 1}, rank, {{{0}, {1}}, rank, 0}, {}, {}}, small_tuning());
+        ringcomm::NetworkGroup group(
+            world, {1, {0, 1}, rank, {{{0}, {1}}, rank, 0}, {.flight = std::make_shared<ringcomm::FlightRecord>()}, {}},
+            small_tuning());
         ringcomm::CollectiveEngine collectives(group);
         std::vector<int> x(3);
         auto* const data = reinterpret_cast<std::byte*>(x.data());

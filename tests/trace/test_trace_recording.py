@@ -1,10 +1,18 @@
 """What a trace holds: every call of every rank with its facts, who was late, queued calls, waits, marks, messages."""
 
+import re
+import time
+
 import numpy as np
+import pytest
 
 import failures
 import harness
+import ringcomm
+from between_hosts import run_on
+from ringcomm.devices import emulated
 from ringcomm.trace.entries import read
+from ringcomm.trace.report import report
 
 SIZE = 3
 LATE = 0.01  # seconds, at least, after failures.until_waiting
@@ -102,6 +110,31 @@ def test_others_wait_for_the_rank_that_is_late(tmp_path, world):
     assert calls[1].late != 1
 
 
+def one_of_a_host_is_late(comm, folder, count):
+    comm.barrier()
+    with comm.trace(folder):
+        if comm.rank == 3:
+            for rank in range(3):
+                failures.until_waiting(comm, rank)
+            time.sleep(0.2)  # far longer than the first ones have waited for each other
+        comm.all_reduce(np.ones(count))
+
+
+@pytest.mark.parametrize("count", [10, 100_000])
+def test_between_hosts_ranks_wait_until_all_have_begun(tmp_path, count):
+    run_on("AABB", one_of_a_host_is_late, tmp_path, count)
+    recordings = read(tmp_path)
+    calls = [each.calls[0] for each in recordings]
+    # The first rank of host B waits for the late one, that of host A for it, and rank 1 for the first one of its host.
+    assert [call.late for call in calls[:3]] == [2, 0, 3]
+    for call in calls[:3]:
+        assert LATE < call.waited_for <= call.waited <= call.end - call.start
+    assert calls[3].waited < min(call.waited for call in calls[:3])
+    text = report(recordings, lambda *_: 1.0)
+    made_wait = [float(seconds) for seconds in re.findall(r"\n  \d(?: +\S+){3} +(\S+)(?=\n)", text)]
+    assert made_wait[3] > 2 * sum(made_wait[:3])
+
+
 def queued(comm, folder):
     x, y = np.ones(1000), np.ones(1000)
     with comm.trace(folder):
@@ -136,11 +169,51 @@ def test_the_wait_for_a_queued_call_lasts_as_long(tmp_path):
     assert wait.end - wait.start > LATE
 
 
+def on_gpus(comm, folder):
+    x, gate = emulated.array(np.ones(1000, np.float32)), emulated.EmulatedEvent()
+    rows = emulated.array(np.ones((SIZE, 2)))
+    comm.all_reduce(x)  # connects them
+    with comm.trace(folder):
+        with emulated.Stream() as stream:
+            stream.wait_event(gate)
+            work = comm.all_reduce(x, async_op=True)
+            comm.mark("launched")
+            gate.reach()
+            work.wait()
+        comm.mark("reduced")
+        comm.reduce_scatter(rows)
+        comm.broadcast(x, root=2)
+        comm.mark("end")
+
+
+def test_calls_on_gpus_have_the_times_of_the_gpu(tmp_path):
+    harness.run(on_gpus, SIZE, tmp_path)
+    recordings = read(tmp_path)
+    for each in recordings:
+        launches = [call for call in each.calls if call.path == "cuda"]
+        assert [(call.name, call.bytes, call.dtype, call.root, call.failed) for call in launches] == [
+            ("all_reduce", 4000, "float32", None, False),
+            ("reduce_scatter", 16 * SIZE, "float64", None, False),
+            ("broadcast", 4000, "float32", 2, False),
+        ]
+        launched, reduced, end = (call.start for call in each.calls if call.kind == "mark")
+        all_reduce, reduce_scatter, broadcast = launches
+        assert launched < all_reduce.start < all_reduce.end < reduced < reduce_scatter.start
+        assert reduce_scatter.end <= broadcast.start < broadcast.end < end
+        assert all(call.queued for call in launches)
+    lines = [line.split() for line in report(recordings, lambda *_: 1.0).splitlines()]
+    (line,) = (line for line in lines if line[:2] == ["all_reduce,", "GPU"])
+    assert line[2:4] == ["3", "12,000"]
+    assert len(line) == 7  # without a share of memcpy
+
+
 def marks(comm, folder):
     with comm.trace(folder):
         comm.mark("step")
         comm.barrier()
-        comm.mark("a name of more than 39 characters, whose end is lost")
+        comm.mark("39 bytes, as many as the name may have.")
+        with pytest.raises(ringcomm.ArgumentError, match="name: expected at most 39 bytes, got 40: 'ö"):
+            comm.mark("ö" * 20)
         comm.mark("schön")
     comm.mark("after the trace")
 
@@ -151,7 +224,7 @@ def test_marks(tmp_path):
         assert [(call.kind, call.name) for call in each.calls] == [
             ("mark", "step"),
             ("collective", "barrier"),
-            ("mark", "a name of more than 39 characters, whose end is lost"[:39]),
+            ("mark", "39 bytes, as many as the name may have."),
             ("mark", "schön"),
         ]
         assert all(call.start == call.end for call in each.calls if call.kind == "mark")
@@ -186,24 +259,6 @@ def test_messages(tmp_path):
         ("recv", 0, 24, "int32", True),
     ]
     assert sorted((call.name, call.root) for call in other) == [("recv", 1), ("send", 0)]
-
-
-def groups(comm, folder):
-    part = comm.split(comm.rank // 2)
-    with comm.trace(folder), part.trace(folder):
-        part.all_reduce(np.ones(3))
-        comm.barrier()
-    part.close()
-
-
-def test_each_group_has_recordings_of_its_own(tmp_path):
-    harness.run(groups, 4, tmp_path)
-    recordings = read(tmp_path)
-    assert [(each.size, each.rank) for each in recordings] == [(4, 0), (4, 1), (4, 2), (4, 3), *[(2, 0), (2, 1)] * 2]
-    assert len({each.group for each in recordings}) == 3
-    assert len({each.process for each in recordings}) == 4
-    assert {call.name for each in recordings[:4] for call in each.calls} == {"barrier"}
-    assert {call.name for each in recordings[4:] for call in each.calls} == {"all_reduce"}
 
 
 def with_threads(comm, folder):

@@ -1,57 +1,16 @@
-"""`ringcomm trace` on files that are written by hand, so that each number is known, and on the record of a failure."""
+"""`ringcomm trace` on files that are written by hand, so that each number is known."""
 
 import json
 import os
 import re
-import signal
-import struct
 
 import numpy as np
 import pytest
 
-import failures
-import ringcomm
 from ringcomm.commands.cli import main
-from ringcomm.trace.dump import describe
-from ringcomm.trace.entries import CLOCK, ENTRY, MARK, WAIT, read
-from ringcomm.trace.recorder import HEADER_BYTES, VERSION
-from ringcomm.types import COLLECTIVES, DTYPES
-
-TICKS = 3_000_000  # in a millisecond
-
-
-def entry(signature, start, end, **facts):
-    row = np.zeros((), ENTRY)
-    row["signature"], row["start"], row["end"], row["late"] = signature, start * TICKS, end * TICKS, -1
-    for name, value in facts.items():
-        row[name] = value
-    return row.tobytes()
-
-
-def call(name, start, end, waited=0, **facts):
-    """Return an entry; times in ms. Arrays are of float32."""
-    signature = COLLECTIVES[name].code | DTYPES["float32"] << 8
-    return entry(signature, start, end, waited=waited * TICKS, waited_256=waited * TICKS // 256, **facts)
-
-
-def wait(start, end):
-    return entry(WAIT, start, end)
-
-
-def mark(name, at):
-    return struct.pack("<3Q40s", MARK, at * TICKS, at * TICKS + 1, name.encode())
-
-
-def clock(at, ns):
-    return entry(CLOCK, at, at + 1e-6, count=ns)
-
-
-def write(folder, rank, *entries, host="h", behind=0, clocks=(0, 1000)):
-    """Write the file of one of two ranks. The clock of its host is `behind`, in ms."""
-    facts = {"version": VERSION, "group": "77", "rank": rank, "size": 2, "pid": rank + 100, "thread": 1, "host": host}
-    looks = [clock(at, int((at + 10_000 - behind) * 1e6)) for at in clocks]
-    data = [json.dumps(facts).encode().ljust(HEADER_BYTES), *looks[:1], *entries, *looks[1:], bytes(6400)]
-    (folder / f"{rank}.trace").write_bytes(b"".join(data))
+from ringcomm.trace.entries import ENTRY, WAIT, read
+from ringcomm.trace.recorder import DROPPED, HEADER_BYTES, PIECE_BYTES, VERSION
+from trace_files import call, entry, mark, run, wait, write
 
 
 @pytest.fixture
@@ -83,23 +42,107 @@ def example(tmp_path):
     return folder
 
 
-def run(capsys, *arguments):
-    assert main(["trace", *map(str, arguments)]) == 0
-    return capsys.readouterr().out
-
-
 def test_the_report(example, capsys):
     lines = [line.split() for line in run(capsys, example).splitlines()]
     assert " ".join(lines[0]) == "2 ranks, 1 group, 5 calls in 0.21 s; 1 failed"
-    assert ["group", "77,", "2", "ranks"] in lines
+    assert ["group", "77,", "2", "ranks;", "memcpy", "0.001", "GB/s"] in lines
     # rank, calls, seconds in calls, waiting, others waited for it
     assert ["0", "2", "0.12", "0.03", "0"] in lines
-    assert ["1", "3", "0.1", "0", "0.03"] in lines
-    # 16,000 bytes in 210 ms, less 30 of waiting; the bus factor of two ranks is 1
-    assert ["all_reduce", "4", "16,000", "6e+04", "14%", f"{16000 / 0.18 * 1e-9:.3g}"] in lines
-    assert ["barrier", "1", "0", "1e+04", "0%"] in lines
+    assert ["1", "2", "0.09", "0", "0.03"] in lines  # without the barrier that failed
+    # 16,000 bytes in 210 ms, less 30 of waiting; the bus factor of two ranks is 1, and memcpy copies 1 MB/s
+    assert ["all_reduce", "4", "16,000", "6e+04", "14%", f"{16000 / 0.18 * 1e-9:.3g}", "9%"] in lines
+    assert not any(line[:1] == ["barrier"] for line in lines)
     # of two steps on two ranks: 40 + 10 + 10 + 20 of 400 ms; what is queued does not count, the wait for it does
     assert ["step", "4", "100", "20.0%"] in lines
+
+
+def test_calls_without_room_are_counted(tmp_path, capsys):
+    write(tmp_path, 0, call("barrier", 1, 10, epoch=1), dropped=1000)
+    write(tmp_path, 1, call("barrier", 1, 10, epoch=1), dropped=234)
+    first = run(capsys, tmp_path).splitlines()[0]
+    assert first == "2 ranks, 1 group, 2 calls in 0.009 s; there was no room for 1,234 more"
+
+
+def test_between_hosts_memcpy_is_no_measure(tmp_path, capsys):
+    write(tmp_path, 0, call("all_reduce", 1, 10, count=1000, epoch=1))
+    write(tmp_path, 1, call("all_reduce", 1, 10, count=1000, epoch=1), host="other")
+    assert "memcpy" not in run(capsys, tmp_path)
+
+
+def test_who_waits_for_a_waiting_rank_waits_for_its_cause(tmp_path, capsys):
+    # In the first call rank 0 waits for 1, which waits for 2, which waits for 3. In the second one 0 and 1 wait for
+    # each other, and 2 for 3, which itself waits for 0 only a moment.
+    waits = [[(30, 1), (2, 1)], [(29, 2), (2, 0)], [(28, 3), (20, 3)], [(1, 2), (1, 0)]]
+    for rank, ((first, late), (second, later)) in enumerate(waits):
+        write(
+            tmp_path,
+            rank,
+            call("barrier", 0, 40, epoch=1, waited=first, late=late),
+            call("barrier", 50, 90, epoch=2, waited=second, late=later),
+            size=4,
+        )
+    lines = [line.split() for line in run(capsys, tmp_path).splitlines()]
+    made_wait = [line[4] for line in lines if line and line[0] in "0123" and len(line) == 5]
+    assert made_wait == ["0.002", "0.003", "0.001", "0.107"]
+
+
+def test_who_did_not_come_to_a_failed_call_is_not_guessed(tmp_path, capsys):
+    write(tmp_path, 0, call("barrier", 1, 2), call("barrier", 3, 9, waited=5, late=1, status=1))
+    write(tmp_path, 1, call("barrier", 1, 2))
+    lines = run(capsys, tmp_path).splitlines()
+    assert lines[0] == "2 ranks, 1 group, 3 calls in 0.008 s; 1 failed"
+    assert [line.split()[-1] for line in lines[4:6]] == ["0", "0"]
+
+
+def test_calls_and_steps_may_take_no_time(tmp_path, capsys):
+    write(tmp_path, 0, call("barrier", 1, 1), mark("step", 2), mark("step", 2))
+    text = run(capsys, tmp_path)
+    assert "0%" in text
+    assert "0.0%" in text
+
+
+def test_a_file_whose_clock_is_damaged_is_left_out(tmp_path, capsys, caplog):
+    write(tmp_path, 0, call("barrier", 1, 2))
+    write(tmp_path, 1, call("barrier", 1, 2), host="other", clocks=())
+    assert "no trace of rank 1 (of 2)" in run(capsys, tmp_path)
+    assert "left out: what is of host other, as its entries for the clock are damaged" in caplog.text
+
+
+def test_a_mark_with_a_line_break_stays_in_its_line(tmp_path, capsys):
+    for rank in range(2):
+        write(tmp_path, rank, mark("ein\nSchritt ü", 0), call("barrier", 1, 2, epoch=1), mark("ein\nSchritt ü", 10))
+    assert "\n  ein\\nSchritt ü         2            10                   10.0%\n" in run(capsys, tmp_path)
+
+
+def test_a_damaged_file_does_not_spoil_the_others(example, capsys, caplog):
+    (example / "2.trace").write_bytes(b"other")
+    (example / "3.trace").write_bytes(json.dumps({"version": VERSION}).encode().ljust(DROPPED.start) + bytes(8))
+    whole = (example / "0.trace").read_bytes()
+    assert run(capsys, example).startswith("2 ranks, 1 group, 5 calls in 0.21 s; 1 failed\n")
+    assert [record.getMessage().rpartition("/")[2] for record in caplog.records] == ["2.trace", "3.trace"]
+
+    caplog.clear()
+    damaged = entry(255, 20, 30) + entry(WAIT - 256, 20, 30) + call("barrier", 30, 20)
+    (example / "0.trace").write_bytes(whole + damaged.ljust(PIECE_BYTES, b"\0"))
+    assert run(capsys, example).startswith("2 ranks, 1 group, 5 calls in 0.21 s; 1 failed\n")
+    assert "0.trace: left out 3 of 11 entries" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("length", "entries"),
+    [
+        (HEADER_BYTES - 1, 0),
+        (HEADER_BYTES, 0),
+        (HEADER_BYTES + 2 * ENTRY.itemsize, 2),
+        (HEADER_BYTES + 4 * ENTRY.itemsize - 1, 3),
+        (HEADER_BYTES + PIECE_BYTES - 1, 9),
+    ],
+)
+def test_a_file_that_was_cut_short_is_named(example, length, entries, capsys, caplog):
+    os.truncate(example / "1.trace", length)
+    run(capsys, example)
+    what = f"of rank 1 of group 77 anything after the first {entries} entries is missing"
+    assert [each.getMessage() for each in caplog.records] == [f"{example / '1.trace'} was cut short: {what}"]
 
 
 def test_a_part_of_the_time(example, capsys):
@@ -138,6 +181,42 @@ def test_a_picture(example, tmp_path, capsys):
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_what_only_waited_is_not_drawn_as_moving(tmp_path, capsys):
+    image = pytest.importorskip("matplotlib.image")
+    write(tmp_path, 0, call("barrier", 0, 100, waited=100), call("barrier", 500, 501, waited=1), mark("end", 1000))
+    write(tmp_path, 1, mark("end", 1000))
+    run(capsys, tmp_path, "--plot", tmp_path / "picture.png")
+    red, _, blue, *_ = np.moveaxis(image.imread(tmp_path / "picture.png"), -1, 0)
+    below_the_legend = slice(len(red) // 4, None)
+    assert (red - blue)[below_the_legend].max() > 0.5
+    assert (blue - red)[below_the_legend].max() < 0.1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--plot", "x.xyz"], r"--plot: expected a file that ends in .*\.pdf.* or \.\w+, got x\.xyz"),
+        (["--plot", "x"], "--plot: expected a file that ends in .*, got x"),
+        (["--plot", "missing/x.png"], "--plot: expected a file that can be written, got missing/x.png: No such file"),
+        (["-o", "missing/x.json"], "-o: expected a file that can be written, got missing/x.json: No such file"),
+        (["-o", "example"], "-o: expected a file that can be written, got example: Is a directory"),
+        (["--from", "5", "--until", "1"], "expected --from below --until, got 5 and 1"),
+    ],
+)
+def test_options_that_cannot_be_followed_are_refused(example, options, words, capsys, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(example.parent)
+    assert main(["trace", "example", *options]) == 2
+    assert re.match(f"ringcomm trace: {words}", capsys.readouterr().err)
+    assert [*example.parent.iterdir()] == [example]
+
+
+def test_a_time_that_is_no_number_is_refused(example, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["trace", str(example), "--from", "nan"])
+    assert "argument --from: expected a number from 0 on, got 'nan'" in capsys.readouterr().err
+
+
 def times(recordings):
     return [[(round(call.start * 1e3), round(call.end * 1e3)) for call in each.calls] for each in recordings]
 
@@ -172,89 +251,3 @@ def test_ranks_of_one_host_share_its_clock(tmp_path):
     write(tmp_path, 0, call("barrier", 1, 10, epoch=1))
     write(tmp_path, 1, call("barrier", 1, 10, epoch=1), clocks=(0, 5), behind=1)
     assert times(read(tmp_path)) == [[(0, 9)], [(0, 9)]]
-
-
-# --- The record of a failure ------------------------------------------------------------------------------------------
-
-
-def one_is_missing(comm):
-    comm.barrier()
-    if comm.rank == 0:
-        comm.recv(np.ones(1), 2, timeout=1)
-    comm.all_reduce(np.ones(5))
-
-
-def differ(comm):
-    comm.barrier()
-    comm.all_reduce(np.ones(1 + comm.rank))
-
-
-def test_a_timeout_leaves_the_record_of_all_ranks(tmp_path, capsys):
-    with failures.mortals(3, [("RINGCOMM_DUMP", str(tmp_path / "dump"))]) as pool:
-        for _, outcome, _ in failures.outcomes(pool, one_is_missing):
-            assert isinstance(outcome, ringcomm.CollectiveTimeout)
-    (file,) = (tmp_path / "dump").iterdir()  # one of all ranks
-    text = run(capsys, file)
-    assert text == describe(file)
-    assert text.startswith("CollectiveTimeout: rank 0 waited 1 s for recv")
-    sections = re.split(r"\n  rank (\d)\n", text)
-    assert sections[1::2] == ["0", "1", "2"]
-    for calls in sections[2::2]:
-        assert "barrier() epoch 1, done" in calls
-    # Whichever rank writes: the calls of some others may not have ended yet.
-    assert re.search(r"recv\(float64 x 1, from 2\), (timed out|running)", sections[2])
-    assert re.search(r"all_reduce\(float64 x 5, sum\) epoch 2, (timed out|running)", sections[4])
-    assert "\n  ranks 0 and 2 wait for each other\n" in text
-
-
-def test_a_mismatch_leaves_a_record(tmp_path):
-    with failures.mortals(2, [("RINGCOMM_DUMP", str(tmp_path))]) as pool:
-        for _, outcome, _ in failures.outcomes(pool, differ):
-            assert isinstance(outcome, ringcomm.MismatchError)
-    (file,) = tmp_path.iterdir()
-    assert describe(file).startswith("MismatchError: the ranks called different things at epoch 2")
-
-
-def die(comm):
-    comm.barrier()
-    if comm.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    comm.barrier()
-
-
-def test_a_lost_rank_leaves_a_record(tmp_path):
-    with failures.mortals(3, [("RINGCOMM_DUMP", str(tmp_path))]) as pool:
-        outcomes = {rank: outcome for rank, outcome, _ in failures.outcomes(pool, die)}
-    assert {type(outcomes[rank]) for rank in (0, 2)} == {ringcomm.PeerLost}
-    (file,) = tmp_path.iterdir()
-    assert re.match(r"PeerLost: rank 1 \(process \d+\) died", describe(file))
-    assert "    dead" in describe(file)
-
-
-def parts_fail(comm):
-    part = comm.split(comm.rank % 2)
-    if part.rank == 0:
-        part.all_reduce(np.ones(3), timeout=0.5)
-    part.recv(np.ones(1), 0, timeout=10)
-
-
-def test_each_group_that_fails_leaves_a_record(tmp_path):
-    with failures.mortals(4, [("RINGCOMM_DUMP", str(tmp_path))]) as pool:
-        for _, outcome, _ in failures.outcomes(pool, parts_fail):
-            assert isinstance(outcome, ringcomm.CollectiveTimeout)
-    texts = [describe(file) for file in tmp_path.iterdir()]
-    assert len(texts) == 2
-    assert all(len(re.findall("^group", text, re.MULTILINE)) == 2 for text in texts)  # the part, and the world
-
-
-def test_a_failure_whose_record_cannot_be_written_is_raised_all_the_same(tmp_path):
-    (tmp_path / "file").touch()
-    with failures.mortals(2, [("RINGCOMM_DUMP", str(tmp_path / "file"))]) as pool:
-        for _, outcome, _ in failures.outcomes(pool, differ):
-            assert isinstance(outcome, ringcomm.MismatchError)
-
-
-def test_another_file_is_refused(tmp_path, capsys):
-    (tmp_path / "file").write_text("{}")
-    assert main(["trace", str(tmp_path / "file")]) != 0
-    assert "expected a flight record, as RINGCOMM_DUMP makes" in capsys.readouterr().err

@@ -160,6 +160,25 @@ int rc_trace_mark(rc_comm* comm, const char* name) {
     });
 }
 
+int rc_traced(rc_comm* comm, int* traced) {
+    return enter(comm, [&](const EntryGuard& entry) {
+        check_pointer("traced", traced);
+        *traced = entry.group().trace() != nullptr;
+    });
+}
+
+int rc_trace_launch(rc_comm* comm, int collective, int dtype, int root, uint64_t elements, uint64_t begin, uint64_t end,
+                    int failed) {
+    return enter(comm, [&](const EntryGuard& entry) {
+        check_range("collective", collective, 0, RC_COLLECTIVES - 1);
+        Trace* trace = entry.group().trace();
+        if (!trace) return;
+        TraceEntry launch{signature_of(collective, dtype, 0, root, false), begin, end, {}};
+        launch.call = {elements, 0, 0, 0, -1, int8_t(failed ? RC_SYSTEM : RC_OK), TRACE_ON_GPU, 0};
+        trace->add(launch);
+    });
+}
+
 int rc_report(rc_comm* comm, int calls, char* text, uint64_t bytes) {
     return enter(comm, [&](const EntryGuard& entry) {
         check_pointer("text", text);

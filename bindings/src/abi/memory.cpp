@@ -174,6 +174,19 @@ int rc_shrink(rc_comm* comm, double timeout, int* members, int* size, rc_comm** 
     });
 }
 
+int rc_regrouping_begin(rc_comm* comm, int call, uint64_t* number) {
+    return enter(comm, [&](const EntryGuard& entry) {
+        check_range("call", call, RC_SHRINK, RC_GROW);
+        check_pointer("number", number);
+        entry.group().allocate();
+        *number = entry.group().flight.start(signature_of(CALL_SHRINK + call, 0, 0, 0, false), 0, 0, now_ns());
+    });
+}
+
+int rc_regrouping_end(rc_comm* comm, uint64_t number, int status) {
+    return enter(comm, [&](const EntryGuard& entry) { entry.group().flight.end(number, status); });
+}
+
 uint64_t rc_region_bytes(uint64_t bytes) { return bytes > MAX_BYTES ? 0 : region_part_bytes(bytes); }
 
 int rc_region_open(rc_comm* comm, uint64_t offset, uint64_t bytes, rc_region** region) {

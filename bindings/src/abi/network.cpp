@@ -52,13 +52,23 @@ HostLayout layout_of(int rank, int size, const int* hosts) {
     return layout;
 }
 
-LocalRanks local_ranks(rc_comm* local) {
-    if (!local) return {};
+LocalRanks local_ranks(rc_comm* local, const HostLayout& layout, int group_size, const Link& link) {
+    const auto check_size = [&](int size) {
+        if (size != layout.local_size()) rejectf("local: expected the %d ranks of this host", layout.local_size());
+    };
+    if (!local) {
+        check_size(1);
+        return {{}, nullptr, nullptr, std::make_shared<FlightRecord>()};
+    }
     const EntryGuard entry(*local->handle);
     auto* const comm = dynamic_cast<Comm*>(&entry.group());
     if (!comm) reject("local: expected a communicator in shared memory");
     entry->p2p.give_up_channels();
-    return {local->handle->state, comm, &entry->collectives};
+    check_size(comm->size);
+    const auto& state = local->handle->state;
+    std::shared_ptr<FlightRecord> flight(state, &comm->open_between_hosts(group_size, link.rank, link.size));
+    if (layout.largest() == 1) return {{}, nullptr, nullptr, flight};
+    return {state, comm, &entry->collectives, flight};
 }
 
 UcxMessages& messages_of(rc_ucx* ucx) {
@@ -199,10 +209,7 @@ int rc_network_group(rc_network* network, uint64_t number, int rank, int size, c
         for (int r = 0; r < size; ++r) check_rank("a member", members[r], 0, link.size);
         if (members[rank] != link.rank) rejectf("process %d is member %d, not %d", link.rank, members[rank], rank);
         HostLayout layout = layout_of(rank, size, hosts);
-        LocalRanks here = local_ranks(local);
-        if ((here.comm ? here.comm->size : 1) != layout.local_size()) {
-            rejectf("local: expected the %d ranks of this host", layout.local_size());
-        }
+        LocalRanks here = local_ranks(local, layout, size, link);
         std::vector<std::shared_ptr<FailureState>> ancestors;
         if (parent) {
             ancestors = network_group(EntryGuard(*parent->handle)).lineage();

@@ -133,15 +133,16 @@ void CollectiveOp::await(const Flag& flag, uint64_t value, int peer, size_t line
     };
     if (ready()) return;
     peer_ = peer;
-    const uint64_t begin = comm.trace() ? ticks() : 0;
+    Waits* const waits = comm.waits;
+    const uint64_t begin = waits ? ticks() : 0;
     wait_until(ready, OneSleeper{comm.mine().doorbell, peer}, comm.spin_policy, *this);
-    if (begin) comm.waits.add(ticks() - begin, peer);
+    if (waits) waits->add(ticks() - begin, peer);
     if (std::exchange(late_, false)) comm.flight.clear_waits_for();
 }
 
 void CollectiveOp::on_long_wait() {
     late_ = true;
-    comm.flight.set_waits_for(peer_);
+    comm.set_waits_for(peer_);
 }
 
 std::optional<Failure> CollectiveOp::stop_reason() {

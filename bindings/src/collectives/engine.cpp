@@ -104,11 +104,12 @@ void CollectiveEngine::execute(CallRecord& call, bool queued) {
 
 void CollectiveEngine::execute_traced(CallRecord& call, Trace& trace, bool queued) {
     TraceEntry entry{};
-    group_.waits = {};
+    Waits waits;
+    group_.waits = &waits;
     entry.start = ticks();
     const auto add = [&](int status) {
         entry.end = ticks();
-        const Waits& waits = group_.waits;
+        group_.waits = nullptr;
         entry.signature = call.signature.word;
         entry.call = {call.elements(group_.size),
                       call.epoch,
@@ -116,7 +117,7 @@ void CollectiveEngine::execute_traced(CallRecord& call, Trace& trace, bool queue
                       group_.last_path.load(std::memory_order_relaxed),
                       int16_t(waits.late),
                       int8_t(status),
-                      queued,
+                      uint8_t(queued ? TRACE_QUEUED : 0),
                       uint32_t(std::min<uint64_t>(waits.longest / 256, UINT32_MAX))};
         trace.add(entry);
     };

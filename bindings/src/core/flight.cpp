@@ -18,6 +18,7 @@ uint64_t FlightRecord::start(uint64_t signature, uint64_t count, uint64_t epoch,
     constexpr auto relaxed = std::memory_order_relaxed, release = std::memory_order_release;
     const uint64_t number = flights.fetch_add(1, relaxed) + 1;
     FlightEntry& entry = entries[number % FLIGHT_CALLS];
+    if (epoch) this->epoch.store(epoch, relaxed);
     entry.number.store(0, relaxed);
     entry.signature.store(signature, release);
     entry.count.store(count, release);
@@ -35,6 +36,28 @@ void FlightRecord::end(uint64_t number, int status) {
     entry.end.store(tick_ns(), std::memory_order_release);
 }
 
+// See start() for the order.
+std::optional<FlightCall> FlightRecord::read(uint64_t number) const {
+    const FlightEntry& entry = entries[number % FLIGHT_CALLS];
+    const FlightCall call{entry.signature.load(), entry.count.load(), entry.epoch.load(),
+                          entry.start.load(),     entry.end.load(),   entry.status.load()};
+    if (entry.number.load(std::memory_order_acquire) != number) return {};
+    return call;
+}
+
+std::string FlightCall::describe() const {
+    return ringcomm::describe(signature, count) + (epoch ? format(" epoch %" PRIu64, epoch) : "");
+}
+
+std::optional<FlightCall> FlightRecord::running() const {
+    const int64_t last = flights.load();
+    for (int64_t number = std::max<int64_t>(1, last - FLIGHT_CALLS + 1); number <= last; ++number) {
+        const auto call = read(number);
+        if (call && !call->end) return call;
+    }
+    return {};
+}
+
 std::string FlightRecord::describe(int calls) const {
     static const char* const outcomes[] = {"done",    "refused",     "mismatch",  "timed out", "peer lost",
                                            "aborted", "interrupted", "no memory", "closed",    "failed"};
@@ -44,19 +67,16 @@ std::string FlightRecord::describe(int calls) const {
     // Running calls come first, however old.
     int finished_left = calls, running_left = std::max(calls, 4);
     for (int64_t number = last; number > 0 && number > last - FLIGHT_CALLS; --number) {
-        const FlightEntry& entry = entries[number % FLIGHT_CALLS];
-        const uint64_t signature = entry.signature.load(), count = entry.count.load(), epoch = entry.epoch.load();
-        const uint64_t start = entry.start.load(), end = entry.end.load();
-        const uint32_t status = entry.status.load();
-        if (entry.number.load(std::memory_order_acquire) != uint64_t(number)) continue;
-        if ((end ? finished_left : running_left)-- <= 0) continue;
-        const std::string call = ringcomm::describe(signature, count) + (epoch ? format(" epoch %" PRIu64, epoch) : "");
+        const auto call = read(number);
+        if (!call || (call->end ? finished_left : running_left)-- <= 0) continue;
+        const auto [signature, count, epoch, start, end, status] = *call;
         if (end) {
-            finished += format(" %s, %s after %.2f s, %.3f s ago;", call.c_str(),
+            finished += format(" %s, %s after %.2f s, %.3f s ago;", call->describe().c_str(),
                                status < std::size(outcomes) ? outcomes[status] : "failed", double(end - start) * 1e-9,
                                now > end ? double(now - end) * 1e-9 : 0.0);
         } else {
-            running += format(" %s, running for %.3f s;", call.c_str(), now > start ? double(now - start) * 1e-9 : 0.0);
+            running += format(" %s, running for %.3f s;", call->describe().c_str(),
+                              now > start ? double(now - start) * 1e-9 : 0.0);
         }
     }
     const int peer = waits_for.load() - 1;

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace ringcomm {
@@ -19,11 +20,21 @@ struct alignas(64) FlightEntry {
     std::atomic<uint32_t> status;
 };
 
+// A call as a reader has found it.
+struct FlightCall {
+    uint64_t signature, count, epoch, start, end;
+    uint32_t status;
+
+    std::string describe() const;  // what was called
+};
+
 // All zero at first, like any range of shared memory.
 struct FlightRecord {
     std::atomic<uint64_t> flights;
-    std::atomic<uint64_t> bytes;     // of the arrays of all calls; two threads at once may lose some
-    std::atomic<int32_t> waits_for;  // a rank + 1, or 0; set only by a long wait
+    std::atomic<uint64_t> bytes;            // of the arrays of all calls; two threads at once may lose some
+    std::atomic<uint64_t> epoch;            // of the last collective
+    std::atomic<int32_t> waits_for;         // a rank + 1, or 0; set only by a long wait
+    std::atomic<int32_t> waits_for_member;  // the same by its rank in the world
     FlightEntry entries[FLIGHT_CALLS];
 
     // Return the number of the call, and take it.
@@ -32,11 +43,20 @@ struct FlightRecord {
     void count_bytes(uint64_t more) {
         bytes.store(bytes.load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
     }
-    void set_waits_for(int peer) { waits_for.store(peer + 1, std::memory_order_relaxed); }
-    void clear_waits_for() { waits_for.store(0, std::memory_order_relaxed); }
+    void set_waits_for(int peer, int member) {
+        waits_for.store(peer + 1, std::memory_order_relaxed);
+        waits_for_member.store(member + 1, std::memory_order_relaxed);
+    }
+    void clear_waits_for() { set_waits_for(-1, -1); }
 
     // The last `calls` calls that ended, and those that run: " …; …".
     std::string describe(int calls) const;
+    // The oldest of the calls that run: it may make the others.
+    std::optional<FlightCall> running() const;
+
+private:
+    // Nothing if it has been overwritten, or is being written.
+    std::optional<FlightCall> read(uint64_t number) const;
 };
 
 }  // namespace ringcomm

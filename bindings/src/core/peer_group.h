@@ -48,7 +48,7 @@ public:
     FlightRecord& flight;
     const std::shared_ptr<Drains> drains;
     std::atomic<uint64_t> last_path{0};  // of the last collective: chunks × RC_PATHS + rc_path
-    Waits waits;                         // of the collective that runs, if it is traced
+    Waits* waits = nullptr;              // of the collective that runs, if it is traced
 
     // The trace of this rank, nullptr while there is none. What it returns lives as long as the group.
     Trace* trace() const { return trace_.load(std::memory_order_acquire); }
@@ -100,6 +100,12 @@ public:
     virtual void check_program(const CallRecord&) {}
     // One thread at a time. A call that throws RC_MISMATCH or RC_ARGUMENT is over on all ranks.
     virtual void run_collective(const CallRecord& call) = 0;
+
+    // Its rank in the world: of all that share memory, or that a link connects.
+    virtual int member(int r) const = 0;
+    void set_waits_for(int r) { flight.set_waits_for(r, r < 0 ? -1 : member(r)); }  // r: -1: any
+    // Of the flight record, before a call that does not begin with ensure_ready().
+    virtual void allocate() {}
 
     // For point-to-point messages with another rank; nullptr if there is none.
     virtual std::unique_ptr<PacketChannel> open_channel(int peer) = 0;

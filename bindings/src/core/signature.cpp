@@ -16,10 +16,10 @@ namespace {
 // Which facts of a call its description needs.
 struct Described {
     const char* name;
-    bool arrays, blocks;
-    bool reduces;
-    const char* root;      // how the root is called, nullptr if there is none
-    bool at_most = false;  // so many bytes, of any dtype
+    bool arrays = false, blocks = false;
+    bool reduces = false;
+    const char* root = nullptr;  // how the root is called, nullptr if there is none
+    bool at_most = false;        // so many bytes, of any dtype
 };
 
 constexpr Described described(const Collective& row) {
@@ -34,6 +34,8 @@ constexpr Described call_names[] = {
     {"recv", true, false, false, "from"},
     {"recv", true, false, false, "from", true},
     {"probe", false, false, false, "from"},
+    {"shrink"},
+    {"grow"},
 };
 static_assert(std::size(call_names) == CALLS);
 

@@ -17,22 +17,22 @@ namespace ringcomm {
 
 namespace {
 
-constexpr uint64_t HEADER = 4096;                           // bytes, written by Python
-constexpr uint64_t MOST = uint64_t{1} << 32;                // bytes: 67 million calls
+constexpr uint64_t HEADER = 4096;                           // bytes, written by Python but for the last 8
 constexpr uint64_t PIECE = (1 << 20) / sizeof(TraceEntry);  // entries by which the file grows
 
 }  // namespace
 
 Trace::Trace(int fd, Trace* outer) : outer(outer), fd_(fcntl(fd, F_DUPFD_CLOEXEC, 3)) {
-    if (fd_ < 0) throw_errno("opening the file of a trace");
-    void* base = mmap(nullptr, MOST, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_, 0);
+    if (fd_ < 0) throw_errno("opening its file");
+    void* base = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_, 0);
     base_ = static_cast<std::byte*>(base);
     if (const int error = base == MAP_FAILED ? errno : extend(1)) {
-        if (base != MAP_FAILED) munmap(base, MOST);
+        if (base != MAP_FAILED) munmap(base, mapped_);
         close(fd_);
         errno = error;
-        throw_errno("writing a trace");
+        throw_errno(base == MAP_FAILED ? "mapping its file" : "extending its file");
     }
+    dropped_ = reinterpret_cast<std::atomic<uint64_t>*>(base_ + HEADER) - 1;
     // Two looks at both clocks tell how many ticks a nanosecond has, should this rank be killed.
     add_clock();
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -41,13 +41,18 @@ Trace::Trace(int fd, Trace* outer) : outer(outer), fd_(fcntl(fd, F_DUPFD_CLOEXEC
 
 Trace::~Trace() {
     end();
-    munmap(base_, MOST);
+    munmap(base_, mapped_);
 }
 
 void Trace::add(const TraceEntry& entry) {
+    if (!store(entry)) dropped_->fetch_add(1, std::memory_order_relaxed);
+}
+
+bool Trace::store(const TraceEntry& entry) {
     const uint64_t number = count_.fetch_add(1, std::memory_order_relaxed);
-    if (number >= room_.load(std::memory_order_acquire) && extend(number + 1) != 0) return;
+    if (number >= room_.load(std::memory_order_acquire) && extend(number + 1) != 0) return false;
     memcpy(base_ + HEADER + number * sizeof entry, &entry, sizeof entry);
+    return true;
 }
 
 void Trace::end() {
@@ -56,6 +61,11 @@ void Trace::end() {
     const std::lock_guard lock(extending_);
     ended_ = EBADF;
     close(std::exchange(fd_, -1));
+    // The room does not grow any more, so no thread looks behind it.
+    const size_t page = sysconf(_SC_PAGESIZE), used = HEADER + room_.load() * sizeof(TraceEntry);
+    const size_t kept = (used + page - 1) / page * page;
+    munmap(base_ + kept, mapped_ - kept);
+    mapped_ = kept;
 }
 
 // Of several looks the quickest: others may have been interrupted.
@@ -67,7 +77,7 @@ void Trace::add_clock() {
         entry.end = ticks();
         if (i == 0 || entry.end - entry.start < best.end - best.start) best = entry;
     }
-    add(best);
+    store(best);
 }
 
 // Beyond the end of a file, or where the disk is full, a store to the mapping would be a SIGBUS.
@@ -76,9 +86,13 @@ int Trace::extend(uint64_t entries) {
     for (uint64_t room; (room = room_.load()) < entries && !ended_;) {
         const uint64_t begin = HEADER + room * sizeof(TraceEntry), bytes = PIECE * sizeof(TraceEntry);
         do {
-            ended_ = begin + bytes > MOST ? EFBIG : posix_fallocate(fd_, off_t(begin), off_t(bytes));
+            ended_ = begin + bytes > mapped_ ? EFBIG : posix_fallocate(fd_, off_t(begin), off_t(bytes));
         } while (ended_ == EINTR);
-        if (ended_) break;
+        if (ended_) {
+            // A full disk may leave a part of the piece, which others could use, and which looks like a file cut short.
+            [[maybe_unused]] const int unchanged = ftruncate(fd_, off_t(begin));
+            break;
+        }
         madvise(base_ + begin, bytes, MADV_POPULATE_WRITE);  // if the kernel can; else each page costs a fault
         room_.store(room + PIECE, std::memory_order_release);
     }

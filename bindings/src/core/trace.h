@@ -19,7 +19,7 @@ inline uint64_t ticks() {
 #endif
 }
 
-// What ringcomm/trace/entries.py reads. Times are in ticks().
+// What ringcomm/trace/entries.py reads. Times are in ticks(), on a GPU in ns.
 struct alignas(64) TraceEntry {
     uint64_t signature;  // as in the flight record, or one of TRACE_…
     uint64_t start, end;
@@ -31,7 +31,7 @@ struct alignas(64) TraceEntry {
             uint64_t path;        // chunks × RC_PATHS + rc_path
             int16_t late;         // the rank for which it waited longest, -1: for none
             int8_t status;        // rc_status
-            uint8_t queued;       // 1: another thread may have run it, while its caller did other things
+            uint8_t queued;       // another thread, or a GPU, may have run it, while its caller did other things
             uint32_t waited_256;  // for that rank, in units of 256
         } call;
         char name[40];  // of a mark
@@ -40,8 +40,9 @@ struct alignas(64) TraceEntry {
 };
 static_assert(sizeof(TraceEntry) == 64);
 enum : uint64_t { TRACE_WAIT = ~uint64_t{2}, TRACE_CLOCK, TRACE_MARK };  // TRACE_WAIT: for a queued call
+enum : uint8_t { TRACE_QUEUED = 1, TRACE_ON_GPU = 2 };                   // values of `queued`
 
-// How long the collective that runs has waited for other ranks.
+// How long a collective has waited for other ranks.
 struct Waits {
     uint64_t total = 0, longest = 0;  // ticks
     int late = -1;                    // the rank of the longest
@@ -51,7 +52,8 @@ struct Waits {
     }
 };
 
-// Any number of threads add entries. The file is extended piece by piece; once it cannot be, entries are dropped.
+// Any number of threads add entries. The file is extended piece by piece; once it cannot be, entries are dropped, and
+// counted in the last 8 bytes of the header.
 class Trace {
 public:
     Trace(int fd, Trace* outer);  // duplicates `fd`; `outer` goes on when this one ends
@@ -64,11 +66,14 @@ public:
     Trace* const outer;
 
 private:
+    bool store(const TraceEntry& entry);
     void add_clock();
     int extend(uint64_t entries);  // returns an errno
 
     int fd_;
+    size_t mapped_ = size_t{1} << 32;  // bytes: 67 million calls
     std::byte* base_;
+    std::atomic<uint64_t>* dropped_;
     std::atomic<uint64_t> count_{0}, room_{0};  // entries
     std::mutex extending_;
     int ended_ = 0;  // why the file is not extended any more: an errno

@@ -16,13 +16,41 @@
 
 namespace ringcomm {
 
+namespace {
+
+// While it lives, a traced call also counts what its rank waits for others of its host.
+class WaitsInHost {
+public:
+    explicit WaitsInHost(NetworkGroup& group) : group_(group) {
+        if (counts()) group.local.comm->waits = &waits_;
+    }
+    ~WaitsInHost() {
+        if (!counts()) return;
+        group_.local.comm->waits = nullptr;
+        if (waits_.late < 0) return;
+        group_.waits->add(waits_.longest, group_.layout.ranks[group_.layout.host][waits_.late]);
+        group_.waits->total += waits_.total - waits_.longest;
+    }
+    WaitsInHost(const WaitsInHost&) = delete;
+
+private:
+    bool counts() const { return group_.waits && group_.local.comm; }
+
+    NetworkGroup& group_;
+    Waits waits_;
+};
+
+}  // namespace
+
 // What a rank of a host with several ranks gives to the agreement, in a staging buffer of the host.
 struct NetworkCall::Slot {
     Signature signature;
     std::byte payload[SLOT_BYTES];
 };
 
+// Afterwards all ranks have begun the call: what a trace calls waiting ends here.
 void NetworkCall::agree() {
+    const WaitsInHost waits(group_);
     const bool leads = group_.layout.local_rank == 0;
     HostRecord own = contribute();
     if (leads) exchange_records(std::move(own));
@@ -87,12 +115,18 @@ void NetworkCall::exchange_records(HostRecord own) {
             } while (++sent < number && packet.packet().size() + sizeof(uint64_t) + next().size() <= Link::MAX_PACKET);
             world.send_packet(group_.members()[layout.ranks[to][0]], packet.packet());
         }
-        wait([&] {
-            for (int i = 0; i < number; ++i) {
-                if ((*arrived)[(me + distance + i) % hosts].empty()) return false;
-            }
-            return true;
-        });
+        int missing = -1;  // a rank
+        const uint64_t begin = group_.waits ? ticks() : 0;
+        wait(
+            [&] {
+                for (int i = 0; i < number; ++i) {
+                    const int host = (me + distance + i) % hosts;
+                    if ((*arrived)[host].empty()) return missing = layout.ranks[host][0], false;
+                }
+                return true;
+            },
+            missing);
+        if (group_.waits && missing >= 0) group_.waits->add(ticks() - begin, missing);
     }
     const std::lock_guard lock(world.mutex);
     for (std::vector<std::byte>& record : *arrived) records_.emplace_back(std::exchange(record, {}));

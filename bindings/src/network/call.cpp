@@ -15,6 +15,19 @@ constexpr uint64_t SPIN_NS = 200'000, SPIN_OVERSUBSCRIBED_NS = 20'000;  // a sle
 constexpr uint64_t SOON_NS = 10'000;       // a message over TCP takes some 5 us; then others may need the core
 constexpr uint64_t SLICE_NS = 50'000'000;  // between checks of failures, signals and the deadline
 
+// Afterwards the flight record names nobody any more.
+class LongWait {
+public:
+    explicit LongWait(NetworkGroup& group) : group_(group) {}
+    ~LongWait() {
+        if (group_.flight.waits_for.load(std::memory_order_relaxed)) group_.flight.clear_waits_for();
+    }
+    LongWait(const LongWait&) = delete;
+
+private:
+    NetworkGroup& group_;
+};
+
 }  // namespace
 
 NetworkCall::NetworkCall(NetworkGroup& group, const CallRecord& call)
@@ -44,7 +57,8 @@ void NetworkCall::run() {
 }
 
 // Spins as long as data moves, then sleeps on the link.
-void NetworkCall::wait(const std::function<bool()>& ready) {
+void NetworkCall::wait(const std::function<bool()>& ready, const int& peer) {
+    const LongWait long_wait(group_);
     NetworkWorld& world = *group_.world;
     const uint64_t spin_ns = group_.tuning().oversubscribed ? SPIN_OVERSUBSCRIBED_NS : SPIN_NS;
     const auto ready_now = [&](bool& moved) {
@@ -63,6 +77,7 @@ void NetworkCall::wait(const std::function<bool()>& ready) {
         if (sleeps) {
             const uint32_t ticket = world.announce();
             const bool already = ready_now(moved);
+            if (!already) group_.set_waits_for(peer);
             if (!already) world.sleep(ticket, std::min(slice_ns(deadline()), SLICE_NS));
             world.retract();
             if (already || ready_now(moved)) return;
@@ -133,7 +148,8 @@ Failure NetworkCall::timed_out() {
     const bool agreed = !records_.empty();  // then all ranks have begun
     std::vector<int> missing;
     for (int r = 0; r < group_.size; ++r) {
-        if (r == group_.rank || (statuses[r] && (agreed || statuses[r]->begun >= call_.epoch))) continue;
+        const auto& status = statuses[r];
+        if (r == group_.rank || (status && status->runs && (agreed || status->begun >= call_.epoch))) continue;
         missing.push_back(r);
     }
     const std::string why = missing.empty() ? "no rank made progress"

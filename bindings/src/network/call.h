@@ -46,8 +46,8 @@ private:
     void fill_buffers();
     void local_collective(const ProgramStep& step);
 
-    // `ready` runs under the world's mutex.
-    void wait(const std::function<bool()>& ready);
+    // `ready` runs under the world's mutex; `peer` is the rank that it waits for, which may change.
+    void wait(const std::function<bool()>& ready, const int& peer);
     void run_local(int collective, const void* source, void* target, uint64_t count, int dtype, int op, int root,
                    const uint64_t* counts);
 

@@ -108,11 +108,12 @@ void NetworkCall::exchange(const ProgramStep& step, std::span<const ProgramStep>
         for (const ProgramStep& local : meanwhile) local_collective(local);
         while (!out.done() || !in.done()) {
             begin();
-            wait([&] { return out.front_ended() || in.front_ended(); });
+            const int& awaited = in.done() ? step.dest : step.source;
+            wait([&] { return out.front_ended() || in.front_ended(); }, awaited);
             for (Pieces* pieces : {&out, &in}) {
                 if (!pieces->front_ended() || !pieces->front_failed()) continue;
                 const int peer = pieces == &out ? step.dest : step.source;
-                wait([&] { return world.lost(group_.members()[peer]) != nullptr; });  // the link says why next
+                wait([&] { return world.lost(group_.members()[peer]) != nullptr; }, peer);  // the link says why next
                 fail(*group_.peer_failure(peer, describe_call()));
             }
             while (out.front_ended() && !out.front_failed()) out.take();

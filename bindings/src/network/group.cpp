@@ -12,8 +12,9 @@ namespace ringcomm {
 
 namespace {
 
-constexpr uint64_t ANSWER_NS = 500'000'000;  // for the ranks that a timeout or a report asks
-constexpr size_t MOST_STATUS = 32 << 10;     // characters
+constexpr uint64_t ANSWER_NS = 500'000'000;   // for the ranks that a timeout or a report asks
+constexpr uint64_t FRESH_NS = 1'000'000'000;  // a report of all ranks asks once
+constexpr size_t MOST_STATUS = 32 << 10;      // characters
 
 // A failure that names a rank by its number on its host.
 void renumber(Failure& failure, int rank) {
@@ -42,7 +43,7 @@ size_t HostLayout::largest() const {
 }
 
 NetworkGroup::NetworkGroup(std::shared_ptr<NetworkWorld> given, NetworkMembership membership, const rc_tuning& tuning)
-    : PeerGroup(membership.rank, int(membership.members.size()), tuning, *record, given->drains),
+    : PeerGroup(membership.rank, int(membership.members.size()), tuning, *membership.local.flight, given->drains),
       world(std::move(given)),
       layout(std::move(membership.layout)),
       local(std::move(membership.local)),
@@ -88,7 +89,6 @@ void NetworkGroup::check_program(const CallRecord& call) {
 void NetworkGroup::run_collective(const CallRecord& call) {
     world->catch_up();  // or a late call could succeed with what others sent before they gave up
     check_failure();
-    begin(call.epoch);
     try {
         NetworkCall(*this, call).run();
     } catch (const Failure& thrown) {
@@ -157,8 +157,8 @@ void NetworkGroup::store_failure(const Failure& given) {
     const bool names_one = failure.error.code == RC_PEER_LOST && failure.error.rank >= 0 && !failure.error.group_size;
     const std::string death = names_one ? how_it_died(failure.error.rank) : "";
     const std::lock_guard lock(world->mutex);
-    const bool by_mismatch = mismatch_ && mismatch_->error.epoch == begun_.load() &&
-                             strstr(failure.error.message, mismatch_heading(begun_.load()).c_str());
+    const bool by_mismatch = mismatch_ && mismatch_->error.epoch == flight.epoch.load() &&
+                             strstr(failure.error.message, mismatch_heading(flight.epoch.load()).c_str());
     if (failure.error.code == RC_ABORTED && by_mismatch) {
         rc_error error = mismatch_->error;  // for as_mismatch() of the others, which may still be in that call
         error.code = RC_ABORTED;
@@ -276,16 +276,25 @@ void NetworkGroup::packet_arrived(const PacketHead& head, PacketReader& packet) 
         case PacketType::CLOSED: left_after_[source].store(packet.next<uint64_t>()); return world->wake();
         case PacketType::QUERY: {
             const int calls = int(packet.next<uint32_t>());
-            PacketWriter answer(this->head(PacketType::STATUS));
-            answer.add(begun_.load());
-            const std::string text = flight.describe(calls).substr(0, MOST_STATUS);
-            answer.add(std::as_bytes(std::span(text)));
-            return world->send_packet(members_[source], answer.packet());
+            for (int here = 0; here < layout.local_size(); ++here) {
+                if (here != layout.local_rank && answers(here)) continue;
+                const Status status = status_here(here, calls);
+                PacketWriter answer(this->head(PacketType::STATUS));
+                answer.add(uint32_t(layout.ranks[layout.host][here]));
+                answer.add(status.begun);
+                answer.add(uint32_t(status.runs));
+                answer.add(std::as_bytes(std::span(status.calls)));
+                world->send_packet(members_[source], answer.packet());
+            }
+            return;
         }
         case PacketType::STATUS: {
+            const auto r = packet.next<uint32_t>();
             const auto begun = packet.next<uint64_t>();
+            const bool runs = packet.next<uint32_t>();
             const Bytes text = packet.rest();
-            statuses_[source] = {begun, {reinterpret_cast<const char*>(text.data()), text.size()}};
+            if (r < uint32_t(size))
+                statuses_[r] = {begun, runs, {reinterpret_cast<const char*>(text.data()), text.size()}};
             return;
         }
     }
@@ -313,13 +322,15 @@ std::vector<std::optional<NetworkGroup::Status>> NetworkGroup::query(int calls) 
         return true;
     };
     std::unique_lock lock(world->mutex);
-    for (auto& status : statuses_) status.reset();
-    statuses_[rank] = {begun_.load(), flight.describe(calls)};
+    const auto before = std::exchange(statuses_, std::vector<std::optional<Status>>(size));
+    const bool recent = now_ns() - asked_ < FRESH_NS;
+    for (int here = 0; here < layout.local_size(); ++here) {
+        statuses_[layout.ranks[layout.host][here]] = status_here(here, calls);
+    }
     PacketWriter packet(head(PacketType::QUERY));
     packet.add(uint32_t(calls));
     send_to_all(packet.packet());
     const uint64_t deadline = now_ns() + ANSWER_NS;
-    asked_ = now_ns();
     while (!answered() && now_ns() < deadline) {
         if (world->progress()) continue;
         const uint32_t ticket = world->announce();
@@ -328,17 +339,34 @@ std::vector<std::optional<NetworkGroup::Status>> NetworkGroup::query(int calls) 
         world->retract();
         lock.lock();
     }
+    for (int r = 0; r < size && recent; ++r) {
+        if (!statuses_[r]) statuses_[r] = before[r];  // it may have left its call meanwhile
+    }
+    asked_ = now_ns();
+    asked_calls_ = calls;
     return statuses_;
 }
 
-std::vector<std::optional<NetworkGroup::Status>> NetworkGroup::last_statuses() const {
-    const std::lock_guard lock(world->mutex);
-    return statuses_;
+// The texts of all ranks of this host are in its memory, of this rank at least.
+NetworkGroup::Status NetworkGroup::status_here(int local_rank, int calls) const {
+    const FlightRecord& record =
+        local_rank == layout.local_rank ? flight : local.comm->arena().between_hosts(local_rank).record;
+    const std::string text = local.comm ? local.comm->report(local_rank, record, calls) : record.describe(calls);
+    return {record.epoch.load(), !local.comm || local.comm->runs(local_rank), text.substr(0, MOST_STATUS)};
+}
+
+// A rank answers only while it is in a call.
+bool NetworkGroup::answers(int local_rank) const {
+    return local.comm->runs(local_rank) && local.comm->arena().between_hosts(local_rank).record.running();
 }
 
 std::string NetworkGroup::report(int r, int calls) const {
-    constexpr uint64_t FRESH_NS = 1'000'000'000;  // a report of all ranks asks once
-    auto statuses = now_ns() - asked_ < FRESH_NS ? last_statuses() : query(calls);
+    const auto statuses = [&] {
+        std::unique_lock lock(world->mutex);
+        if (now_ns() - asked_ < FRESH_NS && asked_calls_ >= calls) return statuses_;
+        lock.unlock();
+        return query(calls);
+    }();
     const std::string text = statuses[r] ? statuses[r]->calls : closed(r) ? " closed" : " no answer";
     return format("rank %d:", r) + text;
 }

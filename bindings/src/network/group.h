@@ -30,11 +30,12 @@ struct HostLayout {
     size_t largest() const;             // number of ranks on one host
 };
 
-// The ranks of this host, which share memory; nullptr where this rank is alone on its host.
+// The ranks of this host, which share memory; nullptr where every host has one rank.
 struct LocalRanks {
     std::shared_ptr<void> keep_alive;
     Comm* comm = nullptr;
     CollectiveEngine* collectives = nullptr;
+    std::shared_ptr<FlightRecord> flight;  // of this rank
 };
 
 class NetworkGroup;
@@ -60,11 +61,7 @@ struct NetworkMembership {
     std::vector<std::shared_ptr<FailureState>> ancestors;
 };
 
-struct OwnFlightRecord {
-    const std::unique_ptr<FlightRecord> record = std::make_unique<FlightRecord>();
-};
-
-class NetworkGroup final : OwnFlightRecord, public PeerGroup, PacketHandler {
+class NetworkGroup final : public PeerGroup, PacketHandler {
 public:
     NetworkGroup(std::shared_ptr<NetworkWorld> world, NetworkMembership membership, const rc_tuning& tuning);
     ~NetworkGroup();
@@ -81,6 +78,7 @@ public:
     void check_failure() const override;
     bool has_failed() const override;
     void store_failure(const Failure& failure) override;
+    int member(int r) const override { return members_[r]; }
     bool closed(int r) const override { return left_after_[r].load() != OPEN; }
     void check_program(const CallRecord& call) override;
     void run_collective(const CallRecord& call) override;
@@ -90,7 +88,7 @@ public:
         if (host_sleeper_) return *host_sleeper_;
         return *world;
     }
-    uint64_t id() const override { return number_; }  // unique among the groups of the job between hosts
+    uint64_t id() const override { return number_; }
     std::string report(int r, int calls) const override;
     void start_closing() override;
     void finish_closing() override;
@@ -103,7 +101,6 @@ public:
     uint64_t message_tag() const { return 2 * number_ + 1; }
 
     // For the one collective in flight.
-    void begin(uint64_t epoch) { begun_.store(epoch); }
     bool finished(int r, uint64_t epoch) const { return closed(r) && left_after_[r].load() >= epoch; }
     std::byte* scratch(size_t bytes);
     // All ranks reach agreements in the same order. While one is being reached, a host may begin the next, but not the
@@ -111,13 +108,13 @@ public:
     uint64_t next_agreement() { return ++agreements_; }
     // Under the world's mutex: the records that hosts have contributed to an agreement; empty: not yet.
     std::vector<std::vector<std::byte>>& records(uint64_t agreement) { return records_[agreement & 1]; }
-    // Asks all ranks where they are, and gives them a moment to answer.
+    // Asks all ranks where they are, and gives them a moment to answer. Those of a host know it of each other.
     struct Status {
         uint64_t begun;     // epoch
+        bool runs;          // neither dead nor stopped
         std::string calls;  // the last ones
     };
     std::vector<std::optional<Status>> query(int calls) const;
-    std::vector<std::optional<Status>> last_statuses() const;
     // A failure among the ranks of this host, as one of the group or of an ancestor.
     Failure from_host(const Failure& failure, const std::string& what);
 
@@ -138,20 +135,23 @@ private:
     bool set_failure(const Failure& failure);
     void send_failure() const;
     void send_to_all(Bytes packet) const;
+    Status status_here(int local_rank, int calls) const;
+    bool answers(int local_rank) const;
 
     const uint64_t number_;
     const std::vector<int> members_;
     const std::vector<std::shared_ptr<FailureState>> ancestors_;
     const std::shared_ptr<FailureState> failure_;
     std::unique_ptr<std::atomic<uint64_t>[]> left_after_;  // OPEN, or the last epoch that a rank has finished
-    std::atomic<uint64_t> begun_{0}, finished_{0};
+    std::atomic<uint64_t> finished_{0};
     std::optional<Failure> mismatch_;  // the last one; under the world's mutex
     uint64_t agreements_ = 0;
     std::vector<std::vector<std::byte>> records_[2];
     std::vector<PeerMessages> messages_;  // for the channels, by rank
     std::optional<HostSleeper> host_sleeper_;
     mutable std::vector<std::optional<Status>> statuses_;
-    mutable std::atomic<uint64_t> asked_{0};  // ns
+    mutable uint64_t asked_ = 0;  // ns
+    mutable int asked_calls_ = 0;
     std::vector<std::byte> scratch_;
 };
 

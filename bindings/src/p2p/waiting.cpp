@@ -92,7 +92,7 @@ public:
     void on_vain_spin() override { group_.on_vain_spin(); }
     void on_long_wait() override {
         if (request_ && request_->sends) buffer();
-        if (request_) group_.flight.set_waits_for(request_->transfer.peer);
+        if (request_) group_.set_waits_for(request_->transfer.peer);
     }
     uint64_t deadline() const override { return deadline_; }
 

@@ -92,9 +92,10 @@ PartLayout::PartLayout(int size, size_t budget) {
     ring_bytes = std::clamp(std::bit_floor(rest / 8 / n), size_t{1} << 10, size_t{1} << 18);
     staging = round_up(byte_rings + peers * ring_bytes, PAGE);
     // Four buffers: two for this call, and two that peers may still read for the previous call.
-    const size_t left = budget > staging ? (budget - staging) / 4 : 0;
+    const size_t left = peers && budget > staging ? (budget - staging) / 4 : 0;
     staging_bytes = round_up(std::clamp(left - left % PAGE, n * 64, size_t{1} << 20), PAGE);
-    part_bytes = round_up(staging + 4 * staging_bytes, PAGE);
+    between_hosts = round_up(staging + 4 * staging_bytes, PAGE);
+    part_bytes = between_hosts + BETWEEN_HOSTS_BYTES;
 }
 
 Arena::Arena(std::shared_ptr<File> file, uint64_t offset, int size, size_t budget)
@@ -106,11 +107,16 @@ Arena::Arena(std::shared_ptr<File> file, uint64_t offset, int size, size_t budge
 
 void Arena::allocate(int r) {
     const uint64_t begin = r == 0 ? 0 : sizeof(GroupHeader) + r * layout.part_bytes;
-    file_->allocate(offset + begin, sizeof(GroupHeader) + (r + 1) * layout.part_bytes - begin);
+    file_->allocate(offset + begin, sizeof(GroupHeader) + r * layout.part_bytes + layout.between_hosts - begin);
+}
+
+void Arena::allocate_between_hosts(int r) {
+    const uint64_t begin = sizeof(GroupHeader) + r * layout.part_bytes + layout.between_hosts;
+    file_->allocate(offset + begin, sizeof(FlightBetweenHosts));
 }
 
 void Arena::discard() {
-    // Groups split from this one continue to read its failure, and ranks that were left out, who goes on.
+    // Groups split from this one still read its failure, and ranks that were left out, who continues.
     const size_t kept = group().failure.state.load() || group().successor.load() ? sizeof(GroupHeader) : 0;
     file_->discard(offset + kept, layout.arena_bytes(size) - kept);
 }

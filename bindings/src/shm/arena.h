@@ -43,8 +43,8 @@ int create_file();
 
 // The offsets in one rank's part. They follow from the group's size and the budget alone, so all ranks agree.
 struct PartLayout {
-    size_t counts, packet_rings, byte_rings, staging;  // offsets in a part
-    size_t ring_bytes, staging_bytes;                  // of one ring, buffer
+    size_t counts, packet_rings, byte_rings, staging, between_hosts;  // offsets in a part
+    size_t ring_bytes, staging_bytes;                                 // of one ring, buffer
     size_t part_bytes;
 
     PartLayout(int size, size_t budget);
@@ -70,8 +70,13 @@ public:
         return part(writer) + layout.byte_rings + peer(writer, reader) * layout.ring_bytes;
     }
 
+    FlightBetweenHosts& between_hosts(int r) const {
+        return *reinterpret_cast<FlightBetweenHosts*>(part(r) + layout.between_hosts);
+    }
+
     void allocate(int r);  // the part of rank r; rank 0's includes the group header
-    void discard();        // when all ranks have closed
+    void allocate_between_hosts(int r);
+    void discard();  // when all ranks have closed
 
     const int size;
     const uint64_t offset;  // in the file

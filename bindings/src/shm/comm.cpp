@@ -52,10 +52,11 @@ Comm::Comm(std::shared_ptr<World> world, GroupMemory group, std::vector<GroupMem
 
 void Comm::ensure_ready() {
     PeerGroup::ensure_ready();
-    if (!allocated_.load(std::memory_order_relaxed)) allocate_arena();
+    allocate();
 }
 
-void Comm::allocate_arena() {
+void Comm::allocate() {
+    if (allocated_.load(std::memory_order_relaxed)) return;
     const std::lock_guard lock(allocation_mutex_);
     if (allocated_.load()) return;
     try {
@@ -185,8 +186,10 @@ void Comm::on_vain_spin() {
 
 std::unique_ptr<PacketChannel> Comm::open_channel(int peer) { return std::make_unique<ShmChannel>(*this, peer); }
 
-std::string Comm::report(int r, int calls) const {
-    std::string text = format("rank %d:", r);
+std::string Comm::report(int r, int calls) const { return format("rank %d:", r) + report(r, header(r).flight, calls); }
+
+std::string Comm::report(int r, const FlightRecord& record, int calls) const {
+    std::string text;
     const int member = group_.members[r];
     if (closed(r)) {
         text += " closed;";
@@ -195,7 +198,18 @@ std::string Comm::report(int r, int calls) const {
     } else if (world->liveness.stopped(member)) {
         text += format(" process %" PRId64 " is stopped;", world->liveness.pid(member));
     }
-    return text + header(r).flight.describe(calls);
+    return text + record.describe(calls);
+}
+
+FlightRecord& Comm::open_between_hosts(int group_size, int process, int processes) {
+    if (size == 1) allocate();  // it makes no calls here that would
+    arena().allocate_between_hosts(rank);
+    FlightBetweenHosts& flight = arena().between_hosts(rank);
+    flight.group_size = group_size;
+    flight.process = process;
+    flight.processes = processes;
+    mine().is_between_hosts.store(1);
+    return flight.record;
 }
 
 void Comm::start_closing() {
@@ -219,7 +233,6 @@ void Comm::finish_closing() {
 }
 
 Comm::Shrunk Comm::shrink(uint64_t deadline) {
-    if (!allocated_.load()) allocate_arena();  // of a group that failed before its first call
     // Peers that wait in a call, for a failure that is this rank's own, shall come too.
     if (!has_failed()) store_failure(Failure(RC_ABORTED, format("rank %d has called shrink", rank), rank));
     Survivors survivors = agree_on_survivors(*this, deadline);

@@ -44,6 +44,8 @@ public:
         int ancestor;                  // whose it is, by its place in ancestors(); -1: of this communicator
     };
     StoredFailure stored_failure() const;
+    int member(int r) const override { return group_.members[r]; }
+    void allocate() override;
     bool closed(int r) const override { return header(r).state.load() == RANK_CLOSED; }
     void run_collective(const CallRecord& call) override;  // collectives/collectives.cpp
     void on_vain_spin() override;
@@ -51,9 +53,12 @@ public:
     Sleeper& sleeper() override { return sleeper_; }
     uint64_t id() const override { return world->nonce ^ arena().offset * 0x9e3779b97f4a7c15; }
     std::string report(int r, int calls) const override;
+    std::string report(int r, const FlightRecord& record, int calls) const;  // what follows "rank r:"
+    // The flight record of this rank in a group of several hosts whose ranks here are those of this communicator.
+    FlightRecord& open_between_hosts(int group_size, int process, int processes);
     void start_closing() override;
     void finish_closing() override;
-    // The ranks that are left agree on who they are, and go on in another group: see shrink.h.
+    // The ranks that are left agree on who they are, and continue in another group: see shrink.h.
     struct Shrunk {
         std::unique_ptr<Comm> comm;
         std::vector<int> ranks;  // here
@@ -96,7 +101,6 @@ public:
 private:
     bool is_world() const { return group_.arena == world->arena; }
     std::string how_it_ended(int r) override;
-    void allocate_arena();
 
     const GroupMemory group_;
     const std::vector<GroupMemory> ancestors_;

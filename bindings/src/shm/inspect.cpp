@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "core/errors.h"
+#include "core/waiting.h"
 #include "shm/arena.h"
 
 namespace ringcomm {
@@ -31,6 +32,35 @@ private:
     const size_t bytes_;
 };
 
+rc_rank_view view_of(const RankHeader& header, int size, uint64_t part) {
+    rc_rank_view view{};
+    view.pid = header.pid.load();
+    view.member = header.member.load();
+    view.closed = header.state.load() == RANK_CLOSED;
+    view.of_ranks = size;
+    view.waits_for = header.flight.waits_for_member.load() - 1;
+    view.waits_for_process = -1;
+    const FlightRecord* record = &header.flight;
+    if (header.is_between_hosts.load() && part > BETWEEN_HOSTS_BYTES) {
+        const auto* const end = reinterpret_cast<const std::byte*>(&header) + part;
+        const auto& between = *reinterpret_cast<const FlightBetweenHosts*>(end - BETWEEN_HOSTS_BYTES);
+        record = &between.record;
+        view.of_ranks = between.group_size;
+        view.process = between.process;
+        view.processes = between.processes;
+        view.waits_for_process = record->waits_for_member.load() - 1;
+    }
+    view.calls = record->flights.load();
+    view.bytes = record->bytes.load();
+    auto call = record->running();
+    if (!call) call = header.flight.running();  // its ranks on this host split, or allocate
+    if (view.closed || !call) return view;
+    copy_text(view.call, sizeof view.call, call->describe());
+    const uint64_t now = now_ns();
+    view.seconds = now > call->start ? double(now - call->start) * 1e-9 : 0.0;
+    return view;
+}
+
 }  // namespace
 
 std::vector<rc_rank_view> inspect(int fd, uint64_t offset, int most) {
@@ -46,14 +76,7 @@ std::vector<rc_rank_view> inspect(int fd, uint64_t offset, int most) {
     if (!arena.base()) return ranks;
     for (int r = 0; r < std::min(size, most); ++r) {
         const auto& header = *reinterpret_cast<const RankHeader*>(arena.base() + sizeof(GroupHeader) + r * part);
-        rc_rank_view view{header.pid.load(),
-                          header.member.load(),
-                          header.state.load() == RANK_CLOSED,
-                          header.flight.flights.load(),
-                          header.flight.bytes.load(),
-                          {}};
-        copy_text(view.running, sizeof view.running, header.flight.describe(0));
-        ranks.push_back(view);
+        ranks.push_back(view_of(header, size, part));
     }
     return ranks;
 }

@@ -2,7 +2,8 @@
 // never reset: it starts at zero, because a new range of the file reads as zeros, and counts on across calls.
 //
 //   arena of a communicator = | GroupHeader | part of rank 0 | part of rank 1 | … |
-//   part of a rank          = | RankHeader | counts | packet rings | byte rings | staging buffers |
+//   part of a rank          = | RankHeader | counts | packet rings | byte rings | staging buffers | FlightBetweenHosts
+//   |
 #pragma once
 
 #include <cstddef>
@@ -69,11 +70,20 @@ struct RankHeader {
     std::atomic<uint32_t> departed;         // 1 once it no longer accesses this arena
     std::atomic<int32_t> member;            // its rank in the world, which all ranks write
     std::atomic<int64_t> pid;
+    std::atomic<uint32_t> is_between_hosts;        // 1 once its FlightBetweenHosts is there
     std::atomic<uint64_t> secret, secret_address;  // in the arena of the world only: see cma.h
     Doorbell doorbell;                             // of the one collective that may run
     Doorbell p2p_doorbell;                         // of point-to-point, any number of threads
     alignas(LINE) FlightRecord flight;
 };
+
+// What a rank does in the group of several hosts whose ranks on this host are those of this arena; that in RankHeader
+// has the calls by which it does its part on this host. Memory only where there is such a group.
+struct FlightBetweenHosts {
+    int32_t group_size, process, processes;  // that the link connects, of which this rank is one
+    alignas(LINE) FlightRecord record;
+};
+constexpr size_t BETWEEN_HOSTS_BYTES = round_up(sizeof(FlightBetweenHosts), PAGE);  // the last ones of a part
 
 // The first failure of a communicator; it stays, and every later call on any rank raises it.
 struct SharedFailure {
@@ -91,7 +101,7 @@ struct alignas(PAGE) GroupHeader {
     std::atomic<int> size;
     std::atomic<uint64_t> nonce;
     std::atomic<uint64_t> file_end;   // of the world: the next free byte of the file
-    std::atomic<uint64_t> successor;  // the offset of the list of those that go on without the others: see shrink.h
+    std::atomic<uint64_t> successor;  // the offset of the list of those that continue without the others: see shrink.h
     SharedFailure failure;
 };
 

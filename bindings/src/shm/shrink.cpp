@@ -25,6 +25,14 @@ void wake_others(const Comm& comm) {
     }
 }
 
+// A rank that can still come; -1: none.
+int missing(const Comm& comm) {
+    for (int r = 0; r < comm.size; ++r) {
+        if (r != comm.rank && !takes_part(comm, r) && !gone(comm, r)) return r;
+    }
+    return -1;
+}
+
 class Checks final : public WaitChecks {
 public:
     Checks(Comm& comm, uint64_t deadline) : comm_(comm), deadline_(deadline) {}
@@ -33,8 +41,10 @@ public:
     std::optional<Failure> stop_reason() override {
         comm_.check_interrupt("shrink");
         if (comm_.closing()) return Failure(RC_CLOSED, "this communicator was closed during shrink", comm_.rank);
+        on_long_wait();
         return {};
     }
+    void on_long_wait() override { comm_.set_waits_for(missing(comm_)); }
     [[noreturn]] void fail(const Failure& failure) override { throw failure; }
     uint64_t deadline() const override { return deadline_; }
 
@@ -46,9 +56,7 @@ private:
 // The ranks that can still miss the decision, and the one that makes it.
 bool ready(const Comm& comm, uint64_t deadline) {
     if (comm.arena().group().successor.load() || now_ns() >= deadline) return true;
-    for (int r = 0; r < comm.size; ++r) {
-        if (r != comm.rank && !takes_part(comm, r) && !gone(comm, r)) return false;
-    }
+    if (missing(comm) >= 0) return false;
     int first = 0;
     while (first < comm.rank && (!takes_part(comm, first) || gone(comm, first))) ++first;
     return first == comm.rank;  // else that rank decides
@@ -83,7 +91,7 @@ Survivors decided(const Comm& comm) {
     if (std::find(survivors.ranks.begin(), survivors.ranks.end(), comm.rank) != survivors.ranks.end()) return survivors;
     throw Failure(RC_ABORTED,
                   format("rank %d was left out: it called shrink when ", comm.rank) + name_ranks(survivors.ranks) +
-                      " had gone on without it",
+                      " had continued without it",
                   comm.rank);
 }
 
@@ -96,8 +104,10 @@ Survivors agree_on_survivors(Comm& comm, uint64_t deadline) {
         Checks checks(comm, deadline);
         wait_until([&] { return ready(comm, deadline); }, comm.sleeper(), IDLE, checks);
         if (!comm.arena().group().successor.load()) decide(comm);
+        comm.flight.clear_waits_for();
     } catch (...) {  // the others need not wait for it in the new group
         comm.mine().takes_part.store(0);
+        comm.flight.clear_waits_for();
         throw;
     }
     wake_others(comm);
