@@ -1,4 +1,4 @@
-"""Go on after the loss of ranks: the default group of torch.distributed without them, and with those that come back.
+"""Continue after the loss of ranks: the default group of torch.distributed without them, and with those that come back.
 
 Start the program with `ringcomm run --respawn N`. `shrink` and `grow` destroy all groups: what is on them, as a
 DistributedDataParallel, a mesh or a grid, must be made anew.
@@ -6,23 +6,29 @@ DistributedDataParallel, a mesh or a grid, must be made anew.
 
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 import ringcomm
+from ringcomm.bootstrap.place import find_place
 from ringcomm.communicator import Communicator
-from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, PeerLost
+from ringcomm.config import Config
+from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, PeerLost, RingcommError
 from ringcomm.torch import start
 from ringcomm.torch.shared import communicator_of
+from ringcomm.transports.network.address import local_address
 
 __all__ = ["Stateful", "grow", "init_process_group", "load_latest", "shrink"]
 
+c10d: Any = dist.distributed_c10d
 TCPStore: Any = getattr(dist, "TCPStore")  # noqa: B009 (torch's stubs leave it out)
-STORE_TIMEOUT = timedelta(seconds=10)  # of a connection in this machine
+STORE_TIMEOUT = timedelta(seconds=10)  # of a connection
 
 
 class Stateful(Protocol):
@@ -42,8 +48,17 @@ def init_process_group(timeout: float | None = None) -> None:
 
 
 def shrink(timeout: float | None = None) -> None:
-    """Make a default group of the ranks that are left; all call this. See `Communicator.shrink`."""
-    _make_default(_default().shrink(timeout=timeout))
+    """Make a default group of the ranks that are left; all call this. See `Communicator.shrink`.
+
+    Ranks that wait in a call of any group get Aborted, so that they come too.
+    """
+    default = _default()
+    for group in c10d._world.pg_map:
+        comm = communicator_of(group)
+        if comm and comm is not default:
+            with suppress(RingcommError):  # it is closed
+                comm.abort(Aborted(f"rank {comm.rank} has called shrink", rank=comm.rank))
+    _make_default(default.shrink(timeout=timeout), timeout)
 
 
 def grow(timeout: float | None = None) -> bool:
@@ -55,7 +70,7 @@ def grow(timeout: float | None = None) -> bool:
     grown = before.grow(timeout=timeout)
     if grown is before:
         return False
-    _make_default(grown)
+    _make_default(grown, timeout)
     return True
 
 
@@ -84,22 +99,26 @@ def load_latest(step: int, objects: Sequence[Stateful]) -> int:
 
 def _broadcast(tree: Any, source: int) -> Any:
     """Return the tree of one rank on every rank: its tensors travel as such, all else pickled."""
-    leaves, spec = tree_flatten(tree)
-    described = [_Like(x.shape, x.dtype, x.device.type) if isinstance(x, torch.Tensor) else x for x in leaves]
-    message: list[Any] = [described, spec]
+    message = [
+        tree_map_only(torch.Tensor, lambda x: _Like(x.shape, x.dtype, x.device.type), tree),
+        [getattr(each, "_metadata", None) for each in tree],  # the versions of modules
+    ]
     dist.broadcast_object_list(message, source)
-    described, spec = message
     if dist.get_rank() != source:
-        leaves = [
-            torch.empty(x.shape, dtype=x.dtype, device=x.device) if isinstance(x, _Like) else x for x in described
-        ]
-    for x in leaves:
+        tree = tree_map_only(
+            _Like, lambda like: torch.empty(like.shape, dtype=like.dtype, device=like.device), message[0]
+        )
+        for each, metadata in zip(tree, message[1], strict=True):
+            if metadata is not None:
+                each._metadata = metadata
+    for x in tree_leaves(tree):
         if isinstance(x, torch.Tensor):
             dist.broadcast(x.detach().contiguous(), source)
-    return tree_unflatten(leaves, spec)
+    return tree
 
 
-class _Like(NamedTuple):
+@dataclass(frozen=True)
+class _Like:
     """What a tensor must be like to receive another."""
 
     shape: torch.Size
@@ -114,7 +133,7 @@ def _default() -> Communicator:
     return comm
 
 
-def _make_default(comm: Communicator) -> None:
+def _make_default(comm: Communicator, timeout: float | None = None) -> None:
     """Make the default group of torch.distributed on a communicator, in place of the one that there is."""
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -127,15 +146,18 @@ def _make_default(comm: Communicator) -> None:
         except (PeerLost, CollectiveTimeout, Aborted, dist.DistError):  # more ranks are lost
             if dist.is_initialized():
                 dist.destroy_process_group()
-            comm = comm.shrink()
+            comm = comm.shrink(timeout=timeout)
 
 
 def _tcp_store(comm: Communicator) -> Any:
     if comm.rank > 0:
-        return TCPStore("127.0.0.1", comm.broadcast_object(), timeout=STORE_TIMEOUT)
-    listener = socket.create_server(("127.0.0.1", 0))  # torch itself would listen on all interfaces
+        host, port = comm.broadcast_object()
+        return TCPStore(host, port, timeout=STORE_TIMEOUT)
+    server = find_place().store  # if the ranks are on several hosts
+    host = "127.0.0.1" if not server else Config().host_address or local_address(server)
+    listener = socket.create_server((host, 0))  # torch itself would listen on all interfaces
     port = listener.getsockname()[1]
     options = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener.detach()}
-    store = TCPStore("127.0.0.1", port, timeout=STORE_TIMEOUT, **options)
-    comm.broadcast_object(port)
+    store = TCPStore(host, port, timeout=STORE_TIMEOUT, **options)
+    comm.broadcast_object((host, port))
     return store

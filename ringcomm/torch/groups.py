@@ -40,7 +40,7 @@ def connect_members(name: str, members: Sequence[int], timeout: float) -> Commun
     world = communicator_of(None)
     start = _starts.get(world) if world else None
     local = world._transport.as_local if world else None
-    if start is None or local is None:
+    if world is None or start is None or local is None:
         return None
     number = start.made[name] + 1  # torch takes the name of a group again once that is destroyed
     key = f"memory of {name}, {number}"
@@ -53,6 +53,6 @@ def connect_members(name: str, members: Sequence[int], timeout: float) -> Commun
         return None
     if not offset:
         offset = start.store.compare_set(key, "", str(local.reserve_group(len(members))))
-    comm = Communicator(local.open_group(int(offset), members, timeout))
+    comm = Communicator(local.open_group(int(offset), members, timeout), place=world._place)
     start.made[name] = number
     return comm

@@ -5,21 +5,20 @@ that cannot be used in place are copied once, and written back when the call is 
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from functools import wraps
-from inspect import Parameter, Signature, signature
 from typing import Any
 from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 
-from ringcomm import Aborted, Communicator, RingcommError, premul_sum
-from ringcomm.errors import refuse
+from ringcomm import Aborted, Communicator, RingcommError
+from ringcomm.errors import describe_error, refuse
 from ringcomm.torch import labels, native, sparse
 from ringcomm.torch.capabilities import Capabilities, Options, has_other_backends
+from ringcomm.torch.operations import DONE, Prepared, flat, operation, reduction, uneven
 from ringcomm.torch.start import connect
 from ringcomm.torch.subclasses import NoMemory, tracing, unwrapped
 from ringcomm.torch.tensors import CallTensors, Tensors, single, write_back
@@ -29,72 +28,12 @@ from ringcomm.torch.works import TorchWork, coalesced, seconds
 __all__ = ["RingcommProcessGroup", "create"]
 
 c10d: Any = dist.distributed_c10d  # torch's stubs leave out much of what it calls
+UNSET = timedelta(milliseconds=-1)  # torch leaves the timeout to the group
 
 # A group can have several Backends, each for other devices. Where none can be written in Python, a whole group can.
 Base: Any = torch._C._distributed_c10d.Backend if native.PYTHON_BACKENDS else c10d.ProcessGroup
 
-UNSET = timedelta(milliseconds=-1)  # torch leaves the timeout to the group
-DONE = TorchWork(None, "", (), ())  # of blocking calls: torch only checks that they are complete
-
 Lists = Sequence[Tensors]
-Prepared = tuple[Any, ...] | TorchWork  # the outputs of a call, and the arguments of the communicator's method
-_Op = c10d.ReduceOp.RedOpType
-INPUTS = {"tensors", "inputs", "input", "input_lists"}  # the names of parameters
-OPS = {  # by number: comparing or hashing torch's enumerators costs as much as a small call
-    _Op.SUM.value: "sum",
-    _Op.AVG.value: "avg",
-    _Op.PRODUCT.value: "prod",
-    _Op.MIN.value: "min",
-    _Op.MAX.value: "max",
-    _Op.BAND.value: "band",
-    _Op.BOR.value: "bor",
-    _Op.BXOR.value: "bxor",
-}
-
-
-def operation(
-    name: str, options: Callable[[], Any] | None = None
-) -> Callable[[Callable[..., Prepared]], Callable[..., TorchWork]]:
-    """Make a method of c10d of one that prepares the communicator's call of that name.
-
-    The method takes options last, by default those that `options` makes; without it, none. `prepare` takes them and an
-    empty CallTensors first. It may make the call itself, and then returns the work.
-    """
-
-    def method_of(prepare: Callable[..., Prepared]) -> Callable[..., TorchWork]:
-        this, _, _, *own = signature(prepare).parameters.values()
-        last = [Parameter("opts", Parameter.POSITIONAL_OR_KEYWORD, default=None)] if options else []
-        public = Signature([this, *own, *last])
-        count = len(own)
-        given = slice(*next(((i, i + 1) for i, each in enumerate(own) if each.name in INPUTS), (0, 0)))
-
-        def perform(self: "RingcommProcessGroup", opts: Any, arguments: tuple[Any, ...]) -> TorchWork:
-            call = CallTensors()
-            try:
-                prepared = prepare(self, opts, call, *arguments[:count])
-                labels.show_to_modes(self, prepare.__name__, arguments)  # which need checked arguments
-                return prepared if isinstance(prepared, TorchWork) else self._run(name, opts, call, *prepared)
-            except NoMemory:
-                return DONE
-            except RingcommError as error:
-                raise self.annotated(error)  # noqa: B904 (it is the same error)
-
-        @wraps(prepare)
-        def method(self: "RingcommProcessGroup", *arguments: Any, **named: Any) -> TorchWork:
-            if named or not count <= len(arguments) <= count + len(last):  # torch passes all by position
-                arguments = public.bind(self, *arguments, **named).args[1:]
-            opts = arguments[count] if len(arguments) > count else None
-            if options:
-                opts = opts or options()
-            if not labels.watched():
-                return perform(self, opts, arguments)
-            with labels.label(self, name, arguments[given]):
-                return perform(self, opts, arguments)
-
-        method.__signature__ = public  # type: ignore[attr-defined]
-        return method
-
-    return method_of
 
 
 def create(options: Options) -> Any:
@@ -138,14 +77,14 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
         if (tensor := unwrapped(single(tensors))).layout is torch.sparse_coo:
             if tensor.is_meta:
                 raise NoMemory
-            sparse.all_reduce(self.comm, tensor, _op(opts), self._limit(opts))
+            sparse.all_reduce(self.comm, tensor, reduction(opts), self._limit(opts))
             return TorchWork(self, "all_reduce", (), tensors)
-        return tensors, call.inout(tensor, reduces=True), _op(opts)
+        return tensors, call.inout(tensor, reduces=True), reduction(opts)
 
     @operation("reduce", c10d.ReduceOptions)
     def reduce(self, opts: Any, call: CallTensors, tensors: Tensors) -> Prepared:
         take = call.inout if self.comm.rank == opts.rootRank else call.input
-        return tensors, take(single(tensors), reduces=True), _op(opts), opts.rootRank
+        return tensors, take(single(tensors), reduces=True), reduction(opts), opts.rootRank
 
     @operation("broadcast", c10d.BroadcastOptions)
     def broadcast(self, opts: Any, call: CallTensors, tensors: Tensors) -> Prepared:
@@ -156,9 +95,9 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
     def allgather(self, _: Any, call: CallTensors, output_lists: Lists, inputs: Tensors) -> Prepared:
         outputs = self._all_ranks(single(output_lists))
         out = call.outputs(outputs)
-        x = _flat(call.input(single(inputs)))
+        x = flat(call.input(single(inputs)))
         x = call.input_for(out, x, sum(part.numel() for part in outputs[: self.comm.rank]))
-        return outputs, x, out, _uneven(outputs)
+        return outputs, x, out, uneven(outputs)
 
     @operation("all_gather", c10d.AllgatherOptions)
     def all_gather_single(self, _: Any, call: CallTensors, output: torch.Tensor, input: torch.Tensor) -> Prepared:  # noqa: A002
@@ -185,7 +124,7 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
         inputs = self._all_ranks(single(input_lists))
         x, out = call.inputs(inputs, reduces=True), call.output(single(outputs), reduces=True)
         x = call.input_for(out, x, -sum(part.numel() for part in inputs[: self.comm.rank]))
-        return outputs, x, _op(opts), out, _uneven(inputs)
+        return outputs, x, reduction(opts), out, uneven(inputs)
 
     @operation("reduce_scatter", c10d.ReduceScatterOptions)
     def reduce_scatter_single(
@@ -195,8 +134,8 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
         output: torch.Tensor,
         input: torch.Tensor,  # noqa: A002
     ) -> Prepared:
-        x, out = _flat(call.input(input, reduces=True)), call.output(output, reduces=True)
-        return [output], call.input_for(out, x, -self.comm.rank * out.numel()), _op(opts), out
+        x, out = flat(call.input(input, reduces=True)), call.output(output, reduces=True)
+        return [output], call.input_for(out, x, -self.comm.rank * out.numel()), reduction(opts), out
 
     @operation("all_to_all", c10d.AllToAllOptions)
     def alltoall(self, _: Any, call: CallTensors, outputs: Tensors, inputs: Tensors) -> Prepared:
@@ -213,7 +152,7 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
         output_splits: Sequence[int],
         input_splits: Sequence[int],
     ) -> Prepared:
-        x, out = _flat(call.input(input)), _flat(call.output(output))
+        x, out = flat(call.input(input)), flat(call.output(output))
         sent, received = self._splits(input, input_splits), self._splits(output, output_splits)
         return [output], x, out, *((sent, received) if input_splits or output_splits else (None, None))
 
@@ -291,7 +230,7 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
         caller = f"global rank {dist.get_rank()}" if dist.is_initialized() else f"rank {self.comm.rank}"
         reason = f"{caller} ended the torch.distributed group {self._name}"
         if error:
-            reason += f": {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            reason += f": {describe_error(error)}"  # with the group whose ranks it numbers
         # An Aborted comes from another group, and names the cause.
         self.comm.abort(error if isinstance(error, Aborted) else reason)
 
@@ -354,18 +293,3 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
             raise refuse("split sizes", f"{size} numbers that add up to {rows} rows", list(splits))
         row = tensor.numel() // rows if rows else 0
         return [split * row for split in splits]
-
-
-def _op(opts: Any) -> Any:
-    op = opts.reduceOp
-    return OPS.get(op.op.value) or premul_sum(float(op.__getstate__()[1]))
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.dim() == 1 else tensor.view(-1)  # a view costs as much as a small call
-
-
-def _uneven(tensors: Tensors) -> list[int] | None:
-    """Return the number of elements of each tensor, if these differ."""
-    counts = [tensor.numel() for tensor in tensors]
-    return counts if len(set(counts)) > 1 else None

@@ -1,4 +1,4 @@
-"""torchft's process group on ringcomm: replicas fail and come back, and the others go on with the next step.
+"""torchft's process group on ringcomm: replicas fail and come back, and the others continue with the next step.
 
 torchft (`pip install torchft-nightly`) decides before each step which replicas take part, and has its group made anew
 when these change. ::

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import torch_world
-from failures import PROMPT, mortals, outcomes, raised
+from failures import PROMPT, mortals, outcomes, raised, until_broken
 from ringcomm import Aborted, CollectiveTimeout, MismatchError, PeerLost, RingcommError
 
 TIMEOUT = 1.0  # seconds, where one must run out
@@ -88,6 +88,30 @@ def test_an_aborted_group_passes_its_error_on_with_the_rank_and_text_of_the_caus
     assert text.startswith("rank 0 aborted: global rank 0 ended the torch.distributed group ")
     assert ": ValueError: the data is wrong" in text
     assert text.count(" aborted: ") == 1
+
+
+def relayed():
+    """Rank 1 waits in vain for rank 3 in one group, and ends another one for that."""
+    rank = dist.get_rank()
+    first, second = dist.new_group([1, 3], timedelta(seconds=0.5)), dist.new_group([0, 1])
+    if rank == 1:
+        try:
+            dist.barrier(first)
+        except CollectiveTimeout:
+            second.abort()
+    if rank == 0:
+        return str(raised(Aborted, lambda: dist.barrier(second)))
+    if rank == 3:
+        until_broken(first.comm)
+    return ""
+
+
+def test_a_relayed_failure_names_the_group_whose_ranks_it_numbers():
+    text = torch_world.run(relayed, 4)[0]
+    assert text.startswith("rank 1 aborted: global rank 1 ended the torch.distributed group ")
+    assert ": CollectiveTimeout: " in text
+    assert "it was not called by rank 1" in text
+    assert "(ranks [1, 3] of the world), on its rank 0" in text
 
 
 def different_in_a_sub_group():

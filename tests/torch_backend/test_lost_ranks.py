@@ -3,8 +3,15 @@
 import json
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
+import torch
+import torch.distributed as dist
+
+import ringcomm.torch
+import torch_world
+from nodes import Job
 
 pytestmark = pytest.mark.slow
 
@@ -57,21 +64,100 @@ dist.destroy_process_group()
 """
 
 
-def run(tmp_path, ranks, kills):
-    (tmp_path / "program.py").write_text(PROGRAM)
+def run(tmp_path, ranks, program, *arguments):
+    """Return what each rank printed, by rank."""
+    (tmp_path / "program.py").write_text(program)
     command = [sys.executable, "-m", "ringcomm", "run", "-n", str(ranks), "--respawn", "2"]
-    command += [str(tmp_path / "program.py"), json.dumps(kills)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(
+        [*command, str(tmp_path / "program.py"), *arguments], capture_output=True, text=True, timeout=120
+    )
     assert ended.returncode == 0, ended.stderr
-    return {rank: rest for rank, *rest in (json.loads(line.partition(" ")[2]) for line in ended.stdout.splitlines())}
+    return results(ended.stdout)
+
+
+def run_on_two_nodes(tmp_path, ranks, program, *arguments):
+    """As run, with the last rank on a host of its own."""
+    with closing(Job(tmp_path, 2)) as job:
+        path, options = job.program(program), {"arguments": arguments}
+        nodes = [
+            job.start(node, number, path, "--respawn=2", host_id=str(node), **options)
+            for node, number in enumerate((ranks - 1, 1))
+        ]
+        ended = [node.communicate(timeout=120) for node in nodes]
+        assert [node.returncode for node in nodes] == [0, 0], "".join(err for _, err in ended)
+    return results("".join(out for out, _ in ended))
+
+
+def results(text):
+    return {rank: rest for rank, *rest in (json.loads(line.partition(" ")[2]) for line in text.splitlines())}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Return the parameters that one process gets."""
+    return run(tmp_path_factory.mktemp("undisturbed"), 1, PROGRAM, "[]")[0][3]
 
 
 @pytest.mark.timeout(180)
-def test_ddp_trains_through_the_loss_and_return_of_a_rank(tmp_path):
-    undisturbed = run(tmp_path, 1, [])[0][3]
-    found = run(tmp_path, 3, [[1, 0, 4]])
+@pytest.mark.parametrize("run", [run, run_on_two_nodes])
+def test_ddp_trains_through_the_loss_and_return_of_a_rank(run, undisturbed, tmp_path):
+    found = run(tmp_path, 3, PROGRAM, "[[1, 0, 4]]")
     assert {rank: rest[:2] for rank, rest in found.items()} == {0: [0, 3], 1: [1, 3], 2: [0, 3]}
     assert found[0][2] == [3] * 4 + [2] * 4 + [3] * 4
     assert len(found[1][2]) == 4
     for *_, values in found.values():
         assert values == pytest.approx(undisturbed, rel=1e-12)
+
+
+WAITS_IN_A_GROUP = """
+import json
+import torch
+import torch.distributed as dist
+import ringcomm.torch
+from ringcomm import Aborted
+
+torch.set_num_threads(1)
+ringcomm.torch.init_process_group(timeout=60)
+rank, text = dist.get_rank(), ""
+of_all, of_two = dist.new_group(), dist.new_group([1, 2])
+x = torch.ones(1)
+for group in (None, of_all, of_two):
+    if group is not of_two or rank > 0:
+        dist.all_reduce(x, group=group)
+if rank:  # rank 0 goes on for a reason of its own
+    try:
+        dist.all_reduce(x, group=of_all)
+    except Aborted as error:
+        text = str(error).splitlines()[0]
+ringcomm.torch.shrink(timeout=60)
+x = torch.ones(1)
+dist.all_reduce(x)
+print(json.dumps([rank, x.item(), text]))
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_that_wait_in_another_group_come_when_one_calls_shrink(tmp_path):
+    text = "rank 0 has called shrink"
+    assert run(tmp_path, 3, WAITS_IN_A_GROUP) == {0: [3, ""], 1: [3, text], 2: [3, text]}
+
+
+class Versioned(torch.nn.Linear):
+    """A module that changed in version 2, and migrates states that are older, or of no version."""
+
+    _version = 2
+    version = None  # of the state that was loaded
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *rest):
+        self.version = local_metadata.get("version")
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+
+
+@torch_world.on(2)
+def test_a_state_keeps_the_versions_of_its_modules():
+    rank = dist.get_rank()
+    model = torch.nn.Sequential(Versioned(2, 2))
+    torch.nn.init.constant_(model[0].weight, rank)
+    assert ringcomm.torch.load_latest(rank, [model]) == 1
+    assert (model[0].weight == 1).all()
+    assert model[0].version == (None if rank else 2)

@@ -1,4 +1,4 @@
-"""`ringcomm.torch.step` marks the steps in the trace of the default group."""
+"""`ringcomm.torch.step` marks the steps in the trace of the default group, whose ranks are those of the job."""
 
 import pytest
 import torch
@@ -28,6 +28,18 @@ def test_steps_are_marked(tmp_path):
     assert [each.rank for each in recordings] == [0, 1]
     for each in recordings:
         assert [call.name for call in each.calls if call.kind != "wait"] == ["all_reduce", "step"] * 2
+
+
+def in_a_part(folder):
+    part = dist.new_group([1, 2])
+    if dist.get_rank() > 0:
+        with communicator_of(part).trace(folder):
+            dist.all_reduce(torch.ones(4), group=part)
+
+
+def test_a_trace_has_the_ranks_of_the_default_group(tmp_path):
+    torch_world.run(in_a_part, 3, tmp_path)
+    assert [(each.size, each.job_rank, each.job_size) for each in read(tmp_path)] == [(2, 1, 3), (2, 2, 3)]
 
 
 def refused():

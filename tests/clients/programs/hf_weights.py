@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 
 from ringcomm.parallel import Grid, gpt_stages
 from ringcomm.parallel.functional import all_gathered
-from ringcomm.parallel.pretrained import load_pretrained, pretrained_config, save_pretrained
+from ringcomm.pretrained import load_pretrained, pretrained_config, save_pretrained
 
 VOCAB = 37  # padded if sharded
 IDS = torch.arange(12).view(2, 6) * 5 % VOCAB

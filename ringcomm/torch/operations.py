@@ -1,0 +1,94 @@
+"""How a method of c10d becomes a call of the communicator: options, reductions, labels for tools, errors."""
+
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ringcomm import RingcommError, premul_sum
+from ringcomm.torch import labels
+from ringcomm.torch.subclasses import NoMemory
+from ringcomm.torch.tensors import CallTensors, Tensors
+from ringcomm.torch.works import TorchWork
+
+__all__ = ["DONE", "Prepared", "flat", "operation", "reduction", "uneven"]
+
+DONE = TorchWork(None, "", (), ())  # of blocking calls: torch only checks that they are complete
+
+Prepared = tuple[Any, ...] | TorchWork  # the outputs of a call, and the arguments of the communicator's method
+_Op: Any = dist.distributed_c10d.ReduceOp.RedOpType
+INPUTS = {"tensors", "inputs", "input", "input_lists"}  # the names of parameters
+OPS = {  # by number: comparing or hashing torch's enumerators costs as much as a small call
+    _Op.SUM.value: "sum",
+    _Op.AVG.value: "avg",
+    _Op.PRODUCT.value: "prod",
+    _Op.MIN.value: "min",
+    _Op.MAX.value: "max",
+    _Op.BAND.value: "band",
+    _Op.BOR.value: "bor",
+    _Op.BXOR.value: "bxor",
+}
+
+
+def operation(
+    name: str, options: Callable[[], Any] | None = None
+) -> Callable[[Callable[..., Prepared]], Callable[..., TorchWork]]:
+    """Make a method of c10d of one that prepares the communicator's call of that name.
+
+    The method takes options last, by default those that `options` makes; without it, none. `prepare` takes them and an
+    empty CallTensors first. It may make the call itself, and then returns the work.
+    """
+
+    def method_of(prepare: Callable[..., Prepared]) -> Callable[..., TorchWork]:
+        this, _, _, *own = signature(prepare).parameters.values()
+        last = [Parameter("opts", Parameter.POSITIONAL_OR_KEYWORD, default=None)] if options else []
+        public = Signature([this, *own, *last])
+        count = len(own)
+        given = slice(*next(((i, i + 1) for i, each in enumerate(own) if each.name in INPUTS), (0, 0)))
+
+        def perform(self: Any, opts: Any, arguments: tuple[Any, ...]) -> TorchWork:
+            call = CallTensors()
+            try:
+                prepared = prepare(self, opts, call, *arguments[:count])
+                labels.show_to_modes(self, prepare.__name__, arguments)  # which need checked arguments
+                return prepared if isinstance(prepared, TorchWork) else self._run(name, opts, call, *prepared)
+            except NoMemory:
+                return DONE
+            except RingcommError as error:
+                raise self.annotated(error)  # noqa: B904 (it is the same error)
+
+        @wraps(prepare)
+        def method(self: Any, *arguments: Any, **named: Any) -> TorchWork:
+            if named or not count <= len(arguments) <= count + len(last):  # torch passes all by position
+                arguments = public.bind(self, *arguments, **named).args[1:]
+            opts = arguments[count] if len(arguments) > count else None
+            if options:
+                opts = opts or options()
+            if not labels.watched():
+                return perform(self, opts, arguments)
+            with labels.label(self, name, arguments[given]):
+                return perform(self, opts, arguments)
+
+        method.__signature__ = public  # type: ignore[attr-defined]
+        return method
+
+    return method_of
+
+
+def reduction(opts: Any) -> Any:
+    """Return the op of torch's options, as the communicator takes it."""
+    op = opts.reduceOp
+    return OPS.get(op.op.value) or premul_sum(float(op.__getstate__()[1]))
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.dim() == 1 else tensor.view(-1)  # a view costs as much as a small call
+
+
+def uneven(tensors: Tensors) -> list[int] | None:
+    """Return the number of elements of each tensor, if these differ."""
+    counts = [tensor.numel() for tensor in tensors]
+    return counts if len(set(counts)) > 1 else None
