@@ -17,10 +17,10 @@ __all__ = ["Config", "cache_folder", "dump_folder", "job_secret", "trace_folder"
 T = TypeVar("T")
 PREFIX = "RINGCOMM_"
 # Set by `ringcomm run` for the ranks it starts, read by place.py: rank, size, job, nonce, on several hosts the address
-# of the store, and how often the rank was started before.
+# of the store; with --respawn, how often it starts a rank again at most, and how often it has started this one again.
 LAUNCHER = (
     *("RINGCOMM_RANK", "RINGCOMM_SIZE", "RINGCOMM_JOB", "RINGCOMM_NONCE", "RINGCOMM_STORE"),
-    "RINGCOMM_RESTARTS",
+    *("RINGCOMM_RESPAWN", "RINGCOMM_RESTARTS", "RINGCOMM_FIRST"),
 )
 # Read by `ringcomm run`: what its launchers on several hosts know each other by.
 JOB_SECRET = "RINGCOMM_JOB_SECRET"

@@ -129,13 +129,13 @@ def decode_error(text: str | bytes) -> RingcommError:
 
 
 def describe_error(error: BaseException | None) -> str:
-    """Return `Kind: message` of any error, as valid UTF-8; an empty string for None."""
+    """Return `Kind: message` of any error, or `Kind` without a message, as valid UTF-8; an empty string for None."""
     if error is None:
         return ""
     short = isinstance(error, MemoryError) and not isinstance(error, RingcommError)
     kind = "MemoryError" if short else type(error).__name__
     try:
-        return f"{kind}: {error}".encode(errors="backslashreplace").decode()
+        return f"{kind}: {error}".removesuffix(": ").encode(errors="backslashreplace").decode()
     except Exception:  # from its __str__
         return kind
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from ringcomm.errors import ArgumentError, unknown
 
-__all__ = ["integer", "one_of", "parse_bytes", "positive", "readable", "several", "sizes", "whole"]
+__all__ = ["integer", "not_negative", "one_of", "parse_bytes", "positive", "readable", "several", "sizes", "whole"]
 
 T = TypeVar("T")
 
@@ -39,6 +39,13 @@ def positive(text: str) -> float:
         if 0 < float(text) < inf:
             return float(text)
     raise ArgumentTypeError(f"expected a positive number, got {text!r}")
+
+
+def not_negative(text: str) -> float:
+    with suppress(ValueError):
+        if 0 <= float(text) < inf:
+            return float(text)
+    raise ArgumentTypeError(f"expected a number from 0 on, got {text!r}")
 
 
 def one_of(what: str, known: Iterable[str]) -> Callable[[str], str]:

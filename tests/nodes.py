@@ -20,13 +20,13 @@ IMPATIENT = """
 import signal, sys
 from ringcomm.bootstrap import socketstore, storeserver
 from ringcomm.commands.cli import main
-from ringcomm.launcher import run
+from ringcomm.launcher import supervisor
 socketstore.LATE = storeserver.LINGER = 1.0
-run.ESCALATION = (0.1, signal.SIGTERM), (0.5, signal.SIGKILL)
+supervisor.ESCALATION = (0.1, signal.SIGTERM), (0.5, signal.SIGKILL)
 {patch}
 sys.exit(main())
 """
-# `meet` exchanges a value of each rank.
+# `exchange` gets a value of each rank.
 PROGRAM = """
 import os, signal, sys, time
 from ringcomm.bootstrap.place import find_place
@@ -35,7 +35,7 @@ from ringcomm.bootstrap.store import open_store
 place = find_place()
 rank, size = place.rank, place.size
 
-def meet(value=None):
+def exchange(value=None):
     with open_store(place, 20) as store:
         store.set(str(rank), str(value or f"from {rank}").encode())
         return [store.get(str(other), 20).decode() for other in range(size)]
@@ -72,13 +72,27 @@ class Job:
         path.write_text(PROGRAM + textwrap.dedent(text))
         return str(path)
 
-    def start(self, node, ranks, program, *options, count=None, secret=SECRET, patch="", enter=(), address=None):
+    def start(
+        self,
+        node,
+        ranks,
+        program,
+        *options,
+        arguments=(),
+        count=None,
+        secret=SECRET,
+        patch="",
+        enter=(),
+        address=None,
+        host_id="",
+    ):
+        """Start a launcher. Ranks with another `host_id` count as being elsewhere."""
         host, port = address or self.address
         place = [f"--nnodes={count or self.count}", f"--node-rank={node}", f"--master-addr={host}"]
         command = [sys.executable, "-c", IMPATIENT.format(patch=patch), "run", *place, f"--master-port={port}"]
         process = subprocess.Popen(
-            [*enter, *command, "--start-timeout=20", *options, "-n", str(ranks), program],
-            env={**os.environ, "RINGCOMM_JOB_SECRET": secret},
+            [*enter, *command, "--start-timeout=20", *options, "-n", str(ranks), program, *arguments],
+            env={**os.environ, "RINGCOMM_JOB_SECRET": secret, "RINGCOMM_HOST_ID": host_id},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -94,13 +108,13 @@ class Job:
         return launchers
 
     def connect(self):
-        """Connect to the store as a stranger, once it listens."""
+        """Connect to the store as an untrusted peer, once it listens."""
         while True:
-            stranger = socket.socket()
-            stranger.settimeout(harness.OPERATION)
-            if stranger.connect_ex(self.address) == 0 and stranger.getsockname() != stranger.getpeername():
-                return stranger
-            stranger.close()
+            peer = socket.socket()
+            peer.settimeout(harness.OPERATION)
+            if peer.connect_ex(self.address) == 0 and peer.getsockname() != peer.getpeername():
+                return peer
+            peer.close()
 
     def close(self):
         for launcher in self.launchers:

@@ -7,7 +7,7 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import nn
 
 from ringcomm.parallel import DataParallel, Grid, Pipeline, gpt_loss, gpt_stages, gpt_tied_weights
-from ringcomm.parallel.schedule import make_schedule
+from ringcomm.pipelining.schedule import make_schedule
 
 WIDTH, ROWS = 6, 2  # rows of a micro-batch
 MICRO_BATCHES = 8

@@ -21,8 +21,9 @@ from ringcomm.bootstrap.store import HashStore
 from ringcomm.config import LAUNCHER, PREFIX, start_logging
 from ringcomm.native import ffi, lib
 from ringcomm.options import readable
-from ringcomm.start import connect, find_transports
+from ringcomm.start import connect
 from ringcomm.transports import shm
+from ringcomm.transports.choice import find_transports
 
 
 @pytest.fixture(autouse=True)
@@ -140,7 +141,7 @@ def test_an_invalid_value_is_refused(wrong):
     ],
 )
 def test_a_transport_that_cannot_serve_the_job_is_refused(name, text, monkeypatch):
-    for variable, value in zip(LAUNCHER, ("0", "1", "a job", "", "", ""), strict=True):
+    for variable, value in zip(LAUNCHER, ("0", "1", "a job", "", "", "", "", ""), strict=True):
         monkeypatch.setenv(variable, value)
     monkeypatch.setenv("RINGCOMM_TRANSPORT", name)
     with pytest.raises(ArgumentError, match=text):
@@ -148,8 +149,8 @@ def test_a_transport_that_cannot_serve_the_job_is_refused(name, text, monkeypatc
 
 
 def test_ranks_that_no_transport_connects_are_told_so(monkeypatch):
-    monkeypatch.setattr("ringcomm.start.find_transports", lambda: {"shm": shm})
-    for variable, value in zip(LAUNCHER, ("0", "2", "a job", "", "127.0.0.1:1", ""), strict=True):
+    monkeypatch.setattr("ringcomm.transports.choice.find_transports", lambda: {"shm": shm})
+    for variable, value in zip(LAUNCHER, ("0", "2", "a job", "", "127.0.0.1:1", "", "", ""), strict=True):
         monkeypatch.setenv(variable, value)
     for name in (None, "shm"):
         reason = r"^no transport connects the ranks of this job \(launcher: ringcomm run, several hosts\)"

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import sys
 import tempfile
 from datetime import timedelta
 from functools import wraps
@@ -46,10 +47,21 @@ def within(comm, backend, timeout, fn, args):
     torch.set_num_threads(1)
     limits = {"timeout": timedelta(seconds=timeout)}
     dist.init_process_group(backend, store=shared_store(comm), rank=comm.rank, world_size=comm.size, **limits)
+    if backend == "gloo":
+        dist.barrier()  # a rank that leaves while others still connect would fail them
     try:
         return on_rank(fn)(*args)
     finally:
         dist.destroy_process_group()
+        forget_meshes()
+
+
+def forget_meshes():
+    """Empty the cache of DTensor: it knows meshes by their ranks, and would answer with one of a group that is gone."""
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+        _clear_sharding_prop_cache()
 
 
 def on_rank(fn):

@@ -5,7 +5,7 @@ import os
 import re
 import runpy
 import sys
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
 
@@ -38,8 +38,24 @@ def train_together(comm, program, *options):
         init_process_group(backend, store=shared_store(comm), rank=comm.rank, world_size=comm.size, **options)
         KEPT_GROUPS.append(dist.group.WORLD)
 
-    with patch.dict(os.environ, RANK=str(comm.rank)), patch.object(dist, "init_process_group", start):
+    launched = {"RANK": str(comm.rank), **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(comm.size))}
+    with patch.dict(os.environ, launched), patch.object(dist, "init_process_group", start):
         return train(comm, program, *options)
+
+
+def refusal(comm, program, *options):
+    """Run a program that refuses its options; return the last line that it says."""
+    import torch.distributed as dist
+
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            train_together(comm, program, *options)
+    except SystemExit as error:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        return error.code if isinstance(error.code, str) else said.getvalue().splitlines()[-1]
+    raise AssertionError("nothing was refused")
 
 
 def losses(printed):

@@ -36,6 +36,10 @@ class Event(Protocol):
     @property
     def done(self) -> bool: ...
 
+    @property
+    def time(self) -> int:
+        """Return when it was reached, in ns of time.monotonic_ns(), if it was recorded as `timed` and is done."""
+
 
 class Device(Protocol):
     """One rank's view of the device that holds its arrays. A stream is a queue of launches."""
@@ -51,7 +55,7 @@ class Device(Protocol):
     def new_stream(self) -> Any:
         """Return a stream that waits for nothing the program has queued."""
 
-    def record(self, stream: Any) -> Event: ...
+    def record(self, stream: Any, timed: bool = False) -> Event: ...
 
     def wait(self, stream: Any, event: Event) -> None:
         """Let later launches on a stream wait for an event, also of another stream."""

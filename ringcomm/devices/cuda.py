@@ -7,6 +7,7 @@ import ctypes
 import secrets
 import sys
 import threading
+import time
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -27,6 +28,7 @@ PORTABLE_AND_MAPPED = 0x03  # of cudaHostAlloc
 SUCCESS, NO_MEMORY, NOT_READY, ALREADY_ENABLED, IMPLICIT = 0, 2, 600, 704, 906  # of cudaError_t
 RELAXED = 2  # of CUstreamCaptureMode
 PAGE = 2 << 20  # cudaMalloc returns parts of blocks of this size, and an IPC handle opens a whole block
+ORIGIN_NS = 4_000_000_000  # then the time since an event is exact to 0.5 us
 PROCESS = secrets.token_hex(8)  # an IPC handle opens in other processes only
 
 
@@ -45,9 +47,10 @@ class GpuMemory:
 class CudaEvent:
     """A point in a stream. CuPy's own event reports every failure as "not done"."""
 
-    def __init__(self, stream: Any) -> None:
-        self.event = cupy.cuda.Event(block=True, disable_timing=True)
+    def __init__(self, stream: Any, origin: "tuple[Any, int] | None" = None) -> None:
+        self.event = cupy.cuda.Event(block=True, disable_timing=origin is None)
         self.event.record(stream)
+        self._origin = origin  # an earlier event with its time, for the time of this one
 
     @property
     def done(self) -> bool:
@@ -55,6 +58,12 @@ class CudaEvent:
         if status not in (SUCCESS, NOT_READY):
             raise runtime.CUDARuntimeError(status)
         return bool(status == SUCCESS)
+
+    @property
+    def time(self) -> int:
+        assert self._origin
+        event, ns = self._origin
+        return ns + int(1e6 * cupy.cuda.get_elapsed_time(event, self.event))
 
 
 class CudaDevice:
@@ -72,6 +81,7 @@ class CudaDevice:
         self._copies = self.new_stream()
         self._loading = threading.Lock()
         self._kernels: dict[KernelVariant, Any] = {}
+        self._origin: tuple[Any, int] | None = None  # of the times of events
 
     def stream(self) -> Any:
         return cupy.cuda.get_current_stream(self._device.id)
@@ -80,9 +90,18 @@ class CudaDevice:
         with self._device:
             return cupy.cuda.Stream(non_blocking=True)
 
-    def record(self, stream: Any) -> CudaEvent:
+    def record(self, stream: Any, timed: bool = False) -> CudaEvent:
         with self._device:
-            return CudaEvent(stream)
+            return CudaEvent(stream, self._recent_origin() if timed else None)
+
+    def _recent_origin(self) -> tuple[Any, int]:
+        """Return an event and when it was reached: CUDA tells the time between two events in ms, as a float32."""
+        if not self._origin or time.monotonic_ns() - self._origin[1] > ORIGIN_NS:
+            event = cupy.cuda.Event(block=True)
+            event.record(self._copies)
+            event.synchronize()
+            self._origin = event, time.monotonic_ns()
+        return self._origin
 
     def wait(self, stream: Any, event: CudaEvent) -> None:
         with self._device:

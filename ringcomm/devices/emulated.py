@@ -8,6 +8,7 @@ import logging
 import mmap
 import os
 import threading
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
@@ -62,7 +63,11 @@ class EmulatedEvent:
 
     def __init__(self) -> None:
         self._reached = threading.Event()
-        self.reach = self._reached.set
+        self.time = 0
+
+    def reach(self) -> None:
+        self.time = time.monotonic_ns()
+        self._reached.set()
 
     @property
     def done(self) -> bool:
@@ -144,7 +149,7 @@ class EmulatedDevice:
     def new_stream(self) -> Stream:
         return Stream()
 
-    def record(self, stream: Stream) -> EmulatedEvent:
+    def record(self, stream: Stream, timed: bool = False) -> EmulatedEvent:  # noqa: ARG002
         return stream.record()
 
     def wait(self, stream: Stream, event: EmulatedEvent) -> None:

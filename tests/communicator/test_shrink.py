@@ -1,5 +1,6 @@
 """shrink: those that are left of a broken communicator go on together."""
 
+import logging
 import os
 import signal
 import threading
@@ -14,7 +15,8 @@ from failures import PROMPT, check_usable, mortals, outcomes, raised, until_wait
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, RingcommError
 from ringcomm.transports.shm import ShmTransport
 
-RESPAWNING = (("RINGCOMM_RESTARTS", "0"),)
+RESPAWNING = (("RINGCOMM_RESPAWN", "1"), ("RINGCOMM_RESTARTS", "0"))
+ONLY_GOING_ON = (("RINGCOMM_RESPAWN", "0"), ("RINGCOMM_RESTARTS", "0"))
 
 
 def die():
@@ -117,15 +119,49 @@ def one_is_late(comm):
         return error.rank, str(error)
     start = time.monotonic()
     shrunk = comm.shrink(timeout=0.3)
-    assert 0.3 <= time.monotonic() - start < 0.3 + PROMPT
+    end = time.monotonic()
+    assert 0.3 <= end - min(shrunk.all_gather_object(start)) < 0.3 + PROMPT  # the time of the first to call it
     time.sleep(1)  # until it has come
     return used(shrunk, comm)
 
 
 def test_a_rank_that_does_not_come_in_time_is_left_out_and_told_so():
     found, _ = survivors_of(one_is_late, 4)
-    text = "rank 2 was left out: it called shrink when ranks 0 and 1 had gone on without it"
+    text = "rank 2 was left out: it called shrink when ranks 0 and 1 had continued without it"
     assert found == {0: (0, 2), 1: (1, 2), 2: (2, text)}
+
+
+def warned(call):
+    """Return the result of a call, and what it logs as a warning."""
+    texts, log = [], logging.getLogger("ringcomm")
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: texts.append(record.getMessage())
+    log.addHandler(handler)
+    try:
+        return call(), texts
+    finally:
+        log.removeHandler(handler)
+
+
+def one_runs_and_one_is_stopped(comm):
+    pids = comm.all_gather_object(os.getpid())
+    if comm.rank in (1, 2):
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(1)
+        return raised(RingcommError, comm.shrink) and pids[comm.rank]
+    raised(CollectiveTimeout, lambda: comm.barrier(timeout=0.1))
+    shrunk, texts = warned(lambda: comm.shrink(timeout=0.1))
+    used(shrunk, comm)
+    os.kill(pids[1], signal.SIGCONT)
+    return texts
+
+
+def test_the_survivors_say_who_was_left_out():
+    found, _ = survivors_of(one_runs_and_one_is_stopped, 5)
+    text = "shrink left out rank {}: it did not come in time, and its process {} {}"
+    assert found[0] == [text.format(1, found[1], "is stopped"), text.format(2, found[2], "runs")]
+    assert found[3] == found[4] == []
 
 
 def one_sleeps(comm):
@@ -140,7 +176,7 @@ def one_sleeps(comm):
 
 def test_a_rank_that_is_only_slow_is_left_out_after_a_timeout():
     found, _ = survivors_of(one_sleeps, 3)
-    text = "rank 1 was left out: it called shrink when ranks 0 and 2 had gone on without it"
+    text = "rank 1 was left out: it called shrink when ranks 0 and 2 had continued without it"
     assert found == {0: (0, 2), 1: text, 2: (1, 2)}
 
 
@@ -320,6 +356,24 @@ def test_a_complete_communicator_stays_as_it_is_and_a_part_cannot_grow():
 
 def test_without_respawn_no_communicator_can_grow():
     assert "--respawn" in str(harness.run(lambda comm: raised(ArgumentError, comm.grow), 1, world="threads")[0])
+
+
+def refused_at_once(comm):
+    if comm.rank == 1:
+        die()
+    until_broken(comm)
+    shrunk = comm.shrink()
+    start = time.monotonic()
+    text = str(raised(ArgumentError, lambda: shrunk.grow(timeout=harness.OPERATION)))
+    assert time.monotonic() - start < PROMPT
+    used(shrunk, comm)
+    return text
+
+
+def test_where_nothing_starts_a_lost_rank_again_grow_is_refused_at_once():
+    found, _ = survivors_of(refused_at_once, 3, settings=ONLY_GOING_ON)
+    text = "grow: nothing starts a lost rank again; use ringcomm run --respawn N, with N of 1 or more"
+    assert found == {0: text, 2: text}
 
 
 def lose_and_wait(comm):

@@ -2,14 +2,19 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
+from contextlib import closing
+from functools import cache
+from unittest.mock import patch
 
 import pytest
 
 import harness
+from nodes import Job, finish
 from ringcomm.bench.machine import gpus
-from training import EXAMPLES, GPT, TEXT, losses, train_together
+from training import EXAMPLES, GPT, TEXT, losses, refusal, train, train_together
 
 
 def program(program, *options, ranks=1):
@@ -54,6 +59,122 @@ def test_a_gpt_on_four_processes_has_the_losses_of_one_also_after_a_checkpoint(t
     other = ["--tp", "2", "--pp", "2", "--schedule", "interleaved", "--chunks", "2", "--sequence-parallel"]
     rest = together(*other, "--backend", "gloo", "--resume", folder)
     assert up_to(10, alone) | rest == pytest.approx(alone, abs=2e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("", "--dp=2 --zero=2"),
+        ("", "--dp=2 --zero=3"),
+        ("--experts=4 --micro-batches=4", "--dp=2 --zero=3 --micro-batches=2"),
+        ("", "--dp=2 --zero=1 --offload=."),
+        ("", "--cp=2"),
+        ("", "--cp=2 --context-parallel=ulysses"),
+        ("", "--tp=2 --recompute=sharded"),
+        ("", "--pp=2 --schedule=zb-h1"),
+        ("", "--pp=2 --schedule=zbv"),
+        ("--kv-heads=2 --ffn=48", "--tp=2 --sequence-parallel --recompute=selective"),
+        ("--experts=4 --micro-batches=4", "--dp=2 --ep=2 --micro-batches=2"),  # the same tokens in a call
+    ],
+)
+def test_every_option_has_the_losses_of_one_process(model, options):
+    together = harness.run(train_together, 2, *GPT, "--steps=3", *f"{model} {options}".split())[0]
+    assert losses(together) == pytest.approx(losses_alone(model), abs=2e-4)
+
+
+@cache
+def losses_alone(model):
+    found = losses(harness.run(train, 1, *GPT, "--steps=3", *model.split())[0])
+    assert [*found] == [1, 2, 3]
+    return found
+
+
+def skipped(_):
+    """Return what a step of stage 3 answers to a gradient that is not finite, and whether it changed a parameter."""
+    import torch
+
+    program = runpy.run_path(str(EXAMPLES / "train_gpt.py"))
+    torch.distributed.init_process_group("ringcomm", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    grid = program["Grid"]()
+    (chunk,) = program["gpt_stages"](program["GPTConfig"](8, 4, 1, 4, 1), grid)
+    trainer = program["FullySharded"]([chunk], grid, torch.optim.SGD, torch.float32)
+    found = []
+    for value in (float("inf"), 1.0):
+        before = [parameter.to_local().clone() for parameter in chunk.parameters()]
+        for parameter in chunk.parameters():
+            parameter.grad = torch.full_like(parameter, value)
+        answer, after = trainer.step(1.0), [parameter.to_local() for parameter in chunk.parameters()]
+        found.append((answer is None, all(map(torch.equal, before, after))))
+    torch.distributed.destroy_process_group()
+    return found
+
+
+@pytest.mark.slow
+def test_stage_3_skips_a_step_whose_gradients_are_not_finite():
+    assert harness.run(skipped, 1) == [[(True, True), (False, False)]]
+
+
+def threads(comm, ranks):
+    """Return how many threads the program has alone, if torchrun has started `ranks` on the machine."""
+    import torch
+
+    with patch.dict(os.environ, LOCAL_WORLD_SIZE=str(ranks)), patch.object(os, "sched_getaffinity", lambda _: range(6)):
+        train(comm, *GPT, "--steps=1")
+    return torch.get_num_threads()
+
+
+@pytest.mark.slow
+def test_the_ranks_of_a_machine_divide_its_cores():
+    assert [harness.run(threads, 1, ranks) for ranks in (1, 2, 12)] == [[6], [3], [1]]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_wrong_folders_and_numbers_are_refused_in_a_sentence(tmp_path):
+    missing, folder = str(tmp_path / "missing"), str(tmp_path / "checkpoint")
+    (text,) = harness.run(refusal, 1, *GPT, "--offload", missing)
+    assert text == f"train_gpt.py: error: --offload: expected a folder that exists, got {missing}"
+    file = tmp_path / "file"
+    file.touch()
+    for options, expected in {
+        "--dp=0": "argument --dp: expected at least 1, got 0",
+        "--dp=2 --cp=2": "--dp, --tp, --pp, --cp: expected a product of 1, the number of ranks, got 4",
+        "--batch=9": "--batch: expected a multiple of --dp · --accumulate · --micro-batches = 2, got 9",
+        "--zero=3 --chunks=2 --schedule=zbv": "--zero 3: expected --dp and --pp .* got --chunks 2 --schedule zbv",
+        "--context=1000000": r"--context: expected at most \d+, got 1000000",
+        f"--save={file}": f"--save: expected a folder, got {file} .*",
+    }.items():
+        (text,) = harness.run(refusal, 1, *GPT, *options.split())
+        assert re.fullmatch(f"train_gpt.py: error: {expected}", text)
+    harness.run(train_together, 1, *GPT, "--steps=1", "--layers=1", "--save", folder)
+    (text,) = harness.run(refusal, 1, *GPT, "--layers=2", "--resume", folder)
+    start = f"--resume: checkpoint {folder}: expected the 32 parameters of this model, got 18, "
+    assert re.fullmatch(re.escape(start) + r"without blocks\.1\.\S+ and 13 more", text)
+    texts = harness.run(refusal, 2, "parameter_server.py", "--servers=2")
+    assert texts == ["parameter_server.py: error: --servers: expected 1 to 1 of 2 ranks, got 2"] * 2
+
+
+def trained_elastic(folder, ranks, *options):
+    """Train on so many ranks of each simulated host; return the loss and what was written."""
+    with closing(Job(folder, len(ranks))) as job:
+        path = str(EXAMPLES / "train_elastic.py")
+        starts = [(n, number, path, "--respawn=100") for n, number in enumerate(ranks)]
+        hosts = [job.start(*each, arguments=("--steps=20", *options), host_id=str(each[0])) for each in starts]
+        ended = [finish(each) for each in hosts]
+    text = "".join("\n".join([*out, err]) for _, out, err in ended)
+    assert [status for status, _, _ in ended] == [0] * len(ranks), text
+    (loss,) = re.findall(r"\] 20 steps, 240 sequences, loss (.+)", text)
+    return float(loss), text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_training_on_ranks_that_die_and_come_back_loses_no_step(tmp_path):
+    loss, text = trained_elastic(tmp_path, (1, 1), "--kill-every=0.1")
+    assert "was killed by SIGALRM; started again" in text
+    assert "frame #0" not in text  # the stack of a C++ error
+    assert loss == pytest.approx(trained_elastic(tmp_path, (1,), "--kill-every=0")[0], abs=1e-3)
 
 
 @pytest.mark.gpu

@@ -14,10 +14,10 @@ PACKAGE = ROOT / "ringcomm"
 # From the top. A name stands for a module or a whole package; modules of one layer may import each other, acyclically.
 LAYERS = (
     ("__main__", "commands"),
-    ("bench", "mpi4py", "parallel", "plan", "torch"),
-    ("__init__", "communicator", "launcher", "objects", "start", "testing", "trace", "work"),
+    ("bench", "mpi4py", "parallel", "parameter_server", "plan", "pretrained", "torch"),
+    ("__init__", "communicator", "elastic", "launcher", "objects", "start", "testing", "trace", "work"),
     ("transports",),
-    ("algorithms",),
+    ("algorithms", "pipelining"),
     ("adapters", "bootstrap", "completion", "devices", "shapes"),
     ("native",),
     ("config", "options", "types"),
@@ -26,9 +26,8 @@ LAYERS = (
 )
 # These use the library as any user does. Beside its public API, the first may parse options, ask about the machine, its
 # settings, its devices and its place in a job, write files and launch a kernel by itself; the second matches messages
-# as MPI does, and connects groups that not all ranks of a communicator enter; the third draws as algorithms are drawn,
-# and counts what the backend is asked for; the fourth prices algorithms and schedules; the last brings a store and a
-# transport of its own.
+# as MPI does, and connects groups that not all ranks of a communicator enter; the third carries out schedules;
+# the planner prices algorithms and schedules; the last brings a store and a transport of its own.
 OUTSIDERS = {
     "bench": (
         "bootstrap.place",
@@ -44,8 +43,10 @@ OUTSIDERS = {
         *("bootstrap", "communicator", "config", "devices", "errors", "objects"),
         *("start", "transports.messages", "types", "version"),
     ),
-    "parallel": ("algorithms", "errors", "torch"),
-    "plan": ("algorithms", "config", "errors", "machine", "options", "parallel"),
+    "parallel": ("errors", "parameter_server", "pipelining", "torch"),
+    "parameter_server": ("errors",),
+    "plan": ("algorithms", "config", "errors", "machine", "options", "pipelining"),
+    "pretrained": ("errors", "parallel"),
     "torch": ("bootstrap", "communicator", "completion", "config", "errors", "start", "transports", "types"),
 }
 # Names that only some modules may import or use.
@@ -55,7 +56,7 @@ RESERVED = {
         *("bench.rank.__main__", "bench.rank.gloo", "bench.rank.nccl"),
         *("torch.native", "mpi4py.__init__", "mpi4py.environment", "mpi4py.futures.preparation"),
     ),
-    "torch": ("bench.rank.gloo", "parallel", "plan.measure", "torch"),
+    "torch": ("bench.rank.gloo", "parallel", "parameter_server", "plan.measure", "pretrained", "torch"),
     "cupy": ("devices", "commands.doctor", "bench.rank.cuda", "bench.rank.nccl", "bench.virtual"),
     # SECURITY.md, *What is unpickled*.
     "pickle": ("objects", "launcher.launch", "launcher.forkserver", "mpi4py.pickling", "parallel.checkpoint"),
