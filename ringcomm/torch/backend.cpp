@@ -2,6 +2,9 @@
 //
 // native.py compiles this file, once for each version of torch and of Python. A caller in C++ holds no GIL while it
 // waits: the methods of Python release it.
+#include <cxxabi.h>
+#include <unistd.h>
+
 #include <c10/core/SafePyObject.h>
 #include <pybind11/chrono.h>
 #include <torch/csrc/Exceptions.h>
@@ -21,6 +24,29 @@ using Lists = std::vector<Tensors>;
 using Splits = std::vector<int64_t>;
 using WorkPtr = c10::intrusive_ptr<Work>;
 
+std::atomic<unsigned long> exiting_thread = 0;  // the one that ends the process
+
+[[noreturn]] void wait_for_the_end() {
+    for (;;) pause();
+}
+
+// Call Python. While the process exits only the exiting thread returns, as with Python 3.14: a daemon thread would take
+// the GIL again in a destructor of pybind11, where older Pythons unwind its stack, which ends the process with SIGABRT.
+py::object call_python(const py::object& callable, const py::tuple& arguments) {
+    PyObject* result = nullptr;
+    try {
+        result = PyObject_Call(callable.ptr(), arguments.ptr(), nullptr);
+    } catch (abi::__forced_unwind&) {
+        wait_for_the_end();
+    }
+    if (exiting_thread != 0 && exiting_thread != PyThread_get_thread_ident()) {
+        PyEval_SaveThread();
+        wait_for_the_end();
+    }
+    if (result == nullptr) throw py::error_already_set();
+    return py::reinterpret_steal<py::object>(result);
+}
+
 // A reference to a Python object. Any thread may drop it, also after the interpreter has ended.
 class Reference {
 public:
@@ -30,7 +56,7 @@ public:
     py::object attribute(const char* name) const { return py::getattr(object_.ptr(getPyInterpreter()), name); }
     template <typename... Arguments>
     py::object call(const char* name, Arguments&&... arguments) const {
-        return attribute(name)(std::forward<Arguments>(arguments)...);
+        return call_python(attribute(name), py::make_tuple(std::forward<Arguments>(arguments)...));
     }
 
 private:
@@ -178,4 +204,5 @@ PYBIND11_MODULE(ringcomm_c10d, module) {
         .def("__getattr__",
              [](const PythonBackend& backend, const char* name) { return backend.group().attribute(name); });
     module.def("result_after", result_after);
+    module.def("at_exit", [] { exiting_thread = PyThread_get_thread_ident(); });
 }

@@ -4,6 +4,7 @@ It is optional. `python -m ringcomm.torch` builds it once, against the torch tha
 torch 2.14 on a Backend can be written in Python, and it is not needed.
 """
 
+import atexit
 import hashlib
 import importlib.util
 import os
@@ -44,6 +45,7 @@ def extension() -> Any:
     spec: Any = importlib.util.spec_from_file_location(MODULE, library)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    atexit.register(module.at_exit)  # runs before the open groups are closed, which wakes threads that wait in them
     return module
 
 

@@ -246,22 +246,24 @@ def test_a_destroyed_group_is_freed_with_its_backend(run):
 
 
 ENDING = """
-import contextlib, threading, time, torch, torch.distributed as dist
+import threading, time, torch, torch.distributed as dist
 dist.init_process_group({backend!r}, store=dist.FileStore({store!r}, 1), rank=0, world_size=1)
 backend = dist.ProcessGroup._get_backend(dist.group.WORLD, torch.device("cpu"))
 x, out = torch.ones(3), torch.empty(3)
 torch.ops._c10d_functional.all_gather_into_tensor_out(x, 1, dist.group.WORLD.group_name, out=out)
-def receive():
-    with contextlib.suppress(Exception):  # Python may crash if a thread prints its error while it shuts down
-        backend.recv([x], 0, 5).wait()
-threading.Thread(target=receive, daemon=True).start()
-time.sleep(0.2)  # in which the thread begins to wait
+def compute():
+    while True:
+        pass
+for tag in range(4):
+    threading.Thread(target=lambda tag: backend.recv([x.clone()], 0, tag).wait(), args=[tag], daemon=True).start()
+threading.Thread(target=compute, daemon=True).start()  # the woken threads wait for the GIL
+time.sleep(0.2)  # in which the threads begin to wait
 print("end")
 """
 
 
 @pytest.mark.parametrize("backend", ["ringcomm", TWO])
-def test_a_process_may_end_while_calls_run(cache, backend, tmp_path):
+def test_a_process_may_end_while_threads_wait(cache, backend, tmp_path):
     program = ENDING.format(backend=backend, store=str(tmp_path / "store"))
     env = os.environ | {"XDG_CACHE_HOME": str(cache)}
     command = [sys.executable, "-c", program]
