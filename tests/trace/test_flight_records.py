@@ -176,3 +176,14 @@ def test_a_flight_record_takes_no_options(tmp_path, capsys):
     (tmp_path / "x.flight").write_text("{}")
     assert main(["trace", str(tmp_path / "x.flight"), "-o", "x", "--plot", "y", "--from", "0", "--until", "1"]) == 2
     assert "expected a folder of traces, for -o and --plot and --from and --until, got" in capsys.readouterr().err
+
+
+def test_a_grow_that_finds_nobody_took_little_time():
+    with ringcomm.init() as comm:
+        for _ in range(20):
+            with comm._transport.recorded("grow"):
+                pass
+        text = comm.report(20)
+    times = re.findall(r"grow\(\), done after ([\d.]+) s", text)
+    assert len(times) == 20
+    assert all(float(each) < 60 for each in times)
