@@ -141,6 +141,35 @@ def test_a_late_rank_of_another_host_is_in_the_record(tmp_path):
     assert "barrier() epoch 2" not in sections[8]
 
 
+def one_keeps_its_host_waiting(comm, over):
+    """Rank 0 gives up first, as soon as rank 2 waits for rank 3."""
+    comm.barrier()
+    try:
+        if comm.rank == 0:
+            waits = "waits for rank 3"
+            failures.until(lambda: waits in failures.lines_of(comm._transport.report(1))[2], f"rank 2 {waits}")
+            comm.barrier(timeout=0.5)
+        elif comm.rank == 3:
+            failures.until(Path(over).exists, over)
+        comm.barrier()
+    finally:
+        if comm.rank == 0:
+            Path(over).touch()
+
+
+def test_who_waits_for_another_host_waits_for_the_rank_that_is_late_there(tmp_path):
+    dump = tmp_path / "dump"
+    with store_server() as address:
+        settings = {"RINGCOMM_STORE": address, "RINGCOMM_NONCE": SECRET, "RINGCOMM_DUMP": str(dump)}
+        with failures.mortals(4, [*settings.items()], "0011") as pool:
+            for _, outcome, _ in failures.outcomes(pool, one_keeps_its_host_waiting, str(tmp_path / "over")):
+                assert isinstance(outcome, ringcomm.CollectiveTimeout)
+    (file,) = dump.iterdir()
+    error, *told = describe(file).split("\n\n")[0].splitlines()
+    assert "rank 0 waited 0.5 s" in error
+    assert told[-1] == "  rank 2 waits for rank 3"
+
+
 def one_is_late_and_asks_again(comm, over):
     with suppress(ringcomm.CollectiveTimeout):
         one_is_late(comm, over)
