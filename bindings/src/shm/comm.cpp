@@ -230,6 +230,7 @@ void Comm::finish_closing() {
 }
 
 Comm::Shrunk Comm::shrink(uint64_t deadline) {
+    allocate();  // this rank may have made no call here
     // Peers that wait in a call, for a failure that is this rank's own, shall come too.
     if (!has_failed()) store_failure(Failure(RC_ABORTED, format("rank %d has called shrink", rank), rank));
     Survivors survivors = agree_on_survivors(*this, deadline);
