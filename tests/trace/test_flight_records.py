@@ -7,14 +7,17 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
+import pytest
 
 import failures
 import ringcomm
 from nodes import SECRET, store_server
 from ringcomm.commands.cli import main
-from ringcomm.trace.dump import describe
+from ringcomm.trace.dump import _dump, describe
 from trace_files import run
 
 
@@ -216,3 +219,30 @@ def test_a_grow_that_finds_nobody_took_little_time():
     times = re.findall(r"grow\(\), done after ([\d.]+) s", text)
     assert len(times) == 20
     assert all(float(each) < 60 for each in times)
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (ringcomm.PeerLost("x"), "peer lost"),
+        (KeyboardInterrupt(), "interrupted"),
+        (OSError("no route to host"), "failed"),
+        (SystemExit(), "failed"),
+    ],
+)
+def test_how_a_grow_has_failed(error, outcome):
+    with ringcomm.init() as comm:
+        with pytest.raises(type(error)), comm._transport.recorded("grow"):
+            raise error
+        assert f"grow(), {outcome} after" in comm.report(1)
+
+
+def test_a_grow_has_ended_before_the_old_communicator_is_closed(monkeypatch):
+    comm, grown, texts = ringcomm.init(), ringcomm.init(), []
+    monkeypatch.setattr(comm, "_job", Mock(grow=lambda *_: grown))
+    close = comm.close
+    monkeypatch.setattr(comm, "close", lambda: (texts.append(comm.report(1)), close()))
+    with comm.grow() as same:
+        assert same is grown
+    (text,) = texts
+    assert "grow(), done after" in text
