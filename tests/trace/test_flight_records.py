@@ -198,6 +198,17 @@ def test_a_late_rank_that_is_alone_on_its_host_adds_its_calls(tmp_path):
     assert re.split(r"\n  rank (\d)\n", describe(file))[3::2] == ["1"]
 
 
+def test_of_two_first_writers_the_second_adds_its_calls(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "exists", lambda _: False)  # as both have found it
+    error = ringcomm.PeerLost("rank 2 died")
+    with ringcomm.init() as comm:
+        facts = {"size": 2, "handle": comm._transport.handle}
+        for rank, report in ((0, "rank 0: a\nrank 1: no answer\n"), (1, "rank 0: no answer\nrank 1: b\n"), (1, "")):
+            _dump(tmp_path, [SimpleNamespace(rank=rank, report=lambda _, text=report: text, **facts)], error)
+    (file,) = tmp_path.iterdir()
+    assert describe(file).splitlines()[-5:] == ["  rank 0", "    a", "  rank 1", "    no answer at first", "    b"]
+
+
 def test_another_file_is_refused(tmp_path, capsys):
     (tmp_path / "file").write_text("{}")
     assert main(["trace", str(tmp_path / "file")]) != 0
