@@ -165,18 +165,19 @@ def _agree(looks: NDArray[Any]) -> NDArray[np.bool_]:
     others = looks[:: max(1, len(looks) // 32)]  # which is enough to find the majority
     ticks = (looks["start"][:, None] - others["start"]).astype(np.int64)
     ns = (looks["count"][:, None] - others["count"]).astype(np.int64)
-    least, most = TICK_NS
-    sane = (ns == 0) & (ticks == 0) | (np.abs(ns) >= np.abs(ticks) * least) & (np.abs(ns) <= np.abs(ticks) * most)
-    sane &= (ns < 0) == (ticks < 0)
+    least, most = np.array(TICK_NS)[:, None, None] * np.abs(ticks)
+    close = JITTER * 1e9
+    sane = (np.abs(ns) >= least - close) & (np.abs(ns) <= most + close)
+    sane &= ((ns < 0) == (ticks < 0)) | (np.abs(ns) < close)
     agree: NDArray[np.bool_] = 2 * sane.sum(1) > len(others)
-    far = agree[:, None] & sane & (ticks != 0)
+    far = agree[:, None] & sane & (np.abs(ns) > close)
     if far.any():
         rate = np.median(ns[far] / ticks[far])
         first = np.flatnonzero(agree)[0]
         ticks, ns = (ticks[:, 0] - ticks[first, 0], ns[:, 0] - ns[first, 0])
         off = ns - ticks * rate
         off -= np.median(off[agree])
-        agree &= np.abs(off) <= JITTER * 1e9 + SLEW * np.abs(ns)
+        agree &= np.abs(off) <= close + SLEW * np.abs(ns)
     return agree
 
 
