@@ -438,7 +438,11 @@ class Communicator:
         if self._job is None:
             raise ArgumentError("grow needs a communicator of all ranks, started with ringcomm run --respawn")
         with self._transport.recorded("grow"):
-            return self._job.grow(self, self.timeout if timeout is None else seconds(timeout))
+            grown = self._job.grow(self, self.timeout if timeout is None else seconds(timeout))
+        if grown is not self:
+            with suppress(RingcommError):  # messages that were lost: all others have grown as well
+                self.close()
+        return grown
 
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike, device: str = "host") -> Any:
         """Make a symmetric buffer: a zero-filled array that the peers access directly. Collective.
@@ -567,7 +571,9 @@ class Communicator:
 class ElasticJob(Protocol):
     """A job that starts lost ranks again, as one of its ranks sees it: see elastic.py."""
 
-    def grow(self, comm: Communicator, timeout: float) -> Communicator: ...
+    def grow(self, comm: Communicator, timeout: float) -> Communicator:
+        """Return the communicator of all, or this one, if none has come."""
+        ...
 
     def resume(self, comm: Communicator, left_out: Sequence[int]) -> None:
         """Resume with a communicator that was shrunk, without these processes, which run but did not come."""

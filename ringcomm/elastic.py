@@ -100,12 +100,7 @@ class ElasticRank:
             return self._follow(comm, plan)
 
     def _follow(self, comm: Communicator, plan: dict[str, Any]) -> Communicator:
-        if len(plan["ranks"]) == comm.size:
-            return comm
-        grown = self._connect_as_planned(plan)
-        with suppress(RingcommError):  # messages that were lost: all others have grown as well
-            comm.close()
-        return grown
+        return comm if len(plan["ranks"]) == comm.size else self._connect_as_planned(plan)
 
     def resume(self, comm: Communicator, left_out: Sequence[int]) -> None:
         """See ElasticJob: the launcher ends what was left out, and starts it again."""

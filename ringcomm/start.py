@@ -13,6 +13,7 @@ from ringcomm.config import Config, start_logging
 from ringcomm.elastic import ElasticRank
 from ringcomm.errors import refuse
 from ringcomm.native import check, ffi, lib
+from ringcomm.trace.recorder import check_folder_if_asked
 from ringcomm.transports.choice import choose_transport
 from ringcomm.transports.mpi.start import aborting_on_interrupt, join
 
@@ -36,7 +37,8 @@ def init(timeout: float | None = None, config: Config | None = None, mpi_comm: A
         PeerLost: A rank joined and died; the message names it.
         Aborted: Another rank failed; the message has its error.
         MemoryShortage: The shared memory cannot be allocated.
-        ArgumentError: The ranks run different versions of ringcomm, or a setting or the environment is wrong.
+        ArgumentError: The ranks run different versions of ringcomm, or a setting or the environment is wrong, as where
+            RINGCOMM_TRACE names a folder that cannot be written.
         SystemExit: `ringcomm run --respawn` has started this rank again, but no rank is left that it could join.
     """
     if isinstance(timeout, Config):
@@ -51,9 +53,12 @@ def init(timeout: float | None = None, config: Config | None = None, mpi_comm: A
         if config.transport not in (None, "mpi"):
             raise refuse("transport", "'mpi', since mpi_comm is given", repr(config.transport))
         _prepare(config)
+        check_folder_if_asked()
         with aborting_on_interrupt():
             return Communicator(join(mpi_comm, config))
     place = find_place()
+    if not place.restarts:  # a rank that comes back joins a job that goes on, also where the disk is full by now
+        check_folder_if_asked()
     if place.hosts and place.launcher == "torchrun":
         # torchrun serves a store that only torch can open; nothing else of ringcomm.init imports torch.
         communicator: Communicator = import_module("ringcomm.torch.start").connect_job(config)

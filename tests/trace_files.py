@@ -6,14 +6,14 @@ import struct
 import numpy as np
 
 from ringcomm.commands.cli import main
-from ringcomm.trace.entries import CLOCK, ENTRY, MARK, WAIT
+from ringcomm.trace.files import CLOCK, ENTRY, MARK, WAIT
 from ringcomm.trace.recorder import DROPPED, HEADER_BYTES, PIECE_BYTES, VERSION
 from ringcomm.types import COLLECTIVES, DTYPES
 
 TICKS = 3_000_000  # in a millisecond
 
 
-def entry(signature, start, end, **facts):
+def entry(signature, start, end, /, **facts):
     row = np.zeros((), ENTRY)
     row["signature"], row["start"], row["end"], row["late"] = signature, start * TICKS, end * TICKS, -1
     for name, value in facts.items():

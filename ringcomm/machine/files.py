@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ringcomm.errors import ArgumentError
 
-__all__ = ["check_writable", "private_folder", "write_atomic"]
+__all__ = ["check_writable", "create_atomic", "private_folder", "write_atomic"]
 
 LINKS = 40  # one after another, as many as the kernel follows
 
@@ -34,6 +34,25 @@ def write_atomic(path: Path, data: bytes) -> None:
             path.write_bytes(data)
     finally:
         part.unlink(missing_ok=True)
+
+
+def create_atomic(path: Path, data: bytes) -> bool:
+    """Write a new file atomically, and create its folders. Return False if it exists: one of several writers wins."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = _part(path)
+    try:
+        _create(part, data)
+        try:
+            os.link(part, path)
+        except FileExistsError:
+            raise
+        except OSError:  # the file system has no links
+            _create(path, data)
+    except FileExistsError:
+        return False
+    finally:
+        part.unlink(missing_ok=True)
+    return True
 
 
 def check_writable(path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from ringcomm.config import dump_folder
 from ringcomm.errors import ArgumentError, CollectiveTimeout, MismatchError, PeerLost, RingcommError, refuse
-from ringcomm.machine.files import write_atomic
+from ringcomm.machine.files import create_atomic
 from ringcomm.native import lib
 from ringcomm.trace.recorder import group_id
 from ringcomm.trace.waiting import explain
@@ -70,10 +70,9 @@ def _dump(folder: Path, groups: list[_Group], error: RingcommError) -> None:
     kind = type(error).__name__
     name = f"{found[0]['group']}-{kind}" + (f"-{error.epoch or 0}" if isinstance(error, MismatchError) else "")
     path = folder / f"{name}{SUFFIX}"
-    if path.exists():
+    record = json.dumps({"version": VERSION, "error": f"{kind}: {error}", "groups": found}).encode()
+    if not create_atomic(path, record):
         _add_own(path, found)
-    else:
-        write_atomic(path, json.dumps({"version": VERSION, "error": f"{kind}: {error}", "groups": found}).encode())
 
 
 def _add_own(path: Path, found: list[dict[str, Any]]) -> None:
@@ -81,9 +80,9 @@ def _add_own(path: Path, found: list[dict[str, Any]]) -> None:
     reports = {group["group"]: group["report"].splitlines() for group in _read(path)["groups"]}
     for each in found:
         rank = f"rank {each['rank']}"
-        if rank + NO_ANSWER in reports.get(each["group"], []):
-            (calls,) = re.findall(f"^{rank}:(.*)", each["report"], re.MULTILINE)
-            line = json.dumps({"group": each["group"], "rank": rank, "calls": calls})
+        own = re.search(f"^{rank}:(.*)", each["report"], re.MULTILINE)
+        if own and rank + NO_ANSWER in reports.get(each["group"], []):
+            line = json.dumps({"group": each["group"], "rank": rank, "calls": own[1]})
             with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW), "ab", 0) as file:
                 file.write(f"\n{line}".encode())  # at once, as another rank may add its own
 

@@ -1,9 +1,7 @@
 """Reads the files of a trace: calls with their times in seconds, of all ranks by one clock."""
 
-import json
-import logging
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,36 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringcomm.errors import ArgumentError, refuse
+from ringcomm.errors import refuse
 from ringcomm.native import lib
+from ringcomm.trace.files import MARK, NAMES, ON_GPU, WAIT, Clock, read_files
 from ringcomm.trace.jobs import check_one_job, members_of
-from ringcomm.trace.recorder import DROPPED, HEADER_BYTES, PIECE_BYTES, SUFFIX, VERSION
 from ringcomm.transports.core import PATHS
 from ringcomm.types import COLLECTIVES, DTYPES
 
 __all__ = ["Call", "Recording", "read"]
 
-log = logging.getLogger("ringcomm")
-
-# TraceEntry of bindings/src/core/trace.h
-ENTRY = np.dtype(
-    [
-        *((name, "<u8") for name in ("signature", "start", "end", "count", "epoch", "waited", "path")),
-        *(("late", "<i2"), ("status", "i1"), ("queued", "u1"), ("waited_256", "<u4")),
-    ]
-)
-FACTS = {
-    str: ("group", "job", "host", "process"),
-    int: ("rank", "size", "job_rank", "job_size", "pid"),
-    float: ("memcpy",),
-}
-NAMES = (*COLLECTIVES, "send", "recv", "recv", "probe")
-WAIT, CLOCK, MARK = 2**64 - 3, 2**64 - 2, 2**64 - 1
-ON_GPU = 2  # of `queued`
 NAME_AT = 24  # bytes, in the entry of a mark
 TOGETHER = ("barrier", "all_reduce", "all_gather", "reduce_scatter", "all_to_all")  # no rank ends before all have begun
-
-_File = tuple[dict[str, Any], NDArray[Any]]  # the facts of its header, and its entries
 
 
 @dataclass(slots=True)
@@ -105,19 +84,19 @@ def read(folder: Path) -> list[Recording]:
     A file that is no trace is left out, with a warning, and so is a group without calls. Raises ArgumentError if there
     is no other, or if they are of several jobs.
     """
-    files = _read_all(folder)
-    check_one_job(folder, [facts for facts, _ in files])
-    clocks = _clocks(files)
-    files = [(facts, entries) for facts, entries in files if facts["host"] in clocks or not len(entries)]
-    members = members_of([facts for facts, _ in files])
+    files, clocks = read_files(folder)
+    check_one_job(folder, [file.facts for file in files])
+    files = [file for file in files if file.facts["host"] in clocks or not file.found]
+    members = members_of([file.facts for file in files])
     recordings: dict[tuple[str, int, str], Recording] = {}  # a rank may have recorded a group more than once
-    for (facts, entries), member in zip(files, members, strict=True):
+    for file, member in zip(files, members, strict=True):
+        facts = file.facts
         group, rank, host, process = facts["group"], facts["rank"], facts["host"], member.process
         of_group, of_job = (group, rank, facts["size"]), (member.rank, member.size)
         recording = Recording(*of_group, *of_job, host, process, facts["pid"], facts["memcpy"])
         recording = recordings.setdefault((group, rank, process), recording)
-        if len(entries):
-            recording.calls += _calls(entries, clocks[host])
+        if len(file.entries):
+            recording.calls += _calls(file.entries, clocks[host])
         recording.dropped += facts["dropped"]
     used = {each.group for each in recordings.values() if each.calls}
     found = [each for each in recordings.values() if each.group in used]
@@ -131,86 +110,8 @@ def read(folder: Path) -> list[Recording]:
     return sorted(found, key=lambda each: (first[each.group], each.group, each.rank))
 
 
-def _read_all(folder: Path) -> list[_File]:
-    files, failures = [], []
-    for path in sorted(folder.glob(f"*{SUFFIX}")):
-        try:
-            files.append(_read(path))
-        except ArgumentError as error:
-            failures.append(error)
-    if failures and not files:
-        raise failures[0]
-    for failure in failures:
-        log.warning("left out: %s", failure)
-    return files
-
-
-def _read(path: Path) -> _File:
-    try:
-        data = path.read_bytes()
-        facts = json.loads(data[: DROPPED.start])
-        version = facts["version"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise refuse("file", "a trace", str(path)) from None
-    if version != VERSION:
-        raise refuse(f"version of {path}", VERSION, version)
-    if not all(isinstance(facts.get(name), kind) for kind, names in FACTS.items() for name in names):
-        raise refuse("file", "a trace", str(path))
-    facts["dropped"] = int.from_bytes(data[DROPPED], "little")
-    body = data[HEADER_BYTES:]
-    entries = np.frombuffer(body[: len(body) // ENTRY.itemsize * ENTRY.itemsize], ENTRY)
-    entries = entries[entries["end"] != 0]
-    if not body or len(body) % PIECE_BYTES:
-        what = f"of rank {facts['rank']} of group {facts['group']} anything after the first {len(entries):,} entries"
-        log.warning("%s was cut short: %s is missing", path, what)
-    known = _known(entries)
-    if unknown := len(known) - int(known.sum()):  # one may be half written, if its job still runs
-        log.warning("%s: left out %d of %d entries, which are damaged", path, unknown, len(known))
-    return facts, entries[known]
-
-
-def _known(entries: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return which entries hold what a rank may have written."""
-    signature = entries["signature"]
-    is_call = (signature & 255 < len(NAMES)) & (signature >> 8 & 255 < len(DTYPES))
-    known: NDArray[np.bool_] = (entries["start"] <= entries["end"]) & (is_call | (signature >= WAIT))
-    return known
-
-
-def _clocks(files: Sequence[_File]) -> dict[str, "_Clock"]:
-    """Return the clock of each host that has one; a file begins with an entry for it."""
-    clocks = {}
-    for host in dict.fromkeys(facts["host"] for facts, _ in files):
-        entries = np.concatenate([each for facts, each in files if facts["host"] == host])
-        known = entries[entries["signature"] == CLOCK]
-        if len(known):
-            clocks[host] = _Clock(known)
-        elif len(entries):
-            log.warning("left out: what is of host %s, as its entries for the clock are damaged", host)
-    return clocks
-
-
-class _Clock:
-    """Turns the ticks of a host into seconds by pairs of both, of which the outermost tell most."""
-
-    def __init__(self, clocks: NDArray[Any]) -> None:
-        clocks.sort(order="start")
-        self.origin = clocks["start"][0]
-        ticks, ns = clocks["start"] - self.origin, clocks["count"]
-        self.seconds = float(ns[-1] - ns[0]) / max(float(ticks[-1]), 1.0) * 1e-9  # of a tick
-        self.at = float(ns[0]) * 1e-9
-
-    def times(self, entries: NDArray[Any], name: str) -> list[float]:
-        ticks = entries[name]
-        seconds = self.at + (ticks - self.origin).astype(np.int64) * self.seconds
-        on_gpu = (entries["queued"] == ON_GPU) & (entries["signature"] < WAIT)
-        times: list[float] = np.where(on_gpu, ticks * 1e-9, seconds).tolist()
-        return times
-
-
-def _calls(entries: NDArray[Any], clock: _Clock) -> Iterator[Call]:
-    entries = entries[entries["signature"] != CLOCK]
-    starts, ends = clock.times(entries, "start"), clock.times(entries, "end")
+def _calls(entries: NDArray[Any], clock: Clock) -> Iterator[Call]:
+    starts, ends = clock.times(entries, "start").tolist(), clock.times(entries, "end").tolist()
     for entry, row, start, end in zip(entries, entries.tolist(), starts, ends, strict=True):
         signature, _, _, count, epoch, waited, chunks, late, status, queued, waited_256 = row
         if signature == MARK:

@@ -5,6 +5,7 @@ The entries follow, in whole pieces of 1 MiB. entries.py reads both.
 """
 
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Callable
@@ -19,7 +20,7 @@ import numpy as np
 from ringcomm.bootstrap.place import Place, host_id
 from ringcomm.bootstrap.process_watch import process_id
 from ringcomm.config import trace_folder
-from ringcomm.errors import ArgumentError, MemoryShortage, refuse
+from ringcomm.errors import ArgumentError, RingcommError, refuse
 from ringcomm.native import check, ffi, lib
 
 __all__ = [
@@ -29,10 +30,13 @@ __all__ = [
     "PIECE_BYTES",
     "SUFFIX",
     "VERSION",
+    "check_folder_if_asked",
     "group_id",
     "record",
     "record_if_asked",
 ]
+
+log = logging.getLogger("ringcomm")
 
 VERSION = 3
 HEADER_BYTES = 4096
@@ -41,6 +45,9 @@ PIECE_BYTES = 1 << 20  # by which the file grows: see bindings/src/core/trace.cp
 SUFFIX = ".trace"
 MARK_BYTES = 39  # of a name: see TraceEntry in bindings/src/core/trace.h
 COPY_BYTES = 16 << 20  # of a memcpy: more than its core's share of the caches
+ORIGIN = ", where RINGCOMM_TRACE points"
+
+_warned: set[str] = set()  # folders for which a group is not traced
 
 
 def group_id(handle: Any) -> str:
@@ -50,10 +57,29 @@ def group_id(handle: Any) -> str:
     return f"{number[0]:016x}"
 
 
-def record_if_asked(handle: Any, rank: int, size: int, place: Place) -> None:
-    """Record the calls of a new communicator where RINGCOMM_TRACE names a folder."""
+def check_folder_if_asked() -> None:
+    """Raise ArgumentError if a first trace could not be written where RINGCOMM_TRACE points."""
     if folder := trace_folder():
-        record(handle, rank, size, place, folder, ", where RINGCOMM_TRACE points")
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder) as file:
+                os.posix_fallocate(file.fileno(), 0, HEADER_BYTES + PIECE_BYTES)
+        except OSError as error:
+            raise _unwritable(folder, ORIGIN, error) from None
+
+
+def record_if_asked(handle: Any, rank: int, size: int, place: Place) -> None:
+    """Record the calls of a new communicator where RINGCOMM_TRACE names a folder.
+
+    If that cannot be, as on a disk that is full by now, there is one warning: the job goes on.
+    """
+    if folder := trace_folder():
+        try:
+            record(handle, rank, size, place, folder, ORIGIN)
+        except ArgumentError as error:
+            if folder not in _warned:
+                _warned.add(folder)
+                log.warning("%s; groups without a file there are not traced", error)
 
 
 def record(
@@ -82,10 +108,16 @@ def record(
             with suppress(OSError):
                 os.unlink(name)
             raise
-    except (OSError, MemoryShortage) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ArgumentError(f"cannot write a trace to {folder}{origin}: {reason}") from error
+    except ArgumentError:  # closed meanwhile
+        raise
+    except (OSError, RingcommError) as error:
+        raise _unwritable(folder, origin, error) from None
     return lambda: check(lib.rc_trace(handle, -1))
+
+
+def _unwritable(folder: str | os.PathLike[str], origin: str, error: Exception) -> ArgumentError:
+    reason = getattr(error, "strerror", None) or error
+    return ArgumentError(f"cannot write a trace to {folder}{origin}: {reason}")
 
 
 @cache

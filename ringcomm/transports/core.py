@@ -101,15 +101,18 @@ class NativeTransport:
     def recorded(self, call: str) -> Iterator[None]:
         number = ffi.new("uint64_t *")
         check(lib.rc_regrouping_begin(self.handle, REGROUPING[call], number))
-        status = lib.RC_INTERRUPTED
+        status = lib.RC_SYSTEM
         try:
             yield
             status = lib.RC_OK
+        except KeyboardInterrupt:
+            status = lib.RC_INTERRUPTED
+            raise
         except RingcommError as error:
             status = STATUS.get(type(error), lib.RC_SYSTEM)
             raise
         finally:
-            lib.rc_regrouping_end(self.handle, number[0], status)  # refused once `grow` has closed this communicator
+            lib.rc_regrouping_end(self.handle, number[0], status)
 
     def _start(self, function: Callable[..., int], *call: Any) -> "NativeWork":
         slot = ffi.new("rc_work **")

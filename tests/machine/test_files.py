@@ -42,6 +42,20 @@ def test_folders_are_created_and_a_link_is_kept(tmp_path):
     assert (tmp_path / "folder/file").read_bytes() == b"y"
 
 
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_is_created_once(tmp_path, links, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    file = tmp_path / "folder/file"
+    assert files.create_atomic(file, b"first")
+    assert not files.create_atomic(file, b"second")
+    assert file.read_bytes() == b"first"
+    assert list(file.parent.iterdir()) == [file]
+
+
 def test_a_file_keeps_its_mode(file):
     file.chmod(0o600)
     files.write_atomic(file, b"x")

@@ -7,14 +7,17 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
+import pytest
 
 import failures
 import ringcomm
 from nodes import SECRET, store_server
 from ringcomm.commands.cli import main
-from ringcomm.trace.dump import describe
+from ringcomm.trace.dump import _dump, describe
 from trace_files import run
 
 
@@ -141,6 +144,35 @@ def test_a_late_rank_of_another_host_is_in_the_record(tmp_path):
     assert "barrier() epoch 2" not in sections[8]
 
 
+def one_keeps_its_host_waiting(comm, over):
+    """Rank 0 gives up first, as soon as rank 2 waits for rank 3."""
+    comm.barrier()
+    try:
+        if comm.rank == 0:
+            waits = "waits for rank 3"
+            failures.until(lambda: waits in failures.lines_of(comm._transport.report(1))[2], f"rank 2 {waits}")
+            comm.barrier(timeout=0.5)
+        elif comm.rank == 3:
+            failures.until(Path(over).exists, over)
+        comm.barrier()
+    finally:
+        if comm.rank == 0:
+            Path(over).touch()
+
+
+def test_who_waits_for_another_host_waits_for_the_rank_that_is_late_there(tmp_path):
+    dump = tmp_path / "dump"
+    with store_server() as address:
+        settings = {"RINGCOMM_STORE": address, "RINGCOMM_NONCE": SECRET, "RINGCOMM_DUMP": str(dump)}
+        with failures.mortals(4, [*settings.items()], "0011") as pool:
+            for _, outcome, _ in failures.outcomes(pool, one_keeps_its_host_waiting, str(tmp_path / "over")):
+                assert isinstance(outcome, ringcomm.CollectiveTimeout)
+    (file,) = dump.iterdir()
+    error, *told = describe(file).split("\n\n")[0].splitlines()
+    assert "rank 0 waited 0.5 s" in error
+    assert told[-1] == "  rank 2 waits for rank 3"
+
+
 def one_is_late_and_asks_again(comm, over):
     with suppress(ringcomm.CollectiveTimeout):
         one_is_late(comm, over)
@@ -166,6 +198,17 @@ def test_a_late_rank_that_is_alone_on_its_host_adds_its_calls(tmp_path):
     assert re.split(r"\n  rank (\d)\n", describe(file))[3::2] == ["1"]
 
 
+def test_of_two_first_writers_the_second_adds_its_calls(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "exists", lambda _: False)  # as both have found it
+    error = ringcomm.PeerLost("rank 2 died")
+    with ringcomm.init() as comm:
+        facts = {"size": 2, "handle": comm._transport.handle}
+        for rank, report in ((0, "rank 0: a\nrank 1: no answer\n"), (1, "rank 0: no answer\nrank 1: b\n"), (1, "")):
+            _dump(tmp_path, [SimpleNamespace(rank=rank, report=lambda _, text=report: text, **facts)], error)
+    (file,) = tmp_path.iterdir()
+    assert describe(file).splitlines()[-5:] == ["  rank 0", "    a", "  rank 1", "    no answer at first", "    b"]
+
+
 def test_another_file_is_refused(tmp_path, capsys):
     (tmp_path / "file").write_text("{}")
     assert main(["trace", str(tmp_path / "file")]) != 0
@@ -176,3 +219,41 @@ def test_a_flight_record_takes_no_options(tmp_path, capsys):
     (tmp_path / "x.flight").write_text("{}")
     assert main(["trace", str(tmp_path / "x.flight"), "-o", "x", "--plot", "y", "--from", "0", "--until", "1"]) == 2
     assert "expected a folder of traces, for -o and --plot and --from and --until, got" in capsys.readouterr().err
+
+
+def test_a_grow_that_finds_nobody_took_little_time():
+    with ringcomm.init() as comm:
+        for _ in range(20):
+            with comm._transport.recorded("grow"):
+                pass
+        text = comm.report(20)
+    times = re.findall(r"grow\(\), done after ([\d.]+) s", text)
+    assert len(times) == 20
+    assert all(float(each) < 60 for each in times)
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (ringcomm.PeerLost("x"), "peer lost"),
+        (KeyboardInterrupt(), "interrupted"),
+        (OSError("no route to host"), "failed"),
+        (SystemExit(), "failed"),
+    ],
+)
+def test_how_a_grow_has_failed(error, outcome):
+    with ringcomm.init() as comm:
+        with pytest.raises(type(error)), comm._transport.recorded("grow"):
+            raise error
+        assert f"grow(), {outcome} after" in comm.report(1)
+
+
+def test_a_grow_has_ended_before_the_old_communicator_is_closed(monkeypatch):
+    comm, grown, texts = ringcomm.init(), ringcomm.init(), []
+    monkeypatch.setattr(comm, "_job", Mock(grow=lambda *_: grown))
+    close = comm.close
+    monkeypatch.setattr(comm, "close", lambda: (texts.append(comm.report(1)), close()))
+    with comm.grow() as same:
+        assert same is grown
+    (text,) = texts
+    assert "grow(), done after" in text

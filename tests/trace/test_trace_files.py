@@ -1,6 +1,7 @@
 """When a trace begins and ends, in which file, and what a failure leaves of it."""
 
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -171,6 +172,25 @@ def test_the_variable_is_named_if_its_folder_cannot_be_written(tmp_path, monkeyp
     monkeypatch.setenv("RINGCOMM_TRACE", str(tmp_path / "file"))
     with pytest.raises(ringcomm.ArgumentError, match=r"/file, where RINGCOMM_TRACE points: File exists"):
         ringcomm.init()
+
+
+def test_a_group_that_is_opened_later_goes_on_untraced(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("RINGCOMM_TRACE", str(tmp_path / "trace"))
+    with ringcomm.init() as comm:
+        (tmp_path / "trace").rename(tmp_path / "moved")
+        (tmp_path / "trace").touch()
+        parts = [comm.split(0), comm.split(0)]
+        for part in parts:
+            part.barrier()
+            part.close()
+        comm.mark("end")
+    (warning,) = caplog.records
+    assert re.fullmatch(
+        "cannot write a trace to .*/trace, where RINGCOMM_TRACE points: .*; groups without a file there are not traced",
+        warning.getMessage(),
+    )
+    (recording,) = read(tmp_path / "moved")
+    assert recording.calls[-1].name == "end"
 
 
 PROGRAM = """

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ringcomm.commands.cli import main
-from ringcomm.trace.entries import ENTRY, WAIT, read
+from ringcomm.trace.entries import read
+from ringcomm.trace.files import ENTRY, WAIT
 from ringcomm.trace.recorder import DROPPED, HEADER_BYTES, PIECE_BYTES, VERSION
 from trace_files import call, entry, mark, run, wait, write
 

@@ -175,7 +175,7 @@ int rc_trace_launch(rc_comm* comm, int collective, int dtype, int root, uint64_t
         if (!trace) return;
         TraceEntry launch{signature_of(collective, dtype, 0, root, false), begin, end, {}};
         launch.call = {elements, 0, 0, 0, -1, int8_t(failed ? RC_SYSTEM : RC_OK), TRACE_ON_GPU, 0};
-        trace->add(launch);
+        trace->add(launch, true);
     });
 }
 

@@ -179,7 +179,7 @@ int rc_regrouping_begin(rc_comm* comm, int call, uint64_t* number) {
         check_range("call", call, RC_SHRINK, RC_GROW);
         check_pointer("number", number);
         entry.group().allocate();
-        *number = entry.group().flight.start(signature_of(CALL_SHRINK + call, 0, 0, 0, false), 0, 0, now_ns());
+        *number = entry.group().flight.start(signature_of(CALL_SHRINK + call, 0, 0, 0, false), 0, 0, tick_ns());
     });
 }
 

@@ -11,9 +11,10 @@
 
 namespace ringcomm {
 
-// A reader that sees any field of the new call sees the zeroed number as well, because each is a release store after
-// it; and one that sees the new number sees all fields, because it is stored last. So it drops an entry whose number,
-// which it loads after the fields, is another than expected.
+// A seqlock (Boehm, "Can seqlocks get along with programming language memory models?", MSPC 2012). A reader that finds
+// the expected number before it loads the fields sees none of an earlier call, because the number is stored last; and
+// one that sees any field of a later call sees afterwards that the number has changed, because each field is a release
+// store after the zeroed number. So both looks must find the number that is expected.
 uint64_t FlightRecord::start(uint64_t signature, uint64_t count, uint64_t epoch, uint64_t start) {
     constexpr auto relaxed = std::memory_order_relaxed, release = std::memory_order_release;
     const uint64_t number = flights.fetch_add(1, relaxed) + 1;
@@ -39,6 +40,7 @@ void FlightRecord::end(uint64_t number, int status) {
 // See start() for the order.
 std::optional<FlightCall> FlightRecord::read(uint64_t number) const {
     const FlightEntry& entry = entries[number % FLIGHT_CALLS];
+    if (entry.number.load(std::memory_order_acquire) != number) return {};
     const FlightCall call{entry.signature.load(), entry.count.load(), entry.epoch.load(),
                           entry.start.load(),     entry.end.load(),   entry.status.load()};
     if (entry.number.load(std::memory_order_acquire) != number) return {};
@@ -58,7 +60,9 @@ std::optional<FlightCall> FlightRecord::running() const {
     return {};
 }
 
-std::string FlightRecord::describe(int calls) const {
+std::string FlightRecord::describe(int calls) const { return describe(calls, waits_for.load() - 1); }
+
+std::string FlightRecord::describe(int calls, int peer) const {
     static const char* const outcomes[] = {"done",    "refused",     "mismatch",  "timed out", "peer lost",
                                            "aborted", "interrupted", "no memory", "closed",    "failed"};
     const uint64_t now = now_ns();
@@ -79,7 +83,6 @@ std::string FlightRecord::describe(int calls) const {
                               now > start ? double(now - start) * 1e-9 : 0.0);
         }
     }
-    const int peer = waits_for.load() - 1;
     if (peer >= 0 && !running.empty()) {
         running.pop_back();
         running += format(", waits for rank %d;", peer);

@@ -51,10 +51,9 @@ struct FlightRecord {
 
     // The last `calls` calls that ended, and those that run: " …; …".
     std::string describe(int calls) const;
+    std::string describe(int calls, int peer) const;  // for which the rank waits, -1: for none
     // The oldest of the calls that run: it may make the others.
     std::optional<FlightCall> running() const;
-
-private:
     // Nothing if it has been overwritten, or is being written.
     std::optional<FlightCall> read(uint64_t number) const;
 };

@@ -34,7 +34,9 @@ Trace::Trace(int fd, Trace* outer) : outer(outer), fd_(fcntl(fd, F_DUPFD_CLOEXEC
     }
     dropped_ = reinterpret_cast<std::atomic<uint64_t>*>(base_ + HEADER) - 1;
     // Two looks at both clocks tell how many ticks a nanosecond has, should this rank be killed.
-    add_clock();
+    const TraceEntry first = add_clock();
+    began_ = first.start;
+    began_ns_ = first.ns;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
     add_clock();
 }
@@ -44,8 +46,12 @@ Trace::~Trace() {
     munmap(base_, mapped_);
 }
 
-void Trace::add(const TraceEntry& entry) {
-    if (!store(entry)) dropped_->fetch_add(1, std::memory_order_relaxed);
+void Trace::add(const TraceEntry& entry, bool on_gpu) {
+    if (over_.load(std::memory_order_relaxed) || entry.start < (on_gpu ? began_ns_ : began_)) {
+        if (outer) outer->add(entry, on_gpu);
+    } else if (!store(entry)) {
+        dropped_->fetch_add(1, std::memory_order_relaxed);
+    }
 }
 
 bool Trace::store(const TraceEntry& entry) {
@@ -57,6 +63,7 @@ bool Trace::store(const TraceEntry& entry) {
 
 void Trace::end() {
     if (fd_ < 0) return;
+    over_.store(true);  // before the clock is read: calls that end later are not added
     add_clock();
     const std::lock_guard lock(extending_);
     ended_ = EBADF;
@@ -69,7 +76,7 @@ void Trace::end() {
 }
 
 // Of several looks the quickest: others may have been interrupted.
-void Trace::add_clock() {
+TraceEntry Trace::add_clock() {
     TraceEntry best{};
     for (int i = 0; i < 8; ++i) {
         TraceEntry entry{TRACE_CLOCK, ticks(), 0, {}};
@@ -78,6 +85,7 @@ void Trace::add_clock() {
         if (i == 0 || entry.end - entry.start < best.end - best.start) best = entry;
     }
     store(best);
+    return best;
 }
 
 // Beyond the end of a file, or where the disk is full, a store to the mapping would be a SIGBUS.

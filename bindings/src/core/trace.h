@@ -53,21 +53,22 @@ struct Waits {
 };
 
 // Any number of threads add entries. The file is extended piece by piece; once it cannot be, entries are dropped, and
-// counted in the last 8 bytes of the header.
+// counted in the last 8 bytes of the header. All lie between its first look at the clock and its last one, so that a
+// reader knows a damaged time: a call that has begun before, or ends afterwards, is in the trace around it, if any.
 class Trace {
 public:
     Trace(int fd, Trace* outer);  // duplicates `fd`; `outer` goes on when this one ends
     ~Trace();
     Trace(const Trace&) = delete;
 
-    void add(const TraceEntry& entry);
-    void end();  // other threads may still add entries, as long as the file need not be extended for them
+    void add(const TraceEntry& entry, bool on_gpu = false);
+    void end();  // other threads may still be adding entries
 
     Trace* const outer;
 
 private:
     bool store(const TraceEntry& entry);
-    void add_clock();
+    TraceEntry add_clock();
     int extend(uint64_t entries);  // returns an errno
 
     int fd_;
@@ -75,6 +76,8 @@ private:
     std::byte* base_;
     std::atomic<uint64_t>* dropped_;
     std::atomic<uint64_t> count_{0}, room_{0};  // entries
+    uint64_t began_ = 0, began_ns_ = 0;         // ticks, ns
+    std::atomic<bool> over_{false};
     std::mutex extending_;
     int ended_ = 0;  // why the file is not extended any more: an errno
 };

@@ -1,8 +1,7 @@
-// NetworkGroup: failures, reports, and leaving.
+// NetworkGroup: failures, packets, and leaving.
 #include "network/group.h"
 
 #include <algorithm>
-#include <cinttypes>
 #include <cstring>
 #include <utility>
 
@@ -11,10 +10,6 @@
 namespace ringcomm {
 
 namespace {
-
-constexpr uint64_t ANSWER_NS = 500'000'000;   // for the ranks that a timeout or a report asks
-constexpr uint64_t FRESH_NS = 1'000'000'000;  // a report of all ranks asks once
-constexpr size_t MOST_STATUS = 32 << 10;      // characters
 
 // A failure that names a rank by its number on its host.
 void renumber(Failure& failure, int rank) {
@@ -232,26 +227,6 @@ Failure NetworkGroup::from_ancestor(const SharedFailure& stored, FailureState& a
     return of_ancestor(failure, ancestor.size);
 }
 
-std::string NetworkGroup::how_it_died(int r) {
-    const int here = layout.local_rank_of(r);
-    const bool left = closed(r) || (here >= 0 && local.comm && local.comm->closed(here));
-    return left ? "" : how_it_ended(r);
-}
-
-std::string NetworkGroup::how_it_ended(int r) {
-    const int here = layout.local_rank_of(r);
-    if (here >= 0 && local.comm) {
-        const int member = local.comm->group().members[here];
-        Liveness& liveness = local.comm->world->liveness;
-        if (liveness.dead(member)) {
-            return format("(process %" PRId64 ") ", liveness.pid(member)) + liveness.how_it_ended(member);
-        }
-    }
-    const std::lock_guard lock(world->mutex);
-    const std::string* reason = world->lost(members_[r]);
-    return reason ? "was lost (" + *reason + ")" : "";
-}
-
 // --- Packets ---------------------------------------------------------------------------------------------------------
 
 void NetworkGroup::packet_arrived(const PacketHead& head, PacketReader& packet) {
@@ -274,29 +249,8 @@ void NetworkGroup::packet_arrived(const PacketHead& head, PacketReader& packet) 
             return;
         }
         case PacketType::CLOSED: left_after_[source].store(packet.next<uint64_t>()); return world->wake();
-        case PacketType::QUERY: {
-            const int calls = int(packet.next<uint32_t>());
-            for (int here = 0; here < layout.local_size(); ++here) {
-                if (here != layout.local_rank && answers(here)) continue;
-                const Status status = status_here(here, calls);
-                PacketWriter answer(this->head(PacketType::STATUS));
-                answer.add(uint32_t(layout.ranks[layout.host][here]));
-                answer.add(status.begun);
-                answer.add(uint32_t(status.runs));
-                answer.add(std::as_bytes(std::span(status.calls)));
-                world->send_packet(members_[source], answer.packet());
-            }
-            return;
-        }
-        case PacketType::STATUS: {
-            const auto r = packet.next<uint32_t>();
-            const auto begun = packet.next<uint64_t>();
-            const bool runs = packet.next<uint32_t>();
-            const Bytes text = packet.rest();
-            if (r < uint32_t(size))
-                statuses_[r] = {begun, runs, {reinterpret_cast<const char*>(text.data()), text.size()}};
-            return;
-        }
+        case PacketType::QUERY: return answer_query(source, packet);
+        case PacketType::STATUS: return answer_arrived(packet);
     }
 }
 
@@ -312,63 +266,6 @@ void NetworkGroup::send_to_all(Bytes packet) const {
     for (int r = 0; r < size; ++r) {
         if (r != rank && !closed(r) && !world->lost(members_[r])) world->send_packet(members_[r], packet);
     }
-}
-
-std::vector<std::optional<NetworkGroup::Status>> NetworkGroup::query(int calls) const {
-    const auto answered = [&] {
-        for (int r = 0; r < size; ++r) {
-            if (!statuses_[r] && !closed(r) && !world->lost(members_[r])) return false;
-        }
-        return true;
-    };
-    std::unique_lock lock(world->mutex);
-    const auto before = std::exchange(statuses_, std::vector<std::optional<Status>>(size));
-    const bool recent = now_ns() - asked_ < FRESH_NS;
-    for (int here = 0; here < layout.local_size(); ++here) {
-        statuses_[layout.ranks[layout.host][here]] = status_here(here, calls);
-    }
-    PacketWriter packet(head(PacketType::QUERY));
-    packet.add(uint32_t(calls));
-    send_to_all(packet.packet());
-    const uint64_t deadline = now_ns() + ANSWER_NS;
-    while (!answered() && now_ns() < deadline) {
-        if (world->progress()) continue;
-        const uint32_t ticket = world->announce();
-        lock.unlock();
-        world->sleep(ticket, 1'000'000);
-        world->retract();
-        lock.lock();
-    }
-    for (int r = 0; r < size && recent; ++r) {
-        if (!statuses_[r]) statuses_[r] = before[r];  // it may have left its call meanwhile
-    }
-    asked_ = now_ns();
-    asked_calls_ = calls;
-    return statuses_;
-}
-
-// The texts of all ranks of this host are in its memory, of this rank at least.
-NetworkGroup::Status NetworkGroup::status_here(int local_rank, int calls) const {
-    const FlightRecord& record =
-        local_rank == layout.local_rank ? flight : local.comm->arena().between_hosts(local_rank).record;
-    const std::string text = local.comm ? local.comm->report(local_rank, record, calls) : record.describe(calls);
-    return {record.epoch.load(), !local.comm || local.comm->runs(local_rank), text.substr(0, MOST_STATUS)};
-}
-
-// A rank answers only while it is in a call.
-bool NetworkGroup::answers(int local_rank) const {
-    return local.comm->runs(local_rank) && local.comm->arena().between_hosts(local_rank).record.running();
-}
-
-std::string NetworkGroup::report(int r, int calls) const {
-    const auto statuses = [&] {
-        std::unique_lock lock(world->mutex);
-        if (now_ns() - asked_ < FRESH_NS && asked_calls_ >= calls) return statuses_;
-        lock.unlock();
-        return query(calls);
-    }();
-    const std::string text = statuses[r] ? statuses[r]->calls : closed(r) ? " closed" : " no answer";
-    return format("rank %d:", r) + text;
 }
 
 void NetworkGroup::start_closing() {

@@ -135,6 +135,8 @@ private:
     bool set_failure(const Failure& failure);
     void send_failure() const;
     void send_to_all(Bytes packet) const;
+    void answer_query(int source, PacketReader& packet);
+    void answer_arrived(PacketReader& packet);
     Status status_here(int local_rank, int calls) const;
     bool answers(int local_rank) const;
 

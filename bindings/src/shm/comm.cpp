@@ -186,23 +186,20 @@ void Comm::on_vain_spin() {
 
 std::unique_ptr<PacketChannel> Comm::open_channel(int peer) { return std::make_unique<ShmChannel>(*this, peer); }
 
-std::string Comm::report(int r, int calls) const { return format("rank %d:", r) + report(r, header(r).flight, calls); }
+std::string Comm::report(int r, int calls) const {
+    return format("rank %d:", r) + state(r) + header(r).flight.describe(calls);
+}
 
-std::string Comm::report(int r, const FlightRecord& record, int calls) const {
-    std::string text;
+std::string Comm::state(int r) const {
     const int member = group_.members[r];
-    if (closed(r)) {
-        text += " closed;";
-    } else if (world->liveness.dead(member)) {
-        text += " dead;";
-    } else if (world->liveness.stopped(member)) {
-        text += format(" process %" PRId64 " is stopped;", world->liveness.pid(member));
-    }
-    return text + record.describe(calls);
+    if (closed(r)) return " closed;";
+    if (world->liveness.dead(member)) return " dead;";
+    if (world->liveness.stopped(member)) return format(" process %" PRId64 " is stopped;", world->liveness.pid(member));
+    return "";
 }
 
 FlightRecord& Comm::open_between_hosts(int group_size, int process, int processes) {
-    if (size == 1) allocate();  // it makes no calls here that would
+    allocate();
     arena().allocate_between_hosts(rank);
     FlightBetweenHosts& flight = arena().between_hosts(rank);
     flight.group_size = group_size;
@@ -233,6 +230,7 @@ void Comm::finish_closing() {
 }
 
 Comm::Shrunk Comm::shrink(uint64_t deadline) {
+    allocate();  // this rank may have made no call here
     // Peers that wait in a call, for a failure that is this rank's own, shall come too.
     if (!has_failed()) store_failure(Failure(RC_ABORTED, format("rank %d has called shrink", rank), rank));
     Survivors survivors = agree_on_survivors(*this, deadline);

@@ -53,7 +53,7 @@ public:
     Sleeper& sleeper() override { return sleeper_; }
     uint64_t id() const override { return world->nonce ^ arena().offset * 0x9e3779b97f4a7c15; }
     std::string report(int r, int calls) const override;
-    std::string report(int r, const FlightRecord& record, int calls) const;  // what follows "rank r:"
+    std::string state(int r) const;  // where a report begins: " closed;", say, or "" if rank r runs
     // The flight record of this rank in a group of several hosts whose ranks here are those of this communicator.
     FlightRecord& open_between_hosts(int group_size, int process, int processes);
     void start_closing() override;

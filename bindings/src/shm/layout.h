@@ -93,7 +93,8 @@ struct SharedFailure {
     rc_error error;
 };
 
-constexpr uint64_t ARENA_MAGIC = 0x6d6d6f63676e6972;  // by which `ringcomm top` knows an arena
+// By which `ringcomm top`, perhaps of another version, knows an arena: "ringcom2". The digit changes with the layout.
+constexpr uint64_t ARENA_MAGIC = 0x326d6f63676e6972;
 
 struct alignas(PAGE) GroupHeader {
     std::atomic<uint64_t> magic;
@@ -104,6 +105,10 @@ struct alignas(PAGE) GroupHeader {
     std::atomic<uint64_t> successor;  // the offset of the list of those that continue without the others: see shrink.h
     SharedFailure failure;
 };
+
+static_assert(offsetof(GroupHeader, failure) == 48 && sizeof(RankHeader) == 67840 &&
+                  offsetof(RankHeader, flight) == 2176 && sizeof(FlightBetweenHosts) == 65792,
+              "the layout has moved: change ARENA_MAGIC");
 
 struct alignas(LINE) Packet {
     Flag sequence;  // from 1; written last
