@@ -42,7 +42,7 @@ def join_group(membership: Membership, rank: int, timeout: float) -> Message:
             raise SystemExit(TOO_LATE)
         if plan := membership.request_plan(left):
             return plan
-    raise CollectiveTimeout(f"no rank has called grow within {timeout:.3g} s, for rank {rank} to join")
+    raise CollectiveTimeout(f"no rank has called grow within {timeout:g} s, for rank {rank} to join")
 
 
 def new_plan(place: Place, members: Iterable[Member]) -> Message:

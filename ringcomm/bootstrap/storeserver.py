@@ -20,7 +20,6 @@ __all__ = ["LINGER", "StoreServer"]
 # Seconds for which rank 0 serves the other ranks after it has left. They normally leave within milliseconds; `ringcomm
 # run` lets ranks live for the same time after one has failed.
 LINGER = 5.0
-HANDOVER = 0.2  # seconds after a failure in which ranks that run leave; the others are told in the background
 MAX_WAIT = 3600.0  # seconds; a selector counts milliseconds in 32 bits
 
 
@@ -36,7 +35,7 @@ class StoreServer(threading.Thread):
         self._place = place
         self._store = store or ServedStore(place.size)
         self._joined: dict[socket.socket, ServedStore] = {}
-        self._left: float | None = None  # when rank 0 left
+        self._deadline: float | None = None  # set when rank 0 leaves
         self._peers = self._listen(address)
         self.client, self._own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._store.members[self._own], self._store.processes[0] = 0, process or f"process {os.getpid()}"
@@ -50,23 +49,18 @@ class StoreServer(threading.Thread):
             self._serve(self._select_timeout())
         while self._serve(0):  # ranks that have connected meanwhile get the failure too
             pass
-        end = time.monotonic() + self.late
-        if self._store.failure and self._missing_until(end) > time.monotonic():
+        if self._store.failure and self.late and not self._store.complete:
             # The caller of `join` does not wait for them. The process does, when it exits: their thread is no daemon.
             with suppress(RuntimeError):  # no thread can be started
-                threading.Thread(target=self._tell, args=[end], name="ringcomm late ranks", daemon=False).start()
+                threading.Thread(target=self._tell_late_ranks, name="ringcomm late ranks", daemon=False).start()
                 return
         self._peers.close()
 
-    def _tell(self, end: float) -> None:
+    def _tell_late_ranks(self) -> None:
+        deadline = time.monotonic() + self.late
         with closing(self._peers):
-            while (left := self._missing_until(end) - time.monotonic()) > 0:
+            while not self._store.complete and (left := deadline - time.monotonic()) > 0:
                 self._serve(left)
-
-    def _missing_until(self, end: float) -> float:
-        """Return until when to wait for ranks that have not left yet, and until `end` for those that have not come."""
-        assert self._left
-        return max(self._left + LINGER if self._store.members else 0.0, 0.0 if self._store.complete else end)
 
     def _listen(self, address: str) -> PeerServer:
         return PeerServer(address, f"rank 0 of job {self._place.job!r}", self._receive, 0)
@@ -83,25 +77,20 @@ class StoreServer(threading.Thread):
             served = True
         for store in self._stores():
             store.answer_pending()
-        if self._own not in self._store.members and self._left is None:
-            self._left = time.monotonic()
+        if self._own not in self._store.members and self._deadline is None:
+            self._deadline = time.monotonic() + LINGER
         return served
 
     def _finished(self) -> bool:
-        if self._left is None:
+        if self._deadline is None:
             return False
         incomplete = not (self._store.complete or self._store.failure)
-        return incomplete or not self._store.members or time.monotonic() > self._deadline()
-
-    def _deadline(self) -> float:
-        """Return until when rank 0 waits for the others, once it has left."""
-        assert self._left
-        return self._left + (HANDOVER if self._store.failure else LINGER)
+        return incomplete or not self._store.members or time.monotonic() > self._deadline
 
     def _select_timeout(self) -> float | None:
         deadlines = [deadline for store in self._stores() for deadline in store.deadlines()]
-        if self._left:
-            deadlines.append(self._deadline())
+        if self._deadline:
+            deadlines.append(self._deadline)
         return min(max(0.0, min(deadlines) - time.monotonic()), MAX_WAIT) if deadlines else None
 
     def _receive(self, peer: socket.socket) -> None:

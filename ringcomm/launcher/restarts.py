@@ -81,14 +81,6 @@ class Restarts:
             if rank in self._joined:
                 self._end_left_out(self._joined[rank])
 
-    def end_stopped(self, ranks: Iterable[int]) -> list[int]:
-        """End those of these stopped ranks that hold up the others, which wait for them to join; return the rest."""
-        self.read()
-        late = self._late() if self._membership.any_registered() else {}
-        for rank in {*ranks} & {*late}:
-            self._end(rank, late[rank], "was stopped and ended")
-        return [rank for rank in ranks if rank not in late]
-
     def close(self) -> None:
         self.notices.close()
         self._membership.close()
@@ -103,10 +95,9 @@ class Restarts:
         `over`: some rank has ended well.
         """
         self.read()
-        if (pid := self._joined.pop(rank, None)) is None:
+        if rank not in self._joined:
             self._early[rank] += 1
-        elif self._rank_of(pid) == rank:  # the script that had started this process has ended without it
-            self._kill(pid)
+        self._joined.pop(rank, None)
         reason = self._ended.pop(rank, LATE if self._count[rank] and failure.got == TOO_LATE else "")
         text = f"rank {rank} {reason}" if reason else str(failure)
         present = self._any_joined and self._membership.any_registered()
@@ -140,8 +131,9 @@ class Restarts:
         now = time.monotonic()
         for pid in [pid for pid, when in self._kills.items() if when <= now]:
             del self._kills[pid]
-            if self._rank_of(pid) is not None:
-                self._kill(pid)
+            with suppress(ProcessLookupError):
+                if self._rank_of(pid) is not None:
+                    os.kill(pid, signal.SIGKILL)
         if self._pending and not self._membership.any_registered():
             self.cancel("no rank is left that it could join")
         for rank in [rank for rank, when in self._pending.items() if when <= now]:
@@ -153,7 +145,8 @@ class Restarts:
 
     def _end_late(self, now: float) -> None:
         """End ranks that were started again and have not joined, EXIT_TIMEOUT after the last that they could join."""
-        late = self._late()
+        running = self._ranks.running().items()
+        late = {rank: pid for rank, pid in running if self._count[rank] and not {rank} & {*self._joined, *self._ended}}
         if late and not self._membership.any_registered():
             self._over_since = min(self._over_since, now)
             self._check_at = self._over_since + EXIT_TIMEOUT
@@ -163,11 +156,6 @@ class Restarts:
                 self._check_at = math.inf
         else:
             self._over_since, self._check_at = math.inf, now + EXIT_TIMEOUT if late else math.inf
-
-    def _late(self) -> dict[int, int]:
-        """Return the ranks that were started again and have not joined, and their processes."""
-        running = self._ranks.running().items()
-        return {rank: pid for rank, pid in running if self._count[rank] and not {rank} & {*self._joined, *self._ended}}
 
     def cancel(self, reason: str = "") -> None:
         """Start nothing any more."""
@@ -197,11 +185,6 @@ class Restarts:
         with suppress(ProcessLookupError):
             for number in (signal.SIGTERM, signal.SIGCONT):
                 os.kill(pid, number)
-
-    @staticmethod
-    def _kill(pid: int) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
     def _rank_of(self, pid: int) -> int | None:
         """Return which rank this process is; None if it is none, or was started before.

@@ -1,4 +1,4 @@
-"""Ranks that a signal has stopped: the others wait for them, and so does `ringcomm run`."""
+"""Ranks that a signal has stopped: the others wait for them, and so does `ringcomm run`, which reports them."""
 
 import math
 import time
@@ -20,7 +20,7 @@ class Stops:
 
     @property
     def due(self) -> float:
-        """When to call `found` next."""
+        """When to call `report` next."""
         return min(self._report_at.values(), default=math.inf)
 
     def look(self) -> None:
@@ -28,15 +28,12 @@ class Stops:
         when = time.monotonic() + REPORT_AFTER
         self._report_at = {rank: self._report_at.get(rank, when) for rank in self._ranks.stopped()}
 
-    def found(self) -> list[int]:
-        """Once one has been stopped for a while, return those that are, each once."""
+    def report(self) -> str:
+        """Once one has been stopped for a while, name those that are, each once; "" if there are none."""
         if time.monotonic() < self.due:
-            return []
+            return ""
         found = [rank for rank, when in self._report_at.items() if when < math.inf]
         self._report_at.update(dict.fromkeys(found, math.inf))
-        return found
-
-    def describe(self, ranks: list[int]) -> str:
         running = self._ranks.running()
-        cure = "kill -CONT " + " ".join(str(running[rank]) for rank in ranks)
-        return f"{format_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} stopped; to continue: {cure}"
+        cure = "kill -CONT " + " ".join(str(running[rank]) for rank in found)
+        return f"{format_ranks(found)} {'is' if len(found) == 1 else 'are'} stopped; to continue: {cure}"

@@ -134,11 +134,8 @@ class Supervisor:
             self._ranks.send(self._scheduled.pop(0)[1])
         if time.monotonic() >= self._uncaught_until:
             self._settle_uncaught()
-        if stopped := self._stops.found():
-            if self._restarts:
-                stopped = self._restarts.end_stopped(stopped)
-            if stopped:
-                self._print(self._stops.describe(stopped))
+        if text := self._stops.report():
+            self._print(text)
         if self._restarts and time.monotonic() >= self._restarts.due:
             self._restarts.poll()
         if self._nodes and self._restarts and self._restarts.any_joined:

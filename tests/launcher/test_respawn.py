@@ -216,48 +216,6 @@ def test_a_rank_that_dies_while_it_joins_leaves_the_communicator_usable(victim, 
     ]
 
 
-def test_a_rank_ends_with_the_script_that_has_started_it(tmp_path):
-    text = """
-import os, signal
-import numpy as np
-import ringcomm
-
-rank, restarts = (int(os.environ[f"RINGCOMM_{name}"]) for name in ("RANK", "RESTARTS"))
-comm = ringcomm.init(timeout=30)
-if rank == 1 and restarts == 0:
-    os.kill(os.getppid(), signal.SIGKILL)
-if not restarts:
-    try:
-        while True:
-            comm.barrier()
-    except ringcomm.PeerLost:
-        comm = comm.shrink(timeout=10).grow(timeout=30)
-print(rank, restarts, comm.all_reduce(np.ones(1))[0])
-"""
-    (tmp_path / "program.py").write_text(text)
-    command = [
-        sys.executable,
-        "-m",
-        "ringcomm",
-        "run",
-        "-n",
-        "3",
-        "--respawn",
-        "1",
-        "--",
-        "sh",
-        "-c",
-        '"$@"; exit $?',
-        "sh",
-    ]
-    ended = subprocess.run(
-        [*command, sys.executable, str(tmp_path / "program.py")], capture_output=True, text=True, timeout=60
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert sorted(ended.stdout.splitlines()) == ["[0] 0 0 3.0", "[1] 1 1 3.0", "[2] 2 0 3.0"]
-    assert ended.stderr == "ringcomm run: rank 1 was killed by SIGKILL; started again (1 of 1)\n"
-
-
 @pytest.mark.parametrize("kills", [12, pytest.param(1000, marks=[pytest.mark.exhaustive, pytest.mark.timeout(3600)])])
 def test_random_kills_lose_nothing(kills, tmp_path):
     program = Path(__file__).with_name("mortal.py")

@@ -17,7 +17,7 @@ LAUNCH = """
 import sys
 from ringcomm.commands.cli import main
 from ringcomm.launcher import restarts, stops
-stops.REPORT_AFTER, restarts.EXIT_TIMEOUT = {report_after}, 1.0
+stops.REPORT_AFTER, restarts.EXIT_TIMEOUT = 0.5, 1.0
 sys.exit(main())
 """
 
@@ -51,8 +51,8 @@ print(rank, restarts)
 """
 
 
-def launch(*arguments, report_after=0.5):
-    command = [sys.executable, "-c", LAUNCH.format(report_after=report_after), "run", "-n", "3", *arguments]
+def launch(*arguments):
+    command = [sys.executable, "-c", LAUNCH, "run", "-n", "3", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -78,46 +78,6 @@ def test_a_rank_that_was_left_out_is_ended_and_started_again(how, command, tmp_p
     line = f"ringcomm run: rank 1 {reason}, was left out by the others and ended; started again (1 of 1)"
     assert err.splitlines().count(line) == 1, err
     assert "[0] ringcomm WARNING: shrink left out rank 1" in err
-
-
-STOPPED_WHILE_IT_JOINS = """
-import os, signal
-import numpy as np
-import ringcomm
-import ringcomm.elastic
-
-rank, restarts = (int(os.environ[f"RINGCOMM_{name}"]) for name in ("RANK", "RESTARTS"))
-if restarts == 1:
-    connect = ringcomm.elastic.choose_transport
-    def stop(*arguments):  # it has the plan of the grown group
-        os.kill(os.getpid(), signal.SIGSTOP)
-        return connect(*arguments)
-    ringcomm.elastic.choose_transport = stop
-comm = ringcomm.init(timeout=30)
-if rank == 1 and restarts == 0:
-    os.kill(os.getpid(), signal.SIGKILL)
-lost = restarts > 0
-while not (lost and comm.size == 3):
-    try:
-        comm.barrier()
-        comm = comm.grow(timeout=20)
-    except ringcomm.PeerLost:
-        lost, comm = True, comm.shrink(timeout=1)
-assert comm.all_reduce(np.ones(1))[0] == 3
-print(rank, restarts)
-"""
-
-
-def test_a_rank_that_is_stopped_while_it_joins_is_ended_and_started_again(tmp_path):
-    (tmp_path / "program.py").write_text(STOPPED_WHILE_IT_JOINS)
-    with launch("--respawn", "2", str(tmp_path / "program.py")) as job:
-        out, err = job.communicate(timeout=60)
-    assert job.returncode == 0, err
-    assert sorted(out.splitlines()) == ["[0] 0 0", "[1] 1 2", "[2] 2 0"]
-    assert err.splitlines() == [
-        "ringcomm run: rank 1 was killed by SIGKILL; started again (1 of 2)",
-        "ringcomm run: rank 1 was stopped and ended before it had joined; started again in 1 s (2 of 2)",
-    ]
 
 
 NEVER_JOINS = """
@@ -146,10 +106,10 @@ while not again.exists():
 @pytest.mark.parametrize("how", ["busy", "stopped", "deaf", "polite"])
 def test_a_rank_that_never_joins_is_ended_when_the_others_have_ended(how, tmp_path):
     (tmp_path / "program.py").write_text(NEVER_JOINS)
-    with launch("--respawn", "1", str(tmp_path / "program.py"), how, report_after=60) as job:
+    with launch("--respawn", "1", str(tmp_path / "program.py"), how) as job:
         _, err = job.communicate(timeout=60)
     assert job.returncode == 0
-    assert err.splitlines() == [
+    assert [line for line in err.splitlines() if "to continue" not in line] == [
         "ringcomm run: rank 1 was killed by SIGKILL; started again (1 of 1)",
         "ringcomm run: rank 1 was started again, but no rank is left that it could join",
     ]
