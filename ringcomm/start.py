@@ -37,7 +37,8 @@ def init(timeout: float | None = None, config: Config | None = None, mpi_comm: A
         Aborted: Another rank failed; the message has its error.
         MemoryShortage: The shared memory cannot be allocated.
         ArgumentError: The ranks run different versions of ringcomm, or a setting or the environment is wrong.
-        SystemExit: `ringcomm run --respawn` has started this rank again, but no rank is left that it could join.
+        SystemExit: `ringcomm run --respawn` has started this rank again, but no rank is left that it could join, or
+            none has called `grow` for `timeout` seconds.
     """
     if isinstance(timeout, Config):
         raise refuse("timeout", "seconds; a Config is passed as config=…", "a Config")
