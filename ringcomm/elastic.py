@@ -1,7 +1,6 @@
 """A rank of an elastic job: `ringcomm run --respawn` starts lost ranks again, and those that are left take them in."""
 
 import os
-import time
 import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
@@ -49,16 +48,13 @@ class ElasticRank:
             return self._connect(self.place, store, self.config)
 
     def _join(self) -> Communicator:
-        """Join as soon as the others call `grow`, and again if another rank is lost meanwhile."""
-        deadline = time.monotonic() + self.config.start_limit
+        """Join as soon as the others call `grow`, and again if another rank is lost or stopped meanwhile."""
         with closing(self._membership):
             while True:
-                plan = join_group(self._membership, self.place.rank, max(0.0, deadline - time.monotonic()))
-                try:
+                # Each time as long as at first: a `grow` that has failed may have taken longer than that.
+                plan = join_group(self._membership, self.place.rank, self.config.start_limit)
+                with suppress(PeerLost, CollectiveTimeout, Aborted):
                     return self._connect_as_planned(plan)
-                except (PeerLost, CollectiveTimeout, Aborted):
-                    if time.monotonic() >= deadline:
-                        raise
 
     def grow(self, comm: Communicator, timeout: float) -> Communicator:
         """See Communicator.grow."""

@@ -39,7 +39,8 @@ def init(timeout: float | None = None, config: Config | None = None, mpi_comm: A
         MemoryShortage: The shared memory cannot be allocated.
         ArgumentError: The ranks run different versions of ringcomm, or a setting or the environment is wrong, as where
             RINGCOMM_TRACE names a folder that cannot be written.
-        SystemExit: `ringcomm run --respawn` has started this rank again, but no rank is left that it could join.
+        SystemExit: `ringcomm run --respawn` has started this rank again, but no rank is left that it could join, or
+            none has called `grow` for `timeout` seconds.
     """
     if isinstance(timeout, Config):
         raise refuse("timeout", "seconds; a Config is passed as config=…", "a Config")

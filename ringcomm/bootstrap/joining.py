@@ -25,16 +25,16 @@ __all__ = ["attributed_to_grow", "job_membership", "join_group", "new_plan", "pl
 CALL = re.compile(r"\b(all_gather|broadcast|barrier)\([^)]*\)( \(epoch \d+\))?")
 
 
-def job_membership(place: Place) -> Membership:
-    """Return the membership of an elastic job."""
-    return StoreMembership(place) if place.store else LocalMembership(place)
+def job_membership(place: Place, patience: float | None = None) -> Membership:
+    """Return the membership of an elastic job; `patience`: seconds for an answer of the launcher of node 0."""
+    return StoreMembership(place, patience) if place.store else LocalMembership(place)
 
 
 def join_group(membership: Membership, rank: int, timeout: float) -> Message:
     """Return the plan of the group that this rank of the job joins, once the others call `grow`.
 
-    Raises CollectiveTimeout after `timeout` seconds, and SystemExit if no rank is left that could call it: the job is
-    over, as the launcher says.
+    Raises SystemExit, which the launcher reports in a line: after `timeout` seconds, and if no rank is left that could
+    call it, because the job is over.
     """
     deadline = time.monotonic() + timeout
     while (left := deadline - time.monotonic()) > 0:
@@ -42,7 +42,7 @@ def join_group(membership: Membership, rank: int, timeout: float) -> Message:
             raise SystemExit(TOO_LATE)
         if plan := membership.request_plan(left):
             return plan
-    raise CollectiveTimeout(f"no rank has called grow within {timeout:g} s, for rank {rank} to join")
+    raise SystemExit(f"ringcomm: rank {rank} ends: no rank has called grow within {timeout:g} s")
 
 
 def new_plan(place: Place, members: Iterable[Member]) -> Message:

@@ -6,12 +6,18 @@ from typing import Protocol
 
 from ringcomm.bootstrap.sockets import Message
 
-__all__ = ["RECONNECT_TIMEOUT", "Joiners", "Member", "Membership", "Registration"]
+__all__ = ["RECONNECT_TIMEOUT", "Joiners", "Member", "Membership", "Registration", "reconnect_timeout"]
 
 # Seconds for survivors, or for members and joiners, to connect anew. All of them run, but one may be stopped meanwhile.
-RECONNECT_TIMEOUT = 10.0
+# The least leaves a busy machine some time: between two hosts survivors took up to 0.25 s.
+RECONNECT_TIMEOUT, LEAST_RECONNECT_TIMEOUT = 10.0, 2.0
 
 Member = tuple[int, str]  # its rank in the job, and its process_id
+
+
+def reconnect_timeout(timeout: float) -> float:
+    """Return the seconds for survivors to connect whose `shrink` waits for `timeout` seconds: as long."""
+    return max(LEAST_RECONNECT_TIMEOUT, min(timeout, RECONNECT_TIMEOUT))
 
 
 class Registration(Protocol):

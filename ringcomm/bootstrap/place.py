@@ -18,6 +18,7 @@ __all__ = [
     "Place",
     "environment_of",
     "find_place",
+    "find_processes",
     "host_id",
     "master_address",
 ]
@@ -118,6 +119,11 @@ def environment_of(pid: int) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if "=" in line)
 
 
+def find_processes(variables: Mapping[str, str]) -> list[int]:
+    """Return the ids of this user's processes that were started with these variables, as their children are."""
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal() and _has(int(name), variables)]
+
+
 def host_id(root: Path = Path("/")) -> str:
     """Return an id that is equal for processes that can share memory: the same boot and network namespace.
 
@@ -134,6 +140,13 @@ def master_address(environ: Mapping[str, str] = os.environ) -> str:
     """Return where the launcher's store is served to several hosts, as address:port; "" if no launcher has said."""
     master = environ.get("MASTER_ADDR")
     return environ.get(STORE) or (f"{master}:{environ.get('MASTER_PORT', '1')}" if master else "")
+
+
+def _has(pid: int, variables: Mapping[str, str]) -> bool:
+    try:
+        return variables.items() <= environment_of(pid).items()
+    except OSError:  # it has ended, or is of another user
+        return False
 
 
 def _place(launcher: _Launcher, environ: Mapping[str, str]) -> Place:

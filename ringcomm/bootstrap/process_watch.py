@@ -35,9 +35,9 @@ def open_pidfd(pid: int, rank: int) -> int:
         raise descriptors.exhausted(rank, "to watch a process", error) from None
 
 
-def is_stopped(pid: int) -> bool:
-    """Return whether a signal or a debugger has stopped this process."""
-    return _stat(pid, 3) in ("T", "t")
+def is_stopped(pid: int, states: str = "Tt") -> bool:
+    """Return whether a signal (T) or a debugger (t) has stopped this process."""
+    return _stat(pid, 3) in states
 
 
 class ProcessWatch:

@@ -49,6 +49,7 @@ class SocketStore:
 
     _server_name = "rank 0"
     _member = "rank"
+    _answer_limit: float | None = None  # seconds for an answer, after the time of the question; None: LINGER
     _warn_after = math.inf  # seconds before this process says that it waits for the server
 
     def __init__(self, place: Place, timeout: float) -> None:
@@ -75,14 +76,16 @@ class SocketStore:
         if self._silent:
             raise self._lost(TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
         self._ask(key, timeout)
-        self._socket.settimeout(timeout + LINGER)  # the server keeps the time: it knows who is missing
+        # The server keeps the time: it knows who is missing.
+        limit = timeout + (LINGER if self._answer_limit is None else self._answer_limit)
+        self._socket.settimeout(limit)
         try:
             return self._answer(key, timeout)
         except CollectiveTimeout:
             raise
         except TimeoutError:
             self._silent = True
-            raise CollectiveTimeout(f"{self._server_name} did not answer within {timeout:g} s", rank=0) from None
+            raise CollectiveTimeout(f"{self._server_name} did not answer within {limit:g} s", rank=0) from None
 
     def abort(self, error: RingcommError) -> None:
         with suppress(PeerLost):

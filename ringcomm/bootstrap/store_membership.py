@@ -24,10 +24,10 @@ REGISTERED = "registered"
 
 
 class StoreMembership:
-    """See Membership."""
+    """See Membership. `patience`: see LastingStore."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, place: Place, patience: float | None = None) -> None:
+        self._place, self._patience = place, patience
         self._kept: LastingStore | None = None
 
     def register(self) -> LastingStore:
@@ -77,10 +77,10 @@ class StoreMembership:
 
     @contextmanager
     def _store(self) -> Iterator[LastingStore]:
-        self._kept = self._kept or LastingStore(self._place)
+        self._kept = self._kept or LastingStore(self._place, self._patience)
         try:
             yield self._kept
-        except CollectiveTimeout:  # it may answer later, as if to the next question
+        except (CollectiveTimeout, PeerLost):  # it has ended, or answers later, as if to the next question
             self.close()
             raise
 

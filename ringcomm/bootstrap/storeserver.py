@@ -49,18 +49,26 @@ class StoreServer(threading.Thread):
             self._serve(self._select_timeout())
         while self._serve(0):  # ranks that have connected meanwhile get the failure too
             pass
-        if self._store.failure and self.late and not self._store.complete:
+        if self._store.failure and self.late and not self._told:
             # The caller of `join` does not wait for them. The process does, when it exits: their thread is no daemon.
             with suppress(RuntimeError):  # no thread can be started
-                threading.Thread(target=self._tell_late_ranks, name="ringcomm late ranks", daemon=False).start()
+                threading.Thread(target=self._tell_others, name="ringcomm late ranks", daemon=False).start()
                 return
         self._peers.close()
 
-    def _tell_late_ranks(self) -> None:
-        deadline = time.monotonic() + self.late
+    def _tell_others(self) -> None:
+        """Tell the failure to the ranks that arrive late, and to those that have not asked yet."""
+        start = time.monotonic()
         with closing(self._peers):
-            while not self._store.complete and (left := deadline - time.monotonic()) > 0:
+            while not self._told:
+                limit = LINGER if self._store.complete else max(self.late, LINGER if self._store.members else 0.0)
+                if (left := start + limit - time.monotonic()) <= 0:
+                    break
                 self._serve(left)
+
+    @property
+    def _told(self) -> bool:
+        return self._store.complete and not self._store.members
 
     def _listen(self, address: str) -> PeerServer:
         return PeerServer(address, f"rank 0 of job {self._place.job!r}", self._receive, 0)
@@ -84,6 +92,8 @@ class StoreServer(threading.Thread):
     def _finished(self) -> bool:
         if self._deadline is None:
             return False
+        if self._store.failure and self.late:  # rank 0 must not get it later than the others
+            return True
         incomplete = not (self._store.complete or self._store.failure)
         return incomplete or not self._store.members or time.monotonic() > self._deadline
 

@@ -69,9 +69,9 @@ class SurvivorsStore(TcpStore):
         """Return who is left."""
         return MembershipAgreement(**self._exchange("shrink", self._patience))
 
-    def confirm(self, attempt: int) -> bool:
-        """Return whether all that are left are connected, as this rank is."""
-        return bool(self._exchange("connected", RECONNECT_TIMEOUT, attempt=attempt)["left"])
+    def confirm(self, attempt: int, timeout: float) -> bool:
+        """Return whether all that are left are connected within `timeout` seconds, as this rank is."""
+        return bool(self._exchange("connected", timeout, attempt=attempt)["left"])
 
     def fail(self, attempt: int) -> None:
         """Say that this rank could not connect."""

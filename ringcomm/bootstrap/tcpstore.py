@@ -24,6 +24,7 @@ __all__ = ["NODES", "LastingStore", "TcpStore", "TcpStoreServer", "broken"]
 # The names of the store of the launchers, and of the LastingStore; a store of ranks is named by job and start.
 NODES, LASTING = "nodes", "lasting"
 REACH_TIMEOUT = 5.0  # seconds to connect to a server that runs
+FAILED_STARTS = 100  # the last ones whose failure is kept
 
 
 class TcpStore(SocketStore):
@@ -63,10 +64,14 @@ class TcpStore(SocketStore):
 
 
 class LastingStore(TcpStore):
-    """A store beside those of the starts, until the job ends: any number of processes join and leave it."""
+    """A store beside those of the starts, until the job ends: any number of processes join and leave it.
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(replace(place, job=LASTING), REACH_TIMEOUT)
+    `patience`: seconds to connect, and for an answer after the time of a question; None: as other stores.
+    """
+
+    def __init__(self, place: Place, patience: float | None = None) -> None:
+        self._answer_limit = patience
+        super().__init__(replace(place, job=LASTING), REACH_TIMEOUT if patience is None else patience)
         close_in_children(self._socket)  # or what this process has set would stay until they end
 
     def propose(self, key: str, value: bytes) -> None:
@@ -92,6 +97,7 @@ class TcpStoreServer(StoreServer):
     def __init__(self, place: Place, keepalive: float, launchers: ServedStore, process: str) -> None:
         self._keepalive = keepalive
         self._starts: dict[str, ServedStore] = {}
+        self._failed: dict[str, ServedStore] = {}  # starts that all have left, for ranks that arrive late
         self._survivors = ServedSurvivors(self._end_start, self._end_ranks)
         self._lasting = ServedLastingStore()
         super().__init__(place, place.store, launchers, process)
@@ -102,12 +108,19 @@ class TcpStoreServer(StoreServer):
 
     def _stores(self) -> list[ServedStore]:
         for name, store in [*self._starts.items()]:
-            if store.complete and not store.members:
+            if not store.members and (store.complete or store.failure):
                 del self._starts[name]
+                if not store.complete:
+                    self._failed[name] = store
+        while len(self._failed) > FAILED_STARTS:
+            del self._failed[next(iter(self._failed))]
         return [self._store, self._survivors, self._lasting, *self._starts.values()]
 
     def _end_start(self, name: str, size: int, error: PeerLost) -> None:
-        self._starts.setdefault(name, ServedStore(size)).fail(error)
+        self._start(name, size).fail(error)
+
+    def _start(self, name: str, size: int) -> ServedStore:
+        return self._failed.get(name) or self._starts.setdefault(name, ServedStore(size))
 
     def _end_ranks(self, ranks: list[int]) -> None:
         self._store.push(json.dumps(ranks).encode())
@@ -125,7 +138,7 @@ class TcpStoreServer(StoreServer):
             store = self._survivors if name == SURVIVORS else self._lasting
             return self._take_in(peer, store, rank, size, process)
         if name != NODES:
-            return self._take_in(peer, self._starts.setdefault(name, ServedStore(size)), rank, size, process)
+            return self._take_in(peer, self._start(name, size), rank, size, process)
         refusal = self._take_in(peer, self._store, rank, size, process)
         if refusal:
             self._store.fail(ArgumentError(f"{process}: {refusal}"))

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ringcomm.bootstrap.joining import job_membership
 from ringcomm.bootstrap.notices import TOO_LATE, Notices
-from ringcomm.bootstrap.place import NONCE, RANK, RESTARTS, Place, environment_of
+from ringcomm.bootstrap.place import NONCE, RANK, RESTARTS, Place, environment_of, find_processes
 from ringcomm.bootstrap.process_watch import is_stopped
 from ringcomm.errors import PeerLost
 from ringcomm.launcher.processes import EXIT_TIMEOUT
@@ -22,14 +22,19 @@ __all__ = ["Restarts"]
 # Seconds before a rank is started again that has died before it had joined: 1, 2, 4 and so on. At once it would die as
 # often as it may within a moment, where the cause lasts longer, as a file server that does not answer.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 10.0
+# A rank that was started again is ended if so many looks in a row find it stopped before it has joined. That is before
+# stops.py reports it; seconds that passed while this launcher was stopped as well do not count.
+CHECK_INTERVAL, STOPPED_CHECKS = 1.0, 3
+PATIENCE = 1.0  # seconds for the launcher of node 0 to answer: meanwhile this one forwards nothing
+KILL_TIMEOUT = 1.0  # seconds for the kernel to end what was killed
 LATE = "was started again, but no rank is left that it could join"
 
 
 class Restarts:
     """Starts ranks again as long as any other one is left that they could join, each `limit` times at most.
 
-    It also ends the processes that `shrink` has left out, which cannot come back by themselves, and those that come too
-    late to join any.
+    It also ends what cannot come back by itself: processes that `shrink` has left out, those that were started again
+    and are stopped or come too late to join any, and what a rank that has failed leaves running.
     """
 
     def __init__(
@@ -37,7 +42,7 @@ class Restarts:
     ) -> None:
         """`place`: of any rank; `start` starts a rank again; `report` prints a line for the user."""
         self._place, self._limit, self._ranks, self._start, self._report = place, limit, ranks, start, report
-        self._membership = job_membership(place)
+        self._membership = job_membership(place, PATIENCE)
         self.notices = Notices(place)
         self.lost = 0  # the status of the first rank that was lost for good
         self._any_joined = False
@@ -47,6 +52,7 @@ class Restarts:
         self._pending: dict[int, float] = {}  # when to start a rank
         self._ended: dict[int, str] = {}  # why, of ranks that were sent SIGTERM and have not ended yet
         self._kills: dict[int, float] = {}  # when to kill such a process
+        self._stopped: Counter[int] = Counter()  # how many looks in a row have found a rank stopped that has not joined
         self._over_since = self._check_at = math.inf  # since when late ranks have none to join; when to check again
 
     @property
@@ -95,6 +101,7 @@ class Restarts:
         `over`: some rank has ended well.
         """
         self.read()
+        self._kill_rest(rank)
         if rank not in self._joined:
             self._early[rank] += 1
         self._joined.pop(rank, None)
@@ -144,18 +151,29 @@ class Restarts:
         self._end_late(now)
 
     def _end_late(self, now: float) -> None:
-        """End ranks that were started again and have not joined, EXIT_TIMEOUT after the last that they could join."""
+        """End ranks that were started again and are stopped, or have none that they could join for EXIT_TIMEOUT."""
         running = self._ranks.running().items()
         late = {rank: pid for rank, pid in running if self._count[rank] and not {rank} & {*self._joined, *self._ended}}
-        if late and not self._membership.any_registered():
+        due = now >= self._check_at  # this is also called after every SIGCHLD
+        self._check_at = min(math.inf if due else self._check_at, now + CHECK_INTERVAL) if late else math.inf
+        if not late:
+            self._over_since = math.inf
+        elif self._membership.any_registered():
+            self._over_since = math.inf
+            if due:
+                self._end_stopped(late)
+        else:
             self._over_since = min(self._over_since, now)
-            self._check_at = self._over_since + EXIT_TIMEOUT
-            if now >= self._check_at:
+            if now >= self._over_since + EXIT_TIMEOUT:
                 for rank, pid in late.items():
                     self._end(rank, pid, LATE)
-                self._check_at = math.inf
-        else:
-            self._over_since, self._check_at = math.inf, now + EXIT_TIMEOUT if late else math.inf
+
+    def _end_stopped(self, late: dict[int, int]) -> None:
+        found = [rank for rank in late if any(is_stopped(pid, "T") for pid in self._processes_of(rank))]
+        self._stopped = Counter({rank: self._stopped[rank] + 1 for rank in found})
+        for rank in found:
+            if self._stopped[rank] == STOPPED_CHECKS:
+                self._end(rank, late[rank], "was stopped and ended")
 
     def cancel(self, reason: str = "") -> None:
         """Start nothing any more."""
@@ -185,6 +203,22 @@ class Restarts:
         with suppress(ProcessLookupError):
             for number in (signal.SIGTERM, signal.SIGCONT):
                 os.kill(pid, number)
+
+    def _kill_rest(self, rank: int) -> None:
+        """Kill what still runs of a rank that has ended: if that was a script, the rank itself may not have noticed."""
+        rest = self._processes_of(rank)
+        for pid in rest:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        end = time.monotonic() + KILL_TIMEOUT  # until it is no longer registered
+        while rest and time.monotonic() < end:
+            time.sleep(0.001)
+            rest = self._processes_of(rank)
+
+    def _processes_of(self, rank: int) -> list[int]:
+        """Return the processes of a rank, which may have been started as the child of a script."""
+        variables = {NONCE: self._place.nonce, RANK: str(rank), RESTARTS: str(self._count[rank])}
+        return find_processes(variables)
 
     def _rank_of(self, pid: int) -> int | None:
         """Return which rank this process is; None if it is none, or was started before.

@@ -17,7 +17,7 @@ from ringcomm.bootstrap import socketstore, store_membership, tcpstore
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.servedstore import ServedLastingStore
 from ringcomm.bootstrap.store_membership import StoreMembership
-from ringcomm.bootstrap.tcpstore import LastingStore
+from ringcomm.bootstrap.tcpstore import LastingStore, TcpStore
 
 PLAN = {"ranks": [0, 1, 3]}
 
@@ -146,3 +146,36 @@ def test_a_launcher_survives_that_it_cannot_remove_a_rank(monkeypatch):
         membership = StoreMembership(Place(2, 4, "job", SECRET, store=address))
         assert membership.any_registered()  # as far as it knows
         membership.remove(1)
+
+
+@pytest.mark.usefixtures("registered")
+def test_the_launcher_connects_again_after_a_lost_connection(place):
+    with closing(StoreMembership(place(2))) as launcher:
+        assert launcher.any_registered()
+        launcher._kept._socket.shutdown(socket.SHUT_RDWR)
+        launcher.any_registered()
+        assert launcher.any_registered()
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_launcher_waits_for_an_answer_no_longer_than_its_patience(place, monkeypatch):
+    handle, resumed = ServedLastingStore.handle, threading.Event()
+    monkeypatch.setattr(ServedLastingStore, "handle", lambda *request: resumed.wait() and handle(*request))
+    with closing(StoreMembership(place(2), patience=0.1)) as launcher:
+        start = time.monotonic()
+        assert launcher.any_registered()  # as far as it knows
+        assert time.monotonic() - start < socketstore.LINGER
+        resumed.set()
+
+
+def test_a_server_keeps_only_the_failure_of_the_last_starts_that_failed(monkeypatch):
+    monkeypatch.setattr(tcpstore, "FAILED_STARTS", 2)
+    names = [f"start {number}" for number in range(4)]
+    with store_server() as address:
+        server = next(thread for thread in threading.enumerate() if isinstance(thread, tcpstore.TcpStoreServer))
+        for name in names:
+            with TcpStore(Place(0, 2, name, SECRET, store=address), 20) as store:
+                store.abort(PeerLost(name))
+        with pytest.raises(PeerLost, match=names[-1]):
+            TcpStore(Place(1, 2, names[-1], SECRET, store=address), 20)
+        assert (list(server._starts), list(server._failed)) == ([], names[-2:])

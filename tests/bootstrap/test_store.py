@@ -164,7 +164,7 @@ def test_a_late_answer_is_not_taken_for_that_of_the_next_get(job, serving, monke
         stack.callback(resumed.set)
         monkeypatch.setattr(ServedStore, "answer_pending", lambda self: resumed.wait() and answer(self))
         monkeypatch.setattr(socketstore, "LINGER", 0.1)
-        with pytest.raises(CollectiveTimeout, match=r"did not answer within 0\.05 s"):
+        with pytest.raises(CollectiveTimeout, match=r"did not answer within 0\.15 s"):
             store.get("key", 0.05)
         resumed.set()
         time.sleep(0.1)  # for the answer to come
@@ -172,6 +172,25 @@ def test_a_late_answer_is_not_taken_for_that_of_the_next_get(job, serving, monke
             store.get("another", 0.05)
         with pytest.raises(PeerLost, match="does not answer"):
             store.check()
+
+
+def test_rank_0_gets_a_failure_at_once_though_another_rank_is_stopped(job):
+    with ThreadPoolExecutor() as pool:
+        stores = [pool.submit(SocketStore, Place(rank, 2, job), 20) for rank in range(2)]
+        first, stopped = (store.result() for store in stores)
+
+    def fail():
+        with first:
+            first.abort(CollectiveTimeout("the reason"))
+            first.check()
+
+    with closing(stopped):
+        start = time.monotonic()
+        with pytest.raises(CollectiveTimeout, match="the reason"):
+            fail()
+        assert time.monotonic() - start < storeserver.LINGER / 2
+        with pytest.raises(CollectiveTimeout, match="the reason"):  # it continues
+            stopped.check()
 
 
 def test_a_job_of_one_rank_opens_no_socket(job):

@@ -2,6 +2,7 @@
 
 import re
 import textwrap
+import time
 from contextlib import closing
 
 import pytest
@@ -9,6 +10,8 @@ from test_respawn import respawned
 from test_respawn_nodes import start, write
 
 from nodes import Job, finish
+from ringcomm import CollectiveTimeout, Config, PeerLost, elastic
+from ringcomm.bootstrap.place import Place
 
 pytestmark = pytest.mark.slow
 
@@ -183,3 +186,21 @@ def test_a_communicator_that_is_closed_does_not_keep_its_rank_from_another_start
         kept[-1].close()
     """
     assert run(tmp_path, text, 1) == []
+
+
+def test_a_grow_that_fails_costs_a_joiner_none_of_its_time(monkeypatch):
+    waits = []
+    monkeypatch.setattr(elastic, "join_group", lambda *arguments: waits.append(arguments[2]))
+    rank = elastic.ElasticRank(Place(1, 2, "job", respawn=1, restarts=1), Config(start_timeout=3))
+    answers = iter([CollectiveTimeout("rank 0 was stopped"), PeerLost("rank 0 is lost"), "the communicator"])
+
+    def connect(_):
+        if isinstance(answer := next(answers), Exception):
+            passed = time.monotonic() + 10
+            monkeypatch.setattr(time, "monotonic", lambda: passed)
+            raise answer
+        return answer
+
+    monkeypatch.setattr(rank, "_connect_as_planned", connect)
+    assert rank.start() == "the communicator"
+    assert waits == [3, 3, 3]

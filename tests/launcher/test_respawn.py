@@ -177,6 +177,18 @@ def test_grow_does_not_wait_for_a_rank_that_is_never_started_again(tmp_path):
     assert "rank 1 was killed by SIGKILL; the others continue without it" in text
 
 
+def test_a_rank_that_no_other_takes_in_says_so_in_one_line(tmp_path):
+    text = DIES + f"import atexit\npath = {str(tmp_path / 'ended')!r}\nif again: atexit.register(open, path, 'w')\n"
+    text += "comm = ringcomm.init(timeout=0.3 if again else 20)\nif comm.rank == 1: os.kill(os.getpid(), 9)\n"
+    text += "while not os.path.exists(path): time.sleep(0.01)\nos._exit(0)\n"
+    ended = respawned(tmp_path, text, 1, ranks=2)
+    assert ended.returncode == 0
+    assert ended.stderr.splitlines()[:2] == [
+        "ringcomm run: rank 1 was killed by SIGKILL; started again (1 of 1)",
+        "[1] ringcomm: rank 1 ends: no rank has called grow within 0.3 s",
+    ]
+
+
 JOINS = """
 import os, sys, time
 import numpy as np

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from test_respawn import JOINS, PROGRAM
-from test_stopped import NEVER_JOINS
+from test_stopped import NEVER_JOINS, STOPPED_JOINER
 from test_stopped import PROGRAM as LEAVES_RANK_1_OUT
 
 from failures import until
@@ -96,6 +96,15 @@ def test_a_rank_that_never_joins_is_ended_when_those_of_all_nodes_have_ended(job
     ended = [finish(each) for each in launchers]
     assert [status for status, _, _ in ended] == [0, 0], ended
     assert "rank 1 was started again, but no rank is left that it could join" in ended[node][2]
+
+
+def test_a_rank_that_is_stopped_while_it_joins_is_ended_and_started_again(job):
+    patch = "from ringcomm.launcher import restarts; restarts.CHECK_INTERVAL = 0.1"
+    program = str(write(job, STOPPED_JOINER))
+    launchers = start(job, program, 2, "when it has connected", ranks=(1, 2), patch=patch)
+    ended = [finish(each) for each in launchers]
+    assert [status for status, _, _ in ended] == [0, 0], ended
+    assert sorted(line.split(" ", 1)[1] for _, out, _ in ended for line in out) == ["0 0", "1 2", "2 0"]
 
 
 # First rank 0 is lost, so that rank 2 of the job is rank 1 of those that leave it out.

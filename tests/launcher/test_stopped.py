@@ -17,7 +17,7 @@ LAUNCH = """
 import sys
 from ringcomm.commands.cli import main
 from ringcomm.launcher import restarts, stops
-stops.REPORT_AFTER, restarts.EXIT_TIMEOUT = 0.5, 1.0
+stops.REPORT_AFTER, restarts.EXIT_TIMEOUT, restarts.CHECK_INTERVAL = 0.5, 1.0, 0.1
 sys.exit(main())
 """
 
@@ -49,6 +49,7 @@ if restarts == 0:
 assert comm.all_reduce(np.ones(1))[0] == size
 print(rank, restarts)
 """
+SHELL = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable]
 
 
 def launch(*arguments):
@@ -60,7 +61,7 @@ def launch(*arguments):
     ("how", "command"),
     [
         ("stopped", [sys.executable]),
-        ("stopped", ["sh", "-c", '"$@"; exit $?', "sh", sys.executable]),  # the rank is a child of what was started
+        ("stopped", SHELL),  # the rank is a child of what was started
         ("deaf", [sys.executable]),
         ("polite", [sys.executable]),
         ("busy", [sys.executable]),
@@ -113,6 +114,92 @@ def test_a_rank_that_never_joins_is_ended_when_the_others_have_ended(how, tmp_pa
         "ringcomm run: rank 1 was killed by SIGKILL; started again (1 of 1)",
         "ringcomm run: rank 1 was started again, but no rank is left that it could join",
     ]
+
+
+# Rank 1 is lost; started again it is stopped before it has joined. The others try until all are there.
+STOPPED_JOINER = """
+import os, signal, sys, time
+import numpy as np
+import ringcomm, ringcomm.elastic
+
+when = sys.argv[1]
+rank, restarts, size = (int(os.environ[f"RINGCOMM_{name}"]) for name in ("RANK", "RESTARTS", "SIZE"))
+
+def stop(*_, **__):
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+if restarts == 1 and when == "in its start":
+    stop()
+if restarts == 1 and when == "with the plan":
+    ringcomm.elastic.place_in = stop
+if restarts == 1 and when == "when it has connected":
+    ringcomm.Communicator.barrier = stop
+comm = ringcomm.init(timeout=30)
+if restarts == 0:
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        while True:
+            comm.barrier()
+    except ringcomm.PeerLost:
+        comm = comm.shrink()
+    while comm.size < size:
+        try:
+            comm = comm.grow(timeout=30)
+        except (ringcomm.PeerLost, ringcomm.CollectiveTimeout):
+            comm.barrier()
+assert comm.all_reduce(np.ones(1))[0] == size
+print(rank, restarts)
+"""
+
+
+@pytest.mark.parametrize(
+    ("when", "command"),
+    [
+        ("in its start", [sys.executable]),
+        ("with the plan", [sys.executable]),
+        ("when it has connected", [sys.executable]),
+        ("in its start", SHELL),
+    ],
+)
+def test_a_rank_that_is_stopped_while_it_joins_is_ended_and_started_again(when, command, tmp_path):
+    (tmp_path / "program.py").write_text(STOPPED_JOINER)
+    with launch("--respawn", "2", "--", *command, str(tmp_path / "program.py"), when) as job:
+        out, err = job.communicate(timeout=60)
+    assert job.returncode == 0, err
+    assert sorted(out.splitlines()) == ["[0] 0 0", "[1] 1 2", "[2] 2 0"]
+    line = "ringcomm run: rank 1 was stopped and ended before it had joined; started again in 1 s (2 of 2)"
+    assert [line for line in err.splitlines() if "ringcomm run" in line][1:] == [line]
+
+
+# The script that runs rank 1 is killed.
+LOSES_ITS_SCRIPT = """
+import os, signal
+import numpy as np
+import ringcomm
+
+rank, restarts, size = (int(os.environ[f"RINGCOMM_{name}"]) for name in ("RANK", "RESTARTS", "SIZE"))
+comm = ringcomm.init(timeout=20)
+if restarts == 0:
+    if rank == 1:
+        os.kill(os.getppid(), signal.SIGKILL)
+    try:
+        while True:
+            comm.barrier()
+    except ringcomm.PeerLost:
+        comm = comm.shrink().grow(timeout=20)
+assert comm.all_reduce(np.ones(1))[0] == size
+print(rank, restarts)
+"""
+
+
+def test_a_rank_ends_with_the_script_that_runs_it(tmp_path):
+    (tmp_path / "program.py").write_text(LOSES_ITS_SCRIPT)
+    with launch("--respawn", "1", "--", *SHELL, str(tmp_path / "program.py")) as job:
+        out, err = job.communicate(timeout=60)
+    assert job.returncode == 0, err
+    assert sorted(out.splitlines()) == ["[0] 0 0", "[1] 1 1", "[2] 2 0"]
+    assert err.splitlines() == ["ringcomm run: rank 1 was killed by SIGKILL; started again (1 of 1)"]
 
 
 def test_ringcomm_run_says_once_which_ranks_are_stopped(tmp_path):

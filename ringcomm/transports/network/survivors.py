@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from ringcomm.bootstrap.arrivals import format_ranks
-from ringcomm.bootstrap.membership import RECONNECT_TIMEOUT
+from ringcomm.bootstrap.membership import reconnect_timeout
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.servedsurvivors import start_name
 from ringcomm.bootstrap.store import Store, job_store
@@ -24,7 +24,7 @@ class Survivors:
 
     def __init__(self, place: Place, config: Config, connect: Callable[[int, int, Store, Config], Transport]) -> None:
         self.place = place
-        self._config, self._connect = replace(config, start_timeout=RECONNECT_TIMEOUT), connect
+        self._config, self._connect = config, connect
 
     def regroup(
         self,
@@ -41,6 +41,8 @@ class Survivors:
         none does: if more are lost before all have confirmed that they are connected, the others agree again.
         """
         name, failure = f"{self.place.job}/{group}", None
+        limit = reconnect_timeout(timeout)
+        config = replace(self._config, start_timeout=limit)
         left_out: set[int] = set()
         keepalive = self._config.keepalive
         with SurvivorsStore(self.place, name, rank, range(size), members, lost, timeout, keepalive) as survivors:
@@ -53,15 +55,15 @@ class Survivors:
                 place = replace(self.place, rank=left.index(rank), size=len(left), job=start_name(name, attempt))
                 place = replace(place, members=tuple(members[each] for each in left if members))
                 try:
-                    with job_store(place, RECONNECT_TIMEOUT) as store:
-                        transport = self._connect(place.rank, place.size, store, self._config)
+                    with job_store(place, limit) as store:
+                        transport = self._connect(place.rank, place.size, store, config)
                 except (PeerLost, CollectiveTimeout, Aborted) as error:
                     log.info("rank %d connects again: %s", rank, error)
                     failure = error
                     survivors.fail(attempt)
                     continue
                 try:
-                    if survivors.confirm(attempt):
+                    if survivors.confirm(attempt, limit):
                         return transport, left_out
                 except BaseException:
                     transport.close()

@@ -19,7 +19,7 @@ import harness
 from between_hosts import run_on
 from failures import PROMPT, outcomes, raised
 from nodes import SECRET, Job, finish, store_server
-from ringcomm import Aborted, ArgumentError, CollectiveTimeout, PeerLost, RingcommError
+from ringcomm import Aborted, ArgumentError, CollectiveTimeout, Config, PeerLost, RingcommError
 from ringcomm.bootstrap.messagesocket import KEEPALIVE
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.servedsurvivors import ServedSurvivors
@@ -36,6 +36,19 @@ def survivors_on(layout, fn, *args):
     for rank, answer in answers.items():
         assert not isinstance(answer, BaseException), f"rank {rank}: {answer!r}"
     return answers, max(when for _, _, when in found) - start
+
+
+def test_survivors_connect_within_the_timeout_of_shrink():
+    limits = []
+
+    def connect(*arguments):
+        limits.append(arguments[-1].start_limit)
+
+    for timeout in (0.3, 3, 60):
+        with store_server() as address:
+            place = Place(0, 1, "job", SECRET, store=address)
+            survivors.Survivors(place, Config(), connect).regroup("group", 0, 1, (), list, timeout)
+    assert limits == [2, 3, 10]  # at least, that of shrink, at most
 
 
 # --- Who is left ------------------------------------------------------------------------------------------------------
@@ -284,7 +297,7 @@ def test_a_rank_that_is_lost_after_an_attempt_has_failed_is_not_waited_for():
         first, second, third = stores = [connect(address, rank) for rank in range(3)]
         assert [*pool.map(agree, stores)] == [[0, 1, 2]] * 3
         first.fail(0)
-        assert not second.confirm(0)  # the server has heard of it
+        assert not second.confirm(0, harness.OPERATION)  # the server has heard of it
         third.close()
         start = time.monotonic()
         assert [*pool.map(agree, (first, second))] == [[0, 1]] * 2
