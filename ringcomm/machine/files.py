@@ -38,6 +38,8 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 def create_atomic(path: Path, data: bytes) -> bool:
     """Write a new file atomically, and create its folders. Return False if it exists: one of several writers wins."""
+    if path.exists():  # as for most of many writers
+        return False
     path.parent.mkdir(parents=True, exist_ok=True)
     part = _part(path)
     try:

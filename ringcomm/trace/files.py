@@ -1,4 +1,4 @@
-"""Reads the files of a trace, and leaves out what no rank can have written: a damaged disk must not pass for facts."""
+"""Reads the files of a trace, and leaves out what no rank can have written: damaged data is never reported."""
 
 import json
 import logging
@@ -37,11 +37,13 @@ NAMES = (*COLLECTIVES, "send", "recv", "recv", "probe")
 WAIT, CLOCK, MARK = 2**64 - 3, 2**64 - 2, 2**64 - 1
 ON_GPU = 2  # of `queued`
 MAX_COUNT = 1 << 48  # of elements: more is damage
-LOOKS = 3  # at the clock: two as a trace begins, and one as it ends
+SAMPLES = 3  # of the clock: two as a trace begins, and one as it ends
 TICK_NS = (0.1, 2.0)  # that of any machine lies between
-SLEW = 1e-3  # of a clock that is being adjusted: twice the most, 500 ppm
-JITTER = 1e-3  # seconds, of a look at the clock that was interrupted
+SLEW = 0.1  # of a clock that is being adjusted: chrony slews by up to 8.3 %
+JITTER = 1e-3  # seconds, of a sample that was interrupted
+GPU_JITTER = 0.05  # seconds, between the clocks of the host and a GPU
 PREEMPTED = 1.0  # seconds between the end of a call and its entry, at most
+LONGEST = 86400.0  # seconds, of a call
 
 
 @dataclass(slots=True)
@@ -51,17 +53,17 @@ class TraceFile:
     path: Path
     facts: dict[str, Any]
     entries: NDArray[Any]
-    looks: NDArray[Any]  # at the clock
-    found: int  # entries, with those that are damaged
+    samples: NDArray[Any]  # of the clock
+    found: int  # entries in the file, damaged ones included
 
 
 class Clock:
     """Turns the ticks of a host into seconds by pairs of both, of which the outermost tell most."""
 
-    def __init__(self, looks: NDArray[Any]) -> None:
-        looks = np.sort(looks, order="start")
-        self.origin = looks["start"][0]
-        ticks, ns = looks["start"] - self.origin, looks["count"]
+    def __init__(self, samples: NDArray[Any]) -> None:
+        samples = np.sort(samples, order="start")
+        self.origin = samples["start"][0]
+        ticks, ns = samples["start"] - self.origin, samples["count"]
         self.seconds = float(ns[-1] - ns[0]) / max(float(ticks[-1]), 1.0) * 1e-9  # of a tick
         self.at = float(ns[0]) * 1e-9
 
@@ -74,7 +76,7 @@ class Clock:
 def read_files(folder: Path) -> tuple[list[TraceFile], dict[str, Clock]]:
     """Return the files of a folder, and the clock of each host, from the first entries of each of its files.
 
-    What is no trace, and what is damaged, is left out, with a warning. Raises ArgumentError if nothing is left.
+    Files that are not traces, and damaged entries, are left out, with a warning. Raises ArgumentError if none is left.
     """
     files, failures = [], []
     for path in sorted(folder.glob(f"*{SUFFIX}")):
@@ -91,7 +93,7 @@ def read_files(folder: Path) -> tuple[list[TraceFile], dict[str, Clock]]:
         if clock := clocks.get(file.facts["host"]):
             file.entries = file.entries[_in_time(file, clock)]
             # One may be half written, if its job still runs.
-            if damaged := file.found - len(file.entries) - len(file.looks):
+            if damaged := file.found - len(file.entries) - len(file.samples):
                 log.warning("%s: left out %d of %d entries, which are damaged", file.path, damaged, file.found)
     return files, clocks
 
@@ -115,8 +117,8 @@ def _read(path: Path) -> TraceFile:
         what = f"of rank {facts['rank']} of group {facts['group']} anything after the first {len(entries):,} entries"
         log.warning("%s was cut short: %s is missing", path, what)
     known = entries[_known(entries, facts["size"])]
-    is_look = known["signature"] == CLOCK
-    return TraceFile(path, facts, known[~is_look], known[is_look], len(entries))
+    is_sample = known["signature"] == CLOCK
+    return TraceFile(path, facts, known[~is_sample], known[is_sample], len(entries))
 
 
 def _possible(facts: dict[str, Any]) -> bool:
@@ -144,56 +146,58 @@ def _known(entries: NDArray[Any], size: int) -> NDArray[np.bool_]:
 
 
 def _clocks(files: Sequence[TraceFile]) -> dict[str, Clock]:
-    """Return the clock of each host that has one; a damaged look at it is taken out of its file."""
+    """Return the clock of each host that has one; a damaged sample is taken out of its file."""
     clocks = {}
     for host in dict.fromkeys(file.facts["host"] for file in files):
         of_host = [file for file in files if file.facts["host"] == host]
-        looks = np.concatenate([file.looks for file in of_host])
-        agree = _agree(looks)
+        samples = np.concatenate([file.samples for file in of_host])
+        agree = _agree(samples)
         if agree.sum() > 1:
-            clocks[host] = Clock(looks[agree])
-            ends = np.cumsum([len(file.looks) for file in of_host])[:-1]
+            clocks[host] = Clock(samples[agree])
+            ends = np.cumsum([len(file.samples) for file in of_host])[:-1]
             for file, whole in zip(of_host, np.split(agree, ends), strict=True):
-                file.looks = file.looks[whole]
+                file.samples = file.samples[whole]
         elif any(len(file.entries) for file in of_host):
-            log.warning("left out: what is of host %s, as its entries for the clock are damaged", host)
+            log.warning("left out: all entries of host %s, as its clock samples are damaged", host)
     return clocks
 
 
-def _agree(looks: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return which looks at a clock agree with most others on how fast it goes, and what it shows."""
-    others = looks[:: max(1, len(looks) // 32)]  # which is enough to find the majority
-    ticks = (looks["start"][:, None] - others["start"]).astype(np.int64)
-    ns = (looks["count"][:, None] - others["count"]).astype(np.int64)
-    least, most = np.array(TICK_NS)[:, None, None] * np.abs(ticks)
+def _agree(samples: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which samples of a clock agree with most others on how fast it goes, and what it shows."""
+    others = samples[:: max(1, len(samples) // 32)]  # which is enough to find the majority
+    ticks = (samples["start"][:, None] - others["start"]).astype(np.int64)
+    ns = (samples["count"][:, None] - others["count"]).astype(np.int64)
+    slowest, fastest = np.array(TICK_NS)[:, None, None] * np.abs(ticks)
     close = JITTER * 1e9
-    sane = (np.abs(ns) >= least - close) & (np.abs(ns) <= most + close)
-    sane &= ((ns < 0) == (ticks < 0)) | (np.abs(ns) < close)
-    agree: NDArray[np.bool_] = 2 * sane.sum(1) > len(others)
-    far = agree[:, None] & sane & (np.abs(ns) > close)
+    agree = (np.abs(ns) >= slowest - close) & (np.abs(ns) <= fastest + close)
+    agree &= ((ns < 0) == (ticks < 0)) | (np.abs(ns) < close)
+    far = agree & (np.abs(ns) > close)
     if far.any():
         rate = np.median(ns[far] / ticks[far])
-        first = np.flatnonzero(agree)[0]
-        ticks, ns = (ticks[:, 0] - ticks[first, 0], ns[:, 0] - ns[first, 0])
-        off = ns - ticks * rate
-        off -= np.median(off[agree])
-        agree &= np.abs(off) <= close + SLEW * np.abs(ns)
-    return agree
+        agree &= np.abs(ns - ticks * rate) <= close + SLEW * np.abs(ns)
+    majority: NDArray[np.bool_] = 2 * agree.sum(1) > len(others)
+    return majority
 
 
 def _in_time(file: TraceFile, clock: Clock) -> NDArray[np.bool_]:
-    """Return which entries lie between the first look at the clock and the last one.
+    """Return which entries lie between the first clock sample of their file and the last one, and in their order.
 
-    The file of a rank that was killed, or still runs, goes on after its last look: there its last entries tell, which
-    have been added in the order in which calls ended, or nearly.
+    Calls are added as they end, so later entries bound the end of a call. The file of a rank that was killed, or still
+    runs, goes on after its last sample: nothing bounds its last call there, and it may have been long.
     """
-    times = np.stack([clock.times(file.entries, "start"), clock.times(file.entries, "end")])
-    looks = clock.times(file.looks, "start") if len(file.looks) else np.array([-math.inf])
-    last = looks.max()
-    if len(looks) < LOOKS and len(file.entries):
-        last = max(last, np.median(times[1, -3:]) + PREEMPTED)
-    between = ((times >= looks.min() - JITTER) & (times <= last + JITTER)).all(0)
-    in_time: NDArray[np.bool_] = between & (times[0] <= times[1])
+    entries, samples = file.entries, file.samples
+    starts, ends = clock.times(entries, "start"), clock.times(entries, "end")
+    on_gpu = _on_gpu(entries)
+    in_time: NDArray[np.bool_] = (starts <= ends) & (ends - starts <= LONGEST)
+    sampled = np.sort(clock.times(samples, "start"))
+    sampled_ns = np.sort(samples["count"]) * 1e-9
+    if len(samples) > 1:
+        in_time &= starts >= np.where(on_gpu, sampled_ns[0] - GPU_JITTER, sampled[0] - JITTER)
+    if len(samples) == SAMPLES:
+        in_time &= ends <= np.where(on_gpu, sampled_ns[-1] + GPU_JITTER, sampled[-1] + JITTER)
+    bounds = np.where(in_time & ~on_gpu, ends, np.inf)  # calls on a GPU are added some time after they end
+    earliest = np.minimum.accumulate(bounds[::-1])[::-1]
+    in_time &= ends <= np.append(earliest[1:], np.inf) + PREEMPTED
     return in_time
 
 

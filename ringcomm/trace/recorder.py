@@ -1,7 +1,7 @@
 """Records the calls of a communicator: a file per rank, filled by native code, that outlives a rank that is killed.
 
 A file begins with a header of 4,096 bytes: JSON, and in the last 8 the number of calls for which there was no room.
-The entries follow, in whole pieces of 1 MiB. entries.py reads both.
+The entries follow, in whole pieces of 1 MiB. files.py reads both.
 """
 
 import json
@@ -20,7 +20,7 @@ import numpy as np
 from ringcomm.bootstrap.place import Place, host_id
 from ringcomm.bootstrap.process_watch import process_id
 from ringcomm.config import trace_folder
-from ringcomm.errors import ArgumentError, RingcommError, refuse
+from ringcomm.errors import ArgumentError, MemoryShortage, RingcommError, refuse
 from ringcomm.native import check, ffi, lib
 
 __all__ = [
@@ -108,9 +108,9 @@ def record(
             with suppress(OSError):
                 os.unlink(name)
             raise
-    except ArgumentError:  # closed meanwhile
-        raise
     except (OSError, RingcommError) as error:
+        if isinstance(error, RingcommError) and type(error) not in (RingcommError, MemoryShortage):
+            raise  # it was closed meanwhile, say
         raise _unwritable(folder, origin, error) from None
     return lambda: check(lib.rc_trace(handle, -1))
 

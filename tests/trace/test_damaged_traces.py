@@ -15,7 +15,7 @@ from ringcomm.trace.report import report
 from ringcomm.types import COLLECTIVES
 from trace_files import TICKS, call, entry, mark, wait, write
 
-LOOKS = 0, 5, 1000  # at the clock, in ms: a trace that has ended
+SAMPLES = 0, 5, 1000  # of the clock, in ms: a trace that has ended
 
 
 @pytest.mark.parametrize(
@@ -37,8 +37,8 @@ LOOKS = 0, 5, 1000  # at the clock, in ms: a trace that has ended
 def test_a_damaged_entry_is_left_out(tmp_path, facts, caplog):
     around = call("barrier", 10, 20), call("barrier", 50, 60)
     damaged = entry(COLLECTIVES["barrier"].code, 30, 40, **facts)
-    write(tmp_path, 0, around[0], damaged, around[1], clocks=LOOKS)
-    write(tmp_path, 1, around[0], call("barrier", 30, 40), around[1], clocks=LOOKS)
+    write(tmp_path, 0, around[0], damaged, around[1], clocks=SAMPLES)
+    write(tmp_path, 1, around[0], call("barrier", 30, 40), around[1], clocks=SAMPLES)
     first, second = read(tmp_path)
     assert [(round(each.start * 1e3), round(each.end * 1e3)) for each in first.calls] == [(0, 10), (40, 50)]
     assert len(second.calls) == 3
@@ -55,9 +55,28 @@ def test_a_damaged_time_in_the_file_of_a_killed_rank_is_left_out(tmp_path, caplo
     assert "left out 1 of 10 entries" in caplog.text
 
 
-def test_a_damaged_look_at_the_clock_is_left_out(tmp_path, caplog):
-    write(tmp_path, 0, call("barrier", 10, 20), clocks=LOOKS)
-    write(tmp_path, 1, call("barrier", 10, 20), entry(CLOCK, 30, 31, count=5_000_000), clocks=LOOKS)
+@pytest.mark.parametrize("ends", [[20, 10_050], [2000, 4000, 6000, 8000], [5000, 5050]])
+def test_the_calls_of_a_killed_rank_may_be_far_apart(tmp_path, ends, caplog):
+    write(tmp_path, 0, *[call("barrier", 10, end) for end in ends], clocks=(0, 5))
+    (recording,) = read(tmp_path)
+    assert len(recording.calls) == len(ends)
+    assert not caplog.records
+
+
+def test_early_clock_samples_hold_beside_many_late_ones(tmp_path, caplog):
+    for rank in range(8):
+        write(tmp_path, rank, call("barrier", 10, 20), clocks=(0, 5), size=28)
+    hours = 36_000_000  # ms, in which the clock gained 360 on the ticks
+    for rank in range(8, 28):
+        later = call("barrier", hours + 10, hours + 20)
+        write(tmp_path, rank, later, clocks=(hours, hours + 5, hours + 100), size=28, behind=-360)
+    assert [len(each.calls) for each in read(tmp_path)] == [1] * 28
+    assert not caplog.records
+
+
+def test_a_damaged_clock_sample_is_left_out(tmp_path, caplog):
+    write(tmp_path, 0, call("barrier", 10, 20), clocks=SAMPLES)
+    write(tmp_path, 1, call("barrier", 10, 20), entry(CLOCK, 30, 31, count=5_000_000), clocks=SAMPLES)
     for each in read(tmp_path):
         assert [(round(call.start * 1e3), round(call.end * 1e3)) for call in each.calls] == [(0, 10)]
     assert "1.trace: left out 1 of 5 entries" in caplog.text
@@ -69,7 +88,7 @@ def test_no_damage_is_reported_as_a_fact(tmp_path):
     damage = random.Random(5)
     for rank in range(2):
         calls = [call("all_reduce", at, at + 9, count=1000, epoch=at, waited=5, late=1 - rank) for at in (10, 20, 30)]
-        write(tmp_path, rank, *calls, wait(40, 45), mark("step", 50), mark("step", 60), clocks=LOOKS)
+        write(tmp_path, rank, *calls, wait(40, 45), mark("step", 50), mark("step", 60), clocks=SAMPLES)
     try:
         for _ in range(300):
             file = tmp_path / f"{damage.randrange(2)}.trace"

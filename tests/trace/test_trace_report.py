@@ -106,7 +106,7 @@ def test_a_file_whose_clock_is_damaged_is_left_out(tmp_path, capsys, caplog):
     write(tmp_path, 0, call("barrier", 1, 2))
     write(tmp_path, 1, call("barrier", 1, 2), host="other", clocks=())
     assert "no trace of rank 1 (of 2)" in run(capsys, tmp_path)
-    assert "left out: what is of host other, as its entries for the clock are damaged" in caplog.text
+    assert "left out: all entries of host other, as its clock samples are damaged" in caplog.text
 
 
 def test_a_mark_with_a_line_break_stays_in_its_line(tmp_path, capsys):

@@ -19,7 +19,7 @@ inline uint64_t ticks() {
 #endif
 }
 
-// What ringcomm/trace/entries.py reads. Times are in ticks(), on a GPU in ns.
+// What ringcomm/trace/files.py reads. Times are in ticks(), on a GPU in ns.
 struct alignas(64) TraceEntry {
     uint64_t signature;  // as in the flight record, or one of TRACE_…
     uint64_t start, end;
