@@ -119,9 +119,9 @@ def environment_of(pid: int) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if "=" in line)
 
 
-def find_processes(variables: Mapping[str, str]) -> list[int]:
-    """Return the ids of this user's processes that were started with these variables, as their children are."""
-    return [int(name) for name in os.listdir("/proc") if name.isdecimal() and _has(int(name), variables)]
+def find_processes(group: int, variables: Mapping[str, str]) -> list[int]:
+    """Return the ids of the processes of a process group that were started with these variables."""
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal() and _has(int(name), group, variables)]
 
 
 def host_id(root: Path = Path("/")) -> str:
@@ -142,9 +142,9 @@ def master_address(environ: Mapping[str, str] = os.environ) -> str:
     return environ.get(STORE) or (f"{master}:{environ.get('MASTER_PORT', '1')}" if master else "")
 
 
-def _has(pid: int, variables: Mapping[str, str]) -> bool:
+def _has(pid: int, group: int, variables: Mapping[str, str]) -> bool:
     try:
-        return variables.items() <= environment_of(pid).items()
+        return os.getpgid(pid) == group and variables.items() <= environment_of(pid).items()
     except OSError:  # it has ended, or is of another user
         return False
 

@@ -20,6 +20,7 @@ __all__ = ["LINGER", "StoreServer"]
 # Seconds for which rank 0 serves the other ranks after it has left. They normally leave within milliseconds; `ringcomm
 # run` lets ranks live for the same time after one has failed.
 LINGER = 5.0
+HANDOVER = 0.2  # the same after a failure: those that do not run hear of it from a thread in the background
 MAX_WAIT = 3600.0  # seconds; a selector counts milliseconds in 32 bits
 
 
@@ -35,7 +36,7 @@ class StoreServer(threading.Thread):
         self._place = place
         self._store = store or ServedStore(place.size)
         self._joined: dict[socket.socket, ServedStore] = {}
-        self._deadline: float | None = None  # set when rank 0 leaves
+        self._left: float | None = None  # when rank 0 left
         self._peers = self._listen(address)
         self.client, self._own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._store.members[self._own], self._store.processes[0] = 0, process or f"process {os.getpid()}"
@@ -49,25 +50,25 @@ class StoreServer(threading.Thread):
             self._serve(self._select_timeout())
         while self._serve(0):  # ranks that have connected meanwhile get the failure too
             pass
-        if self._store.failure and self.late and not self._told:
+        if self._store.failure and self.late and not self._all_have_left:
             # The caller of `join` does not wait for them. The process does, when it exits: their thread is no daemon.
             with suppress(RuntimeError):  # no thread can be started
-                threading.Thread(target=self._tell_others, name="ringcomm late ranks", daemon=False).start()
+                threading.Thread(target=self._report_failure, name="ringcomm late ranks", daemon=False).start()
                 return
         self._peers.close()
 
-    def _tell_others(self) -> None:
+    def _report_failure(self) -> None:
         """Tell the failure to the ranks that arrive late, and to those that have not asked yet."""
         start = time.monotonic()
         with closing(self._peers):
-            while not self._told:
+            while not self._all_have_left:
                 limit = LINGER if self._store.complete else max(self.late, LINGER if self._store.members else 0.0)
                 if (left := start + limit - time.monotonic()) <= 0:
                     break
                 self._serve(left)
 
     @property
-    def _told(self) -> bool:
+    def _all_have_left(self) -> bool:
         return self._store.complete and not self._store.members
 
     def _listen(self, address: str) -> PeerServer:
@@ -85,22 +86,24 @@ class StoreServer(threading.Thread):
             served = True
         for store in self._stores():
             store.answer_pending()
-        if self._own not in self._store.members and self._deadline is None:
-            self._deadline = time.monotonic() + LINGER
+        if self._own not in self._store.members and self._left is None:
+            self._left = time.monotonic()
         return served
 
     def _finished(self) -> bool:
-        if self._deadline is None:
+        if self._left is None:
             return False
-        if self._store.failure and self.late:  # rank 0 must not get it later than the others
-            return True
         incomplete = not (self._store.complete or self._store.failure)
-        return incomplete or not self._store.members or time.monotonic() > self._deadline
+        return incomplete or not self._store.members or time.monotonic() > self._deadline(self._left)
+
+    def _deadline(self, left: float) -> float:
+        """Return until when rank 0 waits for the others: it must not get a failure much later than they do."""
+        return left + (HANDOVER if self._store.failure and self.late else LINGER)
 
     def _select_timeout(self) -> float | None:
         deadlines = [deadline for store in self._stores() for deadline in store.deadlines()]
-        if self._deadline:
-            deadlines.append(self._deadline)
+        if self._left:
+            deadlines.append(self._deadline(self._left))
         return min(max(0.0, min(deadlines) - time.monotonic()), MAX_WAIT) if deadlines else None
 
     def _receive(self, peer: socket.socket) -> None:

@@ -75,6 +75,11 @@ class Ranks:
         self._notify_reaper(process)
         return process
 
+    @property
+    def group(self) -> int:
+        """The process group of the ranks, and of their children that have not left it."""
+        return self._reaper.pid
+
     def started(self, rank: int) -> RankStart:
         """Return how a rank was started."""
         return self._starts[rank]

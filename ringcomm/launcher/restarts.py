@@ -199,6 +199,7 @@ class Restarts:
             self._end(rank, pid, f"{what}, was left out by the others and ended")
 
     def _end(self, rank: int, pid: int, reason: str) -> None:
+        del self._stopped[rank]
         self._ended[rank], self._kills[pid] = reason, time.monotonic() + EXIT_TIMEOUT
         with suppress(ProcessLookupError):
             for number in (signal.SIGTERM, signal.SIGCONT):
@@ -212,13 +213,13 @@ class Restarts:
                 os.kill(pid, signal.SIGKILL)
         end = time.monotonic() + KILL_TIMEOUT  # until it is no longer registered
         while rest and time.monotonic() < end:
-            time.sleep(0.001)
+            time.sleep(0.01)
             rest = self._processes_of(rank)
 
     def _processes_of(self, rank: int) -> list[int]:
         """Return the processes of a rank, which may have been started as the child of a script."""
         variables = {NONCE: self._place.nonce, RANK: str(rank), RESTARTS: str(self._count[rank])}
-        return find_processes(variables)
+        return find_processes(self._ranks.group, variables)
 
     def _rank_of(self, pid: int) -> int | None:
         """Return which rank this process is; None if it is none, or was started before.

@@ -30,8 +30,8 @@ std::atomic<unsigned long> exiting_thread = 0;  // the one that ends the process
     for (;;) pause();
 }
 
-// Call Python. While the process exits only the exiting thread returns, as with Python 3.14: a daemon thread would take
-// the GIL again in a destructor of pybind11, where older Pythons unwind its stack, which ends the process with SIGABRT.
+// Call Python. Once the process has begun to exit only the exiting thread returns. A daemon thread would take the GIL
+// again in a destructor of pybind11, and Python before 3.14 unwinds a thread that does so too late: that is a SIGABRT.
 py::object call_python(const py::object& callable, const py::tuple& arguments) {
     PyObject* result = nullptr;
     try {

@@ -4,7 +4,6 @@ It is optional. `python -m ringcomm.torch` builds it once, against the torch tha
 torch 2.14 on a Backend can be written in Python, and it is not needed.
 """
 
-import atexit
 import hashlib
 import importlib.util
 import os
@@ -32,6 +31,8 @@ SOURCE = Path(__file__).with_name("backend.cpp")
 TORCH = Path(torch.__file__).parent
 LIBRARIES = ("torch_python", "torch_cpu", "c10")
 
+_at_exit: Any = None  # a weakref.finalize
+
 
 @cache
 def extension() -> Any:
@@ -45,13 +46,13 @@ def extension() -> Any:
     spec: Any = importlib.util.spec_from_file_location(MODULE, library)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    atexit.register(module.at_exit)  # runs before the open groups are closed, which wakes threads that wait in them
     return module
 
 
 def register(group: Any) -> None:
     """Make callers in C++ reach this group, where the extension is built. Those in Python go on calling it directly."""
     if module := extension():
+        _note_group(module)
         backend = module.Backend(weakref.proxy(group), group.rank(), group.size())  # the group will own it
         for device in group._device_types:
             group._register_backend(device, group.BackendType.CUSTOM, backend)
@@ -59,7 +60,17 @@ def register(group: Any) -> None:
 
 def backend_of(group: Any) -> Any:
     """Return a Backend for a group of torch's own, which can have others beside it. It owns the group given."""
-    return extension().Backend(group, group.rank(), group.size())
+    module = extension()
+    _note_group(module)
+    return module.Backend(group, group.rank(), group.size())
+
+
+def _note_group(module: Any) -> None:
+    """Call `at_exit` before any open group is closed at exit, which wakes threads that wait in it."""
+    global _at_exit
+    if _at_exit:
+        _at_exit.detach()
+    _at_exit = weakref.finalize(module, module.at_exit)  # the last one made is called first
 
 
 def result_after(done: "torch.futures.Future[Any]", work: Any) -> "torch.futures.Future[Any]":
