@@ -264,11 +264,11 @@ print("end")
 
 @pytest.mark.parametrize("backend", ["ringcomm", TWO])
 def test_a_process_may_end_while_threads_wait(cache, backend, tmp_path):
-    program = ENDING.format(backend=backend, store=str(tmp_path / "store"))
     env = os.environ | {"XDG_CACHE_HOME": str(cache)}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
+    for attempt in range(3):  # where threads return, two of three end with SIGABRT
+        command = [sys.executable, "-c", ENDING.format(backend=backend, store=str(tmp_path / f"store{attempt}"))]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
 
 
 # --- Two backends -----------------------------------------------------------------------------------------------------
