@@ -30,8 +30,8 @@ class Compiled(NamedTuple):
     report: str  # of ptxas: registers, spills
 
 
-def cubin(variant: KernelVariant, architecture: str) -> bytes:
-    """Return the machine code of entry.cu for one kernel, dtype and operation."""
+def cubin(variant: KernelVariant | None, architecture: str) -> bytes:
+    """Return the machine code of entry.cu for one kernel, dtype and operation; for messages if None."""
     sources, flags = _sources(), options(variant, architecture)
     name = hashlib.sha256(repr((sources, flags, nvrtc.getVersion())).encode()).hexdigest()
     try:
@@ -51,14 +51,14 @@ def cubin(variant: KernelVariant, architecture: str) -> bytes:
     return code
 
 
-def compiled(variant: KernelVariant, architecture: str) -> Compiled:
+def compiled(variant: KernelVariant | None, architecture: str) -> Compiled:
     """Return machine code, PTX and report, without the cache."""
     return _compile(_sources(), options(variant, architecture))
 
 
-def options(variant: KernelVariant, architecture: str) -> tuple[str, ...]:
+def options(variant: KernelVariant | None, architecture: str) -> tuple[str, ...]:
     """Return the options of NVRTC and nvcc. As on the CPU, no multiply-add is contracted and no denormal flushed."""
-    numbers = zip(("RC_KERNEL", "RC_DTYPE", "RC_OP"), variant, strict=True)
+    numbers = zip(("RC_KERNEL", "RC_DTYPE", "RC_OP"), variant, strict=True) if variant else [("RC_MESSAGES", 1)]
     defined = [f"-D{name}={number}" for name, number in numbers]
     return ("-std=c++20", "-fmad=false", "--ptxas-options=-v", f"-arch={architecture}", *defined)
 

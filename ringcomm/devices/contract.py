@@ -3,7 +3,17 @@
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-__all__ = ["Device", "Event", "KernelVariant", "Memory", "Pointer", "Shape"]
+__all__ = [
+    "CudaStream",
+    "Device",
+    "Event",
+    "KernelVariant",
+    "Memory",
+    "MessageShape",
+    "Pointer",
+    "Shape",
+    "TimedEvent",
+]
 
 
 class Shape(NamedTuple):
@@ -14,6 +24,15 @@ class Shape(NamedTuple):
     slot_bytes: int
     stage_bytes: int
     line_bytes: int
+
+
+class MessageShape(NamedTuple):
+    """Sizes in the arena of messages of a rank (kernels/cuda/message_arena.cuh), the same on all ranks."""
+
+    channels: int
+    piece_bytes: int
+    blocks: int
+    block_bytes: int
 
 
 class KernelVariant(NamedTuple):
@@ -30,47 +49,61 @@ class Memory(Protocol):
     address: int
 
 
+class CudaStream(Protocol):
+    """A queue of launches."""
+
+    @property
+    def ptr(self) -> int:
+        """The CUstream."""
+
+
 class Event(Protocol):
     """A point in a stream: reached when everything queued before it has ended."""
 
-    @property
-    def done(self) -> bool: ...
+    def reached(self) -> bool:
+        """Return whether it is. Raises what has failed before it."""
+
+
+class TimedEvent(Event, Protocol):
+    """One that knows when it was reached."""
 
     @property
     def time(self) -> int:
-        """Return when it was reached, in ns of time.monotonic_ns(), if it was recorded as `timed` and is done."""
+        """Wait for it, and return when it was reached, in ns of time.monotonic_ns()."""
 
 
 class Device(Protocol):
-    """One rank's view of the device that holds its arrays. A stream is a queue of launches."""
+    """One rank's view of the device that holds its arrays."""
 
     name: str
+    family: str  # "cuda" or "emulated"
+    ordinal: int
+    library: str  # the CUDA driver, or one with its functions
+    context: int  # the primary CUcontext
+    threads: int  # of a block
     shape: Shape
+    message_shape: MessageShape
     memory_outlives_owner: bool  # whether memory that peers have opened stays valid when its owner frees it
     blocking: bool  # whether calls return only when they are done, as with NumPy arrays
 
-    def stream(self) -> Any:
+    def stream(self) -> CudaStream:
         """Return the current stream of the calling thread."""
 
-    def new_stream(self) -> Any:
+    def new_stream(self) -> CudaStream:
         """Return a stream that waits for nothing the program has queued."""
 
-    def record(self, stream: Any, timed: bool = False) -> Event: ...
+    def record(self, stream: CudaStream) -> TimedEvent: ...
 
-    def wait(self, stream: Any, event: Event) -> None:
-        """Let later launches on a stream wait for an event, also of another stream."""
+    def mark(self, stream: CudaStream) -> Event: ...
 
     def capturing(self) -> bool:
         """Return whether launches on the current stream are captured into a graph, to be replayed later."""
-
-    def exempt_from_capture(self) -> None:
-        """Let the calling thread query events while other threads capture."""
 
     def allocate(self, size: int, what: str) -> Memory:
         """Return zeroed memory that other processes can open. Raises MemoryShortage, which names `what`."""
 
     def allocate_pinned(self, size: int) -> Memory:
-        """Return zeroed host memory that kernels access at the same address."""
+        """Return zeroed host memory that kernels access at the same address. Raises MemoryShortage."""
 
     def export(self, memory: Memory) -> str:
         """Return a handle with which peers open the memory."""
@@ -83,25 +116,28 @@ class Device(Protocol):
     def clear(self, memory: Memory, size: int) -> None:
         """Write zeros; return when they are there."""
 
+    def copy(self, target: int, source: int, size: int, stream: CudaStream) -> None:
+        """Queue a copy between any two of device memory and pinned host memory."""
+
     def download(self, address: int, target: Any) -> None:
         """Copy to a NumPy array after everything queued on the current stream; return when the data is there."""
 
     def upload(self, source: Any, address: int) -> None:
         """Copy from a NumPy array after everything queued on the current stream; return when the data is there."""
 
-    def prepare(self, variant: KernelVariant) -> None:
-        """Compile and load a kernel."""
+    def kernel(self, variant: KernelVariant) -> int:
+        """Compile and load a kernel, unless it is loaded, and return its CUfunction."""
 
-    def launch(self, variant: KernelVariant, args: Any, blocks: int, stream: Any) -> None:
-        """Queue a prepared kernel with the arguments that rc_cuda_args wrote."""
+    def message_kernel(self) -> int:
+        """Compile and load the kernel of messages, unless it is loaded, and return its CUfunction."""
 
-    def launch_virtual(self, variant: KernelVariant, args: Memory, ranks: int, blocks: int, stream: Any) -> None:
-        """Queue one launch of a prepared kernel for several ranks on this device, whose arguments are contiguous.
+    def launch_virtual(self, variant: KernelVariant, args: Memory, ranks: int, blocks: int, stream: CudaStream) -> None:
+        """Queue one launch of a loaded kernel for several ranks on this device, whose arguments are contiguous.
 
         Raises ArgumentError if not all blocks can run concurrently.
         """
 
-    def array(self, memory: Memory, shape: tuple[int, ...], dtype: Any) -> Any:
+    def array(self, owner: Memory, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return an array over memory that keeps it alive."""
 
 

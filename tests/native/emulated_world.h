@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "cuda/emulated.h"
+#include "bindings/emulated_cuda/kernels.h"
 #include "ringcomm.h"
 
 namespace gpu = ringcomm::cuda;

@@ -20,6 +20,7 @@ void expect_failure(const World& world, int rank, Failure failure, const char* w
            std::string(what) + ": rank " + std::to_string(rank) + " has reason " + std::to_string(record.reason) +
                ", peer " + std::to_string(record.peer));
     expect(record.call == NUMBER, "the number of the failed call");
+    expect(world.control[rank].completed == NUMBER, "a failed call has ended");
 }
 
 // A world, and the calls of its ranks.
@@ -135,12 +136,11 @@ void check_refusals() {
     World world(tiny_shape(1));
     const gpu::Args refused[] = {world.args(0, KERNELS, INT32, SUM, 0), world.args(0, LL, FLOAT32, BAND, 0),
                                  world.args(0, LL, COMPLEX64, MAX, 0), world.args(0, LL, BOOL, AVG, 0)};
-    for (const gpu::Args& args : refused)
-        expect(rc_emulated_launch(&args, 1, 1, 1, 0) == RC_ARGUMENT, "an unknown kernel");
+    for (const gpu::Args& args : refused) expect(refusal({&args, 1}, 1), "an unknown kernel");
     const gpu::Args ll = world.args(0, LL, INT32, SUM, 0);
-    expect(rc_emulated_launch(&ll, 1, 3, 1, 0) == RC_ARGUMENT, "more blocks than channels");
+    expect(refusal({&ll, 1}, 3), "more blocks than channels");
     const gpu::Args different[] = {ll, world.args(0, LL, INT32, MAX, 0)};
-    expect(rc_emulated_launch(different, 2, 1, 1, 0) == RC_ARGUMENT, "two kernels in one grid");
+    expect(refusal(different, 1), "two kernels in one grid");
 }
 
 }  // namespace

@@ -11,6 +11,7 @@ import pytest
 
 import ringcomm
 from ringcomm import _native
+from ringcomm.devices.driver import EMULATED
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -30,7 +31,7 @@ def test_kernel_sources_and_the_type_marker_are_installed():
     package = Path(_native.__file__).parent
     assert (package / "kernels" / "cpu" / "kernels.h").exists()
     assert (package / "kernels" / "cuda" / "entry.cu").exists()
-    assert "ringcomm/_native.abi3.so" in installed
+    assert {"ringcomm/_native.abi3.so", "ringcomm/_emulated_cuda.so"} <= installed
     assert (Path(ringcomm.__file__).parent / "py.typed").exists()
 
 
@@ -44,9 +45,10 @@ def test_every_extra_of_the_api_exists():
 
 
 @pytest.mark.skipif(not shutil.which("readelf"), reason="no readelf")
-def test_the_extension_is_hardened():
+@pytest.mark.parametrize("library", [_native.__file__, EMULATED], ids=lambda path: Path(path).name)
+def test_the_libraries_are_hardened(library):
     """What a stray write could turn into a call of its choice is read-only or checked."""
-    command = ["readelf", "--wide", "--program-headers", "--dynamic", "--dyn-syms", _native.__file__]
+    command = ["readelf", "--wide", "--program-headers", "--dynamic", "--dyn-syms", library]
     found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert re.search(r"^ +GNU_RELRO ", found, re.MULTILINE), "relocated data is not made read-only"
     assert re.search(r"\(FLAGS\) .*\bBIND_NOW\b", found), "functions are bound later, so their table stays writable"

@@ -1,12 +1,11 @@
 // Each kernel is compiled once, not once for each dtype and operation: its arithmetic is dispatched through a table.
-#include "cuda/emulated.h"
+#include "bindings/emulated_cuda/kernels.h"
 
 #include <array>
 #include <memory>
 #include <utility>
 #include <vector>
 
-#include "core/errors.h"
 #include "kernels/cpu/kernels.h"
 
 namespace ringcomm {
@@ -100,28 +99,75 @@ bool exists(const Args& args) {
     return in(args.kernel, KERNELS) && in(args.dtype, DTYPES) && in(args.op, OPS) && table.of[args.dtype][args.op].item;
 }
 
+const char* refusal_of(const Args& args, int blocks) {
+    const auto in = [&](int rank) { return rank >= 0 && rank < args.arena.layout.shape.ranks; };
+    if (!args.arena.base || !args.control) return "a rank has no arena or no control";
+    if (!in(args.rank) || !in(args.root)) return "a rank is not in its group";
+    if (!exists(args)) return "unknown CUDA kernel, or an operation that the dtype does not have";
+    if (blocks < 1 || blocks > args.arena.layout.shape.channels)
+        return "a CUDA launch has at most one block for each channel";
+    return nullptr;
+}
+
 bool same_variant(const Args& a, const Args& b) { return a.kernel == b.kernel && a.dtype == b.dtype && a.op == b.op; }
 
 }  // namespace
 
-void launch_emulated(std::span<const Args> ranks, int blocks, int threads, uint64_t seed) {
+const char* cuda::refusal(std::span<const Args> ranks, int blocks) {
     for (const Args& args : ranks) {
-        if (!exists(args)) reject("unknown CUDA kernel, or an operation that the dtype does not have");
-        if (!same_variant(args, ranks[0])) reject("the ranks of one launch have different kernels");
-        if (blocks < 1 || blocks > args.arena.layout.shape.channels)
-            reject("a CUDA launch has at most one block for each channel");
+        if (const char* why = refusal_of(args, blocks)) return why;
+        if (!same_variant(args, ranks[0])) return "the ranks of one launch have different kernels";
     }
-    const int grid = static_cast<int>(ranks.size()) * blocks;
+    return nullptr;
+}
+
+const char* cuda::refusal(const MessageArgs& args, int blocks) {
+    const MessageShape& shape = args.arena.layout.shape;
+    const auto in = [](int64_t index, int64_t end) { return index >= 0 && index < end; };
+    if (!args.arena.base || !args.control || !args.completed) return "a rank has no arena, no control or no completion";
+    if (args.count < 1 || args.count > TRANSFERS) return "a launch has at least one message, and at most 32";
+    if (!in(args.launch, LAUNCHES)) return "at most 256 launches of messages are in flight";
+    if (blocks < 1 || blocks > shape.channels) return "a CUDA launch has at most one block for each channel";
+    for (const MessageTransfer& each : std::span(args.transfers, args.count)) {
+        if (!in(each.kind, MESSAGE_KINDS) || !in(each.peer, shape.ranks)) return "a message of no kind, or of no peer";
+        if (!each.arena || !in(each.block, shape.blocks) || each.bytes > shape.block_bytes)
+            return "a message in no block, or beyond it";
+    }
+    return nullptr;
+}
+
+namespace {
+
+// Runs run(thread, Ctx) for every thread of a grid.
+template <class Run>
+void run_grid(int grid, int threads, Run run) {
     std::vector<std::unique_ptr<BlockBarrier>> barriers;
     std::vector<std::thread> running;
     for (int b = 0; b < grid; ++b) barriers.push_back(std::make_unique<BlockBarrier>(threads));
     for (int b = 0; b < grid; ++b)
         for (int t = 0; t < threads; ++t)
-            running.emplace_back([=, &barriers] {
-                yield_state = seed ? mix(mix(seed, ranks[b / blocks].rank), b * threads + t) | 1 : 0;
-                kernel_table[ranks[0].kernel]({t, threads, b, grid, barriers[b].get()}, ranks.data(), blocks);
-            });
+            running.emplace_back([=, &barriers] { run(Ctx{t, threads, b, grid, barriers[b].get()}); });
     for (auto& thread : running) thread.join();
+}
+
+uint32_t yields_of(uint64_t seed, int rank, uint64_t thread) {
+    return seed ? static_cast<uint32_t>(mix(mix(seed, rank), thread) | 1) : 0;
+}
+
+}  // namespace
+
+void launch_emulated(std::span<const Args> ranks, int blocks, int threads, uint64_t seed) {
+    run_grid(static_cast<int>(ranks.size()) * blocks, threads, [=](const Ctx& ctx) {
+        yield_state = yields_of(seed, ranks[ctx.block / blocks].rank, ctx.block * threads + ctx.thread);
+        kernel_table[ranks[0].kernel](ctx, ranks.data(), blocks);
+    });
+}
+
+void launch_emulated(const MessageArgs& args, int blocks, int threads, uint64_t seed) {
+    run_grid(blocks, threads, [=, &args](const Ctx& ctx) {
+        yield_state = yields_of(seed, args.rank, args.call << 16 | (ctx.block * threads + ctx.thread));
+        run_messages(ctx, args);
+    });
 }
 
 }  // namespace ringcomm

@@ -1,0 +1,32 @@
+// A launch of a kernel, as a step of a stream.
+#pragma once
+
+#include "bindings/emulated_cuda/handles.h"
+#include "bindings/emulated_cuda/kernels.h"
+#include "bindings/emulated_cuda/streams.h"
+
+namespace ringcomm::emulated {
+
+struct KernelStep {
+    cuda::Args args;                    // of ringcomm_kernel
+    const cuda::Args* ranks = nullptr;  // of ringcomm_virtual, in device memory
+    int blocks, grid, threads;
+
+    void operator()() const;
+    const char* refusal() const;  // why this cannot run; null: it can
+};
+
+struct MessagesStep {
+    cuda::MessageArgs args;
+    int grid, threads;
+
+    void operator()() const;
+};
+
+// The stream of a handle, or null.
+std::shared_ptr<Stream> find_stream(CUstream handle);
+
+// Adds a step to a stream, or to its capture.
+CUresult add_step(Stream& stream, Step step);
+
+}  // namespace ringcomm::emulated
