@@ -3,7 +3,7 @@
 //
 //   written by    what
 //   host          peers: the address at which each rank's arena is mapped here; everything else starts as zeros
-//   owner         broken; per channel: epoch
+//   owner         broken, ended; per channel: epoch
 //   peer p        per channel, at index p: start, tail, head, stage, lines, slots
 //
 // Flags lie 32 bytes apart, a sector of the GPU's cache. Nothing is ever reset except the lines (call.cuh).
@@ -86,6 +86,7 @@ struct DeviceArena {
     ArenaLayout layout;
 
     RC_HOST_DEVICE uint32_t* broken() const { return reinterpret_cast<uint32_t*>(base); }
+    RC_HOST_DEVICE uint32_t* ended() const { return reinterpret_cast<uint32_t*>(base + FLAG); }  // blocks, in this call
     RC_HOST_DEVICE byte** peers() const { return reinterpret_cast<byte**>(base + 128); }
     // A channel refers to the layout in here, so none can be made from a temporary.
     RC_HOST_DEVICE Channel channel(int c) const& { return at(base, c); }

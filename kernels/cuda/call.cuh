@@ -34,7 +34,13 @@ struct Control {
     uint64_t abort;   // written by the host
     uint64_t failed;  // written by the device, last: `record` is complete
     Record record;
+    // Written by the device. A call whose number has the bit CAPTURED may run again at any time, as part of a graph: it
+    // says with its epoch that it has started, and that it has ended.
+    uint64_t completed;  // the number of the last call that all blocks of this rank have ended, also by a failure
+    uint64_t replay_started, replay_ended;
 };
+
+constexpr uint64_t CAPTURED = 1ull << 63;
 
 // The location of an array in a symmetric buffer, which all ranks have mapped.
 struct Location {
@@ -141,6 +147,22 @@ struct Call {
         block_sync(ctx);
         if (ctx.thread == 0) *mine.epoch() = epoch;
     }
+
+    // ---- What the host sees of the call: every kernel begins and ends with these, however it ends.
+
+    RC_DEVICE void report_start() const {
+        if (replays()) store_relaxed(&args.control->replay_started, first_epoch);
+    }
+
+    // Orders all that the call has written before it, also for the host, which may read host memory then.
+    RC_DEVICE void report_end() const {
+        block_sync(ctx);
+        if (replays()) return store_relaxed(&args.control->replay_ended, first_epoch);
+        if (ctx.thread || args.call & CAPTURED || !last_of(args.arena.ended(), ctx.blocks)) return;
+        store_release<SITE_END>(&args.control->completed, args.call);
+    }
+
+    RC_DEVICE bool replays() const { return args.call & CAPTURED && ctx.block == 0 && ctx.thread == 0; }
 
     RC_DEVICE Channel at(int peer) const { return args.arena.at(args.arena.peers()[peer], ctx.block); }
 

@@ -17,6 +17,22 @@ struct Ctx {
 
 RC_DEVICE bool block_any(const Ctx&, bool mine) { return __syncthreads_or(mine); }
 
+RC_DEVICE uint32_t block_or(const Ctx& ctx, uint32_t mine) {
+    __shared__ uint32_t all;
+    if (ctx.thread == 0) all = 0;
+    __syncthreads();
+    if (mine) atomicOr(&all, mine);
+    __syncthreads();
+    const uint32_t result = all;
+    __syncthreads();
+    return result;
+}
+
+RC_DEVICE uint32_t* block_words(const Ctx&) {
+    __shared__ uint32_t words[32];
+    return words;
+}
+
 RC_DEVICE uint64_t load_acquire(const uint64_t* at) {
     uint64_t value;
     asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
@@ -52,6 +68,12 @@ RC_DEVICE bool claim(uint32_t* word) {
     uint32_t before;
     asm volatile("atom.relaxed.gpu.global.exch.b32 %0, [%1], 1;" : "=r"(before) : "l"(word) : "memory");
     return !before;
+}
+
+RC_DEVICE bool last_of(uint32_t* word, uint32_t n) {
+    uint32_t before;
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(word), "r"(n - 1) : "memory");
+    return before == n - 1;
 }
 
 RC_DEVICE Pack load16(const byte* at) {

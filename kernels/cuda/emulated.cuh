@@ -28,15 +28,16 @@ class BlockBarrier {
 public:
     explicit BlockBarrier(int threads) : threads_(threads) {}
 
-    bool any(bool mine) {
+    // The bits that any of its threads has set.
+    uint32_t combine(uint32_t mine) {
         std::unique_lock lock(mutex_);
-        any_ |= mine;
+        bits_ |= mine;
         if (++arrived_ < threads_) {
             const uint64_t phase = phase_;
             all_.wait(lock, [&] { return phase_ != phase; });
         } else {
-            result_ = any_;
-            any_ = false;
+            result_ = bits_;
+            bits_ = 0;
             arrived_ = 0;
             ++phase_;
             all_.notify_all();
@@ -44,10 +45,12 @@ public:
         return result_;
     }
 
+    uint32_t words[32];  // of the block
+
 private:
     const int threads_;
     int arrived_ = 0;
-    bool any_ = false, result_ = false;
+    uint32_t bits_ = 0, result_ = 0;
     uint64_t phase_ = 0;
     std::mutex mutex_;
     std::condition_variable all_;
@@ -70,7 +73,9 @@ inline void maybe_yield() {
     if (yield_state % 64 == 0) std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
-inline bool block_any(const Ctx& ctx, bool mine) { return ctx.barrier->any(mine); }
+inline uint32_t block_or(const Ctx& ctx, uint32_t mine) { return ctx.barrier->combine(mine); }
+inline bool block_any(const Ctx& ctx, bool mine) { return block_or(ctx, mine); }
+inline uint32_t* block_words(const Ctx& ctx) { return ctx.barrier->words; }
 
 template <class Word>
 Word load(const Word* at, int order) {
@@ -96,6 +101,12 @@ inline uint32_t load_relaxed(const uint32_t* at) { return load(at, __ATOMIC_RELA
 inline void store_relaxed(uint64_t* at, uint64_t value) { store(at, value, __ATOMIC_RELAXED); }
 inline void store_relaxed(uint32_t* at, uint32_t value) { store(at, value, __ATOMIC_RELAXED); }
 inline bool claim(uint32_t* word) { return !__atomic_exchange_n(word, 1u, __ATOMIC_RELAXED); }
+
+inline bool last_of(uint32_t* word, uint32_t n) {
+    const bool last = __atomic_fetch_add(word, 1u, __ATOMIC_ACQ_REL) == n - 1;
+    if (last) store_relaxed(word, 0u);
+    return last;
+}
 
 inline Pack load16(const byte* at) { return *reinterpret_cast<const Pack*>(at); }
 inline void store16(byte* at, const Pack& pack) { *reinterpret_cast<Pack*>(at) = pack; }

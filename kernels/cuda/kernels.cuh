@@ -27,10 +27,7 @@ enum Kernel {
 };
 
 template <int kernel, class Math>
-RC_DEVICE void run(const Ctx& ctx, const Args& args) {
-    const Math math(args);
-    Call call(ctx, args);
-    if (!call.usable()) return;
+RC_DEVICE void carry_out(Call& call, const Math& math) {
     if constexpr (kernel == BARRIER) {
         if (call.start(0)) call.end();
     }
@@ -46,6 +43,15 @@ RC_DEVICE void run(const Ctx& ctx, const Args& args) {
     if constexpr (kernel == SCATTER) with_root<false>(call, math);
     if constexpr (kernel == ALL_GATHER) all_gather(call, math);
     if constexpr (kernel == ALL_TO_ALL) all_to_all(call, math);
+}
+
+template <int kernel, class Math>
+RC_DEVICE void run(const Ctx& ctx, const Args& args) {
+    const Math math(args);
+    Call call(ctx, args);
+    call.report_start();
+    if (call.usable()) carry_out<kernel>(call, math);
+    call.report_end();
 }
 
 // Several ranks in one grid, each with `blocks` blocks.

@@ -5,9 +5,12 @@
 //   WARP                                    threads that access memory together; a block is a multiple of it
 //   block_any(ctx, mine), block_all         a barrier of the block; whether `mine` holds for any or all of its threads
 //   block_sync(ctx)                         the barrier alone
+//   block_or(ctx, mine)                     a barrier; the bits that any of its threads has set
+//   block_words(ctx)                        32 words that the threads of a block share; undefined at first
 //   load_acquire, store_release             64-bit flags that order other memory, for all ranks (system scope)
 //   load_relaxed, store_relaxed             32 and 64-bit words without order
 //   claim(word)                             true for the first thread of the rank that calls it
+//   last_of(word, n)                        true for the last of n callers, after all that they did; zeroes the word
 //   load16, store16                         one access of 16 bytes, which must be aligned
 //   now_ns, pause(spins)                    a clock; the pause between two loads of a flag
 //
@@ -41,9 +44,11 @@ constexpr uint64_t PACK = sizeof(Pack);
 // Each store that makes memory visible to another rank has a number. A build with RC_WEAKEN can drop the order of one
 // of them; ThreadSanitizer must then report a race, which proves that the tests detect it.
 enum DeviceSite : int {
-    SITE_START = 1,  // a rank has ended its last call and started this one; publishes what it staged
-    SITE_TAIL,       // a slot is filled
-    SITE_HEAD,       // a slot may be filled again
+    SITE_START = 1,         // a rank has ended its last call and started this one; publishes what it staged
+    SITE_TAIL,              // a slot is filled
+    SITE_HEAD,              // a slot may be filled again
+    SITE_MESSAGE_STAGED,    // a piece of a message lies in a block
+    SITE_MESSAGE_RELEASED,  // the block of a message may be filled again
     SITE_END
 };
 

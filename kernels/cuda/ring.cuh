@@ -141,7 +141,9 @@ RC_DEVICE void ring_all_gather(Call& call, const Math& math) {
         const auto segment = [&](int r) { return blocks[r].part(at, end); };
         RC_NO_UNROLL for (int h = 0; h < HALVES; ++h) {
             const Range part = ring.half(segment(call.me), h);
-            const byte* own = ring.input + (part.begin - blocks[call.me].begin);
+            // An empty array may lie at address 0, which would mean that nothing is given here.
+            const byte* given = ring.input ? ring.input : ring.output;
+            const byte* own = given + (part.begin - blocks[call.me].begin);
             if (!ring.recv_copy_send(part, own, call.n > 1, ring.output + part.begin)) return;
         }
         if (!ring.all_gather(segment)) return;

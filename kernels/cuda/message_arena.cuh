@@ -1,0 +1,68 @@
+// The memory of point-to-point messages on a GPU: one allocation of each rank that its peers map. It is not the arena
+// of the collectives, because messages run beside them on other streams, and not all ranks take part.
+//
+//   written by    what
+//   owner         broken; ended; staged, and the blocks
+//   a reader      released, of the block that it has read
+//
+// The owner stages each message, or a chunk of it, in a block. Its host gives blocks out. A channel is one part of a
+// message, and has a flag of its own; flags lie 32 bytes apart. All memory starts as zeros, and nothing is ever reset.
+#pragma once
+
+#include "arena.cuh"
+
+namespace ringcomm::cuda {
+
+constexpr int LAUNCHES = 256;  // of messages, in flight at once
+
+// Chosen by the host, the same on all ranks. Sizes in bytes, multiples of 16.
+struct MessageShape {
+    int32_t ranks, channels;
+    uint32_t piece_bytes;  // the part of a block that one flag publishes
+    uint32_t blocks, block_bytes;
+};
+
+struct MessageLayout {
+    MessageShape shape;
+    uint64_t staged_at, released_at, blocks_at, bytes;
+};
+
+RC_HOST_DEVICE bool valid(const MessageShape& s) {
+    return s.ranks > 0 && s.channels > 0 && s.piece_bytes && s.blocks && s.block_bytes &&
+           (s.piece_bytes | s.block_bytes) % PACK == 0;
+}
+
+RC_HOST_DEVICE MessageLayout layout_of(const MessageShape& s) {
+    MessageLayout l{};
+    l.shape = s;
+    l.staged_at = 128 + LAUNCHES * sizeof(uint32_t);
+    l.released_at = l.staged_at + uint64_t(s.blocks) * s.channels * FLAG;
+    l.blocks_at = (l.released_at + uint64_t(s.blocks) * FLAG + 127) / 128 * 128;
+    l.bytes = l.blocks_at + uint64_t(s.blocks) * s.block_bytes;
+    return l;
+}
+
+// `arena`: that of any rank, as it is mapped here.
+struct MessageArena {
+    byte* base;
+    MessageLayout layout;
+
+    RC_HOST_DEVICE uint32_t* broken() const { return reinterpret_cast<uint32_t*>(base); }
+    RC_HOST_DEVICE uint32_t* ended(int launch) const { return reinterpret_cast<uint32_t*>(base + 128) + launch; }
+    // How much of the message in a block is there, in channel c; beside it the message's fingerprint.
+    RC_HOST_DEVICE uint64_t* staged(byte* arena, int c, int block) const {
+        return flag(arena + layout.staged_at, uint64_t(block) * layout.shape.channels + c);
+    }
+    // The number of the last message that was read from a block.
+    RC_HOST_DEVICE uint64_t* released(byte* arena, int block) const { return flag(arena + layout.released_at, block); }
+    RC_HOST_DEVICE byte* block(byte* arena, int block) const {
+        return arena + layout.blocks_at + uint64_t(block) * layout.shape.block_bytes;
+    }
+
+private:
+    RC_HOST_DEVICE static uint64_t* flag(byte* at, uint64_t index) {
+        return reinterpret_cast<uint64_t*>(at + index * FLAG);
+    }
+};
+
+}  // namespace ringcomm::cuda
