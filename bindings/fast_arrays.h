@@ -42,15 +42,18 @@ struct Codes {
 };
 
 struct Array {
-    PyArrayObject* numpy = nullptr;  // nullptr for a tensor
+    PyArrayObject* numpy = nullptr;  // nullptr for a tensor, and on a GPU
     void* data = nullptr;
     uint64_t count = 0;
     int dtype = 0;
+    PyObject* on_gpu = nullptr;  // see GpuArrays; nullptr: in host memory
 };
 
-// What a tensor is asked: it has no C interface that all supported versions of PyTorch share.
-inline struct TensorNames {
+// What arrays are asked that have no C interface: tensors, since none is shared by all supported versions of PyTorch,
+// and CuPy's.
+inline struct Names {
     PyObject *is_cpu, *is_nested, *is_contiguous, *is_conj, *is_neg, *data_ptr, *numel, *dtype, *shape, *new_empty;
+    PyObject *is_cuda, *get_device, *data, *ptr, *device_id, *size, *_c_contiguous;
 
     // False: the exception is set.
     bool intern() {
@@ -65,6 +68,13 @@ inline struct TensorNames {
                  {&dtype, "dtype"},
                  {&shape, "shape"},
                  {&new_empty, "new_empty"},
+                 {&is_cuda, "is_cuda"},
+                 {&get_device, "get_device"},
+                 {&data, "data"},
+                 {&ptr, "ptr"},
+                 {&device_id, "device_id"},
+                 {&size, "size"},
+                 {&_c_contiguous, "_c_contiguous"},
              }) {
             *name = PyUnicode_InternFromString(text);
             if (!*name) return false;
@@ -73,19 +83,37 @@ inline struct TensorNames {
     }
 } names;
 
+// Answers of Python objects. These take the reference of an answer, which is nullptr if the object raised.
+inline PyObject* ask(PyObject* object, PyObject* name) { return PyObject_CallMethodObjArgs(object, name, nullptr); }
+inline bool is(PyObject* answer, PyObject* expected) {
+    Py_XDECREF(answer);  // True and False remain
+    return answer == expected;
+}
+inline bool number(PyObject* answer, uint64_t& value) {
+    value = answer ? PyLong_AsUnsignedLongLong(answer) : 0;
+    Py_XDECREF(answer);
+    return answer && !PyErr_Occurred();
+}
+inline bool code(PyObject* dtype, Codes& dtypes, int& value) {
+    const bool known = dtype && dtypes.find(dtype, value);
+    Py_XDECREF(dtype);
+    return known;
+}
+
 // Reads arrays whose memory the core can use as it is. The caller keeps the set and the dict alive.
 struct ArrayReader {
     PyObject* tensors;  // the set of PyTorch's types
     Codes dtypes;       // NumPy's and PyTorch's seen so far
 
+    // Reads an array in host memory.
     bool read(PyObject* given, Array& array, bool writable) {
         if (PyArray_CheckExact(given)) return read_numpy(reinterpret_cast<PyArrayObject*>(given), array, writable);
-        const bool plain = read_tensor(given, array);
+        const bool plain = PySet_Contains(tensors, reinterpret_cast<PyObject*>(Py_TYPE(given))) == 1 &&
+                           is(PyObject_GetAttr(given, names.is_cpu), Py_True) && read_tensor(given, array);
         if (!plain) PyErr_Clear();  // the general path raises the error
         return plain;
     }
 
-private:
     bool read_numpy(PyArrayObject* given, Array& array, bool writable) {
         const int flags = PyArray_FLAGS(given);
         if (!(flags & NPY_ARRAY_C_CONTIGUOUS)) return false;
@@ -95,8 +123,6 @@ private:
     }
 
     bool read_tensor(PyObject* given, Array& array) {
-        if (PySet_Contains(tensors, reinterpret_cast<PyObject*>(Py_TYPE(given))) != 1) return false;
-        if (!is(PyObject_GetAttr(given, names.is_cpu), Py_True)) return false;
         if (!is(PyObject_GetAttr(given, names.is_nested), Py_False)) return false;
         if (!is(ask(given, names.is_contiguous), Py_True)) return false;
         if (!is(ask(given, names.is_conj), Py_False) || !is(ask(given, names.is_neg), Py_False)) return false;
@@ -104,24 +130,7 @@ private:
         if (!number(ask(given, names.data_ptr), address) || !number(ask(given, names.numel), array.count)) return false;
         if (!address && array.count) return false;
         array.data = reinterpret_cast<void*>(address);
-        PyObject* const dtype = PyObject_GetAttr(given, names.dtype);
-        const bool known = dtype && dtypes.find(dtype, array.dtype);
-        Py_XDECREF(dtype);
-        return known;
-    }
-
-    static PyObject* ask(PyObject* object, PyObject* name) { return PyObject_CallMethodObjArgs(object, name, nullptr); }
-
-    // These take the reference of an answer, which is nullptr if the tensor raised.
-    static bool is(PyObject* answer, PyObject* expected) {
-        Py_XDECREF(answer);  // True and False remain
-        return answer == expected;
-    }
-
-    static bool number(PyObject* answer, uint64_t& value) {
-        value = answer ? PyLong_AsUnsignedLongLong(answer) : 0;
-        Py_XDECREF(answer);
-        return answer && !PyErr_Occurred();
+        return code(PyObject_GetAttr(given, names.dtype), dtypes, array.dtype);
     }
 };
 
@@ -144,13 +153,18 @@ inline PyObject* make_numpy(PyArrayObject* x, Py_ssize_t rows, bool added) {
     return PyArray_Empty(axes + added, shape, dtype, false);
 }
 
-inline PyObject* make_tensor(PyObject* x, Py_ssize_t rows, bool added) {
+// The same by `x.new_empty(shape)`, or by `maker(x, shape)`.
+inline PyObject* make_array(PyObject* x, Py_ssize_t rows, bool added, PyObject* maker) {
     PyObject* const size = PyObject_GetAttr(x, names.shape);
     PyObject* const shape = size ? PySequence_List(size) : nullptr;
     PyObject* const first = PyLong_FromSsize_t(rows);
     const bool changed =
         shape && first && !PyList_SetSlice(shape, 0, !added, nullptr) && !PyList_Insert(shape, 0, first);
-    PyObject* const made = changed ? PyObject_CallMethodObjArgs(x, names.new_empty, shape, nullptr) : nullptr;
+    PyObject* made = nullptr;
+    if (changed) {
+        made = maker ? PyObject_CallFunctionObjArgs(maker, x, shape, nullptr)
+                     : PyObject_CallMethodObjArgs(x, names.new_empty, shape, nullptr);
+    }
     Py_XDECREF(size);
     Py_XDECREF(shape);
     Py_XDECREF(first);

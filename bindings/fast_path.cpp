@@ -1,5 +1,5 @@
-// The fast path: plain calls on contiguous NumPy arrays and PyTorch tensors in host memory, from Python's C API
-// straight into the core.
+// The fast path: plain calls on contiguous NumPy arrays and PyTorch tensors in host memory, and on arrays of CuPy and
+// PyTorch on the GPU of a connected group, from Python's C API straight into the core.
 //
 // A second module in the library of ringcomm._native, because it must share the core's state. Each method takes the
 // arguments of the communicator's method of that name. For any other call it returns NotImplemented, without side
@@ -7,6 +7,7 @@
 #include "calls.h"
 #include "core/collectives.h"
 #include "fast_arrays.h"
+#include "gpu_arrays.h"
 #include "object_record.h"
 
 using namespace ringcomm;
@@ -20,8 +21,14 @@ struct FastPath {
     PyObject* handle;  // keeps comm alive
     PyObject* check;   // raises the error behind a status
     ArrayReader arrays;
+    GpuArrays gpus;
     Codes ops;  // by name
     int rank, size;
+    bool paused;  // collectives must wait for calls that routing.py has queued
+
+    bool read(PyObject* given, Array& array, bool writable) {
+        return arrays.read(given, array, writable) || gpus.read(arrays, given, array, writable);
+    }
 };
 
 PyObject* not_plain() { return Py_NewRef(Py_NotImplemented); }
@@ -86,7 +93,7 @@ PyObject* run(const FastPath& fast_path, PyObject* result, Call call) {
     const int status = without_gil(call);
     if (status == RC_OK) return result;
     Py_DECREF(result);
-    if (status == RC_NO_PROGRAM) return not_plain();
+    if (status == RC_NO_PROGRAM || status == RC_UNPREPARED) return not_plain();
     return raise(fast_path.check, status);
 }
 
@@ -107,6 +114,18 @@ constexpr Form form_of(const Collective& row) {
     return row.in_place() ? AS_GIVEN : row.got == Data::BLOCKS ? JOINED : SHARE;
 }
 
+// Launches a collective, and returns `result` as run() does. `both`: whether all its arrays are on the GPU.
+PyObject* launch(FastPath& fast_path, int code, const rc_call& call, const Array& array, bool both, PyObject* result) {
+    void* stream;
+    if (!both || !fast_path.gpus.current(array, stream)) {
+        Py_DECREF(result);
+        return both ? nullptr : not_plain();
+    }
+    rc_gpus* const group = fast_path.gpus.group;  // another thread may disconnect
+    return run(fast_path, result,
+               [&] { return rc_gpus_call(group, code, &call, stream, -1.0, RC_GPUS_FAST, nullptr); });
+}
+
 template <int code>
 PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     constexpr Collective row = collectives[code];
@@ -116,6 +135,7 @@ PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t number)
     Arguments arguments(fast_path, values, number);
     PyObject *x, *out;
     int op = RC_SUM, root = 0;
+    if (fast_path.paused) return not_plain();
     if (!arguments.object(x) || !arguments.object(out)) return not_plain();
     if (row.reduces && !arguments.op(op)) return not_plain();
     if (row.rooted() && !arguments.rank(root)) return not_plain();
@@ -127,7 +147,7 @@ PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t number)
     uint64_t count = 0, expected = 0;  // as rc_collective counts; elements of the result
     if (gives) {
         const bool only_read = row.given_by == Ranks::ROOT && is_root;
-        if (!x || !fast_path.arrays.read(x, source, in_place && !only_read)) return not_plain();
+        if (!x || !fast_path.read(x, source, in_place && !only_read)) return not_plain();
         if (source.numpy && PyArray_NDIM(source.numpy) > MOST_AXES) return not_plain();
         if (divides && !is_divisible(x, fast_path.size)) return not_plain();
         count = divides ? source.count / fast_path.size : source.count;
@@ -142,14 +162,15 @@ PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t number)
     } else if (gives && !out) {
         const bool added = form == JOINED;
         const Py_ssize_t rows = added ? fast_path.size : PyObject_Size(x) / fast_path.size;
-        result = source.numpy ? make_numpy(source.numpy, rows, added) : make_tensor(x, rows, added);
+        result = source.numpy ? make_numpy(source.numpy, rows, added)
+                              : make_array(x, rows, added, source.on_gpu ? GpuArrays::maker(source) : nullptr);
         if (!result) return nullptr;
-        if (!fast_path.arrays.read(result, target, true)) {
+        if (!fast_path.read(result, target, true)) {
             Py_DECREF(result);
             return not_plain();
         }
     } else {
-        if (!out || !fast_path.arrays.read(out, target, true)) return not_plain();
+        if (!out || !fast_path.read(out, target, true)) return not_plain();
         if (gives && (target.count != expected || target.dtype != source.dtype)) return not_plain();
         if (!gives) {
             count = target.count;
@@ -158,13 +179,17 @@ PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t number)
         result = Py_NewRef(out);
     }
     const rc_call call{source.data, target.data, count, source.dtype, op, 1.0, root, nullptr};
+    if (source.on_gpu || target.on_gpu) {
+        const bool both = (!gives || source.on_gpu) && (!gets || target.on_gpu);
+        return launch(fast_path, code, call, gives ? source : target, both, result);
+    }
     return run(fast_path, result, [&] { return rc_collective(fast_path.comm, code, &call, -1.0, nullptr); });
 }
 
 template <>
 PyObject* collective<RC_BARRIER>(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
-    if (!Arguments(fast_path, values, number).nothing_else()) return not_plain();
+    if (fast_path.paused || !Arguments(fast_path, values, number).nothing_else()) return not_plain();
     const rc_call call{};
     return run(fast_path, Py_NewRef(Py_None),
                [&] { return rc_collective(fast_path.comm, RC_BARRIER, &call, -1.0, nullptr); });
@@ -174,7 +199,7 @@ PyObject* collective<RC_BARRIER>(PyObject* self, PyObject* const* values, Py_ssi
 // fit into a record, None and their sizes.
 PyObject* all_gather_record(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
-    if (number != 1 || (values[0] != Py_None && !PyBytes_Check(values[0]))) return not_plain();
+    if (fast_path.paused || number != 1 || (values[0] != Py_None && !PyBytes_Check(values[0]))) return not_plain();
     ObjectRecord own;
     own.pack(values[0]);
     std::vector<ObjectRecord> records(fast_path.size);
@@ -251,6 +276,33 @@ PyObject* sendrecv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     });
 }
 
+// connect_gpus(address, handle, types, ordinal): from now on launches collectives of arrays on this GPU.
+PyObject* connect_gpus(PyObject* self, PyObject* const* values, Py_ssize_t number) {
+    GpuArrays& gpus = reinterpret_cast<FastPath*>(self)->gpus;
+    if (number != 4 || !PyLong_Check(values[0]) || !PyDict_Check(values[2]) || !small(values[3], gpus.ordinal)) {
+        return PyErr_Format(PyExc_TypeError, "connect_gpus takes an address, a handle, a dict and an ordinal");
+    }
+    gpus.group = static_cast<rc_gpus*>(PyLong_AsVoidPtr(values[0]));
+    Py_XDECREF(std::exchange(gpus.handle, Py_NewRef(values[1])));
+    Py_XDECREF(std::exchange(gpus.types, Py_NewRef(values[2])));
+    Py_RETURN_NONE;
+}
+
+// pause(whether): collectives return NotImplemented meanwhile.
+PyObject* pause(PyObject* self, PyObject* const* values, Py_ssize_t number) {
+    if (number != 1) return PyErr_Format(PyExc_TypeError, "pause takes a bool");
+    reinterpret_cast<FastPath*>(self)->paused = values[0] == Py_True;
+    Py_RETURN_NONE;
+}
+
+// The group is closed. A call of another thread may still be in it, so its handle stays.
+PyObject* disconnect_gpus(PyObject* self, PyObject* const*, Py_ssize_t) {
+    GpuArrays& gpus = reinterpret_cast<FastPath*>(self)->gpus;
+    gpus.group = nullptr;
+    Py_XDECREF(std::exchange(gpus.stream, nullptr));
+    Py_RETURN_NONE;
+}
+
 PyObject* create(PyTypeObject* type, PyObject* arguments, PyObject*) {
     PyObject *address, *handle, *check, *tensors, *dtypes, *ops;
     int rank, size;
@@ -277,6 +329,7 @@ void destroy(PyObject* self) {
         Py_DECREF(codes.dict);
         Py_XDECREF(codes.last);
     }
+    for (PyObject* held : {fast_path.gpus.handle, fast_path.gpus.types, fast_path.gpus.stream}) Py_XDECREF(held);
     Py_DECREF(fast_path.handle);
     Py_DECREF(fast_path.check);
     Py_DECREF(fast_path.arrays.tensors);
@@ -290,7 +343,8 @@ PyMethodDef methods[] = {
 #define COLLECTIVE_ROW(name, NAME, given, given_by, got, got_by, kind) kind(name, NAME)
 #include "ringcomm/types.def"
     method("all_gather_record", all_gather_record), method("send", send),         method("recv", recv),
-    method("recv_message", recv_message),           method("sendrecv", sendrecv), {},
+    method("recv_message", recv_message),           method("sendrecv", sendrecv), method("connect_gpus", connect_gpus),
+    method("disconnect_gpus", disconnect_gpus),     method("pause", pause),       {},
 };
 
 PyType_Slot slots[] = {

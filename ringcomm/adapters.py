@@ -17,7 +17,18 @@ from ringcomm.errors import ArgumentError, refuse, unknown
 from ringcomm.native import ffi, lib
 from ringcomm.types import DTYPES
 
-__all__ = ["ADAPTERS", "CODES", "TENSORS", "Adapter", "Memory", "check_disjoint", "dtype_of", "find_device", "fitting"]
+__all__ = [
+    "ADAPTERS",
+    "CODES",
+    "ON_GPUS",
+    "TENSORS",
+    "Adapter",
+    "Memory",
+    "check_disjoint",
+    "dtype_of",
+    "find_device",
+    "fitting",
+]
 
 # Pointer (cdata that keeps host memory alive where it can, or a Pointer to a device), elements, code of the dtype.
 Memory = tuple[Any, int, int]
@@ -77,6 +88,8 @@ class TorchAdapter:
     def __init__(self, torch: Any) -> None:
         TENSORS.update((torch.Tensor, torch.nn.Parameter))
         CODES.update({getattr(torch, name): code for name, code in DTYPES.items() if hasattr(torch, name)})
+        current = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # missing without CUDA
+        ON_GPUS["cuda"].update({kind: (TENSOR, current, None) for kind in TENSORS if current})
 
     def memory(self, x: Any, writable: bool) -> Memory:  # noqa: ARG002 (no tensor is read-only)
         if not (x.is_cpu or x.is_cuda):
@@ -113,6 +126,8 @@ class EmulatedAdapter(NumPyAdapter):
 
     def __init__(self, emulated: Any) -> None:
         self._device, self._empty = emulated.device, emulated.empty
+        device = emulated.device
+        ON_GPUS["emulated"][emulated.Array] = EMULATED, lambda _: device.stream(), self.empty
 
     def memory(self, x: Any, writable: bool) -> Memory:
         _, count, code = super().memory(x, writable)
@@ -124,6 +139,10 @@ class EmulatedAdapter(NumPyAdapter):
 
 class CudaAdapter:
     """CuPy arrays, and other objects with __cuda_array_interface__."""
+
+    def __init__(self) -> None:
+        if cupy := sys.modules.get("cupy"):
+            ON_GPUS["cuda"][cupy.ndarray] = CUPY, cupy.cuda.get_current_stream, self.empty
 
     def memory(self, x: Any, writable: bool) -> Memory:
         facts = x.__cuda_array_interface__
@@ -161,6 +180,9 @@ class _Codes(dict[Any, int]):
 
 ADAPTERS = _Adapters({np.ndarray: NumPyAdapter()})
 CODES = _Codes()
+# How the fast path reads arrays on the devices of a family, by their type: as GpuArrays in bindings/gpu_arrays.h says.
+ON_GPUS: dict[str, dict[type, tuple[int, Any, Any]]] = {"cuda": {}, "emulated": {}}
+TENSOR, CUPY, EMULATED = range(3)
 TENSORS: set[type] = set()  # PyTorch's own types, once one was used: subclasses may have no memory of their own
 
 

@@ -535,6 +535,13 @@ class Communicator:
         """Raise the first failure of the communicator, if any."""
         self._transport.check()
 
+    def synchronize(self) -> None:
+        """Wait until the launched calls on GPU arrays have ended, and raise the first failure, if any.
+
+        Not collective. What a replay of a CUDA graph does is not waited for, but its failure is raised, too.
+        """
+        self._transport.synchronize()
+
     def report(self, calls: int = 3) -> str:
         """Print the last `calls` calls of every rank, at most 1023, and what each rank waits for. Returns the text."""
         text = self._transport.report(integer("calls", calls, 1))

@@ -65,6 +65,7 @@ try:
     from ringcomm._native import ffi, lib
 except ImportError as reason:
     ffi = lib = NativeFastPath = native_messages = numpy_memory = _Missing(reason)
+    FOLDER = Path(__file__).parent
 else:
     NativeFastPath = _module("_fast_path", _library).FastPath
     native_messages = _module("_messages", _library)

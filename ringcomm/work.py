@@ -1,6 +1,5 @@
 """Works: the handles of pending calls."""
 
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -67,7 +66,9 @@ class Work:
                     self._calls.stop(pending)
                 raise
             if pending.done():  # on a GPU only the current stream has waited
-                self._memory = self._pending = None
+                self._pending = None
+            if self._pending is None or getattr(pending, "may_release", False):
+                self._memory = None
                 self._calls.discard(self)
         if self._error is not None:
             raise self._error
@@ -75,24 +76,18 @@ class Work:
 
     def synchronize(self, timeout: float | None = None) -> Any:
         """Like `wait`, but also wait until the GPU has done the call."""
+        memory = self._memory  # which is in use until the end
         self.wait(timeout)
-        pending = self._pending
-        if pending is not None and not pending.done():
-            reached = threading.Event()
-            pending.add_done_callback(reached.set)
-            try:
-                late = not reached.wait(timeout)
-            except BaseException:  # of a signal handler
-                self._calls.stop(pending)
-                raise
-            if late:
-                self._calls.stop(pending, "waited too long")
+        pending: Any = self._pending
+        if self.on_stream and not pending.done():
+            pending.finish(seconds(timeout))
+        del memory
         return self.wait()
 
     def done(self) -> bool:
         """Return whether the call has ended, with or without an error. Then its arrays are the caller's again."""
         pending = self._pending
-        if self._memory is not None and (pending is None or not pending.done()):
+        if self._memory is not None if pending is None else not pending.done():
             return False
         self._calls.discard(self)
         return True
@@ -101,6 +96,11 @@ class Work:
     def result(self) -> Any:
         """The result of `wait()`."""
         return self.wait()
+
+    @property
+    def on_stream(self) -> bool:
+        """Whether `wait` makes the current stream of a GPU wait, and not the caller."""
+        return bool(getattr(self._pending, "on_stream", False))
 
     def add_done_callback(self, callback: "Callable[[Work], object]") -> None:
         """Call `callback(self)` when the call ends: immediately if it has, else on a thread of ringcomm.
@@ -131,6 +131,14 @@ class SendRecvPending:
         source: int = self._recv.wait(limit)
         return source
 
+    @property
+    def on_stream(self) -> bool:
+        return self._send.on_stream or self._recv.on_stream
+
+    def finish(self, timeout: float) -> None:
+        for work in (self._send, self._recv):
+            work.synchronize(None if timeout < 0 else timeout)
+
     def done(self) -> bool:
         return self._send.done() and self._recv.done()
 
@@ -157,11 +165,11 @@ class PendingCalls:
     def discard(self, work: Work) -> None:
         self._works.discard(work)
 
-    def stop(self, pending: Pending, why: str = "was interrupted by a signal during wait") -> None:
+    def stop(self, pending: Pending) -> None:
         """Break the communicator, so that the call ends and releases its memory."""
         with suppress(RingcommError):  # closed, which ends the call too
             rank = self._transport.rank
-            self._transport.fail(Aborted(f"rank {rank} {why}", rank=rank))
+            self._transport.fail(Aborted(f"rank {rank} was interrupted by a signal during wait", rank=rank))
         with suppress(RingcommError):  # the failure of the call
             pending.wait(-1.0)
 

@@ -11,7 +11,7 @@ import pytest
 import reference
 from ringcomm import premul_sum
 from ringcomm.devices.contract import KernelVariant
-from ringcomm.transports.cuda.kernels import KERNELS, MOVED, REASONS, REDUCING
+from ringcomm.transports.cuda.kernels import KERNELS, REASONS, REDUCING
 from ringcomm.types import DTYPES, OPS, TABLES
 
 compiler = pytest.importorskip("ringcomm.devices.compiler", reason="CuPy is not installed: pip install cupy-cuda12x")
@@ -28,7 +28,7 @@ def legal(dtype, op):
 
 
 ARITHMETIC = [(dtype, op) for dtype, op in product(DTYPES, CODES) if legal(dtype, op)]
-MOVES = [(dtype, "sum") for dtype, code in DTYPES.items() if code in MOVED.values()]
+MOVES = [(dtype, "sum") for dtype in ("uint8", "uint16", "uint32", "uint64", "complex128")]  # one of each size
 
 
 def table(kernel):
@@ -49,6 +49,8 @@ def sample():
 SAMPLE = list(sample())
 TIGHTEST = ("one_shot", "complex128", "premul_sum", "sm_100")  # nvcc 13 has few registers to spare there
 EVERYTHING = [(kernel, dtype, op, arch) for kernel in KERNELS for dtype, op in table(kernel) for arch in ARCHITECTURES]
+# Data that peers write must not pass through the read-only cache; a multiply-add rounds twice; no kernel traps.
+UNWANTED = ("ld.global.nc", "fma.rn", "trap")
 COLUMNS = ("kernel", "dtype", "op", "architecture")
 
 
@@ -69,8 +71,7 @@ def check(made, kernel):
         assert "st.global.v4.u32" in made.ptx
     if kernel not in ("barrier", "ll"):  # arrays aligned to 4 bytes but not to 16
         assert re.search(r"\bst\.(global\.)?[uf]32", made.ptx)
-    # Data that peers write must not pass through the read-only cache; a multiply-add rounds twice; no kernel traps.
-    for unwanted in ("ld.global.nc", "fma.rn", "trap"):
+    for unwanted in UNWANTED:
         assert unwanted not in made.ptx
 
 
@@ -89,6 +90,22 @@ def test_a_kernel_compiles_by_nvrtc(kernel, dtype, op, architecture):
     check(compiler.compiled(*variant(kernel, dtype, op, architecture)), kernel)
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_messages_compile_by_nvrtc(architecture):
+    made = compiler.compiled(None, architecture)
+    assert "Compiling entry function 'ringcomm_messages'" in made.report
+    check_messages(made.report)
+    for access in ("ld.acquire.sys.global.u64", "st.release.sys.global.u64", "ld.global.v4.u32", "st.global.v4.u32"):
+        assert access in made.ptx
+    for unwanted in UNWANTED:
+        assert unwanted not in made.ptx
+
+
+def check_messages(report):
+    """No thread has a stack: after a wait it would be read from the L2 cache."""
+    assert {*re.findall(r"(\d+) bytes (?:stack frame|spill)", report)} == {"0"}, report
+
+
 # About 15 minutes.
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(COLUMNS, EVERYTHING)
@@ -98,8 +115,12 @@ def test_every_kernel_compiles_by_nvrtc(kernel, dtype, op, architecture):
 
 def compile_by_nvcc(case, target):
     """Return the report of ptxas."""
+    return run_nvcc(compiler.options(*variant(*case)), target)
+
+
+def run_nvcc(flags, target):
     folders = (f"-I{folder}" for folder in (TABLES.parents[1], compiler.SOURCES.parents[1]))
-    options = [*compiler.options(*variant(*case)), *folders, "-cubin", "-o", target]
+    options = [*flags, *folders, "-cubin", "-o", target]
     command = ["nvcc", *options, compiler.SOURCES / "entry.cu"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -114,6 +135,12 @@ has_nvcc = pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not inst
 @pytest.mark.parametrize(COLUMNS, [*SAMPLE[::4], TIGHTEST])
 def test_a_kernel_compiles_by_nvcc(kernel, dtype, op, architecture, tmp_path):
     check_registers(compile_by_nvcc((kernel, dtype, op, architecture), tmp_path / "cubin"))
+
+
+@has_nvcc
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_messages_compile_by_nvcc(architecture, tmp_path):
+    check_messages(run_nvcc(compiler.options(None, architecture), tmp_path / "cubin"))
 
 
 # About 40 minutes.

@@ -7,31 +7,29 @@ import time
 
 import numpy as np
 import pytest
-from test_gpu import Emulated, different
 
 import harness
 import ringcomm
-from on_device import behind_a_gate
+from on_device import Gate, behind_a_gate
 from reference import assert_same
-from ringcomm import Aborted, ArgumentError, Communicator, MismatchError, PeerLost
+from ringcomm import Aborted, ArgumentError, CollectiveTimeout, Communicator, MismatchError, PeerLost
 from ringcomm.devices import emulated
 from ringcomm.testing import connect_threads, run_threads
 from ringcomm.transports import shm
-from ringcomm.transports.cuda import group
 
 SHORT = 0.3  # seconds, of a wait that times out
 
 
 def raised_later(comm):
-    x, gate = emulated.array(np.ones(10)), emulated.EmulatedEvent()
+    x, gate = emulated.array(np.ones(10)), Gate()
     comm.all_reduce(x)
-    emulated.device.stream().wait_event(gate)
+    gate.hold(emulated.device.stream())
     if comm.rank == 1:
         comm.broadcast(x)
     else:
         comm.all_reduce(x)
         comm.all_reduce(x)  # launched before the mismatch is known: no rank can tell which calls correspond
-    gate.reach()
+    gate.open()
     emulated.device.stream().synchronize()
     for _ in range(2):
         with pytest.raises(MismatchError, match="broadcast"):
@@ -42,21 +40,6 @@ def raised_later(comm):
 def test_a_failure_after_the_launch_is_raised_by_the_next_call():
     ends = connect_threads(shm.connect, 2)
     run_threads(raised_later, [Communicator(end) for end in ends])
-
-
-def test_a_kernel_may_fail_before_its_launch_has_returned(monkeypatch):
-    start = group.CudaGroup._enqueue
-
-    def slow(gpus, *call):
-        event = start(gpus, *call)
-        while not event.done:
-            time.sleep(1e-4)
-        gpus.poll()  # as the watcher thread may now
-        return event
-
-    monkeypatch.setattr(group.CudaGroup, "_enqueue", slow)
-    ends = connect_threads(shm.connect, 3)
-    run_threads(lambda comm: different(comm, Emulated), [Communicator(end) for end in ends])
 
 
 def a_late_one_differs(comm):
@@ -151,9 +134,9 @@ def interrupted(comm):
         with pytest.raises(ValueError, match="nonsense"):
             comm.all_reduce(x)
     else:
-        with pytest.raises(Aborted, match="rank 0 was interrupted: ValueError"):
+        with pytest.raises(Aborted, match="rank 0 was interrupted by a signal"):
             comm.recv(x, 0)
-    with pytest.raises(Aborted, match="rank 0 was interrupted: ValueError"):
+    with pytest.raises(Aborted, match="rank 0 was interrupted by a signal"):
         comm.all_reduce(x)
 
 
@@ -164,12 +147,14 @@ def test_a_signal_handler_that_raises_ends_a_call():
 def too_long(comm):
     work, gate = behind_a_gate(comm)
     if comm.rank == 0:
-        threading.Timer(3 * SHORT, gate.reach).start()
-        with pytest.raises(Aborted, match="rank 0 waited too long"):
+        threading.Timer(3 * SHORT, gate.open).start()
+        with pytest.raises(
+            CollectiveTimeout, match=r"rank 0 waited 0.3 s for all_reduce.float64 x 5, sum. on emulated"
+        ):
             work.synchronize(timeout=SHORT)
     else:
-        gate.reach()
-        with pytest.raises(Aborted, match="rank 0 waited too long"):
+        gate.open()
+        with pytest.raises(CollectiveTimeout, match=r"rank 0 waited 0.3 s"):
             work.synchronize()
 
 
@@ -187,7 +172,7 @@ def with_a_child(comm):
         comm.close()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    gate.reach()
+    gate.open()
     emulated.EmulatedDevice.blocking = True
     assert_same(work.wait(), np.full(5, float(comm.size)))
 
@@ -214,7 +199,9 @@ def called_by_a_handler(comm):
     x, refused = emulated.array(np.ones(5)), []
 
     def handler(*_):
-        with pytest.raises(ArgumentError, match="by a signal handler, in the middle of another call"):
+        with pytest.raises(
+            ArgumentError, match="a signal handler must not wait for the communicator that it interrupted"
+        ):
             comm.all_reduce(x)
         refused.append(True)
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import harness
-from cases import PLANS, Arrays, pairwise, start
-from on_device import behind_a_gate, mappings
+from cases import PLANS, pairwise, start
+from on_device import Gate, OnDevice, behind_a_gate, mappings
 from reference import assert_same, filled, numpy_dtype, reduced
 from ringcomm import ArgumentError, Communicator, MismatchError, premul_sum
 from ringcomm.devices import emulated
@@ -33,13 +33,6 @@ EXACT = [  # independent of the order of the sum, in which the ring differs from
 ]
 SEGMENT = 1024  # so short and long arrays use different kernels
 SHORT = 0.3  # seconds, of a wait that times out
-
-
-class OnDevice(Arrays):
-    """Makes the arrays of a call on the emulated device."""
-
-    def memory(self, size):
-        return emulated.empty(size, np.uint8)
 
 
 def check_cases(comm, cases):
@@ -147,17 +140,16 @@ def test_invalid_arrays_are_refused_and_subgroups_work(world):
 
 def on_a_stream(comm):
     x = emulated.array(np.zeros(10_000))
-    stream, gate = emulated.Stream(), emulated.EmulatedEvent()
-    stream.wait_event(gate)
+    stream, gate = emulated.Stream(), Gate()
+    gate.hold(stream)
     stream.add(lambda: x.fill(comm.rank))  # a kernel of the program
     with stream:
         work = comm.all_reduce(x, async_op=True)
     assert not work.done()
-    gate.reach()
-    stream.synchronize()
+    gate.open()
+    work.synchronize()
     assert work.done()
     assert_same(x, np.full(10_000, sum(range(comm.size)), float))
-    work.wait()
 
 
 def test_a_call_runs_after_the_work_queued_on_its_stream(world):
@@ -167,16 +159,16 @@ def test_a_call_runs_after_the_work_queued_on_its_stream(world):
 def launched_only(comm):
     comm.all_reduce(emulated.array(np.ones(1)))  # connects the GPUs
     x = emulated.array(np.ones(10_000))
-    gate = emulated.EmulatedEvent()
+    gate = Gate()
     with emulated.Stream() as stream:
-        stream.wait_event(gate)
+        gate.hold(stream)
         stream.add(lambda: x.fill(comm.rank))
         assert comm.all_reduce(x) is x
         work = comm.all_gather(x[:1000], async_op=True)
         assert work.wait().shape == (comm.size, 1000)
         assert not work.done()
         y = comm.all_gather(x[:1000])
-        gate.reach()
+        gate.open()
         result = work.synchronize()
     assert work.done()
     assert_same(result, np.full((comm.size, 1000), sum(range(comm.size)), float))
@@ -204,7 +196,7 @@ def test_closed_groups_free_their_memory():
 
 def barrier_after_launches(comm):
     work, gate = behind_a_gate(comm)
-    threading.Timer(SHORT, gate.reach).start()
+    threading.Timer(SHORT, gate.open).start()
     comm.barrier()
     assert work.done()
 

@@ -52,12 +52,12 @@ OUTSIDERS = {
 # Names that only some modules may import or use.
 RESERVED = {
     "os.environ": (
-        *("config", "bootstrap.place", "bench.machine", "bench.peers", "bench.tune"),
+        *("config", "bootstrap.place", "bench.machine", "bench.mps", "bench.peers", "bench.tune"),
         *("bench.rank.__main__", "bench.rank.gloo", "bench.rank.nccl"),
         *("torch.native", "mpi4py.__init__", "mpi4py.environment", "mpi4py.futures.preparation"),
     ),
     "torch": ("bench.rank.gloo", "parallel", "parameter_server", "plan.measure", "pretrained", "torch"),
-    "cupy": ("devices", "commands.doctor", "bench.rank.cuda", "bench.rank.nccl", "bench.virtual"),
+    "cupy": ("devices", "commands.doctor", "bench.rank.cuda", "bench.rank.nccl", "bench.device_arrays"),
     # SECURITY.md, *What is unpickled*.
     "pickle": ("objects", "launcher.launch", "launcher.forkserver", "mpi4py.pickling", "parallel.checkpoint"),
     "mpi4py": ("bench.rank.mpi", "transports.mpi.world", "transports.mpi.link", "transports.mpi.leaving"),
@@ -76,10 +76,12 @@ MOVABLE = "bench.rank"
 NATIVE_LAYERS = (
     ("bindings",),
     ("bindings/src/abi",),
+    ("bindings/emulated_cuda",),
     ("bindings/src/network",),
-    ("bindings/src/collectives", "bindings/src/cuda"),
+    ("bindings/src/collectives",),
     ("bindings/src/shm",),
     ("bindings/src/p2p",),
+    ("bindings/src/cuda",),
     ("bindings/src/core",),
     ("kernels/cpu", "kernels/cuda"),
     ("kernels",),

@@ -10,6 +10,7 @@ import failures
 import harness
 import ringcomm
 from between_hosts import run_on
+from on_device import Gate
 from ringcomm.devices import emulated
 from ringcomm.trace.entries import read
 from ringcomm.trace.report import report
@@ -170,15 +171,15 @@ def test_the_wait_for_a_queued_call_lasts_as_long(tmp_path):
 
 
 def on_gpus(comm, folder):
-    x, gate = emulated.array(np.ones(1000, np.float32)), emulated.EmulatedEvent()
+    x, gate = emulated.array(np.ones(1000, np.float32)), Gate()
     rows = emulated.array(np.ones((SIZE, 2)))
     comm.all_reduce(x)  # connects them
     with comm.trace(folder):
         with emulated.Stream() as stream:
-            stream.wait_event(gate)
+            gate.hold(stream)
             work = comm.all_reduce(x, async_op=True)
             comm.mark("launched")
-            gate.reach()
+            gate.open()
             work.wait()
         comm.mark("reduced")
         comm.reduce_scatter(rows)
@@ -205,6 +206,22 @@ def test_calls_on_gpus_have_the_times_of_the_gpu(tmp_path):
     (line,) = (line for line in lines if line[:2] == ["all_reduce,", "GPU"])
     assert line[2:4] == ["3", "12,000"]
     assert len(line) == 7  # without a share of memcpy
+
+
+def on_gpus_without_waiting(comm, folder):
+    x = emulated.array(np.ones(1000, np.float32))
+    comm.all_reduce(x)
+    comm.all_reduce(x)  # launched without Python
+    with comm.trace(folder):
+        comm.all_reduce(x)
+        comm.synchronize()
+
+
+@pytest.mark.usefixtures("streams_as_on_a_gpu")
+def test_a_call_that_returns_at_its_launch_is_recorded(tmp_path):
+    harness.run(on_gpus_without_waiting, 2, tmp_path, world="threads")
+    for each in read(tmp_path):
+        assert [call.name for call in each.calls if call.path == "cuda"] == ["all_reduce"]
 
 
 def marks(comm, folder):

@@ -1,7 +1,7 @@
 // The C ABI of the CUDA kernels: launches on a GPU or on the emulated device.
 #include "abi/check.h"
 #include "core/errors.h"
-#include "cuda/emulated.h"
+#include "kernels/cuda/kernels.cuh"
 #include "ringcomm.h"
 
 using namespace ringcomm;
@@ -10,6 +10,7 @@ static_assert(sizeof(rc_cuda_shape) == sizeof(cuda::Shape) && sizeof(rc_cuda_con
 static_assert(sizeof(rc_cuda_location) == sizeof(cuda::Location));
 static_assert(offsetof(rc_cuda_control, number) == offsetof(cuda::Control, record) + offsetof(cuda::Record, call));
 static_assert(offsetof(rc_cuda_control, reason) == offsetof(cuda::Control, record) + offsetof(cuda::Record, reason));
+static_assert(offsetof(rc_cuda_control, completed) == offsetof(cuda::Control, completed));
 
 namespace {
 
@@ -62,21 +63,5 @@ int rc_cuda_args(const rc_cuda_shape* shape, const rc_cuda_call* call, void* arg
             .factor = call->factor,
         };
         std::memcpy(args, &filled, sizeof filled);
-    });
-}
-
-int rc_emulated_launch(const void* args, int ranks, int blocks, int threads, uint64_t seed) {
-    return guarded([&] {
-        check_pointer("args", args);
-        check_range("ranks", ranks, 1, 4096);
-        check_range("threads", threads, 1, 1024);
-        const auto* first = static_cast<const cuda::Args*>(args);
-        for (int i = 0; i < ranks; ++i) {
-            check_pointer("args.arena", first[i].arena.base);
-            check_pointer("args.control", first[i].control);
-            check_rank("args.rank", first[i].rank, 0, first[i].arena.layout.shape.ranks);
-            check_rank("args.root", first[i].root, 0, first[i].arena.layout.shape.ranks);
-        }
-        launch_emulated({first, static_cast<size_t>(ranks)}, blocks, threads, seed);
     });
 }

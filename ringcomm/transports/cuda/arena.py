@@ -1,4 +1,6 @@
-"""The arena of a rank on its GPU (kernels/cuda/arena.cuh), and the arguments of kernels that use it."""
+"""The memory of a rank for a group of GPUs: its arena (kernels/cuda/arena.cuh), and host memory that kernels access."""
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,11 +9,9 @@ from ringcomm.devices.contract import Device, Memory
 from ringcomm.native import check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.cuda.kernels import LaunchPlan
-from ringcomm.transports.cuda.symmetric import NOT_SYMMETRIC, BufferLocation
+from ringcomm.transports.cuda.symmetric import BufferLocation
 
-__all__ = ["MAX_LAUNCHES", "Arena"]
-
-MAX_LAUNCHES = 256  # in flight: the driver's queue is finite, and a thread that waits for it can do nothing else
+__all__ = ["Arena"]
 
 
 class Arena:
@@ -19,24 +19,17 @@ class Arena:
 
     def __init__(self, device: Device, rank: int, ranks: int) -> None:
         self.device, self.rank = device, rank
-        self._shape = ffi.new("rc_cuda_shape *", {"ranks": ranks, **device.shape._asdict()})
+        self.shape = ffi.new("rc_cuda_shape *", {"ranks": ranks, **device.shape._asdict()})
         size, peers_at = ffi.new("uint64_t *"), ffi.new("uint64_t *")
-        check(lib.rc_cuda_layout(self._shape, size, peers_at))
+        check(lib.rc_cuda_layout(self.shape, size, peers_at))
         self.size, self._peers_at = int(size[0]), int(peers_at[0])
         self.memory = device.allocate(self.size, "the arena of a rank")
         self.opened: list[Memory] = []  # the arenas of all ranks
         self._control_memory = device.allocate_pinned(ffi.sizeof("rc_cuda_control"))
         self.control = ffi.cast("rc_cuda_control *", self._control_memory.address)
-        memory = ffi.cast("void *", self.memory.address)
-        self._call = ffi.new("rc_cuda_call *", {"arena": memory, "control": self.control, "rank": rank})
-        self._args_bytes = int(lib.rc_cuda_args_bytes())
-        offsets = MAX_LAUNCHES * 2 * (ranks + 1)  # of blocks to send and to receive, for each launch in flight
-        self._table_memory = device.allocate_pinned(8 * offsets)
-        table = ffi.buffer(ffi.cast("char *", self._table_memory.address), 8 * offsets)
-        self._tables = np.frombuffer(table, np.uint64).reshape(MAX_LAUNCHES, 2, ranks + 1)
 
     def open(self, handles: list[str]) -> None:
-        """Open the arenas of all ranks. Raises OSError or RuntimeError, as CuPy does."""
+        """Open the arenas of all ranks. Raises OSError or RuntimeError, as the driver does."""
         self.join([self.memory if rank == self.rank else self.device.open(each) for rank, each in enumerate(handles)])
 
     def join(self, arenas: list[Memory]) -> None:
@@ -51,28 +44,53 @@ class Arena:
         self.join(self.opened)
         self.control.failed = self.control.abort = 0
 
+    def open_group(self, host: Any) -> Any:
+        """Return an rc_gpus on this memory, of the ranks that the rc_comm `host` connects."""
+        device = self.device
+        tables = device.allocate_pinned(lib.rc_gpus_table_bytes(self.shape.ranks))
+        driver, name = ffi.new("char[]", device.library.encode()), ffi.new("char[]", device.name.encode())
+        setup = {
+            "shape": self.shape[0],
+            "arena": ffi.cast("void *", self.memory.address),
+            "control": self.control,
+            "tables": ffi.cast("uint64_t *", tables.address),
+            "context": ffi.cast("void *", device.context),
+            "driver": driver,
+            "device": name,
+            "threads": device.threads,
+        }
+        slot = ffi.new("rc_gpus **")
+        check(lib.rc_gpus_open(host, [setup], slot))
+        kept = tables, self.memory, self._control_memory
+
+        def free(gpus: Any, _: Any = kept) -> None:
+            lib.rc_gpus_free(gpus)
+
+        return ffi.gc(slot[0], free)
+
     def arguments(
-        self,
-        call: Blockwise,
-        plan: LaunchPlan,
-        number: int,
-        timeout: float,
-        locations: tuple[BufferLocation, BufferLocation] = (NOT_SYMMETRIC, NOT_SYMMETRIC),
+        self, call: Blockwise, plan: LaunchPlan, timeout: float, locations: tuple[BufferLocation, BufferLocation]
     ) -> NDArray[np.uint8]:
-        """Return the kernel's arguments. A failure repeats `number`; `locations` are those of source and target."""
-        offsets = [0, 0]
-        for which, values in enumerate((plan.send_offsets, plan.recv_offsets)):
-            if values:
-                table = self._tables[number % MAX_LAUNCHES, which]
-                table[:] = values
-                offsets[which] = table.ctypes.data
-        fields = self._call
-        fields.input, fields.output = ffi.cast("void *", call.source), ffi.cast("void *", call.target)
-        fields.send_offsets, fields.recv_offsets = (ffi.cast("uint64_t *", offset) for offset in offsets)
-        fields.input_location, fields.output_location = locations
-        fields.number, fields.timeout = number, timeout
-        fields.kernel, fields.dtype, fields.op = plan.variant.kernel, call.dtype, plan.variant.op
-        fields.count, fields.factor, fields.root = plan.count, call.factor, call.root
-        args = np.empty(self._args_bytes, np.uint8)
-        check(lib.rc_cuda_args(self._shape, fields, ffi.from_buffer(args)))
+        """Return the arguments of a kernel without a group, for blocks of equal lengths.
+
+        `locations` are those of source and target.
+        """
+        fields = {
+            "arena": ffi.cast("void *", self.memory.address),
+            "control": self.control,
+            "input": ffi.cast("void *", call.source),
+            "output": ffi.cast("void *", call.target),
+            "input_location": locations[0],
+            "output_location": locations[1],
+            "rank": self.rank,
+            "timeout": timeout,
+            "kernel": plan.variant.kernel,
+            "dtype": call.dtype,
+            "op": plan.variant.op,
+            "count": plan.count,
+            "factor": call.factor,
+            "root": call.root,
+        }
+        args = np.empty(int(lib.rc_cuda_args_bytes()), np.uint8)
+        check(lib.rc_cuda_args(self.shape, [fields], ffi.from_buffer(args)))
         return args

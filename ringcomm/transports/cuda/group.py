@@ -1,35 +1,46 @@
 """A group of GPUs that access each other's memory: an arena on each, and the launches.
 
-A call is one kernel launch on the caller's stream. The kernels of all ranks start, wait and fail by themselves
-(kernels/cuda/call.cuh); monitor.py does what they cannot.
+A call is one kernel launch on the caller's stream, by the core (bindings/src/cuda/). The kernels of all ranks start,
+wait and fail by themselves (kernels/cuda/call.cuh). Here the GPUs connect, and kernels are compiled; watch.py handles
+failures.
 """
 
 import logging
 import os
-import threading
 import time
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
 
-from ringcomm.devices.contract import Device, Event, Memory
+from ringcomm.devices.contract import CudaStream, Device
 from ringcomm.errors import Aborted, ArgumentError, MemoryShortage, MismatchError, RingcommError, refuse
-from ringcomm.transports.blocks import Blockwise
+from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.contract import CollectiveCall, LocalTransport
 from ringcomm.transports.cuda.arena import Arena
-from ringcomm.transports.cuda.kernels import LaunchPlan, plan_launch
-from ringcomm.transports.cuda.monitor import SHORTEST, LaunchMonitor, PendingLaunch
+from ringcomm.transports.cuda.kernels import variant_of
+from ringcomm.transports.cuda.launches import CAPTURED, PendingLaunch
 from ringcomm.transports.cuda.symmetric import BufferLease, DeviceBuffers
+from ringcomm.transports.cuda.tracing import LaunchTrace
+from ringcomm.transports.cuda.watch import SHORTEST, Watch
+from ringcomm.types import COLLECTIVES
 
 __all__ = ["CudaGroup", "Unreachable"]
 
 PROBE = 10.0  # seconds in which GPUs that access each other's memory answer
 FAREWELL = 2.0  # seconds in which peers close too
+BARRIER = COLLECTIVES["barrier"].code
 
 log = logging.getLogger("ringcomm")
-_kept: list[Memory] = []  # that peers may still use when their group is closed here
+_kept: list[Any] = []  # memory that peers, or graphs, may still use when their group is closed here
 
 
 class Unreachable(RingcommError):
     """Some GPUs of the group cannot access each other's memory. Raised on all ranks."""
+
+
+class OwnStream(NamedTuple):
+    """The stream of a group for calls with async_op."""
+
+    ptr: int
 
 
 class CudaGroup:
@@ -42,119 +53,144 @@ class CudaGroup:
         self.device = device
         self._host = host
         self._process = os.getpid()
-        self._launching = threading.Lock()
-        self._last: tuple[Any, Event] | None = None  # the stream of the last launch, and its event
+        # CUDA must not be asked about a destroyed stream: that of the last call, and that of the last captured one.
+        self._streams: dict[bool, CudaStream] = {}
         channel = host.split(0, host.rank)
         assert channel is not None
         self._channel = channel  # for this class only
-        self._buffers = DeviceBuffers(device, channel)
         try:
             exported = channel.run_on_all("all_gather", self._allocate)
             for step in (lambda: self._open([handle for _, handle in exported]), self._probe):
                 for rank, reason in enumerate(channel.run_on_all("all_gather", step)):
                     if reason:
                         raise Unreachable(f"{exported[rank][0]} of rank {rank} does not reach all others: {reason}")
+            self._watch.start()
         except BaseException:
             channel.close()
             raise
 
     def _allocate(self) -> tuple[str, str]:
         self._arena = Arena(self.device, self._host.rank, self._host.size)
-        self._monitor = LaunchMonitor(self._host, self._channel, self.device, self._arena)
-        self.wait, self.finish = self._monitor.wait, self._monitor.finish
-        self.poll, self.check = self._monitor.poll, self._monitor.check
+        self.handle = self._arena.open_group(self._host.handle)
+        self._own_stream = OwnStream(int(ffi.cast("uintptr_t", lib.rc_gpus_stream(self.handle))))
+        self._watch = Watch(self._host, self._channel, self.device, self._arena, self.handle)
+        self._trace = LaunchTrace(self._host, self.device, self._watch)
+        self._buffers = DeviceBuffers(self.device, self._channel, self.handle)
+        self.wait, self.finish = self._watch.wait, self._watch.finish
+        self.poll, self.check = self._watch.poll, self._watch.check
         return self.device.name, self.device.export(self._arena.memory)
 
     def _open(self, handles: list[str]) -> str:
         """Open the arenas of the peers; return the reason if that fails."""
-        host = self._host
-        self._barrier = Blockwise(host.rank, host.size, "barrier", CollectiveCall(0, 0, 0, 0))
-        self._barrier_plan = plan_launch(self._barrier, self.device.shape)
         try:
             self._arena.open(handles)
-            self.device.prepare(self._barrier_plan.variant)
-        except (OSError, RuntimeError) as error:  # RuntimeError: CuPy's
+            self.device.message_kernel()  # before any kernel of a collective for which its load could wait
+            self._load(BARRIER, [CollectiveCall(NULL, NULL, 0, 0)])
+        except (OSError, RuntimeError) as error:  # RuntimeError: CUDA's
             return str(error) or repr(error)
         return ""
 
     def _probe(self) -> str:
         """Let every GPU write to every other; return the reason if one does not arrive."""
         limit = min(PROBE, self._host.timeout)
-        event = self._enqueue(self.device, self.device.new_stream(), self._barrier, self._barrier_plan, 0, limit)
-        while not event.done:
+        stream, number = self.device.new_stream(), ffi.new("uint64_t *")
+        arguments, mode = [CollectiveCall(NULL, NULL, 0, 0)], lib.RC_GPUS_PLAIN
+        check(lib.rc_gpus_call(self.handle, BARRIER, arguments, ffi.cast("void *", stream.ptr), limit, mode, number))
+        while not lib.rc_gpus_ended(self.handle, number[0]):
             time.sleep(SHORTEST)
         control = self._arena.control
         return f"it has not heard of rank {control.peer} for {limit:g} s" if control.failed else ""
 
-    def call(self, device: Device, call: Blockwise, timeout: float, awaited: bool) -> PendingLaunch:
-        """Queue a call on the current stream. Its error is raised by the handle if `awaited`, else by a later call."""
-        self.check_device(device)
-        self._refuse_in_handler(call.description)
-        own = call.rows[self._host.rank], call.recv_rows[self._host.rank]
-        if own[0] != own[1]:
-            raise refuse("recv_counts, of this rank's own block", f"{own[0]}, as in send_counts", own[1])
-        plan = plan_launch(call, self.device.shape)
-        captured, stream = device.capturing(), device.stream()
-        if captured and plan.recv_offsets:
-            raise refuse("counts", "equal blocks while a CUDA graph is captured", call.description)
-        device.prepare(plan.variant)
-        with self._launching, self._monitor.inside:
-            number = self._monitor.register(call, timeout, captured)
-            traced = not captured and self._monitor.traced()
-            if self._last and self._last[0] != stream and not captured:
-                device.wait(stream, self._last[1])  # the kernels of a group run one after the other
-            try:
-                begin = device.record(stream, timed=True) if traced else None
-                event = self._enqueue(device, stream, call, plan, number, timeout, traced)
-            except RuntimeError as error:  # CUDA's
-                failure = RingcommError(f"{call.description} could not be launched on {device.name}: {error}")
-                self._monitor.fail(failure)
-                raise failure from error
-            launch = PendingLaunch(self._monitor, device, number, event, captured, awaited)
-            launch.traced = (begin, call) if begin else None
-            self._monitor.add(launch)
-            if not captured:
-                self._last = stream, event
-        return launch
+    # --- Calls --------------------------------------------------------------------------------------------------------
 
-    def _enqueue(
+    def call(
         self,
         device: Device,
-        stream: Any,
-        call: Blockwise,
-        plan: LaunchPlan,
-        number: int,
+        name: str,
+        call: CollectiveCall,
         timeout: float,
-        timed: bool = False,
-    ) -> Event:
-        args = self._arena.arguments(call, plan, number, timeout, self._buffers.locations(call))
-        device.launch(plan.variant, args, plan.blocks, stream)
-        return device.record(stream, timed)
+        awaited: bool,
+        async_op: bool,
+        stream: CudaStream | None = None,
+    ) -> PendingLaunch:
+        """Launch a call on a stream (None: the current one); with `async_op` on the group's own, which waits for it.
+
+        Its error is raised by the handle if `awaited`, else by a later call.
+        """
+        self.check_device(device)
+        if self._watch.exchanging.here():
+            text = f"{name} was called by a signal handler, in the middle of another call"
+            raise ArgumentError(text, rank=self._host.rank)
+        code, arguments, stream = COLLECTIVES[name].code, [call], stream or device.stream()
+        pointer, number = ffi.cast("void *", stream.ptr), ffi.new("uint64_t *")
+        counts = self._counts(name, call)
+        mode = lib.RC_GPUS_ASYNC if async_op else lib.RC_GPUS_PLAIN
+        begin = self._trace.begin(stream)  # the own stream waits for it, too
+        self._watch.raise_unraised()
+        with self._watch.lock:  # or the call could fail before its handle is known
+            while status := lib.rc_gpus_call(self.handle, code, arguments, pointer, timeout, mode, number):
+                if status != lib.RC_UNPREPARED:
+                    check(status)
+                self._watch.poll()
+                self.check()
+                self._load(code, arguments, pointer)
+            launch = PendingLaunch(self._watch, device, number[0], async_op, awaited)
+            if awaited or counts:
+                self._watch.track(launch, counts)
+        self._streams[number[0] >= CAPTURED] = stream
+        if begin:
+            self._trace.end(begin, self._own_stream if async_op else stream, name, call, launch)
+        return launch
+
+    def _counts(self, name: str, call: CollectiveCall) -> tuple[list[int], list[int]] | None:
+        """Return the counts of an all_to_all, which only pairs of ranks know."""
+        if name != "all_to_all" or call.counts == NULL:
+            return None
+        size, rank = self._host.size, self._host.rank
+        sent, received = [*call.counts[0:size]], [*call.counts[size : 2 * size]]
+        if sent[rank] != received[rank]:
+            raise refuse("recv_counts, of this rank's own block", f"{sent[rank]}, as in send_counts", received[rank])
+        return sent, received
+
+    def _load(self, code: int, arguments: list[CollectiveCall], pointer: Any = NULL) -> None:
+        """Compile and load the kernel of a call, unless it is loaded.
+
+        A load may wait for the kernels that this process has launched before. Each of them ends as soon as all ranks
+        have launched it; so if all ranks make their calls in one order, as they must, some load can always go on.
+        """
+        plan, loaded, capturing = ffi.new("rc_cuda_plan *"), ffi.new("int *"), ffi.new("int *")
+        check(lib.rc_gpus_plan(self.handle, code, arguments, plan, loaded))
+        if loaded[0]:
+            return
+        if pointer:
+            check(lib.rc_gpus_capturing(self.handle, pointer, capturing))
+        if capturing[0]:
+            text = "a call whose kernel is not loaded cannot be captured into a CUDA graph: make it once before"
+            raise ArgumentError(text, rank=self._host.rank)
+        function = ffi.cast("void *", self.device.kernel(variant_of(plan)))
+        check(lib.rc_gpus_load(self.handle, plan, function))
 
     def check_device(self, device: Device) -> None:
         if device.name != self.device.name:
             raise refuse("array", f"one on {self.device.name}, as the first of this communicator", device.name)
 
-    def _refuse_in_handler(self, description: str) -> None:
-        if self._monitor.inside.depth:
-            text = f"{description} was called by a signal handler, in the middle of another call"
-            raise ArgumentError(text, rank=self._host.rank)
+    # --- Memory, end --------------------------------------------------------------------------------------------------
 
     def allocate(self, description: str, size: int) -> BufferLease:
         """Make a symmetric buffer. Collective. Raises MemoryShortage on all ranks if one has not enough."""
-        self._refuse_in_handler(description)
         self.finish()
         self.check()
-        with self._monitor.inside, self._monitor.exchanging:
+        with self._watch.exchanging:
             try:
                 return self._buffers.allocate(description, size)
             except (MemoryShortage, MismatchError):  # raised on all ranks
                 raise
             except RingcommError as error:
-                self._monitor.fail(error)
+                self._watch.fail(error)
                 raise
             except BaseException as error:  # a signal
-                self._monitor.interrupted(error)
+                reason = f"rank {self._host.rank} was interrupted: {error!r}"
+                self._watch.fail(Aborted(reason, rank=self._host.rank))
                 raise
 
     def close(self) -> bool:
@@ -163,15 +199,22 @@ class CudaGroup:
         """
         if self._process != os.getpid():
             return True
-        if self._monitor.inside.depth:
+        interrupted = ffi.new("int *")
+        check(lib.rc_gpus_interrupted(self.handle, interrupted))
+        if interrupted[0] or self._watch.exchanging.here():
             reason = f"rank {self._host.rank} was closed by a signal handler"
-            self._monitor.fail(Aborted(reason, rank=self._host.rank))
+            self._watch.fail(Aborted(reason, rank=self._host.rank))
             return False
-        buffers = self._buffers.own()
+        buffers, captured = self._buffers.own(), ffi.new("int *")
+        with suppress(RingcommError):  # it has failed
+            check(lib.rc_gpus_end_calls(self.handle, captured))  # of other threads
+        if captured[0]:  # a graph may still be replayed
+            _kept.extend([self._arena, self.handle, *buffers])
         try:
             self.finish()
-            self._arena.opened.clear()
-            self._buffers.close()
+            if not captured[0]:
+                self._arena.opened.clear()
+                self._buffers.close()
             self._channel.all_gather_facts("all_gather", "closed", FAREWELL)
         except (RingcommError, RuntimeError):
             if not self.device.memory_outlives_owner:
@@ -180,5 +223,5 @@ class CudaGroup:
                 size = self._arena.size + sum(buffer.size for buffer in buffers)
                 log.warning(text, self._host.rank, size, self.device.name)
         self._channel.close()
-        self._monitor.close()
+        self._watch.close()
         return True

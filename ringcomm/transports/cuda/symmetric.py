@@ -3,12 +3,12 @@
 import weakref
 from collections import Counter
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ringcomm.devices.contract import Device, Memory
-from ringcomm.transports.blocks import Blockwise
+from ringcomm.native import check, lib
 from ringcomm.transports.contract import LocalTransport
 
 __all__ = ["NOT_SYMMETRIC", "BufferLease", "BufferLocation", "DeviceBuffers"]
@@ -64,10 +64,10 @@ class DeviceBuffer:
 
 
 class DeviceBuffers:
-    """The symmetric buffers of a group of GPUs. Its ranks exchange handles over `channel`."""
+    """The symmetric buffers of a group of GPUs, an rc_gpus. Its ranks exchange handles over `channel`."""
 
-    def __init__(self, device: Device, channel: LocalTransport) -> None:
-        self._device, self._channel = device, channel
+    def __init__(self, device: Device, channel: LocalTransport, gpus: Any) -> None:
+        self._device, self._channel, self._gpus = device, channel, gpus
         self._made = 0
         self._buffers: dict[int, DeviceBuffer] = {}
         self._released: set[int] = set()  # by this rank
@@ -89,8 +89,9 @@ class DeviceBuffers:
         made: list[DeviceBuffer] = []
         handles = self._channel.run_on_all("all_gather", make)
         (buffer,) = made
-        self._buffers = {**self._buffers, self._made: buffer}  # a new dict: other threads read the old one
+        self._buffers[self._made] = buffer
         self._channel.run_on_all("all_gather", lambda: buffer.open(self._device, self._channel.rank, handles))
+        self._publish()
         return buffer.lease()
 
     def _free_unused(self) -> None:
@@ -105,24 +106,15 @@ class DeviceBuffers:
             for number in numbers:
                 self._buffers[number].opened.clear()
             self._channel.all_gather_facts("all_gather", "closed")
-            self._buffers = {number: buffer for number, buffer in self._buffers.items() if number not in numbers}
-            self._released.difference_update(numbers)
             for number in numbers:
-                del self._releases[number]
+                del self._buffers[number], self._releases[number]
+            self._released.difference_update(numbers)
+            self._publish()
 
-    def locations(self, call: Blockwise) -> tuple[BufferLocation, BufferLocation]:
-        """Return the locations of the source and target of a call."""
-        if not self._buffers:
-            return NOT_SYMMETRIC, NOT_SYMMETRIC
-        source_count, target_count = call.counts()
-        return self._locate(call.source, source_count * call.item), self._locate(call.target, target_count * call.item)
-
-    def _locate(self, address: int, size: int) -> BufferLocation:
-        for number, buffer in self._buffers.items():
-            offset = address - buffer.memory.address
-            if offset >= 0 and offset + size <= buffer.size:
-                return BufferLocation(buffer.bases, number, offset)
-        return NOT_SYMMETRIC
+    def _publish(self) -> None:
+        """Tell the core, which finds the arrays of a call in them."""
+        rows = [(buffer.memory.address, buffer.size, buffer.bases, number) for number, buffer in self._buffers.items()]
+        check(lib.rc_gpus_set_buffers(self._gpus, rows, len(rows)))
 
     def own(self) -> list[DeviceBuffer]:
         """Return this rank's buffers, which peers may have open."""

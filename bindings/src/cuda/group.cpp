@@ -1,0 +1,174 @@
+// From a call to its launch.
+#include "cuda/group.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace ringcomm {
+
+GpuGroup::GpuGroup(const Driver& driver, const rc_gpus_setup& setup, int rank)
+    : driver_(driver),
+      context_(static_cast<CUcontext>(setup.context)),
+      device_(setup.device),
+      threads_(setup.threads),
+      control_(static_cast<cuda::Control*>(setup.control)),
+      tables_(setup.tables) {
+    args_.arena = {static_cast<cuda::byte*>(setup.arena), cuda::layout_of(cuda::bits_as<cuda::Shape>(setup.shape))};
+    args_.control = control_;
+    args_.rank = rank;
+    const CurrentContext current(driver_, context_);
+    streams_.emplace(driver_);
+}
+
+GpuGroup::~GpuGroup() {
+    try {
+        const CurrentContext current(driver_, context_);
+        streams_.reset();
+    } catch (const Failure&) {  // the context is gone, and its streams with it
+    }
+}
+
+void GpuGroup::load(int kernel, int dtype, int op, void* function) {
+    functions_[kernel][dtype][op].store(function, std::memory_order_release);
+}
+
+void GpuGroup::set_buffers(std::vector<rc_gpu_buffer> buffers) {
+    const std::lock_guard lock(launching_);
+    buffers_ = std::move(buffers);
+}
+
+uint64_t GpuGroup::call(PeerGroup& host, const CallRecord& call, CUstream stream, rc_gpus_mode mode) {
+    const LaunchPlan plan = plan_launch(call, host.size, shape());
+    if (!is_loaded(plan)) throw Failure(RC_UNPREPARED, "the kernel of this call is not loaded");
+    if (failed()) throw Failure(RC_UNPREPARED, "the failure of a kernel has not been handled");
+    if (mode == RC_GPUS_FAST && (!fast_allowed_.load(std::memory_order_relaxed) || host.trace())) {
+        throw Failure(RC_UNPREPARED, "a failure has not been raised, or calls are traced");
+    }
+    const std::lock_guard lock(launching_);
+    if (closed_.load()) throw Failure(RC_CLOSED, "this communicator is closed", host.rank);
+    const CurrentContext current(driver_, context_);
+    const uint64_t capture = streams_->capture_of(stream);
+    if (!capture) {
+        await_room(host);
+        if (failed()) throw Failure(RC_UNPREPARED, "a kernel has failed meanwhile");
+        return launch(host, call, plan, stream, mode == RC_GPUS_ASYNC);
+    }
+    if (mode == RC_GPUS_FAST) throw Failure(RC_UNPREPARED, "the call is captured");  // who calls keeps the stream alive
+    return capture_launch(host, call, plan, stream, capture, mode == RC_GPUS_ASYNC);
+}
+
+uint64_t GpuGroup::launch(PeerGroup& host, const CallRecord& call, const LaunchPlan& plan, CUstream stream,
+                          bool async) {
+    const uint64_t last = launched_.load(), number = last + 1;
+    if (!ended(last) && streams_->last_stream_is_captured()) await(host, last);
+    fill(host, call, plan, number);
+    note(facts_[number % std::size(facts_)], {number, signature_of(call, host.size), call.timeout});
+    try {
+        const CUstream on = streams_->begin(stream, async, ended(last));
+        start(plan, on);
+        launched_.store(number);
+        streams_->end(number, on);
+    } catch (const Failure& failure) {
+        abort();
+        const std::string what = describe(signature_of(call, host.size));
+        host.fail(Failure(RC_SYSTEM, what + " could not be launched on " + device_ + ": " + failure.what(), host.rank));
+    }
+    if (asleep_.load()) wake();
+    return number;
+}
+
+// The kernel runs when the graph is replayed. What fails here is the program's capture, not the group.
+uint64_t GpuGroup::capture_launch(PeerGroup& host, const CallRecord& call, const LaunchPlan& plan, CUstream stream,
+                                  uint64_t capture, bool async) {
+    const std::string what = describe(signature_of(call, host.size));
+    if (plan.with_tables) reject("counts: expected equal blocks while a CUDA graph is captured, got " + what);
+    const uint64_t number = CAPTURED | ++captures_;
+    fill(host, call, plan, number);
+    note(captured_facts_[number % std::size(captured_facts_)], {number, signature_of(call, host.size), call.timeout});
+    start(plan, streams_->begin_captured(stream, capture));
+    streams_->end_captured(number, stream, async);
+    replays_.store(true);
+    wake();
+    return number;
+}
+
+void GpuGroup::start(const LaunchPlan& plan, CUstream stream) {
+    void* arguments[] = {&args_};
+    driver_.check(
+        driver_.cuLaunchKernel(function_of(plan), plan.blocks, 1, 1, threads_, 1, 1, 0, stream, arguments, nullptr),
+        "cuLaunchKernel");
+}
+
+void GpuGroup::fill(PeerGroup& host, const CallRecord& call, const LaunchPlan& plan, uint64_t number) {
+    const CallBytes bytes = bytes_of(call, host.rank, host.size);
+    args_.input = reinterpret_cast<const cuda::byte*>(call.source);
+    args_.output = reinterpret_cast<cuda::byte*>(call.target);
+    args_.input_location = locate(call.source, bytes.source);
+    args_.output_location = locate(call.target, bytes.target);
+    args_.send_offsets = plan.with_tables ? tables_of(host, call, number) : nullptr;
+    args_.recv_offsets = plan.with_tables ? args_.send_offsets + host.size + 1 : nullptr;
+    args_.call = number;
+    args_.timeout_ns = uint64_t(std::clamp(call.timeout, 0.0, 1e9) * 1e9);
+    args_.kernel = plan.kernel;
+    args_.dtype = call.dtype;
+    args_.op = plan.op;
+    args_.root = call.root;
+    args_.count = plan.count;
+    args_.factor = call.factor;
+}
+
+// The offsets of the blocks to send, then of those to receive, in memory that no call in flight uses.
+uint64_t* GpuGroup::tables_of(PeerGroup& host, const CallRecord& call, uint64_t number) {
+    const uint64_t slot = table_calls_++ % MAX_LAUNCHES, length = host.size + 1;
+    await(host, std::exchange(table_owners_[slot], number));
+    uint64_t* const tables = tables_ + slot * 2 * length;
+    const uint64_t* const received = collectives[call.collective].exchanges() ? call.counts + host.size : call.counts;
+    tables[0] = tables[length] = 0;
+    std::partial_sum(call.counts, call.counts + host.size, tables + 1);
+    std::partial_sum(received, received + host.size, tables + length + 1);
+    return tables;
+}
+
+// The place of an array in a symmetric buffer, if it lies in one.
+cuda::Location GpuGroup::locate(const std::byte* array, uint64_t bytes) const {
+    const auto address = reinterpret_cast<uint64_t>(array);
+    for (const rc_gpu_buffer& buffer : buffers_) {
+        if (address >= buffer.begin && address + bytes <= buffer.begin + buffer.bytes) {
+            return {reinterpret_cast<cuda::byte* const*>(buffer.bases), buffer.number, address - buffer.begin};
+        }
+    }
+    return {};
+}
+
+bool GpuGroup::end_calls() {
+    closed_.store(true);
+    const std::lock_guard lock(launching_);  // a call that has begun is launched, or refused
+    return replays_.load();
+}
+
+bool GpuGroup::capturing(CUstream stream) {
+    const CurrentContext current(driver_, context_);
+    return streams_->capture_of(stream);
+}
+
+void GpuGroup::order(uint64_t number, CUstream stream) {
+    const std::lock_guard lock(launching_);
+    if (!(number & CAPTURED) && ended(number)) return;
+    const CurrentContext current(driver_, context_);
+    streams_->wait_for(number, stream);
+}
+
+void GpuGroup::note(LaunchFacts& slot, const LaunchFacts& facts) {
+    const std::lock_guard lock(noting_);
+    slot = facts;
+}
+
+LaunchFacts GpuGroup::facts(uint64_t number) {
+    const std::lock_guard lock(noting_);
+    const LaunchFacts& found =
+        number & CAPTURED ? captured_facts_[number % std::size(captured_facts_)] : facts_[number % std::size(facts_)];
+    return found.number == number ? found : LaunchFacts{};
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,254 @@
+#include "cuda/messages.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace ringcomm {
+
+namespace {
+
+constexpr size_t SMALLEST = 64 << 10;  // of a buffer
+
+}  // namespace
+
+// Events and buffers that are used again. It lives as long as any of them.
+struct GpuMessages::Pool {
+    const Driver& driver;
+    const CUcontext context;
+    std::mutex mutex;
+    std::vector<CUevent> events;
+    std::multimap<size_t, std::byte*> buffers[2];  // by size: device memory, pinned memory
+
+    ~Pool() {
+        CUcontext ours;
+        if (driver.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS) return;
+        {
+            const OutsideCaptures mode(driver);
+            for (CUevent event : events) driver.cuEventDestroy_v2(event);
+            for (const auto& [bytes, buffer] : buffers[0]) driver.cuMemFree_v2(reinterpret_cast<CUdeviceptr>(buffer));
+            for (const auto& [bytes, buffer] : buffers[1]) driver.cuMemFreeHost(buffer);
+        }
+        driver.cuCtxPopCurrent_v2(&ours);
+    }
+};
+
+GpuMessages::GpuMessages(const Driver& driver, const rc_gpu_messages_setup& setup, int rank)
+    : device(setup.device),
+      driver_(driver),
+      context_(static_cast<CUcontext>(setup.context)),
+      function_(static_cast<CUfunction>(setup.function)),
+      threads_(setup.threads),
+      control_(static_cast<cuda::Control*>(setup.control)),
+      completed_(setup.completed),
+      pool_(new Pool{driver, context_, {}, {}, {}}) {
+    args_.arena = {static_cast<cuda::byte*>(setup.arena),
+                   cuda::layout_of(cuda::bits_as<cuda::MessageShape>(setup.shape))};
+    args_.control = control_;
+    args_.rank = rank;
+    const auto context = current();
+    handle_.process = setup.process;
+    handle_.address = reinterpret_cast<uint64_t>(setup.arena);
+    handle_.ordinal = setup.ordinal;
+    driver.check(driver.cuIpcGetMemHandle(&handle_.memory, handle_.address), "cuIpcGetMemHandle");
+    for (uint32_t block = 0; block < setup.shape.blocks; ++block) free_.push_back({int(block), 0, 0});
+    opened_[rank] = reinterpret_cast<std::byte*>(args_.arena.base);
+    send_ = new_stream();
+}
+
+// The launches are over. What fails here fails because the GPU has.
+GpuMessages::~GpuMessages() {
+    try {
+        const auto context = current();
+        const OutsideCaptures mode(driver_);
+        driver_.cuStreamDestroy_v2(send_);
+        for (const auto& [peer, stream] : receive_) driver_.cuStreamDestroy_v2(stream);
+        for (const CUdeviceptr arena : mapped_) driver_.cuIpcCloseMemHandle(arena);
+    } catch (const Failure&) {
+    }
+}
+
+bool GpuMessages::capturing(CUstream stream) const {
+    CUstreamCaptureStatus status;
+    const CUresult result = driver_.cuStreamIsCapturing(stream, &status);
+    if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return true;
+    driver_.check(result, "cuStreamIsCapturing");
+    return status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+// ---- Blocks.
+
+cuda::MessageTransfer GpuMessages::stage(const std::byte* data, uint64_t bytes, int peer) {
+    // Best one whose last message no other peer has to read first: that may take as long as the stream of the peer.
+    const auto found =
+        std::find_if(free_.begin(), free_.end(), [&](const Block& each) { return !each.last || each.reader == peer; });
+    const auto chosen = found == free_.end() ? free_.begin() : found;
+    const Block block = *chosen;
+    free_.erase(chosen);
+    auto* const source = reinterpret_cast<cuda::byte*>(const_cast<std::byte*>(data));  // only read
+    return {source, args_.arena.base, bytes, ++numbers_, block.last, cuda::STAGE, peer, block.index, block.reader};
+}
+
+cuda::MessageTransfer GpuMessages::fetch(std::byte* data, uint64_t bytes, int peer, GpuLocation at) const {
+    auto* const arena = reinterpret_cast<cuda::byte*>(opened_.at(peer));
+    return {reinterpret_cast<cuda::byte*>(data), arena, bytes, at.number, 0, cuda::FETCH, peer, at.block, 0};
+}
+
+void GpuMessages::free_dropped() {
+    std::erase_if(dropped_, [&](const Dropped& each) {
+        if (!ended(each.launch)) return false;
+        free_.push_back({each.block, 0, 0});
+        return true;
+    });
+}
+
+bool GpuMessages::all_read() {
+    free_dropped();
+    const cuda::MessageArena& arena = args_.arena;
+    const cuda::MessageShape& shape = arena.layout.shape;
+    if (free_.size() < shape.blocks) return false;
+    const auto context = current();
+    const OutsideCaptures mode(driver_);
+    const size_t bytes = shape.blocks * cuda::FLAG;
+    const GpuBuffer words = pinned(bytes);
+    const CUstream stream = receive_stream(TO_HOST);
+    copy(words.get(), arena.released(arena.base, 0), bytes, stream);
+    driver_.check(driver_.cuStreamSynchronize(stream), "cuStreamSynchronize");
+    return std::all_of(free_.begin(), free_.end(), [&](const Block& block) {
+        return *reinterpret_cast<const uint64_t*>(words.get() + block.index * cuda::FLAG) >= block.last;
+    });
+}
+
+// ---- Arenas of peers.
+
+bool GpuMessages::open(int peer, const ArenaHandle& from) {
+    const auto known = opened_.find(peer);
+    if (known != opened_.end()) return known->second;
+    const auto context = current();
+    const OutsideCaptures mode(driver_);
+    CUdeviceptr arena = from.address;
+    CUresult result = CUDA_SUCCESS;
+    if (from.process != handle_.process) {
+        result = driver_.cuIpcOpenMemHandle_v2(&arena, from.memory, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+        if (result == CUDA_SUCCESS) mapped_.push_back(arena);
+    } else if (from.ordinal != handle_.ordinal) {  // a thread of this process
+        CUdevice device;
+        CUcontext other = nullptr;
+        result = driver_.cuDeviceGet(&device, from.ordinal);
+        if (result == CUDA_SUCCESS) result = driver_.cuDevicePrimaryCtxRetain(&other, device);
+        if (result == CUDA_SUCCESS) result = driver_.cuCtxEnablePeerAccess(other, 0);
+        if (result == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) result = CUDA_SUCCESS;
+    }
+    if (result != CUDA_SUCCESS) arena = 0;
+    opened_[peer] = reinterpret_cast<std::byte*>(arena);
+    return arena;
+}
+
+// ---- Launches.
+
+bool GpuMessages::has_room() {
+    const uint64_t next = launches_ + 1;
+    return next <= cuda::LAUNCHES || ended(next - cuda::LAUNCHES);
+}
+
+uint64_t GpuMessages::launch(std::span<const cuda::MessageTransfer> transfers, CUstream stream, double timeout) {
+    const uint64_t number = ++launches_;
+    args_.call = number;
+    args_.launch = int(number % cuda::LAUNCHES);
+    args_.completed = completed_ + args_.launch;
+    args_.timeout_ns = uint64_t(std::clamp(timeout, 0.0, 1e9) * 1e9);
+    args_.count = int(transfers.size());
+    std::copy(transfers.begin(), transfers.end(), args_.transfers);
+    const int blocks = cuda::plan_messages(args_);
+    void* arguments[] = {&args_};
+    driver_.check(driver_.cuLaunchKernel(function_, blocks, 1, 1, threads_, 1, 1, 0, stream, arguments, nullptr),
+                  "cuLaunchKernel");
+    return number;
+}
+
+std::string GpuMessages::broken_context() const {
+    const auto context = current();
+    const OutsideCaptures mode(driver_);
+    const CUresult status = driver_.cuStreamQuery(send_);
+    return status == CUDA_SUCCESS || status == CUDA_ERROR_NOT_READY ? "" : driver_.describe(status);
+}
+
+// ---- Streams, events and copies.
+
+CUstream GpuMessages::new_stream() const {
+    int least, most;
+    CUstream stream;
+    driver_.check(driver_.cuCtxGetStreamPriorityRange(&least, &most), "cuCtxGetStreamPriorityRange");
+    driver_.check(driver_.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, most),
+                  "cuStreamCreateWithPriority");
+    return stream;
+}
+
+CUstream GpuMessages::receive_stream(int peer) {
+    CUstream& stream = receive_[peer];
+    if (!stream) stream = new_stream();
+    return stream;
+}
+
+GpuEvent GpuMessages::record(CUstream stream) {
+    CUevent event = nullptr;
+    {
+        const std::lock_guard lock(pool_->mutex);
+        if (!pool_->events.empty()) {
+            event = pool_->events.back();
+            pool_->events.pop_back();
+        }
+    }
+    if (!event) driver_.check(driver_.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+    GpuEvent shared(event, [pool = pool_](CUevent used) {
+        const std::lock_guard lock(pool->mutex);
+        pool->events.push_back(used);
+    });
+    driver_.check(driver_.cuEventRecord(event, stream), "cuEventRecord");
+    return shared;
+}
+
+void GpuMessages::wait(CUstream stream, const GpuEvent& event) const {
+    if (event) driver_.check(driver_.cuStreamWaitEvent(stream, event.get(), 0), "cuStreamWaitEvent");
+}
+
+bool GpuMessages::reached(const GpuEvent& event) const {
+    const OutsideCaptures mode(driver_);
+    const CUresult result = driver_.cuEventQuery(event.get());
+    if (result != CUDA_ERROR_NOT_READY) driver_.check(result, "cuEventQuery");
+    return result == CUDA_SUCCESS;
+}
+
+void GpuMessages::copy(void* target, const void* source, size_t bytes, CUstream stream) const {
+    const auto address = [](const void* memory) { return reinterpret_cast<CUdeviceptr>(memory); };
+    if (bytes) driver_.check(driver_.cuMemcpyAsync(address(target), address(source), bytes, stream), "cuMemcpyAsync");
+}
+
+GpuBuffer GpuMessages::buffer(size_t bytes, bool pinned) {
+    const size_t size = std::bit_ceil(std::max(bytes, SMALLEST));
+    std::byte* memory = nullptr;
+    {
+        const std::lock_guard lock(pool_->mutex);
+        auto& buffers = pool_->buffers[pinned];
+        if (const auto found = buffers.find(size); found != buffers.end()) {
+            memory = found->second;
+            buffers.erase(found);
+        }
+    }
+    if (!memory && pinned) {
+        const OutsideCaptures mode(driver_);
+        void* made = nullptr;
+        driver_.check(driver_.cuMemHostAlloc(&made, size, HOST_ALLOC_PORTABLE), "cuMemHostAlloc");
+        memory = static_cast<std::byte*>(made);
+    } else if (!memory) {
+        const OutsideCaptures mode(driver_);
+        CUdeviceptr made = 0;
+        driver_.check(driver_.cuMemAlloc_v2(&made, size), "cuMemAlloc");
+        memory = reinterpret_cast<std::byte*>(made);
+    }
+    return {memory, [pool = pool_, size, pinned](std::byte* used) {
+                const std::lock_guard lock(pool->mutex);
+                pool->buffers[pinned].emplace(size, used);
+            }};
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,138 @@
+// GpuMessages: the GPU of one rank, for messages: its arena (kernels/cuda/message_arena.cuh), its launches, and memory
+// on the way to and from the host. It knows no peers but their arenas; p2p/gpu.h says what is launched when.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "core/errors.h"
+#include "cuda/driver.h"
+#include "kernels/cuda/messages.cuh"
+#include "ringcomm.h"
+
+namespace ringcomm {
+
+// A message, or a chunk of it, in a block of its sender: as the `location` of a packet.
+struct GpuLocation {
+    static constexpr uint64_t ON_GPU = uint64_t{1} << 62;  // no address has this bit
+    int block = -1;                                        // -1: not staged yet
+    uint64_t number = 0;
+
+    uint64_t packed() const { return ON_GPU | uint64_t(block + 1) << 40 | number; }
+    static GpuLocation of(uint64_t packed) {
+        return {int(packed >> 40 & 0xffff) - 1, packed & ((uint64_t{1} << 40) - 1)};
+    }
+};
+
+using GpuEvent = std::shared_ptr<CUevent_st>;  // back to its pool at the end
+using GpuBuffer = std::shared_ptr<std::byte>;  // the same
+
+// What a rank tells its peers of its arena.
+struct ArenaHandle {
+    CUipcMemHandle memory;
+    uint64_t process, address;
+    int32_t ordinal;
+};
+
+class GpuMessages {
+public:
+    GpuMessages(const Driver& driver, const rc_gpu_messages_setup& setup, int rank);
+    ~GpuMessages();
+
+    const std::string device;  // its name in errors
+    size_t block_bytes() const { return args_.arena.layout.shape.block_bytes; }
+    CurrentContext current() const { return {driver_, context_}; }
+    bool capturing(CUstream stream) const;
+
+    // --- Blocks.
+
+    size_t free_blocks() const { return free_.size(); }
+    // A quarter of the blocks is for chunks: those are read as soon as they are there, however many messages before
+    // them wait for their receives.
+    bool may_announce() const { return free_.size() > args_.arena.layout.shape.blocks / 4; }
+    // The STAGE of a message in a block that is free.
+    cuda::MessageTransfer stage(const std::byte* data, uint64_t bytes, int peer);
+    cuda::MessageTransfer fetch(std::byte* data, uint64_t bytes, int peer, GpuLocation at) const;
+    const std::byte* block(int index) const {
+        return reinterpret_cast<const std::byte*>(args_.arena.block(args_.arena.base, index));
+    }
+    // The FETCH of the message has been launched by its reader.
+    void release(GpuLocation at, int reader) { free_.push_back({at.block, at.number, reader}); }
+    // No reader fetches it. `launch`: of its STAGE.
+    void drop(int block, uint64_t launch) { dropped_.push_back({block, launch}); }
+    void free_dropped();  // whose STAGE has ended
+    // Whether all blocks are free, and their readers have read them: then nobody needs the arena any more.
+    bool all_read();
+
+    // --- Arenas of peers.
+
+    const ArenaHandle& handle() const { return handle_; }
+    // Returns whether the arena of a peer can be accessed.
+    bool open(int peer, const ArenaHandle& from);
+
+    // --- Launches.
+
+    bool has_room();  // for one more launch
+    uint64_t launch(std::span<const cuda::MessageTransfer> transfers, CUstream stream, double timeout);
+    bool ended(uint64_t launch) const {
+        return __atomic_load_n(&completed_[launch % cuda::LAUNCHES], __ATOMIC_ACQUIRE) >= launch;
+    }
+    bool failed() const { return __atomic_load_n(&control_->failed, __ATOMIC_ACQUIRE); }
+    bool aborted() const { return __atomic_load_n(&control_->abort, __ATOMIC_ACQUIRE); }
+    const cuda::Record& record() const { return control_->record; }
+    void abort() { __atomic_store_n(&control_->abort, uint64_t{1}, __ATOMIC_RELEASE); }
+    std::string broken_context() const;  // what has failed; empty: nothing
+
+    // --- Streams, events and copies.
+
+    CUstream send_stream() const { return send_; }
+    // One for each peer, so that no message waits for one of another peer; and those:
+    enum : int { BATCHES = -1, TO_HOST = -2 };
+    CUstream receive_stream(int peer);
+    GpuEvent record(CUstream stream);
+    void wait(CUstream stream, const GpuEvent& event) const;
+    bool reached(const GpuEvent& event) const;
+    void copy(void* target, const void* source, size_t bytes, CUstream stream) const;
+    GpuBuffer pinned(size_t bytes) { return buffer(bytes, true); }
+    GpuBuffer memory(size_t bytes) { return buffer(bytes, false); }
+
+private:
+    struct Pool;
+    struct Block {
+        int index;
+        uint64_t last;  // the message in it that its next STAGE waits for
+        int reader;
+    };
+    struct Dropped {
+        int block;
+        uint64_t launch;
+    };
+
+    GpuBuffer buffer(size_t bytes, bool pinned);
+    CUstream new_stream() const;
+
+    const Driver& driver_;
+    const CUcontext context_;
+    const CUfunction function_;
+    const int threads_;
+    cuda::Control* const control_;
+    uint64_t* const completed_;
+    cuda::MessageArgs args_{};
+    ArenaHandle handle_{};
+    std::deque<Block> free_;  // that was free for the longest time first
+    std::vector<Dropped> dropped_;
+    uint64_t numbers_ = 0, launches_ = 0;
+    std::map<int, std::byte*> opened_;  // by peer; null: cannot be
+    std::vector<CUdeviceptr> mapped_;
+    CUstream send_ = nullptr;
+    std::map<int, CUstream> receive_;
+    std::shared_ptr<Pool> pool_;
+};
+
+}  // namespace ringcomm

@@ -1,0 +1,84 @@
+#include "cuda/plan.h"
+
+#include <algorithm>
+
+namespace ringcomm {
+namespace {
+
+using namespace cuda;
+
+// Few bytes go to every rank at once, many along the ring, where each link carries the least data.
+int kernel_for(int collective, uint64_t bytes, uint64_t ranks, const Shape& shape) {
+    const uint64_t stages = uint64_t(shape.channels) * shape.stage_bytes;
+    switch (collective) {
+        case RC_ALL_REDUCE:
+            if (bytes <= shape.line_bytes) return LL;
+            if (ranks * bytes <= stages) return ONE_SHOT;
+            return bytes <= 4 * stages ? TWO_SHOT : RING_ALL_REDUCE;
+        case RC_ALL_GATHER: return bytes <= stages ? ALL_GATHER : RING_ALL_GATHER;
+        case RC_BROADCAST: return RING_BROADCAST;
+        case RC_REDUCE: return RING_REDUCE;
+        case RC_REDUCE_SCATTER: return RING_REDUCE_SCATTER;
+        case RC_GATHER: return GATHER;
+        case RC_SCATTER: return SCATTER;
+        case RC_ALL_TO_ALL: return ALL_TO_ALL;
+        default: return BARRIER;
+    }
+}
+
+bool reduces(int kernel) { return kernel >= RING_ALL_REDUCE && kernel <= LL; }
+
+// A kernel that only moves data is compiled once for each size of an element.
+int moved_as(size_t item) {
+    switch (item) {
+        case 1: return RC_UINT8;
+        case 2: return RC_UINT16;
+        case 4: return RC_UINT32;
+        case 8: return RC_UINT64;
+        default: return RC_COMPLEX128;
+    }
+}
+
+bool is_whole(const Collective& row) { return row.given == Data::ARRAY; }
+
+}  // namespace
+
+LaunchPlan plan_launch(const CallRecord& call, int size, const Shape& shape, int kernel) {
+    const Collective& row = collectives[call.collective];
+    const bool moves_nothing = row.given == Data::NOTHING, whole = is_whole(row);
+    const uint64_t* const counts = whole || moves_nothing ? nullptr : call.counts;
+    const bool pairwise = counts && row.exchanges();  // only the two ranks of a pair know their counts
+    const uint64_t longest = moves_nothing ? 0 : counts ? *std::max_element(counts, counts + size) : call.count;
+    const uint64_t bytes = longest * call.item;
+    const auto channels = uint64_t(shape.channels);
+    if (kernel < 0) kernel = kernel_for(call.collective, bytes, size, shape);
+
+    LaunchPlan plan{};
+    plan.kernel = kernel;
+    plan.dtype = reduces(kernel) ? call.dtype : moved_as(moves_nothing ? 1 : call.item);
+    plan.op = reduces(kernel) ? call.op : int{RC_SUM};
+    plan.blocks = int(std::clamp<uint64_t>(divide_up(bytes, shape.stage_bytes), 1, channels));
+    if (pairwise) plan.blocks = shape.channels;
+    if (kernel == LL) plan.blocks = 1;
+    plan.with_tables =
+        counts && (pairwise || std::any_of(counts, counts + size, [&](uint64_t count) { return count != counts[0]; }));
+    plan.count = moves_nothing ? 0 : counts ? counts[0] : call.count;
+    return plan;
+}
+
+CallBytes bytes_of(const CallRecord& call, int rank, int size) {
+    const Collective& row = collectives[call.collective];
+    const auto bytes = [&](Data holds, const uint64_t* counts) -> uint64_t {
+        const Blocks blocks(call, counts);
+        if (holds == Data::NOTHING) return 0;
+        if (holds == Data::BLOCKS) return blocks.offset(size);
+        return holds == Data::BLOCK ? blocks.bytes(rank) : call.bytes();
+    };
+    const auto involved = [&](Ranks ranks) { return ranks == Ranks::ALL || call.root == rank; };
+    const bool gives = involved(row.given_by) || row.given == row.got;  // broadcast receives into the same array
+    return {
+        gives ? bytes(row.given, call.counts) : 0,
+        involved(row.got_by) ? bytes(row.got, call.counts && row.exchanges() ? call.counts + size : call.counts) : 0};
+}
+
+}  // namespace ringcomm

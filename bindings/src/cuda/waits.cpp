@@ -1,0 +1,184 @@
+// Waits for launches, by the program and by the thread that watches them.
+#include <time.h>
+
+#include <algorithm>
+
+#include "cuda/group.h"
+
+namespace ringcomm {
+namespace {
+
+constexpr uint64_t NAP_NS = 20'000, LONGEST_NAP_NS = 2'000'000;  // between two looks for the end of a launch, growing
+// Between two looks of the watching thread, which so takes a thousandth of a core.
+constexpr uint64_t LOOK_NS = 100'000'000;
+constexpr uint64_t IDLE_NS = 1'000'000'000;  // without a launch, before it sleeps until it is woken
+// In which a launch may still end after a peer has left, which may have done its part.
+constexpr uint64_t COMPLETION_NS = 1'000'000'000;
+
+uint64_t longer(uint64_t ns) { return std::min(LONGEST_NAP_NS, ns * 3 / 2); }
+
+void nap(uint64_t ns) {
+    const timespec time{time_t(ns / 1'000'000'000), long(ns % 1'000'000'000)};
+    nanosleep(&time, nullptr);
+}
+
+// A GPU rings no doorbell.
+class Naps {
+public:
+    uint32_t announce() const { return 0; }
+    void sleep(uint32_t, uint64_t most) {
+        nap(std::min(ns_, most));
+        ns_ = longer(ns_);
+    }
+    void retract() const {}
+
+private:
+    uint64_t ns_ = NAP_NS;
+};
+
+}  // namespace
+
+class GpuGroup::WaitForEnd final : public WaitChecks {
+public:
+    WaitForEnd(GpuGroup& gpus, PeerGroup& host, uint64_t number, double timeout)
+        : gpus_(gpus),
+          host_(host),
+          number_(number),
+          timeout_(timeout),
+          deadline_(timeout < 0 ? UINT64_MAX : deadline_of(now_ns(), timeout)) {}
+
+    std::optional<Failure> stop_reason() override {
+        gpus_.check_gpu(host_);
+        if (auto failure = host_.stop_reason("a call on a GPU")) return failure;
+        if (auto failure = gpus_.find_lost_peer(host_, lost_since_)) return failure;
+        if (now_ns() < deadline_) return {};
+        const LaunchFacts facts = gpus_.facts(number_);
+        const std::string call = facts.number ? describe(facts.signature) : "a call";
+        return Failure(RC_TIMEOUT,
+                       format("rank %d waited %.3g s for ", host_.rank, timeout_) + call + " on " + gpus_.device_,
+                       host_.rank);
+    }
+    [[noreturn]] void fail(const Failure& failure) override { host_.fail(failure); }
+    uint64_t deadline() const override { return deadline_; }
+
+private:
+    GpuGroup& gpus_;
+    PeerGroup& host_;
+    const uint64_t number_;
+    const double timeout_;
+    const uint64_t deadline_;
+    uint64_t lost_since_ = 0;
+};
+
+void GpuGroup::wait(PeerGroup& host, uint64_t number, double timeout) {
+    WaitForEnd checks(*this, host, number, timeout);
+    try {
+        wait_until([&] { return ended(number); }, Naps(), host.spin_policy, checks);
+    } catch (const Failure&) {
+        abort();
+        while (!ended(number)) {  // the kernel sees the abort, or has not begun: the program queued work before it
+            nap(NAP_NS);
+            check_gpu(host);
+        }
+        throw;
+    }
+}
+
+void GpuGroup::await(PeerGroup& host, uint64_t number) {
+    if (!ended(number)) wait(host, number, -1);
+}
+
+void GpuGroup::await_room(PeerGroup& host) {
+    const uint64_t next = launched_.load() + 1;
+    if (next > MAX_LAUNCHES) await(host, next - MAX_LAUNCHES);
+}
+
+// A context that has failed runs nothing any more, and no kernel writes that it has ended.
+void GpuGroup::check_gpu(PeerGroup& host) {
+    const CurrentContext current(driver_, context_);
+    const OutsideCaptures mode(driver_);
+    const CUresult status = streams_->query();
+    if (status == CUDA_SUCCESS || status == CUDA_ERROR_NOT_READY) return;
+    dead_.store(true);
+    host.store_failure(Failure(RC_SYSTEM, device_ + " has failed: " + driver_.describe(status), host.rank));
+}
+
+bool GpuGroup::busy() const {
+    return !ended(launched_.load()) || load_acquire(&control_->replay_started) != load_acquire(&control_->replay_ended);
+}
+
+void GpuGroup::begin_watching() { driver_.check(driver_.cuCtxSetCurrent(context_), "cuCtxSetCurrent"); }
+
+bool GpuGroup::look(PeerGroup& host) {
+    if (busy()) {
+        idle_ns_ = 0;
+        if (!load_acquire(&control_->abort)) end_hopeless_launches(host);
+    } else {
+        gone_ns_ = 0;
+        if (!idle_ns_) idle_ns_ = now_ns();
+    }
+    // A kernel can fail before its launch has returned.
+    const uint64_t number = failed() ? control_->record.call : 0;
+    if (number && (number & CAPTURED || number <= launched_.load()) && !reported_.exchange(true)) return true;
+    const uint64_t due = notify_.load();
+    return due && ended(due) && notify_.exchange(0);
+}
+
+// Aborts the kernels when the group has failed, or a peer that they still wait for has left.
+void GpuGroup::end_hopeless_launches(PeerGroup& host) {
+    check_gpu(host);
+    const auto lost = find_lost_peer(host, gone_ns_);
+    if (lost) host.store_failure(*lost);
+    if (lost || host.has_failed()) abort();
+}
+
+std::optional<Failure> GpuGroup::find_lost_peer(PeerGroup& host, uint64_t& since) {
+    int lost = 0;
+    while (lost < host.size && (lost == host.rank || !host.peer_failure(lost, ""))) ++lost;
+    if (lost == host.size) since = 0;
+    if (lost == host.size || !since) {
+        if (lost < host.size) since = now_ns();
+        return {};
+    }
+    if (now_ns() - since < COMPLETION_NS) return {};
+    const LaunchFacts oldest = facts(load_acquire(&control_->completed) + 1);
+    const std::string call = oldest.number ? describe(oldest.signature) : "a call of a graph";
+    return host.peer_failure(lost, call + " on " + device_);
+}
+
+void GpuGroup::rest() {
+    std::unique_lock lock(watching_);
+    if (notify_.load()) {
+        pause_ns_ = std::clamp(longer(pause_ns_), NAP_NS, LONGEST_NAP_NS);
+    } else {
+        pause_ns_ = LOOK_NS;
+    }
+    if (stopped_.load()) return;
+    if (replays_.load() || !idle_ns_ || now_ns() - idle_ns_ < IDLE_NS) {
+        changed_.wait_for(lock, std::chrono::nanoseconds(pause_ns_));
+        return;
+    }
+    asleep_.store(true);
+    if (!busy() && !notify_.load() && !stopped_.load()) changed_.wait(lock);  // else launched meanwhile
+    asleep_.store(false);
+    idle_ns_ = 0;
+}
+
+void GpuGroup::wake() {
+    const std::lock_guard lock(watching_);
+    changed_.notify_all();
+}
+
+void GpuGroup::notify(uint64_t number) {
+    uint64_t due = notify_.load();
+    while ((!due || number < due) && !notify_.compare_exchange_weak(due, number)) {
+    }
+    wake();
+}
+
+void GpuGroup::stop() {
+    stopped_.store(true);
+    wake();
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,232 @@
+"""The thread that watches the launches of a rank, and the failures of kernels.
+
+The thread runs in the core and sleeps there (bindings/src/cuda/waits.cpp): it comes back to Python when a kernel has
+failed, or a call has ended that somebody wants to know of.
+"""
+
+import heapq
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any
+from weakref import WeakValueDictionary
+
+from ringcomm.completion import call_back, call_back_apart
+from ringcomm.devices.contract import Device
+from ringcomm.errors import RingcommError, describe_error
+from ringcomm.machine.threads import start_thread
+from ringcomm.native import check, ffi, lib
+from ringcomm.transports.contract import LocalTransport
+from ringcomm.transports.cuda.arena import Arena
+from ringcomm.transports.cuda.failures import UNKNOWN, LaunchedCall, compare_calls, counts_differ, timed_out
+from ringcomm.transports.cuda.kernels import REASONS
+from ringcomm.transports.cuda.launches import CAPTURED, PendingLaunch
+
+__all__ = ["SHORTEST", "Watch"]
+
+SHORTEST = 50e-6  # seconds between two looks
+DESCRIPTION_BYTES = 256  # more than any call needs
+COUNTS_KEPT = 256  # calls whose counts an error can name
+
+log = logging.getLogger("ringcomm")
+
+
+class ChannelLock:
+    """Held by the one thread that uses the channel of a group of GPUs."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holder: int | None = None
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._holder = threading.get_ident()
+
+    def __exit__(self, *_: object) -> None:
+        self._holder = None
+        self._lock.release()
+
+    def here(self) -> bool:
+        """Return whether this thread holds it: then this is a signal handler in the middle of an exchange."""
+        return self._holder == threading.get_ident()
+
+
+class Watch:
+    """The launches of one rank. `channel` is a group of its own, of the same ranks as `host`."""
+
+    def __init__(self, host: LocalTransport, channel: LocalTransport, device: Device, arena: Arena, gpus: Any) -> None:
+        self.gpus = gpus  # the rc_gpus
+        self.exchanging = ChannelLock()
+        self.lock = threading.RLock()  # guards what follows
+        self._host, self._channel, self._device, self._arena = host, channel, device, arena
+        self._control = arena.control
+        self._process = os.getpid()
+        self._launches: WeakValueDictionary[int, PendingLaunch] = WeakValueDictionary()
+        self._counts: dict[int, tuple[list[int], list[int]]] = {}  # of all_to_all
+        self._unraised: RingcommError | None = None
+        # A heap: numbers of calls, callbacks, and whether these may block.
+        self._ends: list[tuple[int, int, Callable[[], object], bool]] = []
+        self._order = itertools.count()
+        self._callbacks: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        if not self._thread:
+            self._thread = start_thread("ringcomm GPU", self._run)
+
+    def _run(self) -> None:
+        stopped = ffi.new("int *")
+        try:
+            while (status := lib.rc_gpus_watch(self.gpus, stopped)) != lib.RC_CLOSED and not stopped[0]:
+                check(status)
+                self.poll()
+        except BaseException as error:
+            log.exception("launches on a GPU can no longer be watched")
+            self.fail(RingcommError(f"{self._device.name} can no longer be watched: {describe_error(error)}"))
+
+    @property
+    def aborted(self) -> bool:
+        return bool(self._control.abort)
+
+    # --- Launches -----------------------------------------------------------------------------------------------------
+
+    def track(self, launch: PendingLaunch, counts: tuple[list[int], list[int]] | None) -> None:
+        """Note a launch whose handle raises its error, or whose counts an error has to name."""
+        with self.lock:
+            self._launches[launch.number] = launch
+            if counts:
+                self._counts[launch.number] = counts
+                self._counts.pop(next(iter(self._counts)) if len(self._counts) > COUNTS_KEPT else -1, None)
+
+    def when_ended(self, number: int, callback: Callable[[], object], may_block: bool = True) -> None:
+        """Call `callback` once a call has ended, on a thread of its own if it may block, else by the next poll."""
+        with self.lock:
+            heapq.heappush(self._ends, (number, next(self._order), callback, may_block))
+        check(lib.rc_gpus_notify(self.gpus, number))
+
+    def wait(self, number: int, timeout: float) -> None:
+        """Block until a call has ended. A timeout or a signal fails the group, which ends the call."""
+        check(lib.rc_gpus_wait(self.gpus, number, timeout))
+
+    def finish(self) -> None:
+        """Block until all launches have ended."""
+        if self._process == os.getpid():
+            self.wait(lib.rc_gpus_launched(self.gpus), -1.0)
+            self.poll()
+
+    def check_launch(self, number: int) -> None:
+        """Raise the failure of the group if a launch has not succeeded: a kernel reports a failure before it ends."""
+        if not lib.rc_gpus_ended(self.gpus, number) or (self._control.failed and number >= self._control.number):
+            self._host.check()
+
+    def check(self) -> None:
+        """Raise the failure of the group, or one that no call has raised yet."""
+        self._host.check()
+        self.raise_unraised()
+
+    def raise_unraised(self) -> None:
+        """Raise a failure after which the group has gone on, unless a call has raised it."""
+        if self._unraised:
+            with self.lock:
+                error, self._unraised = self._unraised, None
+                lib.rc_gpus_allow_fast(self.gpus, 1)
+            if error:
+                raise error
+
+    def poll(self) -> None:
+        """Handle the failure of a kernel, and call back for the calls that have ended."""
+        with self.lock:
+            record = self._control
+            known = record.number & CAPTURED or record.number <= lib.rc_gpus_launched(self.gpus)
+            if record.failed and not record.abort and known:  # a kernel can fail within its launch
+                self._kernel_failed()
+                lib.rc_gpus_resume(self.gpus)
+            ended = []
+            while self._ends and lib.rc_gpus_ended(self.gpus, self._ends[0][0]):
+                *_, callback, may_block = heapq.heappop(self._ends)
+                if may_block:
+                    ended.append(callback)
+                else:
+                    callback()
+            if self._ends:
+                lib.rc_gpus_notify(self.gpus, self._ends[0][0])
+        if ended:
+            self._call_back(ended)
+
+    def _call_back(self, callbacks: list[Callable[[], object]]) -> None:
+        """Run callbacks in order, on a thread that may block."""
+        for callback in callbacks:
+            self._callbacks.put(callback)
+
+        def run() -> None:
+            for _ in callbacks:
+                call_back(self._callbacks.get())
+
+        call_back_apart(run)
+
+    # --- Failures -----------------------------------------------------------------------------------------------------
+
+    def fail(self, error: RingcommError) -> None:
+        """Abort the kernels and break the group."""
+        self._control.abort = 1
+        error.rank = self._host.rank if error.rank is None else error.rank
+        with suppress(RingcommError):  # it has failed before
+            self._host.fail(error)
+
+    def _call(self, number: int) -> LaunchedCall:
+        text, timeout = ffi.new("char[]", DESCRIPTION_BYTES), ffi.new("double *")
+        if lib.rc_gpus_describe(self.gpus, number, text, len(text), timeout):
+            return UNKNOWN
+        return LaunchedCall(str(ffi.string(text), "ascii"), timeout[0], self._counts.get(number))
+
+    def _kernel_failed(self) -> None:
+        record = self._control
+        number, call, reason = record.number, self._call(record.number), REASONS[record.reason]
+        if reason == "mismatch":
+            with self.exchanging:
+                self._mismatch(number, call)
+        elif reason == "aborted":
+            record.abort = 1
+        else:
+            self.fail(timed_out(self._host.rank, reason, record.peer, call, self._device.name))
+
+    def _mismatch(self, number: int, call: LaunchedCall) -> None:
+        """Fail the call, and reset the arenas so that the group can continue.
+
+        The calls that a rank has launched after it were skipped. If there are any, the ranks cannot tell which later
+        calls correspond, and the group fails.
+        """
+        peer, device = self._control.peer, self._device.name
+        if error := counts_differ(self._host.rank, peer, call, device):
+            self.fail(error)
+            return
+        newest = lib.rc_gpus_launched(self.gpus)
+        skipped = 1 if number & CAPTURED else newest - number  # a graph may have been replayed again
+        error, usable = compare_calls(self._channel, peer, number & ~CAPTURED, call, skipped, device)
+        try:
+            if not usable:
+                raise error
+            while not lib.rc_gpus_ended(self.gpus, newest):
+                time.sleep(SHORTEST)
+            self._channel.all_gather_facts("all_gather", "ended", call.timeout)
+            self._arena.reset()
+            self._channel.all_gather_facts("all_gather", "reset", call.timeout)
+        except (RingcommError, RuntimeError):
+            self.fail(error)
+            return
+        launch = self._launches.get(number)
+        if launch:
+            launch.error = error
+        if not (launch and launch.awaited):
+            self._unraised = error
+            lib.rc_gpus_allow_fast(self.gpus, 0)
+
+    def close(self) -> None:
+        lib.rc_gpus_stop(self.gpus)
+        if self._thread and self._thread is not threading.current_thread():
+            self._thread.join()

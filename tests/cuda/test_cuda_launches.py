@@ -1,0 +1,496 @@
+"""The path from an array to a launch, on the emulated driver: streams, graphs, and what is left to Python."""
+
+import gc
+import os
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import harness
+import ringcomm
+from failures import until
+from on_device import Gate
+from reference import assert_same
+from ringcomm import ArgumentError, Communicator, MismatchError, PeerLost, RingcommError
+from ringcomm.devices import emulated
+from ringcomm.devices.driver import CudaError
+from ringcomm.testing import connect_threads, run_threads
+from ringcomm.transports import shm
+from ringcomm.transports.cuda import group
+from ringcomm.transports.cuda.watch import Watch
+
+pytestmark = pytest.mark.usefixtures("streams_as_on_a_gpu", "memory_of_graphs")
+
+LENGTHS = (1, 50, 300, 5000)  # for all_reduce on 3 ranks every kernel of it
+SHORT = 0.3  # seconds, of a wait that times out
+
+
+@pytest.fixture
+def memory_of_graphs(monkeypatch):
+    """Let go of what groups with captured calls keep."""
+    monkeypatch.setattr(group, "_kept", [])
+
+
+def synchronize():
+    emulated.device.stream().synchronize()
+
+
+def connected(comm):
+    """Connect the GPUs, and load a kernel of every collective. Arrays live until the launches have ended."""
+    x, rows = emulated.array(np.ones(1)), emulated.array(np.ones(comm.size))
+    results = [
+        collective(x) for collective in (comm.all_reduce, comm.broadcast, comm.reduce, comm.all_gather, comm.gather)
+    ]
+    results += [collective(rows) for collective in (comm.reduce_scatter, comm.all_to_all)]
+    results.append(comm.scatter(rows if comm.rank == 0 else None, x))
+    synchronize()
+
+
+def without_python(comm):
+    connected(comm)
+    rank, size = comm.rank, comm.size
+    called = group.CudaGroup.call
+
+    def refuse(*call):
+        raise AssertionError(f"Python launches {call}")
+
+    for length in LENGTHS:
+        x = emulated.array(np.ones(length))
+        results = [comm.all_reduce(x), comm.all_gather(x)]  # their kernels are loaded
+        synchronize()
+        del results
+    comm.barrier()
+    try:
+        group.CudaGroup.call = refuse
+        for length in LENGTHS:
+            inputs = np.stack([np.arange(size * length).reshape(size, length) + r for r in range(size)]) * 1.0
+            x, y, z, w, out = (emulated.array(inputs[rank]) for _ in range(5))
+            row, share = (emulated.array(inputs[rank, 0]) for _ in range(2))
+            results = [
+                (comm.all_reduce(y), inputs.sum(0)),
+                (comm.reduce(z, root=1), inputs.sum(0) if rank == 1 else None),
+                (comm.broadcast(w, 1), inputs[1]),
+                (comm.all_gather(row), inputs[:, 0]),
+                (comm.gather(row, root=1), inputs[:, 0] if rank == 1 else None),
+                (comm.scatter(x if rank == 1 else None, share, root=1), inputs[1, rank]),
+                (comm.reduce_scatter(x), inputs.sum(0)[rank : rank + 1]),
+                (comm.all_to_all(x, out=out), inputs[:, rank]),
+            ]
+            synchronize()
+            for found, expected in results:
+                assert (found is None) == (expected is None)
+                if expected is not None:
+                    assert isinstance(found, emulated.Array)
+                    assert_same(found, expected)
+        comm.barrier()
+    finally:
+        group.CudaGroup.call = called
+
+
+def test_plain_calls_are_launched_without_python():
+    harness.run(without_python, 3, world="threads")
+
+
+def without_allocations(comm):
+    x = emulated.array(np.ones(8, np.float32))
+    for _ in range(100):
+        comm.all_reduce(x)
+    before = sys.getallocatedblocks()
+    for _ in range(200):
+        comm.all_reduce(x)
+    after = sys.getallocatedblocks()
+    synchronize()
+    comm.barrier()
+    return after - before
+
+
+def test_a_plain_call_keeps_no_memory():
+    assert max(harness.run(without_allocations, 2, world="threads")) < 20  # of 200 calls
+
+
+def from_stream_to_stream(comm):
+    connected(comm)
+    x = emulated.array(np.full(3000, 1.0))
+    gate = Gate()
+    first, second = emulated.Stream(), emulated.Stream()
+    gate.hold(first)
+    with first:
+        comm.all_reduce(x)
+    with second:
+        comm.all_reduce(x)  # waits for the first
+        work = comm.all_reduce(x, async_op=True)  # on a stream of its own, after the second
+    with first:
+        work.wait()
+        first.add(lambda: np.add(x, 1, out=x))
+    assert_same(x, np.full(3000, 1.0))
+    gate.open()
+    first.synchronize()
+    assert_same(x, np.full(3000, comm.size**3 + 1.0))
+    comm.barrier()
+
+
+def test_calls_follow_one_another_from_stream_to_stream():
+    harness.run(from_stream_to_stream, 3, world="threads")
+
+
+def overlapping(comm):
+    connected(comm)
+    x, gate = emulated.array(np.full(100, 1.0)), Gate()
+    current = emulated.device.stream()
+    work = comm.all_reduce(x, async_op=True)
+    gate.hold(current)  # the program's own work, after the call in its program
+    work.synchronize()  # … and not before it on its stream
+    assert_same(x, np.full(100, float(comm.size)))
+    gate.open()
+    synchronize()
+    comm.barrier()
+
+
+def test_an_async_call_does_not_wait_for_later_work_of_the_program():
+    harness.run(overlapping, 2, world="threads")
+
+
+def on_a_dropped_stream(comm):
+    connected(comm)
+    x, gate = emulated.array(np.full(3000, 1.0)), Gate()
+    with emulated.Stream() as stream:
+        gate.hold(stream)
+        comm.all_reduce(x)
+    del stream
+    gc.collect()
+    comm.all_reduce(x)  # on another one: it waits for the first, whose stream is still there
+    gate.open()
+    synchronize()
+    assert_same(x, np.full(3000, float(comm.size**2)))
+    comm.barrier()
+
+
+def test_the_stream_of_a_call_may_be_dropped_at_once():
+    harness.run(on_a_dropped_stream, 2, world="threads")
+
+
+def many(comm):
+    connected(comm)
+    x, gate = emulated.array(np.full(8, 1.0)), Gate()
+    counts = [1, 2]
+    gate.hold(emulated.device.stream())
+    results = [comm.all_gather(x[: counts[comm.rank]], counts=counts)]
+    opened = threading.Timer(SHORT, gate.open)
+    opened.start()
+    for _ in range(600):  # more than may be in flight: the caller waits for the gate
+        results.append(comm.all_gather(x[: counts[comm.rank]], counts=counts))
+    assert gate.opened()
+    synchronize()
+    for result in results:
+        assert_same(result, np.ones(3))
+    comm.barrier()
+
+
+def test_a_program_that_is_far_ahead_waits():
+    harness.run(many, 2, world="threads")
+
+
+def captured(comm):
+    connected(comm)
+    stream = emulated.Stream()
+    x, other, warm = (emulated.array(np.full(length, 1.0)) for length in (700, 5, 700))
+    with stream:
+        comm.all_reduce(warm)  # loads the kernel for this size
+        stream.synchronize()
+        with emulated.capture(stream) as graphs:
+            comm.all_reduce(x)
+            work = comm.all_reduce(other, async_op=True)
+            work.wait()
+            with pytest.raises(ArgumentError, match="equal blocks while a CUDA graph is captured"):
+                comm.all_gather(x[: comm.rank + 1], counts=[*range(1, comm.size + 1)])
+            with pytest.raises(ArgumentError, match=r"kernel is not loaded cannot be captured.*make it once before"):
+                comm.all_reduce(x, "prod")
+        assert_same(x, np.full(700, 1.0))
+        for replays in (1, 2, 3):
+            graphs[0].launch(stream)
+            stream.synchronize()
+            assert_same(x, np.full(700, float(comm.size**replays)))
+            assert_same(other, np.full(5, float(comm.size**replays)))
+        comm.all_reduce(x)
+        stream.synchronize()
+        assert_same(x, np.full(700, float(comm.size**4)))
+    comm.check()
+    comm.barrier()
+
+
+def test_calls_are_captured_and_replayed():
+    harness.run(captured, 3, world="threads")
+
+
+def captured_twice(comm):
+    connected(comm)
+    x = emulated.array(np.ones(5))
+    first, second = emulated.Stream(), emulated.Stream()
+    with emulated.capture(first) as graphs:
+        with first:
+            work = comm.all_reduce(x, async_op=True)
+        with emulated.capture(second), second, pytest.raises(ArgumentError, match="two CUDA graphs at once"):
+            comm.all_reduce(x)
+        with first:
+            work.wait()
+    graphs[0].launch(first)
+    first.synchronize()
+    assert_same(x, np.full(5, float(comm.size)))
+    comm.barrier()
+
+
+def test_calls_in_two_captures_at_once_are_refused():
+    harness.run(captured_twice, 2, world="threads")
+
+
+def replayed_alone(comm):
+    connected(comm)
+    x = emulated.array(np.ones(5))
+    stream = emulated.Stream()
+    with emulated.capture(stream) as graphs, stream:
+        comm.all_reduce(x, timeout=SHORT)
+    if comm.rank:
+        with pytest.raises(ringcomm.CollectiveTimeout):
+            comm.recv(np.empty(1), 0)  # until its peer has timed out
+        return
+    graphs[0].launch(stream)
+    stream.synchronize()
+    until(lambda: raises(comm), "the failure of the replay")
+    with pytest.raises(ringcomm.CollectiveTimeout, match=r"rank 0 waited 0.3 s in all_reduce.*not called by rank 1"):
+        comm.all_reduce(x)
+    graphs[0].launch(stream)  # as a program does that never asks
+    stream.synchronize()
+    assert_same(x, np.ones(5))
+    with pytest.raises(ringcomm.CollectiveTimeout):
+        comm.synchronize()
+
+
+def raises(comm):
+    try:
+        comm.check()
+    except RingcommError:
+        return True
+    return False
+
+
+def test_a_replay_without_its_peer_is_noticed_by_whoever_replays():
+    run_threads(replayed_alone, [Communicator(end) for end in connect_threads(shm.connect, 2)])
+
+
+def replayed_without_a_dead_peer(comm):
+    connected(comm)
+    x = emulated.array(np.ones(5))
+    stream = emulated.Stream()
+    with emulated.capture(stream) as graphs, stream:
+        comm.all_reduce(x)  # its timeout is that of the communicator, far beyond this test
+    comm.barrier()
+    if comm.rank == 1:
+        os._exit(0)
+    graphs[0].launch(stream)
+    stream.synchronize()
+    with pytest.raises(PeerLost, match="rank 1"):
+        comm.check()
+    raise PeerLost("as expected", rank=1)
+
+
+def test_a_replay_does_not_wait_for_a_peer_that_is_gone():
+    with pytest.raises(PeerLost, match=r"as expected|rank 1"):
+        ringcomm.launch(replayed_without_a_dead_peer, 2, world="processes", timeout=harness.OPERATION)
+
+
+def unwatched(comm):
+    def call():
+        while True:
+            work = comm.all_reduce(emulated.array(np.ones(5)), async_op=True)
+            work.add_done_callback(print)  # the thread is to tell
+            comm.check()
+
+    connected(comm)
+    comm.barrier()
+    with pytest.raises(RingcommError, match="emulated can no longer be watched: OSError: broken"):
+        call()
+
+
+def test_the_end_of_the_watching_thread_is_a_failure(monkeypatch, caplog):
+    poll = Watch.poll
+
+    def broken(watch):
+        if threading.current_thread().name == "ringcomm GPU":
+            raise OSError("broken")
+        poll(watch)
+
+    monkeypatch.setattr(Watch, "poll", broken)
+    run_threads(unwatched, [Communicator(end) for end in connect_threads(shm.connect, 2)])
+    caplog.clear()  # tracebacks, which would keep memory alive
+
+
+def loading_late(comm):
+    """Load kernels while others are in flight; a load waits for these, as it may on a GPU."""
+    groups, x = [comm.split(0) for _ in range(2)], emulated.array(np.full(5, 1.0))
+    image, blocking = emulated.EmulatedDevice._image, emulated.EmulatedDevice.blocking
+
+    def waits(device, variant):
+        for each in groups:
+            each.synchronize()
+        return image(device, variant)
+
+    try:
+        emulated.EmulatedDevice.blocking = False
+        for each in groups:
+            each.all_reduce(x)  # connects
+        emulated.EmulatedDevice._image = waits
+        for each, op in zip(groups * 2, ("sum", "max", "min", "prod"), strict=True):
+            if comm.rank == 1:
+                time.sleep(0.05)  # the kernel of rank 0 is in flight meanwhile
+            each.all_reduce(x, op)
+        for each in groups:
+            each.synchronize()
+    finally:
+        emulated.EmulatedDevice._image, emulated.EmulatedDevice.blocking = image, blocking
+    assert_same(x, np.full(5, float(comm.size**3) ** comm.size))
+    for each in groups:
+        each.close()
+
+
+def test_loads_that_wait_for_kernels_do_not_wait_for_each_other():
+    harness.run(loading_late, 2, world="processes")
+
+
+def different_after_the_wait(comm):
+    connected(comm)
+    x, gate = emulated.array(np.ones(5)), Gate()
+    with emulated.Stream() as stream:
+        gate.hold(stream)
+        work = comm.all_reduce(x, "max" if comm.rank else "min", async_op=True)
+        work.wait()  # makes the stream wait, before the kernel has run
+    gate.open()
+    with pytest.raises(MismatchError, match=r"all_reduce.float64 x 5, max."):
+        comm.synchronize()
+    assert comm.all_reduce(x) is x
+    comm.synchronize()
+    assert_same(x, np.full(5, float(comm.size)))
+
+
+def test_a_mismatch_after_a_wait_is_raised_by_a_later_call():
+    harness.run(different_after_the_wait, 3, world="threads")
+
+
+class PerThread:
+    """CUDA's default stream of each thread, as CuPy can use it."""
+
+    ptr = 2
+    add = emulated.Stream.add
+
+
+def on_streams_of_threads(comm):
+    connected(comm)
+    x, gate, late = emulated.array(np.ones(5)), Gate(), threading.Event()
+
+    def call(held):
+        emulated._current.streams.append(PerThread())
+        if held:
+            gate.hold(PerThread())
+        comm.all_reduce(x)
+
+    for held in (True, False):
+        thread = threading.Thread(target=call, args=(held,))
+        thread.start()
+        thread.join()
+    late.wait(SHORT)
+    assert_same(x, np.ones(5))  # the second call waits for the first, which is on another stream of the same number
+    gate.open()
+    comm.synchronize()
+    assert_same(x, np.full(5, float(comm.size**2)))
+    comm.barrier()
+
+
+def test_the_default_streams_of_two_threads_are_two_streams():
+    harness.run(on_streams_of_threads, 2, world="threads")
+
+
+def in_a_broken_capture(comm):
+    connected(comm)
+    x, stream = emulated.array(np.ones(5)), emulated.Stream()
+
+    def capture():
+        with emulated.capture(stream), stream:
+            with pytest.raises(CudaError, match="UNSUPPORTED"):
+                stream.synchronize()
+            with pytest.raises(ArgumentError, match="the capture of this stream has failed"):
+                comm.all_reduce(x)
+
+    with pytest.raises(CudaError, match="INVALIDATED"):
+        capture()
+    comm.all_reduce(x)
+    comm.synchronize()
+    assert_same(x, np.full(5, float(comm.size)))
+
+
+def test_a_call_in_a_capture_that_has_failed_is_refused():
+    harness.run(in_a_broken_capture, 2, world="threads")
+
+
+def ahead_of_the_dead(comm):
+    emulated.EmulatedDevice.blocking = False
+    x = emulated.array(np.ones(5))
+    comm.all_reduce(x)
+    comm.synchronize()
+    comm.barrier()
+    if comm.rank == 1:
+        os._exit(0)
+    for _ in range(2000):  # far more than may be in flight
+        comm.all_reduce(x)
+
+
+def test_a_rank_that_waits_for_room_notices_a_lost_peer():
+    with pytest.raises(PeerLost, match="rank 1"):
+        ringcomm.launch(ahead_of_the_dead, 2, world="processes", timeout=harness.OPERATION)
+
+
+def closed_between_calls(comm):
+    x = emulated.array(np.ones(5000))
+    comm.all_reduce(x)
+
+    errors = []
+
+    def call():
+        try:
+            while True:
+                comm.all_reduce(x)
+        except RingcommError as error:
+            errors.append(str(error))
+
+    calling = threading.Thread(target=call)
+    calling.start()
+    comm.synchronize()
+    comm.close()
+    calling.join()
+    (error,) = errors
+    assert "closed" in error
+
+
+def test_a_communicator_may_be_closed_while_another_thread_calls():
+    ringcomm.launch(closed_between_calls, 2, world="threads", timeout=harness.OPERATION)
+
+
+def replayed_after_close(comm):
+    x, stream = emulated.array(np.ones(5000)), emulated.Stream()
+    group = comm.split(0)
+    with stream:
+        group.all_reduce(x)
+        stream.synchronize()
+        with emulated.capture(stream) as graphs:
+            group.all_reduce(x)
+        graphs[0].launch(stream)
+        group.close()  # the replay is queued, or runs
+        graphs[0].launch(stream)
+        stream.synchronize()
+    assert_same(x, np.full(5000, float(comm.size**3)))
+    comm.barrier()
+
+
+def test_a_graph_may_be_replayed_after_its_communicator_is_closed():
+    harness.run(replayed_after_close, 2, world="threads")
