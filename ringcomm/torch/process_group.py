@@ -74,6 +74,8 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
 
     @operation("all_reduce", c10d.AllreduceOptions)
     def allreduce(self, opts: Any, call: CallTensors, tensors: Tensors) -> Prepared:
+        if self._is_plain(opts) and self._all_reduce_at_once(single(tensors), reduction(opts)):
+            return DONE
         if (tensor := unwrapped(single(tensors))).layout is torch.sparse_coo:
             if tensor.is_meta:
                 raise NoMemory
@@ -194,9 +196,11 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
 
     def _start_coalescing(self, device: object = None) -> None:  # noqa: ARG002
         self._coalesced = []
+        self.comm._transport.hold_messages(True)
 
     def _end_coalescing(self, device: object = None) -> TorchWork:  # noqa: ARG002
         works, self._coalesced = self._coalesced, None
+        self.comm._transport.hold_messages(False)
         return coalesced(self, "coalesced calls", works or [])
 
     start_coalescing, end_coalescing = _start_coalescing, _end_coalescing  # of a Backend
@@ -266,6 +270,15 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
+
+    def _is_plain(self, opts: Any) -> bool:
+        """Return whether a call blocks, for the usual time, and nobody watches it."""
+        alone = self._timeout is None and self._coalesced is None and not (labels.recorders or labels.waits)
+        return alone and not (getattr(opts, "asyncOp", True) or labels.watched()) and opts.timeout == UNSET
+
+    def _all_reduce_at_once(self, tensor: torch.Tensor, op: Any) -> bool:
+        """Do what Communicator.all_reduce tries first: some microseconds less for what most programs call most."""
+        return self.comm.fast_path.all_reduce(tensor, None, op, None, False) is not NotImplemented
 
     def _limit(self, opts: Any) -> float | None:
         """Return the timeout of a call in seconds; None: the communicator's."""

@@ -112,9 +112,10 @@ class TorchWork(_Work):  # type: ignore[misc]
     def get_future(self) -> "torch.futures.Future[Any]":
         gpus = {tensor.device for tensor in self.outputs if tensor.is_cuda}
         done: torch.futures.Future[Any] = torch.futures.Future(devices=list(gpus))
-        # Wait at once for a call started in a callback, as hooks of DDP do: so callbacks run one after another, in one
+        # On a GPU streams wait, and not the host: that of the callback below waits for the calls, and then its future
+        # records an event. Wait at once for a call started in a callback, as hooks of DDP do: then callbacks run in one
         # order on all ranks.
-        if inside_callback() or not self.works:
+        if inside_callback() or all(work.on_stream for work in self.works):
             done.set_result(None)
         future = result_after(done, self)
         missing = itertools.count(len(self.works) - 1, -1)

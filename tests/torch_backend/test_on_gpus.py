@@ -1,0 +1,97 @@
+"""Tensors on GPUs, played by the emulated device: what the host waits for, and what streams wait for."""
+
+import datetime
+import weakref
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import device_tensors
+from device_tensors import on_device
+from on_device import Gate
+from ringcomm.devices import emulated
+from ringcomm.transports.cuda import group
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+
+@pytest.fixture
+def alone(monkeypatch, tmp_path):
+    """A group of this process alone: kernels are launched as in any other."""
+    device_tensors.install(monkeypatch)
+    timeout = datetime.timedelta(seconds=20)
+    dist.init_process_group("ringcomm", init_method=f"file://{tmp_path}/store", rank=0, world_size=1, timeout=timeout)
+    dist.all_reduce(on_device(torch.ones(100)))  # connects
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def gate(alone):  # noqa: ARG001 (it ends after this one)
+    gate = Gate()
+    yield gate
+    gate.open()
+
+
+def behind(gate):
+    """Return a tensor of ones, and a stream that makes them twos once the gate is open."""
+    x, stream = on_device(torch.ones(100)), emulated.Stream()
+    gate.hold(stream)
+    stream.add(lambda: x.fill_(2))
+    return x, stream
+
+
+def all_are(x, value):
+    return bool((torch.Tensor(x) == value).all())
+
+
+def test_a_blocking_call_is_launched_without_python(monkeypatch):
+    x = on_device(torch.ones(100))
+    monkeypatch.delattr(group.CudaGroup, "call")
+    dist.all_reduce(x)
+    emulated.device.stream().synchronize()
+    assert all_are(x, 1)
+
+
+def test_a_wait_makes_the_current_stream_wait_and_not_the_host(gate):
+    x, stream = behind(gate)
+    with stream:
+        work = dist.all_reduce(x, async_op=True)
+    with emulated.Stream() as other:
+        work.wait()
+        other.add(lambda: x.add_(1))  # after the call, which is after the gate
+        assert not work.is_completed()
+        gate.open()
+        other.synchronize()
+    assert all_are(x, 3)
+    assert work.is_completed()
+
+
+def test_a_future_is_complete_at_once_and_its_callbacks_wait_on_a_stream(gate):
+    x, stream = behind(gate)
+    seen = []
+    with stream:
+        work = dist.all_reduce(x, async_op=True)
+        future = work.get_future()
+        future.then(lambda done: seen.append(done.value()))
+    assert future.done()  # the host waits for nothing
+    assert len(seen) == 1
+    assert not work.is_completed()
+    gate.open()
+    work.wait()
+    emulated.device.stream().synchronize()
+    assert all_are(x, 2)
+
+
+def test_a_tensor_that_is_dropped_in_flight_stays_until_its_call_has_ended(gate):
+    x, stream = behind(gate)
+    alive = weakref.ref(x)
+    with stream:
+        work = dist.all_reduce(x, async_op=True)
+    ended = weakref.ref(work)
+    del x, work
+    assert ended() is None  # nobody waits for the call
+    assert alive() is not None
+    gate.open()
+    stream.synchronize()
