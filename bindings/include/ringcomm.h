@@ -25,7 +25,8 @@ enum rc_status {
     RC_MEMORY,      /* out of shared memory */
     RC_CLOSED,      /* this communicator was closed by this rank, or belongs to the parent of a fork */
     RC_SYSTEM,      /* an unexpected failure of the operating system */
-    RC_NO_PROGRAM   /* the call needs a program: see rc_add_program; nothing was sent */
+    RC_NO_PROGRAM,  /* the call needs a program: see rc_add_program; nothing was sent */
+    RC_UNPREPARED   /* Python has to do something before a call on GPUs; nothing was launched: see rc_gpus_call */
 };
 
 /* The rows of types.def. */
@@ -143,16 +144,23 @@ typedef struct {
     uint64_t number, epoch, expected, got;
     int32_t peer, channel;
     uint64_t reason;
+    uint64_t completed;                    /* the number of the last call that has ended, also by a failure */
+    uint64_t replay_started, replay_ended; /* the same for calls in graphs, whose numbers have bit 63: their epochs */
 } rc_cuda_control;
+
+/* How a collective is launched; `kernel` -1: the one for its size. */
+typedef struct {
+    int32_t kernel, dtype, op; /* the variant to compile */
+    int32_t blocks;
+    int32_t with_tables; /* 1: blocks of unequal lengths, whose offsets the arguments point to */
+    uint64_t count;      /* elements of the array, or of a block */
+} rc_cuda_plan;
 
 /* The size of an arena, and the offset in it at which the host writes the addresses of all arenas. */
 int rc_cuda_layout(const rc_cuda_shape* shape, uint64_t* bytes, uint64_t* peers_at);
 uint64_t rc_cuda_args_bytes(void);
 /* Writes the argument that the kernel of entry.cu takes by value. */
 int rc_cuda_args(const rc_cuda_shape* shape, const rc_cuda_call* call, void* args);
-/* Runs a launch on the CPU and returns when it has ended: `blocks` blocks of `threads` threads for each of `ranks`
- * ranks, whose `args` are contiguous, in one grid. `seed` not 0: threads yield at flags, as the seed decides. */
-int rc_emulated_launch(const void* args, int ranks, int blocks, int threads, uint64_t seed);
 
 /* The world: one anonymous file holds the arenas of all ranks, and grows for sub-groups and symmetric buffers. */
 uint64_t rc_world_bytes(int size, const rc_tuning* tuning);
@@ -250,6 +258,41 @@ int rc_recv_at_most(rc_comm* comm, void* data, uint64_t count, int dtype, int pe
                     int* source, rc_work** work);
 int rc_sendrecv(rc_comm* comm, const void* data, uint64_t count, int dtype, int dest, void* target,
                 uint64_t target_count, int target_dtype, int source, int64_t tag, double timeout, int* from);
+
+/* Messages of arrays on a GPU. The rank's arena of them is made and freed in Python, which compiles the kernel. */
+typedef struct {
+    int32_t ranks, channels;
+    uint32_t piece_bytes, blocks, block_bytes;
+} rc_gpu_messages_shape;
+typedef struct {
+    rc_gpu_messages_shape shape;
+    void* arena;         /* rc_gpu_messages_bytes of zeroed device memory */
+    void* control;       /* an rc_cuda_control */
+    uint64_t* completed; /* RC_GPU_LAUNCHES words in host memory that the device accesses */
+    void* function;      /* ringcomm_messages, a CUfunction */
+    void* context;       /* the CUcontext of the device, whose primary one it is */
+    uint64_t process;    /* the same for the ranks of one process only */
+    const char* driver;  /* the library: libcuda.so.1, or another one with its functions */
+    const char* device;  /* its name in errors */
+    int32_t ordinal, threads;
+} rc_gpu_messages_setup;
+enum rc_gpu_limit { RC_GPU_LAUNCHES = 256 }; /* in flight */
+int rc_gpu_messages_bytes(const rc_gpu_messages_shape* shape, uint64_t* bytes);
+int rc_gpu_messages_open(rc_comm* comm, const rc_gpu_messages_setup* setup);
+enum rc_gpu_message { RC_GPU_SEND, RC_GPU_RECV, RC_GPU_RECV_AT_MOST };
+/* Starts a send or receive of an array on the GPU, after what has been queued on a stream. With `async`, what is queued
+ * there next does not wait for it. */
+int rc_gpu_message_start(rc_comm* comm, int kind, void* data, uint64_t count, int dtype, int peer, int64_t tag,
+                         double timeout, void* stream, int async, rc_work** work);
+/* Waits until a message is launched, with its errors up to then, and lets a stream wait for its end. */
+int rc_work_wait_launched(rc_work* work, double timeout, void* stream, int* source);
+int rc_work_launched(rc_work* work, int* launched);
+/* 1: what can be launched together is launched by 0, or by a wait. */
+int rc_gpu_messages_hold(rc_comm* comm, int holds);
+/* Waits until the messages that have been launched have moved. */
+int rc_gpu_messages_wait(rc_comm* comm);
+/* Whether the peers have read all that was sent: the arena can be freed once `comm` is closed. */
+int rc_gpu_messages_read(rc_comm* comm, int* all);
 
 /* Messages matched as MPI matches them. A receive takes a message of at most `bytes` bytes, of any dtype, from one rank
  * or any (-1), with one tag or any. A longer one is lost: the receive returns RC_MISMATCH, its sender RC_OK. */
@@ -362,6 +405,71 @@ int rc_add_program(rc_comm* comm, int collective, const rc_call* call, int numbe
 
 /* Compares a call on arrays of GPUs, whose data takes another way; moves nothing. */
 int rc_agree_on_gpus(rc_comm* comm, int collective, const rc_call* call, double timeout);
+
+/* The plan of a call whose arguments have been checked. */
+int rc_cuda_plan_of(const rc_cuda_shape* shape, int collective, const rc_call* call, int kernel, rc_cuda_plan* plan);
+
+/* A group of GPUs that access each other's memory. Python allocates and opens that memory, compiles the kernels and
+ * handles failures; a call is one launch from here. */
+typedef struct rc_gpus rc_gpus;
+typedef struct {
+    rc_cuda_shape shape;
+    void* arena;        /* of this rank */
+    void* control;      /* an rc_cuda_control */
+    uint64_t* tables;   /* host memory that the device accesses: rc_gpus_table_bytes */
+    void* context;      /* the CUcontext of the device, whose primary one it is */
+    const char* driver; /* the library: libcuda.so.1, or another one with its functions */
+    const char* device; /* its name in errors */
+    int32_t threads;    /* of a block */
+} rc_gpus_setup;
+uint64_t rc_gpus_table_bytes(int ranks);
+/* `host` connects the same ranks; a failure of one is a failure of the other. */
+int rc_gpus_open(rc_comm* host, const rc_gpus_setup* setup, rc_gpus** gpus);
+/* Before the group closes: later calls are RC_CLOSED. `captured` 1: a graph has some, and may be replayed at any time.
+ */
+int rc_gpus_end_calls(rc_gpus* gpus, int* captured);
+/* Ends rc_gpus_watch. Once it has returned, and the launches have ended: rc_gpus_free. */
+int rc_gpus_stop(rc_gpus* gpus);
+void rc_gpus_free(rc_gpus* gpus);
+/* The plan of a call, and whether its kernel is loaded. */
+int rc_gpus_plan(rc_gpus* gpus, int collective, const rc_call* call, rc_cuda_plan* plan, int* loaded);
+/* The kernel of a plan, as a CUfunction. */
+int rc_gpus_load(rc_gpus* gpus, const rc_cuda_plan* plan, void* function);
+typedef struct {
+    uint64_t begin, bytes, bases, number; /* bases: see rc_cuda_location */
+} rc_gpu_buffer;
+/* The symmetric buffers, in which arrays are found; replaces those of the last call. */
+int rc_gpus_set_buffers(rc_gpus* gpus, const rc_gpu_buffer* buffers, int count);
+enum rc_gpus_mode {
+    RC_GPUS_PLAIN,
+    RC_GPUS_FAST, /* RC_UNPREPARED also in a capture, while calls are traced, and unless rc_gpus_allow_fast */
+    RC_GPUS_ASYNC /* on the stream of the group, which waits for `stream`; rc_gpus_order lets a stream wait for it */
+};
+/* Launches a collective on a CUstream. `number` identifies the call. RC_UNPREPARED: the kernel is not loaded, or a
+ * failure in rc_cuda_control has not been handled. A negative timeout is that of the communicator. */
+int rc_gpus_call(rc_gpus* gpus, int collective, const rc_call* call, void* stream, double timeout, int mode,
+                 uint64_t* number);
+int rc_gpus_allow_fast(rc_gpus* gpus, int allowed); /* 0: Python has a failure to raise */
+int rc_gpus_order(rc_gpus* gpus, uint64_t number, void* stream);
+/* Whether a stream is being captured: 0 or 1. */
+int rc_gpus_capturing(rc_gpus* gpus, void* stream, int* capturing);
+/* 1 if the call has ended; in a capture always. */
+int rc_gpus_ended(rc_gpus* gpus, uint64_t number);
+uint64_t rc_gpus_launched(rc_gpus* gpus); /* the number of the last call that was not captured */
+void* rc_gpus_stream(rc_gpus* gpus);      /* that of RC_GPUS_ASYNC */
+/* Returns once the call has ended, with its failure, that of the group, or RC_TIMEOUT, which breaks the group. A
+ * negative timeout waits as long as the kernels do. */
+int rc_gpus_wait(rc_gpus* gpus, uint64_t number, double timeout);
+/* Describes a call as errors do. RC_ARGUMENT: it is too long ago. */
+int rc_gpus_describe(rc_gpus* gpus, uint64_t number, char* text, uint64_t bytes, double* timeout);
+/* Watches the launches in flight, on a thread for it: aborts them when the group fails, fails the group when a peer is
+ * lost. Returns when Python has something to do: a kernel has failed (rc_cuda_control), or the call of rc_gpus_notify
+ * has ended. `stopped` 1: there is nothing to watch any more. */
+int rc_gpus_watch(rc_gpus* gpus, int* stopped);
+int rc_gpus_notify(rc_gpus* gpus, uint64_t number);
+/* `interrupted` 1: this thread runs a signal handler inside a wait for a launch. */
+int rc_gpus_interrupted(rc_gpus* gpus, int* interrupted);
+int rc_gpus_resume(rc_gpus* gpus); /* the failure has been handled */
 
 /* A symmetric buffer: `bytes` for each rank at `offset` (from rc_reserve of size × rc_region_bytes(bytes)). */
 uint64_t rc_region_bytes(uint64_t bytes);

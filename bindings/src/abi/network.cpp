@@ -259,7 +259,7 @@ int rc_add_program(rc_comm* comm, int collective, const rc_call* arguments, int 
 
 int rc_agree_on_gpus(rc_comm* comm, int collective, const rc_call* arguments, double timeout) {
     return enter(comm, [&](const EntryGuard& entry) {
-        const NetworkGroup& group = network_group(entry);
+        const PeerGroup& group = entry.group();
         check_pointer("call", arguments);
         check_seconds("timeout", timeout);
         CallRecord call = called(collective, *arguments, timeout);

@@ -41,6 +41,11 @@ public:
     // Waits until `deadline` (ns). Then it breaks the communicator, which stops the call and ends the wait.
     virtual void wait(PeerGroup& group, uint64_t deadline);
 
+    // Of a message on a GPU: waits only until its launches have been made; and lets a stream wait for their end.
+    virtual void wait_launched(PeerGroup& group, uint64_t deadline) { wait(group, deadline); }
+    virtual bool launched() const { return done(); }
+    virtual void order(void* /*stream*/) {}
+
     void wait_done();  // when the call is certain to end soon
     // When the call is done, next_done() returns `token`.
     void notify(uint64_t token);

@@ -14,6 +14,11 @@ enum PacketKind : uint32_t {
     PACKET_NACK,   // answers an RTS: the size or dtype does not match the receive
     PACKET_FIN,    // answers an RTS: the receiver has read the sender's memory, or has no room for the message
     PACKET_DATA,   // a piece of an announced message
+    // Of messages on GPUs (gpu.h):
+    PACKET_ARENA,     // how the receiver can access the memory of the sender
+    PACKET_STAGED,    // a chunk of an announced message is in a block
+    PACKET_RELEASED,  // a block may be used again
+    PACKET_OWN,       // a message of a rank to itself; no channel carries it
 };
 
 struct PacketHeader {
@@ -21,9 +26,9 @@ struct PacketHeader {
     int64_t tag;
     uint64_t bytes;     // of the message; in a DATA packet, of the piece
     uint64_t number;    // of the RTS, from 1, also in its answers
-    uint64_t location;  // of an RTS: offer_memory(); of an EAGER or DATA packet: the channel's own
+    uint64_t location;  // of an RTS: offer_memory(), or on the GPU; of an EAGER or DATA packet: the channel's own
 
-    bool has_payload() const { return kind == PACKET_EAGER || kind == PACKET_DATA; }
+    bool has_payload() const { return kind == PACKET_EAGER || kind == PACKET_DATA || kind == PACKET_ARENA; }
 };
 
 struct ReceivedPacket {

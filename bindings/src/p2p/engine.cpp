@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "p2p/gpu.h"
 #include "p2p/request.h"
 
 namespace ringcomm {
@@ -16,6 +17,8 @@ PointToPointEngine::PointToPointEngine(PeerGroup& group) : group_(group), sleepe
     }
     group.drains->add(this, [this] { drain(); });
 }
+
+PointToPointEngine::~PointToPointEngine() { stop(); }
 
 void PointToPointEngine::give_up_channels() {
     const std::lock_guard lock(mutex_);
@@ -58,9 +61,11 @@ void PointToPointEngine::post(std::initializer_list<Request*> requests, const st
     const std::lock_guard lock(mutex_);
     if (stopping_) throw Failure(RC_CLOSED, "this communicator is closed", group_.rank);
     for (const Request* request : requests) check_taken(*request);
+    if (async && async->request.gpu && !gpu_) reject("the GPU of this rank is not connected for messages");
     if (async) {
         // Before anything else: it may throw.
         start_progress_thread();
+        if (async->request.gpu) gpu_->prepare(async->request);
         async->request.async = async;
         ++async_open_;
     }
@@ -76,9 +81,7 @@ void PointToPointEngine::post(std::initializer_list<Request*> requests, const st
         for (Request* request : requests) begin(*request);
         progress();
     } catch (const std::exception& error) {  // out of memory: a half-posted request cannot be undone
-        const Failure failure(RC_SYSTEM, error.what(), group_.rank);
-        group_.store_failure(failure);
-        fail_all(failure);
+        const Failure failure = break_group(error);
         for (Request* request : requests) {
             if (!request->is_done()) fail(*request, failure);
         }
@@ -87,8 +90,20 @@ void PointToPointEngine::post(std::initializer_list<Request*> requests, const st
     if (async_open_) progress_thread_.note_activity();
 }
 
+// What cannot be undone has failed in the middle.
+Failure PointToPointEngine::break_group(const std::exception& error) {
+    const Failure failure(RC_SYSTEM, error.what(), group_.rank);
+    group_.store_failure(failure);
+    fail_all(failure);
+    return failure;
+}
+
 void PointToPointEngine::begin(Request& request) {
     const Transfer& transfer = request.transfer;
+    if (gpu_ && request.sends) {
+        if (request.gpu) return gpu_->send(request);
+        gpu_->keep_order();
+    }
     if (request.sends && transfer.peer == group_.rank) {
         const bool synchronous = transfer.kind == TransferKind::SYNCHRONOUS_SEND;
         match(group_.rank, {PACKET_EAGER, uint32_t(transfer.dtype), transfer.tag, request.bytes, 0, 0}, transfer.data,
@@ -132,6 +147,7 @@ bool PointToPointEngine::progress() {
         moved |= receive_packets(endpoint);
         moved |= read_next(endpoint);
     }
+    if (gpu_) moved |= gpu_->progress();
     // More may be ready to move, and no peer rings for that: make sleeping threads check again.
     if (std::exchange(completed_, false) || moved) sleeper_.wake();
     return moved;
@@ -150,9 +166,9 @@ size_t PointToPointEngine::cost(const Request& request) { return request.bytes +
 // Completes a queued send whose receiver makes no room: from now on a copy is queued. Returns false if the send is not
 // small, or too much is buffered already.
 bool PointToPointEngine::try_buffer(Endpoint& endpoint, PendingPacket& packet) {
-    if (stopping_ || group_.closing()) return false;
+    if (stopping_ || group_.closing() || packet.kind != PACKET_EAGER) return false;
     Request& sent = *packet.request;
-    if (packet.kind != PACKET_EAGER || sent.buffered || sent.bytes > MAX_BUFFERED_MESSAGE) return false;
+    if (sent.buffered || sent.bytes > MAX_BUFFERED_MESSAGE) return false;
     if (endpoint.buffered_bytes + cost(sent) > MAX_BUFFERED) return false;
     try {
         start_progress_thread();
@@ -161,10 +177,7 @@ bool PointToPointEngine::try_buffer(Endpoint& endpoint, PendingPacket& packet) {
     }
     packet.owned = std::make_shared<BufferedSend>(sent);
     packet.request = &packet.owned->request;
-    ++endpoint.buffered;
-    endpoint.buffered_bytes += cost(sent);
-    ++buffered_open_;
-    ++async_open_;
+    note_buffered(endpoint, sent);
     progress_thread_.hurry();
     const bool wakes = completed_ || sent.async;  // nobody else waits for a blocking send: let it sleep
     complete(sent);
@@ -176,8 +189,16 @@ bool PointToPointEngine::try_buffer(Endpoint& endpoint, PendingPacket& packet) {
 void PointToPointEngine::drop_buffered(Endpoint& endpoint) {
     std::erase_if(endpoint.queue, [&](const PendingPacket& packet) {
         if (packet.owned) forget_buffered(endpoint, *packet.request);
+        if (packet.owned && packet.kind == PACKET_RTS && gpu_) gpu_->free_block(*packet.request, false);
         return packet.owned != nullptr;
     });
+}
+
+void PointToPointEngine::note_buffered(Endpoint& endpoint, const Request& request) {
+    ++endpoint.buffered;
+    endpoint.buffered_bytes += cost(request);
+    ++buffered_open_;
+    ++async_open_;
 }
 
 void PointToPointEngine::forget_buffered(Endpoint& endpoint, const Request& request) {
@@ -201,8 +222,9 @@ bool PointToPointEngine::flush_queue(Endpoint& endpoint) {
 // caller may never make another call, and then no thread would write the packet.
 bool PointToPointEngine::try_write(Endpoint& endpoint, PendingPacket packet) {
     Request* const request = packet.request;
-    PacketHeader header{packet.kind, 0, 0, 0, packet.number, 0};
+    PacketHeader header{packet.kind, 0, 0, packet.bytes, packet.number, packet.location};
     const std::byte* payload = nullptr;
+    if (packet.kind >= PACKET_ARENA) return gpu_->try_write(endpoint, header);
     if (packet.kind == PACKET_EAGER || packet.kind == PACKET_RTS) {
         header.dtype = request->transfer.dtype;
         header.tag = request->transfer.tag;
@@ -221,6 +243,7 @@ bool PointToPointEngine::try_write(Endpoint& endpoint, PendingPacket packet) {
             complete(*request);
         }
     } else {
+        if (packet.owned) forget_buffered(endpoint, *request);
         rendezvous_written(endpoint, packet, header.bytes);
     }
     return true;
@@ -239,6 +262,8 @@ bool PointToPointEngine::receive_packets(Endpoint& endpoint) {
 
 void PointToPointEngine::handle(Endpoint& endpoint, const PacketHeader& header, const std::byte* payload) {
     if (header.kind == PACKET_EAGER || header.kind == PACKET_RTS) return match(endpoint.peer, header, payload);
+    if (header.kind == PACKET_ARENA) return endpoint.arena.assign(payload, payload + header.bytes);
+    if (header.kind > PACKET_ARENA) return gpu_->handle(endpoint, header);
     handle_rendezvous(endpoint, header, payload);
 }
 
@@ -282,7 +307,11 @@ void PointToPointEngine::deliver(Request& request, int source, const PacketHeade
     }
     request.bytes = header.bytes;
     if (header.kind == PACKET_EAGER) {
-        if (fits) copy_block(request.transfer.data, payload, request.bytes);
+        if (fits && request.gpu) {
+            gpu_->put(request, payload, request.bytes);
+        } else if (fits) {
+            copy_block(request.transfer.data, payload, request.bytes);
+        }
         if (sender) complete(*sender);  // after the copy: the payload may be its own
         return complete(request);
     }
@@ -299,9 +328,11 @@ void PointToPointEngine::complete(Request& request) {
     }
     completed_ = true;
     const auto async = std::move(request.async);
-    if (async) {
+    if (async) async->message = request.message;
+    if (async && request.gpu && gpu_) {
+        gpu_->finish(async);
+    } else if (async) {
         --async_open_;
-        async->message = request.message;
         async->finish(request.failure ? std::optional(*request.failure) : std::nullopt);
     }
     request.done.store(true, std::memory_order_release);  // last: the waiting thread may destroy the request

@@ -18,6 +18,8 @@
 #include "core/progress_thread.h"
 #include "p2p/channel.h"
 
+#include "ringcomm.h"
+
 namespace ringcomm {
 
 constexpr size_t MAX_BUFFERED_MESSAGE = 4096;
@@ -44,7 +46,9 @@ struct Transfer {
     int peer;     // receive: -1 for any
     int64_t tag;  // RECV_MESSAGE and probes: RC_ANY_TAG for any
     double timeout;
-    uint64_t taken = 0;  // RECV_MESSAGE: of this taken message
+    uint64_t taken = 0;                  // RECV_MESSAGE: of this taken message
+    bool on_gpu = false, async = false;  // async: the caller's stream does not wait
+    void* stream = nullptr;              // of the caller: the CUstream after whose work the message moves
 };
 
 struct ProbedMessage {
@@ -55,7 +59,7 @@ struct ProbedMessage {
 class PointToPointEngine {
 public:
     explicit PointToPointEngine(PeerGroup& group);
-    ~PointToPointEngine() { stop(); }
+    ~PointToPointEngine();
 
     rc_message run(const Transfer& transfer);  // returns what a receive has received
     rc_message exchange(const Transfer& outgoing, const Transfer& incoming);
@@ -68,11 +72,20 @@ public:
     std::optional<Failure> flush();
     void stop();  // after group.start_closing()
 
+    // --- Messages on GPUs.
+
+    void connect_gpu(const rc_gpu_messages_setup& setup);  // once, before the first one
+    void hold(bool holds);  // until a call of it with false, or a wait: what can be launched together is not launched
+    void wait_gpu();        // until what is in flight has ended
+    bool all_read();        // by the peers: the memory of the setup can be freed once this is closed
+
 private:
     struct Request;      // an open send, receive or probe, owned by its caller
     class AsyncRequest;  // an asynchronous one, which owns itself
     struct BufferedSend;
     class Waiter;
+    class EndChecks;
+    class Gpu;
 
     struct UnexpectedMessage {
         int source;
@@ -85,6 +98,7 @@ private:
         Request* request;
         uint64_t number;                        // of the RTS that it answers
         std::shared_ptr<BufferedSend> owned{};  // `request` is its own
+        uint64_t location = 0, bytes = 0;       // of the header, unless it is known only later
     };
     struct Endpoint {
         int peer;
@@ -95,6 +109,8 @@ private:
         std::vector<Request*> rts_sent{};      // sends that are not known to have arrived
         std::vector<Request*> rts_received{};  // receives matched by an RTS
         uint64_t rts_count = 0;
+        bool arena_sent = false;
+        std::vector<std::byte> arena{};  // the handle of the peer's arena, once it has come
     };
 
     void post(std::initializer_list<Request*> requests, const std::shared_ptr<AsyncRequest>& async = nullptr);
@@ -103,6 +119,7 @@ private:
     void send_packet(Endpoint& endpoint, PendingPacket packet);
     static size_t cost(const Request& request);  // in bytes, once buffered
     bool try_buffer(Endpoint& endpoint, PendingPacket& packet);
+    void note_buffered(Endpoint& endpoint, const Request& request);
     void forget_buffered(Endpoint& endpoint, const Request& request);
     void drop_buffered(Endpoint& endpoint);
     void drain();
@@ -126,7 +143,11 @@ private:
     void complete(Request& request);
     void fail(Request& request, const Failure& failure);
     void fail_all(const Failure& failure, const Request* spared = nullptr);
+    Failure break_group(const std::exception& error);
     void wait(Request& request, uint64_t deadline = UINT64_MAX);
+    void wait_end(AsyncRequest& async, uint64_t deadline);  // of its launches
+    void order(const Request& request, void* stream);
+    uint64_t next_look(uint64_t deadline) const;
     void poll(Request& request);
     void advance();
     void start_progress_thread();
@@ -141,6 +162,7 @@ private:
     PeerGroup& group_;
     Sleeper& sleeper_;
     std::mutex mutex_;
+    std::unique_ptr<Gpu> gpu_;                     // nullptr: none is connected
     std::vector<Endpoint> endpoints_;              // one per peer
     std::vector<Request*> posted_receives_;        // unmatched receives and probes, in order
     std::list<UnexpectedMessage> unexpected_;      // unmatched, in order

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "p2p/gpu.h"
 #include "p2p/request.h"
 
 namespace ringcomm {
@@ -24,12 +25,13 @@ constexpr size_t READ_BYTES = 4 << 20;  // of the sender's memory at once, under
 const std::byte* PointToPointEngine::prepare_rendezvous(Endpoint& endpoint, const Request& request,
                                                         PacketHeader& header) const {
     if (header.kind == PACKET_DATA) {
-        header.bytes = std::min(endpoint.channel->data_bytes, request.bytes - request.moved);
-        return request.transfer.data + request.moved;
+        header.bytes = std::min(endpoint.channel->data_bytes, request.sendable() - request.moved);
+        return request.payload() + request.moved;
     }
     if (header.kind == PACKET_RTS) {
         header.number = endpoint.rts_count + 1;
-        header.location = endpoint.channel->offer_memory(request.transfer.data, request.bytes);
+        header.location =
+            request.location ? request.location : endpoint.channel->offer_memory(request.transfer.data, request.bytes);
     }
     return nullptr;
 }
@@ -43,11 +45,13 @@ void PointToPointEngine::rendezvous_written(Endpoint& endpoint, PendingPacket pa
             break;
         case PACKET_DATA:
             request.moved += bytes;
-            if (request.moved < request.bytes) {
+            if (request.moved < request.sendable()) {
                 endpoint.queue.push_back(packet);
+            } else if (request.moved < request.bytes) {
+                request.gpu->sending = false;
             } else {
                 std::erase(endpoint.rts_sent, &request);
-                complete(request);
+                request.buffered ? gpu_->free_block(request, false) : complete(request);
             }
             break;
         case PACKET_FIN:
@@ -60,12 +64,17 @@ void PointToPointEngine::rendezvous_written(Endpoint& endpoint, PendingPacket pa
 }
 
 void PointToPointEngine::answer_rts(Request& request, const PacketHeader& header) {
+    if (header.kind == PACKET_OWN) return gpu_->receive_own(request, header);
     Endpoint& endpoint = endpoint_of(request.message.source);
     endpoint.rts_received.push_back(&request);
     if (request.failure) {
         // A message that is too long for its receive is no mistake of the sender.
         const PacketKind answer = request.transfer.kind == TransferKind::RECV_MESSAGE ? PACKET_FIN : PACKET_NACK;
         send_packet(endpoint, {answer, &request, header.number});
+    } else if (request.gpu || header.location & GpuLocation::ON_GPU) {
+        if (!gpu_ || !gpu_->answer_rts(endpoint, request, header)) {
+            send_packet(endpoint, {PACKET_CTS, &request, header.number});
+        }
     } else if (header.location && endpoint.channel->reads_memory(header.location)) {
         request.location = header.location;
     } else {
@@ -79,13 +88,19 @@ void PointToPointEngine::handle_rendezvous(Endpoint& endpoint, const PacketHeade
                                     [&](Request* request) { return request->number == header.number; });
     if (found == requests.end()) return;  // failed here: the communicator is broken
     Request& request = **found;
+    if (header.kind == PACKET_CTS && request.location) return gpu_->continue_send(endpoint, request, header);
     if (header.kind == PACKET_CTS) return send_packet(endpoint, {PACKET_DATA, &request, header.number});
     if (header.kind == PACKET_DATA) {
-        copy_block(request.transfer.data + request.moved, payload, header.bytes);
+        if (request.gpu) {
+            gpu_->put(request, payload, header.bytes);
+        } else {
+            copy_block(request.transfer.data + request.moved, payload, header.bytes);
+        }
         request.moved += header.bytes;
         if (request.moved < request.bytes) return;
     }
     requests.erase(found);
+    if (request.buffered) return gpu_->free_block(request, header.kind == PACKET_FIN && header.location);
     if (header.kind == PACKET_NACK) {
         const std::string call = request.describe_call();
         request.set_mismatch(endpoint.peer, format("rank %d expects another size or dtype than ", endpoint.peer) + call,

@@ -4,6 +4,7 @@
 #include <cinttypes>
 
 #include "core/signature.h"
+#include "cuda/messages.h"
 #include "kernels/cpu/kernels.h"
 #include "p2p/engine.h"
 
@@ -14,11 +15,27 @@ inline Transfer with_data(Transfer transfer, std::byte* data) {
     return transfer;
 }
 
+// What the request of an array on a GPU has beside others.
+struct GpuRequest {
+    CUstream stream = nullptr;  // of its launches; null: one of the communicator, chosen when a message is matched
+    GpuEvent begin, end;        // before the first launch, if that is on another stream; after the last one
+    uint64_t launch = 0;        // the last one
+    GpuBuffer buffer;           // pinned memory on the way from or to the host, or a message to this rank itself
+    GpuBuffer source;           // what is copied there
+    std::deque<std::pair<GpuEvent, size_t>> copies_to_host;  // that have not been seen to end, with their bytes
+    size_t copied = 0;                                       // by those that have
+    bool batch = false;                                      // launched together with others
+    bool copies = false;                                     // its end is that of copies: `end`
+    bool sending = false;                                    // a DATA packet is queued
+};
+
 struct PointToPointEngine::Request {
     explicit Request(const Transfer& transfer)
         : sends(ringcomm::sends(transfer.kind)),
           transfer(transfer),
-          bytes(transfer.count * dtype_bytes(transfer.dtype)) {}
+          bytes(transfer.count * dtype_bytes(transfer.dtype)) {
+        if (transfer.on_gpu) gpu = std::make_unique<GpuRequest>();
+    }
 
     Request(const Request& sent, std::byte* copy)
         : sends(true), transfer(with_data(sent.transfer, copy)), bytes(sent.bytes), start(sent.start), buffered(true) {}
@@ -28,6 +45,9 @@ struct PointToPointEngine::Request {
         if (failure) throw *failure;
     }
     bool any_tag() const { return transfer.tag == RC_ANY_TAG && transfer.kind >= TransferKind::RECV_MESSAGE; }
+    // What DATA packets can carry by now.
+    size_t sendable() const { return gpu ? gpu->copied : bytes; }
+    const std::byte* payload() const { return gpu ? gpu->buffer.get() : transfer.data; }
     bool matches(int from, const PacketHeader& header) const {
         return (transfer.tag == header.tag || any_tag()) && (transfer.peer < 0 || transfer.peer == from);
     }
@@ -60,21 +80,24 @@ struct PointToPointEngine::Request {
     rc_message message = NO_MESSAGE;  // of a receive or probe, once matched
     uint64_t taken = 0;               // the number of the message that TAKE has taken
     uint64_t start = 0, flight = 0;
-    uint64_t traced = 0;                  // ticks(), when it began; 0: without a trace
-    uint64_t number = 0;                  // of the RTS
-    uint64_t location = 0;                // receive: the payload in the sender's memory; 0: it comes in DATA packets
+    uint64_t traced = 0;  // ticks(), when it began; 0: without a trace
+    uint64_t number = 0;  // of the RTS
+    // Receive: the payload in the sender's memory; 0: it comes in DATA packets. Send: where it is on the GPU.
+    uint64_t location = 0;
     size_t moved = 0;                     // bytes of the payload
     std::shared_ptr<AsyncRequest> async;  // keeps an asynchronous request alive until it is done
     std::unique_ptr<Failure> failure;
+    std::unique_ptr<GpuRequest> gpu;  // of an array on a GPU, or a message on the way from one to the host
     std::atomic<bool> done{false};
     const bool buffered = false;  // a send whose caller has returned
     bool polls = false;           // a probe that does not wait
 };
 
-// A send that the engine owns, with a copy of its payload.
+// A send that the engine owns, with a copy of its payload; without one if that is in a block on the GPU.
 struct PointToPointEngine::BufferedSend {
     explicit BufferedSend(const Request& sent)
         : payload(sent.transfer.data, sent.transfer.data + sent.bytes), request(sent, payload.data()) {}
+    BufferedSend(const Request& sent, std::nullptr_t) : request(sent, nullptr) {}
 
     std::vector<std::byte> payload;
     Request request;
@@ -83,7 +106,18 @@ struct PointToPointEngine::BufferedSend {
 class PointToPointEngine::AsyncRequest final : public Work {
 public:
     AsyncRequest(PointToPointEngine& engine, const Transfer& transfer) : request(transfer), engine_(engine) {}
-    void wait(PeerGroup&, uint64_t deadline) override { engine_.wait(request, deadline); }
+    void wait(PeerGroup&, uint64_t deadline) override {
+        if (request.gpu) engine_.hold(false);
+        engine_.wait(request, deadline);
+        if (request.gpu) engine_.wait_end(*this, deadline);
+    }
+    void wait_launched(PeerGroup&, uint64_t deadline) override {
+        engine_.hold(false);
+        engine_.wait(request, deadline);
+        if (request.failure) engine_.wait_end(*this, UINT64_MAX);
+    }
+    bool launched() const override { return request.is_done(); }
+    void order(void* stream) override { engine_.order(request, stream); }
     bool cancel() override { return engine_.cancel(request); }
     void advance() override { engine_.advance(); }
 

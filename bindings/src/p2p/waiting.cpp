@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "p2p/gpu.h"
 #include "p2p/request.h"
 
 namespace ringcomm {
@@ -32,6 +33,7 @@ std::optional<Failure> PointToPointEngine::find_failure() {
         if (request.buffered && std::exchange(checked, request.transfer.peer) == request.transfer.peer) return;
         if (!failure) failure = find_failure(request, now);
     });
+    if (!failure && gpu_ && gpu_->busy()) failure = gpu_->find_failure();
     return failure;
 }
 
@@ -94,7 +96,7 @@ public:
         if (request_ && request_->sends) buffer();
         if (request_) group_.set_waits_for(request_->transfer.peer);
     }
-    uint64_t deadline() const override { return deadline_; }
+    uint64_t deadline() const override { return engine_.next_look(deadline_); }
 
     bool ready() {
         if (request_ && request_->is_done()) return true;
@@ -182,6 +184,7 @@ void PointToPointEngine::fail_all(const Failure& failure, const Request* spared)
         endpoint.rts_sent.clear();
         endpoint.rts_received.clear();
     }
+    if (gpu_) gpu_->fail(failure);
     for (Request* request : open) fail(*request, failure);
     sleeper_.wake();
 }
@@ -270,7 +273,9 @@ void PointToPointEngine::stop() {
     }
     progress_thread_.join();
     const std::lock_guard lock(mutex_);
+    if (gpu_) gpu_->drain();
     fail_all(Failure(RC_CLOSED, "this communicator was closed", group_.rank));
+    if (gpu_) gpu_->drain();
 }
 
 double PointToPointEngine::timeout(const Request& request) const {

@@ -1,0 +1,106 @@
+// Messages of arrays on GPUs. They are matched as all others; only their data moves by launches
+// (kernels/cuda/messages.cuh).
+//
+//   sender                                          receiver
+//   ARENA, once: how to access its memory      →
+//   STAGE launched; RTS with its block         →    matches a receive, then one of two:
+//                                              ←    FETCH launched; FIN with the block: it may be used again
+//                                              ←    CTS: the receive is of host memory: the data comes in DATA packets
+//
+// Where the message is larger than a block, or none is free, the RTS names no block:
+//
+//   RTS                                        →    matches a receive
+//                                              ←    CTS
+//   STAGE of a chunk launched; STAGED          →
+//                                              ←    FETCH launched; RELEASED
+//
+// A request is done once its last launch was made, and its Work has ended once that has run.
+#pragma once
+
+#include "cuda/messages.h"
+#include "p2p/request.h"
+
+namespace ringcomm {
+
+class PointToPointEngine::Gpu {
+public:
+    Gpu(PointToPointEngine& engine, const Driver& driver, const rc_gpu_messages_setup& setup);
+
+    void prepare(Request& request);  // before begin
+    void send(Request& request);
+    void keep_order() {
+        if (!staging_.empty()) launch_staging();
+    }  // before a send that is not launched
+    // Returns false if the message does not come from a GPU to one.
+    bool answer_rts(Endpoint& endpoint, Request& request, const PacketHeader& header);
+    void continue_send(Endpoint& endpoint, Request& request, const PacketHeader& cts);
+    bool try_write(Endpoint& endpoint, PacketHeader header);      // ARENA, STAGED, RELEASED
+    void handle(Endpoint& endpoint, const PacketHeader& header);  // STAGED, RELEASED
+    // A message in a block is over. `fetched`: the receiver has launched its FETCH; else it never will.
+    void free_block(Request& request, bool fetched);
+    void receive_own(Request& request, const PacketHeader& header);
+    void put(Request& request, const std::byte* payload, size_t bytes);  // from the host
+    // All has been launched, or failed: `async` is finished once that has ended.
+    void finish(std::shared_ptr<AsyncRequest> async);
+
+    bool progress();                            // what can be launched, and what has ended
+    bool busy() const { return busy_.load(); }  // something is in flight
+    std::optional<Failure> find_failure();
+    void fail(const Failure& failure);
+    void drain();  // until nothing is in flight
+    std::vector<std::shared_ptr<AsyncRequest>> in_flight() const;
+    void hold(bool holds);
+
+    GpuMessages gpus;
+
+private:
+    struct Staged {  // a message in a block, whose send is done
+        std::shared_ptr<BufferedSend> sent;
+        cuda::MessageTransfer transfer;
+        uint64_t launch;
+    };
+    struct Fetch {
+        Request* request;
+        Endpoint* endpoint;
+        GpuLocation at;
+        uint64_t bytes;
+        bool whole;
+    };
+    struct Running {
+        std::shared_ptr<AsyncRequest> async;
+        std::optional<Failure> failure;
+        uint64_t gone_ns = 0;  // since when its peer is lost
+    };
+
+    void announce(Request& request);
+    void drop_unreceived();
+    void launch_staging();
+    void launch_chunks();
+    void launch_fetches();
+    bool continue_copies();
+    bool end_running();
+    void free_kept();
+    void check_kernels();
+    CUstream stream_of(Request& request);  // which then waits for what must be before
+    void copy_to_host(Request& request, const std::byte* source);
+    bool over(const Request& request) const;
+    // A copy uses the buffer until `event`.
+    void keep(GpuBuffer buffer, GpuEvent event) { kept_.push_back({std::move(buffer), std::move(event)}); }
+
+    PointToPointEngine& engine_;
+    PeerGroup& group_;
+    std::deque<Request*> staging_;    // to be staged in one block each, and announced
+    std::vector<Request*> chunking_;  // whose receivers wait for chunks
+    std::vector<Fetch> fetching_;
+    std::vector<std::pair<Endpoint*, Request*>> copying_;  // to receivers in host memory
+    std::vector<Request*> arriving_;                       // messages of this rank itself to its host memory
+    std::map<const Request*, Staged> staged_;
+    std::list<Running> running_;
+    std::map<uint64_t, std::pair<GpuBuffer, GpuEvent>> own_;  // messages to this rank itself, by number
+    uint64_t own_count_ = 0;
+    std::vector<std::pair<GpuBuffer, GpuEvent>> kept_;
+    std::atomic<bool> busy_{false};
+    bool held_ = false;
+};
+
+}  // namespace ringcomm

@@ -1,0 +1,148 @@
+"""Messages of arrays on a GPU: the memory of a rank for them, and their handles.
+
+The core matches and launches them (bindings/src/p2p/gpu.h). No other rank takes part when this is made: a receiver
+opens the memory of a sender at the first message from it.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from ringcomm.completion import when_done
+from ringcomm.devices.contract import Device, Memory, Pointer
+from ringcomm.devices.gpu import process
+from ringcomm.errors import RingcommError, refuse
+from ringcomm.native import NULL, check, ffi, lib
+from ringcomm.transports.contract import LocalTransport
+
+__all__ = ["GpuMessages", "PendingMessage"]
+
+CLOSE_TIMEOUT = 2.0  # seconds in which the peers read what was sent
+LOOK = 1e-4  # seconds between two looks at that
+
+log = logging.getLogger("ringcomm")
+_kept: list[Memory] = []  # that peers may still read when their communicator is closed here
+# Arenas that peers have read, but may have mapped until they close too: CUDA leaves undefined what freeing one does.
+# The next communicators use them. By device and size.
+_spare: dict[tuple[str, int], list[Memory]] = {}
+
+
+class GpuMessages:
+    """One rank's GPU in the messages of a communicator."""
+
+    def __init__(self, host: LocalTransport, device: Device) -> None:
+        self._host, self._device = host, device
+        shape = {"ranks": host.size, **device.message_shape._asdict()}
+        size = ffi.new("uint64_t *")
+        check(lib.rc_gpu_messages_bytes([shape], size))
+        self._size = int(size[0])
+        self._arena = self._allocate()
+        self._all_read = False  # by the peers
+        self._control = device.allocate_pinned(ffi.sizeof("rc_cuda_control"))
+        self._completed = device.allocate_pinned(8 * lib.RC_GPU_LAUNCHES)
+        driver, name = ffi.new("char[]", device.library.encode()), ffi.new("char[]", device.name.encode())
+        setup = {
+            "shape": shape,
+            "arena": ffi.cast("void *", self._arena.address),
+            "control": ffi.cast("void *", self._control.address),
+            "completed": ffi.cast("uint64_t *", self._completed.address),
+            "function": ffi.cast("void *", device.message_kernel()),
+            "context": ffi.cast("void *", device.context),
+            "process": int(process(), 16),
+            "driver": driver,
+            "device": name,
+            "ordinal": device.ordinal,
+            "threads": device.threads,
+        }
+        check(lib.rc_gpu_messages_open(host.handle, [setup]))
+
+    def _allocate(self) -> Memory:
+        try:
+            arena = _spare[self._device.name, self._size].pop()
+        except (KeyError, IndexError):
+            return self._device.allocate(self._size, "the arena of messages of a rank")
+        self._device.clear(arena, self._size)
+        return arena
+
+    def start(
+        self, kind: int, data: Pointer, count: int, dtype: int, peer: int, tag: int, timeout: float, *, async_op: bool
+    ) -> "PendingMessage":
+        """Start a send or receive after what is queued on the current stream."""
+        if data.device.name != self._device.name:
+            raise refuse("array", f"one on {self._device.name}, as the first of this communicator", data.device.name)
+        stream, work = data.device.stream(), ffi.new("rc_work **")
+        address, pointer = ffi.cast("void *", data.address), ffi.cast("void *", stream.ptr)
+        arguments = self._host.handle, kind, address, count, dtype, peer, tag, timeout, pointer, async_op, work
+        check(lib.rc_gpu_message_start(*arguments))
+        return PendingMessage(work[0], data.device, stream)
+
+    def hold(self, holds: bool) -> None:
+        """Launch together what is started until a call with False, or a wait."""
+        check(lib.rc_gpu_messages_hold(self._host.handle, holds))
+
+    def finish(self) -> None:
+        """Wait until what has been launched has moved."""
+        check(lib.rc_gpu_messages_wait(self._host.handle))
+
+    def close(self) -> None:
+        """Before the communicator closes: wait until the peers have read what was sent."""
+        read, end = ffi.new("int *"), time.monotonic() + CLOSE_TIMEOUT
+        with suppress(RingcommError):  # it has failed
+            while not lib.rc_gpu_messages_read(self._host.handle, read) and not read[0]:
+                self._host.check()
+                if time.monotonic() > end:
+                    break
+                time.sleep(LOOK)
+        self._all_read = bool(read[0])
+
+    def free(self) -> None:
+        """After the communicator has closed: free the arena, unless peers may have it mapped."""
+        if self._device.memory_outlives_owner:
+            return
+        if self._all_read:
+            _spare.setdefault((self._device.name, self._size), []).append(self._arena)
+        else:
+            _kept.append(self._arena)
+            text = "rank %d keeps %d bytes of %s until it ends: not all messages were received"
+            log.warning(text, self._host.rank, self._size, self._device.name)
+
+
+class PendingMessage:
+    """A started send or receive (ringcomm.transports.contract.Pending)."""
+
+    def __init__(self, work: Any, device: Device, stream: Any) -> None:
+        self.handle = ffi.gc(work, lib.rc_work_free)
+        self._device, self._stream = device, stream  # which must not be destroyed while it is used
+        self.may_release = False  # as that of a PendingLaunch
+
+    @property
+    def on_stream(self) -> bool:
+        """Whether `wait` does not make the caller wait: the message has been matched."""
+        launched = ffi.new("int *")
+        check(lib.rc_work_launched(self.handle, launched))
+        return not self._device.blocking and bool(launched[0])
+
+    def wait(self, timeout: float) -> int:
+        """Wait until the message is matched, and let the current stream wait for its end.
+
+        Where calls are blocking, wait for that too.
+        """
+        source, stream = ffi.new("int *", -1), ffi.cast("void *", self._device.stream().ptr)
+        if self._device.blocking:
+            check(lib.rc_work_wait(self.handle, timeout, source))
+        else:
+            check(lib.rc_work_wait_launched(self.handle, timeout, stream, source))
+            self.may_release = self._device.stream().ptr == self._stream.ptr
+        return int(source[0])
+
+    def finish(self, timeout: float) -> None:
+        """Wait until the message has moved."""
+        check(lib.rc_work_wait(self.handle, timeout, NULL))
+
+    def done(self) -> bool:
+        return bool(lib.rc_work_done(self.handle))
+
+    def add_done_callback(self, callback: Callable[[], object]) -> None:
+        when_done(self.handle, callback)
