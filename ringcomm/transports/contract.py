@@ -21,7 +21,6 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from ringcomm.bootstrap.place import Place
 from ringcomm.config import Config
-from ringcomm.devices.contract import Device
 from ringcomm.errors import RingcommError
 from ringcomm.native import NULL
 
@@ -99,6 +98,13 @@ class FastPath(Protocol):
     def recv_message(self, x: Any, peer: Any, tag: Any, /) -> Any: ...  # as Messages.recv; the fields of the Envelope
     def sendrecv(self, x: Any, dest: Any, out: Any, source: Any, tag: Any, timeout: Any, async_op: Any, /) -> Any: ...
 
+    # While paused, collectives return NotImplemented.
+    def pause(self, whether: bool, /) -> None: ...
+
+    # Take also arrays on a GPU: address and handle of an rc_gpus, a dict of ringcomm.adapters.ON_GPUS, an ordinal.
+    def connect_gpus(self, address: int, gpus: Any, types: Any, ordinal: int, /) -> None: ...
+    def disconnect_gpus(self) -> None: ...
+
 
 class _NoFastPath:
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -173,10 +179,10 @@ class Transport(Protocol):
         self, data: Any, count: int, dtype: int, peer: int, tag: int, timeout: float, *, at_most: bool = False
     ) -> Pending: ...
 
-    def all_reduce_on_gpus(self, device: Device, call: CollectiveCall, timeout: float) -> bool:
-        """Do an all_reduce on the GPUs of several hosts and wait for it.
+    def collective_on_gpus(self, staging: Any, name: str, call: CollectiveCall, timeout: float) -> bool:
+        """Do a collective on the GPUs of several hosts, and between the hosts by `staging`, a Staging; wait for it.
 
-        Collective. False: not supported here; nothing was done, and the call has to go through host memory.
+        Collective. False: not supported here; nothing was done, and all data has to be staged in host memory.
         """
         ...
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from ringcomm.adapters import CODES, TENSORS
 from ringcomm.completion import when_done
-from ringcomm.devices.contract import Device
 from ringcomm.errors import MismatchError, RingcommError, describe_error, raise_first_failure, refuse
 from ringcomm.native import NULL, STATUS, NativeFastPath, check, ffi, lib
 from ringcomm.transports.contract import RECORDED_CALLS, CollectiveCall, Fused
@@ -57,7 +56,7 @@ class NativeTransport:
     def irecv(self, *call: Any, at_most: bool = False) -> "NativeWork":
         return self._start(lib.rc_recv_at_most if at_most else lib.rc_recv, *call, NULL)
 
-    def all_reduce_on_gpus(self, device: Device, call: CollectiveCall, timeout: float) -> bool:  # noqa: ARG002
+    def collective_on_gpus(self, *_: Any) -> bool:
         return False
 
     def fail(self, error: RingcommError) -> None:

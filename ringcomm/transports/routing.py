@@ -1,26 +1,30 @@
 """Routes arrays: those in host memory to the transport, those on GPUs to kernels or through host memory.
 
 If all GPUs of a group can access each other's memory, a collective is one kernel launch on the caller's stream
-(cuda/group.py); the first one connects the GPUs. On several hosts an all_reduce sums on the GPUs of each host
-(network/gpus.py). Point-to-point and all other collectives on GPUs are staged in host memory.
+(cuda/group.py); the first one connects the GPUs. On several hosts the GPUs of each host do their part
+(network/gpus.py). All other collectives on GPUs are staged in host memory (staging.py).
+
+A message goes through a block of the sender's GPU (cuda/messages.py); on several hosts, through host memory.
 """
 
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import numpy as np
 
+from ringcomm.adapters import ON_GPUS
 from ringcomm.completion import call_back
 from ringcomm.devices.contract import Device, Pointer
-from ringcomm.errors import ArgumentError, describe_error, raise_first_failure, refuse
+from ringcomm.errors import ArgumentError, RingcommError, describe_error, raise_first_failure, refuse
 from ringcomm.native import NULL, check, ffi, lib
-from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.contract import CollectiveCall, Fused, LocalTransport, Pending, Transport
 from ringcomm.transports.cuda.group import CudaGroup, Unreachable
-from ringcomm.types import COLLECTIVES, CPU_DTYPES, DTYPES
+from ringcomm.transports.cuda.messages import GpuMessages
+from ringcomm.transports.staged_calls import StagedCalls
+from ringcomm.types import COLLECTIVES, DTYPES
 
 __all__ = ["RoutingTransport"]
 
@@ -39,8 +43,11 @@ class RoutingTransport:
         self._host = host
         self.fused: Mapping[str, Fused] = {name: self._fused(name) for name in COLLECTIVES}
         self._group: CudaGroup | None = None
+        self._gpu_messages: GpuMessages | None = None
+        self._holds_messages = False
         self._local = host.as_local  # None once its GPUs prove unable to access each other
         self._connecting = threading.Lock()
+        self._staged = StagedCalls(host)
         self.on_gpus = False  # whether a barrier must wait for launches
 
     @property
@@ -53,8 +60,8 @@ class RoutingTransport:
         device = _device(call)
         if device is None:
             self._settle(collective)
-            return self._host.start(collective, call, timeout)
-        return self._launch(device, collective, True, call, timeout)
+            return self._staged.follow(collective, call, timeout)
+        return self._launch(device, collective, call, timeout, async_op=True)
 
     def _fused(self, name: str) -> Fused:
         on_host = self._host.fused[name]
@@ -62,28 +69,27 @@ class RoutingTransport:
         def collective(call: CollectiveCall, timeout: float) -> None:
             device = _device(call)
             if device is None:
-                if self._group:
+                if self.on_gpus:
                     self._settle(name)
+                self._staged.drain()
                 on_host(call, timeout)
                 return
-            launched = self._launch(device, name, device.blocking, call, timeout)
-            if device.blocking or not self.on_gpus:
+            launched = self._launch(device, name, call, timeout, async_op=False)
+            if device.blocking or not self._group:
                 launched.wait(-1.0)
 
         return collective
 
-    def _launch(self, device: Device, name: str, awaited: bool, call: CollectiveCall, timeout: float) -> Pending:
+    def _launch(self, device: Device, name: str, call: CollectiveCall, timeout: float, *, async_op: bool) -> Pending:
         source, target = (pointer.address if isinstance(pointer, Pointer) else 0 for pointer in call[:2])
-        call = call._replace(source=source, target=target)
-        self._check(name, call)
+        on_gpu = call._replace(source=ffi.cast("void *", source), target=ffi.cast("void *", target))
+        if not self._group:
+            check(lib.rc_check_collective(self.rank, self.size, COLLECTIVES[name].code, [on_gpu], 1))
         group = self._connect_gpus(device)
         if group is None:
-            sums = name == "all_reduce" and call.dtype in CPU_DTYPES
-            if sums and self._host.all_reduce_on_gpus(device, call, timeout):
-                return _Done()
-            return self._staged(device, name, call, timeout)
-        limit = self.timeout if timeout < 0 else timeout
-        return group.call(device, Blockwise(self.rank, self.size, name, call), limit, awaited)
+            call = call._replace(source=source, target=target)
+            return self._staged.call(device, name, call, timeout, async_op) or _Done()
+        return group.call(device, name, on_gpu, timeout, awaited=async_op or device.blocking, async_op=async_op)
 
     def _connect_gpus(self, device: Device) -> CudaGroup | None:
         """Return the GPUs of the group; None if some cannot access each other."""
@@ -95,70 +101,90 @@ class RoutingTransport:
                 try:
                     self._group = CudaGroup(self._local, device)
                     self.on_gpus, self.name = True, f"{self._host.name}+cuda_ipc"
+                    if not device.blocking:
+                        address = int(ffi.cast("uintptr_t", self._group.handle))
+                        self.fast_path.connect_gpus(address, self._group.handle, ON_GPUS[device.family], device.ordinal)
                 except Unreachable as error:
                     log.warning("arrays on GPUs go through host memory: %s", error)
                     self._local = None
         return self._group
 
-    def _staged(self, device: Device, name: str, call: CollectiveCall, timeout: float) -> Pending:
-        """Do a collective of arrays on GPUs in host memory."""
-        source_count, target_count = Blockwise(self.rank, self.size, name, call).counts()
-        source = _downloaded(Pointer(device, call.source), source_count, call.dtype)
-        in_place = call.source == call.target and source_count == target_count
-        target = source if in_place else _empty(target_count, call.dtype)
-        given, got = (ffi.from_buffer(data) if data.size else NULL for data in (source, target))
-        pending = self._host.start(name, call._replace(source=given, target=got), timeout)
-        return _Staged(pending, source, Pointer(device, call.target), target)
-
     def _settle(self, collective: str) -> None:
         """Before a barrier, wait for all calls on GPUs."""
-        if self._group and collective == "barrier":
-            self._group.finish()
+        if collective == "barrier":
+            self._finish()
 
-    def _check(self, name: str, call: CollectiveCall) -> None:
-        """Check the arguments, as the native core does."""
-        source, target = (ffi.cast("void *", address) for address in call[:2])
-        arguments = [call._replace(source=source, target=target)]
-        check(lib.rc_check_collective(self.rank, self.size, COLLECTIVES[name].code, arguments, 1))
+    def _finish(self) -> None:
+        for launched in (self._group, self._gpu_messages):
+            if launched:
+                launched.finish()
 
     # --- Point to point -----------------------------------------------------------------------------------------------
 
-    def isend(self, data: Any, count: int, dtype: int, *call: Any) -> Pending:
-        if not isinstance(data, Pointer):
-            return self._host.isend(data, count, dtype, *call)
-        staged = _downloaded(data, count, dtype)
-        return _Staged(self._host.isend(ffi.from_buffer(staged), count, dtype, *call), staged)
+    def _messages(self, device: Device) -> GpuMessages | None:
+        """Return the GPU of this rank, for messages; None if the ranks do not share the memory of one machine."""
+        if device.capturing():
+            raise ArgumentError("messages of arrays on GPUs cannot be captured into a CUDA graph", rank=self.rank)
+        with self._connecting:
+            if self._gpu_messages is None and self._local:
+                self._gpu_messages, self.on_gpus = GpuMessages(self._local, device), True
+                self._gpu_messages.hold(self._holds_messages)
+        return self._gpu_messages
 
-    def irecv(self, data: Any, count: int, dtype: int, *call: Any, at_most: bool = False) -> Pending:
+    def isend(self, data: Any, *call: Any, async_op: bool = True) -> Pending:
         if not isinstance(data, Pointer):
-            return self._host.irecv(data, count, dtype, *call, at_most=at_most)
+            return self._host.isend(data, *call)
+        if gpu := self._messages(data.device):
+            return gpu.start(lib.RC_GPU_SEND, data, *call, async_op=async_op)
+        count, dtype, *_ = call
+        staged = _downloaded(data, count, dtype)
+        return _Staged(self._host.isend(ffi.from_buffer(staged), *call), staged)
+
+    def irecv(self, data: Any, *call: Any, at_most: bool = False, async_op: bool = True) -> Pending:
+        if not isinstance(data, Pointer):
+            return self._host.irecv(data, *call, at_most=at_most)
+        if gpu := self._messages(data.device):
+            kind = lib.RC_GPU_RECV_AT_MOST if at_most else lib.RC_GPU_RECV
+            return gpu.start(kind, data, *call, async_op=async_op)
+        count, dtype, *_ = call
         staged = _downloaded(data, count, dtype) if at_most else _empty(count, dtype)  # what does not arrive stays
-        pending = self._host.irecv(ffi.from_buffer(staged), count, dtype, *call, at_most=at_most)
+        pending = self._host.irecv(ffi.from_buffer(staged), *call, at_most=at_most)
         return _Staged(pending, None, data, staged)
 
-    def send(self, data: Any, count: int, dtype: int, *call: Any) -> None:
+    def send(self, data: Any, *call: Any) -> None:
         if isinstance(data, Pointer):
-            data = ffi.from_buffer(_downloaded(data, count, dtype))
-        self._host.send(data, count, dtype, *call)
+            self.isend(data, *call, async_op=False).wait(-1.0)
+        else:
+            self._host.send(data, *call)
 
     def recv(self, data: Any, *call: Any) -> int:
         if isinstance(data, Pointer):
-            return self.irecv(data, *call).wait(-1.0)
+            return self.irecv(data, *call, async_op=False).wait(-1.0)
         return self._host.recv(data, *call)
 
     def sendrecv(self, data: Any, count: int, dtype: int, dest: int, target: Any, *call: Any) -> int:
-        if isinstance(data, Pointer):
-            data = ffi.from_buffer(_downloaded(data, count, dtype))
-        if not isinstance(target, Pointer):
+        if not (isinstance(data, Pointer) or isinstance(target, Pointer)):
             return self._host.sendrecv(data, count, dtype, dest, target, *call)
-        staged = _empty(call[0], call[1])
-        source = self._host.sendrecv(data, count, dtype, dest, ffi.from_buffer(staged), *call)
-        target.device.upload(staged, target.address)
-        return source
+        *received, tag, timeout = call
+        receive = self.irecv(target, *received, tag, timeout, async_op=False)
+        try:
+            self.isend(data, count, dtype, dest, tag, timeout, async_op=False).wait(-1.0)
+        except RingcommError:
+            with suppress(RingcommError):  # the first error is raised, but no memory may be in use then
+                receive.wait(-1.0)
+            raise
+        return receive.wait(-1.0)
+
+    def hold_messages(self, holds: bool) -> None:
+        """Launch messages of arrays on GPUs together that are started until a call with False, or a wait."""
+        self._holds_messages = holds
+        if self._gpu_messages:
+            self._gpu_messages.hold(holds)
 
     # --- Groups, memory, ends -----------------------------------------------------------------------------------------
 
     def allocate(self, description: str, size: int) -> Any:
+        self._staged.drain()
         return self._host.allocate(description, size)
 
     def shared_arrays(self) -> AbstractContextManager[None]:
@@ -172,6 +198,7 @@ class RoutingTransport:
             raise ArgumentError("a symmetric buffer cannot be made while a CUDA graph is captured", rank=self.rank)
         if self._group:
             self._group.check_device(device)
+        self._staged.drain()
         self._host.allocate(description, 0)  # compares the ranks' requests
         if group := self._connect_gpus(device):
             return group.allocate(description, size)
@@ -191,6 +218,7 @@ class RoutingTransport:
         return memory
 
     def split(self, color: int | None, key: int) -> Transport | None:
+        self._staged.drain()
         return self._host.split(color, key)  # a new communicator routes again
 
     def recorded(self, call: str) -> AbstractContextManager[None]:
@@ -200,10 +228,29 @@ class RoutingTransport:
         return self._host.shrink(timeout)
 
     def close(self) -> bool:
-        if self._group and not self._group.close():
-            return False
+        if self._group:
+            if not self._group.close():
+                return False
+            self.fast_path.disconnect_gpus()
         self._group, self.on_gpus = None, False
-        return self._host.close()
+        self._staged.stop()
+        if self._gpu_messages:
+            self._gpu_messages.close()
+        closed = True  # also where it raises, because messages are lost
+        try:
+            closed = self._host.close()
+        finally:
+            if closed:
+                if self._gpu_messages:
+                    self._gpu_messages.free()
+                self._gpu_messages = None
+                closed = self._staged.close()
+        return closed
+
+    def synchronize(self) -> None:
+        self._staged.drain()
+        self._finish()
+        self.check()
 
     def check(self) -> None:
         if self._group:

@@ -1,53 +1,93 @@
 """Several ranks on one device, whose kernels run in one launch: they wait for memory only."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ringcomm.devices.contract import Device, Event
+from ringcomm.devices.contract import Device
 from ringcomm.errors import RingcommError
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.contract import CollectiveCall
 from ringcomm.transports.cuda.arena import Arena
-from ringcomm.transports.cuda.kernels import REASONS, plan_launch
+from ringcomm.transports.cuda.kernels import REASONS, LaunchPlan, plan_launch
+from ringcomm.transports.cuda.symmetric import NOT_SYMMETRIC, BufferLocation, DeviceBuffer
 
-__all__ = ["VirtualAllReduce"]
-
-TIMEOUT = 10.0  # seconds
+__all__ = ["VirtualCall", "VirtualRanks"]
 
 
-class VirtualAllReduce:
-    """An all_reduce of ranks of one process; `sources` and `targets` are the addresses of one array of each.
+class VirtualRanks:
+    """Ranks of one process on one device, with an arena each."""
 
-    It can be launched repeatedly. `kernel` replaces the one that its size would choose.
-    """
-
-    def __init__(
-        self, device: Device, sources: list[int], targets: list[int], count: int, dtype: int, op: int, kernel: str = ""
-    ) -> None:
-        size = len(sources)
-        self._device = device
+    def __init__(self, device: Device, size: int, timeout: float = 10.0) -> None:
+        self.device, self.size, self._timeout = device, size, timeout
         self._arenas = [Arena(device, rank, size) for rank in range(size)]
+        for arena in self._arenas:
+            arena.join([each.memory for each in self._arenas])
+
+    def call(
+        self,
+        name: str,
+        sources: Sequence[int],
+        targets: Sequence[int],
+        count: int,
+        dtype: int,
+        op: int = 0,
+        factor: float = 1.0,
+        root: int = 0,
+        kernel: str = "",
+        buffers: Sequence[DeviceBuffer] = (),
+    ) -> "VirtualCall":
+        """Return a collective of all ranks; `sources` and `targets` are the addresses of one array of each.
+
+        `kernel` replaces the one that its size would choose. `buffers` are the symmetric buffers that hold the arrays.
+        """
         arguments = []
         for arena, source, target in zip(self._arenas, sources, targets, strict=True):
-            arena.join([each.memory for each in self._arenas])
-            call = Blockwise(arena.rank, size, "all_reduce", CollectiveCall(source, target, count, dtype, op))
-            self._plan = plan_launch(call, device.shape, kernel)
-            arguments.append(arena.arguments(call, self._plan, 0, TIMEOUT))
-        self.kernel, self.blocks = self._plan.kernel, self._plan.blocks
-        data = np.concatenate(arguments).tobytes()
-        self._args = device.allocate(len(data), "the arguments of a launch")
-        device.write(self._args, 0, data)
-        device.prepare(self._plan.variant)
+            call = Blockwise(
+                arena.rank, self.size, name, CollectiveCall(source, target, count, dtype, op, factor, root)
+            )
+            plan = plan_launch(call, self.device.shape, kernel)
+            buffer = buffers[arena.rank] if buffers else None
+            locations = locate(source, buffer), locate(target, buffer)
+            arguments.append(arena.arguments(call, plan, self._timeout, locations))
+        return VirtualCall(self, plan, np.concatenate(arguments).tobytes())
 
-    def launch(self, stream: Any) -> Event:
-        """Queue the call. The caller keeps it and its arrays until the event is reached."""
-        self._device.launch_virtual(self._plan.variant, self._args, len(self._arenas), self.blocks, stream)
-        return self._device.record(stream)
+    def symmetric(self, size: int) -> list[DeviceBuffer]:
+        """Return a symmetric buffer for each rank."""
+        buffers = [DeviceBuffer(self.device, size, self.size, "a symmetric buffer") for _ in range(self.size)]
+        addresses = np.array([buffer.memory.address for buffer in buffers], np.uint64).tobytes()
+        for buffer in buffers:
+            self.device.write(buffer.memory, buffer.bases - buffer.memory.address, addresses)
+        return buffers
 
     def check(self) -> None:
-        """Raise the failure of a launch that has ended."""
+        """Raise the failure of a launch that has ended; the next launch then finds cleared arenas."""
         for arena in self._arenas:
             if arena.control.failed:
                 reason, peer = REASONS[arena.control.reason], arena.control.peer
+                for each in self._arenas:
+                    each.reset()
                 raise RingcommError(f"virtual rank {arena.rank}: {reason}, of rank {peer}")
+
+
+class VirtualCall:
+    """A collective of virtual ranks, which can be launched repeatedly."""
+
+    def __init__(self, ranks: VirtualRanks, plan: LaunchPlan, arguments: bytes) -> None:
+        self.kernel, self.blocks = plan.kernel, plan.blocks
+        self._ranks, self._variant = ranks, plan.variant  # the ranks keep the arenas
+        self._args = ranks.device.allocate(len(arguments), "the arguments of a launch")
+        ranks.device.write(self._args, 0, arguments)
+        ranks.device.kernel(self._variant)  # loads it
+
+    def launch(self, stream: Any) -> None:
+        """Queue the call. The caller keeps it and its arrays until the stream has come so far."""
+        self._ranks.device.launch_virtual(self._variant, self._args, self._ranks.size, self.blocks, stream)
+
+
+def locate(address: int, buffer: DeviceBuffer | None) -> BufferLocation:
+    """Return the location of an array in a symmetric buffer, if there are both."""
+    if buffer is None or not address:
+        return NOT_SYMMETRIC
+    return BufferLocation(buffer.bases, 1, address - buffer.memory.address)

@@ -1,28 +1,34 @@
-"""Sums of arrays on the GPUs of several hosts: only the data between hosts passes through host memory."""
+"""Collectives of arrays on the GPUs of several hosts: only the data between hosts passes through host memory.
+
+The stages inside a host are kernels, those between hosts are staged (gpu_programs.py).
+"""
 
 import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any
 
-from ringcomm.devices.contract import Device
-from ringcomm.errors import Aborted, RingcommError
-from ringcomm.native import check, ffi, lib
-from ringcomm.transports.blocks import Bytes
+from ringcomm.algorithms.schedule import Block, Copy
+from ringcomm.algorithms.select import AlgorithmSelector
+from ringcomm.devices.contract import Memory
+from ringcomm.errors import RingcommError
+from ringcomm.native import NULL, check, ffi, lib
+from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.contract import CollectiveCall, LocalTransport, Transport
 from ringcomm.transports.core import NativeTransport
-from ringcomm.transports.cuda.group import Unreachable
-from ringcomm.transports.cuda.hosts import HostGpus
+from ringcomm.transports.cuda.group import CudaGroup, Unreachable
+from ringcomm.transports.network.gpu_programs import OnGpus
 from ringcomm.transports.network.layout import HostLayout
+from ringcomm.transports.network.steps import Between
+from ringcomm.transports.staging import Staging
 from ringcomm.transports.waits import Deadline
-from ringcomm.types import COLLECTIVES, premul_sum, reduction
+from ringcomm.types import COLLECTIVES, CPU_DTYPES, premul_sum, reduction
 
-__all__ = ["GpuSums"]
+__all__ = ["HostsGpus"]
 
 log = logging.getLogger("ringcomm")
 
-T = TypeVar("T")
 Split = Callable[[int | None, int], Transport | None]
 
 SUM, AVG, PREMUL = (reduction(op)[0] for op in ("sum", "avg", premul_sum(1.0)))
@@ -31,49 +37,67 @@ MARGIN = 1.0
 ANSWER = 0.5  # seconds in which the failure of another rank arrives
 
 
-class GpuSums:
-    """One rank's part in the all_reduce of `group`, whose ranks on this host are `local`."""
+class HostsGpus:
+    """One rank's part in the collectives of `group`, whose ranks on this host are `local`."""
 
     def __init__(
-        self, group: NativeTransport, split: Split, local: LocalTransport, layout: HostLayout, device: Device
+        self,
+        group: NativeTransport,
+        split: Split,
+        local: LocalTransport,
+        layout: HostLayout,
+        selector: AlgorithmSelector,
+        staging: Staging,
     ) -> None:
-        self._group, self._split, self._local, self._layout, self._device = group, split, local, layout, device
+        self._group, self._split, self._local, self._layout = group, split, local, layout
+        self._selector, self._staging = selector, staging
         self._connected: bool | None = None  # None: not tried yet
-        self._gpus: HostGpus | None = None
+        self._gpus: CudaGroup | None = None
         self._rail: Transport | None = None
+        self._scratch: Memory | None = None
+        self._scratch_bytes = 0
 
     def close(self) -> bool:
-        return (not self._gpus or self._gpus.close()) and (not self._rail or self._rail.close())
+        """Close, after the group: then a call of another thread ends."""
+        if self._staging.called_here() or (self._rail and not self._rail.close()):
+            return False
+        with self._staging.alone():
+            self._scratch, self._scratch_bytes = None, 0
+            if self._gpus and not self._gpus.close():
+                return False
+            self._gpus = None
+        return True
 
-    def all_reduce(self, call: CollectiveCall, timeout: float) -> bool:
-        """Reduce on the GPUs of each host, between the hosts, and gather on each host.
+    def run(self, name: str, call: CollectiveCall, timeout: float) -> bool:
+        """Do a collective. False: all data has to be staged in host memory, and nothing was done.
 
-        Collective. False: the GPUs of a host do not reach each other, and nothing was done.
+        That is so if the GPUs of a host do not reach each other, if each host has one rank, for sums that the CPU
+        cannot compute, and for all_to_all, most of whose data goes to other hosts.
         """
-        if not self._connect():
+        row = COLLECTIVES[name]
+        staged = row.given == row.got == "BLOCKS" or (row.reduces and call.dtype not in CPU_DTYPES)
+        if staged or max(map(len, self._layout.ranks)) == 1 or not self._connect():
             return False
         deadline = Deadline(timeout)
-        group = self._group
         arguments = call._replace(source=ffi.cast("void *", call.source), target=ffi.cast("void *", call.target))
-        check(lib.rc_agree_on_gpus(group.handle, COLLECTIVES["all_reduce"].code, (arguments,), timeout))
-        try:
-            self._move(call, deadline)
-        except RingcommError:
-            raise
-        except BaseException as interrupt:  # a signal: the other ranks wait
-            with suppress(RingcommError):
-                group.fail(Aborted(f"rank {group.rank} was interrupted by a signal ({interrupt!r})", rank=group.rank))
-            raise
+        check(lib.rc_agree_on_gpus(self._group.handle, row.code, (arguments,), timeout))
+        blocks = Blockwise(self._group.rank, self._group.size, name, call)
+        program = OnGpus(self._layout, blocks, call.source == call.target, self._selector)
+        getattr(program, name)()
+        memories = call.source, call.target, self._reserve(program.scratch * blocks.item)
+        for step in program.steps:
+            self._do(name, step, call, memories, blocks.item, deadline)
+        self._staging.finish()
         return True
 
     def _connect(self) -> bool:
         """Return whether the GPUs of every host reach each other. Collective, the first time."""
         if self._connected is None:
-            gpus: list[HostGpus] = []
+            gpus: list[CudaGroup] = []
 
             def connect() -> bool:
                 with suppress(Unreachable):
-                    gpus.append(HostGpus(self._local, self._device))
+                    gpus.append(CudaGroup(self._local, self._staging.device))
                 return bool(gpus)
 
             connected = all(self._group.run_on_all("split", connect))
@@ -86,48 +110,77 @@ class GpuSums:
             self._connected = connected
         return self._connected
 
-    def _move(self, call: CollectiveCall, deadline: Deadline) -> None:
-        gpus, item = self._gpus, lib.rc_dtype_bytes(call.dtype)
+    def _reserve(self, size: int) -> int:
+        """Return memory on the GPU for the data between two steps."""
+        if size > self._scratch_bytes:
+            self._scratch, self._scratch_bytes = None, 0
+            text, device = "memory for a collective of several hosts", self._staging.device
+            self._scratch = self._staging.allocate(lambda: device.allocate(size, text))
+            self._scratch_bytes = size
+        return self._scratch.address if self._scratch else 0
+
+    def _do(
+        self, name: str, step: Any, call: CollectiveCall, memories: Sequence[int], item: int, deadline: Deadline
+    ) -> None:
+        def at(block: Block) -> int:
+            return memories[block.memory] + block.begin * item if block.length else 0
+
+        staging = self._staging
+        if isinstance(step, Copy):
+            staging.device.copy(at(step.target), at(step.source), step.source.length * item, staging.stream)
+            return
+        between = isinstance(step, Between)
+        op = call.op if COLLECTIVES[step.collective].reduces else SUM
+        if op == AVG or (op == PREMUL and between):
+            op = SUM
+        counts = ffi.new("uint64_t[]", step.counts) if step.counts else NULL
+        part = CollectiveCall(
+            at(step.source), at(step.target), step.count, call.dtype, op, call.factor, step.root, counts
+        )
+        if between:
+            self._between(name, step.collective, part, call.op == AVG, deadline)
+        else:
+            self._inside(name, step.collective, part, deadline)
+
+    def _inside(self, name: str, collective: str, call: CollectiveCall, deadline: Deadline) -> None:
+        gpus = self._gpus
         assert gpus
-        slices, local_rank = self._layout.slices(call.count), self._layout.local_rank
-        size, own = slices[local_rank] * item, call.target + sum(slices[:local_rank]) * item
-        op = SUM if call.op == AVG else call.op
+        call = call._replace(source=ffi.cast("void *", call.source), target=ffi.cast("void *", call.target))
+        device, stream, timeout = self._staging.device, self._staging.stream, deadline.left() + MARGIN
 
-        def inside(collective: str, source: int, target: int, op: int) -> None:
-            arithmetic = call.dtype, op, call.factor
-            self._on_host(lambda: gpus.run(collective, source, target, slices, arithmetic, deadline.left() + MARGIN))
+        def run() -> None:
+            launch = gpus.call(device, collective, call, timeout, awaited=True, async_op=False, stream=stream)
+            gpus.wait(launch.number, timeout)
+            launch.wait(timeout)
 
-        inside("reduce_scatter", call.source, own, op)
-        mine = self._on_host(lambda: gpus.download(own, size))
-        if self._rail and size:
-            self._between(mine, call, SUM if op == PREMUL else op, deadline)
-        self._on_host(lambda: gpus.upload(mine, own))
-        inside("all_gather", own, call.target, SUM)
+        self._among(name, self._layout.local_ranks, run)
 
-    def _between(self, mine: Bytes, call: CollectiveCall, op: int, deadline: Deadline) -> None:
-        """Reduce between the hosts."""
-        rail, data = self._rail, ffi.from_buffer(mine)
+    def _between(self, name: str, collective: str, call: CollectiveCall, averages: bool, deadline: Deadline) -> None:
+        rail = self._rail
         assert rail
-        count = mine.size // lib.rc_dtype_bytes(call.dtype)
-        on_rail = CollectiveCall(data, data, count, call.dtype, op)
-        self._among(self._layout.rail, lambda: rail.fused["all_reduce"](on_rail, deadline.left()))
-        if call.op == AVG:
+
+        def divide(data: Any, count: int) -> None:
             check(lib.rc_reduce(data, [data], 1, count, call.dtype, AVG, self._group.size))
 
-    def _on_host(self, action: Callable[[], T]) -> T:
-        return self._among(self._layout.local_ranks, action)
+        last = divide if averages and COLLECTIVES[collective].reduces else None
+        self._among(
+            name,
+            self._layout.rail,
+            lambda: self._staging.collective(rail, collective, call, deadline.left(), agreed=True, divide=last),
+        )
 
-    def _among(self, ranks: Sequence[int], action: Callable[[], T]) -> T:
-        """Return `action()`, which involves these ranks; if it fails, all ranks of the group raise that."""
+    def _among(self, name: str, ranks: Sequence[int], action: Callable[[], None]) -> None:
+        """Do what involves these ranks; if it fails, all ranks of the group raise that."""
         try:
-            return action()
+            action()
         except RingcommError as error:
             group = self._group
+            group.check()  # an error of the group has its ranks
             rank = None if error.rank is None or error.group else ranks[error.rank]
             if rank != group.rank:  # perhaps a failure of the group, of which this rank has not heard
                 self._await_failure()
             group.check()
-            text = str(error) if rank is None else f"rank {rank}, in all_reduce on GPUs: {error}"
+            text = str(error) if rank is None else f"rank {rank}, in {name} on GPUs: {error}"
             failure = type(error)(text, rank=group.rank if error.rank is None else rank)
             group.fail(failure)
             group.check()

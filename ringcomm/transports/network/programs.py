@@ -31,12 +31,12 @@ from ringcomm.transports.network.recorder import Counts, Recorder
 from ringcomm.transports.network.steps import Program
 from ringcomm.types import WHOLE
 
-__all__ = ["program_of"]
+__all__ = ["CollectivePrograms", "program_of"]
 
 
 def program_of(hosts: HostLayout, call: Blockwise, in_place: bool, selector: AlgorithmSelector) -> Program:
     """Return this rank's program. Peers are ranks of the group."""
-    recorder = _Collectives(hosts, call, in_place, selector)
+    recorder = CollectivePrograms(hosts, call, in_place, selector)
     if max(map(len, hosts.ranks)) == 1:
         recorder.between_ranks()
     else:
@@ -50,7 +50,7 @@ def overlaps(which: int, counts: Counts, others: Counts) -> list[int]:
     return [max(0, min(last, end) - max(first, begin)) for begin, end in pairwise(accumulate(others, initial=0))]
 
 
-class _Collectives(Recorder):
+class CollectivePrograms(Recorder):
     """Each method of the name of a collective records that collective."""
 
     def between_ranks(self) -> None:

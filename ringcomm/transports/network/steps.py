@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ringcomm.algorithms.schedule import Block, Copy, Exchange
 
-__all__ = ["Local", "Program", "Stages", "Step", "pipelined"]
+__all__ = ["Between", "Local", "Program", "Stages", "Step", "pipelined"]
 
 
 class Local(NamedTuple):
@@ -18,6 +18,10 @@ class Local(NamedTuple):
     counts: tuple[int, ...]  # empty: equal blocks
     root: int
     overlaps: bool = False  # it runs while the exchange before it is in flight
+
+
+class Between(Local):
+    """A collective of this rank's rail."""
 
 
 Step = Exchange | Copy | Local

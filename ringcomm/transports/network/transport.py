@@ -12,18 +12,18 @@ import numpy as np
 from ringcomm.algorithms.schedule import Block, Copy, Exchange
 from ringcomm.algorithms.select import AlgorithmSelector
 from ringcomm.bootstrap.arrivals import format_ranks
-from ringcomm.devices.contract import Device
 from ringcomm.errors import Aborted, ArgumentError, RingcommError
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.contract import CollectiveCall, Fused, Transport
 from ringcomm.transports.core import NativeTransport, NativeWork
-from ringcomm.transports.network.gpus import GpuSums
+from ringcomm.transports.network.gpus import HostsGpus
 from ringcomm.transports.network.layout import HostLayout, layout_of
 from ringcomm.transports.network.programs import program_of
 from ringcomm.transports.network.steps import Local, Program, Step
 from ringcomm.transports.network.survivors import Survivors
 from ringcomm.transports.shm import ShmTransport
+from ringcomm.transports.staging import Staging
 from ringcomm.types import COLLECTIVES, DTYPES
 
 __all__ = ["Network", "NetworkTransport", "first_number"]
@@ -111,7 +111,7 @@ class NetworkTransport(NativeTransport):
         self._algorithms: list[str] = []  # by number of a program
         network.count(1)
         self._closed = False
-        self._gpus: GpuSums | None = None
+        self._gpus: HostsGpus | None = None
         super().__init__(f"shm+{network.name}" if shares else network.name, slot[0], rank, size, local.tuning)
 
     def _fused(self, name: str) -> Fused:
@@ -196,14 +196,12 @@ class NetworkTransport(NativeTransport):
     def as_local(self) -> None:
         return None
 
-    def all_reduce_on_gpus(self, device: Device, call: CollectiveCall, timeout: float) -> bool:
+    def collective_on_gpus(self, staging: Staging, name: str, call: CollectiveCall, timeout: float) -> bool:
         if self._gpus is None:
-            self._gpus = GpuSums(self, self.split, self._local, self._layout, device)
-        return self._gpus.all_reduce(call, self.timeout if timeout < 0 else timeout)
+            self._gpus = HostsGpus(self, self.split, self._local, self._layout, self._network.selector, staging)
+        return self._gpus.run(name, call, self.timeout if timeout < 0 else timeout)
 
     def close(self) -> bool:
-        if self._gpus and not self._gpus.close():
-            return False
         try:
             closed = super().close()
         except RingcommError:  # it is closed all the same
@@ -212,6 +210,8 @@ class NetworkTransport(NativeTransport):
         return closed and self._left()
 
     def _left(self) -> bool:
+        if self._gpus and not self._gpus.close():
+            return False
         if not self._closed:
             self._closed = True
             self._network.count(-1)

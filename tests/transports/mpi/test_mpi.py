@@ -124,20 +124,20 @@ OPS = [("float32", "sum"), ("float64", "avg"), ("bfloat16", "max"), ("int32", "p
 def sums_on_devices(comm, reachable):
     """Return the largest fraction of a large array that was copied to the host."""
     most = 0.0
-    download, open_ = emulated.EmulatedDevice.download, emulated.EmulatedDevice.open
+    copy, open_ = emulated.EmulatedDevice.copy, emulated.EmulatedDevice.open
 
-    def watched(device, address, target):
+    def watched(device, target, source, length, stream):
         nonlocal most
-        if size > 10_000:
-            most = max(most, target.nbytes / size)
-        download(device, address, target)
+        if size > 10_000 and stream is comm._transport._staged._staging[device.name].stream:
+            most = max(most, length / size)
+        copy(device, target, source, length, stream)
 
     def reach(device, exported):
         if comm.rank not in reachable:
             raise OSError("peer access is not supported")
         return open_(device, exported)
 
-    with patch.multiple(emulated.EmulatedDevice, download=watched, open=reach):
+    with patch.multiple(emulated.EmulatedDevice, copy=watched, open=reach):
         for length, (dtype, op) in product((0, 1, 7, 30_001), OPS):
             inputs = [np.arange(length).astype(numpy_dtype(dtype)) % (rank + 3) for rank in range(comm.size)]
             expected = reduced(inputs, op)
@@ -191,14 +191,14 @@ def test_a_gpu_without_memory_for_its_arena_raises_on_all_hosts():
 
 def fails_on_one_host(comm):
     comm.all_reduce(emulated.array(np.ones(5)))
-    download = emulated.EmulatedDevice.download
+    copy = emulated.EmulatedDevice.copy
 
     def broken(device, *call):
         if comm.rank == 2:
             raise RuntimeError("an illegal memory access was encountered")
-        download(device, *call)
+        copy(device, *call)
 
-    with patch.object(emulated.EmulatedDevice, "download", broken):
+    with patch.object(emulated.EmulatedDevice, "copy", broken):
         for _ in range(2):
             with pytest.raises(RingcommError, match="emulated has failed: an illegal memory access"):
                 comm.all_reduce(emulated.array(np.ones(1000)))

@@ -1,0 +1,68 @@
+"""The collectives of a communicator whose arrays on GPUs are staged in host memory, and the calls that follow them."""
+
+from ringcomm.devices.contract import Device
+from ringcomm.errors import Aborted
+from ringcomm.transports.call_queue import CallQueue
+from ringcomm.transports.contract import CollectiveCall, Pending, Transport
+from ringcomm.transports.staging import Staging
+
+__all__ = ["StagedCalls"]
+
+
+class StagedCalls:
+    """Those of one rank. `host` is the transport for host memory; no collective overtakes one that is queued here."""
+
+    def __init__(self, host: Transport) -> None:
+        self._host = host
+        self._staging: dict[str, Staging] = {}  # by device
+        self._queue = CallQueue(host.rank, host.fast_path.pause, host.fail)
+
+    def call(self, device: Device, name: str, call: CollectiveCall, timeout: float, async_op: bool) -> Pending | None:
+        """Do a collective of arrays on a GPU; with `async_op`, queue it."""
+        self._check()
+        staging = self._staging.get(device.name)
+        if not staging:
+            staging = self._staging[device.name] = Staging(device, self._host.rank, self._check, self._host.fail)
+        with staging.shared_failures():
+            queued = device.mark(device.stream())
+
+        def run() -> None:
+            with staging.call_after(queued):
+                if not self._host.collective_on_gpus(staging, name, call, timeout):
+                    staging.collective(self._host, name, call, timeout)
+
+        if async_op:
+            return self._queue.add(name, run)
+        self._queue.drain()
+        run()
+        return None
+
+    def follow(self, name: str, call: CollectiveCall, timeout: float) -> Pending:
+        """Start a collective of arrays in host memory."""
+        if self._queue:
+            return self._queue.add(name, lambda: self._host.fused[name](call, timeout))
+        return self._host.start(name, call, timeout)
+
+    def drain(self) -> None:
+        """Wait for all calls that are queued."""
+        if self._queue:
+            self._queue.drain()
+
+    def stop(self) -> None:
+        """Let calls end that wait for a GPU; those that wait for peers end when the host transport is closed."""
+        self._queue.closing = True
+
+    def close(self) -> bool:
+        """Free the pinned memory, after the host transport is closed; False in the middle of a call, as its `close`."""
+        if any(staging.called_here() for staging in self._staging.values()):
+            return False
+        self._queue.close()
+        for staging in self._staging.values():
+            staging.free()
+        return True
+
+    def _check(self) -> None:
+        """Raise what has to end a call."""
+        self._host.check()
+        if self._queue.closing:
+            raise Aborted(f"rank {self._host.rank} has closed the communicator", rank=self._host.rank)

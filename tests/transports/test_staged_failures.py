@@ -1,0 +1,254 @@
+"""Collectives of GPUs between hosts, on the emulated device: failures and ends, and the contract of a transport."""
+
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+import harness
+from between_hosts import connect_on, run_on
+from failures import mortals, outcomes, raised, until_broken
+from on_device import Gate
+from reference import assert_same
+from ringcomm import (
+    Aborted,
+    ArgumentError,
+    CollectiveTimeout,
+    MemoryShortage,
+    MismatchError,
+    PeerLost,
+    RingcommError,
+)
+from ringcomm.adapters import ADAPTERS, EmulatedAdapter
+from ringcomm.devices import emulated
+from ringcomm.testing import CHECKS, run_threads
+from ringcomm.transports import staging
+from ringcomm.transports.contract import NO_FAST_PATH
+
+CHUNK = 1 << 10  # bytes
+Device = emulated.EmulatedDevice
+on_hosts = pytest.mark.parametrize("layout", ["01", "0011"])
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(staging, "CHUNK_BYTES", CHUNK)
+
+
+@pytest.fixture
+def no_peer_access(monkeypatch):
+    def refuse(*_):
+        raise OSError("peer access is not supported between these two devices")
+
+    monkeypatch.setattr(Device, "open", refuse)
+
+
+as_on_a_gpu = pytest.mark.usefixtures("streams_as_on_a_gpu")
+SHORT = 0.2  # seconds in which nothing must happen
+
+
+def large(more=0):
+    return emulated.array(np.ones(10 * CHUNK + more))
+
+
+def check_mismatch(comm):
+    comm.all_reduce(large())
+    error = raised(MismatchError, lambda: comm.all_reduce(large(comm.rank)))
+    assert "rank 1: all_reduce(float64 x 10241, sum) on GPUs" in str(error)
+    error = raised(MismatchError, lambda: comm.all_gather(large()) if comm.rank else comm.barrier())
+    assert "on GPUs" in str(error)
+    assert_same(comm.all_reduce(large()), np.full(10 * CHUNK, float(comm.size)))
+
+
+@on_hosts
+def test_a_mismatch_of_large_arrays_is_named_and_leaves_the_group_usable(layout):
+    run_on(layout, check_mismatch)
+
+
+@pytest.mark.usefixtures("no_peer_access")
+def test_a_mismatch_of_gpus_that_do_not_reach_each_other():
+    harness.run(check_mismatch, 2, world="threads")
+
+
+def check_late(comm, async_op):
+    comm.all_reduce(large())
+    if comm.rank == 1:
+        until_broken(comm)
+    started = comm.all_reduce if comm.rank == 1 or not async_op else lambda x: comm.all_reduce(x, async_op=True).wait()
+    error = raised(CollectiveTimeout, lambda: started(large()))
+    assert "it was not called by rank 1" in str(error)
+    raised(CollectiveTimeout, comm.barrier)
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+@on_hosts
+def test_a_late_rank_is_named_on_all(layout, async_op):
+    run_on(layout, check_late, async_op, timeout=1.0)
+
+
+def check_wait_that_is_too_long(comm):
+    gate, x = Gate(), large()
+    with emulated.Stream() as stream:
+        if comm.rank == 0:
+            gate.hold(stream)
+        work = comm.all_reduce(x, async_op=True)
+    error = raised(CollectiveTimeout, lambda: work.wait(SHORT if comm.rank == 0 else None))
+    assert "rank 0 waited 0.2 s" in str(error)
+    gate.open()
+
+
+@as_on_a_gpu
+def test_a_wait_that_is_too_long_breaks_the_group():
+    run_on("01", check_wait_that_is_too_long)
+
+
+def check_end(comm, end, started):
+    gate = Gate()
+    with emulated.Stream() as stream:
+        gate.hold(stream)
+        work = comm.all_reduce(large(), async_op=True)
+    started.wait(harness.OPERATION)
+    if end == "close" or comm.rank == 0:
+        getattr(comm, end)(*["wrong data"][: end == "abort"])
+    error = raised(Aborted if end == "abort" else RingcommError, work.wait)
+    assert "wrong data" in str(error) or "closed" in str(error)
+    gate.open()
+    stream.synchronize()
+
+
+@pytest.mark.parametrize("end", ["abort", "close"])
+@on_hosts
+@as_on_a_gpu
+def test_a_call_behind_a_gate_ends(layout, end):
+    run_on(layout, check_end, end, threading.Barrier(len(layout)))
+
+
+def check_closed(comm):
+    comm.all_reduce(large())
+    comm.all_reduce(large(), async_op=True).wait()
+    comm.barrier()
+    comm.close()
+    for async_op in (False, True):
+        error = raised(ArgumentError, lambda async_op=async_op: comm.all_reduce(large(), async_op=async_op))
+        assert "this communicator is closed" in str(error)
+    comm.close()
+
+
+@on_hosts
+def test_a_closed_communicator_takes_no_call(layout):
+    run_on(layout, check_closed)
+
+
+def check_close_in_the_middle(comm, monkeypatch):
+    comm.all_reduce(large())
+    comm.barrier()
+    copy, inside = Device.copy, threading.local()
+
+    def closing(device, *arguments):
+        if getattr(inside, "here", False):  # as a signal handler in this thread
+            inside.here = False
+            comm.close()
+        copy(device, *arguments)
+
+    monkeypatch.setattr(Device, "copy", closing) if comm.rank == 0 else None
+    comm.barrier()
+    inside.here = comm.rank == 0
+    error = raised(RingcommError, lambda: comm.all_reduce(large()))
+    assert "rank 0" in str(error) or "closed" in str(error)
+    comm.close()
+
+
+@on_hosts
+def test_a_signal_handler_may_close_in_the_middle_of_a_call(layout, monkeypatch):
+    run_on(layout, check_close_in_the_middle, monkeypatch)
+
+
+def check_interrupt(comm, interrupted):
+    comm.all_reduce(large())
+    interrupted.on.here = comm.rank == 1
+    error = raised((KeyboardInterrupt, Aborted), lambda: comm.all_reduce(large()))
+    assert type(error) is KeyboardInterrupt or "rank 1 was interrupted by a signal" in str(error)
+    interrupted.on.here = False
+    raised(Aborted, comm.barrier)
+
+
+@on_hosts
+def test_an_interrupt_in_a_call_reaches_all_ranks(layout, monkeypatch):
+    run_on(layout, check_interrupt, Broken(monkeypatch, "copy", (KeyboardInterrupt, "")))
+
+
+class Broken:
+    """A method of the device that fails on one rank, once the GPUs are connected."""
+
+    def __init__(self, monkeypatch, name, error):
+        self.on, method = threading.local(), getattr(Device, name)
+
+        def broken(device, *arguments):
+            if getattr(self.on, "here", False):
+                raise error[0](error[1])  # an instance would keep its frames, and the communicator
+            return method(device, *arguments)
+
+        monkeypatch.setattr(Device, name, broken)
+
+
+def check_broken(comm, broken, kind, text):
+    comm.all_reduce(emulated.array(np.ones(1)))
+    comm.barrier()
+    broken.on.here = comm.rank == 1
+    for _ in range(2):
+        assert text in str(raised(kind, lambda: comm.all_gather(large())))
+    broken.on.here = False
+
+
+ILLEGAL = RuntimeError, "an illegal memory access was encountered"
+FAILURES = [
+    ("copy", ILLEGAL, RingcommError, "emulated has failed: an illegal memory access was encountered"),
+    ("mark", ILLEGAL, RingcommError, "emulated has failed: an illegal memory access was encountered"),
+    ("allocate_pinned", (MemoryShortage, "pinned host memory: out of memory"), MemoryShortage, "out of memory"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "kind", "text"), FAILURES, ids=lambda each: each if type(each) is str else ""
+)
+@on_hosts
+def test_what_fails_on_one_gpu_is_raised_on_all(layout, name, error, kind, text, monkeypatch):
+    run_on(layout, check_broken, Broken(monkeypatch, name, error), kind, text)
+
+
+def die(comm):
+    comm.all_reduce(large())
+    if comm.rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    error = raised(PeerLost, lambda: [comm.all_gather(large()) for _ in range(100)])
+    assert error.rank == 0
+
+
+def test_a_dead_rank_of_another_host_is_named():
+    with mortals(4, hosts="0011") as pool:
+        for rank, result, _ in outcomes(pool, die):
+            assert result is None or rank == 0, result
+
+
+def check_capture(comm):
+    stream = emulated.Stream()
+    with emulated.capture(stream), stream:
+        error = raised(ArgumentError, lambda: comm.all_reduce(emulated.array(np.ones(5))))
+    assert "calls staged in host memory, cannot be captured into a CUDA graph" in str(error)
+    assert_same(comm.all_reduce(emulated.array(np.ones(5))), np.full(5, float(comm.size)))
+
+
+def test_a_staged_call_cannot_be_captured():
+    run_on("01", check_capture)
+
+
+@on_hosts
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_gpus_of_several_hosts_keep_the_contract(check, layout, monkeypatch):
+    monkeypatch.setitem(ADAPTERS, np.ndarray, EmulatedAdapter(emulated))  # the device accesses NumPy's arrays
+    comms = connect_on(layout)
+    for comm in comms:
+        comm.fast_path = comm._transport.fast_path = NO_FAST_PATH
+    run_threads(check, comms)

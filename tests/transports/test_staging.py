@@ -1,0 +1,221 @@
+"""Collectives of GPUs between hosts, on the emulated device: values, copies, pinned memory."""
+
+import gc
+from collections import defaultdict
+from itertools import product
+
+import numpy as np
+import pytest
+
+import harness
+from between_hosts import AXES, ROUNDED, connect_on, run_on
+from cases import PLANS, start
+from cases import pairwise as pairs_of
+from failures import raised
+from on_device import OnDevice
+from reference import assert_same, filled, legal, numpy_dtype, reduced
+from ringcomm import ArgumentError, premul_sum
+from ringcomm.devices import emulated
+from ringcomm.devices.gpu import Gpu
+from ringcomm.testing import run_threads
+from ringcomm.transports import staging
+from ringcomm.types import REDUCING
+
+CHUNK = 1 << 10  # bytes
+LAYOUTS = ("01", "0011", "001", "0101")
+Device = emulated.EmulatedDevice
+layouts = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(staging, "CHUNK_BYTES", CHUNK)
+
+
+@pytest.fixture
+def no_peer_access(monkeypatch):
+    def refuse(*_):
+        raise OSError("peer access is not supported between these two devices")
+
+    monkeypatch.setattr(Device, "open", refuse)
+
+
+# --- Values -----------------------------------------------------------------------------------------------------------
+
+
+def check_values(comm, segment, seed):
+    """Make calls of each collective; reductions have operations whose result does not depend on the order."""
+    dtypes = [*AXES["dtype"], "float8_e4m3fn", "float64"]
+    axes = {**AXES, "collective": [*PLANS], "op": ["sum", "max", "prod", "band"], "dtype": dtypes}
+    for case in pairs_of(axes, seed):
+        exact = legal(case.dtype, case.op) and (case.dtype, case.op) not in ROUNDED
+        if case.collective not in REDUCING or exact:
+            start(comm, case, segment, OnDevice(case.offset))()
+
+
+@layouts
+def test_values_of_several_hosts_are_those_of_numpy(layout):
+    run_on(layout, check_values, CHUNK, LAYOUTS.index(layout))
+
+
+@pytest.mark.usefixtures("no_peer_access")
+def test_values_of_gpus_that_do_not_reach_each_other_are_those_of_numpy():
+    run_on("001", check_values, CHUNK, 5)
+    harness.run(check_values, 3, CHUNK, 6, world="threads")
+
+
+def check_sizes(comm):
+    """Make calls with arrays whose sizes lie around whole chunks."""
+    me, size, total = comm.rank + 1, comm.size, sum(range(1, comm.size + 1))
+    for more in (-1, 0, 1):
+        x = np.arange(2 * CHUNK // 8 + more, dtype=float)
+        assert_same(comm.all_reduce(emulated.array(x * me)), x * total)
+        assert_same(comm.broadcast(emulated.array(x * me), root=1), x * 2)
+        x = x[: CHUNK // 8 + more]
+        blocks = np.concatenate([x * rank for rank in range(size)])
+        assert_same(comm.all_gather(emulated.array(x * comm.rank)), blocks.reshape(size, -1))
+        assert_same(comm.reduce_scatter(emulated.array(blocks * me)), x * comm.rank * total)
+        assert_same(
+            comm.all_to_all(emulated.array(blocks * me)), np.concatenate([x * comm.rank * (r + 1) for r in range(size)])
+        )
+
+
+@layouts
+def test_sizes_around_a_chunk(layout):
+    run_on(layout, check_sizes)
+
+
+def check_rounded(comm):
+    for dtype, op in product(("bfloat16", "float32", "complex64"), ("sum", "avg", premul_sum(0.5))):
+        inputs = [filled(rank, (1001,), dtype) for rank in range(comm.size)]
+        wide = np.complex128 if dtype == "complex64" else np.float64
+        whole = reduced([x.astype(wide) for x in inputs], op)
+        x = emulated.array(inputs[comm.rank])
+        got = comm.all_reduce(x, op, out=emulated.empty(1001, numpy_dtype(dtype)))
+        tolerance = 0.05 if dtype == "bfloat16" else 1e-5
+        np.testing.assert_allclose(np.asarray(got).astype(wide), whole, tolerance, tolerance, err_msg=f"{dtype} {op}")
+        root = comm.reduce(x, op, out=None if comm.rank else emulated.empty(1001, x.dtype), root=0)
+        if comm.rank == 0:
+            np.testing.assert_allclose(np.asarray(root).astype(wide), whole, tolerance, tolerance)
+
+
+@pytest.mark.parametrize("layout", ["01", "0011"])
+def test_averages_and_rounded_sums(layout):
+    run_on(layout, check_rounded)
+
+
+def check_small_floats(comm):
+    for count in (10, 10 * CHUNK):
+        x = emulated.array(np.ones(count, numpy_dtype("float8_e5m2")))
+        assert "float8_e5m2" in str(raised(ArgumentError, lambda x=x: comm.all_reduce(x)))
+        assert_same(comm.all_gather(x), np.ones((comm.size, count), x.dtype))
+
+
+@pytest.mark.parametrize("layout", ["01", "0011"])
+def test_sums_that_no_cpu_computes_are_refused(layout):
+    run_on(layout, check_small_floats)
+
+
+# --- What is copied, and when -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """Note, by rank, what happens to the chunks: "down", "wire" or "up", and the bytes that are copied."""
+    found = defaultdict(list)
+    download, upload = staging.Staging._download, staging.Staging._upload
+
+    def downloading(self, *arguments):
+        chunk, slot, event = download(self, *arguments)
+        found[self._rank].append(("down", sum(size for *_, size in chunk.given)))
+        return chunk, slot, event
+
+    def uploading(self, chunk, slot):
+        found[self._rank] += [("wire", 0), ("up", sum(size for *_, size in chunk.got))]
+        upload(self, chunk, slot)
+
+    monkeypatch.setattr(staging.Staging, "_download", downloading)
+    monkeypatch.setattr(staging.Staging, "_upload", uploading)
+    return found
+
+
+def call_once(comm, name, steps):
+    """Make a call whose larger array has 8 chunks; return how many this rank copied, and the order of its steps."""
+    whole = emulated.array(np.ones(8 * CHUNK // 8))
+    part = whole[: whole.size // comm.size]
+    if name == "scatter":
+        comm.scatter(whole if comm.rank == 0 else None, out=part.copy())
+    else:
+        getattr(comm, name)(part if name in ("all_gather", "gather") else whole)
+    done = [(kind, size / CHUNK) for kind, size in steps[comm.rank]]
+    copied = [sum(size for kind, size in done if kind == way) for way in ("down", "up")]
+    return tuple(copied), "".join(kind[0] for kind, _ in done)
+
+
+@pytest.mark.parametrize(
+    ("name", "flat", "hierarchy"),
+    [
+        ("all_reduce", [(8, 8)] * 2, [(4, 4)] * 4),
+        ("broadcast", [(8, 0), (0, 8)], [(4, 0)] * 2 + [(0, 4)] * 2),
+        ("reduce", [(8, 8), (8, 0)], [(4, 4)] * 2 + [(4, 0)] * 2),
+        ("all_gather", [(4, 8)] * 2, [(2, 4)] * 4),
+        ("gather", [(4, 8), (4, 0)], [(2, 4)] * 2 + [(2, 0)] * 2),
+        ("scatter", [(8, 4), (0, 4)], [(4, 2)] * 2 + [(0, 2)] * 2),
+        ("reduce_scatter", [(8, 4)] * 2, [(4, 2)] * 4),
+        ("all_to_all", [(8, 8)] * 2, [(8, 8)] * 4),
+    ],
+)
+def test_a_rank_copies_what_its_host_needs_divided_by_the_gpus_of_the_host(name, flat, hierarchy, steps):
+    for layout, expected in ("01", flat), ("0011", hierarchy):
+        steps.clear()
+        assert [copied for copied, _ in run_on(layout, call_once, name, steps)] == expected, layout
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "all_to_all", "broadcast"])
+def test_a_chunk_is_on_the_wire_while_the_next_one_is_copied_down(name, steps):
+    assert {order for _, order in run_on("01", call_once, name, steps)} == {"dd" + "wud" * 6 + "wuwu"}
+
+
+@pytest.fixture
+def pinned(monkeypatch):
+    """Note the pinned memory that is allocated: address and bytes."""
+    allocated, allocate, free = {}, Gpu.allocate_pinned, Gpu.free_pinned
+
+    def allocating(gpu, size):
+        address = allocate(gpu, size)
+        allocated[address] = size
+        return address
+
+    def freeing(gpu, address):
+        del allocated[address]
+        free(gpu, address)
+
+    monkeypatch.setattr(Gpu, "allocate_pinned", allocating)
+    monkeypatch.setattr(Gpu, "free_pinned", freeing)
+    return allocated
+
+
+def use_pinned(comm, pinned):
+    comm.all_reduce(emulated.array(np.ones(1)))  # connects the GPUs
+    comm.barrier()
+    before = sum(pinned.values())
+    comm.barrier()
+    works = [comm.all_to_all(emulated.array(np.ones(100 * CHUNK)), async_op=True) for _ in range(5)]
+    works.append(comm.all_reduce(emulated.array(np.ones(100 * CHUNK)), async_op=True))
+    for work in works:
+        work.wait()
+    comm.barrier()
+    used = sum(pinned.values()) - before
+    comm.barrier()
+    return used
+
+
+@pytest.mark.parametrize("layout", ["01", "0011"])
+def test_pinned_memory_is_bounded_and_freed(layout, pinned):
+    comms = connect_on(layout)
+    most = len(layout) * staging.SLOTS * 2 * (CHUNK + 8 * len(layout))
+    for used in run_threads(lambda comm: use_pinned(comm, pinned), comms):
+        assert 0 < used <= most
+    run_threads(lambda comm: comm.close(), comms)
+    gc.collect()
+    assert not pinned
