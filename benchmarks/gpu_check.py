@@ -1,156 +1,66 @@
-"""Check ringcomm on a machine with a GPU: tests, examples, training, benchmarks beside NCCL, compute-sanitizer.
+"""Check ringcomm on a machine with a GPU: right or wrong, the kernels' speed, processes beside NCCL, many cores.
 
-    python benchmarks/gpu_check.py -o FOLDER            every step, 16 minutes at most
-    python benchmarks/gpu_check.py -o FOLDER tests …    these
+    python benchmarks/gpu_check.py --budget 200 -o FOLDER              right or wrong, and the kernels alone
+    python benchmarks/gpu_check.py --budget 260 -o FOLDER many         several processes at once under MPS, all cores
+    python benchmarks/gpu_check.py --budget 60 -o FOLDER values speed  these steps
 
-It needs ringcomm, CuPy and pytest, and for some steps torch, NCCL or compute-sanitizer. A step that fails or times out
-does not stop the others. FOLDER/gpu.txt has the output of all, the other files there the figures of `ringcomm bench`.
-The exit status is 0 if every step that can run has passed, and 1 if one has failed or without a GPU.
+It needs ringcomm and CuPy, and for some steps pytest, torch, NCCL 2.30.3 or compute-sanitizer. Steps run in the order
+of their importance; one that does not fit into what is left of the budget is skipped. Each is a process group, killed
+at its limit; after one that fails the GPU is probed. FOLDER/log.txt has the output of all, line by line;
+FOLDER/rows.jsonl their figures, as they come; FOLDER/summary.txt, which is printed last, the outcome in at most 12,000
+characters. The exit status is 0 if every step that can run has passed, and 1 if one has failed or without a GPU.
 """
 
 import argparse
-import os
-import shutil
-import signal
-import subprocess
 import sys
-import time
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
 
+sys.path.insert(0, str(Path(__file__).parent))  # also with PYTHONSAFEPATH
+
+from gpu.runner import Run
+from gpu.steps import GROUPS, alone, many
+
+from ringcomm.bench.interrupts import Interrupted, interruptible
 from ringcomm.bench.machine import Machine
-
-ROOT = Path(__file__).parent.parent
-PYTHON = sys.executable
-RINGCOMM = (PYTHON, "-m", "ringcomm")
-# Without the settings of pyproject.toml, which need plugins.
-OPTIONS = f"-c {os.devnull} --rootdir {ROOT} -p no:cacheprovider -v --tb=short --maxfail=4 -o faulthandler_timeout=60"
-PYTEST = (PYTHON, "-m", "pytest", *OPTIONS.split(), "-m", "gpu")
-TESTS, TRAINING, KERNELS = (
-    str(ROOT / "tests" / name) for name in ("cuda/test_gpu.py", "project/test_examples.py", "cuda/gpu_kernels.py")
-)
-OTHERS = "reduce_scatter all_gather broadcast reduce gather scatter all_to_all send_recv"
-EXIT_TIMEOUT = 5.0  # seconds in which an interrupted step writes its results
-
-
-@dataclass(frozen=True)
-class Step:
-    """A command, and the seconds it may take."""
-
-    name: str
-    command: tuple[str, ...]
-    seconds: int
-    program: str = PYTHON  # the step is skipped without it
-    gpu: bool = True  # … and without a GPU
-
-
-@dataclass
-class Result:
-    step: Step
-    outcome: str  # "passed", "failed", "skipped"
-    reason: str = ""
-    seconds: float = 0.0
-    output: str = ""
-
-
-def steps(gpus: int, folder: Path) -> list[Step]:
-    # Kernels of two processes on one GPU are time-sliced, some milliseconds each.
-    end, ranks = ("256M", gpus) if gpus > 1 else ("16M", 2)
-    bench = f"--device cuda --vs nccl --ranks {ranks} -n 5 -w 5 --timeout 20 --json"
-    few = f"all_reduce -b 4 -e {end} -f 16 {bench} {folder}/all_reduce.json"
-    many = f"{OTHERS} -b 4K -e {end} -f 64 {bench} {folder}/others.json"
-    alone = (
-        f"all_reduce --device cuda --virtual-ranks --ranks 2,4,8 -b 4K -e 64M -f 4 -n 7 --json {folder}/virtual.json"
-    )
-    sweep = f"{ROOT}/benchmarks/gpu_sweep.py --json {folder}/sweep.json"
-    direct = f"all_reduce reduce_scatter all_gather -b 1M -e {end} -f 16 --symmetric {bench} {folder}/symmetric.json"
-    return [
-        Step("doctor", (*RINGCOMM, "doctor"), 40, gpu=False),
-        Step("tests", (*PYTEST, TESTS), 110),
-        Step("example", (*RINGCOMM, "run", "-n", str(ranks), str(ROOT / "examples/gpu_allreduce.py")), 40),
-        Step("training", (*PYTEST, TRAINING), 150),
-        Step("virtual", (*RINGCOMM, "bench", *alone.split()), 50),
-        Step("all_reduce", (*RINGCOMM, "bench", *few.split()), 70),
-        Step("others", (*RINGCOMM, "bench", *many.split()), 70),
-        Step("symmetric", (*RINGCOMM, "bench", *direct.split()), 40),
-        Step("sweep", (PYTHON, *sweep.split()), 150),
-        *(sanitized(tool, str(ranks)) for tool in ("memcheck", "racecheck", "synccheck")),
-    ]
-
-
-def sanitized(tool: str, ranks: str) -> Step:
-    # `ringcomm run` starts the ranks, so the sanitizer follows them; it may not follow a fork.
-    program = "compute-sanitizer"
-    options = ("--tool", tool, "--target-processes", "all", "--error-exitcode", "9")
-    return Step(tool, (program, *options, *RINGCOMM, "run", "-n", ranks, KERNELS), 80, program=program)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--budget", type=float, default=200, metavar="SECONDS", help="for all steps (default: 200)")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help="for the reports")
-    parser.add_argument("steps", nargs="*", metavar="STEP", help="the steps to run (default: all)")
+    parser.add_argument("--nccl", type=Path, metavar="FILE", help="the libnccl.so.2 to use")
+    parser.add_argument("--wheels", type=Path, metavar="FOLDER", help="those of Open MPI, where there is no network")
+    parser.add_argument("--emulated", action="store_true", help="on the emulated device: tries this program")
+    steps = f"names of steps, or of their groups {' and '.join(GROUPS)} (default: all)"
+    parser.add_argument("steps", nargs="*", metavar="STEP", help=steps)
     arguments = parser.parse_args()
-    folder = arguments.output
+    folder = arguments.output.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    machine, results = Machine.here(), []
-    every = {step.name: step for step in steps(len(machine.gpus), folder)}
-    if unknown := {*arguments.steps} - {*every}:
-        parser.error(f"unknown step {', '.join(sorted(unknown))}; the steps are {', '.join(every)}")
-    for name in arguments.steps or every:
-        (folder / f"{name}.json").unlink(missing_ok=True)  # of an earlier run
-        results.append(attempt(every[name], machine.gpus))
-        print(headline(results[-1]), flush=True)
-        write(folder, machine, results)  # after each step: the next may crash the machine
-    return int(not machine.gpus or any(result.outcome == "failed" for result in results))
-
-
-def attempt(step: Step, gpus: list[str]) -> Result:
-    if step.gpu and not gpus:
-        return Result(step, "skipped", "no CUDA device")
-    if not shutil.which(step.program):
-        return Result(step, "skipped", f"{step.program} is not installed")
-    start = time.monotonic()
-    status, output = finish(step)
-    reason = f"timed out after {step.seconds} s" if status is None else f"status {status}" if status else ""
-    return Result(step, "failed" if reason else "passed", reason, time.monotonic() - start, output)
-
-
-def finish(step: Step) -> tuple[int | None, str]:
-    """Run a step; return its status, None after a timeout, and its output."""
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # the installed ringcomm, not the one in the current folder
-    with TemporaryFile("w+", errors="replace") as log:
-        process = subprocess.Popen(
-            step.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
-        )
-        status: int | None = None
-        try:
-            status = process.wait(step.seconds - EXIT_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)  # pytest and the benchmarks then write their results
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(EXIT_TIMEOUT)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with its children
-            process.wait()
-        log.seek(0)
-        return status, log.read()
-
-
-def headline(result: Result) -> str:
-    reason = f": {result.reason}" if result.reason else ""
-    return f"{result.step.name:<12} {result.outcome}{reason} ({result.seconds:.0f} s)"
-
-
-def write(folder: Path, machine: Machine, results: list[Result]) -> None:
-    lines = [f"{machine.date}, {', '.join(machine.gpus) or 'no GPU'}, {machine.cpu}, Python {machine.python}", ""]
-    lines += [headline(result) for result in results]
-    for result in results:
-        if result.output:
-            lines += ["", f"--- {result.step.name}: {' '.join(result.step.command)}", "", result.output.rstrip()]
-    (folder / "gpu.txt").write_text("\n".join(lines) + "\n")
+    for old in ("rows.jsonl", "summary.txt"):
+        (folder / old).unlink(missing_ok=True)
+    machine = Machine.here()
+    if arguments.budget <= 0:
+        parser.error(f"--budget: expected seconds > 0, got {arguments.budget:g}")
+    run = Run(folder, arguments.budget, bool(machine.gpus), adopting=True)
+    groups = {"alone": alone(run.rows, arguments.emulated)}
+    groups["many"] = many(folder, run.rows, arguments.nccl, arguments.wheels)
+    every = {step.name: step for group in groups.values() for step in group}
+    if unknown := {*arguments.steps} - {*every, *groups}:
+        known = ", ".join([*groups, *every])
+        parser.error(f"unknown step {', '.join(sorted(unknown))}; expected some of {known}")
+    names = [name for each in arguments.steps or groups for name in ([s.name for s in groups.get(each, [])] or [each])]
+    about = f"{machine.date}, {', '.join(machine.gpus) or 'no GPU'}, {machine.cpu}, Python {machine.python}"
+    run.log(about)
+    print(about, flush=True)
+    right = False
+    try:
+        with interruptible():
+            right = run.take(every[name] for name in dict.fromkeys(names))
+    except Interrupted as interrupt:
+        return interrupt.status
+    finally:
+        print(f"---- summary\n{run.summary()}", flush=True)
+    return int(not right or not (machine.gpus or arguments.emulated))
 
 
 if __name__ == "__main__":

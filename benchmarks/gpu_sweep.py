@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from ringcomm import ArgumentError
+from ringcomm.bench.device_arrays import DeviceArrays
+from ringcomm.bench.fresh import VirtualCase
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.report import write_json
-from ringcomm.bench.virtual import HEAD, DeviceArrays, VirtualRow, measure
+from ringcomm.bench.virtual import HEAD, VirtualRow, measure
+from ringcomm.transports.cuda.virtual import VirtualRanks
 
 RANKS = (2, 4, 8)
 FACTORS = (0.25, 0.5, 1, 2, 4)
@@ -63,7 +66,8 @@ def shapes(arrays: DeviceArrays, size: int, copy: float) -> Iterator[tuple[str, 
     for change, device.shape, device.threads in changed:
         for ranks in RANKS:
             try:
-                yield change, measure(arrays, ranks, size, copy, "ring_all_reduce")
+                case = VirtualCase("all_reduce", ranks, size // 4, kernel="ring_all_reduce")
+                yield change, measure(arrays, VirtualRanks(device, ranks), case, copy)
             except ArgumentError:  # more blocks than can run concurrently
                 continue
     device.shape, device.threads = shape, threads
@@ -71,10 +75,12 @@ def shapes(arrays: DeviceArrays, size: int, copy: float) -> Iterator[tuple[str, 
 
 def kernels(arrays: DeviceArrays, sizes: list[int], copy: float) -> Iterator[tuple[str, VirtualRow]]:
     for ranks in RANKS:
+        group = VirtualRanks(arrays.device, ranks)
         for size in sizes:
             for kernel in KERNELS:
                 if kernel != "ll" or size <= arrays.device.shape.line_bytes:
-                    yield "", measure(arrays, ranks, size, copy, kernel)
+                    case = VirtualCase("all_reduce", ranks, size // 4, kernel=kernel)
+                    yield "", measure(arrays, group, case, copy)
 
 
 if __name__ == "__main__":

@@ -64,10 +64,10 @@ def results() -> list[Results]:
     return sorted(map(Results, latest.values()), key=lambda each: -geometric_mean(each.gains()))
 
 
-def page(text: str, tables: str) -> str:
+def page(text: str, tables: str, begin: str = BEGIN) -> str:
     """Return the text of a page with these tables."""
-    before, _, rest = text.partition(BEGIN)
-    return before + BEGIN + tables + END + rest.partition(END)[2]
+    before, _, rest = text.partition(begin)
+    return before + begin + tables + END + rest.partition(END)[2]
 
 
 def of_performance(machines: list[Results]) -> str:

@@ -2,16 +2,17 @@
 
 import argparse
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import asdict, fields
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 from ringcomm import ArgumentError, Communicator, RingcommError
-from ringcomm.bench import peers, report, virtual
+from ringcomm.bench import machine, peers, report, virtual
 from ringcomm.bench.comparison import OURS, Comparison, compare
 from ringcomm.bench.interrupts import Interrupted, interruptible
 from ringcomm.bench.machine import Machine, line_seconds
+from ringcomm.bench.mps import started_mps
 from ringcomm.bench.plan import BenchPlan
 from ringcomm.bench.rank.collectives import COLLECTIVES, REDUCTIONS, dtype_named
 from ringcomm.bench.starts import Starts
@@ -47,7 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--in-place", action="store_true", default=True, help="where the collective allows it (default)")
     form.add_argument("--out-of-place", dest="in_place", action="store_false", help="where the collective allows it")
     add("--device", choices=("host", "cuda", "emulated"), default="host", help="memory of the buffers (default: host)")
-    add("--virtual-ranks", action="store_true", help="all ranks in one kernel launch on one GPU: the kernel alone")
+    add("--virtual-ranks", action="store_true", help="all ranks in one kernel launch on one GPU: the kernels alone")
+    add("--mps", action="store_true", help="start NVIDIA's MPS where ranks share a GPU: their kernels run at once")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--symmetric", action="store_true", help="ringcomm uses buffers of comm.empty()")
     form.add_argument("--shared-arrays", action="store_true", help="ringcomm uses arrays of comm.shared_arrays()")
@@ -90,7 +92,7 @@ def _start_ranks(arguments: argparse.Namespace) -> int:
     plan = plan_of(arguments)
     if arguments.virtual_ranks:
         unfit = {"--vs": names, "--symmetric": plan.symmetric, "--shared-arrays": plan.shared_arrays}
-        unfit |= {"--async": plan.asynchronous, "--unbound": plan.unbound, "--noise": plan.noise}
+        unfit |= {"--async": plan.asynchronous, "--unbound": plan.unbound, "--noise": plan.noise, "--mps": plan.mps}
         if any(unfit.values()):
             raise ArgumentError(f"--virtual-ranks: expected none of {', '.join(unfit)}")
         return int(virtual.run(plan, arguments.json))
@@ -100,10 +102,19 @@ def _start_ranks(arguments: argparse.Namespace) -> int:
     if names and len(libraries) == 1:
         raise RingcommError("--vs: none of these peers can be measured")
     plan.require(len(libraries))
-    kind = Starts if plan.unbound else Comparison
-    return int(
-        _compare(plan, arguments.json, lambda ranks: compare(kind.here(plan, ranks), libraries, arguments.timeout))
-    )
+    return int(_compare(plan, arguments.json, lambda ranks: _started(plan, ranks, libraries, arguments.timeout)))
+
+
+@contextmanager
+def _started(plan: BenchPlan, ranks: int, libraries: list[peers.LibrarySpec], timeout: float) -> Iterator[Comparison]:
+    """Start the libraries on this many ranks, under MPS if the plan wants it and the ranks share a GPU."""
+    comparison = (Starts if plan.unbound else Comparison).here(plan, ranks)
+    with ExitStack() as stack:
+        if plan.mps and ranks > len(machine.gpus()):
+            clients = stack.enter_context(started_mps())
+            libraries = [replace(each, environment={**each.environment, **clients}) for each in libraries]
+            comparison.mps = True
+        yield stack.enter_context(compare(comparison, libraries, timeout))
 
 
 def _measure_world(comm: Communicator, arguments: argparse.Namespace) -> int:
@@ -114,7 +125,7 @@ def _measure_world(comm: Communicator, arguments: argparse.Namespace) -> int:
         return 0
     for option, given in (
         *(("--ranks", arguments.ranks), ("--setup-peers", arguments.setup_peers)),
-        *(("--unbound", arguments.unbound), ("--noise", arguments.noise)),
+        *(("--unbound", arguments.unbound), ("--noise", arguments.noise), ("--mps", arguments.mps)),
         *(("--virtual-ranks", arguments.virtual_ranks), ("--vs", {*arguments.vs} - {*world.libraries})),
     ):
         if given:
@@ -168,6 +179,8 @@ def _measure(comparison: Comparison, results: report.Results) -> None:
             results.lines += [line_seconds()] if comparison.cores else []
             copies += [m.memcpy / 1e9 for m in rows if m.memcpy]
             print((report.starts_text if comparison.plan.unbound else report.rows_text)(rows), flush=True)
+        for failure in comparison.missing:
+            print(report.missing_text(failure, rows), flush=True)
         _report_failures(comparison, results)
     if copies:
         per = "core" if comparison.cores else "rank"

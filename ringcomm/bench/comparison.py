@@ -117,7 +117,10 @@ class Comparison:
     jobs: list[LibraryRanks] = field(default_factory=list)
     failures: list[LibraryFailure] = field(default_factory=list)
     unsupported: set[tuple[str, ...]] = field(default_factory=set)  # not requested again
+    missing: list[LibraryFailure] = field(default_factory=list)  # why libraries have no row of the latest case
     copied: tuple[float, float] = (-math.inf, 0.0)  # when, and the speed
+    mps: bool = False  # whether the ranks run under MPS
+    _reasons: dict[tuple[str, ...], str] = field(default_factory=dict)  # of what is not requested again
 
     @classmethod
     def here(cls, plan: BenchPlan, ranks: int) -> Self:
@@ -142,6 +145,7 @@ class Comparison:
                 return
             rows = self._measure(case, i / len(cases), f"{self.ranks} ranks, {i + 1} of {len(cases)} sizes")
             progress(1, "")
+            self._note_missing(case, {row.library for row in rows})
             yield rows
 
     def _measure(self, case: BenchCase, done: float, what: str) -> list[Measurement]:
@@ -159,7 +163,16 @@ class Comparison:
                 for timing in timings:
                     if timing.job is job and wrong is not None:
                         timing.wrong = sum(wrong)
-        return [self._row(timing, case, memcpy) for timing in timings if timing.job in self.jobs]
+        # A library that could not do a single round has a timing without seconds.
+        return [self._row(timing, case, memcpy) for timing in timings if timing.job in self.jobs and timing.seconds]
+
+    def _note_missing(self, case: BenchCase, measured: set[str]) -> None:
+        """Note why libraries that take part, or took part before they failed, have no row of this case."""
+        self.missing = [
+            LibraryFailure(name, self.ranks, case.collective, case.bytes, reason)
+            for (name, *what), reason in self._reasons.items()
+            if name not in measured and what in ([], [case.collective, case.dtype, case.op])
+        ]
 
     def _options(self, case: BenchCase) -> dict[str, Any]:
         plan = self.plan
@@ -213,8 +226,10 @@ class Comparison:
         except (Unsupported, JobFailed) as failure:
             if isinstance(failure, Unsupported):
                 self.unsupported.add(key)
+                self._reasons[key] = str(failure)
             else:
                 self.jobs.remove(job)
+                self._reasons[job.name,] = str(failure)
             self.failures.append(LibraryFailure(job.name, self.ranks, case.collective, case.bytes, str(failure)))
             return None
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import ringcomm
 from ringcomm import ArgumentError
 from ringcomm.bench.machine import gpus
 from ringcomm.config import cache_folder
@@ -50,7 +51,11 @@ class PeerLibrary:
 
 
 def run_ringcomm(ranks: int) -> list[str]:
-    return [sys.executable, "-m", "ringcomm", "run", "--bind", "none", "-n", str(ranks), "--"]  # they bind themselves
+    # It finds ringcomm where this process has found it, also by PYTHONPATH; its ranks, which may be those of a peer's
+    # environment, must not.
+    paths = [*sys.path, str(Path(ringcomm.__file__).parent.parent)]
+    start = f"import sys; sys.path += {paths}; from ringcomm.commands.cli import main; sys.exit(main(sys.argv[1:]))"
+    return [sys.executable, "-c", start, "run", "--bind", "none", "-n", str(ranks), "--"]  # they bind themselves
 
 
 def run_openmpi(ranks: int) -> list[str]:

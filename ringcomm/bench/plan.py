@@ -49,6 +49,7 @@ class BenchPlan:
     unbound: bool = False
     noise: bool = False
     device: str = "host"
+    mps: bool = False
 
     def __post_init__(self) -> None:
         self.collectives = list(COLLECTIVES if "all" in self.collectives else dict.fromkeys(self.collectives))
@@ -101,6 +102,8 @@ class BenchPlan:
                     raise ArgumentError(f"--op: {op} is not defined for {dtype} in {self.device} memory")
         if self.shared_arrays and self.device != "host":
             raise ArgumentError(f"--shared-arrays: expected --device host, got {self.device}")
+        if self.mps and self.device != "cuda":
+            raise ArgumentError(f"--mps: expected --device cuda, got {self.device}")
         if self.root and not any(row.rooted for row in rows):
             raise ArgumentError(f"--root: expected a rooted collective, got {', '.join(self.collectives)}")
         for ranks in self.ranks:

@@ -14,7 +14,7 @@ from ringcomm.bench.plan import BenchPlan
 from ringcomm.bench.starts import START_SECONDS
 from ringcomm.machine import files
 
-__all__ = ["Results", "header", "rows_text", "starts_text", "write_json"]
+__all__ = ["Results", "header", "missing_text", "rows_text", "starts_text", "write_json"]
 
 Columns = tuple[tuple[str, str, int], ...]
 
@@ -76,7 +76,7 @@ def header(machine: Machine, comparison: Comparison) -> str:
     else:
         what = f"the mean time of the calls that fit into {length}, on the slowest rank"
         lines.append(f"a round is {what}; time: median round")
-    lines += about_device(machine, plan, ranks)
+    lines += about_device(machine, plan, ranks, comparison.mps)
     if not plan.unbound and any("/" in name for name in versions):
         lines.append("variants (openmpi/multiple) have a line where they differ from their library; --json has all")
     for kind, values in machine.settings.items():
@@ -88,7 +88,7 @@ def header(machine: Machine, comparison: Comparison) -> str:
     return "\n".join(f"# {line}".rstrip() for line in [*lines, "", names, units])
 
 
-def about_device(machine: Machine, plan: BenchPlan, ranks: int) -> list[str]:
+def about_device(machine: Machine, plan: BenchPlan, ranks: int, mps: bool) -> list[str]:
     """Return the limits of figures that are not of host memory."""
     if plan.device == "emulated":
         return ["buffers on the emulated device, which runs on the CPU: tests correctness, not speed"]
@@ -97,6 +97,13 @@ def about_device(machine: Machine, plan: BenchPlan, ranks: int) -> list[str]:
     lines = [f"buffers on {len(machine.gpus)} x {machine.gpus[0]}; the calls of a round are queued, then synchronized"]
     if ranks > len(machine.gpus):
         lines.append("same GPU: measures memory and scheduling, not NVLink")
+        lines.append(
+            "MPS, started in a folder of its own, runs the kernels of all ranks at once"
+            if mps
+            else "without MPS the kernels of the ranks take turns of about 2 ms (see --mps)"
+        )
+    elif plan.mps:
+        lines.append("no MPS: each rank has a GPU of its own")
     return lines
 
 
@@ -117,6 +124,12 @@ def rows_text(rows: list[Measurement]) -> str:
             line += [microseconds(cached.median), f"{cached.busbw / 1e9:.2f}", gain.get("cached", "")]
         lines.append(cells(line + [""] * (len(COLUMNS) - len(line)), COLUMNS).rstrip())
     return "\n".join(lines)
+
+
+def missing_text(failure: LibraryFailure, rows: list[Measurement]) -> str:
+    """Return the line of a library that could not do this case, beside the rows of the others."""
+    case = case_cells(rows[0])[:-1] if rows else [failure.bytes, "", "", "", ""]
+    return f"{cells([*case, failure.library], CASE_COLUMNS)}  not measured: {failure.reason}"
 
 
 def starts_text(rows: list[Measurement]) -> str:

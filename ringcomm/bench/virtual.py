@@ -1,159 +1,119 @@
-"""`ringcomm bench --virtual-ranks`: the all_reduce kernels alone, all ranks on one GPU in one launch.
+"""`ringcomm bench --virtual-ranks`: the kernels alone, all ranks on one GPU in one launch.
 
 There is no link between the ranks: this measures how well a kernel uses memory, and nothing of NVLink. `moved` is the
 bandwidth of all reads and writes of the kernel, as that of a copy; `of copy` is its share of a plain copy.
 """
 
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ringcomm import ArgumentError
+from ringcomm.bench.device_arrays import DeviceArrays
+from ringcomm.bench.fresh import FreshCheck, VirtualCase
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.peers import require_gpu
-from ringcomm.bench.plan import COPY_BYTES, BenchPlan
+from ringcomm.bench.plan import BenchPlan
+from ringcomm.bench.rank.collectives import COLLECTIVES, dtype_named
 from ringcomm.bench.report import write_json
-from ringcomm.transports.cuda.virtual import VirtualAllReduce
-from ringcomm.types import DTYPES, OPS
+from ringcomm.transports.cuda.virtual import VirtualRanks
 
-__all__ = ["HEAD", "DeviceArrays", "VirtualRow", "measure", "run"]
+__all__ = ["HEAD", "VirtualRow", "measure", "run"]
 
-HEAD = "#ranks        bytes           kernel blocks       us/op    busbw      moved  of copy  wrong"
-ROUND_SECONDS = 0.01  # at least
+HEAD = "#ranks        bytes               kernel blocks       us/op    busbw      moved  of copy  wrong"
+MESSAGES = "send_recv"
+LAUNCHES = 3  # checked, each with new inputs
 
 
 @dataclass(frozen=True)
 class VirtualRow:
     ranks: int
-    bytes: int
+    collective: str
+    bytes: int  # of the larger of input and output
+    dtype: str
+    op: str
     kernel: str
     blocks: int
     seconds: float  # of a launch, median
-    wrong: int  # elements
-    moved: float  # bytes per second, as for a copy
+    wrong: int  # elements, of all checked launches, also beside the outputs
+    busbw: float  # bytes per second
+    moved: float | None  # bytes per second, as for a copy; None: not known of this kernel
     copy: float
 
     def __str__(self) -> str:
-        busbw = 2 * (self.ranks - 1) / self.ranks * self.bytes / self.seconds
+        moved = ("", "") if self.moved is None else (f"{self.moved / 1e9:.1f}", f"{self.moved / self.copy:.2f}")
         return (
-            f"{self.ranks:>5} {self.bytes:>12,} {self.kernel:>16} {self.blocks:>6} {self.seconds * 1e6:>10.1f} "
-            f"{busbw / 1e9:>8.2f} {self.moved / 1e9:>10.1f} {self.moved / self.copy:>8.2f} {self.wrong:>6}"
+            f"{self.ranks:>5} {self.bytes:>12,} {self.kernel:>20} {self.blocks:>6} {self.seconds * 1e6:>10.1f} "
+            f"{self.busbw / 1e9:>8.2f} {moved[0]:>10} {moved[1]:>8} {self.wrong:>6}"
         )
-
-
-class DeviceArrays:
-    """Arrays on a device, and the time of work queued there."""
-
-    def __init__(self, name: str, rounds: int) -> None:
-        self._rounds = rounds
-        self.address: Callable[[Any], int]
-        if name == "cuda":
-            import cupy
-
-            from ringcomm.devices import cuda
-
-            cupy.cuda.Stream(non_blocking=True).use()  # the default stream does not support capture
-            self.device: Any = cuda.device_at(0)
-            self.of, self.values, self._copy = cupy.asarray, cupy.asnumpy, cupy.copyto
-            self.address = lambda array: array.data.ptr
-        else:
-            from ringcomm.devices import emulated
-
-            self.device = emulated.device
-            self.of, self.values, self._copy = emulated.array, np.asarray, np.copyto
-            self.address = lambda array: array.ctypes.data
-
-    def time(self, queue: Callable[[], object]) -> float:
-        """Return the seconds of one call of `queue`, whose work is queued on the stream."""
-        stream = self.device.stream()
-
-        def once(call: Callable[[], object]) -> float:
-            start = time.perf_counter()
-            call()
-            stream.synchronize()
-            return time.perf_counter() - start
-
-        try:
-            once(queue)
-            calls = max(1, int(ROUND_SECONDS / once(queue)))
-            repeat = self._repeated(queue, calls)
-            return median(once(repeat) for _ in range(self._rounds)) / calls
-        finally:  # also after an interrupt: queued work uses memory of the caller
-            stream.synchronize()
-
-    def _repeated(self, queue: Callable[[], object], calls: int) -> Callable[[], object]:
-        """Return a function that queues it `calls` times; on a GPU as one graph, whose launch is faster."""
-
-        def repeat() -> None:
-            for _ in range(calls):
-                queue()
-
-        if self.device.blocking:
-            return repeat
-        stream = self.device.stream()
-        stream.begin_capture()
-        try:
-            repeat()
-        finally:
-            graph: Any = stream.end_capture()
-        return lambda: graph.launch(stream)
-
-    def copy(self) -> float:
-        """Return the bytes per second of a copy."""
-        x, y = (self.of(np.ones(COPY_BYTES, np.uint8)) for _ in range(2))
-        return COPY_BYTES / self.time(lambda: self._copy(x, y))
 
 
 def run(plan: BenchPlan, path: Path | None) -> bool:
     """Measure, print and write the results; return whether any element was wrong."""
-    if plan.collectives != ["all_reduce"] or plan.device == "host" or plan.dtypes != ["float32"] or plan.ops != ["sum"]:
-        given = f"{', '.join(plan.collectives)}, {', '.join(plan.ops)} of {', '.join(plan.dtypes)}, and {plan.device}"
-        expected = "expected all_reduce, sum of float32, and --device cuda or emulated"
-        raise ArgumentError(f"--virtual-ranks: {expected}, got {given}")
+    if plan.device == "host" or plan.collectives == [MESSAGES]:
+        expected = "expected collectives, and --device cuda or emulated"
+        raise ArgumentError(f"--virtual-ranks: {expected}, got {', '.join(plan.collectives)}, and {plan.device}")
     if plan.device == "cuda":
         require_gpu()
     plan.require(1)
     arrays = DeviceArrays(plan.device, plan.rounds)
     copy = arrays.copy()
     machine, rows = Machine.here(), list[VirtualRow]()
-    print(f"# {', '.join(machine.gpus) or machine.cpu}, {machine.date}; float32, sum; a copy: {copy / 1e9:.1f} GB/s")
+    print(f"# {', '.join(machine.gpus) or machine.cpu}, {machine.date}; a copy: {copy / 1e9:.1f} GB/s")
+    if MESSAGES in plan.collectives:
+        plan.collectives.remove(MESSAGES)
+        print(f"# {MESSAGES}: not measured, since it is no kernel of all ranks")
     print(HEAD, flush=True)
+    last = ""
     try:
-        for ranks in plan.ranks:
-            for size in plan.sizes():
-                rows.append(measure(arrays, ranks, size, copy))
+        for size in plan.ranks:
+            ranks = VirtualRanks(arrays.device, size)
+            for found in plan.cases(size):
+                about = f"# {found.collective}, {found.dtype}, {found.op}"
+                if about != last:
+                    print(last := about)
+                root = plan.root if COLLECTIVES[found.collective].rooted else 0
+                case = VirtualCase(found.collective, size, found.count, found.dtype, found.op, root)
+                rows.append(measure(arrays, ranks, case, copy))
                 print(rows[-1], flush=True)
-    finally:  # also after an interrupt
+    finally:  # also after an interrupt: then what is queued uses memory that is let go of next
+        arrays.synchronize()
         if path and rows:
-            found = {"machine": asdict(machine), "device": plan.device, "rows": [asdict(row) for row in rows]}
-            write_json(path, found)
+            document = {"machine": asdict(machine), "device": plan.device, "rows": [asdict(row) for row in rows]}
+            write_json(path, document)
     return any(row.wrong for row in rows)
 
 
-def measure(arrays: DeviceArrays, ranks: int, size: int, copy: float, kernel: str = "") -> VirtualRow:
-    """Measure one size; `kernel` overrides the kernel selected for it."""
-    count = max(1, size // 4)
-    base: NDArray[np.float32] = (np.arange(count, dtype=np.int32) % 61).astype(np.float32)
-    values = [base + np.float32(rank) for rank in range(ranks)]
-    sources, targets = [arrays.of(each) for each in values], [arrays.of(np.zeros_like(base)) for _ in values]
-    inputs, outputs = [arrays.address(each) for each in sources], [arrays.address(each) for each in targets]
-    call = VirtualAllReduce(arrays.device, inputs, outputs, count, DTYPES["float32"], OPS["sum"][0], kernel)
-    seconds = arrays.time(lambda: call.launch(arrays.device.stream()))
-    call.check()
-    expected = sum(values)
-    wrong = sum(int((arrays.values(target) != expected).sum()) for target in targets)
-    rate = moved(call.kernel, ranks) * 4 * count / seconds
-    return VirtualRow(ranks, 4 * count, call.kernel, call.blocks, seconds, wrong, rate, copy)
+def measure(arrays: DeviceArrays, ranks: VirtualRanks, case: VirtualCase, copy: float) -> VirtualRow:
+    """Check a few launches with new inputs, and time others."""
+    check = FreshCheck(arrays, ranks, case)
+    for _ in range(LAUNCHES):
+        check.launch()
+    check.found()
+    stream = arrays.device.stream()
+    seconds = arrays.time(lambda: check.call.launch(stream))
+    check.launch()  # the timed launches may have left stale data, too
+    found = check.found()
+    row, kernel = COLLECTIVES[case.collective], check.call.kernel
+    size = case.count * row.blocks(case.size) * dtype_named(case.dtype).itemsize
+    copies = moved(kernel, case.size) if case.collective == "all_reduce" and not case.symmetric else None
+    return VirtualRow(
+        ranks=case.size,
+        collective=case.collective,
+        bytes=size,
+        dtype=case.dtype,
+        op=case.op,
+        kernel=kernel,
+        blocks=check.call.blocks,
+        seconds=seconds,
+        wrong=found.wrong + found.edge,
+        busbw=size / seconds * row.bus_factor(case.size),
+        moved=None if copies is None else copies * size / seconds,
+        copy=copy,
+    )
 
 
 def moved(kernel: str, n: int) -> float:
-    """Return the number of copies of the array that move as many bytes as the kernel on all ranks."""
+    """Return the number of copies of the array that move as many bytes as a kernel of all_reduce on all ranks."""
     adding = (n + 1) / 2  # n arrays to one
     return {
         "ring_all_reduce": 3 * n - 2,  # each rank reads 3 n - 2 segments, and writes as many

@@ -14,8 +14,9 @@ from test_bench import OPTIONS
 import harness
 from quick_bench import BENCH
 from ringcomm import ArgumentError
-from ringcomm.bench import peers, report, virtual
+from ringcomm.bench import peers, report
 from ringcomm.bench.comparison import Comparison
+from ringcomm.bench.device_arrays import DeviceArrays
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.plan import BenchPlan
 from ringcomm.bench.rank import measure
@@ -48,7 +49,7 @@ def test_results_of_virtual_ranks_before_an_interrupt_are_kept(tmp_path, number,
 
 
 def test_queued_work_finishes_before_an_interrupt_frees_its_memory():
-    arrays = virtual.DeviceArrays("emulated", rounds=1)
+    arrays = DeviceArrays("emulated", rounds=1)
     stream = arrays.device.stream()
     done = threading.Event()
 
@@ -84,10 +85,23 @@ def test_virtual_ranks_without_a_gpu_are_refused_in_one_line(monkeypatch, capsys
     assert not file.exists()
 
 
-@pytest.mark.parametrize("options", [[], ["--device", "emulated", "--dtype", "float16"]])
-def test_unsupported_options_of_virtual_ranks_are_refused(options, capsys):
-    assert main(["bench", *VIRTUAL, *options]) == 2
-    assert "expected all_reduce, sum of float32, and --device" in capsys.readouterr().err
+@pytest.mark.parametrize("options", [[], ["--device", "emulated"]])
+def test_virtual_ranks_without_a_device_or_a_kernel_are_refused(options, capsys):
+    assert main(["bench", "send_recv" if options else "all_reduce", "--virtual-ranks", *options]) == 2
+    assert "--virtual-ranks: expected collectives, and --device cuda or emulated, got " in capsys.readouterr().err
+
+
+def test_virtual_ranks_measure_any_collective_and_dtype(tmp_path):
+    results = tmp_path / "virtual.json"
+    words = "all --root 1 --dtype int64,bfloat16"
+    words += f" --virtual-ranks --device emulated -b 256 -e 4K -f 16 -n 1 --json {results}"
+    done = subprocess.run([*BENCH, *words.split()], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(results.read_text())["rows"]
+    assert {row["kernel"] for row in rows} >= {"all_gather", "ring_broadcast", "ring_reduce", "scatter", "barrier"}
+    assert {row["dtype"] for row in rows} == {"int64", "bfloat16"}
+    assert "# send_recv: not measured" in done.stdout
+    assert not any(row["wrong"] for row in rows)
 
 
 def test_the_clock_stops_when_all_queued_work_is_done(monkeypatch):

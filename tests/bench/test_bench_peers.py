@@ -196,6 +196,16 @@ def test_a_request_that_ranks_refuse_at_their_start_is_reported():
         pass
 
 
+@pytest.mark.skipif(sys.prefix == sys.base_prefix, reason="needs a Python without ringcomm: that of the environment")
+def test_the_launcher_finds_ringcomm_where_the_bench_has_found_it(monkeypatch, tmp_path):
+    base = sys._base_executable
+    monkeypatch.setattr(sys, "executable", base)
+    here = [base, "-c", "import sys; print(sys.path)"]
+    run = subprocess.run([*peers.run_ringcomm(1), *here], cwd=tmp_path, capture_output=True, text=True, timeout=50)
+    assert run.returncode == 0, run.stderr
+    assert sys.prefix not in run.stdout, "the rank's own packages must not be hidden by those of the bench"
+
+
 @pytest.mark.parametrize(
     ("number", "message"),
     [
@@ -212,8 +222,9 @@ def test_a_peer_that_fails_is_named_and_the_others_continue(cache, number, messa
         os.kill(rank_one(pids), number)
         out, err = process.communicate(timeout=50)
     assert re.search(message, err), err
-    assert table(out)[-1][0] == "2048", "the sizes after the failure are measured"
-    assert table(out)[-1][5] == "ringcomm"
+    ours, theirs = table(out)[-2:]
+    assert (ours[0], ours[5]) == ("2048", "ringcomm"), "the sizes after the failure are measured"
+    assert theirs[5:8] == ["gloo", "not", "measured:"]
     assert process.returncode == 0
     assert gone(pids)
 
@@ -302,9 +313,10 @@ def test_unsupported_calls_and_broken_peers_are_reported(cache, tmp_path):
     ):
         assert re.search(f"ringcomm bench: {line}", run.stderr), run.stderr
     assert run.stderr.count("openmpi in all_reduce") == 1
-    found = {(line[3], line[5]) for line in table(run.stdout)}
-    assert {("sum", "openmpi"), ("none", "openmpi"), ("avg", "ringcomm")} <= found
-    assert ("avg", "openmpi") not in found
+    found = {(line[3], line[5], line[6] == "not") for line in table(run.stdout)}
+    assert {("sum", "openmpi", False), ("none", "openmpi", False), ("avg", "ringcomm", False)} <= found
+    assert ("avg", "openmpi", False) not in found
+    assert ("avg", "openmpi", True) in found, "the row says that it was not measured"
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,13 @@ def test_the_pages_have_the_tables_of_the_kept_results(module):
     assert all(each.path.with_suffix(".png").exists() for each in tables.results())
 
 
+def test_the_pages_have_the_tables_of_the_gpus(module):
+    tables = module("gpu_tables")
+    for path, make in tables.PAGES.items():
+        text = path.read_text()
+        assert text == tables.page(text, tables.joined(make())), path
+
+
 def test_bench_accepts_every_measurement(module):
     for words in module("run").MEASUREMENTS.values():
         assert plan_of(parse(words)).cases(2)

@@ -1,4 +1,4 @@
-"""Every kernel on the GPUs of all ranks, for compute-sanitizer: part of test_gpu.py without pytest.
+"""Every kernel on the GPUs of all ranks, for gpu_check: part of test_gpu.py without pytest.
 
 ringcomm run -n 2 tests/cuda/gpu_kernels.py [--emulated]
 """

@@ -1,0 +1,174 @@
+"""`ringcomm bench --mps`, with a program that stands for nvidia-cuda-mps-control."""
+
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_bench import parse
+
+import harness
+from ringcomm import RingcommError
+from ringcomm.bench import command, machine, mps, peers, plan, report
+from ringcomm.bench.comparison import Comparison
+from ringcomm.bench.plan import BenchPlan
+
+# As the real one: -d returns when a daemon in a session of its own has its pid file; without -d it passes commands on.
+CONTROL = f"""#!{sys.executable}
+import os, signal, subprocess, sys
+pid_file = os.environ["CUDA_MPS_PIPE_DIRECTORY"] + "/nvidia-cuda-mps-control.pid"
+if sys.argv[1:] == ["-d"]:
+    # BEFORE
+    daemon = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    open(pid_file, "w").write(str(daemon.pid))
+    open(os.environ["STARTED"], "a").write(str(daemon.pid) + "\\n")
+else:
+    assert sys.stdin.read() == "quit\\n"
+    # QUIT
+"""
+KILLS = "os.kill(int(open(pid_file).read()), signal.SIGTERM)"
+
+
+@pytest.fixture
+def control(tmp_path, monkeypatch):
+    """Return a function that puts a program in PATH, with what it does first and at the end."""
+    started = tmp_path / "started"
+    monkeypatch.setenv("STARTED", str(started))
+
+    def install(before="", at_end=KILLS):
+        folder = tmp_path / "bin"
+        folder.mkdir(exist_ok=True)
+        program = folder / mps.PROGRAM
+        program.write_text(CONTROL.replace("# BEFORE", before).replace("# QUIT", at_end))
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        return lambda: [int(line) for line in started.read_text().split()] if started.exists() else []
+
+    return install
+
+
+def ended(pids):
+    deadline = time.monotonic() + harness.OPERATION
+    while any(mps.runs(pid) for pid in pids):
+        assert time.monotonic() < deadline, f"{pids} still run"
+        time.sleep(0.01)
+    return bool(pids)
+
+
+def test_mps_runs_in_a_folder_of_its_own_until_the_end_of_the_block(control):
+    pids = control()
+    with mps.started_mps() as clients:
+        assert {*clients} == {"CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"}
+        assert all(Path(folder).is_dir() for folder in clients.values())
+        assert len(pids()) == 1
+        assert mps.runs(pids()[0])
+    assert ended(pids())
+    assert not any(Path(folder).exists() for folder in clients.values())
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RingcommError])
+def test_mps_ends_after_a_failure_and_an_interrupt(control, error):
+    pids = control()
+    with pytest.raises(error), mps.started_mps():
+        raise error("why")
+    assert ended(pids())
+
+
+def test_a_daemon_that_does_not_quit_is_killed(control, monkeypatch):
+    monkeypatch.setattr(mps, "QUIT_TIMEOUT", 0.1)
+    pids = control(at_end="import time; time.sleep(60)")
+    with mps.started_mps():
+        pass
+    assert ended(pids())
+
+
+@pytest.mark.parametrize(
+    ("before", "message"),
+    [
+        ("sys.exit('the user may not start a daemon')", "status 1: the user may not start a daemon"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "status -9: it printed nothing"),
+        ("import time; time.sleep(60)", "did not start MPS within 0.5 s"),
+    ],
+    ids=["refuses", "crashes", "hangs"],
+)
+def test_mps_that_does_not_start_is_reported_in_a_sentence(control, monkeypatch, before, message):
+    monkeypatch.setattr(mps, "START_TIMEOUT", 0.5)
+    pids = control(before)
+    with pytest.raises(RingcommError, match=re.escape(message)), mps.started_mps():
+        pytest.fail("it has started")
+    assert not pids()
+
+
+def test_a_missing_program_is_reported_with_the_places_searched(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(mps, "FOLDERS", (str(tmp_path / "none"),))
+    message = f"{mps.PROGRAM}, which comes with the driver, is neither in PATH nor in {tmp_path}/none"
+    with pytest.raises(RingcommError, match=message), mps.started_mps():
+        pass
+
+
+def test_a_program_that_is_not_in_path_is_found_where_containers_have_it(control, monkeypatch, tmp_path):
+    pids = control()
+    monkeypatch.setattr(mps, "FOLDERS", (str(tmp_path / "bin"),))
+    (tmp_path / "bin" / mps.PROGRAM).write_text(CONTROL.replace("# QUIT", KILLS))
+    monkeypatch.setenv("PATH", os.defpath)
+    with mps.started_mps():
+        pass
+    assert ended(pids())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_the_bench_starts_mps_where_ranks_share_a_gpu(control, monkeypatch, capsys, interrupted):
+    """Host buffers stand for those of the GPU."""
+    pids = control()
+    for module in (machine, peers):
+        monkeypatch.setattr(module, "gpus", lambda: ["NVIDIA H200"])
+    monkeypatch.setattr(plan, "GPU_POOL", 1 << 20)
+    library = peers.LibrarySpec("ringcomm", "ringcomm", sys.executable, peers.run_ringcomm, "RINGCOMM_RANK", {})
+    monkeypatch.setattr(peers, "libraries", lambda *_: ([library], []))
+    monkeypatch.setattr(Comparison, "_memcpy", lambda *_: 0.0)
+    if interrupted:
+        monkeypatch.setattr(Comparison, "_measure", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    words = "all_reduce --device cuda --mps --ranks 1,2 -e 4 -n 1"
+    assert command.run(parse(words)) == (130 if interrupted else 0)
+    out = capsys.readouterr().out
+    assert "# no MPS: each rank has a GPU of its own" in out
+    if not interrupted:
+        assert "# MPS, started in a folder of its own, runs the kernels of all ranks at once" in out
+        assert len(pids()) == 1, "for two ranks only"
+        assert ended(pids())
+
+
+def test_ranks_of_one_gpu_see_the_environment_of_mps(control, monkeypatch):
+    control()
+    monkeypatch.setattr(machine, "gpus", lambda: ["NVIDIA H200"])
+    seen = []
+
+    def started(_, library, __):
+        seen.append(library.environment)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Comparison, "start", started)
+    given = command.plan_of(parse("all_reduce --device cuda --mps -e 4"))
+    library = peers.LibrarySpec("ringcomm", "ringcomm", sys.executable, peers.run_ringcomm, "RINGCOMM_RANK", {"A": "1"})
+    with pytest.raises(KeyboardInterrupt), command._started(given, 2, [library], 1):
+        pass
+    assert {*seen[0]} == {"A", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"}
+
+
+def test_the_header_names_mps_where_ranks_share_a_gpu():
+    here = machine.Machine("", 2, 1 << 20, ["NVIDIA H200"], "", "", None, "", {})
+    given = BenchPlan(collectives=["all_reduce"], ranks=[2], begin=4, dtypes=["float32"], ops=["sum"], device="cuda")
+    assert "without MPS the kernels of the ranks take turns" in report.header(here, Comparison(given, 2, "", None))
+    assert "MPS, started in a folder" in report.header(here, Comparison(given, 2, "", None, mps=True))
+
+
+def test_mps_is_for_gpus(capsys):
+    from ringcomm.commands.cli import main
+
+    assert main(["bench", "all_reduce", "--mps"]) == 2
+    assert capsys.readouterr().err == "ringcomm bench: --mps: expected --device cuda, got host\n"
