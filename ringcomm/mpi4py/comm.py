@@ -187,7 +187,7 @@ class Comm(Attributes, ObjectsPointToPoint, Probes, Buffered, Collectives, Objec
         if context.predefined:
             raise failure(ERR_COMM, f"expected a communicator that the program has made, got {context.name}")
         self._delete_attributes()
-        context.close()
+        context.free()
         self._nullify()
 
     def free(self) -> None:

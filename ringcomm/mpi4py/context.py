@@ -17,10 +17,13 @@ from ringcomm.mpi4py.buffered import BufferedSends
 from ringcomm.mpi4py.errors import Errhandler
 from ringcomm.mpi4py.topology import Topology
 
-__all__ = ["KINDS", "NULL", "OPEN", "Context"]
+__all__ = ["KINDS", "NULL", "OPEN", "TIMEOUT", "Context", "close_all"]
+
+TIMEOUT = 30 * 24 * 3600.0  # seconds: MPI programs wait as long as they like; a dead rank is reported at once
 
 KINDS: dict[type, Any] = {}  # the class of handles for each kind of topology
 OPEN: set[Context] = set()  # kept until Free or Finalize, as in MPI, where dropping a handle frees nothing
+_freed: set[Context] = set()  # until all ranks have freed them
 
 
 class Context:
@@ -82,14 +85,31 @@ class Context:
         print(f"rank {self.rank}: {why}", file=sys.stderr, flush=True)
         os._exit(code & 0xFF or 1)
 
-    def close(self) -> None:
-        """Leave the communicator, after all buffered sends. Other pending operations end with an error."""
+    def free(self) -> None:
+        """Free the communicator, without waiting for the other ranks, which may free several in another order.
+
+        It closes once all ranks have freed it and its requests are done or dropped: a message to a rank that has freed
+        it earlier is no error.
+        """
+        OPEN.discard(self)
+        with suppress(RingcommError):  # broken: nobody waits for this rank
+            work = self.comm.barrier(timeout=TIMEOUT, async_op=True)
+            _freed.add(self)
+            work.add_done_callback(lambda _: self._forget())
+
+    def _forget(self) -> None:
         with suppress(RingcommError):
             self.buffered.flush()
-            self.comm.barrier()
+        _freed.discard(self)
+
+
+def close_all() -> None:
+    """Close every communicator."""
+    for context in (*OPEN, *_freed):
         with suppress(RingcommError):
-            self.comm.close()
-        OPEN.discard(self)
+            context.comm.close()
+    OPEN.clear()
+    _freed.clear()
 
 
 class NullContext:

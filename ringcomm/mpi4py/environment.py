@@ -15,7 +15,7 @@ from ringcomm.config import Config
 from ringcomm.errors import RingcommError, describe_error
 from ringcomm.mpi4py import constants, errors, rc
 from ringcomm.mpi4py.buffered import BufferedSends
-from ringcomm.mpi4py.context import OPEN, Context
+from ringcomm.mpi4py.context import OPEN, TIMEOUT, Context, close_all
 from ringcomm.mpi4py.handles import constant
 from ringcomm.mpi4py.info import Info
 from ringcomm.mpi4py.intracomm import Intracomm
@@ -47,7 +47,6 @@ __all__ = [
     "get_vendor",
 ]
 
-TIMEOUT = 30 * 24 * 3600.0  # seconds: MPI programs wait as long as they like; a dead rank is reported at once
 RANK = "MPI4PY_RINGCOMM_RANK"  # set for the processes that a rank starts: its process id, job and rank
 
 COMM_WORLD: Intracomm = constant("COMM_WORLD", Intracomm())
@@ -109,18 +108,15 @@ def Init_thread(required: int = constants.THREAD_MULTIPLE) -> int:  # noqa: ARG0
 
 
 def Finalize() -> None:
-    """Disconnect. A rank that still needs this one gets an error, and does not wait for it."""
+    """Disconnect, once all ranks have called this: until then what they have sent arrives."""
     global _finalized
     if not Is_initialized() or _finalized:
         raise errors.failure(errors.ERR_OTHER, "Finalize was called before" if _finalized else "Init was not called")
     COMM_SELF._delete_attributes()
     COMM_WORLD._delete_attributes()
-    for context in list(OPEN):
-        with suppress(RingcommError):
-            context.buffered.flush()
-        with suppress(RingcommError):
-            context.comm.close()
-    OPEN.clear()
+    with suppress(RingcommError):  # of ranks that are lost, or in another call
+        COMM_WORLD._object.comm.barrier(timeout=TIMEOUT)
+    close_all()
     COMM_WORLD._nullify()
     COMM_SELF._nullify()
     os.environ.pop(RANK, None)  # processes started from now on may be ranks in place of this one

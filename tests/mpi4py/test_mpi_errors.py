@@ -169,26 +169,6 @@ def test_abort_ends_all_ranks_with_its_code(run_program):
     assert len(re.findall(r"\[[02]\] True .*rank 1 aborted: MPI_Abort\(7\)", done.stdout)) == 2
 
 
-def test_finalize_waits_for_no_other_rank(run_program, tmp_path):
-    text = f"""
-        import time
-        from pathlib import Path
-        from mpi4py import MPI
-
-        path = Path({str(tmp_path / "finalized")!r})
-        if MPI.COMM_WORLD.rank == 0:
-            MPI.Finalize()
-            path.touch()
-        else:
-            end = time.monotonic() + 20
-            while not path.exists():
-                assert time.monotonic() < end
-                time.sleep(0.01)
-            print(MPI.COMM_SELF.allreduce(5))
-        """
-    assert run_program(2, text).stdout == "[1] 5\n"
-
-
 def test_an_uncaught_exception_ends_the_others_with_one_traceback_each(run_program):
     text = """
         from mpi4py import MPI

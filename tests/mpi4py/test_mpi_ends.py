@@ -1,0 +1,162 @@
+"""How communicators end, by Free, and the world, by Finalize: as in MPI, what was sent arrives."""
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_message_to_a_rank_that_has_freed_the_communicator_harms_nobody(run_program):
+    """A pool that says goodbye twice, while another worker has yet to read its messages."""
+    text = """
+        from mpi4py import MPI
+
+        world = MPI.COMM_WORLD
+        comm = world.Dup()
+        if comm.rank == 0:
+            comm.send("stop", 1)
+            world.recv(source=1)
+            for message, rank in (("work", 2), ("stop", 1), ("stop", 2)):
+                comm.send(message, rank)
+            world.send("now read", 2)
+        elif comm.rank == 1:
+            comm.recv(source=0)
+            comm.Free()
+            world.send("left", 0)
+        else:
+            world.recv(source=0)
+            print(comm.recv(source=0), comm.recv(source=0))
+        """
+    assert run_program(3, text).stdout == "[2] work stop\n"
+
+
+def test_a_message_to_a_rank_that_is_at_its_end_harms_nobody(run_program):
+    text = """
+        import os, time
+        from mpi4py import MPI
+
+        comm = MPI.COMM_WORLD
+        if comm.rank == 0:
+            worker = comm.recv(source=1)
+            comm.send("stop", 1)
+            comm.send("work", 2)
+            end = time.monotonic() + 20
+            while "MPI_END" not in open(f"/proc/{worker}/comm").read():  # it is in Finalize
+                assert time.monotonic() < end
+                time.sleep(0.001)
+            for rank in (1, 2):
+                comm.send("stop", rank)
+            comm.Ssend(b"read", 2, 1)
+        elif comm.rank == 1:
+            comm.send(os.getpid(), 0)
+            assert comm.recv(source=0) == "stop"
+            mark = MPI.Comm.Create_keyval(delete_fn=lambda *_: open("/proc/self/comm", "w").write("MPI_END"))
+            MPI.COMM_SELF.Set_attr(mark, 0)
+        else:
+            comm.Recv(bytearray(4), 0, 1)
+            print(comm.recv(source=0), comm.recv(source=0))
+        """
+    assert run_program(3, text).stdout == "[2] work stop\n"
+
+
+def test_finalize_waits_for_the_other_ranks_and_for_what_was_sent(run_program, tmp_path):
+    text = f"""
+        import time
+        from pathlib import Path
+        import numpy as np
+        from mpi4py import MPI
+
+        comm, path = MPI.COMM_WORLD, Path({str(tmp_path / "received")!r})
+        data = np.full(1 << 18, 7, "i")
+        if comm.rank == 0:
+            MPI.Attach_buffer(MPI.BUFFER_AUTOMATIC)
+            comm.Bsend(data, 1)
+            MPI.Finalize()
+            print(path.exists())
+        else:
+            received = np.zeros_like(data)
+            comm.Recv(received)
+            time.sleep(0.3)
+            path.touch()
+            print(received.sum() == data.sum())
+        """
+    assert sorted(run_program(2, text).stdout.splitlines()) == ["[0] True", "[1] True"]
+
+
+def test_finalize_does_not_wait_for_a_rank_that_is_lost(run_program):
+    text = """
+        import os
+        from mpi4py import MPI
+
+        MPI.COMM_WORLD.Barrier()
+        if MPI.COMM_WORLD.rank == 1:
+            os._exit(3)
+        MPI.Finalize()
+        print("done")
+        """
+    assert sorted(run_program(3, text, status=3).stdout.splitlines()) == ["[0] done", "[2] done"]
+
+
+def test_a_rank_that_calls_another_collective_than_finalize_gets_an_error(run_program):
+    text = """
+        from mpi4py import MPI
+
+        if MPI.COMM_WORLD.rank == 1:
+            try:
+                MPI.COMM_WORLD.allreduce(1)
+            except MPI.Exception as error:
+                print(error)
+        """
+    assert "different" in run_program(2, text).stdout
+
+
+def test_ranks_free_their_communicators_in_different_orders(run_program):
+    text = """
+        from mpi4py import MPI
+
+        comm = MPI.COMM_WORLD
+        one, two = comm.Dup(), comm.Dup()
+        for each in (one, two) if comm.rank else (two, one):
+            each.Free()
+        print(one == two == MPI.COMM_NULL, comm.allreduce(1))
+        """
+    assert sorted(run_program(2, text).stdout.splitlines()) == ["[0] True 2", "[1] True 2"]
+
+
+def test_requests_outlive_the_communicator(run_program):
+    text = """
+        import numpy as np
+        from mpi4py import MPI
+
+        world = MPI.COMM_WORLD
+        comm = world.Dup()
+        data, received = np.full(1 << 18, world.rank, "i"), np.zeros(1 << 18, "i")
+        requests = [comm.Isend(data, 1 - world.rank), comm.Irecv(received, 1 - world.rank)]
+        if world.rank:
+            world.Barrier()
+        comm.Free()
+        if not world.rank:
+            world.Barrier()
+        MPI.Request.Waitall(requests)
+        print(received.min(), received.max())
+        """
+    assert sorted(run_program(2, text).stdout.splitlines()) == ["[0] 1 1", "[1] 0 0"]
+
+
+def test_a_communicator_that_all_have_freed_holds_nothing(run_program):
+    text = """
+        import gc, os, time
+        from mpi4py import MPI
+
+        def held():
+            return len(os.listdir("/proc/self/fd")), sum("ringcomm" in line for line in open("/proc/self/maps"))
+
+        comm = MPI.COMM_WORLD
+        before = held()
+        for _ in range(20):
+            comm.Dup().Free()
+        end = time.monotonic() + 20
+        while held() > before and time.monotonic() < end:
+            time.sleep(0.01)
+        print(held() <= before)
+        """
+    assert run_program(2, text).stdout.splitlines().count("[0] True") == 1
