@@ -4,7 +4,6 @@
 what there is.
 """
 
-import os
 import sys
 from typing import NoReturn
 
@@ -18,7 +17,7 @@ __version__ = f"{IMITATED}+ringcomm{VERSION}"
 
 
 class Rc:
-    """The options of mpi4py, read when MPI is imported. MPI4PY_RC_<NAME> in the environment has precedence.
+    """The options of mpi4py, read when MPI is imported: MPI4PY_RC_<NAME> in the environment has precedence.
 
     Attributes:
         initialize: Connect the ranks when MPI is imported, not in MPI.Init. Default: True.
@@ -46,7 +45,7 @@ class Rc:
 
     def __setattr__(self, name: str, value: object) -> None:
         _check(name)
-        super().__setattr__(name, _environment(name, value))
+        super().__setattr__(name, value)
 
     def __call__(self, **options: object) -> None:
         """Set options; if one is unknown, none."""
@@ -69,22 +68,11 @@ DEFAULTS = {
     "recv_mprobe": True,
     "irecv_bufsz": 32768,
 }
-YES, NO = ("true", "yes", "on", "y", "1"), ("false", "no", "off", "n", "0")
 
 
 def _check(name: str) -> None:
     if name not in DEFAULTS:
         raise TypeError(str(unknown("option of mpi4py.rc", name, DEFAULTS)))
-
-
-def _environment(name: str, value: object) -> object:
-    """Return the value of an option in the environment, else `value`."""
-    text = os.environ.get(f"MPI4PY_RC_{name.upper()}", "").lower()
-    if not text:
-        return value
-    if text.isdigit() and type(DEFAULTS[name]) is int:  # a bool is no such int
-        return int(text)
-    return True if text in YES else False if text in NO else text
 
 
 rc = Rc()

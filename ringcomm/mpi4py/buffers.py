@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ringcomm.mpi4py.constants import BottomType
 from ringcomm.mpi4py.datatype import Datatype
 from ringcomm.mpi4py.predefined import BY_CHAR, find_type
-from ringcomm.mpi4py.region import Blocks, Buffer, Region, absolute
+from ringcomm.mpi4py.region import Blocks, Buffer, Region, absolute, covered
 
 __all__ = ["Blocks", "Buffer", "divided", "received", "sent", "vector", "w_vector", "whole"]
 
@@ -73,9 +73,10 @@ def w_vector(spec: Any, blocks: int) -> Blocks:
     if not 2 <= len(spec) <= 4:
         raise ValueError(f"message: expected 2 to 4 items, got {len(spec)}")
     obj, *middle, types = spec
+    region = _region(obj, False)
     counts, displs = middle if len(middle) == 2 else middle[0] if middle else (None, None)
     if counts is None and displs is None and not _is_empty(obj):
-        counts, displs = [1] * blocks, [0] * blocks
+        counts, displs = [int(region.nbytes > 0)] * blocks, [0] * blocks  # an empty array has no elements
     if counts is None or displs is None:
         raise ValueError(f"message: expected counts and displacements, got {counts} and {displs}")
     if len(types) != blocks:
@@ -83,13 +84,12 @@ def w_vector(spec: Any, blocks: int) -> Blocks:
     counts = _integers(counts, blocks)
     for count in counts:
         _check_count(count, obj)
-    return _blocks(obj, _region(obj, False), counts, _integers(displs, blocks), [_datatype(each) for each in types])
+    return _blocks(obj, region, counts, _integers(displs, blocks), [_datatype(each) for each in types])
 
 
 def _blocks(obj: Any, region: Region, counts: list[int], offsets: list[int], types: list[Datatype]) -> Blocks:
-    if isinstance(obj, BottomType):
-        region, address = absolute(list(zip(offsets, counts, types, strict=True)))
-        offsets = [offset - address for offset in offsets]
+    region, first = _placed(obj, region, list(zip(offsets, counts, types, strict=True)))
+    offsets = [offset + first for offset in offsets]
     return Blocks(region, counts, offsets, types)
 
 
@@ -118,10 +118,16 @@ def _simple(spec: Any, writable: bool, blocks: int = 1) -> Buffer:
             raise ValueError(f"message: {total} elements cannot be divided into {blocks} equal blocks")
     count = operator.index(count)
     _check_count(count, obj)
+    region, first = _placed(obj, region, [(offset, count * blocks, found)])
+    return Buffer(region, offset + first, count, found)
+
+
+def _placed(obj: Any, region: Region, elements: list[tuple[int, int, Datatype]]) -> tuple[Region, int]:
+    """Return the memory in which elements (offset, count, datatype) lie, and what to add to their offsets."""
     if isinstance(obj, BottomType):
-        region, address = absolute([(offset, count * blocks, found)])
-        offset -= address
-    return Buffer(region, offset, count, found)
+        region, address = absolute(elements)
+        return region, -address
+    return region.reach(*covered(elements))
 
 
 def _items(spec: Any, pairs: Any) -> tuple[Any, Any, Any, Any]:

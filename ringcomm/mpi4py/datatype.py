@@ -13,6 +13,7 @@ from ringcomm.mpi4py.constants import ORDER_C, TYPECLASS_COMPLEX, TYPECLASS_INTE
 from ringcomm.mpi4py.contents import integers_and_addresses
 from ringcomm.mpi4py.errors import ERR_ARG, ERR_TYPE, failure
 from ringcomm.mpi4py.handles import Handle
+from ringcomm.mpi4py.integers import integral
 from ringcomm.mpi4py.layout import Layout
 from ringcomm.mpi4py.packing import Packing
 
@@ -143,14 +144,17 @@ class Datatype(Packing, Attributes, Handle):
 
     Create_dup = Dup
 
+    @integral
     def Create_contiguous(self, count: int) -> Self:
         """Return the type of `count` elements."""
         return self._of(constructors.contiguous(self._layout, count))
 
+    @integral
     def Create_vector(self, count: int, blocklength: int, stride: int) -> Self:
         """Return the type of blocks that begin at multiples of `stride` elements."""
         return self._of(constructors.strided(self._layout, "VECTOR", count, blocklength, stride))
 
+    @integral
     def Create_hvector(self, count: int, blocklength: int, stride: int) -> Self:
         """Return the type of blocks that begin at multiples of `stride` bytes."""
         return self._of(constructors.strided(self._layout, "HVECTOR", count, blocklength, stride))
@@ -163,10 +167,12 @@ class Datatype(Packing, Attributes, Handle):
         """Return the type of blocks with displacements in bytes."""
         return self._of(constructors.indexed(self._layout, "HINDEXED", blocklengths, displacements))
 
+    @integral
     def Create_indexed_block(self, blocklength: int, displacements: Sequence[int]) -> Self:
         """Return the type of blocks of one length with displacements in elements."""
         return self._of(constructors.block_indexed(self._layout, "INDEXED_BLOCK", blocklength, displacements))
 
+    @integral
     def Create_hindexed_block(self, blocklength: int, displacements: Sequence[int]) -> Self:
         """Return the type of blocks of one length with displacements in bytes."""
         return self._of(constructors.block_indexed(self._layout, "HINDEXED_BLOCK", blocklength, displacements))
@@ -178,12 +184,14 @@ class Datatype(Packing, Attributes, Handle):
         """Return the type of blocks of several types with displacements in bytes."""
         return cls._of(constructors.structure(blocklengths, displacements, [each._layout for each in datatypes]))
 
+    @integral
     def Create_subarray(
         self, sizes: Sequence[int], subsizes: Sequence[int], starts: Sequence[int], order: int = ORDER_C
     ) -> Self:
         """Return the type of a part of an array: `subsizes` elements from `starts`, along each dimension."""
         return self._of(constructors.subarray(self._layout, sizes, subsizes, starts, order))
 
+    @integral
     def Create_darray(
         self,
         size: int,
@@ -198,6 +206,7 @@ class Datatype(Packing, Attributes, Handle):
         layout = constructors.distributed(self._layout, size, rank, gsizes, distribs, dargs, psizes, order)
         return self._of(layout)
 
+    @integral
     def Create_resized(self, lb: int, extent: int) -> Self:
         """Return the type with another lower bound and extent."""
         return self._of(constructors.with_bounds(self._layout, lb, extent))
@@ -205,6 +214,7 @@ class Datatype(Packing, Attributes, Handle):
     Resized = Create_resized
 
     @classmethod
+    @integral
     def Create_f90_integer(cls, r: int) -> Self:
         """Return the integer type that has numbers of `r` decimal digits."""
         for digits, size in ((2, 1), (4, 2), (9, 4), (18, 8)):
@@ -213,11 +223,13 @@ class Datatype(Packing, Attributes, Handle):
         raise failure(ERR_ARG, f"r: expected at most 18 digits, got {r}")
 
     @classmethod
+    @integral
     def Create_f90_real(cls, p: int, r: int) -> Self:
         """Return the real type with `p` decimal digits and exponents up to `r`; either may be UNDEFINED."""
         return cls._fortran("F90_REAL", TYPECLASS_REAL, _real_size(p, r), {"p": p, "r": r})
 
     @classmethod
+    @integral
     def Create_f90_complex(cls, p: int, r: int) -> Self:
         """Return the complex type with `p` decimal digits and exponents up to `r`; either may be UNDEFINED."""
         return cls._fortran("F90_COMPLEX", TYPECLASS_COMPLEX, 2 * _real_size(p, r), {"p": p, "r": r})
@@ -228,6 +240,7 @@ class Datatype(Packing, Attributes, Handle):
         return cls._of(constructors.made(layout, combiner, parameters))
 
     @classmethod
+    @integral
     def Match_size(cls, typeclass: int, size: int) -> Self:
         """Return the Fortran type of a class that has a size in bytes."""
         datatype = BY_SIZE.get((typeclass, size))

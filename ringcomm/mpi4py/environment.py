@@ -13,7 +13,7 @@ from ringcomm.bootstrap.place import find_place
 from ringcomm.communicator import Communicator
 from ringcomm.config import Config
 from ringcomm.errors import RingcommError, describe_error
-from ringcomm.mpi4py import constants, errors, rc
+from ringcomm.mpi4py import constants, errors
 from ringcomm.mpi4py.buffered import BufferedSends
 from ringcomm.mpi4py.context import OPEN, TIMEOUT, Context, close_all
 from ringcomm.mpi4py.handles import constant
@@ -21,6 +21,7 @@ from ringcomm.mpi4py.info import Info
 from ringcomm.mpi4py.intracomm import Intracomm
 from ringcomm.mpi4py.members import connect_alone, settings
 from ringcomm.mpi4py.operations import DONE, Started
+from ringcomm.mpi4py.options import options
 from ringcomm.mpi4py.request import Request
 
 __all__ = [
@@ -59,9 +60,9 @@ _sends = BufferedSends()  # holds the memory attached for all communicators
 
 def start() -> None:
     """Connect the ranks when MPI is imported, and disconnect at exit, as `mpi4py.rc` says."""
-    if rc.initialize:
+    if options.initialize:
         Init()
-    if rc.finalize or (rc.finalize is None and rc.initialize):
+    if options.finalize or (options.finalize is None and options.initialize):
         atexit.register(_end)
 
 
@@ -80,8 +81,8 @@ def Init() -> None:
     for handle, context in ((COMM_WORLD, Context(world, ranks)), (COMM_SELF, Context(alone, [world.rank]))):
         context.name = f"MPI_{'COMM_WORLD' if handle is COMM_WORLD else 'COMM_SELF'}"
         context.predefined, context.universe = True, world.size
-        if rc.errors in ("fatal", "abort", "default"):
-            context.errhandler = errors.ERRORS_ABORT if rc.errors == "abort" else errors.ERRORS_ARE_FATAL
+        if options.errors in ("fatal", "abort", "default"):
+            context.errhandler = errors.ERRORS_ABORT if options.errors == "abort" else errors.ERRORS_ARE_FATAL
         handle._object = context
 
 
@@ -147,7 +148,7 @@ def Is_finalized() -> bool:
 
 def Query_thread() -> int:
     """Return the level of thread support, as `mpi4py.rc` has it."""
-    level = rc.thread_level if rc.threads else "single"
+    level = options.thread_level if options.threads else "single"
     return int(getattr(constants, f"THREAD_{level.upper()}"))
 
 

@@ -10,6 +10,7 @@ from weakref import WeakSet
 
 from ringcomm.errors import Aborted, ArgumentError, MemoryShortage, MismatchError, PeerLost, RingcommError
 from ringcomm.mpi4py.handles import Handle, constant
+from ringcomm.mpi4py.integers import integral
 
 SUCCESS = 0
 ERR_BUFFER, ERR_COUNT, ERR_TYPE, ERR_TAG, ERR_COMM, ERR_RANK, ERR_REQUEST, ERR_ROOT, ERR_GROUP, ERR_OP = range(1, 11)
@@ -44,6 +45,7 @@ class Exception(RuntimeError):
     handled = False  # whether an error handler was asked
     args: tuple[int]
 
+    @integral
     def __init__(self, ierr: int = SUCCESS, /) -> None:
         super().__init__(ERR_UNKNOWN if ierr < SUCCESS else int(ierr))
 
@@ -122,6 +124,7 @@ def handled(call: Call) -> Call:
 
     Plain calls, which take less than a microsecond, do the same in a `try` of their own.
     """
+    call = integral(call)
 
     @functools.wraps(call)
     def handling(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -136,11 +139,13 @@ def handled(call: Call) -> Call:
 # --- Codes ------------------------------------------------------------------------------------------------------------
 
 
+@integral
 def Get_error_class(errorcode: int) -> int:
     """Return the class of an error code."""
     return _classes[_known(errorcode)]
 
 
+@integral
 def Get_error_string(errorcode: int) -> str:
     """Return the text of an error code or class."""
     return _texts.get(_known(errorcode), "")

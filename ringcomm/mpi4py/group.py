@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, NoReturn, Self
 
 from ringcomm.mpi4py.constants import IDENT, PROC_NULL, SIMILAR, UNDEFINED, UNEQUAL
 from ringcomm.mpi4py.errors import ERR_ARG, ERR_GROUP, ERR_RANK, failure
 from ringcomm.mpi4py.handles import Handle, constant
+from ringcomm.mpi4py.integers import integer
 
 __all__ = ["GROUP_EMPTY", "GROUP_NULL", "Group"]
 
@@ -63,7 +65,7 @@ class Group(Handle):
 
     def Translate_ranks(self, ranks: Sequence[int] | None = None, group: Group | None = None) -> list[int]:
         """Return the ranks that members, by default all, have in another group, by default that of the world."""
-        chosen = range(self.size) if ranks is None else ranks
+        chosen = range(self.size) if ranks is None else [*map(operator.index, ranks)]
         world = [PROC_NULL if rank == PROC_NULL else self._member(rank) for rank in chosen]
         if group is None:
             return world
@@ -99,7 +101,7 @@ class Group(Handle):
 
     def Incl(self, ranks: Sequence[int]) -> Self:
         """Return the group of some members, in the order given."""
-        chosen = tuple(self._member(rank) for rank in ranks)
+        chosen = tuple(self._member(operator.index(rank)) for rank in ranks)
         if len({*chosen}) < len(chosen):
             raise failure(ERR_RANK, f"a rank occurs twice in {list(ranks)}")
         return self._with(chosen)
@@ -138,9 +140,10 @@ class Group(Handle):
 
 
 def _ranges(triples: Sequence[tuple[int, int, int]]) -> list[int]:
-    if any(step == 0 for _, _, step in triples):
+    ranges = [[*map(integer, triple)] for triple in triples]
+    if any(step == 0 for _, _, step in ranges):
         raise failure(ERR_ARG, "the step of a range is 0")
-    return [rank for first, last, step in triples for rank in range(first, last + (1 if step > 0 else -1), step)]
+    return [rank for first, last, step in ranges for rank in range(first, last + (1 if step > 0 else -1), step)]
 
 
 GROUP_NULL: Group = constant("GROUP_NULL", Group())

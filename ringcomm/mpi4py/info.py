@@ -9,6 +9,7 @@ from typing import Any, Self
 from ringcomm.mpi4py.constants import MAX_INFO_KEY
 from ringcomm.mpi4py.errors import ERR_ARG, ERR_INFO, ERR_INFO_KEY, ERR_INFO_NOKEY, failure
 from ringcomm.mpi4py.handles import Handle, constant
+from ringcomm.mpi4py.integers import integral
 
 __all__ = ["INFO_ENV", "INFO_NULL", "Info"]
 
@@ -84,6 +85,7 @@ class Info(Handle):
         """Return the number of keys."""
         return len(self._entries)
 
+    @integral
     def Get_nthkey(self, n: int) -> str:
         """Return a key by its number."""
         if not 0 <= n < len(self._entries):

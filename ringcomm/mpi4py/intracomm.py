@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -76,7 +77,7 @@ class Intracomm(Comm):
         reorder: bool = False,  # noqa: ARG002
     ) -> Any:
         """Arrange the ranks in a graph, of which each rank gives the edges that it has."""
-        sources, destinations = tuple(sources or ()), tuple(destinations or ())
+        sources, destinations = (tuple(map(operator.index, ranks or ())) for ranks in (sources, destinations))
         weights = weights_of(sourceweights, len(sources)), weights_of(destweights, len(destinations))
         weighted = None if None in weights else weights
         return self._made(self._split(0, self._object.rank, DistGraph(sources, destinations, weighted)))  # type: ignore[arg-type]
@@ -144,19 +145,20 @@ def _any_context() -> Context:
 
 
 def _cart(dims: Sequence[int], periods: Sequence[bool] | bool | None) -> Cart:
-    lengths = [dims] if isinstance(dims, int) else list(dims)
+    lengths = [dims] if isinstance(dims, int) else [*map(operator.index, dims)]
     if periods is None or isinstance(periods, bool):
         periods = [bool(periods)] * len(lengths)
     if len(periods) != len(lengths):
         raise ValueError(f"periods: expected {len(lengths)}, got {len(periods)}")
     if any(length <= 0 for length in lengths):
         raise failure(ERR_DIMS, f"dims: expected lengths > 0, got {lengths}")
-    return Cart(tuple(map(int, lengths)), tuple(map(bool, periods)))
+    return Cart(tuple(lengths), tuple(map(bool, periods)))
 
 
 def _graph(index: Sequence[int], edges: Sequence[int]) -> Graph:
-    ends = tuple(index)
-    return Graph(ends[1:] if len(ends) > 1 and not ends[0] else ends, tuple(edges))  # it may start with 0, as slices do
+    ends = tuple(map(operator.index, index))
+    ends = ends[1:] if len(ends) > 1 and not ends[0] else ends  # it may start with 0, as slices do
+    return Graph(ends, tuple(map(operator.index, edges)))
 
 
 KINDS[type(None)] = Intracomm

@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from ringcomm.mpi4py.constants import Constant
+from ringcomm.mpi4py.integers import integral
 from ringcomm.mpi4py.protocols import HOST, Exposed, at_address, expose_object, read_only
 
 __all__ = [
@@ -40,12 +41,12 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):  # noqa: N801 (mpi4py's name)
         return made
 
     @staticmethod
+    @integral
     def allocate(nbytes: int, clear: bool = False) -> buffer:
         """Return new memory."""
-        size = operator.index(nbytes)
-        if size < 0:
-            raise ValueError(f"expected a size of at least 0 bytes, got {size}")
-        data = np.zeros(size, np.uint8) if clear else np.empty(size, np.uint8)
+        if nbytes < 0:
+            raise ValueError(f"expected a size of at least 0 bytes, got {nbytes}")
+        data = np.zeros(nbytes, np.uint8) if clear else np.empty(nbytes, np.uint8)
         return wrap(Exposed(data, data))
 
     @staticmethod
@@ -152,16 +153,19 @@ def Get_address(location: Any) -> int:
     return int(location) if isinstance(location, Constant) else 0 if location is None else buffer(location).address
 
 
+@integral
 def Aint_add(base: int, disp: int) -> int:
     """Return an address plus a displacement."""
     return base + disp
 
 
+@integral
 def Aint_diff(addr1: int, addr2: int) -> int:
     """Return the difference of two addresses."""
     return addr1 - addr2
 
 
+@integral
 def Alloc_mem(size: int, info: object = None) -> buffer:  # noqa: ARG001 (there are no kinds of memory to choose)
     """Return new memory."""
     return buffer.allocate(size)

@@ -8,6 +8,7 @@ import numpy as np
 from ringcomm.mpi4py.buffers import received, sent
 from ringcomm.mpi4py.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
 from ringcomm.mpi4py.errors import ERR_RANK, ERR_TAG, FAILURES, failure, handled
+from ringcomm.mpi4py.integers import integer, integral
 from ringcomm.mpi4py.message import FROM_PROC_NULL
 from ringcomm.mpi4py.operations import DONE, Done, Persistent, Started, fill
 from ringcomm.mpi4py.request import Prequest, Request
@@ -32,6 +33,8 @@ class PointToPoint:
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Send an array."""
         context = self._object
+        if type(dest) is not int or type(tag) is not int:
+            dest, tag = integer(dest), integer(tag)
         try:
             if (
                 dest >= 0
@@ -44,6 +47,7 @@ class PointToPoint:
         except FAILURES as error:
             context.fail(error)
 
+    @integral
     def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Send an array, and wait until its receive has started."""
         context = self._object
@@ -61,6 +65,8 @@ class PointToPoint:
     def Recv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> None:
         """Receive an array."""
         context = self._object
+        if type(source) is not int or type(tag) is not int:
+            source, tag = integer(source), integer(tag)
         try:
             tag = match_tag(tag)
             found = FROM_PROC_NULL if source == PROC_NULL else context.fast.recv_message(buf, source, tag)
@@ -85,6 +91,8 @@ class PointToPoint:
     ) -> None:
         """Send one array and receive another at once."""
         context = self._object
+        if not (type(dest) is type(source) is type(sendtag) is type(recvtag) is int):
+            dest, source, sendtag, recvtag = map(integer, (dest, source, sendtag, recvtag))
         try:
             data = _outgoing(sendbuf, dest, sendtag)
             if data is None or source == PROC_NULL or not _is_plain(recvbuf):

@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from ringcomm.mpi4py import rc
 from ringcomm.mpi4py.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
 from ringcomm.mpi4py.errors import FAILURES, handled
+from ringcomm.mpi4py.integers import integer
 from ringcomm.mpi4py.message import FROM_PROC_NULL, unpickled
 from ringcomm.mpi4py.operations import fill
+from ringcomm.mpi4py.options import options
 from ringcomm.mpi4py.p2p import PointToPoint, is_proc_null, match_tag
 from ringcomm.mpi4py.pickling import pickle
 from ringcomm.mpi4py.request import Request
@@ -24,6 +25,8 @@ class ObjectsPointToPoint(PointToPoint):
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send an object, pickled."""
         context = self._object
+        if type(dest) is not int or type(tag) is not int:
+            dest, tag = integer(dest), integer(tag)
         try:
             if (data := _outgoing(obj, dest, tag)) is not None:
                 context.messages.send(data, dest, tag)
@@ -45,6 +48,8 @@ class ObjectsPointToPoint(PointToPoint):
         """Receive an object. `buf` is deprecated and not used: memory is found for objects of any size."""
         if buf is not None:
             warnings.warn("the argument buf of recv is deprecated and not used", UserWarning, stacklevel=2)
+        if type(source) is not int or type(tag) is not int:
+            source, tag = integer(source), integer(tag)
         if source == PROC_NULL:
             fill(status, FROM_PROC_NULL)
             return None
@@ -90,11 +95,11 @@ class ObjectsPointToPoint(PointToPoint):
 
     @handled
     def irecv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
-        """Start to receive an object that is, pickled, at most `rc.irecv_bufsz` bytes, or as long as `buf`."""
+        """Start to receive an object that is, pickled, at most `options.irecv_bufsz` bytes, or as long as `buf`."""
         if source == PROC_NULL:
             return Request._of(self._irecv(None, source, tag))
         if buf is None or isinstance(buf, int):
-            data = np.empty(rc.irecv_bufsz if buf is None else buf, np.uint8)
+            data = np.empty(options.irecv_bufsz if buf is None else buf, np.uint8)
         else:
             data = np.frombuffer(buf, np.uint8)
         return Request._of(self._irecv(data, source, tag, lambda envelope: unpickled(data[: envelope.size])))

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ringcomm.mpi4py.constants import UNDEFINED
 from ringcomm.mpi4py.errors import ERR_ARG, ERR_TRUNCATE, ERR_TYPE, failure
+from ringcomm.mpi4py.integers import integral
 from ringcomm.mpi4py.layout import Layout
 from ringcomm.mpi4py.memory import buffer, find_device
 
@@ -49,6 +50,7 @@ class Packing:
         """Store elements that lie one after the other; there may be fewer than `count`."""
         self._layout.unpack(data, memory, offset, count)
 
+    @integral
     def Pack(self, inbuf: Any, outbuf: Any, position: int, comm: object) -> int:  # noqa: ARG002 (all ranks have one format)
         """Pack a buffer into another, from a position in bytes. Returns the position after the data."""
         source, target = _on_host(inbuf, False), _on_host(outbuf, True)
@@ -59,6 +61,7 @@ class Packing:
         target[position:end] = data
         return end
 
+    @integral
     def Unpack(self, inbuf: Any, position: int, outbuf: Any, comm: object) -> int:  # noqa: ARG002 (as Pack)
         """Unpack from a position in bytes into a buffer. Returns the position after the data."""
         source, target = _on_host(inbuf, False), _on_host(outbuf, True)
@@ -69,6 +72,7 @@ class Packing:
         self.unpack(source[position:end], target, 0, count)
         return end
 
+    @integral
     def Pack_size(self, count: int, comm: object) -> int:  # noqa: ARG002 (as Pack)
         """Return the bytes that Pack needs for `count` elements."""
         return count * self._layout.size

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from ringcomm.mpi4py.errors import FAILURES, handled
 from ringcomm.mpi4py.info import Info
+from ringcomm.mpi4py.integers import integral
 from ringcomm.mpi4py.operations import DONE, Persistent, Started
 from ringcomm.mpi4py.request import Prequest, Request
 
@@ -26,6 +27,8 @@ def forms(
     describe: Callable[..., Plan],
 ) -> tuple[Callable[..., None], Callable[..., Request], Callable[..., Prequest]]:
     """Return the blocking, the nonblocking and the persistent method."""
+
+    describe = integral(describe)
 
     def blocking(self: Any, *args: Any, **kwargs: Any) -> None:
         context = self._object

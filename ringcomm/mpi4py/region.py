@@ -12,7 +12,7 @@ from ringcomm.mpi4py.datatype import Datatype
 from ringcomm.mpi4py.memory import buffer, expose, find_device, wrap
 from ringcomm.mpi4py.predefined import BY_CHAR, discover
 
-__all__ = ["Blocks", "Buffer", "Region", "absolute"]
+__all__ = ["Blocks", "Buffer", "Region", "absolute", "covered"]
 
 ndarray = np.ndarray
 PAGE = 4096  # the smallest page: the first one has no memory
@@ -48,6 +48,22 @@ class Region:
         if dtype.isnative and dtype.char in BY_CHAR:
             return BY_CHAR[dtype.char]
         return discover(memoryview(self._source).format)  # type: ignore[arg-type]  # as in protocols.py
+
+    def reach(self, begin: int, end: int) -> tuple[Region, int]:
+        """Return the memory with these bytes, counted from the first one of this, and where that lies in it.
+
+        A column of a matrix begins at an array of one element, and goes on behind it: its bytes are those of the object
+        of which this one is a part. Where that has not got them either, the memory stays this, and a transfer fails.
+        """
+        if self._device or 0 <= begin <= end <= self.nbytes:
+            return self, 0
+        whole = _whole(self._source)
+        first = _address(self._source) - _address(whole)
+        if not 0 <= first + begin <= first + end <= whole.size:
+            return self, 0
+        reached = Region(whole)
+        reached.readonly = reached.readonly or self.readonly
+        return reached, first
 
     def read(self) -> NDArray[np.uint8]:
         """Return the bytes as they are now."""
@@ -166,15 +182,44 @@ class Blocks:
         return Buffer(self.region, first, sum(self.counts), self.types[0]) if self.types else None
 
 
+def covered(elements: Sequence[tuple[int, int, Datatype]]) -> tuple[int, int]:
+    """Return where the data of elements (offset, count, datatype) begins and ends; 0, 0 if there is none."""
+    spans = [(offset, *datatype.span(count)) for offset, count, datatype in elements if count and datatype.size]
+    lows, highs = [at + begin for at, begin, _ in spans], [at + end for at, _, end in spans]
+    return min(lows, default=0), max(highs, default=0)
+
+
 def absolute(elements: Sequence[tuple[int, int, Datatype]]) -> tuple[Region, int]:
     """Return the memory that elements (offset, count, datatype) at absolute addresses cover, and its address.
 
     The addresses are those of host memory, which outlives the transfer: there is no object to keep it alive.
     """
-    rows = [(offset, *datatype.span(count)) for offset, count, datatype in elements if count and datatype.size]
-    low = min((offset + begin for offset, begin, _ in rows), default=0)
-    high = max((offset + end for offset, _, end in rows), default=0)
-    if rows and low < PAGE:
+    low, high = covered(elements)
+    if low < high and low < PAGE:
         text = f"message: expected addresses of Get_address with BOTTOM, got a datatype or displacement at {low}"
         raise ValueError(text)
     return Region(buffer.fromaddress(low, high - low)), low
+
+
+def _whole(source: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return the bytes of the largest object of which an array, or the memory of an object, is known to be a part."""
+    found: Any = source
+    while (outer := _outer(found)) is not None:
+        try:
+            memory = expose(outer, False).data
+        except (TypeError, BufferError):  # not contiguous, or no memory at all
+            break
+        found, source = outer, memory
+    return source.ravel("A").view(np.uint8, np.ndarray)
+
+
+def _outer(obj: Any) -> Any:
+    if isinstance(obj, memoryview):
+        return obj.obj
+    if isinstance(obj, buffer) and obj.obj is not None:
+        return obj.obj
+    return obj.base if isinstance(obj, np.ndarray) else None
+
+
+def _address(array: NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])

@@ -8,6 +8,7 @@ from typing import Any, Self
 from ringcomm.mpi4py.constants import ANY_SOURCE, ANY_TAG, UNDEFINED
 from ringcomm.mpi4py.datatype import Datatype
 from ringcomm.mpi4py.errors import SUCCESS
+from ringcomm.mpi4py.integers import integral
 from ringcomm.mpi4py.predefined import BYTE
 
 __all__ = ["F_ERROR", "F_SOURCE", "F_STATUS_SIZE", "F_TAG", "Status"]
@@ -36,6 +37,7 @@ class Status:
         """Return the rank that sent the message."""
         return self._fields[F_SOURCE]
 
+    @integral
     def Set_source(self, source: int) -> None:
         """Set the rank that sent the message."""
         self._fields[F_SOURCE] = source
@@ -44,6 +46,7 @@ class Status:
         """Return the tag."""
         return self._fields[F_TAG]
 
+    @integral
     def Set_tag(self, tag: int) -> None:
         """Set the tag."""
         self._fields[F_TAG] = tag
@@ -52,9 +55,10 @@ class Status:
         """Return the error code."""
         return self._fields[F_ERROR]
 
+    @integral
     def Set_error(self, error: int) -> None:
         """Set the error code."""
-        self._fields[F_ERROR] = int(error)
+        self._fields[F_ERROR] = error
 
     def Get_count(self, datatype: Datatype = BYTE) -> int:
         """Return the number of whole elements, UNDEFINED if there is a part of one."""
@@ -70,6 +74,7 @@ class Status:
             return UNDEFINED if count else 0
         return datatype.count_basics(count)
 
+    @integral
     def Set_elements(self, datatype: Datatype, count: int) -> None:
         """Set the number of basic elements."""
         self._fields[COUNT] = datatype.size_of_basics(count)

@@ -1,11 +1,13 @@
 """Virtual topologies: which ranks are neighbors, in a Cartesian grid or a graph. No communication."""
 
+import operator
 from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple, Protocol
 
 from ringcomm.mpi4py.constants import PROC_NULL, UNWEIGHTED, WEIGHTS_EMPTY
 from ringcomm.mpi4py.errors import ERR_ARG, ERR_DIMS, ERR_RANK, failure
+from ringcomm.mpi4py.integers import integer, integral
 
 __all__ = ["Cart", "Compute_dims", "DistGraph", "Graph", "Topology", "weights_of"]
 
@@ -40,7 +42,7 @@ class Cart(NamedTuple):
         if len(coords) != len(self.dims):
             raise ValueError(f"coords: expected {len(self.dims)}, got {len(coords)}")
         rank = 0
-        for coord, length, periodic in zip(coords, self.dims, self.periods, strict=True):
+        for coord, length, periodic in zip(map(operator.index, coords), self.dims, self.periods, strict=True):
             if not periodic and not 0 <= coord < length:
                 raise failure(
                     ERR_ARG, f"coords: expected 0 to {length - 1}, where the grid is not periodic; got {coord}"
@@ -105,9 +107,10 @@ def weights_of(weights: Sequence[int] | int | None, count: int) -> list[int] | N
     return found
 
 
+@integral
 def Compute_dims(nnodes: int, dims: int | Sequence[int]) -> list[int]:
     """Return the lengths of a grid of `nnodes` nodes, as equal as can be; those in `dims` that are not 0 are kept."""
-    found = [0] * dims if isinstance(dims, int) else list(dims)
+    found = [0] * dims if isinstance(dims, int) else [*map(integer, dims)]
     fixed, free = prod(length for length in found if length), found.count(0)
     if any(length < 0 for length in found) or nnodes <= 0 or nnodes % fixed or (not free and nnodes != fixed):
         expected = "lengths >= 0 whose product is the number of nodes, or a divisor of it where some are 0 (free)"

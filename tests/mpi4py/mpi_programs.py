@@ -30,6 +30,7 @@ SECTIONS = (
     "object_messages",
     "started_requests",
     "buffers",
+    "arguments",
     "datatypes",
     "errors",
     "pool_of_ranks",
@@ -56,9 +57,9 @@ def run_on_ringcomm(size, *arguments):
     return subprocess.run([*RINGCOMM, str(size), *arguments], capture_output=True, text=True, timeout=DEADLINE)
 
 
-def run_on_open_mpi(size, *arguments):
+def run_on_open_mpi(size, *arguments, **variables):
     mpi_world.skip_without("openmpi")
-    with mpi_world.start("openmpi", size)(subprocess.PIPE, *arguments) as process:
+    with mpi_world.start("openmpi", size, **variables)(subprocess.PIPE, *arguments) as process:
         try:
             printed = process.communicate(timeout=DEADLINE)
         except BaseException:

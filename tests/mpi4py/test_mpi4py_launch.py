@@ -6,6 +6,7 @@ import sys
 import textwrap
 
 import pytest
+from mpi_programs import run_on_open_mpi
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +48,7 @@ ONE_OBJECT = """
         assert sys.modules[f"mpi4py.{name}"] is sys.modules[f"ringcomm.mpi4py.{name}"], name
     assert MPI is mpi4py.MPI
     assert MPIPoolExecutor is ringcomm.mpi4py.futures.MPIPoolExecutor
+    assert sys.modules["mpi4py.rc"] is rc
     import mpi4py.rc
     assert mpi4py.rc is rc
     print(mpi4py.__version__, MPI.COMM_WORLD.Get_size())
@@ -93,19 +95,56 @@ def test_an_option_that_mpi4py_does_not_have_is_refused_with_the_nearest_name(sc
                 change()
             except TypeError as error:
                 print(error)
-        print(rc.threads, rc.irecv_bufsz, rc.initialize)
+        print(rc.threads)
         """
-    done = run(1, script(text), env={**os.environ, "MPI4PY_RC_IRECV_BUFSZ": "7", "MPI4PY_RC_INITIALIZE": "no"})
-    assert lines(done) == [
-        "[0] True 7 False",
+    assert lines(run(1, script(text))) == [
+        "[0] True",
         "[0] unknown option of mpi4py.rc 'finalizes'; did you mean 'finalize'?",
         "[0] unknown option of mpi4py.rc 'thread_levl'; did you mean 'thread_level'?",
     ]
 
 
-def test_the_environment_has_precedence_over_the_program(script):
-    text = script("from mpi4py import rc; rc.thread_level = 'single'; print(rc.thread_level)")
-    assert lines(run(1, text, env={**os.environ, "MPI4PY_RC_THREAD_LEVEL": "funneled"})) == ["[0] funneled"]
+OPTIONS = """
+    import os, warnings
+    import mpi4py, mpi4py.rc
+    mpi4py.rc.thread_level = "single"
+    os.environ["MPI4PY_RC_ERRORS"] = "fatal"  # read when MPI is imported
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        from mpi4py import MPI
+    print(*(each.message for each in caught), sep="; ")
+    print(MPI.Is_initialized(), mpi4py.rc.initialize)
+    if not MPI.Is_initialized():
+        MPI.Init_thread()
+    print(MPI.Query_thread() - MPI.THREAD_SINGLE, MPI.COMM_WORLD.Get_errhandler() == MPI.ERRORS_ARE_FATAL)
+    """
+
+
+@pytest.mark.parametrize(
+    ("variables", "printed"),
+    [
+        ({}, ["", "True True", "0 True"]),
+        ({"INITIALIZE": "no", "THREAD_LEVEL": "Multiple"}, ["", "False False", "3 True"]),
+        (
+            {"INITIALIZE": "perhaps", "THREAD_LEVEL": "1", "IRECV_BUFSZ": "-1"},
+            [
+                "mpi4py.rc.initialize: unexpected value 'perhaps'; mpi4py.rc.thread_level: unexpected value True; "
+                "mpi4py.rc.irecv_bufsz: unexpected value '-1'",
+                "True perhaps",
+                "3 True",
+            ],
+        ),
+    ],
+)
+@pytest.mark.parametrize("of", ["ringcomm", pytest.param("Open MPI", marks=pytest.mark.mpi)])
+def test_variables_have_precedence_over_the_options_of_the_program(script, variables, printed, of):
+    environment = {f"MPI4PY_RC_{name}": value for name, value in variables.items()}
+    if of == "ringcomm":
+        done = run(1, script(OPTIONS), env={**os.environ, **environment})
+    else:
+        done = run_on_open_mpi(1, script(OPTIONS), **environment)
+    assert [line.removeprefix("[0] ") for line in done.stdout.splitlines()] == printed, done.stderr
 
 
 @pytest.mark.parametrize("module", ["mpi4py", "mpi4py.run"])

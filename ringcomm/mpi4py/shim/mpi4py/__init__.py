@@ -17,8 +17,6 @@ class AliasFinder(MetaPathFinder):
     def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
         if not fullname.startswith(f"{ALIAS}."):
             return None
-        if not hasattr(sys.modules.get(real(fullname), sys), "__spec__"):  # rc is an object, not a file
-            return ModuleSpec(fullname, AliasLoader())
         found = importlib.util.find_spec(real(fullname))
         if found is None:
             return None
@@ -56,3 +54,4 @@ def _loader(name: str) -> Any:
 
 sys.meta_path.insert(0, AliasFinder())
 sys.modules[ALIAS] = importlib.import_module(REAL)
+sys.modules[f"{ALIAS}.rc"] = sys.modules[f"{REAL}.rc"]  # an object, not a file
