@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from ringcomm.launcher import processes
+from ringcomm.launcher.input import RankInput
 from ringcomm.launcher.signals import SignalSocket
 from ringcomm.machine.threads import starting
 
@@ -42,6 +43,7 @@ class Ranks:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}  # by rank
         self._starts: dict[int, RankStart] = {}
         self._replaced: list[subprocess.Popen[bytes]] = []
+        self._input = RankInput()
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-I", "-S", processes.__file__]
@@ -55,16 +57,17 @@ class Ranks:
         for process in (*self._processes.values(), *self._replaced, self._reaper):
             with process:  # closes its pipes and reaps it
                 pass
+        self._input.close()
 
     def start(self, how: RankStart) -> "subprocess.Popen[bytes]":
-        """Start a rank; its stdout and stderr are pipes."""
+        """Start a rank; its stdout and stderr are pipes. Rank 0 reads the standard input, the others an empty one."""
         rank, cores = how.rank, how.cores
         log.info("rank %d runs on the cores %s", rank, ", ".join(map(str, sorted(cores))))
         with starting(f"rank {rank}"), self._signals.mask_for_children(), _bound_to(cores):
             process = subprocess.Popen(
                 how.command,
                 env=how.environment,
-                stdin=subprocess.DEVNULL,
+                stdin=self._input.descriptor() if rank == 0 else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 process_group=self._reaper.pid,

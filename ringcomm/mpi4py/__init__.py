@@ -5,6 +5,7 @@ what there is.
 """
 
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 from ringcomm.errors import unknown
@@ -77,6 +78,15 @@ def _check(name: str) -> None:
 
 rc = Rc()
 sys.modules[f"{__name__}.rc"] = rc  # type: ignore[assignment]  # mpi4py has it as a module, too
+
+
+def _installed() -> list[str]:
+    """Return the folder of an installed mpi4py 4."""
+    folders = [Path(folder, "mpi4py") for folder in sys.path]
+    return [str(folder) for folder in folders if (folder / "util" / "sync.py").is_file()][:1]
+
+
+__path__ += _installed()  # its modules util, bench and typing are written in Python, and use the MPI of this package
 
 
 def get_config() -> dict[str, str]:

@@ -46,6 +46,7 @@ class Context:
         self.predefined = False  # COMM_WORLD and COMM_SELF, which cannot be freed
         self.buffered = BufferedSends()
         self.locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self.inner: Context | None = None  # for the calls that are made of messages
         OPEN.add(self)
 
     def check_root(self, root: int) -> int:
@@ -91,6 +92,8 @@ class Context:
         It closes once all ranks have freed it and its requests are done or dropped: a message to a rank that has freed
         it earlier is no error.
         """
+        if self.inner:
+            self.inner.free()
         OPEN.discard(self)
         with suppress(RingcommError):  # broken: nobody waits for this rank
             work = self.comm.barrier(timeout=TIMEOUT, async_op=True)

@@ -219,6 +219,21 @@ def Iflush_buffer() -> Request:
     return Request._of(Started(COMM_WORLD._object.fail, DONE))
 
 
+def _comm_lock(comm: Any, key: Any = None) -> threading.Lock:
+    """Return the lock of a communicator for one kind of calls."""
+    lock: threading.Lock = comm._object.locks[key]
+    return lock
+
+
+def _commctx_intra(comm: Any) -> tuple[Any, int]:
+    """Return a communicator whose messages no receive on this one matches, and a tag. Collective the first time."""
+    context = comm._object
+    with context.locks["_commctx_intra"]:
+        if context.inner is None:
+            context.inner = comm._split(0, context.rank)
+    return Intracomm._of(context.inner), 0
+
+
 def _comm_lock_table(comm: Any) -> dict[Any, Any]:
     """Return the locks of the collectives of objects on a communicator, which mpi4py's own tests look at."""
     locks: dict[Any, Any] = comm._object.locks

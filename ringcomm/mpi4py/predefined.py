@@ -64,7 +64,7 @@ INT64_T, UINT64_T = _predefine("INT64_T", "i8"), _predefine("UINT64_T", "u8")
 FLOAT16_T, FLOAT32_T, FLOAT64_T = _predefine("FLOAT16_T", "e"), FLOAT, DOUBLE
 C_COMPLEX, C_DOUBLE_COMPLEX = _predefine("C_COMPLEX", "F"), _predefine("C_DOUBLE_COMPLEX", "D")
 C_FLOAT_COMPLEX, C_LONG_DOUBLE_COMPLEX = C_COMPLEX, _predefine("C_LONG_DOUBLE_COMPLEX", "G")
-CXX_BOOL, CXX_FLOAT_COMPLEX = _predefine("CXX_BOOL", "b1"), _predefine("CXX_FLOAT_COMPLEX", "F")
+CXX_BOOL, CXX_FLOAT_COMPLEX = _predefine("CXX_BOOL", "?"), _predefine("CXX_FLOAT_COMPLEX", "F")
 CXX_DOUBLE_COMPLEX = _predefine("CXX_DOUBLE_COMPLEX", "D")
 CXX_LONG_DOUBLE_COMPLEX = _predefine("CXX_LONG_DOUBLE_COMPLEX", "G")
 
@@ -145,5 +145,11 @@ F_CODES |= {f"{' ircl'[typeclass]}{size}": datatype for (typeclass, size), datat
 
 # The types of NumPy's numbers, by their character: as `discover`, but in 50 ns.
 BY_CHAR = {char: CODES[char] for char in "?bhHiIlLqQefdgFDGmM"} | {"B": BYTE}
+
+
+def typecode(datatype: Datatype) -> str | None:
+    """Return the code of a predefined type of one number, None for others."""
+    return datatype._layout.code or None if datatype else None
+
 
 __all__ = [name for name, value in globals().items() if isinstance(value, Datatype) and name.isupper()]

@@ -86,6 +86,7 @@ Get_abi_version, Get_abi_info, Get_abi_fortran_info = (
     unsupported(name, "there is no MPI, hence no binary interface")
     for name in ("Get_abi_version", "Get_abi_info", "Get_abi_fortran_info")
 )
+_commctx_inter = unsupported("_commctx_inter", "there are no intercommunicators")
 _sizeof, _addressof, _handleof = (
     unsupported(name, "there are no C handles; compile against mpi4py and an MPI")
     for name in ("_sizeof", "_addressof", "_handleof")

@@ -33,6 +33,7 @@ SECTIONS = (
     "arguments",
     "datatypes",
     "errors",
+    "util",
     "pool_of_ranks",
     "environment",
 )

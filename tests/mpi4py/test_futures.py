@@ -345,3 +345,39 @@ def test_cancellation_passes_through_a_composed_future():
     composed = compose(second)
     second.cancel()
     assert composed.cancelled()
+
+
+# --- mpi4py.util.pool -------------------------------------------------------------------------------------------------
+
+
+POOL = """
+from mpi4py.futures import _core
+from mpi4py.util.pool import Pool, ThreadPool
+
+if __name__ == "__main__":
+    print(_core.SharedPool is None)
+    with Pool() as pool:
+        print(pool.executor._max_workers == pool.executor.num_workers > 0)
+        print(pool.map(square, range(9)), sorted(pool.imap_unordered(square, range(5), 2)))
+        print(pool.starmap(pow, [(2, 3), (3, 2)]), pool.apply_async(square, (4,)).get())
+        attempt(lambda: pool.apply(square, ("x",)))
+    pool.join()
+    with ThreadPool(2) as pool:
+        print(pool.map(square, range(3)))
+"""
+
+
+@slow
+@pytest.mark.parametrize(("size", "options", "alone"), [(1, (), True), (3, WORKERS, False)])
+def test_a_pool_with_the_methods_of_multiprocessing(run, size, options, alone):
+    squares = [x * x for x in range(9)]
+    printed = run(size, POOL, *options)
+    assert printed.pop(4).startswith("TypeError")
+    assert printed == [str(alone), "True", f"{squares} {squares[:5]}", "[8, 9] 16", "[0, 1, 4]"]
+
+
+def test_internals_that_are_not_there_are_named():
+    from ringcomm.mpi4py.futures import _core
+
+    with pytest.raises(AttributeError, match=r"_core\.WorkerPool: the pools of ringcomm"):
+        _core.WorkerPool  # noqa: B018

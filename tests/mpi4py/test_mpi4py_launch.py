@@ -183,3 +183,36 @@ def test_a_rank_that_fails_under_mpi4py_run_aborts_the_others(script, failure, s
 def test_a_program_that_exits_with_status_0_ends_without_an_abort(script):
     text = "import sys\nfrom mpi4py import MPI\nMPI.COMM_WORLD.Barrier()\nsys.exit(0)"
     assert lines(run(2, "-m", "mpi4py.run", script(text))) == []
+
+
+BENCHMARKS = {
+    "helloworld": "of 2 on",
+    "ringtest -n 64 -l 3": "2 processes, 64 bytes",
+    "pingpong -n 64 -l 3 -s 1 -o": "MPI PingPong Test",
+}
+
+
+@pytest.mark.parametrize(("command", "shown"), BENCHMARKS.items())
+def test_the_benchmarks_of_mpi4py_run(command, shown):
+    assert shown in "".join(lines(run(2, "-m", "mpi4py.bench", *command.split())))
+
+
+def test_the_benchmark_of_pools_runs():
+    done = run(2, "-m", "mpi4py.futures", "-m", "mpi4py.bench", "futures", "-t", "1", "-l", "1", "-n", "1")
+    assert "MPIPoolExecutor - 1 workers" in "".join(lines(done))
+
+
+def test_without_an_installed_mpi4py_its_modules_are_named(script):
+    text = """
+        import mpi4py
+
+        del mpi4py.__path__[1:]  # the folder of the installed one
+        for name in ("util", "bench", "typing"):
+            try:
+                __import__(f"mpi4py.{name}")
+            except ImportError as error:
+                print(error)
+        """
+    texts = lines(run(1, script(text)))
+    assert [each.split("'")[1] for each in texts] == ["mpi4py.bench", "mpi4py.typing", "mpi4py.util"]
+    assert all(each.endswith("pip install mpi4py") for each in texts)

@@ -332,3 +332,66 @@ def test_messages_and_collectives_reach_memory_by_its_address(size, tmp_path):
     command = [sys.executable, "-m", "ringcomm", "run", "--mpi4py", "-n", str(size), str(program)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=harness.OPERATION)
     assert done.returncode == 0, done.stderr
+
+
+# --- Elements beside the array ----------------------------------------------------------------------------------------
+
+
+BESIDE = """
+    import numpy as np
+    from mpi4py import MPI
+
+    comm = MPI.COMM_SELF
+    column = MPI.DOUBLE.Create_vector(5, 1, 4)
+    matrix, fixed = np.arange(20.0).reshape(5, 4), np.zeros((5, 4))
+    fixed.flags.writeable = False
+    for name, source, target in (
+        ("beyond the matrix", matrix[1, 3:], np.zeros((5, 4))),
+        ("no part of anything", np.zeros(1), np.zeros((5, 4))),
+        ("read-only", matrix[0, 3:], fixed[0, 3:]),
+    ):
+        try:
+            comm.Sendrecv([source, 1, column], 0, 0, [target, 1, column], 0, 0)
+            print(name, "was accepted")
+        except (MPI.Exception, BufferError) as error:
+            print(name, type(error).__name__)
+    print(fixed.sum(), comm.allreduce(1))
+    """
+
+
+def test_elements_beside_the_array_must_lie_in_the_object_of_which_it_is_a_part(run_program):
+    refused = ["beyond the matrix Exception", "no part of anything Exception", "read-only BufferError"]
+    assert run_program(1, BESIDE).stdout.splitlines() == [f"[0] {line}" for line in (*refused, "0.0 1")]
+
+
+def test_an_empty_array_takes_part_in_alltoallw_with_any_type(run_program):
+    text = """
+        import numpy as np
+        from mpi4py import MPI
+
+        comm = MPI.COMM_WORLD
+        types = [MPI.DOUBLE.Create_vector(5, 1, 4).Create_resized(0, 8)] * comm.size
+        empty = np.empty(0)
+        comm.Alltoallw([empty, types], [empty, types])
+        print(comm.allreduce(1))
+        """
+    assert sorted(run_program(2, text).stdout.splitlines()) == ["[0] 2", "[1] 2"]
+
+
+@pytest.mark.exhaustive
+def test_an_object_of_more_than_2_gb_passes_beside_its_pickle(run_program):
+    text = """
+        import numpy as np
+        from mpi4py import MPI
+        from mpi4py.util import pkl5
+
+        comm = pkl5.Intracomm(MPI.COMM_WORLD)
+        if comm.rank == 0:
+            data = np.zeros(2**31 + 8, "B")
+            data[-1] = 7
+            comm.send(data, 1)
+        else:
+            data = comm.recv(source=0)
+            print(data.nbytes - 2**31, data[-1])
+        """
+    assert run_program(2, text).stdout == "[1] 8 7\n"

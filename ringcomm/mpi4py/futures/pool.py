@@ -94,6 +94,8 @@ class MPIPoolExecutor(Executor):
         """The number of workers; 0 after shutdown and in a broken executor."""
         return 0 if self._closed else self._workers
 
+    _max_workers = num_workers  # as in the executors of concurrent.futures, where others read it
+
     def bootup(self, wait: bool = True) -> Self:  # noqa: ARG002
         """Return this executor: its workers are there, or start with their first call."""
         if self._closed:

@@ -9,6 +9,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 ALIAS, REAL = "mpi4py", "ringcomm.mpi4py"
+IN_PYTHON = ("mpi4py.bench", "mpi4py.typing", "mpi4py.util")
 
 
 class AliasFinder(MetaPathFinder):
@@ -19,6 +20,9 @@ class AliasFinder(MetaPathFinder):
             return None
         found = importlib.util.find_spec(real(fullname))
         if found is None:
+            if fullname in IN_PYTHON:
+                text = f"no module {fullname!r}: that of mpi4py runs on ringcomm, too; install it: pip install mpi4py"
+                raise ModuleNotFoundError(text, name=fullname)
             return None
         spec = ModuleSpec(fullname, AliasLoader(), origin=found.origin)
         spec.submodule_search_locations = found.submodule_search_locations
