@@ -16,10 +16,10 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "ringcomm run -n N [options] [--] (script.py | -m module | program) [argument ...]"
     parser.description = (
-        "Start a program on several ranks of this machine. Each line of output begins with its rank. When a rank "
-        "fails, the others have 5 s to end; the exit status is that of the first failure. On several machines, the "
-        "nodes, start it once on each: with the same --nnodes, --master-addr, --master-port and secret, and each with "
-        "a --node-rank of its own."
+        "Start a program on several ranks of this machine. Each line of output begins with its rank; rank 0 reads the "
+        "standard input. When a rank fails, the others have 5 s to end; the exit status is that of the first failure. "
+        "On several machines, the nodes, start it once on each: with the same --nnodes, --master-addr, --master-port "
+        "and secret, and each with a --node-rank of its own."
     )
     parser.add_argument(
         *("-n", "-np", "--ranks"), type=int, required=True, metavar="N", help="number of ranks, on this node"

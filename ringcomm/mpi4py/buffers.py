@@ -88,7 +88,12 @@ def w_vector(spec: Any, blocks: int) -> Blocks:
 
 
 def _blocks(obj: Any, region: Region, counts: list[int], offsets: list[int], types: list[Datatype]) -> Blocks:
-    region, first = _placed(obj, region, list(zip(offsets, counts, types, strict=True)))
+    elements = list(zip(offsets, counts, types, strict=True))
+    if isinstance(obj, BottomType):
+        region, address = absolute(elements)
+        first = -address
+    else:
+        region, first = region.reach(*covered(elements))
     offsets = [offset + first for offset in offsets]
     return Blocks(region, counts, offsets, types)
 
@@ -118,16 +123,12 @@ def _simple(spec: Any, writable: bool, blocks: int = 1) -> Buffer:
             raise ValueError(f"message: {total} elements cannot be divided into {blocks} equal blocks")
     count = operator.index(count)
     _check_count(count, obj)
-    region, first = _placed(obj, region, [(offset, count * blocks, found)])
-    return Buffer(region, offset + first, count, found)
-
-
-def _placed(obj: Any, region: Region, elements: list[tuple[int, int, Datatype]]) -> tuple[Region, int]:
-    """Return the memory in which elements (offset, count, datatype) lie, and what to add to their offsets."""
     if isinstance(obj, BottomType):
-        region, address = absolute(elements)
-        return region, -address
-    return region.reach(*covered(elements))
+        region, address = absolute([(offset, count * blocks, found)])
+        return Buffer(region, offset - address, count, found)
+    begin, end = found.span(count * blocks)
+    region, first = region.reach(offset + begin, offset + end)
+    return Buffer(region, offset + first, count, found)
 
 
 def _items(spec: Any, pairs: Any) -> tuple[Any, Any, Any, Any]:
