@@ -54,7 +54,7 @@ RESERVED = {
     "os.environ": (
         *("config", "bootstrap.place", "bench.machine", "bench.mps", "bench.peers", "bench.tune"),
         *("bench.rank.__main__", "bench.rank.gloo", "bench.rank.nccl"),
-        *("torch.native", "mpi4py.__init__", "mpi4py.environment", "mpi4py.futures.preparation"),
+        *("torch.native", "mpi4py.environment", "mpi4py.options", "mpi4py.futures.preparation"),
     ),
     "torch": ("bench.rank.gloo", "parallel", "parameter_server", "plan.measure", "pretrained", "torch"),
     "cupy": ("devices", "commands.doctor", "bench.rank.cuda", "bench.rank.nccl", "bench.device_arrays"),
