@@ -106,7 +106,7 @@ int rc_kernels_select(const char* level);
 const char* rc_kernels_name(void);
 int rc_dtype_bytes(int dtype);
 /* dst[i] = srcs[0][i] op srcs[1][i] op …, in that order, rounded once; avg divides by n * factor, integers by
- * its whole part, at least 1, and truncates. dst may be one of srcs. */
+ * its whole part, from 1 to the most that 64 bits hold, and truncates. dst may be one of srcs. */
 int rc_reduce(void* dst, const void* const* srcs, int n, uint64_t count, int dtype, int op, double factor);
 /* What a cache line takes from one core to the other and back. */
 int rc_probe_line(int first, int second, double* ns);
@@ -399,7 +399,8 @@ typedef struct {
     uint64_t count;
     const uint64_t* counts; /* NULL: equal blocks */
 } rc_step;
-/* `number` identifies the program in rc_last_path; `scratch` is in elements. */
+/* `number` identifies the program in rc_last_path; `scratch` is in elements. RC_ARGUMENT: a step would touch memory
+ * other than the arrays that this rank passes, and `scratch`. */
 int rc_add_program(rc_comm* comm, int collective, const rc_call* call, int number, uint64_t scratch,
                    const rc_step* steps, int count);
 

@@ -36,7 +36,7 @@ struct IntegerAvg : Sum {
     template <class V>
     static V output(V acc, double divisor) {
         using Wide = std::conditional_t<std::is_signed_v<Element>, int64_t, uint64_t>;
-        const Wide by = divisor < 1 ? 1 : Wide(divisor);
+        const Wide by = whole<Wide>(divisor);
         for (size_t i = 0; i < sizeof(V) / sizeof(Element); ++i) acc[i] = Lane<V>(Wide(Element(acc[i])) / by);
         return acc;
     }

@@ -16,15 +16,8 @@ RC_DEVICE double scale(double x, double factor) { return x * factor; }
 RC_DEVICE float divide(float x, double divisor) { return x / static_cast<float>(divisor); }
 RC_DEVICE double divide(double x, double divisor) { return x / divisor; }
 
-// Truncates towards zero.
 template <class T>
-RC_DEVICE T divide(T x, double divisor) {
-    const double by = divisor < 1 ? 1 : divisor;
-    if constexpr (static_cast<T>(-1) < static_cast<T>(0))
-        return static_cast<T>(static_cast<int64_t>(x) / static_cast<int64_t>(by));
-    else
-        return static_cast<T>(static_cast<uint64_t>(x) / static_cast<uint64_t>(by));
-}
+RC_DEVICE T divide(T x, double divisor);
 
 template <class T>
 RC_DEVICE Complex<T> scale(Complex<T> x, double factor) {
@@ -41,6 +34,15 @@ RC_DEVICE uint8_t truth(uint8_t x) { return x != 0; }
 #define RC_OPERATION RC_DEVICE
 #include "kernels/operations.inc"
 #undef RC_OPERATION
+
+// Truncates towards zero.
+template <class T>
+RC_DEVICE T divide(T x, double divisor) {
+    if constexpr (static_cast<T>(-1) < static_cast<T>(0))
+        return static_cast<T>(static_cast<int64_t>(x) / whole<int64_t>(divisor));
+    else
+        return static_cast<T>(static_cast<uint64_t>(x) / whole<uint64_t>(divisor));
+}
 
 template <Kind kind, int op>
 struct Definition;

@@ -1,8 +1,11 @@
 // The argument checks.
 #include "abi/check.h"
 
+#include <sys/sysinfo.h>
+
 #include <algorithm>
 #include <cinttypes>
+#include <vector>
 
 #include "core/collectives.h"
 #include "kernels/cpu/kernels.h"
@@ -38,8 +41,29 @@ uint64_t checked_bytes(const char* name, const void* data, uint64_t count, int d
     return count * dtype_bytes(dtype);
 }
 
+void check_fits(uint64_t bytes) {
+    struct sysinfo machine{};
+    if (sysinfo(&machine)) throw_errno("sysinfo");
+    const uint64_t most = (machine.totalram + machine.totalswap) * machine.mem_unit;
+    if (bytes <= most) return;
+    throw Failure(RC_MEMORY, format("%" PRIu64 " bytes are more than the %" PRIu64 " of this machine", bytes, most));
+}
+
 void check_rank(const char* name, int value, int least, int size) {
     if (value < least || value >= size) rejectf("%s is %d, but the ranks are 0 to %d", name, value, size - 1);
+}
+
+void check_members(int own, int all, int rank, int size, const int* members) {
+    check_range("size", size, 1, all);
+    check_rank("rank", rank, 0, size);
+    check_pointer("members", members);
+    std::vector<bool> seen(all);
+    for (int r = 0; r < size; ++r) {
+        check_rank("a member", members[r], 0, all);
+        if (seen[members[r]]) rejectf("rank %d is a member twice", members[r]);
+        seen[members[r]] = true;
+    }
+    if (members[rank] != own) rejectf("rank %d is member %d, not %d", own, members[rank], rank);
 }
 
 void check_collective(int collective) {
@@ -71,44 +95,40 @@ void check_disjoint(const void* source, size_t source_bytes, const void* target,
 
 namespace {
 
-// Bytes of all blocks. Without a division: it would cost a hundredth of a small call.
-inline uint64_t check_blocks(const CallRecord& call, const uint64_t* counts, int size) {
-    uint64_t count = 0, bytes = 0;
+// Bytes of an array that holds this on `rank`. Without a division: it would cost a hundredth of a small call.
+inline uint64_t check_bytes(const CallRecord& call, Data holds, const uint64_t* counts, int rank, int size) {
+    if (holds == Data::NOTHING) return 0;
+    uint64_t count = call.count, bytes = 0;
     bool overflows = false;
-    if (counts) {
+    if (holds == Data::BLOCK && counts) {
+        count = counts[rank];
+    } else if (holds == Data::BLOCKS && counts) {
+        count = 0;
         for (int r = 0; r < size; ++r) overflows |= __builtin_add_overflow(count, counts[r], &count);
-    } else {
+    } else if (holds == Data::BLOCKS) {
         overflows = __builtin_mul_overflow(call.count, uint64_t(size), &count);
     }
     overflows |= __builtin_mul_overflow(count, uint64_t{call.item}, &bytes);
     if (overflows || bytes > MAX_BYTES) {
-        rejectf("the blocks of %d ranks of %s are larger than any memory", size, dtype_name(call.dtype));
+        rejectf("the blocks of %d ranks of %s are larger than any memory", holds == Data::BLOCKS ? size : 1,
+                dtype_name(call.dtype));
     }
     return bytes;
 }
 
-// Returns the bytes of a buffer that holds this, and rejects NULL if this rank needs it.
-inline uint64_t check_buffer(const char* name, const void* data, Data holds, bool needed, const CallRecord& call,
-                             const uint64_t* counts, int size) {
-    uint64_t bytes = 0;
-    if (holds == Data::BLOCKS) {
-        bytes = check_blocks(call, counts, size);
-    } else if (holds != Data::NOTHING) {
-        bytes = check_blocks(call, nullptr, 1);
-    }
-    if (bytes && needed) check_pointer(name, data);
-    return bytes;
+// Also of an array that only other ranks pass.
+inline ArrayBytes all_bytes(const CallRecord& call, int rank, int size) {
+    const Collective& moves = collectives[moves_as(call.collective)];
+    const uint64_t* to_get = call.counts && moves.exchanges() ? call.counts + size : call.counts;
+    return {check_bytes(call, moves.given, call.counts, rank, size), check_bytes(call, moves.got, to_get, rank, size)};
 }
 
 // Two buffers must be disjoint, or the same place as far as the collective allows it.
 inline void check_buffers(const CallRecord& call, int rank, int size) {
-    const Collective& collective = collectives[call.collective];
-    const auto involved = [&](Ranks ranks) { return ranks == Ranks::ALL || call.root == rank; };
-    const uint64_t* to_get = call.counts && collective.exchanges() ? call.counts + size : call.counts;
-    const size_t source_bytes =
-        check_buffer("source", call.source, collective.given, involved(collective.given_by), call, call.counts, size);
-    const size_t target_bytes =
-        check_buffer("target", call.target, collective.got, involved(collective.got_by), call, to_get, size);
+    const Collective& collective = collectives[moves_as(call.collective)];
+    const ArrayBytes bytes = all_bytes(call, rank, size);
+    if (bytes.given && collective.gives(rank, call.root)) check_pointer("source", call.source);
+    if (bytes.got && collective.gets(rank, call.root)) check_pointer("target", call.target);
     const Blocks blocks(call);
     const size_t before = blocks.offset(rank);
     const std::byte *source = call.source, *target = call.target;
@@ -119,10 +139,16 @@ inline void check_buffers(const CallRecord& call, int rank, int size) {
     if (const uint64_t* counts = call.counts; counts && collective.exchanges()) {
         same = same && std::equal(counts, counts + size, counts + size);
     }
-    if (!same) check_disjoint(source, source_bytes, target, target_bytes);
+    if (!same) check_disjoint(source, bytes.given, target, bytes.got);
 }
 
 }  // namespace
+
+ArrayBytes array_bytes(const CallRecord& call, int rank, int size) {
+    const Collective& moves = collectives[moves_as(call.collective)];
+    const ArrayBytes all = all_bytes(call, rank, size);
+    return {moves.gives(rank, call.root) ? all.given : 0, moves.gets(rank, call.root) ? all.got : 0};
+}
 
 void check_call(CallRecord& call, int rank, int size, bool on_gpu) {
     check_collective(call.collective);
@@ -131,6 +157,9 @@ void check_call(CallRecord& call, int rank, int size, bool on_gpu) {
     const Collective& collective = collectives[call.collective];
     if (collective.reduces) check_reducible(call.dtype, call.op, on_gpu);
     if (collective.rooted()) check_rank("root", call.root, 0, size);
+    if (call.counts && !collectives[moves_as(call.collective)].divides()) {
+        rejectf("counts: expected NULL, since %s does not divide its arrays", collective.name);
+    }
     check_buffers(call, rank, size);
 }
 

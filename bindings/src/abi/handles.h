@@ -6,6 +6,7 @@
 #include "abi/check.h"
 #include "abi/entry_guard.h"
 #include "core/work.h"
+#include "network/group.h"
 #include "shm/regions.h"
 
 struct rc_comm {
@@ -31,6 +32,11 @@ int enter(rc_comm* comm, Body body) {
         const EntryGuard entry(*comm->handle);
         body(entry);
     });
+}
+
+inline NetworkGroup& network_group(const EntryGuard& entry) {
+    if (auto* group = dynamic_cast<NetworkGroup*>(&entry.group())) return *group;
+    reject("comm: expected a communicator of rc_network_group");
 }
 
 }  // namespace ringcomm

@@ -1,6 +1,4 @@
 // The C ABI of shared memory: the world, the groups split from it, and symmetric buffers.
-#include <sys/sysinfo.h>
-
 #include <algorithm>
 #include <cinttypes>
 
@@ -27,15 +25,6 @@ Comm& shared_memory(const EntryGuard& entry) {
     reject("comm: expected a communicator whose ranks share memory");
 }
 
-// To allocate more than there is would take all memory from the machine before it fails.
-void check_fits(uint64_t bytes) {
-    struct sysinfo machine{};
-    if (sysinfo(&machine)) throw_errno("sysinfo");
-    const uint64_t most = (machine.totalram + machine.totalswap) * machine.mem_unit;
-    if (bytes <= most) return;
-    throw Failure(RC_MEMORY, format("%" PRIu64 " bytes are more than the %" PRIu64 " of this machine", bytes, most));
-}
-
 // A range behind the heaps, and within what is reserved: an access beyond would be a SIGBUS.
 void check_reserved(const Comm& comm, uint64_t offset, uint64_t bytes) {
     check_fits(bytes);
@@ -44,18 +33,6 @@ void check_reserved(const Comm& comm, uint64_t offset, uint64_t bytes) {
     const uint64_t end = world.arena->group().file_end.load();
     if (offset % PAGE == 0 && offset >= begin && offset <= end && bytes <= end - offset) return;
     rejectf("%" PRIu64 " bytes at offset %" PRIu64 " are not reserved", bytes, offset);
-}
-
-void check_group(const Comm& above, int rank, int size, const int* members, rc_comm** comm) {
-    check_range("size", size, 1, above.size);
-    check_rank("rank", rank, 0, size);
-    check_pointer("members", members);
-    check_pointer("comm", comm);
-    for (int r = 0; r < size; ++r) {
-        check_rank("a member", members[r], 0, above.size);
-        if (std::count(members, members + size, members[r]) > 1) rejectf("rank %d is a member twice", members[r]);
-    }
-    if (members[rank] != above.rank) rejectf("rank %d is member %d, not %d", above.rank, members[rank], rank);
 }
 
 // The memory of some ranks of `above`, in `part` bytes for each.
@@ -136,7 +113,8 @@ int rc_inspect(int fd, uint64_t offset, int most, rc_rank_view* ranks, int* size
 int rc_sub_open(rc_comm* parent, uint64_t offset, int rank, int size, const int* members, rc_comm** comm) {
     return enter(parent, [&](const EntryGuard& entry) {
         Comm& above = shared_memory(entry);
-        check_group(above, rank, size, members, comm);
+        check_members(above.rank, above.size, rank, size, members);
+        check_pointer("comm", comm);
         check_reserved(above, offset, rc_sub_bytes(size, &above.tuning()));
         auto ancestors = above.ancestors();
         ancestors.push_back(above.group());
@@ -150,7 +128,8 @@ int rc_group_open(rc_comm* other, uint64_t offset, int rank, int size, const int
                   rc_comm** comm) {
     return enter(other, [&](const EntryGuard& entry) {
         const Comm& inside = shared_memory(entry);
-        check_group(inside, rank, size, members, comm);
+        check_members(inside.rank, inside.size, rank, size, members);
+        check_pointer("comm", comm);
         check_tuning(tuning);
         check_reserved(inside, offset, rc_world_bytes(size, tuning));
         auto group = group_within(inside, offset, size, members, tuning->arena_bytes);

@@ -1,4 +1,4 @@
-// The C ABI of networks: their communicators and programs.
+// The C ABI of networks and their communicators.
 #include <algorithm>
 #include <cinttypes>
 
@@ -25,12 +25,6 @@ struct rc_ucx {
 };
 
 namespace {
-
-NetworkGroup& network_group(const EntryGuard& entry) {
-    auto* const group = dynamic_cast<NetworkGroup*>(&entry.group());
-    if (!group) reject("comm: expected a communicator of rc_network_group");
-    return *group;
-}
 
 HostLayout layout_of(int rank, int size, const int* hosts) {
     std::vector<int> numbers;
@@ -65,6 +59,7 @@ LocalRanks local_ranks(rc_comm* local, const HostLayout& layout, int group_size,
     if (!comm) reject("local: expected a communicator in shared memory");
     entry->p2p.give_up_channels();
     check_size(comm->size);
+    if (comm->rank != layout.local_rank) rejectf("local: expected rank %d, got %d", layout.local_rank, comm->rank);
     const auto& state = local->handle->state;
     std::shared_ptr<FlightRecord> flight(state, &comm->open_between_hosts(group_size, link.rank, link.size));
     if (layout.largest() == 1) return {{}, nullptr, nullptr, flight};
@@ -77,11 +72,6 @@ UcxMessages& messages_of(rc_ucx* ucx) {
     return *ucx->messages;
 }
 
-void check_block(const char* name, const rc_block& block) {
-    check_range(name, block.memory, RC_MEMORY_IN, RC_MEMORY_SCRATCH);
-    if (block.begin > MAX_BYTES || block.length > MAX_BYTES) rejectf("%s: expected less than 2^62 elements", name);
-}
-
 }  // namespace
 
 int rc_network_open(int rank, int size, const int* sockets, double keepalive, rc_network** network) {
@@ -89,6 +79,7 @@ int rc_network_open(int rank, int size, const int* sockets, double keepalive, rc
         check_size(size);
         check_rank("rank", rank, 0, size);
         check_pointer("sockets", sockets);
+        if (sockets[rank] != -1) rejectf("sockets: expected -1 for process %d, got %d", rank, sockets[rank]);
         check_seconds("keepalive", keepalive);
         check_pointer("network", network);
         auto link = std::make_unique<SocketLink>(rank, size, std::span(sockets, size), keepalive);
@@ -199,15 +190,12 @@ int rc_network_group(rc_network* network, uint64_t number, int rank, int size, c
                      rc_comm* local, rc_comm* parent, const rc_tuning* tuning, rc_comm** comm) {
     return guarded([&] {
         check_pointer("network", network);
-        check_size(size);
-        check_rank("rank", rank, 0, size);
-        check_pointer("members", members);
+        if (number >> NUMBER_BITS) rejectf("number: expected one of %d bits, got %" PRIu64, NUMBER_BITS, number);
+        const Link& link = *network->world->link;
+        check_members(link.rank, link.size, rank, size, members);
         check_pointer("hosts", hosts);
         check_tuning(tuning);
         check_pointer("comm", comm);
-        const Link& link = *network->world->link;
-        for (int r = 0; r < size; ++r) check_rank("a member", members[r], 0, link.size);
-        if (members[rank] != link.rank) rejectf("process %d is member %d, not %d", link.rank, members[rank], rank);
         HostLayout layout = layout_of(rank, size, hosts);
         LocalRanks here = local_ranks(local, layout, size, link);
         std::vector<std::shared_ptr<FailureState>> ancestors;
@@ -225,35 +213,6 @@ int rc_network_group(rc_network* network, uint64_t number, int rank, int size, c
                 number, {members, members + size}, rank, std::move(layout), std::move(here), std::move(ancestors)},
             *tuning);
         *comm = new rc_comm{std::make_shared<CommHandle>(std::move(group))};
-    });
-}
-
-int rc_add_program(rc_comm* comm, int collective, const rc_call* arguments, int number, uint64_t scratch,
-                   const rc_step* steps, int count) {
-    return enter(comm, [&](const EntryGuard& entry) {
-        NetworkGroup& group = network_group(entry);
-        check_pointer("call", arguments);
-        check_pointer("steps", steps);
-        CallRecord call = called(collective, *arguments);
-        check_call(call, group.rank, group.size);
-        Program program{number, {}, scratch};
-        for (int i = 0; i < count; ++i) {
-            const rc_step& step = steps[i];
-            check_range("kind", step.kind, RC_STEP_COPY, RC_STEP_LOCAL);
-            check_rank("dest", step.dest, -1, group.size);
-            check_rank("source", step.source, -1, group.size);
-            for (const rc_block& block : {step.outgoing, step.incoming, step.operand}) check_block("a block", block);
-            if (step.kind == RC_STEP_LOCAL) {
-                check_collective(step.collective);
-                check_rank("root", step.root, 0, group.layout.local_size());
-            }
-            ProgramStep& added = program.steps.emplace_back(ProgramStep{step, {}});
-            if (!step.counts) continue;
-            const int number_of_counts = (collectives[step.collective].exchanges() ? 2 : 1) * group.layout.local_size();
-            added.own_counts.assign(step.counts, step.counts + number_of_counts);
-        }
-        for (ProgramStep& step : program.steps) step.counts = step.counts ? step.own_counts.data() : nullptr;
-        group.programs.add(key_of(call, group.size), std::move(program));
     });
 }
 

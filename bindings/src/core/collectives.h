@@ -16,7 +16,10 @@ struct Collective {
     Ranks got_by;
     bool reduces;
 
+    constexpr bool gives(int rank, int root) const { return given_by == Ranks::ALL || rank == root; }
+    constexpr bool gets(int rank, int root) const { return got_by == Ranks::ALL || rank == root; }
     constexpr bool rooted() const { return given_by == Ranks::ROOT || got_by == Ranks::ROOT; }
+    constexpr bool divides() const { return given == Data::BLOCKS || got == Data::BLOCKS; }
     // Blocks both ways, whose lengths may differ: counts to send, then counts to receive.
     constexpr bool exchanges() const { return given == Data::BLOCKS && got == Data::BLOCKS; }
     // The result may replace the input. Then an array is passed where it is only given, or only got.
@@ -34,5 +37,10 @@ inline constexpr Collective collectives[] = {
 #undef INTERNAL
 #undef REDUCES
 };
+
+// How its data moves: INTERNAL collectives gather facts.
+constexpr int moves_as(int collective) {
+    return collective == RC_SPLIT || collective == RC_EMPTY ? int(RC_ALL_GATHER) : collective;
+}
 
 }  // namespace ringcomm

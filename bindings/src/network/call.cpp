@@ -33,8 +33,7 @@ private:
 NetworkCall::NetworkCall(NetworkGroup& group, const CallRecord& call)
     : group_(group),
       call_(call),
-      // An internal collective gathers facts.
-      row_(collectives[call.collective == RC_SPLIT || call.collective == RC_EMPTY ? RC_ALL_GATHER : call.collective]),
+      row_(collectives[moves_as(call.collective)]),
       blocks_(call),
       one_pass_(!call.on_gpus && fits_one_pass()) {}
 

@@ -52,6 +52,9 @@ struct FailureState {
         : size(size), here(std::move(here)), group(group) {}
 };
 
+// Of a group: UCX's tags have room for no more.
+constexpr int NUMBER_BITS = 43;
+
 struct NetworkMembership {
     uint64_t number;           // of the group, the same on all ranks
     std::vector<int> members;  // the process on the link of each rank

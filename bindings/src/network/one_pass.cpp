@@ -17,7 +17,7 @@ constexpr size_t ONE_PASS_PACKET = 32 << 10;  // of all hosts
 
 // What rank r gives, in bytes.
 size_t NetworkCall::given_bytes(int r) const {
-    if (row_.given_by == Ranks::ROOT && r != call_.root) return 0;
+    if (!row_.gives(r, call_.root)) return 0;
     switch (row_.given) {
         case Data::NOTHING: return 0;
         case Data::ARRAY: return call_.bytes();
@@ -28,7 +28,7 @@ size_t NetworkCall::given_bytes(int r) const {
 }
 
 uint64_t NetworkCall::result_count() const {
-    if (row_.got_by == Ranks::ROOT && group_.rank != call_.root) return 0;
+    if (!row_.gets(group_.rank, call_.root)) return 0;
     return (row_.got == Data::BLOCK ? blocks_.bytes(group_.rank) : call_.bytes()) / call_.item;
 }
 
@@ -64,7 +64,7 @@ void NetworkCall::finish_one_pass() const {
     const int me = group_.rank;
     const HostLayout& layout = group_.layout;
     group_.last_path.store(RC_PATHS + RC_PATH_ONE_PASS, std::memory_order_relaxed);
-    if (row_.got == Data::NOTHING || (row_.got_by == Ranks::ROOT && me != call_.root)) return;
+    if (row_.got == Data::NOTHING || !row_.gets(me, call_.root)) return;
     const auto payload = [&](int host) { return records_[host].payload().data(); };
     if (row_.reduces) {
         const size_t at = row_.got == Data::BLOCK ? blocks_.offset(me) : 0;

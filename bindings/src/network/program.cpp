@@ -8,13 +8,8 @@
 namespace ringcomm {
 
 ProgramKey key_of(const CallRecord& call, int size) {
-    const bool internal = call.collective == RC_SPLIT || call.collective == RC_EMPTY;
     const size_t counts = call.counts ? (collectives[call.collective].exchanges() ? 2 : 1) * size : 0;
-    return {internal ? int(RC_ALL_GATHER) : call.collective,
-            call.count,
-            call.item,
-            call.root,
-            call.source == call.target,
+    return {moves_as(call.collective),          call.count, call.item, call.root, call.source == call.target,
             {call.counts, call.counts + counts}};
 }
 

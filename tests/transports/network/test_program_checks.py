@@ -1,0 +1,115 @@
+"""A program that would touch memory outside the arrays of its call is refused when it is added."""
+
+import pytest
+
+from between_hosts import run_on
+from failures import check_usable
+from ringcomm.errors import ArgumentError
+from ringcomm.native import NULL, check, ffi, lib
+
+COUNT, SCRATCH = 20_000, 100
+IN, OUT, MEMORY_OF_STEPS = lib.RC_MEMORY_IN, lib.RC_MEMORY_OUT, lib.RC_MEMORY_SCRATCH
+COPY, EXCHANGE, LOCAL = lib.RC_STEP_COPY, lib.RC_STEP_EXCHANGE, lib.RC_STEP_LOCAL
+
+
+def step(kind, outgoing, incoming, **fields):
+    peers = {"dest": 2, "source": 2} if kind == EXCHANGE else {"dest": -1, "source": -1}
+    return {"kind": kind, "outgoing": outgoing, "incoming": incoming, **peers, **fields}
+
+
+def add(comm, name, *steps, counts=NULL, **fields):
+    source, target = (ffi.new("char[]", comm.size * COUNT) for _ in range(2))
+    call = {"source": source, "target": target, "count": COUNT, "dtype": lib.RC_UINT8, "root": 1, "counts": counts}
+    arguments = {"number": 0, "scratch": SCRATCH, "steps": list(steps), "count": len(steps), **fields}
+    check(lib.rc_add_program(comm._transport.handle, getattr(lib, f"RC_{name.upper()}"), [call], *arguments.values()))
+
+
+def refused(comm, words, name, *steps):
+    with pytest.raises(ArgumentError, match=words):
+        add(comm, name, *steps)
+
+
+A, B = (IN, 0, 10), (OUT, 10, 10)
+REFUSED = {
+    "a copy beyond its array": (
+        step(COPY, (IN, COUNT - 5, 10), B),
+        "outgoing: .* 20000 elements .*, got 10 from 19995",
+    ),
+    "a copy into too much scratch": (step(COPY, A, (MEMORY_OF_STEPS, 95, 10)), "incoming: .* 100 elements of memory 2"),
+    "a copy that wraps": (step(COPY, A, (OUT, 2**64 - 5, 10)), "incoming: expected a block of"),
+    "a copy into less": (step(COPY, A, (OUT, 0, 9)), "incoming: expected 10 elements, got 9"),
+    "a copy during an exchange": (step(COPY, A, B, overlaps=1), "overlaps: expected 0"),
+    "an exchange with itself": (step(EXCHANGE, A, B, dest=0), "dest: expected another rank, got 0 itself"),
+    "an operand that is shorter": (step(EXCHANGE, A, B, operand=(IN, 0, 9)), "operand: expected 10 elements, got 9"),
+    "a collective beyond its block": (
+        step(LOCAL, A, B, collective=lib.RC_ALL_GATHER, count=10),
+        "all_gather inside the host: expected blocks of 10 and 20 bytes, got 10 and 10 elements",
+    ),
+    "counts beyond their block": (
+        step(LOCAL, A, B, collective=lib.RC_GATHER, counts=ffi.new("uint64_t[]", [10, 1])),
+        "gather inside the host: expected blocks of 10 and 11 bytes",
+    ),
+    "an unknown collective": (step(LOCAL, A, B, collective=10**9), "there is no collective 1000000000"),
+    "a root on another host": (step(LOCAL, A, B, collective=lib.RC_REDUCE, root=2), "root is 2"),
+}
+
+
+def refuse_steps(comm):
+    if comm.rank == 0:
+        for wild, words in REFUSED.values():
+            refused(comm, words, "all_reduce", wild)
+    check_usable(comm)
+
+
+def test_a_step_outside_its_memory_is_refused():
+    run_on("0011", refuse_steps)
+
+
+def refuse_other_memory(comm):
+    add(comm, "reduce", step(COPY, A, (MEMORY_OF_STEPS, 0, 10)))
+    if comm.rank != 1:
+        words = "outgoing: expected a block of the 0 elements of memory 0"
+        refused(comm, words, "scatter", step(COPY, A, (MEMORY_OF_STEPS, 0, 10)))
+
+
+def test_what_only_the_root_passes_is_no_memory_of_another_rank():
+    run_on("0011", refuse_other_memory)
+
+
+def refuse_reductions(comm):
+    words = "all_gather does not reduce"
+    refused(comm, f"operand: {words}", "all_gather", step(EXCHANGE, A, B, dest=-1, source=comm.rank ^ 2, operand=A))
+    refused(comm, f"reduce: {words}", "all_gather", step(LOCAL, A, B, collective=lib.RC_REDUCE))
+
+
+def test_only_a_reduction_combines():
+    run_on("0011", refuse_reductions)
+
+
+def add_counts(comm):
+    add(comm, "all_reduce", step(COPY, A, B, collective=10**9, counts=ffi.new("uint64_t[]", [1])))
+
+
+def test_counts_of_a_step_that_is_no_collective_are_not_read():
+    run_on("0011", add_counts)
+
+
+def refuse_local(comm):
+    refused(comm, "share no memory", "all_reduce", step(LOCAL, A, B, collective=lib.RC_ALL_REDUCE))
+
+
+def test_ranks_that_share_no_memory_have_no_collective_inside_the_host():
+    run_on("01", refuse_local)
+
+
+def refuse_members(comm):
+    transport, slot = comm._transport._host, ffi.new("rc_comm **")
+    local, network = transport._local, transport._network.handle
+    for members in ([0, 1, 2, 2], [0, 0, 2, 3]):
+        arguments = (network, 9, comm.rank, 4, members, [0, 0, 1, 1], local.handle, NULL, local.tuning, slot)
+        with pytest.raises(ArgumentError, match=r"rank \d is a member twice"):
+            check(lib.rc_network_group(*arguments))
+
+
+def test_a_process_is_a_member_once():
+    run_on("0011", refuse_members)
