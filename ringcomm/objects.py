@@ -108,20 +108,24 @@ def _exchange(
     return _unpickled(received, sizes, codec)
 
 
-def _pickled(obj: Any, codec: Any) -> tuple[Any, Exception | None]:
+def _pickled(obj: Any, codec: Any) -> tuple[Any, BaseException | None]:
     """Return the pickled object, or None and the error; the other ranks learn of it before this one raises it."""
-    try:
-        return codec.dumps(obj), None
-    except Exception as error:
-        return None, error
+    (data,), error = _all_pickled([obj], codec)
+    return data, error
 
 
-def _all_pickled(objs: Sequence[Any], codec: Any) -> tuple[list[Any], Exception | None]:
+def _all_pickled(objs: Sequence[Any], codec: Any) -> tuple[list[Any], BaseException | None]:
     """Return the pickled objects; if one could not be pickled, None for each, and the error."""
     try:
-        return [codec.dumps(obj) for obj in objs], None
-    except Exception as error:
+        return [_checked(codec.dumps(obj)) for obj in objs], None
+    except BaseException as error:  # also SystemExit and KeyboardInterrupt: the other ranks are in the call
         return [None for _ in objs], error
+
+
+def _checked(data: Any) -> Any:
+    """Return what `dumps` of a program's own codec has returned, if it is bytes."""
+    memoryview(data)
+    return data
 
 
 def _array(data: Any) -> Any:
@@ -153,16 +157,18 @@ def _opened(records: bytes) -> tuple[list[bytes] | None, Any]:
     return None, sizes
 
 
-def _check_pickled(comm: Any, sizes: list[int], error: Exception | None) -> None:
+def _check_pickled(comm: Any, sizes: list[int], error: BaseException | None) -> None:
     """Raise the error of the first rank that could not pickle its object."""
     if FAILED in sizes:
         raise _not_pickled(comm, sizes.index(FAILED), error)
 
 
-def _not_pickled(comm: Any, rank: int, error: Exception | None) -> RingcommError:
+def _not_pickled(comm: Any, rank: int, error: BaseException | None) -> BaseException:
     """Return the error of a rank that could not pickle its object, or that of this one."""
     if error is None:
         return RingcommError(f"rank {rank} could not pickle its object, and raised the reason", rank=rank)
+    if not isinstance(error, Exception):
+        return error  # it ends the program, unless that says otherwise
     text = f"rank {comm.rank} could not pickle its object: {describe_error(error)}"
     failure = RingcommError(text, rank=comm.rank)
     failure.__cause__ = error

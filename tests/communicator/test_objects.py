@@ -2,6 +2,7 @@
 
 import pickle
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -94,6 +95,52 @@ def refused_on_one(comm):
 
 def test_an_object_that_one_rank_cannot_pickle_is_an_error_on_all(world):
     harness.run(refused_on_one, 3, world=world)
+
+
+class Ends:
+    """Pickling it raises what is no Exception."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __reduce__(self):
+        raise self.error
+
+
+def ended_on_one(comm):
+    """The rank raises what pickling raised, the others the error; the next call is no other one."""
+    wrong = comm.size - 1
+    for error in (SystemExit(3), KeyboardInterrupt(), GeneratorExit()):
+        obj = Ends(error) if comm.rank == wrong else comm.rank
+        for call in (
+            lambda obj=obj: comm.all_gather_object(obj),
+            lambda obj=obj: comm.gather_object(obj),
+            lambda obj=obj: comm.broadcast_object(obj, root=wrong),
+            lambda obj=obj: objects_of.scatter(comm, [obj] * comm.size if comm.rank == wrong else None, wrong),
+            lambda obj=obj: objects_of.all_to_all(comm, [obj] * comm.size),
+        ):
+            with pytest.raises(type(error) if comm.rank == wrong else RingcommError) as caught:
+                call()
+            if comm.rank == wrong:
+                assert caught.value is error
+            else:
+                assert caught.value.rank == wrong
+            assert comm.all_gather_object(comm.rank) == list(range(comm.size))
+
+
+def test_pickling_that_ends_a_program_leaves_the_ranks_in_step(world):
+    harness.run(ended_on_one, 3, world=world)
+
+
+def refused_codec(comm):
+    codec = SimpleNamespace(dumps=lambda obj: "text" if comm.rank else pickle.dumps(obj), loads=pickle.loads)
+    with pytest.raises(RingcommError, match="rank 1 could not pickle its object"):
+        objects_of.all_gather(comm, comm.rank, codec=codec)
+    assert comm.all_gather_object(comm.rank) == list(range(comm.size))
+
+
+def test_a_codec_that_returns_no_bytes_is_an_error_on_all(world):
+    harness.run(refused_codec, 2, world=world)
 
 
 class Unloadable:

@@ -97,6 +97,10 @@ class Picky(Exception):
     def __init__(self, first, second):
         super().__init__("picky")
 
+class Leaver(Exception):
+    def __reduce__(self):
+        return sys.exit, (3,)
+
 def fail(kind, *arguments):
     raise kind(*arguments)
 
@@ -108,6 +112,7 @@ if __name__ == "__main__":
         attempt(pool.submit(fail, KeyError, "a key").result)
         print("in fail" in str(pool.submit(fail, KeyError).exception().__cause__))
         attempt(pool.submit(fail, Picky, 1, 2).result)
+        attempt(pool.submit(fail, Leaver, "leaves").result)
         attempt(pool.submit(local).result)
         attempt(pool.submit(lambda: 0).result)
         print(repr(pool.submit(sys.exit, 3).exception()))
@@ -121,9 +126,10 @@ def test_a_failure_of_a_call_reaches_its_future_and_the_pool_lives_on(run):
     assert printed[0] == "KeyError 'a key'"
     assert printed[1] == "True"
     assert printed[2] == "RuntimeError Picky: picky"
-    assert "pickle" in printed[3]
+    assert printed[3] == "RuntimeError Leaver: leaves"
     assert "pickle" in printed[4]
-    assert printed[5:] == ["SystemExit(3)", "9"]
+    assert "pickle" in printed[5]
+    assert printed[6:] == ["SystemExit(3)", "9"]
 
 
 @slow

@@ -63,6 +63,6 @@ def _pickled(error: BaseException) -> bytes:
     try:
         found: bytes = MPI.pickle.dumps(error)
         MPI.pickle.loads(found)  # some exceptions cannot be made again from what they pickle
-    except Exception:
+    except BaseException:  # also what ends a program: the worker lives on
         found = MPI.pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
     return found
