@@ -1,7 +1,6 @@
 """All libraries measured in one run, in turns round by round, so that they see the same state of the machine."""
 
 import math
-import os
 import shutil
 import sys
 import time
@@ -18,6 +17,7 @@ from ringcomm.bench.noise import noise
 from ringcomm.bench.peers import LibrarySpec
 from ringcomm.bench.plan import COPY_BYTES, BenchCase, BenchPlan
 from ringcomm.bench.rank.collectives import COLLECTIVES
+from ringcomm.machine import topology
 
 __all__ = ["OURS", "Comparison", "LibraryFailure", "Measurement", "compare"]
 
@@ -125,7 +125,7 @@ class Comparison:
     @classmethod
     def here(cls, plan: BenchPlan, ranks: int) -> Self:
         """Return the comparison on ranks that the bench starts itself."""
-        cores = len(os.sched_getaffinity(0))
+        cores = len(topology.cores())
         return cls(plan, ranks, cls.place(ranks, cores), None if plan.device == "cuda" else cores)
 
     @staticmethod

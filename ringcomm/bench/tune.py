@@ -22,7 +22,7 @@ from ringcomm.bench.plan import BenchPlan
 from ringcomm.bench.tune_network import tune_network
 from ringcomm.bench.world import find_world, let_rank_0_speak, run_on_ranks
 from ringcomm.config import TUNING, tuning_file
-from ringcomm.machine import tuning
+from ringcomm.machine import topology, tuning
 from ringcomm.options import whole
 
 __all__ = ["add_arguments", "run"]
@@ -139,7 +139,7 @@ def _require(path: Path | None) -> Path:
 
 def _tune_machine(path: Path | None, arguments: argparse.Namespace) -> int:
     path = _require(path)
-    ranks = arguments.ranks or max(2, min(MOST_RANKS, len(os.sched_getaffinity(0))))
+    ranks = arguments.ranks or max(2, min(MOST_RANKS, len(topology.cores())))
     settings = _settings(ranks, arguments.iters)
     tuning.write(path, settings, {"date": Machine.here().date, "ringcomm": ringcomm.__version__, "ranks": ranks})
     print(f"\nwritten to {path}; delete it to return to the built-in values")

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from traceback import extract_tb
 
 from ringcomm import __version__
 from ringcomm.errors import MemoryShortage, RingcommError, unknown
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (RingcommError, OSError) as error:
         # The message of a shortage has all figures; the traceback in its notes adds nothing.
         notes = () if isinstance(error, MemoryShortage) else getattr(error, "__notes__", ())
-        print(f"ringcomm {command}: {error}", *notes, sep="\n", file=sys.stderr)
+        print(f"ringcomm {command}: {_described(error)}", *notes, sep="\n", file=sys.stderr)
         return 2
 
 
@@ -80,6 +81,13 @@ def _open_closed_streams() -> None:
         if getattr(sys, name) is None:
             descriptor = os.open(os.devnull, os.O_RDWR)
             setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115 (open until the process ends)
+
+
+def _described(error: RingcommError | OSError) -> str:
+    """Return the message of an error. That of a denied system call, which names no file, gets the call."""
+    if isinstance(error, RingcommError) or error.filename is not None:
+        return str(error)
+    return f"{error} in {extract_tb(error.__traceback__)[-1].line}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -69,8 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     placement = _placement(arguments)
     if arguments.nnodes is None and (given := [option for option, value in placement.items() if value is not None]):
         arguments.usage_error(f"{', '.join(given)} without --nnodes, the number of nodes")
-    if arguments.verbose:
-        start_logging("info")
+    start_logging("info" if arguments.verbose else None)
     bind = {None: None, "core": True, "none": False}[arguments.bind]
     if arguments.nnodes in (None, 1):
         return launch(command, arguments.ranks, bind=bind, mpi4py=arguments.mpi4py, respawn=arguments.respawn)

@@ -72,12 +72,19 @@ def run(
 def _shares(size: int, bind: bool | None) -> list[set[int]]:
     """Return the cores of each rank."""
     cores = topology.cores()
-    if bind is not False and not topology.outnumbered([cores] * size):
-        return topology.shares(cores, size)
-    if bind:
+    enough = not topology.outnumbered([cores] * size)
+    if bind and not enough:
         raise refuse("--bind core", f"at most as many ranks as cores ({topology.describe()})", f"{size} ranks")
-    log.info("%d ranks are not bound to cores (%s)", size, topology.describe())
-    return [cores] * size
+    if bind is False or not enough:
+        log.info("%d ranks are not bound to cores (%s)", size, topology.describe())
+        return [cores] * size
+    denied = topology.binding_denied()
+    if bind and denied:
+        raise refuse("--bind core", "a system that lets ranks be bound", denied)
+    if denied:  # they run all the same
+        log.warning("%d ranks are not bound to cores: the system denies it (%s)", size, denied)
+        return [cores] * size
+    return topology.shares(cores, size)
 
 
 def _put_first(folder: Path, environment: dict[str, str]) -> None:

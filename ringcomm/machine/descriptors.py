@@ -1,12 +1,16 @@
 """The limit on the file descriptors of this process, which a start with many ranks may reach."""
 
+import logging
 import os
 import threading
 from contextlib import suppress
 
 from ringcomm.errors import RingcommError
+from ringcomm.machine.limits import limits, soft_limit
 
 __all__ = ["exhausted", "name", "provide", "provide_for_launcher"]
+
+log = logging.getLogger("ringcomm")
 
 # A rank holds two pidfds for each other rank; rank 0 also two connections while it starts.
 ON_RANK_0, ELSEWHERE = 4, 2
@@ -36,14 +40,26 @@ def _provide(count: int, who: str, rank: int | None) -> None:
     opened = _opened()
     needed = opened + count
     with _lock:
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        found = limits("RLIMIT_NOFILE")
+        if found is None:
+            return _not_raised(who, needed, rank, "getrlimit")
+        soft, hard = found
         if soft == resource.RLIM_INFINITY or needed <= soft:
-            return
+            return None
         if hard == resource.RLIM_INFINITY or needed <= hard:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-            return
+            try:
+                return resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+            except (OSError, ValueError):  # EPERM is a ValueError
+                return _not_raised(who, needed, rank, "setrlimit")
     text = f"{who} needs {needed} file descriptors ({opened} are open), but its hard limit is {hard}"
     raise RingcommError(f"{text}: raise it (RLIMIT_NOFILE, ulimit -Hn)", rank=rank, expected=needed, got=hard)
+
+
+def _not_raised(who: str, needed: int, rank: int | None, call: str) -> None:
+    """Go on: the limit may suffice, and `exhausted` names it if not. The launcher says so for all its ranks."""
+    level = logging.WARNING if rank is None else logging.INFO
+    text = "%s needs %d file descriptors, but the system denies %s: ulimit -n must allow them"
+    log.log(level, text, who, needed, call)
 
 
 def name(rank: int | None) -> str:
@@ -55,12 +71,11 @@ def exhausted(rank: int | None, purpose: str, cause: OSError | None = None) -> R
 
     `cause` may blame the whole machine.
     """
-    import resource
-
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = soft_limit("RLIMIT_NOFILE")
     blamed = f" ({cause.strerror})" if cause else ""
+    known = "unknown" if limit is None else limit
     return RingcommError(
-        f"{name(rank)} has no file descriptor left {purpose}{blamed}: its limit (RLIMIT_NOFILE) is {limit}, and "
+        f"{name(rank)} has no file descriptor left {purpose}{blamed}: its limit (RLIMIT_NOFILE) is {known}, and "
         f"it needs {_per_rank(rank)} for each rank besides those that the program opens: raise it (ulimit -n)",
         rank=rank,
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ringcomm.errors import MemoryShortage
 from ringcomm.machine.cgroup import groups, words
+from ringcomm.machine.limits import soft_limit
 
 __all__ = ["UNKNOWN", "Headroom", "addresses", "available", "mib", "require"]
 
@@ -45,10 +46,7 @@ def addresses() -> int:
     Twice the memory of this machine, because freed blocks of many sizes leave gaps; 0 where the range itself counts
     against a limit on this process.
     """
-    import resource
-
-    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE))
-    if any(limit != resource.RLIM_INFINITY for limit in limits):
+    if any(soft_limit(kind) is not None for kind in ("RLIMIT_AS", "RLIMIT_FSIZE")):
         return 0
     return 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
@@ -76,14 +74,12 @@ def _machine(root: Path) -> Iterator[Headroom]:
 
 
 def _process(root: Path) -> Iterator[Headroom]:
-    import resource  # POSIX only; importing ringcomm works everywhere
-
-    space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    space = soft_limit("RLIMIT_AS")
     pages = words(root / "proc/self/statm")
-    if space != resource.RLIM_INFINITY and pages:
-        yield _left(space, int(pages[0]) * resource.getpagesize(), "RLIMIT_AS")
-    length, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if length != resource.RLIM_INFINITY:
+    if space is not None and pages:
+        yield _left(space, int(pages[0]) * os.sysconf("SC_PAGE_SIZE"), "RLIMIT_AS")
+    length = soft_limit("RLIMIT_FSIZE")
+    if length is not None:
         yield Headroom(length, "RLIMIT_FSIZE (shared memory is a file)")
 
 

@@ -17,6 +17,9 @@ def starting(what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:  # of a process; of a thread
+        if isinstance(error, PermissionError) and error.filename is None:  # else of the program
+            calls = "fork, setpgid or what else starts a process"
+            raise RingcommError(f"cannot start {what}: the system denies {calls} ({error.strerror})") from error
         if isinstance(error, OSError) and error.errno not in (errno.EAGAIN, errno.ENOMEM):
             raise
         reason = getattr(error, "strerror", None) or error

@@ -7,12 +7,27 @@ from pathlib import Path
 
 from ringcomm.machine.cgroup import groups, words
 
-__all__ = ["cores", "cpu_quota", "describe", "outnumbered", "shares"]
+__all__ = ["binding_denied", "cores", "cpu_quota", "describe", "outnumbered", "shares"]
 
 
 def cores() -> set[int]:
-    """Return the cores this process may run on."""
-    return os.sched_getaffinity(0)
+    """Return the cores this process may run on; all that there are if a sandbox denies the question."""
+    try:
+        return os.sched_getaffinity(0)
+    except OSError:
+        return set(range(os.cpu_count() or 1))
+
+
+def binding_denied() -> str:
+    """Return why this process may not choose its cores; an empty string if it may."""
+    call = "sched_getaffinity"
+    try:
+        mask = os.sched_getaffinity(0)
+        call = "sched_setaffinity"
+        os.sched_setaffinity(0, mask)
+    except OSError as error:
+        return f"{call}: {error.strerror}"
+    return ""
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:

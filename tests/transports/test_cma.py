@@ -1,15 +1,13 @@
 """Copies by cross-memory attach: exact, with mismatches reported, and replaced by staging where it is forbidden."""
 
-import ctypes
-import errno
 import os
-import struct
 
 import numpy as np
 import pytest
 from test_collectives import AXES, check
 
 import harness
+import sandbox
 from cases import Case, pairwise, start
 from failures import check_usable, mortals, outcomes, raised
 from reference import assert_same, filled
@@ -18,7 +16,6 @@ from ringcomm import MismatchError, RingcommError
 COPIED = (("RINGCOMM_CMA_BYTES", "1"),)
 SEGMENT = 4096
 LAST = 1 << 20  # CollectiveOp::read
-SYS_PROCESS_VM_READV = {"x86_64": 310, "aarch64": 270}[os.uname().machine]
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
@@ -95,23 +92,8 @@ def test_a_mismatch_leaves_the_outputs_untouched():
 
 
 def forbid():
-    """Make process_vm_readv on other processes fail in this thread from now on, as a sandbox does."""
-    allow, refuse, load, equal, answer = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x20, 0x15, 0x06
-    number, first_argument = 0, 16  # in struct seccomp_data
-    program = [
-        (load, 0, 0, number),
-        (equal, 0, 3, SYS_PROCESS_VM_READV),
-        (load, 0, 0, first_argument),
-        (equal, 1, 0, os.getpid()),
-        (answer, 0, 0, refuse),
-        (answer, 0, 0, allow),
-    ]
-    filters = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
-    header = struct.pack("HxxxxxxP", len(program), ctypes.addressof(filters))
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    no_new_privileges, seccomp, filter_mode = 38, 22, 2
-    assert prctl(no_new_privileges, 1, 0, 0, 0) == 0
-    assert prctl(seccomp, filter_mode, header, 0, 0) == 0, os.strerror(ctypes.get_errno())
+    """Make process_vm_readv on other processes fail in this thread from now on."""
+    sandbox.deny("process_vm_readv", unless_first=os.getpid())
 
 
 def gathered(comm, x):
