@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ringcomm.errors import integer, refuse
+from ringcomm.parallel.zero_buckets import VECTOR
 from ringcomm.parallel.zero_states import optimized
 from ringcomm.torch.host_memory import Folder, host_empty
 
 __all__ = ["OffloadedOptimizer"]
-
-VECTOR = 64  # elements: parameters are cut at multiples, since fused kernels round the rest of a vector differently
 
 Factory = Callable[[Any], Optimizer]
 State = dict[str, Any]

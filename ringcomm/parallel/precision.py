@@ -12,6 +12,7 @@ from ringcomm.parallel.data import broadcast_replicas
 from ringcomm.parallel.functional import all_reduced
 from ringcomm.parallel.grid import Grid
 from ringcomm.parallel.loss_scale import LossScale
+from ringcomm.parallel.masters import adopt_changes
 from ringcomm.parallel.offload import OffloadedOptimizer
 from ringcomm.parallel.sharding import Modules, as_list
 
@@ -92,6 +93,7 @@ class MixedPrecision:
             self._scale.update(found_inf=True)
             return None
         factor = clip_factor(norm, max_norm) / self.loss_scale
+        self._adopt_changes()
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             grad = parameter.grad
             master.grad = None if grad is None else (grad.float() * factor.float()).to(master.device)
@@ -107,11 +109,15 @@ class MixedPrecision:
 
     def state_dict(self) -> dict[str, float]:
         """Return the state of the loss scale, which a checkpoint keeps beside masters and optimizer."""
+        self._adopt_changes()  # which the checkpoint keeps too
         return self._scale.state_dict()
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Restore the loss scale; without effect unless both this object and the saved one are float16."""
         self._scale.load_state_dict(state)
+
+    def _adopt_changes(self) -> None:
+        adopt_changes(zip(self.parameters, self.masters, strict=True))
 
     def _copy_masters_to_model(self) -> None:
         with torch.no_grad():

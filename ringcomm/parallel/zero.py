@@ -42,15 +42,16 @@ class ShardedOptimizer(GradientSync):
     of the gradient in stage 1; in stage 2, 2/d and two buckets; 12/d of masters and moments, and 4/d more during the
     step. Without ZeRO it has 16. Gradients that micro-batches accumulate are full until the last backward.
 
-    With an optimizer that updates each element by itself (SGD, Adam, AdamW), parameters get the bits of a DataParallel
-    and that optimizer, if the backend sums in the same order in a reduce-scatter as in an all-reduce: ringcomm does so
-    on one machine. The gradient norm is summed in another order.
+    With an optimizer that updates each element by itself (SGD, Adam, AdamW, fused or not), parameters get the bits of a
+    DataParallel and that optimizer, if the backend sums in the same order in a reduce-scatter as in an all-reduce:
+    ringcomm does so on one machine. The gradient norm is summed in another order. Parameters may be changed between
+    steps, alike on all replicas; masters take the changed elements over.
 
     Communication: forward, none, except that it awaits the parameters of `units`. Backward: reduce-scatters of gradient
     buckets send (d-1)/d times the bytes of the gradients. Step: an all-reduce of one number over all ranks, then
     all-gathers that send (d-1)/d times the bytes of the parameters: together the 2Ψ(d-1)/d elements of a DataParallel.
-    Each bucket is padded to a multiple of d elements. Shards of tied gradients are all-reduced over their group. At
-    construction, all parameters and buffers are broadcast from the first replica.
+    Each parameter is padded to a multiple of 64 elements, each bucket to one of 64 · d. Shards of tied gradients are
+    all-reduced over their group. At construction, all parameters and buffers are broadcast from the first replica.
 
     Args:
         modules: a module, or the chunks of a pipeline; their parameters become views of buckets
@@ -60,8 +61,8 @@ class ShardedOptimizer(GradientSync):
         stage: 1: sharded optimizer states; 2: sharded gradients too, for which backward awaits earlier buckets
         tied: parameters that other ranks copy, each with the process group of the copies, as `gpt_tied_weights` returns
         units: modules whose parameters only their own forward reads, in the order of their forwards. Their all-gathers
-            run while earlier modules compute. Before you read parameters otherwise, or close this object, call
-            `finish_param_sync`.
+            run while earlier modules compute. Whatever uses a parameter of an unfinished all-gather waits for it; only
+            code that keeps a view of its memory calls `finish_param_sync`.
         bucket_bytes: bytes of parameters at which a bucket is full
         grad_dtype: dtype in which gradients are accumulated and reduced, as in DataParallel. None: as the parameters.
         init_scale: initial loss scale of float16
@@ -157,7 +158,7 @@ class ShardedOptimizer(GradientSync):
         if any(bucket.grad is None for bucket in self._buckets):
             raise ArgumentError("step without gradients: call finish_grad_sync after backward, on all ranks")
         with self.grid.abort_on_error():
-            self.finish_param_sync()
+            self._take_changes()
             grads = {each: grad for bucket in self._buckets for each, grad in bucket.gradients().items()}
             norm = self._norm(grads) / self.loss_scale
             finite = bool(norm.isfinite())
@@ -199,7 +200,7 @@ class ShardedOptimizer(GradientSync):
 
         Communication: an all-gather of the pickled states and masters.
         """
-        self.finish_param_sync()
+        self._take_changes()
         return {**self._states.state_dict(), "loss_scale": self._scale.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -212,7 +213,7 @@ class ShardedOptimizer(GradientSync):
         Raises:
             ArgumentError: the states are of other groups or shapes of parameters. All ranks raise.
         """
-        self.finish_param_sync()
+        self._take_changes()
         with self.grid.raise_on_all():  # before anything changes
             states, masters = self._states.cut_states(state)
         self.optimizer.load_state_dict(states)
@@ -249,6 +250,12 @@ class ShardedOptimizer(GradientSync):
         values = dict(zip(plain.parameters, plain.masters, strict=True))
         masters = {number: values[parameter] for number, parameter in enumerate(self._states.parameters)}
         self.load_state_dict({**plain.optimizer.state_dict(), "masters": masters, "loss_scale": plain.state_dict()})
+
+    def _take_changes(self) -> None:
+        """Update from the parameters as they are now, which the program may have changed."""
+        self.finish_param_sync()
+        for bucket in self._buckets:
+            bucket.take_changes()
 
     def _find_readers(self) -> list[tuple[nn.Module, list[ShardBucket]]]:
         """Return the modules that read parameters, with the buckets of these, in the order of a forward."""

@@ -1,7 +1,8 @@
 """The flat buffers of ZeRO: parameters of which each replica updates an equal shard, and gradients reduced to shards.
 
-A buffer is padded to d equal shards, for d replicas; a shard may begin and end inside a parameter. Gradients are marked
-as in `gradient_sync.py`, where each piece of a parameter begins, so that its owner sees whether any replica used it.
+A buffer is padded to d equal shards, for d replicas; a shard may begin and end inside a parameter, at a multiple of
+`VECTOR` elements of it. Gradients are marked as in `gradient_sync.py`, where each piece of a parameter begins, so that
+its owner sees whether any replica used it.
 """
 
 from collections import deque
@@ -11,21 +12,25 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ringcomm.parallel.arriving import mark_arrived, mark_arriving
 from ringcomm.parallel.data import zeros
 from ringcomm.parallel.functional import all_gather_single, reduce_scatter_single
 from ringcomm.parallel.gradient_sync import grad_dtype, mark_unused, refuse_sparse
 from ringcomm.parallel.grid import Axis
+from ringcomm.parallel.masters import adopt_changes
 
-__all__ = ["GradientBuffers", "ShardBucket"]
+__all__ = ["VECTOR", "GradientBuffers", "ShardBucket"]
 
-ALIGNMENT = 64  # bytes, as torch allocates: from other addresses, matrix products may round differently
+# Elements: parameters begin, and are cut, at multiples. Fused optimizers round the rest of a vector differently, and so
+# may matrix products at addresses that are not multiples of 64 bytes, as those of torch are.
+VECTOR = 64
 
 
 class ShardBucket:
     """Parameters in one buffer, this replica's shard of them, and its shard of their gradients.
 
-    The parameters become views of the buffer. One that would not be aligned there keeps its own memory, and is copied.
-    The optimizer updates the shard where it is; of parameters of 16 bits, a float32 master of the shard.
+    The parameters become views of the buffer. The optimizer updates the shard where it is; of parameters of 16 bits, a
+    float32 master of the shard.
 
     Args:
         parameters: of one dtype, one dtype of gradients and one device
@@ -48,24 +53,17 @@ class ShardBucket:
         buffers: "GradientBuffers | None",
         tied: dist.ProcessGroup | None,
     ) -> None:
-        parameters = sorted(parameters, key=lambda each: each.nbytes % ALIGNMENT != 0)  # so that few are not aligned
         self.dp, self.tied, self._buffers = dp, tied, buffers
-        self.shard = -(-sum(parameter.numel() for parameter in parameters) // dp.size)
+        self.shard = _padded(sum(_padded(each.numel(), VECTOR) for each in parameters), VECTOR * dp.size) // dp.size
         self._like = parameters[0]
         values_like = self._like.detach()  # without the dtype of its gradients
         self._values = zeros(self.shard * dp.size, values_like, dp.group)
         self._slots: dict[torch.Tensor, slice] = {}
-        self._copied: list[nn.Parameter] = []
         begin = 0
         for parameter in parameters:
             self._slots[parameter] = slice(begin, begin + parameter.numel())
-            view = self._view(self._values, parameter)
-            view.copy_(parameter.detach())
-            if begin * parameter.element_size() % ALIGNMENT:
-                self._copied.append(parameter)
-            else:
-                parameter.data = view
-            begin += parameter.numel()
+            self._move(parameter)
+            begin += _padded(parameter.numel(), VECTOR)
         self._mine = self._values.narrow(0, dp.rank * self.shard, self.shard)
         self._has_masters = self._like.element_size() < 4
         master = self._mine.float() if self._has_masters else self._mine
@@ -159,11 +157,20 @@ class ShardBucket:
 
     # --- Parameters ---------------------------------------------------------------------------------------------------
 
+    def take_changes(self) -> None:
+        """Take over what the program has done to the parameters since the last step: weights that it loaded, say."""
+        for parameter in self.pieces:
+            if parameter.data_ptr() != self._view(self._values, parameter).data_ptr():  # it has assigned `data`
+                self._move(parameter)
+        if self._has_masters:
+            adopt_changes((self.own(self._mine, each), piece) for each, piece in self.pieces.items() if piece.numel())
+
     def start_gather(self) -> None:
-        """Start to gather the updated shards of all replicas."""
+        """Start to gather the updated shards of all replicas. Whatever uses a parameter first waits for them."""
         for parameter, piece in self.pieces.items() if self._has_masters else ():
             self.own(self._mine, parameter).copy_(piece.detach())
         self._gathering = all_gather_single(self._values, self._mine, group=self.dp.group, async_op=True)
+        mark_arriving(self.pieces, self.finish_gather)
 
     def finish_gather(self) -> None:
         """Wait until the parameters have the shards of all replicas."""
@@ -171,8 +178,7 @@ class ShardBucket:
             return
         self._gathering.wait()
         self._gathering = None
-        for parameter in self._copied:
-            parameter.data.copy_(self._view(self._values, parameter))
+        mark_arrived(self.pieces)
 
     # --- Places -------------------------------------------------------------------------------------------------------
 
@@ -186,6 +192,12 @@ class ShardBucket:
         """Return this replica's part of a tensor of a parameter's shape, in the shape of the piece."""
         span, start = self._span(parameter, self.dp.rank), self._slots[parameter].start
         return full.detach().reshape(-1)[span.start - start : span.stop - start].view(self.pieces[parameter].shape)
+
+    def _move(self, parameter: nn.Parameter) -> None:
+        """Make a parameter a view of the buffer, which gets its values."""
+        view = self._view(self._values, parameter)
+        view.copy_(parameter.detach())
+        parameter.data = view
 
     def _view(self, buffer: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
         return buffer[self._slots[parameter]].view(parameter.shape)
@@ -229,3 +241,7 @@ class GradientBuffers:
             self.free.append(buffer)
         else:
             self._made -= 1
+
+
+def _padded(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple

@@ -73,8 +73,8 @@ class ShardStates:
             raise refuse("parameters in each group of the states", groups, given)
         if unknown := sorted({*state["state"], *state.get("masters", {})} - {*range(len(self.parameters))}):
             raise refuse("parameters of the states", f"numbers below {len(self.parameters)}", unknown)
-        values = {**dict(enumerate(self.parameters)), **state.get("masters", {})}
-        masters = {self._pieces[number]: self._cut(number, {MASTER: x.detach()}) for number, x in values.items()}
+        given = state.get("masters", {}).items()
+        masters = {self._pieces[number]: self._cut(number, {MASTER: x.detach()}) for number, x in given}
         states = {number: self._cut(number, each) for number, each in state["state"].items()}
         pieces = {piece: cut[MASTER] for piece, cut in masters.items() if cut}
         return {"state": states, "param_groups": state["param_groups"]}, pieces

@@ -28,6 +28,7 @@ OPTIMIZERS = {
     "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
     "adam": partial(torch.optim.Adam, lr=0.01, weight_decay=0.1),
     "adamw": partial(torch.optim.AdamW, lr=0.01),
+    "fused": partial(torch.optim.AdamW, lr=0.01, fused=True),
     "adagrad": partial(torch.optim.Adagrad, lr=0.01),  # has states before its first step
 }
 sgd, adamw = OPTIMIZERS["sgd"], OPTIMIZERS["adamw"]
@@ -65,7 +66,9 @@ def same(model, expected):
 
 
 @stages
-@pytest.mark.parametrize(("kind", "bucket_bytes"), [("sgd", 1), ("adam", 3000), ("adamw", 1 << 20), ("adagrad", 3000)])
+@pytest.mark.parametrize(
+    ("kind", "bucket_bytes"), [("sgd", 1), ("adam", 3000), ("adamw", 1 << 20), ("fused", 3000), ("adagrad", 3000)]
+)
 @torch_world.on(1, 2, 4)
 def test_parameters_have_the_bits_of_dataparallel_and_the_plain_optimizer(stage, kind, bucket_bytes):
     """Train for some steps, of which one accumulates and some leave a layer unused, everywhere or on one rank."""
