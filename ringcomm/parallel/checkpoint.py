@@ -78,13 +78,15 @@ def save_checkpoint(path: Folder, chunks: Modules, optimizer: Training, grid: Gr
             extra = {**extra, **{PRECISION + name: value for name, value in optimizer.state_dict().items()}}
         for number, group in enumerate(_torch_optimizer(optimizer).param_groups):
             extra = {**extra, f"{OPTIONS}{number}": {name: group[name] for name in group if name != "params"}}
-        tensors = {f":{name}": _encoded(name, value) for name, value in extra.items()} | _buffers(chunks)
+        encoded = {f":{name}": _encoded(f"extra value {name!r}", value) for name, value in extra.items()}
+        tensors = encoded | _buffers(chunks)
         states, trained = _local_optimizer(optimizer).state, list(_trained(chunks, optimizer))
         for name, _, tensor, spec in trained:
             tensors[name] = as_dtensor(tensor.detach(), spec, grid.tp)
-            for key, value in states.get(tensor, {}).items():
-                if not isinstance(value, Tensor):
-                    raise refuse(f"optimizer state {key} of {name}", "a tensor", value)
+            state = states.get(tensor, {})
+            if values := {key: x for key, x in state.items() if not isinstance(x, Tensor)}:
+                tensors[f"{name}:"] = _encoded(f"optimizer states of {name}", values)
+            for key, value in ((key, x) for key, x in state.items() if key not in values):
                 same = value.shape == tensor.shape
                 if spec and value.dim() and not same:
                     what = f"shape of the optimizer state {key} of {name}, which is sharded over tp"
@@ -122,7 +124,7 @@ def load_checkpoint(path: Folder, chunks: Modules, optimizer: Training, grid: Gr
     for key, entry in stored.items():
         name, colon, state = key.partition(":")
         if isinstance(entry, TensorStorageMetadata) and colon:
-            saved[name][state] = entry
+            saved[name][state] = entry  # its values that are no tensors are under ""
         elif isinstance(entry, TensorStorageMetadata):
             sizes[name] = entry.size
     _check_model(path, sizes, _model(chunks, trained, grid))
@@ -133,7 +135,7 @@ def load_checkpoint(path: Folder, chunks: Modules, optimizer: Training, grid: Gr
     for name, _, tensor, spec in trained:
         wanted[name] = as_dtensor(tensor.detach(), spec, grid.tp)
         for state, entry in saved[name].items() if tensor in local else ():
-            same = entry.size == sizes[name]
+            same = bool(state) and entry.size == sizes[name]
             like = tensor.detach() if same else torch.empty(entry.size)
             states[tensor][state] = torch.zeros_like(like, dtype=entry.properties.dtype)
             wanted[f"{name}:{state}"] = as_dtensor(states[tensor][state], spec if same else None, grid.tp)
@@ -142,9 +144,12 @@ def load_checkpoint(path: Folder, chunks: Modules, optimizer: Training, grid: Gr
     with torch.no_grad():
         for _, parameter, tensor, _ in trained:
             parameter.copy_(tensor)
+    for state in states.values():
+        state |= _decoded(state.pop("")) if "" in state else {}
     values = {name: _decoded(value) for name, value in encoded.items()}
     scale, options = (_popped(values, prefix) for prefix in (PRECISION, OPTIONS))
-    _set_states(optimizer, states, options)
+    with grid.raise_on_all():
+        _set_states(optimizer, states, options)
     if isinstance(optimizer, MixedPrecision):
         optimizer.load_state_dict(scale)
     return values
@@ -216,7 +221,7 @@ def _set_states(
     numbered, groups = count(), []
     for number, group in enumerate(optimizer.param_groups):
         groups.append({**group, **options.get(str(number), {}), "params": [next(numbered) for _ in group["params"]]})
-    by_number = {number: states[tensor] for number, tensor in enumerate(optimized(optimizer))}
+    by_number = {number: states[tensor] for number, tensor in enumerate(optimized(optimizer)) if tensor in states}
     optimizer.load_state_dict({"state": by_number, "param_groups": groups})
 
 
@@ -261,18 +266,18 @@ def _check_model(path: Folder, stored: Mapping[str, torch.Size], model: Mapping[
 
 
 def _encoded(name: str, value: Extra) -> Tensor:
-    """Return an extra value as a tensor: a number as a scalar, a dict as the bytes of its file."""
+    """Return a value as a tensor: a number as a scalar, a dict as the bytes of its file."""
     if isinstance(value, int | float):
         return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
     if not isinstance(value, Mapping):
-        raise refuse(f"extra value {name!r}", "an int, a float or a dict", type(value).__name__)
+        raise refuse(name, "an int, a float or a dict", type(value).__name__)
     file = BytesIO()
     torch.save(dict(value), file)
     found = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
     try:
         _decoded(found)
     except UnpicklingError as error:
-        raise refuse(f"extra value {name!r}", "numbers, strings, tensors, lists and dicts", error) from error
+        raise refuse(name, "numbers, strings, tensors, lists and dicts", error) from error
     return found
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ringcomm.errors import integer, refuse
+from ringcomm.parallel.elementwise import check_elementwise
 from ringcomm.parallel.zero_buckets import VECTOR
 from ringcomm.parallel.zero_states import optimized
 from ringcomm.torch.host_memory import Folder, host_empty
@@ -51,7 +52,8 @@ class OffloadedOptimizer(Optimizer):
         chunk_bytes: bytes of the parameters of a chunk
 
     Raises:
-        ArgumentError: a parameter is not contiguous, or the folder cannot be written to; in a step, it is full.
+        ArgumentError: a parameter is not contiguous, the optimizer does not update each element by itself, or the
+            folder cannot be written to; in a step, it is full.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class OffloadedOptimizer(Optimizer):
         for parameter in optimized(self):
             if not parameter.is_contiguous():
                 raise refuse("parameters", "contiguous ones", f"one of strides {parameter.stride()}")
+        check_elementwise("factory", factory, next(optimized(self)).device)
         self.state = self._optimizer.state  # that of Adagrad exists before the first step
         self._homes: dict[Tensor, dict[str, Tensor]] = defaultdict(dict)  # of states, by parameter and key
         self._devices: dict[Tensor, torch.device] = {}  # of the parameters that are off the device too

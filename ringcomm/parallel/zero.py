@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from ringcomm.errors import ArgumentError, refuse
 from ringcomm.parallel.clip import clip_factor, local_norm
 from ringcomm.parallel.data import broadcast_replicas, check_replicas, kind, partition_by_axis
+from ringcomm.parallel.elementwise import check_elementwise
 from ringcomm.parallel.functional import all_reduced
 from ringcomm.parallel.gradient_sync import GradientSync, check_grad_dtype, refuse_synchronized, set_grad_dtype
 from ringcomm.parallel.grid import Axis, Grid
@@ -74,7 +75,8 @@ class ShardedOptimizer(GradientSync):
 
     Raises:
         ArgumentError: the stage or a dtype is not one of those above, a tied parameter or one of the optimizer is not
-            one of the modules, the replicas differ, or a DataParallel averages their gradients. All ranks raise.
+            one of the modules, the optimizer does not update each element by itself, the replicas differ, or a
+            DataParallel averages their gradients. All ranks raise.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class ShardedOptimizer(GradientSync):
             refuse_synchronized(trained)
             _check_known("tied", groups, self.parameters)
             _check_known("optimizer", optimized(self.optimizer), self.parameters)
+            check_elementwise("optimizer", optimizer, grid.device)
         with grid.raise_on_all():  # after the replicas of this stage have found the same
             check_replicas(module, grid.dp_cp)
         broadcast_replicas(module, grid.dp_cp)
@@ -216,7 +219,8 @@ class ShardedOptimizer(GradientSync):
         self._take_changes()
         with self.grid.raise_on_all():  # before anything changes
             states, masters = self._states.cut_states(state)
-        self.optimizer.load_state_dict(states)
+        with self.grid.raise_on_all():
+            self.optimizer.load_state_dict(states)
         with torch.no_grad():
             for piece, master in masters.items():
                 piece.copy_(master)

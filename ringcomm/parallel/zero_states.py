@@ -27,7 +27,7 @@ class ShardStates:
         parameters: those that the optimizer had, in order: their numbers are those of torch's state dicts
     """
 
-    def __init__(self, optimizer: Optimizer, buckets: Sequence[ShardBucket]) -> None:
+    def __init__(self, optimizer: Optimizer, buckets: Sequence[ShardBucket | Any]) -> None:
         self._optimizer = optimizer
         self.parameters = list(optimized(optimizer))
         self._buckets = {parameter: bucket for bucket in buckets for parameter in bucket.pieces}
@@ -37,7 +37,7 @@ class ShardStates:
         pieces = iter(self._pieces)
         for group in optimizer.param_groups:
             group["params"] = [next(pieces) for _ in group["params"]]
-        optimizer.state = defaultdict(dict, {self._pieces[each]: self._cut(each, x) for each, x in given.items()})
+        optimizer.state = defaultdict(dict, {self._pieces[each]: x for each, x in self._cut_all(given).items()})
 
     def state_dict(self) -> dict[str, Any]:
         """Return the full states and masters, on the CPU of every rank."""
@@ -74,10 +74,17 @@ class ShardStates:
         if unknown := sorted({*state["state"], *state.get("masters", {})} - {*range(len(self.parameters))}):
             raise refuse("parameters of the states", f"numbers below {len(self.parameters)}", unknown)
         given = state.get("masters", {}).items()
-        masters = {self._pieces[number]: self._cut(number, {MASTER: x.detach()}) for number, x in given}
-        states = {number: self._cut(number, each) for number, each in state["state"].items()}
-        pieces = {piece: cut[MASTER] for piece, cut in masters.items() if cut}
-        return {"state": states, "param_groups": state["param_groups"]}, pieces
+        masters = self._cut_all({number: {MASTER: x.detach()} for number, x in given})
+        pieces = {self._pieces[number]: cut[MASTER] for number, cut in masters.items()}
+        return {"state": self._cut_all(state["state"]), "param_groups": state["param_groups"]}, pieces
+
+    def _cut_all(self, states: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+        """Return the states of this replica's pieces, without entries for those that have none.
+
+        Some optimizers ask the first entry what states look like.
+        """
+        cuts = {number: self._cut(number, state) for number, state in states.items()}
+        return {number: cut for number, cut in cuts.items() if cut}
 
     def _cut(self, number: int, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state of this replica's piece of a parameter; nothing, if it has none."""

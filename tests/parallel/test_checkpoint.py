@@ -188,7 +188,7 @@ def one_refuses(path):
     stage = nn.ModuleDict({str(grid.pp.rank): nn.Linear(2, 2)})
     good, odd = (torch.optim.SGD(stage.parameters(), lr=0.1) for _ in range(2))
     foreign = torch.optim.SGD([nn.Parameter(torch.ones(3))], lr=0.1)
-    odd.state[next(stage.parameters())]["count"] = 3
+    odd.state[next(stage.parameters())]["count"] = object()
     mixed = MixedPrecision(stage, grid, partial(torch.optim.SGD, lr=0.1), torch.float32)
 
     def refused(call, *valid, **invalid):
@@ -212,7 +212,9 @@ def one_refuses(path):
 def test_an_error_on_one_rank_is_raised_on_all(tmp_path):
     first, second = torch_world.run(one_refuses, 2, tmp_path)
     assert second[0] == second[4] == "optimizer: expected parameters of the chunks only, got another, of shape (3,)"
-    assert second[1] == "optimizer state count of 1.weight: expected a tensor, got 3"
+    assert second[1].startswith(
+        "optimizer states of 1.weight: expected numbers, strings, tensors, lists and dicts, got"
+    )
     assert second[2] == "extra value 'n': expected an int, a float or a dict, got Tensor"
     kinds = ["", "", "", "TypeError: ", "", "TypeError: "]  # others than ArgumentError are named
     assert first == [f"rank 1: {kind}{text}" for kind, text in zip(kinds, second, strict=True)]

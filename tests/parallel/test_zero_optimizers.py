@@ -1,0 +1,126 @@
+"""ZeRO with the optimizers of torch and of users: states of every kind are saved and loaded, others are refused."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from test_zero import OPTIMIZERS, Odd, loss_of
+from torch import nn
+from torch.optim import SGD, Optimizer
+
+import torch_world
+from failures import raised
+from ringcomm import ArgumentError, RingcommError
+from ringcomm.parallel import Grid, OffloadedOptimizer, ShardedOptimizer, load_checkpoint, save_checkpoint
+
+
+class Counting(Optimizer):
+    """Keeps numbers of Python, flags, strings, integers for each element and None beside a momentum."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in (p for p in group["params"] if p.grad is not None):
+                state = self.state[p]
+                if not state:
+                    state.update(step=0, rate=1.0, warm=False, kind="sign", none=None)
+                    state.update(signs=torch.zeros_like(p, dtype=torch.int64), seen=torch.tensor(0))
+                state["step"] += 1
+                state["rate"] *= 0.9
+                state["seen"] += 1
+                state["signs"] += p.grad.sign().to(torch.int64)
+                p.sub_(state["signs"], alpha=group["lr"] * state["rate"] / state["step"])
+
+
+KINDS = {**OPTIMIZERS, "counting": Counting, "rprop": torch.optim.Rprop}
+
+
+def trained(zero, model, steps):
+    for step in steps:
+        loss_of(model, step, zero.dp).backward()
+        zero.finish_grad_sync()
+        zero.step()
+    return [parameter.tolist() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch_world.on(2)
+def test_states_of_every_kind_are_saved_and_loaded(kind, tmp_path):
+    """Through `state_dict`, and through the files of a checkpoint."""
+    grid = Grid(dp=2)
+    model, second, third = Odd(), Odd(seed=1), Odd(seed=2)
+    zero = ShardedOptimizer(model, grid, KINDS[kind], bucket_bytes=3000)
+    trained(zero, model, range(2))
+    state, weights = zero.state_dict(), {name: x.clone() for name, x in model.state_dict().items()}
+    save_checkpoint(tmp_path, model, zero, grid, {})
+    expected = trained(zero, model, range(2, 4))
+    loaded = ShardedOptimizer(second, grid, KINDS[kind])
+    second.load_state_dict(weights)
+    loaded.load_state_dict(state)
+    assert trained(loaded, second, range(2, 4)) == expected
+    resumed = ShardedOptimizer(third, grid, KINDS[kind], stage=1)
+    load_checkpoint(tmp_path, third, resumed, grid)
+    assert trained(resumed, third, range(2, 4)) == expected
+
+
+class RefusesStates(SGD):
+    def load_state_dict(self, state):
+        if dist.get_rank() == 1:
+            raise ZeroDivisionError("on purpose")
+        super().load_state_dict(state)
+
+
+@torch_world.on(2)
+def test_states_that_the_optimizer_of_one_rank_refuses_raise_on_all_and_leave_the_group_usable(tmp_path):
+    grid, model = Grid(dp=2), Odd()
+    zero = ShardedOptimizer(model, grid, partial(RefusesStates, lr=0.1))
+    save_checkpoint(tmp_path, model, SGD(model.parameters()), grid, {})
+    kind = ZeroDivisionError if grid.dp.rank else RingcommError
+    raised(kind, lambda: zero.load_state_dict(zero.state_dict()))
+    raised(kind, lambda: load_checkpoint(tmp_path, model, RefusesStates(model.parameters()), grid))
+    trained(zero, model, range(1))
+
+
+class TrustRatio(SGD):
+    """Scales an update by norms, as LARS and LAMB do."""
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad, alpha=group["lr"] * float(p.norm() / p.grad.norm()))
+
+
+MUON = [torch.optim.Muon] if hasattr(torch.optim, "Muon") else []
+
+
+@pytest.mark.parametrize("factory", [torch.optim.Adafactor, TrustRatio, *MUON])
+@torch_world.on(2)
+def test_an_optimizer_that_looks_at_more_than_an_element_is_refused(factory):
+    grid, model = Grid(dp=2), nn.Linear(8, 8, bias=False)
+    text = f"expected one that updates each element by itself, as AdamW does, got {factory.__name__}"
+    assert str(raised(ArgumentError, lambda: ShardedOptimizer(model, grid, factory))) == f"optimizer: {text}"
+    assert str(raised(ArgumentError, lambda: OffloadedOptimizer(model.parameters(), factory))) == f"factory: {text}"
+
+
+def of_two_parameters(parameters):
+    """Make an optimizer for a model of two parameters only."""
+    return SGD([{"params": [parameters[0]]}, {"params": [parameters[1]]}])
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        *KINDS.values(),
+        *(getattr(torch.optim, name) for name in ("Adadelta", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop")),
+        partial(OffloadedOptimizer, factory=torch.optim.AdamW),
+        of_two_parameters,
+    ],
+)
+@torch_world.on(1)
+def test_other_optimizers_are_not_refused(factory):
+    ShardedOptimizer(nn.Linear(8, 8), Grid(), factory).close()
