@@ -144,8 +144,9 @@ def load_checkpoint(path: Folder, chunks: Modules, optimizer: Training, grid: Gr
     with torch.no_grad():
         for _, parameter, tensor, _ in trained:
             parameter.copy_(tensor)
-    for state in states.values():
-        state |= _decoded(state.pop("")) if "" in state else {}
+    for each in states.values():
+        if "" in each:
+            each.update(_decoded(each.pop("")))
     values = {name: _decoded(value) for name, value in encoded.items()}
     scale, options = (_popped(values, prefix) for prefix in (PRECISION, OPTIONS))
     with grid.raise_on_all():

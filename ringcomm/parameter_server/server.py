@@ -1,7 +1,7 @@
-"""The server: it answers each worker in a thread of its own."""
+"""The server: it answers each worker in a thread of its own, and steps in the thread that serves."""
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from functools import reduce
@@ -86,31 +86,36 @@ class ParameterServer:
         self.lost: dict[int, BaseException] = {}
         self._pushes = dict.fromkeys((each.peer for each in self._channels), 0)  # of workers neither closed nor lost
         self._gradients: dict[int, list[Tensor | None]] = {}  # pushed since the last step
-        self._changed = Condition()  # guards these two, and the parameters
+        self._stepping = False  # the parameters are being written
+        self._over = False  # no step will be taken any more
+        self._changed = Condition()  # guards all four
 
     def serve(self) -> None:
         """Answer the workers until each has closed or is lost; if all are lost, raise the error of the last one."""
         with ThreadPoolExecutor(len(self._channels)) as threads, abort_on_error(self._channels):
-            for thread in as_completed([threads.submit(self._serve, channel) for channel in self._channels]):
+            answering = [threads.submit(self._serve, channel) for channel in self._channels]
+            self._step_until_all_have_left()
+            for thread in answering:
                 thread.result()
         close(self._channels)
         if len(self.lost) == len(self._channels):
             raise self.lost.popitem()[1]
 
+    # --- The thread of a worker ---------------------------------------------------------------------------------------
+
     def _serve(self, channel: PeerChannel) -> None:
         """Answer one worker until it has closed or is lost."""
         try:
-            while request := self._request(channel):
-                self._hold_back(channel)
-                reply = self._perform(channel.peer, *request)
-                with suppress(*LOST):  # the next request raises it too
-                    channel.send_answer(done=True)
-                    channel.send(reply)
+            with abort_on_error(self._channels):
+                while request := self._request(channel):
+                    reply = self._perform(channel, *request)
+                    with suppress(*LOST):  # the next request raises it too
+                        channel.send_answer(done=True)
+                        channel.send(reply)
         finally:
             with self._changed:
                 del self._pushes[channel.peer]
                 self._changed.notify_all()
-                self._step()
 
     def _request(self, channel: PeerChannel) -> tuple[list[Rows], list[Tensor] | None] | None:
         """Receive the rows that a worker pulls, or pushes with gradients; None: it has closed or is lost."""
@@ -123,35 +128,59 @@ class ParameterServer:
             self.lost[channel.peer] = error
         return None
 
-    def _hold_back(self, channel: PeerChannel) -> None:
-        """Wait until a worker is not too far ahead; the others only catch up, so it stays so until its next push."""
+    def _perform(self, channel: PeerChannel, rows: list[Rows], gradients: list[Tensor] | None) -> list[Tensor]:
+        """Return the values, or take the gradients, between steps and once the worker is not too far ahead.
+
+        A step may take longer than the timeout, so a worker that waits hears of it.
+        """
+        worker = channel.peer
 
         def released() -> bool:
-            return self._pushes[channel.peer] - min(self._pushes.values()) <= self._staleness
+            ahead = self._pushes[worker] - min(self._pushes.values())
+            return self._over or (ahead <= self._staleness and not self._stepping and not self._due())
 
         while True:
             with self._changed:
                 if self._changed.wait_for(released, self._interval):
-                    return
+                    if gradients is None:
+                        chosen = zip(self.parameters, rows, strict=True)
+                        return [each.detach()[numbers].clone() for each, numbers in chosen]
+                    self._gradients[worker] = [*map(_pushed, self.parameters, rows, gradients)]
+                    self._pushes[worker] += 1
+                    self._changed.notify_all()
+                    return []
             with suppress(*LOST):
                 channel.send_answer(done=False)
 
-    def _perform(self, worker: int, rows: list[Rows], gradients: list[Tensor] | None) -> list[Tensor]:
-        """Return the values, or take the gradients."""
-        with self._changed:
-            if gradients is None:
-                return [each.detach()[chosen].clone() for each, chosen in zip(self.parameters, rows, strict=True)]
-            self._gradients[worker] = [*map(_pushed, self.parameters, rows, gradients)]
-            self._pushes[worker] += 1
-            self._changed.notify_all()
-            self._step()
-            return []
+    # --- Steps --------------------------------------------------------------------------------------------------------
 
-    def _step(self) -> None:
-        """Take a step with the mean of the pushed gradients, unless those of other workers are missing."""
-        if not self._gradients or (self._staleness == 0 and self._pushes.keys() - self._gradients.keys()):
-            return
-        workers = [self._gradients.pop(worker) for worker in sorted(self._gradients)]
+    def _step_until_all_have_left(self) -> None:
+        try:
+            while gradients := self._pushed_for_a_step():
+                self._step(gradients)
+        finally:
+            with self._changed:
+                self._over = True
+                self._changed.notify_all()
+
+    def _pushed_for_a_step(self) -> list[list[Tensor | None]]:
+        """Wait until a step is due, and return the gradients of each worker for it; none, once all have left."""
+        with self._changed:
+            self._stepping = False
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._due() or not self._pushes)
+            gradients = [self._gradients.pop(worker) for worker in self._due()]
+            self._stepping = True
+            return gradients
+
+    def _due(self) -> list[int]:
+        """Return the workers whose gradients the next step takes: with a staleness, one; else all, once they pushed."""
+        if self._staleness:
+            return [*self._gradients][:1]
+        return [] if self._pushes.keys() - self._gradients.keys() else sorted(self._gradients)
+
+    def _step(self, workers: list[list[Tensor | None]]) -> None:
+        """Take a step with the mean of the gradients of these workers."""
         for parameter, gradients in zip(self.parameters, zip(*workers, strict=True), strict=True):
             terms = [gradient * (1 / len(workers)) for gradient in gradients if gradient is not None]
             parameter.grad = reduce(add, terms) if terms else None

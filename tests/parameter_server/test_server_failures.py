@@ -111,6 +111,30 @@ def test_a_worker_that_waits_for_a_late_one_longer_than_the_timeout_is_not_lost(
                 act()
 
 
+class Slow(SGD):
+    def step(self):
+        time.sleep(1.0)
+        super().step()
+
+
+@pytest.mark.parametrize("staleness", [0, None], ids=str)
+@torch_world.on(3, backends=torch_world.BACKENDS)
+def test_a_step_that_takes_longer_than_the_timeout_loses_nobody(staleness):
+    """Take a second for a step: time has to pass."""
+    x, rank, timeout = nn.Parameter(torch.zeros(2)), dist.get_rank(), timedelta(seconds=0.5)
+    if rank == 0:
+        server = ParameterServer([x], [0], partial(Slow, lr=1.0), staleness=staleness, timeout=timeout)
+        server.serve()
+        assert server.lost == {}
+        assert values(server.parameters) == ([[-1.5, -1.5]] if staleness == 0 else [[-3.0, -3.0]])
+        return
+    with Worker([x], [0], timeout=timeout) as worker:
+        x.grad = torch.full((2,), float(rank))
+        worker.push()
+        worker.pull()
+        assert staleness is None or x.tolist() == [-1.5, -1.5]
+
+
 @torch_world.on(2)
 def test_a_server_without_workers_raises_the_error_of_the_last():
     if dist.get_rank() == 0:
