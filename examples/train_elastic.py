@@ -38,7 +38,8 @@ def main() -> None:
     if ranks > 4:
         options.error(f"expected at most 4 ranks, which divide a batch of {BATCH} sequences, got {ranks}")
     ringcomm.torch.init_process_group(arguments.timeout)
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
     alphabet, data = torch.tensor([*map(ord, "\n".join(topics.values()))]).unique(return_inverse=True)  # type: ignore[no-untyped-call]
     training = Training(GPTConfig(len(alphabet), CONTEXT, layers=2, hidden=64, heads=4))
 

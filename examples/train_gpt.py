@@ -11,6 +11,7 @@ and each replica takes its part. Two options are exceptions: ranks draw dropout,
 `--experts N` puts N experts in each layer, which `--ep` divides among the replicas.
 `--zero 1` shards the optimizer states over the replicas, `--zero 2` the gradients too, `--zero 3` the parameters too.
 `--accumulate N` adds up the gradients of N parts of each batch; `--warmup N` lets the learning rate rise and fall.
+OMP_NUM_THREADS sets the threads of a rank, which torchrun makes 1; else the ranks divide the cores.
 `--save FOLDER` writes a checkpoint at the end; `--resume FOLDER` continues from one, on any grid.
 """
 
@@ -69,7 +70,8 @@ def main() -> None:
     start(arguments, timeout)
     sizes = {name: getattr(arguments, name) for name in ("dp", "tp", "pp", "cp", "ep")}
     grid = Grid(**sizes, device=arguments.device, timeout=timeout)
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    if "OMP_NUM_THREADS" not in os.environ:  # torchrun sets it to 1
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     alphabet, data = torch.tensor([*map(ord, text)], device=grid.device).unique(return_inverse=True)
 
     config = GPTConfig(

@@ -28,7 +28,7 @@ from ringcomm.parallel.functional import (
 )
 from ringcomm.parallel.gpt import GPTConfig, GPTStage, gpt_loss, gpt_stages, gpt_tied_weights
 from ringcomm.parallel.grid import Axis, Grid
-from ringcomm.parallel.loss import vocab_parallel_cross_entropy
+from ringcomm.parallel.loss import CountedLoss, count_targets, vocab_parallel_cross_entropy
 from ringcomm.parallel.metrics import StepMeter, StepMetrics, count_parameters, flops_per_token, measure_peak
 from ringcomm.parallel.norm import SequenceParallelDropout, SequenceParallelLayerNorm, SequenceParallelRMSNorm
 from ringcomm.parallel.offload import OffloadedOptimizer
@@ -37,7 +37,13 @@ from ringcomm.parallel.pipeline import Pipeline
 from ringcomm.parallel.precision import MixedPrecision
 from ringcomm.parallel.seed import get_rng_states, rank_local_rng, seed_ranks, set_rng_states
 from ringcomm.parallel.sharding import ShardSpec, collect_shard_specs, full_tensors
-from ringcomm.parallel.tensor import ColumnParallelLinear, ParallelMLP, RowParallelLinear, VocabParallelEmbedding
+from ringcomm.parallel.tensor import (
+    ColumnParallelLinear,
+    ParallelMLP,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    VocabParallelHead,
+)
 from ringcomm.parallel.tensor_nd import GridAttention, GridLinear, GridMLP, TensorGrid
 from ringcomm.parallel.verify import check_model
 from ringcomm.parallel.zero import ShardedOptimizer
@@ -47,6 +53,7 @@ from ringcomm.pipelining.schedule import PipelineSchedule, make_schedule
 __all__ = [
     "Axis",
     "ColumnParallelLinear",
+    "CountedLoss",
     "DataParallel",
     "Experts",
     "GPTConfig",
@@ -73,6 +80,7 @@ __all__ = [
     "StepMetrics",
     "TensorGrid",
     "VocabParallelEmbedding",
+    "VocabParallelHead",
     "Worker",
     "all_gather",
     "all_to_all",
@@ -81,6 +89,7 @@ __all__ = [
     "collect_shard_specs",
     "copy_to",
     "count_parameters",
+    "count_targets",
     "enter_linear",
     "flops_per_token",
     "full_tensors",

@@ -7,6 +7,7 @@ element is written once, and a rank of any grid reads only what it needs; no ten
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from io import BytesIO
 from itertools import count
 from pickle import UnpicklingError
@@ -44,6 +45,7 @@ __all__ = ["Folder", "load_checkpoint", "save_checkpoint"]
 
 Training = Optimizer | MixedPrecision | ShardedOptimizer
 Extra = float | Mapping[str, Any]
+COPY, PARAMETER = "tied copy", "parameter"  # what a name is; else it is a buffer
 PRECISION, OPTIONS = "precision.", "options."  # prefixes of the values of MixedPrecision, and of groups of parameters
 
 
@@ -65,9 +67,9 @@ def save_checkpoint(path: Folder, chunks: Modules, optimizer: Training, grid: Gr
             lists and dicts
 
     Raises:
-        ArgumentError: two stages have parameters of the same name that are not tied copies; the optimizer has
-            parameters outside the chunks, or states that depend on the grid; an extra value is of another kind. All
-            ranks raise.
+        ArgumentError: two stages have parameters of the same name that are not tied copies, or buffers of the same name
+            that differ; the optimizer has parameters outside the chunks, or states that depend on the grid; an extra
+            value is of another kind. All ranks raise.
         RingcommError: a rank cannot write its files. All ranks raise.
     """
     if isinstance(optimizer, ShardedOptimizer):
@@ -79,7 +81,7 @@ def save_checkpoint(path: Folder, chunks: Modules, optimizer: Training, grid: Gr
         for number, group in enumerate(_torch_optimizer(optimizer).param_groups):
             extra = {**extra, f"{OPTIONS}{number}": {name: group[name] for name in group if name != "params"}}
         encoded = {f":{name}": _encoded(f"extra value {name!r}", value) for name, value in extra.items()}
-        tensors = encoded | _buffers(chunks)
+        tensors = encoded | dict(_buffers(chunks))
         states, trained = _local_optimizer(optimizer).state, list(_trained(chunks, optimizer))
         for name, _, tensor, spec in trained:
             tensors[name] = as_dtensor(tensor.detach(), spec, grid.tp)
@@ -92,7 +94,7 @@ def save_checkpoint(path: Folder, chunks: Modules, optimizer: Training, grid: Gr
                     what = f"shape of the optimizer state {key} of {name}, which is sharded over tp"
                     raise refuse(what, f"() or {tuple(tensor.shape)}", tuple(value.shape))
                 tensors[f"{name}:{key}"] = as_dtensor(value, spec if same else None, grid.tp)
-    _model(chunks, trained, grid)
+    _model(chunks, trained, grid, saving=True)
     with _torch_errors(path):
         save(tensors, checkpoint_id=path, process_group=grid.world.group)
 
@@ -118,7 +120,7 @@ def load_checkpoint(path: Folder, chunks: Modules, optimizer: Training, grid: Gr
             stored = FileSystemReader(path).read_metadata().state_dict_metadata
         except (OSError, EOFError, UnpicklingError) as error:
             raise refuse("checkpoint folder", "one written by save_checkpoint", f"{path} ({error})") from error
-        trained, wanted = list(_trained(chunks, optimizer)), _buffers(chunks)
+        trained, wanted = list(_trained(chunks, optimizer)), dict(_buffers(chunks))
     sizes: dict[str, torch.Size] = {}
     saved: dict[str, dict[str, TensorStorageMetadata]] = defaultdict(dict)  # states by parameter; extra values under ""
     for key, entry in stored.items():
@@ -144,6 +146,8 @@ def load_checkpoint(path: Folder, chunks: Modules, optimizer: Training, grid: Gr
     with torch.no_grad():
         for _, parameter, tensor, _ in trained:
             parameter.copy_(tensor)
+        for name, x in _buffers(chunks):  # of which several chunks may have one
+            x.copy_(wanted[name])
     for each in states.values():
         if "" in each:
             each.update(_decoded(each.pop("")))
@@ -226,32 +230,51 @@ def _set_states(
     optimizer.load_state_dict({"state": by_number, "param_groups": groups})
 
 
-def _buffers(chunks: Sequence[nn.Module]) -> dict[str, Tensor]:
-    """Return the persistent buffers of the modules."""
-    named = ((chunk.state_dict(), dict(chunk.named_buffers())) for chunk in chunks)
-    return {clean_name(name): x for state, buffers in named for name, x in state.items() if name in buffers}
+def _buffers(chunks: Sequence[nn.Module]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the persistent buffers of the modules."""
+    for chunk in chunks:
+        buffers = dict(chunk.named_buffers())
+        yield from ((clean_name(name), x) for name, x in chunk.state_dict().items() if name in buffers)
 
 
-def _model(chunks: Sequence[nn.Module], trained: Sequence[_Trained], grid: Grid) -> dict[str, torch.Size]:
-    """Return the shapes of all parameters and buffers of the model; all ranks raise if a name is not unique."""
+def _model(
+    chunks: Sequence[nn.Module], trained: Sequence[_Trained], grid: Grid, *, saving: bool = False
+) -> dict[str, torch.Size]:
+    """Return the shapes of all parameters and buffers of the model; all ranks raise if a name is not unique.
+
+    Stages may have a buffer in common, such as a mask, whose values are then equal.
+    """
     elsewhere = {name for chunk in chunks for name in tied_copies(chunk)}
-    mine = {name: full_shape(tensor, spec) for name, _, tensor, spec in trained}
-    mine |= {name: x.shape for name, x in _buffers(chunks).items()}
-    shards: list[dict[str, torch.Size]] = [{}] * grid.ep.size  # of the experts
+    mine: dict[str, tuple[torch.Size, str]] = {}
+    with grid.raise_on_all():
+        for name, _, tensor, spec in trained:
+            mine[name] = full_shape(tensor, spec), COPY if name in elsewhere else PARAMETER
+        for name, x in _buffers(chunks):
+            kind = x.shape, _digest(x) if saving else "buffer"
+            if mine.setdefault(name, kind) != kind:
+                raise _duplicate(name, "two chunks of a rank")
+    shards: list[dict[str, Any]] = [{}] * grid.ep.size  # of the experts
     dist.all_gather_object(shards, mine, grid.ep.group)
-    mine = {name: shape for shard in shards for name, shape in shard.items()}
     stages: list[Any] = [None] * grid.pp.size
-    dist.all_gather_object(stages, {name: (shape, name in elsewhere) for name, shape in mine.items()}, grid.pp.group)
-    owners: dict[str, int] = {}
-    for rank, stage in enumerate(stages):
-        for name in (name for name, (_, copied) in stage.items() if not copied):
-            if owners.setdefault(name, rank) != rank:
-                raise _duplicate(name, f"ranks {owners[name]} and {rank} of the pipeline")
+    dist.all_gather_object(stages, {name: x for shard in shards for name, x in shard.items()}, grid.pp.group)
+    owners: dict[str, tuple[int, Any]] = {}
+    with grid.raise_on_all():  # the buffers of some replicas only may differ
+        for rank, stage in enumerate(stages):
+            for name, (shape, kind) in stage.items():
+                if kind == COPY:
+                    continue
+                owner, first = owners.setdefault(name, (rank, (shape, kind)))
+                if owner != rank and (kind == PARAMETER or first != (shape, kind)):
+                    raise _duplicate(name, f"ranks {owner} and {rank} of the pipeline")
     return {name: shape for stage in stages for name, (shape, _) in stage.items()}
 
 
+def _digest(x: Tensor) -> str:
+    return sha256(x.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
 def _duplicate(name: str, where: str) -> ArgumentError:
-    return refuse("parameter names", "each in one stage, as in the full model", f"{name} on {where}")
+    return refuse("names", "each in one stage, as in the full model, or equal buffers", f"{name} on {where}")
 
 
 def _check_model(path: Folder, stored: Mapping[str, torch.Size], model: Mapping[str, torch.Size]) -> None:

@@ -22,12 +22,12 @@ from ringcomm.parallel.context import sequence_positions
 from ringcomm.parallel.experts import Experts
 from ringcomm.parallel.functional import copy_to
 from ringcomm.parallel.grid import Axis, Grid
-from ringcomm.parallel.loss import vocab_parallel_cross_entropy
+from ringcomm.parallel.loss import CountedLoss, count_targets, vocab_parallel_cross_entropy
 from ringcomm.parallel.norm import SequenceParallelDropout, SequenceParallelLayerNorm, SequenceParallelRMSNorm
 from ringcomm.parallel.overlap import enter_linear
 from ringcomm.parallel.seed import derive_seed
 from ringcomm.parallel.sharding import collect_shard_specs, full_shape, shard_of
-from ringcomm.parallel.tensor import ParallelMLP, VocabParallelEmbedding
+from ringcomm.parallel.tensor import ParallelMLP, VocabParallelEmbedding, VocabParallelHead
 from ringcomm.pipelining.schedule import PipelineSchedule, make_schedule
 
 __all__ = ["GPTConfig", "GPTStage", "gpt_loss", "gpt_stages", "gpt_tied_weights"]
@@ -137,9 +137,12 @@ def gpt_tied_weights(stages: Sequence["GPTStage"], grid: Grid) -> list[tuple[nn.
     return [(tied[0].embedding.weight, grid.ends.group)] if len(tied) == 1 else []
 
 
-def gpt_loss(config: GPTConfig, grid: Grid) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Return the loss function of the last stage: logits (B, S, V/t) and next tokens (B, S) → mean cross-entropy."""
-    return partial(vocab_parallel_cross_entropy, tp=grid.tp, vocab_size=config.vocab_size)
+def gpt_loss(config: GPTConfig, grid: Grid) -> CountedLoss:
+    """Return the loss function of the last stage: logits (B, S, V/t) and next tokens (B, S) → mean cross-entropy.
+
+    Targets of -100 are ignored; a `Pipeline` averages over the others of a whole batch.
+    """
+    return CountedLoss(partial(vocab_parallel_cross_entropy, tp=grid.tp, vocab_size=config.vocab_size), count_targets)
 
 
 class GPTStage(nn.Module):
@@ -163,7 +166,7 @@ class GPTStage(nn.Module):
         if last:
             self.norm = norm(config, tp)
             if not config.tied:
-                self.head = embedding()
+                self.head = VocabParallelHead(config.hidden, config.vocab_size, tp, sequence_parallel=sp)
         self.tied_copies = {"embedding.weight"} if last and config.tied and not first else set()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -195,9 +198,13 @@ class GPTStage(nn.Module):
         return out
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
-        weight = (self.embedding if self.config.tied else self.head).weight
+        x = self.norm(x)
+        if not self.config.tied:
+            logits: torch.Tensor = self.head(x)
+            return logits
+        weight = self.embedding.weight
         linear = partial(F.linear, weight=weight)
-        return enter_linear(self.norm(x), [linear], [weight], self.tp, self.config.sequence_parallel)[0]
+        return enter_linear(x, [linear], [weight], self.tp, self.config.sequence_parallel)[0]
 
 
 class TransformerBlock(nn.Module):

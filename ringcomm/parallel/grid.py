@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from ringcomm.errors import ArgumentError, describe_error, integer, raise_first_failure, refuse
+from ringcomm.torch.timeouts import timeout_of
 
 __all__ = ["Axis", "Grid"]
 
@@ -66,8 +67,7 @@ class Grid:
         cp: number of parts of each sequence (context parallelism); dp · cp · tp · pp is the size of the world
         ep: number of shards of each set of experts, a divisor of `dp`: neighboring replicas hold one each
         device: device type of the model
-        timeout: timeout of every operation on the groups of the grid. None: torch's default (30 minutes; NCCL: 10),
-            whatever `init_process_group` was given.
+        timeout: timeout of every operation on the groups of the grid. None: that of `init_process_group`
 
     Attributes:
         dp: `Axis` of the replicas that get other rows of a batch
@@ -111,7 +111,7 @@ class Grid:
         ranks = torch.arange(pp * dp * cp * tp).reshape(pp, dp, cp, tp)
         experts = ranks.reshape(pp, dp // ep, ep, cp, tp)
         pipelines = _lines(ranks, 0)
-        axis = partial(_axis, timeout=timeout, alone={})
+        axis = partial(_axis, timeout=timeout or timeout_of(None, device), alone={})
         self.pp = axis("pp", pipelines)
         self.dp = axis("dp", _lines(ranks, 1))
         self.cp = axis("cp", _lines(ranks, 2))

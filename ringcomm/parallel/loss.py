@@ -1,5 +1,7 @@
-"""Cross-entropy of logits sharded over the vocabulary, without gathering them."""
+"""Cross-entropy of logits sharded over the vocabulary, without gathering them; losses that count their targets."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +12,33 @@ from ringcomm.parallel.functional import all_reduced
 from ringcomm.parallel.grid import Axis
 from ringcomm.parallel.tensor import check_ids
 
-__all__ = ["vocab_parallel_cross_entropy"]
+__all__ = ["CountedLoss", "count_targets", "vocab_parallel_cross_entropy"]
+
+
+def count_targets(targets: torch.Tensor, ignore_index: int = -100) -> torch.Tensor:
+    """Return the number of targets that cross-entropy does not ignore."""
+    return (targets != ignore_index).sum()
+
+
+@dataclass(frozen=True)
+class CountedLoss:
+    """A loss function that averages over some of the targets, and counts them.
+
+    A `Pipeline` weights micro-batches and replicas by the counts, so that its loss and gradients are those of the mean
+    over all counted targets of a batch, however they are divided. ::
+
+        Pipeline(grid, chunks, schedule, CountedLoss(cross_entropy, count_targets))
+
+    Args:
+        function: (output, target) → scalar loss, the mean over the counted targets
+        count: target → their number
+    """
+
+    function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    count: Callable[[torch.Tensor], torch.Tensor]
+
+    def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return self.function(output, target)
 
 
 def vocab_parallel_cross_entropy(
@@ -92,7 +120,9 @@ class _CrossEntropy(torch.autograd.Function):
         probabilities = x.exp().div_(normalizer.unsqueeze(-1))
         probabilities -= ctx.smoothing / ctx.vocab_size
         probabilities.scatter_add_(-1, column, (ctx.smoothing - 1) * here.to(x.dtype).unsqueeze(-1))
-        probabilities *= (grad / counts.sum() * counts).unsqueeze(-1)
+        probabilities *= (grad / counts.sum().clamp(min=1) * counts).unsqueeze(
+            -1
+        )  # zero if all are ignored, as in torch
         out = torch.zeros(ctx.shape, dtype=ctx.dtype, device=x.device)  # padding has no gradient
         out[:, : x.shape[-1]] = probabilities
         return out, None, None, None, None, None

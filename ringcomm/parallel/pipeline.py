@@ -16,11 +16,12 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
-from ringcomm.errors import ArgumentError, refuse
+from ringcomm.errors import ArgumentError, RingcommError, refuse
 from ringcomm.parallel.experts import set_loss_factor
 from ringcomm.parallel.functional import all_reduced
 from ringcomm.parallel.gradient_sync import GradientSync, grad_dtype
 from ringcomm.parallel.grid import Grid
+from ringcomm.parallel.loss import CountedLoss
 from ringcomm.parallel.p2p import P2PCommunicator, TensorMeta
 from ringcomm.parallel.sharding import Modules, as_list, copied_parameters, local_part
 from ringcomm.parallel.split_backward import backward_input
@@ -46,7 +47,8 @@ class Pipeline:
 
     Communication: let a batch have m micro-batches of b rows, of s · h elements each at a boundary. Every boundary
     between two ranks carries m messages of b · s · h elements forward and m backward. The loss is broadcast, and
-    averaged over the replicas (8 bytes each). Gradients of tied parameters are all-reduced.
+    averaged over the replicas (8 bytes each), as are the counts of a `CountedLoss` in the last stage. Gradients of tied
+    parameters are all-reduced.
 
     Between its forward and its backward a stage keeps its input and what autograd saves, but not its output. Chunks may
     be wrapped in torch's `fully_shard` over `grid.mesh["dp"]`, which takes the place of `data_parallel`. Schedules that
@@ -57,7 +59,8 @@ class Pipeline:
         grid: the ranks
         chunks: this rank's stages
         schedule: the order of forwards and backwards
-        loss_fn: (output, target) → scalar loss, the mean over the rows of a micro-batch
+        loss_fn: (output, target) → scalar loss, the mean over the rows of a micro-batch; a `CountedLoss` if it leaves
+            some targets out
         data_parallel: a DataParallel or ShardedOptimizer, which averages the gradients of the chunks over `grid.dp_cp`
             during the last backward of each chunk, or its last backward for weights
         tied: copies of one parameter, each with the process group of the ranks that have a copy. All copies get the sum
@@ -74,7 +77,7 @@ class Pipeline:
 
     Raises:
         ArgumentError: the schedule does not train, has another number of ranks or chunks, or splits backward where that
-            is excluded; `data_parallel` averages over other ranks; or a tied copy is missing. All ranks raise.
+            is excluded; or `data_parallel` averages over other ranks. All ranks raise.
     """
 
     def __init__(
@@ -103,11 +106,12 @@ class Pipeline:
                 raise refuse(f"parameters with {schedule.name}", "tensors, because it splits backward", "DTensors")
             if data_parallel and data_parallel.dp.ranks != grid.dp_cp.ranks:
                 raise refuse("data_parallel", f"one over dp_cp, ranks {grid.dp_cp.ranks}", data_parallel.dp)
-            given = {parameter for parameter, _ in tied}
-            taken = given if data_parallel is None or data_parallel.tied is None else data_parallel.tied
-            if missing := (copied_parameters(chunks) | given) - taken:
-                taker = "Pipeline" if taken is given else "ShardedOptimizer"
-                raise refuse(f"tied of the {taker}", "all copies, as of gpt_tied_weights", f"{len(missing)} fewer")
+        self._untied: RingcommError | None = None  # raised in training: evaluation needs no sums of gradients
+        try:
+            with grid.raise_on_all():
+                _check_tied(chunks, tied, data_parallel)
+        except RingcommError as error:
+            self._untied = error
         self.grid, self.axis = grid, grid.pp
         self.chunks, self.schedule, self.loss_fn = chunks, schedule, loss_fn
         self.data_parallel, self.tied, self.recompute = data_parallel, tied, recompute
@@ -122,7 +126,8 @@ class Pipeline:
         """Run forward and backward on a batch, and return the loss on every rank.
 
         The batch is split along dimension 0 into equal micro-batches. Loss and gradients are means over the
-        micro-batches, and over the batches of all replicas. Gradients are added to `grad`.
+        micro-batches, and over the batches of all replicas; with a `CountedLoss`, over the counted targets of all of
+        them. Gradients are added to `grad`.
 
         Args:
             inputs: read by the first stage only; other ranks pass a tensor of the same shape, which may be on `meta`
@@ -130,21 +135,28 @@ class Pipeline:
             loss_scale: multiplies the gradients but not the returned loss; for float16
 
         Raises:
-            ArgumentError: the batch cannot be split evenly or gradients are disabled, and nothing is sent (ranks with
-                a valid batch wait for this one); or a stage's output cannot be sent, or has another dtype or shape than
-                before for micro-batches of this shape.
+            ArgumentError: a tied copy is missing on any rank; the batch cannot be split evenly or gradients are
+                disabled, and nothing is sent (ranks with a valid batch wait for this one); or a stage's output cannot
+                be sent, or has another dtype or shape than before for micro-batches of this shape.
             PeerLost, CollectiveTimeout, Aborted: another rank died, did not arrive in time, or its stage raised
                 (backend ringcomm). The groups of the grid are broken.
         """
         if not torch.is_grad_enabled():
             raise ArgumentError("step runs backward, which no_grad disables: call evaluate")
+        if self._untied:
+            raise self._untied
         rows, parts = _rows(inputs, targets), self.schedule.micro_batches
         if rows == 0 or rows % parts:
             raise refuse(f"rows of the batch, for {parts} micro-batches", f"a multiple of {parts}", rows)
         x, y = (torch.split(each, rows // parts) for each in (inputs, targets))
-        batch = _Batch(self, x, y, parts, loss_scale)
         set_loss_factor(self.chunks, loss_scale / parts)
         with self.grid.abort_on_error():
+            divisors: Sequence[Tensor | float] = [parts] * parts
+            if isinstance(self.loss_fn, CountedLoss) and self._is_last:
+                counts = self._counts(y)
+                replicas = self.grid.dp_cp
+                divisors = [*(all_reduced(counts.sum(), replicas) / (counts * replicas.size))]
+            batch = _Batch(self, x, y, divisors, loss_scale)
             for parameter, group in self.tied:
                 if dist.get_rank(group) > 0:
                     parameter.grad = None  # the sum of earlier steps counts once
@@ -160,7 +172,7 @@ class Pipeline:
 
     @torch.no_grad()
     def evaluate(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Run forward on a batch, and return the mean loss of its rows on every rank.
+        """Run forward on a batch, and return the mean loss of its rows, or of its counted targets, on every rank.
 
         Arguments and errors are those of `step`, except that the batch may have any number of rows, other replicas may
         have others, and a replica may have none; without any row, the loss is nan. So the last batch of a dataset may
@@ -169,18 +181,31 @@ class Pipeline:
         rows = _rows(inputs, targets)
         size = max(1, -(-rows // self.schedule.micro_batches))  # of a micro-batch
         even = rows - rows % size
-        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        total = torch.zeros(2, dtype=torch.float64, device=self.device)  # of the losses, and of what they count
         with self.grid.abort_on_error():
             # The shapes within a run are equal, so a smaller last micro-batch runs alone.
             for part in (slice(even), slice(even, rows)):
                 x, y = (torch.split(each[part], size) for each in (inputs, targets))
                 if len(x[0]):
-                    batch = _Batch(self, x, y, rows / len(x[0]))
+                    counts = self._counts(y)
+                    batch = _Batch(self, x, y, [*(1 / counts)])
                     self._run(*self._evaluation(len(x)), batch)
-                    loss += batch.loss
-            total = torch.stack([self._broadcast(loss) * rows, torch.full_like(loss, rows)])
-            summed = all_reduced(total, self.grid.dp_cp)
+                    total += torch.stack([batch.loss, counts.sum()])
+            summed = all_reduced(self._broadcast(total), self.grid.dp_cp)
             return summed[0] / summed[1]
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether this rank has the last stage."""
+        return self.schedule.rank(self.schedule.stages - 1) == self.axis.rank
+
+    def _counts(self, targets: Sequence[Tensor]) -> Tensor:
+        """Return over how many targets the loss of each micro-batch is averaged; which counts in the last stage."""
+        if isinstance(self.loss_fn, CountedLoss) and self._is_last:
+            counts = [torch.as_tensor(self.loss_fn.count(each)) for each in targets]
+        else:
+            counts = [torch.tensor(len(each)) for each in targets]
+        return torch.stack(counts).to(self.device, torch.float64)
 
     def _broadcast(self, loss: Tensor) -> Tensor:
         """Return the loss of the last stage."""
@@ -209,6 +234,19 @@ class Pipeline:
         p2p.wait_sends()
 
 
+def _check_tied(
+    chunks: Sequence[nn.Module],
+    tied: Sequence[tuple[nn.Parameter, dist.ProcessGroup]],
+    data_parallel: GradientSync | None,
+) -> None:
+    """Raise ArgumentError if nothing sums the gradients of a tied copy."""
+    given = {parameter for parameter, _ in tied}
+    taken = given if data_parallel is None or data_parallel.tied is None else data_parallel.tied
+    if missing := (copied_parameters(chunks) | given) - taken:
+        taker = "Pipeline" if taken is given else "ShardedOptimizer"
+        raise refuse(f"tied of the {taker}", "all copies, as of gpt_tied_weights", f"{len(missing)} fewer")
+
+
 def _rows(inputs: Tensor, targets: Tensor) -> int:
     """Return the number of rows of a batch."""
     for what, batch in (("inputs", inputs), ("targets", targets)):
@@ -225,19 +263,19 @@ def _plan(schedule: PipelineSchedule, rank: int) -> tuple[Sequence[Action], list
 
 
 class _Batch:
-    """The state of one batch in the stages of this rank. Its loss is the sum of its micro-batches', over `divisor`."""
+    """The state of one batch in the stages of this rank. Its loss is the sum of its micro-batches', over `divisors`."""
 
     def __init__(
         self,
         pipeline: Pipeline,
         inputs: tuple[Tensor, ...],
         targets: tuple[Tensor, ...],
-        divisor: float,
+        divisors: Sequence[Tensor | float],  # tensors, if some may be infinite: of micro-batches that do not count
         loss_scale: float = 1.0,
     ) -> None:
         self.inputs, self.targets = inputs, targets
         self.loss = torch.zeros((), dtype=torch.float64, device=pipeline.device)
-        self._pipeline, self._divisor, self._loss_scale = pipeline, divisor, loss_scale
+        self._pipeline, self._divisors, self._loss_scale = pipeline, divisors, loss_scale
         # Input of each pending backward, and where it begins: not the output, which nothing needs any more. No gradient
         # edge if all stages up to here are frozen.
         self._saved: dict[tuple[int, int], tuple[Tensor, GradientEdge | None]] = {}
@@ -260,9 +298,13 @@ class _Batch:
         if not isinstance(y, Tensor):
             raise refuse(f"output of stage {stage}", "one tensor", type(y).__name__)
         if stage == pipeline.schedule.stages - 1:
-            y = pipeline.loss_fn(y, self.targets[action.micro_batch]) / self._divisor
+            y = pipeline.loss_fn(y, self.targets[action.micro_batch])
             if y.dim():
                 raise refuse("shape of the result of loss_fn", (), tuple(y.shape))
+            divisor = self._divisors[action.micro_batch]
+            if isinstance(divisor, Tensor):
+                y, divisor = torch.where(divisor.isfinite(), y, 0), divisor.to(y.dtype)
+            y = y / divisor
             self.loss = self.loss + y.detach().to(self.loss)
             y = y * self._loss_scale
         if training:

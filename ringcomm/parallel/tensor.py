@@ -38,6 +38,7 @@ __all__ = [
     "ParallelMLP",
     "RowParallelLinear",
     "VocabParallelEmbedding",
+    "VocabParallelHead",
 ]
 
 
@@ -90,7 +91,7 @@ class ColumnParallelLinear(ShardedLayer):
     with `entered=True`, for an input inside the region.
 
     Raises:
-        ArgumentError: `out_features` is not a multiple of t.
+        ArgumentError: `out_features` is not a multiple of t; an output layer may be a `VocabParallelHead`.
     """
 
     weight: nn.Parameter
@@ -177,11 +178,7 @@ class VocabParallelEmbedding(ShardedLayer):
         super().__init__()
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.tp, self.sequence_parallel = tp, sequence_parallel
-        self.shard_specs = {"weight": ShardSpec(0, num_embeddings)}
-        length = -(-num_embeddings // tp.size)
-        if length * (tp.size - 1) >= num_embeddings:
-            least = length * (tp.size - 1) + 1
-            raise refuse("num_embeddings", f"{least} or more, a row for each of {tp.size} ranks", num_embeddings)
+        self.shard_specs = {"weight": _vocabulary("num_embeddings", num_embeddings, tp)}
         self.keep_shard(nn.Embedding(num_embeddings, embedding_dim))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -194,6 +191,39 @@ class VocabParallelEmbedding(ShardedLayer):
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, tp={self.tp.size}"
+
+
+class VocabParallelHead(ShardedLayer):
+    """An output layer sharded over the vocabulary: (B, S, in_features) → logits (B, S, V/t).
+
+    A vocabulary that is not a multiple of t is padded with unused rows, whose logits are zero; tell
+    `vocab_parallel_cross_entropy` its `vocab_size`. To tie it to a `VocabParallelEmbedding`, give it that one's weight.
+
+    Communication: that of entering the region, in backward while the gradients of the parameters are computed.
+
+    Raises:
+        ArgumentError: the shard of a rank would be padding only.
+    """
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(
+        self, in_features: int, vocab_size: int, tp: Axis, *, bias: bool = False, sequence_parallel: bool = False
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, vocab_size
+        self.tp, self.sequence_parallel = tp, sequence_parallel
+        spec = _vocabulary("vocab_size", vocab_size, tp)
+        self.shard_specs = {"weight": spec, "bias": spec} if bias else {"weight": spec}
+        self.keep_shard(nn.Linear(in_features, vocab_size, bias))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        linear = partial(F.linear, weight=self.weight, bias=self.bias)
+        return enter_linear(x, [linear], [self.weight], self.tp, self.sequence_parallel)[0]
+
+    def extra_repr(self) -> str:
+        return _linear_repr(self)
 
 
 class ParallelMLP(nn.Module):
@@ -242,7 +272,15 @@ class ParallelMLP(nn.Module):
         return out
 
 
-def _linear_repr(layer: ColumnParallelLinear | RowParallelLinear) -> str:
+def _vocabulary(what: str, vocab_size: int, tp: Axis) -> ShardSpec:
+    """Return how a vocabulary is sharded, with padding at its end."""
+    length = -(-vocab_size // tp.size)
+    if length * (tp.size - 1) >= vocab_size:
+        raise refuse(what, f"{length * (tp.size - 1) + 1} or more, a row for each of {tp.size} ranks", vocab_size)
+    return ShardSpec(0, vocab_size)
+
+
+def _linear_repr(layer: ColumnParallelLinear | RowParallelLinear | VocabParallelHead) -> str:
     bias = layer.bias is not None
     return f"in_features={layer.in_features}, out_features={layer.out_features}, bias={bias}, tp={layer.tp.size}"
 

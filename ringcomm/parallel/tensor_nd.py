@@ -43,6 +43,7 @@ from ringcomm.parallel.functional import (
     scatter_to,
 )
 from ringcomm.parallel.grid import Axis
+from ringcomm.torch.timeouts import timeout_of
 
 __all__ = ["GridAttention", "GridLinear", "GridMLP", "TensorGrid"]
 
@@ -72,7 +73,7 @@ class TensorGrid:
         axis: the ranks, d · q² of them, such as `grid.tp`
         depth: d. 1: 2-D; more: 2.5-D.
         cube: 3-D, with depth q, instead
-        timeout: timeout of every operation on the three axes, as in `Grid`
+        timeout: timeout of every operation on the three axes. None: that of `axis`
 
     Raises:
         ArgumentError: the size of the axis is not d · q², or q³ with `cube`.
@@ -86,6 +87,7 @@ class TensorGrid:
             raise refuse(f"size of {axis.name}", expected, axis.size)
         self.q, self.cube = q, cube
         ranks = torch.tensor(axis.ranks).reshape(depth, q, q)
+        timeout = timeout or timeout_of(axis.group)
         self._alone = Axis("alone", 1, 0, (axis.ranks[axis.rank],), axis.group)
         self.depth, self.column, self.row = (
             self._line(name, ranks, dim, timeout) for dim, name in enumerate(("depth", "column", "row"))

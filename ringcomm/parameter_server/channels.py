@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcomm.errors import refuse
+from ringcomm.torch.timeouts import timeout_of
 
 __all__ = ["ALL", "PeerChannel", "Rows", "abort", "abort_on_error", "close", "connect"]
 
@@ -86,7 +87,7 @@ def connect(
     whole = [parameter.detach() if parameter.dim() else parameter.detach().view(1) for parameter in parameters]
     channels = []
     for (place, server), worker in product(enumerate(servers), sorted(workers)):
-        group = dist.new_group([server, worker], timeout)
+        group = dist.new_group([server, worker], timeout or timeout_of())
         if rank in (server, worker):
             starts, ends = ([len(x) * i // len(servers) for x in whole] for i in (place, place + 1))
             parts = [x[start:end] for x, start, end in zip(whole, starts, ends, strict=True)]

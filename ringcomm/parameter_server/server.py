@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from ringcomm.errors import RingcommError, integer
 from ringcomm.parameter_server.channels import PeerChannel, Rows, abort_on_error, close, connect
+from ringcomm.torch.timeouts import timeout_of
 
 __all__ = ["ParameterServer"]
 
@@ -53,7 +54,7 @@ class ParameterServer:
         servers: global ranks of the servers
         optimizer: creates the optimizer for a list of parameters; for those pulled by rows, it gets sparse gradients
         staleness: by how many pushes a worker may be ahead of the slowest; None: by any number
-        timeout: timeout of a message, the same on all ranks; None: torch's default, 30 minutes. A server sends one in
+        timeout: timeout of a message, the same on all ranks; None: that of `init_process_group`. A server sends one in
             every third of it to a worker that waits.
 
     Attributes:
@@ -76,7 +77,7 @@ class ParameterServer:
         timeout: timedelta | None = None,
     ) -> None:
         self._channels = connect(list(parameters), servers, timeout, serves=True)
-        self._interval = (timeout or default_pg_timeout).total_seconds() / 3
+        self._interval = (timeout or timeout_of() or default_pg_timeout).total_seconds() / 3
         with abort_on_error(self._channels):
             self._staleness = inf if staleness is None else integer("staleness", staleness, 0)
             self.parameters = [nn.Parameter(part.clone()) for part in self._channels[0].parts]

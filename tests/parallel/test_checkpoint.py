@@ -273,9 +273,39 @@ def test_parameters_of_the_same_name_are_refused(tmp_path):
         texts.append(str(raised(ArgumentError, lambda: save_checkpoint(tmp_path, chunks, optimizer, grid, {}))))  # noqa: B023 (called in this turn)
     stage = nn.ModuleDict({str(grid.pp.rank): layer})
     save_checkpoint(tmp_path, stage, torch.optim.SGD(stage.parameters(), lr=0.1), grid, {})
-    words = "parameter names: expected each in one stage, as in the full model, got"
+    words = "names: expected each in one stage, as in the full model, or equal buffers, got"
     assert texts[0] == f"{words} 0.weight on ranks 0 and 1 of the pipeline"
     assert texts[1] == f"{words} 0.weight on two chunks of a rank"
+
+
+class Masked(nn.Module):
+    """A stage with a buffer that other stages have too."""
+
+    def __init__(self, layer, mask):
+        super().__init__()
+        self.layers = nn.ModuleDict({str(layer): nn.Linear(2, 2)})
+        self.register_buffer("mask", torch.tensor(mask))
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+@torch_world.on(2)
+def test_stages_may_have_a_buffer_in_common_and_others_are_refused(chunks, tmp_path):
+    grid = Grid(pp=2)
+
+    def stages(masks):
+        return [Masked(chunk * 2 + grid.pp.rank, mask) for chunk, mask in enumerate(masks)]
+
+    def saved_from(masks):
+        made = stages(masks)
+        save_checkpoint(tmp_path, made, torch.optim.SGD(nn.ModuleList(made).parameters()), grid, {})
+
+    saved_from([[True, False]] * chunks)
+    loaded = stages([[False, False]] * chunks)
+    load_checkpoint(tmp_path, loaded, torch.optim.SGD(nn.ModuleList(loaded).parameters()), grid)
+    assert [stage.mask.tolist() for stage in loaded] == [[True, False]] * chunks
+    other = [[True, False]] * (chunks - 1) + [[True, grid.pp.rank == 1]]
+    text = str(raised(ArgumentError, lambda: saved_from(other)))
+    assert "names: expected each in one stage, as in the full model, or equal buffers, got mask on" in text
 
 
 @torch_world.on(2)

@@ -2,6 +2,7 @@
 
 import gc
 import os
+from datetime import timedelta
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch.distributed as dist
 import torch_world
 from failures import raised
 from ringcomm import ArgumentError, RingcommError
-from ringcomm.parallel import Grid
+from ringcomm.parallel import Grid, TensorGrid
 
 AXES = ("dp", "cp", "tp", "pp", "dp_cp", "ep", "edp", "model", "world", "ends")
 
@@ -136,3 +137,18 @@ def test_an_error_of_one_rank_is_raised_on_all_as_an_error_of_its_kind():
         found = raised(Exception, lambda error=error: fails(error))
         assert type(found) is (type(error) if rank == 1 else relayed)
         assert rank == 1 or (str(found), found.rank) == (f"rank 1: {text}", 1)
+
+
+@torch_world.on(4, backends=torch_world.BACKENDS)
+def test_groups_have_the_timeout_of_init_process_group_or_their_own():
+    (begun,) = {backend_options(dist.group.WORLD)._timeout}
+    for timeout, expected in ((None, begun), (timedelta(seconds=7), timedelta(seconds=7))):
+        grid = Grid(tp=4, timeout=timeout)
+        cube = TensorGrid(grid.tp)
+        axes = [*(getattr(grid, name) for name in AXES), cube.row, cube.column]
+        assert {backend_options(axis.group)._timeout for axis in axes} == {expected}
+        assert expected != dist.constants.default_pg_timeout
+
+
+def backend_options(group):
+    return group._get_backend(torch.device("cpu")).options

@@ -1,5 +1,8 @@
 """Cross-entropy of sharded logits, compared with torch's of the full logits."""
 
+import math
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -7,7 +10,19 @@ import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 
 import torch_world
 from ringcomm import ArgumentError
-from ringcomm.parallel import Grid, vocab_parallel_cross_entropy
+from ringcomm.parallel import (
+    CountedLoss,
+    DataParallel,
+    GPTConfig,
+    Grid,
+    Pipeline,
+    count_targets,
+    gpt_loss,
+    gpt_stages,
+    gpt_tied_weights,
+    make_schedule,
+    vocab_parallel_cross_entropy,
+)
 
 TOKENS = 2, 5
 
@@ -72,3 +87,71 @@ def test_targets_and_vocabularies_of_other_sizes_are_refused():
         vocab_parallel_cross_entropy(torch.ones(2, 4), torch.tensor([1, 2]), tp, vocab_size=9)
     with pytest.raises(ArgumentError, match="label_smoothing: expected a number from 0 to 1, got 7"):
         vocab_parallel_cross_entropy(torch.ones(2, 4), torch.tensor([1, 2]), tp, label_smoothing=7)
+
+
+@torch_world.on(2)
+def test_targets_that_are_all_ignored_have_a_loss_of_nan_and_no_gradients():
+    logits = torch.randn(2, 4, requires_grad=True)
+    loss = vocab_parallel_cross_entropy(logits, torch.tensor([-100, -100]), Grid(tp=2).tp)
+    assert loss.isnan()
+    torch.where(loss.isnan(), 0, loss).backward()
+    assert logits.grad.tolist() == [[0.0] * 4] * 2
+
+
+def uneven(rows, length):
+    """Return ids and targets of which some micro-batches ignore many, and one ignores all."""
+    ids = torch.arange(rows * (length + 1)).view(rows, -1) * 7 % 11
+    inputs, targets = ids[:, :-1], ids[:, 1:].clone()
+    for row in range(rows):
+        targets[row, : row * 3 % (length + 1)] = -100
+    targets[2] = -100
+    return inputs, targets
+
+
+@pytest.mark.parametrize(("dp", "tp", "pp"), [(1, 1, 1), (2, 1, 1), (2, 1, 2), (1, 2, 2), (2, 2, 1)], ids=str)
+def test_the_loss_is_the_mean_over_the_tokens_that_are_not_ignored(dp, tp, pp):
+    torch_world.run(over_tokens, dp * tp * pp, dp, tp, pp)
+
+
+def over_tokens(dp, tp, pp):
+    grid, alone = Grid(dp, tp, pp), Grid.alone()
+    config = GPTConfig(vocab_size=11, context=6, layers=2, hidden=8, heads=2)
+    schedule = make_schedule("1f1b", pp, 4)
+    inputs, targets = uneven(8, 6)
+    chunks = [chunk.double() for chunk in gpt_stages(config, grid, schedule)]
+    data_parallel, tied = DataParallel(chunks, grid.dp), gpt_tied_weights(chunks, grid)
+    pipe = Pipeline(grid, chunks, schedule, gpt_loss(config, grid), data_parallel=data_parallel, tied=tied)
+    (whole,) = (chunk.double() for chunk in gpt_stages(config, alone))
+    expected = F.cross_entropy(whole(inputs).flatten(0, 1), targets.flatten())
+    expected.backward()
+    mine = [each.chunk(dp)[grid.dp.rank] for each in (inputs, targets)]
+    near = {"rtol": 1e-10, "atol": 1e-12}
+    torch.testing.assert_close(pipe.step(*mine, 4.0), expected.detach(), **near)
+    torch.testing.assert_close(pipe.evaluate(*mine), expected.detach(), **near)
+    norms = {name: parameter.grad.norm() for name, parameter in whole.named_parameters()}
+    for chunk in chunks:
+        for name, parameter in chunk.named_parameters():
+            if tp == 1:
+                torch.testing.assert_close(parameter.grad / 4, whole.get_parameter(name).grad, **near)
+            assert parameter.grad.norm() <= 4.0001 * norms[name]
+    ignored = torch.full_like(mine[1], -100)
+    assert math.isnan(pipe.step(mine[0], ignored))
+    assert all(parameter.grad.isfinite().all() for chunk in chunks for parameter in chunk.parameters())
+
+
+@torch_world.on(2)
+def test_torchs_cross_entropy_may_be_counted_with_another_ignored_index():
+    grid = Grid(dp=2)
+    torch.manual_seed(0)
+    model, whole = (torch.nn.Linear(4, 5).double() for _ in range(2))
+    whole.load_state_dict(model.state_dict())
+    x, y = torch.randn(8, 4).double(), torch.tensor([0, 0, 0, 3, 2, 1, 0, 4])
+    loss_fn = CountedLoss(partial(F.cross_entropy, ignore_index=0), partial(count_targets, ignore_index=0))
+    pipe = Pipeline(grid, model, make_schedule("1f1b", 1, 2), loss_fn, data_parallel=DataParallel(model, grid.dp))
+    dist.broadcast(x, 0)
+    for parameter, other in zip(whole.parameters(), model.parameters(), strict=True):
+        parameter.data.copy_(other)
+    expected = F.cross_entropy(whole(x), y, ignore_index=0)
+    expected.backward()
+    assert float(pipe.step(x.chunk(2)[grid.dp.rank], y.chunk(2)[grid.dp.rank])) == pytest.approx(float(expected))
+    torch.testing.assert_close(model.weight.grad, whole.weight.grad)

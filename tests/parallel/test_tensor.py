@@ -18,6 +18,7 @@ from ringcomm.parallel import (
     SequenceParallelDropout,
     SequenceParallelLayerNorm,
     VocabParallelEmbedding,
+    VocabParallelHead,
     all_gather,
     all_to_all,
     collect_shard_specs,
@@ -28,6 +29,7 @@ from ringcomm.parallel import (
     reduce_scatter,
     scatter_to,
     seed_ranks,
+    vocab_parallel_cross_entropy,
 )
 from ringcomm.parallel.functional import all_gathered, local_slice
 
@@ -171,6 +173,29 @@ def test_a_padded_embedding_equals_that_of_one_process_bit_for_bit(sequence_para
     assert torch.equal(full, whole.weight.grad)
 
 
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence-parallel"])
+@torch_world.on(2, 4)
+def test_a_padded_head_equals_that_of_one_process(sequence_parallel, bias):
+    vocab_size = 4 * dist.get_world_size() - 1
+    tp = Grid(tp=dist.get_world_size()).tp
+    torch.manual_seed(1)
+    mine = VocabParallelHead(H, vocab_size, tp, bias=bias, sequence_parallel=sequence_parallel).double()
+    torch.manual_seed(1)
+    whole = nn.Linear(H, vocab_size, bias).double()
+    x, targets = drawn(B, S, H), torch.arange(B * S).view(B, S) % vocab_size
+    mine_x, whole_x = (each.clone().requires_grad_() for each in (local_slice(x, tp, 1) if sequence_parallel else x, x))
+    loss = vocab_parallel_cross_entropy(mine(mine_x), targets, tp, vocab_size=vocab_size)
+    expected = nn.functional.cross_entropy(whole(whole_x).flatten(0, 1), targets.flatten())
+    close(loss, expected)
+    for each in (loss, expected):
+        each.backward()
+    close(mine_x.grad, local_slice(whole_x.grad, tp, 1) if sequence_parallel else whole_x.grad)
+    grads = {name: parameter.grad for name, parameter in mine.named_parameters()}
+    for name, grad in full_tensors(grads, collect_shard_specs(mine), tp).items():
+        close(grad, getattr(whole, name).grad)
+
+
 @torch_world.on(2)
 def test_layers_and_tensors_that_cannot_be_divided_are_refused():
     tp = Grid(tp=2).tp
@@ -187,6 +212,7 @@ def test_layers_and_tensors_that_cannot_be_divided_are_refused():
         (lambda: ParallelAttention(16, 0, tp), "heads: expected an integer from 1"),
         (lambda: ParallelAttention(16, 4, tp, kv_heads=0), "kv_heads: expected an integer from 1"),
         (lambda: VocabParallelEmbedding(1, 4, tp), "num_embeddings: expected 2 or more, a row for each of 2 ranks"),
+        (lambda: VocabParallelHead(4, 1, tp), "vocab_size: expected 2 or more, a row for each of 2 ranks, got 1"),
         (lambda: VocabParallelEmbedding(5, 4, tp)(torch.tensor([[1, 5]])), "token ids: expected numbers from 0 to 4"),
         (lambda: scatter_to(torch.ones(4, 3), tp, 1), r"dimension 1 of \(4, 3\): expected a multiple of tp = 2, got 3"),
     ):

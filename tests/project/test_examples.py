@@ -31,6 +31,25 @@ def program(program, *options, ranks=1):
     return run.stdout
 
 
+def threads_after(comm, *arguments):
+    """Run a program whose user has set the number of threads; return what it leaves."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with patch.dict(os.environ, {"OMP_NUM_THREADS": "3"}):
+            train_together(comm, *arguments)
+        return torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("arguments", [GPT, TEXT], ids=["gpt", "text"])
+def test_programs_leave_the_number_of_threads_to_the_user(arguments):
+    assert harness.run(threads_after, 1, *arguments, "--steps=1") == [3]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_transformer_trained_on_text_reaches_the_same_loss_on_both_backends():
