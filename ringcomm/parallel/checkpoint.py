@@ -1,12 +1,14 @@
 """Checkpoints that every grid can load, written by torch.distributed.checkpoint.
 
-Tensors sharded over the tensor axis are passed to it as DTensors over that axis, all others as they are. So each
-element is written once, and a rank of any grid reads only what it needs; no tensor is gathered.
+Tensors sharded over the tensor axis are passed to it as DTensors over that axis, the pieces of a ShardedOptimizer as
+parts of the full tensor, all others as they are. So each element is written once, and a rank of any grid reads only
+what it needs, in place; no tensor is gathered.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from hashlib import sha256
 from io import BytesIO
 from itertools import count
@@ -52,9 +54,9 @@ PRECISION, OPTIONS = "precision.", "options."  # prefixes of the values of Mixed
 def save_checkpoint(path: Folder, chunks: Modules, optimizer: Training, grid: Grid, extra: Mapping[str, Extra]) -> None:
     """Save a model and its optimizer to the folder `path`. All ranks of the grid call it.
 
-    Saved are parameters, buffers, optimizer states (with `ZeroRedundancyOptimizer` over `grid.dp`, each replica saves
-    its shard; of a ShardedOptimizer, those of `unsharded`, with its memory and communication), the options of each
-    group of parameters, such as the learning rate, the masters and loss scale of a MixedPrecision, and `extra`. Save
+    Saved are parameters, buffers, optimizer states (with a ShardedOptimizer, or a `ZeroRedundancyOptimizer` over
+    `grid.dp`, each replica saves its shard), the options of each group of parameters, such as the learning rate, the
+    masters and loss scale of a MixedPrecision or ShardedOptimizer, and `extra`. Memory: a block at a time. Save
     between steps: gradients are not saved. Existing files in the folder are overwritten: use one folder per checkpoint,
     so that an interrupted save leaves the previous one intact.
 
@@ -72,19 +74,18 @@ def save_checkpoint(path: Folder, chunks: Modules, optimizer: Training, grid: Gr
             value is of another kind. All ranks raise.
         RingcommError: a rank cannot write its files. All ranks raise.
     """
-    if isinstance(optimizer, ShardedOptimizer):
-        optimizer = optimizer.unsharded()
     with grid.raise_on_all():
         chunks = as_list(chunks)
-        if isinstance(optimizer, MixedPrecision):
-            extra = {**extra, **{PRECISION + name: value for name, value in optimizer.state_dict().items()}}
+        if not isinstance(optimizer, Optimizer):
+            optimizer.take_changes()
+            extra = {**extra, **{PRECISION + name: value for name, value in optimizer.scale.state_dict().items()}}
         for number, group in enumerate(_torch_optimizer(optimizer).param_groups):
             extra = {**extra, f"{OPTIONS}{number}": {name: group[name] for name in group if name != "params"}}
         encoded = {f":{name}": _encoded(f"extra value {name!r}", value) for name, value in extra.items()}
         tensors = encoded | dict(_buffers(chunks))
-        states, trained = _local_optimizer(optimizer).state, list(_trained(chunks, optimizer))
-        for name, _, tensor, spec in trained:
-            tensors[name] = as_dtensor(tensor.detach(), spec, grid.tp)
+        states, trained = _local_optimizer(optimizer).state, list(_trained(chunks, optimizer, grid))
+        for name, _, tensor, spec, part in (each for each in trained if each.tensor.numel()):
+            tensors[name] = part(tensor.detach())
             state = states.get(tensor, {})
             if values := {key: x for key, x in state.items() if not isinstance(x, Tensor)}:
                 tensors[f"{name}:"] = _encoded(f"optimizer states of {name}", values)
@@ -93,7 +94,7 @@ def save_checkpoint(path: Folder, chunks: Modules, optimizer: Training, grid: Gr
                 if spec and value.dim() and not same:
                     what = f"shape of the optimizer state {key} of {name}, which is sharded over tp"
                     raise refuse(what, f"() or {tuple(tensor.shape)}", tuple(value.shape))
-                tensors[f"{name}:{key}"] = as_dtensor(value, spec if same else None, grid.tp)
+                tensors[f"{name}:{key}"] = part(value) if same else value
     _model(chunks, trained, grid, saving=True)
     with _torch_errors(path):
         save(tensors, checkpoint_id=path, process_group=grid.world.group)
@@ -110,17 +111,14 @@ def load_checkpoint(path: Folder, chunks: Modules, optimizer: Training, grid: Gr
         RingcommError: a rank cannot read its files. All ranks raise; the model may be partly loaded.
     """
     if isinstance(optimizer, ShardedOptimizer):
-        plain = optimizer.unsharded()
-        extra = load_checkpoint(path, chunks, plain, grid)
-        optimizer.load_unsharded(plain)
-        return extra
+        optimizer.finish_param_sync()
     with grid.raise_on_all():
         chunks = as_list(chunks)
         try:
             stored = FileSystemReader(path).read_metadata().state_dict_metadata
         except (OSError, EOFError, UnpicklingError) as error:
             raise refuse("checkpoint folder", "one written by save_checkpoint", f"{path} ({error})") from error
-        trained, wanted = list(_trained(chunks, optimizer)), dict(_buffers(chunks))
+        trained, wanted = list(_trained(chunks, optimizer, grid)), dict(_buffers(chunks))
     sizes: dict[str, torch.Size] = {}
     saved: dict[str, dict[str, TensorStorageMetadata]] = defaultdict(dict)  # states by parameter; extra values under ""
     for key, entry in stored.items():
@@ -133,18 +131,22 @@ def load_checkpoint(path: Folder, chunks: Modules, optimizer: Training, grid: Gr
     encoded = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in saved[""].items()}
     wanted |= {f":{name}": value for name, value in encoded.items()}
     states: dict[Tensor, dict[str, Tensor]] = defaultdict(dict)
-    local = set(optimized(_local_optimizer(optimizer)))
-    for name, _, tensor, spec in trained:
-        wanted[name] = as_dtensor(tensor.detach(), spec, grid.tp)
+    inner = _local_optimizer(optimizer)
+    local = set(optimized(inner))
+    for name, _, tensor, _, part in (each for each in trained if each.tensor.numel()):
+        wanted[name] = part(tensor.detach())
         for state, entry in saved[name].items() if tensor in local else ():
             same = bool(state) and entry.size == sizes[name]
             like = tensor.detach() if same else torch.empty(entry.size)
-            states[tensor][state] = torch.zeros_like(like, dtype=entry.properties.dtype)
-            wanted[f"{name}:{state}"] = as_dtensor(states[tensor][state], spec if same else None, grid.tp)
+            found, dtype = inner.state.get(tensor, {}).get(state), entry.properties.dtype
+            if not isinstance(found, Tensor) or (found.shape, found.dtype) != (like.shape, dtype):
+                found = torch.zeros_like(like, dtype=dtype)
+            states[tensor][state] = found
+            wanted[f"{name}:{state}"] = part(found) if same else found
     with _torch_errors(path):
         load(wanted, checkpoint_id=path, process_group=grid.world.group)
     with torch.no_grad():
-        for _, parameter, tensor, _ in trained:
+        for _, parameter, tensor, *_ in trained if isinstance(optimizer, MixedPrecision) else ():
             parameter.copy_(tensor)
         for name, x in _buffers(chunks):  # of which several chunks may have one
             x.copy_(wanted[name])
@@ -155,8 +157,10 @@ def load_checkpoint(path: Folder, chunks: Modules, optimizer: Training, grid: Gr
     scale, options = (_popped(values, prefix) for prefix in (PRECISION, OPTIONS))
     with grid.raise_on_all():
         _set_states(optimizer, states, options)
-    if isinstance(optimizer, MixedPrecision):
-        optimizer.load_state_dict(scale)
+    if not isinstance(optimizer, Optimizer):
+        optimizer.scale.load_state_dict(scale)
+    if isinstance(optimizer, ShardedOptimizer):
+        optimizer.gather()
     return values
 
 
@@ -178,19 +182,25 @@ def _torch_errors(path: Folder) -> Iterator[None]:
 
 
 class _Trained(NamedTuple):
-    """A parameter: its name in the full model, the tensor that the optimizer has for it, and its sharding."""
+    """A parameter: its name in the full model, the tensor that the optimizer has for it, and its sharding.
+
+    The tensor may be an empty piece. `part` returns it, or a state of its shape, as part of the full one.
+    """
 
     name: str
     parameter: nn.Parameter
     tensor: Tensor
     spec: ShardSpec | None
+    part: Callable[[Tensor], Tensor]
 
 
-def _trained(chunks: Sequence[nn.Module], optimizer: Optimizer | MixedPrecision) -> Iterator[_Trained]:
+def _trained(chunks: Sequence[nn.Module], optimizer: Training, grid: Grid) -> Iterator[_Trained]:
     specs = {name: spec for chunk in chunks for name, spec in collect_shard_specs(chunk).items()}
     masters: Mapping[nn.Parameter, Tensor] = {}
     if isinstance(optimizer, MixedPrecision):
         masters = dict(zip(optimizer.parameters, optimizer.masters, strict=True))
+    elif isinstance(optimizer, ShardedOptimizer):
+        masters = {parameter: optimizer.shard(parameter) for parameter in optimizer.parameters}
     named: dict[nn.Parameter, str] = {}
     seen: dict[str, nn.Parameter] = {}
     for name, parameter in (item for chunk in chunks for item in named_parameters(chunk)):
@@ -202,14 +212,18 @@ def _trained(chunks: Sequence[nn.Module], optimizer: Optimizer | MixedPrecision)
         if tensor not in known:
             raise refuse("optimizer", "parameters of the chunks only", f"another, of shape {tuple(tensor.shape)}")
     for parameter, name in named.items():
-        yield _Trained(name, parameter, masters.get(parameter, parameter), specs.get(name))
+        spec = specs.get(name)
+        part = partial(as_dtensor, spec=spec, tp=grid.tp)
+        if isinstance(optimizer, ShardedOptimizer):
+            part = partial(optimizer.part, parameter=parameter, spec=spec)
+        yield _Trained(name, parameter, masters.get(parameter, parameter), spec, part)
 
 
-def _torch_optimizer(optimizer: Optimizer | MixedPrecision) -> Optimizer:
-    return optimizer.optimizer if isinstance(optimizer, MixedPrecision) else optimizer
+def _torch_optimizer(optimizer: Training) -> Optimizer:
+    return optimizer if isinstance(optimizer, Optimizer) else optimizer.optimizer
 
 
-def _local_optimizer(optimizer: Optimizer | MixedPrecision) -> Optimizer:
+def _local_optimizer(optimizer: Training) -> Optimizer:
     """Return the optimizer with this rank's states, which a ZeroRedundancyOptimizer wraps."""
     outer = _torch_optimizer(optimizer)
     local: Optimizer = getattr(outer, "optim", outer)
@@ -217,7 +231,7 @@ def _local_optimizer(optimizer: Optimizer | MixedPrecision) -> Optimizer:
 
 
 def _set_states(
-    trains: Optimizer | MixedPrecision,
+    trains: Training,
     states: Mapping[Tensor, dict[str, Tensor]],
     options: Mapping[str, dict[str, Any]],
 ) -> None:
@@ -247,8 +261,8 @@ def _model(
     elsewhere = {name for chunk in chunks for name in tied_copies(chunk)}
     mine: dict[str, tuple[torch.Size, str]] = {}
     with grid.raise_on_all():
-        for name, _, tensor, spec in trained:
-            mine[name] = full_shape(tensor, spec), COPY if name in elsewhere else PARAMETER
+        for name, parameter, _, spec, _ in trained:
+            mine[name] = full_shape(parameter, spec), COPY if name in elsewhere else PARAMETER
         for name, x in _buffers(chunks):
             kind = x.shape, _digest(x) if saving else "buffer"
             if mine.setdefault(name, kind) != kind:

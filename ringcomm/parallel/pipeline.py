@@ -47,8 +47,8 @@ class Pipeline:
 
     Communication: let a batch have m micro-batches of b rows, of s · h elements each at a boundary. Every boundary
     between two ranks carries m messages of b · s · h elements forward and m backward. The loss is broadcast, and
-    averaged over the replicas (8 bytes each), as are the counts of a `CountedLoss` in the last stage. Gradients of tied
-    parameters are all-reduced.
+    averaged over the replicas (8 bytes each, 16 in an evaluation); in the last stage, the counts of a `CountedLoss` are
+    all-reduced (8 bytes). Gradients of tied parameters are all-reduced.
 
     Between its forward and its backward a stage keeps its input and what autograd saves, but not its output. Chunks may
     be wrapped in torch's `fully_shard` over `grid.mesh["dp"]`, which takes the place of `data_parallel`. Schedules that
@@ -181,16 +181,18 @@ class Pipeline:
         rows = _rows(inputs, targets)
         size = max(1, -(-rows // self.schedule.micro_batches))  # of a micro-batch
         even = rows - rows % size
-        total = torch.zeros(2, dtype=torch.float64, device=self.device)  # of the losses, and of what they count
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
         with self.grid.abort_on_error():
+            (count,) = self._counts([targets])
             # The shapes within a run are equal, so a smaller last micro-batch runs alone.
             for part in (slice(even), slice(even, rows)):
                 x, y = (torch.split(each[part], size) for each in (inputs, targets))
                 if len(x[0]):
                     counts = self._counts(y)
-                    batch = _Batch(self, x, y, [*(1 / counts)])
+                    batch = _Batch(self, x, y, [*torch.where(counts > 0, count / counts, torch.inf)])
                     self._run(*self._evaluation(len(x)), batch)
-                    total += torch.stack([batch.loss, counts.sum()])
+                    loss += batch.loss
+            total = torch.stack([loss * count, count])
             summed = all_reduced(self._broadcast(total), self.grid.dp_cp)
             return summed[0] / summed[1]
 

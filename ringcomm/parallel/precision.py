@@ -45,6 +45,7 @@ class MixedPrecision:
         parameters: the parameters of the chunks, each once
         masters: their float32 copies, in the same order; in float32, the parameters
         optimizer: the optimizer of the masters
+        scale: the loss scale and its state
 
     Raises:
         ArgumentError: another dtype.
@@ -75,12 +76,12 @@ class MixedPrecision:
         self.optimizer = optimizer(self.masters)
         if dtype != torch.float32 and isinstance(self.optimizer, OffloadedOptimizer):
             self.optimizer.offload_parameters()
-        self._scale = LossScale(dtype, init_scale, growth_interval)
+        self.scale = LossScale(dtype, init_scale, growth_interval)
 
     @property
     def loss_scale(self) -> float:
         """Factor for the next loss."""
-        return self._scale.value
+        return self.scale.value
 
     def step(self, max_norm: float = float("inf")) -> float | None:
         """Run an optimizer step with gradients clipped to `max_norm`; return their norm, or None if it was skipped.
@@ -90,16 +91,16 @@ class MixedPrecision:
         """
         norm = grad_norm(self.chunks, self.grid) / self.loss_scale
         if self._found_inf() or not norm.isfinite():
-            self._scale.update(found_inf=True)
+            self.scale.update(found_inf=True)
             return None
         factor = clip_factor(norm, max_norm) / self.loss_scale
-        self._adopt_changes()
+        self.take_changes()
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             grad = parameter.grad
             master.grad = None if grad is None else (grad.float() * factor.float()).to(master.device)
         self.optimizer.step()
         self._copy_masters_to_model()
-        self._scale.update(found_inf=False)
+        self.scale.update(found_inf=False)
         return float(norm)
 
     def zero_grad(self) -> None:
@@ -109,14 +110,14 @@ class MixedPrecision:
 
     def state_dict(self) -> dict[str, float]:
         """Return the state of the loss scale, which a checkpoint keeps beside masters and optimizer."""
-        self._adopt_changes()  # which the checkpoint keeps too
-        return self._scale.state_dict()
+        return self.scale.state_dict()
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Restore the loss scale; without effect unless both this object and the saved one are float16."""
-        self._scale.load_state_dict(state)
+        self.scale.load_state_dict(state)
 
-    def _adopt_changes(self) -> None:
+    def take_changes(self) -> None:
+        """Take over the values of the parameters, which the program may have changed."""
         adopt_changes(zip(self.parameters, self.masters, strict=True))
 
     def _copy_masters_to_model(self) -> None:

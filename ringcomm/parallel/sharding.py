@@ -33,6 +33,7 @@ __all__ = [
     "full_tensors",
     "local_part",
     "named_parameters",
+    "named_shards",
     "tied_copies",
 ]
 
@@ -63,6 +64,17 @@ def named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield the parameters with their names, which are the same if the module is compiled."""
     for name, parameter in module.named_parameters():
         yield clean_name(name), parameter
+
+
+def named_shards(chunks: Modules) -> Iterator[tuple[str, nn.Parameter, ShardSpec | None]]:
+    """Yield each parameter of the chunks once, with its name in the full model and how it is sharded."""
+    seen: set[nn.Parameter] = set()
+    for chunk in as_list(chunks):
+        specs = collect_shard_specs(chunk)
+        for name, parameter in named_parameters(chunk):
+            if parameter not in seen:
+                seen.add(parameter)
+                yield name, parameter, specs.get(name)
 
 
 def collect_shard_specs(module: nn.Module) -> dict[str, ShardSpec]:

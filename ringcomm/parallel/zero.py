@@ -20,9 +20,9 @@ from ringcomm.parallel.gradient_sync import GradientSync, check_grad_dtype, refu
 from ringcomm.parallel.grid import Axis, Grid
 from ringcomm.parallel.loss_scale import LossScale
 from ringcomm.parallel.offload import OffloadedOptimizer
-from ringcomm.parallel.precision import MixedPrecision
-from ringcomm.parallel.sharding import Modules, as_list, counted_parameters
+from ringcomm.parallel.sharding import Modules, ShardSpec, as_dtensor, as_list, counted_parameters, named_shards
 from ringcomm.parallel.zero_buckets import GradientBuffers, ShardBucket
+from ringcomm.parallel.zero_shards import part_of
 from ringcomm.parallel.zero_states import ShardStates, optimized
 
 __all__ = ["ShardedOptimizer"]
@@ -72,6 +72,7 @@ class ShardedOptimizer(GradientSync):
     Attributes:
         parameters: the parameters of the modules, each once
         optimizer: the optimizer, for this rank's pieces of the parameters; its options, such as `lr`, may be changed
+        scale: the loss scale and its state
 
     Raises:
         ArgumentError: the stage or a dtype is not one of those above, a tied parameter or one of the optimizer is not
@@ -94,7 +95,7 @@ class ShardedOptimizer(GradientSync):
         init_scale: float = 2.0**16,
         growth_interval: int = 2000,
     ) -> None:
-        self.chunks, self.grid, self._factory = as_list(modules), grid, optimizer
+        self.chunks, self.grid = as_list(modules), grid
         self._units = list(units)
         module, groups = nn.ModuleList(self.chunks), dict(tied)
         self.parameters = list(module.parameters())
@@ -121,7 +122,7 @@ class ShardedOptimizer(GradientSync):
             module.to(dtype)
         if grad_dtype:
             set_grad_dtype(trained, grad_dtype)
-        self._dtype, self._scale = dtype, LossScale(dtype, init_scale, growth_interval)
+        self.scale = LossScale(dtype, init_scale, growth_interval)
         copied = [[parameter] for parameter in groups if parameter.requires_grad]  # whose buckets must be cut alike
         others = (parameter for parameter in trained[::-1] if parameter not in groups)
         lists: list[tuple[Axis, Any]] = [*partition_by_axis(others, grid.dp_cp, module, bucket_bytes)]
@@ -145,7 +146,7 @@ class ShardedOptimizer(GradientSync):
     @property
     def loss_scale(self) -> float:
         """The factor for the next loss, which `step` divides the gradients by."""
-        return self._scale.value
+        return self.scale.value
 
     def step(self, max_norm: float = float("inf")) -> float | None:
         """Run an optimizer step with gradients clipped to `max_norm`; return their norm, or None if it was skipped.
@@ -161,7 +162,7 @@ class ShardedOptimizer(GradientSync):
         if any(bucket.grad is None for bucket in self._buckets):
             raise ArgumentError("step without gradients: call finish_grad_sync after backward, on all ranks")
         with self.grid.abort_on_error():
-            self._take_changes()
+            self.take_changes()
             grads = {each: grad for bucket in self._buckets for each, grad in bucket.gradients().items()}
             norm = self._norm(grads) / self.loss_scale
             finite = bool(norm.isfinite())
@@ -178,7 +179,7 @@ class ShardedOptimizer(GradientSync):
                     piece.grad = None
                 self._start_gathers()
             self.zero_grad()
-            self._scale.update(found_inf=not finite)
+            self.scale.update(found_inf=not finite)
             return float(norm) if finite else None
 
     def zero_grad(self) -> None:
@@ -195,68 +196,111 @@ class ShardedOptimizer(GradientSync):
         for bucket in self._buckets:
             bucket.finish_gather()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the full states on every rank, in memory of the CPU. All replicas call it.
+    def state_dict(self, *, sharded: bool = False) -> dict[str, Any]:
+        """Return the full states on every rank, in memory of the CPU; or this rank's shards. All replicas call it.
 
         "state" and "param_groups" are those of the optimizer without ZeRO, which can load them. "masters" has the full
         values of its parameters, by the same numbers, "loss_scale" the scale of float16.
 
-        Communication: an all-gather of the pickled states and masters.
+        With `sharded`, states and masters are this rank's parts of those of the full model, by name, in the memory that
+        the optimizer uses: for `torch.distributed.checkpoint` to save, or to load in place, from any layout. ::
+
+            checkpoint.save({"zero": zero.state_dict(sharded=True)}, checkpoint_id=folder)  # or async_save
+
+            zero.create_states()  # of an optimizer that has not stepped
+            state = {"zero": zero.state_dict(sharded=True)}
+            checkpoint.load(state, checkpoint_id=folder)
+            zero.load_state_dict(state["zero"])
+
+        Communication: an all-gather of the pickled states and masters; with `sharded`, none.
         """
-        self._take_changes()
-        return {**self._states.state_dict(), "loss_scale": self._scale.state_dict()}
+        self.take_changes()
+        found = self._sharded() if sharded else self._states.state_dict()
+        return {**found, "loss_scale": self.scale.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load full states: of this class with any number of replicas, or of the optimizer without ZeRO.
 
-        Parameters without a master in `state` keep their values, which may have been changed. All ranks call it.
+        Or take over those that `state_dict(sharded=True)` returned, now that they are loaded. Parameters without a
+        master in `state` keep their values, which may have been changed. All ranks call it.
 
         Communication: all-gathers of the parameters.
 
         Raises:
             ArgumentError: the states are of other groups or shapes of parameters. All ranks raise.
         """
-        self._take_changes()
-        with self.grid.raise_on_all():  # before anything changes
-            states, masters = self._states.cut_states(state)
-        with self.grid.raise_on_all():
-            self.optimizer.load_state_dict(states)
-        with torch.no_grad():
-            for piece, master in masters.items():
-                piece.copy_(master)
-        self._scale.load_state_dict(state.get("loss_scale", {}))
+        if all(isinstance(each, dict) and "params" not in each for each in state["param_groups"]):
+            self.finish_param_sync()
+            self._adopt_sharded(state)
+        else:
+            self.take_changes()
+            with self.grid.raise_on_all():  # before anything changes
+                states, masters = self._states.cut_states(state)
+            with self.grid.raise_on_all():
+                self.optimizer.load_state_dict(states)
+            with torch.no_grad():
+                for piece, master in masters.items():
+                    piece.copy_(master)
+        self.scale.load_state_dict(state.get("loss_scale", {}))
+        self.gather()
+
+    def gather(self) -> None:
+        """Gather the parameters anew, from the pieces that the optimizer has. All replicas call it."""
         self._start_gathers()
         self.finish_param_sync()
 
-    def unsharded(self) -> Optimizer | MixedPrecision:
-        """Return what would train the chunks without ZeRO, with the full states: for `save_checkpoint`.
+    def create_states(self) -> None:
+        """Give an optimizer that has not stepped the states that `torch.distributed.checkpoint.load` is to fill.
 
-        All ranks call it. It has the memory of an optimizer without ZeRO; communication is that of `state_dict`.
+        Until then they are those of a step without gradients, and so are the masters.
         """
-        state = self.state_dict()
-        if self._dtype is None:
-            plain = self._factory(self.parameters)
-            plain.load_state_dict(state)
-            return plain
-        mixed = MixedPrecision(self.chunks, self.grid, self._factory, self._dtype, init_sync=False)
-        masters = dict(zip(mixed.parameters, mixed.masters, strict=True))
-        for number, master in state["masters"].items():
-            masters[self._states.parameters[number]].data.copy_(master)
-        mixed.optimizer.load_state_dict(state)
-        mixed.load_state_dict(state["loss_scale"])
-        return mixed
+        for bucket in self._buckets:
+            for piece in bucket.pieces.values():
+                if piece.numel() and not self.optimizer.state.get(piece):
+                    piece.grad = torch.zeros_like(piece)
+            self.optimizer.step()
+            for piece in bucket.pieces.values():
+                piece.grad = None
 
-    def load_unsharded(self, plain: Optimizer | MixedPrecision) -> None:
-        """Load what `unsharded` returned, once `load_checkpoint` has loaded it. All ranks call it."""
-        if not isinstance(plain, MixedPrecision):
-            self.load_state_dict(plain.state_dict())
-            return
-        values = dict(zip(plain.parameters, plain.masters, strict=True))
-        masters = {number: values[parameter] for number, parameter in enumerate(self._states.parameters)}
-        self.load_state_dict({**plain.optimizer.state_dict(), "masters": masters, "loss_scale": plain.state_dict()})
+    def shard(self, parameter: nn.Parameter) -> Tensor:
+        """Return this replica's piece of a parameter, as the optimizer has it: maybe empty. Frozen ones are whole."""
+        return self._pieces.get(parameter, parameter)
 
-    def _take_changes(self) -> None:
-        """Update from the parameters as they are now, which the program may have changed."""
+    def part(self, x: Tensor, parameter: nn.Parameter, spec: ShardSpec | None) -> Tensor:
+        """Return the piece of a parameter, or a state of its shape, as torch.distributed.checkpoint takes it."""
+        if parameter not in self._pieces:
+            return as_dtensor(x, spec, self.grid.tp)
+        bucket = self._states.buckets[parameter]
+        return part_of(x, bucket.begin_of(parameter), parameter, spec, self.grid.tp)
+
+    def _sharded(self) -> dict[str, Any]:
+        masters, states = {}, {}
+        for name, parameter, spec in named_shards(self.chunks):
+            piece = self.shard(parameter)
+            if parameter in self._pieces and piece.numel():
+                masters[name] = self.part(piece.detach(), parameter, spec)
+                states[name] = {
+                    key: self.part(x, parameter, spec) if isinstance(x, Tensor) and x.shape == piece.shape else x
+                    for key, x in self.optimizer.state.get(piece, {}).items()
+                }
+        groups = [{key: x for key, x in group.items() if key != "params"} for group in self.optimizer.param_groups]
+        return {"masters": masters, "state": states, "param_groups": groups}
+
+    def _adopt_sharded(self, state: Mapping[str, Any]) -> None:
+        """Take over what `_sharded` has returned, once tensors have been loaded in place and other values replaced."""
+        pieces = {name: self.shard(parameter) for name, parameter, _ in named_shards(self.chunks)}
+        with self.grid.raise_on_all():
+            if unknown := sorted(state["state"].keys() - pieces.keys()):
+                raise refuse("states", "those that state_dict(sharded=True) of this object returned", unknown)
+            for name, values in state["state"].items():
+                self.optimizer.state[pieces[name]].update(
+                    (key, x) for key, x in values.items() if not isinstance(x, Tensor) or not x.dim()
+                )
+            for group, options in zip(self.optimizer.param_groups, state["param_groups"], strict=True):
+                group.update(options)
+
+    def take_changes(self) -> None:
+        """Take over the values of the parameters, which the program may have changed."""
         self.finish_param_sync()
         for bucket in self._buckets:
             bucket.take_changes()

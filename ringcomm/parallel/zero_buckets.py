@@ -188,6 +188,11 @@ class ShardBucket:
         part = shard[span.start - start : span.stop - start]
         return part if parameter.dim() or not part.numel() else part.view(())
 
+    def begin_of(self, parameter: nn.Parameter) -> int:
+        """Return where this replica's part of a parameter begins in it."""
+        begin: int = self._span(parameter, self.dp.rank).start - self._slots[parameter].start
+        return begin
+
     def cut(self, full: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
         """Return this replica's part of a tensor of a parameter's shape, in the shape of the piece."""
         span, start = self._span(parameter, self.dp.rank), self._slots[parameter].start

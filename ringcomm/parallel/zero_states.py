@@ -25,13 +25,14 @@ class ShardStates:
 
     Attributes:
         parameters: those that the optimizer had, in order: their numbers are those of torch's state dicts
+        buckets: the bucket of each parameter that is trained
     """
 
     def __init__(self, optimizer: Optimizer, buckets: Sequence[ShardBucket | Any]) -> None:
         self._optimizer = optimizer
         self.parameters = list(optimized(optimizer))
-        self._buckets = {parameter: bucket for bucket in buckets for parameter in bucket.pieces}
-        self._pieces = [self._buckets[each].pieces[each] if each in self._buckets else each for each in self.parameters]
+        self.buckets = {parameter: bucket for bucket in buckets for parameter in bucket.pieces}
+        self._pieces = [self.buckets[each].pieces[each] if each in self.buckets else each for each in self.parameters]
         numbers: dict[Tensor, int] = {parameter: number for number, parameter in enumerate(self.parameters)}
         given = {numbers[each]: state for each, state in optimizer.state.items()}  # few have states before a step
         pieces = iter(self._pieces)
@@ -41,12 +42,12 @@ class ShardStates:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the full states and masters, on the CPU of every rank."""
-        mine: dict[Axis, dict[int, dict[str, Any]]] = {bucket.dp: {} for bucket in self._buckets.values()}
+        mine: dict[Axis, dict[int, dict[str, Any]]] = {bucket.dp: {} for bucket in self.buckets.values()}
         for number, (parameter, piece) in enumerate(zip(self.parameters, self._pieces, strict=True)):
-            if parameter in self._buckets and piece.numel():
+            if parameter in self.buckets and piece.numel():
                 state = {**self._optimizer.state.get(piece, {}), MASTER: piece.detach()}
                 on_cpu = {key: x.cpu() if isinstance(x, Tensor) else x for key, x in state.items()}
-                mine[self._buckets[parameter].dp][number] = on_cpu
+                mine[self.buckets[parameter].dp][number] = on_cpu
         full = {}
         for axis, pieces in mine.items():
             replicas: list[dict[int, dict[str, Any]]] = [{}] * axis.size
@@ -89,13 +90,13 @@ class ShardStates:
     def _cut(self, number: int, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state of this replica's piece of a parameter; nothing, if it has none."""
         parameter, cut = self.parameters[number], dict(state)
-        if parameter not in self._buckets or not self._pieces[number].numel():
+        if parameter not in self.buckets or not self._pieces[number].numel():
             return {}
         for key, value in state.items():
             if isinstance(value, Tensor) and (value.dim() or not parameter.dim()):
                 if value.shape != parameter.shape:
                     raise refuse(f"shape of {key} of parameter {number}", tuple(parameter.shape), tuple(value.shape))
-                cut[key] = self._buckets[parameter].cut(value, parameter).clone()
+                cut[key] = self.buckets[parameter].cut(value, parameter).clone()
         return cut
 
 

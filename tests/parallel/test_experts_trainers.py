@@ -66,17 +66,15 @@ def trained(sizes, path, *, load):
     grid = Grid.parse(sizes)
     model = Stage(grid, seed=7 if load else 1)
     zero = ShardedOptimizer(model, grid, adamw, stage=2, bucket_bytes=3000)
-    plain = zero.unsharded()
     if load:
-        load_checkpoint(path, model, plain, grid)
-        zero.load_unsharded(plain)
+        load_checkpoint(path, model, zero, grid)
     for step in range(1 if load else 0, 3):
         with zero.no_sync():
             one_by_one(model, batches_of(2, step)[grid.dp.rank :: grid.dp.size])
         zero.finish_grad_sync()
         zero.step(max_norm=0.1)
         if step == 0:
-            save_checkpoint(path, model, zero.unsharded(), grid, {})
+            save_checkpoint(path, model, zero, grid, {})
     return full_values("weight", [model], grid)
 
 
