@@ -34,12 +34,12 @@ OPS = {  # by number: comparing or hashing torch's enumerators costs as much as 
 
 
 def operation(
-    name: str, options: Callable[[], Any] | None = None
+    name: str, options: Callable[[], Any] | None = None, of_many: bool = False
 ) -> Callable[[Callable[..., Prepared]], Callable[..., TorchWork]]:
     """Make a method of c10d of one that prepares the communicator's call of that name.
 
     The method takes options last, by default those that `options` makes; without it, none. `prepare` takes them and an
-    empty CallTensors first. It may make the call itself, and then returns the work.
+    empty CallTensors first. It may make the call itself, or many, and then returns the work.
     """
 
     def method_of(prepare: Callable[..., Prepared]) -> Callable[..., TorchWork]:
@@ -69,7 +69,8 @@ def operation(
                 opts = opts or options()
             if not labels.watched():
                 return perform(self, opts, arguments)
-            with labels.label(self, name, arguments[given]):
+            shown = (prepare.__name__, arguments) if of_many else ()
+            with labels.label(self, name, arguments[given], *shown):
                 return perform(self, opts, arguments)
 
         method.__signature__ = public  # type: ignore[attr-defined]

@@ -16,12 +16,12 @@ import torch.distributed as dist
 
 from ringcomm import Aborted, Communicator, RingcommError
 from ringcomm.errors import describe_error, refuse
-from ringcomm.torch import labels, native, sparse
+from ringcomm.torch import inflight, labels, native, sparse
 from ringcomm.torch.capabilities import Capabilities, Options, has_other_backends
 from ringcomm.torch.operations import DONE, Prepared, flat, operation, reduction, uneven
 from ringcomm.torch.start import connect
 from ringcomm.torch.subclasses import NoMemory, tracing, unwrapped
-from ringcomm.torch.tensors import CallTensors, Tensors, single, write_back
+from ringcomm.torch.tensors import CallTensors, Lists, Tensors, single, some, unwritten, without_overlap, write_back
 from ringcomm.torch.untraced import untraced
 from ringcomm.torch.works import TorchWork, coalesced, seconds
 
@@ -32,8 +32,6 @@ UNSET = timedelta(milliseconds=-1)  # torch leaves the timeout to the group
 
 # A group can have several Backends, each for other devices. Where none can be written in Python, a whole group can.
 Base: Any = torch._C._distributed_c10d.Backend if native.PYTHON_BACKENDS else c10d.ProcessGroup
-
-Lists = Sequence[Tensors]
 
 
 def create(options: Options) -> Any:
@@ -166,33 +164,30 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
 
     # --- Many at once -------------------------------------------------------------------------------------------------
 
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> TorchWork:
-        opts = opts or c10d.AllreduceCoalescedOptions()
-        with labels.label(self, "all_reduce", tensors, "allreduce_coalesced", (tensors, opts)):
-            return coalesced(self, "all_reduce", [self.allreduce([tensor], opts) for tensor in tensors])
+    @operation("all_reduce", c10d.AllreduceCoalescedOptions, of_many=True)
+    def allreduce_coalesced(self, opts: Any, _: CallTensors, tensors: Tensors) -> Prepared:
+        apart, copies = without_overlap(some(tensors))
+        return coalesced(self, "all_reduce", [self.allreduce([x], opts) for x in apart], tensors, copies)
 
-    def allgather_coalesced(self, output_lists: Lists, inputs: Tensors, opts: Any = None) -> TorchWork:
-        lengths = [len(inputs), *map(len, output_lists)]
+    @operation("all_gather", c10d.AllgatherOptions, of_many=True)
+    def allgather_coalesced(self, opts: Any, _: CallTensors, output_lists: Lists, inputs: Tensors) -> Prepared:
+        lengths = [len(some(inputs)), *map(len, output_lists)]
         if len({*lengths}) > 1:
-            raise self.annotated(
-                refuse("the lists", f"{len(inputs)} tensors each, as inputs", f"{lengths[1:]} tensors")
-            )
-        pairs = zip(zip(*output_lists, strict=True), inputs, strict=True)
-        shown = "allgather_coalesced", (output_lists, inputs)
-        with labels.label(self, "all_gather", inputs, *shown):
-            return coalesced(self, "all_gather", [self.allgather([outputs], [x], opts) for outputs, x in pairs])
+            raise refuse("the lists", f"{len(inputs)} tensors each, as inputs", f"{lengths[1:]} tensors")
+        outputs = [*zip(*output_lists, strict=True)]
+        pairs = zip(outputs, unwritten(inputs, outputs), strict=True)
+        works = [self.allgather([out], [x], opts) for out, x in pairs]
+        return coalesced(self, "all_gather", works, [tensor for out in outputs for tensor in out])
 
-    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> TorchWork:
-        shown = "allgather_into_tensor_coalesced", (outputs, inputs)
-        with labels.label(self, "all_gather", inputs, *shown):
-            calls = [self.all_gather_single(out, x, opts) for out, x in zip(outputs, inputs, strict=True)]
-            return coalesced(self, "all_gather", calls)
+    @operation("all_gather", c10d.AllgatherOptions, of_many=True)
+    def all_gather_single_coalesced(self, opts: Any, _: CallTensors, outputs: Tensors, inputs: Tensors) -> Prepared:
+        works = [self.all_gather_single(out, x, opts) for out, x in self._pairs(outputs, inputs)]
+        return coalesced(self, "all_gather", works, outputs)
 
-    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> TorchWork:
-        shown = "reduce_scatter_tensor_coalesced", (outputs, inputs)
-        with labels.label(self, "reduce_scatter", inputs, *shown):
-            calls = [self.reduce_scatter_single(out, x, opts) for out, x in zip(outputs, inputs, strict=True)]
-            return coalesced(self, "reduce_scatter", calls)
+    @operation("reduce_scatter", c10d.ReduceScatterOptions, of_many=True)
+    def reduce_scatter_single_coalesced(self, opts: Any, _: CallTensors, outputs: Tensors, inputs: Tensors) -> Prepared:
+        works = [self.reduce_scatter_single(out, x, opts) for out, x in self._pairs(outputs, inputs)]
+        return coalesced(self, "reduce_scatter", works, outputs)
 
     def _start_coalescing(self, device: object = None) -> None:  # noqa: ARG002
         self._coalesced = []
@@ -201,7 +196,8 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
     def _end_coalescing(self, device: object = None) -> TorchWork:  # noqa: ARG002
         works, self._coalesced = self._coalesced, None
         self.comm._transport.hold_messages(False)
-        return coalesced(self, "coalesced calls", works or [])
+        works = works or []
+        return coalesced(self, "coalesced calls", works, [tensor for work in works for tensor in work.outputs])
 
     start_coalescing, end_coalescing = _start_coalescing, _end_coalescing  # of a Backend
 
@@ -263,10 +259,13 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
             work = TorchWork(self, name, [result], outputs, call.copies)
             if opts is not None:
                 self._running.add(work)
+            if work.is_registered and Base is c10d.ProcessGroup:  # else torch's group registers the work
+                inflight.register(work)
         else:
             if call.copies:
                 write_back(call.copies)
-            work = DONE if self._coalesced is None else TorchWork(self, name, (), outputs)
+            is_used = self._coalesced is not None or inflight.allowed()
+            work = TorchWork(self, name, (), outputs) if is_used else DONE
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
@@ -274,7 +273,8 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
     def _is_plain(self, opts: Any) -> bool:
         """Return whether a call blocks, for the usual time, and nobody watches it."""
         alone = self._timeout is None and self._coalesced is None and not (labels.recorders or labels.waits)
-        return alone and not (getattr(opts, "asyncOp", True) or labels.watched()) and opts.timeout == UNSET
+        watched = labels.watched() or inflight.allowed()
+        return alone and not (getattr(opts, "asyncOp", True) or watched) and opts.timeout == UNSET
 
     def _all_reduce_at_once(self, tensor: torch.Tensor, op: Any) -> bool:
         """Do what Communicator.all_reduce tries first: some microseconds less for what most programs call most."""
@@ -294,6 +294,12 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
             sizes = ", ".join(str(tensor.numel()) for tensor in items)
             raise refuse("the list", f"tensors with {like.numel()} elements", f"tensors with {sizes} elements")
         return items
+
+    def _pairs(self, outputs: Tensors, inputs: Tensors) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the output and input of each of many calls, all of which read what was there before the first."""
+        if len(outputs) != len(some(inputs)):
+            raise refuse("outputs", f"{len(inputs)} tensors, as inputs", f"{len(outputs)} tensors")
+        return [*zip(outputs, unwritten(inputs, [[out] for out in outputs]), strict=True)]
 
     def _splits(self, tensor: torch.Tensor, splits: Sequence[int]) -> list[int]:
         """Return the elements for, or from, each rank; torch passes rows, and an empty list for equal splits."""

@@ -4,7 +4,7 @@ ringcomm takes dense, contiguous memory of a dtype it knows, and a list of tenso
 adjacent in memory, as the chunks of one tensor are, need no copy. ringcomm/adapters.py then turns each into a pointer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -14,9 +14,10 @@ from ringcomm.errors import refuse
 from ringcomm.torch.subclasses import NoMemory, unwrapped
 from ringcomm.types import DTYPES
 
-__all__ = ["CallTensors", "Copies", "Tensors", "single", "write_back"]
+__all__ = ["CallTensors", "Copies", "Lists", "Tensors", "single", "some", "unwritten", "without_overlap", "write_back"]
 
 Tensors = Sequence[torch.Tensor]
+Lists = Sequence[Tensors]
 Copies = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 KNOWN = {getattr(torch, name) for name in DTYPES if hasattr(torch, name)}
@@ -81,11 +82,66 @@ def write_back(copies: Copies) -> None:
             tensor.copy_(copy.view(tensor.shape))
 
 
+def some(tensors: Tensors) -> Tensors:
+    if not tensors:
+        raise refuse("tensors", "one or more", "an empty list")
+    return tensors
+
+
+def without_overlap(tensors: Tensors) -> tuple[Tensors, Copies]:
+    """Return the tensors, and a copy of each that overlaps an earlier one in its place; and pairs of both."""
+    apart, copies = [unwrapped(tensor) for tensor in tensors], []
+    for met in _overlapping(apart):
+        for index in met[1:]:
+            copies.append((apart[index], apart[index].clone()))
+            apart[index] = copies[-1][1]
+    return apart, copies
+
+
+def unwritten(inputs: Tensors, outputs: Lists) -> Tensors:
+    """Return the inputs of calls made one after another, with a copy of each that another call may write before.
+
+    outputs[i] are those of the call that reads inputs[i].
+    """
+    inputs, count = [unwrapped(tensor) for tensor in inputs], len(inputs)
+    call_of = [call for call, tensors in enumerate(outputs) for _ in tensors]
+    written = [unwrapped(tensor) for tensors in outputs for tensor in tensors]
+    for met in _overlapping([*inputs, *written]):
+        calls = {index if index < count else call_of[index - count] for index in met}
+        if met[-1] >= count and len(calls) > 1:
+            for index in met:
+                if index < count:
+                    inputs[index] = inputs[index].clone()
+    return inputs
+
+
 def single(items: Sequence[Any]) -> Any:
     """Return the only item of a list; c10d still has lists from when a process drove several GPUs."""
     if len(items) != 1:
         raise refuse("tensors", "one of each rank", len(items))
     return items[0]
+
+
+def _overlapping(tensors: Tensors) -> Iterator[list[int]]:
+    """Yield the indices of tensors whose memory overlaps, perhaps, in order: lists of two or more."""
+    spans = sorted((*_span(tensor), index) for index, tensor in enumerate(tensors) if tensor.layout is torch.strided)
+    reach, met = 0, list[int]()
+    for begin, end, index in spans:
+        if begin >= reach:
+            if len(met) > 1:
+                yield sorted(met)
+            met = []
+        met.append(index)
+        reach = max(reach, end)
+    if len(met) > 1:
+        yield sorted(met)
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the addresses at which the elements of a tensor begin and end."""
+    begin = tensor.data_ptr()
+    last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return begin, begin + (last + 1) * tensor.element_size() if tensor.numel() else begin
 
 
 def _plain(tensor: torch.Tensor) -> bool:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from ringcomm import RingcommError, Work
 from ringcomm.completion import inside_callback
-from ringcomm.torch import labels
+from ringcomm.torch import inflight, labels
 from ringcomm.torch.native import result_after
 from ringcomm.torch.tensors import Copies, Tensors, write_back
 from ringcomm.torch.untraced import untraced
@@ -45,23 +45,41 @@ class TorchWork(_Work):  # type: ignore[misc]
     """Calls that run in the background, or none: then it is complete.
 
     `copies` are pairs of an output and its copy, to be written back when the calls are done. Every `wait` raises their
-    error, and the future carries it.
+    error, and the future carries it. `parts` are the handles of calls that this one waits for as well.
     """
 
     def __init__(
-        self, owner: WorkOwner | None, name: str, works: Sequence[Work], outputs: Tensors, copies: Copies = ()
+        self,
+        owner: WorkOwner | None,
+        name: str,
+        works: Sequence[Work],
+        outputs: Tensors,
+        copies: Copies = (),
+        parts: Sequence["TorchWork"] = (),
     ) -> None:
         super().__init__()
         self.owner: Any = owner
         self.name = name
-        self.works, self.outputs, self.copies = works, outputs, copies
+        self.works, self.outputs, self.copies, self.parts = works, outputs, copies, parts
+        self.is_registered = inflight.allowed()
         self._lock = threading.Lock()  # one thread may wait while another completes the future
         self._written = False
         self._error: Exception | None = None  # from writing back
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
-        if not self.works:
+        if inflight.is_dropping(self):
             return True
+        try:
+            if self.works:
+                self._wait(timeout)
+        finally:
+            for work in (self, *self.parts):
+                if work.is_registered:
+                    work.is_registered = False
+                    inflight.drop(work)
+        return True
+
+    def _wait(self, timeout: timedelta | float | None) -> None:
         limit = seconds(timeout)
         deadline = None if limit is None else time.monotonic() + limit
         try:
@@ -72,7 +90,6 @@ class TorchWork(_Work):  # type: ignore[misc]
         self._write_back()
         if self._error:
             raise self._error
-        return True
 
     def synchronize(self) -> None:
         self.wait()
@@ -131,6 +148,9 @@ class TorchWork(_Work):  # type: ignore[misc]
     def _write_back(self) -> None:
         with self._lock:
             if not self._written:
+                for part in self.parts:
+                    part._write_back()
+                    self._error = self._error or part._error
                 try:
                     write_back(self.copies)
                 except Exception as error:
@@ -138,9 +158,11 @@ class TorchWork(_Work):  # type: ignore[misc]
                 self._written, self.copies = True, ()
 
 
-def coalesced(owner: WorkOwner, name: str, works: Sequence[TorchWork]) -> TorchWork:
+def coalesced(
+    owner: WorkOwner, name: str, parts: Sequence[TorchWork], outputs: Tensors, copies: Copies = ()
+) -> TorchWork:
     """Return one handle for many."""
-    inner, outputs, copies = (
-        [x for work in works for x in getattr(work, kind)] for kind in ("works", "outputs", "copies")
-    )
-    return TorchWork(owner, name, inner, outputs, copies)
+    works = [work for part in parts for work in part.works]
+    if not works:
+        write_back(copies)
+    return TorchWork(owner, name, works, outputs, copies, parts)

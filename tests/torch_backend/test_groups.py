@@ -82,6 +82,41 @@ def test_coalesced_calls():
     assert "in the torch.distributed group" in text
 
 
+@torch_world.on(2, backends=torch_world.BACKENDS)
+def test_coalesced_calls_read_what_was_there_before_the_first():
+    rank, size = me()
+    group = dist.group.WORLD
+    total = sum(values(6))
+    x = value(rank, 6)
+    group.allreduce_coalesced([x, x]).wait()
+    same(x, total)
+    for async_op in (False, True):
+        x = value(rank, 6)
+        with _coalescing_manager(async_ops=async_op) as manager:
+            dist.all_reduce(x[:4])
+            dist.all_reduce(x[2:])
+        if async_op:
+            manager.wait()
+        same(x, total)
+    x = value(rank, 12)
+    out = torch.empty(size)
+    group.allgather_into_tensor_coalesced([x[:size], out], [x[4:5], x[:1]]).wait()
+    same(x[:size], torch.stack([value(r, 12)[4] for r in range(size)]))
+    same(out, torch.stack([value(r, 12)[0] for r in range(size)]))
+    x = value(rank, 12)
+    out = torch.empty(1)
+    group.reduce_scatter_tensor_coalesced([x[:1], out], [x[4 : 4 + size], x[:size]]).wait()
+    whole = sum(values(12))
+    same(x[:1], whole[4 + rank : 5 + rank])
+    same(out, whole[rank : rank + 1])
+    x = value(rank, 12)
+    lists = [[x[r : r + 1], torch.empty(1)] for r in range(size)]
+    group.allgather_coalesced(lists, [x[4:5], x[:1]]).wait()
+    for r, (first, second) in enumerate(lists):
+        same(first, value(r, 12)[4:5])
+        same(second, value(r, 12)[:1])
+
+
 @torch_world.on(2)
 def test_methods_take_tensors_and_options_by_position_or_name():
     group, (rank, size) = dist.group.WORLD, me()
