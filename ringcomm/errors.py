@@ -19,8 +19,8 @@ __all__ = [
 FACTS = ("rank", "peer", "collective", "epoch", "group", "argument", "expected", "got")
 
 
-class RingcommError(Exception):
-    """The base class of all errors. An attribute that does not apply is None.
+class RingcommError(RuntimeError):
+    """The base class of all errors: a RuntimeError, as those of torch are. An attribute that does not apply is None.
 
     Attributes:
         rank: The rank that failed, as numbered in the communicator that failed; the message numbers ranks alike.
@@ -70,6 +70,10 @@ class MismatchError(RingcommError):
 
 class CollectiveTimeout(RingcommError, TimeoutError):
     """A rank did not arrive before the deadline. The communicator is broken."""
+
+    def __init__(self, message: str, **facts: Any) -> None:
+        # Programs that start again look for these words, which the errors of torch have.
+        super().__init__(message if "timed out" in message.lower() else f"timed out: {message}", **facts)
 
 
 class PeerLost(RingcommError, ConnectionError):

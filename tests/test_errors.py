@@ -17,7 +17,7 @@ def test_an_error_can_be_pickled(kind):
     error = kind("what happened", **facts)
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is kind
-    assert str(copy) == "what happened"
+    assert str(copy) == str(error)
     assert vars(copy) == vars(error) == facts
 
 
@@ -33,6 +33,13 @@ def test_an_error_can_be_pickled(kind):
 def test_an_error_is_also_the_builtin_error_of_its_kind(kind, builtin):
     assert issubclass(kind, ringcomm.RingcommError)
     assert issubclass(kind, builtin)
+    assert issubclass(kind, RuntimeError)  # which programs that retry catch
+
+
+def test_the_text_of_a_timeout_says_so_once():
+    error = ringcomm.CollectiveTimeout("rank 1 of 2 did not arrive within 3 s")
+    assert str(error) == "timed out: rank 1 of 2 did not arrive within 3 s"
+    assert str(errors.decode_error(errors.encode_error(error))) == str(error)
 
 
 def test_facts_default_to_none():

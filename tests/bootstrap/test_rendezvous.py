@@ -102,7 +102,7 @@ def test_more_descriptors_than_fit_one_message_arrive(monkeypatch):
 def test_missing_ranks_are_named_on_every_rank():
     for error in join_as_threads([0, 2], 4, timeout=0.1):
         assert isinstance(error, CollectiveTimeout)
-        assert str(error) == "ranks 1 and 3 of 4 did not arrive within 0.1 s"
+        assert str(error) == "timed out: ranks 1 and 3 of 4 did not arrive within 0.1 s"
         assert error.rank == 1
 
 

@@ -45,7 +45,7 @@ def wait_for(comm, late, name, n):
         error = raised(CollectiveTimeout, lambda: CALLS[name](group, x))
         elapsed = time.monotonic() - start
         assert elapsed < SHORT + PROMPT
-        assert elapsed >= SHORT or not str(error).startswith(f"rank {comm.rank} waited")
+        assert elapsed >= SHORT or not str(error).startswith(f"timed out: rank {comm.rank} waited")
     assert error.rank == late
     assert (x == 7).all()
     assert str(raised(CollectiveTimeout, group.barrier)) == str(error)
@@ -66,7 +66,7 @@ def test_a_rank_that_never_arrives_is_named_on_every_rank(name, n, world):
     words = rf"{called}\(.*\)"
     first, lines = texts[0].splitlines()[0], lines_of(texts[0])
     first = re.fullmatch(
-        rf"rank (\d) waited {SHORT:g} s in {words} \(epoch 1\): it was not called by rank {late}", first
+        rf"timed out: rank (\d) waited {SHORT:g} s in {words} \(epoch 1\): it was not called by rank {late}", first
     )
     assert lines.pop(late) == "no call yet"
     assert re.fullmatch(rf"{words} epoch 1, running for \S+ s, waits for rank {late}", lines[int(first[1])])
@@ -113,7 +113,7 @@ def wait_for_messages(comm):
         if comm.rank == 0:
             error = raised(CollectiveTimeout, lambda call=call, group=group: call(group))
             words = r"(send|recv)\(float64 x \d+, (to 1|from 1|from any)\) with tag [05]"
-            assert re.match(rf"rank 0 waited \S+ s for {words}\n", str(error))
+            assert re.match(rf"timed out: rank 0 waited \S+ s for {words}\n", str(error))
             assert lines_of(str(error)).keys() == {0, 1, 2}
         else:
             text = str(until_broken(group))
@@ -158,7 +158,8 @@ def break_a_group_of_a_group(comm):
     error = raised(CollectiveTimeout, lambda: middle.barrier(timeout=SHORT))
     if comm.rank in (1, 3):
         within = raised(CollectiveTimeout, inner.barrier)
-        assert str(within) == f"in the communicator of {middle.size} ranks that this one was split from: {error}"
+        ancestor = f"in the communicator of {middle.size} ranks that this one was split from"
+        assert str(within) == f"timed out: {ancestor}: {str(error).removeprefix('timed out: ')}"
         assert within.group == f"the communicator of {middle.size} ranks that this one was split from"
         assert within.rank == error.rank  # as numbered in `middle`, like the text
     for usable in (sibling, comm):

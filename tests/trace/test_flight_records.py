@@ -40,7 +40,7 @@ def test_a_timeout_leaves_the_record_of_all_ranks(tmp_path, capsys):
     (file,) = (tmp_path / "dump").iterdir()  # one of all ranks
     text = run(capsys, file)
     assert text == describe(file)
-    assert text.startswith("CollectiveTimeout: rank 0 waited 1 s for recv")
+    assert text.startswith("CollectiveTimeout: timed out: rank 0 waited 1 s for recv")
     sections = re.split(r"\n  rank (\d)\n", text)
     assert sections[1::2] == ["0", "1", "2"]
     for calls in sections[2::2]:

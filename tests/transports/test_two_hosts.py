@@ -139,7 +139,7 @@ def test_every_rank_raises_a_timeout_when_the_link_is_down(library):
             assert failure is None
             text, seconds = answer
             assert seconds < LIMIT + 2
-            pattern = r"rank (.) waited .* in (.*?\)).*: .*?ranks? (\d(?:[\d, and]*\d)?)"
+            pattern = r"timed out: rank (.) waited .* in (.*?\)).*: .*?ranks? (\d(?:[\d, and]*\d)?)"
             waiting, words, late = re.match(pattern, text).groups()
             assert words == f"all_reduce(float64 x {SIZE // 8}, max)"
             assert {int(rank) // 2 for rank in re.findall(r"\d", late)} != {int(waiting) // 2}, text

@@ -86,6 +86,8 @@ class CudaGroup:
             self._arena.open(handles)
             self.device.message_kernel()  # before any kernel of a collective for which its load could wait
             self._load(BARRIER, [CollectiveCall(NULL, NULL, 0, 0)])
+        except RingcommError:
+            raise
         except (OSError, RuntimeError) as error:  # RuntimeError: CUDA's
             return str(error) or repr(error)
         return ""

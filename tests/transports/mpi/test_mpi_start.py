@@ -136,7 +136,7 @@ def test_a_rank_that_does_not_join_is_a_timeout_and_the_job_ends(library):
     with mpi_world.mortals(library) as pool:
         texts = pool.run(leave_one_out, ())
         for text in texts[:3]:
-            assert text.startswith("not all of the 4 ranks of the MPI job called ringcomm.init within 0.2 s")
+            assert text.startswith("timed out: not all of the 4 ranks of the MPI job called ringcomm.init within 0.2 s")
         pool.end()
 
 

@@ -159,7 +159,7 @@ def test_a_timeout_inside_a_host_names_the_call_of_the_user_on_every_rank():
     first, late, *waiting = texts[0].splitlines()
     assert texts == [texts[0]] * 3
     call = "all_reduce(float64 x 3, sum)"
-    assert first == f"rank 1 waited {SHORT:g} s in {call} (epoch 1): it was not called by rank 2"
+    assert first == f"timed out: rank 1 waited {SHORT:g} s in {call} (epoch 1): it was not called by rank 2"
     assert late == "rank 2: no call yet"
     for rank, (line, awaited) in enumerate(zip(waiting, (2, 0), strict=True)):
         does = rf"rank {rank}: {re.escape(call)} epoch 1, running for \S+ s, waits for rank {awaited}"
@@ -194,7 +194,7 @@ def test_an_expired_wait_breaks_the_communicator(layout):
 def test_all_ranks_that_never_come_are_named_by_one_deadline():
     config = Config(timeout=SHORT, host_id="0")
     error = raised(CollectiveTimeout, lambda: network.connect(0, 4, HashStore(), config))
-    assert str(error) == f"ranks 1, 2 and 3 of 4 did not arrive within {SHORT:g} s"
+    assert str(error) == f"timed out: ranks 1, 2 and 3 of 4 did not arrive within {SHORT:g} s"
     assert error.rank == 1
 
 
@@ -215,7 +215,7 @@ def test_a_rank_that_does_not_connect_is_named(link, told, what):
     config = Config(timeout=SHORT, host_id="0", link=link)
     error = raised(CollectiveTimeout, lambda: network.connect(0, 2, Forgetful(), config))
     assert error.rank == 1
-    assert str(error) == f"rank 1 of 2 did not {what} within {SHORT:g} s"
+    assert str(error) == f"timed out: rank 1 of 2 did not {what} within {SHORT:g} s"
 
 
 def test_an_address_that_other_machines_cannot_reach_is_refused_at_once(monkeypatch):
