@@ -153,9 +153,11 @@ public:
     void startCoalescing() override { call("_start_coalescing"); }
     WorkPtr endCoalescing() override { return start("_end_coalescing"); }
 
-    // TORCH_DISTRIBUTED_DEBUG=DETAIL compares these between the ranks; the group compares calls itself.
-    void setSequenceNumberForGroup() override {}
-    uint64_t getSequenceNumberForGroup() override { return 0; }
+    void setSequenceNumberForGroup() override {}  // that of the first collective is always the same
+    uint64_t getSequenceNumberForGroup() override {
+        py::gil_scoped_acquire gil;
+        return group_.call("_get_sequence_number_for_group").cast<uint64_t>();
+    }
 
     // Virtual since torch 2.6 or later.
     void setTimeout(Milliseconds timeout) { call("set_timeout", timeout); }

@@ -37,12 +37,14 @@ class Capabilities:
     """
 
     supports_splitting = supports_coalescing = supports_shrinking = supports_time_estimate = False
+    supports_reconfigure = supports_window = False
 
     def __init__(self, options: Options) -> None:
         self._store, self._default = options.store, options.timeout
         self._timeout: float | None = None  # None: the communicator's, which is the default
         self._name, self._description = options.group_id, "undefined"
         self._ranks = list(options.global_ranks_in_group)  # in the world; empty for the world itself
+        self._begun = 0  # collectives, on this rank
 
     # --- Names --------------------------------------------------------------------------------------------------------
 
@@ -90,6 +92,13 @@ class Capabilities:
 
     def _has_hooks(self) -> bool:
         return False
+
+    def _get_sequence_number_for_group(self) -> int:
+        """Return the number of collectives that this rank has begun."""
+        return self._begun
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Agree on the number of the first collective, which is always the same."""
 
     def _wait_for_pending_works(self) -> None:
         """Wait for hooks, of which there are none."""

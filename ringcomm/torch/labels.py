@@ -17,7 +17,7 @@ from torch._C._autograd import _profiler_enabled as profiling  # on this thread
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-__all__ = ["label", "recorders", "show_to_modes", "timed", "waits", "watched"]
+__all__ = ["call_silently", "label", "recorders", "show_to_modes", "timed", "waits", "watched"]
 
 c10d: Any = torch._C._distributed_c10d
 
@@ -97,18 +97,24 @@ def show_to_modes(group: Any, method: str, arguments: tuple[Any, ...]) -> None:
     if not modes() or getattr(_here, "of_many", False):
         return
     with _disable_current_modes():
-        silent = _silent_group(group.rank(), group.size())
         arguments = tree_map_only(torch.Tensor, torch.empty_like, arguments)
-    call = getattr(silent, method, None) or getattr(silent, OLDER[method])
     try:
-        call(*arguments)
+        call_silently(group, method, arguments)
     except RuntimeError:
         try:
             with _disable_current_modes():
-                call(*arguments)
+                call_silently(group, method, arguments)
         except RuntimeError:  # the silent group knows no lists of uneven sizes, say
             return
         raise  # a mode has refused the call
+
+
+def call_silently(group: Any, method: str, arguments: Iterable[Any]) -> None:
+    """Make a call through the dispatcher that communicates nothing."""
+    with _disable_current_modes():
+        silent = _silent_group(group.rank(), group.size())
+    call = getattr(silent, method, None) or getattr(silent, OLDER[method])
+    call(*arguments)
 
 
 @cache

@@ -1,7 +1,7 @@
 """How a method of c10d becomes a call of the communicator: options, reductions, labels for tools, errors."""
 
 from collections.abc import Callable
-from functools import wraps
+from functools import reduce, wraps
 from inspect import Parameter, Signature, signature
 from typing import Any
 
@@ -9,12 +9,14 @@ import torch
 import torch.distributed as dist
 
 from ringcomm import RingcommError, premul_sum
+from ringcomm.errors import refuse
 from ringcomm.torch import labels
-from ringcomm.torch.subclasses import NoMemory
+from ringcomm.torch.subclasses import NoMemory, Wrapper
 from ringcomm.torch.tensors import CallTensors, Tensors
-from ringcomm.torch.works import TorchWork
+from ringcomm.torch.works import TorchWork, coalesced
+from ringcomm.torch.wrappers import calls_of
 
-__all__ = ["DONE", "Prepared", "flat", "operation", "reduction", "uneven"]
+__all__ = ["DONE", "Prepared", "flat", "merged", "operation", "reduction", "uneven"]
 
 DONE = TorchWork(None, "", (), ())  # of blocking calls: torch only checks that they are complete
 
@@ -30,6 +32,16 @@ OPS = {  # by number: comparing or hashing torch's enumerators costs as much as 
     _Op.BAND.value: "band",
     _Op.BOR.value: "bor",
     _Op.BXOR.value: "bxor",
+}
+
+MERGES: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "sum": torch.add,
+    "prod": torch.mul,
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "band": torch.bitwise_and,
+    "bor": torch.bitwise_or,
+    "bxor": torch.bitwise_xor,
 }
 
 
@@ -57,6 +69,9 @@ def operation(
                 return prepared if isinstance(prepared, TorchWork) else self._run(name, opts, call, *prepared)
             except NoMemory:
                 return DONE
+            except Wrapper:
+                given = (*arguments[:count], opts) if options else arguments
+                return coalesced(self, name, *calls_of(self, prepare.__name__, given, DONE))
             except RingcommError as error:
                 raise self.annotated(error)  # noqa: B904 (it is the same error)
 
@@ -83,6 +98,17 @@ def reduction(opts: Any) -> Any:
     """Return the op of torch's options, as the communicator takes it."""
     op = opts.reduceOp
     return OPS.get(op.op.value) or premul_sum(float(op.__getstate__()[1]))
+
+
+def merged(tensors: Tensors, op: Any) -> torch.Tensor:
+    """Return the reduction of tensors of this rank, as a new one."""
+    if op not in MERGES:
+        raise refuse("op", f"one of {', '.join(MERGES)} for several tensors", op)
+    shapes = {(tensor.shape, tensor.dtype) for tensor in tensors}
+    if len(shapes) > 1:
+        raise refuse("tensors", "tensors of one shape and dtype", [(tuple(shape), dtype) for shape, dtype in shapes])
+    with torch.no_grad():
+        return reduce(MERGES[op], tensors)
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:

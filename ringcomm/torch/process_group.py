@@ -18,7 +18,7 @@ from ringcomm import Aborted, Communicator, RingcommError
 from ringcomm.errors import describe_error, refuse
 from ringcomm.torch import inflight, labels, native, sparse
 from ringcomm.torch.capabilities import Capabilities, Options, has_other_backends
-from ringcomm.torch.operations import DONE, Prepared, flat, operation, reduction, uneven
+from ringcomm.torch.operations import DONE, Prepared, flat, merged, operation, reduction, uneven
 from ringcomm.torch.start import connect
 from ringcomm.torch.subclasses import NoMemory, tracing, unwrapped
 from ringcomm.torch.tensors import CallTensors, Lists, Tensors, single, some, unwritten, without_overlap, write_back
@@ -33,6 +33,9 @@ UNSET = timedelta(milliseconds=-1)  # torch leaves the timeout to the group
 # A group can have several Backends, each for other devices. Where none can be written in Python, a whole group can.
 Base: Any = torch._C._distributed_c10d.Backend if native.PYTHON_BACKENDS else c10d.ProcessGroup
 
+# Open groups that torch has wrapped to compare the calls of all ranks: its wrapper does not own an object of Python.
+_wrapped: set["RingcommProcessGroup"] = set()
+
 
 def create(options: Options) -> Any:
     """Return the group, or the Backend of one, for torch's DistributedBackendOptions; every member calls this."""
@@ -45,6 +48,8 @@ def create(options: Options) -> Any:
     if shared:
         return native.backend_of(group)
     native.register(group)
+    if native.PYTHON_BACKENDS and c10d.get_debug_level() == c10d.DebugLevel.DETAIL:
+        _wrapped.add(group)
     return group
 
 
@@ -72,12 +77,18 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
 
     @operation("all_reduce", c10d.AllreduceOptions)
     def allreduce(self, opts: Any, call: CallTensors, tensors: Tensors) -> Prepared:
+        if len(tensors) > 1:  # all of all ranks become one
+            total = merged([call.input(tensor, reduces=True) for tensor in tensors], reduction(opts))
+            call.copies += [(unwrapped(tensor), total) for tensor in tensors]
+            return tensors, total, reduction(opts)
         if self._is_plain(opts) and self._all_reduce_at_once(single(tensors), reduction(opts)):
+            self._begun += 1
             return DONE
         if (tensor := unwrapped(single(tensors))).layout is torch.sparse_coo:
             if tensor.is_meta:
                 raise NoMemory
             sparse.all_reduce(self.comm, tensor, reduction(opts), self._limit(opts))
+            self._begun += 1
             return TorchWork(self, "all_reduce", (), tensors)
         return tensors, call.inout(tensor, reduces=True), reduction(opts)
 
@@ -88,8 +99,11 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
 
     @operation("broadcast", c10d.BroadcastOptions)
     def broadcast(self, opts: Any, call: CallTensors, tensors: Tensors) -> Prepared:
-        take = call.input if self.comm.rank == opts.rootRank else call.output
-        return tensors, take(single(tensors)), opts.rootRank
+        is_root = self.comm.rank == opts.rootRank
+        one = unwrapped(some(tensors)[opts.rootTensor if is_root else 0])
+        x = call.input(one) if is_root else call.output(one)
+        call.copies += [(unwrapped(other), one) for other in tensors if other is not one]
+        return tensors, x, opts.rootRank
 
     @operation("all_gather", c10d.AllgatherOptions)
     def allgather(self, _: Any, call: CallTensors, output_lists: Lists, inputs: Tensors) -> Prepared:
@@ -240,6 +254,7 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
             with suppress(RingcommError):  # its own wait raises it
                 work.wait()
         self.comm.close()
+        _wrapped.discard(self)
 
     def annotated(self, error: RingcommError) -> RingcommError:
         return annotate(error, self._name, self._ranks, self.comm.rank)
@@ -255,6 +270,8 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
         options = {"at_most": True} if name == "recv" else {}  # a tensor may be larger than the message, as on Gloo
         call_comm = labels.timed(getattr(self.comm, name))
         result = call_comm(*arguments, timeout=self._limit(opts), async_op=async_op, **options)
+        if opts is not None:
+            self._begun += 1
         if async_op:
             work = TorchWork(self, name, [result], outputs, call.copies)
             if opts is not None:

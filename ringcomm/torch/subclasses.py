@@ -1,14 +1,13 @@
-"""Subclasses of torch.Tensor: those whose memory another tensor holds, and those that have none."""
+"""Subclasses of torch.Tensor: those whose memory other tensors hold, and those that have none."""
 
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import is_fake
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ringcomm.errors import refuse
 
-__all__ = ["NoMemory", "tracing", "unwrapped"]
+__all__ = ["NoMemory", "Wrapper", "tracing", "unwrapped", "wraps"]
 
 FAKE = torch._C._TorchDispatchModeKey.FAKE
 ORDINARY = (torch.Tensor, torch.nn.Parameter)
@@ -21,12 +20,21 @@ class NoMemory(Exception):
     """
 
 
+class Wrapper(Exception):
+    """A tensor is of a subclass that makes operations on it operations on others: wrappers.py makes the call."""
+
+
 def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor that has the memory of this one: itself, as a rule."""
+    """Return the tensor that has the memory of this one: itself, as a rule. Raises NoMemory and Wrapper."""
     if type(tensor) in ORDINARY:
         return tensor
     inner: torch.Tensor = _unwrapped(tensor)
     return inner
+
+
+def wraps(tensor: torch.Tensor) -> bool:
+    """Return whether the class of a tensor has an own way to carry out operations."""
+    return type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
 def tracing() -> bool:
@@ -39,8 +47,8 @@ def _unwrapped(tensor: Any) -> Any:
         return unwrapped(tensor.trigger_wait())
     if is_fake(tensor):
         raise NoMemory
-    if is_traceable_wrapper_subclass(tensor):
-        inner = ", ".join(f".{name}" for name in tensor.__tensor_flatten__()[0])
-        cure = "x.to_local()" if hasattr(tensor, "to_local") else f"the tensors that it wraps ({inner})"
-        raise refuse("tensor", f"memory of its own (pass {cure})", f"a {type(tensor).__name__}")
+    if hasattr(tensor, "to_local"):
+        raise refuse("tensor", "memory of its own (pass x.to_local())", f"a {type(tensor).__name__}")
+    if wraps(tensor):
+        raise Wrapper
     return tensor

@@ -93,7 +93,7 @@ def without_overlap(tensors: Tensors) -> tuple[Tensors, Copies]:
     apart, copies = [unwrapped(tensor) for tensor in tensors], []
     for met in _overlapping(apart):
         for index in met[1:]:
-            copies.append((apart[index], apart[index].clone()))
+            copies.append((apart[index], apart[index].detach().clone()))
             apart[index] = copies[-1][1]
     return apart, copies
 
@@ -111,7 +111,7 @@ def unwritten(inputs: Tensors, outputs: Lists) -> Tensors:
         if met[-1] >= count and len(calls) > 1:
             for index in met:
                 if index < count:
-                    inputs[index] = inputs[index].clone()
+                    inputs[index] = inputs[index].detach().clone()
     return inputs
 
 
@@ -124,7 +124,8 @@ def single(items: Sequence[Any]) -> Any:
 
 def _overlapping(tensors: Tensors) -> Iterator[list[int]]:
     """Yield the indices of tensors whose memory overlaps, perhaps, in order: lists of two or more."""
-    spans = sorted((*_span(tensor), index) for index, tensor in enumerate(tensors) if tensor.layout is torch.strided)
+    dense = [i for i, tensor in enumerate(tensors) if tensor.layout is torch.strided and not tensor.is_nested]
+    spans = sorted((*_span(tensors[i]), i) for i in dense)
     reach, met = 0, list[int]()
     for begin, end, index in spans:
         if begin >= reach:

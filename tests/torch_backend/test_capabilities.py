@@ -1,5 +1,6 @@
 """What torch asks of a group and of its backend, besides calls."""
 
+import gc
 from datetime import timedelta
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 
 import torch_world
 from ringcomm import CollectiveTimeout
+from ringcomm.torch import native, process_group
 
 c10d = dist.distributed_c10d
 
@@ -18,7 +20,10 @@ def answers():
     """Return what torch learns of a group, without the name of the backend."""
     group = dist.group.WORLD
     backend = group._get_backend(torch.device("cpu"))
-    flags = ("supports_coalescing", "supports_time_estimate", "supports_shrinking")
+    flags = ["supports_coalescing", "supports_time_estimate", "supports_shrinking"]
+    if hasattr(c10d, "_supports_window"):  # from torch 2.14 on
+        flags.append("supports_window")
+        assert c10d._supports_window(group) is backend.supports_window
     return {
         "flags": [getattr(backend, flag) for flag in flags] + [backend.supports_tensor_alloc(torch.device("cpu"))],
         "hooks": group._has_hooks(),
@@ -32,18 +37,63 @@ def answers():
     }
 
 
+def sequence_numbers():
+    """Return the number of a group before and after calls of each kind."""
+    group = dist.group.WORLD
+    first = group._get_sequence_number_for_group()
+    dist.all_reduce(torch.ones(3))
+    dist.all_gather_into_tensor(torch.empty(2 * 3), torch.ones(3), async_op=True).wait()
+    dist.barrier()
+    dist.all_reduce(torch.ones(2).to_sparse())
+    if dist.get_rank() == 0:
+        dist.send(torch.ones(1), 1)
+    else:
+        dist.recv(torch.ones(1), 0)
+    return group._get_sequence_number_for_group() - first
+
+
+def test_sequence_numbers_count_the_collectives():
+    assert torch_world.run(sequence_numbers, 2) == [4, 4]
+
+
+@torch_world.on(2)
+def test_a_group_is_debugged_in_detail():
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        group = dist.new_group()
+        other = dist.new_group()
+    finally:
+        dist.set_debug_level(dist.DebugLevel.OFF)
+    gc.collect()
+    x = torch.ones(3)
+    dist.all_reduce(x, group=group)
+    work = dist.all_reduce(x, group=other, async_op=True)
+    work.wait()
+    assert x.tolist() == [4.0] * 3
+    seen = [None, None]
+    dist.all_gather_object(seen, dist.get_rank(), group=group)
+    assert seen == [0, 1]
+    if native.PYTHON_BACKENDS:
+        assert type(group._get_backend(torch.device("cpu"))).__name__ == "_ProcessGroupWrapper"
+    for each in (group, other):
+        dist.destroy_process_group(each)
+    assert not process_group._wrapped
+
+
 def test_the_group_answers_as_gloo_does():
     assert torch_world.run(answers, 2) == torch_world.run(answers, 2, backend="gloo")
 
 
 @torch_world.on(1)
 def test_the_group_names_its_backend_and_devices():
-    group = dist.group.WORLD
+    group = dist.group.WORLD._get_backend(torch.device("cpu"))
     assert group.name() == group._get_backend_name() == "ringcomm"
+    assert not any((group.supports_reconfigure, group.supports_window))
     built = ["cpu", "cuda"] if torch.backends.cuda.is_built() else ["cpu"]
-    assert [device.type for device in group._device_types] == c10d.Backend.backend_capability["ringcomm"] == built
+    devices = [device.type for device in dist.group.WORLD._device_types]
+    assert sorted(devices) == sorted(c10d.Backend.backend_capability["ringcomm"]) == built
     with pytest.raises(RuntimeError, match="xpu"):
-        group._get_backend(torch.device("xpu"))
+        dist.group.WORLD._get_backend(torch.device("xpu"))
 
 
 @torch_world.on(2)
@@ -91,6 +141,9 @@ def sharded_tensor():
     return [out if rank == 0 else 0, x.cpu().local_shards()[0].tensor]
 
 
+@pytest.mark.skipif(
+    torch.backends.cuda.is_built() and not torch.cuda.is_available(), reason="torch puts it on the GPU that it expects"
+)
 @ranks
 def test_a_sharded_tensor_is_gathered(size):
     as_on_gloo(sharded_tensor, size)

@@ -117,6 +117,39 @@ def test_coalesced_calls_read_what_was_there_before_the_first():
         same(second, value(r, 12)[:1])
 
 
+@torch_world.on(2, backends=torch_world.BACKENDS)
+def test_several_tensors_of_a_rank_become_one():
+    rank, _ = me()
+    group, c10d = dist.group.WORLD, dist.distributed_c10d
+    for op, total in ((dist.ReduceOp.SUM, 11 * sum(values(3))), (dist.ReduceOp.MAX, 10 * value(1, 3))):
+        tensors = [value(rank, 3), 10 * value(rank, 3)]
+        options = c10d.AllreduceOptions()
+        options.reduceOp = op
+        group.allreduce(tensors, options).wait()
+        for x in tensors:
+            same(x, total)
+    tensors = [value(rank, 3), 10 * value(rank, 3)]
+    options = c10d.BroadcastOptions()
+    options.rootRank, options.rootTensor = 1, 1
+    group.broadcast(tensors, options).wait()
+    for x in tensors:
+        same(x, 10 * value(1, 3))
+
+
+@torch_world.on(2, backends=torch_world.BACKENDS)
+def test_empty_lists_are_refused():
+    group = dist.group.WORLD
+    of_one = ("allreduce", "allreduce_coalesced", "broadcast")
+    of_two = ("allgather", "allgather_coalesced", "allgather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced")
+    for name, arguments in [*((name, [[]]) for name in of_one), *((name, [[], []]) for name in (*of_two, "alltoall"))]:
+        with pytest.raises(RuntimeError):
+            getattr(group, name)(*arguments)
+    with _coalescing_manager():
+        pass
+    dist.barrier()
+
+
+@torch_world.called_directly
 @torch_world.on(2)
 def test_methods_take_tensors_and_options_by_position_or_name():
     group, (rank, size) = dist.group.WORLD, me()
@@ -131,6 +164,7 @@ def test_methods_take_tensors_and_options_by_position_or_name():
             group.all_gather_single(*arguments)
 
 
+@torch_world.called_directly
 @torch_world.on(1, 2, 4)
 def test_async_calls_and_their_futures():
     rank, size = me()

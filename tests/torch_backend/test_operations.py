@@ -107,6 +107,7 @@ def test_averages_of_integers_are_truncated(size, dtype):
     assert torch_world.run(averages, size, dtype) == torch_world.run(averages, size, dtype, backend="gloo")
 
 
+@torch_world.called_directly
 @torch_world.on(2)
 def test_invalid_arguments_are_refused_and_the_group_stays_usable():
     rank, _ = me()
@@ -273,6 +274,7 @@ def test_scalars_and_empty_and_large_tensors():
         same(out, sum(values(*shape)))
 
 
+@torch_world.called_directly
 @torch_world.on(1, 2, 4)
 def test_tensors_with_strides_are_copied_once_and_written_back():
     rank, size = me()
@@ -331,6 +333,7 @@ def test_tensors_that_require_grad():
 # --- Point to point ---------------------------------------------------------------------------------------------------
 
 
+@torch_world.called_directly
 @torch_world.on(2, 4)
 def test_messages_between_ranks():
     rank, size = me()

@@ -9,8 +9,9 @@ import torch.distributed._functional_collectives as functional
 from test_operations import me, same, value, values
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._pytree import tree_map_only
 
 import torch_world
 from ringcomm import ArgumentError
@@ -57,19 +58,82 @@ def test_subclasses_with_memory_of_their_own_are_used_in_place():
     same(x.as_subclass(torch.Tensor).contiguous(), sum(values(3, 4)).t().contiguous())
 
 
+@torch_world.called_directly
 @torch_world.on(2)
-def test_a_subclass_that_wraps_tensors_is_refused_by_name():
+def test_a_sharded_tensor_is_refused_by_name():
     rank, size = me()
-    mesh = init_device_mesh("cpu", (size,))
-    cases = {
-        r"x\.to_local\(\).*DTensor": distribute_tensor(torch.arange(4.0), mesh, [Shard(0)]),
-        r"the tensors that it wraps \(\.a, \.b\).*TwoTensor": TwoTensor(torch.ones(3), torch.ones(3)),
-    }
-    for words, x in cases.items():
-        with pytest.raises(ArgumentError, match=f"(?s)memory of its own.*{words}.*in the torch.distributed group"):
-            dist.all_reduce(x)
+    x = distribute_tensor(torch.arange(4.0), init_device_mesh("cpu", (size,)), [Shard(0)])
+    words = r"memory of its own.*x\.to_local\(\).*DTensor"
+    with pytest.raises(ArgumentError, match=f"(?s){words}.*in the torch.distributed group"):
+        dist.all_reduce(x)
     dist.all_reduce(x := value(rank, 3))
     same(x, sum(values(3)))
+
+
+class Wrapped(torch.Tensor):
+    """Has the operations of a tensor that it wraps, in the least that torch demands of such a class."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return func(*tree_map_only(cls, lambda x: x.inner, args), **(kwargs or {}))
+
+
+def both(*shape):
+    """Return a tensor that wraps two: `value` of this rank, and ten times as much."""
+    x = value(me()[0], *shape)
+    return TwoTensor(x, 10 * x)
+
+
+def same_both(got, expected):
+    same(got.a, expected)
+    same(got.b, 10 * expected)
+
+
+@torch_world.on(2)
+def test_calls_reach_the_tensors_that_a_subclass_wraps():
+    rank, size = me()
+    total, gathered = sum(values(4)), torch.cat(values(4))
+    dist.all_reduce(x := Wrapped(value(rank, 4)))
+    same(x.inner, total)
+    dist.all_reduce(x := both(4))
+    same_both(x, total)
+    dist.all_reduce(x := both(4), async_op=True).wait()
+    same_both(x, total)
+    dist.broadcast(x := both(4), 1)
+    same_both(x, value(1, 4))
+    dist.scatter(x := both(2), [both(2), TwoTensor(torch.ones(2), 10 * torch.ones(2))] if rank == 0 else None, 0)
+    same_both(x, value(0, 2) if rank == 0 else torch.ones(2))
+    dist.all_gather(outputs := [both(4) for _ in range(size)], both(4))
+    for r, out in enumerate(outputs):
+        same_both(out, value(r, 4))
+    dist.all_gather_into_tensor(out := both(4 * size), both(4))
+    same_both(out, gathered)
+    dist.reduce_scatter_tensor(out := both(2), both(4))
+    same_both(out, total[2 * rank : 2 * rank + 2])
+    dist.group.WORLD.allreduce_coalesced([x := both(4), y := both(2)]).wait()
+    same_both(x, total)
+    same_both(y, sum(values(2)))
+    if rank == 0:
+        dist.send(both(3), 1)
+    else:
+        dist.recv(x := both(3))
+        same_both(x, value(0, 3))
+
+
+@torch_world.on(2)
+def test_torch_distributes_a_tensor_that_wraps_others():
+    rank, size = me()
+    mesh = init_device_mesh("cpu", (size,))
+    x = value(0, 4)
+    same_both(distribute_tensor(both(4), mesh, [Shard(0)]).to_local(), x[2 * rank : 2 * rank + 2])
+    same_both(distribute_tensor(both(4), mesh, [Replicate()]).to_local(), x)
 
 
 def every_call(empty, rank, size):
