@@ -3,6 +3,8 @@
 So `dist.init_process_group("ringcomm")` works without importing ringcomm; the backend itself is ringcomm.torch.
 """
 
+import os
+import warnings
 from functools import wraps
 
 NAME = "ringcomm"
@@ -16,6 +18,7 @@ def register():
         if not hasattr(Backend, NAME.upper()):
             Backend.register_backend(NAME, create, extended_api=True, devices=devices())
             serve_set_pg_timeout(distributed_c10d)
+            become_default(Backend)
     except Exception:  # torch without distributed, or another version: the import must go on
         pass
 
@@ -25,6 +28,18 @@ def devices():
     from torch.backends import cuda
 
     return ["cpu", "cuda"] if cuda.is_built() else ["cpu"]
+
+
+def become_default(backend):
+    """Make torch choose the backend for tensors on the CPU if RINGCOMM_TORCH_DEFAULT asks for it."""
+    if "RINGCOMM_TORCH_DEFAULT" in os.environ:  # else ringcomm is not loaded yet
+        from ringcomm.config import is_torch_default
+
+        try:
+            if is_torch_default():
+                backend.default_device_backend_map["cpu"] = NAME
+        except ValueError as error:
+            warnings.warn(str(error), stacklevel=1)
 
 
 def serve_set_pg_timeout(c10d):

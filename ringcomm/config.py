@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar, cast
 from ringcomm.errors import ArgumentError, integer, refuse, unknown
 from ringcomm.machine import files, tuning
 
-__all__ = ["Config", "cache_folder", "dump_folder", "job_secret", "trace_folder", "tuning_file"]
+__all__ = ["Config", "cache_folder", "dump_folder", "is_torch_default", "job_secret", "trace_folder", "tuning_file"]
 
 T = TypeVar("T")
 PREFIX = "RINGCOMM_"
@@ -28,6 +28,7 @@ JOB_SECRET = "RINGCOMM_JOB_SECRET"
 TUNING = "RINGCOMM_TUNING"
 TRACE = "RINGCOMM_TRACE"
 DUMP = "RINGCOMM_DUMP"
+TORCH_DEFAULT = "RINGCOMM_TORCH_DEFAULT"
 KERNELS = ("portable", "avx2", "avx512")
 LINKS = ("sockets", "ucx")
 MAX_KEEPALIVE = 86400.0  # seconds; TCP takes a little more: three probes, at most 32,767 s apart
@@ -118,6 +119,14 @@ def trace_folder() -> str:
 def dump_folder() -> str:
     """Return the folder in which a failure leaves the flight record of all ranks; "" for none."""
     return os.environ.get(DUMP, "")
+
+
+def is_torch_default() -> bool:
+    """Return whether torch.distributed takes ringcomm where a program names no backend for tensors on the CPU."""
+    text = os.environ.get(TORCH_DEFAULT, "")
+    if text not in ("", "0", "1"):
+        raise refuse(TORCH_DEFAULT, "0 or 1", repr(text))
+    return text == "1"
 
 
 def job_secret() -> str:
@@ -224,7 +233,7 @@ class Config:
     # Not in __init__: that of a dataclass refuses an unknown name without the nearest known one.
     def __new__(cls, *_: Any, **given: Any) -> Self:
         known = [f.name for f in fields(cls)]
-        variables = [TUNING, TRACE, DUMP, *(PREFIX + name.upper() for name in known)]
+        variables = [TUNING, TRACE, DUMP, TORCH_DEFAULT, *(PREFIX + name.upper() for name in known)]
         for name in given:
             if name not in known:
                 raise unknown("setting", name, known)

@@ -200,3 +200,17 @@ def test_the_requests_to_a_store_of_torch_grow_with_the_ranks_not_with_their_squ
         gathered = [pool.submit(all_gather_facts, adapter, "facts", rank, size, rank, 20) for rank in range(size)]
         assert [each.result() for each in gathered] == [[*range(size)]] * size
     assert store.requests == {"set": size + 1, "get": 2 * size}
+
+
+@pytest.mark.parametrize(("value", "backend"), [("1", "ringcomm"), ("0", "gloo"), ("yes", "gloo")])
+def test_a_program_that_names_no_backend_takes_it_if_a_variable_says_so(tmp_path, value, backend):
+    path = tmp_path / "program.py"
+    path.write_text(
+        "import torch, torch.distributed as dist\n"
+        f"dist.init_process_group(store=dist.FileStore({str(tmp_path / 'store')!r}, 1), rank=0, world_size=1)\n"
+        "print(dist.get_default_backend_for_device('cpu'))\n"
+        "print(dist.group.WORLD._get_backend(torch.device('cpu')).name())\n"
+    )
+    printed = start([sys.executable, path], RINGCOMM_TORCH_DEFAULT=value)
+    assert printed.splitlines()[-2:] == [backend, backend]
+    assert ("RINGCOMM_TORCH_DEFAULT: expected 0 or 1, got 'yes'" in printed) == (value == "yes")
