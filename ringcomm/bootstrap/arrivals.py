@@ -1,10 +1,14 @@
-"""Timeout errors that name the missing ranks."""
+"""Timeout errors that name the missing ranks.
 
-from collections.abc import Collection
+A start may connect a part of a job: the ranks of one host, or those that `grow` brings together. `members` has the rank
+in the job of each of them, by which all errors name it; it is empty where they are all ranks of the job.
+"""
+
+from collections.abc import Collection, Sequence
 
 from ringcomm.errors import CollectiveTimeout
 
-__all__ = ["arrival_timeout", "connection_timeout", "format_ranks", "key_timeout"]
+__all__ = ["arrival_timeout", "connection_timeout", "format_ranks", "key_timeout", "rank_in_job"]
 
 
 def format_ranks(numbers: Collection[int], member: str = "rank") -> str:
@@ -13,19 +17,31 @@ def format_ranks(numbers: Collection[int], member: str = "rank") -> str:
     return f"{member}s {', '.join(first)} and {last}" if first else f"{member} {last}"
 
 
-def arrival_timeout(absent: Collection[int], size: int, timeout: float, member: str = "rank") -> CollectiveTimeout:
-    """Return the error that names the members that did not join; they are its `got`."""
-    text = f"{format_ranks(absent, member)} of {size} did not arrive within {timeout:g} s"
+def rank_in_job(members: Sequence[int], rank: int) -> int:
+    return members[rank] if members else rank
+
+
+def arrival_timeout(
+    absent: Collection[int], size: int, timeout: float, member: str = "rank", members: Sequence[int] = ()
+) -> CollectiveTimeout:
+    """Return the error that names those that did not join; they are its `got`."""
+    absent = [rank_in_job(members, rank) for rank in absent]
+    text = f"{format_ranks(absent, member)}{_of_all(size, members)} did not arrive within {timeout:g} s"
     return CollectiveTimeout(text, rank=min(absent) if member == "rank" else None, got=sorted(absent))
 
 
 def connection_timeout(
-    missing: Collection[int], rank: int, size: int, timeout: float, reasons: str = ""
+    missing: Collection[int], rank: int, size: int, timeout: float, members: Sequence[int] = (), reasons: str = ""
 ) -> CollectiveTimeout:
     """Return the error that names the ranks to which `rank` has no connection."""
-    text = f"{format_ranks(missing)} of {size} did not connect to rank {rank} within {timeout:g} s"
+    rank, missing = rank_in_job(members, rank), [rank_in_job(members, other) for other in missing]
+    text = f"{format_ranks(missing)}{_of_all(size, members)} did not connect to rank {rank} within {timeout:g} s"
     return CollectiveTimeout(text + reasons, rank=min(missing), got=sorted(missing))
 
 
 def key_timeout(key: str, timeout: float) -> CollectiveTimeout:
     return CollectiveTimeout(f"no rank has set {key!r} within {timeout:g} s")
+
+
+def _of_all(size: int, members: Sequence[int]) -> str:
+    return f" of {size}" if [*members] in ([], [*range(size)]) else ""

@@ -60,7 +60,7 @@ class _Facts:
         first = self._find(f"{self._name}/table/0")
         if first is None:
             self._collect()  # names the ranks that are late
-            raise arrival_timeout([0], self._size, self._timeout)
+            raise arrival_timeout([0], self._size, self._timeout, members=self._store.members)
         count, _, piece = first.partition(b"\n")
         pieces = [piece]
         for i in range(1, int(count)):
@@ -70,7 +70,7 @@ class _Facts:
     def _collect(self) -> list[bytes]:
         found = [self._find(f"{self._name}/{rank}") for rank in range(self._size)]
         if missing := [rank for rank, fact in enumerate(found) if fact is None]:
-            raise arrival_timeout(missing, self._size, self._timeout)
+            raise arrival_timeout(missing, self._size, self._timeout, members=self._store.members)
         return [fact for fact in found if fact is not None]
 
     def _find(self, key: str) -> bytes | None:

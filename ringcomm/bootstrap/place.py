@@ -43,7 +43,7 @@ class Place:
     respawn: int | None = None  # how often the launcher starts a lost rank again, at most; None: it ends the job
     restarts: int = 0  # how often it has started this one again
     first: int = 0  # the first rank of the same launcher
-    members: tuple[int, ...] = ()  # the rank in the job of each rank here, if the launchers end those left out
+    members: tuple[int, ...] = ()  # the rank in the job of each rank here, where they may be a part of it
 
     def environment(self) -> dict[str, str]:
         """Return this process's environment with the variables that put a child process at this place."""

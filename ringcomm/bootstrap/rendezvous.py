@@ -17,12 +17,13 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
+from ringcomm.bootstrap.arrivals import arrival_timeout, rank_in_job
 from ringcomm.bootstrap.process_watch import open_pidfd
 from ringcomm.bootstrap.server import PeerServer
 from ringcomm.bootstrap.sockets import (
@@ -35,11 +36,11 @@ from ringcomm.bootstrap.sockets import (
     send_packet,
     untrusted_reason,
 )
-from ringcomm.bootstrap.store import Store, arrival_timeout, shared_failure
+from ringcomm.bootstrap.store import Store, shared_failure
 from ringcomm.errors import ArgumentError, CollectiveTimeout, PeerLost, RingcommError
 from ringcomm.machine import descriptors
 
-__all__ = ["Rendezvous", "rendezvous"]
+__all__ = ["REPORT_TIMEOUT", "Rendezvous", "rendezvous"]
 
 KEY = "rendezvous"
 SLICE = 0.1  # seconds between checks of the store: an abort there does not wake rank 0 from select()
@@ -77,8 +78,8 @@ def rendezvous(
     Rank 0 calls `respond` with all hellos in rank order; it returns the reply and the descriptor of the memory, which
     the rendezvous then owns. Every rank calls `use` with the result, rank 0 before all others, and no rank returns
     before all have done so. Every rank raises the same error: CollectiveTimeout naming the ranks that did not arrive
-    within `timeout` seconds, PeerLost naming a rank that died, or the error of `respond` or `use`. No descriptor is
-    left open.
+    within `timeout` seconds, PeerLost naming a rank that died, or the error of `respond` or `use`. They are named by
+    their ranks in the job. No descriptor is left open.
     """
     if size == 1:
         reply, fd = respond([hello])
@@ -90,19 +91,33 @@ def rendezvous(
     make = _RendezvousClient if rank else partial(_RendezvousServer, respond=respond)
     # The reason is stored before the connections close.
     with closing(make(store, rank, size, timeout, use)) as side, shared_failure(store, rank):
-        descriptors.provide(rank, size)
+        descriptors.provide(rank, size, store.members)
         return side.run(hello)
 
 
-class _RendezvousServer:
+class _Side:
+    """What both sides have. Ranks are those of the rendezvous; errors name them by `_in_job`."""
+
+    def __init__(self, store: Store, size: int, timeout: float, use: Use) -> None:
+        self._store, self._size, self._timeout, self._use = store, size, timeout, use
+        self._deadline = time.monotonic() + timeout
+
+    def _in_job(self, rank: int) -> int:
+        return rank_in_job(self._store.members, rank)
+
+    def _absent(self, ranks: Collection[int], timeout: float) -> CollectiveTimeout:
+        return arrival_timeout(ranks, self._size, timeout, members=self._store.members)
+
+
+class _RendezvousServer(_Side):
     """Rank 0's side. An untrusted peer may connect and send nothing, or garbage: it delays no rank."""
 
     def __init__(self, store: Store, _: int, size: int, timeout: float, use: Use, respond: Respond) -> None:
-        self._store, self._size, self._timeout, self._use, self._respond = store, size, timeout, use, respond
-        self._deadline = time.monotonic() + timeout
+        super().__init__(store, size, timeout, use)
+        self._respond = respond
         self._secret = secrets.token_hex(16)
         self._name = f"ringcomm-rendezvous-{secrets.token_hex(16)}"
-        self._peers = PeerServer(f"\0{self._name}", "this rendezvous", self._receive, 0, timeout)
+        self._peers = PeerServer(f"\0{self._name}", "this rendezvous", self._receive, self._in_job(0), timeout)
         self._ranks: dict[socket.socket, int] = {}
         self._hellos: list[Message] = [{}] * size
         self._pids = [os.getpid()] + [0] * (size - 1)
@@ -117,7 +132,7 @@ class _RendezvousServer:
     def run(self, hello: Message) -> Rendezvous:
         self._store.set(KEY, f"{self._name} {self._secret}".encode())
         self._serve_until(lambda: len(self._ranks) == self._size - 1)
-        self._hellos[0], self._pidfds[0] = hello, open_pidfd(os.getpid(), 0)
+        self._hellos[0], self._pidfds[0] = hello, open_pidfd(os.getpid(), self._in_job(0))
         self._owned.append(self._pidfds[0])
         reply, fd = self._respond(self._hellos)
         self._owned.append(fd)
@@ -144,11 +159,12 @@ class _RendezvousServer:
 
     def _timeout_error(self, timeout: float) -> CollectiveTimeout:
         absent = set(range(1, self._size)) - set(self._ranks.values())
-        return arrival_timeout(absent or set(range(1, self._size)) - self._ready, self._size, timeout)
+        return self._absent(absent or set(range(1, self._size)) - self._ready, timeout)
 
     def _peer_lost(self, rank: int) -> PeerLost:
         self._store.check()
-        return PeerLost(f"rank {rank} (process {self._pids[rank]}) exited during startup", rank=rank)
+        number = self._in_job(rank)
+        return PeerLost(f"rank {number} (process {self._pids[rank]}) exited during startup", rank=number)
 
     def _receive(self, peer: socket.socket) -> None:
         rank = self._ranks.get(peer)
@@ -156,14 +172,14 @@ class _RendezvousServer:
         if rank is None:
             secret, _, data = packet.data.partition(b"\0")
             if hmac.compare_digest(secret, self._secret.encode()):
-                self._join(peer, packet._replace(data=data).read(0), packet.fds)
+                self._join(peer, packet._replace(data=data).read(self._in_job(0)), packet.fds)
             else:
                 close_descriptors(packet.fds)
                 left = "it disconnected without sending anything"
                 self._peers.refuse(peer, "it sent a wrong secret" if packet.data else left)
         elif not packet.data:
             raise self._peer_lost(rank)
-        elif "timeout" in (message := packet.read(0)):
+        elif "timeout" in (message := packet.read(self._in_job(0))):
             raise self._timeout_error(message["timeout"])
         else:
             self._ready.add(rank)
@@ -172,7 +188,8 @@ class _RendezvousServer:
         self._owned += fds
         rank, (pid, _) = message["rank"], credentials(peer)
         if rank in (0, *self._ranks.values()):
-            raise ArgumentError(f"processes {self._pids[rank]} and {pid} both joined as rank {rank}", rank=rank)
+            number = self._in_job(rank)
+            raise ArgumentError(f"processes {self._pids[rank]} and {pid} both joined as rank {number}", rank=number)
         self._ranks[peer], self._hellos[rank], self._pids[rank] = rank, message["hello"], pid
         self._pidfds[rank] = fds[0] if fds else -1
 
@@ -192,19 +209,19 @@ class _RendezvousServer:
         return [other for other, pid in enumerate(self._pids) if other != rank and (pid != own or pid == 0)]
 
 
-class _RendezvousClient:
+class _RendezvousClient(_Side):
     """The side of every other rank."""
 
     def __init__(self, store: Store, rank: int, size: int, timeout: float, use: Use) -> None:
-        self._store, self._rank, self._size, self._timeout, self._use = store, rank, size, timeout, use
-        self._deadline = time.monotonic() + timeout
+        super().__init__(store, size, timeout, use)
+        self._rank = rank
         self._server = packet_socket()
 
     def close(self) -> None:
         self._server.close()
 
     def run(self, hello: Message) -> Rendezvous:
-        name, secret = self._store.get(KEY, self._timeout).split()
+        name, secret = self._find_server()
         self._server.settimeout(self._timeout)
         try:
             self._server.connect(b"\0" + name)
@@ -212,7 +229,7 @@ class _RendezvousClient:
             raise self._server_lost() from None
         if reason := untrusted_reason(self._server):
             raise RingcommError(f"refused the rendezvous: {reason}")
-        pidfd = open_pidfd(os.getpid(), self._rank)
+        pidfd = open_pidfd(os.getpid(), self._in_job(self._rank))
         try:
             self._send({"rank": self._rank, "hello": hello}, [pidfd] if pidfd >= 0 else [], secret + b"\0")
         finally:
@@ -234,6 +251,14 @@ class _RendezvousClient:
             failed.pop_all()
         return result
 
+    def _find_server(self) -> list[bytes]:
+        try:
+            return self._store.get(KEY, self._timeout).split()
+        except CollectiveTimeout as error:
+            if error.rank is None:  # the store has all ranks, or does not know them
+                raise self._absent([0], self._timeout) from None
+            raise
+
     def _send(self, message: Message, fds: Sequence[int] = (), prefix: bytes = b"") -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # rank 0 has gone; the next _receive raises the reason
             send_packet(self._server, message, fds, prefix)
@@ -248,11 +273,12 @@ class _RendezvousClient:
             try:
                 packet = receive_packet(self._server)
             except TimeoutError:
-                raise arrival_timeout([0], self._size, self._timeout) from None
+                raise self._absent([0], self._timeout) from None
         if not packet.data:
             raise self._server_lost()
-        return packet.read(self._rank), packet.fds
+        return packet.read(self._in_job(self._rank)), packet.fds
 
     def _server_lost(self) -> PeerLost:
         self._store.check()
-        return PeerLost("rank 0 exited during startup", rank=0)
+        number = self._in_job(0)
+        return PeerLost(f"rank {number} exited during startup", rank=number)

@@ -5,9 +5,10 @@ import socket
 import struct
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
+from ringcomm.bootstrap.arrivals import rank_in_job
 from ringcomm.errors import PeerLost, RingcommError, encode_error
 
 __all__ = ["JOIN", "PRESENT_KEY", "ServedLastingStore", "ServedStore", "reply"]
@@ -17,12 +18,16 @@ PRESENT_KEY = ""  # a key that always has a value
 
 
 class ServedStore:
-    """The store of `size` members: ranks, or the launchers of several hosts."""
+    """The store of `size` members: ranks, or the launchers of several hosts.
+
+    `in_job`: the rank in the job of each rank: see arrivals.py.
+    """
 
     member = "rank"
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, in_job: Sequence[int] = ()) -> None:
         self.size = size
+        self._in_job = in_job
         self.failure = b""
         self.members: dict[socket.socket, int] = {}  # connected, and have not left
         self.processes: dict[int, str] = {}  # of every member that has ever joined
@@ -75,7 +80,8 @@ class ServedStore:
     def lose(self, peer: socket.socket, _: OSError | None) -> None:
         """Forget a peer whose connection has ended, for the given reason; a member that ends as it should has left."""
         if (rank := self.members.get(peer)) is not None:
-            self.fail(PeerLost(f"rank {rank} ({self.processes[rank]}) exited during startup", rank=rank))
+            number = rank_in_job(self._in_job, rank)
+            self.fail(PeerLost(f"rank {number} ({self.processes[rank]}) exited during startup", rank=number))
         self.leave(peer)
 
     def leave(self, peer: socket.socket) -> None:

@@ -112,8 +112,8 @@ class ServedSurvivors(ServedStore):
                 continue
             group.lost.add(rank)
             if rank in group.left:
-                place = group.left.index(rank)
-                error = PeerLost(f"rank {place} ({process}) exited during startup", rank=place)
+                number = group.members[rank] if group.members else group.left.index(rank)
+                error = PeerLost(f"rank {number} ({process}) exited during startup", rank=number)
                 self._end_start(start_name(name, group.attempt), len(group.left), error)
                 self._fail(name, group)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Self
 
-from ringcomm.bootstrap.arrivals import arrival_timeout, key_timeout
+from ringcomm.bootstrap.arrivals import arrival_timeout, key_timeout, rank_in_job
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.servedstore import JOIN, PRESENT_KEY
 from ringcomm.bootstrap.sockets import MESSAGE_BYTES, packet_socket, untrusted_reason
@@ -47,13 +47,15 @@ class SocketStore:
     After an exception in the body of `with`, a server in this process tells those that arrive late about the failure.
     """
 
-    _server_name = "rank 0"
+    _server_name = ""  # that of rank 0
     _member = "rank"
     _answer_limit: float | None = None  # seconds for an answer, after the time of the question; None: LINGER
     _warn_after = math.inf  # seconds before this process says that it waits for the server
 
     def __init__(self, place: Place, timeout: float) -> None:
         self._place, self._timeout = place, timeout
+        self._first = rank_in_job(place.members, 0)
+        self._server_name = self._server_name or f"rank {self._first}"
         self._server: StoreServer | None = None
         self._silent = False  # the server owes an answer, which would be taken for that of the next question
         self._socket = self._connect(timeout)
@@ -68,6 +70,10 @@ class SocketStore:
     @property
     def server(self) -> str:
         return self._place.store
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return self._place.members
 
     def set(self, key: str, value: bytes) -> None:
         self._send(f"set\0{key}\0".encode() + value)
@@ -85,7 +91,9 @@ class SocketStore:
             raise
         except TimeoutError:
             self._silent = True
-            raise CollectiveTimeout(f"{self._server_name} did not answer within {limit:g} s", rank=0) from None
+            raise CollectiveTimeout(
+                f"{self._server_name} did not answer within {limit:g} s", rank=self._first
+            ) from None
 
     def abort(self, error: RingcommError) -> None:
         with suppress(PeerLost):
@@ -157,7 +165,8 @@ class SocketStore:
             pause = min(2 * pause, 0.05)  # short beside the start of an interpreter
 
     def _as_told_late(self, error: RingcommError) -> RingcommError:
-        if isinstance(error, CollectiveTimeout) and self._place.rank in (error.got or ()):
+        own = rank_in_job(self.members, self._place.rank)
+        if isinstance(error, CollectiveTimeout) and own in (error.got or ()):
             return CollectiveTimeout(f"this {self._member} came too late: {error}", rank=error.rank, got=error.got)
         return error
 
@@ -180,7 +189,7 @@ class SocketStore:
         if kind == b"absent":
             absent = json.loads(value)
             if absent:
-                raise arrival_timeout(absent, self._place.size, timeout, self._member)
+                raise arrival_timeout(absent, self._place.size, timeout, self._member, self.members)
             raise key_timeout(key, timeout)
         raise self._lost(failure)
 
@@ -197,10 +206,11 @@ class SocketStore:
 
     def _lost(self, error: OSError | None) -> PeerLost:
         silent = error and error.errno == errno.ETIMEDOUT
-        return PeerLost(f"rank 0 {'does not answer' if silent else 'exited during startup'}", rank=0)
+        text = f"rank {self._first} {'does not answer' if silent else 'exited during startup'}"
+        return PeerLost(text, rank=self._first)
 
     def _unreachable(self, timeout: float, _: str) -> CollectiveTimeout:
-        return arrival_timeout([0], self._place.size, timeout)
+        return arrival_timeout([0], self._place.size, timeout, members=self.members)
 
 
 def _connect_unix(address: str, seconds: float) -> socket.socket:

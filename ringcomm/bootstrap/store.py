@@ -2,12 +2,12 @@
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
 
-from ringcomm.bootstrap.arrivals import arrival_timeout, format_ranks, key_timeout
+from ringcomm.bootstrap.arrivals import key_timeout, rank_in_job
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.socketstore import SocketStore
 from ringcomm.bootstrap.tcpstore import TcpStore
@@ -17,8 +17,6 @@ from ringcomm.machine import descriptors
 __all__ = [
     "HashStore",
     "Store",
-    "arrival_timeout",
-    "format_ranks",
     "job_store",
     "open_store",
     "shared_failure",
@@ -32,10 +30,14 @@ class Store(Protocol):
 
     Attributes:
         server: Where it is served to several hosts, as address:port; "" if it is not, or if that is not known.
+        members: The rank in the job of each rank that shares the store: see arrivals.py.
     """
 
     @property
     def server(self) -> str: ...
+
+    @property
+    def members(self) -> Sequence[int]: ...
 
     def set(self, key: str, value: bytes) -> None: ...
 
@@ -55,7 +57,7 @@ class Store(Protocol):
 class HashStore:
     """The store for ranks that are threads of one process."""
 
-    server = ""
+    server, members = "", ()
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -104,7 +106,7 @@ def job_store(place: Place, timeout: float) -> Iterator[Store]:
     refused = None
     if place.rank == 0 and not place.store:  # before the others connect
         try:
-            descriptors.provide(0, place.size)
+            descriptors.provide(0, place.size, place.members)
         except RingcommError as error:
             refused = error
     store = TcpStore(place, timeout) if place.store else SocketStore(place, timeout)
@@ -117,6 +119,7 @@ def job_store(place: Place, timeout: float) -> Iterator[Store]:
 @contextmanager
 def shared_failure(store: Store, rank: int) -> Iterator[None]:
     """Abort the startup of all ranks with the error that the body raises on this one."""
+    rank = rank_in_job(store.members, rank)
     try:
         yield
     except RingcommError as error:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable
 from contextlib import closing, suppress
 
+from ringcomm.bootstrap.arrivals import rank_in_job
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.servedstore import JOIN, ServedStore, reply
 from ringcomm.bootstrap.server import PeerServer
@@ -34,7 +35,7 @@ class StoreServer(threading.Thread):
         super().__init__(name="ringcomm store", daemon=True)
         self.late = 0.0  # seconds for which, after rank 0 has left, those that arrive are told about a failure
         self._place = place
-        self._store = store or ServedStore(place.size)
+        self._store = store or ServedStore(place.size, place.members)
         self._joined: dict[socket.socket, ServedStore] = {}
         self._left: float | None = None  # when rank 0 left
         self._peers = self._listen(address)
@@ -72,7 +73,8 @@ class StoreServer(threading.Thread):
         return self._store.complete and not self._store.members
 
     def _listen(self, address: str) -> PeerServer:
-        return PeerServer(address, f"rank 0 of job {self._place.job!r}", self._receive, 0)
+        number = rank_in_job(self._place.members, 0)
+        return PeerServer(address, f"rank {number} of job {self._place.job!r}", self._receive, number)
 
     def _stores(self) -> Iterable[ServedStore]:
         return (self._store,)

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -43,7 +44,7 @@ class TcpStore(SocketStore):
 
     def _connect(self, timeout: float) -> socket.socket:
         secret = os.fsencode(self._place.nonce)
-        identity = {"store": self._place.job, "process": self._process()}
+        identity = {"store": self._place.job, "process": self._process(), "in_job": self.members}
         return self._join(
             lambda seconds: connect(self._place.store, secret, seconds, self._keepalive),
             json.dumps(identity).encode(),
@@ -119,8 +120,8 @@ class TcpStoreServer(StoreServer):
     def _end_start(self, name: str, size: int, error: PeerLost) -> None:
         self._start(name, size).fail(error)
 
-    def _start(self, name: str, size: int) -> ServedStore:
-        return self._failed.get(name) or self._starts.setdefault(name, ServedStore(size))
+    def _start(self, name: str, size: int, in_job: Sequence[int] = ()) -> ServedStore:
+        return self._failed.get(name) or self._starts.setdefault(name, ServedStore(size, in_job))
 
     def _end_ranks(self, ranks: list[int]) -> None:
         self._store.push(json.dumps(ranks).encode())
@@ -131,14 +132,16 @@ class TcpStoreServer(StoreServer):
         try:
             rank, size = JOIN.unpack_from(message)
             identity: dict[str, Any] = json.loads(message[JOIN.size :])
-            name, process = str(identity["store"]), str(identity["process"])
+            name, process, in_job = str(identity["store"]), str(identity["process"]), [*map(int, identity["in_job"])]
+            if len(in_job) not in (0, size):
+                raise ValueError(in_job)
         except (ValueError, KeyError, TypeError):
             return "malformed request"
         if name in (SURVIVORS, LASTING):
             store = self._survivors if name == SURVIVORS else self._lasting
             return self._take_in(peer, store, rank, size, process)
         if name != NODES:
-            return self._take_in(peer, self._start(name, size), rank, size, process)
+            return self._take_in(peer, self._start(name, size, in_job), rank, size, process)
         refusal = self._take_in(peer, self._store, rank, size, process)
         if refusal:
             self._store.fail(ArgumentError(f"{process}: {refusal}"))

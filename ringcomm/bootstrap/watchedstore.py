@@ -19,12 +19,12 @@ def watched_store(place: Place, processes: Sequence[str], timeout: float) -> Ite
 
     Raises PeerLost on all ranks if one dies before it has joined. Later ones their connections show.
     """
-    with closing(ProcessWatch(place.rank)) as watch:
+    with closing(ProcessWatch(place.members[place.rank])) as watch:
         if place.rank == 0:
-            descriptors.provide(0, place.size)
+            descriptors.provide(0, place.size, place.members)
         # Rank 0 tells the others, as long as it lives.
         for rank in range(1, place.size) if place.rank == 0 else (0,):
-            watch.add(rank, processes[rank], now=True)
+            watch.add(place.members[rank], processes[rank], now=True)
         with _WatchedStore(place, timeout, watch) as store, shared_failure(store, place.rank):
             yield store
 

@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 
 from ringcomm.errors import RingcommError
@@ -21,12 +22,14 @@ PER_LAUNCHED, LAUNCHER_SPARE = 2, 16
 _lock = threading.Lock()  # ranks that are threads must not undo each other's raise
 
 
-def provide(rank: int, size: int) -> None:
+def provide(rank: int, size: int, members: Sequence[int] = ()) -> None:
     """Raise the soft limit, where needed, to what a start as this rank takes.
 
-    Raises RingcommError, with the figures, if the hard limit is lower.
+    Raises RingcommError, with the figures, if the hard limit is lower. `members`: the rank in the job of each rank, by
+    which the error names this one; empty if they are all ranks of the job.
     """
-    _provide(_per_rank(rank) * size + SPARE, f"rank {rank} of {size}", rank)
+    number, of = (members[rank], "") if members else (rank, f" of {size}")
+    _provide((ELSEWHERE if rank else ON_RANK_0) * size + SPARE, f"rank {number}{of}", number)
 
 
 def provide_for_launcher(size: int) -> None:
@@ -76,13 +79,10 @@ def exhausted(rank: int | None, purpose: str, cause: OSError | None = None) -> R
     known = "unknown" if limit is None else limit
     return RingcommError(
         f"{name(rank)} has no file descriptor left {purpose}{blamed}: its limit (RLIMIT_NOFILE) is {known}, and "
-        f"it needs {_per_rank(rank)} for each rank besides those that the program opens: raise it (ulimit -n)",
+        f"it needs {ELSEWHERE} for each rank ({ON_RANK_0} on the first of a host) besides those that the program "
+        "opens: raise it (ulimit -n)",
         rank=rank,
     )
-
-
-def _per_rank(rank: int | None) -> int:
-    return ELSEWHERE if rank else ON_RANK_0
 
 
 def _opened() -> int:

@@ -49,7 +49,7 @@ def connect_members(ranks: Sequence[int], rank: int, tag: str, parent: Context) 
     world = find_place()
     name = f"{world.job}/{tag}/{','.join(map(str, ranks))}"
     _calls[name] += 1
-    place = replace(world, rank=rank, size=len(ranks), job=f"{name}#{_calls[name]}")
+    place = replace(world, rank=rank, size=len(ranks), job=f"{name}#{_calls[name]}", members=tuple(ranks))
     return _while_alive(parent, partial(_connect, place, config))
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ringcomm.bootstrap.arrivals import arrival_timeout
 from ringcomm.bootstrap.facts import all_gather_facts
 from ringcomm.bootstrap.place import host_id
 from ringcomm.bootstrap.process_watch import ProcessWatch, process_id
-from ringcomm.bootstrap.store import arrival_timeout, shared_failure
+from ringcomm.bootstrap.store import shared_failure
 from ringcomm.communicator import Communicator
 from ringcomm.config import Config
 from ringcomm.errors import CollectiveTimeout, PeerLost, RingcommError, decode_error, encode_error
@@ -202,6 +203,8 @@ def _pauses() -> Iterator[float]:
 
 class TorchStoreAdapter:
     """A store of torch as a ringcomm.bootstrap.store.Store."""
+
+    members = ()  # torch names ranks as its group numbers them, and says which group that is
 
     def __init__(self, store: Store, watch: ProcessWatch) -> None:
         self._store, self._watch = store, watch

@@ -177,7 +177,8 @@ class NativeWork:
         when_done(self.handle, callback)
 
 
-def by_rank(values: list[str], member: str = "rank") -> str:
-    """Describe which ranks have which value."""
-    ranks = {value: [rank for rank, other in enumerate(values) if other == value] for value in values}
+def by_rank(values: Sequence[str], member: str = "rank", members: Sequence[int] = ()) -> str:
+    """Describe which ranks have which value; `members`: their ranks in the job: see arrivals.py."""
+    numbers = members or range(len(values))
+    ranks = {value: [n for n, other in zip(numbers, values, strict=True) if other == value] for value in values}
     return "; ".join(f"{value} on {member} {', '.join(map(str, where))}" for value, where in ranks.items())

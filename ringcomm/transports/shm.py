@@ -4,8 +4,10 @@ import logging
 import secrets
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing
+from functools import partial
 from typing import Any, Self
 
+from ringcomm.bootstrap.arrivals import rank_in_job
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.process_watch import is_stopped
 from ringcomm.bootstrap.rendezvous import Rendezvous, rendezvous
@@ -160,14 +162,16 @@ def connect(rank: int, size: int, store: Store, config: Config) -> ShmTransport:
         check(lib.rc_world_open(joined.fd, rank, size, joined.pids, joined.pidfds, nonce, tuning, slot))
         opened.append(ShmTransport(slot[0], rank, joined.pids, tuning))
 
-    with rendezvous(store, rank, size, hello, _answer, open_world, config.start_limit) as joined:
+    with rendezvous(
+        store, rank, size, hello, partial(_answer, store.members), open_world, config.start_limit
+    ) as joined:
         log.debug("rank %d of %d shares memory, %s", rank, size, joined.reply["tuning"])
     return opened[0]
 
 
-def _answer(hellos: list[dict[str, Any]]) -> tuple[dict[str, Any], int]:
+def _answer(members: Sequence[int], hellos: list[dict[str, Any]]) -> tuple[dict[str, Any], int]:
     """Decide for all ranks, on rank 0; return the settings and the descriptor of the memory."""
-    check_versions([hello["version"] for hello in hellos])
+    check_versions([hello["version"] for hello in hellos], members=members)
     tuning = hellos[0]["tuning"]
     if tuning["oversubscribed"] is None:
         tuning["oversubscribed"] = topology.outnumbered([hello["cores"] for hello in hellos])
@@ -194,9 +198,9 @@ def _wake_ns(cores: list[list[int]]) -> int:
     return int(ns[0])
 
 
-def check_versions(versions: list[str], member: str = "rank") -> None:
+def check_versions(versions: Sequence[str], member: str = "rank", members: Sequence[int] = ()) -> None:
     """Raise ArgumentError if the ranks, or the nodes, run different versions of ringcomm."""
     other = next((rank for rank, each in enumerate(versions) if each != versions[0]), None)
     if other is not None:
-        text = f"the {member}s run different versions of ringcomm: {by_rank(versions, member)}"
-        raise ArgumentError(text, rank=other if member == "rank" else None)
+        text = f"the {member}s run different versions of ringcomm: {by_rank(versions, member, members)}"
+        raise ArgumentError(text, rank=rank_in_job(members, other) if member == "rank" else None)

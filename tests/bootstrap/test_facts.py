@@ -19,7 +19,7 @@ from ringcomm.transports import network
 class CountingStore:
     """A store that notes what one rank asks it for; `check` asks as well, but as often as time passes."""
 
-    server = ""
+    server, members = "", ()
 
     def __init__(self, store):
         self.store, self.got, self.put, self.check = store, [], [], store.check

@@ -122,6 +122,36 @@ def test_a_key_that_no_rank_sets_is_named(stores):
         stores[0].get("key", 0.05)
 
 
+@pytest.mark.parametrize("hosts", [False, True])
+def test_a_rank_that_is_late_in_a_start_of_some_ranks_is_named_by_its_rank_in_the_job(job, hosts, monkeypatch):
+    """Ranks 1, 4 and 5 start together, as in `grow`; the last one does not come."""
+    monkeypatch.setattr(socketstore, "LATE", 0.1)
+    with ExitStack() as stack, ThreadPoolExecutor() as pool:
+        address = stack.enter_context(store_server()) if hosts else ""
+
+        def wait_for_all(rank):
+            place = Place(rank, 3, job, SECRET, store=address, members=(1, 4, 5))
+            with pytest.raises(CollectiveTimeout) as caught, job_store(place, 20) as store:
+                store.get("key", 0.1)
+            return str(caught.value), caught.value.rank, caught.value.got
+
+        errors = [*pool.map(wait_for_all, range(2))]
+    assert errors == [("rank 5 did not arrive within 0.1 s", 5, [5])] * 2
+
+
+@pytest.mark.parametrize("hosts", [False, True])
+def test_the_death_of_one_of_some_ranks_is_named_by_its_rank_in_the_job(job, hosts):
+    with ExitStack() as stack, ThreadPoolExecutor() as pool:
+        address = stack.enter_context(store_server()) if hosts else ""
+        places = [Place(rank, 2, job, SECRET, store=address, members=(1, 4)) for rank in range(2)]
+        opened = [pool.submit((TcpStore if hosts else SocketStore), place, 20) for place in places]
+        store, other = [stack.enter_context(closing(each.result())) for each in opened]
+        other._socket.shutdown(socket.SHUT_RDWR)  # as if it had died
+        with pytest.raises(PeerLost, match=r"rank 4 \(process .*\) exited during startup") as caught:
+            store.get("key", 20)
+        assert caught.value.rank == 4
+
+
 def test_abort_reaches_waiting_ranks_and_the_first_error_wins(stores):
     store, other = stores
     store.check()

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from ringcomm import RingcommError
 from ringcomm.machine import descriptors
 
 START = """
@@ -42,6 +43,13 @@ def test_a_hard_limit_that_is_too_low_is_named_with_what_is_needed():
     assert "its hard limit is 200: raise it (RLIMIT_NOFILE, ulimit -Hn)" in text
 
 
+def test_a_rank_that_starts_with_some_of_its_job_is_named_by_its_rank_there(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
+    with pytest.raises(RingcommError, match=r"^rank 7 needs ") as caught:
+        descriptors.provide(0, 50, range(7, 57))
+    assert caught.value.rank == 7
+
+
 JOB = """
 import os, resource, sys
 import ringcomm
@@ -70,7 +78,7 @@ def test_the_ranks_that_have_joined_are_told_that_rank_0_is_out_of_descriptors(t
     for line in run.stdout.splitlines():
         assert "RLIMIT_NOFILE" in line
         assert "rank 0 has no file descriptor" in line
-        assert "it needs 4 for each rank" in line
+        assert "it needs 2 for each rank (4 on the first of a host)" in line
 
 
 def test_a_client_names_itself_and_what_it_needs():

@@ -9,7 +9,15 @@ from ringcomm.bootstrap.arrivals import format_ranks
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.store import job_store
 from ringcomm.config import Config
-from ringcomm.errors import ArgumentError, describe_error, raise_first_failure
+from ringcomm.errors import (
+    ArgumentError,
+    MemoryShortage,
+    RingcommError,
+    decode_error,
+    describe_error,
+    encode_error,
+    raise_first_failure,
+)
 from ringcomm.transports import shm
 from ringcomm.transports.contract import Transport
 from ringcomm.transports.mpi.leaving import abort_at_exit, leaving
@@ -64,20 +72,31 @@ def join(comm: Any, config: Config) -> Transport:
     failure: Exception | None = None
     try:
         nonce = ranks[layout.local_ranks[0]]["nonce"]
-        place = Place(layout.local_rank, len(layout.local_ranks), f"MPI/{nonce}", nonce, "MPI")
+        here = layout.local_ranks
+        place = Place(layout.local_rank, len(here), f"MPI/{nonce}", nonce, "MPI", members=here)
         with job_store(place, config.start_limit) as store:
             local = shm.connect(place.rank, place.size, store, config)
         table = mpi_table(own) if several else None
     except Exception as error:  # of any kind: the other ranks wait
         failure = error
-    failures = all_gather_facts(own, describe_error(failure), 2 * config.start_limit)
-    if any(failures):
+    sent = encode_error(_named(failure, rank)) if failure else ""
+    failures = [text for text in all_gather_facts(own, sent, 2 * config.start_limit) if text]
+    if failures:
         if local:
             local.close()
         own.Free()
-        raise_first_failure(failures, rank, failure)
+        raise_first_failure((), rank, failure)
+        raise decode_error(failures[0]) from failure
     assert local is not None
     if not several:
         own.Free()
         return local
     return job.connected(MpiNetwork(own, table, job.selector("mpi"), config.timeout), local)
+
+
+def _named(error: Exception, rank: int) -> RingcommError:
+    """Return the error of this rank for the others: it names the rank that has failed, else this one."""
+    if isinstance(error, RingcommError):
+        return error if error.rank is not None else type(error)(f"rank {rank}: {error}", rank=rank)
+    kind = MemoryShortage if isinstance(error, MemoryError) else RingcommError
+    return kind(f"rank {rank}: {describe_error(error)}", rank=rank)

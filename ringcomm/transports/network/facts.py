@@ -47,8 +47,9 @@ class JobFacts:
     Raises ArgumentError if the ranks run different versions of ringcomm.
     """
 
-    def __init__(self, rank: int, ranks: Sequence[Facts], config: Config) -> None:
-        check_versions([facts["version"] for facts in ranks])
+    def __init__(self, rank: int, ranks: Sequence[Facts], config: Config, members: Sequence[int] = ()) -> None:
+        """`members`: the rank in the job of each rank: see arrivals.py."""
+        check_versions([facts["version"] for facts in ranks], members=members)
         self._ranks, self._number = ranks, ranks[0]["number"]
         config = Config(**ranks[0]["config"] | {name: getattr(config, name) for name in OWN})
         check_name(config.algorithm)

@@ -12,7 +12,7 @@ from collections.abc import Generator
 from contextlib import ExitStack, closing
 from typing import NamedTuple
 
-from ringcomm.bootstrap.arrivals import connection_timeout
+from ringcomm.bootstrap.arrivals import connection_timeout, rank_in_job
 from ringcomm.bootstrap.facts import all_gather_facts
 from ringcomm.bootstrap.handshake import MESSAGE_OF_HANDSHAKE, client_handshake
 from ringcomm.bootstrap.messagesocket import MessageSocket
@@ -38,7 +38,7 @@ def connect_mesh(rank: int, size: int, store: Store, address: str, secret: bytes
     Raises CollectiveTimeout naming the ranks that have not connected within `timeout` seconds, and what another rank
     has told the store.
     """
-    descriptors.provide(rank, size)
+    descriptors.provide(rank, size, store.members)
     mesh = _Mesh(rank, size, store, secret, time.monotonic() + timeout)
     with ExitStack() as failed:
         failed.callback(mesh.close)
@@ -68,8 +68,9 @@ class _Mesh:
 
     def connect(self, address: str, timeout: float) -> None:
         secret = self._secret_of(self._rank)
-        purpose = f"rank {self._rank}: the address of this host (RINGCOMM_HOST_ADDRESS)"
-        self._server = TcpServer(f"{address}:0", purpose, self._receive, self._rank, secret, None)
+        number = self._in_job(self._rank)
+        purpose = f"rank {number}: the address of this host (RINGCOMM_HOST_ADDRESS)"
+        self._server = TcpServer(f"{address}:0", purpose, self._receive, number, secret, None)
         with closing(self._server) as server:
             who = self._rank, self._size
             self._addresses = all_gather_facts(
@@ -83,6 +84,9 @@ class _Mesh:
                 self._connect_due()
                 server.serve(max(0.0, min(SLICE, self._check_deadline(timeout))))
 
+    def _in_job(self, rank: int) -> int:
+        return rank_in_job(self._store.members, rank)
+
     def _secret_of(self, rank: int) -> bytes:
         """Return what a connection to this rank is authenticated by."""
         return self._secret + RANK.pack(rank)
@@ -93,8 +97,10 @@ class _Mesh:
         if left > 0:
             return left
         missing = [rank for rank in range(self._size) if rank not in (self._rank, *self.connected)]
-        reasons = [f"\nrank {rank} at {self._addresses[rank]}: {self._failures[rank]}" for rank in self._failures]
-        raise connection_timeout(missing, self._rank, self._size, timeout, "".join(reasons))
+        reasons = [
+            f"\nrank {self._in_job(rank)} at {self._addresses[rank]}: {why}" for rank, why in self._failures.items()
+        ]
+        raise connection_timeout(missing, self._rank, self._size, timeout, self._store.members, "".join(reasons))
 
     def _connect_due(self) -> None:
         for rank, due in [*self._due.items()]:

@@ -1,11 +1,14 @@
 """Connects ranks on several hosts: those of one host by shared memory, all of them by sockets or UCX."""
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from ringcomm.bootstrap.arrivals import rank_in_job
 from ringcomm.bootstrap.facts import all_gather_facts
 from ringcomm.bootstrap.place import Place
+from ringcomm.bootstrap.rendezvous import REPORT_TIMEOUT
 from ringcomm.bootstrap.store import Store
 from ringcomm.bootstrap.tcpstore import TcpStore
 from ringcomm.config import Config
@@ -33,19 +36,23 @@ def serves(place: Place) -> bool:
 def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
     secret = {} if rank else {"secret": secrets.token_hex(32)}  # of the connections
     ranks = all_gather_facts(store, FACTS, rank, size, {**facts_of(rank, config), **secret}, config.start_limit)
-    job = JobFacts(rank, ranks, config)
+    job = JobFacts(rank, ranks, config, store.members)
     config, layout = job.config, job.layout
-    local = shm.connect(layout.local_rank, len(layout.local_ranks), _HostStore(store, layout.host), config)
+    here = [rank_in_job(store.members, each) for each in layout.local_ranks]
+    local = shm.connect(layout.local_rank, len(here), _HostStore(store, layout.host, here), config)
     if len(layout.ranks) == 1:
         return local
+    # The ranks of another host may wait for one of theirs until their own deadline, and then name it.
+    patient = replace(config, start_timeout=config.start_limit + REPORT_TIMEOUT)
     address = own_address(config, store)
     unreachable = loopback(address) if job.machines > 1 else ""
-    handle, name = connect_ucx(rank, size, store, config, "" if unreachable else address), "ucx"
+    handle, name = connect_ucx(rank, size, store, patient, "" if unreachable else address), "ucx"
     if handle is None:
         if unreachable:
-            text = f"rank {rank}: the other hosts cannot reach this one at {unreachable}, the address of {address!r}"
-            raise ArgumentError(f"{text}: set RINGCOMM_HOST_ADDRESS to one that they reach", rank=rank)
-        sockets = connect_mesh(rank, size, store, address, ranks[0]["secret"].encode(), config.start_limit)
+            number = rank_in_job(store.members, rank)
+            text = f"rank {number}: the other hosts cannot reach this one at {unreachable}, the address of {address!r}"
+            raise ArgumentError(f"{text}: set RINGCOMM_HOST_ADDRESS to one that they reach", rank=number)
+        sockets = connect_mesh(rank, size, store, address, ranks[0]["secret"].encode(), patient.start_limit)
         handle, name = _open_sockets(rank, size, sockets, config.keepalive), "sockets"
     # Those that are left use the same link.
     survivors = Survivors(store.place, replace(config, link=name), connect) if isinstance(store, TcpStore) else None
@@ -61,8 +68,8 @@ def _open_sockets(rank: int, size: int, sockets: list[int], keepalive: float) ->
 class _HostStore:
     """The part of a store that the ranks of one host use among themselves."""
 
-    def __init__(self, store: Store, host: int) -> None:
-        self._store, self._host, self.server = store, host, store.server
+    def __init__(self, store: Store, host: int, members: Sequence[int]) -> None:
+        self._store, self._host, self.server, self.members = store, host, store.server, members
 
     def set(self, key: str, value: bytes) -> None:
         self._store.set(f"host {self._host}/{key}", value)

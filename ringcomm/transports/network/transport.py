@@ -176,7 +176,8 @@ class NetworkTransport(NativeTransport):
             self.fail(Aborted(f"rank {self.rank} has called shrink", rank=self.rank))
         timeout = self.timeout if timeout < 0 else timeout
         name = f"{self._number} of {min(self._members)}"  # groups without a common process may have one number
-        members = survivors.place.members if self._of_all else ()
+        elastic = survivors.place.respawn is not None  # the launchers end those that are left out
+        members = survivors.place.members if self._of_all and elastic else ()
         shrunk, left_out = survivors.regroup(name, self.rank, self.size, members, self.gone, timeout)
         if left_out and shrunk.rank == 0:
             log.warning("shrink left out %s, which did not come in time", format_ranks(left_out))

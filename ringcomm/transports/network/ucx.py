@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ringcomm.bootstrap.arrivals import connection_timeout, format_ranks
+from ringcomm.bootstrap.arrivals import connection_timeout, format_ranks, rank_in_job
 from ringcomm.bootstrap.facts import all_gather_facts
 from ringcomm.bootstrap.store import Store
 from ringcomm.config import Config
@@ -113,8 +113,9 @@ def connect_ucx(rank: int, size: int, store: Store, config: Config, address: str
     ranks = all_gather_facts(store, CHOICES, rank, size, {"fits": fits, "reason": reason}, config.start_limit)
     unfit = [other for other in range(size) if not ranks[other]["fits"]]
     if unfit and config.link == "ucx":
-        text = f"link='ucx' needs UCX on all ranks; {format_ranks(unfit)}: {ranks[unfit[0]]['reason']}"
-        raise ArgumentError(text, rank=unfit[0])
+        numbers = [rank_in_job(store.members, other) for other in unfit]
+        text = f"link='ucx' needs UCX on all ranks; {format_ranks(numbers)}: {ranks[unfit[0]]['reason']}"
+        raise ArgumentError(text, rank=numbers[0])
     if unfit or ucx is None:
         return None
     _connect(ucx, rank, size, store, config.start_limit)
@@ -130,12 +131,13 @@ def _connect(ucx: Ucx, rank: int, size: int, store: Store, timeout: float) -> No
     try:
         check(lib.rc_ucx_connect(ucx.handle, rank, size, [ffi.cast("void const *", each) for each in addresses]))
     except RingcommError as error:
-        text = f"rank {rank}: UCX cannot connect to the other ranks ({error}): check UCX_TLS and UCX_NET_DEVICES"
-        raise RingcommError(text, rank=rank) from None
+        number = rank_in_job(store.members, rank)
+        text = f"rank {number}: UCX cannot connect to the other ranks ({error}): check UCX_TLS and UCX_NET_DEVICES"
+        raise RingcommError(text, rank=number) from None
     connected = ffi.new("int[]", size)
     while not all(connected):
         if time.monotonic() > deadline:
             missing = [other for other in range(size) if not connected[other]]
-            raise connection_timeout(missing, rank, size, timeout)
+            raise connection_timeout(missing, rank, size, timeout, store.members)
         store.check()
         check(lib.rc_ucx_await(ucx.handle, SLICE, connected))

@@ -14,7 +14,7 @@ import pytest
 import harness
 import mpi_world
 import ringcomm
-from failures import check_usable, raised
+from failures import check_usable, raised, until
 from mpi_world import LIBRARIES
 from ringcomm import ArgumentError, CollectiveTimeout, Config, MemoryShortage, RingcommError
 from ringcomm.transports.mpi import start
@@ -110,6 +110,29 @@ def fail_on_one_host(world):
 
 def test_a_failure_on_one_host_is_raised_on_all():
     mpi_world.call(fail_on_one_host)
+
+
+def be_late_on_a_host(world, failed):
+    """Rank 3 comes when rank 2 no longer waits for it."""
+
+    def connect(*arguments):
+        if world.rank == 3:
+            until(failed.exists, "the failure of rank 2")
+        try:
+            return share_memory(*arguments)
+        finally:
+            failed.touch()
+
+    share_memory = start.shm.connect
+    config = Config(timeout=1, host_id="0011"[world.rank])
+    with patch.object(start.shm, "connect", connect if world.rank > 1 else share_memory):
+        error = raised(CollectiveTimeout, lambda: ringcomm.init(config=config, mpi_comm=world))
+    return str(error).removeprefix("this rank came too late: "), error.rank, error.got
+
+
+def test_a_rank_that_is_late_on_its_host_is_named_by_its_rank_in_the_job(tmp_path):
+    errors = mpi_world.call(be_late_on_a_host, tmp_path / "failed")
+    assert errors == [("rank 3 did not arrive within 1 s", 3, [3])] * 4
 
 
 def take_settings_of_rank_0(world):

@@ -6,19 +6,21 @@ import re
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
 
 import numpy as np
 import pytest
 import test_peer_lost as deaths
 
+import harness
 from between_hosts import run_on
 from failures import PROMPT, check_usable, mortals, outcomes, raised, until, until_broken
 from failures_between_hosts import LARGE, SHORT, WAITS, abort, be_late, wait_for_a_message, wait_for_works
 from nodes import SECRET, Job, finish, store_server
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, Config, MismatchError, PeerLost
 from ringcomm.bootstrap.store import HashStore
-from ringcomm.transports import network
+from ringcomm.transports import network, shm
 from two_hosts import ADDRESSES, two_hosts, why_no_hosts
 
 LAYOUTS = ("01", "0011", "0001", "010")
@@ -216,6 +218,30 @@ def test_a_rank_that_does_not_connect_is_named(link, told, what):
     error = raised(CollectiveTimeout, lambda: network.connect(0, 2, Forgetful(), config))
     assert error.rank == 1
     assert str(error) == f"timed out: rank 1 of 2 did not {what} within {SHORT:g} s"
+
+
+@pytest.mark.parametrize("late", [2, 3])  # the first rank of its host, and another
+def test_a_rank_that_is_late_on_its_host_is_named_by_its_rank_in_the_job(monkeypatch, late):
+    store, config = HashStore(), [Config(timeout=SHORT, host_id=host) for host in "0011"]
+    rank, others_have_failed, share_memory = threading.local(), threading.Event(), shm.connect
+
+    def be_late(*arguments):
+        if rank.number == late:
+            assert others_have_failed.wait(harness.OPERATION)
+        return share_memory(*arguments)
+
+    def start(number):
+        rank.number = number
+        error = raised(CollectiveTimeout, lambda: network.connect(number, 4, store, config[number]))
+        return str(error), error.rank, error.got
+
+    monkeypatch.setattr(shm, "connect", be_late)
+    with ThreadPoolExecutor(4) as pool:
+        errors = [pool.submit(start, number) for number in range(4)]
+        wait(errors[:late] + errors[late + 1 :])
+        others_have_failed.set()
+    expected = f"rank {late} did not arrive within {SHORT:g} s", late, [late]
+    assert [error.result() for error in errors] == [expected] * 4
 
 
 def test_an_address_that_other_machines_cannot_reach_is_refused_at_once(monkeypatch):
