@@ -52,7 +52,7 @@ class ElasticRank:
         with closing(self._membership):
             while True:
                 # Each time as long as at first: a `grow` that has failed may have taken longer than that.
-                plan = join_group(self._membership, self.place.rank, self.config.start_limit)
+                plan = join_group(self._membership, self.place, self.config.start_limit)
                 with suppress(PeerLost, CollectiveTimeout, Aborted):
                     return self._connect_as_planned(plan)
 

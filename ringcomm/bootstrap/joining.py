@@ -4,6 +4,7 @@ In `grow`, rank 0 of these collects those that wait to join, and sends each the 
 grown group, their processes, and the name of its startup. Every other member gets the plan in a broadcast.
 """
 
+import os
 import re
 import secrets
 import time
@@ -13,7 +14,7 @@ from dataclasses import replace
 
 from ringcomm.bootstrap.local_membership import LocalMembership
 from ringcomm.bootstrap.membership import Member, Membership
-from ringcomm.bootstrap.notices import TOO_LATE
+from ringcomm.bootstrap.notices import TOO_LATE, Notice, notify
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.sockets import Message
 from ringcomm.bootstrap.store_membership import StoreMembership
@@ -30,8 +31,8 @@ def job_membership(place: Place, patience: float | None = None) -> Membership:
     return StoreMembership(place, patience) if place.store else LocalMembership(place)
 
 
-def join_group(membership: Membership, rank: int, timeout: float) -> Message:
-    """Return the plan of the group that this rank of the job joins, once the others call `grow`.
+def join_group(membership: Membership, place: Place, timeout: float) -> Message:
+    """Return the plan of the group that the rank at this place joins, once the others call `grow`.
 
     Raises SystemExit, which the launcher reports in a line: after `timeout` seconds, and if no rank is left that could
     call it, because the job is over.
@@ -42,7 +43,8 @@ def join_group(membership: Membership, rank: int, timeout: float) -> Message:
             raise SystemExit(TOO_LATE)
         if plan := membership.request_plan(left):
             return plan
-    raise SystemExit(f"ringcomm: rank {rank} ends: no rank has called grow within {timeout:g} s")
+    notify(place, Notice(os.getpid(), in_vain=True))
+    raise SystemExit(f"ringcomm: rank {place.rank} ends: no rank has called grow within {timeout:g} s")
 
 
 def new_plan(place: Place, members: Iterable[Member]) -> Message:

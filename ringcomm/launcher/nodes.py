@@ -3,7 +3,7 @@
 Each launcher, one per node, is a member of a store that the one of node 0 serves. At first they share what places their
 ranks get. From then on each waits for a key that node 0 sets when the ranks of all nodes have ended. A failure, also a
 lost connection, aborts the store: all learn of the same one, that which reached node 0 first. Node 0 also sends
-them the ranks that `shrink` has left out.
+them the ranks that `shrink` has left out, and that a rank has waited for `grow` in vain.
 """
 
 import json
@@ -35,6 +35,7 @@ MAX_NODES = 1024
 REPORT_TIMEOUT = 2.0  # seconds for node 0 to name the missing nodes after another node has timed out
 WARN_AFTER = 10.0  # seconds before a launcher says for which nodes it waits
 STARTED, ALL_ENDED = "the ranks have connected", "all nodes have ended"
+IN_VAIN = "a rank has waited for grow in vain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,11 @@ class _Launchers(ServedStore):
         if peer in self.members:
             log.info("node %d (%s) has come", rank, process)
         return refusal
+
+    def handle(self, peer: socket.socket, message: bytes) -> None:
+        super().handle(peer, message)
+        if message == f"set\0{IN_VAIN}\0".encode():
+            self.push(json.dumps(None).encode())
 
     def lose(self, peer: socket.socket, error: OSError | None) -> None:
         if (node := self.members.get(peer)) is not None:
@@ -153,17 +159,27 @@ class Nodes:
             with suppress(PeerLost):  # node 0 is lost, as `read` will say
                 self._store.set(STARTED, b"")
 
+    def end_stopped(self) -> None:
+        """Tell the launchers of all nodes that a rank has waited for `grow` in vain."""
+        if not self.over:
+            with suppress(PeerLost):  # node 0 is lost, as `read` will say
+                self._store.set(IN_VAIN, b"")
+
     def end(self) -> None:
         """Tell the other nodes that the ranks of this one have ended."""
         if not self.over:
             with suppress(PeerLost):  # node 0 is lost, as `read` will say
                 self._store.set(self._mine, b"")
 
-    def read(self) -> RingcommError | list[int]:
-        """Read what has come; return the failure of the job or the ranks that `shrink` has left out, if it was that."""
+    def read(self) -> RingcommError | list[int] | None:
+        """Read what has come; return the failure of the job, or the ranks that `shrink` has left out.
+
+        None: a rank has waited for `grow` in vain.
+        """
         try:
-            if left_out := self._store.answer():  # the keys that this launcher awaits have no value
-                return list(json.loads(left_out))
+            if pushed := self._store.answer():  # the keys that this launcher awaits have no value
+                left_out: list[int] | None = json.loads(pushed)
+                return left_out
             del self._awaited[0]
             if self._awaited:
                 self._store.ask(self._awaited[0])

@@ -22,8 +22,9 @@ __all__ = ["Restarts"]
 # Seconds before a rank is started again that has died before it had joined: 1, 2, 4 and so on. At once it would die as
 # often as it may within a moment, where the cause lasts longer, as a file server that does not answer.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 10.0
-# A rank that was started again is ended if so many looks in a row find it stopped before it has joined. That is before
-# stops.py reports it; seconds that passed while this launcher was stopped as well do not count.
+# A rank that was started again is ended if so many looks in a row find it stopped before it has joined, which is before
+# stops.py reports it; and one that has joined, once another has waited for it in vain. Seconds that passed while this
+# launcher was stopped as well do not count.
 CHECK_INTERVAL, STOPPED_CHECKS = 1.0, 3
 PATIENCE = 1.0  # seconds for the launcher of node 0 to answer: meanwhile this one forwards nothing
 KILL_TIMEOUT = 1.0  # seconds for the kernel to end what was killed
@@ -33,8 +34,13 @@ LATE = "was started again, but no rank is left that it could join"
 class Restarts:
     """Starts ranks again as long as any other one is left that they could join, each `limit` times at most.
 
-    It also ends what cannot come back by itself: processes that `shrink` has left out, those that were started again
-    and are stopped or come too late to join any, and what a rank that has failed leaves running.
+    It also ends what cannot come back by itself: processes that `shrink` has left out, those that are stopped and for
+    which one that was started again has waited in vain, those that were started again and are stopped or come too late
+    to join any, and what a rank that has failed leaves running.
+
+    Attributes:
+        lost: The status of the first rank that was lost for good.
+        in_vain: A rank has waited for `grow` in vain, which those who start ranks on other hosts have to hear.
     """
 
     def __init__(
@@ -44,7 +50,7 @@ class Restarts:
         self._place, self._limit, self._ranks, self._start, self._report = place, limit, ranks, start, report
         self._membership = job_membership(place, PATIENCE)
         self.notices = Notices(place)
-        self.lost = 0  # the status of the first rank that was lost for good
+        self.lost, self.in_vain = 0, False
         self._any_joined = False
         self._count: Counter[int] = Counter()
         self._joined: dict[int, int] = {}  # the process of each rank that has joined
@@ -52,7 +58,8 @@ class Restarts:
         self._pending: dict[int, float] = {}  # when to start a rank
         self._ended: dict[int, str] = {}  # why, of ranks that were sent SIGTERM and have not ended yet
         self._kills: dict[int, float] = {}  # when to kill such a process
-        self._stopped: Counter[int] = Counter()  # how many looks in a row have found a rank stopped that has not joined
+        self._awaited: set[int] = set()  # ranks that have joined and were stopped when one gave up waiting for `grow`
+        self._stopped: Counter[int] = Counter()  # how many looks in a row have found a rank stopped
         self._over_since = self._check_at = math.inf  # since when late ranks have none to join; when to check again
 
     @property
@@ -77,6 +84,9 @@ class Restarts:
                 self._any_joined = True
                 self._joined[notice.joined] = notice.process
                 del self._early[notice.joined]
+            elif notice.in_vain:
+                self.in_vain = True
+                self.end_stopped()
             else:
                 self._end_left_out(notice.process)
 
@@ -87,13 +97,19 @@ class Restarts:
             if rank in self._joined:
                 self._end_left_out(self._joined[rank])
 
+    def end_stopped(self) -> None:
+        """End those that are stopped and have joined, unless they go on: one has waited for their `grow` in vain."""
+        self._awaited = self._stopped_of(self._joined)
+        if self._awaited:
+            self._check_at = time.monotonic()
+
     def close(self) -> None:
         self.notices.close()
         self._membership.close()
 
-    def was_ended(self, rank: int) -> bool:
-        """Return whether this rank was made to end."""
-        return rank in self._ended
+    def why_ended(self, rank: int) -> str:
+        """Return why this rank was made to end; "" if it was not."""
+        return self._ended.get(rank, "")
 
     def replace(self, rank: int, failure: PeerLost, *, over: bool) -> bool:
         """Start a rank that has failed again, or report why not; return False if the job ends with it.
@@ -105,6 +121,7 @@ class Restarts:
         if rank not in self._joined:
             self._early[rank] += 1
         self._joined.pop(rank, None)
+        self._awaited.discard(rank)
         reason = self._ended.pop(rank, LATE if self._count[rank] and failure.got == TOO_LATE else "")
         text = f"rank {rank} {reason}" if reason else str(failure)
         present = self._any_joined and self._membership.any_registered()
@@ -151,14 +168,13 @@ class Restarts:
         self._end_late(now)
 
     def _end_late(self, now: float) -> None:
-        """End ranks that were started again and are stopped, or have none that they could join for EXIT_TIMEOUT."""
+        """End ranks that are stopped, and those that have had none that they could join for EXIT_TIMEOUT."""
         running = self._ranks.running().items()
         late = {rank: pid for rank, pid in running if self._count[rank] and not {rank} & {*self._joined, *self._ended}}
         due = now >= self._check_at  # this is also called after every SIGCHLD
-        self._check_at = min(math.inf if due else self._check_at, now + CHECK_INTERVAL) if late else math.inf
-        if not late:
-            self._over_since = math.inf
-        elif self._membership.any_registered():
+        any_watched = late or self._awaited
+        self._check_at = min(math.inf if due else self._check_at, now + CHECK_INTERVAL) if any_watched else math.inf
+        if not late or self._membership.any_registered():
             self._over_since = math.inf
             if due:
                 self._end_stopped(late)
@@ -169,11 +185,19 @@ class Restarts:
                     self._end(rank, pid, LATE)
 
     def _end_stopped(self, late: dict[int, int]) -> None:
+        self._awaited = self._stopped_of(self._awaited)
         found = [rank for rank in late if any(is_stopped(pid, "T") for pid in self._processes_of(rank))]
+        found += self._awaited
         self._stopped = Counter({rank: self._stopped[rank] + 1 for rank in found})
-        for rank in found:
-            if self._stopped[rank] == STOPPED_CHECKS:
+        for rank in [rank for rank in found if self._stopped[rank] == STOPPED_CHECKS]:
+            if rank in late:
                 self._end(rank, late[rank], "was stopped and ended")
+            else:
+                self._end(rank, self._joined[rank], "was stopped, was waited for in vain and ended")
+
+    def _stopped_of(self, joined: Iterable[int]) -> set[int]:
+        pids = {rank: self._joined[rank] for rank in joined}
+        return {rank for rank, pid in pids.items() if is_stopped(pid, "T") and self._rank_of(pid) == rank}
 
     def cancel(self, reason: str = "") -> None:
         """Start nothing any more."""
@@ -200,6 +224,7 @@ class Restarts:
 
     def _end(self, rank: int, pid: int, reason: str) -> None:
         del self._stopped[rank]
+        self._awaited.discard(rank)
         self._ended[rank], self._kills[pid] = reason, time.monotonic() + EXIT_TIMEOUT
         with suppress(ProcessLookupError):
             for number in (signal.SIGTERM, signal.SIGCONT):

@@ -140,6 +140,9 @@ class Supervisor:
             self._restarts.poll()
         if self._nodes and self._restarts and self._restarts.any_joined:
             self._nodes.start()
+            if self._restarts.in_vain:
+                self._restarts.in_vain = False
+                self._nodes.end_stopped()
 
     def _handle_signals(self) -> None:
         for number in self._signals.read():
@@ -151,7 +154,7 @@ class Supervisor:
                 self._forward(number)
         # First those that ended by themselves: of theirs it follows that a rank came too late to join.
         for rank, code in sorted(self._ranks.reap(), key=lambda ended: ended[1] == TOO_LATE):
-            if code or (self._restarts and self._restarts.was_ended(rank)):
+            if code or (self._restarts and self._restarts.why_ended(rank)):
                 self._report(rank, code)
             else:
                 self._any_well = True
@@ -169,13 +172,16 @@ class Supervisor:
                 selector.unregister(self._nodes)
         if isinstance(received, RingcommError):
             self._record_failure(received)
-        elif self._restarts:
+        elif self._restarts and received is None:
+            self._restarts.end_stopped()
+        elif self._restarts and received:
             self._restarts.leave_out(received)
 
     def _report(self, rank: int, code: int) -> None:
         """Record that a rank of this node has failed, unless it is started again or another one is the reason."""
         on = f" on {self._nodes.host}" if self._nodes else ""
-        text = f"rank {rank}{on} {processes.describe_exit(code)}"
+        why = self._restarts.why_ended(rank) if self._restarts else ""
+        text = f"rank {rank}{on} {why or processes.describe_exit(code)}"
         failure = PeerLost(text, rank=rank, got=code if code > 0 else 128 - code)
         if self._restarts and not self._forwarded:
             ending = self._status or self._uncaught

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from test_respawn import JOINS, PROGRAM
-from test_stopped import NEVER_JOINS, STOPPED_JOINER
+from test_stopped import NEVER_JOINS, STOPPED_JOINER, STOPPED_MEMBER
 from test_stopped import PROGRAM as LEAVES_RANK_1_OUT
 
 from failures import until
@@ -105,6 +105,16 @@ def test_a_rank_that_is_stopped_while_it_joins_is_ended_and_started_again(job):
     ended = [finish(each) for each in launchers]
     assert [status for status, _, _ in ended] == [0, 0], ended
     assert sorted(line.split(" ", 1)[1] for _, out, _ in ended for line in out) == ["0 0", "1 2", "2 0"]
+
+
+@pytest.mark.parametrize("ranks", [(1, 1), (1, 2)], ids=["the last one", "beside another"])
+def test_a_stopped_rank_that_one_of_another_node_waits_for_in_vain_is_ended(job, ranks):
+    patch = "from ringcomm.launcher import restarts; restarts.CHECK_INTERVAL = 0.1"
+    ended = [finish(each) for each in start(job, str(write(job, STOPPED_MEMBER)), 3, ranks=ranks, patch=patch)]
+    last = sum(ranks) == 2
+    what = "those on other nodes, if any are left, continue without it" if last else "started again (1 of 3)"
+    assert f" was stopped, was waited for in vain and ended; {what}" in ended[0][2], ended
+    assert ended[0][0] == (128 + signal.SIGTERM if last else 0), ended
 
 
 # First rank 0 is lost, so that rank 2 of the job is rank 1 of those that leave it out.

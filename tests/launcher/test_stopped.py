@@ -52,8 +52,8 @@ print(rank, restarts)
 SHELL = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable]
 
 
-def launch(*arguments):
-    command = [sys.executable, "-c", LAUNCH, "run", "-n", "3", *arguments]
+def launch(*arguments, size=3):
+    command = [sys.executable, "-c", LAUNCH, "run", "-n", str(size), *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -170,6 +170,61 @@ def test_a_rank_that_is_stopped_while_it_joins_is_ended_and_started_again(when, 
     assert sorted(out.splitlines()) == ["[0] 0 0", "[1] 1 2", "[2] 2 0"]
     line = "ringcomm run: rank 1 was stopped and ended before it had joined; started again in 1 s (2 of 2)"
     assert [line for line in err.splitlines() if "ringcomm run" in line][1:] == [line]
+
+
+# Rank 1 is lost; when it waits to join, rank 0 is stopped, which is the last one or keeps rank 2 waiting.
+STOPPED_MEMBER = """
+import os, signal, time
+from pathlib import Path
+import numpy as np
+import ringcomm, ringcomm.elastic
+
+rank, restarts, size = (int(os.environ[f"RINGCOMM_{name}"]) for name in ("RANK", "RESTARTS", "SIZE"))
+waits = Path(__file__).with_name("waits")
+if restarts == 1 and rank == 1:
+    waits.touch()
+comm = ringcomm.init(timeout=0.5 if restarts == 1 and rank == 1 else 30)
+if restarts == 0:
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        while True:
+            comm.barrier()
+    except ringcomm.PeerLost:
+        comm = comm.shrink()
+    if rank == 0:
+        while not waits.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    try:
+        comm.barrier()
+    except ringcomm.PeerLost:
+        comm = comm.shrink()
+    while comm.size < size:
+        comm = comm.grow(timeout=20)
+assert comm.all_reduce(np.ones(1))[0] == size
+print(rank, restarts)
+"""
+
+
+@pytest.mark.parametrize("command", [[sys.executable], SHELL])
+def test_the_last_rank_that_is_connected_is_ended_if_it_is_stopped_and_others_wait_for_it(command, tmp_path):
+    (tmp_path / "program.py").write_text(STOPPED_MEMBER)
+    with launch("--respawn", "2", "--", *command, str(tmp_path / "program.py"), size=2) as job:
+        _, err = job.communicate(timeout=60)
+    assert job.returncode == 128 + signal.SIGTERM, err
+    end = "rank 0 was stopped, was waited for in vain and ended, and no rank is left that could continue"
+    assert f"ringcomm run: {end}" in err.splitlines()
+
+
+def test_a_stopped_rank_that_one_waits_for_in_vain_is_ended_and_started_again(tmp_path):
+    (tmp_path / "program.py").write_text(STOPPED_MEMBER)
+    with launch("--respawn", "3", str(tmp_path / "program.py")) as job:
+        out, err = job.communicate(timeout=60)
+    assert job.returncode == 0, err
+    assert sorted(out.splitlines()) == ["[0] 0 1", "[1] 1 2", "[2] 2 0"], err
+    line = "ringcomm run: rank 0 was stopped, was waited for in vain and ended; started again (1 of 3)"
+    assert line in err.splitlines()
 
 
 # The script that runs rank 1 is killed.
