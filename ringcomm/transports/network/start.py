@@ -42,8 +42,9 @@ def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
     local = shm.connect(layout.local_rank, len(here), _HostStore(store, layout.host, here), config)
     if len(layout.ranks) == 1:
         return local
-    # The ranks of another host may wait for one of theirs until their own deadline, and then name it.
-    patient = replace(config, start_timeout=config.start_limit + REPORT_TIMEOUT)
+    # Where hosts have several ranks, those of another one may wait for one of theirs until their deadline, and name it.
+    longer = REPORT_TIMEOUT if len(layout.ranks) < size else 0.0
+    patient = replace(config, start_timeout=config.start_limit + longer)
     address = own_address(config, store)
     unreachable = loopback(address) if job.machines > 1 else ""
     handle, name = connect_ucx(rank, size, store, patient, "" if unreachable else address), "ucx"
