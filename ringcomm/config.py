@@ -31,7 +31,7 @@ DUMP = "RINGCOMM_DUMP"
 TORCH_DEFAULT = "RINGCOMM_TORCH_DEFAULT"
 KERNELS = ("portable", "avx2", "avx512")
 LINKS = ("sockets", "ucx")
-MAX_KEEPALIVE = 86400.0  # seconds; TCP takes a little more: three probes, at most 32,767 s apart
+MAX_KEEPALIVE = 86400.0  # seconds; TCP takes more: 100 probes, at most 32,767 s apart
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 # Raises ArgumentError, which says what has the value, unless the value is valid. A check of integers returns an int.

@@ -8,7 +8,7 @@ import textwrap
 from contextlib import contextmanager
 
 import harness
-from ringcomm.bootstrap.messagesocket import KEEPALIVE
+from ringcomm.bootstrap.keepalive import KEEPALIVE
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.servedstore import ServedStore
 from ringcomm.bootstrap.tcpstore import NODES, TcpStoreServer

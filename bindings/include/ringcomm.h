@@ -333,9 +333,10 @@ void rc_work_free(rc_work* work);
 
 /* Between hosts. A network joins the processes of a job; a communicator over it has ranks on several hosts. */
 typedef struct rc_network rc_network;
-/* Owns `sockets`: one connected stream socket per process, -1 for this one. A host that does not answer for `keepalive`
- * seconds is lost. */
-int rc_network_open(int rank, int size, const int* sockets, double keepalive, rc_network** network);
+/* Owns `sockets`: one connected TCP socket per process, -1 for this one, which probe their peers. A host that does not
+ * answer for so many seconds, to a probe or to data, is lost. */
+int rc_network_open(int rank, int size, const int* sockets, double idle_patience, double data_patience,
+                    rc_network** network);
 void rc_network_free(rc_network* network); /* its communicators stay usable */
 /* MPI as this process has loaded it: addresses of its functions, and values of its handles, which are ints or pointers.
  * `comm` is for the network alone, and returns errors. */

@@ -6,9 +6,10 @@ import socket
 import struct
 from contextlib import suppress
 
-__all__ = ["KEEPALIVE", "MessageSocket", "hang_up"]
+from ringcomm.bootstrap.keepalive import probe
 
-KEEPALIVE = 15.0  # seconds after which a host that does not answer is lost; `run --help` documents it
+__all__ = ["MessageSocket", "hang_up"]
+
 LENGTH = struct.Struct("!I")
 
 
@@ -26,13 +27,9 @@ class MessageSocket(socket.socket):
         self._received = bytearray()
         if keepalive is None:
             return
-        probe = max(1, int(keepalive / 3))  # seconds
         for level, option, value in (
             (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, probe),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, probe),
-            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(keepalive * 1000)),
+            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * probe(self, keepalive).resending)),
             (socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 18),  # any one message, so that a send need not wait
         ):
             self.setsockopt(level, option, value)

@@ -6,7 +6,8 @@ import socket
 from contextlib import suppress
 
 from ringcomm.bootstrap.handshake import HANDSHAKE_TIMEOUT, MESSAGE_OF_HANDSHAKE, WrongSecret, client_handshake
-from ringcomm.bootstrap.messagesocket import KEEPALIVE, MessageSocket
+from ringcomm.bootstrap.keepalive import KEEPALIVE
+from ringcomm.bootstrap.messagesocket import MessageSocket
 from ringcomm.errors import ArgumentError
 
 __all__ = ["connect", "split_address"]

@@ -1,5 +1,6 @@
 """The serving side of TCP: it listens at one address, and hears those that have proved that they know the secret."""
 
+import math
 import socket
 import time
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from ipaddress import ip_address
 from typing import NamedTuple
 
 from ringcomm.bootstrap.handshake import HANDSHAKE_TIMEOUT, MESSAGE_OF_HANDSHAKE, ServerHandshake
+from ringcomm.bootstrap.keepalive import PROBE_AGAIN, probe_now
 from ringcomm.bootstrap.messagesocket import MessageSocket
 from ringcomm.bootstrap.server import PeerServer
 from ringcomm.bootstrap.tcp import split_address
@@ -41,6 +43,7 @@ class TcpServer(PeerServer):
     ) -> None:
         self._secret, self._keepalive, self._receive_member = secret, keepalive, receive
         self._untrusted: dict[socket.socket, _UntrustedPeer] = {}  # in the order of their deadlines
+        self._probe_at = math.inf if keepalive is None else 0.0
         super().__init__(address, purpose, self._hear, rank)
 
     @property
@@ -53,10 +56,16 @@ class TcpServer(PeerServer):
 
     def serve(self, timeout: float | None) -> bool:
         first = next(iter(self._untrusted.values()), None)
-        if first:
-            left = max(0.0, first.deadline - time.monotonic())
+        due = min(first.deadline if first else math.inf, self._probe_at if self._peers else math.inf)
+        left = max(0.0, due - time.monotonic())
+        if left < math.inf:
             timeout = left if timeout is None else min(timeout, left)
         served = super().serve(timeout)
+        if time.monotonic() >= self._probe_at:
+            self._probe_at = time.monotonic() + PROBE_AGAIN
+            for peer in self._peers:
+                if isinstance(peer, MessageSocket):
+                    probe_now(peer)
         while self._untrusted and next(iter(self._untrusted.values())).deadline <= time.monotonic():
             self.refuse(next(iter(self._untrusted)), f"no proof of the secret within {HANDSHAKE_TIMEOUT:g} s")
         return served

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ringcomm.bootstrap.messagesocket import KEEPALIVE, hang_up
+from ringcomm.bootstrap.keepalive import KEEPALIVE
+from ringcomm.bootstrap.messagesocket import hang_up
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.servedstore import JOIN, ServedLastingStore, ServedStore
 from ringcomm.bootstrap.servedsurvivors import SURVIVORS, ServedSurvivors

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from ringcomm.bootstrap.arrivals import arrival_timeout, format_ranks
+from ringcomm.bootstrap.keepalive import PROBE_AGAIN, probe_now
 from ringcomm.bootstrap.place import MAX_SIZE, Place
 from ringcomm.bootstrap.servedstore import ServedStore
 from ringcomm.bootstrap.tcpstore import NODES, TcpStore, TcpStoreServer, broken
@@ -117,6 +118,9 @@ class _NodeStore(TcpStore):
     def fileno(self) -> int:
         return self._socket.fileno()
 
+    def probe(self) -> None:
+        probe_now(self._socket)
+
     def answer(self) -> bytes:
         return self._answer("", math.inf)
 
@@ -137,6 +141,7 @@ class Nodes:
     def __init__(self, store: _NodeStore, options: NodeOptions, first: Place) -> None:
         self.host, self.name, self.first = _host(), options.name, first
         self.over = False  # a failure was read, or all nodes have ended
+        self.due = 0.0 if options.rank else math.inf  # when to call `probe` next
         self._started = False
         self._store, self._options = store, options
         each = [ended(node) for node in range(options.count)]
@@ -146,6 +151,12 @@ class Nodes:
 
     def fileno(self) -> int:
         return self._store.fileno()
+
+    def probe(self) -> None:
+        """Notice whether node 0 does not answer; called while this launcher waits."""
+        if time.monotonic() >= self.due:
+            self._store.probe()
+            self.due = time.monotonic() + PROBE_AGAIN
 
     def fail(self, error: RingcommError) -> None:
         """End the job on all nodes: `read` returns this error on each, or the one that came first."""
@@ -195,7 +206,7 @@ class Nodes:
         return []
 
     def _leave(self) -> None:
-        self.over = True
+        self.over, self.due = True, math.inf
         if self._options.rank > 0:  # node 0 serves the others until it exits
             self._store.close()
 

@@ -115,8 +115,9 @@ class Supervisor:
     def _poll(self, selector: selectors.BaseSelector, until: float = math.inf) -> None:
         """Wait for output, signals or the deadline, and handle them."""
         restarts_due = self._restarts.due if self._restarts else math.inf
+        probe_due = self._nodes.due if self._nodes else math.inf
         scheduled = (when for when, _ in self._scheduled)
-        until = min([until, self._uncaught_until, self._stops.due, restarts_due, *scheduled])
+        until = min([until, self._uncaught_until, self._stops.due, restarts_due, probe_due, *scheduled])
         for key, _ in selector.select(None if until == math.inf else max(0.0, until - time.monotonic())):
             if key.fileobj is self._signals:
                 self._handle_signals()
@@ -128,6 +129,8 @@ class Supervisor:
             elif not key.data.forward():
                 self._outputs.unregister(key.fileobj)
                 key.data.close()
+        if self._nodes:
+            self._nodes.probe()
         for writer in (self._out, self._err):
             writer.check()
         while self._scheduled and time.monotonic() >= self._scheduled[0][0]:

@@ -76,7 +76,7 @@ inline void on_hosts(const std::string& layout, const rc_tuning& tuning,
     std::vector<std::thread> threads;
     for (NetworkRank& rank : ranks) {
         threads.emplace_back([&] {
-            DO(rc_network_open(rank.rank, size, rank.sockets.data(), 15, &rank.network));
+            DO(rc_network_open(rank.rank, size, rank.sockets.data(), 15, 15, &rank.network));
             DO(rc_network_group(rank.network, 1, rank.rank, size, members.data(), hosts.data(),
                                 shares ? rank.local : nullptr, nullptr, &tuning, &rank.comm));
             body(rank);

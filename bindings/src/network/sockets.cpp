@@ -30,6 +30,7 @@ constexpr unsigned POLL_INTERVAL = 8;
 
 constexpr size_t MAX_QUEUED = 1 << 20;  // bytes for a peer, before the next packet should wait
 constexpr int ANSWER_CALLS = 64;        // a packet is mostly answered soon: until then its peer is asked directly
+constexpr std::chrono::milliseconds CHECK_INTERVAL{200};  // of the hosts
 
 void set_option(int fd, int level, int option, int value) {
     if (setsockopt(fd, level, option, &value, sizeof value)) throw_errno("setsockopt");
@@ -49,10 +50,8 @@ struct SocketLink::Peer : Connection {
     uint32_t watched = EPOLLIN;
 };
 
-SocketLink::SocketLink(int rank, int size, std::span<const int> sockets, double keepalive)
-    : Link(rank, size),
-      keepalive_(std::chrono::milliseconds(int64_t(keepalive * 1000))),
-      next_check_(Clock::now() + keepalive_) {
+SocketLink::SocketLink(int rank, int size, std::span<const int> sockets, double idle_patience, double data_patience)
+    : Link(rank, size), idle_patience_(idle_patience), data_patience_(data_patience), next_check_(Clock::now()) {
     assert(int(sockets.size()) == size && sockets[rank] == -1);
     for (int r = 0; r < size; ++r) peers_.emplace_back(r, sockets[r], lost_);
     epoll_.fd = epoll_create1(EPOLL_CLOEXEC);
@@ -67,15 +66,9 @@ SocketLink::SocketLink(int rank, int size, std::span<const int> sockets, double 
 SocketLink::~SocketLink() = default;
 
 void SocketLink::configure(const Peer& peer) const {
-    const int interval = std::max<int>(1, (keepalive_.count() + 2999) / 3000);  // seconds; two probes, three intervals
     const int flags = fcntl(peer.fd, F_GETFL);
     if (flags < 0 || fcntl(peer.fd, F_SETFL, flags | O_NONBLOCK)) throw_errno("fcntl");
     set_option(peer.fd, IPPROTO_TCP, TCP_NODELAY, 1);
-    // These notice the end of an idle connection; check_hosts() that of one with data on its way.
-    set_option(peer.fd, SOL_SOCKET, SO_KEEPALIVE, 1);
-    set_option(peer.fd, IPPROTO_TCP, TCP_KEEPIDLE, interval);
-    set_option(peer.fd, IPPROTO_TCP, TCP_KEEPINTVL, interval);
-    set_option(peer.fd, IPPROTO_TCP, TCP_KEEPCNT, 2);
     epoll_event event{.events = EPOLLIN, .data = {.u32 = uint32_t(peer.rank)}};
     if (epoll_ctl(epoll_.fd, EPOLL_CTL_ADD, peer.fd, &event)) throw_errno("epoll_ctl");
 }
@@ -194,7 +187,7 @@ bool SocketLink::poll(LinkEvents& events) {
         if (ready[i].events & ~EPOLLOUT) moved |= read(peer, events);
     }
     if (const auto now = Clock::now(); now >= next_check_) {
-        next_check_ = now + keepalive_ / 16;
+        next_check_ = now + CHECK_INTERVAL;
         check_hosts();
     }
     return moved;
@@ -208,7 +201,8 @@ void SocketLink::check_hosts() {
         socklen_t bytes = sizeof info;
         if (!peer.open() || getsockopt(peer.fd, IPPROTO_TCP, TCP_INFO, &info, &bytes)) continue;
         const bool unanswered = std::max(info.tcpi_retransmits, info.tcpi_probes) > 1;
-        if (unanswered && info.tcpi_last_ack_recv >= keepalive_.count()) peer.lose(strerror(ETIMEDOUT));
+        const double patience = info.tcpi_retransmits ? data_patience_ : idle_patience_;
+        if (unanswered && info.tcpi_last_ack_recv >= 1000 * patience) peer.lose(strerror(ETIMEDOUT));
     }
 }
 

@@ -11,9 +11,9 @@ namespace ringcomm {
 
 class SocketLink final : public Link {
 public:
-    // Owns `sockets`: one connected TCP socket per peer, -1 for none. A host that does not answer for about `keepalive`
-    // seconds is lost; one whose process only does not read is not.
-    SocketLink(int rank, int size, std::span<const int> sockets, double keepalive = 15);
+    // Owns `sockets`: one connected TCP socket per peer, -1 for none, which probe their peers. A host that does not
+    // answer for so many seconds, to a probe or to data, is lost; one whose process only does not read is not.
+    SocketLink(int rank, int size, std::span<const int> sockets, double idle_patience = 15, double data_patience = 15);
     ~SocketLink() override;
 
     void send(int peer, uint64_t tag, const std::byte* data, size_t bytes, LinkTransfer& transfer) override;
@@ -42,7 +42,7 @@ private:
     void check_hosts();
     void watch(Peer& peer);
 
-    const std::chrono::milliseconds keepalive_;
+    const double idle_patience_, data_patience_;
     std::deque<Peer> peers_;
     Descriptor epoll_;               // every socket; for what its connection can do
     Descriptor wake_up_;             // readable after wake()

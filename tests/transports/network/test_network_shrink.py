@@ -20,7 +20,7 @@ from between_hosts import run_on
 from failures import PROMPT, outcomes, raised
 from nodes import SECRET, Job, finish, store_server
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, Config, PeerLost, RingcommError
-from ringcomm.bootstrap.messagesocket import KEEPALIVE
+from ringcomm.bootstrap.keepalive import KEEPALIVE
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.servedsurvivors import ServedSurvivors
 from ringcomm.bootstrap.survivors import SurvivorsStore

@@ -1,0 +1,55 @@
+"""How TCP finds out that a host is gone, and not just cut off for a while."""
+
+import math
+import socket
+from contextlib import suppress
+from typing import NamedTuple
+
+__all__ = ["KEEPALIVE", "PROBE_AGAIN", "Patience", "probe", "probe_now"]
+
+KEEPALIVE = 15.0  # seconds after which a host that does not answer is lost; `run --help` documents it
+PROBE_AGAIN = 0.25  # seconds between two calls of `probe_now`
+MOST_PROBES = 100  # within `keepalive`: TCP counts up to 127
+LATE, SLACK = 0.65, 0.25  # seconds; the kernel's timers are late by up to a sixteenth
+# Since Linux 6.15. TCP sends data again 15 times by default, at pauses of up to so many seconds, before it gives up.
+TCP_RTO_MAX_MS, LEAST_PAUSE, LONGEST_PAUSE = 44, 1.0, 120.0
+
+
+class Patience(NamedTuple):
+    """For how many seconds a host may be silent, since its last answer, that is cut off for less than `keepalive`."""
+
+    idle: float  # with nothing on its way there
+    resending: float
+
+
+def probe(connected: socket.socket, keepalive: float) -> Patience:
+    """Have TCP ask the other host again and again, whether it has data for it or not; return how long to wait.
+
+    TCP asks once a second, which is as often as it can, or 100 times within `keepalive`. So that an outage of 0.9 of
+    that ends in time, its last answer before may be one interval old, and the first one after come one interval late.
+    Data is sent again ten times; kernels before 6.15 double the pause each time, and are then silent for up to as long
+    as the outage was.
+    """
+    interval = max(1, int(keepalive / MOST_PROBES))
+    patience = max(keepalive + LATE, 0.9 * keepalive + 2 * interval + SLACK)
+    for level, option, value in (
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, interval),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, math.ceil(patience / interval) - 1),
+    ):
+        connected.setsockopt(level, option, value)
+    with suppress(OSError):
+        pause = min(max(keepalive / 10, LEAST_PAUSE), LONGEST_PAUSE)
+        connected.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, int(1000 * pause))
+        return Patience(patience, patience)
+    return Patience(patience, 2 * patience)
+
+
+def probe_now(connected: socket.socket) -> None:
+    """Have TCP ask a host that has been silent for an interval at once, and notice one that was for too long.
+
+    So whoever calls this while it waits loses a host sooner than an interval after its patience has ended.
+    """
+    idle = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)  # starts its timer anew
