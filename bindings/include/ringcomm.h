@@ -217,6 +217,8 @@ int rc_last_path(rc_comm* comm, int* path, uint64_t* chunks);
 int rc_trace(rc_comm* comm, int fd);
 int rc_trace_mark(rc_comm* comm, const char* name); /* nothing without a trace */
 int rc_traced(rc_comm* comm, int* traced);
+/* The collectives of this rank until a call with 0 are parts of one, and not entered. */
+int rc_trace_parts(rc_comm* comm, int parts);
 /* A collective on a GPU, which has begun and ended at these ns of CLOCK_MONOTONIC. `elements`: of its larger array. */
 int rc_trace_launch(rc_comm* comm, int collective, int dtype, int root, uint64_t elements, uint64_t begin, uint64_t end,
                     int failed);

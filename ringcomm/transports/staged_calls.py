@@ -4,6 +4,7 @@ from ringcomm.devices.contract import Device
 from ringcomm.errors import Aborted
 from ringcomm.transports.call_queue import CallQueue
 from ringcomm.transports.contract import CollectiveCall, Pending, Transport
+from ringcomm.transports.cuda.tracing import traced_as_one
 from ringcomm.transports.staging import Staging
 
 __all__ = ["StagedCalls"]
@@ -27,7 +28,7 @@ class StagedCalls:
             queued = device.mark(device.stream())
 
         def run() -> None:
-            with staging.call_after(queued):
+            with staging.call_after(queued), traced_as_one(self._host, name, call):
                 if not self._host.collective_on_gpus(staging, name, call, timeout):
                     staging.collective(self._host, name, call, timeout)
 

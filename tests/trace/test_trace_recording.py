@@ -2,6 +2,7 @@
 
 import re
 import time
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from on_device import Gate
 from ringcomm.devices import emulated
 from ringcomm.trace.entries import read
 from ringcomm.trace.report import report
+from ringcomm.transports import staging
 
 SIZE = 3
 LATE = 0.01  # seconds, at least, after failures.until_waiting
@@ -222,6 +224,36 @@ def test_a_call_that_returns_at_its_launch_is_recorded(tmp_path):
     harness.run(on_gpus_without_waiting, 2, tmp_path, world="threads")
     for each in read(tmp_path):
         assert [call.name for call in each.calls if call.path == "cuda"] == ["all_reduce"]
+
+
+def staged(comm, folder):
+    x, rows = emulated.array(np.ones(1000)), emulated.array(np.ones((comm.size, 500)))
+    comm.all_reduce(x)  # connects them
+    with comm.trace(folder):
+        comm.all_reduce(x)
+        comm.all_to_all(rows)
+        comm.broadcast(x, root=1, async_op=True).wait()
+        with pytest.raises(ringcomm.MismatchError):
+            comm.all_reduce(x[comm.rank :])
+        comm.barrier()
+
+
+@pytest.mark.parametrize("layout", ["01", "0011"])
+def test_a_call_that_is_staged_in_chunks_is_one_call(tmp_path, layout, monkeypatch):
+    monkeypatch.setattr(staging, "CHUNK_BYTES", 1 << 10)
+    run_on(layout, staged, tmp_path)
+    size = len(layout)
+    for each in read(tmp_path):
+        assert facts(each, "name", "bytes", "root", "path", "failed")[:3] == [
+            ("all_reduce", 8000, None, "cuda", False),
+            ("all_to_all", 4000 * size, None, "cuda", False),
+            ("broadcast", 8000, 1, "cuda", False),
+        ]
+        assert facts(each, "name", "path", "failed")[3:] == [
+            ("all_reduce", "cuda", True),
+            ("barrier", each.calls[-1].path, False),
+        ]
+        assert all(call.start < call.end <= after.start for call, after in pairwise(each.calls))
 
 
 def marks(comm, folder):

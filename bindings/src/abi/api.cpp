@@ -167,6 +167,10 @@ int rc_traced(rc_comm* comm, int* traced) {
     });
 }
 
+int rc_trace_parts(rc_comm* comm, int parts) {
+    return enter(comm, [&](const EntryGuard& entry) { entry->collectives.trace_parts(parts); });
+}
+
 int rc_trace_launch(rc_comm* comm, int collective, int dtype, int root, uint64_t elements, uint64_t begin, uint64_t end,
                     int failed) {
     return enter(comm, [&](const EntryGuard& entry) {

@@ -98,7 +98,7 @@ void CollectiveEngine::progress_loop() {
 }
 
 void CollectiveEngine::execute(CallRecord& call, bool queued) {
-    if (Trace* trace = group_.trace()) return execute_traced(call, *trace, queued);
+    if (Trace* trace = group_.trace(); trace && !parts_.load()) return execute_traced(call, *trace, queued);
     run_recorded(call);
 }
 

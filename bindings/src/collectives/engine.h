@@ -17,6 +17,8 @@ public:
     void run(CallRecord& call);
     std::shared_ptr<Work> queue(const CallRecord& call);
     void stop();  // after group.start_closing(); queued calls fail
+    // While they are parts of a call, collectives are not entered into the trace.
+    void trace_parts(bool parts) { parts_.store(parts); }
 
 private:
     struct QueuedCall;
@@ -29,6 +31,7 @@ private:
 
     PeerGroup& group_;
     uint64_t epoch_ = 0;
+    std::atomic<bool> parts_{false};
     std::mutex executor_;          // held while a collective runs
     std::atomic<int> pending_{0};  // queued, or taken from the queue and running: a call must not overtake them
     std::mutex mutex_;             // of the queue

@@ -1,20 +1,22 @@
-"""Launches in the trace of a rank: when they began and ended, by events."""
+"""Collectives on GPUs in the trace of a rank: when they began and ended."""
 
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from ringcomm.devices.contract import CudaStream, Device, TimedEvent
 from ringcomm.native import check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
-from ringcomm.transports.contract import CollectiveCall, LocalTransport
+from ringcomm.transports.contract import CollectiveCall, LocalTransport, Transport
 from ringcomm.transports.cuda.launches import PendingLaunch
 from ringcomm.transports.cuda.watch import Watch
 from ringcomm.types import COLLECTIVES
 
-__all__ = ["LaunchTrace"]
+__all__ = ["LaunchTrace", "traced_as_one"]
 
 
 class LaunchTrace:
-    """The trace of a rank, `host`, as its launches enter it."""
+    """The trace of a rank, `host`, as its launches enter it, with times of events."""
 
     def __init__(self, host: LocalTransport, device: Device, watch: Watch) -> None:
         self._host, self._device, self._watch = host, device, watch
@@ -33,11 +35,27 @@ class LaunchTrace:
     ) -> None:
         """Enter a launch once it has ended."""
         end = self._device.record(stream)
-        elements = Blockwise(self._host.rank, self._host.size, name, call).joined
-        facts = COLLECTIVES[name].code, call.dtype, call.root, elements
+        facts = _facts(self._host, name, call)
 
         def enter() -> None:
             with suppress(RuntimeError):  # CUDA's
                 lib.rc_trace_launch(self._host.handle, *facts, begin.time, end.time, launch.failed)
 
         self._watch.when_ended(launch.number, enter, may_block=False)
+
+
+@contextmanager
+def traced_as_one(host: Transport, name: str, call: CollectiveCall) -> Iterator[None]:
+    """Let the trace list one collective on a GPU in place of those on host memory that the block makes."""
+    facts, begin, failed = _facts(host, name, call), time.monotonic_ns(), True
+    check(lib.rc_trace_parts(host.handle, True))
+    try:
+        yield
+        failed = False
+    finally:
+        lib.rc_trace_parts(host.handle, False)
+        lib.rc_trace_launch(host.handle, *facts, begin, time.monotonic_ns(), failed)
+
+
+def _facts(host: Transport, name: str, call: CollectiveCall) -> tuple[int, int, int, int]:
+    return COLLECTIVES[name].code, call.dtype, call.root, Blockwise(host.rank, host.size, name, call).joined
