@@ -69,6 +69,14 @@ CUresult unmap(CUdeviceptr address, DeviceMemory::Kind kind) {
 
 using namespace ringcomm::emulated;
 
+RC_EXPORT uint64_t ringcomm_emulated_pinned_bytes() {
+    const std::lock_guard lock(memories().mutex);
+    uint64_t bytes = 0;
+    for (const auto& [at, memory] : memories().at)
+        if (memory.kind == DeviceMemory::PINNED) bytes += memory.bytes;
+    return bytes;
+}
+
 RC_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) {
     return entered(CONTEXT, [&] {
         if (!address || !bytes) return CUDA_ERROR_INVALID_VALUE;

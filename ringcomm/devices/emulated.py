@@ -20,12 +20,24 @@ from ringcomm.devices.driver import EMULATED, Driver
 from ringcomm.devices.gpu import DeviceMemory, Gpu
 from ringcomm.machine import memory
 
-__all__ = ["Array", "CapturedGraph", "EmulatedDevice", "Stream", "array", "capture", "configure", "device", "empty"]
+__all__ = [
+    "Array",
+    "CapturedGraph",
+    "EmulatedDevice",
+    "Stream",
+    "array",
+    "capture",
+    "configure",
+    "device",
+    "empty",
+    "pinned_bytes",
+]
 
 log = logging.getLogger("ringcomm")
 
 driver = Driver(EMULATED)
 library = ctypes.CDLL(driver.library)
+library.ringcomm_emulated_pinned_bytes.restype = ctypes.c_uint64
 HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
@@ -135,6 +147,11 @@ def configure(seed: int = 0, skip_launches: bool = False, unreachable: bool = Fa
     """
     settings = ctypes.c_uint64(seed), ctypes.c_int(skip_launches), ctypes.c_int(unreachable)
     library.ringcomm_emulated_configure(*settings)
+
+
+def pinned_bytes() -> int:
+    """Return how much pinned memory this process has."""
+    return int(library.ringcomm_emulated_pinned_bytes())
 
 
 RELAXED = 2  # of CUstreamCaptureMode: other streams are free meanwhile

@@ -4,7 +4,7 @@ If all GPUs of a group can access each other's memory, a collective is one kerne
 (cuda/group.py); the first one connects the GPUs. On several hosts the GPUs of each host do their part
 (network/gpus.py). All other collectives on GPUs are staged in host memory (staging.py).
 
-A message goes through a block of the sender's GPU (cuda/messages.py); on several hosts, through host memory.
+A message goes through a block of the sender's GPU, or in chunks through host memory (cuda/messages.py).
 """
 
 import logging
@@ -12,8 +12,6 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import Any
-
-import numpy as np
 
 from ringcomm.adapters import ON_GPUS
 from ringcomm.completion import call_back
@@ -121,35 +119,26 @@ class RoutingTransport:
 
     # --- Point to point -----------------------------------------------------------------------------------------------
 
-    def _messages(self, device: Device) -> GpuMessages | None:
-        """Return the GPU of this rank, for messages; None if the ranks do not share the memory of one machine."""
+    def _messages(self, device: Device) -> GpuMessages:
+        """Return the GPU of this rank, for messages."""
         if device.capturing():
             raise ArgumentError("messages of arrays on GPUs cannot be captured into a CUDA graph", rank=self.rank)
         with self._connecting:
-            if self._gpu_messages is None and self._local:
-                self._gpu_messages, self.on_gpus = GpuMessages(self._local, device), True
+            if self._gpu_messages is None:
+                self._gpu_messages, self.on_gpus = GpuMessages(self._host, device), True
                 self._gpu_messages.hold(self._holds_messages)
         return self._gpu_messages
 
     def isend(self, data: Any, *call: Any, async_op: bool = True) -> Pending:
         if not isinstance(data, Pointer):
             return self._host.isend(data, *call)
-        if gpu := self._messages(data.device):
-            return gpu.start(lib.RC_GPU_SEND, data, *call, async_op=async_op)
-        count, dtype, *_ = call
-        staged = _downloaded(data, count, dtype)
-        return _Staged(self._host.isend(ffi.from_buffer(staged), *call), staged)
+        return self._messages(data.device).start(lib.RC_GPU_SEND, data, *call, async_op=async_op)
 
     def irecv(self, data: Any, *call: Any, at_most: bool = False, async_op: bool = True) -> Pending:
         if not isinstance(data, Pointer):
             return self._host.irecv(data, *call, at_most=at_most)
-        if gpu := self._messages(data.device):
-            kind = lib.RC_GPU_RECV_AT_MOST if at_most else lib.RC_GPU_RECV
-            return gpu.start(kind, data, *call, async_op=async_op)
-        count, dtype, *_ = call
-        staged = _downloaded(data, count, dtype) if at_most else _empty(count, dtype)  # what does not arrive stays
-        pending = self._host.irecv(ffi.from_buffer(staged), *call, at_most=at_most)
-        return _Staged(pending, None, data, staged)
+        kind = lib.RC_GPU_RECV_AT_MOST if at_most else lib.RC_GPU_RECV
+        return self._messages(data.device).start(kind, data, *call, async_op=async_op)
 
     def send(self, data: Any, *call: Any) -> None:
         if isinstance(data, Pointer):
@@ -272,39 +261,6 @@ class _Done:
         call_back(callback)
 
 
-class _Staged:
-    """A call on host memory in place of a device's. When it is done, the result is copied to the device."""
-
-    def __init__(self, pending: Pending, source: Any, target: Pointer | None = None, result: Any = None) -> None:
-        self._pending, self._source, self._target = pending, source, target
-        self._result: Any = result
-        self._uploading = threading.Lock()  # wait and callbacks may run on two threads
-
-    def wait(self, timeout: float) -> int:
-        source = self._pending.wait(timeout)
-        self._upload()
-        return source
-
-    def done(self) -> bool:
-        if not self._pending.done():
-            return False
-        self._upload()
-        return True
-
-    def add_done_callback(self, callback: Callable[[], object]) -> None:
-        def uploaded() -> None:
-            self._upload()
-            callback()
-
-        self._pending.add_done_callback(uploaded)
-
-    def _upload(self) -> None:
-        with self._uploading:
-            if self._result is not None and self._result.size and self._target:
-                self._target.device.upload(self._result, self._target.address)
-            self._result = None
-
-
 def _device(call: CollectiveCall) -> Device | None:
     """Return the device where the memory of a call is; None is the host."""
     if not (isinstance(call.source, Pointer) or isinstance(call.target, Pointer)):
@@ -315,14 +271,3 @@ def _device(call: CollectiveCall) -> Device | None:
         raise refuse("out", f"memory where x is, {names[0]}", names[-1])
     device: Device = given[0].device
     return device
-
-
-def _empty(count: int, dtype: int) -> Any:
-    return np.empty(count * lib.rc_dtype_bytes(dtype), np.uint8)
-
-
-def _downloaded(source: Pointer, count: int, dtype: int) -> Any:
-    staged = _empty(count, dtype)
-    if staged.size:
-        source.device.download(source.address, staged)
-    return staged

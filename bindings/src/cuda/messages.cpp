@@ -7,7 +7,15 @@ namespace ringcomm {
 
 namespace {
 
-constexpr size_t SMALLEST = 64 << 10;  // of a buffer
+constexpr size_t SMALLEST = 64 << 10;  // of a buffer on the device
+
+// Chunks of pinned memory, by way. To the host, one is copied while the one before is sent: a copy of 1 MiB takes some
+// 20 us over PCIe 5.0, several times what it takes to queue it. To the GPU, each packet that arrives has its own.
+struct Chunks {
+    size_t bytes;
+    int most;
+};
+constexpr Chunks CHUNKS[] = {{1 << 20, 6}, {128 << 10, 32}};
 
 }  // namespace
 
@@ -17,7 +25,9 @@ struct GpuMessages::Pool {
     const CUcontext context;
     std::mutex mutex;
     std::vector<CUevent> events;
-    std::multimap<size_t, std::byte*> buffers[2];  // by size: device memory, pinned memory
+    std::multimap<size_t, std::byte*> memory;  // of the device, by size
+    std::vector<std::byte*> chunks[2];         // by way
+    int made[2] = {};                          // of them, in all
 
     ~Pool() {
         CUcontext ours;
@@ -25,8 +35,9 @@ struct GpuMessages::Pool {
         {
             const OutsideCaptures mode(driver);
             for (CUevent event : events) driver.cuEventDestroy_v2(event);
-            for (const auto& [bytes, buffer] : buffers[0]) driver.cuMemFree_v2(reinterpret_cast<CUdeviceptr>(buffer));
-            for (const auto& [bytes, buffer] : buffers[1]) driver.cuMemFreeHost(buffer);
+            for (const auto& [bytes, buffer] : memory) driver.cuMemFree_v2(reinterpret_cast<CUdeviceptr>(buffer));
+            for (const auto& pinned : chunks)
+                for (std::byte* chunk : pinned) driver.cuMemFreeHost(chunk);
         }
         driver.cuCtxPopCurrent_v2(&ours);
     }
@@ -40,7 +51,7 @@ GpuMessages::GpuMessages(const Driver& driver, const rc_gpu_messages_setup& setu
       threads_(setup.threads),
       control_(static_cast<cuda::Control*>(setup.control)),
       completed_(setup.completed),
-      pool_(new Pool{driver, context_, {}, {}, {}}) {
+      pool_(new Pool{driver, context_, {}, {}, {}, {}, {}}) {
     args_.arena = {static_cast<cuda::byte*>(setup.arena),
                    cuda::layout_of(cuda::bits_as<cuda::MessageShape>(setup.shape))};
     args_.control = control_;
@@ -62,6 +73,8 @@ GpuMessages::~GpuMessages() {
         const OutsideCaptures mode(driver_);
         driver_.cuStreamDestroy_v2(send_);
         for (const auto& [peer, stream] : receive_) driver_.cuStreamDestroy_v2(stream);
+        for (CUstream stream : copies_)
+            if (stream) driver_.cuStreamDestroy_v2(stream);
         for (const CUdeviceptr arena : mapped_) driver_.cuIpcCloseMemHandle(arena);
     } catch (const Failure&) {
     }
@@ -108,11 +121,10 @@ bool GpuMessages::all_read() {
     if (free_.size() < shape.blocks) return false;
     const auto context = current();
     const OutsideCaptures mode(driver_);
-    const size_t bytes = shape.blocks * cuda::FLAG;
-    const GpuBuffer words = pinned(bytes);
-    const CUstream stream = receive_stream(TO_HOST);
-    copy(words.get(), arena.released(arena.base, 0), bytes, stream);
-    driver_.check(driver_.cuStreamSynchronize(stream), "cuStreamSynchronize");
+    const GpuBuffer words = chunk(TO_GPU);  // the smaller ones
+    if (!words) return false;
+    copy(words.get(), arena.released(arena.base, 0), shape.blocks * cuda::FLAG, copies(TO_HOST));
+    driver_.check(driver_.cuStreamSynchronize(copies(TO_HOST)), "cuStreamSynchronize");
     return std::all_of(free_.begin(), free_.end(), [&](const Block& block) {
         return *reinterpret_cast<const uint64_t*>(words.get() + block.index * cuda::FLAG) >= block.last;
     });
@@ -223,32 +235,58 @@ void GpuMessages::copy(void* target, const void* source, size_t bytes, CUstream 
     if (bytes) driver_.check(driver_.cuMemcpyAsync(address(target), address(source), bytes, stream), "cuMemcpyAsync");
 }
 
-GpuBuffer GpuMessages::buffer(size_t bytes, bool pinned) {
+GpuBuffer GpuMessages::memory(size_t bytes) {
     const size_t size = std::bit_ceil(std::max(bytes, SMALLEST));
+    const std::lock_guard lock(pool_->mutex);
     std::byte* memory = nullptr;
-    {
-        const std::lock_guard lock(pool_->mutex);
-        auto& buffers = pool_->buffers[pinned];
-        if (const auto found = buffers.find(size); found != buffers.end()) {
-            memory = found->second;
-            buffers.erase(found);
-        }
-    }
-    if (!memory && pinned) {
-        const OutsideCaptures mode(driver_);
-        void* made = nullptr;
-        driver_.check(driver_.cuMemHostAlloc(&made, size, HOST_ALLOC_PORTABLE), "cuMemHostAlloc");
-        memory = static_cast<std::byte*>(made);
-    } else if (!memory) {
+    if (const auto found = pool_->memory.find(size); found != pool_->memory.end()) {
+        memory = found->second;
+        pool_->memory.erase(found);
+    } else {
         const OutsideCaptures mode(driver_);
         CUdeviceptr made = 0;
         driver_.check(driver_.cuMemAlloc_v2(&made, size), "cuMemAlloc");
         memory = reinterpret_cast<std::byte*>(made);
     }
-    return {memory, [pool = pool_, size, pinned](std::byte* used) {
+    return {memory, [pool = pool_, size](std::byte* used) {
                 const std::lock_guard lock(pool->mutex);
-                pool->buffers[pinned].emplace(size, used);
+                pool->memory.emplace(size, used);
             }};
+}
+
+// ---- Between the GPU and the host.
+
+size_t GpuMessages::chunk_bytes(Way way) { return CHUNKS[way].bytes; }
+
+GpuBuffer GpuMessages::chunk(Way way) {
+    const std::lock_guard lock(pool_->mutex);
+    auto& free = pool_->chunks[way];
+    if (free.empty()) {
+        if (pool_->made[way] == CHUNKS[way].most) return nullptr;
+        const OutsideCaptures mode(driver_);
+        void* made = nullptr;
+        driver_.check(driver_.cuMemHostAlloc(&made, CHUNKS[way].bytes, HOST_ALLOC_PORTABLE), "cuMemHostAlloc");
+        ++pool_->made[way];
+        free.push_back(static_cast<std::byte*>(made));
+    }
+    std::byte* const memory = free.back();
+    free.pop_back();
+    return {memory, [pool = pool_, way](std::byte* used) {
+                const std::lock_guard lock(pool->mutex);
+                pool->chunks[way].push_back(used);
+            }};
+}
+
+CUstream GpuMessages::copies(Way way) {
+    if (!copies_[way]) copies_[way] = new_stream();
+    return copies_[way];
+}
+
+void GpuMessages::finish_copies() {
+    const auto context = current();
+    const OutsideCaptures mode(driver_);
+    for (CUstream stream : copies_)
+        if (stream) driver_.cuStreamSynchronize(stream);
 }
 
 }  // namespace ringcomm

@@ -92,15 +92,23 @@ public:
     // --- Streams, events and copies.
 
     CUstream send_stream() const { return send_; }
-    // One for each peer, so that no message waits for one of another peer; and those:
-    enum : int { BATCHES = -1, TO_HOST = -2 };
+    // One for each peer, so that no message waits for one of another peer; and one for batches.
+    static constexpr int BATCHES = -1;
     CUstream receive_stream(int peer);
     GpuEvent record(CUstream stream);
     void wait(CUstream stream, const GpuEvent& event) const;
     bool reached(const GpuEvent& event) const;
     void copy(void* target, const void* source, size_t bytes, CUstream stream) const;
-    GpuBuffer pinned(size_t bytes) { return buffer(bytes, true); }
-    GpuBuffer memory(size_t bytes) { return buffer(bytes, false); }
+    GpuBuffer memory(size_t bytes);  // of the device
+
+    // --- Between the GPU and the host: in chunks of pinned memory, by copies that wait for nothing in their streams.
+    // So each ends soon, and the memory of all messages together is bounded.
+
+    enum Way { TO_HOST, TO_GPU };
+    static size_t chunk_bytes(Way way);
+    GpuBuffer chunk(Way way);  // null: all are in use
+    CUstream copies(Way way);
+    void finish_copies();
 
 private:
     struct Pool;
@@ -114,7 +122,6 @@ private:
         uint64_t launch;
     };
 
-    GpuBuffer buffer(size_t bytes, bool pinned);
     CUstream new_stream() const;
 
     const Driver& driver_;
@@ -130,7 +137,7 @@ private:
     uint64_t numbers_ = 0, launches_ = 0;
     std::map<int, std::byte*> opened_;  // by peer; null: cannot be
     std::vector<CUdeviceptr> mapped_;
-    CUstream send_ = nullptr;
+    CUstream send_ = nullptr, copies_[2] = {};  // by way
     std::map<int, CUstream> receive_;
     std::shared_ptr<Pool> pool_;
 };

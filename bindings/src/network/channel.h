@@ -35,6 +35,7 @@ public:
     bool try_write(const PacketHeader& header, const std::byte* payload) override;
     ReceivedPacket next() override;
     bool consume() override;
+    bool on_this_host() const override { return false; }
     uint64_t offer_memory(const std::byte* data, size_t) override { return reinterpret_cast<uintptr_t>(data); }
     bool reads_memory(uint64_t) override { return true; }
     Read read_memory(std::byte* target, uint64_t address, size_t bytes) override;

@@ -56,6 +56,9 @@ public:
     // Releases the next packet. Returns true if other peers should have their turn.
     virtual bool consume() = 0;
 
+    // Whether the peer is on this host: only then may the GPUs access each other.
+    virtual bool on_this_host() const { return true; }
+
     // Direct access to the memory of the peer, where the channel has it.
     enum class Read {
         DONE,

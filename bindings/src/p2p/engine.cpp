@@ -307,13 +307,15 @@ void PointToPointEngine::deliver(Request& request, int source, const PacketHeade
     }
     request.bytes = header.bytes;
     if (header.kind == PACKET_EAGER) {
-        if (fits && request.gpu) {
-            gpu_->put(request, payload, request.bytes);
+        const bool to_gpu = fits && request.gpu;
+        if (to_gpu) {
+            gpu_->receive(request, payload);
         } else if (fits) {
             copy_block(request.transfer.data, payload, request.bytes);
         }
         if (sender) complete(*sender);  // after the copy: the payload may be its own
-        return complete(request);
+        if (!to_gpu) complete(request);
+        return;
     }
     answer_rts(request, header);
 }

@@ -55,7 +55,8 @@ void PointToPointEngine::Gpu::send(Request& request) {
         return engine_.complete(request);
     }
     Endpoint& endpoint = engine_.endpoint_of(request.transfer.peer);
-    if (!std::exchange(endpoint.arena_sent, true)) engine_.send_packet(endpoint, {PACKET_ARENA, nullptr, 0});
+    if (endpoint.channel->on_this_host() && !std::exchange(endpoint.arena_sent, true))
+        engine_.send_packet(endpoint, {PACKET_ARENA, nullptr, 0});
     if (request.bytes > gpus.block_bytes()) {
         keep_order();
         return announce(request);
@@ -113,7 +114,15 @@ void PointToPointEngine::Gpu::launch_staging() {
 void PointToPointEngine::Gpu::continue_send(Endpoint& endpoint, Request& request, const PacketHeader& cts) {
     if (cts.location) return chunking_.push_back(&request);
     if (request.bytes == 0) return engine_.send_packet(endpoint, {PACKET_DATA, &request, request.number});
-    copying_.push_back({&endpoint, &request});
+    request.to_host = std::make_unique<CopyToHost>();
+    if (const auto staged = staged_.find(&request); staged != staged_.end()) {
+        const std::byte* const block = gpus.block(staged->second.transfer.block);
+        return outgoing_.push_back({&request, &endpoint, block, staged->second.launch, nullptr});
+    }
+    const auto context = gpus.current();
+    outgoing_.push_back({&request, &endpoint, request.transfer.data, 0, begin_of(*request.gpu)});
+    request.gpu->stream = gpus.copies(GpuMessages::TO_HOST);  // if it fails, it ends after the copies
+    request.gpu->copies = true;
 }
 
 void PointToPointEngine::Gpu::launch_chunks() {
@@ -159,10 +168,10 @@ void PointToPointEngine::Gpu::drop_unreceived() {
         if (!group_.closed(endpoint.peer)) continue;
         std::erase_if(endpoint.rts_sent, [&](Request* request) {
             if (!request->buffered) return false;
-            std::erase_if(copying_, [&](const auto& each) { return each.second == request; });
+            std::erase_if(outgoing_, [&](const Outgoing& each) { return each.request == request; });
             std::erase_if(endpoint.queue, [&](const PendingPacket& packet) { return packet.request == request; });
-            if (request->gpu && !request->gpu->copies_to_host.empty())
-                keep(request->gpu->buffer, request->gpu->copies_to_host.back().first);
+            if (request->to_host)
+                for (auto& chunk : request->to_host->chunks) keep(std::move(chunk.memory), std::move(chunk.copied));
             free_block(*request, false);
             return true;
         });
@@ -171,18 +180,20 @@ void PointToPointEngine::Gpu::drop_unreceived() {
 
 // ---- Receives.
 
-bool PointToPointEngine::Gpu::answer_rts(Endpoint& endpoint, Request& request, const PacketHeader& header) {
-    if (!request.gpu || !(header.location & GpuLocation::ON_GPU)) return false;
+void PointToPointEngine::Gpu::answer_rts(Endpoint& endpoint, Request& request, const PacketHeader& header) {
     ArenaHandle from;
-    memcpy(&from, endpoint.arena.data(), sizeof from);
-    if (!gpus.open(endpoint.peer, from)) return false;
+    const bool has_arena = endpoint.arena.size() == sizeof from;
+    if (has_arena) memcpy(&from, endpoint.arena.data(), sizeof from);
+    if (!(header.location & GpuLocation::ON_GPU) || !has_arena || !gpus.open(endpoint.peer, from)) {
+        const auto context = gpus.current();
+        return incoming_.push_back({&request, begin_of(*request.gpu), &endpoint});
+    }
     const GpuLocation at = GpuLocation::of(header.location);
     if (at.block < 0) {
         engine_.send_packet(endpoint, {PACKET_CTS, &request, header.number, {}, GpuLocation::ON_GPU});
     } else {
         fetching_.push_back({&request, &endpoint, at, header.bytes, true});
     }
-    return true;
 }
 
 bool PointToPointEngine::Gpu::try_write(Endpoint& endpoint, PacketHeader header) {

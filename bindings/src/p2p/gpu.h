@@ -5,7 +5,8 @@
 //   ARENA, once: how to access its memory      →
 //   STAGE launched; RTS with its block         →    matches a receive, then one of two:
 //                                              ←    FETCH launched; FIN with the block: it may be used again
-//                                              ←    CTS: the receive is of host memory: the data comes in DATA packets
+//                                              ←    CTS: the receive is of host memory, or cannot access the block: the
+//                                                   data comes in DATA packets (gpu_copies.cpp)
 //
 // Where the message is larger than a block, or none is free, the RTS names no block:
 //
@@ -31,15 +32,17 @@ public:
     void keep_order() {
         if (!staging_.empty()) launch_staging();
     }  // before a send that is not launched
-    // Returns false if the message does not come from a GPU to one.
-    bool answer_rts(Endpoint& endpoint, Request& request, const PacketHeader& header);
+    void answer_rts(Endpoint& endpoint, Request& request, const PacketHeader& header);
     void continue_send(Endpoint& endpoint, Request& request, const PacketHeader& cts);
     bool try_write(Endpoint& endpoint, PacketHeader header);      // ARENA, STAGED, RELEASED
     void handle(Endpoint& endpoint, const PacketHeader& header);  // STAGED, RELEASED
     // A message in a block is over. `fetched`: the receiver has launched its FETCH; else it never will.
     void free_block(Request& request, bool fetched);
     void receive_own(Request& request, const PacketHeader& header);
-    void put(Request& request, const std::byte* payload, size_t bytes);  // from the host
+    // gpu_copies.cpp
+    void chunk_sent(Request& request);                                   // to a receiver in host memory
+    void put(Request& request, const std::byte* payload, size_t bytes);  // what comes next of a message, from the host
+    void receive(Request& request, const std::byte* payload);            // a whole message from the host
     // All has been launched, or failed: `async` is finished once that has ended.
     void finish(std::shared_ptr<AsyncRequest> async);
 
@@ -66,6 +69,20 @@ private:
         uint64_t bytes;
         bool whole;
     };
+    struct Outgoing {  // a message to host memory
+        Request* request;
+        Endpoint* endpoint;  // of the receiver; null: this rank itself
+        const std::byte* source;
+        uint64_t launch;     // after which it is copied: its STAGE
+        GpuEvent begin;      // the same, of any work
+        GpuBuffer memory{};  // where the source is, if nobody else keeps it
+    };
+    struct Incoming {  // a message from host memory
+        Request* request;
+        GpuEvent begin;      // after which it is copied
+        Endpoint* endpoint;  // of the sender, who waits for a CTS; null: its payload is here
+        std::vector<std::byte> payload{};
+    };
     struct Running {
         std::shared_ptr<AsyncRequest> async;
         std::optional<Failure> failure;
@@ -78,11 +95,13 @@ private:
     void launch_chunks();
     void launch_fetches();
     bool continue_copies();
+    bool copy_to_host(Outgoing& outgoing, bool& moved);
+    bool receive_from_host(Incoming& incoming);
+    GpuEvent begin_of(GpuRequest& gpu);
     bool end_running();
     void free_kept();
     void check_kernels();
     CUstream stream_of(Request& request);  // which then waits for what must be before
-    void copy_to_host(Request& request, const std::byte* source);
     bool over(const Request& request) const;
     // A copy uses the buffer until `event`.
     void keep(GpuBuffer buffer, GpuEvent event) { kept_.push_back({std::move(buffer), std::move(event)}); }
@@ -92,8 +111,8 @@ private:
     std::deque<Request*> staging_;    // to be staged in one block each, and announced
     std::vector<Request*> chunking_;  // whose receivers wait for chunks
     std::vector<Fetch> fetching_;
-    std::vector<std::pair<Endpoint*, Request*>> copying_;  // to receivers in host memory
-    std::vector<Request*> arriving_;                       // messages of this rank itself to its host memory
+    std::vector<Outgoing> outgoing_;
+    std::vector<Incoming> incoming_;  // until they can be copied
     std::map<const Request*, Staged> staged_;
     std::list<Running> running_;
     std::map<uint64_t, std::pair<GpuBuffer, GpuEvent>> own_;  // messages to this rank itself, by number

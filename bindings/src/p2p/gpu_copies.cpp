@@ -1,73 +1,113 @@
-// Messages between a GPU and host memory, and of a rank to itself.
-#include "p2p/gpu.h"
-
+// Messages between a GPU and host memory, also that of another host, and of a rank to itself.
+//
+// A message begins to move once the stream of its array has come to it, so that no copy waits for what the program
+// does: then all share a few chunks of pinned memory.
 #include <algorithm>
 #include <cstring>
 #include <utility>
+
+#include "p2p/gpu.h"
 
 namespace ringcomm {
 
 namespace {
 
-constexpr size_t COPY_BYTES = 1 << 20;  // to the host at once, while the copy before is sent
+constexpr size_t CHUNKS = 3;  // of a message at once: one is sent, two are copied
 
 }  // namespace
 
-void PointToPointEngine::Gpu::put(Request& request, const std::byte* payload, size_t bytes) {
-    GpuRequest& gpu = *request.gpu;
-    const auto context = gpus.current();
-    gpu.copies = true;
-    if (!gpu.buffer) gpu.buffer = gpus.pinned(request.bytes);
-    memcpy(gpu.buffer.get() + request.moved, payload, bytes);
-    gpus.copy(request.transfer.data + request.moved, gpu.buffer.get() + request.moved, bytes, stream_of(request));
-}
-
-// Begins to copy a message to pinned memory.
-void PointToPointEngine::Gpu::copy_to_host(Request& request, const std::byte* source) {
-    GpuRequest& gpu = *request.gpu;
-    const CUstream stream = gpus.receive_stream(GpuMessages::TO_HOST);
-    gpu.buffer = gpus.pinned(request.bytes);
-    for (size_t done = 0; done < request.bytes;) {
-        const size_t bytes = std::min(COPY_BYTES, request.bytes - done);
-        gpus.copy(gpu.buffer.get() + done, source + done, bytes, stream);
-        gpu.copies_to_host.push_back({gpus.record(stream), bytes});
-        done += bytes;
-    }
+// What the array of a request waits for.
+GpuEvent PointToPointEngine::Gpu::begin_of(GpuRequest& gpu) {
+    if (gpu.stream) gpu.begin = gpus.record(std::exchange(gpu.stream, nullptr));  // the caller waits: it adds nothing
+    return std::exchange(gpu.begin, nullptr);
 }
 
 bool PointToPointEngine::Gpu::continue_copies() {
+    if (outgoing_.empty() && incoming_.empty()) return false;
     const auto context = gpus.current();
     bool moved = false;
-    std::erase_if(copying_, [&](const auto& each) {
-        auto& [endpoint, request] = each;
-        const auto staged = staged_.find(request);
-        if (staged != staged_.end() && !gpus.ended(staged->second.launch)) return false;
-        if (!request->gpu) request->gpu = std::make_unique<GpuRequest>();
-        GpuRequest& gpu = *request->gpu;
-        if (!gpu.buffer) {
-            const CUstream stream = gpus.receive_stream(GpuMessages::TO_HOST);
-            if (gpu.stream) gpu.begin = gpus.record(gpu.stream);  // the caller waits there
-            gpus.wait(stream, std::exchange(gpu.begin, nullptr));
-            const bool in_block = staged != staged_.end();
-            const auto block = in_block ? gpus.block(staged->second.transfer.block) : nullptr;
-            copy_to_host(*request, in_block ? block : request->transfer.data);
-        }
-        for (; !gpu.copies_to_host.empty() && gpus.reached(gpu.copies_to_host.front().first); moved = true) {
-            gpu.copied += gpu.copies_to_host.front().second;
-            gpu.copies_to_host.pop_front();
-        }
-        const bool last = gpu.copied == request->bytes;  // the request may end with the packet
-        if (request->moved < gpu.copied && !std::exchange(gpu.sending, true))
-            engine_.send_packet(*endpoint, {PACKET_DATA, request, request->number});
-        return last;
-    });
-    std::erase_if(arriving_, [&](Request* request) {
-        if (!gpus.reached(request->gpu->end)) return false;
-        memcpy(request->transfer.data, request->gpu->buffer.get(), request->bytes);
-        engine_.complete(*request);
-        return moved = true;
-    });
+    // Each stays in its list until it has been dealt with: if that fails, fail() ends it.
+    for (auto at = outgoing_.begin(); at != outgoing_.end();)
+        at = copy_to_host(*at, moved) ? outgoing_.erase(at) : at + 1;
+    for (auto at = incoming_.begin(); at != incoming_.end();) {
+        const bool begun = receive_from_host(*at);
+        at = begun ? incoming_.erase(at) : at + 1;
+        moved |= begun;
+    }
     return moved;
+}
+
+// Returns whether the last chunk is there.
+bool PointToPointEngine::Gpu::copy_to_host(Outgoing& outgoing, bool& moved) {
+    if (outgoing.launch && !gpus.ended(outgoing.launch)) return false;
+    if (outgoing.begin && !gpus.reached(outgoing.begin)) return false;
+    Request& request = *outgoing.request;
+    CopyToHost& copy = *request.to_host;
+    while (copy.queued < request.bytes && copy.chunks.size() < CHUNKS) {
+        GpuBuffer memory = gpus.chunk(GpuMessages::TO_HOST);
+        if (!memory) break;
+        const CUstream stream = gpus.copies(GpuMessages::TO_HOST);
+        const size_t bytes = std::min(gpus.chunk_bytes(GpuMessages::TO_HOST), request.bytes - copy.queued);
+        gpus.copy(memory.get(), outgoing.source + copy.queued, bytes, stream);
+        copy.chunks.push_back({std::move(memory), gpus.record(stream), bytes});
+        copy.queued += bytes;
+    }
+    const bool sending = copy.ready > copy.begin;
+    if (sending || copy.chunks.empty() || !gpus.reached(copy.chunks.front().copied)) return false;
+    moved = true;
+    copy.ready = copy.begin + copy.chunks.front().bytes;
+    const bool last = copy.ready == request.bytes;
+    if (outgoing.endpoint) {  // the request may end with the packet
+        engine_.send_packet(*outgoing.endpoint, {PACKET_DATA, &request, request.number});
+        return last;
+    }
+    memcpy(request.transfer.data + copy.begin, copy.chunks.front().memory.get(), copy.chunks.front().bytes);
+    chunk_sent(request);
+    if (last) engine_.complete(request);
+    return last;
+}
+
+void PointToPointEngine::Gpu::chunk_sent(Request& request) {
+    request.to_host->chunks.pop_front();
+    request.to_host->begin = request.to_host->ready;
+}
+
+bool PointToPointEngine::Gpu::receive_from_host(Incoming& incoming) {
+    if (incoming.begin && !gpus.reached(incoming.begin)) return false;
+    Request& request = *incoming.request;
+    if (incoming.endpoint) {
+        engine_.send_packet(*incoming.endpoint, {PACKET_CTS, &request, request.number});
+    } else {
+        put(request, incoming.payload.data(), request.bytes);
+        engine_.complete(request);
+    }
+    return true;
+}
+
+void PointToPointEngine::Gpu::receive(Request& request, const std::byte* payload) {
+    const auto context = gpus.current();
+    incoming_.push_back({&request, nullptr, nullptr, {payload, payload + request.bytes}});
+    incoming_.back().begin = begin_of(*request.gpu);
+}
+
+void PointToPointEngine::Gpu::put(Request& request, const std::byte* payload, size_t bytes) {
+    const auto context = gpus.current();
+    const CUstream stream = gpus.copies(GpuMessages::TO_GPU);
+    request.gpu->stream = stream;
+    request.gpu->copies = true;
+    for (size_t done = 0; done < bytes;) {
+        GpuBuffer memory = gpus.chunk(GpuMessages::TO_GPU);
+        if (!memory) {  // copies end soon
+            yield_core();
+            free_kept();
+            continue;
+        }
+        const size_t length = std::min(gpus.chunk_bytes(GpuMessages::TO_GPU), bytes - done);
+        memcpy(memory.get(), payload + done, length);
+        gpus.copy(request.transfer.data + request.moved + done, memory.get(), length, stream);
+        keep(std::move(memory), gpus.record(stream));
+        done += length;
+    }
 }
 
 // A message of this rank to itself.
@@ -77,20 +117,18 @@ void PointToPointEngine::Gpu::receive_own(Request& request, const PacketHeader& 
         keep(message, copied);
         return engine_.complete(request);
     }
+    if (!request.gpu && request.bytes > 0) {
+        request.to_host = std::make_unique<CopyToHost>();
+        return outgoing_.push_back({&request, nullptr, message.get(), 0, copied, message});
+    }
+    if (!request.gpu) return engine_.complete(request);
     const auto context = gpus.current();
-    const bool on_host = !request.gpu;
-    if (on_host) request.gpu = std::make_unique<GpuRequest>();
-    GpuRequest& gpu = *request.gpu;
-    if (on_host) gpu.stream = gpus.receive_stream(GpuMessages::TO_HOST);
     const CUstream stream = stream_of(request);
     gpus.wait(stream, copied);
-    gpu.copies = true;
-    gpu.buffer = on_host ? gpus.pinned(request.bytes) : message;
-    gpus.copy(on_host ? gpu.buffer.get() : request.transfer.data, message.get(), request.bytes, stream);
-    if (!on_host) return engine_.complete(request);
-    gpu.end = gpus.record(stream);
-    gpu.source = message;
-    arriving_.push_back(&request);
+    request.gpu->copies = true;
+    request.gpu->buffer = message;
+    gpus.copy(request.transfer.data, message.get(), request.bytes, stream);
+    engine_.complete(request);
 }
 
 }  // namespace ringcomm

@@ -34,15 +34,14 @@ bool PointToPointEngine::Gpu::over(const Request& request) const {
 bool PointToPointEngine::Gpu::end_running() {
     if (running_.empty()) return false;
     const auto context = gpus.current();
-    const bool moved = std::erase_if(running_, [&](Running& each) {
+    return std::erase_if(running_, [&](Running& each) {
         if (!over(each.async->request)) return false;
         each.async->request.gpu->buffer.reset();
+        each.async->request.to_host.reset();
         --engine_.async_open_;
         each.async->finish(each.failure);
         return true;
     });
-    busy_.store(!running_.empty() || !copying_.empty() || !arriving_.empty());
-    return moved;
 }
 
 bool PointToPointEngine::Gpu::progress() {
@@ -52,9 +51,10 @@ bool PointToPointEngine::Gpu::progress() {
         if (!staged_.empty()) drop_unreceived();
         if (!fetching_.empty() && !held_) launch_fetches();
         if (!chunking_.empty()) launch_chunks();
-        if (!copying_.empty() || !arriving_.empty()) busy_.store(true);
-        const bool copied = (!copying_.empty() || !arriving_.empty()) && continue_copies();
-        return end_running() || copied;
+        bool moved = continue_copies();
+        moved |= end_running();
+        busy_.store(!running_.empty() || !outgoing_.empty() || !incoming_.empty());
+        return moved;
     } catch (const Failure& failure) {
         group_.store_failure(failure);
         throw;
@@ -119,9 +119,13 @@ void PointToPointEngine::Gpu::fail(const Failure& failure) {
     gpus.abort();
     chunking_.clear();
     fetching_.clear();
-    copying_.clear();
-    std::vector<Request*> open = std::exchange(arriving_, {});
-    open.insert(open.end(), staging_.begin(), staging_.end());
+    std::vector<Request*> open(staging_.begin(), staging_.end());
+    for (const Outgoing& each : outgoing_)
+        if (!each.endpoint) open.push_back(each.request);
+    for (const Incoming& each : incoming_)
+        if (!each.endpoint) open.push_back(each.request);
+    outgoing_.clear();
+    incoming_.clear();
     staging_.clear();
     for (Request* request : open) engine_.fail(*request, failure);
     engine_.async_open_ -= int(staged_.size());
@@ -146,6 +150,7 @@ void PointToPointEngine::Gpu::drain() {
         end_running();
         yield_core();
     }
+    gpus.finish_copies();
 }
 
 // ---- The engine.

@@ -26,7 +26,7 @@ const std::byte* PointToPointEngine::prepare_rendezvous(Endpoint& endpoint, cons
                                                         PacketHeader& header) const {
     if (header.kind == PACKET_DATA) {
         header.bytes = std::min(endpoint.channel->data_bytes, request.sendable() - request.moved);
-        return request.payload() + request.moved;
+        return request.next_byte();
     }
     if (header.kind == PACKET_RTS) {
         header.number = endpoint.rts_count + 1;
@@ -48,8 +48,9 @@ void PointToPointEngine::rendezvous_written(Endpoint& endpoint, PendingPacket pa
             if (request.moved < request.sendable()) {
                 endpoint.queue.push_back(packet);
             } else if (request.moved < request.bytes) {
-                request.gpu->sending = false;
+                gpu_->chunk_sent(request);
             } else {
+                if (request.to_host) gpu_->chunk_sent(request);
                 std::erase(endpoint.rts_sent, &request);
                 request.buffered ? gpu_->free_block(request, false) : complete(request);
             }
@@ -71,10 +72,10 @@ void PointToPointEngine::answer_rts(Request& request, const PacketHeader& header
         // A message that is too long for its receive is no mistake of the sender.
         const PacketKind answer = request.transfer.kind == TransferKind::RECV_MESSAGE ? PACKET_FIN : PACKET_NACK;
         send_packet(endpoint, {answer, &request, header.number});
-    } else if (request.gpu || header.location & GpuLocation::ON_GPU) {
-        if (!gpu_ || !gpu_->answer_rts(endpoint, request, header)) {
-            send_packet(endpoint, {PACKET_CTS, &request, header.number});
-        }
+    } else if (request.gpu) {
+        gpu_->answer_rts(endpoint, request, header);
+    } else if (header.location & GpuLocation::ON_GPU) {
+        send_packet(endpoint, {PACKET_CTS, &request, header.number});
     } else if (header.location && endpoint.channel->reads_memory(header.location)) {
         request.location = header.location;
     } else {

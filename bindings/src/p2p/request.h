@@ -20,13 +20,21 @@ struct GpuRequest {
     CUstream stream = nullptr;  // of its launches; null: one of the communicator, chosen when a message is matched
     GpuEvent begin, end;        // before the first launch, if that is on another stream; after the last one
     uint64_t launch = 0;        // the last one
-    GpuBuffer buffer;           // pinned memory on the way from or to the host, or a message to this rank itself
-    GpuBuffer source;           // what is copied there
-    std::deque<std::pair<GpuEvent, size_t>> copies_to_host;  // that have not been seen to end, with their bytes
-    size_t copied = 0;                                       // by those that have
-    bool batch = false;                                      // launched together with others
-    bool copies = false;                                     // its end is that of copies: `end`
-    bool sending = false;                                    // a DATA packet is queued
+    GpuBuffer buffer;           // a message to this rank itself
+    bool batch = false;         // launched together with others
+    bool copies = false;        // its end is that of copies: `end`
+};
+
+// A message on the way from a GPU to the host.
+struct CopyToHost {
+    struct Chunk {
+        GpuBuffer memory;
+        GpuEvent copied;
+        size_t bytes;
+    };
+    std::deque<Chunk> chunks;      // that are being copied, or there
+    size_t queued = 0, begin = 0;  // bytes that are copied, or have been; before the first of the chunks
+    size_t ready = 0;              // bytes up to the end of the first chunk, while it is sent
 };
 
 struct PointToPointEngine::Request {
@@ -45,9 +53,11 @@ struct PointToPointEngine::Request {
         if (failure) throw *failure;
     }
     bool any_tag() const { return transfer.tag == RC_ANY_TAG && transfer.kind >= TransferKind::RECV_MESSAGE; }
-    // What DATA packets can carry by now.
-    size_t sendable() const { return gpu ? gpu->copied : bytes; }
-    const std::byte* payload() const { return gpu ? gpu->buffer.get() : transfer.data; }
+    // The bytes that DATA packets can carry by now, and where the next one is.
+    size_t sendable() const { return to_host ? to_host->ready : bytes; }
+    const std::byte* next_byte() const {
+        return to_host ? to_host->chunks.front().memory.get() + (moved - to_host->begin) : transfer.data + moved;
+    }
     bool matches(int from, const PacketHeader& header) const {
         return (transfer.tag == header.tag || any_tag()) && (transfer.peer < 0 || transfer.peer == from);
     }
@@ -87,7 +97,8 @@ struct PointToPointEngine::Request {
     size_t moved = 0;                     // bytes of the payload
     std::shared_ptr<AsyncRequest> async;  // keeps an asynchronous request alive until it is done
     std::unique_ptr<Failure> failure;
-    std::unique_ptr<GpuRequest> gpu;  // of an array on a GPU, or a message on the way from one to the host
+    std::unique_ptr<GpuRequest> gpu;      // of an array on a GPU
+    std::unique_ptr<CopyToHost> to_host;  // of a message from a GPU to host memory
     std::atomic<bool> done{false};
     const bool buffered = false;  // a send whose caller has returned
     bool polls = false;           // a probe that does not wait

@@ -15,7 +15,7 @@ from ringcomm.devices.contract import Device, Memory, Pointer
 from ringcomm.devices.gpu import process
 from ringcomm.errors import RingcommError, refuse
 from ringcomm.native import NULL, check, ffi, lib
-from ringcomm.transports.contract import LocalTransport
+from ringcomm.transports.contract import Transport
 
 __all__ = ["GpuMessages", "PendingMessage"]
 
@@ -32,7 +32,7 @@ _spare: dict[tuple[str, int], list[Memory]] = {}
 class GpuMessages:
     """One rank's GPU in the messages of a communicator."""
 
-    def __init__(self, host: LocalTransport, device: Device) -> None:
+    def __init__(self, host: Transport, device: Device) -> None:
         self._host, self._device = host, device
         shape = {"ranks": host.size, **device.message_shape._asdict()}
         size = ffi.new("uint64_t *")

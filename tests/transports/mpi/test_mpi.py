@@ -11,6 +11,7 @@ import harness
 import mpi_world
 import ringcomm
 from failures import check_usable, raised
+from gpu_messages import every_call
 from reference import assert_same, numpy_dtype, reduced
 from ringcomm import ArgumentError, Config, MemoryShortage, MismatchError, RingcommError, premul_sum
 from ringcomm.devices import emulated
@@ -169,6 +170,10 @@ def sums_on_devices(comm, reachable):
 def test_hosts_exchange_the_sums_of_their_gpus(library, hosts, reachable, most):
     found = mpi_world.run(sums_on_devices, hosts, [*map(int, reachable)], library=library)
     assert [round(each, 2) for each in found] == most
+
+
+def test_messages_of_gpus():
+    mpi_world.run(every_call, "001")
 
 
 def no_memory(comm):

@@ -1,0 +1,175 @@
+"""Messages of arrays on GPUs, on the emulated device: failures and ends."""
+
+import os
+import time
+
+import numpy as np
+import pytest
+
+import harness
+from failures import mortals, outcomes, until_broken
+from gpu_messages import BLOCK, device_array, synchronize, values
+from on_device import Gate
+from reference import assert_same
+from ringcomm import Aborted, CollectiveTimeout, PeerLost, RingcommError
+from ringcomm.devices import emulated
+from ringcomm.transports.cuda import messages
+
+SHORT = 0.3  # seconds, of a wait that times out
+
+as_on_a_gpu = pytest.mark.usefixtures("streams_as_on_a_gpu")
+
+
+def late_receiver(comm):
+    x = device_array(2 * BLOCK, 0)
+    if comm.rank == 0:
+        with pytest.raises(CollectiveTimeout, match=r"rank 0 waited 0.3 s for send"):
+            comm.send(x, 1, timeout=SHORT)
+    else:
+        until_broken(comm)
+
+
+@as_on_a_gpu
+def test_a_receiver_that_does_not_come_is_named():
+    harness.run(late_receiver, 2, world="threads")
+
+
+def stuck_stream(comm):
+    x = device_array(10, 0)
+    if comm.rank == 0:
+        with emulated.Stream() as stream:
+            gate = Gate()
+            gate.hold(stream)
+            comm.send(x, 1)
+        until_broken(comm)
+        gate.open()
+    else:
+        receive = comm.recv(x, 0, timeout=SHORT, async_op=True)
+        receive.wait()
+        error = until_broken(comm)
+        assert isinstance(error, CollectiveTimeout)
+        assert "rank 0 has not come to the send on its stream" in str(error)
+
+
+@as_on_a_gpu
+def test_a_sender_whose_stream_is_stuck_is_named():
+    harness.run(stuck_stream, 2, world="threads")
+
+
+def aborted(comm):
+    x = device_array(1, 0)
+    if comm.rank == 0:
+        comm.recv(x, 1)
+        comm.abort("enough")
+        return
+    comm.send(x, 0)
+    with pytest.raises(Aborted, match="enough"):
+        comm.recv(emulated.empty(1, np.uint8), 0)
+
+
+@as_on_a_gpu
+def test_an_abort_ends_a_receive():
+    harness.run(aborted, 2, world="threads")
+
+
+def closed(comm):
+    """What was sent before a rank closes is received all the same."""
+    comm = comm.split(0)
+    x = device_array(BLOCK, 1)
+    if comm.rank == 0:
+        comm.send(x, 1)
+    else:
+        time.sleep(SHORT)
+        comm.recv(out := emulated.empty(BLOCK, np.uint8), 0)
+        synchronize()
+        assert_same(out, values(BLOCK, 1))
+    comm.close()
+
+
+@as_on_a_gpu
+def test_a_sender_may_close_before_its_message_is_received(world):
+    harness.run(closed, 2, world=world)
+
+
+def not_received(comm):
+    comm = comm.split(0)
+    x = device_array(100, 0)
+    if comm.rank == 0:
+        for tag in range(3):
+            comm.send(x, 1, tag)
+        work = comm.recv(emulated.empty(5, np.uint8), 1, async_op=True)
+    comm.barrier()
+    comm.close()
+    if comm.rank == 0:
+        with pytest.raises(RingcommError):
+            work.wait()
+
+
+@as_on_a_gpu
+def test_a_communicator_closes_with_messages_in_flight(world):
+    harness.run(not_received, 2, world=world)
+
+
+def next_communicator(comm):
+    """A peer may have the arena of a closed communicator mapped: it is not freed, and the next one uses it."""
+    arenas = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(emulated.EmulatedDevice, "memory_outlives_owner", False)
+        patch.setattr(messages, "_spare", spare := {})
+        for turn in range(3):
+            with comm.split(0) as group:
+                for tag in range(20):
+                    x, out = device_array(BLOCK, turn + tag + comm.rank), emulated.empty(BLOCK, np.uint8)
+                    group.sendrecv(x, 1 - comm.rank, out, 1 - comm.rank, tag=tag)
+                    assert_same(out, values(BLOCK, turn + tag + 1 - comm.rank))
+                arenas.append(group._transport._gpu_messages._arena)
+            assert [*spare.values()] == [arenas[-1:]]
+        assert all(arena is arenas[0] for arena in arenas)
+    comm.barrier()
+
+
+def test_the_next_communicator_uses_an_arena_that_peers_may_have_mapped():
+    harness.run(next_communicator, 2, world="processes")
+
+
+def lost_sender(comm):
+    """Rank 0 dies with its send behind a step that does not end."""
+    emulated.EmulatedDevice.blocking = False
+    x = device_array(10, 0)
+    if comm.rank == 0:
+        comm.recv(np.empty(1), 1)
+        with emulated.Stream() as stream:
+            stream.add(lambda: time.sleep(60))
+            comm.send(x, 1)
+        comm.send(np.empty(1), 1, tag=1)
+        comm.recv(np.empty(1), 1, tag=2)
+        os._exit(1)
+    comm.send(np.empty(1), 0)
+    comm.recv(np.empty(1), 0, tag=1)
+    work = comm.recv(x, 0, async_op=True)
+    work.wait()
+    comm.send(np.empty(1), 0, tag=2)
+    error = until_broken(comm)
+    assert isinstance(error, PeerLost)
+    assert error.rank == 0
+    return True
+
+
+def test_a_sender_that_dies_is_named():
+    with mortals(2) as pool:
+        results = {rank: result for rank, result, _ in outcomes(pool, lost_sender)}
+    assert results[1] is True, results[1]
+
+
+def idle_sender(comm):
+    x, out = device_array(100, 5), np.empty(100, np.uint8)
+    if comm.rank == 0:
+        comm.send(x, 1)
+        return
+    time.sleep(SHORT)
+    comm.recv(out, 0, timeout=5.0)
+    assert_same(out, values(100, 5))
+
+
+def test_host_memory_receives_from_a_rank_that_makes_no_calls(world):
+    harness.run(idle_sender, 2, world=world)

@@ -1,0 +1,150 @@
+"""Messages of arrays on GPUs, on the emulated device: order among streams, batches, captures."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import harness
+from failures import until_broken
+from gpu_messages import BLOCK, device_array, synchronize, values
+from on_device import Gate
+from reference import assert_same
+from ringcomm import ArgumentError, RingcommError
+from ringcomm.devices import emulated
+from ringcomm.native import ffi, lib
+
+pytestmark = pytest.mark.usefixtures("streams_as_on_a_gpu")
+
+SHORT = 0.3  # seconds until a gate opens
+
+
+def in_the_order_of_streams(comm):
+    """A send reads its array when its stream comes to it, and a receive writes when the array is free."""
+    gate, stream = Gate(), emulated.Stream()
+    x = device_array(BLOCK * 3 if comm.rank == 0 else 100, 0)
+    comm.sendrecv(device_array(1, 0), 1 - comm.rank, emulated.empty(1, np.uint8), 1 - comm.rank)
+    gate.hold(stream)
+    stream.add(lambda: x.fill(7))
+    with stream:
+        send = comm.send(x, 1 - comm.rank, async_op=True)
+    out = emulated.empty(100 if comm.rank == 0 else BLOCK * 3, np.uint8)
+    out.fill(1)
+    receive = comm.recv(out, 1 - comm.rank, async_op=True)
+    with emulated.Stream() as other:
+        receive.wait()
+        results = []
+        other.add(lambda: results.append(out.copy()))
+    send.wait()
+    assert not receive.done()
+    assert not results
+    comm.sendrecv(np.empty(1), 1 - comm.rank, np.empty(1), 1 - comm.rank, tag=1)  # both have looked
+    gate.open()
+    other.synchronize()
+    receive.synchronize(), send.synchronize()
+    assert_same(results[0], np.full(out.size, 7, np.uint8))
+
+
+def test_streams_order_messages():
+    harness.run(in_the_order_of_streams, 2, world="threads")
+
+
+def after_a_barrier(comm):
+    other, gate = 1 - comm.rank, Gate()
+    x, out = device_array(10, comm.rank), emulated.empty(10, np.uint8)
+    with emulated.Stream() as stream:
+        gate.hold(stream)
+        comm.send(x, other)
+    comm.recv(out, other)
+    threading.Timer(SHORT, gate.open).start()
+    comm.barrier()
+    assert_same(out, values(10, other))
+
+
+def test_a_barrier_waits_for_messages():
+    harness.run(after_a_barrier, 2, world="threads")
+
+
+def launches(comm):
+    """Return how many launches of messages of this rank have ended."""
+    completed = ffi.cast("uint64_t *", comm._transport._gpu_messages._completed.address)
+    return max(completed[0 : lib.RC_GPU_LAUNCHES])
+
+
+def batches(comm):
+    """A batch is one launch for the sends, and one for the receives that are matched when it ends."""
+    transport, others = comm._transport, [rank for rank in range(comm.size) if rank != comm.rank]
+    arrays = {rank: device_array(500, 10 * comm.rank + rank) for rank in others}
+    results = {rank: emulated.empty(500, np.uint8) for rank in others}
+    for rank in others:
+        comm.send(arrays[rank], rank)
+    for rank in others:
+        comm.recv(results[rank], rank)
+    comm.barrier()
+    synchronize()
+    before = launches(comm)
+    transport.hold_messages(True)
+    sends = [comm.send(arrays[rank], rank, async_op=True) for rank in others]
+    transport.hold_messages(False)
+    comm.barrier()
+    for out in results.values():
+        out.fill(0)
+    transport.hold_messages(True)
+    receives = [comm.recv(results[rank], rank, async_op=True) for rank in others]
+    transport.hold_messages(False)
+    for work in sends + receives:
+        work.synchronize()
+    for rank in others:
+        assert_same(results[rank], values(500, 10 * rank + comm.rank))
+    assert launches(comm) == before + 2
+
+
+def test_a_batch_is_one_launch_each_way():
+    harness.run(batches, 4, world="threads")
+
+
+def first_batch(comm):
+    other, out = 1 - comm.rank, [emulated.empty(500, np.uint8) for _ in range(3)]
+    comm._transport.hold_messages(True)
+    works = [comm.send(device_array(500, tag), other, tag, async_op=True) for tag in range(3)]
+    comm._transport.hold_messages(False)
+    for work in works:
+        work.synchronize()
+    assert launches(comm) == 1
+    for tag in range(3):
+        comm.recv(out[tag], other, tag)
+    synchronize()
+    for tag in range(3):
+        assert_same(out[tag], values(500, tag))
+
+
+def test_the_first_batch_is_one_launch():
+    harness.run(first_batch, 2, world="threads")
+
+
+def failed_batch(comm):
+    if comm.rank == 1:
+        until_broken(comm)
+        return
+    comm._transport.hold_messages(True)
+    works = [comm.send(device_array(10, tag), 1, tag, async_op=True) for tag in range(2)]
+    with pytest.raises(RingcommError, match="cuLaunchKernel"):
+        comm._transport.hold_messages(False)
+    for work in works:
+        with pytest.raises(RingcommError, match="cuLaunchKernel"):
+            work.synchronize()
+
+
+def test_a_batch_that_is_not_launched_breaks_the_communicator(monkeypatch):
+    monkeypatch.setattr(emulated.EmulatedDevice, "message_kernel", lambda _: 1)
+    harness.run(failed_batch, 2, world="threads")
+
+
+def captured(comm):
+    stream = emulated.Stream()
+    with stream, emulated.capture(stream), pytest.raises(ArgumentError, match="CUDA graph"):
+        comm.send(device_array(1, 0), 1 - comm.rank)
+
+
+def test_a_message_cannot_be_captured():
+    harness.run(captured, 2, world="threads")
