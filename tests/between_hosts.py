@@ -21,6 +21,7 @@ from ringcomm.transports import network
 from ringcomm.transports.network.recorder import number_of_chunks
 from ringcomm.types import REDUCING, PremulSum
 
+CHUNK = 1 << 10  # bytes of a chunk of what is staged between GPUs, with the fixture small_chunks
 ONE_PASS = 64  # bytes that travel with the agreement on the call, at least
 SIGNED = [(name, op) for name in ("float32", "bfloat16") for op in ("min", "max")]  # of zeros: the later one wins
 ROUNDED = [(name, op) for name, op in COMBINATIONS if name in FLOATS + COMPLEX and op not in ("min", "max")]

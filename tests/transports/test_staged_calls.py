@@ -10,19 +10,12 @@ from between_hosts import run_on
 from on_device import Gate
 from reference import assert_same
 from ringcomm.devices import emulated
-from ringcomm.transports import staging
 
-CHUNK = 1 << 10  # bytes
-Device = emulated.EmulatedDevice
 on_hosts = pytest.mark.parametrize("layout", ["01", "0011"])
 
 
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    monkeypatch.setattr(staging, "CHUNK_BYTES", CHUNK)
-
-
 as_on_a_gpu = pytest.mark.usefixtures("streams_as_on_a_gpu")
+pytestmark = pytest.mark.usefixtures("small_chunks")
 SHORT = 0.2  # seconds in which nothing must happen
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import harness
-from between_hosts import connect_on, run_on
+from between_hosts import CHUNK, connect_on, run_on
 from failures import mortals, outcomes, raised, until_broken
 from on_device import Gate
 from reference import assert_same
@@ -24,28 +24,14 @@ from ringcomm import (
 from ringcomm.adapters import ADAPTERS, EmulatedAdapter
 from ringcomm.devices import emulated
 from ringcomm.testing import CHECKS, run_threads
-from ringcomm.transports import staging
 from ringcomm.transports.contract import NO_FAST_PATH
 
-CHUNK = 1 << 10  # bytes
 Device = emulated.EmulatedDevice
 on_hosts = pytest.mark.parametrize("layout", ["01", "0011"])
 
 
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    monkeypatch.setattr(staging, "CHUNK_BYTES", CHUNK)
-
-
-@pytest.fixture
-def no_peer_access(monkeypatch):
-    def refuse(*_):
-        raise OSError("peer access is not supported between these two devices")
-
-    monkeypatch.setattr(Device, "open", refuse)
-
-
 as_on_a_gpu = pytest.mark.usefixtures("streams_as_on_a_gpu")
+pytestmark = pytest.mark.usefixtures("small_chunks")
 SHORT = 0.2  # seconds in which nothing must happen
 
 

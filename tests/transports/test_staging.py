@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import harness
-from between_hosts import AXES, ROUNDED, connect_on, run_on
+from between_hosts import AXES, CHUNK, ROUNDED, connect_on, run_on
 from cases import PLANS, start
 from cases import pairwise as pairs_of
 from failures import raised
@@ -16,28 +16,13 @@ from on_device import OnDevice
 from reference import assert_same, filled, legal, numpy_dtype, reduced
 from ringcomm import ArgumentError, premul_sum
 from ringcomm.devices import emulated
-from ringcomm.devices.gpu import Gpu
 from ringcomm.testing import run_threads
 from ringcomm.transports import staging
 from ringcomm.types import REDUCING
 
-CHUNK = 1 << 10  # bytes
 LAYOUTS = ("01", "0011", "001", "0101")
-Device = emulated.EmulatedDevice
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
-
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    monkeypatch.setattr(staging, "CHUNK_BYTES", CHUNK)
-
-
-@pytest.fixture
-def no_peer_access(monkeypatch):
-    def refuse(*_):
-        raise OSError("peer access is not supported between these two devices")
-
-    monkeypatch.setattr(Device, "open", refuse)
+pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
 # --- Values -----------------------------------------------------------------------------------------------------------
@@ -176,46 +161,29 @@ def test_a_chunk_is_on_the_wire_while_the_next_one_is_copied_down(name, steps):
     assert {order for _, order in run_on("01", call_once, name, steps)} == {"dd" + "wud" * 6 + "wuwu"}
 
 
-@pytest.fixture
-def pinned(monkeypatch):
-    """Note the pinned memory that is allocated: address and bytes."""
-    allocated, allocate, free = {}, Gpu.allocate_pinned, Gpu.free_pinned
-
-    def allocating(gpu, size):
-        address = allocate(gpu, size)
-        allocated[address] = size
-        return address
-
-    def freeing(gpu, address):
-        del allocated[address]
-        free(gpu, address)
-
-    monkeypatch.setattr(Gpu, "allocate_pinned", allocating)
-    monkeypatch.setattr(Gpu, "free_pinned", freeing)
-    return allocated
-
-
-def use_pinned(comm, pinned):
+def use_pinned(comm):
     comm.all_reduce(emulated.array(np.ones(1)))  # connects the GPUs
     comm.barrier()
-    before = sum(pinned.values())
+    before = emulated.pinned_bytes()
     comm.barrier()
     works = [comm.all_to_all(emulated.array(np.ones(100 * CHUNK)), async_op=True) for _ in range(5)]
     works.append(comm.all_reduce(emulated.array(np.ones(100 * CHUNK)), async_op=True))
     for work in works:
         work.wait()
     comm.barrier()
-    used = sum(pinned.values()) - before
+    used = emulated.pinned_bytes() - before
     comm.barrier()
     return used
 
 
 @pytest.mark.parametrize("layout", ["01", "0011"])
-def test_pinned_memory_is_bounded_and_freed(layout, pinned):
+def test_pinned_memory_is_bounded_and_freed(layout):
+    gc.collect()
+    before = emulated.pinned_bytes()
     comms = connect_on(layout)
     most = len(layout) * staging.SLOTS * 2 * (CHUNK + 8 * len(layout))
-    for used in run_threads(lambda comm: use_pinned(comm, pinned), comms):
+    for used in run_threads(use_pinned, comms):
         assert 0 < used <= most
     run_threads(lambda comm: comm.close(), comms)
     gc.collect()
-    assert not pinned
+    assert emulated.pinned_bytes() == before
