@@ -60,7 +60,7 @@ def test_a_model_sends_its_layers_embedding_output_loss_and_gradients_and_nothin
     ends = Fraction(2 * (2 - 1), 2) * tokens * (2 * config.hidden + 3) * 4  # embedding and output, then the loss
     parameters = sum(parameter.numel() for parameter in chunks[0].parameters())
     assert bytes_sent(calls, grid.tp.group) == 4 * config.layers * tokens * config.hidden * 4 + ends
-    assert bytes_sent(calls, grid.dp.group) == parameters * 4 + 8  # 2(d-1)/d of the parameters, and the loss
+    assert bytes_sent(calls, grid.dp.group) == parameters * 4 + 16  # 2(d-1)/d of the parameters, the loss, its count
     assert bytes_sent(calls, grid.pp.group) == 0
 
 

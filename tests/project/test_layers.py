@@ -44,7 +44,7 @@ OUTSIDERS = {
         *("start", "transports.messages", "types", "version"),
     ),
     "parallel": ("errors", "parameter_server", "pipelining", "torch"),
-    "parameter_server": ("errors",),
+    "parameter_server": ("errors", "torch.timeouts"),
     "plan": ("algorithms", "config", "errors", "machine", "options", "pipelining"),
     "pretrained": ("errors", "parallel"),
     "torch": ("bootstrap", "communicator", "completion", "config", "errors", "start", "transports", "types"),
