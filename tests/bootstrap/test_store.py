@@ -175,7 +175,7 @@ def test_missing_ranks_are_named(job):
     with joined(job, 4) as stores:
         for store in stores:
             with pytest.raises(
-                CollectiveTimeout, match=r"^ranks 2 and 3 of 4 did not arrive within 0\.05 s$"
+                CollectiveTimeout, match=r"^timed out: ranks 2 and 3 of 4 did not arrive within 0\.05 s$"
             ) as raised:
                 store.get("key", 0.05)
             assert raised.value.rank == 2
@@ -231,7 +231,7 @@ def test_a_job_of_one_rank_opens_no_socket(job):
 
 
 def test_a_missing_rank_0_is_named(job):
-    with pytest.raises(CollectiveTimeout, match=r"^rank 0 of 2 did not arrive within 0\.05 s$"):
+    with pytest.raises(CollectiveTimeout, match=r"^timed out: rank 0 of 2 did not arrive within 0\.05 s$"):
         join(job, 1, 2, timeout=0.05)
 
 

@@ -144,9 +144,9 @@ def test_errors_name_grow_and_not_the_calls_that_it_makes(tmp_path):
                 print(repr(str(error)), error.rank, error.collective)
     """
     texts = [
-        r"'rank N waited 2 s in grow: it was not called by rank 2' 2 grow",
         r"'the ranks called different things at epoch 2:\n  rank 0: grow\n  rank 1: grow\n"
         r"  rank 2: all_reduce(float64 x 5, sum)\n  rank 3: grow' 2 grow",
+        r"'timed out: rank N waited 2 s in grow: it was not called by rank 2' 2 grow",
     ]
     lines = [re.sub(r"rank \d waited", "rank N waited", line) for line in run(tmp_path, text, 1)]
     assert lines == [f"[3] {text}" for text in texts]

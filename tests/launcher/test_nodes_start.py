@@ -34,7 +34,7 @@ def test_missing_nodes_are_named_on_all_that_have_come(job, program, present, mi
     for launcher in launchers:
         status, _, err = finish(launcher)
         assert status == 2
-        assert err.startswith(f"ringcomm run: {missing} of 4 did not arrive within {seconds} s")
+        assert err.startswith(f"ringcomm run: timed out: {missing} of 4 did not arrive within {seconds} s")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_port_that_is_taken_is_an_error(job, program):
 
 def test_a_node_that_comes_too_late_is_told_so(job, program):
     first = job.start(0, 1, program, "--start-timeout=3", patch="socketstore.LATE = 3.0")
-    missing = "node 1 of 2 did not arrive within 3 s"
+    missing = "timed out: node 1 of 2 did not arrive within 3 s"
     assert first.stderr.readline() == f"ringcomm run: {missing}\n"
     assert finish(job.start(1, 1, program)) == (2, [], f"ringcomm run: this node came too late: {missing}\n")
     assert finish(first)[0] == 2
