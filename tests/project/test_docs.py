@@ -15,7 +15,7 @@ import harness
 import torch_world
 from failures import raised
 from ringcomm import Config, MismatchError
-from ringcomm.config import DUMP, JOB_SECRET, LAUNCHER, PREFIX, TRACE, TUNING
+from ringcomm.config import DUMP, JOB_SECRET, LAUNCHER, PREFIX, TORCH_DEFAULT, TRACE, TUNING
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (".", "docs", "ringcomm", "ringcomm/parallel", "ringcomm/transports", "bindings/include")
@@ -52,7 +52,7 @@ def headings(page):
 
 def test_every_documented_variable_exists():
     own = {PREFIX + field.name.upper() for field in dataclasses.fields(Config)}
-    known = {*LAUNCHER, JOB_SECRET, TUNING, TRACE, DUMP, *own}
+    known = {*LAUNCHER, JOB_SECRET, TUNING, TRACE, DUMP, TORCH_DEFAULT, *own}
     for page in PAGES:
         variables = set(re.findall(r"RINGCOMM_[A-Z_]*[A-Z]", page.read_text()))
         assert variables <= known, page
