@@ -107,6 +107,7 @@ RC_DEVICE void all_to_all(Call& call, const Math& math) {
     const auto to = [&](int p) { return sent[p]; };
     const auto from = [&](int p) { return received[p]; };
     if (equal && !in_place) call.location = digest_of(call.args.input_location);
+    if (!equal) call.agree_in_pairs();
     if (!start_pairs(call, equal ? sent.count : 0, to, from)) return;
     call.symmetric() ? symmetric_all_to_all(call, sent) : exchange(call, to, from);
 }

@@ -21,6 +21,7 @@ enum Reason : uint64_t {
     NO_SLOT,      // … has not released a slot
     MISMATCH,     // … makes a different call
     ABORTED,      // the host aborted while this rank waited for the peer
+    COUNTS,       // the peer makes the same call, but the two ranks have different counts for each other
 };
 
 struct Record {
@@ -83,6 +84,7 @@ struct Call {
     const uint64_t deadline, first_epoch;
     uint64_t epoch;
     uint64_t location = 0;  // sent to all peers: a digest of the location of this rank's arrays; 0: not symmetric
+    bool pairwise = false;  // the lengths are known to pairs of ranks only; `location` is then a digest of all else
 
     RC_DEVICE Call(const Ctx& ctx, const Args& args)
         : ctx(ctx),
@@ -171,13 +173,21 @@ struct Call {
         const auto started = [&](uint64_t word) { return (got = word) >> 32 == expected >> 32; };
         const Reason reason = epoch == first_epoch ? NOT_STARTED : NO_DATA;
         if (!wait(mine.start(epoch, peer), reason, peer, expected, started)) return false;
-        if (got != expected) report(MISMATCH, peer, expected, got);
+        if (got != expected) report(same_but_lengths(peer) ? COUNTS : MISMATCH, peer, expected, got);
         return got == expected;
+    }
+
+    RC_DEVICE void agree_in_pairs() {
+        pairwise = true;
+        location = fingerprint(0) | uint64_t(1) << 32;  // not 0
+    }
+    RC_DEVICE bool same_but_lengths(int peer) const {
+        return pairwise && load_relaxed(mine.start(epoch, peer) + 1) == location;
     }
 
     // Whether all ranks have sent the same location. Each thread reads the words beside the flags it has waited for.
     RC_DEVICE bool symmetric() const {
-        if (!location) return false;
+        if (!location || pairwise) return false;
         bool same = true;
         for (int p = ctx.thread; p < n; p += ctx.threads)
             if (p != me) same = same && load_relaxed(mine.start(epoch, p) + 1) == location;

@@ -89,6 +89,14 @@ CASES = {
         "all_gather(float32 x {all} in all, with counts)",
         "all_gather(float32 x {more} in all, with counts)",
     ),
+    "counts of pairs": Case(
+        lambda comm, x, **how: comm.all_reduce(x[0], out=x[1], **how),
+        lambda comm, x, **how: comm.all_to_all(
+            x[: comm.size], x[comm.size : 2 * comm.size], [1] * comm.size, [1] * comm.size, **how
+        ),
+        ALL_REDUCE,
+        "all_to_all(float32, with counts)",
+    ),
     "no counts": Case(
         lambda comm, x, **how: comm.all_gather(x[:1], **how),
         lambda comm, x, **how: comm.all_gather(x[:1], counts=[1] * comm.size, **how),

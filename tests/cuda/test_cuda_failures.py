@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -75,6 +76,28 @@ def counts_that_do_not_fit(comm):
 
 def test_counts_that_do_not_fit_are_a_mismatch_on_every_rank():
     harness.run(counts_that_do_not_fit, 3, world="threads")
+
+
+def counts_and_another_call(comm):
+    me, n = comm.rank, comm.size
+    x, out = emulated.array(np.arange(2.0 * n) + me), emulated.array(np.full(2 * n, -1.0))
+    for odd in range(n):
+        call = comm.all_reduce if me == odd else partial(comm.all_to_all, send_counts=[2] * n, recv_counts=[2] * n)
+        with pytest.raises(MismatchError) as caught:
+            call(x, out=out)
+        for rank in range(n):
+            call = f"all_reduce(float64 x {2 * n}, sum)" if rank == odd else "all_to_all(float64, with counts)"
+            assert f"rank {rank}: {call}" in str(caught.value)
+        assert_same(x, np.arange(2.0 * n) + me)
+        assert_same(out, np.full(2 * n, -1.0))
+    assert_same(comm.all_reduce(x, out=out), np.arange(2.0 * n) * n + sum(range(n)))
+    counts = comm.all_to_all(x, send_counts=[2] * n, recv_counts=[2] * n)
+    assert_same(counts, np.concatenate([[2.0 * me + rank, 2.0 * me + rank + 1] for rank in range(n)]))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_all_to_all_with_counts_beside_another_call_is_a_mismatch_of_calls(size):
+    harness.run(counts_and_another_call, size, world="threads")
 
 
 def two_works(comm):

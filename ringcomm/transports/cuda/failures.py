@@ -30,13 +30,12 @@ def timed_out(rank: int, reason: str, peer: int, call: LaunchedCall, device: str
     return CollectiveTimeout(f"{waited}: {LATE[reason].format(peer)}", rank=peer)
 
 
-def counts_differ(rank: int, peer: int, call: LaunchedCall, device: str) -> MismatchError | None:
-    """Return the error of an all_to_all with counts, whose mismatch only two ranks can find."""
-    if not call.counts:
-        return None
-    send, recv = call.counts
-    counts = f"this rank sends {send[peer]} elements to rank {peer} and expects {recv[peer]}"
-    text = f"ranks {rank} and {peer} do not agree in {call.description} on {device}: {counts}"
+def counts_differ(rank: int, peer: int, call: LaunchedCall, device: str) -> MismatchError:
+    """Return the error of an all_to_all with counts that do not fit, which only two ranks can find."""
+    text = f"ranks {rank} and {peer} do not agree in {call.description} on {device}"
+    if call.counts:
+        send, recv = call.counts
+        text += f": this rank sends {send[peer]} elements to rank {peer} and expects {recv[peer]}"
     return MismatchError(text, rank=peer)
 
 

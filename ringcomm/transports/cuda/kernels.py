@@ -15,7 +15,7 @@ REDUCING = ("ring_all_reduce", "ring_reduce_scatter", "ring_reduce", "one_shot",
 MOVING = ("ring_all_gather", "ring_broadcast", "gather", "scatter", "all_gather", "all_to_all")
 NAMES = ("barrier", *REDUCING, *MOVING)
 KERNELS = {name: number for number, name in enumerate(NAMES)}
-REASONS = ("", "not started", "no data", "no slot", "mismatch", "aborted")
+REASONS = ("", "not started", "no data", "no slot", "mismatch", "aborted", "counts")
 
 
 class LaunchPlan(NamedTuple):

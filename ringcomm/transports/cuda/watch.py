@@ -190,6 +190,8 @@ class Watch:
         if reason == "mismatch":
             with self.exchanging:
                 self._mismatch(number, call)
+        elif reason == "counts":
+            self.fail(counts_differ(self._host.rank, record.peer, call, self._device.name))
         elif reason == "aborted":
             record.abort = 1
         else:
@@ -202,9 +204,6 @@ class Watch:
         calls correspond, and the group fails.
         """
         peer, device = self._control.peer, self._device.name
-        if error := counts_differ(self._host.rank, peer, call, device):
-            self.fail(error)
-            return
         newest = lib.rc_gpus_launched(self.gpus)
         skipped = 1 if number & CAPTURED else newest - number  # a graph may have been replayed again
         error, usable = compare_calls(self._channel, peer, number & ~CAPTURED, call, skipped, device)
