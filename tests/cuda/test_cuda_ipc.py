@@ -2,7 +2,7 @@
 
 import gc
 import threading
-import time
+import weakref
 from itertools import product
 
 import numpy as np
@@ -10,12 +10,14 @@ import pytest
 
 import harness
 from cases import PLANS, pairwise, start
+from failures import until
 from on_device import Gate, OnDevice, behind_a_gate, mappings
 from reference import assert_same, filled, numpy_dtype, reduced
 from ringcomm import ArgumentError, Communicator, MismatchError, premul_sum
 from ringcomm.devices import emulated
 from ringcomm.testing import connect_threads, run_threads
 from ringcomm.transports import shm
+from ringcomm.transports.cuda import farewell
 
 AXES = {
     "collective": list(PLANS),
@@ -224,18 +226,44 @@ def test_devices_whose_writes_do_not_arrive_use_host_memory(caplog):
     assert "it has not heard of rank 1 for 0.3 s" in caplog.text
 
 
+def closed_in_another_order(comm):
+    """Rank 0 closes the first group before rank 1 may; no rank waits for another."""
+    first, second = comm.split(0), comm.split(0)
+    for group in (first, second):
+        group.all_reduce(emulated.array(np.ones(5)))
+    arena = weakref.ref(first._transport._group._arena.memory)
+    if comm.rank == 0:
+        first.close()
+        assert arena() is not None  # rank 1 has it mapped
+        comm.send(np.ones(1), 1)
+        second.close()
+    else:
+        second.close()
+        comm.recv(np.empty(1), 0)
+        first.close()
+    del group, first, second
+    until(lambda: gc.collect() >= 0 and arena() is None, "the arena is freed")
+
+
+def test_ranks_close_in_any_order_and_free_what_no_peer_has_mapped(monkeypatch, caplog):
+    monkeypatch.setattr(emulated.EmulatedDevice, "memory_outlives_owner", False)
+    monkeypatch.setattr(farewell, "_kept", kept := [])
+    harness.run(closed_in_another_order, 2, world="threads")
+    assert not kept
+    assert "keeps" not in caplog.text
+
+
 def kept(comm):
+    """Rank 1 closes when rank 0 no longer waits for that."""
     comm.all_reduce(emulated.array(np.ones(5)))
     if comm.rank == 0:
         comm.close()
-    else:
-        time.sleep(2 * SHORT)
+    until(lambda: farewell._kept, "rank 0 keeps its arena")
 
 
 def test_an_arena_that_a_peer_may_still_use_is_kept(monkeypatch, caplog):
     monkeypatch.setattr(emulated.EmulatedDevice, "memory_outlives_owner", False)
-    monkeypatch.setattr("ringcomm.transports.cuda.group._kept", memories := [])
-    monkeypatch.setattr("ringcomm.transports.cuda.group.FAREWELL", SHORT)
-    run_threads(kept, [Communicator(end) for end in connect_threads(shm.connect, 2)])
-    assert len(memories) == 2
+    monkeypatch.setattr(farewell, "_kept", memories := [])
+    run_threads(kept, [Communicator(end) for end in connect_threads(shm.connect, 2, timeout=SHORT)])
+    until(lambda: len(memories) == 2, "rank 1 keeps its arena")
     assert "rank 0 keeps" in caplog.text

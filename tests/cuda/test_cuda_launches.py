@@ -19,7 +19,7 @@ from ringcomm.devices import emulated
 from ringcomm.devices.driver import CudaError
 from ringcomm.testing import connect_threads, run_threads
 from ringcomm.transports import shm
-from ringcomm.transports.cuda import group
+from ringcomm.transports.cuda import farewell, group
 from ringcomm.transports.cuda.watch import Watch
 
 pytestmark = pytest.mark.usefixtures("streams_as_on_a_gpu", "memory_of_graphs")
@@ -31,7 +31,7 @@ SHORT = 0.3  # seconds, of a wait that times out
 @pytest.fixture
 def memory_of_graphs(monkeypatch):
     """Let go of what groups with captured calls keep."""
-    monkeypatch.setattr(group, "_kept", [])
+    monkeypatch.setattr(farewell, "_kept", [])
 
 
 def synchronize():

@@ -5,7 +5,6 @@ wait and fail by themselves (kernels/cuda/call.cuh). Here the GPUs connect, and 
 failures.
 """
 
-import logging
 import os
 import time
 from contextlib import suppress
@@ -16,6 +15,7 @@ from ringcomm.errors import Aborted, ArgumentError, MemoryShortage, MismatchErro
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.contract import CollectiveCall, LocalTransport
 from ringcomm.transports.cuda.arena import Arena
+from ringcomm.transports.cuda.farewell import keep, part
 from ringcomm.transports.cuda.kernels import variant_of
 from ringcomm.transports.cuda.launches import CAPTURED, PendingLaunch
 from ringcomm.transports.cuda.symmetric import BufferLease, DeviceBuffers
@@ -26,11 +26,7 @@ from ringcomm.types import COLLECTIVES
 __all__ = ["CudaGroup", "Unreachable"]
 
 PROBE = 10.0  # seconds in which GPUs that access each other's memory answer
-FAREWELL = 2.0  # seconds in which peers close too
 BARRIER = COLLECTIVES["barrier"].code
-
-log = logging.getLogger("ringcomm")
-_kept: list[Any] = []  # memory that peers, or graphs, may still use when their group is closed here
 
 
 class Unreachable(RingcommError):
@@ -211,19 +207,22 @@ class CudaGroup:
         with suppress(RingcommError):  # it has failed
             check(lib.rc_gpus_end_calls(self.handle, captured))  # of other threads
         if captured[0]:  # a graph may still be replayed
-            _kept.extend([self._arena, self.handle, *buffers])
+            keep([self._arena, self.handle, *buffers])
+        mapped = [self._arena.memory, *(buffer.memory for buffer in buffers)]  # by peers
+        size = self._arena.size + sum(buffer.size for buffer in buffers)
+        owner = f"rank {self._host.rank} keeps {size} bytes of {self.device.name}"
+        if self.device.memory_outlives_owner:
+            owner = ""
         try:
             self.finish()
             if not captured[0]:
                 self._arena.opened.clear()
                 self._buffers.close()
-            self._channel.all_gather_facts("all_gather", "closed", FAREWELL)
         except (RingcommError, RuntimeError):
-            if not self.device.memory_outlives_owner:
-                _kept.extend([self._arena.memory, *(buffer.memory for buffer in buffers)])
-                text = "rank %d keeps %d bytes of %s until it ends: not all ranks have closed the communicator"
-                size = self._arena.size + sum(buffer.size for buffer in buffers)
-                log.warning(text, self._host.rank, size, self.device.name)
-        self._channel.close()
+            if owner:
+                keep(mapped, owner)
+            self._channel.close()
+        else:
+            part(self._channel, mapped, owner)
         self._watch.close()
         return True
