@@ -4,8 +4,9 @@
 
 Each of two ranks makes calls whose kernels end at once, so the time is that of the path from an array to
 cuLaunchKernel: of CuPy's arrays, and of tensors, directly and by torch.distributed less what torch spends with a group
-that does nothing. Then eight ranks sleep for some seconds with a launch in flight: what their watching threads use of a
-core. It prints the table of docs/performance.md. Needs CuPy and torch, no GPU.
+that does nothing. That of messages includes how the two hosts match them. Then eight ranks sleep for some seconds with
+a launch in flight: what their watching threads use of a core. It prints the table of docs/performance.md. Needs CuPy
+and torch, no GPU.
 """
 
 import os
@@ -107,6 +108,67 @@ def direct(comm: ringcomm.Communicator) -> dict[str, float]:
     return rows
 
 
+def messages(comm: ringcomm.Communicator) -> dict[str, float]:
+    """Return the times of messages, which both ranks send and then receive, so neither waits long for the other."""
+    prepare()
+    other, rows = 1 - comm.rank, {}
+    for name, kind in (("a CuPy array", 0), ("a tensor", 1)):
+        x, out, y, in_ = (arrays()[kind] for _ in range(4))
+
+        def pair(x: Any = x, out: Any = out) -> None:
+            comm.send(x, other)
+            comm.recv(out, other)
+
+        def batch(given: Any = ((x, out), (y, in_))) -> None:
+            comm._transport.hold_messages(True)
+            works = [comm.send(x, other, async_op=True) for x, _ in given]
+            works += [comm.recv(out, other, async_op=True) for _, out in given]
+            comm._transport.hold_messages(False)
+            for work in works:
+                work.wait()
+
+        rows[f"send and recv of {name}, both"] = microseconds(pair)
+        rows[f"2 sends and 2 recvs of {name}, async_op, and wait, all four"] = microseconds(batch)
+    return rows
+
+
+def torch_messages(comm: ringcomm.Communicator, store: str) -> dict[str, float]:
+    prepare()
+    os.environ.update(MASTER_ADDR="127.0.0.1", RINGCOMM_TUNING="")
+    dist.init_process_group("ringcomm", init_method=f"file://{store}", rank=comm.rank, world_size=comm.size)
+    group: Any = c10d._get_default_group()
+    other = 1 - comm.rank
+    tensors = [arrays()[1] for _ in range(4)]
+    x, out, y, in_ = tensors
+
+    def pair() -> None:
+        dist.send(x, other)
+        dist.recv(out, other)
+
+    def batch() -> None:
+        calls = [dist.P2POp(dist.isend, each, other) for each in (x, y)]
+        calls += [dist.P2POp(dist.irecv, each, other) for each in (out, in_)]
+        for work in dist.batch_isend_irecv(calls):
+            work.wait()
+
+    paired, batched = microseconds(pair), microseconds(batch)
+    done = group.send([x], other, 0)
+    group.recv([out], other, 0).wait()
+    done.wait()
+    kind = type(group)
+    real = kind.send, kind.recv
+    kind.send = kind.recv = lambda *_: done
+    rows = {
+        "dist.send and dist.recv, both": paired,
+        "… less torch's own part": paired - microseconds(pair),
+        "dist.batch_isend_irecv of 2 sends and 2 recvs, and wait, all four": batched,
+        "… less torch's own part ": batched - microseconds(batch),
+    }
+    kind.send, kind.recv = real
+    dist.destroy_process_group()
+    return rows
+
+
 def through_torch() -> dict[str, float]:
     """Return the times of one rank in a group of one: the launches of a rank do not depend on the others."""
     prepare()
@@ -165,6 +227,12 @@ def main() -> None:
         print(f"| {name} | {value:.0f} |" if "left" in name else f"| {name} | {value:.2f} µs |")
     for name, value in through_torch().items():
         print(f"| {name.strip()} | {value:.2f} µs |")
+    with tempfile.TemporaryDirectory() as folder:
+        results = [ringcomm.launch(messages, 2, timeout=120)]
+        results.append(ringcomm.launch(torch_messages, 2, args=(f"{folder}/store",), timeout=120))
+    for ranks in results:
+        for name in ranks[0]:
+            print(f"| {name.strip()} | {max(row[name] for row in ranks):.2f} µs |")
     share = sum(ringcomm.launch(watching, WATCHED_RANKS, timeout=120))
     print(f"| {WATCHED_RANKS} watching threads, a launch in flight | {100 * share:.2f} % of a core |")
 

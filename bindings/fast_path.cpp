@@ -8,6 +8,7 @@
 #include "core/collectives.h"
 #include "fast_arrays.h"
 #include "gpu_arrays.h"
+#include "gpu_message.h"
 #include "object_record.h"
 
 using namespace ringcomm;
@@ -21,13 +22,20 @@ struct FastPath {
     PyObject* handle;  // keeps comm alive
     PyObject* check;   // raises the error behind a status
     ArrayReader arrays;
-    GpuArrays gpus;
-    Codes ops;  // by name
+    GpuArrays gpus, message_gpus;  // of collectives, and of messages
+    rc_gpus* group;
+    PyObject* group_handle;      // keeps it alive
+    PyObject* last_stream;       // of the last collective on a GPU, which its launch may need as long as it runs
+    PyTypeObject* message_type;  // of messages on GPUs that Python waits for
+    Codes ops;                   // by name
     int rank, size;
     bool paused;  // collectives must wait for calls that routing.py has queued
 
     bool read(PyObject* given, Array& array, bool writable) {
         return arrays.read(given, array, writable) || gpus.read(arrays, given, array, writable);
+    }
+    bool read_message(PyObject* given, Array& array, bool writable) {
+        return arrays.read(given, array, writable) || message_gpus.read(arrays, given, array, writable);
     }
 };
 
@@ -73,12 +81,25 @@ public:
         return !overflow;
     }
 
+    bool flag(bool& flag) {
+        if (next_ == end_) return false;
+        flag = *next_++ == Py_True;
+        return true;
+    }
+
     // The rest (counts, a timeout, async_op) must have their defaults.
     bool nothing_else() const {
+        bool async_op;
+        return nothing_but(async_op) && !async_op;
+    }
+
+    // The same, except async_op, which is the last.
+    bool nothing_but(bool& async_op) const {
         for (PyObject* const* value = next_; value < end_ - 1; ++value) {
             if (*value != Py_None) return false;
         }
-        return next_ < end_ && end_[-1] == Py_False;
+        async_op = next_ < end_ && end_[-1] == Py_True;
+        return next_ < end_ && (async_op || end_[-1] == Py_False);
     }
 
 private:
@@ -117,11 +138,18 @@ constexpr Form form_of(const Collective& row) {
 // Launches a collective, and returns `result` as run() does. `both`: whether all its arrays are on the GPU.
 PyObject* launch(FastPath& fast_path, int code, const rc_call& call, const Array& array, bool both, PyObject* result) {
     void* stream;
-    if (!both || !fast_path.gpus.current(array, stream)) {
+    PyObject* const current =
+        both ? current_stream(GpuArrays::current(array), fast_path.gpus.ordinal, stream) : not_plain();
+    if (!both || !current) {
         Py_DECREF(result);
-        return both ? nullptr : not_plain();
+        return current;
     }
-    rc_gpus* const group = fast_path.gpus.group;  // another thread may disconnect
+    Py_XDECREF(std::exchange(fast_path.last_stream, current));
+    rc_gpus* const group = fast_path.group;  // another thread may disconnect
+    if (!group) {
+        Py_DECREF(result);
+        return not_plain();
+    }
     return run(fast_path, result,
                [&] { return rc_gpus_call(group, code, &call, stream, -1.0, RC_GPUS_FAST, nullptr); });
 }
@@ -211,15 +239,45 @@ PyObject* all_gather_record(PyObject* self, PyObject* const* values, Py_ssize_t 
     return unpack(records);
 }
 
+// Makes the call of a message on a GPU. Returns the stream, an owned reference; nullptr: the exception is set.
+PyObject* prepare(FastPath& fast_path, int kind, const Array& x, int peer, int64_t tag, MessageCall& call) {
+    call = {kind, x.data, x.count, x.dtype, peer, tag, -1.0, nullptr};
+    return current_stream(GpuArrays::current(x), fast_path.message_gpus.ordinal, call.stream);
+}
+
+// Sends or receives an array on a GPU, and returns the source; with `async_op`, a message to be started.
+PyObject* message(FastPath& fast_path, int kind, const Array& x, int peer, int64_t tag, bool async_op) {
+    MessageCall call;
+    PyObject* const stream = prepare(fast_path, kind, x, peer, tag, call);
+    if (!stream) return nullptr;
+    if (async_op) {
+        const MessageOwner owner{
+            fast_path.comm, fast_path.handle, fast_path.check, GpuArrays::current(x), fast_path.message_gpus.ordinal,
+            false};
+        return make_gpu_message(fast_path.message_type, owner, call, stream);
+    }
+    PyObject* const from = run_for_source(fast_path, [&](int& source) { return call.run(fast_path.comm, source); });
+    Py_DECREF(stream);
+    return from;
+}
+
 PyObject* send(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
     Arguments given(fast_path, values, number);
     PyObject* array;
     int peer;
     int64_t tag;
-    if (!given.array(array) || !given.rank(peer) || !given.tag(tag) || !given.nothing_else()) return not_plain();
+    bool async_op;
+    if (!given.array(array) || !given.rank(peer) || !given.tag(tag) || !given.nothing_but(async_op)) return not_plain();
     Array x;
-    if (!fast_path.arrays.read(array, x, false)) return not_plain();
+    if (!fast_path.read_message(array, x, false)) return not_plain();
+    if (x.on_gpu) {
+        PyObject* const done = message(fast_path, RC_GPU_SEND, x, peer, tag, async_op);
+        if (!done || async_op) return done;
+        Py_DECREF(done);
+        Py_RETURN_NONE;
+    }
+    if (async_op) return not_plain();
     return run(fast_path, Py_NewRef(Py_None),
                [&] { return rc_send(fast_path.comm, x.data, x.count, x.dtype, peer, tag, -1.0, nullptr); });
 }
@@ -230,11 +288,18 @@ PyObject* recv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     PyObject* array;
     int peer;
     int64_t tag;
-    if (!given.array(array) || !given.source(peer) || !given.tag(tag) || !given.nothing_else()) return not_plain();
+    bool at_most, async_op;
+    if (!given.array(array) || !given.source(peer) || !given.tag(tag) || !given.flag(at_most) ||
+        !given.nothing_but(async_op)) {
+        return not_plain();
+    }
     Array x;
-    if (!fast_path.arrays.read(array, x, true)) return not_plain();
+    if (!fast_path.read_message(array, x, true)) return not_plain();
+    if (x.on_gpu) return message(fast_path, at_most ? RC_GPU_RECV_AT_MOST : RC_GPU_RECV, x, peer, tag, async_op);
+    if (async_op) return not_plain();
     return run_for_source(fast_path, [&](int& from) {
-        return rc_recv(fast_path.comm, x.data, x.count, x.dtype, peer, tag, -1.0, &from, nullptr);
+        auto* const receive = at_most ? rc_recv_at_most : rc_recv;
+        return receive(fast_path.comm, x.data, x.count, x.dtype, peer, tag, -1.0, &from, nullptr);
     });
 }
 
@@ -258,6 +323,33 @@ PyObject* recv_message(PyObject* self, PyObject* const* values, Py_ssize_t numbe
                          static_cast<unsigned long long>(message.bytes));
 }
 
+PyObject* exchange(FastPath& fast_path, const Array& x, int dest, const Array& out, int source, int64_t tag) {
+    MessageCall sent, received;
+    PyObject* const first = prepare(fast_path, RC_GPU_RECV, out, source, tag, received);
+    PyObject* const second = first ? prepare(fast_path, RC_GPU_SEND, x, dest, tag, sent) : nullptr;
+    PyObject* result = nullptr;
+    if (second) {
+        rc_work* receive = nullptr;
+        result = run(fast_path, Py_NewRef(Py_None), [&] {
+            const int status = received.start(fast_path.comm, false, receive);
+            return status == RC_OK ? sent.run(fast_path.comm, dest) : status;
+        });
+        PyObject *type, *error, *traceback;
+        PyErr_Fetch(&type, &error, &traceback);  // the first error is raised, but no memory may be in use then
+        if (receive) {
+            Py_XDECREF(result);
+            result = run_for_source(fast_path, [&](int& from) { return received.end(receive, from); });
+        }
+        if (type) {
+            Py_XDECREF(std::exchange(result, nullptr));
+            PyErr_Restore(type, error, traceback);
+        }
+    }
+    Py_XDECREF(first);
+    Py_XDECREF(second);
+    return result;
+}
+
 PyObject* sendrecv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
     Arguments given(fast_path, values, number);
@@ -269,7 +361,9 @@ PyObject* sendrecv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
         return not_plain();
     }
     Array x, out;
-    if (!fast_path.arrays.read(sent, x, false) || !fast_path.arrays.read(received, out, true)) return not_plain();
+    if (!fast_path.read_message(sent, x, false) || !fast_path.read_message(received, out, true)) return not_plain();
+    if (x.on_gpu && out.on_gpu) return exchange(fast_path, x, dest, out, source, tag);
+    if (x.on_gpu || out.on_gpu) return not_plain();
     return run_for_source(fast_path, [&](int& from) {
         return rc_sendrecv(fast_path.comm, x.data, x.count, x.dtype, dest, out.data, out.count, out.dtype, source, tag,
                            -1.0, &from);
@@ -278,14 +372,27 @@ PyObject* sendrecv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
 
 // connect_gpus(address, handle, types, ordinal): from now on launches collectives of arrays on this GPU.
 PyObject* connect_gpus(PyObject* self, PyObject* const* values, Py_ssize_t number) {
-    GpuArrays& gpus = reinterpret_cast<FastPath*>(self)->gpus;
-    if (number != 4 || !PyLong_Check(values[0]) || !PyDict_Check(values[2]) || !small(values[3], gpus.ordinal)) {
+    FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
+    if (number != 4 || !PyLong_Check(values[0])) {
         return PyErr_Format(PyExc_TypeError, "connect_gpus takes an address, a handle, a dict and an ordinal");
     }
-    gpus.group = static_cast<rc_gpus*>(PyLong_AsVoidPtr(values[0]));
-    Py_XDECREF(std::exchange(gpus.handle, Py_NewRef(values[1])));
-    Py_XDECREF(std::exchange(gpus.types, Py_NewRef(values[2])));
+    if (!fast_path.gpus.connect(values[2], values[3])) return nullptr;
+    fast_path.group = static_cast<rc_gpus*>(PyLong_AsVoidPtr(values[0]));
+    Py_XDECREF(std::exchange(fast_path.group_handle, Py_NewRef(values[1])));
     Py_RETURN_NONE;
+}
+
+// connect_messages(types, ordinal, type): from now on starts messages of arrays on this GPU; with async_op it makes
+// objects of this type.
+PyObject* connect_messages(PyObject* self, PyObject* const* values, Py_ssize_t number) {
+    FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
+    if (number != 3 || !PyType_Check(values[2])) {
+        return PyErr_Format(PyExc_TypeError, "connect_messages takes a dict, an ordinal and a type");
+    }
+    PyTypeObject* const before = fast_path.message_type;
+    fast_path.message_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(values[2]));
+    Py_XDECREF(reinterpret_cast<PyObject*>(before));
+    return fast_path.message_gpus.connect(values[0], values[1]) ? Py_NewRef(Py_None) : nullptr;
 }
 
 // pause(whether): collectives return NotImplemented meanwhile.
@@ -297,9 +404,10 @@ PyObject* pause(PyObject* self, PyObject* const* values, Py_ssize_t number) {
 
 // The group is closed. A call of another thread may still be in it, so its handle stays.
 PyObject* disconnect_gpus(PyObject* self, PyObject* const*, Py_ssize_t) {
-    GpuArrays& gpus = reinterpret_cast<FastPath*>(self)->gpus;
-    gpus.group = nullptr;
-    Py_XDECREF(std::exchange(gpus.stream, nullptr));
+    FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
+    fast_path.group = nullptr;
+    fast_path.gpus.disconnect();
+    Py_XDECREF(std::exchange(fast_path.last_stream, nullptr));
     Py_RETURN_NONE;
 }
 
@@ -329,7 +437,10 @@ void destroy(PyObject* self) {
         Py_DECREF(codes.dict);
         Py_XDECREF(codes.last);
     }
-    for (PyObject* held : {fast_path.gpus.handle, fast_path.gpus.types, fast_path.gpus.stream}) Py_XDECREF(held);
+    for (PyObject* held : {fast_path.gpus.types, fast_path.message_gpus.types, fast_path.group_handle,
+                           fast_path.last_stream, reinterpret_cast<PyObject*>(fast_path.message_type)}) {
+        Py_XDECREF(held);
+    }
     Py_DECREF(fast_path.handle);
     Py_DECREF(fast_path.check);
     Py_DECREF(fast_path.arrays.tensors);
@@ -342,9 +453,16 @@ PyMethodDef methods[] = {
 #define INTERNAL(name, NAME)
 #define COLLECTIVE_ROW(name, NAME, given, given_by, got, got_by, kind) kind(name, NAME)
 #include "ringcomm/types.def"
-    method("all_gather_record", all_gather_record), method("send", send),         method("recv", recv),
-    method("recv_message", recv_message),           method("sendrecv", sendrecv), method("connect_gpus", connect_gpus),
-    method("disconnect_gpus", disconnect_gpus),     method("pause", pause),       {},
+    method("all_gather_record", all_gather_record),
+    method("send", send),
+    method("recv", recv),
+    method("recv_message", recv_message),
+    method("sendrecv", sendrecv),
+    method("connect_gpus", connect_gpus),
+    method("connect_messages", connect_messages),
+    method("disconnect_gpus", disconnect_gpus),
+    method("pause", pause),
+    {},
 };
 
 PyType_Slot slots[] = {
@@ -357,7 +475,7 @@ PyType_Spec spec{"ringcomm._fast_path.FastPath", sizeof(FastPath), 0, Py_TPFLAGS
                  slots};
 
 int fill(PyObject* module) {
-    if (PyArray_ImportNumPyAPI() < 0 || !names.intern()) return -1;
+    if (PyArray_ImportNumPyAPI() < 0 || !names.intern() || add_gpu_message_type(module) < 0) return -1;
     PyObject* type = PyType_FromModuleAndSpec(module, &spec, nullptr);
     if (!type) return -1;
     const int added = PyModule_AddType(module, reinterpret_cast<PyTypeObject*>(type));

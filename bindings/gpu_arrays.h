@@ -5,23 +5,31 @@
 
 namespace ringcomm {
 
-// The group of GPUs of a communicator, once its ranks have connected.
+// The arrays of one GPU, once it is connected.
 struct GpuArrays {
     // How arrays of a type are read. CUPY: by attributes of CuPy's arrays; EMULATED: NumPy arrays of a subclass.
     enum Kind { TENSOR, CUPY, EMULATED };
 
-    rc_gpus* group;
-    PyObject* handle;  // keeps it alive
     // A dict from types to (kind, current, maker). current(ordinal) returns the current stream: a number, or an object
-    // with it as `ptr`. maker(x, shape) returns a new array like x; None: x.new_empty(shape).
+    // with it as `ptr`. maker(x, shape) returns a new array like x; None: x.new_empty(shape). nullptr: not connected.
     PyObject* types;
-    PyObject* stream;  // of the last call, which its launch may need as long as it runs
     int ordinal;
+
+    // The Python objects of a dict and an ordinal. False: the exception is set.
+    bool connect(PyObject* dict, PyObject* number) {
+        if (!PyDict_Check(dict) || !small(number, ordinal)) {
+            PyErr_Format(PyExc_TypeError, "expected a dict and an ordinal");
+            return false;
+        }
+        Py_XDECREF(std::exchange(types, Py_NewRef(dict)));
+        return true;
+    }
+    void disconnect() { Py_XDECREF(std::exchange(types, nullptr)); }
 
     // False: no array on this GPU, or one that only the general path reads.
     bool read(ArrayReader& reader, PyObject* given, Array& array, bool writable) const {
         PyObject* const row =
-            group ? PyDict_GetItemWithError(types, reinterpret_cast<PyObject*>(Py_TYPE(given))) : nullptr;
+            types ? PyDict_GetItemWithError(types, reinterpret_cast<PyObject*>(Py_TYPE(given))) : nullptr;
         int kind;
         const bool plain = row && small(PyTuple_GetItem(row, 0), kind) && read(reader, kind, given, array, writable);
         if (!plain) PyErr_Clear();
@@ -29,21 +37,8 @@ struct GpuArrays {
         return plain;
     }
 
-    // The stream on which a call on such an array is launched. False: the exception is set.
-    bool current(const Array& array, void*& current) {
-        PyObject* const number = PyLong_FromLong(ordinal);
-        PyObject* found =
-            number ? PyObject_CallFunctionObjArgs(PyTuple_GetItem(array.on_gpu, 1), number, nullptr) : nullptr;
-        Py_XDECREF(number);
-        if (!found) return false;
-        PyObject* const address = PyLong_CheckExact(found) ? Py_NewRef(found) : PyObject_GetAttr(found, names.ptr);
-        PyObject* const before = std::exchange(stream, found);
-        uint64_t value;
-        const bool known = ringcomm::number(address, value);
-        Py_XDECREF(before);
-        current = reinterpret_cast<void*>(value);
-        return known;
-    }
+    // As `current` of current_stream.
+    static PyObject* current(const Array& array) { return PyTuple_GetItem(array.on_gpu, 1); }
 
     // As `maker` of make_array.
     static PyObject* maker(const Array& array) {

@@ -21,7 +21,7 @@ from ringcomm.native import NULL, check, failure_observers, lib, seconds
 from ringcomm.shapes import Shapes, axes
 from ringcomm.trace.dump import dump_if_asked
 from ringcomm.trace.recorder import MARK_BYTES, group_id, record, record_if_asked
-from ringcomm.transports.contract import CollectiveCall, Transport
+from ringcomm.transports.contract import CollectiveCall, Startable, Transport
 from ringcomm.transports.messages import Messages
 from ringcomm.transports.routing import RoutingTransport
 from ringcomm.types import OPS, PremulSum, reduction
@@ -320,7 +320,7 @@ class Communicator:
     def send(self, x: Any, peer: int, tag: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Send x to `peer`, in order per peer and tag. A large array may wait for its receiver."""
         if (done := self.fast_path.send(x, peer, tag, timeout, async_op)) is not NotImplemented:
-            return done
+            return self.started(done, x) if async_op else done
         call = (*ADAPTERS[type(x)].memory(x, False), self._peer("peer", peer), *_options(tag, timeout))
         return self._isend(x, call) if async_op else self._transport.send(*call)
 
@@ -338,8 +338,8 @@ class Communicator:
 
         With `at_most` the message may be shorter than x: it fills the front of x and leaves the rest.
         """
-        if not at_most and (done := self.fast_path.recv(x, peer, tag, timeout, async_op)) is not NotImplemented:
-            return done
+        if (done := self.fast_path.recv(x, peer, tag, at_most, timeout, async_op)) is not NotImplemented:
+            return self.started(done, x) if async_op else done
         call = (*ADAPTERS[type(x)].memory(x, True), self._source("peer", peer), *_options(tag, timeout))
         if not (async_op or at_most):
             return self._transport.recv(*call)
@@ -366,7 +366,7 @@ class Communicator:
         if async_op:
             check_disjoint(sent[:3], received[:3])  # the two native calls cannot compare their memory
             works = self._isend(x, (*sent, *options)), self._irecv(out, (*received, *options))
-            return Work(SendRecvPending, works, lambda source: source, None, self._pending)
+            return Work(SendRecvPending, works, _source, None, self._pending)
         return self._transport.sendrecv(*sent, *received, *options)
 
     @cached_property
@@ -557,12 +557,16 @@ class Communicator:
 
         return start
 
+    def started(self, message: Startable, arrays: object) -> Work:
+        """Start a message that the fast path has prepared."""
+        return Work(message.start, (True,), message.result, arrays, self._pending)
+
     def _isend(self, x: Any, call: tuple[Any, ...]) -> Work:
-        return Work(self._transport.isend, call, lambda _: None, x, self._pending)
+        return Work(self._transport.isend, call, _nothing, x, self._pending)
 
     def _irecv(self, x: Any, call: tuple[Any, ...], at_most: bool = False) -> Work:
         start = partial(self._transport.irecv, at_most=True) if at_most else self._transport.irecv
-        return Work(start, call, lambda source: source, x, self._pending)
+        return Work(start, call, _source, x, self._pending)
 
     def _peer(self, what: str, rank: int) -> int:
         if type(rank) is not int:
@@ -595,6 +599,15 @@ def _close(transport: RoutingTransport, pending: PendingCalls) -> None:
     finally:
         pending.clear()
         open_transports.discard(transport)
+
+
+def _nothing(_: int) -> None:
+    """Return the result of a send."""
+
+
+def _source(source: int) -> int:
+    """Return the result of a receive."""
+    return source
 
 
 def _options(tag: int, timeout: float | None) -> tuple[int, float]:

@@ -16,6 +16,7 @@ __all__ = [
     "FOLDER",
     "NULL",
     "STATUS",
+    "GpuMessage",
     "NativeFastPath",
     "check",
     "failure_observers",
@@ -48,6 +49,7 @@ class _Missing:
 _interrupt = _Interrupt()
 failure_observers: list[Callable[[RingcommError], None]] = []  # called with every error, before it is raised
 NativeFastPath: Any
+GpuMessage: Any  # bindings/gpu_message.cpp
 native_messages: Any  # bindings/messages.cpp
 numpy_memory: Any  # bindings/shared_arrays.cpp
 
@@ -64,10 +66,11 @@ try:
     from ringcomm._native import __file__ as _library
     from ringcomm._native import ffi, lib
 except ImportError as reason:
-    ffi = lib = NativeFastPath = native_messages = numpy_memory = _Missing(reason)
+    ffi = lib = NativeFastPath = GpuMessage = native_messages = numpy_memory = _Missing(reason)
     FOLDER = Path(__file__).parent
 else:
-    NativeFastPath = _module("_fast_path", _library).FastPath
+    _fast_path = _module("_fast_path", _library)
+    NativeFastPath, GpuMessage = _fast_path.FastPath, _fast_path.GpuMessage
     native_messages = _module("_messages", _library)
     numpy_memory = _module("_shared_arrays", _library)
     FOLDER = Path(_library).parent  # with the sources of the kernels

@@ -38,6 +38,12 @@ void skip(const cuda::Args& args) {
     }
 }
 
+template <class Launch>
+CUresult queue(Stream& stream, const Launch& launch) {
+    if (settings.skip_launches && !stream.capturing && stream.run_now([&] { launch(); })) return CUDA_SUCCESS;
+    return add_step(stream, launch);
+}
+
 CUresult launch(EntryPoint function, const KernelStep& launch, CUstream handle) {
     const std::shared_ptr<Stream> stream = find_stream(handle);
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
@@ -45,15 +51,14 @@ CUresult launch(EntryPoint function, const KernelStep& launch, CUstream handle) 
     if (function == VIRTUAL && (!launch.ranks || launch.blocks < 1 || launch.grid % launch.blocks != 0))
         return CUDA_ERROR_INVALID_VALUE;
     if (function == KERNEL && launch.refusal()) return CUDA_ERROR_INVALID_VALUE;
-    if (settings.skip_launches && !stream->capturing && stream->run_now([&] { launch(); })) return CUDA_SUCCESS;
-    return add_step(*stream, launch);
+    return queue(*stream, launch);
 }
 
 CUresult launch(const MessagesStep& launch, CUstream handle) {
     const std::shared_ptr<Stream> stream = find_stream(handle);
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
     if (cuda::refusal(launch.args, launch.grid)) return CUDA_ERROR_INVALID_VALUE;
-    return add_step(*stream, launch);
+    return queue(*stream, launch);
 }
 
 EntryPoint entry_point(std::string_view name) {

@@ -24,6 +24,7 @@ from ringcomm.torch.subclasses import NoMemory, tracing, unwrapped
 from ringcomm.torch.tensors import CallTensors, Lists, Tensors, single, some, unwritten, without_overlap, write_back
 from ringcomm.torch.untraced import untraced
 from ringcomm.torch.works import TorchWork, coalesced, seconds
+from ringcomm.transports.contract import Startable
 
 __all__ = ["RingcommProcessGroup", "create"]
 
@@ -219,10 +220,18 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
 
     @operation("send")
     def send(self, _: Any, call: CallTensors, tensors: Tensors, peer: int, tag: int) -> Prepared:
+        if self._is_unwatched():
+            message = self.comm.fast_path.send(single(tensors), peer, tag, None, True)
+            if message is not NotImplemented:
+                return self._started("send", message, tensors)
         return tensors, call.input(single(tensors)), peer, tag
 
     @operation("recv")
     def recv(self, _: Any, call: CallTensors, tensors: Tensors, peer: int | None, tag: int) -> Prepared:
+        if self._is_unwatched():
+            message = self.comm.fast_path.recv(single(tensors), peer, tag, True, None, True)
+            if message is not NotImplemented:
+                return self._started("recv", message, tensors)
         return tensors, call.inout(single(tensors)), peer, tag  # what a shorter message leaves stays
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> TorchWork:
@@ -289,13 +298,23 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
 
     def _is_plain(self, opts: Any) -> bool:
         """Return whether a call blocks, for the usual time, and nobody watches it."""
-        alone = self._timeout is None and self._coalesced is None and not (labels.recorders or labels.waits)
+        blocks = self._coalesced is None and not getattr(opts, "asyncOp", True)
+        return blocks and self._is_unwatched() and opts.timeout == UNSET
+
+    def _is_unwatched(self) -> bool:
         watched = labels.watched() or inflight.allowed()
-        return alone and not (getattr(opts, "asyncOp", True) or watched) and opts.timeout == UNSET
+        return self._timeout is None and not (labels.recorders or labels.waits or watched)
 
     def _all_reduce_at_once(self, tensor: torch.Tensor, op: Any) -> bool:
         """Do what Communicator.all_reduce tries first: some microseconds less for what most programs call most."""
         return self.comm.fast_path.all_reduce(tensor, None, op, None, False) is not NotImplemented
+
+    def _started(self, name: str, message: Startable, tensors: Tensors) -> TorchWork:
+        """Do what Communicator.send and recv do with a message of a tensor on a GPU."""
+        work = TorchWork(self, name, [self.comm.started(message, tensors)], tensors)
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
 
     def _limit(self, opts: Any) -> float | None:
         """Return the timeout of a call in seconds; None: the communicator's."""

@@ -76,7 +76,7 @@ Fused = Callable[[CollectiveCall, float], None]  # a collective done in one go, 
 
 
 class FastPath(Protocol):
-    """The common blocking calls, implemented natively. The communicator tries these methods first.
+    """The common calls, most of them blocking, implemented natively. The communicator tries these methods first.
 
     Each takes the arguments of the communicator's method of that name, in this order, and returns its result; or
     NotImplemented, before anything has happened, for a call that it does not support or finds wrong. The communicator
@@ -93,8 +93,9 @@ class FastPath(Protocol):
     def all_to_all(self, x: Any, out: Any, send: Any, recv: Any, timeout: Any, async_op: Any, /) -> Any: ...
     def barrier(self, timeout: Any, async_op: Any, /) -> Any: ...
     def all_gather_record(self, pickled: bytes | None, /) -> Any: ...  # of ringcomm.objects
+    # On a GPU, with async_op, these two return a Startable.
     def send(self, x: Any, peer: Any, tag: Any, timeout: Any, async_op: Any, /) -> Any: ...
-    def recv(self, x: Any, peer: Any, tag: Any, timeout: Any, async_op: Any, /) -> Any: ...
+    def recv(self, x: Any, peer: Any, tag: Any, at_most: Any, timeout: Any, async_op: Any, /) -> Any: ...
     def recv_message(self, x: Any, peer: Any, tag: Any, /) -> Any: ...  # as Messages.recv; the fields of the Envelope
     def sendrecv(self, x: Any, dest: Any, out: Any, source: Any, tag: Any, timeout: Any, async_op: Any, /) -> Any: ...
 
@@ -104,6 +105,9 @@ class FastPath(Protocol):
     # Take also arrays on a GPU: address and handle of an rc_gpus, a dict of ringcomm.adapters.ON_GPUS, an ordinal.
     def connect_gpus(self, address: int, gpus: Any, types: Any, ordinal: int, /) -> None: ...
     def disconnect_gpus(self) -> None: ...
+
+    # Start also messages of arrays on a GPU: such a dict, an ordinal, the type of Startables.
+    def connect_messages(self, types: Any, ordinal: int, startable: type, /) -> None: ...
 
 
 class _NoFastPath:
@@ -127,6 +131,18 @@ class Pending(Protocol):
 
     def add_done_callback(self, callback: Callable[[], object]) -> None:
         """Call `callback` once this is done, on a thread where it may wait for other calls. Logs its exceptions."""
+        ...
+
+
+class Startable(Pending, Protocol):
+    """A message that is yet to be started."""
+
+    def start(self, async_op: bool, /) -> Pending:
+        """Return this, started. With `async_op` what is queued next on the current stream does not wait for it."""
+        ...
+
+    def result(self, source: int, /) -> int | None:
+        """Return what the communicator's call returns: the source that `wait` has returned, or None for a send."""
         ...
 
 

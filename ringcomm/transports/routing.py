@@ -121,9 +121,9 @@ class RoutingTransport:
 
     def _messages(self, device: Device) -> GpuMessages:
         """Return the GPU of this rank, for messages."""
-        if device.capturing():
-            raise ArgumentError("messages of arrays on GPUs cannot be captured into a CUDA graph", rank=self.rank)
         with self._connecting:
+            if self._gpu_messages is None and device.capturing():
+                raise ArgumentError("messages of arrays on GPUs cannot be captured into a CUDA graph", rank=self.rank)
             if self._gpu_messages is None:
                 self._gpu_messages, self.on_gpus = GpuMessages(self._host, device), True
                 self._gpu_messages.hold(self._holds_messages)

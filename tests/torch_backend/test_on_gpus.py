@@ -11,7 +11,7 @@ import device_tensors
 from device_tensors import on_device
 from on_device import Gate
 from ringcomm.devices import emulated
-from ringcomm.transports.cuda import group
+from ringcomm.transports.cuda import group, messages
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -95,3 +95,21 @@ def test_a_tensor_that_is_dropped_in_flight_stays_until_its_call_has_ended(gate)
     assert alive() is not None
     gate.open()
     stream.synchronize()
+
+
+def message_to_itself(x, out):
+    group = dist.distributed_c10d._get_default_group()
+    works = [group.recv([out], 0, 7), group.send([x], 0, 7)]
+    for work in works:
+        work.wait()
+    assert works[0].source_rank() == 0
+    assert works[0].result() == [out]
+    emulated.device.stream().synchronize()
+
+
+def test_a_message_is_started_without_python(monkeypatch):
+    x, out = on_device(torch.arange(100)), on_device(torch.zeros(120, dtype=torch.int64))
+    message_to_itself(x, out)  # connects
+    monkeypatch.delattr(messages.GpuMessages, "start")
+    message_to_itself(on_device(torch.arange(100) + 1), out)
+    assert torch.Tensor(out).tolist() == [*range(1, 101)] + [0] * 20

@@ -8,14 +8,14 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
+from ringcomm.adapters import ON_GPUS
 from ringcomm.completion import when_done
 from ringcomm.devices.contract import Device, Memory, Pointer
 from ringcomm.devices.gpu import process
 from ringcomm.errors import RingcommError, refuse
-from ringcomm.native import NULL, check, ffi, lib
-from ringcomm.transports.contract import Transport
+from ringcomm.native import GpuMessage, check, ffi, lib
+from ringcomm.transports.contract import Pending, Startable, Transport
 
 __all__ = ["GpuMessages", "PendingMessage"]
 
@@ -57,6 +57,9 @@ class GpuMessages:
             "threads": device.threads,
         }
         check(lib.rc_gpu_messages_open(host.handle, [setup]))
+        self._comm = int(ffi.cast("uintptr_t", host.handle))
+        if not device.blocking:
+            host.fast_path.connect_messages(ON_GPUS[device.family], device.ordinal, PendingMessage)
 
     def _allocate(self) -> Memory:
         try:
@@ -68,15 +71,14 @@ class GpuMessages:
 
     def start(
         self, kind: int, data: Pointer, count: int, dtype: int, peer: int, tag: int, timeout: float, *, async_op: bool
-    ) -> "PendingMessage":
+    ) -> Pending:
         """Start a send or receive after what is queued on the current stream."""
         if data.device.name != self._device.name:
             raise refuse("array", f"one on {self._device.name}, as the first of this communicator", data.device.name)
-        stream, work = data.device.stream(), ffi.new("rc_work **")
-        address, pointer = ffi.cast("void *", data.address), ffi.cast("void *", stream.ptr)
-        arguments = self._host.handle, kind, address, count, dtype, peer, tag, timeout, pointer, async_op, work
-        check(lib.rc_gpu_message_start(*arguments))
-        return PendingMessage(work[0], data.device, stream)
+        device = data.device
+        owner = self._comm, self._host.handle, check, lambda _: device.stream(), device.ordinal, device.blocking
+        message: Startable = PendingMessage(*owner, kind, data.address, count, dtype, peer, tag, timeout)
+        return message.start(async_op)
 
     def hold(self, holds: bool) -> None:
         """Launch together what is started until a call with False, or a wait."""
@@ -109,40 +111,14 @@ class GpuMessages:
             log.warning(text, self._host.rank, self._size, self._device.name)
 
 
-class PendingMessage:
-    """A started send or receive (ringcomm.transports.contract.Pending)."""
+class PendingMessage(GpuMessage):  # type: ignore[misc]
+    """A send or receive (ringcomm.transports.contract.Startable).
 
-    def __init__(self, work: Any, device: Device, stream: Any) -> None:
-        self.handle = ffi.gc(work, lib.rc_work_free)
-        self._device, self._stream = device, stream  # which must not be destroyed while it is used
-        self.may_release = False  # as that of a PendingLaunch
+    `wait` waits until the message is matched, and lets the current stream wait for its end; where calls are blocking,
+    it waits for that too.
+    """
 
-    @property
-    def on_stream(self) -> bool:
-        """Whether `wait` does not make the caller wait: the message has been matched."""
-        launched = ffi.new("int *")
-        check(lib.rc_work_launched(self.handle, launched))
-        return not self._device.blocking and bool(launched[0])
-
-    def wait(self, timeout: float) -> int:
-        """Wait until the message is matched, and let the current stream wait for its end.
-
-        Where calls are blocking, wait for that too.
-        """
-        source, stream = ffi.new("int *", -1), ffi.cast("void *", self._device.stream().ptr)
-        if self._device.blocking:
-            check(lib.rc_work_wait(self.handle, timeout, source))
-        else:
-            check(lib.rc_work_wait_launched(self.handle, timeout, stream, source))
-            self.may_release = self._device.stream().ptr == self._stream.ptr
-        return int(source[0])
-
-    def finish(self, timeout: float) -> None:
-        """Wait until the message has moved."""
-        check(lib.rc_work_wait(self.handle, timeout, NULL))
-
-    def done(self) -> bool:
-        return bool(lib.rc_work_done(self.handle))
+    __slots__ = ()
 
     def add_done_callback(self, callback: Callable[[], object]) -> None:
-        when_done(self.handle, callback)
+        when_done(ffi.cast("rc_work *", self.address), callback)
