@@ -366,7 +366,7 @@ class Communicator:
         if async_op:
             check_disjoint(sent[:3], received[:3])  # the two native calls cannot compare their memory
             works = self._isend(x, (*sent, *options)), self._irecv(out, (*received, *options))
-            return Work(SendRecvPending, works, _source, None, self._pending)
+            return Work(SendRecvPending, works, _source, (x, out), self._pending)
         return self._transport.sendrecv(*sent, *received, *options)
 
     @cached_property

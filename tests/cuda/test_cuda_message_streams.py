@@ -1,6 +1,7 @@
 """Messages of arrays on GPUs, on the emulated device: order among streams, batches, captures."""
 
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from reference import assert_same
 from ringcomm import ArgumentError, RingcommError
 from ringcomm.devices import emulated
 from ringcomm.native import ffi, lib
+from ringcomm.transports.cuda import messages
 
 pytestmark = pytest.mark.usefixtures("streams_as_on_a_gpu")
 
@@ -148,3 +150,34 @@ def captured(comm):
 
 def test_a_message_cannot_be_captured():
     harness.run(captured, 2, world="threads")
+
+
+def synchronized(comm):
+    """`synchronize` keeps an array that the program has dropped until the message has moved, and not until `wait`."""
+    finish, alive = messages.PendingMessage.finish, []
+    for start in (
+        lambda x, out: (comm.send(x, 0, async_op=True), comm.recv(out, 0, async_op=True)),
+        lambda x, out: (comm.sendrecv(x, 0, out, 0, async_op=True),),
+    ):
+        gate, out = Gate(), emulated.empty(100, np.uint8)
+        with emulated.Stream() as stream, pytest.MonkeyPatch.context() as patch:
+            gate.hold(stream)
+            works = start(x := device_array(100, 1), out)
+            source = weakref.ref(x)
+            del x
+
+            def finished(*call, source=source, gate=gate):
+                alive.append(source() is not None)
+                gate.open()
+                return finish(*call)
+
+            patch.setattr(messages.PendingMessage, "finish", finished)
+            for work in works:
+                work.synchronize()
+        assert_same(out, values(100, 1))
+    assert alive
+    assert all(alive)
+
+
+def test_synchronize_keeps_a_dropped_array_until_its_message_has_moved():
+    harness.run(synchronized, 1, world="threads")

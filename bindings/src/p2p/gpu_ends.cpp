@@ -12,6 +12,10 @@ void PointToPointEngine::Gpu::finish(std::shared_ptr<AsyncRequest> async) {
     GpuRequest& gpu = *request.gpu;
     std::optional<Failure> failure;
     if (request.failure) failure = *request.failure;
+    if (request.to_host && !request.to_host->chunks.empty()) {  // it has failed while these are copied
+        gpu.end = request.to_host->chunks.back().copied;
+        gpu.copies = true;
+    }
     const bool waited_for = gpu.copies || request.transfer.async || request.transfer.stream == STREAM_PER_THREAD;
     if (gpu.stream && !gpu.end && waited_for) {
         try {
