@@ -289,7 +289,7 @@ PyObject* recv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     int peer;
     int64_t tag;
     bool at_most, async_op;
-    if (!given.array(array) || !given.source(peer) || !given.tag(tag) || !given.flag(at_most) ||
+    if (number != 6 || !given.array(array) || !given.source(peer) || !given.tag(tag) || !given.flag(at_most) ||
         !given.nothing_but(async_op)) {
         return not_plain();
     }
