@@ -51,7 +51,9 @@ CUresult launch(EntryPoint function, const KernelStep& launch, CUstream handle) 
     if (function == VIRTUAL && (!launch.ranks || launch.blocks < 1 || launch.grid % launch.blocks != 0))
         return CUDA_ERROR_INVALID_VALUE;
     if (function == KERNEL && launch.refusal()) return CUDA_ERROR_INVALID_VALUE;
-    return queue(*stream, launch);
+    const CUresult added = queue(*stream, launch);
+    if (settings.await_launches && !stream->capturing) stream->synchronize();
+    return added;
 }
 
 CUresult launch(const MessagesStep& launch, CUstream handle) {
@@ -77,6 +79,7 @@ const char* KernelStep::refusal() const {
 }
 
 void KernelStep::operator()() const {
+    if (settings.failed != CUDA_SUCCESS) return;  // the context runs nothing more
     const std::span<const cuda::Args> all = ranks ? std::span(ranks, grid / blocks) : std::span(&args, 1);
     if (settings.skip_launches) {
         for (const cuda::Args& each : all) skip(each);
@@ -88,6 +91,7 @@ void KernelStep::operator()() const {
 }
 
 void MessagesStep::operator()() const {
+    if (settings.failed != CUDA_SUCCESS) return;
     if (settings.skip_launches) {
         cuda::store_relaxed(args.completed, args.call);
     } else {
@@ -101,10 +105,18 @@ using namespace ringcomm::emulated;
 using ringcomm::cuda::Args;
 using ringcomm::cuda::MessageArgs;
 
-RC_EXPORT int ringcomm_emulated_configure(uint64_t seed, int skip_launches, int unreachable) {
+RC_EXPORT int ringcomm_emulated_configure(uint64_t seed, int skip_launches, int await_launches, int unreachable) {
     settings.seed = seed;
     settings.skip_launches = skip_launches;
+    settings.await_launches = await_launches;
     settings.unreachable = unreachable;
+    return CUDA_SUCCESS;
+}
+
+RC_EXPORT int ringcomm_emulated_calls(uint64_t* launches, uint64_t* event_records, uint64_t* stream_queries) {
+    *launches = calls.launches;
+    *event_records = calls.event_records;
+    *stream_queries = calls.stream_queries;
     return CUDA_SUCCESS;
 }
 
@@ -260,6 +272,7 @@ RC_EXPORT CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, co
 RC_EXPORT CUresult cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                                   unsigned block_x, unsigned block_y, unsigned block_z, unsigned, CUstream stream,
                                   void** parameters, void** extra) {
+    ++calls.launches;
     return entered(CONTEXT, [&] {
         const auto function = functions().find(handle);
         if (!function) return CUDA_ERROR_INVALID_HANDLE;

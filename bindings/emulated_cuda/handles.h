@@ -53,10 +53,15 @@ Object& immortal() {
 struct Settings {
     std::atomic<bool> initialized = false;
     std::atomic<uint64_t> seed = 0;
-    std::atomic<bool> skip_launches = false, unreachable = false;
+    std::atomic<bool> skip_launches = false, await_launches = false, unreachable = false;
     std::atomic<CUresult> failed = CUDA_SUCCESS;  // a step has failed: from then on every call reports it, as on a GPU
 };
 inline Settings settings;
+
+struct Calls {
+    std::atomic<uint64_t> launches = 0, event_records = 0, stream_queries = 0;
+};
+inline Calls calls;
 
 inline thread_local bool in_host_function = false;
 CUcontext current_context();

@@ -103,6 +103,7 @@ RC_EXPORT CUresult cuStreamSynchronize(CUstream handle) {
 }
 
 RC_EXPORT CUresult cuStreamQuery(CUstream handle) {
+    ++calls.stream_queries;
     return with_stream(handle, [&](const auto& stream) {
         if (stream->capturing) return refuse_capturing(*stream);
         if (const CUresult unsafe = check_unsafe_call()) return unsafe;
@@ -156,6 +157,7 @@ RC_EXPORT CUresult cuEventDestroy_v2(CUevent event) {
 }
 
 RC_EXPORT CUresult cuEventRecord(CUevent event, CUstream handle) {
+    ++calls.event_records;
     return with_stream(handle, [&](const auto& stream) {
         return with_event(event, [&](Event& event) {
             if (stream->capturing) return capture_record(*stream, event);

@@ -83,7 +83,6 @@ class Device(Protocol):
     threads: int  # of a block
     shape: Shape
     message_shape: MessageShape
-    memory_outlives_owner: bool  # whether memory that peers have opened stays valid when its owner frees it
     blocking: bool  # whether calls return only when they are done, as with NumPy arrays
 
     def stream(self) -> CudaStream:

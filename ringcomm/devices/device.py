@@ -73,7 +73,6 @@ class DriverDevice:
     shape: Shape
     message_shape: MessageShape
     threads: int
-    memory_outlives_owner = False
     blocking = False
 
     def __init__(self, driver: Driver, ordinal: int, name: str) -> None:

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,7 @@ __all__ = [
     "EmulatedDevice",
     "Stream",
     "array",
+    "calls",
     "capture",
     "configure",
     "device",
@@ -96,7 +97,6 @@ class EmulatedDevice(DriverDevice):
     shape = Shape(channels=2, slots=3, slot_bytes=4096, stage_bytes=1024, line_bytes=256)
     message_shape = MessageShape(channels=2, piece_bytes=1024, blocks=16, block_bytes=8192)
     threads = 2  # of a block
-    memory_outlives_owner = True
     blocking = True
 
     def __init__(self) -> None:
@@ -141,17 +141,34 @@ def capture(stream: Stream) -> Iterator[list[CapturedGraph]]:
         captured.append(CapturedGraph(graph))
 
 
-def configure(seed: int = 0, skip_launches: bool = False, unreachable: bool = False) -> None:
-    """Let threads of later launches yield as a seed decides; let launches run no kernel, to time the host; or let no
-    memory of another process be opened.
+def configure(
+    seed: int = 0, skip_launches: bool = False, await_launches: bool = False, unreachable: bool = False
+) -> None:
+    """Let threads of later launches yield as a seed decides; let launches run no kernel, to time the host, or return
+    once their kernel has ended; or let no memory of another process be opened.
     """
-    settings = ctypes.c_uint64(seed), ctypes.c_int(skip_launches), ctypes.c_int(unreachable)
+    settings = ctypes.c_uint64(seed), *map(ctypes.c_int, (skip_launches, await_launches, unreachable))
     library.ringcomm_emulated_configure(*settings)
 
 
 def pinned_bytes() -> int:
     """Return how much pinned memory this process has."""
     return int(library.ringcomm_emulated_pinned_bytes())
+
+
+class Calls(NamedTuple):
+    """How often this process has called three functions of the driver."""
+
+    launches: int
+    event_records: int
+    stream_queries: int
+
+
+def calls() -> Calls:
+    """Return how often this process has called the driver until now."""
+    counts = [ctypes.c_uint64() for _ in Calls._fields]
+    library.ringcomm_emulated_calls(*map(ctypes.byref, counts))
+    return Calls(*(count.value for count in counts))
 
 
 RELAXED = 2  # of CUstreamCaptureMode: other streams are free meanwhile

@@ -1,6 +1,7 @@
 """Messages of arrays on GPUs, on the emulated device: failures and ends."""
 
 import os
+import threading
 import time
 
 import numpy as np
@@ -11,8 +12,10 @@ from failures import mortals, outcomes, until_broken
 from gpu_messages import BLOCK, device_array, synchronize, values
 from on_device import Gate
 from reference import assert_same
-from ringcomm import Aborted, CollectiveTimeout, PeerLost, RingcommError
+from ringcomm import Aborted, CollectiveTimeout, Communicator, PeerLost, RingcommError
 from ringcomm.devices import emulated
+from ringcomm.testing import connect_threads, run_threads
+from ringcomm.transports import shm
 from ringcomm.transports.cuda import messages
 
 SHORT = 0.3  # seconds, of a wait that times out
@@ -110,11 +113,38 @@ def test_a_communicator_closes_with_messages_in_flight(world):
     harness.run(not_received, 2, world=world)
 
 
+def read_after_the_close(comm, launched, closed):
+    """Rank 0 closes while the stream of rank 1 has not come to its receive."""
+    x, gate = device_array(100, 7 if comm.rank == 0 else 1), Gate()
+    if comm.rank == 0:
+        comm.send(x, 1)
+        synchronize()
+        assert launched.wait(harness.OPERATION)
+        comm.close()
+        closed.set()
+        return
+    with emulated.Stream() as stream:
+        gate.hold(stream)
+        comm.recv(x, 0)
+    launched.set()
+    assert closed.wait(harness.OPERATION)
+    gate.open()
+    stream.synchronize()
+    assert_same(x, values(100, 7))
+
+
+@as_on_a_gpu
+def test_a_rank_of_this_process_that_closes_keeps_memory_that_its_peer_reads(monkeypatch):
+    monkeypatch.setattr(messages, "CLOSE_TIMEOUT", SHORT)
+    launched, closed = threading.Event(), threading.Event()
+    ends = connect_threads(shm.connect, 2)
+    run_threads(lambda comm: read_after_the_close(comm, launched, closed), [Communicator(end) for end in ends])
+
+
 def next_communicator(comm):
     """A peer may have the arena of a closed communicator mapped: it is not freed, and the next one uses it."""
     arenas = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(emulated.EmulatedDevice, "memory_outlives_owner", False)
         patch.setattr(messages, "_spare", spare := {})
         for turn in range(3):
             with comm.split(0) as group:

@@ -70,7 +70,7 @@ def test_a_barrier_waits_for_messages():
 def launches(comm):
     """Return how many launches of messages of this rank have ended."""
     completed = ffi.cast("uint64_t *", comm._transport._gpu_messages._completed.address)
-    return max(completed[0 : lib.RC_GPU_LAUNCHES])
+    return max(completed[0 : lib.RC_MAX_LAUNCHES])
 
 
 def batches(comm):

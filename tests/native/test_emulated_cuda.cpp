@@ -436,7 +436,7 @@ void check_skipped() {
     World world(tiny_shape(2));
     Kernels kernels;
     const CUstream stream = new_stream();
-    ringcomm_emulated_configure(0, 1, 0);
+    ringcomm_emulated_configure(0, 1, 0, 0);
     gpu::Args args = world.args(0, gpu::RING_ALL_REDUCE, gpu::INT32, gpu::SUM, 100);  // its peer does not come
     constexpr int CALLS = 100'000;
     const auto begin = std::chrono::steady_clock::now();
@@ -454,7 +454,7 @@ void check_skipped() {
     gate.open();
     OK(cuStreamSynchronize(stream));
     expect(world.control[0].completed == args.call, "the skipped launch has ended");
-    ringcomm_emulated_configure(0, 0, 0);
+    ringcomm_emulated_configure(0, 0, 0, 0);
 }
 
 void check_failure() {

@@ -41,7 +41,7 @@ class GpuMessages:
         self._arena = self._allocate()
         self._all_read = False  # by the peers
         self._control = device.allocate_pinned(ffi.sizeof("rc_cuda_control"))
-        self._completed = device.allocate_pinned(8 * lib.RC_GPU_LAUNCHES)
+        self._completed = device.allocate_pinned(8 * lib.RC_MAX_LAUNCHES)
         driver, name = ffi.new("char[]", device.library.encode()), ffi.new("char[]", device.name.encode())
         setup = {
             "shape": shape,
@@ -101,8 +101,6 @@ class GpuMessages:
 
     def free(self) -> None:
         """After the communicator has closed: free the arena, unless peers may have it mapped."""
-        if self._device.memory_outlives_owner:
-            return
         if self._all_read:
             _spare.setdefault((self._device.name, self._size), []).append(self._arena)
         else:
