@@ -25,11 +25,19 @@ struct FastPath {
     GpuArrays gpus, message_gpus;  // of collectives, and of messages
     rc_gpus* group;
     PyObject* group_handle;      // keeps it alive
-    PyObject* last_stream;       // of the last collective on a GPU, which its launch may need as long as it runs
+    PyObject* last_stream;       // of the last launch of a collective: CUDA must not be asked about a destroyed one
+    uint64_t last_launch;        // the number of that launch
     PyTypeObject* message_type;  // of messages on GPUs that Python waits for
     Codes ops;                   // by name
     int rank, size;
-    bool paused;  // collectives must wait for calls that routing.py has queued
+    bool deferred;  // collectives must wait for calls that call_queue.py has queued
+
+    // A collective has been launched on a stream, whose reference is taken: the next launch may wait for it.
+    void launched(PyObject* stream, uint64_t launch) {
+        const bool newer = group && launch > last_launch;  // another thread may have launched since, or disconnected
+        if (newer) last_launch = launch;
+        Py_XDECREF(newer ? std::exchange(last_stream, stream) : stream);
+    }
 
     bool read(PyObject* given, Array& array, bool writable) {
         return arrays.read(given, array, writable) || gpus.read(arrays, given, array, writable);
@@ -137,21 +145,26 @@ constexpr Form form_of(const Collective& row) {
 
 // Launches a collective, and returns `result` as run() does. `both`: whether all its arrays are on the GPU.
 PyObject* launch(FastPath& fast_path, int code, const rc_call& call, const Array& array, bool both, PyObject* result) {
-    void* stream;
-    PyObject* const current =
-        both ? current_stream(GpuArrays::current(array), fast_path.gpus.ordinal, stream) : not_plain();
-    if (!both || !current) {
+    void* address;
+    PyObject* const stream =
+        both ? current_stream(GpuArrays::current(array), fast_path.gpus.ordinal, address) : not_plain();
+    if (!both || !stream) {
         Py_DECREF(result);
-        return current;
+        return stream;
     }
-    Py_XDECREF(std::exchange(fast_path.last_stream, current));
-    rc_gpus* const group = fast_path.group;  // another thread may disconnect
+    rc_gpus* const group = fast_path.group;
     if (!group) {
+        Py_DECREF(stream);
         Py_DECREF(result);
         return not_plain();
     }
-    return run(fast_path, result,
-               [&] { return rc_gpus_call(group, code, &call, stream, -1.0, RC_GPUS_FAST, nullptr); });
+    PyObject* const handle = Py_NewRef(fast_path.group_handle);  // another thread may disconnect
+    uint64_t launch = 0;
+    PyObject* const done =
+        run(fast_path, result, [&] { return rc_gpus_call(group, code, &call, address, -1.0, RC_GPUS_FAST, &launch); });
+    fast_path.launched(stream, launch);
+    Py_DECREF(handle);
+    return done;
 }
 
 template <int code>
@@ -163,7 +176,7 @@ PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t number)
     Arguments arguments(fast_path, values, number);
     PyObject *x, *out;
     int op = RC_SUM, root = 0;
-    if (fast_path.paused) return not_plain();
+    if (fast_path.deferred) return not_plain();
     if (!arguments.object(x) || !arguments.object(out)) return not_plain();
     if (row.reduces && !arguments.op(op)) return not_plain();
     if (row.rooted() && !arguments.rank(root)) return not_plain();
@@ -217,7 +230,7 @@ PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t number)
 template <>
 PyObject* collective<RC_BARRIER>(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
-    if (fast_path.paused || !Arguments(fast_path, values, number).nothing_else()) return not_plain();
+    if (fast_path.deferred || !Arguments(fast_path, values, number).nothing_else()) return not_plain();
     const rc_call call{};
     return run(fast_path, Py_NewRef(Py_None),
                [&] { return rc_collective(fast_path.comm, RC_BARRIER, &call, -1.0, nullptr); });
@@ -227,7 +240,7 @@ PyObject* collective<RC_BARRIER>(PyObject* self, PyObject* const* values, Py_ssi
 // fit into a record, None and their sizes.
 PyObject* all_gather_record(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
-    if (fast_path.paused || number != 1 || (values[0] != Py_None && !PyBytes_Check(values[0]))) return not_plain();
+    if (fast_path.deferred || number != 1 || (values[0] != Py_None && !PyBytes_Check(values[0]))) return not_plain();
     ObjectRecord own;
     own.pack(values[0]);
     std::vector<ObjectRecord> records(fast_path.size);
@@ -395,18 +408,19 @@ PyObject* connect_messages(PyObject* self, PyObject* const* values, Py_ssize_t n
     return fast_path.message_gpus.connect(values[0], values[1]) ? Py_NewRef(Py_None) : nullptr;
 }
 
-// pause(whether): collectives return NotImplemented meanwhile.
-PyObject* pause(PyObject* self, PyObject* const* values, Py_ssize_t number) {
-    if (number != 1) return PyErr_Format(PyExc_TypeError, "pause takes a bool");
-    reinterpret_cast<FastPath*>(self)->paused = values[0] == Py_True;
+// defer_collectives(whether): they return NotImplemented meanwhile.
+PyObject* defer_collectives(PyObject* self, PyObject* const* values, Py_ssize_t number) {
+    if (number != 1) return PyErr_Format(PyExc_TypeError, "defer_collectives takes a bool");
+    reinterpret_cast<FastPath*>(self)->deferred = values[0] == Py_True;
     Py_RETURN_NONE;
 }
 
-// The group is closed. A call of another thread may still be in it, so its handle stays.
+// The group is closed. A call of another thread that is still in it keeps its handle.
 PyObject* disconnect_gpus(PyObject* self, PyObject* const*, Py_ssize_t) {
     FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
     fast_path.group = nullptr;
     fast_path.gpus.disconnect();
+    Py_XDECREF(std::exchange(fast_path.group_handle, nullptr));
     Py_XDECREF(std::exchange(fast_path.last_stream, nullptr));
     Py_RETURN_NONE;
 }
@@ -461,7 +475,7 @@ PyMethodDef methods[] = {
     method("connect_gpus", connect_gpus),
     method("connect_messages", connect_messages),
     method("disconnect_gpus", disconnect_gpus),
-    method("pause", pause),
+    method("defer_collectives", defer_collectives),
     {},
 };
 

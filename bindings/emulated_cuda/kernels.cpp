@@ -126,7 +126,7 @@ const char* cuda::refusal(const MessageArgs& args, int blocks) {
     const auto in = [](int64_t index, int64_t end) { return index >= 0 && index < end; };
     if (!args.arena.base || !args.control || !args.completed) return "a rank has no arena, no control or no completion";
     if (args.count < 1 || args.count > TRANSFERS) return "a launch has at least one message, and at most 32";
-    if (!in(args.launch, LAUNCHES)) return "at most 256 launches of messages are in flight";
+    if (!in(args.launch, MAX_LAUNCHES)) return "at most 256 launches of messages are in flight";
     if (blocks < 1 || blocks > shape.channels) return "a CUDA launch has at most one block for each channel";
     for (const MessageTransfer& each : std::span(args.transfers, args.count)) {
         if (!in(each.kind, MESSAGE_KINDS) || !in(each.peer, shape.ranks)) return "a message of no kind, or of no peer";

@@ -270,7 +270,7 @@ typedef struct {
     rc_gpu_messages_shape shape;
     void* arena;         /* rc_gpu_messages_bytes of zeroed device memory */
     void* control;       /* an rc_cuda_control */
-    uint64_t* completed; /* RC_GPU_LAUNCHES words in host memory that the device accesses */
+    uint64_t* completed; /* RC_MAX_LAUNCHES words in host memory that the device accesses */
     void* function;      /* ringcomm_messages, a CUfunction */
     void* context;       /* the CUcontext of the device, whose primary one it is */
     uint64_t process;    /* the same for the ranks of one process only */
@@ -278,7 +278,7 @@ typedef struct {
     const char* device;  /* its name in errors */
     int32_t ordinal, threads;
 } rc_gpu_messages_setup;
-enum rc_gpu_limit { RC_GPU_LAUNCHES = 256 }; /* in flight */
+enum rc_gpu_limit { RC_MAX_LAUNCHES = 256 }; /* in flight */
 int rc_gpu_messages_bytes(const rc_gpu_messages_shape* shape, uint64_t* bytes);
 int rc_gpu_messages_open(rc_comm* comm, const rc_gpu_messages_setup* setup);
 enum rc_gpu_message { RC_GPU_SEND, RC_GPU_RECV, RC_GPU_RECV_AT_MOST };
@@ -430,8 +430,8 @@ uint64_t rc_gpus_table_bytes(int ranks);
 /* `host` connects the same ranks; a failure of one is a failure of the other. */
 int rc_gpus_open(rc_comm* host, const rc_gpus_setup* setup, rc_gpus** gpus);
 /* Before the group closes: later calls are RC_CLOSED. `captured` 1: a graph has some, and may be replayed at any time.
- */
-int rc_gpus_end_calls(rc_gpus* gpus, int* captured);
+   `raised` 1: a call on `host`, or here, has returned the failure of the group. */
+int rc_gpus_end_calls(rc_gpus* gpus, int* captured, int* raised);
 /* Ends rc_gpus_watch. Once it has returned, and the launches have ended: rc_gpus_free. */
 int rc_gpus_stop(rc_gpus* gpus);
 void rc_gpus_free(rc_gpus* gpus);

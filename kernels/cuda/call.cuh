@@ -14,6 +14,10 @@
 
 namespace ringcomm::cuda {
 
+// In flight on a communicator, and as many of its messages: a host thread that waits for the driver's queue can do
+// nothing else.
+constexpr uint64_t MAX_LAUNCHES = 256;
+
 enum Reason : uint64_t {
     NO_REASON,
     NOT_STARTED,  // the peer has not started this call

@@ -9,11 +9,9 @@
 // message, and has a flag of its own; flags lie 32 bytes apart. All memory starts as zeros, and nothing is ever reset.
 #pragma once
 
-#include "arena.cuh"
+#include "call.cuh"
 
 namespace ringcomm::cuda {
-
-constexpr int LAUNCHES = 256;  // of messages, in flight at once
 
 // Chosen by the host, the same on all ranks. Sizes in bytes, multiples of 16.
 struct MessageShape {
@@ -35,7 +33,7 @@ RC_HOST_DEVICE bool valid(const MessageShape& s) {
 RC_HOST_DEVICE MessageLayout layout_of(const MessageShape& s) {
     MessageLayout l{};
     l.shape = s;
-    l.staged_at = 128 + LAUNCHES * sizeof(uint32_t);
+    l.staged_at = 128 + MAX_LAUNCHES * sizeof(uint32_t);
     l.released_at = l.staged_at + uint64_t(s.blocks) * s.channels * FLAG;
     l.blocks_at = (l.released_at + uint64_t(s.blocks) * FLAG + 127) / 128 * 128;
     l.bytes = l.blocks_at + uint64_t(s.blocks) * s.block_bytes;

@@ -3,7 +3,8 @@
 // STAGE copies a message into a block of the sender's arena, and FETCH from there to where the receiver wants it, piece
 // by piece as they appear. The hosts match messages. They launch FETCH once STAGE has been launched, and STAGE into a
 // used block once the FETCH of the last message in it has been launched: so a kernel waits only for kernels launched
-// before it, and no order of messages, streams or ranks makes them wait in a circle.
+// before it, and among messages no order, stream or rank makes them wait in a circle (docs/gpu.md has messages beside
+// collectives).
 //
 // A block of the grid is a channel. A message has one part for each channel, or for fewer if it is short; a part moves
 // in pieces. A block moves whatever is ready of all messages of the launch, so none waits for another. Each thread

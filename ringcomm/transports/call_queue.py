@@ -56,11 +56,11 @@ class QueuedCall:
 
 
 class CallQueue:
-    """The calls of one rank. `pause` is called with True when there are some, with False when none is left."""
+    """The calls of one rank. `defer` is called with True when there are some, with False when none is left."""
 
-    def __init__(self, rank: int, pause: Callable[[bool], object], fail: Callable[[RingcommError], None]) -> None:
+    def __init__(self, rank: int, defer: Callable[[bool], object], fail: Callable[[RingcommError], None]) -> None:
         self.lock = threading.RLock()  # a signal handler may call in the middle
-        self._rank, self._pause, self._fail = rank, pause, fail
+        self._rank, self._defer, self._fail = rank, defer, fail
         self._added = threading.Condition(self.lock)
         self._calls: deque[QueuedCall] = deque()  # the first one runs
         self._callbacks: SimpleQueue[Callable[[], object]] = SimpleQueue()
@@ -73,7 +73,7 @@ class CallQueue:
             if not self._thread:
                 self._thread = start_thread("ringcomm staging", self._run_all)
             if not self._calls:
-                self._pause(True)
+                self._defer(True)
             self._calls.append(call)
             self._added.notify()
         return call
@@ -126,6 +126,6 @@ class CallQueue:
             with self._added:
                 self._calls.popleft()
                 if not self._calls:
-                    self._pause(False)
+                    self._defer(False)
                 call.end()
             del call  # and what it keeps alive

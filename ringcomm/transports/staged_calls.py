@@ -16,7 +16,7 @@ class StagedCalls:
     def __init__(self, host: Transport) -> None:
         self._host = host
         self._staging: dict[str, Staging] = {}  # by device
-        self._queue = CallQueue(host.rank, host.fast_path.pause, host.fail)
+        self._queue = CallQueue(host.rank, host.fast_path.defer_collectives, host.fail)
 
     def call(self, device: Device, name: str, call: CollectiveCall, timeout: float, async_op: bool) -> Pending | None:
         """Do a collective of arrays on a GPU; with `async_op`, queue it."""

@@ -2,16 +2,19 @@
 
 import gc
 import os
+import re
 import sys
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import harness
 import ringcomm
-from failures import until
+from failures import PROMPT, until
 from on_device import Gate
 from reference import assert_same
 from ringcomm import ArgumentError, Communicator, MismatchError, PeerLost, RingcommError
@@ -22,16 +25,10 @@ from ringcomm.transports import shm
 from ringcomm.transports.cuda import farewell, group
 from ringcomm.transports.cuda.watch import Watch
 
-pytestmark = pytest.mark.usefixtures("streams_as_on_a_gpu", "memory_of_graphs")
+pytestmark = pytest.mark.usefixtures("streams_as_on_a_gpu")
 
 LENGTHS = (1, 50, 300, 5000)  # for all_reduce on 3 ranks every kernel of it
 SHORT = 0.3  # seconds, of a wait that times out
-
-
-@pytest.fixture
-def memory_of_graphs(monkeypatch):
-    """Let go of what groups with captured calls keep."""
-    monkeypatch.setattr(farewell, "_kept", [])
 
 
 def synchronize():
@@ -94,7 +91,7 @@ def test_plain_calls_are_launched_without_python():
     harness.run(without_python, 3, world="threads")
 
 
-def without_allocations(comm):
+def blocks_kept(comm):
     x = emulated.array(np.ones(8, np.float32))
     for _ in range(100):
         comm.all_reduce(x)
@@ -107,8 +104,27 @@ def without_allocations(comm):
     return after - before
 
 
-def test_a_plain_call_keeps_no_memory():
-    assert max(harness.run(without_allocations, 2, world="threads")) < 20  # of 200 calls
+def test_a_plain_call_keeps_no_objects():
+    assert max(harness.run(blocks_kept, 2, world="threads")) < 20  # of 200 calls
+
+
+def without_events(comm):
+    x, own, work = emulated.array(np.ones(8)), emulated.Stream(), []
+    comm.all_reduce(x)  # connects
+    for stream in (emulated.device.stream(), own):  # to the second one it changes once
+        with stream:
+            comm.all_reduce(x)
+            before = emulated.calls()
+            work += [comm.all_reduce(x) for _ in range(50)]
+            after = emulated.calls()
+            stream.synchronize()
+        assert after.launches == before.launches + 50
+        assert after.event_records == before.event_records
+    comm.barrier()
+
+
+def test_calls_on_one_stream_record_no_events():
+    harness.run(without_events, 1, world="threads")
 
 
 def from_stream_to_stream(comm):
@@ -155,13 +171,19 @@ def test_an_async_call_does_not_wait_for_later_work_of_the_program():
 
 def on_a_dropped_stream(comm):
     connected(comm)
-    x, gate = emulated.array(np.full(3000, 1.0)), Gate()
+    x, warm, gate = emulated.array(np.full(3000, 1.0)), emulated.array(np.ones(3000)), Gate()
+    comm.all_reduce(warm)  # loads the kernel for this size: the calls that follow take the fast path
+    synchronize()
     with emulated.Stream() as stream:
         gate.hold(stream)
         comm.all_reduce(x)
     del stream
     gc.collect()
-    comm.all_reduce(x)  # on another one: it waits for the first, whose stream is still there
+    late = threading.Timer(PROMPT, gate.open)
+    late.start()
+    comm.all_reduce(x)  # on another one: it waits for the first, whose stream is still there, and the host does not
+    assert not gate.opened()
+    late.cancel()
     gate.open()
     synchronize()
     assert_same(x, np.full(3000, float(comm.size**2)))
@@ -466,7 +488,8 @@ def closed_between_calls(comm):
     calling = threading.Thread(target=call)
     calling.start()
     comm.synchronize()
-    comm.close()
+    with suppress(PeerLost):  # the other thread may have launched a call that the peer's did not make any more
+        comm.close()
     calling.join()
     (error,) = errors
     assert "closed" in error
@@ -494,3 +517,80 @@ def replayed_after_close(comm):
 
 def test_a_graph_may_be_replayed_after_its_communicator_is_closed():
     harness.run(replayed_after_close, 2, world="threads")
+
+
+def called_back(comm):
+    """Count how often the watching thread asks the driver before it notices the end of a call."""
+    connected(comm)
+    x = emulated.array(np.ones(5))
+
+    def soon():
+        gate, ended = Gate(), threading.Event()
+        with emulated.Stream() as stream:
+            gate.hold(stream)
+            work = comm.all_reduce(x, async_op=True)
+        before, begin = emulated.calls().stream_queries, time.monotonic()
+        work.add_done_callback(lambda _: ended.set())
+        until(lambda: emulated.calls().stream_queries >= before + 10, "ten looks")
+        spent = time.monotonic() - begin
+        gate.open()
+        assert ended.wait(harness.OPERATION)
+        work.wait()
+        return spent < 0.015  # with the longest pauses, of 2 ms each, ten take 18 ms at least
+
+    assert any(soon() for _ in range(50))  # the machine may be busy
+
+
+def test_the_end_of_a_call_is_noticed_soon_after_a_time_without_calls():
+    harness.run(called_back, 1, world="threads")
+
+
+def asleep(comm):
+    connected(comm)
+    x = emulated.array(np.ones(5))
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "ringcomm GPU")
+    status = Path(f"/proc/self/task/{thread.native_id}/status")
+
+    def wakes():
+        return int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)", status.read_text(), re.MULTILINE)[1])
+
+    def sleeps():
+        before = wakes()
+        time.sleep(0.3)  # while calls run, and for a second after, it wakes ten times a second
+        return wakes() == before
+
+    before = wakes()
+    until(lambda: wakes() > before, "the watching thread")
+    until(sleeps, "its sleep")
+    before = wakes()
+    ended = threading.Event()
+    with emulated.Stream():
+        work = comm.all_reduce(x, async_op=True)
+    work.add_done_callback(lambda _: ended.set())
+    assert ended.wait(harness.OPERATION)
+    assert wakes() > before
+    work.wait()
+
+
+def test_the_watching_thread_sleeps_without_calls_until_one_comes():
+    harness.run(asleep, 1, world="threads")
+
+
+def failing_at_once(comm):
+    connected(comm)
+    x = emulated.array(np.ones(5))
+    emulated.configure(await_launches=True)
+    comm.barrier()
+    for _ in range(2):
+        work = comm.all_reduce(x, "max" if comm.rank == 1 else "min", async_op=True)
+        with pytest.raises(MismatchError, match=r"rank 1: all_reduce.float64 x 5, max."):
+            work.synchronize()
+        assert_same(x, np.ones(5))
+    assert_same(comm.all_reduce(emulated.array(np.ones(5)), async_op=True).synchronize(), np.full(5, float(comm.size)))
+
+
+def test_a_kernel_may_fail_before_its_launch_has_returned():
+    try:
+        harness.run(failing_at_once, 3, world="threads")
+    finally:
+        emulated.configure()

@@ -53,7 +53,7 @@ struct MessageWorld {
         a.arena = arena(rank);
         a.control = &control[rank];
         a.call = ++launches;
-        a.launch = static_cast<int>(a.call % gpu::LAUNCHES);
+        a.launch = static_cast<int>(a.call % gpu::MAX_LAUNCHES);
         a.timeout_ns = static_cast<uint64_t>(seconds * 1e9);
         a.rank = rank;
         a.count = static_cast<int>(transfers.size());

@@ -73,7 +73,7 @@ void check_refusals() {
     refused([](MessageArgs& a) { a.completed = nullptr; });
     refused([](MessageArgs& a) { a.count = 0; });
     refused([](MessageArgs& a) { a.count = TRANSFERS + 1; });
-    refused([](MessageArgs& a) { a.launch = LAUNCHES; });
+    refused([](MessageArgs& a) { a.launch = MAX_LAUNCHES; });
     refused([](MessageArgs& a) { a.transfers[0].kind = MESSAGE_KINDS; });
     refused([](MessageArgs& a) { a.transfers[0].peer = 3; });
     refused([](MessageArgs& a) { a.transfers[0].block = 4; });

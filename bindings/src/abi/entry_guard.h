@@ -1,6 +1,8 @@
 // Counts the threads inside a communicator, so that close() can wait for them.
 #pragma once
 
+#include <exception>
+
 #include "abi/check.h"
 #include "collectives/engine.h"
 #include "p2p/engine.h"
@@ -22,6 +24,7 @@ struct CommHandle {
     const uint64_t generation = fork_generation.load();
     std::atomic<bool> closed{false};
     std::atomic<int> inside{0};
+    std::atomic<bool> raised{false};  // a call has raised the failure of the group
 
     bool forked() const { return generation != fork_generation.load(std::memory_order_relaxed); }
 };
@@ -39,7 +42,11 @@ public:
         handle.inside.fetch_sub(1);
         throw Failure(RC_CLOSED, "this communicator is closed");
     }
-    ~EntryGuard() { handle_.inside.fetch_sub(1); }
+    ~EntryGuard() {
+        if (std::uncaught_exceptions() && group().has_failed()) [[unlikely]]
+            handle_.raised.store(true);
+        handle_.inside.fetch_sub(1);
+    }
     EntryGuard(const EntryGuard&) = delete;
 
     PeerGroup& group() const { return *handle_.state->group; }

@@ -23,7 +23,7 @@ int rc_gpu_messages_bytes(const rc_gpu_messages_shape* shape, uint64_t* bytes) {
 }
 
 int rc_gpu_messages_open(rc_comm* comm, const rc_gpu_messages_setup* setup) {
-    static_assert(int(RC_GPU_LAUNCHES) == cuda::LAUNCHES);
+    static_assert(RC_MAX_LAUNCHES == cuda::MAX_LAUNCHES);
     return enter(comm, [&](const EntryGuard& entry) {
         check_pointer("setup", setup);
         for (const void* given : {setup->arena, setup->control, setup->function}) check_pointer("setup", given);

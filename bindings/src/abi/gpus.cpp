@@ -72,10 +72,12 @@ int rc_gpus_open(rc_comm* host, const rc_gpus_setup* setup, rc_gpus** gpus) {
     });
 }
 
-int rc_gpus_end_calls(rc_gpus* gpus, int* captured) {
+int rc_gpus_end_calls(rc_gpus* gpus, int* captured, int* raised) {
     return enter(gpus, [&](PeerGroup&) {
         check_pointer("captured", captured);
+        check_pointer("raised", raised);
         *captured = gpus->group.end_calls();
+        *raised = gpus->host->raised.load();
     });
 }
 
@@ -169,10 +171,10 @@ int rc_gpus_describe(rc_gpus* gpus, uint64_t number, char* text, uint64_t bytes,
         check_pointer("gpus", gpus);
         check_pointer("text", text);
         check_pointer("timeout", timeout);
-        const LaunchFacts facts = gpus->group.facts(number);
-        if (!facts.number) reject("number: expected one of the last calls");
-        copy_text(text, bytes, describe(facts.signature));
-        *timeout = facts.timeout;
+        const LaunchInfo launch = gpus->group.info(number);
+        if (!launch.number) reject("number: expected one of the last calls");
+        copy_text(text, bytes, describe(launch.signature));
+        *timeout = launch.timeout;
     });
 }
 
@@ -182,10 +184,10 @@ int rc_gpus_watch(rc_gpus* gpus, int* stopped) {
         check_pointer("stopped", stopped);
         gpus->group.begin_watching();
         *stopped = 0;
-        for (;; gpus->group.rest()) {
+        for (;; gpus->group.sleep()) {
             if ((*stopped = gpus->group.stopped() || gpus->host->closed.load())) return;
             const EntryGuard entry(*gpus->host);
-            if (gpus->group.look(entry.group())) return;
+            if (gpus->group.poll_launches(entry.group())) return;
         }
     });
 }

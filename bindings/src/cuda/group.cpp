@@ -61,9 +61,9 @@ uint64_t GpuGroup::call(PeerGroup& host, const CallRecord& call, CUstream stream
 uint64_t GpuGroup::launch(PeerGroup& host, const CallRecord& call, const LaunchPlan& plan, CUstream stream,
                           bool async) {
     const uint64_t last = launched_.load(), number = last + 1;
-    if (!ended(last) && streams_->last_stream_is_captured()) await(host, last);
+    if (!ended(last) && streams_->last_stream_is_captured(stream)) await(host, last);
     fill(host, call, plan, number);
-    note(facts_[number % std::size(facts_)], {number, signature_of(call, host.size), call.timeout});
+    remember(infos_[number % std::size(infos_)], {number, signature_of(call, host.size), call.timeout});
     try {
         const CUstream on = streams_->begin(stream, async, ended(last));
         start(plan, on);
@@ -85,7 +85,8 @@ uint64_t GpuGroup::capture_launch(PeerGroup& host, const CallRecord& call, const
     if (plan.with_tables) reject("counts: expected equal blocks while a CUDA graph is captured, got " + what);
     const uint64_t number = CAPTURED | ++captures_;
     fill(host, call, plan, number);
-    note(captured_facts_[number % std::size(captured_facts_)], {number, signature_of(call, host.size), call.timeout});
+    remember(captured_infos_[number % std::size(captured_infos_)],
+             {number, signature_of(call, host.size), call.timeout});
     start(plan, streams_->begin_captured(stream, capture));
     streams_->end_captured(number, stream, async);
     replays_.store(true);
@@ -106,7 +107,7 @@ void GpuGroup::fill(PeerGroup& host, const CallRecord& call, const LaunchPlan& p
     args_.output = reinterpret_cast<cuda::byte*>(call.target);
     args_.input_location = locate(call.source, bytes.source);
     args_.output_location = locate(call.target, bytes.target);
-    args_.send_offsets = plan.with_tables ? tables_of(host, call, number) : nullptr;
+    args_.send_offsets = plan.with_tables ? tables_of(host.size, call, number) : nullptr;
     args_.recv_offsets = plan.with_tables ? args_.send_offsets + host.size + 1 : nullptr;
     args_.call = number;
     args_.timeout_ns = uint64_t(std::clamp(call.timeout, 0.0, 1e9) * 1e9);
@@ -118,15 +119,15 @@ void GpuGroup::fill(PeerGroup& host, const CallRecord& call, const LaunchPlan& p
     args_.factor = call.factor;
 }
 
-// The offsets of the blocks to send, then of those to receive, in memory that no call in flight uses.
-uint64_t* GpuGroup::tables_of(PeerGroup& host, const CallRecord& call, uint64_t number) {
-    const uint64_t slot = table_calls_++ % MAX_LAUNCHES, length = host.size + 1;
-    await(host, std::exchange(table_owners_[slot], number));
-    uint64_t* const tables = tables_ + slot * 2 * length;
-    const uint64_t* const received = collectives[call.collective].exchanges() ? call.counts + host.size : call.counts;
+// The offsets of the blocks to send, then of those to receive. The last call that used this memory has ended, because
+// at most MAX_LAUNCHES are in flight.
+uint64_t* GpuGroup::tables_of(int size, const CallRecord& call, uint64_t number) {
+    const uint64_t length = size + 1;
+    uint64_t* const tables = tables_ + number % MAX_LAUNCHES * 2 * length;
+    const uint64_t* const received = collectives[call.collective].exchanges() ? call.counts + size : call.counts;
     tables[0] = tables[length] = 0;
-    std::partial_sum(call.counts, call.counts + host.size, tables + 1);
-    std::partial_sum(received, received + host.size, tables + length + 1);
+    std::partial_sum(call.counts, call.counts + size, tables + 1);
+    std::partial_sum(received, received + size, tables + length + 1);
     return tables;
 }
 
@@ -159,16 +160,16 @@ void GpuGroup::order(uint64_t number, CUstream stream) {
     streams_->wait_for(number, stream);
 }
 
-void GpuGroup::note(LaunchFacts& slot, const LaunchFacts& facts) {
-    const std::lock_guard lock(noting_);
-    slot = facts;
+void GpuGroup::remember(LaunchInfo& slot, const LaunchInfo& info) {
+    const std::lock_guard lock(remembering_);
+    slot = info;
 }
 
-LaunchFacts GpuGroup::facts(uint64_t number) {
-    const std::lock_guard lock(noting_);
-    const LaunchFacts& found =
-        number & CAPTURED ? captured_facts_[number % std::size(captured_facts_)] : facts_[number % std::size(facts_)];
-    return found.number == number ? found : LaunchFacts{};
+LaunchInfo GpuGroup::info(uint64_t number) {
+    const std::lock_guard lock(remembering_);
+    const LaunchInfo& found =
+        number & CAPTURED ? captured_infos_[number % std::size(captured_infos_)] : infos_[number % std::size(infos_)];
+    return found.number == number ? found : LaunchInfo{};
 }
 
 }  // namespace ringcomm

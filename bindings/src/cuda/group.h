@@ -20,7 +20,7 @@
 namespace ringcomm {
 
 // A call as errors describe it.
-struct LaunchFacts {
+struct LaunchInfo {
     uint64_t number;
     Signature signature;
     double timeout;
@@ -51,7 +51,7 @@ public:
     // Lets later work on a stream wait for a call that was launched with RC_GPUS_ASYNC.
     void order(uint64_t number, CUstream stream);
     uint64_t launched() const { return launched_.load(); }
-    LaunchFacts facts(uint64_t number);  // number 0: not known any more
+    LaunchInfo info(uint64_t number);  // number 0: not known any more
 
     // Whether a call has ended; also if its GPU has failed. A captured call runs when its graph is replayed.
     bool ended(uint64_t number) const {
@@ -64,12 +64,12 @@ public:
     // --- The watching thread (waits.cpp).
 
     void begin_watching();  // on its thread
-    // One look at the launches in flight. It aborts them if the group has failed or a peer that they need is lost.
+    // Checks the launches in flight once. It aborts them if the group has failed or a peer that they need is lost.
     // Returns whether Python has something to do: a kernel has failed, or a call of notify() has ended.
-    bool look(PeerGroup& host);
-    void rest();                   // until the next look is due
+    bool poll_launches(PeerGroup& host);
+    void sleep();                  // until the next poll is due
     void notify(uint64_t number);  // of a call in flight; the earliest counts
-    void stop();                   // ends rest(), now and later
+    void stop();                   // ends sleep(), now and later
     bool stopped() const { return stopped_.load(); }
     void resume() { reported_.store(false); }  // the failure of a kernel has been handled: the next one is news
 
@@ -84,9 +84,9 @@ private:
                             uint64_t capture, bool async);
     void start(const LaunchPlan& plan, CUstream stream);
     void fill(PeerGroup& host, const CallRecord& call, const LaunchPlan& plan, uint64_t number);
-    uint64_t* tables_of(PeerGroup& host, const CallRecord& call, uint64_t number);
+    uint64_t* tables_of(int size, const CallRecord& call, uint64_t number);
     cuda::Location locate(const std::byte* array, uint64_t bytes) const;
-    void note(LaunchFacts& slot, const LaunchFacts& facts);
+    void remember(LaunchInfo& slot, const LaunchInfo& info);
     void await_room(PeerGroup& host);              // for one more launch
     void await(PeerGroup& host, uint64_t number);  // as long as it takes
     void wake();                                   // the watching thread
@@ -111,11 +111,10 @@ private:
     cuda::Args args_{};
     std::optional<GpuStreams> streams_;
     uint64_t captures_ = 0;
-    uint64_t table_calls_ = 0, table_owners_[MAX_LAUNCHES]{};
     std::vector<rc_gpu_buffer> buffers_;
 
-    std::mutex noting_;  // guards these; whoever holds it waits for nothing
-    LaunchFacts facts_[4 * MAX_LAUNCHES]{}, captured_facts_[MAX_LAUNCHES]{};
+    std::mutex remembering_;  // guards these; never held across a wait
+    LaunchInfo infos_[4 * MAX_LAUNCHES]{}, captured_infos_[MAX_LAUNCHES]{};
 
     std::atomic<void*> functions_[cuda::KERNELS][RC_DTYPES][RC_OPS]{};
     std::atomic<uint64_t> launched_{0};
@@ -125,8 +124,9 @@ private:
     std::mutex watching_;
     std::condition_variable changed_;
     std::atomic<bool> asleep_{false}, stopped_{false}, reported_{false};
-    std::atomic<uint64_t> notify_{0};                    // 0: none
-    uint64_t pause_ns_ = 0, idle_ns_ = 0, gone_ns_ = 0;  // gone: since when a peer is lost
+    std::atomic<uint64_t> notify_{0};     // 0: none
+    uint64_t pause_ns_ = 0;               // of the last sleep(), while somebody waits for an end
+    uint64_t idle_ns_ = 0, gone_ns_ = 0;  // since when there is no launch; since when a peer is lost
 };
 
 }  // namespace ringcomm

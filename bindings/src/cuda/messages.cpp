@@ -159,13 +159,13 @@ bool GpuMessages::open(int peer, const ArenaHandle& from) {
 
 bool GpuMessages::has_room() {
     const uint64_t next = launches_ + 1;
-    return next <= cuda::LAUNCHES || ended(next - cuda::LAUNCHES);
+    return next <= cuda::MAX_LAUNCHES || ended(next - cuda::MAX_LAUNCHES);
 }
 
 uint64_t GpuMessages::launch(std::span<const cuda::MessageTransfer> transfers, CUstream stream, double timeout) {
     const uint64_t number = ++launches_;
     args_.call = number;
-    args_.launch = int(number % cuda::LAUNCHES);
+    args_.launch = int(number % cuda::MAX_LAUNCHES);
     args_.completed = completed_ + args_.launch;
     args_.timeout_ns = uint64_t(std::clamp(timeout, 0.0, 1e9) * 1e9);
     args_.count = int(transfers.size());

@@ -81,7 +81,7 @@ public:
     bool has_room();  // for one more launch
     uint64_t launch(std::span<const cuda::MessageTransfer> transfers, CUstream stream, double timeout);
     bool ended(uint64_t launch) const {
-        return __atomic_load_n(&completed_[launch % cuda::LAUNCHES], __ATOMIC_ACQUIRE) >= launch;
+        return __atomic_load_n(&completed_[launch % cuda::MAX_LAUNCHES], __ATOMIC_ACQUIRE) >= launch;
     }
     bool failed() const { return __atomic_load_n(&control_->failed, __ATOMIC_ACQUIRE); }
     bool aborted() const { return __atomic_load_n(&control_->abort, __ATOMIC_ACQUIRE); }

@@ -39,8 +39,8 @@ uint64_t GpuStreams::capture_of(CUstream stream) const {
     return status == CU_STREAM_CAPTURE_STATUS_ACTIVE ? id : 0;
 }
 
-bool GpuStreams::last_stream_is_captured() const {
-    if (has_event(last_)) return false;
+bool GpuStreams::last_stream_is_captured(CUstream stream) const {
+    if (last_ == stream || has_event(last_)) return false;
     CUstreamCaptureStatus status;
     const CUresult result = driver_.cuStreamIsCapturing(last_, &status);
     return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;

@@ -9,8 +9,8 @@
 
 namespace ringcomm {
 
-constexpr uint64_t MAX_LAUNCHES = 256;  // in flight: a thread that waits for the driver's queue can do nothing else
-using cuda::CAPTURED;                   // in the number of a call that a graph replays
+using cuda::CAPTURED;  // in the number of a call that a graph replays
+using cuda::MAX_LAUNCHES;
 
 // Launches run one after the other: on one stream by its order, from stream to stream by an event that is recorded only
 // then. A captured launch runs on a stream of its own in the capture, which keeps the order among all streams there.
@@ -25,7 +25,8 @@ public:
     // another thread captures: CUDA refuses its use then.
     uint64_t capture_of(CUstream stream) const;
     // Whether the stream of the last launch is captured now: then nothing on another stream can wait for that launch.
-    bool last_stream_is_captured() const;
+    // `stream` is not captured.
+    bool last_stream_is_captured(CUstream stream) const;
 
     // Returns the stream for a launch: the caller's, or the own one, which then waits for the caller's.
     // `last_ended`: there is nothing to wait for.
@@ -42,7 +43,7 @@ public:
 
 private:
     // Whether an event is recorded after each launch on a stream: on the own one, for those who wait for an async
-    // launch; on that which is another one in each thread, because no other thread can record one there.
+    // launch; on the per-thread default stream, because no other thread can record one there.
     bool has_event(CUstream stream) const;
     CUevent& end_of(uint64_t number) { return (number & CAPTURED ? captured_ends_ : ends_)[number % MAX_LAUNCHES]; }
     void record(CUevent& event, CUstream stream);  // creates it at its first use

@@ -8,32 +8,32 @@
 namespace ringcomm {
 namespace {
 
-constexpr uint64_t NAP_NS = 20'000, LONGEST_NAP_NS = 2'000'000;  // between two looks for the end of a launch, growing
-// Between two looks of the watching thread, which so takes a thousandth of a core.
-constexpr uint64_t LOOK_NS = 100'000'000;
+constexpr uint64_t SHORTEST_PAUSE_NS = 20'000, LONGEST_PAUSE_NS = 2'000'000;  // between polls for the end of a launch
+// Between two polls of the watching thread if nobody waits for an end, so that it takes a thousandth of a core.
+constexpr uint64_t POLL_NS = 100'000'000;
 constexpr uint64_t IDLE_NS = 1'000'000'000;  // without a launch, before it sleeps until it is woken
 // In which a launch may still end after a peer has left, which may have done its part.
 constexpr uint64_t COMPLETION_NS = 1'000'000'000;
 
-uint64_t longer(uint64_t ns) { return std::min(LONGEST_NAP_NS, ns * 3 / 2); }
+uint64_t longer(uint64_t ns) { return std::clamp(ns * 3 / 2, SHORTEST_PAUSE_NS, LONGEST_PAUSE_NS); }
 
-void nap(uint64_t ns) {
+void pause(uint64_t ns) {
     const timespec time{time_t(ns / 1'000'000'000), long(ns % 1'000'000'000)};
     nanosleep(&time, nullptr);
 }
 
-// A GPU rings no doorbell.
-class Naps {
+// GPU completions wake no thread: poll.
+class Backoff {
 public:
     uint32_t announce() const { return 0; }
     void sleep(uint32_t, uint64_t most) {
-        nap(std::min(ns_, most));
+        pause(std::min(ns_, most));
         ns_ = longer(ns_);
     }
     void retract() const {}
 
 private:
-    uint64_t ns_ = NAP_NS;
+    uint64_t ns_ = SHORTEST_PAUSE_NS;
 };
 
 }  // namespace
@@ -52,8 +52,8 @@ public:
         if (auto failure = host_.stop_reason("a call on a GPU")) return failure;
         if (auto failure = gpus_.find_lost_peer(host_, lost_since_)) return failure;
         if (now_ns() < deadline_) return {};
-        const LaunchFacts facts = gpus_.facts(number_);
-        const std::string call = facts.number ? describe(facts.signature) : "a call";
+        const LaunchInfo launch = gpus_.info(number_);
+        const std::string call = launch.number ? describe(launch.signature) : "a call";
         return Failure(RC_TIMEOUT,
                        format("rank %d waited %.3g s for ", host_.rank, timeout_) + call + " on " + gpus_.device_,
                        host_.rank);
@@ -73,11 +73,11 @@ private:
 void GpuGroup::wait(PeerGroup& host, uint64_t number, double timeout) {
     WaitForEnd checks(*this, host, number, timeout);
     try {
-        wait_until([&] { return ended(number); }, Naps(), host.spin_policy, checks);
+        wait_until([&] { return ended(number); }, Backoff(), host.spin_policy, checks);
     } catch (const Failure&) {
         abort();
         while (!ended(number)) {  // the kernel sees the abort, or has not begun: the program queued work before it
-            nap(NAP_NS);
+            pause(SHORTEST_PAUSE_NS);
             check_gpu(host);
         }
         throw;
@@ -109,7 +109,7 @@ bool GpuGroup::busy() const {
 
 void GpuGroup::begin_watching() { driver_.check(driver_.cuCtxSetCurrent(context_), "cuCtxSetCurrent"); }
 
-bool GpuGroup::look(PeerGroup& host) {
+bool GpuGroup::poll_launches(PeerGroup& host) {
     if (busy()) {
         idle_ns_ = 0;
         if (!load_acquire(&control_->abort)) end_hopeless_launches(host);
@@ -121,7 +121,9 @@ bool GpuGroup::look(PeerGroup& host) {
     const uint64_t number = failed() ? control_->record.call : 0;
     if (number && (number & CAPTURED || number <= launched_.load()) && !reported_.exchange(true)) return true;
     const uint64_t due = notify_.load();
-    return due && ended(due) && notify_.exchange(0);
+    if (!due || !ended(due) || !notify_.exchange(0)) return false;
+    pause_ns_ = 0;
+    return true;
 }
 
 // Aborts the kernels when the group has failed, or a peer that they still wait for has left.
@@ -141,21 +143,17 @@ std::optional<Failure> GpuGroup::find_lost_peer(PeerGroup& host, uint64_t& since
         return {};
     }
     if (now_ns() - since < COMPLETION_NS) return {};
-    const LaunchFacts oldest = facts(load_acquire(&control_->completed) + 1);
+    const LaunchInfo oldest = info(load_acquire(&control_->completed) + 1);
     const std::string call = oldest.number ? describe(oldest.signature) : "a call of a graph";
     return host.peer_failure(lost, call + " on " + device_);
 }
 
-void GpuGroup::rest() {
+void GpuGroup::sleep() {
     std::unique_lock lock(watching_);
-    if (notify_.load()) {
-        pause_ns_ = std::clamp(longer(pause_ns_), NAP_NS, LONGEST_NAP_NS);
-    } else {
-        pause_ns_ = LOOK_NS;
-    }
+    pause_ns_ = notify_.load() ? longer(pause_ns_) : 0;
     if (stopped_.load()) return;
     if (replays_.load() || !idle_ns_ || now_ns() - idle_ns_ < IDLE_NS) {
-        changed_.wait_for(lock, std::chrono::nanoseconds(pause_ns_));
+        changed_.wait_for(lock, std::chrono::nanoseconds(pause_ns_ ? pause_ns_ : POLL_NS));
         return;
     }
     asleep_.store(true);
