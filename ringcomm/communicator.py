@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property, partial
 from math import prod
 from os import PathLike
@@ -95,7 +95,8 @@ class Communicator:
                 with suppress(RingcommError):  # closed, or the parent process's: the block's own error matters
                     self.abort(describe_error(error))
         finally:
-            self.close()
+            with suppress(RingcommError) if error is not None else nullcontext():
+                self.close()
 
     # --- Collectives --------------------------------------------------------------------------------------------------
 

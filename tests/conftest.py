@@ -10,7 +10,7 @@ import pytest
 
 import harness
 from ringcomm.devices import emulated
-from ringcomm.transports.cuda import group, messages
+from ringcomm.transports.cuda import deferred_free, messages
 
 os.environ["RINGCOMM_TUNING"] = ""  # ignore this machine's tuning file
 # As for most users; without its bytecode each process would compile ringcomm anew.
@@ -55,7 +55,11 @@ def temporary_files(tmp_path_factory):
 def nothing_is_left_behind():
     before = harness.footprint()
     yield
-    for kept in (group._kept, messages._kept, messages._spare):  # by closed communicators, until the process ends
+    for kept in (
+        deferred_free._kept,
+        messages._kept,
+        messages._spare,
+    ):  # by closed communicators, until the process ends
         kept.clear()
     gc.collect()  # tracebacks of failed calls and their frames may form cycles, which are no leak
     harness.stop_helpers()

@@ -43,6 +43,7 @@ class RoutingTransport:
         self._group: CudaGroup | None = None
         self._gpu_messages: GpuMessages | None = None
         self._holds_messages = False
+        self._unraised: RingcommError | None = None  # of the closed group, for the end of close()
         self._local = host.as_local  # None once its GPUs prove unable to access each other
         self._connecting = threading.Lock()
         self._staged = StagedCalls(host)
@@ -221,6 +222,7 @@ class RoutingTransport:
             if not self._group.close():
                 return False
             self.fast_path.disconnect_gpus()
+            self._unraised = self._group.unraised
         self._group, self.on_gpus = None, False
         self._staged.stop()
         if self._gpu_messages:
@@ -234,6 +236,10 @@ class RoutingTransport:
                     self._gpu_messages.free()
                 self._gpu_messages = None
                 closed = self._staged.close()
+        failure = self._unraised
+        if closed and failure:
+            self._unraised = None
+            raise failure
         return closed
 
     def synchronize(self) -> None:

@@ -43,6 +43,79 @@ def test_a_failure_after_the_launch_is_raised_by_the_next_call():
     run_threads(raised_later, [Communicator(end) for end in ends])
 
 
+def left_alone(comm, noticed, seen):
+    """Launch a call that no peer makes, and close."""
+    x = emulated.array(np.ones(5))
+    comm.all_reduce(x)
+    comm.synchronize()
+    comm.barrier()
+    if comm.rank == 1:
+        with pytest.raises(CollectiveTimeout):
+            comm.recv(np.empty(1), 0)  # until its peer has timed out
+        noticed.set()
+        return
+    comm.all_reduce(x, timeout=SHORT)
+    if seen == "after":
+        assert noticed.wait(harness.OPERATION)
+    if seen == "raised":
+        with pytest.raises(CollectiveTimeout):
+            comm.synchronize()
+        comm.close()
+        return
+    with pytest.raises(CollectiveTimeout, match=r"rank 0 waited 0.3 s in all_reduce.*not called by rank 1"):
+        comm.close()
+    with pytest.raises(ArgumentError, match="closed"):
+        comm.all_reduce(x)
+    comm.close()  # has no effect
+
+
+@pytest.mark.parametrize("seen", ["during", "after", "raised"])
+@pytest.mark.usefixtures("streams_as_on_a_gpu")
+def test_close_raises_a_failure_that_no_call_has_raised(seen):
+    """The kernel fails while close() waits for it, or before; or a call has raised that."""
+    noticed = threading.Event()
+    ends = connect_threads(shm.connect, 2)
+    run_threads(lambda comm: left_alone(comm, noticed, seen), [Communicator(end) for end in ends])
+
+
+def different_before_the_close(comm):
+    x = emulated.array(np.ones(5))
+    comm.all_reduce(x, "max")
+    comm.synchronize()
+    comm.barrier()
+    comm.all_reduce(x, "max" if comm.rank else "sum")
+    with pytest.raises(MismatchError, match=r"all_reduce.float64 x 5, max."):
+        comm.close()
+
+
+@pytest.mark.usefixtures("streams_as_on_a_gpu")
+def test_close_raises_a_mismatch_that_no_call_has_raised():
+    run_threads(different_before_the_close, [Communicator(end) for end in connect_threads(shm.connect, 2)])
+
+
+def failing_in_a_block(comm):
+    def block():
+        with comm:
+            comm.all_reduce(x, timeout=SHORT)
+            raise ZeroDivisionError
+
+    x = emulated.array(np.ones(5))
+    comm.all_reduce(x)
+    comm.synchronize()
+    comm.barrier()
+    if comm.rank == 1:
+        with pytest.raises((Aborted, CollectiveTimeout)):
+            comm.recv(np.empty(1), 0)
+        return
+    with pytest.raises(ZeroDivisionError):
+        block()
+
+
+@pytest.mark.usefixtures("streams_as_on_a_gpu")
+def test_close_does_not_replace_the_error_that_has_ended_a_block():
+    run_threads(failing_in_a_block, [Communicator(end) for end in connect_threads(shm.connect, 2)])
+
+
 def a_late_one_differs(comm):
     x = emulated.array(np.ones(5))
     comm.all_reduce(x)

@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 
 import harness
+import ringcomm
 from cases import PLANS, pairwise, start
 from failures import until
 from on_device import Gate, OnDevice, behind_a_gate, mappings
 from reference import assert_same, filled, numpy_dtype, reduced
-from ringcomm import ArgumentError, Communicator, MismatchError, premul_sum
+from ringcomm import ArgumentError, Communicator, MismatchError, RingcommError, premul_sum
 from ringcomm.devices import emulated
+from ringcomm.devices.contract import KernelVariant
 from ringcomm.testing import connect_threads, run_threads
 from ringcomm.transports import shm
-from ringcomm.transports.cuda import farewell
+from ringcomm.transports.cuda import deferred_free
 
 AXES = {
     "collective": list(PLANS),
@@ -196,6 +198,26 @@ def test_closed_groups_free_their_memory():
     harness.run(open_and_close, 3, world="processes")
 
 
+def closed_but_referenced(comm):
+    gc.collect()
+    before, blocking = mappings(), emulated.EmulatedDevice.blocking
+    emulated.EmulatedDevice.blocking = False
+    try:
+        group, x = comm.split(0), emulated.array(np.ones(5))
+        group.all_reduce(x)
+        group.synchronize()
+        group.close()
+        comm.barrier()
+        gc.collect()
+        assert mappings() == before
+    finally:
+        emulated.EmulatedDevice.blocking = blocking
+
+
+def test_a_closed_group_frees_its_memory_while_its_object_lives():
+    harness.run(closed_but_referenced, 2, world="processes")
+
+
 def barrier_after_launches(comm):
     work, gate = behind_a_gate(comm)
     threading.Timer(SHORT, gate.open).start()
@@ -223,7 +245,7 @@ def sums(comm):
 @pytest.mark.usefixtures("lost_writes")
 def test_devices_whose_writes_do_not_arrive_use_host_memory(caplog):
     harness.run(sums, 2, world="threads")
-    assert "it has not heard of rank 1 for 0.3 s" in caplog.text
+    assert "no answer from rank 1 within 0.3 s" in caplog.text
 
 
 def closed_in_another_order(comm):
@@ -246,8 +268,7 @@ def closed_in_another_order(comm):
 
 
 def test_ranks_close_in_any_order_and_free_what_no_peer_has_mapped(monkeypatch, caplog):
-    monkeypatch.setattr(emulated.EmulatedDevice, "memory_outlives_owner", False)
-    monkeypatch.setattr(farewell, "_kept", kept := [])
+    monkeypatch.setattr(deferred_free, "_kept", kept := [])
     harness.run(closed_in_another_order, 2, world="threads")
     assert not kept
     assert "keeps" not in caplog.text
@@ -258,12 +279,35 @@ def kept(comm):
     comm.all_reduce(emulated.array(np.ones(5)))
     if comm.rank == 0:
         comm.close()
-    until(lambda: farewell._kept, "rank 0 keeps its arena")
+    until(lambda: deferred_free._kept, "rank 0 keeps its arena")
 
 
 def test_an_arena_that_a_peer_may_still_use_is_kept(monkeypatch, caplog):
-    monkeypatch.setattr(emulated.EmulatedDevice, "memory_outlives_owner", False)
-    monkeypatch.setattr(farewell, "_kept", memories := [])
+    monkeypatch.setattr(deferred_free, "_kept", memories := [])
     run_threads(kept, [Communicator(end) for end in connect_threads(shm.connect, 2, timeout=SHORT)])
     until(lambda: len(memories) == 2, "rank 1 keeps its arena")
     assert "rank 0 keeps" in caplog.text
+
+
+def probing_a_gpu_that_fails(comm):
+    """The GPU of rank 0 fails before the kernel with which the GPUs connect, and runs nothing more."""
+    device, gate = emulated.device, Gate()
+
+    def failing(device):
+        stream = emulated.Stream()
+        stream.zeros = device.allocate(4096, "arguments that are none")
+        gate.hold(stream)
+        device.launch_virtual(KernelVariant(0, 0, 0), stream.zeros, 1, 1, stream)
+        threading.Timer(SHORT, gate.open).start()
+        return stream
+
+    if comm.rank == 0:
+        emulated.EmulatedDevice.new_stream = failing
+    with pytest.raises(RingcommError, match=f"{device.name} has failed: CUDA_ERROR_LAUNCH_FAILED"):
+        comm.all_reduce(emulated.array(np.ones(5)))
+    raise RingcommError("as expected")
+
+
+def test_a_gpu_that_fails_while_the_ranks_connect_is_a_failure_on_all_ranks():
+    with pytest.raises(RingcommError, match="as expected"):
+        ringcomm.launch(probing_a_gpu_that_fails, 2, world="processes", timeout=harness.OPERATION)

@@ -22,7 +22,7 @@ from ringcomm.devices import emulated
 from ringcomm.devices.driver import CudaError
 from ringcomm.testing import connect_threads, run_threads
 from ringcomm.transports import shm
-from ringcomm.transports.cuda import farewell, group
+from ringcomm.transports.cuda import group
 from ringcomm.transports.cuda.watch import Watch
 
 pytestmark = pytest.mark.usefixtures("streams_as_on_a_gpu")

@@ -49,7 +49,7 @@ struct Gpu {
     CUstream stream;
     CUdeviceptr arena;
     rc_cuda_control control{};
-    uint64_t completed[RC_GPU_LAUNCHES]{};
+    uint64_t completed[RC_MAX_LAUNCHES]{};
 };
 
 // Returns the next packet of a kind, and consumes it and those before.

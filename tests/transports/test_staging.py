@@ -15,7 +15,10 @@ from failures import raised
 from on_device import OnDevice
 from reference import assert_same, filled, legal, numpy_dtype, reduced
 from ringcomm import ArgumentError, premul_sum
+from ringcomm.adapters import ADAPTERS, NumPyAdapter
 from ringcomm.devices import emulated
+from ringcomm.devices.contract import Pointer
+from ringcomm.devices.gpu import Gpu
 from ringcomm.testing import run_threads
 from ringcomm.transports import staging
 from ringcomm.types import REDUCING
@@ -47,6 +50,35 @@ def test_values_of_several_hosts_are_those_of_numpy(layout):
 def test_values_of_gpus_that_do_not_reach_each_other_are_those_of_numpy():
     run_on("001", check_values, CHUNK, 5)
     harness.run(check_values, 3, CHUNK, 6, world="threads")
+
+
+class SecondArray(emulated.Array):
+    """An array on the second GPU of a rank."""
+
+
+class SecondAdapter(NumPyAdapter):
+    def __init__(self):
+        self._device = emulated.EmulatedDevice()
+        self._device.name = "emulated:1"
+
+    def memory(self, x, writable):
+        _, count, code = super().memory(x, writable)
+        return Pointer(self._device, x.ctypes.data), count, code
+
+
+def check_one_gpu(comm):
+    x = emulated.array(np.ones(5))
+    comm.all_reduce(x)
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match=r"expected one on emulated, as the first .*, got emulated:1"):
+            comm.all_reduce(x.view(SecondArray))
+    assert_same(comm.all_reduce(x), np.full(5, float(comm.size**2)))
+
+
+@pytest.mark.parametrize("layout", ["0011", "000"])
+def test_a_second_gpu_of_a_rank_is_refused(layout, monkeypatch):
+    monkeypatch.setitem(ADAPTERS, SecondArray, SecondAdapter())
+    run_on(layout, check_one_gpu)
 
 
 def check_sizes(comm):

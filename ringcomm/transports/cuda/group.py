@@ -6,7 +6,6 @@ failures.
 """
 
 import os
-import time
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -15,12 +14,12 @@ from ringcomm.errors import Aborted, ArgumentError, MemoryShortage, MismatchErro
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.contract import CollectiveCall, LocalTransport
 from ringcomm.transports.cuda.arena import Arena
-from ringcomm.transports.cuda.farewell import keep, part
+from ringcomm.transports.cuda.deferred_free import free_once_closed, keep
 from ringcomm.transports.cuda.kernels import variant_of
 from ringcomm.transports.cuda.launches import CAPTURED, PendingLaunch
 from ringcomm.transports.cuda.symmetric import BufferLease, DeviceBuffers
 from ringcomm.transports.cuda.tracing import LaunchTrace
-from ringcomm.transports.cuda.watch import SHORTEST, Watch
+from ringcomm.transports.cuda.watch import Watch
 from ringcomm.types import COLLECTIVES
 
 __all__ = ["CudaGroup", "Unreachable"]
@@ -47,6 +46,7 @@ class CudaGroup:
 
     def __init__(self, host: LocalTransport, device: Device) -> None:
         self.device = device
+        self.unraised: RingcommError | None = None  # after close(): a failure that no call has raised
         self._host = host
         self._process = os.getpid()
         # CUDA must not be asked about a destroyed stream: that of the last call, and that of the last captured one.
@@ -94,10 +94,9 @@ class CudaGroup:
         stream, number = self.device.new_stream(), ffi.new("uint64_t *")
         arguments, mode = [CollectiveCall(NULL, NULL, 0, 0)], lib.RC_GPUS_PLAIN
         check(lib.rc_gpus_call(self.handle, BARRIER, arguments, ffi.cast("void *", stream.ptr), limit, mode, number))
-        while not lib.rc_gpus_ended(self.handle, number[0]):
-            time.sleep(SHORTEST)
+        self._watch.wait_for_kernel(number[0], limit)
         control = self._arena.control
-        return f"it has not heard of rank {control.peer} for {limit:g} s" if control.failed else ""
+        return f"no answer from rank {control.peer} within {limit:g} s" if control.failed else ""
 
     # --- Calls --------------------------------------------------------------------------------------------------------
 
@@ -135,7 +134,7 @@ class CudaGroup:
             launch = PendingLaunch(self._watch, device, number[0], async_op, awaited)
             if awaited or counts:
                 self._watch.track(launch, counts)
-        self._streams[number[0] >= CAPTURED] = stream
+            self._streams[number[0] >= CAPTURED] = stream
         if begin:
             self._trace.end(begin, self._own_stream if async_op else stream, name, call, launch)
         return launch
@@ -203,26 +202,24 @@ class CudaGroup:
             reason = f"rank {self._host.rank} was closed by a signal handler"
             self._watch.fail(Aborted(reason, rank=self._host.rank))
             return False
-        buffers, captured = self._buffers.own(), ffi.new("int *")
+        buffers, captured, raised = self._buffers.own(), ffi.new("int *"), ffi.new("int *")
         with suppress(RingcommError):  # it has failed
-            check(lib.rc_gpus_end_calls(self.handle, captured))  # of other threads
+            check(lib.rc_gpus_end_calls(self.handle, captured, raised))  # of other threads
         if captured[0]:  # a graph may still be replayed
             keep([self._arena, self.handle, *buffers])
         mapped = [self._arena.memory, *(buffer.memory for buffer in buffers)]  # by peers
         size = self._arena.size + sum(buffer.size for buffer in buffers)
         owner = f"rank {self._host.rank} keeps {size} bytes of {self.device.name}"
-        if self.device.memory_outlives_owner:
-            owner = ""
         try:
             self.finish()
             if not captured[0]:
                 self._arena.opened.clear()
                 self._buffers.close()
         except (RingcommError, RuntimeError):
-            if owner:
-                keep(mapped, owner)
+            keep(mapped, owner)
             self._channel.close()
         else:
-            part(self._channel, mapped, owner)
+            free_once_closed(self._channel, mapped, owner)
+        self.unraised = self._watch.unraised(bool(raised[0]))
         self._watch.close()
         return True

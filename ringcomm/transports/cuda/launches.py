@@ -10,7 +10,7 @@ from ringcomm.native import check, ffi, lib
 
 __all__ = ["CAPTURED", "PendingLaunch"]
 
-CAPTURED = 1 << 63  # in the number of a call that runs when its graph is replayed (bindings/src/cuda/streams.h)
+CAPTURED = 1 << 63  # in the number of a call that runs when its graph is replayed (kernels/cuda/call.cuh)
 
 
 class LaunchOwner(Protocol):
@@ -53,7 +53,7 @@ class PendingLaunch:
                 raise self.error
             self._watch.check_launch(self.number)
             with self._watch.lock:
-                if not self.done():  # nobody may ask this handle again: a later call raises the error, too
+                if not self.done():  # the caller may drop this handle: a later call raises the error, too
                     self.awaited = False
         self.may_release = self._device.stream().ptr == self._stream
         return -1

@@ -1,7 +1,7 @@
 """The thread that watches the launches of a rank, and the failures of kernels.
 
 The thread runs in the core and sleeps there (bindings/src/cuda/waits.cpp): it comes back to Python when a kernel has
-failed, or a call has ended that somebody wants to know of.
+failed, or a call has ended for which a callback waits.
 """
 
 import heapq
@@ -9,7 +9,6 @@ import itertools
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
@@ -18,7 +17,7 @@ from weakref import WeakValueDictionary
 
 from ringcomm.completion import call_back, call_back_apart
 from ringcomm.devices.contract import Device
-from ringcomm.errors import RingcommError, describe_error
+from ringcomm.errors import Aborted, RingcommError, describe_error
 from ringcomm.machine.threads import start_thread
 from ringcomm.native import check, ffi, lib
 from ringcomm.transports.contract import LocalTransport
@@ -27,9 +26,9 @@ from ringcomm.transports.cuda.failures import UNKNOWN, LaunchedCall, compare_cal
 from ringcomm.transports.cuda.kernels import REASONS
 from ringcomm.transports.cuda.launches import CAPTURED, PendingLaunch
 
-__all__ = ["SHORTEST", "Watch"]
+__all__ = ["Watch"]
 
-SHORTEST = 50e-6  # seconds between two looks
+MARGIN = 5.0  # seconds in which a kernel ends after its timeout, unless its GPU hangs
 DESCRIPTION_BYTES = 256  # more than any call needs
 COUNTS_KEPT = 256  # calls whose counts an error can name
 
@@ -96,7 +95,7 @@ class Watch:
     # --- Launches -----------------------------------------------------------------------------------------------------
 
     def track(self, launch: PendingLaunch, counts: tuple[list[int], list[int]] | None) -> None:
-        """Note a launch whose handle raises its error, or whose counts an error has to name."""
+        """Remember a launch whose handle raises its error, or whose counts an error has to name."""
         with self.lock:
             self._launches[launch.number] = launch
             if counts:
@@ -112,6 +111,10 @@ class Watch:
     def wait(self, number: int, timeout: float) -> None:
         """Block until a call has ended. A timeout or a signal fails the group, which ends the call."""
         check(lib.rc_gpus_wait(self.gpus, number, timeout))
+
+    def wait_for_kernel(self, number: int, timeout: float) -> None:
+        """Block until a kernel that nothing holds up has ended, which has a timeout of its own."""
+        self.wait(number, timeout + MARGIN)
 
     def finish(self) -> None:
         """Block until all launches have ended."""
@@ -137,6 +140,20 @@ class Watch:
                 lib.rc_gpus_allow_fast(self.gpus, 1)
             if error:
                 raise error
+
+    def unraised(self, failure_raised: bool) -> RingcommError | None:
+        """Return the failure that no call has raised, if any, once all launches have ended.
+
+        `failure_raised`: a call has raised that of the group.
+        """
+        try:
+            if self._control.failed and not failure_raised:
+                self._host.check()
+            self.raise_unraised()
+        except RingcommError as error:
+            own_abort = isinstance(error, Aborted) and error.rank == self._host.rank
+            return None if own_abort else error.with_traceback(None)
+        return None
 
     def poll(self) -> None:
         """Handle the failure of a kernel, and call back for the calls that have ended."""
@@ -210,8 +227,7 @@ class Watch:
         try:
             if not usable:
                 raise error
-            while not lib.rc_gpus_ended(self.gpus, newest):
-                time.sleep(SHORTEST)
+            self.wait_for_kernel(newest, call.timeout)
             self._channel.all_gather_facts("all_gather", "ended", call.timeout)
             self._arena.reset()
             self._channel.all_gather_facts("all_gather", "reset", call.timeout)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ringcomm.algorithms.schedule import Block, Copy
 from ringcomm.algorithms.select import AlgorithmSelector
-from ringcomm.devices.contract import Memory
+from ringcomm.devices.contract import Device, Memory
 from ringcomm.errors import RingcommError
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
@@ -68,8 +68,8 @@ class HostsGpus:
             self._gpus = None
         return True
 
-    def run(self, name: str, call: CollectiveCall, timeout: float) -> bool:
-        """Do a collective. False: all data has to be staged in host memory, and nothing was done.
+    def run(self, device: Device, name: str, call: CollectiveCall, timeout: float) -> bool:
+        """Do a collective of arrays on a device. False: all data has to be staged in host memory, and nothing was done.
 
         That is so if the GPUs of a host do not reach each other, if each host has one rank, for sums that the CPU
         cannot compute, and for all_to_all, most of whose data goes to other hosts.
@@ -78,6 +78,8 @@ class HostsGpus:
         staged = row.given == row.got == "BLOCKS" or (row.reduces and call.dtype not in CPU_DTYPES)
         if staged or max(map(len, self._layout.ranks)) == 1 or not self._connect():
             return False
+        assert self._gpus
+        self._gpus.check_device(device)
         deadline = Deadline(timeout)
         arguments = call._replace(source=ffi.cast("void *", call.source), target=ffi.cast("void *", call.target))
         check(lib.rc_agree_on_gpus(self._group.handle, row.code, (arguments,), timeout))

@@ -200,7 +200,7 @@ class NetworkTransport(NativeTransport):
     def collective_on_gpus(self, staging: Staging, name: str, call: CollectiveCall, timeout: float) -> bool:
         if self._gpus is None:
             self._gpus = HostsGpus(self, self.split, self._local, self._layout, self._network.selector, staging)
-        return self._gpus.run(name, call, self.timeout if timeout < 0 else timeout)
+        return self._gpus.run(staging.device, name, call, self.timeout if timeout < 0 else timeout)
 
     def close(self) -> bool:
         try:

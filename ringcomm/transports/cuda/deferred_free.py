@@ -1,4 +1,4 @@
-"""Lets go of the memory of closed groups of GPUs.
+"""Frees the memory of closed groups of GPUs.
 
 Peers may have it mapped, and CUDA leaves undefined what freeing it does then. So a thread waits until they have closed
 the group too, while the program goes on.
@@ -14,7 +14,7 @@ from ringcomm.errors import RingcommError
 from ringcomm.machine.threads import start_thread
 from ringcomm.transports.contract import LocalTransport
 
-__all__ = ["keep", "part"]
+__all__ = ["free_once_closed", "keep"]
 
 LAST_WAIT = 2.0  # seconds in which the peers close too, when the process ends
 
@@ -31,24 +31,20 @@ def keep(memory: list[Any], owner: str = "") -> None:
         log.warning("%s until it ends: not all ranks have closed the communicator", owner)
 
 
-def part(channel: LocalTransport, memory: list[Any], owner: str) -> None:
-    """Drop memory once all ranks of the channel have called this; close the channel.
-
-    If some never do, keep the memory; without an owner, drop it all the same.
-    """
+def free_once_closed(channel: LocalTransport, memory: list[Any], owner: str) -> None:
+    """Drop memory once all ranks of the channel have called this; if some never do, keep it. Close the channel."""
 
     def wait() -> None:
         try:
             channel.all_gather_facts("all_gather", "closed", LAST_WAIT if _exits.is_set() else -1.0)
         except (RingcommError, RuntimeError):
-            if owner:
-                keep(memory, owner)
+            keep(memory, owner)
         memory.clear()
         channel.close()
         _waiting.discard(threading.current_thread())
 
     try:
-        _waiting.add(start_thread("ringcomm farewell", wait))
+        _waiting.add(start_thread("ringcomm free", wait))
     except RingcommError:  # the interpreter ends, or the system refuses a thread
         wait()
 
