@@ -100,7 +100,7 @@ def direct(comm: ringcomm.Communicator) -> dict[str, float]:
     comm.all_reduce(x)
     before = sys.getallocatedblocks()
     rows = {"all_reduce of a CuPy array": microseconds(lambda: comm.all_reduce(x))}
-    rows["… Python objects that 32,000 calls have left"] = sys.getallocatedblocks() - before
+    rows["… Python objects that 32,000 calls keep"] = sys.getallocatedblocks() - before
     rows["all_reduce of a tensor"] = microseconds(lambda: comm.all_reduce(tensor))
     rows["all_reduce of a CuPy array, async_op, and wait"] = microseconds(
         lambda: comm.all_reduce(x, async_op=True).wait()
@@ -224,7 +224,7 @@ def main() -> None:
     rows = ringcomm.launch(direct, 2, timeout=120)
     for name in rows[0]:
         value = max(row[name] for row in rows)
-        print(f"| {name} | {value:.0f} |" if "left" in name else f"| {name} | {value:.2f} µs |")
+        print(f"| {name} | {value:.0f} |" if "keep" in name else f"| {name} | {value:.2f} µs |")
     for name, value in through_torch().items():
         print(f"| {name.strip()} | {value:.2f} µs |")
     with tempfile.TemporaryDirectory() as folder:

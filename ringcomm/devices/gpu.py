@@ -24,6 +24,7 @@ NO_MEMORY, NOT_READY, ALREADY_ENABLED, IMPLICIT = 2, 600, 704, 906  # CUresult
 RELAXED = 2  # CUstreamCaptureMode
 MULTIPROCESSORS, CAPABILITY_MAJOR, CAPABILITY_MINOR = 16, 75, 76  # CUdevice_attribute
 NON_BLOCKING, BLOCKING_SYNC, DISABLE_TIMING, PORTABLE_AND_MAPPED, LAZY_PEER_ACCESS = 1, 1, 2, 3, 1
+LEAST_PRIORITY = 0  # of streams
 
 PAGE = 2 << 20  # cuMemAlloc returns parts of blocks of this size, and an IPC handle opens a whole block
 TOKEN = secrets.token_hex(4)
@@ -209,11 +210,9 @@ class Gpu:
 
     # ---- Streams and events.
 
-    def create_stream(self, urgent: bool = False) -> int:
-        """Return a stream that does not wait for the default stream; an urgent one has the highest priority."""
-        least, greatest = c_int(), c_int()
-        self.call("cuCtxGetStreamPriorityRange", byref(least), byref(greatest))
-        return self._create("cuStreamCreateWithPriority", NON_BLOCKING, greatest.value if urgent else least.value)
+    def create_stream(self) -> int:
+        """Return a stream that does not wait for the default stream."""
+        return self._create("cuStreamCreateWithPriority", NON_BLOCKING, LEAST_PRIORITY)
 
     def destroy_stream(self, stream: int) -> None:
         """What is queued still runs."""
@@ -221,10 +220,6 @@ class Gpu:
 
     def synchronize(self, stream: int) -> None:
         self.call("cuStreamSynchronize", stream)
-
-    def wait(self, stream: int, event: int) -> None:
-        """Let later work on a stream wait for an event, also of another stream."""
-        self.call("cuStreamWaitEvent", stream, event, 0)
 
     def capturing(self, stream: int) -> bool:
         """Return whether work on a stream is captured into a graph, to be replayed later."""

@@ -297,7 +297,7 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
         return work
 
     def _is_plain(self, opts: Any) -> bool:
-        """Return whether a call blocks, for the usual time, and nobody watches it."""
+        """Return whether a call blocks, for the usual time, and no profiler is active."""
         blocks = self._coalesced is None and not getattr(opts, "asyncOp", True)
         return blocks and self._is_unwatched() and opts.timeout == UNSET
 
@@ -306,7 +306,7 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
         return self._timeout is None and not (labels.recorders or labels.waits or watched)
 
     def _all_reduce_at_once(self, tensor: torch.Tensor, op: Any) -> bool:
-        """Do what Communicator.all_reduce tries first: some microseconds less for what most programs call most."""
+        """Do what Communicator.all_reduce tries first: all_reduce is the most frequent call."""
         return self.comm.fast_path.all_reduce(tensor, None, op, None, False) is not NotImplemented
 
     def _started(self, name: str, message: Startable, tensors: Tensors) -> TorchWork:

@@ -84,6 +84,37 @@ def test_a_future_is_complete_at_once_and_its_callbacks_wait_on_a_stream(gate):
     assert all_are(x, 2)
 
 
+def test_a_backward_pass_of_ddp_goes_on_while_buckets_are_reduced(gate):
+    """torch's own DDP takes no such tensors, so a hook passes its buckets, each of one parameter."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(50, 50, bias=False) for _ in range(3)))
+    ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1e-6, gradient_as_bucket_view=True)
+    stream, works = emulated.Stream(), []
+
+    def reduce(_, bucket):
+        grads = bucket.buffer()
+        stream.add(lambda: grads.fill_(2))  # the kernel that makes them
+        with stream:
+            work = dist.all_reduce(on_device(grads), async_op=True)
+        works.append(work)
+        return work.get_future().then(lambda done: torch.Tensor(done.value()[0]))
+
+    ddp.register_comm_hook(None, reduce)
+    ddp(torch.ones(1, 50)).sum().backward()  # all in one bucket, to learn their order
+    stream.synchronize()
+    works.clear()
+    gate.hold(stream)
+    ddp.zero_grad(set_to_none=False)
+    ddp(torch.ones(1, 50)).sum().backward()  # would wait for the gate for ever
+    assert len(works) > 1
+    assert not any(work.is_completed() for work in works)
+    assert not any(all_are(parameter.grad, 2) for parameter in model.parameters())
+    gate.open()
+    for work in works:
+        work.wait()
+    emulated.device.stream().synchronize()
+    assert all(all_are(parameter.grad, 2) for parameter in model.parameters())
+
+
 def test_a_tensor_that_is_dropped_in_flight_stays_until_its_call_has_ended(gate):
     x, stream = behind(gate)
     alive = weakref.ref(x)
