@@ -158,9 +158,7 @@ class Watch:
     def poll(self) -> None:
         """Handle the failure of a kernel, and call back for the calls that have ended."""
         with self.lock:
-            record = self._control
-            known = record.number & CAPTURED or record.number <= lib.rc_gpus_launched(self.gpus)
-            if record.failed and not record.abort and known:  # a kernel can fail within its launch
+            if self._control.failed and not self.aborted and self._failed_call_is_launched():
                 self._kernel_failed()
                 lib.rc_gpus_resume(self.gpus)
             ended = []
@@ -200,6 +198,11 @@ class Watch:
         if lib.rc_gpus_describe(self.gpus, number, text, len(text), timeout):
             return UNKNOWN
         return LaunchedCall(str(ffi.string(text), "ascii"), timeout[0], self._counts.get(number))
+
+    def _failed_call_is_launched(self) -> bool:
+        """Return whether the launch of the call that has failed has returned: a kernel can fail before."""
+        number = self._control.number  # complete once `failed` is set
+        return bool(number & CAPTURED) or number <= lib.rc_gpus_launched(self.gpus)
 
     def _kernel_failed(self) -> None:
         record = self._control
