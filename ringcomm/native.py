@@ -66,7 +66,8 @@ try:
     from ringcomm._native import __file__ as _library
     from ringcomm._native import ffi, lib
 except ImportError as reason:
-    ffi = lib = NativeFastPath = GpuMessage = native_messages = numpy_memory = _Missing(reason)
+    ffi = lib = NativeFastPath = native_messages = numpy_memory = _Missing(reason)
+    GpuMessage = object  # which has a subclass
     FOLDER = Path(__file__).parent
 else:
     _fast_path = _module("_fast_path", _library)

@@ -136,7 +136,7 @@ def test_a_rank_that_is_late_in_a_start_of_some_ranks_is_named_by_its_rank_in_th
             return str(caught.value), caught.value.rank, caught.value.got
 
         errors = [*pool.map(wait_for_all, range(2))]
-    assert errors == [("rank 5 did not arrive within 0.1 s", 5, [5])] * 2
+    assert errors == [("timed out: rank 5 did not arrive within 0.1 s", 5, [5])] * 2
 
 
 @pytest.mark.parametrize("hosts", [False, True])

@@ -132,7 +132,7 @@ def be_late_on_a_host(world, failed):
 
 def test_a_rank_that_is_late_on_its_host_is_named_by_its_rank_in_the_job(tmp_path):
     errors = mpi_world.call(be_late_on_a_host, tmp_path / "failed")
-    assert errors == [("rank 3 did not arrive within 1 s", 3, [3])] * 4
+    assert errors == [("timed out: rank 3 did not arrive within 1 s", 3, [3])] * 4
 
 
 def take_settings_of_rank_0(world):

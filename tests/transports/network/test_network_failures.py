@@ -240,7 +240,7 @@ def test_a_rank_that_is_late_on_its_host_is_named_by_its_rank_in_the_job(monkeyp
         errors = [pool.submit(start, number) for number in range(4)]
         wait(errors[:late] + errors[late + 1 :])
         others_have_failed.set()
-    expected = f"rank {late} did not arrive within {SHORT:g} s", late, [late]
+    expected = f"timed out: rank {late} did not arrive within {SHORT:g} s", late, [late]
     assert [error.result() for error in errors] == [expected] * 4
 
 
