@@ -23,7 +23,7 @@ _Mode: Any = TorchDispatchMode  # torch does not type it
 def calls_of(
     group: Any, method: str, arguments: tuple[Any, ...], done: TorchWork
 ) -> tuple[list[TorchWork], list[torch.Tensor]]:
-    """Make the calls that a call on wrappers stands for; return their works, and the wrappers."""
+    """Make the calls that a call on wrappers stands for; return their works, and the outputs: c10d's first argument."""
     leaves, shape = tree_flatten(arguments)
 
     def call(tensors: list[torch.Tensor]) -> TorchWork:
@@ -34,7 +34,7 @@ def calls_of(
 
     with _Interception(call, done) as mode:
         labels.call_silently(group, method, [0 if each is None else each for each in arguments])  # None: any peer
-    return mode.works, [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return mode.works, [leaf for leaf in tree_leaves(arguments[0]) if isinstance(leaf, torch.Tensor)]
 
 
 class _Interception(_Mode):  # type: ignore[misc]

@@ -110,7 +110,8 @@ def test_calls_reach_the_tensors_that_a_subclass_wraps():
     same_both(x, value(1, 4))
     dist.scatter(x := both(2), [both(2), TwoTensor(torch.ones(2), 10 * torch.ones(2))] if rank == 0 else None, 0)
     same_both(x, value(0, 2) if rank == 0 else torch.ones(2))
-    dist.all_gather(outputs := [both(4) for _ in range(size)], both(4))
+    work = dist.all_gather(outputs := [both(4) for _ in range(size)], both(4), async_op=True)
+    assert len(work.result()) == size  # without the inputs
     for r, out in enumerate(outputs):
         same_both(out, value(r, 4))
     dist.all_gather_into_tensor(out := both(4 * size), both(4))
