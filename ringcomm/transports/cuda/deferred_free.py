@@ -24,11 +24,9 @@ _waiting: set[threading.Thread] = set()
 _exits = threading.Event()
 
 
-def keep(memory: list[Any], owner: str = "") -> None:
-    """Keep memory until the process ends. With an owner, warn that peers may use it."""
+def keep(memory: list[Any]) -> None:
+    """Keep memory until the process ends."""
     _kept.extend(memory)
-    if owner:
-        log.warning("%s until it ends: not all ranks have closed the communicator", owner)
 
 
 def free_once_closed(channel: LocalTransport, memory: list[Any], owner: str) -> None:
@@ -38,7 +36,8 @@ def free_once_closed(channel: LocalTransport, memory: list[Any], owner: str) -> 
         try:
             channel.all_gather_facts("all_gather", "closed", LAST_WAIT if _exits.is_set() else -1.0)
         except (RingcommError, RuntimeError):
-            keep(memory, owner)
+            keep(memory)
+            log.warning("%s until it ends: not all ranks have closed the communicator", owner)
         memory.clear()
         channel.close()
         _waiting.discard(threading.current_thread())

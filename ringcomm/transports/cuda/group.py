@@ -216,7 +216,7 @@ class CudaGroup:
                 self._arena.opened.clear()
                 self._buffers.close()
         except (RingcommError, RuntimeError):
-            keep(mapped, owner)
+            keep(mapped)  # the group has failed, and that has been said
             self._channel.close()
         else:
             free_once_closed(self._channel, mapped, owner)
