@@ -73,6 +73,7 @@ def operation(
                 given = (*arguments[:count], opts) if options else arguments
                 return coalesced(self, name, *calls_of(self, prepare.__name__, given, DONE))
             except RingcommError as error:
+                self._stop_coalescing()  # torch does not, when a call of a batch raises
                 raise self.annotated(error)  # noqa: B904 (it is the same error)
 
         @wraps(prepare)

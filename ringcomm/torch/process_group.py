@@ -208,10 +208,14 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
         self._coalesced = []
         self.comm._transport.hold_messages(True)
 
-    def _end_coalescing(self, device: object = None) -> TorchWork:  # noqa: ARG002
+    def _stop_coalescing(self) -> list[TorchWork]:
         works, self._coalesced = self._coalesced, None
-        self.comm._transport.hold_messages(False)
-        works = works or []
+        if works is not None:
+            self.comm._transport.hold_messages(False)
+        return works or []
+
+    def _end_coalescing(self, device: object = None) -> TorchWork:  # noqa: ARG002
+        works = self._stop_coalescing()
         return coalesced(self, "coalesced calls", works, [tensor for work in works for tensor in work.outputs])
 
     start_coalescing, end_coalescing = _start_coalescing, _end_coalescing  # of a Backend

@@ -8,9 +8,11 @@ import torch
 import torch.distributed as dist
 
 import device_tensors
+import ringcomm
 from device_tensors import on_device
 from on_device import Gate
 from ringcomm.devices import emulated
+from ringcomm.transports import routing
 from ringcomm.transports.cuda import group, messages
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -144,3 +146,14 @@ def test_a_message_is_started_without_python(monkeypatch):
     monkeypatch.delattr(messages.GpuMessages, "start")
     message_to_itself(on_device(torch.arange(100) + 1), out)
     assert torch.Tensor(out).tolist() == [*range(1, 101)] + [0] * 20
+
+
+def test_a_call_that_is_refused_ends_its_batch(monkeypatch):
+    x, switches = on_device(torch.ones(3)), []
+    monkeypatch.setattr(routing.RoutingTransport, "hold_messages", lambda _, holds: switches.append(holds))
+    with pytest.raises(ringcomm.ArgumentError), dist.distributed_c10d._coalescing_manager(device=x.device):
+        dist.distributed_c10d._get_default_group().send([x], 7, 0)
+    assert switches == [True, False]
+    alive = weakref.ref(dist.all_reduce(x, async_op=True))
+    emulated.device.stream().synchronize()
+    assert alive() is None  # no list of a batch has it
