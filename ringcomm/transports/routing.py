@@ -43,7 +43,7 @@ class RoutingTransport:
         self._group: CudaGroup | None = None
         self._gpu_messages: GpuMessages | None = None
         self._holds_messages = False
-        self._unraised: RingcommError | None = None  # of the closed group, for the end of close()
+        self._unraised: RingcommError | None = None  # of what was in flight, for the end of close()
         self._local = host.as_local  # None once its GPUs prove unable to access each other
         self._connecting = threading.Lock()
         self._staged = StagedCalls(host)
@@ -226,7 +226,7 @@ class RoutingTransport:
         self._group, self.on_gpus = None, False
         self._staged.stop()
         if self._gpu_messages:
-            self._gpu_messages.close()
+            self._unraised = self._gpu_messages.close() or self._unraised
         closed = True  # also where it raises, because messages are lost
         try:
             closed = self._host.close()

@@ -13,7 +13,7 @@ from ringcomm.adapters import ON_GPUS
 from ringcomm.completion import when_done
 from ringcomm.devices.contract import Device, Memory, Pointer
 from ringcomm.devices.gpu import process
-from ringcomm.errors import RingcommError, refuse
+from ringcomm.errors import ArgumentError, RingcommError, refuse
 from ringcomm.native import GpuMessage, check, ffi, lib
 from ringcomm.transports.contract import Pending, Startable, Transport
 
@@ -88,8 +88,19 @@ class GpuMessages:
         """Wait until what has been launched has moved."""
         check(lib.rc_gpu_messages_wait(self._host.handle))
 
-    def close(self) -> None:
-        """Before the communicator closes: wait until the peers have read what was sent."""
+    def close(self) -> RingcommError | None:
+        """Before the communicator closes: wait until what has been launched has moved, and the peers have read what was
+        sent. Return why a message has not moved, unless the communicator had failed before.
+        """
+        failure = None
+        with suppress(RingcommError):
+            self._host.check()
+            try:
+                self.finish()
+            except ArgumentError:  # from a signal handler
+                pass
+            except RingcommError as error:
+                failure = error
         read, end = ffi.new("int *"), time.monotonic() + CLOSE_TIMEOUT
         with suppress(RingcommError):  # it has failed
             while not lib.rc_gpu_messages_read(self._host.handle, read) and not read[0]:
@@ -98,6 +109,7 @@ class GpuMessages:
                     break
                 time.sleep(LOOK)
         self._all_read = bool(read[0])
+        return failure
 
     def free(self) -> None:
         """After the communicator has closed: free the arena, unless peers may have it mapped."""
