@@ -9,7 +9,7 @@ import pytest
 
 import harness
 from failures import mortals, outcomes, until_broken
-from gpu_messages import BLOCK, device_array, synchronize, values
+from gpu_messages import ALL, BLOCK, device_array, synchronize, values
 from on_device import Gate
 from reference import assert_same
 from ringcomm import Aborted, CollectiveTimeout, Communicator, PeerLost, RingcommError
@@ -51,12 +51,34 @@ def stuck_stream(comm):
         receive.wait()
         error = until_broken(comm)
         assert isinstance(error, CollectiveTimeout)
-        assert "rank 0 has not come to the send on its stream" in str(error)
+        assert "rank 0 has not reached the send on its stream" in str(error)
 
 
 @as_on_a_gpu
 def test_a_sender_whose_stream_is_stuck_is_named():
     harness.run(stuck_stream, 2, world="threads")
+
+
+def stuck_chunks(comm):
+    """A receive is named, too, if it is not its last launch that fails."""
+    x = device_array(3 * ALL, 0)
+    if comm.rank == 0:
+        gate = Gate()
+        try:
+            with emulated.Stream() as stream:
+                gate.hold(stream)
+                comm.send(x, 1, async_op=True)
+            until_broken(comm)
+        finally:
+            gate.open()
+    else:
+        with pytest.raises(CollectiveTimeout, match=rf"rank 1 waited 0.3 s for recv\(uint8 x {x.size}, from 0\)"):
+            comm.recv(x, 0, timeout=SHORT, async_op=True).synchronize()
+
+
+@as_on_a_gpu
+def test_a_receive_that_waits_for_a_chunk_is_named():
+    harness.run(stuck_chunks, 2, world="threads")
 
 
 def aborted(comm):
@@ -111,6 +133,62 @@ def not_received(comm):
 @as_on_a_gpu
 def test_a_communicator_closes_with_messages_in_flight(world):
     harness.run(not_received, 2, world=world)
+
+
+def received_before_the_close(comm, gate, closed):
+    """Rank 1 closes while the stream of rank 0 has not reached its send."""
+    group = comm.split(0)
+    x = device_array(100, 7 if comm.rank == 0 else 1)
+    if comm.rank == 0:
+        with emulated.Stream() as stream:
+            gate.hold(stream)
+            group.send(x, 1)
+        assert closed.wait(harness.OPERATION)
+        gate.open()
+    else:
+        group.recv(x, 0)
+        group.close()
+        closed.set()
+        assert_same(x, values(100, 7))
+    group.close()
+
+
+@as_on_a_gpu
+def test_close_waits_for_a_message_that_a_receive_has_returned(monkeypatch):
+    finish, gate = messages.GpuMessages.finish, Gate()
+
+    def finished(self):
+        if self._host.rank == 1:
+            gate.open()
+        finish(self)
+
+    monkeypatch.setattr(messages.GpuMessages, "finish", finished)
+    harness.run(received_before_the_close, 2, gate, threading.Event(), world="threads")
+
+
+def lost_in_the_close(comm, closed):
+    group, gate = comm.split(0), Gate()
+    x = device_array(100, comm.rank)
+    if comm.rank == 0:
+        with emulated.Stream() as stream:
+            gate.hold(stream)
+            group.send(x, 1)
+        assert closed.wait(harness.OPERATION)
+        gate.open()
+        group.close()  # the failure is not its own
+    else:
+        group.recv(x, 0, timeout=SHORT)
+        try:
+            with pytest.raises(CollectiveTimeout, match=r"rank 1 waited 0.3 s for recv\(uint8 x 100, from 0\)"):
+                group.close()
+        finally:
+            closed.set()
+        group.close()
+
+
+@as_on_a_gpu
+def test_close_raises_what_a_message_has_failed_for():
+    harness.run(lost_in_the_close, 2, threading.Event(), world="threads")
 
 
 def read_after_the_close(comm, launched, closed):
@@ -203,3 +281,33 @@ def idle_sender(comm):
 
 def test_host_memory_receives_from_a_rank_that_makes_no_calls(world):
     harness.run(idle_sender, 2, world=world)
+
+
+def staged_and_buffered(comm, sent):
+    """Sends in slots on the GPU take no host memory: as many small ones are buffered as without them."""
+    x, filler = emulated.empty(1 << 20, np.uint8), np.zeros(4096, np.uint8)
+    if comm.rank == 0:
+        for tag in range(20):
+            comm.send(x, 1, tag=1000 + tag)
+        for tag in range(1000):
+            comm.send(filler, 1, tag, timeout=5.0)
+        for tag in range(20):
+            comm.send(x, 1, tag=2000 + tag)
+        comm.send(filler, 1, tag=3000, timeout=5.0)
+        synchronize()
+        sent.set()
+        return
+    assert sent.wait(harness.OPERATION)
+    for tag in (*range(1000), 3000):
+        comm.recv(filler, 0, tag)
+    for tag in range(20):
+        comm.recv(x, 0, tag=1000 + tag)
+        comm.recv(x, 0, tag=2000 + tag)
+    synchronize()
+
+
+@as_on_a_gpu
+def test_messages_in_slots_are_not_charged_as_host_memory(monkeypatch):
+    shape = emulated.device.message_shape._replace(piece_bytes=1 << 20, blocks=64, block_bytes=1 << 20)
+    monkeypatch.setattr(emulated.EmulatedDevice, "message_shape", shape)
+    harness.run(staged_and_buffered, 2, threading.Event(), world="threads")

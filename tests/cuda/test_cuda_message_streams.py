@@ -19,6 +19,7 @@ from ringcomm.transports.cuda import messages
 pytestmark = pytest.mark.usefixtures("streams_as_on_a_gpu")
 
 SHORT = 0.3  # seconds until a gate opens
+SLOTS = emulated.device.message_shape.blocks
 
 
 def in_the_order_of_streams(comm):
@@ -65,6 +66,49 @@ def after_a_barrier(comm):
 
 def test_a_barrier_waits_for_messages():
     harness.run(after_a_barrier, 2, world="threads")
+
+
+def before_a_collective(comm):
+    """Sends before a collective on their stream, whose receives come behind it: more of them than there are slots."""
+    other, total = 1 - comm.rank, emulated.array(np.ones(3))
+    comm.all_reduce(total)  # connects
+    arrays = [device_array(100, tag if comm.rank == 0 else 99) for tag in range(3 * SLOTS)]
+    if comm.rank == 0:
+        sends = [comm.send(x, other, tag, async_op=True) for tag, x in enumerate(arrays[:SLOTS])]
+        comm.sendrecv(np.empty(1), other, np.empty(1), other, 1000)  # now they are received, and their slots free
+        sends += [comm.send(x, other, SLOTS + tag, async_op=True) for tag, x in enumerate(arrays[SLOTS:])]
+        comm.all_reduce(total, timeout=5.0)
+        works = sends
+    else:
+        comm.all_reduce(total, timeout=5.0)
+        comm.recv(np.empty(1), other, 1000)
+        works = [comm.recv(x, other, tag, async_op=True) for tag, x in enumerate(arrays)]
+        comm.send(np.empty(1), other, 1000)
+    for work in works:
+        work.synchronize()
+    synchronize()
+    for tag, x in enumerate(arrays):
+        assert_same(x, values(100, tag))
+    assert_same(total, np.full(3, 4.0))
+
+
+def test_sends_do_not_hold_up_a_collective_behind_them():
+    harness.run(before_a_collective, 2, world="threads")
+
+
+def sends_first(comm):
+    """Both ranks send before they receive, again and again: a slot that has been read takes the next message."""
+    other, out = 1 - comm.rank, emulated.empty(100, np.uint8)
+    for turn in range(3 * SLOTS):
+        x = device_array(100, turn + comm.rank)
+        comm.send(x, other, timeout=5.0)
+        comm.recv(out, other)
+        synchronize()
+        assert_same(out, values(100, turn + other))
+
+
+def test_a_blocking_send_uses_slots_again():
+    harness.run(sends_first, 2, world="threads")
 
 
 def launches(comm):

@@ -63,7 +63,10 @@ GpuMessages::GpuMessages(const Driver& driver, const rc_gpu_messages_setup& setu
     driver.check(driver.cuIpcGetMemHandle(&handle_.memory, handle_.address), "cuIpcGetMemHandle");
     for (uint32_t block = 0; block < setup.shape.blocks; ++block) free_.push_back({int(block), 0, 0});
     opened_[rank] = reinterpret_cast<std::byte*>(args_.arena.base);
-    send_ = new_stream();
+    for (CUstream& stream : copies_) made(stream);
+    const OutsideCaptures mode(driver);
+    driver.check(driver.cuMemHostAlloc(&released_, setup.shape.blocks * cuda::FLAG, HOST_ALLOC_PORTABLE),
+                 "cuMemHostAlloc");
 }
 
 // The launches are over. What fails here fails because the GPU has.
@@ -71,10 +74,10 @@ GpuMessages::~GpuMessages() {
     try {
         const auto context = current();
         const OutsideCaptures mode(driver_);
-        driver_.cuStreamDestroy_v2(send_);
-        for (const auto& [peer, stream] : receive_) driver_.cuStreamDestroy_v2(stream);
-        for (CUstream stream : copies_)
-            if (stream) driver_.cuStreamDestroy_v2(stream);
+        for (const auto& streams : {send_, receive_})
+            for (const auto& [peer, stream] : streams) driver_.cuStreamDestroy_v2(stream);
+        for (CUstream stream : copies_) driver_.cuStreamDestroy_v2(stream);
+        driver_.cuMemFreeHost(released_);
         for (const CUdeviceptr arena : mapped_) driver_.cuIpcCloseMemHandle(arena);
     } catch (const Failure&) {
     }
@@ -90,11 +93,34 @@ bool GpuMessages::capturing(CUstream stream) const {
 
 // ---- Blocks.
 
-cuda::MessageTransfer GpuMessages::stage(const std::byte* data, uint64_t bytes, int peer) {
-    // Best one whose last message no other peer has to read first: that may take as long as the stream of the peer.
-    const auto found =
-        std::find_if(free_.begin(), free_.end(), [&](const Block& each) { return !each.last || each.reader == peer; });
-    const auto chosen = found == free_.end() ? free_.begin() : found;
+bool GpuMessages::may_stage_at_once() {
+    const auto read = [this] {
+        return size_t(std::count_if(free_.begin(), free_.end(), [](const Block& each) { return !each.last; }));
+    };
+    if (read() > for_chunks()) return true;
+    if (!may_stage_early()) return false;
+    note_read();
+    return read() > for_chunks();
+}
+
+// Asks the GPU from which of the free blocks the last message has been read.
+void GpuMessages::note_read() {
+    const auto context = current();
+    const OutsideCaptures mode(driver_);
+    const cuda::MessageArena& arena = args_.arena;
+    copy(released_, arena.released(arena.base, 0), arena.layout.shape.blocks * cuda::FLAG, copies(TO_HOST));
+    driver_.check(driver_.cuStreamSynchronize(copies(TO_HOST)), "cuStreamSynchronize");
+    for (Block& block : free_) {
+        const auto* const flag = static_cast<const std::byte*>(released_) + block.index * cuda::FLAG;
+        if (*reinterpret_cast<const uint64_t*>(flag) >= block.last) block.last = 0;
+    }
+}
+
+cuda::MessageTransfer GpuMessages::stage(const std::byte* data, uint64_t bytes, int peer, bool at_once) {
+    // Else best one whose last message no other peer has to read first: that may take as long as the peer's stream.
+    const auto rank = [&](const Block& each) { return !each.last ? (at_once ? 0 : 3) : each.reader == peer ? 1 : 2; };
+    const auto chosen =
+        std::min_element(free_.begin(), free_.end(), [&](const Block& a, const Block& b) { return rank(a) < rank(b); });
     const Block block = *chosen;
     free_.erase(chosen);
     auto* const source = reinterpret_cast<cuda::byte*>(const_cast<std::byte*>(data));  // only read
@@ -116,18 +142,9 @@ void GpuMessages::free_dropped() {
 
 bool GpuMessages::all_read() {
     free_dropped();
-    const cuda::MessageArena& arena = args_.arena;
-    const cuda::MessageShape& shape = arena.layout.shape;
-    if (free_.size() < shape.blocks) return false;
-    const auto context = current();
-    const OutsideCaptures mode(driver_);
-    const GpuBuffer words = chunk(TO_GPU);  // the smaller ones
-    if (!words) return false;
-    copy(words.get(), arena.released(arena.base, 0), shape.blocks * cuda::FLAG, copies(TO_HOST));
-    driver_.check(driver_.cuStreamSynchronize(copies(TO_HOST)), "cuStreamSynchronize");
-    return std::all_of(free_.begin(), free_.end(), [&](const Block& block) {
-        return *reinterpret_cast<const uint64_t*>(words.get() + block.index * cuda::FLAG) >= block.last;
-    });
+    if (free_.size() < args_.arena.layout.shape.blocks) return false;
+    note_read();
+    return std::all_of(free_.begin(), free_.end(), [](const Block& block) { return !block.last; });
 }
 
 // ---- Arenas of peers.
@@ -180,24 +197,18 @@ uint64_t GpuMessages::launch(std::span<const cuda::MessageTransfer> transfers, C
 std::string GpuMessages::broken_context() const {
     const auto context = current();
     const OutsideCaptures mode(driver_);
-    const CUresult status = driver_.cuStreamQuery(send_);
+    const CUresult status = driver_.cuStreamQuery(copies(TO_HOST));
     return status == CUDA_SUCCESS || status == CUDA_ERROR_NOT_READY ? "" : driver_.describe(status);
 }
 
 // ---- Streams, events and copies.
 
-CUstream GpuMessages::new_stream() const {
+CUstream GpuMessages::made(CUstream& stream) const {
+    if (stream) return stream;
     int least, most;
-    CUstream stream;
     driver_.check(driver_.cuCtxGetStreamPriorityRange(&least, &most), "cuCtxGetStreamPriorityRange");
     driver_.check(driver_.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, most),
                   "cuStreamCreateWithPriority");
-    return stream;
-}
-
-CUstream GpuMessages::receive_stream(int peer) {
-    CUstream& stream = receive_[peer];
-    if (!stream) stream = new_stream();
     return stream;
 }
 
@@ -277,16 +288,10 @@ GpuBuffer GpuMessages::chunk(Way way) {
             }};
 }
 
-CUstream GpuMessages::copies(Way way) {
-    if (!copies_[way]) copies_[way] = new_stream();
-    return copies_[way];
-}
-
 void GpuMessages::finish_copies() {
     const auto context = current();
     const OutsideCaptures mode(driver_);
-    for (CUstream stream : copies_)
-        if (stream) driver_.cuStreamSynchronize(stream);
+    for (CUstream stream : copies_) driver_.cuStreamSynchronize(stream);
 }
 
 }  // namespace ringcomm

@@ -53,11 +53,13 @@ public:
     // --- Blocks.
 
     size_t free_blocks() const { return free_.size(); }
-    // A quarter of the blocks is for chunks: those are read as soon as they are there, however many messages before
-    // them wait for their receives.
-    bool may_announce() const { return free_.size() > args_.arena.layout.shape.blocks / 4; }
-    // The STAGE of a message in a block that is free.
-    cuda::MessageTransfer stage(const std::byte* data, uint64_t bytes, int peer);
+    // Whether a message may be staged before a receive has matched it. A quarter of the blocks is for chunks: those
+    // are read as soon as they are there, however many messages before them wait for their receives.
+    bool may_stage_early() const { return free_.size() > for_chunks(); }
+    // The same, without a wait for a receiver: the last message of the block has been read.
+    bool may_stage_at_once();
+    // The STAGE of a message in a block that is free; `at_once`: in one that has been read, if there is one.
+    cuda::MessageTransfer stage(const std::byte* data, uint64_t bytes, int peer, bool at_once);
     cuda::MessageTransfer fetch(std::byte* data, uint64_t bytes, int peer, GpuLocation at) const;
     const std::byte* block(int index) const {
         return reinterpret_cast<const std::byte*>(args_.arena.block(args_.arena.base, index));
@@ -91,10 +93,10 @@ public:
 
     // --- Streams, events and copies.
 
-    CUstream send_stream() const { return send_; }
-    // One for each peer, so that no message waits for one of another peer; and one for batches.
+    // One for each peer, so that no message waits for one of another peer; and one for batches of receives.
     static constexpr int BATCHES = -1;
-    CUstream receive_stream(int peer);
+    CUstream send_stream(int peer) { return made(send_[peer]); }
+    CUstream receive_stream(int peer) { return made(receive_[peer]); }
     GpuEvent record(CUstream stream);
     void wait(CUstream stream, const GpuEvent& event) const;
     bool reached(const GpuEvent& event) const;
@@ -107,14 +109,14 @@ public:
     enum Way { TO_HOST, TO_GPU };
     static size_t chunk_bytes(Way way);
     GpuBuffer chunk(Way way);  // null: all are in use
-    CUstream copies(Way way);
+    CUstream copies(Way way) const { return copies_[way]; }
     void finish_copies();
 
 private:
     struct Pool;
     struct Block {
         int index;
-        uint64_t last;  // the message in it that its next STAGE waits for
+        uint64_t last;  // the message in it that its next STAGE waits for; 0: it has been read
         int reader;
     };
     struct Dropped {
@@ -122,7 +124,9 @@ private:
         uint64_t launch;
     };
 
-    CUstream new_stream() const;
+    CUstream made(CUstream& stream) const;  // of high priority, at its first use
+    size_t for_chunks() const { return args_.arena.layout.shape.blocks / 4; }
+    void note_read();
 
     const Driver& driver_;
     const CUcontext context_;
@@ -137,8 +141,9 @@ private:
     uint64_t numbers_ = 0, launches_ = 0;
     std::map<int, std::byte*> opened_;  // by peer; null: cannot be
     std::vector<CUdeviceptr> mapped_;
-    CUstream send_ = nullptr, copies_[2] = {};  // by way
-    std::map<int, CUstream> receive_;
+    CUstream copies_[2] = {};  // by way
+    std::map<int, CUstream> send_, receive_;
+    void* released_ = nullptr;  // pinned memory for the flags of all blocks
     std::shared_ptr<Pool> pool_;
 };
 

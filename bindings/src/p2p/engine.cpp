@@ -161,7 +161,9 @@ void PointToPointEngine::send_packet(Endpoint& endpoint, PendingPacket packet) {
     if (endpoint.buffered) try_buffer(endpoint, endpoint.queue.back());
 }
 
-size_t PointToPointEngine::cost(const Request& request) { return request.bytes + sizeof(BufferedSend); }
+size_t PointToPointEngine::cost(const Request& request) {
+    return sizeof(BufferedSend) + (request.transfer.data ? request.bytes : 0);  // nullptr: staged on the GPU
+}
 
 // Completes a queued send whose receiver makes no room: from now on a copy is queued. Returns false if the send is not
 // small, or too much is buffered already.

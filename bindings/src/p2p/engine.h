@@ -117,7 +117,7 @@ private:
     void begin(Request& request);
     bool progress();  // true if anything moved
     void send_packet(Endpoint& endpoint, PendingPacket packet);
-    static size_t cost(const Request& request);  // in bytes, once buffered
+    static size_t cost(const Request& request);  // in bytes of host memory, once buffered
     bool try_buffer(Endpoint& endpoint, PendingPacket& packet);
     void note_buffered(Endpoint& endpoint, const Request& request);
     void forget_buffered(Endpoint& endpoint, const Request& request);

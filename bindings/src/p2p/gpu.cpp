@@ -16,8 +16,8 @@ constexpr size_t CHUNKS = 16;  // of a message in one launch, at most
 PointToPointEngine::Gpu::Gpu(PointToPointEngine& engine, const Driver& driver, const rc_gpu_messages_setup& setup)
     : gpus(driver, setup, engine.group_.rank), engine_(engine), group_(engine.group_) {}
 
-// The stream of a send is that of the caller: what is staged there waits for nobody. A receive has a stream of the
-// communicator if the caller does not wait for it, or if its stream is another one in each thread.
+// A message moves on the caller's stream, unless that is the per-thread default stream. A receive for which the caller
+// does not wait has a stream of the communicator, and so has what is sent later or waits for a receiver.
 void PointToPointEngine::Gpu::prepare(Request& request) {
     const auto context = gpus.current();
     const auto stream = static_cast<CUstream>(request.transfer.stream);
@@ -31,7 +31,7 @@ void PointToPointEngine::Gpu::prepare(Request& request) {
 CUstream PointToPointEngine::Gpu::stream_of(Request& request) {
     GpuRequest& gpu = *request.gpu;
     if (!gpu.stream) {
-        gpu.stream = request.sends ? gpus.send_stream()
+        gpu.stream = request.sends ? gpus.send_stream(request.transfer.peer)
                                    : gpus.receive_stream(gpu.batch ? GpuMessages::BATCHES : request.message.source);
     }
     gpus.wait(gpu.stream, std::exchange(gpu.begin, nullptr));
@@ -65,13 +65,29 @@ void PointToPointEngine::Gpu::send(Request& request) {
     if (!held_) launch_staging();
 }
 
+// Of a transfer for each of the requests.
+uint64_t PointToPointEngine::Gpu::launch(const std::vector<cuda::MessageTransfer>& transfers,
+                                         const std::vector<Request*>& requests, CUstream stream) {
+    const uint64_t launch = gpus.launch(transfers, stream, engine_.timeout(*requests.front()));
+    auto& launched = launched_[launch % cuda::MAX_LAUNCHES];
+    launched.clear();
+    for (size_t i = 0; i < transfers.size(); ++i) {
+        launched.push_back({requests[i]->transfer, transfers[i].number, transfers[i].peer});
+        requests[i]->gpu->launch = launch;
+    }
+    return launch;
+}
+
+// What the caller queues on its stream from now on does not wait for the message.
+void PointToPointEngine::Gpu::leave_stream(GpuRequest& gpu) {
+    if (!gpu.stream) return;
+    const auto context = gpus.current();
+    gpu.begin = gpus.record(std::exchange(gpu.stream, nullptr));
+}
+
 // Sends the RTS of a message that is in no block.
 void PointToPointEngine::Gpu::announce(Request& request) {
-    GpuRequest& gpu = *request.gpu;
-    if (request.transfer.async && gpu.stream) {
-        const auto context = gpus.current();
-        gpu.begin = gpus.record(std::exchange(gpu.stream, nullptr));
-    }
+    if (request.transfer.async) leave_stream(*request.gpu);
     request.location = GpuLocation{}.packed();
     engine_.send_packet(engine_.endpoint_of(request.transfer.peer), {PACKET_RTS, &request, 0});
 }
@@ -80,24 +96,28 @@ void PointToPointEngine::Gpu::announce(Request& request) {
 void PointToPointEngine::Gpu::launch_staging() {
     const auto context = gpus.current();
     while (!staging_.empty()) {
-        std::vector<cuda::MessageTransfer> transfers;
-        const CUstream stream = stream_of(*staging_.front());
         gpus.free_dropped();
-        for (Request* request : staging_) {
-            if (transfers.size() == cuda::TRANSFERS || !gpus.has_room() || !gpus.may_announce()) break;
-            if (stream_of(*request) != stream) break;
-            transfers.push_back(gpus.stage(request->transfer.data, request->bytes, request->transfer.peer));
-        }
-        if (transfers.empty()) {
-            announce(*staging_.front());
+        Request& first = *staging_.front();
+        const bool at_once = gpus.may_stage_at_once();
+        if (!gpus.has_room() || !gpus.may_stage_early() || !(at_once || first.transfer.async)) {
+            announce(first);
             staging_.pop_front();
             continue;
         }
-        const uint64_t launch = gpus.launch(transfers, stream, engine_.timeout(*staging_.front()));
+        if (!at_once) leave_stream(*first.gpu);
+        const CUstream stream = stream_of(first);
+        std::vector<cuda::MessageTransfer> transfers;
+        std::vector<Request*> requests;
+        for (Request* request : staging_) {
+            const bool fits = at_once ? gpus.may_stage_at_once() : gpus.may_stage_early();
+            if (transfers.size() == cuda::TRANSFERS || !fits || stream_of(*request) != stream) break;
+            transfers.push_back(gpus.stage(request->transfer.data, request->bytes, request->transfer.peer, at_once));
+            requests.push_back(request);
+        }
+        const uint64_t launch = this->launch(transfers, requests, stream);
         for (const cuda::MessageTransfer& transfer : transfers) {
             Request& request = *staging_.front();
             Endpoint& endpoint = engine_.endpoint_of(request.transfer.peer);
-            request.gpu->launch = launch;
             const auto sent = std::make_shared<BufferedSend>(request, nullptr);
             sent->request.location = GpuLocation{transfer.block, transfer.number}.packed();
             staged_[&sent->request] = {sent, transfer, launch};
@@ -134,11 +154,11 @@ void PointToPointEngine::Gpu::launch_chunks() {
         std::vector<cuda::MessageTransfer> transfers;
         while (request.moved < request.bytes && transfers.size() < CHUNKS && gpus.free_blocks()) {
             const size_t bytes = std::min(gpus.block_bytes(), request.bytes - request.moved);
-            transfers.push_back(gpus.stage(request.transfer.data + request.moved, bytes, endpoint.peer));
+            transfers.push_back(gpus.stage(request.transfer.data + request.moved, bytes, endpoint.peer, true));
             request.moved += bytes;
         }
-        if (request.bytes == 0) transfers.push_back(gpus.stage(request.transfer.data, 0, endpoint.peer));
-        request.gpu->launch = gpus.launch(transfers, stream, engine_.timeout(request));
+        if (request.bytes == 0) transfers.push_back(gpus.stage(request.transfer.data, 0, endpoint.peer, true));
+        launch(transfers, std::vector(transfers.size(), &request), stream);
         for (const cuda::MessageTransfer& each : transfers) {
             const uint64_t location = GpuLocation{each.block, each.number}.packed();
             engine_.send_packet(endpoint, {PACKET_STAGED, nullptr, request.number, {}, location, each.bytes});
@@ -221,16 +241,17 @@ void PointToPointEngine::Gpu::launch_fetches() {
             return true;
         });
         std::vector<cuda::MessageTransfer> transfers;
+        std::vector<Request*> requests;
         for (const Fetch& fetch : batch) {
             Request& request = *fetch.request;
+            requests.push_back(&request);
             transfers.push_back(
                 gpus.fetch(request.transfer.data + request.moved, fetch.bytes, fetch.endpoint->peer, fetch.at));
             request.moved += fetch.bytes;
         }
-        const uint64_t launch = gpus.launch(transfers, stream, engine_.timeout(*batch.front().request));
+        launch(transfers, requests, stream);
         for (const Fetch& fetch : batch) {
             Request& request = *fetch.request;
-            request.gpu->launch = launch;
             if (fetch.whole) {
                 engine_.send_packet(*fetch.endpoint, {PACKET_FIN, &request, request.number, {}, fetch.at.packed()});
                 continue;

@@ -83,12 +83,20 @@ private:
         Endpoint* endpoint;  // of the sender, who waits for a CTS; null: its payload is here
         std::vector<std::byte> payload{};
     };
+    struct Launched {  // a part of a launch, as errors describe it
+        Transfer transfer;
+        uint64_t number;
+        int peer;
+    };
     struct Running {
         std::shared_ptr<AsyncRequest> async;
         std::optional<Failure> failure;
         uint64_t gone_ns = 0;  // since when its peer is lost
     };
 
+    uint64_t launch(const std::vector<cuda::MessageTransfer>& transfers, const std::vector<Request*>& requests,
+                    CUstream stream);
+    void leave_stream(GpuRequest& gpu);
     void announce(Request& request);
     void drop_unreceived();
     void launch_staging();
@@ -114,6 +122,7 @@ private:
     std::vector<Outgoing> outgoing_;
     std::vector<Incoming> incoming_;  // until they can be copied
     std::map<const Request*, Staged> staged_;
+    std::vector<Launched> launched_[cuda::MAX_LAUNCHES];  // by launch
     std::list<Running> running_;
     std::map<uint64_t, std::pair<GpuBuffer, GpuEvent>> own_;  // messages to this rank itself, by number
     uint64_t own_count_ = 0;

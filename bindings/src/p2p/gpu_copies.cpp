@@ -18,7 +18,7 @@ constexpr size_t CHUNKS = 3;  // of a message at once: one is sent, two are copi
 
 // What the array of a request waits for.
 GpuEvent PointToPointEngine::Gpu::begin_of(GpuRequest& gpu) {
-    if (gpu.stream) gpu.begin = gpus.record(std::exchange(gpu.stream, nullptr));  // the caller waits: it adds nothing
+    leave_stream(gpu);  // also if the caller waits: it adds nothing
     return std::exchange(gpu.begin, nullptr);
 }
 

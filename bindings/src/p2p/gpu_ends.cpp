@@ -80,22 +80,21 @@ void PointToPointEngine::Gpu::hold(bool holds) {
 void PointToPointEngine::Gpu::check_kernels() {
     const cuda::Record record = gpus.record();
     gpus.abort();
-    std::string call = "a message";
-    double seconds = 0;
-    for (const Running& each : running_) {
-        const Request& request = each.async->request;
-        if (request.gpu->launch != record.call) continue;
-        call = request.describe_call();
-        seconds = engine_.timeout(request);
-        if (request.message.source == record.peer) break;
-    }
+    const auto& launched = launched_[record.call % cuda::MAX_LAUNCHES];
+    const auto found = std::find_if(launched.begin(), launched.end(), [&](const Launched& each) {
+        return each.number == record.epoch && (sends(each.transfer.kind) || each.peer == record.peer);
+    });
+    const Request request(found->transfer);
+    const std::string call = request.describe_call();
+    const double seconds = engine_.timeout(Request(launched.front().transfer));
     if (record.reason == cuda::MISMATCH) {
         throw Failure(RC_SYSTEM,
-                      format("rank %d read another message than %s on ", group_.rank, call.c_str()) + gpus.device,
+                      format("rank %d found a different message where it expected %s on ", group_.rank, call.c_str()) +
+                          gpus.device,
                       group_.rank);
     }
     const char* const why = record.reason == cuda::NO_SLOT ? "has not read an earlier message of this rank"
-                                                           : "has not come to the send on its stream";
+                                                           : "has not reached the send on its stream";
     throw Failure(RC_TIMEOUT,
                   format("rank %d waited %.3g s for ", group_.rank, seconds) + call + " on " + gpus.device +
                       format(": rank %d ", record.peer) + why,
@@ -159,7 +158,7 @@ void PointToPointEngine::Gpu::drain() {
 
 // ---- The engine.
 
-// A GPU rings no doorbell: while something is in flight there, a wait looks often.
+// GPU completions wake no thread: while something is in flight there, a wait polls.
 uint64_t PointToPointEngine::next_look(uint64_t deadline) const {
     constexpr uint64_t LOOK_NS = 100'000;
     return gpu_ && gpu_->busy() ? std::min(deadline, now_ns() + LOOK_NS) : deadline;
