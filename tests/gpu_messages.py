@@ -9,9 +9,9 @@ from reference import assert_same
 from ringcomm import MismatchError
 from ringcomm.devices import emulated
 
-BLOCK = emulated.device.message_shape.block_bytes
-ALL = BLOCK * emulated.device.message_shape.blocks
-SIZES = (0, 1, 300, BLOCK - 1, BLOCK, BLOCK + 1, 2 * ALL + 5)  # bytes
+SLOT = emulated.device.message_shape.slot_bytes
+ALL = SLOT * emulated.device.message_shape.slots
+SIZES = (0, 1, 300, SLOT - 1, SLOT, SLOT + 1, 2 * ALL + 5)  # bytes
 
 
 def values(size, seed):
@@ -57,7 +57,7 @@ def every_call(comm):
 def mixed(comm):
     """A message between the GPU and host memory, in each direction, with the receive before and after the send."""
     other = 1 - comm.rank
-    for size in (0, 1, BLOCK, 3_000_000):
+    for size in (0, 1, SLOT, 3_000_000):
         for posted_before in (True, False):
             for sender_on_gpu in (True, False):
                 array = device_array if sender_on_gpu else values
@@ -84,8 +84,8 @@ def mixed(comm):
 
 
 def out_of_order(comm):
-    """More than the blocks hold, received in the opposite order."""
-    count, size, other = 40, BLOCK - 8, 1 - comm.rank
+    """More than the slots hold, received in the opposite order."""
+    count, size, other = 40, SLOT - 8, 1 - comm.rank
     sends = [comm.send(device_array(size, tag), other, tag, async_op=True) for tag in range(count)]
     for tag in reversed(range(count)):
         out = emulated.empty(size, np.uint8)
@@ -97,7 +97,7 @@ def out_of_order(comm):
 
 
 def all_to_all(comm):
-    for size in (100, 2 * BLOCK, ALL + 1):
+    for size in (100, 2 * SLOT, ALL + 1):
         others = [rank for rank in range(comm.size) if rank != comm.rank]
         arrays = {rank: emulated.empty(size, np.uint8) for rank in others}
         sent = {rank: device_array(size, 10 * comm.rank + rank) for rank in others}
@@ -114,7 +114,7 @@ def at_random(comm, seed):
     """The same messages on all ranks, in an order of each; their places, sizes and calls are random."""
     common, own = random.Random(seed), random.Random(seed + 100 * comm.rank)
     messages = [
-        (common.randrange(comm.size), common.randrange(comm.size), tag, common.choice((0, 1, 77, BLOCK, 3 * BLOCK + 1)))
+        (common.randrange(comm.size), common.randrange(comm.size), tag, common.choice((0, 1, 77, SLOT, 3 * SLOT + 1)))
         for tag in range(40)
     ]
     mine = [each for each in messages if comm.rank in each[:2]]
@@ -138,7 +138,7 @@ def at_random(comm, seed):
 
 
 def wrong_size(comm):
-    x, large = device_array(10, 0), device_array(2 * BLOCK, 0)
+    x, large = device_array(10, 0), device_array(2 * SLOT, 0)
     if comm.rank == 0:
         comm.send(x, 1)
         with pytest.raises(MismatchError):

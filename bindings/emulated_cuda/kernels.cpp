@@ -130,8 +130,8 @@ const char* cuda::refusal(const MessageArgs& args, int blocks) {
     if (blocks < 1 || blocks > shape.channels) return "a CUDA launch has at most one block for each channel";
     for (const MessageTransfer& each : std::span(args.transfers, args.count)) {
         if (!in(each.kind, MESSAGE_KINDS) || !in(each.peer, shape.ranks)) return "a message of no kind, or of no peer";
-        if (!each.arena || !in(each.block, shape.blocks) || each.bytes > shape.block_bytes)
-            return "a message in no block, or beyond it";
+        if (!each.arena || !in(each.slot, shape.slots) || each.bytes > shape.slot_bytes)
+            return "a message in no slot, or beyond it";
     }
     return nullptr;
 }

@@ -264,7 +264,7 @@ int rc_sendrecv(rc_comm* comm, const void* data, uint64_t count, int dtype, int 
 /* Messages of arrays on a GPU. The rank's arena of them is made and freed in Python, which compiles the kernel. */
 typedef struct {
     int32_t ranks, channels;
-    uint32_t piece_bytes, blocks, block_bytes;
+    uint32_t piece_bytes, slots, slot_bytes;
 } rc_gpu_messages_shape;
 typedef struct {
     rc_gpu_messages_shape shape;
@@ -290,7 +290,7 @@ int rc_gpu_message_start(rc_comm* comm, int kind, void* data, uint64_t count, in
 int rc_work_wait_launched(rc_work* work, double timeout, void* stream, int* source);
 int rc_work_launched(rc_work* work, int* launched);
 /* 1: what can be launched together is launched by 0, or by a wait. */
-int rc_gpu_messages_hold(rc_comm* comm, int holds);
+int rc_gpu_messages_coalesce(rc_comm* comm, int begins);
 /* Waits until the messages that have been launched have moved. */
 int rc_gpu_messages_wait(rc_comm* comm);
 /* Whether the peers have read all that was sent: the arena can be freed once `comm` is closed. */

@@ -1,8 +1,8 @@
 // Point-to-point messages. A launch moves any number of them, to and from any peers: a batch.
 //
-// STAGE copies a message into a block of the sender's arena, and FETCH from there to where the receiver wants it, piece
+// STAGE copies a message into a slot of the sender's arena, and FETCH from there to where the receiver wants it, piece
 // by piece as they appear. The hosts match messages. They launch FETCH once STAGE has been launched, and STAGE into a
-// used block once the FETCH of the last message in it has been launched: so a kernel waits only for kernels launched
+// used slot once the FETCH of the last message in it has been launched: so a kernel waits only for kernels launched
 // before it, and among messages no order, stream or rank makes them wait in a circle (docs/gpu.md has messages beside
 // collectives).
 //
@@ -25,10 +25,10 @@ struct MessageTransfer {
     byte* data;   // of this rank
     byte* arena;  // of the sender, as it is mapped here
     uint64_t bytes;
-    uint64_t number;  // the same at both ends, from 1, and larger than those before in its block
-    uint64_t before;  // STAGE: the message that must have been read from the block; 0: none
+    uint64_t number;  // the same at both ends, from 1, and larger than those before in its slot
+    uint64_t before;  // STAGE: the message that must have been read from the slot; 0: none
     int32_t kind, peer;
-    int32_t block;
+    int32_t slot;
     int32_t reader;  // STAGE: the receiver of the message before
 };
 
@@ -59,7 +59,7 @@ RC_HOST_DEVICE int first_channel_of(const MessageArgs& args, const MessageTransf
     const MessageShape& shape = args.arena.layout.shape;
     const int from = transfer.kind == STAGE ? args.rank : transfer.peer;
     const int to = transfer.kind == STAGE ? transfer.peer : args.rank;
-    return (from + 3 * to + transfer.block * parts_of(shape, shape.block_bytes)) % shape.channels;
+    return (from + 3 * to + transfer.slot * parts_of(shape, shape.slot_bytes)) % shape.channels;
 }
 
 // Fills in `first_channel`; returns the number of blocks to launch.
@@ -121,8 +121,8 @@ struct MessageKernel {
     };
 
     RC_DEVICE Gate gate(const MessageTransfer& t, int i) const {
-        if (t.kind == STAGE) return {args.arena.released(t.arena, t.block), t.before};
-        return {args.arena.staged(t.arena, channel, t.block), t.number * PIECES + steps[i] + 1};
+        if (t.kind == STAGE) return {args.arena.released(t.arena, t.slot), t.before};
+        return {args.arena.staged(t.arena, channel, t.slot), t.number * PIECES + steps[i] + 1};
     }
 
     // Returns which of this thread's messages can move a piece.
@@ -190,7 +190,7 @@ struct MessageKernel {
         const Range part = part_of(t),
                     piece = part.part(uint64_t(step) * shape.piece_bytes, (step + 1ull) * shape.piece_bytes);
         byte* const data = t.data + piece.begin;
-        byte* const staged = args.arena.block(t.arena, t.block) + piece.begin;
+        byte* const staged = args.arena.slot(t.arena, t.slot) + piece.begin;
         const bool out = t.kind == STAGE;
         copy(ctx, out ? staged : data, out ? data : staged, piece.bytes());
         block_sync(ctx);
@@ -202,7 +202,7 @@ struct MessageKernel {
     }
 
     RC_DEVICE void publish(const MessageTransfer& t, uint32_t step) const {
-        uint64_t* const flag = args.arena.staged(t.arena, channel, t.block);
+        uint64_t* const flag = args.arena.staged(t.arena, channel, t.slot);
         store_relaxed(flag + 1, fingerprint(t));
         store_release<SITE_MESSAGE_STAGED>(flag, t.number * PIECES + step + 1);
     }
@@ -214,7 +214,7 @@ struct MessageKernel {
         const bool failed = load_relaxed(args.arena.broken());
         RC_NO_UNROLL for (int i = 0; !failed && i < args.count; ++i) {
             const MessageTransfer& t = args.transfers[i];
-            if (t.kind == FETCH) store_release<SITE_MESSAGE_RELEASED>(args.arena.released(t.arena, t.block), t.number);
+            if (t.kind == FETCH) store_release<SITE_MESSAGE_RELEASED>(args.arena.released(t.arena, t.slot), t.number);
         }
         store_release<SITE_END>(args.completed, args.call);
     }

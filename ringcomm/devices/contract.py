@@ -31,8 +31,8 @@ class MessageShape(NamedTuple):
 
     channels: int
     piece_bytes: int
-    blocks: int
-    block_bytes: int
+    slots: int
+    slot_bytes: int
 
 
 class KernelVariant(NamedTuple):

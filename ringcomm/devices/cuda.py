@@ -24,7 +24,7 @@ class CudaDevice(DriverDevice):
     family = "cuda"
     shape = Shape(channels=16, slots=8, slot_bytes=512 << 10, stage_bytes=32 << 10, line_bytes=8 << 10)
     # 32 MiB; an access over NVLink needs 16 channels of 32 KiB in flight.
-    message_shape = MessageShape(channels=16, piece_bytes=32 << 10, blocks=128, block_bytes=256 << 10)
+    message_shape = MessageShape(channels=16, piece_bytes=32 << 10, slots=128, slot_bytes=256 << 10)
     threads = 512  # of a block, at most the launch bounds of entry.cu
 
     def __init__(self, ordinal: int) -> None:

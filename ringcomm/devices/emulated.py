@@ -95,7 +95,7 @@ class EmulatedDevice(DriverDevice):
     family = "emulated"
     # Small, so that the calls of a test take many chunks.
     shape = Shape(channels=2, slots=3, slot_bytes=4096, stage_bytes=1024, line_bytes=256)
-    message_shape = MessageShape(channels=2, piece_bytes=1024, blocks=16, block_bytes=8192)
+    message_shape = MessageShape(channels=2, piece_bytes=1024, slots=16, slot_bytes=8192)
     threads = 2  # of a block
     blocking = True
 

@@ -206,12 +206,12 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
 
     def _start_coalescing(self, device: object = None) -> None:  # noqa: ARG002
         self._coalesced = []
-        self.comm._transport.hold_messages(True)
+        self.comm._transport.coalesce_messages(True)
 
     def _stop_coalescing(self) -> list[TorchWork]:
         works, self._coalesced = self._coalesced, None
         if works is not None:
-            self.comm._transport.hold_messages(False)
+            self.comm._transport.coalesce_messages(False)
         return works or []
 
     def _end_coalescing(self, device: object = None) -> TorchWork:  # noqa: ARG002

@@ -4,7 +4,7 @@ If all GPUs of a group can access each other's memory, a collective is one kerne
 (cuda/group.py); the first one connects the GPUs. On several hosts the GPUs of each host do their part
 (network/gpus.py). All other collectives on GPUs are staged in host memory (staging.py).
 
-A message goes through a block of the sender's GPU, or in chunks through host memory (cuda/messages.py).
+A message goes through a slot of the sender's GPU, or in chunks through host memory (cuda/messages.py).
 """
 
 import logging
@@ -42,7 +42,7 @@ class RoutingTransport:
         self.fused: Mapping[str, Fused] = {name: self._fused(name) for name in COLLECTIVES}
         self._group: CudaGroup | None = None
         self._gpu_messages: GpuMessages | None = None
-        self._holds_messages = False
+        self._coalesces_messages = False
         self._unraised: RingcommError | None = None  # of what was in flight, for the end of close()
         self._local = host.as_local  # None once its GPUs prove unable to access each other
         self._connecting = threading.Lock()
@@ -127,7 +127,7 @@ class RoutingTransport:
                 raise ArgumentError("messages of arrays on GPUs cannot be captured into a CUDA graph", rank=self.rank)
             if self._gpu_messages is None:
                 self._gpu_messages, self.on_gpus = GpuMessages(self._host, device), True
-                self._gpu_messages.hold(self._holds_messages)
+                self._gpu_messages.coalesce(self._coalesces_messages)
         return self._gpu_messages
 
     def isend(self, data: Any, *call: Any, async_op: bool = True) -> Pending:
@@ -165,11 +165,11 @@ class RoutingTransport:
             raise
         return receive.wait(-1.0)
 
-    def hold_messages(self, holds: bool) -> None:
+    def coalesce_messages(self, begins: bool) -> None:
         """Launch messages of arrays on GPUs together that are started until a call with False, or a wait."""
-        self._holds_messages = holds
+        self._coalesces_messages = begins
         if self._gpu_messages:
-            self._gpu_messages.hold(holds)
+            self._gpu_messages.coalesce(begins)
 
     # --- Groups, memory, ends -----------------------------------------------------------------------------------------
 

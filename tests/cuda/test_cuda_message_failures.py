@@ -9,7 +9,7 @@ import pytest
 
 import harness
 from failures import mortals, outcomes, until_broken
-from gpu_messages import ALL, BLOCK, device_array, synchronize, values
+from gpu_messages import ALL, SLOT, device_array, synchronize, values
 from on_device import Gate
 from reference import assert_same
 from ringcomm import Aborted, CollectiveTimeout, Communicator, PeerLost, RingcommError
@@ -24,7 +24,7 @@ as_on_a_gpu = pytest.mark.usefixtures("streams_as_on_a_gpu")
 
 
 def late_receiver(comm):
-    x = device_array(2 * BLOCK, 0)
+    x = device_array(2 * SLOT, 0)
     if comm.rank == 0:
         with pytest.raises(CollectiveTimeout, match=r"rank 0 waited 0.3 s for send"):
             comm.send(x, 1, timeout=SHORT)
@@ -100,14 +100,14 @@ def test_an_abort_ends_a_receive():
 def closed(comm):
     """What was sent before a rank closes is received all the same."""
     comm = comm.split(0)
-    x = device_array(BLOCK, 1)
+    x = device_array(SLOT, 1)
     if comm.rank == 0:
         comm.send(x, 1)
     else:
         time.sleep(SHORT)
-        comm.recv(out := emulated.empty(BLOCK, np.uint8), 0)
+        comm.recv(out := emulated.empty(SLOT, np.uint8), 0)
         synchronize()
-        assert_same(out, values(BLOCK, 1))
+        assert_same(out, values(SLOT, 1))
     comm.close()
 
 
@@ -227,9 +227,9 @@ def next_communicator(comm):
         for turn in range(3):
             with comm.split(0) as group:
                 for tag in range(20):
-                    x, out = device_array(BLOCK, turn + tag + comm.rank), emulated.empty(BLOCK, np.uint8)
+                    x, out = device_array(SLOT, turn + tag + comm.rank), emulated.empty(SLOT, np.uint8)
                     group.sendrecv(x, 1 - comm.rank, out, 1 - comm.rank, tag=tag)
-                    assert_same(out, values(BLOCK, turn + tag + 1 - comm.rank))
+                    assert_same(out, values(SLOT, turn + tag + 1 - comm.rank))
                 arenas.append(group._transport._gpu_messages._arena)
             assert [*spare.values()] == [arenas[-1:]]
         assert all(arena is arenas[0] for arena in arenas)
@@ -308,6 +308,6 @@ def staged_and_buffered(comm, sent):
 
 @as_on_a_gpu
 def test_messages_in_slots_are_not_charged_as_host_memory(monkeypatch):
-    shape = emulated.device.message_shape._replace(piece_bytes=1 << 20, blocks=64, block_bytes=1 << 20)
+    shape = emulated.device.message_shape._replace(piece_bytes=1 << 20, slots=64, slot_bytes=1 << 20)
     monkeypatch.setattr(emulated.EmulatedDevice, "message_shape", shape)
     harness.run(staged_and_buffered, 2, threading.Event(), world="threads")

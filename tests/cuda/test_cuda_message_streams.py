@@ -8,7 +8,7 @@ import pytest
 
 import harness
 from failures import until_broken
-from gpu_messages import BLOCK, device_array, synchronize, values
+from gpu_messages import SLOT, device_array, synchronize, values
 from on_device import Gate
 from reference import assert_same
 from ringcomm import ArgumentError, RingcommError
@@ -19,19 +19,19 @@ from ringcomm.transports.cuda import messages
 pytestmark = pytest.mark.usefixtures("streams_as_on_a_gpu")
 
 SHORT = 0.3  # seconds until a gate opens
-SLOTS = emulated.device.message_shape.blocks
+SLOTS = emulated.device.message_shape.slots
 
 
 def in_the_order_of_streams(comm):
     """A send reads its array when its stream comes to it, and a receive writes when the array is free."""
     gate, stream = Gate(), emulated.Stream()
-    x = device_array(BLOCK * 3 if comm.rank == 0 else 100, 0)
+    x = device_array(SLOT * 3 if comm.rank == 0 else 100, 0)
     comm.sendrecv(device_array(1, 0), 1 - comm.rank, emulated.empty(1, np.uint8), 1 - comm.rank)
     gate.hold(stream)
     stream.add(lambda: x.fill(7))
     with stream:
         send = comm.send(x, 1 - comm.rank, async_op=True)
-    out = emulated.empty(100 if comm.rank == 0 else BLOCK * 3, np.uint8)
+    out = emulated.empty(100 if comm.rank == 0 else SLOT * 3, np.uint8)
     out.fill(1)
     receive = comm.recv(out, 1 - comm.rank, async_op=True)
     with emulated.Stream() as other:
@@ -129,15 +129,15 @@ def batches(comm):
     comm.barrier()
     synchronize()
     before = launches(comm)
-    transport.hold_messages(True)
+    transport.coalesce_messages(True)
     sends = [comm.send(arrays[rank], rank, async_op=True) for rank in others]
-    transport.hold_messages(False)
+    transport.coalesce_messages(False)
     comm.barrier()
     for out in results.values():
         out.fill(0)
-    transport.hold_messages(True)
+    transport.coalesce_messages(True)
     receives = [comm.recv(results[rank], rank, async_op=True) for rank in others]
-    transport.hold_messages(False)
+    transport.coalesce_messages(False)
     for work in sends + receives:
         work.synchronize()
     for rank in others:
@@ -151,9 +151,9 @@ def test_a_batch_is_one_launch_each_way():
 
 def first_batch(comm):
     other, out = 1 - comm.rank, [emulated.empty(500, np.uint8) for _ in range(3)]
-    comm._transport.hold_messages(True)
+    comm._transport.coalesce_messages(True)
     works = [comm.send(device_array(500, tag), other, tag, async_op=True) for tag in range(3)]
-    comm._transport.hold_messages(False)
+    comm._transport.coalesce_messages(False)
     for work in works:
         work.synchronize()
     assert launches(comm) == 1
@@ -172,10 +172,10 @@ def failed_batch(comm):
     if comm.rank == 1:
         until_broken(comm)
         return
-    comm._transport.hold_messages(True)
+    comm._transport.coalesce_messages(True)
     works = [comm.send(device_array(10, tag), 1, tag, async_op=True) for tag in range(2)]
     with pytest.raises(RingcommError, match="cuLaunchKernel"):
-        comm._transport.hold_messages(False)
+        comm._transport.coalesce_messages(False)
     for work in works:
         with pytest.raises(RingcommError, match="cuLaunchKernel"):
             work.synchronize()

@@ -6,7 +6,7 @@ import pytest
 import harness
 from gpu_messages import (
     ALL,
-    BLOCK,
+    SLOT,
     all_to_all,
     at_random,
     device_array,
@@ -152,7 +152,7 @@ def unreachable(comm):
     emulated.configure(unreachable=True)
     try:
         with comm.split(0) as group:
-            for size in (0, 1, 3 * BLOCK):
+            for size in (0, 1, 3 * SLOT):
                 x, out = device_array(size, comm.rank), emulated.empty(size, np.uint8)
                 group.sendrecv(x, 1 - comm.rank, out, 1 - comm.rank)
                 assert_same(out, values(size, 1 - comm.rank))

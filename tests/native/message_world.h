@@ -31,18 +31,18 @@ struct MessageWorld {
 
     gpu::MessageArena arena(int rank) const { return {memory[rank], layout}; }
 
-    uint64_t released(int rank, int block) const { return *arena(rank).released(memory[rank], block); }
+    uint64_t released(int rank, int slot) const { return *arena(rank).released(memory[rank], slot); }
 
-    // One end of a message of rank `rank`, in a block of the sender.
+    // One end of a message of rank `rank`, in a slot of the sender.
     gpu::MessageTransfer transfer(int rank, gpu::MessageKind kind, int peer, gpu::byte* data, uint64_t bytes,
-                                  uint64_t number, int block = 0, uint64_t before = 0) {
+                                  uint64_t number, int slot = 0, uint64_t before = 0) {
         gpu::MessageTransfer t{};
         t.kind = kind;
         t.peer = peer;
         t.data = data;
         t.bytes = bytes;
         t.number = number;
-        t.block = block;
+        t.slot = slot;
         t.before = before;
         t.arena = memory[kind == gpu::STAGE ? rank : peer];
         return t;

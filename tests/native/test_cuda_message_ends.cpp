@@ -77,6 +77,7 @@ void check_queued_data() {
     for (int r = 0; r < 2; ++r) DO(rc_world_open(fd, r, 2, pids, pidfds, 4711, &tuning, &comms[r]));
     close(fd);
     Gpu gpu(comms[0]);
+    const auto connected = ringcomm_emulated_pinned_bytes();
     const auto peer = comms[1]->handle->state->group->open_channel(0);
 
     std::vector<std::byte> data(BYTES);
@@ -89,7 +90,7 @@ void check_queued_data() {
     answer.number = announced.number;
     CHECK(peer->try_write(answer, nullptr));
     int all;
-    while (!ringcomm_emulated_pinned_bytes()) {  // it is copied to the host
+    while (ringcomm_emulated_pinned_bytes() == connected) {  // it is copied to the host
         DO(rc_gpu_messages_read(comms[0], &all));
         nap();
     }

@@ -38,7 +38,7 @@ void check_missing_peer(MessageKind kind, bool abort) {
     expect(!world.control[2].failed, what + ": the other peer");
     expect_failure(world, 0, abort ? ABORTED : kind == STAGE ? NO_SLOT : NO_DATA, 1, what);
     expect(world.control[0].record.epoch == 8, what + ": the number of the message");
-    expect(!world.released(1, 0) && !world.released(2, 0), what + ": a block was released");
+    expect(!world.released(1, 0) && !world.released(2, 0), what + ": a slot was released");
     expect_untouched(lost, what);
 
     // The next launch finds the rank broken: it moves nothing, and completes.
@@ -55,7 +55,7 @@ void check_mismatch(uint64_t bytes, uint64_t number) {
     world.launch(0, {world.transfer(0, STAGE, 1, sent.data(), BYTES, 2)});
     world.launch(1, {world.transfer(1, FETCH, 0, received.data(), bytes, number)});
     expect_failure(world, 1, MISMATCH, 0, what);
-    expect(!world.released(0, 0), what + ": a block was released");
+    expect(!world.released(0, 0), what + ": a slot was released");
     expect_untouched(received, what);
 }
 
@@ -76,9 +76,9 @@ void check_refusals() {
     refused([](MessageArgs& a) { a.launch = MAX_LAUNCHES; });
     refused([](MessageArgs& a) { a.transfers[0].kind = MESSAGE_KINDS; });
     refused([](MessageArgs& a) { a.transfers[0].peer = 3; });
-    refused([](MessageArgs& a) { a.transfers[0].block = 4; });
+    refused([](MessageArgs& a) { a.transfers[0].slot = 4; });
     refused([](MessageArgs& a) { a.transfers[0].bytes = 513; });
-    for (uint32_t MessageShape::* field : {&MessageShape::piece_bytes, &MessageShape::block_bytes}) {
+    for (uint32_t MessageShape::* field : {&MessageShape::piece_bytes, &MessageShape::slot_bytes}) {
         MessageShape shape = SHAPE;
         --(shape.*field);
         expect(!valid(shape), "an invalid shape");

@@ -21,7 +21,7 @@ struct Message {
     int from, to;
     uint64_t bytes, number;
     Memory source, target;
-    int block = 0;
+    int slot = 0;
     uint64_t before = 0;
     std::atomic<bool> staged{false}, fetched{false};  // launched, as hosts know it
 
@@ -29,10 +29,10 @@ struct Message {
         : from(from), to(to), bytes(bytes), number(number), source(bytes), target(bytes) {}
 
     MessageTransfer sent(MessageWorld& world) {
-        return world.transfer(from, STAGE, to, source.data(), bytes, number, block, before);
+        return world.transfer(from, STAGE, to, source.data(), bytes, number, slot, before);
     }
     MessageTransfer received(MessageWorld& world) {
-        return world.transfer(to, FETCH, from, target.data(), bytes, number, block);
+        return world.transfer(to, FETCH, from, target.data(), bytes, number, slot);
     }
     void check(const std::string& what) {
         expect(!memcmp(source.data(), target.data(), bytes), what + ": the data of a message");
@@ -78,10 +78,10 @@ private:
     std::thread thread_;
 };
 
-// Stages as blocks are free: a block is, once the message in it has been fetched, by a launch that may be still queued.
+// Stages as slots are free: a slot is, once the message in it has been fetched, by a launch that may be still queued.
 void send_all(MessageWorld& world, int rank, MessageList& messages, std::mt19937_64 random) {
     LaunchQueue stream(world, rank);
-    std::vector<Message*> last(world.shape.blocks), members;
+    std::vector<Message*> last(world.shape.slots), members;
     std::vector<MessageTransfer> batch;
     const auto launch = [&] {
         if (!batch.empty()) stream.add(batch);
@@ -90,15 +90,15 @@ void send_all(MessageWorld& world, int rank, MessageList& messages, std::mt19937
     };
     for (auto& m : messages) {
         if (m->from != rank) continue;
-        for (size_t block = 0;; block = (block + 1) % last.size()) {
-            if (last[block] && !last[block]->fetched) {
+        for (size_t slot = 0;; slot = (slot + 1) % last.size()) {
+            if (last[slot] && !last[slot]->fetched) {
                 launch();
                 std::this_thread::yield();
                 continue;
             }
-            m->block = static_cast<int>(block);
-            m->before = last[block] ? last[block]->number : 0;
-            last[block] = m.get();
+            m->slot = static_cast<int>(slot);
+            m->before = last[slot] ? last[slot]->number : 0;
+            last[slot] = m.get();
             break;
         }
         batch.push_back(m->sent(world)), members.push_back(m.get());
@@ -142,7 +142,7 @@ void check_unordered(int n, uint64_t seed) {
     for (uint64_t number = 1; number <= 40; ++number) {
         const uint64_t bytes = one_of<uint64_t>({0, 1, 3, 16, 17, 64, 100, 255, 500});
         messages.push_back(
-            std::make_unique<Message>(below(n), below(n), minimum(bytes, world.shape.block_bytes), number));
+            std::make_unique<Message>(below(n), below(n), minimum(bytes, world.shape.slot_bytes), number));
     }
     const std::mt19937_64 random = random_bits;
     world.on_all_ranks([&](int r) {

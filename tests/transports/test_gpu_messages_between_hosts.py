@@ -12,7 +12,7 @@ from between_hosts import run_on
 from failures import mortals, outcomes, raised, until_broken
 from gpu_messages import (
     ALL,
-    BLOCK,
+    SLOT,
     all_to_all,
     at_random,
     device_array,
@@ -119,7 +119,7 @@ def behind_gates(comm, size, arrived):
     late.cancel()
 
 
-@pytest.mark.parametrize("size", [100, BLOCK, 2 * ALL])
+@pytest.mark.parametrize("size", [100, SLOT, 2 * ALL])
 def test_a_message_waits_for_the_streams_of_both_ends_and_the_program_does_not(size):
     run_on("01", behind_gates, size, threading.Event())
 
@@ -201,13 +201,13 @@ def test_a_rank_ends_in_the_middle_of_large_messages(end):
 
 def closed_early(comm):
     """What is sent before a rank closes is received all the same."""
-    group, x = comm.split(0), device_array(BLOCK, 1)
+    group, x = comm.split(0), device_array(SLOT, 1)
     if comm.rank == 0:
         group.send(x, 1)
     else:
-        group.recv(out := emulated.empty(BLOCK, np.uint8), 0)
+        group.recv(out := emulated.empty(SLOT, np.uint8), 0)
         synchronize()
-        assert_same(out, values(BLOCK, 1))
+        assert_same(out, values(SLOT, 1))
     group.close()
 
 

@@ -81,8 +81,8 @@ int rc_work_launched(rc_work* work, int* launched) {
     });
 }
 
-int rc_gpu_messages_hold(rc_comm* comm, int holds) {
-    return enter(comm, [&](const EntryGuard& entry) { entry->p2p.hold(holds); });
+int rc_gpu_messages_coalesce(rc_comm* comm, int begins) {
+    return enter(comm, [&](const EntryGuard& entry) { entry->p2p.coalesce(begins); });
 }
 
 int rc_gpu_messages_wait(rc_comm* comm) {

@@ -61,11 +61,11 @@ GpuMessages::GpuMessages(const Driver& driver, const rc_gpu_messages_setup& setu
     handle_.address = reinterpret_cast<uint64_t>(setup.arena);
     handle_.ordinal = setup.ordinal;
     driver.check(driver.cuIpcGetMemHandle(&handle_.memory, handle_.address), "cuIpcGetMemHandle");
-    for (uint32_t block = 0; block < setup.shape.blocks; ++block) free_.push_back({int(block), 0, 0});
+    for (uint32_t slot = 0; slot < setup.shape.slots; ++slot) free_.push_back({int(slot), 0, 0});
     opened_[rank] = reinterpret_cast<std::byte*>(args_.arena.base);
     for (CUstream& stream : copies_) made(stream);
     const OutsideCaptures mode(driver);
-    driver.check(driver.cuMemHostAlloc(&released_, setup.shape.blocks * cuda::FLAG, HOST_ALLOC_PORTABLE),
+    driver.check(driver.cuMemHostAlloc(&released_, setup.shape.slots * cuda::FLAG, HOST_ALLOC_PORTABLE),
                  "cuMemHostAlloc");
 }
 
@@ -95,7 +95,7 @@ bool GpuMessages::capturing(CUstream stream) const {
 
 bool GpuMessages::may_stage_at_once() {
     const auto read = [this] {
-        return size_t(std::count_if(free_.begin(), free_.end(), [](const Block& each) { return !each.last; }));
+        return size_t(std::count_if(free_.begin(), free_.end(), [](const Slot& each) { return !each.last; }));
     };
     if (read() > for_chunks()) return true;
     if (!may_stage_early()) return false;
@@ -103,48 +103,48 @@ bool GpuMessages::may_stage_at_once() {
     return read() > for_chunks();
 }
 
-// Asks the GPU from which of the free blocks the last message has been read.
+// Asks the GPU from which of the free slots the last message has been read.
 void GpuMessages::note_read() {
     const auto context = current();
     const OutsideCaptures mode(driver_);
     const cuda::MessageArena& arena = args_.arena;
-    copy(released_, arena.released(arena.base, 0), arena.layout.shape.blocks * cuda::FLAG, copies(TO_HOST));
+    copy(released_, arena.released(arena.base, 0), arena.layout.shape.slots * cuda::FLAG, copies(TO_HOST));
     driver_.check(driver_.cuStreamSynchronize(copies(TO_HOST)), "cuStreamSynchronize");
-    for (Block& block : free_) {
-        const auto* const flag = static_cast<const std::byte*>(released_) + block.index * cuda::FLAG;
-        if (*reinterpret_cast<const uint64_t*>(flag) >= block.last) block.last = 0;
+    for (Slot& slot : free_) {
+        const auto* const flag = static_cast<const std::byte*>(released_) + slot.index * cuda::FLAG;
+        if (*reinterpret_cast<const uint64_t*>(flag) >= slot.last) slot.last = 0;
     }
 }
 
 cuda::MessageTransfer GpuMessages::stage(const std::byte* data, uint64_t bytes, int peer, bool at_once) {
     // Else best one whose last message no other peer has to read first: that may take as long as the peer's stream.
-    const auto rank = [&](const Block& each) { return !each.last ? (at_once ? 0 : 3) : each.reader == peer ? 1 : 2; };
+    const auto rank = [&](const Slot& each) { return !each.last ? (at_once ? 0 : 3) : each.reader == peer ? 1 : 2; };
     const auto chosen =
-        std::min_element(free_.begin(), free_.end(), [&](const Block& a, const Block& b) { return rank(a) < rank(b); });
-    const Block block = *chosen;
+        std::min_element(free_.begin(), free_.end(), [&](const Slot& a, const Slot& b) { return rank(a) < rank(b); });
+    const Slot slot = *chosen;
     free_.erase(chosen);
     auto* const source = reinterpret_cast<cuda::byte*>(const_cast<std::byte*>(data));  // only read
-    return {source, args_.arena.base, bytes, ++numbers_, block.last, cuda::STAGE, peer, block.index, block.reader};
+    return {source, args_.arena.base, bytes, ++numbers_, slot.last, cuda::STAGE, peer, slot.index, slot.reader};
 }
 
 cuda::MessageTransfer GpuMessages::fetch(std::byte* data, uint64_t bytes, int peer, GpuLocation at) const {
     auto* const arena = reinterpret_cast<cuda::byte*>(opened_.at(peer));
-    return {reinterpret_cast<cuda::byte*>(data), arena, bytes, at.number, 0, cuda::FETCH, peer, at.block, 0};
+    return {reinterpret_cast<cuda::byte*>(data), arena, bytes, at.number, 0, cuda::FETCH, peer, at.slot, 0};
 }
 
 void GpuMessages::free_dropped() {
     std::erase_if(dropped_, [&](const Dropped& each) {
         if (!ended(each.launch)) return false;
-        free_.push_back({each.block, 0, 0});
+        free_.push_back({each.slot, 0, 0});
         return true;
     });
 }
 
 bool GpuMessages::all_read() {
     free_dropped();
-    if (free_.size() < args_.arena.layout.shape.blocks) return false;
+    if (free_.size() < args_.arena.layout.shape.slots) return false;
     note_read();
-    return std::all_of(free_.begin(), free_.end(), [](const Block& block) { return !block.last; });
+    return std::all_of(free_.begin(), free_.end(), [](const Slot& slot) { return !slot.last; });
 }
 
 // ---- Arenas of peers.

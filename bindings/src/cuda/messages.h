@@ -18,13 +18,13 @@
 
 namespace ringcomm {
 
-// A message, or a chunk of it, in a block of its sender: as the `location` of a packet.
+// A message, or a chunk of it, in a slot of its sender: as the `location` of a packet.
 struct GpuLocation {
     static constexpr uint64_t ON_GPU = uint64_t{1} << 62;  // no address has this bit
-    int block = -1;                                        // -1: not staged yet
+    int slot = -1;                                         // -1: not staged yet
     uint64_t number = 0;
 
-    uint64_t packed() const { return ON_GPU | uint64_t(block + 1) << 40 | number; }
+    uint64_t packed() const { return ON_GPU | uint64_t(slot + 1) << 40 | number; }
     static GpuLocation of(uint64_t packed) {
         return {int(packed >> 40 & 0xffff) - 1, packed & ((uint64_t{1} << 40) - 1)};
     }
@@ -46,30 +46,30 @@ public:
     ~GpuMessages();
 
     const std::string device;  // its name in errors
-    size_t block_bytes() const { return args_.arena.layout.shape.block_bytes; }
+    size_t slot_bytes() const { return args_.arena.layout.shape.slot_bytes; }
     CurrentContext current() const { return {driver_, context_}; }
     bool capturing(CUstream stream) const;
 
     // --- Blocks.
 
-    size_t free_blocks() const { return free_.size(); }
-    // Whether a message may be staged before a receive has matched it. A quarter of the blocks is for chunks: those
+    size_t free_slots() const { return free_.size(); }
+    // Whether a message may be staged before a receive has matched it. A quarter of the slots is for chunks: those
     // are read as soon as they are there, however many messages before them wait for their receives.
     bool may_stage_early() const { return free_.size() > for_chunks(); }
-    // The same, without a wait for a receiver: the last message of the block has been read.
+    // The same, without a wait for a receiver: the last message of the slot has been read.
     bool may_stage_at_once();
-    // The STAGE of a message in a block that is free; `at_once`: in one that has been read, if there is one.
+    // The STAGE of a message in a slot that is free; `at_once`: in one that has been read, if there is one.
     cuda::MessageTransfer stage(const std::byte* data, uint64_t bytes, int peer, bool at_once);
     cuda::MessageTransfer fetch(std::byte* data, uint64_t bytes, int peer, GpuLocation at) const;
-    const std::byte* block(int index) const {
-        return reinterpret_cast<const std::byte*>(args_.arena.block(args_.arena.base, index));
+    const std::byte* slot(int index) const {
+        return reinterpret_cast<const std::byte*>(args_.arena.slot(args_.arena.base, index));
     }
     // The FETCH of the message has been launched by its reader.
-    void release(GpuLocation at, int reader) { free_.push_back({at.block, at.number, reader}); }
+    void release(GpuLocation at, int reader) { free_.push_back({at.slot, at.number, reader}); }
     // No reader fetches it. `launch`: of its STAGE.
-    void drop(int block, uint64_t launch) { dropped_.push_back({block, launch}); }
+    void drop(int slot, uint64_t launch) { dropped_.push_back({slot, launch}); }
     void free_dropped();  // whose STAGE has ended
-    // Whether all blocks are free, and their readers have read them: then nobody needs the arena any more.
+    // Whether all slots are free, and their readers have read them: then nobody needs the arena any more.
     bool all_read();
 
     // --- Arenas of peers.
@@ -114,18 +114,18 @@ public:
 
 private:
     struct Pool;
-    struct Block {
+    struct Slot {
         int index;
         uint64_t last;  // the message in it that its next STAGE waits for; 0: it has been read
         int reader;
     };
     struct Dropped {
-        int block;
+        int slot;
         uint64_t launch;
     };
 
     CUstream made(CUstream& stream) const;  // of high priority, at its first use
-    size_t for_chunks() const { return args_.arena.layout.shape.blocks / 4; }
+    size_t for_chunks() const { return args_.arena.layout.shape.slots / 4; }
     void note_read();
 
     const Driver& driver_;
@@ -136,14 +136,14 @@ private:
     uint64_t* const completed_;
     cuda::MessageArgs args_{};
     ArenaHandle handle_{};
-    std::deque<Block> free_;  // that was free for the longest time first
+    std::deque<Slot> free_;  // that was free for the longest time first
     std::vector<Dropped> dropped_;
     uint64_t numbers_ = 0, launches_ = 0;
     std::map<int, std::byte*> opened_;  // by peer; null: cannot be
     std::vector<CUdeviceptr> mapped_;
     CUstream copies_[2] = {};  // by way
     std::map<int, CUstream> send_, receive_;
-    void* released_ = nullptr;  // pinned memory for the flags of all blocks
+    void* released_ = nullptr;  // pinned memory for the flags of all slots
     std::shared_ptr<Pool> pool_;
 };
 

@@ -16,8 +16,8 @@ enum PacketKind : uint32_t {
     PACKET_DATA,   // a piece of an announced message
     // Of messages on GPUs (gpu.h):
     PACKET_ARENA,     // how the receiver can access the memory of the sender
-    PACKET_STAGED,    // a chunk of an announced message is in a block
-    PACKET_RELEASED,  // a block may be used again
+    PACKET_STAGED,    // a chunk of an announced message is in a slot
+    PACKET_RELEASED,  // a slot may be used again
     PACKET_OWN,       // a message of a rank to itself; no channel carries it
 };
 

@@ -191,7 +191,7 @@ bool PointToPointEngine::try_buffer(Endpoint& endpoint, PendingPacket& packet) {
 void PointToPointEngine::drop_buffered(Endpoint& endpoint) {
     std::erase_if(endpoint.queue, [&](const PendingPacket& packet) {
         if (packet.owned) forget_buffered(endpoint, *packet.request);
-        if (packet.owned && packet.kind == PACKET_RTS && gpu_) gpu_->free_block(*packet.request, false);
+        if (packet.owned && packet.kind == PACKET_RTS && gpu_) gpu_->free_slot(*packet.request, false);
         return packet.owned != nullptr;
     });
 }

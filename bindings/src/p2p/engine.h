@@ -75,9 +75,10 @@ public:
     // --- Messages on GPUs.
 
     void connect_gpu(const rc_gpu_messages_setup& setup);  // once, before the first one
-    void hold(bool holds);  // until a call of it with false, or a wait: what can be launched together is not launched
-    void wait_gpu();        // until what is in flight has ended
-    bool all_read();        // by the peers: the memory of the setup can be freed once this is closed
+    // Until a call of it with false, or a wait, what can be launched together is not launched.
+    void coalesce(bool begins);
+    void wait_gpu();  // until what is in flight has ended
+    bool all_read();  // by the peers: the memory of the setup can be freed once this is closed
 
 private:
     struct Request;      // an open send, receive or probe, owned by its caller

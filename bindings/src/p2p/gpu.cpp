@@ -25,7 +25,7 @@ void PointToPointEngine::Gpu::prepare(Request& request) {
     const bool own = stream == STREAM_PER_THREAD || (request.transfer.async && !request.sends);
     if (own) request.gpu->begin = gpus.record(stream);
     if (!own) request.gpu->stream = stream;
-    request.gpu->batch = held_;
+    request.gpu->batch = coalescing_;
 }
 
 CUstream PointToPointEngine::Gpu::stream_of(Request& request) {
@@ -57,12 +57,12 @@ void PointToPointEngine::Gpu::send(Request& request) {
     Endpoint& endpoint = engine_.endpoint_of(request.transfer.peer);
     if (endpoint.channel->on_this_host() && !std::exchange(endpoint.arena_sent, true))
         engine_.send_packet(endpoint, {PACKET_ARENA, nullptr, 0});
-    if (request.bytes > gpus.block_bytes()) {
+    if (request.bytes > gpus.slot_bytes()) {
         keep_order();
         return announce(request);
     }
     staging_.push_back(&request);
-    if (!held_) launch_staging();
+    if (!coalescing_) launch_staging();
 }
 
 // Of a transfer for each of the requests.
@@ -85,7 +85,7 @@ void PointToPointEngine::Gpu::leave_stream(GpuRequest& gpu) {
     gpu.begin = gpus.record(std::exchange(gpu.stream, nullptr));
 }
 
-// Sends the RTS of a message that is in no block.
+// Sends the RTS of a message that is in no slot.
 void PointToPointEngine::Gpu::announce(Request& request) {
     if (request.transfer.async) leave_stream(*request.gpu);
     request.location = GpuLocation{}.packed();
@@ -119,7 +119,7 @@ void PointToPointEngine::Gpu::launch_staging() {
             Request& request = *staging_.front();
             Endpoint& endpoint = engine_.endpoint_of(request.transfer.peer);
             const auto sent = std::make_shared<BufferedSend>(request, nullptr);
-            sent->request.location = GpuLocation{transfer.block, transfer.number}.packed();
+            sent->request.location = GpuLocation{transfer.slot, transfer.number}.packed();
             staged_[&sent->request] = {sent, transfer, launch};
             ++engine_.async_open_;  // a receiver in host memory needs more of this rank, which may make no calls
             engine_.note_buffered(endpoint, sent->request);
@@ -136,8 +136,8 @@ void PointToPointEngine::Gpu::continue_send(Endpoint& endpoint, Request& request
     if (request.bytes == 0) return engine_.send_packet(endpoint, {PACKET_DATA, &request, request.number});
     request.to_host = std::make_unique<CopyToHost>();
     if (const auto staged = staged_.find(&request); staged != staged_.end()) {
-        const std::byte* const block = gpus.block(staged->second.transfer.block);
-        return outgoing_.push_back({&request, &endpoint, block, staged->second.launch, nullptr});
+        const std::byte* const slot = gpus.slot(staged->second.transfer.slot);
+        return outgoing_.push_back({&request, &endpoint, slot, staged->second.launch, nullptr});
     }
     const auto context = gpus.current();
     outgoing_.push_back({&request, &endpoint, request.transfer.data, 0, begin_of(*request.gpu)});
@@ -147,20 +147,20 @@ void PointToPointEngine::Gpu::continue_send(Endpoint& endpoint, Request& request
 
 void PointToPointEngine::Gpu::launch_chunks() {
     const auto context = gpus.current();
-    for (size_t at = 0; at < chunking_.size() && gpus.free_blocks() && gpus.has_room();) {
+    for (size_t at = 0; at < chunking_.size() && gpus.free_slots() && gpus.has_room();) {
         Request& request = *chunking_[at];
         Endpoint& endpoint = engine_.endpoint_of(request.transfer.peer);
         const CUstream stream = stream_of(request);
         std::vector<cuda::MessageTransfer> transfers;
-        while (request.moved < request.bytes && transfers.size() < CHUNKS && gpus.free_blocks()) {
-            const size_t bytes = std::min(gpus.block_bytes(), request.bytes - request.moved);
+        while (request.moved < request.bytes && transfers.size() < CHUNKS && gpus.free_slots()) {
+            const size_t bytes = std::min(gpus.slot_bytes(), request.bytes - request.moved);
             transfers.push_back(gpus.stage(request.transfer.data + request.moved, bytes, endpoint.peer, true));
             request.moved += bytes;
         }
         if (request.bytes == 0) transfers.push_back(gpus.stage(request.transfer.data, 0, endpoint.peer, true));
         launch(transfers, std::vector(transfers.size(), &request), stream);
         for (const cuda::MessageTransfer& each : transfers) {
-            const uint64_t location = GpuLocation{each.block, each.number}.packed();
+            const uint64_t location = GpuLocation{each.slot, each.number}.packed();
             engine_.send_packet(endpoint, {PACKET_STAGED, nullptr, request.number, {}, location, each.bytes});
         }
         if (request.moved < request.bytes) continue;
@@ -170,13 +170,13 @@ void PointToPointEngine::Gpu::launch_chunks() {
     }
 }
 
-void PointToPointEngine::Gpu::free_block(Request& request, bool fetched) {
+void PointToPointEngine::Gpu::free_slot(Request& request, bool fetched) {
     const auto found = staged_.find(&request);
     const cuda::MessageTransfer& transfer = found->second.transfer;
     if (fetched) {
-        gpus.release({transfer.block, transfer.number}, transfer.peer);
+        gpus.release({transfer.slot, transfer.number}, transfer.peer);
     } else {
-        gpus.drop(transfer.block, found->second.launch);
+        gpus.drop(transfer.slot, found->second.launch);
     }
     staged_.erase(found);
     --engine_.async_open_;
@@ -192,7 +192,7 @@ void PointToPointEngine::Gpu::drop_unreceived() {
             std::erase_if(endpoint.queue, [&](const PendingPacket& packet) { return packet.request == request; });
             if (request->to_host)
                 for (auto& chunk : request->to_host->chunks) keep(std::move(chunk.memory), std::move(chunk.copied));
-            free_block(*request, false);
+            free_slot(*request, false);
             return true;
         });
     }
@@ -209,7 +209,7 @@ void PointToPointEngine::Gpu::answer_rts(Endpoint& endpoint, Request& request, c
         return incoming_.push_back({&request, begin_of(*request.gpu), &endpoint});
     }
     const GpuLocation at = GpuLocation::of(header.location);
-    if (at.block < 0) {
+    if (at.slot < 0) {
         engine_.send_packet(endpoint, {PACKET_CTS, &request, header.number, {}, GpuLocation::ON_GPU});
     } else {
         fetching_.push_back({&request, &endpoint, at, header.bytes, true});

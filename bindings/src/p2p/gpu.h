@@ -3,12 +3,12 @@
 //
 //   sender                                          receiver
 //   ARENA, once: how to access its memory      →
-//   STAGE launched; RTS with its block         →    matches a receive, then one of two:
-//                                              ←    FETCH launched; FIN with the block: it may be used again
-//                                              ←    CTS: the receive is of host memory, or cannot access the block: the
+//   STAGE launched; RTS with its slot          →    matches a receive, then one of two:
+//                                              ←    FETCH launched; FIN with the slot: it may be used again
+//                                              ←    CTS: the receive is of host memory, or cannot access the slot: the
 //                                                   data comes in DATA packets (gpu_copies.cpp)
 //
-// Where the message is larger than a block, or none is free, the RTS names no block:
+// Where the message is larger than a slot, or none is free, the RTS names no slot:
 //
 //   RTS                                        →    matches a receive
 //                                              ←    CTS
@@ -36,8 +36,8 @@ public:
     void continue_send(Endpoint& endpoint, Request& request, const PacketHeader& cts);
     bool try_write(Endpoint& endpoint, PacketHeader header);      // ARENA, STAGED, RELEASED
     void handle(Endpoint& endpoint, const PacketHeader& header);  // STAGED, RELEASED
-    // A message in a block is over. `fetched`: the receiver has launched its FETCH; else it never will.
-    void free_block(Request& request, bool fetched);
+    // A message in a slot is over. `fetched`: the receiver has launched its FETCH; else it never will.
+    void free_slot(Request& request, bool fetched);
     void receive_own(Request& request, const PacketHeader& header);
     // gpu_copies.cpp
     void chunk_sent(Request& request);                                   // to a receiver in host memory
@@ -52,12 +52,12 @@ public:
     void fail(const Failure& failure);
     void drain();  // until nothing is in flight
     std::vector<std::shared_ptr<AsyncRequest>> in_flight() const;
-    void hold(bool holds);
+    void coalesce(bool begins);
 
     GpuMessages gpus;
 
 private:
-    struct Staged {  // a message in a block, whose send is done
+    struct Staged {  // a message in a slot, whose send is done
         std::shared_ptr<BufferedSend> sent;
         cuda::MessageTransfer transfer;
         uint64_t launch;
@@ -116,7 +116,7 @@ private:
 
     PointToPointEngine& engine_;
     PeerGroup& group_;
-    std::deque<Request*> staging_;    // to be staged in one block each, and announced
+    std::deque<Request*> staging_;    // to be staged in one slot each, and announced
     std::vector<Request*> chunking_;  // whose receivers wait for chunks
     std::vector<Fetch> fetching_;
     std::vector<Outgoing> outgoing_;
@@ -128,7 +128,7 @@ private:
     uint64_t own_count_ = 0;
     std::vector<std::pair<GpuBuffer, GpuEvent>> kept_;
     std::atomic<bool> busy_{false};
-    bool held_ = false;
+    bool coalescing_ = false;
 };
 
 }  // namespace ringcomm

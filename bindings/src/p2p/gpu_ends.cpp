@@ -53,7 +53,7 @@ bool PointToPointEngine::Gpu::progress() {
         if (gpus.failed() && !gpus.aborted()) check_kernels();
         if (!kept_.empty()) free_kept();
         if (!staged_.empty()) drop_unreceived();
-        if (!fetching_.empty() && !held_) launch_fetches();
+        if (!fetching_.empty() && !coalescing_) launch_fetches();
         if (!chunking_.empty()) launch_chunks();
         bool moved = continue_copies();
         moved |= end_running();
@@ -70,9 +70,9 @@ void PointToPointEngine::Gpu::free_kept() {
     std::erase_if(kept_, [&](const auto& each) { return gpus.reached(each.second); });
 }
 
-void PointToPointEngine::Gpu::hold(bool holds) {
-    held_ = holds;
-    if (holds) return;
+void PointToPointEngine::Gpu::coalesce(bool begins) {
+    coalescing_ = begins;
+    if (begins) return;
     launch_staging();
     launch_fetches();
 }
@@ -132,7 +132,7 @@ void PointToPointEngine::Gpu::fail(const Failure& failure) {
     staging_.clear();
     for (Request* request : open) engine_.fail(*request, failure);
     engine_.async_open_ -= int(staged_.size());
-    for (auto& [request, staged] : std::exchange(staged_, {})) gpus.drop(staged.transfer.block, staged.launch);
+    for (auto& [request, staged] : std::exchange(staged_, {})) gpus.drop(staged.transfer.slot, staged.launch);
 }
 
 std::vector<std::shared_ptr<PointToPointEngine::AsyncRequest>> PointToPointEngine::Gpu::in_flight() const {
@@ -223,11 +223,11 @@ void PointToPointEngine::connect_gpu(const rc_gpu_messages_setup& setup) {
     gpu_ = std::make_unique<Gpu>(*this, open_driver(setup.driver), setup);
 }
 
-void PointToPointEngine::hold(bool holds) {
+void PointToPointEngine::coalesce(bool begins) {
     const std::lock_guard lock(mutex_);
     if (!gpu_) return;
     try {
-        gpu_->hold(holds);
+        gpu_->coalesce(begins);
     } catch (const std::exception& error) {
         throw break_group(error);
     }

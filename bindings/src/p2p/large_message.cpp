@@ -52,7 +52,7 @@ void PointToPointEngine::rendezvous_written(Endpoint& endpoint, PendingPacket pa
             } else {
                 if (request.to_host) gpu_->chunk_sent(request);
                 std::erase(endpoint.rts_sent, &request);
-                request.buffered ? gpu_->free_block(request, false) : complete(request);
+                request.buffered ? gpu_->free_slot(request, false) : complete(request);
             }
             break;
         case PACKET_FIN:
@@ -101,7 +101,7 @@ void PointToPointEngine::handle_rendezvous(Endpoint& endpoint, const PacketHeade
         if (request.moved < request.bytes) return;
     }
     requests.erase(found);
-    if (request.buffered) return gpu_->free_block(request, header.kind == PACKET_FIN && header.location);
+    if (request.buffered) return gpu_->free_slot(request, header.kind == PACKET_FIN && header.location);
     if (header.kind == PACKET_NACK) {
         const std::string call = request.describe_call();
         request.set_mismatch(endpoint.peer, format("rank %d expects another size or dtype than ", endpoint.peer) + call,

@@ -104,7 +104,7 @@ struct PointToPointEngine::Request {
     bool polls = false;           // a probe that does not wait
 };
 
-// A send that the engine owns, with a copy of its payload; without one if that is in a block on the GPU.
+// A send that the engine owns, with a copy of its payload; without one if that is in a slot on the GPU.
 struct PointToPointEngine::BufferedSend {
     explicit BufferedSend(const Request& sent)
         : payload(sent.transfer.data, sent.transfer.data + sent.bytes), request(sent, payload.data()) {}
@@ -118,12 +118,12 @@ class PointToPointEngine::AsyncRequest final : public Work {
 public:
     AsyncRequest(PointToPointEngine& engine, const Transfer& transfer) : request(transfer), engine_(engine) {}
     void wait(PeerGroup&, uint64_t deadline) override {
-        if (request.gpu) engine_.hold(false);
+        if (request.gpu) engine_.coalesce(false);
         engine_.wait(request, deadline);
         if (request.gpu) engine_.wait_end(*this, deadline);
     }
     void wait_launched(PeerGroup&, uint64_t deadline) override {
-        engine_.hold(false);
+        engine_.coalesce(false);
         engine_.wait(request, deadline);
         if (request.failure) engine_.wait_end(*this, UINT64_MAX);
     }

@@ -80,9 +80,9 @@ class GpuMessages:
         message: Startable = PendingMessage(*owner, kind, data.address, count, dtype, peer, tag, timeout)
         return message.start(async_op)
 
-    def hold(self, holds: bool) -> None:
+    def coalesce(self, begins: bool) -> None:
         """Launch together what is started until a call with False, or a wait."""
-        check(lib.rc_gpu_messages_hold(self._host.handle, holds))
+        check(lib.rc_gpu_messages_coalesce(self._host.handle, begins))
 
     def finish(self) -> None:
         """Wait until what has been launched has moved."""
