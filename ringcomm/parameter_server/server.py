@@ -88,7 +88,7 @@ class ParameterServer:
         self._pushes = dict.fromkeys((each.peer for each in self._channels), 0)  # of workers neither closed nor lost
         self._gradients: dict[int, list[Tensor | None]] = {}  # pushed since the last step
         self._stepping = False  # the parameters are being written
-        self._over = False  # no step will be taken any more
+        self._over = False  # no step will be taken any more: all have left, or one has failed
         self._changed = Condition()  # guards all four
 
     def serve(self) -> None:
@@ -108,8 +108,7 @@ class ParameterServer:
         """Answer one worker until it has closed or is lost."""
         try:
             with abort_on_error(self._channels):
-                while request := self._request(channel):
-                    reply = self._perform(channel, *request)
+                while (request := self._request(channel)) and (reply := self._perform(channel, *request)) is not None:
                     with suppress(*LOST):  # the next request raises it too
                         channel.send_answer(done=True)
                         channel.send(reply)
@@ -129,10 +128,11 @@ class ParameterServer:
             self.lost[channel.peer] = error
         return None
 
-    def _perform(self, channel: PeerChannel, rows: list[Rows], gradients: list[Tensor] | None) -> list[Tensor]:
+    def _perform(self, channel: PeerChannel, rows: list[Rows], gradients: list[Tensor] | None) -> list[Tensor] | None:
         """Return the values, or take the gradients, between steps and once the worker is not too far ahead.
 
-        A step may take longer than the timeout, so a worker that waits hears of it.
+        A step may take longer than the timeout, so a worker that waits hears of it. If a step fails, return None: the
+        worker gets the error when its channel is aborted.
         """
         worker = channel.peer
 
@@ -143,6 +143,8 @@ class ParameterServer:
         while True:
             with self._changed:
                 if self._changed.wait_for(released, self._interval):
+                    if self._over:
+                        return None
                     if gradients is None:
                         chosen = zip(self.parameters, rows, strict=True)
                         return [each.detach()[numbers].clone() for each, numbers in chosen]

@@ -185,6 +185,37 @@ def test_an_optimizer_that_fails_makes_its_workers_fail():
         refused_in_the_end(embedding)
 
 
+class AbortsLate(ParameterServer):
+    """Leaves time after a failed step, in which a wrong answer would reach the worker."""
+
+    def _step_until_all_have_left(self):
+        try:
+            super()._step_until_all_have_left()
+        finally:
+            time.sleep(0.1)
+
+
+class FailsLate(SGD):
+    def step(self):
+        time.sleep(0.1)
+        raise ZeroDivisionError("this step fails")
+
+
+@pytest.mark.parametrize("act", [Worker.pull, Worker.push])
+@torch_world.on(2)
+def test_a_worker_that_waits_for_a_step_that_fails_gets_no_values(act):
+    """Let it send the request during the step."""
+    x = nn.Parameter(torch.zeros(2))
+    if dist.get_rank() == 0:
+        raised(ZeroDivisionError, lambda: AbortsLate([x], [0], FailsLate).serve())
+        return
+    worker, x.grad = Worker([x], [0]), torch.ones(2)
+    worker.push()
+    with pytest.raises(Aborted, match=r"global rank 0 ended .*: ZeroDivisionError: this step fails"):
+        act(worker)
+        worker._channels[0].await_answer()  # a push does not wait for it
+
+
 def losing_the_server():
     x = nn.Parameter(torch.zeros(4))
     if dist.get_rank() == 0:
