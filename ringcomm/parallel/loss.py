@@ -120,9 +120,8 @@ class _CrossEntropy(torch.autograd.Function):
         probabilities = x.exp().div_(normalizer.unsqueeze(-1))
         probabilities -= ctx.smoothing / ctx.vocab_size
         probabilities.scatter_add_(-1, column, (ctx.smoothing - 1) * here.to(x.dtype).unsqueeze(-1))
-        probabilities *= (grad / counts.sum().clamp(min=1) * counts).unsqueeze(
-            -1
-        )  # zero if all are ignored, as in torch
+        factor = grad / counts.sum().clamp(min=1) * counts  # zero if all are ignored, as in torch
+        probabilities *= factor.unsqueeze(-1)
         out = torch.zeros(ctx.shape, dtype=ctx.dtype, device=x.device)  # padding has no gradient
         out[:, : x.shape[-1]] = probabilities
         return out, None, None, None, None, None

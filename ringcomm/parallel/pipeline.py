@@ -16,7 +16,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
-from ringcomm.errors import ArgumentError, RingcommError, refuse
+from ringcomm.errors import ArgumentError, refuse
 from ringcomm.parallel.experts import set_loss_factor
 from ringcomm.parallel.functional import all_reduced
 from ringcomm.parallel.gradient_sync import GradientSync, grad_dtype
@@ -106,12 +106,12 @@ class Pipeline:
                 raise refuse(f"parameters with {schedule.name}", "tensors, because it splits backward", "DTensors")
             if data_parallel and data_parallel.dp.ranks != grid.dp_cp.ranks:
                 raise refuse("data_parallel", f"one over dp_cp, ranks {grid.dp_cp.ranks}", data_parallel.dp)
-        self._untied: RingcommError | None = None  # raised in training: evaluation needs no sums of gradients
+        self._untied = ""  # why no step is possible; evaluation needs no sums of gradients
         try:
             with grid.raise_on_all():
                 _check_tied(chunks, tied, data_parallel)
-        except RingcommError as error:
-            self._untied = error
+        except ArgumentError as error:
+            self._untied = str(error)
         self.grid, self.axis = grid, grid.pp
         self.chunks, self.schedule, self.loss_fn = chunks, schedule, loss_fn
         self.data_parallel, self.tied, self.recompute = data_parallel, tied, recompute
@@ -144,7 +144,7 @@ class Pipeline:
         if not torch.is_grad_enabled():
             raise ArgumentError("step runs backward, which no_grad disables: call evaluate")
         if self._untied:
-            raise self._untied
+            raise ArgumentError(self._untied)
         rows, parts = _rows(inputs, targets), self.schedule.micro_batches
         if rows == 0 or rows % parts:
             raise refuse(f"rows of the batch, for {parts} micro-batches", f"a multiple of {parts}", rows)
