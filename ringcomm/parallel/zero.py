@@ -22,8 +22,8 @@ from ringcomm.parallel.loss_scale import LossScale
 from ringcomm.parallel.offload import OffloadedOptimizer
 from ringcomm.parallel.sharding import Modules, ShardSpec, as_dtensor, as_list, counted_parameters, named_shards
 from ringcomm.parallel.zero_buckets import GradientBuffers, ShardBucket
-from ringcomm.parallel.zero_shards import part_of
-from ringcomm.parallel.zero_states import ShardStates, optimized
+from ringcomm.parallel.zero_shards import paired_blocks, part_of
+from ringcomm.parallel.zero_states import MASTER, ShardStates, optimized
 
 __all__ = ["ShardedOptimizer"]
 
@@ -221,17 +221,19 @@ class ShardedOptimizer(GradientSync):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load full states: of this class with any number of replicas, or of the optimizer without ZeRO.
 
-        Or take over those that `state_dict(sharded=True)` returned, now that they are loaded. Parameters without a
-        master in `state` keep their values, which may have been changed. All ranks call it.
+        Or load shards that `state_dict(sharded=True)` of this object returned, in which values have been loaded since,
+        or copies of them. Parameters without a master in `state` keep their values, which may have been changed. All
+        ranks call it.
 
         Communication: all-gathers of the parameters.
 
         Raises:
-            ArgumentError: the states are of other groups or shapes of parameters. All ranks raise.
+            ArgumentError: the states are of other groups or shapes of parameters, or not of those of this object. All
+                ranks raise.
         """
-        if all(isinstance(each, dict) and "params" not in each for each in state["param_groups"]):
+        if state["param_groups"] and all("params" not in each for each in state["param_groups"]):
             self.finish_param_sync()
-            self._adopt_sharded(state)
+            self._load_sharded(state)
         else:
             self.take_changes()
             with self.grid.raise_on_all():  # before anything changes
@@ -252,15 +254,17 @@ class ShardedOptimizer(GradientSync):
     def create_states(self) -> None:
         """Give an optimizer that has not stepped the states that `torch.distributed.checkpoint.load` is to fill.
 
-        Until then they are those of a step without gradients, and so are the masters.
+        Until then they are those of a step with gradients of zero. Parameters and masters keep their values.
         """
         for bucket in self._buckets:
-            for piece in bucket.pieces.values():
-                if piece.numel() and not self.optimizer.state.get(piece):
-                    piece.grad = torch.zeros_like(piece)
+            missing = [x for x in bucket.pieces.values() if x.numel() and not self.optimizer.state.get(x)]
+            before = [piece.detach().clone() for piece in missing]  # weight decay moves them
+            for piece in missing:
+                piece.grad = torch.zeros_like(piece)
             self.optimizer.step()
-            for piece in bucket.pieces.values():
+            for piece, value in zip(missing, before, strict=True):
                 piece.grad = None
+                piece.data.copy_(value)
 
     def shard(self, parameter: nn.Parameter) -> Tensor:
         """Return this replica's piece of a parameter, as the optimizer has it: maybe empty. Frozen ones are whole."""
@@ -286,18 +290,31 @@ class ShardedOptimizer(GradientSync):
         groups = [{key: x for key, x in group.items() if key != "params"} for group in self.optimizer.param_groups]
         return {"masters": masters, "state": states, "param_groups": groups}
 
-    def _adopt_sharded(self, state: Mapping[str, Any]) -> None:
-        """Take over what `_sharded` has returned, once tensors have been loaded in place and other values replaced."""
-        pieces = {name: self.shard(parameter) for name, parameter, _ in named_shards(self.chunks)}
-        with self.grid.raise_on_all():
-            if unknown := sorted(state["state"].keys() - pieces.keys()):
-                raise refuse("states", "those that state_dict(sharded=True) of this object returned", unknown)
-            for name, values in state["state"].items():
-                self.optimizer.state[pieces[name]].update(
-                    (key, x) for key, x in values.items() if not isinstance(x, Tensor) or not x.dim()
-                )
-            for group, options in zip(self.optimizer.param_groups, state["param_groups"], strict=True):
-                group.update(options)
+    def _load_sharded(self, state: Mapping[str, Any]) -> None:
+        """Load what `_sharded` has returned. Tensors may have been loaded in place, or be copies."""
+        own, pieces = _by_name_and_key(self._sharded()), {x: self.shard(y) for x, y, _ in named_shards(self.chunks)}
+        groups, options = self.optimizer.param_groups, state["param_groups"]
+        blocks, others = [], []
+        with self.grid.raise_on_all():  # before anything changes
+            if len(groups) != len(options):
+                raise refuse("groups of parameters", len(groups), len(options))
+            for (name, key), x in _by_name_and_key(state).items():
+                mine = own.get((name, key))
+                if isinstance(x, Tensor) and isinstance(mine, Tensor):
+                    blocks += paired_blocks(f"{key} of {name}", mine, x)
+                elif (isinstance(x, Tensor) and x.dim()) or name not in pieces:
+                    raise refuse(
+                        "states", "those that this object has, after create_states or a step", f"{key} of {name}"
+                    )
+                else:
+                    others.append((pieces[name], key, x))
+        for target, source in blocks:
+            if target.data_ptr() != source.data_ptr():
+                target.copy_(source)
+        for piece, key, x in others:
+            self.optimizer.state[piece][key] = x
+        for group, new in zip(groups, options, strict=True):
+            group.update(new)
 
     def take_changes(self) -> None:
         """Take over the values of the parameters, which the program may have changed."""
@@ -328,6 +345,12 @@ class ShardedOptimizer(GradientSync):
             counts = torch.tensor([float(parameter in counted) for parameter in grads], device=total.device)
             total = (torch.stack(norms).square() * counts).sum()  # 0 · infinity is nan
         return all_reduced(total, self.grid.world).sqrt()
+
+
+def _by_name_and_key(state: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
+    """Return the states and masters of all parameters, by the name of the parameter and the key of the state."""
+    found = {(name, key): x for name, values in state["state"].items() for key, x in values.items()}
+    return found | {(name, MASTER): x for name, x in state["masters"].items()}
 
 
 def _check_known(what: str, given: Iterable[nn.Parameter], known: list[nn.Parameter]) -> None:

@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
+from ringcomm.errors import refuse
 from ringcomm.parallel.grid import Axis
 from ringcomm.parallel.sharding import ShardSpec, full_shape
 
-__all__ = ["part_of"]
+__all__ = ["paired_blocks", "part_of"]
 
 Block = tuple[tuple[int, ...], Tensor]  # where it begins in the tensor, and its elements
 
@@ -45,6 +46,20 @@ def part_of(piece: Tensor, begin: int, whole: Tensor, spec: ShardSpec | None, tp
         if block.numel():
             blocks.append((tuple(x + y for x, y in zip(first, offsets, strict=True)), block))
     return _ShardedPart(full_shape(whole, spec), piece, blocks)
+
+
+def paired_blocks(what: str, target: Tensor, source: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return the blocks of two parts of a tensor, or two whole tensors, in pairs.
+
+    Raises:
+        ArgumentError: they are not the same part of tensors of the same shape.
+    """
+    targets, sources = (x._blocks if isinstance(x, _ShardedPart) else [((), x)] for x in (target, source))
+    pairs = [*zip(targets, sources, strict=False)]
+    places_differ = any((x[0], x[1].shape) != (y[0], y[1].shape) for x, y in pairs)
+    if target.shape != source.shape or len(targets) != len(sources) or places_differ:
+        raise refuse(what, repr(target), repr(source))
+    return [(x[1], y[1]) for x, y in pairs]
 
 
 def _blocks(shape: Sequence[int], begin: int, end: int) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...]]]:

@@ -13,7 +13,7 @@ from ringcomm.errors import refuse
 from ringcomm.parallel.grid import Axis
 from ringcomm.parallel.zero_buckets import ShardBucket
 
-__all__ = ["ShardStates", "optimized"]
+__all__ = ["MASTER", "ShardStates", "optimized"]
 
 MASTER = "master"  # key of the value of a piece beside its states
 

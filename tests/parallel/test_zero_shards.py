@@ -1,8 +1,10 @@
 """Shards of ZeRO in checkpoints: saved and loaded in place, by torch.distributed.checkpoint too, from any layout."""
 
 import os
+import re
 import subprocess
 import sys
+from copy import deepcopy
 from functools import partial
 from itertools import product
 
@@ -179,6 +181,52 @@ def test_saving_and_loading_take_a_bucket_more_than_what_is_held(how, tmp_path):
         assert memory.bytes == held
     per_parameter = [round(each / PARAMETERS, 2) for each in (held, *peaks)]
     assert max(peaks) <= held + 2 * BUCKET + PLANS, per_parameter
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
+@torch_world.on(2)
+def test_a_copy_of_a_sharded_state_restores_parameters_masters_states_and_options(dtype):
+    grid, model = Grid(dp=2), Odd(dtype=torch.float32)
+    zero = ShardedOptimizer(model, grid, adamw, dtype)
+    trained(zero, model, range(2))
+    copied, expected = deepcopy(zero.state_dict(sharded=True)), deepcopy((zero.state_dict(), model.state_dict()))
+    zero.optimizer.param_groups[0]["lr"] = 0.5
+    trained(zero, model, range(2, 4))
+    zero.load_state_dict(copied)
+    assert_same((zero.state_dict(), model.state_dict()), expected)
+    after = trained(zero, model, range(2, 4))
+    zero.load_state_dict(copied)  # which training has not changed
+    assert_same((zero.state_dict(), model.state_dict()), expected)
+    assert trained(zero, model, range(2, 4)) == after
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
+@torch_world.on(2)
+def test_creating_states_leaves_parameters_and_masters_as_they_are(dtype):
+    grid, model = Grid(dp=2), Odd(dtype=torch.float32)
+    zero = ShardedOptimizer(model, grid, partial(torch.optim.AdamW, lr=0.5, weight_decay=0.9), dtype)
+    before = deepcopy((zero.state_dict()["masters"], model.state_dict()))
+    zero.create_states()
+    zero.gather()
+    assert len(zero.state_dict()["state"]) == len(before[0]) > 5
+    assert_same((zero.state_dict()["masters"], model.state_dict()), before)
+
+
+@torch_world.on(2)
+def test_sharded_states_that_the_object_does_not_have_are_refused_and_change_nothing():
+    grid = Grid(dp=2)
+    zero, other, wider = (ShardedOptimizer(nn.Linear(4, size), grid, adamw) for size in (4, 4, 8))
+    for each in (other, wider):
+        each.create_states()
+    before = zero.state_dict()
+    text = str(raised(ArgumentError, lambda: zero.load_state_dict(other.state_dict(sharded=True))))
+    assert "states: expected those that this object has, after create_states or a step, got exp_avg of " in text
+    zero.create_states()
+    text = str(raised(ArgumentError, lambda: zero.load_state_dict(wider.state_dict(sharded=True))))
+    assert re.search(r"\w+ of \w+: expected part of \((4, )?4,?\): .* got part of \(8,", text), text
+    for groups in ([], [{}, {}]):
+        raised(ArgumentError, lambda groups=groups: zero.load_state_dict({**before, "param_groups": groups}))
+    assert_same(zero.state_dict()["masters"], before["masters"])
 
 
 @torch_world.on(2)
