@@ -18,25 +18,40 @@ SHAPE, HALF = (16, 16), 128  # of a matrix, and the elements of its first half
 def check_elementwise(what: str, factory: Callable[[Any], Optimizer], device: torch.device) -> None:
     """Raise ArgumentError if an optimizer updates half of a matrix in another way than it does in the whole matrix.
 
-    Adafactor, Muon and LAMB do. An optimizer that cannot be tried is accepted: `factory` may depend on the parameters.
+    Adafactor, Muon and LAMB do. An optimizer that cannot be tried is accepted: `factory` may depend on the parameters;
+    and so is one that updates equal matrices differently, with random numbers. `factory` is called three times; the
+    random numbers of torch are afterwards those that they would have been without.
     """
-    whole = nn.Parameter(torch.linspace(-1, 2, 2 * HALF, dtype=torch.float64, device=device).view(SHAPE))
-    half = _FirstHalf(nn.Parameter(whole.detach().clone()))
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        refused = _refused(factory, device)
+    if refused:
+        raise refuse(what, "one that updates each element by itself, as AdamW does", refused)
+
+
+def _refused(factory: Callable[[Any], Optimizer], device: torch.device) -> str | None:
+    """Return the name of an optimizer that does not update each element by itself, else None."""
+    wholes, half = [_matrix(device), _matrix(device)], _FirstHalf(_matrix(device))
     try:
-        optimizer, of_half = factory([whole]), factory(list(half.pieces))
-        if [*optimized(optimizer)] != [whole] or [*optimized(of_half)] != [*half.pieces]:
-            return
-        expected = _update(optimizer, whole)[:HALF]
+        optimizers, of_half = [factory([whole]) for whole in wholes], factory(list(half.pieces))
+        given = [*wholes, *half.pieces]
+        if [x for each in (*optimizers, of_half) for x in optimized(each)] != given:
+            return None
+        expected, again = map(_update, optimizers, wholes)
     except Exception:
-        return
-    expects = refuse(what, "one that updates each element by itself, as AdamW does", type(optimizer).__name__)
+        return None
+    if not torch.equal(expected, again):
+        return None
     ShardStates(of_half, [half])
+    name, tolerance = type(of_half).__name__, 1e-3 * float(expected[:HALF].abs().max())
     try:
         found = _update(of_half, *half.pieces.values())
-    except Exception as error:  # Muon takes matrices only
-        raise expects from error
-    if not torch.allclose(found, expected, rtol=0, atol=1e-3 * float(expected.abs().max())):
-        raise expects
+    except Exception:  # Muon takes matrices only
+        return name
+    return None if torch.allclose(found, expected[:HALF], rtol=0, atol=tolerance) else name
+
+
+def _matrix(device: torch.device) -> nn.Parameter:
+    return nn.Parameter(torch.linspace(-1, 2, 2 * HALF, dtype=torch.float64, device=device).view(SHAPE))
 
 
 class _FirstHalf:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from ringcomm.errors import integer, refuse
 from ringcomm.parallel.elementwise import check_elementwise
@@ -46,7 +47,7 @@ class OffloadedOptimizer(Optimizer):
 
     Args:
         params: parameters, or groups of them
-        factory: creates the optimizer of `params`
+        factory: creates the optimizer of `params`. It is tried on small matrices first.
         folder: where to keep the states, in files that vanish with the optimizer, or with the process, however it ends.
             None: in host memory, pinned for parameters on a GPU
         chunk_bytes: bytes of the parameters of a chunk
@@ -61,12 +62,14 @@ class OffloadedOptimizer(Optimizer):
     ) -> None:
         self._folder, self._chunk_bytes = folder, integer("chunk_bytes", chunk_bytes, 1)
         host_empty(torch.empty(1), folder)  # refuses a bad folder here, not in the first step
+        params = list(params)
+        given = (x for x in tree_leaves(params) if isinstance(x, Tensor))
+        check_elementwise("factory", factory, next((x.device for x in given), torch.device("cpu")))
         self._optimizer = factory(params)
         super().__init__(self._optimizer.param_groups, self._optimizer.defaults)
         for parameter in optimized(self):
             if not parameter.is_contiguous():
                 raise refuse("parameters", "contiguous ones", f"one of strides {parameter.stride()}")
-        check_elementwise("factory", factory, next(optimized(self)).device)
         self.state = self._optimizer.state  # that of Adagrad exists before the first step
         self._homes: dict[Tensor, dict[str, Tensor]] = defaultdict(dict)  # of states, by parameter and key
         self._devices: dict[Tensor, torch.device] = {}  # of the parameters that are off the device too

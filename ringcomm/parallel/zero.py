@@ -57,7 +57,8 @@ class ShardedOptimizer(GradientSync):
     Args:
         modules: a module, or the chunks of a pipeline; their parameters become views of buckets
         grid: the ranks
-        optimizer: creates the optimizer for a list of parameters, which may be put into groups
+        optimizer: creates the optimizer for a list of parameters, which may be put into groups. It is tried on small
+            matrices first; the last optimizer that it creates is the one that is used.
         dtype: dtype to convert the modules to. In 16 bits the optimizer has float32 masters. None: as they are.
         stage: 1: sharded optimizer states; 2: sharded gradients too, for which backward awaits earlier buckets
         tied: parameters that other ranks copy, each with the process group of the copies, as `gpt_tied_weights` returns
@@ -107,13 +108,13 @@ class ShardedOptimizer(GradientSync):
                 raise refuse("dtype", "None, torch.float32, torch.bfloat16 or torch.float16", dtype)
             if dtype is None and any(parameter.element_size() < 4 for parameter in trained):
                 raise refuse("dtype", "that of the parameters, for masters", None)
+            check_elementwise("optimizer", optimizer, grid.device)
             self.optimizer = optimizer(self.parameters)
             if grad_dtype:
                 check_grad_dtype(grad_dtype)
             refuse_synchronized(trained)
             _check_known("tied", groups, self.parameters)
             _check_known("optimizer", optimized(self.optimizer), self.parameters)
-            check_elementwise("optimizer", optimizer, grid.device)
         with grid.raise_on_all():  # after the replicas of this stage have found the same
             check_replicas(module, grid.dp_cp)
         broadcast_replicas(module, grid.dp_cp)

@@ -124,3 +124,32 @@ def of_two_parameters(parameters):
 @torch_world.on(1)
 def test_other_optimizers_are_not_refused(factory):
     ShardedOptimizer(nn.Linear(8, 8), Grid(), factory).close()
+
+
+class Noisy(SGD):
+    """Adds noise, as Langevin dynamics does."""
+
+    @torch.no_grad()
+    def step(self):
+        super().step()
+        for group in self.param_groups:
+            for p in (p for p in group["params"] if p.grad is not None):
+                p.add_(torch.randn_like(p), alpha=group["lr"])
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@torch_world.on(1)
+def test_an_optimizer_with_noise_is_tried_before_it_is_made_and_takes_no_random_numbers(wrapped):
+    made = []
+
+    def factory(parameters):
+        made.append(Noisy(parameters))
+        return made[-1]
+
+    model, state = nn.Linear(8, 8), torch.get_rng_state()
+    if wrapped:
+        optimizer = OffloadedOptimizer(model.parameters(), factory)._optimizer
+    else:
+        optimizer = ShardedOptimizer(model, Grid(), factory).optimizer
+    assert torch.equal(torch.get_rng_state(), state)
+    assert made[-1] is optimizer
