@@ -2,10 +2,10 @@
 
 import math
 import socket
-from contextlib import suppress
+from functools import cache
 from typing import NamedTuple
 
-__all__ = ["KEEPALIVE", "PROBE_AGAIN", "Patience", "probe", "probe_now"]
+__all__ = ["KEEPALIVE", "PROBE_AGAIN", "Patience", "patience_with", "probe", "probe_now"]
 
 KEEPALIVE = 15.0  # seconds after which a host that does not answer is lost; `run --help` documents it
 PROBE_AGAIN = 0.25  # seconds between two calls of `probe_now`
@@ -22,28 +22,33 @@ class Patience(NamedTuple):
     resending: float
 
 
-def probe(connected: socket.socket, keepalive: float) -> Patience:
-    """Have TCP ask the other host again and again, whether it has data for it or not; return how long to wait.
+def patience_with(keepalive: float) -> Patience:
+    """Return how long to wait for a host that `probe` asks.
 
-    TCP asks once a second, which is as often as it can, or 100 times within `keepalive`. So that an outage of 0.9 of
-    that ends in time, its last answer before may be one interval old, and the first one after come one interval late.
-    Data is sent again ten times; kernels before 6.15 double the pause each time, and are then silent for up to as long
-    as the outage was.
+    So that an outage of 0.9 of `keepalive` ends in time, its last answer before may be one interval old, and the first
+    one after come one interval late. Data is sent again ten times; kernels before 6.15 double the pause each time, and
+    are then silent for up to as long as the outage was.
     """
-    interval = max(1, int(keepalive / MOST_PROBES))
-    patience = max(keepalive + LATE, 0.9 * keepalive + 2 * interval + SLACK)
+    idle = _idle_patience(keepalive)
+    return Patience(idle, idle if _limits_pauses() else 2 * idle)
+
+
+def probe(connected: socket.socket, keepalive: float) -> None:
+    """Have TCP ask the other host again and again, whether it has data for it or not.
+
+    TCP asks once a second, which is as often as it can, or 100 times within `keepalive`.
+    """
+    interval = _interval(keepalive)
     for level, option, value in (
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
         (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, interval),
         (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, math.ceil(patience / interval) - 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, math.ceil(_idle_patience(keepalive) / interval) - 1),
     ):
         connected.setsockopt(level, option, value)
-    with suppress(OSError):
+    if _limits_pauses():
         pause = min(max(keepalive / 10, LEAST_PAUSE), LONGEST_PAUSE)
         connected.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, int(1000 * pause))
-        return Patience(patience, patience)
-    return Patience(patience, 2 * patience)
 
 
 def probe_now(connected: socket.socket) -> None:
@@ -53,3 +58,22 @@ def probe_now(connected: socket.socket) -> None:
     """
     idle = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)  # starts its timer anew
+
+
+def _interval(keepalive: float) -> int:
+    return math.ceil(max(1, keepalive / MOST_PROBES))
+
+
+def _idle_patience(keepalive: float) -> float:
+    return max(keepalive + LATE, 0.9 * keepalive + 2 * _interval(keepalive) + SLACK)
+
+
+@cache
+def _limits_pauses() -> bool:
+    """Return whether the kernel can limit the pauses after which data is sent again."""
+    with socket.socket() as some:
+        try:
+            some.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, int(1000 * LONGEST_PAUSE))
+        except OSError:
+            return False
+    return True

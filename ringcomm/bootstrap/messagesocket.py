@@ -6,7 +6,7 @@ import socket
 import struct
 from contextlib import suppress
 
-from ringcomm.bootstrap.keepalive import probe
+from ringcomm.bootstrap.keepalive import patience_with, probe
 
 __all__ = ["MessageSocket", "hang_up"]
 
@@ -27,9 +27,10 @@ class MessageSocket(socket.socket):
         self._received = bytearray()
         if keepalive is None:
             return
+        probe(self, keepalive)
         for level, option, value in (
             (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * probe(self, keepalive).resending)),
+            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * patience_with(keepalive).resending)),
             (socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 18),  # any one message, so that a send need not wait
         ):
             self.setsockopt(level, option, value)

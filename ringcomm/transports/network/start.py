@@ -9,7 +9,7 @@ from typing import Any
 
 from ringcomm.bootstrap.arrivals import rank_in_job
 from ringcomm.bootstrap.facts import all_gather_facts
-from ringcomm.bootstrap.keepalive import Patience, probe
+from ringcomm.bootstrap.keepalive import patience_with, probe
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.rendezvous import REPORT_TIMEOUT
 from ringcomm.bootstrap.store import Store
@@ -64,13 +64,14 @@ def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
 
 
 def _open_sockets(rank: int, size: int, sockets: list[int], keepalive: float) -> Any:
-    slot, patience = ffi.new("rc_network **"), [Patience(keepalive, keepalive)]
+    slot = ffi.new("rc_network **")
     with ExitStack() as held:
         connected = [held.enter_context(socket.socket(fileno=fd)) for fd in sockets if fd >= 0]
-        patience += [probe(each, keepalive) for each in connected]
+        for each in connected:
+            probe(each, keepalive)
         for each in connected:
             each.detach()
-    check(lib.rc_network_open(rank, size, sockets, *patience[-1], slot))
+    check(lib.rc_network_open(rank, size, sockets, *patience_with(keepalive), slot))
     return ffi.gc(slot[0], lib.rc_network_free)
 
 

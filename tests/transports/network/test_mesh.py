@@ -311,4 +311,4 @@ def test_an_idle_connection_ends_after_keepalive_and_not_before(pool, store, kee
         idle, interval, probes = (ours.getsockopt(socket.IPPROTO_TCP, option) for option in options)
         ffi.release(link)
     assert keepalive <= idle + probes * interval < keepalive + 3 + interval
-    assert interval <= max(1, keepalive / 100)  # or a short outage would take most of the probes
+    assert interval < max(1, keepalive / 100) + 1  # or a short outage would take most of the probes
