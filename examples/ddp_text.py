@@ -54,7 +54,7 @@ def main() -> None:
     dist.init_process_group(arguments.backend)
     rank, size = dist.get_rank(), dist.get_world_size()
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // size))
+        torch.set_num_threads(max(1, torch.get_num_threads() // size))
     if arguments.device == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
 

@@ -39,7 +39,7 @@ def main() -> None:
         options.error(f"expected at most 4 ranks, which divide a batch of {BATCH} sequences, got {ranks}")
     ringcomm.torch.init_process_group(arguments.timeout)
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
+        torch.set_num_threads(max(1, torch.get_num_threads() // ranks))
     alphabet, data = torch.tensor([*map(ord, "\n".join(topics.values()))]).unique(return_inverse=True)  # type: ignore[no-untyped-call]
     training = Training(GPTConfig(len(alphabet), CONTEXT, layers=2, hidden=64, heads=4))
 

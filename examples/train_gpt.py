@@ -71,7 +71,7 @@ def main() -> None:
     sizes = {name: getattr(arguments, name) for name in ("dp", "tp", "pp", "cp", "ep")}
     grid = Grid(**sizes, device=arguments.device, timeout=timeout)
     if "OMP_NUM_THREADS" not in os.environ:  # torchrun sets it to 1
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+        torch.set_num_threads(max(1, torch.get_num_threads() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     alphabet, data = torch.tensor([*map(ord, text)], device=grid.device).unique(return_inverse=True)
 
     config = GPTConfig(

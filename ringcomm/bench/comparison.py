@@ -151,7 +151,8 @@ class Comparison:
     def _measure(self, case: BenchCase, done: float, what: str) -> list[Measurement]:
         memcpy = self._memcpy(case)
         timings = [timing for job in list(self.jobs) for timing in self._prepare(job, case)]
-        with noise(self.plan.noise):  # only now: without it, `_prepare` has found how many calls fit into a round
+        # Only now: without it, `_prepare` has found how many calls fit into a round.
+        with noise(topology.cores() if self.plan.noise else ()):
             for i in range(self.plan.rounds):
                 progress(done, f"{what}, round {i + 1}")
                 first = i % max(1, len(timings))  # so that no library always follows the same one

@@ -1,4 +1,4 @@
-"""A disturbance of every core that this process may use, for `ringcomm bench --noise`: the work of other programs.
+"""A disturbance of cores, for `ringcomm bench --noise`: the work of other programs.
 
 As a program, `noise.py CORE` disturbs one core until its standard input ends, which the kernel does however we end.
 """
@@ -9,8 +9,8 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 
 __all__ = ["BURST", "PERIOD", "noise"]
 
@@ -18,11 +18,11 @@ BURST, PERIOD = 0.004, 0.016  # seconds of work in each period
 
 
 @contextmanager
-def noise(wanted: bool) -> Iterator[None]:
-    """Disturb all cores in the block, if that is wanted."""
+def noise(cores: Iterable[int]) -> Iterator[None]:
+    """Disturb these cores in the block."""
     with ExitStack() as stack:
         pipe = subprocess.PIPE
-        for core in os.sched_getaffinity(0) if wanted else ():
+        for core in cores:
             command = [sys.executable, "-I", "-S", __file__, str(core)]
             # In its own session: Ctrl-C reaches the bench alone. Leaving closes its input, and waits.
             process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
@@ -34,7 +34,8 @@ def noise(wanted: bool) -> Iterator[None]:
 
 def disturb(core: int) -> None:
     """Work for BURST of CPU time at a random moment of each period, until standard input ends."""
-    os.sched_setaffinity(0, {core})
+    with suppress(PermissionError):  # of a sandbox: the kernel spreads those who work
+        os.sched_setaffinity(0, {core})
     moment = random.Random(core)
     os.write(1, b".")
     begin = time.monotonic()

@@ -14,6 +14,7 @@ from ringcomm.bench.job import started
 from ringcomm.bench.noise import noise
 from ringcomm.bench.peers import LibrarySpec
 from ringcomm.bench.plan import BenchCase
+from ringcomm.machine import topology
 
 __all__ = ["START_SECONDS", "Starts"]
 
@@ -34,7 +35,7 @@ class Starts(Comparison):
         options = self._options(case) | {"pool": 0}  # one buffer: to fill many would give the kernel time
         timings = [Timing(job, False, 0) for job in self.jobs]
         request = ("start", case.collective, options, START_SECONDS, self.plan.round_seconds)
-        with noise(self.plan.noise):
+        with noise(topology.cores() if self.plan.noise else ()):
             for i, timing in product(range(self.plan.rounds), timings):
                 progress(done, f"{what}, start {i + 1} of {timing.job.name}")
                 if ranks := self._try(timing.job, case, partial(timing.job.request, *request)):

@@ -1,11 +1,13 @@
 """The command line: the table of commands, and what they share: usage errors and exit statuses."""
 
 import argparse
+import errno
 import os
 import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from linecache import getline
 from traceback import extract_tb
 
 from ringcomm import __version__
@@ -85,9 +87,11 @@ def _open_closed_streams() -> None:
 
 def _described(error: RingcommError | OSError) -> str:
     """Return the message of an error. That of a denied system call, which names no file, gets the call."""
-    if isinstance(error, RingcommError) or error.filename is not None:
+    if isinstance(error, RingcommError) or error.filename or error.errno not in (errno.EPERM, errno.ENOSYS):
         return str(error)
-    return f"{error} in {extract_tb(error.__traceback__)[-1].line}"
+    frame = extract_tb(error.__traceback__)[-1]
+    line = getline(frame.filename, frame.lineno or 0)
+    return f"{error}: the system denies {line[frame.colno :].partition('(')[0]}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -176,7 +176,7 @@ def _processes(spec: LaunchSpec, size: int) -> list[RankResult]:
         code = f"import sys; sys.path[:] = {path!r}; from ringcomm.launcher.forkserver import serve; serve(*{numbers})"
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing passes them on
         command = [sys.executable, *flags, "-c", code]
-        with starting("the process that forks the ranks"):
+        with starting("the process that forks the ranks", "fork or setpgid"):
             server = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=numbers, process_group=0)
         stack.callback(_stop, server, control)
         for end in ends:

@@ -24,6 +24,8 @@ __all__ = ["RankStart", "Ranks"]
 
 log = logging.getLogger("ringcomm")
 
+CALLS = "fork or setpgid"  # which start a process in a group
+
 
 @dataclass(frozen=True, slots=True)
 class RankStart:
@@ -49,7 +51,7 @@ class Ranks:
     def __enter__(self) -> Self:
         command = [sys.executable, "-I", "-S", processes.__file__]
         # Forwarded signals reach the whole group; the reaper must survive all but SIGKILL.
-        with starting("the process that ends the ranks"), self._signals.mask_for_children(*self._forwarded):
+        with starting("the process that ends the ranks", CALLS), self._signals.mask_for_children(*self._forwarded):
             self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, process_group=0)
         return self
 
@@ -64,7 +66,7 @@ class Ranks:
         """Start a rank; its stdout and stderr are pipes. Rank 0 reads the standard input, the others an empty one."""
         rank, cores = how.rank, how.cores
         log.info("rank %d runs on the cores %s", rank, ", ".join(map(str, sorted(cores))))
-        with starting(f"rank {rank}"), self._signals.mask_for_children(), _bound_to(cores):
+        with starting(f"rank {rank}", CALLS), self._signals.mask_for_children(), _bound_to(cores):
             process = subprocess.Popen(
                 how.command,
                 env=how.environment,

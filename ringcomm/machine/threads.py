@@ -12,13 +12,17 @@ __all__ = ["start_thread", "starting"]
 
 
 @contextmanager
-def starting(what: str) -> Iterator[None]:
-    """Raise RingcommError, which names `what`, if the system refuses the thread or process that the body starts."""
+def starting(what: str, calls: str = "fork") -> Iterator[None]:
+    """Raise RingcommError, which names `what`, if the system refuses the thread or process that the body starts.
+
+    `calls`: the system calls that start it.
+    """
     try:
         yield
+    except RingcommError:  # of what the body has started by itself
+        raise
     except (OSError, RuntimeError) as error:  # of a process; of a thread
         if isinstance(error, PermissionError) and error.filename is None:  # else of the program
-            calls = "fork, setpgid or what else starts a process"
             raise RingcommError(f"cannot start {what}: the system denies {calls} ({error.strerror})") from error
         if isinstance(error, OSError) and error.errno not in (errno.EAGAIN, errno.ENOMEM):
             raise

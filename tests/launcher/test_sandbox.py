@@ -1,6 +1,6 @@
 """`ringcomm run` where a sandbox denies system calls: it goes on without those it can spare, and names others."""
 
-import os
+import socket
 import subprocess
 import sys
 
@@ -69,17 +69,44 @@ def test_a_call_that_is_needed_is_named(tmp_path):
     done = run(tmp_path, ["setpgid"])
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "ringcomm run: cannot start the process that ends the ranks: "
-        f"the system denies fork, setpgid or what else starts a process ({DENIED})\n"
+        f"ringcomm run: cannot start the process that ends the ranks: the system denies fork or setpgid ({DENIED})\n"
     )
 
 
-def test_an_error_without_a_file_names_the_line_that_raised(monkeypatch, capsys):
-    def denied(_):
-        os.killpg(os.getpgrp(), 1 << 20)  # no such signal
+def test_a_call_without_a_file_that_is_denied_is_named(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys\n"
+        "from ringcomm.commands import cli, run\n"
+        "run.run = lambda _: print() or os.setpgid(0, os.getpid())  # as a comment\n"
+        "sys.exit(cli.main(['run', '-n', '1', 'true']))\n"
+    )
+    done = subprocess.run(
+        [*denying("setpgid"), sys.executable, program], capture_output=True, text=True, timeout=60, check=False
+    )
+    text = "ringcomm run: [Errno 1] Operation not permitted: the system denies os.setpgid\n"
+    assert (done.returncode, done.stderr) == (2, text)
 
-    monkeypatch.setattr("ringcomm.commands.run.run", denied)
+
+def test_another_error_has_no_line_of_the_source(monkeypatch, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+    monkeypatch.setattr("ringcomm.commands.run.run", lambda _: socket.create_connection(address))
     assert main(["run", "-n", "1", "true"]) == 2
-    assert capsys.readouterr().err == (
-        "ringcomm run: [Errno 22] Invalid argument in os.killpg(os.getpgrp(), 1 << 20)  # no such signal\n"
+    assert capsys.readouterr().err == "ringcomm run: [Errno 111] Connection refused\n"
+
+
+def test_the_pool_of_mpi4py_starts_where_the_question_for_cores_is_denied():
+    code = (
+        "from ringcomm.mpi4py.futures import MPIPoolExecutor as Pool; print(Pool(main=False).submit(abs, -7).result())"
     )
+    command = [*denying("sched_getaffinity"), sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr
+
+
+def test_a_benchmark_is_disturbed_where_binding_is_denied():
+    code = "from ringcomm.bench.noise import noise\nwith noise([0]): print(1)"
+    command = [*denying("sched_getaffinity", "sched_setaffinity"), sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")

@@ -60,6 +60,12 @@ def test_another_error_at_the_start_of_a_process_is_left_alone():
         raise FileNotFoundError(errno.ENOENT, "No such file or directory")
 
 
+def test_an_error_of_the_library_at_the_start_of_a_process_is_left_alone():
+    with without_threads(), pytest.raises(RingcommError) as refused, starting("rank 0"):
+        start_thread("ringcomm input", print)
+    assert str(refused.value) == f"cannot start the thread 'ringcomm input' (can't start new thread): {LIMITS}"
+
+
 def call_without_threads(comm):
     group = comm.split(0)
     x, peer = np.ones(2), (group.rank + 1) % group.size

@@ -25,9 +25,9 @@ LAYERS = (
     ("errors", "version"),
 )
 # These use the library as any user does. Beside its public API, the first may parse options, ask about the machine, its
-# settings, its devices and its place in a job, write files and launch a kernel by itself; the second matches messages
-# as MPI does, and connects groups that not all ranks of a communicator enter; the third carries out schedules;
-# the planner prices algorithms and schedules; the last brings a store and a transport of its own.
+# settings, its devices and its place in a job, write files and launch a kernel by itself; the second counts cores,
+# matches messages as MPI does, and connects groups that not all ranks of a communicator enter; the third carries out
+# schedules; the planner prices algorithms and schedules; the last brings a store and a transport of its own.
 OUTSIDERS = {
     "bench": (
         "bootstrap.place",
@@ -40,7 +40,7 @@ OUTSIDERS = {
         "types",
     ),
     "mpi4py": (
-        *("bootstrap", "communicator", "config", "devices", "errors", "objects"),
+        *("bootstrap", "communicator", "config", "devices", "errors", "machine.topology", "objects"),
         *("start", "transports.messages", "types", "version"),
     ),
     "parallel": ("errors", "parameter_server", "pipelining", "torch"),

@@ -3,7 +3,6 @@
 import functools
 import itertools
 import multiprocessing
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,6 +11,7 @@ from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn, Self
 
+from ringcomm.machine import topology
 from ringcomm.mpi4py import MPI
 from ringcomm.mpi4py.futures.manager import PoolClient, PoolManager
 from ringcomm.mpi4py.futures.preparation import Preparation
@@ -282,7 +282,7 @@ def get_comm_workers() -> NoReturn:
 
 
 def _processes(count: int | None, preparation: Preparation) -> Backend:
-    count = count or len(os.sched_getaffinity(0))
+    count = count or len(topology.cores())
     context = multiprocessing.get_context("spawn")
     return count, futures.ProcessPoolExecutor(count, context, preparation)
 
