@@ -1,18 +1,21 @@
 """The world: how it starts and ends, and what is known of it."""
 
 import atexit
+import logging
+import math
 import os
 import sys
 import threading
 import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import ringcomm
+from ringcomm.bootstrap.arrivals import format_ranks
 from ringcomm.bootstrap.place import find_place
 from ringcomm.communicator import Communicator
 from ringcomm.config import Config
-from ringcomm.errors import RingcommError, describe_error
+from ringcomm.errors import CollectiveTimeout, MismatchError, RingcommError, describe_error
 from ringcomm.mpi4py import constants, errors
 from ringcomm.mpi4py.buffered import BufferedSends
 from ringcomm.mpi4py.context import OPEN, TIMEOUT, Context, close_all
@@ -48,12 +51,17 @@ __all__ = [
     "get_vendor",
 ]
 
+log = logging.getLogger("ringcomm")
+
+WARN_AFTER = 10.0  # seconds before Finalize says for which ranks it waits
+LONGEST_PAUSE = 0.05  # seconds between two looks whether they have come
 RANK = "MPI4PY_RINGCOMM_RANK"  # set for the processes that a rank starts: its process id, job and rank
 
 COMM_WORLD: Intracomm = constant("COMM_WORLD", Intracomm())
 COMM_SELF: Intracomm = constant("COMM_SELF", Intracomm())
 
 _finalized = False
+_exit_status: Any = None  # of the last call of sys.exit
 _process = 0  # which has called Init
 _sends = BufferedSends()  # holds the memory attached for all communicators
 
@@ -64,6 +72,14 @@ def start() -> None:
         Init()
     if options.finalize or (options.finalize is None and options.initialize):
         atexit.register(_end)
+        sys.exit = _exit
+
+
+def _exit(status: Any = None, /) -> NoReturn:
+    """Remember the status of `sys.exit`, which Python does not tell at exit."""
+    global _exit_status
+    _exit_status = status
+    raise SystemExit(status)
 
 
 def Init() -> None:
@@ -110,13 +126,49 @@ def Init_thread(required: int = constants.THREAD_MULTIPLE) -> int:  # noqa: ARG0
 
 def Finalize() -> None:
     """Disconnect, once all ranks have called this: until then what they have sent arrives."""
-    global _finalized
     if not Is_initialized() or _finalized:
         raise errors.failure(errors.ERR_OTHER, "Finalize was called before" if _finalized else "Init was not called")
     COMM_SELF._delete_attributes()
     COMM_WORLD._delete_attributes()
-    with suppress(RingcommError):  # of ranks that are lost, or in another call
-        COMM_WORLD._object.comm.barrier(timeout=TIMEOUT)
+    _await_others(COMM_WORLD._object.comm)
+    _disconnect()
+
+
+def _await_others(world: Communicator) -> None:
+    """Wait until all ranks that live have called Finalize; say for which, if that takes long."""
+    warn_at, pause = time.monotonic() + WARN_AFTER, 0.0001
+    while True:
+        try:
+            work = world.barrier(async_op=True)
+            while not work.done():
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+                if time.monotonic() > warn_at:
+                    warn_at = math.inf
+                    _name_absent(world)
+            return work.wait()
+        except MismatchError:  # another rank was in another collective, and may send something after that
+            continue
+        except CollectiveTimeout as error:
+            if error.collective == "barrier":  # else of an earlier call, which has raised it
+                log.warning("Finalize: %s", str(error).partition("\n")[0])
+            return None
+        except RingcommError:  # of ranks that are lost
+            return None
+
+
+def _name_absent(world: Communicator) -> None:
+    """Log which ranks have not called Finalize, and what the first one does; the first one that has does so."""
+    lines = world._transport.report(1).splitlines()  # as "rank 1: barrier() epoch 4, running for 10 s, …"
+    calls = [line.partition(": ")[2].partition(",")[0] for line in lines]
+    absent = [rank for rank, call in enumerate(calls) if call != calls[world.rank]]
+    if absent and calls.index(calls[world.rank]) == world.rank:
+        text = "Finalize: waiting for %s of %d; %s"
+        log.warning(text, format_ranks(absent), world.size, lines[absent[0]])
+
+
+def _disconnect() -> None:
+    global _finalized
     close_all()
     COMM_WORLD._nullify()
     COMM_SELF._nullify()
@@ -125,13 +177,15 @@ def Finalize() -> None:
 
 
 def _end() -> None:
-    """Finalize at exit. After an uncaught exception, tell the other ranks instead of waiting for them."""
+    """Finalize at exit. After an error, do not wait for the other ranks; of an uncaught exception tell them."""
     if not Is_initialized() or _finalized or os.getpid() != _process:  # the child of a fork
         return
     error = getattr(sys, "last_value", None)
     if error is not None:
         with suppress(RingcommError):
             COMM_WORLD._object.comm.abort(describe_error(error))
+    elif _exit_status:
+        _disconnect()
     else:
         Finalize()
 

@@ -1,5 +1,7 @@
 """How communicators end, by Free, and the world, by Finalize: as in MPI, what was sent arrives."""
 
+import re
+
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -155,8 +157,58 @@ def test_a_communicator_that_all_have_freed_holds_nothing(run_program):
         for _ in range(20):
             comm.Dup().Free()
         end = time.monotonic() + 20
-        while held() > before and time.monotonic() < end:
+        while any(now > then for now, then in zip(held(), before)) and time.monotonic() < end:
             time.sleep(0.01)
-        print(held() <= before)
+        print(*(now <= then for now, then in zip(held(), before)))
         """
-    assert run_program(2, text).stdout.splitlines().count("[0] True") == 1
+    assert sorted(run_program(2, text).stdout.splitlines()) == ["[0] True True", "[1] True True"]
+
+
+def test_a_rank_that_waits_in_finalize_says_for_whom(run_program):
+    """And ends after the timeout of the communicator, with the ranks that wait for it."""
+    text = """
+        from mpi4py import MPI
+        from ringcomm.mpi4py import environment
+
+        environment.WARN_AFTER = 0.5
+        if MPI.COMM_WORLD.rank == 1:
+            MPI.COMM_WORLD.recv(source=0)
+        """
+    done = run_program(3, text, status=1, RINGCOMM_TIMEOUT="3")
+    warned, *ended = [line for line in done.stderr.splitlines() if "Finalize" in line]
+    text = "[0] ringcomm WARNING: Finalize: waiting for rank 1 of 3; rank 1: probe(from 0), running for "
+    assert warned.startswith(text), warned
+    text = r"\[[02]\] ringcomm WARNING: Finalize: timed out: .*: it was not called by rank 1"
+    assert len(ended) == 2
+    assert all(re.fullmatch(text, line) for line in ended), ended
+
+
+@pytest.mark.parametrize("end", ["sys.exit(3)", "raise ValueError"])
+def test_a_rank_that_ends_by_an_error_does_not_wait_in_finalize(run_program, end):
+    text = f"""
+        import sys
+        from mpi4py import MPI
+
+        if MPI.COMM_WORLD.rank == 0:
+            {end}
+        MPI.COMM_WORLD.recv(source=0)
+        """
+    run_program(2, text, status=3 if "3" in end else 1)
+
+
+def test_finalize_waits_again_after_a_collective_that_did_not_match_it(run_program):
+    text = """
+        import time
+        from mpi4py import MPI
+
+        world = MPI.COMM_WORLD
+        if world.rank == 1:
+            try:
+                world.allreduce(1)
+            except MPI.Exception:
+                world.send("later", 0)
+                time.sleep(0.2)
+                world.send("later", 0)
+                print("sent")
+        """
+    assert run_program(2, text).stdout == "[1] sent\n"
