@@ -3,6 +3,7 @@
 #include <Python.h>
 
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
+#define PY_ARRAY_UNIQUE_SYMBOL ringcomm_fast_path_numpy  // one table for all files of the fast path
 #include <numpy/arrayobject.h>
 
 #include <cstdint>

@@ -1,0 +1,142 @@
+// The messages of the fast path.
+#define NO_IMPORT_ARRAY  // fast_path.cpp does
+#include "fast_path.h"
+
+namespace ringcomm {
+
+namespace {
+
+// Makes the call of a message on a GPU. Returns the stream, an owned reference; nullptr: the exception is set.
+PyObject* prepare(FastPath& fast_path, int kind, const Array& x, int peer, int64_t tag, MessageCall& call) {
+    call = {kind, x.data, x.count, x.dtype, peer, tag, -1.0, nullptr};
+    return current_stream(GpuArrays::current(x), fast_path.message_gpus.ordinal, call.stream);
+}
+
+// Sends or receives an array on a GPU, and returns the source; with `async_op`, a message to be started.
+PyObject* message(FastPath& fast_path, int kind, const Array& x, int peer, int64_t tag, bool async_op) {
+    MessageCall call;
+    PyObject* const stream = prepare(fast_path, kind, x, peer, tag, call);
+    if (!stream) return nullptr;
+    if (async_op) {
+        const MessageOwner owner{
+            fast_path.comm, fast_path.handle, fast_path.check, GpuArrays::current(x), fast_path.message_gpus.ordinal,
+            false};
+        return make_gpu_message(fast_path.message_type, owner, call, stream);
+    }
+    PyObject* const from = run_for_source(fast_path, [&](int& source) { return call.run(fast_path.comm, source); });
+    Py_DECREF(stream);
+    return from;
+}
+
+PyObject* exchange(FastPath& fast_path, const Array& x, int dest, const Array& out, int source, int64_t tag) {
+    MessageCall sent, received;
+    PyObject* const first = prepare(fast_path, RC_GPU_RECV, out, source, tag, received);
+    PyObject* const second = first ? prepare(fast_path, RC_GPU_SEND, x, dest, tag, sent) : nullptr;
+    PyObject* result = nullptr;
+    if (second) {
+        rc_work* receive = nullptr;
+        result = run(fast_path, Py_NewRef(Py_None), [&] {
+            const int status = received.start(fast_path.comm, false, receive);
+            return status == RC_OK ? sent.run(fast_path.comm, dest) : status;
+        });
+        PyObject *type, *error, *traceback;
+        PyErr_Fetch(&type, &error, &traceback);  // the first error is raised, but no memory may be in use then
+        if (receive) {
+            Py_XDECREF(result);
+            result = run_for_source(fast_path, [&](int& from) { return received.end(receive, from); });
+        }
+        if (type) {
+            Py_XDECREF(std::exchange(result, nullptr));
+            PyErr_Restore(type, error, traceback);
+        }
+    }
+    Py_XDECREF(first);
+    Py_XDECREF(second);
+    return result;
+}
+
+}  // namespace
+
+PyObject* send(PyObject* self, PyObject* const* values, Py_ssize_t number) {
+    FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
+    Arguments given(fast_path, values, number);
+    PyObject* array;
+    int peer;
+    int64_t tag;
+    bool async_op;
+    if (!given.array(array) || !given.rank(peer) || !given.tag(tag) || !given.nothing_but(async_op)) return not_plain();
+    Array x;
+    if (!fast_path.read_message(array, x, false)) return not_plain();
+    if (x.on_gpu) {
+        PyObject* const done = message(fast_path, RC_GPU_SEND, x, peer, tag, async_op);
+        if (!done || async_op) return done;
+        Py_DECREF(done);
+        Py_RETURN_NONE;
+    }
+    if (async_op) return not_plain();
+    return run(fast_path, Py_NewRef(Py_None),
+               [&] { return rc_send(fast_path.comm, x.data, x.count, x.dtype, peer, tag, -1.0, nullptr); });
+}
+
+PyObject* recv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
+    FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
+    Arguments given(fast_path, values, number);
+    PyObject* array;
+    int peer;
+    int64_t tag;
+    bool at_most, async_op;
+    if (number != 6 || !given.array(array) || !given.source(peer) || !given.tag(tag) || !given.flag(at_most) ||
+        !given.nothing_but(async_op)) {
+        return not_plain();
+    }
+    Array x;
+    if (!fast_path.read_message(array, x, true)) return not_plain();
+    if (x.on_gpu) return message(fast_path, at_most ? RC_GPU_RECV_AT_MOST : RC_GPU_RECV, x, peer, tag, async_op);
+    if (async_op) return not_plain();
+    return run_for_source(fast_path, [&](int& from) {
+        auto* const receive = at_most ? rc_recv_at_most : rc_recv;
+        return receive(fast_path.comm, x.data, x.count, x.dtype, peer, tag, -1.0, &from, nullptr);
+    });
+}
+
+PyObject* recv_message(PyObject* self, PyObject* const* values, Py_ssize_t number) {
+    FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
+    Arguments given(fast_path, values, number);
+    PyObject* array;
+    int peer;
+    int64_t tag;
+    if (!given.array(array) || !given.source_or_any(peer) || !given.tag(tag)) return not_plain();
+    Array x;
+    if (!fast_path.arrays.read(array, x, true)) return not_plain();
+    const uint64_t bytes = x.count * uint64_t(rc_dtype_bytes(x.dtype));
+    rc_message message;
+    PyObject* const done = run(fast_path, Py_NewRef(Py_None), [&] {
+        return rc_recv_message(fast_path.comm, x.data, bytes, peer, tag, 0, -1.0, &message, nullptr);
+    });
+    if (done != Py_None) return done;
+    Py_DECREF(done);
+    return Py_BuildValue("iLK", message.source, static_cast<long long>(message.tag),
+                         static_cast<unsigned long long>(message.bytes));
+}
+
+PyObject* sendrecv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
+    FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
+    Arguments given(fast_path, values, number);
+    PyObject *sent, *received;
+    int dest, source;
+    int64_t tag;
+    if (!given.array(sent) || !given.rank(dest) || !given.array(received) || !given.source(source) || !given.tag(tag) ||
+        !given.nothing_else()) {
+        return not_plain();
+    }
+    Array x, out;
+    if (!fast_path.read_message(sent, x, false) || !fast_path.read_message(received, out, true)) return not_plain();
+    if (x.on_gpu && out.on_gpu) return exchange(fast_path, x, dest, out, source, tag);
+    if (x.on_gpu || out.on_gpu) return not_plain();
+    return run_for_source(fast_path, [&](int& from) {
+        return rc_sendrecv(fast_path.comm, x.data, x.count, x.dtype, dest, out.data, out.count, out.dtype, source, tag,
+                           -1.0, &from);
+    });
+}
+
+}  // namespace ringcomm

@@ -1,0 +1,138 @@
+// The object of the fast path, and the arguments of its methods. A method returns NotImplemented for any call that is
+// not plain.
+#pragma once
+#include "calls.h"
+#include "fast_arrays.h"
+#include "gpu_arrays.h"
+#include "gpu_message.h"
+
+namespace ringcomm {
+
+// The Python object.
+struct FastPath {
+    PyObject object;
+    rc_comm* comm;
+    PyObject* handle;  // keeps comm alive
+    PyObject* check;   // raises the error behind a status
+    ArrayReader arrays;
+    GpuArrays gpus, message_gpus;  // of collectives, and of messages
+    rc_gpus* group;
+    PyObject* group_handle;      // keeps it alive
+    PyObject* last_stream;       // of the last launch of a collective: CUDA must not be asked about a destroyed one
+    uint64_t last_launch;        // the number of that launch
+    PyTypeObject* message_type;  // of messages on GPUs that Python waits for
+    Codes ops;                   // by name
+    int rank, size;
+    bool deferred;  // collectives must wait for calls that call_queue.py has queued
+
+    // A collective has been launched on a stream, whose reference is taken: the next launch may wait for it.
+    void launched(PyObject* stream, uint64_t launch) {
+        const bool newer = group && launch > last_launch;  // another thread may have launched since, or disconnected
+        if (newer) last_launch = launch;
+        Py_XDECREF(newer ? std::exchange(last_stream, stream) : stream);
+    }
+
+    bool read(PyObject* given, Array& array, bool writable) {
+        return arrays.read(given, array, writable) || gpus.read(arrays, given, array, writable);
+    }
+    bool read_message(PyObject* given, Array& array, bool writable) {
+        return arrays.read(given, array, writable) || message_gpus.read(arrays, given, array, writable);
+    }
+};
+
+inline PyObject* not_plain() { return Py_NewRef(Py_NotImplemented); }
+
+// The positional arguments. Each function takes the next one and returns whether the fast path supports it.
+class Arguments {
+public:
+    Arguments(FastPath& fast_path, PyObject* const* values, Py_ssize_t count)
+        : fast_path_(fast_path), next_(values), end_(values + count) {}
+
+    // None becomes nullptr.
+    bool object(PyObject*& object) {
+        if (next_ == end_) return false;
+        object = *next_++;
+        if (object == Py_None) object = nullptr;
+        return true;
+    }
+
+    // Read at the end, because it costs the most.
+    bool array(PyObject*& object) { return this->object(object) && object; }
+
+    bool op(int& code) { return next_ != end_ && PyUnicode_CheckExact(*next_) && fast_path_.ops.find(*next_++, code); }
+
+    bool rank(int& rank) { return next_ != end_ && small(*next_++, rank) && rank >= 0 && rank < fast_path_.size; }
+
+    bool source(int& rank) {
+        if (next_ == end_ || *next_ != Py_None) return this->rank(rank);
+        ++next_;
+        rank = -1;
+        return true;
+    }
+
+    // The same where any rank is -1.
+    bool source_or_any(int& rank) {
+        return next_ != end_ && small(*next_++, rank) && rank >= -1 && rank < fast_path_.size;
+    }
+
+    bool tag(int64_t& tag) {
+        if (next_ == end_ || !PyLong_CheckExact(*next_)) return false;
+        int overflow;
+        tag = PyLong_AsLongLongAndOverflow(*next_++, &overflow);
+        return !overflow;
+    }
+
+    bool flag(bool& flag) {
+        if (next_ == end_) return false;
+        flag = *next_++ == Py_True;
+        return true;
+    }
+
+    // The rest (counts, a timeout, async_op) must have their defaults.
+    bool nothing_else() const {
+        bool async_op;
+        return nothing_but(async_op) && !async_op;
+    }
+
+    // The same, except async_op, which is the last.
+    bool nothing_but(bool& async_op) const {
+        for (PyObject* const* value = next_; value < end_ - 1; ++value) {
+            if (*value != Py_None) return false;
+        }
+        async_op = next_ < end_ && end_[-1] == Py_True;
+        return next_ < end_ && (async_op || end_[-1] == Py_False);
+    }
+
+private:
+    FastPath& fast_path_;
+    PyObject* const* next_;
+    PyObject* const* const end_;
+};
+
+// Calls the core without the GIL, and returns `result`, of which it takes the reference; or raises the error.
+template <class Call>
+PyObject* run(const FastPath& fast_path, PyObject* result, Call call) {
+    const int status = without_gil(call);
+    if (status == RC_OK) return result;
+    Py_DECREF(result);
+    if (status == RC_NO_PROGRAM || status == RC_UNPREPARED) return not_plain();
+    return raise(fast_path.check, status);
+}
+
+// The same for a call that tells the rank from which it has received.
+template <class Call>
+PyObject* run_for_source(const FastPath& fast_path, Call call) {
+    int from = -1;
+    PyObject* const done = run(fast_path, Py_NewRef(Py_None), [&] { return call(from); });
+    if (done != Py_None) return done;
+    Py_DECREF(done);
+    return PyLong_FromLong(from);
+}
+
+// fast_messages.cpp
+PyObject* send(PyObject* self, PyObject* const* values, Py_ssize_t number);
+PyObject* recv(PyObject* self, PyObject* const* values, Py_ssize_t number);
+PyObject* recv_message(PyObject* self, PyObject* const* values, Py_ssize_t number);
+PyObject* sendrecv(PyObject* self, PyObject* const* values, Py_ssize_t number);
+
+}  // namespace ringcomm
