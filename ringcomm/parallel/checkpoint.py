@@ -34,9 +34,8 @@ from ringcomm.parallel.sharding import (
     as_dtensor,
     as_list,
     clean_name,
-    collect_shard_specs,
     full_shape,
-    named_parameters,
+    named_shards,
     tied_copies,
 )
 from ringcomm.parallel.zero import ShardedOptimizer
@@ -84,7 +83,7 @@ def save_checkpoint(path: Folder, chunks: Modules, optimizer: Training, grid: Gr
         encoded = {f":{name}": _encoded(f"extra value {name!r}", value) for name, value in extra.items()}
         tensors = encoded | dict(_buffers(chunks))
         states, trained = _local_optimizer(optimizer).state, list(_trained(chunks, optimizer, grid))
-        for name, _, tensor, spec, part in (each for each in trained if each.tensor.numel()):
+        for name, _, tensor, spec, part in (each for each in trained if each.is_held):
             tensors[name] = part(tensor.detach())
             state = states.get(tensor, {})
             if values := {key: x for key, x in state.items() if not isinstance(x, Tensor)}:
@@ -133,7 +132,7 @@ def load_checkpoint(path: Folder, chunks: Modules, optimizer: Training, grid: Gr
     states: dict[Tensor, dict[str, Tensor]] = defaultdict(dict)
     inner = _local_optimizer(optimizer)
     local = set(optimized(inner))
-    for name, _, tensor, _, part in (each for each in trained if each.tensor.numel()):
+    for name, _, tensor, _, part in (each for each in trained if each.is_held):
         wanted[name] = part(tensor.detach())
         for state, entry in saved[name].items() if tensor in local else ():
             same = bool(state) and entry.size == sizes[name]
@@ -184,7 +183,7 @@ def _torch_errors(path: Folder) -> Iterator[None]:
 class _Trained(NamedTuple):
     """A parameter: its name in the full model, the tensor that the optimizer has for it, and its sharding.
 
-    The tensor may be an empty piece. `part` returns it, or a state of its shape, as part of the full one.
+    `part` returns the tensor, or a state of its shape, as part of the full one.
     """
 
     name: str
@@ -193,26 +192,27 @@ class _Trained(NamedTuple):
     spec: ShardSpec | None
     part: Callable[[Tensor], Tensor]
 
+    @property
+    def is_held(self) -> bool:
+        """Whether this rank has elements of the parameter, or the parameter has none."""
+        return self.tensor.numel() > 0 or self.parameter.numel() == 0
+
 
 def _trained(chunks: Sequence[nn.Module], optimizer: Training, grid: Grid) -> Iterator[_Trained]:
-    specs = {name: spec for chunk in chunks for name, spec in collect_shard_specs(chunk).items()}
     masters: Mapping[nn.Parameter, Tensor] = {}
     if isinstance(optimizer, MixedPrecision):
         masters = dict(zip(optimizer.parameters, optimizer.masters, strict=True))
     elif isinstance(optimizer, ShardedOptimizer):
         masters = {parameter: optimizer.shard(parameter) for parameter in optimizer.parameters}
-    named: dict[nn.Parameter, str] = {}
-    seen: dict[str, nn.Parameter] = {}
-    for name, parameter in (item for chunk in chunks for item in named_parameters(chunk)):
-        if seen.setdefault(name, parameter) is not parameter:
+    shards, named = list(named_shards(chunks)), dict[str, nn.Parameter]()
+    for name, parameter, _ in shards:
+        if named.setdefault(name, parameter) is not parameter:
             raise _duplicate(name, "two chunks of a rank")
-        named.setdefault(parameter, name)
-    known = {masters.get(parameter, parameter) for parameter in named}
+    known = {masters.get(parameter, parameter) for parameter in named.values()}
     for tensor in optimized(_torch_optimizer(optimizer)):
         if tensor not in known:
             raise refuse("optimizer", "parameters of the chunks only", f"another, of shape {tuple(tensor.shape)}")
-    for parameter, name in named.items():
-        spec = specs.get(name)
+    for name, parameter, spec in shards:
         part = partial(as_dtensor, spec=spec, tp=grid.tp)
         if isinstance(optimizer, ShardedOptimizer):
             part = partial(optimizer.part, parameter=parameter, spec=spec)

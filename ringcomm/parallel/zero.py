@@ -273,8 +273,8 @@ class ShardedOptimizer(GradientSync):
 
     def part(self, x: Tensor, parameter: nn.Parameter, spec: ShardSpec | None) -> Tensor:
         """Return the piece of a parameter, or a state of its shape, as torch.distributed.checkpoint takes it."""
-        if parameter not in self._pieces:
-            return as_dtensor(x, spec, self.grid.tp)
+        if parameter not in self._pieces or not parameter.numel():
+            return as_dtensor(x.view(parameter.shape), spec, self.grid.tp)
         bucket = self._states.buckets[parameter]
         return part_of(x, bucket.begin_of(parameter), parameter, spec, self.grid.tp)
 

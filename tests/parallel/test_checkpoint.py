@@ -20,6 +20,7 @@ from ringcomm.parallel import (
     GPTConfig,
     Grid,
     MixedPrecision,
+    ShardedOptimizer,
     gpt_stages,
     load_checkpoint,
     make_schedule,
@@ -317,3 +318,25 @@ def test_a_compiled_module_keeps_its_parameter_names(tmp_path):
     load_checkpoint(tmp_path, torch.compile(other), torch.optim.SGD(other.parameters(), lr=0.1), grid)
     for mine, theirs in zip(stage.parameters(), other.parameters(), strict=True):
         assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("kind", ["plain", "mixed", "zero"])
+@torch_world.on(2)
+def test_parameters_without_elements_are_saved_and_loaded(tmp_path, kind):
+    grid, adamw = Grid(dp=2), partial(torch.optim.AdamW, lr=0.1)
+
+    def made():
+        model = nn.Linear(3, 2)
+        model.empty, model.none = nn.Parameter(torch.empty(0)), nn.Parameter(torch.empty(4, 0))
+        if kind == "plain":
+            return model, adamw(model.parameters())
+        if kind == "mixed":
+            return model, MixedPrecision(model, grid, adamw, torch.bfloat16)
+        return model, ShardedOptimizer(model, grid, adamw)
+
+    torch.manual_seed(0)
+    (model, optimizer), (other, loaded) = made(), made()
+    save_checkpoint(tmp_path, model, optimizer, grid, {})
+    load_checkpoint(tmp_path, other, loaded, grid)
+    assert torch.equal(model.weight, other.weight)
+    assert [tuple(each.shape) for each in (other.empty, other.none)] == [(0,), (4, 0)]
