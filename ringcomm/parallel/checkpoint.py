@@ -76,7 +76,7 @@ def save_checkpoint(path: Folder, chunks: Modules, optimizer: Training, grid: Gr
     with grid.raise_on_all():
         chunks = as_list(chunks)
         if not isinstance(optimizer, Optimizer):
-            optimizer.take_changes()
+            optimizer.copy_changes()
             extra = {**extra, **{PRECISION + name: value for name, value in optimizer.scale.state_dict().items()}}
         for number, group in enumerate(_torch_optimizer(optimizer).param_groups):
             extra = {**extra, f"{OPTIONS}{number}": {name: group[name] for name in group if name != "params"}}

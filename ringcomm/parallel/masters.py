@@ -5,21 +5,20 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-__all__ = ["adopt_changes"]
+__all__ = ["copy_changes"]
 
 
-def adopt_changes(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Give each master the elements of its parameter that are no longer what the master rounds to.
+def copy_changes(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Copy to each master the elements of its parameter that are no longer what the master rounds to.
 
     A program may load weights, clamp or average them after the masters were made; only their values tell, as `data`
     counts no versions.
     """
     with torch.no_grad():
         values = [(parameter.detach(), master.detach()) for parameter, master in pairs if parameter is not master]
-        changes = [parameter.ne(master.to(parameter)) for parameter, master in values]
-        if not changes:
-            return
-        found = torch.stack([each.any() for each in changes]).tolist()  # which waits for a GPU once
-        for (parameter, master), changed, any_changed in zip(values, changes, found, strict=True):
+        changed = [parameter.ne(master.to(parameter)).any() for parameter, master in values]
+        found = torch.stack(changed).tolist() if changed else []  # which waits for a GPU once
+        for (parameter, master), any_changed in zip(values, found, strict=True):
             if any_changed:
-                master.copy_(torch.where(changed, parameter.to(master.dtype), master.to(parameter.device)))
+                rounded, wide = master.to(parameter), master.to(parameter.device)
+                master.copy_(torch.where(parameter.ne(rounded), parameter.to(wide.dtype), wide))

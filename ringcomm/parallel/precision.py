@@ -12,7 +12,7 @@ from ringcomm.parallel.data import broadcast_replicas
 from ringcomm.parallel.functional import all_reduced
 from ringcomm.parallel.grid import Grid
 from ringcomm.parallel.loss_scale import LossScale
-from ringcomm.parallel.masters import adopt_changes
+from ringcomm.parallel.masters import copy_changes
 from ringcomm.parallel.offload import OffloadedOptimizer
 from ringcomm.parallel.sharding import Modules, as_list
 
@@ -94,7 +94,7 @@ class MixedPrecision:
             self.scale.update(found_inf=True)
             return None
         factor = clip_factor(norm, max_norm) / self.loss_scale
-        self.take_changes()
+        self.copy_changes()
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             grad = parameter.grad
             master.grad = None if grad is None else (grad.float() * factor.float()).to(master.device)
@@ -116,9 +116,9 @@ class MixedPrecision:
         """Restore the loss scale; without effect unless both this object and the saved one are float16."""
         self.scale.load_state_dict(state)
 
-    def take_changes(self) -> None:
-        """Take over the values of the parameters, which the program may have changed."""
-        adopt_changes(zip(self.parameters, self.masters, strict=True))
+    def copy_changes(self) -> None:
+        """Copy to the masters what the program has changed in the parameters."""
+        copy_changes(zip(self.parameters, self.masters, strict=True))
 
     def _copy_masters_to_model(self) -> None:
         with torch.no_grad():

@@ -19,6 +19,7 @@ from ringcomm.parallel.functional import all_reduced
 from ringcomm.parallel.gradient_sync import GradientSync, check_grad_dtype, refuse_synchronized, set_grad_dtype
 from ringcomm.parallel.grid import Axis, Grid
 from ringcomm.parallel.loss_scale import LossScale
+from ringcomm.parallel.masters import copy_changes
 from ringcomm.parallel.offload import OffloadedOptimizer
 from ringcomm.parallel.sharding import Modules, ShardSpec, as_dtensor, as_list, counted_parameters, named_shards
 from ringcomm.parallel.zero_buckets import GradientBuffers, ShardBucket
@@ -46,7 +47,7 @@ class ShardedOptimizer(GradientSync):
     With an optimizer that updates each element by itself (SGD, Adam, AdamW, fused or not), parameters get the bits of a
     DataParallel and that optimizer, if the backend sums in the same order in a reduce-scatter as in an all-reduce:
     ringcomm does so on one machine. The gradient norm is summed in another order. Parameters may be changed between
-    steps, alike on all replicas; masters take the changed elements over.
+    steps, alike on all replicas; the changed elements are copied to the masters.
 
     Communication: forward, none, except that it awaits the parameters of `units`. Backward: reduce-scatters of gradient
     buckets send (d-1)/d times the bytes of the gradients. Step: an all-reduce of one number over all ranks, then
@@ -163,7 +164,7 @@ class ShardedOptimizer(GradientSync):
         if any(bucket.grad is None for bucket in self._buckets):
             raise ArgumentError("step without gradients: call finish_grad_sync after backward, on all ranks")
         with self.grid.abort_on_error():
-            self.take_changes()
+            self.copy_changes()
             grads = {each: grad for bucket in self._buckets for each, grad in bucket.gradients().items()}
             norm = self._norm(grads) / self.loss_scale
             finite = bool(norm.isfinite())
@@ -215,7 +216,7 @@ class ShardedOptimizer(GradientSync):
 
         Communication: an all-gather of the pickled states and masters; with `sharded`, none.
         """
-        self.take_changes()
+        self.copy_changes()
         found = self._sharded() if sharded else self._states.state_dict()
         return {**found, "loss_scale": self.scale.state_dict()}
 
@@ -236,7 +237,7 @@ class ShardedOptimizer(GradientSync):
             self.finish_param_sync()
             self._load_sharded(state)
         else:
-            self.take_changes()
+            self.copy_changes()
             with self.grid.raise_on_all():  # before anything changes
                 states, masters = self._states.cut_states(state)
             with self.grid.raise_on_all():
@@ -317,11 +318,12 @@ class ShardedOptimizer(GradientSync):
         for group, new in zip(groups, options, strict=True):
             group.update(new)
 
-    def take_changes(self) -> None:
-        """Take over the values of the parameters, which the program may have changed."""
+    def copy_changes(self) -> None:
+        """Copy to the buckets and the masters what the program has changed in the parameters."""
         self.finish_param_sync()
         for bucket in self._buckets:
-            bucket.take_changes()
+            bucket.move_assigned()
+        copy_changes(pair for bucket in self._buckets for pair in bucket.masters())
 
     def _find_readers(self) -> list[tuple[nn.Module, list[ShardBucket]]]:
         """Return the modules that read parameters, with the buckets of these, in the order of a forward."""

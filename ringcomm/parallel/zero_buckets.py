@@ -6,18 +6,17 @@ its owner sees whether any replica used it.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from ringcomm.parallel.arriving import mark_arrived, mark_arriving
 from ringcomm.parallel.data import zeros
 from ringcomm.parallel.functional import all_gather_single, reduce_scatter_single
+from ringcomm.parallel.gathering import mark_gathered, mark_gathering
 from ringcomm.parallel.gradient_sync import grad_dtype, mark_unused, refuse_sparse
 from ringcomm.parallel.grid import Axis
-from ringcomm.parallel.masters import adopt_changes
 
 __all__ = ["VECTOR", "GradientBuffers", "ShardBucket"]
 
@@ -157,20 +156,23 @@ class ShardBucket:
 
     # --- Parameters ---------------------------------------------------------------------------------------------------
 
-    def take_changes(self) -> None:
-        """Take over what the program has done to the parameters since the last step: weights that it loaded, say."""
+    def move_assigned(self) -> None:
+        """Move the parameters to whose `data` the program has assigned another tensor back to the buffer."""
         for parameter in self.pieces:
-            if parameter.data_ptr() != self._view(self._values, parameter).data_ptr():  # it has assigned `data`
+            if parameter.data_ptr() != self._view(self._values, parameter).data_ptr():
                 self._move(parameter)
+
+    def masters(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield this replica's part of each parameter that has a master, with the master."""
         if self._has_masters:
-            adopt_changes((self.own(self._mine, each), piece) for each, piece in self.pieces.items() if piece.numel())
+            yield from ((self.own(self._mine, each), piece) for each, piece in self.pieces.items() if piece.numel())
 
     def start_gather(self) -> None:
         """Start to gather the updated shards of all replicas. Whatever uses a parameter first waits for them."""
         for parameter, piece in self.pieces.items() if self._has_masters else ():
             self.own(self._mine, parameter).copy_(piece.detach())
         self._gathering = all_gather_single(self._values, self._mine, group=self.dp.group, async_op=True)
-        mark_arriving(self.pieces, self.finish_gather)
+        mark_gathering(self.pieces, self.finish_gather)
 
     def finish_gather(self) -> None:
         """Wait until the parameters have the shards of all replicas."""
@@ -178,7 +180,7 @@ class ShardBucket:
             return
         self._gathering.wait()
         self._gathering = None
-        mark_arrived(self.pieces)
+        mark_gathered(self.pieces)
 
     # --- Places -------------------------------------------------------------------------------------------------------
 

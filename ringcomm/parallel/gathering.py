@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["mark_arrived", "mark_arriving"]
+__all__ = ["mark_gathered", "mark_gathering"]
 
 # What torch may ask of a parameter without its values. Everything else waits.
 GRAD: Any = Tensor.grad  # to mypy a tensor, not the descriptor
@@ -18,21 +18,21 @@ WITHOUT_VALUES = {
 }
 
 
-def mark_arriving(parameters: Iterable[Tensor], finish: Callable[[], None]) -> None:
-    """Let the next use of these parameters, reads and writes alike, call `finish` first; it calls `mark_arrived`.
+def mark_gathering(parameters: Iterable[Tensor], finish: Callable[[], None]) -> None:
+    """Let the next use of these parameters, reads and writes alike, call `finish` first; it calls `mark_gathered`.
 
     They change their class, not their identity. Those of a class of their own cannot: then `finish` is called at once.
     """
     parameters = list(parameters)
     for each in _of_class(nn.Parameter, parameters):
-        each.__class__, each._finish = _ArrivingParameter, finish
-    if len(_of_class(_ArrivingParameter, parameters)) < len(parameters):
+        each.__class__, each._finish = _GatheringParameter, finish
+    if len(_of_class(_GatheringParameter, parameters)) < len(parameters):
         finish()
 
 
-def mark_arrived(parameters: Iterable[Tensor]) -> None:
+def mark_gathered(parameters: Iterable[Tensor]) -> None:
     """Make these parameters ordinary ones again."""
-    for each in _of_class(_ArrivingParameter, parameters):
+    for each in _of_class(_GatheringParameter, parameters):
         each.__class__ = nn.Parameter
         del each._finish
 
@@ -41,7 +41,7 @@ def _of_class(cls: type, parameters: Iterable[Tensor]) -> list[Any]:
     return [each for each in parameters if type(each) is cls]
 
 
-class _ArrivingParameter(nn.Parameter):
+class _GatheringParameter(nn.Parameter):
     _finish: Callable[[], None]
 
     @classmethod
