@@ -337,7 +337,7 @@ void rc_work_free(rc_work* work);
 typedef struct rc_network rc_network;
 /* Owns `sockets`: one connected TCP socket per process, -1 for this one, which probe their peers. A host that does not
  * answer for so many seconds, to a probe or to data, is lost. */
-int rc_network_open(int rank, int size, const int* sockets, double idle_patience, double data_patience,
+int rc_network_open(int rank, int size, const int* sockets, double idle_timeout, double resend_timeout,
                     rc_network** network);
 void rc_network_free(rc_network* network); /* its communicators stay usable */
 /* MPI as this process has loaded it: addresses of its functions, and values of its handles, which are ints or pointers.

@@ -43,7 +43,7 @@ def join_group(membership: Membership, place: Place, timeout: float) -> Message:
             raise SystemExit(TOO_LATE)
         if plan := membership.request_plan(left):
             return plan
-    notify(place, Notice(os.getpid(), in_vain=True))
+    notify(place, Notice(os.getpid(), grow_timed_out=True))
     raise SystemExit(f"ringcomm: rank {place.rank} ends: no rank has called grow within {timeout:g} s")
 
 

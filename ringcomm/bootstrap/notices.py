@@ -1,6 +1,6 @@
 """What the ranks tell a launcher that starts lost ones again, by datagrams: the nonce of the job, and as JSON a Notice.
 
-It hears that a rank has joined or has waited for that in vain, and which processes of this host `shrink` has left out.
+It hears that a rank has joined or has waited too long for that, and which processes of this host `shrink` has left out.
 """
 
 import hashlib
@@ -26,7 +26,9 @@ NOTIFY_TIMEOUT = 5.0  # seconds: the launcher reads all the time
 class Notice(NamedTuple):
     process: int  # its id
     joined: int | None = None  # the rank of the job that it is, which can now call `grow`
-    in_vain: bool = False  # no other one has called `grow` while it waited; else, if it has not joined, it was left out
+    grow_timed_out: bool = (
+        False  # no other one has called `grow` while it waited; else, if it has not joined, it was left out
+    )
 
 
 class Notices:

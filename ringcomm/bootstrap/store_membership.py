@@ -45,7 +45,7 @@ class StoreMembership:
             return False
 
     def remove(self, rank: int) -> None:
-        # If the launcher of node 0 is slow, `grow` waits for this rank in vain; this launcher must not fail for that.
+        # If the launcher of node 0 is slow, `grow` waits for this rank until its timeout; this launcher must not fail.
         with suppress(CollectiveTimeout, PeerLost), self._store() as store:
             store.propose(_removal_key(rank), b"")
 

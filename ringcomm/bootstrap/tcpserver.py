@@ -62,10 +62,8 @@ class TcpServer(PeerServer):
             timeout = left if timeout is None else min(timeout, left)
         served = super().serve(timeout)
         if time.monotonic() >= self._probe_at:
-            self._probe_at = time.monotonic() + PROBE_AGAIN
-            for peer in self._peers:
-                if isinstance(peer, MessageSocket):
-                    probe_now(peer)
+            again = [probe_now(peer) for peer in self._peers if isinstance(peer, MessageSocket)]
+            self._probe_at = time.monotonic() + min(again, default=PROBE_AGAIN)
         while self._untrusted and next(iter(self._untrusted.values())).deadline <= time.monotonic():
             self.refuse(next(iter(self._untrusted)), f"no proof of the secret within {HANDSHAKE_TIMEOUT:g} s")
         return served

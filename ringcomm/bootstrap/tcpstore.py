@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringcomm.bootstrap.keepalive import KEEPALIVE
 from ringcomm.bootstrap.messagesocket import hang_up
@@ -21,12 +21,26 @@ from ringcomm.bootstrap.tcp import connect
 from ringcomm.bootstrap.tcpserver import TcpServer
 from ringcomm.errors import ArgumentError, CollectiveTimeout, PeerLost
 
-__all__ = ["NODES", "LastingStore", "TcpStore", "TcpStoreServer", "broken"]
+__all__ = ["NODES", "JobEvent", "LastingStore", "TcpStore", "TcpStoreServer", "broken"]
 
 # The names of the store of the launchers, and of the LastingStore; a store of ranks is named by job and start.
 NODES, LASTING = "nodes", "lasting"
 REACH_TIMEOUT = 5.0  # seconds to connect to a server that runs
 FAILED_STARTS = 100  # the last ones whose failure is kept
+
+
+class JobEvent(NamedTuple):
+    """What node 0 tells the launchers of all nodes."""
+
+    left_out: Sequence[int] = ()  # the ranks that `shrink` has left out
+    grow_timed_out: bool = False  # in a rank that was started again
+
+    def encode(self) -> bytes:
+        return json.dumps(self._asdict()).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> "JobEvent":
+        return cls(**json.loads(data))
 
 
 class TcpStore(SocketStore):
@@ -125,7 +139,7 @@ class TcpStoreServer(StoreServer):
         return self._failed.get(name) or self._starts.setdefault(name, ServedStore(size, in_job))
 
     def _end_ranks(self, ranks: list[int]) -> None:
-        self._store.push(json.dumps(ranks).encode())
+        self._store.push(JobEvent(ranks).encode())
 
     def _join(self, peer: socket.socket, message: bytes) -> str:
         if len(message) < JOIN.size:

@@ -9,7 +9,7 @@ from ringcomm.machine.threads import start_thread
 
 __all__ = ["RankInput"]
 
-LOOK = 0.2  # seconds between two looks whether this process has come to the foreground
+CHECK_INTERVAL = 0.2  # seconds between two checks whether this process has come to the foreground
 
 
 class RankInput:
@@ -49,7 +49,9 @@ class RankInput:
         """Return what was typed; nothing at its end, and at the end of the ranks."""
         while True:
             here = _in_foreground()
-            ready, _, _ = select.select([self._end, 0] if here else [self._end], [], [], None if here else LOOK)
+            ready, _, _ = select.select(
+                [self._end, 0] if here else [self._end], [], [], None if here else CHECK_INTERVAL
+            )
             if self._end in ready:
                 return b""
             if ready and _in_foreground():

@@ -3,7 +3,7 @@
 Each launcher, one per node, is a member of a store that the one of node 0 serves. At first they share what places their
 ranks get. From then on each waits for a key that node 0 sets when the ranks of all nodes have ended. A failure, also a
 lost connection, aborts the store: all learn of the same one, that which reached node 0 first. Node 0 also sends
-them the ranks that `shrink` has left out, and that a rank has waited for `grow` in vain.
+them the ranks that `shrink` has left out, and that a rank has waited too long for `grow`.
 """
 
 import json
@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from ringcomm.bootstrap.arrivals import arrival_timeout, format_ranks
-from ringcomm.bootstrap.keepalive import PROBE_AGAIN, probe_now
+from ringcomm.bootstrap.keepalive import probe_now
 from ringcomm.bootstrap.place import MAX_SIZE, Place
 from ringcomm.bootstrap.servedstore import ServedStore
-from ringcomm.bootstrap.tcpstore import NODES, TcpStore, TcpStoreServer, broken
+from ringcomm.bootstrap.tcpstore import NODES, JobEvent, TcpStore, TcpStoreServer, broken
 from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, PeerLost, RingcommError, refuse
 from ringcomm.machine import descriptors
 from ringcomm.transports.shm import check_versions
@@ -36,7 +36,7 @@ MAX_NODES = 1024
 REPORT_TIMEOUT = 2.0  # seconds for node 0 to name the missing nodes after another node has timed out
 WARN_AFTER = 10.0  # seconds before a launcher says for which nodes it waits
 STARTED, ALL_ENDED = "the ranks have connected", "all nodes have ended"
-IN_VAIN = "a rank has waited for grow in vain"
+GROW_TIMED_OUT = "a rank has waited too long for grow"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,8 @@ class _Launchers(ServedStore):
 
     def handle(self, peer: socket.socket, message: bytes) -> None:
         super().handle(peer, message)
-        if message == f"set\0{IN_VAIN}\0".encode():
-            self.push(json.dumps(None).encode())
+        if message == f"set\0{GROW_TIMED_OUT}\0".encode():
+            self.push(JobEvent(grow_timed_out=True).encode())
 
     def lose(self, peer: socket.socket, error: OSError | None) -> None:
         if (node := self.members.get(peer)) is not None:
@@ -118,8 +118,8 @@ class _NodeStore(TcpStore):
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def probe(self) -> None:
-        probe_now(self._socket)
+    def probe(self) -> float:
+        return probe_now(self._socket)
 
     def answer(self) -> bytes:
         return self._answer("", math.inf)
@@ -155,8 +155,7 @@ class Nodes:
     def probe(self) -> None:
         """Notice whether node 0 does not answer; called while this launcher waits."""
         if time.monotonic() >= self.due:
-            self._store.probe()
-            self.due = time.monotonic() + PROBE_AGAIN
+            self.due = time.monotonic() + self._store.probe()
 
     def fail(self, error: RingcommError) -> None:
         """End the job on all nodes: `read` returns this error on each, or the one that came first."""
@@ -171,10 +170,10 @@ class Nodes:
                 self._store.set(STARTED, b"")
 
     def end_stopped(self) -> None:
-        """Tell the launchers of all nodes that a rank has waited for `grow` in vain."""
+        """Tell the launchers of all nodes that a rank has waited too long for `grow`."""
         if not self.over:
             with suppress(PeerLost):  # node 0 is lost, as `read` will say
-                self._store.set(IN_VAIN, b"")
+                self._store.set(GROW_TIMED_OUT, b"")
 
     def end(self) -> None:
         """Tell the other nodes that the ranks of this one have ended."""
@@ -182,28 +181,24 @@ class Nodes:
             with suppress(PeerLost):  # node 0 is lost, as `read` will say
                 self._store.set(self._mine, b"")
 
-    def read(self) -> RingcommError | list[int] | None:
-        """Read what has come; return the failure of the job, or the ranks that `shrink` has left out.
-
-        None: a rank has waited for `grow` in vain.
-        """
+    def read(self) -> RingcommError | JobEvent:
+        """Read what has come; return the failure of the job, or else what node 0 tells."""
         try:
             if pushed := self._store.answer():  # the keys that this launcher awaits have no value
-                left_out: list[int] | None = json.loads(pushed)
-                return left_out
+                return JobEvent.decode(pushed)
             del self._awaited[0]
             if self._awaited:
                 self._store.ask(self._awaited[0])
-                return []
+                return JobEvent()
             if self._options.rank == 0:
                 self._store.set(ALL_ENDED, b"")
         except BlockingIOError:  # half a message
-            return []
+            return JobEvent()
         except RingcommError as error:
             self._leave()
             return error
         self._leave()
-        return []
+        return JobEvent()
 
     def _leave(self) -> None:
         self.over, self.due = True, math.inf

@@ -23,7 +23,7 @@ __all__ = ["Restarts"]
 # often as it may within a moment, where the cause lasts longer, as a file server that does not answer.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 10.0
 # A rank that was started again is ended if so many looks in a row find it stopped before it has joined, which is before
-# stops.py reports it; and one that has joined, once another has waited for it in vain. Seconds that passed while this
+# stops.py reports it; and one that has joined, once another has waited too long for it. Seconds that passed while this
 # launcher was stopped as well do not count.
 CHECK_INTERVAL, STOPPED_CHECKS = 1.0, 3
 PATIENCE = 1.0  # seconds for the launcher of node 0 to answer: meanwhile this one forwards nothing
@@ -35,12 +35,12 @@ class Restarts:
     """Starts ranks again as long as any other one is left that they could join, each `limit` times at most.
 
     It also ends what cannot come back by itself: processes that `shrink` has left out, those that are stopped and for
-    which one that was started again has waited in vain, those that were started again and are stopped or come too late
+    which one that was started again has waited too long, those that were started again and are stopped or come too late
     to join any, and what a rank that has failed leaves running.
 
     Attributes:
         lost: The status of the first rank that was lost for good.
-        in_vain: A rank has waited for `grow` in vain, which those who start ranks on other hosts have to hear.
+        grow_timed_out: A rank has waited too long for `grow`, which those who start ranks on other hosts have to hear.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Restarts:
         self._place, self._limit, self._ranks, self._start, self._report = place, limit, ranks, start, report
         self._membership = job_membership(place, PATIENCE)
         self.notices = Notices(place)
-        self.lost, self.in_vain = 0, False
+        self.lost, self.grow_timed_out = 0, False
         self._any_joined = False
         self._count: Counter[int] = Counter()
         self._joined: dict[int, int] = {}  # the process of each rank that has joined
@@ -84,8 +84,8 @@ class Restarts:
                 self._any_joined = True
                 self._joined[notice.joined] = notice.process
                 del self._early[notice.joined]
-            elif notice.in_vain:
-                self.in_vain = True
+            elif notice.grow_timed_out:
+                self.grow_timed_out = True
                 self.end_stopped()
             else:
                 self._end_left_out(notice.process)
@@ -98,7 +98,7 @@ class Restarts:
                 self._end_left_out(self._joined[rank])
 
     def end_stopped(self) -> None:
-        """End those that are stopped and have joined, unless they go on: one has waited for their `grow` in vain."""
+        """End those that are stopped and have joined, unless they go on: one has waited too long for their `grow`."""
         self._awaited = self._stopped_of(self._joined)
         if self._awaited:
             self._check_at = time.monotonic()
@@ -193,7 +193,7 @@ class Restarts:
             if rank in late:
                 self._end(rank, late[rank], "was stopped and ended")
             else:
-                self._end(rank, self._joined[rank], "was stopped, was waited for in vain and ended")
+                self._end(rank, self._joined[rank], "was stopped while another rank waited for it, and was ended")
 
     def _stopped_of(self, joined: Iterable[int]) -> set[int]:
         pids = {rank: self._joined[rank] for rank in joined}

@@ -143,8 +143,8 @@ class Supervisor:
             self._restarts.poll()
         if self._nodes and self._restarts and self._restarts.any_joined:
             self._nodes.start()
-            if self._restarts.in_vain:
-                self._restarts.in_vain = False
+            if self._restarts.grow_timed_out:
+                self._restarts.grow_timed_out = False
                 self._nodes.end_stopped()
 
     def _handle_signals(self) -> None:
@@ -175,10 +175,10 @@ class Supervisor:
                 selector.unregister(self._nodes)
         if isinstance(received, RingcommError):
             self._record_failure(received)
-        elif self._restarts and received is None:
-            self._restarts.end_stopped()
-        elif self._restarts and received:
-            self._restarts.leave_out(received)
+        elif self._restarts:
+            self._restarts.leave_out(received.left_out)
+            if received.grow_timed_out:
+                self._restarts.end_stopped()
 
     def _report(self, rank: int, code: int) -> None:
         """Record that a rank of this node has failed, unless it is started again or another one is the reason."""

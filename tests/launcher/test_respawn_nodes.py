@@ -108,12 +108,12 @@ def test_a_rank_that_is_stopped_while_it_joins_is_ended_and_started_again(job):
 
 
 @pytest.mark.parametrize("ranks", [(1, 1), (1, 2)], ids=["the last one", "beside another"])
-def test_a_stopped_rank_that_one_of_another_node_waits_for_in_vain_is_ended(job, ranks):
+def test_a_stopped_rank_that_one_of_another_node_waits_too_long_for_is_ended(job, ranks):
     patch = "from ringcomm.launcher import restarts; restarts.CHECK_INTERVAL = 0.1"
     ended = [finish(each) for each in start(job, str(write(job, STOPPED_MEMBER)), 3, ranks=ranks, patch=patch)]
     last = sum(ranks) == 2
     what = "those on other nodes, if any are left, continue without it" if last else "started again (1 of 3)"
-    assert f" was stopped, was waited for in vain and ended; {what}" in ended[0][2], ended
+    assert f" was stopped while another rank waited for it, and was ended; {what}" in ended[0][2], ended
     assert ended[0][0] == (128 + signal.SIGTERM if last else 0), ended
 
 

@@ -213,17 +213,17 @@ def test_the_last_rank_that_is_connected_is_ended_if_it_is_stopped_and_others_wa
     with launch("--respawn", "2", "--", *command, str(tmp_path / "program.py"), size=2) as job:
         _, err = job.communicate(timeout=60)
     assert job.returncode == 128 + signal.SIGTERM, err
-    end = "rank 0 was stopped, was waited for in vain and ended, and no rank is left that could continue"
+    end = "rank 0 was stopped while another rank waited for it, and was ended, and no rank is left that could continue"
     assert f"ringcomm run: {end}" in err.splitlines()
 
 
-def test_a_stopped_rank_that_one_waits_for_in_vain_is_ended_and_started_again(tmp_path):
+def test_a_stopped_rank_that_one_waits_too_long_for_is_ended_and_started_again(tmp_path):
     (tmp_path / "program.py").write_text(STOPPED_MEMBER)
     with launch("--respawn", "3", str(tmp_path / "program.py")) as job:
         out, err = job.communicate(timeout=60)
     assert job.returncode == 0, err
     assert sorted(out.splitlines()) == ["[0] 0 1", "[1] 1 2", "[2] 2 0"], err
-    line = "ringcomm run: rank 0 was stopped, was waited for in vain and ended; started again (1 of 3)"
+    line = "ringcomm run: rank 0 was stopped while another rank waited for it, and was ended; started again (1 of 3)"
     assert line in err.splitlines()
 
 

@@ -50,8 +50,8 @@ struct SocketLink::Peer : Connection {
     uint32_t watched = EPOLLIN;
 };
 
-SocketLink::SocketLink(int rank, int size, std::span<const int> sockets, double idle_patience, double data_patience)
-    : Link(rank, size), idle_patience_(idle_patience), data_patience_(data_patience), next_check_(Clock::now()) {
+SocketLink::SocketLink(int rank, int size, std::span<const int> sockets, double idle_timeout, double resend_timeout)
+    : Link(rank, size), idle_timeout_(idle_timeout), resend_timeout_(resend_timeout), next_check_(Clock::now()) {
     assert(int(sockets.size()) == size && sockets[rank] == -1);
     for (int r = 0; r < size; ++r) peers_.emplace_back(r, sockets[r], lost_);
     epoll_.fd = epoll_create1(EPOLL_CLOEXEC);
@@ -201,8 +201,8 @@ void SocketLink::check_hosts() {
         socklen_t bytes = sizeof info;
         if (!peer.open() || getsockopt(peer.fd, IPPROTO_TCP, TCP_INFO, &info, &bytes)) continue;
         const bool unanswered = std::max(info.tcpi_retransmits, info.tcpi_probes) > 1;
-        const double patience = info.tcpi_retransmits ? data_patience_ : idle_patience_;
-        if (unanswered && info.tcpi_last_ack_recv >= 1000 * patience) peer.lose(strerror(ETIMEDOUT));
+        const double timeout = info.tcpi_retransmits ? resend_timeout_ : idle_timeout_;
+        if (unanswered && info.tcpi_last_ack_recv >= 1000 * timeout) peer.lose(strerror(ETIMEDOUT));
     }
 }
 
