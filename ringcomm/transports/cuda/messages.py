@@ -97,6 +97,7 @@ class GpuMessages:
             self._host.check()
             try:
                 self.finish()
+                self._host.check()  # the progress thread may have noticed first
             except ArgumentError:  # from a signal handler
                 pass
             except RingcommError as error:
