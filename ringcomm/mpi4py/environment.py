@@ -146,15 +146,15 @@ def _await_others(world: Communicator) -> None:
                 if time.monotonic() > warn_at:
                     warn_at = math.inf
                     _name_absent(world)
-            return work.wait()
+            work.wait()
         except MismatchError:  # another rank was in another collective, and may send something after that
             continue
         except CollectiveTimeout as error:
             if error.collective == "barrier":  # else of an earlier call, which has raised it
                 log.warning("Finalize: %s", str(error).partition("\n")[0])
-            return None
         except RingcommError:  # of ranks that are lost
-            return None
+            pass
+        return
 
 
 def _name_absent(world: Communicator) -> None:
