@@ -93,6 +93,10 @@ void KernelStep::operator()() const {
 void MessagesStep::operator()() const {
     if (settings.failed != CUDA_SUCCESS) return;
     if (settings.skip_launches) {
+        for (int i = 0; i < args.count; ++i) {  // the senders use the slots again
+            const cuda::MessageTransfer& each = args.transfers[i];
+            if (each.kind == cuda::FETCH) cuda::store_relaxed(args.arena.released(each.arena, each.slot), each.number);
+        }
         cuda::store_relaxed(args.completed, args.call);
     } else {
         launch_emulated(args, grid, threads, settings.seed);
