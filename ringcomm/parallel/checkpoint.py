@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 
 from ringcomm.errors import ArgumentError, RingcommError, describe_error, refuse
 from ringcomm.parallel.grid import Grid
+from ringcomm.parallel.offload import OffloadedOptimizer
 from ringcomm.parallel.precision import MixedPrecision
 from ringcomm.parallel.sharding import (
     Modules,
@@ -48,6 +49,7 @@ Training = Optimizer | MixedPrecision | ShardedOptimizer
 Extra = float | Mapping[str, Any]
 COPY, PARAMETER = "tied copy", "parameter"  # what a name is; else it is a buffer
 PRECISION, OPTIONS = "precision.", "options."  # prefixes of the values of MixedPrecision, and of groups of parameters
+CLASS = "class"  # of the optimizer, beside the options of the groups
 
 
 def save_checkpoint(path: Folder, chunks: Modules, optimizer: Training, grid: Grid, extra: Mapping[str, Extra]) -> None:
@@ -78,6 +80,7 @@ def save_checkpoint(path: Folder, chunks: Modules, optimizer: Training, grid: Gr
         if not isinstance(optimizer, Optimizer):
             optimizer.copy_changes()
             extra = {**extra, **{PRECISION + name: value for name, value in optimizer.scale.state_dict().items()}}
+        extra = {**extra, f"{OPTIONS}{CLASS}": {"name": _kind(optimizer)}}
         for number, group in enumerate(_torch_optimizer(optimizer).param_groups):
             extra = {**extra, f"{OPTIONS}{number}": {name: group[name] for name in group if name != "params"}}
         encoded = {f":{name}": _encoded(f"extra value {name!r}", value) for name, value in extra.items()}
@@ -106,7 +109,8 @@ def load_checkpoint(path: Folder, chunks: Modules, optimizer: Training, grid: Gr
     optimizer of the same kind; it may have a ShardedOptimizer around it or not.
 
     Raises:
-        ArgumentError: the folder has no checkpoint, or one of another model. All ranks raise.
+        ArgumentError: the folder has no checkpoint, or one of another model or class of optimizer. All ranks raise, and
+            nothing is changed.
         RingcommError: a rank cannot read its files. All ranks raise; the model may be partly loaded.
     """
     if isinstance(optimizer, ShardedOptimizer):
@@ -128,7 +132,12 @@ def load_checkpoint(path: Folder, chunks: Modules, optimizer: Training, grid: Gr
             sizes[name] = entry.size
     _check_model(path, sizes, _model(chunks, trained, grid))
     encoded = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in saved[""].items()}
-    wanted |= {f":{name}": value for name, value in encoded.items()}
+    with _torch_errors(path):
+        load({f":{name}": value for name, value in encoded.items()}, checkpoint_id=path, process_group=grid.world.group)
+    values = {name: _decoded(value) for name, value in encoded.items()}
+    scale, options = (_popped(values, prefix) for prefix in (PRECISION, OPTIONS))
+    with grid.raise_on_all():
+        _check_optimizer(path, options, optimizer)
     states: dict[Tensor, dict[str, Tensor]] = defaultdict(dict)
     inner = _local_optimizer(optimizer)
     local = set(optimized(inner))
@@ -152,8 +161,6 @@ def load_checkpoint(path: Folder, chunks: Modules, optimizer: Training, grid: Gr
     for each in states.values():
         if "" in each:
             each.update(_decoded(each.pop("")))
-    values = {name: _decoded(value) for name, value in encoded.items()}
-    scale, options = (_popped(values, prefix) for prefix in (PRECISION, OPTIONS))
     with grid.raise_on_all():
         _set_states(optimizer, states, options)
     if not isinstance(optimizer, Optimizer):
@@ -230,6 +237,12 @@ def _local_optimizer(optimizer: Training) -> Optimizer:
     return local
 
 
+def _kind(optimizer: Training) -> str:
+    """Return the name of the class of an optimizer, without those around it."""
+    local = _local_optimizer(optimizer)
+    return type(local.inner if isinstance(local, OffloadedOptimizer) else local).__name__
+
+
 def _set_states(
     trains: Training,
     states: Mapping[Tensor, dict[str, Tensor]],
@@ -301,6 +314,21 @@ def _check_model(path: Folder, stored: Mapping[str, torch.Size], model: Mapping[
     for name, shape in model.items():
         if stored[name] != shape:
             raise refuse(f"{name} in checkpoint {path}", tuple(shape), tuple(stored[name]))
+
+
+def _check_optimizer(path: Folder, options: Mapping[str, dict[str, Any]], optimizer: Training) -> None:
+    """Raise if the checkpoint is of an optimizer of another class.
+
+    Those of early versions do not name it: they are of another if it and this one have options that the other lacks.
+    """
+    what, mine = f"optimizer of checkpoint {path}", _kind(optimizer)
+    saved, known = {**options}, _local_optimizer(optimizer).defaults.keys()
+    found = saved.pop(CLASS, {}).get("name")
+    if found not in (None, mine):
+        raise refuse(what, mine, found)
+    for group in () if found else saved.values():
+        if (missing := known - group.keys()) and (others := group.keys() - known):
+            raise refuse(what, f"{mine}, with {min(missing)}", f"one with {', '.join(sorted(others))}")
 
 
 def _encoded(name: str, value: Extra) -> Tensor:

@@ -52,6 +52,9 @@ class OffloadedOptimizer(Optimizer):
             None: in host memory, pinned for parameters on a GPU
         chunk_bytes: bytes of the parameters of a chunk
 
+    Attributes:
+        inner: the optimizer of `factory`
+
     Raises:
         ArgumentError: a parameter is not contiguous, the optimizer does not update each element by itself, or the
             folder cannot be written to; in a step, it is full.
@@ -65,12 +68,12 @@ class OffloadedOptimizer(Optimizer):
         params = list(params)
         given = (x for x in tree_leaves(params) if isinstance(x, Tensor))
         check_elementwise("factory", factory, next((x.device for x in given), torch.device("cpu")))
-        self._optimizer = factory(params)
-        super().__init__(self._optimizer.param_groups, self._optimizer.defaults)
+        self.inner = factory(params)
+        super().__init__(self.inner.param_groups, self.inner.defaults)
         for parameter in optimized(self):
             if not parameter.is_contiguous():
                 raise refuse("parameters", "contiguous ones", f"one of strides {parameter.stride()}")
-        self.state = self._optimizer.state  # that of Adagrad exists before the first step
+        self.state = self.inner.state  # that of Adagrad exists before the first step
         self._homes: dict[Tensor, dict[str, Tensor]] = defaultdict(dict)  # of states, by parameter and key
         self._devices: dict[Tensor, torch.device] = {}  # of the parameters that are off the device too
 
@@ -158,7 +161,7 @@ class OffloadedOptimizer(Optimizer):
 
     def _update(self, pieces: list[Piece], states: dict[Tensor, State]) -> list[tuple[Tensor, Tensor]]:
         """Update a chunk. Return what to copy: targets off the device with their sources."""
-        optimizer = self._optimizer
+        optimizer = self.inner
         optimizer.param_groups = [
             {**self.defaults, **group, "params": [value for span, value, _ in pieces if span.group == number]}
             for number, group in enumerate(self.param_groups)

@@ -26,6 +26,7 @@ from ringcomm.parallel import (
     make_schedule,
     save_checkpoint,
 )
+from ringcomm.parallel.checkpoint import _kind
 
 CONFIG = GPTConfig(vocab_size=37, context=8, layers=2, hidden=16, heads=2)  # 37 is padded if sharded
 MICRO_BATCHES = 2
@@ -340,3 +341,59 @@ def test_parameters_without_elements_are_saved_and_loaded(tmp_path, kind):
     load_checkpoint(tmp_path, other, loaded, grid)
     assert torch.equal(model.weight, other.weight)
     assert [tuple(each.shape) for each in (other.empty, other.none)] == [(0,), (4, 0)]
+
+
+OPTIMIZERS = {
+    "SGD": partial(torch.optim.SGD, lr=0.5, momentum=0.9),
+    "AdamW": partial(torch.optim.AdamW, lr=0.1),
+    "Adam": partial(torch.optim.Adam, lr=0.1),
+    "Adagrad": partial(torch.optim.Adagrad, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.parametrize(
+    ("saved", "loaded", "named"),
+    [
+        *(
+            (*pair, named)
+            for pair in (("AdamW", "Adagrad"), ("AdamW", "SGD"), ("SGD", "AdamW"))
+            for named in (True, False)
+        ),
+        ("AdamW", "Adam", True),  # whose options have the same names
+    ],
+)
+@torch_world.on(2)
+def test_a_checkpoint_of_another_optimizer_is_refused_and_changes_nothing(tmp_path, saved, loaded, named, zero):
+    """Also one of an early version, which does not name its optimizer."""
+    grid = Grid(dp=2)
+
+    def made(kind, seed):
+        torch.manual_seed(seed)
+        model = nn.Linear(3, 2)
+        if zero:
+            return model, ShardedOptimizer(model, grid, OPTIMIZERS[kind])
+        return model, OPTIMIZERS[kind](model.parameters())
+
+    def step(model, optimizer):
+        model(torch.ones(2, 3)).sum().backward()
+        if zero:
+            optimizer.finish_grad_sync()
+        optimizer.step()
+
+    (model, optimizer), (other, another) = made(saved, 0), made(loaded, 1)
+    step(model, optimizer)
+    with patch("ringcomm.parallel.checkpoint._kind", _kind if named else lambda _: None):
+        save_checkpoint(tmp_path, model, optimizer, grid, {})
+    before, options = [each.clone() for each in other.parameters()], inner(another).param_groups[0].copy()
+    text = str(raised(ArgumentError, lambda: load_checkpoint(tmp_path, other, another, grid)))
+    assert text.startswith(f"optimizer of checkpoint {tmp_path}: expected {loaded}{',' if not named else ''}")
+    assert text.endswith(f"got {saved}") or not named
+    assert all(torch.equal(x, y) for x, y in zip(before, other.parameters(), strict=True))
+    assert inner(another).param_groups[0] == options
+    step(other, another)
+    load_checkpoint(tmp_path, *made(saved, 2), grid)
+
+
+def inner(optimizer):
+    return optimizer.optimizer if isinstance(optimizer, ShardedOptimizer) else optimizer

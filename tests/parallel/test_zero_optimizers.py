@@ -78,7 +78,7 @@ class RefusesStates(SGD):
 def test_states_that_the_optimizer_of_one_rank_refuses_raise_on_all_and_leave_the_group_usable(tmp_path):
     grid, model = Grid(dp=2), Odd()
     zero = ShardedOptimizer(model, grid, partial(RefusesStates, lr=0.1))
-    save_checkpoint(tmp_path, model, SGD(model.parameters()), grid, {})
+    save_checkpoint(tmp_path, model, RefusesStates(model.parameters()), grid, {})
     kind = ZeroDivisionError if grid.dp.rank else RingcommError
     raised(kind, lambda: zero.load_state_dict(zero.state_dict()))
     raised(kind, lambda: load_checkpoint(tmp_path, model, RefusesStates(model.parameters()), grid))
@@ -148,7 +148,7 @@ def test_an_optimizer_with_noise_is_tried_before_it_is_made_and_takes_no_random_
 
     model, state = nn.Linear(8, 8), torch.get_rng_state()
     if wrapped:
-        optimizer = OffloadedOptimizer(model.parameters(), factory)._optimizer
+        optimizer = OffloadedOptimizer(model.parameters(), factory).inner
     else:
         optimizer = ShardedOptimizer(model, Grid(), factory).optimizer
     assert torch.equal(torch.get_rng_state(), state)
