@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ringcomm.errors import refuse
+from ringcomm.errors import describe_error, refuse
 from ringcomm.parallel.zero_states import ShardStates, optimized
 
 __all__ = ["check_elementwise"]
@@ -18,9 +18,10 @@ SHAPE, HALF = (16, 16), 128  # of a matrix, and the elements of its first half
 def check_elementwise(what: str, factory: Callable[[Any], Optimizer], device: torch.device) -> None:
     """Raise ArgumentError if an optimizer updates half of a matrix in another way than it does in the whole matrix.
 
-    Adafactor, Muon and LAMB do. An optimizer that cannot be tried is accepted: `factory` may depend on the parameters;
-    and so is one that updates equal matrices differently, with random numbers. `factory` is called three times; the
-    random numbers of torch are afterwards those that they would have been without.
+    Adafactor, Muon and LAMB do; a step of LBFGS or SparseAdam raises. An optimizer that cannot be created for a matrix
+    is accepted: `factory` may depend on the parameters; and so is one that updates equal matrices differently, with
+    random numbers. `factory` is called three times; the random numbers of torch are afterwards those that they would
+    have been without.
     """
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         refused = _refused(factory, device)
@@ -29,24 +30,25 @@ def check_elementwise(what: str, factory: Callable[[Any], Optimizer], device: to
 
 
 def _refused(factory: Callable[[Any], Optimizer], device: torch.device) -> str | None:
-    """Return the name of an optimizer that does not update each element by itself, else None."""
+    """Return the name of an optimizer that does not update each element by itself, and its error, else None."""
     wholes, half = [_matrix(device), _matrix(device)], _FirstHalf(_matrix(device))
     try:
         optimizers, of_half = [factory([whole]) for whole in wholes], factory(list(half.pieces))
         given = [*wholes, *half.pieces]
         if [x for each in (*optimizers, of_half) for x in optimized(each)] != given:
             return None
-        expected, again = map(_update, optimizers, wholes)
     except Exception:
         return None
-    if not torch.equal(expected, again):
-        return None
-    ShardStates(of_half, [half])
-    name, tolerance = type(of_half).__name__, 1e-3 * float(expected[:HALF].abs().max())
+    name = type(of_half).__name__
     try:
+        expected, again = map(_update, optimizers, wholes)
+        if not torch.equal(expected, again):
+            return None
+        ShardStates(of_half, [half])
         found = _update(of_half, *half.pieces.values())
-    except Exception:  # Muon takes matrices only
-        return name
+    except Exception as error:  # Muon takes matrices only, LBFGS a closure, SparseAdam sparse gradients
+        return f"{name}, which raised {describe_error(error)}"
+    tolerance = 1e-3 * float(expected[:HALF].abs().max())
     return None if torch.allclose(found, expected[:HALF], rtol=0, atol=tolerance) else name
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -32,13 +33,28 @@ class CountedLoss:
     Args:
         function: (output, target) → scalar loss, the mean over the counted targets
         count: target → their number
+
+    Raises:
+        ArgumentError: `function` or `count` is not callable.
     """
 
     function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     count: Callable[[torch.Tensor], torch.Tensor]
 
+    def __post_init__(self) -> None:
+        for name, given in vars(self).items():
+            if not callable(given):
+                raise refuse(f"{name} of a CountedLoss", "a function", repr(given))
+
     def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return self.function(output, target)
+
+    def counted(self, target: torch.Tensor) -> torch.Tensor:
+        """Return the number of counted targets as a tensor."""
+        found = self.count(target)
+        if not isinstance(found, Real | torch.Tensor):
+            raise refuse("count of a CountedLoss", "one that returns a number or a tensor", repr(found))
+        return torch.as_tensor(found)
 
 
 def vocab_parallel_cross_entropy(

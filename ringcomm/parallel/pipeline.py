@@ -204,7 +204,7 @@ class Pipeline:
     def _counts(self, targets: Sequence[Tensor]) -> Tensor:
         """Return over how many targets the loss of each micro-batch is averaged; which counts in the last stage."""
         if isinstance(self.loss_fn, CountedLoss) and self._is_last:
-            counts = [torch.as_tensor(self.loss_fn.count(each)) for each in targets]
+            counts = [self.loss_fn.counted(each) for each in targets]
         else:
             counts = [torch.tensor(len(each)) for each in targets]
         return torch.stack(counts).to(self.device, torch.float64)

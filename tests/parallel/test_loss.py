@@ -3,12 +3,14 @@
 import math
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 
 import torch_world
+from failures import raised
 from ringcomm import ArgumentError
 from ringcomm.parallel import (
     CountedLoss,
@@ -134,6 +136,24 @@ def over_tokens(dp, tp, pp):
     ignored = torch.full_like(mine[1], -100)
     assert math.isnan(pipe.step(mine[0], ignored))
     assert all(parameter.grad.isfinite().all() for chunk in chunks for parameter in chunk.parameters())
+
+
+@torch_world.on(1)
+def test_a_counted_loss_takes_functions_and_counts_numbers():
+    mean = F.cross_entropy
+    for name, wrong in (("function", (None, count_targets)), ("count", (mean, 3))):
+        assert str(raised(ArgumentError, lambda wrong=wrong: CountedLoss(*wrong))).startswith(
+            f"{name} of a CountedLoss: expected a function, got "
+        )
+    grid, model, x, y = Grid(), torch.nn.Linear(4, 5), torch.randn(2, 4), torch.tensor([0, 3])
+    for count in (lambda _: 1, lambda _: 1.0, lambda _: np.int64(1), count_targets):
+        pipe = Pipeline(grid, model, make_schedule("1f1b", 1, 2), CountedLoss(mean, count))
+        assert pipe.evaluate(x, y).isfinite()
+        assert pipe.step(x, y).isfinite()
+    for wrong in (None, "3"):
+        pipe = Pipeline(grid, model, make_schedule("1f1b", 1, 2), CountedLoss(mean, lambda _, wrong=wrong: wrong))
+        text = str(raised(ArgumentError, lambda pipe=pipe: pipe.step(x, y)))
+        assert text == f"count of a CountedLoss: expected one that returns a number or a tensor, got {wrong!r}"
 
 
 @torch_world.on(2)

@@ -1,5 +1,6 @@
 """ZeRO with the optimizers of torch and of users: states of every kind are saved and loaded, others are refused."""
 
+import re
 from functools import partial
 
 import pytest
@@ -103,8 +104,28 @@ MUON = [torch.optim.Muon] if hasattr(torch.optim, "Muon") else []
 def test_an_optimizer_that_looks_at_more_than_an_element_is_refused(factory):
     grid, model = Grid(dp=2), nn.Linear(8, 8, bias=False)
     text = f"expected one that updates each element by itself, as AdamW does, got {factory.__name__}"
-    assert str(raised(ArgumentError, lambda: ShardedOptimizer(model, grid, factory))) == f"optimizer: {text}"
-    assert str(raised(ArgumentError, lambda: OffloadedOptimizer(model.parameters(), factory))) == f"factory: {text}"
+    if factory in MUON:  # which takes matrices only
+        text += ", which raised"
+    assert str(raised(ArgumentError, lambda: ShardedOptimizer(model, grid, factory))).startswith(f"optimizer: {text}")
+    offloaded = raised(ArgumentError, lambda: OffloadedOptimizer(model.parameters(), factory))
+    assert str(offloaded).startswith(f"factory: {text}")
+
+
+@pytest.mark.parametrize(
+    ("factory", "error"),
+    [
+        (torch.optim.LBFGS, "LBFGS, which raised TypeError: .*missing 1 required positional argument: 'closure'"),
+        (torch.optim.SparseAdam, "SparseAdam, which raised RuntimeError: .*dense gradients"),
+    ],
+)
+@torch_world.on(2)
+def test_an_optimizer_whose_step_raises_is_refused_with_its_error(factory, error):
+    grid, model = Grid(dp=2), nn.Linear(8, 8)
+    text = str(raised(ArgumentError, lambda: ShardedOptimizer(model, grid, factory)))
+    assert re.search(f"optimizer: expected one that updates each element by itself, as AdamW does, got {error}", text)
+    text = str(raised(ArgumentError, lambda: OffloadedOptimizer(model.parameters(), factory)))
+    assert re.search(f"factory: .*{error}", text)
+    ShardedOptimizer(model, grid, SGD)  # the groups are usable
 
 
 def of_two_parameters(parameters):
