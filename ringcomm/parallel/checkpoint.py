@@ -77,6 +77,8 @@ def save_checkpoint(path: Folder, chunks: Modules, optimizer: Training, grid: Gr
     """
     with grid.raise_on_all():
         chunks = as_list(chunks)
+        if not isinstance(extra, Mapping):
+            raise refuse("extra", "a dict of values", repr(extra))
         if not isinstance(optimizer, Optimizer):
             optimizer.copy_changes()
             extra = {**extra, **{PRECISION + name: value for name, value in optimizer.scale.state_dict().items()}}

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ringcomm.errors import refuse
+from ringcomm.errors import integer, refuse
 from ringcomm.parallel.gradient_sync import (
     GradientSync,
     grad_dtype,
@@ -57,12 +57,14 @@ class DataParallel(GradientSync):
 
     Raises:
         ArgumentError: the replicas differ in a parameter's shape, dtype or `requires_grad`, or in a buffer; or
-            `grad_dtype` is not a floating-point type, or torch is too old for it; or the module is wrapped already.
+            `grad_dtype` is not a floating-point type, or torch is too old for it; `bucket_bytes` is below 1;
+            or the module is wrapped already.
     """
 
     def __init__(
         self, modules: Modules, dp: Axis, *, bucket_bytes: int = 25 << 20, grad_dtype: torch.dtype | None = None
     ) -> None:
+        integer("bucket_bytes", bucket_bytes, 1)
         chunks = as_list(modules)
         module = nn.ModuleList(chunks)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]

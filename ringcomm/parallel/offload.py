@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from ringcomm.errors import integer, refuse
 from ringcomm.parallel.elementwise import check_elementwise
+from ringcomm.parallel.optimizers import create_optimizer
 from ringcomm.parallel.zero_buckets import VECTOR
 from ringcomm.parallel.zero_states import optimized
 from ringcomm.torch.host_memory import Folder, host_empty
@@ -56,8 +57,8 @@ class OffloadedOptimizer(Optimizer):
         inner: the optimizer of `factory`
 
     Raises:
-        ArgumentError: a parameter is not contiguous, the optimizer does not update each element by itself, or the
-            folder cannot be written to; in a step, it is full.
+        ArgumentError: `factory` creates no optimizer, there are no parameters, one is not contiguous, the optimizer does
+            not update each element by itself, or the folder cannot be written to; in a step, it is full.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class OffloadedOptimizer(Optimizer):
         params = list(params)
         given = (x for x in tree_leaves(params) if isinstance(x, Tensor))
         check_elementwise("factory", factory, next((x.device for x in given), torch.device("cpu")))
-        self.inner = factory(params)
+        self.inner = create_optimizer("factory", factory, params)
         super().__init__(self.inner.param_groups, self.inner.defaults)
         for parameter in optimized(self):
             if not parameter.is_contiguous():

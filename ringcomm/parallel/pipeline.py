@@ -252,6 +252,8 @@ def _check_tied(
 def _rows(inputs: Tensor, targets: Tensor) -> int:
     """Return the number of rows of a batch."""
     for what, batch in (("inputs", inputs), ("targets", targets)):
+        if not isinstance(batch, Tensor):
+            raise refuse(what, "a tensor", f"a {type(batch).__name__}")
         if not batch.dim():
             raise refuse(f"shape of the {what}", "at least one dimension", ())
     if len(inputs) != len(targets):

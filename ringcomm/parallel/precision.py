@@ -14,6 +14,7 @@ from ringcomm.parallel.grid import Grid
 from ringcomm.parallel.loss_scale import LossScale
 from ringcomm.parallel.masters import copy_changes
 from ringcomm.parallel.offload import OffloadedOptimizer
+from ringcomm.parallel.optimizers import create_optimizer
 from ringcomm.parallel.sharding import Modules, as_list
 
 __all__ = ["MixedPrecision"]
@@ -48,7 +49,7 @@ class MixedPrecision:
         scale: the loss scale and its state
 
     Raises:
-        ArgumentError: another dtype.
+        ArgumentError: another dtype, no parameters, or `optimizer` creates none.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class MixedPrecision:
         if dtype != torch.float32:
             self.masters = [nn.Parameter(parameter.detach().float().clone()) for parameter in self.parameters]
         module.to(dtype)
-        self.optimizer = optimizer(self.masters)
+        self.optimizer = create_optimizer("optimizer", optimizer, self.masters)
         if dtype != torch.float32 and isinstance(self.optimizer, OffloadedOptimizer):
             self.optimizer.offload_parameters()
         self.scale = LossScale(dtype, init_scale, growth_interval)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ringcomm.errors import ArgumentError, refuse
+from ringcomm.errors import ArgumentError, integer, refuse
 from ringcomm.parallel.clip import clip_factor, local_norm
 from ringcomm.parallel.data import broadcast_replicas, check_replicas, kind, partition_by_axis
 from ringcomm.parallel.elementwise import check_elementwise
@@ -21,6 +21,7 @@ from ringcomm.parallel.grid import Axis, Grid
 from ringcomm.parallel.loss_scale import LossScale
 from ringcomm.parallel.masters import copy_changes
 from ringcomm.parallel.offload import OffloadedOptimizer
+from ringcomm.parallel.optimizers import create_optimizer
 from ringcomm.parallel.sharding import Modules, ShardSpec, as_dtensor, as_list, counted_parameters, named_shards
 from ringcomm.parallel.zero_buckets import GradientBuffers, ShardBucket
 from ringcomm.parallel.zero_shards import paired_blocks, part_of
@@ -77,7 +78,8 @@ class ShardedOptimizer(GradientSync):
         scale: the loss scale and its state
 
     Raises:
-        ArgumentError: the stage or a dtype is not one of those above, a tied parameter or one of the optimizer is not
+        ArgumentError: the stage or a dtype is not one of those above, `bucket_bytes` is below 1, there are no
+            parameters or `optimizer` creates no optimizer, a tied parameter or one of the optimizer is not
             one of the modules, the optimizer does not update each element by itself, the replicas differ, or a
             DataParallel averages their gradients. All ranks raise.
     """
@@ -104,13 +106,14 @@ class ShardedOptimizer(GradientSync):
         trained = [parameter for parameter in self.parameters if parameter.requires_grad]
         with grid.raise_on_all():
             if stage not in (1, 2):
-                raise refuse("stage", "1 or 2; torch's fully_shard is stage 3", stage)
+                raise refuse("stage", "1 or 2; torch's fully_shard is stage 3", repr(stage))
+            integer("bucket_bytes", bucket_bytes, 1)
             if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
                 raise refuse("dtype", "None, torch.float32, torch.bfloat16 or torch.float16", dtype)
             if dtype is None and any(parameter.element_size() < 4 for parameter in trained):
                 raise refuse("dtype", "that of the parameters, for masters", None)
             check_elementwise("optimizer", optimizer, grid.device)
-            self.optimizer = optimizer(self.parameters)
+            self.optimizer = create_optimizer("optimizer", optimizer, self.parameters)
             if grad_dtype:
                 check_grad_dtype(grad_dtype)
             refuse_synchronized(trained)

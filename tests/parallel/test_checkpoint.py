@@ -218,7 +218,8 @@ def test_an_error_on_one_rank_is_raised_on_all(tmp_path):
         "optimizer states of 1.weight: expected numbers, strings, tensors, lists and dicts, got"
     )
     assert second[2] == "extra value 'n': expected an int, a float or a dict, got Tensor"
-    kinds = ["", "", "", "TypeError: ", "", "TypeError: "]  # others than ArgumentError are named
+    assert second[3] == "extra: expected a dict of values, got None"
+    kinds = ["", "", "", "", "", "TypeError: "]  # others than ArgumentError are named
     assert first == [f"rank 1: {kind}{text}" for kind, text in zip(kinds, second, strict=True)]
 
 

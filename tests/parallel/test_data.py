@@ -255,6 +255,20 @@ def test_a_sparse_gradient_of_one_replica_ends_the_step_of_all(early):
 
 
 @torch_world.on(2)
+def test_buckets_of_no_bytes_are_refused():
+    grid, model = Grid(dp=2), nn.Linear(4, 4)
+    sgd = torch.optim.SGD
+    for wrong, least in ((0, " from 1 to "), (-1, " from 1 to "), ("1M", ", got '1M'")):
+        for wrapped in (
+            lambda **x: DataParallel(model, grid.dp, **x),
+            lambda **x: ShardedOptimizer(model, grid, sgd, **x),
+        ):
+            text = str(raised(ArgumentError, lambda: wrapped(bucket_bytes=wrong)))  # noqa: B023 (called in this turn)
+            assert text.startswith(f"bucket_bytes: expected an integer{least}")
+    ShardedOptimizer(model, grid, sgd, bucket_bytes=1)  # the groups are usable
+
+
+@torch_world.on(2)
 def test_replicas_that_differ_are_refused_on_all_ranks():
     rank, dp = dist.get_rank(), Grid(dp=2).dp
     frozen, longer, buffered = (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(3))

@@ -69,6 +69,8 @@ def test_schedules_and_batches_of_other_sizes_are_refused():
     errors.append(raised(ArgumentError, lambda: pipe.step(*batch(6))))
     errors.append(raised(ArgumentError, lambda: pipe.step(batch(4)[0], torch.tensor(1.0))))
     errors.append(raised(ArgumentError, lambda: pipe.step(batch(8)[0], batch(4)[1])))
+    errors.append(raised(ArgumentError, lambda: pipe.step(batch(4)[0], None)))
+    errors.append(raised(ArgumentError, lambda: pipe.evaluate([1, 2], batch(4)[1])))
     with torch.no_grad():
         errors.append(raised(ArgumentError, lambda: pipe.step(*batch(4))))
     pipe.step(*batch(4))  # nothing was sent: the pipeline still works
@@ -78,7 +80,9 @@ def test_schedules_and_batches_of_other_sizes_are_refused():
     assert texts[2] == "rows of the batch, for 4 micro-batches: expected a multiple of 4, got 6"
     assert texts[3] == "shape of the targets: expected at least one dimension, got ()"
     assert texts[4] == "rows of the targets: expected those of the inputs, 8, got 4"
-    assert texts[5] == "step runs backward, which no_grad disables: call evaluate"
+    assert texts[5] == "targets: expected a tensor, got a NoneType"
+    assert texts[6] == "inputs: expected a tensor, got a list"
+    assert texts[7] == "step runs backward, which no_grad disables: call evaluate"
 
 
 class Stage(nn.Module):

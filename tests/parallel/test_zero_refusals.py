@@ -10,7 +10,7 @@ from torch import nn
 import torch_world
 from failures import PROMPT, mortals, outcomes, raised
 from ringcomm import Aborted, ArgumentError
-from ringcomm.parallel import Grid, ShardedOptimizer
+from ringcomm.parallel import Grid, MixedPrecision, OffloadedOptimizer, ShardedOptimizer
 
 
 def values(state):
@@ -84,9 +84,33 @@ def test_gradients_that_are_collected_at_the_end_take_two_buffers():
     assert len(made) == 2
 
 
+@torch_world.on(2)
+def test_what_creates_no_optimizer_is_refused_on_all_ranks():
+    grid, model = Grid(dp=2), Odd()
+    expected = "expected a function that creates a torch.optim.Optimizer for a list of parameters, got"
+    makers = {
+        "optimizer": (
+            lambda factory, module=model: ShardedOptimizer(module, grid, factory),
+            lambda factory, module=model: MixedPrecision(module, grid, factory, torch.float32),
+        ),
+        "factory": (lambda factory, module=model: OffloadedOptimizer(module.parameters(), factory),),
+    }
+    wrong = {"a SGD": torch.optim.SGD(model.parameters()), "a NoneType": None, "one that returns a int": lambda _: 3}
+    for what, make in ((what, each) for what, made in makers.items() for each in made):
+        for got, factory in wrong.items():
+            assert str(raised(ArgumentError, lambda: make(factory))) == f"{what}: {expected} {got}"  # noqa: B023 (called in this turn)
+        text = str(raised(ArgumentError, lambda: make(torch.optim.SGD, nn.ReLU())))  # noqa: B023 (called in this turn)
+        assert text == f"{what}: expected at least one parameter to optimize, got none"
+    text = str(raised(ArgumentError, lambda: ShardedOptimizer(model, grid, adamw, stage="2")))
+    assert text == "stage: expected 1 or 2; torch's fully_shard is stage 3, got '2'"
+    ShardedOptimizer(model, grid, adamw)  # the groups are usable
+
+
 class Failing(torch.optim.SGD):
+    tried = False
+
     def step(self, closure=None):
-        if dist.get_rank() == 1:
+        if self.tried and dist.get_rank() == 1:
             raise ZeroDivisionError("on purpose")
         return super().step(closure)
 
@@ -94,6 +118,7 @@ class Failing(torch.optim.SGD):
 def failing():
     grid, model = Grid(dp=dist.get_world_size()), Odd()
     zero = ShardedOptimizer(model, grid, partial(Failing, lr=0.1))
+    zero.optimizer.tried = True
     loss_of(model, 0, grid.dp).backward()
     zero.finish_grad_sync()
     zero.step()
