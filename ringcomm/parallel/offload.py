@@ -57,8 +57,8 @@ class OffloadedOptimizer(Optimizer):
         inner: the optimizer of `factory`
 
     Raises:
-        ArgumentError: `factory` creates no optimizer, there are no parameters, one is not contiguous, the optimizer does
-            not update each element by itself, or the folder cannot be written to; in a step, it is full.
+        ArgumentError: `factory` creates no optimizer, there are no parameters, one is not contiguous, the optimizer
+            does not update each element by itself, or the folder cannot be written to; in a step, it is full.
     """
 
     def __init__(

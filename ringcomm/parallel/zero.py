@@ -79,9 +79,9 @@ class ShardedOptimizer(GradientSync):
 
     Raises:
         ArgumentError: the stage or a dtype is not one of those above, `bucket_bytes` is below 1, there are no
-            parameters or `optimizer` creates no optimizer, a tied parameter or one of the optimizer is not
-            one of the modules, the optimizer does not update each element by itself, the replicas differ, or a
-            DataParallel averages their gradients. All ranks raise.
+            parameters, `optimizer` creates no optimizer, a tied parameter or one of the optimizer is not one of the
+            modules, the optimizer does not update each element by itself, the replicas differ, or a DataParallel
+            averages their gradients. All ranks raise.
     """
 
     def __init__(
