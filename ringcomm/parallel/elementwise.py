@@ -53,7 +53,7 @@ def _refused(factory: Callable[[Any], Optimizer], device: torch.device) -> str |
 
 
 def _matrix(device: torch.device) -> nn.Parameter:
-    return nn.Parameter(torch.linspace(-1, 2, 2 * HALF, dtype=torch.float64, device=device).view(SHAPE))
+    return nn.Parameter(torch.linspace(-1, 2, 2 * HALF, dtype=torch.float32, device=device).view(SHAPE))
 
 
 class _FirstHalf:
@@ -72,7 +72,7 @@ def _update(optimizer: Optimizer, parameter: nn.Parameter) -> Tensor:
     """Return by how much two steps with given gradients move a parameter."""
     before = parameter.detach().clone()
     for step in range(2):
-        count = torch.arange(parameter.numel(), dtype=torch.float64, device=parameter.device)
+        count = torch.arange(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
         parameter.grad = (count * (step + 1)).sin().view(parameter.shape)
         optimizer.step()
     return (parameter.detach() - before).view(-1)
