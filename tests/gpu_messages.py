@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 
+from on_device import synchronize
 from reference import assert_same
 from ringcomm import MismatchError
 from ringcomm.devices import emulated
@@ -20,10 +21,6 @@ def values(size, seed):
 
 def device_array(size, seed):
     return emulated.array(values(size, seed))
-
-
-def synchronize():
-    emulated.device.stream().synchronize()
 
 
 def every_call(comm):

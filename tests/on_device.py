@@ -39,3 +39,18 @@ def behind_a_gate(comm):
 def mappings():
     """Return how many arenas and buffers of emulated devices this process has mapped."""
     return Path("/proc/self/maps").read_text().count("ringcomm emulated device")
+
+
+def synchronize():
+    emulated.device.stream().synchronize()
+
+
+def connected(comm):
+    """Connect the GPUs, and load a kernel of every collective. Arrays live until the launches have ended."""
+    x, rows = emulated.array(np.ones(1)), emulated.array(np.ones(comm.size))
+    results = [
+        collective(x) for collective in (comm.all_reduce, comm.broadcast, comm.reduce, comm.all_gather, comm.gather)
+    ]
+    results += [collective(rows) for collective in (comm.reduce_scatter, comm.all_to_all)]
+    results.append(comm.scatter(rows if comm.rank == 0 else None, x))
+    synchronize()

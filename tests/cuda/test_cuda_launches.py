@@ -1,49 +1,28 @@
-"""The path from an array to a launch, on the emulated driver: streams, graphs, and what is left to Python."""
+"""The path from an array to a launch, on the emulated driver: streams, and what is left to Python."""
 
 import gc
 import os
-import re
 import sys
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import harness
 import ringcomm
-from failures import PROMPT, until
-from on_device import Gate
+from failures import PROMPT
+from on_device import Gate, connected, synchronize
 from reference import assert_same
-from ringcomm import ArgumentError, Communicator, MismatchError, PeerLost, RingcommError
+from ringcomm import MismatchError, PeerLost, RingcommError
 from ringcomm.devices import emulated
-from ringcomm.devices.driver import CudaError
-from ringcomm.testing import connect_threads, run_threads
-from ringcomm.transports import shm
 from ringcomm.transports.cuda import group
-from ringcomm.transports.cuda.watch import Watch
 
 pytestmark = pytest.mark.usefixtures("streams_as_on_a_gpu")
 
 LENGTHS = (1, 50, 300, 5000)  # for all_reduce on 3 ranks every kernel of it
 SHORT = 0.3  # seconds, of a wait that times out
-
-
-def synchronize():
-    emulated.device.stream().synchronize()
-
-
-def connected(comm):
-    """Connect the GPUs, and load a kernel of every collective. Arrays live until the launches have ended."""
-    x, rows = emulated.array(np.ones(1)), emulated.array(np.ones(comm.size))
-    results = [
-        collective(x) for collective in (comm.all_reduce, comm.broadcast, comm.reduce, comm.all_gather, comm.gather)
-    ]
-    results += [collective(rows) for collective in (comm.reduce_scatter, comm.all_to_all)]
-    results.append(comm.scatter(rows if comm.rank == 0 else None, x))
-    synchronize()
 
 
 def without_python(comm):
@@ -215,140 +194,6 @@ def test_a_program_that_is_far_ahead_waits():
     harness.run(many, 2, world="threads")
 
 
-def captured(comm):
-    connected(comm)
-    stream = emulated.Stream()
-    x, other, warm = (emulated.array(np.full(length, 1.0)) for length in (700, 5, 700))
-    with stream:
-        comm.all_reduce(warm)  # loads the kernel for this size
-        stream.synchronize()
-        with emulated.capture(stream) as graphs:
-            comm.all_reduce(x)
-            work = comm.all_reduce(other, async_op=True)
-            work.wait()
-            with pytest.raises(ArgumentError, match="equal blocks while a CUDA graph is captured"):
-                comm.all_gather(x[: comm.rank + 1], counts=[*range(1, comm.size + 1)])
-            with pytest.raises(ArgumentError, match=r"kernel is not loaded cannot be captured.*make it once before"):
-                comm.all_reduce(x, "prod")
-        assert_same(x, np.full(700, 1.0))
-        for replays in (1, 2, 3):
-            graphs[0].launch(stream)
-            stream.synchronize()
-            assert_same(x, np.full(700, float(comm.size**replays)))
-            assert_same(other, np.full(5, float(comm.size**replays)))
-        comm.all_reduce(x)
-        stream.synchronize()
-        assert_same(x, np.full(700, float(comm.size**4)))
-    comm.check()
-    comm.barrier()
-
-
-def test_calls_are_captured_and_replayed():
-    harness.run(captured, 3, world="threads")
-
-
-def captured_twice(comm):
-    connected(comm)
-    x = emulated.array(np.ones(5))
-    first, second = emulated.Stream(), emulated.Stream()
-    with emulated.capture(first) as graphs:
-        with first:
-            work = comm.all_reduce(x, async_op=True)
-        with emulated.capture(second), second, pytest.raises(ArgumentError, match="two CUDA graphs at once"):
-            comm.all_reduce(x)
-        with first:
-            work.wait()
-    graphs[0].launch(first)
-    first.synchronize()
-    assert_same(x, np.full(5, float(comm.size)))
-    comm.barrier()
-
-
-def test_calls_in_two_captures_at_once_are_refused():
-    harness.run(captured_twice, 2, world="threads")
-
-
-def replayed_alone(comm):
-    connected(comm)
-    x = emulated.array(np.ones(5))
-    stream = emulated.Stream()
-    with emulated.capture(stream) as graphs, stream:
-        comm.all_reduce(x, timeout=SHORT)
-    if comm.rank:
-        with pytest.raises(ringcomm.CollectiveTimeout):
-            comm.recv(np.empty(1), 0)  # until its peer has timed out
-        return
-    graphs[0].launch(stream)
-    stream.synchronize()
-    until(lambda: raises(comm), "the failure of the replay")
-    with pytest.raises(ringcomm.CollectiveTimeout, match=r"rank 0 waited 0.3 s in all_reduce.*not called by rank 1"):
-        comm.all_reduce(x)
-    graphs[0].launch(stream)  # as a program does that never asks
-    stream.synchronize()
-    assert_same(x, np.ones(5))
-    with pytest.raises(ringcomm.CollectiveTimeout):
-        comm.synchronize()
-
-
-def raises(comm):
-    try:
-        comm.check()
-    except RingcommError:
-        return True
-    return False
-
-
-def test_a_replay_without_its_peer_is_noticed_by_whoever_replays():
-    run_threads(replayed_alone, [Communicator(end) for end in connect_threads(shm.connect, 2)])
-
-
-def replayed_without_a_dead_peer(comm):
-    connected(comm)
-    x = emulated.array(np.ones(5))
-    stream = emulated.Stream()
-    with emulated.capture(stream) as graphs, stream:
-        comm.all_reduce(x)  # its timeout is that of the communicator, far beyond this test
-    comm.barrier()
-    if comm.rank == 1:
-        os._exit(0)
-    graphs[0].launch(stream)
-    stream.synchronize()
-    with pytest.raises(PeerLost, match="rank 1"):
-        comm.check()
-    raise PeerLost("as expected", rank=1)
-
-
-def test_a_replay_does_not_wait_for_a_peer_that_is_gone():
-    with pytest.raises(PeerLost, match=r"as expected|rank 1"):
-        ringcomm.launch(replayed_without_a_dead_peer, 2, world="processes", timeout=harness.OPERATION)
-
-
-def unwatched(comm):
-    def call():
-        while True:
-            work = comm.all_reduce(emulated.array(np.ones(5)), async_op=True)
-            work.add_done_callback(print)  # the thread is to tell
-            comm.check()
-
-    connected(comm)
-    comm.barrier()
-    with pytest.raises(RingcommError, match="emulated can no longer be watched: OSError: broken"):
-        call()
-
-
-def test_the_end_of_the_watching_thread_is_a_failure(monkeypatch, caplog):
-    poll = Watch.poll
-
-    def broken(watch):
-        if threading.current_thread().name == "ringcomm GPU":
-            raise OSError("broken")
-        poll(watch)
-
-    monkeypatch.setattr(Watch, "poll", broken)
-    run_threads(unwatched, [Communicator(end) for end in connect_threads(shm.connect, 2)])
-    caplog.clear()  # tracebacks, which would keep memory alive
-
-
 def loading_late(comm):
     """Load kernels while others are in flight; a load waits for these, as it may on a GPU."""
     groups, x = [comm.split(0) for _ in range(2)], emulated.array(np.full(5, 1.0))
@@ -433,28 +278,6 @@ def test_the_default_streams_of_two_threads_are_two_streams():
     harness.run(on_streams_of_threads, 2, world="threads")
 
 
-def in_a_broken_capture(comm):
-    connected(comm)
-    x, stream = emulated.array(np.ones(5)), emulated.Stream()
-
-    def capture():
-        with emulated.capture(stream), stream:
-            with pytest.raises(CudaError, match="UNSUPPORTED"):
-                stream.synchronize()
-            with pytest.raises(ArgumentError, match="the capture of this stream has failed"):
-                comm.all_reduce(x)
-
-    with pytest.raises(CudaError, match="INVALIDATED"):
-        capture()
-    comm.all_reduce(x)
-    comm.synchronize()
-    assert_same(x, np.full(5, float(comm.size)))
-
-
-def test_a_call_in_a_capture_that_has_failed_is_refused():
-    harness.run(in_a_broken_capture, 2, world="threads")
-
-
 def ahead_of_the_dead(comm):
     emulated.EmulatedDevice.blocking = False
     x = emulated.array(np.ones(5))
@@ -497,114 +320,3 @@ def closed_between_calls(comm):
 
 def test_a_communicator_may_be_closed_while_another_thread_calls():
     ringcomm.launch(closed_between_calls, 2, world="threads", timeout=harness.OPERATION)
-
-
-def replayed_after_close(comm):
-    x, stream = emulated.array(np.ones(5000)), emulated.Stream()
-    group = comm.split(0)
-    with stream:
-        group.all_reduce(x)
-        stream.synchronize()
-        with emulated.capture(stream) as graphs:
-            group.all_reduce(x)
-        graphs[0].launch(stream)
-        group.close()  # the replay is queued, or runs
-        graphs[0].launch(stream)
-        stream.synchronize()
-    assert_same(x, np.full(5000, float(comm.size**3)))
-    comm.barrier()
-
-
-def test_a_graph_may_be_replayed_after_its_communicator_is_closed():
-    harness.run(replayed_after_close, 2, world="threads")
-
-
-def called_back(comm):
-    """Count how often the watching thread asks the driver before it notices the end of a call."""
-    connected(comm)
-    x = emulated.array(np.ones(5))
-
-    def soon():
-        gate, ended = Gate(), threading.Event()
-        with emulated.Stream() as stream:
-            gate.hold(stream)
-            work = comm.all_reduce(x, async_op=True)
-        before, begin = emulated.calls().stream_queries, time.monotonic()
-        work.add_done_callback(lambda _: ended.set())
-        until(lambda: emulated.calls().stream_queries >= before + 10, "ten looks")
-        spent = time.monotonic() - begin
-        gate.open()
-        assert ended.wait(harness.OPERATION)
-        work.wait()
-        return spent < 0.015  # with the longest pauses, of 2 ms each, ten take 18 ms at least
-
-    assert any(soon() for _ in range(50))  # the machine may be busy
-
-
-def test_the_end_of_a_call_is_noticed_soon_after_a_time_without_calls():
-    harness.run(called_back, 1, world="threads")
-
-
-def asleep(comm):
-    connected(comm)
-    x = emulated.array(np.ones(5))
-    (thread,) = (thread for thread in threading.enumerate() if thread.name == "ringcomm GPU")
-    status = Path(f"/proc/self/task/{thread.native_id}/status")
-
-    def wakes():
-        return int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)", status.read_text(), re.MULTILINE)[1])
-
-    def sleeps():
-        before = wakes()
-        time.sleep(0.3)  # while calls run, and for a second after, it wakes ten times a second
-        return wakes() == before
-
-    before = wakes()
-    until(lambda: wakes() > before, "the watching thread")
-    until(sleeps, "its sleep")
-    before = wakes()
-    ended = threading.Event()
-    with emulated.Stream():
-        work = comm.all_reduce(x, async_op=True)
-    work.add_done_callback(lambda _: ended.set())
-    assert ended.wait(harness.OPERATION)
-    assert wakes() > before
-    work.wait()
-
-
-def test_the_watching_thread_sleeps_without_calls_until_one_comes():
-    harness.run(asleep, 1, world="threads")
-
-
-def check_until_it_fails(comm, errors):
-    while not errors:
-        try:
-            comm.check()
-        except RingcommError as error:
-            errors.append(error.with_traceback(None))
-
-
-def failing_at_once(comm):
-    connected(comm)
-    x = emulated.array(np.ones(5))
-    for op in ("max", "min"):
-        comm.all_reduce(x, op)  # loads: the calls that follow take the fast path
-    comm.barrier()
-    emulated.configure(await_launches=True)
-    comm.barrier()
-    for _ in range(2):
-        errors = []
-        checking = threading.Thread(target=check_until_it_fails, args=(comm, errors))
-        checking.start()  # also while the launch has not returned
-        comm.all_reduce(x, "max" if comm.rank == 1 else "min")
-        checking.join()
-        assert "rank 1: all_reduce(float64 x 5, max)" in str(errors[0])
-        assert_same(x, np.ones(5))
-    assert_same(comm.all_reduce(emulated.array(np.ones(5)), async_op=True).synchronize(), np.full(5, float(comm.size)))
-
-
-def test_a_kernel_may_fail_before_its_launch_has_returned():
-    try:
-        harness.run(failing_at_once, 3, world="threads")
-    finally:
-        emulated.configure()

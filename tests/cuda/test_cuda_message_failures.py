@@ -9,8 +9,8 @@ import pytest
 
 import harness
 from failures import mortals, outcomes, until_broken
-from gpu_messages import ALL, SLOT, device_array, synchronize, values
-from on_device import Gate
+from gpu_messages import ALL, SLOT, device_array, values
+from on_device import Gate, synchronize
 from reference import assert_same
 from ringcomm import Aborted, CollectiveTimeout, Communicator, PeerLost, RingcommError
 from ringcomm.devices import emulated

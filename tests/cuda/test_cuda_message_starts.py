@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from failures import mortals
-from gpu_messages import SIZES, device_array, synchronize, values
+from gpu_messages import SIZES, device_array, values
+from on_device import synchronize
 from reference import assert_same
 from ringcomm import MismatchError
 from ringcomm.devices import emulated

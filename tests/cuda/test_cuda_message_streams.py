@@ -8,8 +8,8 @@ import pytest
 
 import harness
 from failures import until_broken
-from gpu_messages import SLOT, device_array, synchronize, values
-from on_device import Gate
+from gpu_messages import SLOT, device_array, values
+from on_device import Gate, synchronize
 from reference import assert_same
 from ringcomm import ArgumentError, RingcommError
 from ringcomm.devices import emulated

@@ -19,11 +19,10 @@ from gpu_messages import (
     every_call,
     mixed,
     out_of_order,
-    synchronize,
     values,
     wrong_size,
 )
-from on_device import Gate
+from on_device import Gate, synchronize
 from reference import assert_same
 from ringcomm import Aborted, CollectiveTimeout, PeerLost, RingcommError
 from ringcomm.devices import emulated
