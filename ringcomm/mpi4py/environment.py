@@ -61,7 +61,7 @@ COMM_WORLD: Intracomm = constant("COMM_WORLD", Intracomm())
 COMM_SELF: Intracomm = constant("COMM_SELF", Intracomm())
 
 _finalized = False
-_exit_status: Any = None  # of the last call of sys.exit
+_exit_status: Any = None  # of the last call of sys.exit, also if it was caught
 _process = 0  # which has called Init
 _sends = BufferedSends()  # holds the memory attached for all communicators
 
@@ -76,9 +76,10 @@ def start() -> None:
 
 
 def _exit(status: Any = None, /) -> NoReturn:
-    """Remember the status of `sys.exit`, which Python does not tell at exit."""
+    """Remember the status of `sys.exit`, which Python does not tell at exit; in another thread it ends that alone."""
     global _exit_status
-    _exit_status = status
+    if threading.current_thread() is threading.main_thread():
+        _exit_status = status
     raise SystemExit(status)
 
 
@@ -148,6 +149,7 @@ def _await_others(world: Communicator) -> None:
                     _name_absent(world)
             work.wait()
         except MismatchError:  # another rank was in another collective, and may send something after that
+            time.sleep(pause)
             continue
         except CollectiveTimeout as error:
             if error.collective == "barrier":  # else of an earlier call, which has raised it

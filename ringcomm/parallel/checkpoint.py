@@ -50,6 +50,7 @@ Extra = float | Mapping[str, Any]
 COPY, PARAMETER = "tied copy", "parameter"  # what a name is; else it is a buffer
 PRECISION, OPTIONS = "precision.", "options."  # prefixes of the values of MixedPrecision, and of groups of parameters
 CLASS = "class"  # of the optimizer, beside the options of the groups
+SCHEDULED = {"initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"}  # options that torch's schedulers add
 
 
 def save_checkpoint(path: Folder, chunks: Modules, optimizer: Training, grid: Grid, extra: Mapping[str, Extra]) -> None:
@@ -329,7 +330,7 @@ def _check_optimizer(path: Folder, options: Mapping[str, dict[str, Any]], optimi
     if found not in (None, mine):
         raise refuse(what, mine, found)
     for group in () if found else saved.values():
-        if (missing := known - group.keys()) and (others := group.keys() - known):
+        if (missing := known - group.keys()) and (others := group.keys() - known - SCHEDULED):
             raise refuse(what, f"{mine}, with {min(missing)}", f"one with {', '.join(sorted(others))}")
 
 

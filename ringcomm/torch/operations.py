@@ -1,6 +1,7 @@
 """How a method of c10d becomes a call of the communicator: options, reductions, labels for tools, errors."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import reduce, wraps
 from inspect import Parameter, Signature, signature
 from typing import Any
@@ -73,7 +74,8 @@ def operation(
                 given = (*arguments[:count], opts) if options else arguments
                 return coalesced(self, name, *calls_of(self, prepare.__name__, given, DONE))
             except RingcommError as error:
-                self._stop_coalescing()  # torch does not, when a call of a batch raises
+                with suppress(RingcommError):  # the first error is raised
+                    self._stop_coalescing()  # torch does not, when a call of a batch raises
                 raise self.annotated(error)  # noqa: B904 (it is the same error)
 
         @wraps(prepare)

@@ -396,5 +396,16 @@ def test_a_checkpoint_of_another_optimizer_is_refused_and_changes_nothing(tmp_pa
     load_checkpoint(tmp_path, *made(saved, 2), grid)
 
 
+@torch_world.on(2)
+def test_a_checkpoint_of_an_early_version_may_have_options_of_a_scheduler(tmp_path):
+    grid, model = Grid(dp=2), nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=2)
+    optimizer.param_groups[0].pop("decoupled_weight_decay", None)  # which early versions of torch do not have
+    with patch("ringcomm.parallel.checkpoint._kind", lambda _: None):
+        save_checkpoint(tmp_path, model, optimizer, grid, {})
+    load_checkpoint(tmp_path, model, torch.optim.AdamW(model.parameters()), grid)
+
+
 def inner(optimizer):
     return optimizer.optimizer if isinstance(optimizer, ShardedOptimizer) else optimizer
