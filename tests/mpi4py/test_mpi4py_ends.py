@@ -167,11 +167,16 @@ def test_a_communicator_that_all_have_freed_holds_nothing(run_program):
 def test_a_rank_that_waits_in_finalize_says_for_whom(run_program):
     """And ends after the timeout of the communicator, with the ranks that wait for it."""
     text = """
+        import time
+
         from mpi4py import MPI
         from ringcomm.mpi4py import environment
 
-        environment.WARN_AFTER = 0.5
+        environment.WARN_AFTER = 1
         if MPI.COMM_WORLD.rank == 1:
+            while MPI.COMM_WORLD._object.comm._transport.report(1).count("barrier()") < 2:
+                time.sleep(0.01)
+            time.sleep(0.5)  # the limit of the others ends before that of its recv
             MPI.COMM_WORLD.recv(source=0)
         """
     done = run_program(3, text, status=1, RINGCOMM_TIMEOUT="3")
