@@ -10,6 +10,8 @@
 #include <initializer_list>
 #include <utility>
 
+#include "ringcomm.h"
+
 namespace ringcomm {
 
 constexpr int MOST_AXES = 32;            // of NumPy 1; arrays with more take the general path
@@ -48,6 +50,8 @@ struct Array {
     uint64_t count = 0;
     int dtype = 0;
     PyObject* on_gpu = nullptr;  // see GpuArrays; nullptr: in host memory
+
+    uint64_t bytes() const { return count * uint64_t(rc_dtype_bytes(dtype)); }
 };
 
 // What arrays are asked that have no C interface: tensors, since none is shared by all supported versions of PyTorch,
@@ -123,6 +127,16 @@ struct ArrayReader {
         return dtypes.find(reinterpret_cast<PyObject*>(PyArray_DESCR(given)), array.dtype);
     }
 
+    // Reads a NumPy array of any dtype that is known.
+    bool read_bytes(PyObject* given, Array& array, bool writable) {
+        if (!PyArray_CheckExact(given) || !read_numpy(reinterpret_cast<PyArrayObject*>(given), array, writable)) {
+            return false;
+        }
+        array.count = array.bytes();
+        array.dtype = RC_UINT8;
+        return true;
+    }
+
     bool read_tensor(PyObject* given, Array& array) {
         if (!is(PyObject_GetAttr(given, names.is_nested), Py_False)) return false;
         if (!is(ask(given, names.is_contiguous), Py_True)) return false;
@@ -135,12 +149,14 @@ struct ArrayReader {
     }
 };
 
-// Whether all ranks get as many rows of x. An array without axes has no length.
-inline bool is_divisible(PyObject* x, int ranks) {
+// The length of the first axis; -1: there is none.
+inline Py_ssize_t rows_of(PyObject* x) {
     const Py_ssize_t rows = PyObject_Size(x);
     if (rows < 0) PyErr_Clear();
-    return rows >= 0 && rows % ranks == 0;
+    return rows;
 }
+
+inline bool is_divisible(Py_ssize_t rows, int ranks) { return rows >= 0 && rows % ranks == 0; }
 
 // Allocates an array like x, with another first axis of `rows`, or, if `added`, with one more axis before the first.
 // nullptr: the exception is set.

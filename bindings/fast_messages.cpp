@@ -55,6 +55,14 @@ PyObject* exchange(FastPath& fast_path, const Array& x, int dest, const Array& o
     return result;
 }
 
+// Takes `done`, the outcome of a call. Returns the fields of an Envelope, unless the call has failed.
+PyObject* fields_of(const rc_message& message, PyObject* done) {
+    if (done != Py_None) return done;
+    Py_DECREF(done);
+    return Py_BuildValue("iLK", message.source, static_cast<long long>(message.tag),
+                         static_cast<unsigned long long>(message.bytes));
+}
+
 }  // namespace
 
 PyObject* send(PyObject* self, PyObject* const* values, Py_ssize_t number) {
@@ -108,15 +116,11 @@ PyObject* recv_message(PyObject* self, PyObject* const* values, Py_ssize_t numbe
     if (!given.array(array) || !given.source_or_any(peer) || !given.tag(tag)) return not_plain();
     Array x;
     if (!fast_path.arrays.read(array, x, true)) return not_plain();
-    const uint64_t bytes = x.count * uint64_t(rc_dtype_bytes(x.dtype));
     rc_message message;
     PyObject* const done = run(fast_path, Py_NewRef(Py_None), [&] {
-        return rc_recv_message(fast_path.comm, x.data, bytes, peer, tag, 0, -1.0, &message, nullptr);
+        return rc_recv_message(fast_path.comm, x.data, x.bytes(), peer, tag, 0, -1.0, &message, nullptr);
     });
-    if (done != Py_None) return done;
-    Py_DECREF(done);
-    return Py_BuildValue("iLK", message.source, static_cast<long long>(message.tag),
-                         static_cast<unsigned long long>(message.bytes));
+    return fields_of(message, done);
 }
 
 PyObject* sendrecv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
@@ -137,6 +141,27 @@ PyObject* sendrecv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
         return rc_sendrecv(fast_path.comm, x.data, x.count, x.dtype, dest, out.data, out.count, out.dtype, source, tag,
                            -1.0, &from);
     });
+}
+
+// Between arrays in host memory, as bytes, each with a tag of its own.
+PyObject* sendrecv_message(PyObject* self, PyObject* const* values, Py_ssize_t number) {
+    FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
+    Arguments given(fast_path, values, number);
+    PyObject *sent, *received;
+    int dest, source;
+    int64_t send_tag, recv_tag;
+    if (!given.array(sent) || !given.rank(dest) || !given.tag(send_tag) || !given.array(received) ||
+        !given.source_or_any(source) || !given.tag(recv_tag)) {
+        return not_plain();
+    }
+    Array x, out;
+    if (!fast_path.arrays.read(sent, x, false) || !fast_path.arrays.read(received, out, true)) return not_plain();
+    rc_message message;
+    PyObject* const done = run(fast_path, Py_NewRef(Py_None), [&] {
+        return rc_sendrecv_message(fast_path.comm, x.data, x.bytes(), dest, send_tag, out.data, out.bytes(), source,
+                                   recv_tag, -1.0, &message);
+    });
+    return fields_of(message, done);
 }
 
 }  // namespace ringcomm

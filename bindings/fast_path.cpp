@@ -7,7 +7,6 @@
 #include "fast_path.h"
 
 #include "core/collectives.h"
-#include "object_record.h"
 
 using namespace ringcomm;
 
@@ -44,7 +43,9 @@ PyObject* launch(FastPath& fast_path, int code, const rc_call& call, const Array
     return done;
 }
 
-template <int code>
+// With `as_bytes` it takes NumPy arrays of any dtypes, as MPI does: `out` is needed, but for broadcast, and the call
+// has no further options.
+template <int code, bool as_bytes = false>
 PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     constexpr Collective row = collectives[code];
     constexpr Form form = form_of(row);
@@ -57,17 +58,23 @@ PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t number)
     if (!arguments.object(x) || !arguments.object(out)) return not_plain();
     if (row.reduces && !arguments.op(op)) return not_plain();
     if (row.rooted() && !arguments.rank(root)) return not_plain();
-    if (!arguments.nothing_else()) return not_plain();
+    if (as_bytes ? !arguments.at_end() : !arguments.nothing_else()) return not_plain();
 
+    const auto read = [&](PyObject* given, Array& array, bool writable) {
+        return as_bytes ? fast_path.arrays.read_bytes(given, array, writable) : fast_path.read(given, array, writable);
+    };
     const bool is_root = fast_path.rank == root, gives = row.given_by == Ranks::ALL || row.in_place() || is_root;
     const bool gets = row.got_by == Ranks::ALL || is_root, in_place = gets && !out && form == AS_GIVEN;
+    if (as_bytes && code != RC_BROADCAST && gets && !out) return not_plain();
     Array source, target;
     uint64_t count = 0, expected = 0;  // as rc_collective counts; elements of the result
     if (gives) {
         const bool only_read = row.given_by == Ranks::ROOT && is_root;
-        if (!x || !fast_path.read(x, source, in_place && !only_read)) return not_plain();
+        if (!x || !read(x, source, in_place && !only_read)) return not_plain();
         if (source.numpy && PyArray_NDIM(source.numpy) > MOST_AXES) return not_plain();
-        if (divides && !is_divisible(x, fast_path.size)) return not_plain();
+        if (divides && !is_divisible(as_bytes ? PyArray_SIZE(source.numpy) : rows_of(x), fast_path.size)) {
+            return not_plain();
+        }
         count = divides ? source.count / fast_path.size : source.count;
         expected = form == JOINED ? count * fast_path.size : form == SHARE ? count : source.count;
     }
@@ -83,12 +90,12 @@ PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t number)
         result = source.numpy ? make_numpy(source.numpy, rows, added)
                               : make_array(x, rows, added, source.on_gpu ? GpuArrays::maker(source) : nullptr);
         if (!result) return nullptr;
-        if (!fast_path.read(result, target, true)) {
+        if (!read(result, target, true)) {
             Py_DECREF(result);
             return not_plain();
         }
     } else {
-        if (!out || !fast_path.read(out, target, true)) return not_plain();
+        if (!out || !read(out, target, true)) return not_plain();
         if (gives && (target.count != expected || target.dtype != source.dtype)) return not_plain();
         if (!gives) {
             count = target.count;
@@ -107,26 +114,11 @@ PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t number)
 template <>
 PyObject* collective<RC_BARRIER>(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
-    if (fast_path.deferred || !Arguments(fast_path, values, number).nothing_else()) return not_plain();
+    const bool deferred = fast_path.deferred || fast_path.barriers_deferred;
+    if (deferred || !Arguments(fast_path, values, number).nothing_else()) return not_plain();
     const rc_call call{};
     return run(fast_path, Py_NewRef(Py_None),
                [&] { return rc_collective(fast_path.comm, RC_BARRIER, &call, -1.0, nullptr); });
-}
-
-// Takes a pickled object, None if pickling has failed. Returns the objects of all ranks, and None; or, if some do not
-// fit into a record, None and their sizes.
-PyObject* all_gather_record(PyObject* self, PyObject* const* values, Py_ssize_t number) {
-    FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
-    if (fast_path.deferred || number != 1 || (values[0] != Py_None && !PyBytes_Check(values[0]))) return not_plain();
-    ObjectRecord own;
-    own.pack(values[0]);
-    std::vector<ObjectRecord> records(fast_path.size);
-    const rc_call call{&own, records.data(), sizeof(ObjectRecord), RC_UINT8, 0, 1.0, 0, nullptr};
-    PyObject* const done = run(fast_path, Py_NewRef(Py_None),
-                               [&] { return rc_collective(fast_path.comm, RC_ALL_GATHER, &call, -1.0, nullptr); });
-    if (done != Py_None) return done;
-    Py_DECREF(done);
-    return unpack(records);
 }
 
 // connect_gpus(address, handle, types, ordinal): from now on launches collectives of arrays on this GPU.
@@ -158,6 +150,13 @@ PyObject* connect_messages(PyObject* self, PyObject* const* values, Py_ssize_t n
 PyObject* defer_collectives(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     if (number != 1) return PyErr_Format(PyExc_TypeError, "defer_collectives takes a bool");
     reinterpret_cast<FastPath*>(self)->deferred = values[0] == Py_True;
+    Py_RETURN_NONE;
+}
+
+// defer_barriers(whether): the same for barriers alone, which wait for the calls on GPUs.
+PyObject* defer_barriers(PyObject* self, PyObject* const* values, Py_ssize_t number) {
+    if (number != 1) return PyErr_Format(PyExc_TypeError, "defer_barriers takes a bool");
+    reinterpret_cast<FastPath*>(self)->barriers_deferred = values[0] == Py_True;
     Py_RETURN_NONE;
 }
 
@@ -213,15 +212,25 @@ PyMethodDef methods[] = {
 #define INTERNAL(name, NAME)
 #define COLLECTIVE_ROW(name, NAME, given, given_by, got, got_by, kind) kind(name, NAME)
 #include "ringcomm/types.def"
-    method("all_gather_record", all_gather_record),
+#define BYTES_AND_OBJECTS(name, NAME) \
+    method(#name "_bytes", collective<RC_##NAME, true>), method(#name "_object", object_collective<RC_##NAME>)
+    BYTES_AND_OBJECTS(broadcast, BROADCAST),
+    BYTES_AND_OBJECTS(gather, GATHER),
+    BYTES_AND_OBJECTS(scatter, SCATTER),
+    BYTES_AND_OBJECTS(all_gather, ALL_GATHER),
+    BYTES_AND_OBJECTS(all_to_all, ALL_TO_ALL),
+    method("send_object", send_object),
+    method("recv_object", recv_object),
     method("send", send),
     method("recv", recv),
     method("recv_message", recv_message),
     method("sendrecv", sendrecv),
+    method("sendrecv_message", sendrecv_message),
     method("connect_gpus", connect_gpus),
     method("connect_messages", connect_messages),
     method("disconnect_gpus", disconnect_gpus),
     method("defer_collectives", defer_collectives),
+    method("defer_barriers", defer_barriers),
     {},
 };
 
@@ -244,7 +253,12 @@ int fill(PyObject* module) {
 }
 
 PyModuleDef_Slot module_slots[] = {{Py_mod_exec, reinterpret_cast<void*>(fill)}, {}};
-PyModuleDef definition{PyModuleDef_HEAD_INIT, "_fast_path", nullptr, 0,      nullptr,
+PyMethodDef functions[] = {
+    method("pack_objects", pack_objects),
+    method("open_objects", open_objects),
+    {},
+};
+PyModuleDef definition{PyModuleDef_HEAD_INIT, "_fast_path", nullptr, 0,      functions,
                        module_slots,          nullptr,      nullptr, nullptr};
 
 }  // namespace

@@ -23,7 +23,8 @@ struct FastPath {
     PyTypeObject* message_type;  // of messages on GPUs that Python waits for
     Codes ops;                   // by name
     int rank, size;
-    bool deferred;  // collectives must wait for calls that call_queue.py has queued
+    bool deferred;           // collectives must wait for calls that call_queue.py has queued
+    bool barriers_deferred;  // they wait for calls on GPUs too
 
     // A collective has been launched on a stream, whose reference is taken: the next launch may wait for it.
     void launched(PyObject* stream, uint64_t launch) {
@@ -88,6 +89,8 @@ public:
         return true;
     }
 
+    bool at_end() const { return next_ == end_; }
+
     // The rest (counts, a timeout, async_op) must have their defaults.
     bool nothing_else() const {
         bool async_op;
@@ -134,5 +137,14 @@ PyObject* send(PyObject* self, PyObject* const* values, Py_ssize_t number);
 PyObject* recv(PyObject* self, PyObject* const* values, Py_ssize_t number);
 PyObject* recv_message(PyObject* self, PyObject* const* values, Py_ssize_t number);
 PyObject* sendrecv(PyObject* self, PyObject* const* values, Py_ssize_t number);
+PyObject* sendrecv_message(PyObject* self, PyObject* const* values, Py_ssize_t number);
+
+// fast_objects.cpp: the collectives of ringcomm/objects.py
+template <int code>
+PyObject* object_collective(PyObject* self, PyObject* const* values, Py_ssize_t number);
+PyObject* pack_objects(PyObject*, PyObject* const* values, Py_ssize_t number);
+PyObject* open_objects(PyObject*, PyObject* const* values, Py_ssize_t number);
+PyObject* send_object(PyObject* self, PyObject* const* values, Py_ssize_t number);
+PyObject* recv_object(PyObject* self, PyObject* const* values, Py_ssize_t number);
 
 }  // namespace ringcomm

@@ -240,44 +240,15 @@ PyObject* irecv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
 PyObject* recv_bytes(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     Messages& messages = messages_of(self);
     MessageArguments arguments(values, number, 2);
-    int peer, found;
+    int peer;
     int64_t tag;
     if (!arguments.rank(peer) || !arguments.number(tag)) return nullptr;
     rc_message message;
-    uint64_t taken;
-    int status =
-        without_gil([&] { return rc_probe(messages.comm, peer, tag, true, OWN_TIMEOUT, &found, &message, &taken); });
-    if (status != RC_OK) return raise(messages.check, status);
-    PyObject* const bytes = PyBytes_FromStringAndSize(nullptr, Py_ssize_t(message.bytes));
-    char* const data = bytes ? PyBytes_AsString(bytes) : nullptr;
-    const uint64_t size = bytes ? message.bytes : 0;  // without memory the message is lost, but its sender goes on
-    status = without_gil([&] {
-        return rc_recv_message(messages.comm, data, size, message.source, message.tag, taken, OWN_TIMEOUT, &message,
-                               nullptr);
-    });
-    if (!bytes) return nullptr;
-    PyObject* const envelope = envelope_or_raise(messages, status, message);
+    PyObject* const bytes = receive_bytes(messages.comm, messages.check, peer, tag, message);
+    PyObject* const envelope = bytes ? make_envelope(messages, message) : nullptr;
     if (envelope) return Py_BuildValue("(NN)", bytes, envelope);
-    Py_DECREF(bytes);
+    Py_XDECREF(bytes);
     return nullptr;
-}
-
-PyObject* exchange(PyObject* self, PyObject* const* values, Py_ssize_t number) {
-    Messages& messages = messages_of(self);
-    MessageArguments arguments(values, number, 6);
-    Memory sent, received;
-    int dest, source;
-    int64_t send_tag, recv_tag;
-    if (!arguments.memory(messages, sent, false) || !arguments.rank(dest) || !arguments.number(send_tag) ||
-        !arguments.memory(messages, received, true) || !arguments.rank(source) || !arguments.number(recv_tag)) {
-        return nullptr;
-    }
-    rc_message message;
-    const int status = without_gil([&] {
-        return rc_sendrecv_message(messages.comm, sent.data(), sent.bytes(), dest, send_tag, received.data(),
-                                   received.bytes(), source, recv_tag, OWN_TIMEOUT, &message);
-    });
-    return envelope_or_raise(messages, status, message);
 }
 
 PyObject* probe(PyObject* self, PyObject* const* values, Py_ssize_t number) {
@@ -333,8 +304,13 @@ void destroy(PyObject* self) {
 }
 
 PyMethodDef methods[] = {
-    method("send", send),   method("isend", isend),           method("recv", recv),         method("irecv", irecv),
-    method("probe", probe), method("recv_bytes", recv_bytes), method("exchange", exchange), {},
+    method("send", send),
+    method("isend", isend),
+    method("recv", recv),
+    method("irecv", irecv),
+    method("probe", probe),
+    method("recv_bytes", recv_bytes),
+    {},
 };
 PyType_Slot slots[] = {
     {Py_tp_new, reinterpret_cast<void*>(create)},

@@ -310,8 +310,7 @@ class Communicator:
 
     def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Wait until all ranks have called this."""
-        plain = not self._transport.on_gpus  # else it waits for the launches too
-        if plain and (done := self.fast_path.barrier(timeout, async_op)) is not NotImplemented:
+        if (done := self.fast_path.barrier(timeout, async_op)) is not NotImplemented:
             return done
         run = self._queue("barrier", None) if async_op else self._fused["barrier"]
         return run(CollectiveCall(NULL, NULL, 0, 0), seconds(timeout))

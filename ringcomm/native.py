@@ -24,6 +24,8 @@ __all__ = [
     "lib",
     "native_messages",
     "numpy_memory",
+    "open_objects",
+    "pack_objects",
     "seconds",
 ]
 
@@ -52,6 +54,11 @@ NativeFastPath: Any
 GpuMessage: Any  # bindings/gpu_message.cpp
 native_messages: Any  # bindings/messages.cpp
 numpy_memory: Any  # bindings/shared_arrays.cpp
+# pack_objects(objects, codec) returns records (bindings/object_records.h), the pickled objects, and the error or None;
+# open_objects(records, codec or None) the objects, None without a codec, and None; or, if some have no data, None and
+# the sizes.
+pack_objects: Any
+open_objects: Any
 
 
 def _module(name: str, path: str) -> Any:
@@ -67,11 +74,13 @@ try:
     from ringcomm._native import ffi, lib
 except ImportError as reason:
     ffi = lib = NativeFastPath = native_messages = numpy_memory = _Missing(reason)
+    pack_objects = open_objects = ffi
     GpuMessage = object  # which has a subclass
     FOLDER = Path(__file__).parent
 else:
     _fast_path = _module("_fast_path", _library)
     NativeFastPath, GpuMessage = _fast_path.FastPath, _fast_path.GpuMessage
+    pack_objects, open_objects = _fast_path.pack_objects, _fast_path.open_objects
     native_messages = _module("_messages", _library)
     numpy_memory = _module("_shared_arrays", _library)
     FOLDER = Path(_library).parent  # with the sources of the kernels

@@ -1,106 +1,135 @@
 """Collectives of Python objects, on top of those of arrays.
 
 An object travels pickled in a record of fixed size; only if some object is longer a second call moves the bytes of all.
+The fast path makes the first call as a whole: it pickles the objects into records, and unpickles those that come.
 """
 
 import pickle
-from collections.abc import Sequence
-from functools import partial
-from struct import Struct
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ringcomm.errors import RingcommError, describe_error
+from ringcomm.native import ffi, open_objects, pack_objects, seconds
+from ringcomm.transports.contract import CollectiveCall
+from ringcomm.types import DTYPES
 
-__all__ = ["all_gather", "all_to_all", "broadcast", "gather", "scatter"]
+__all__ = ["Codec", "all_gather", "all_to_all", "broadcast", "gather", "scatter"]
 
-# A record is as in bindings/object_record.h, by which small objects take a faster way.
+# As in bindings/object_records.h.
 RECORD = 512  # bytes: a collective of this size takes hardly longer than one of 8
-HEADER = Struct("=qq")  # the bytes of the object, and of the longest one of those that its rank sends
-START = HEADER.size
-ROOM = RECORD - START
+ROOM = 496  # of an object there
 BYTE = np.dtype(np.uint8)
 FAILED = -1  # the size of an object that could not be pickled
 
-PICKLE = SimpleNamespace(dumps=partial(pickle.dumps, protocol=5), loads=pickle.loads)
 
-# `comm` is a Communicator; its methods document these functions. `codec` has `dumps` and `loads`.
+class Codec(NamedTuple):
+    """How objects become bytes. `dumps` takes the protocol, unless that is None."""
 
-
-def broadcast(comm: Any, obj: Any, root: int, timeout: float | None = None, codec: Any = PICKLE) -> Any:
-    is_root = comm.rank == root
-    data, error = _pickled(obj, codec) if is_root else (None, None)
-    record: Any = _array(_record(data)) if is_root else np.empty(RECORD, np.uint8)
-    comm.broadcast(record, root, timeout=timeout)
-    size, _ = HEADER.unpack_from(record)
-    if size == FAILED:
-        raise _not_pickled(comm, root, error)
-    if size > ROOM:
-        content = _array(data) if is_root else np.empty(size, np.uint8)
-        comm.broadcast(content, root, timeout=timeout)
-    else:
-        content = record[START : START + size]
-    return obj if is_root else codec.loads(content)
+    dumps: Callable[..., Any]
+    protocol: int | None
+    loads: Callable[..., Any]
 
 
-def all_gather(comm: Any, obj: Any, timeout: float | None = None, codec: Any = PICKLE) -> list[Any]:
-    data, found, sizes = _gather_records(comm, obj, timeout, codec)
-    if found is None:
-        return _unpickled(comm.all_gather(_array(data), counts=sizes, timeout=timeout), sizes, codec)
-    return [codec.loads(each) for each in found]
+PICKLE = Codec(pickle.dumps, 5, pickle.loads)
+
+# What the fast path and `_exchange_records` return: the result, and None; or, if some object is longer than a record or
+# could not be pickled, None, and the pickled objects of this rank, the error, and the sizes of the objects for it.
+Outcome = tuple[Any, tuple[list[Any], BaseException | None, list[int]] | None]
+
+# `comm` is a Communicator; its methods document these functions.
 
 
-def gather(comm: Any, obj: Any, root: int, timeout: float | None = None, codec: Any = PICKLE) -> list[Any] | None:
-    data, found, sizes = _gather_records(comm, obj, timeout, codec)
-    if found is None:
-        gathered = comm.gather(_array(data), root=root, counts=sizes, timeout=timeout)
-        return None if gathered is None else _unpickled(gathered, sizes, codec)
-    return [codec.loads(each) for each in found] if comm.rank == root else None
+def broadcast(comm: Any, obj: Any, root: int, timeout: float | None = None, codec: Codec = PICKLE) -> Any:
+    outcome: Outcome = comm.fast_path.broadcast_object(obj, root, codec, timeout)
+    if outcome is NotImplemented:
+        outcome = _exchange_records(comm, "broadcast", [obj], root, timeout, codec)
+    found, rest = outcome
+    if rest is None:
+        return found
+    data, (size,) = _check_pickled(comm, rest, root)
+    content = _array(data[0]) if comm.rank == root else np.empty(size, np.uint8)
+    comm.broadcast(content, root, timeout=timeout)
+    return obj if comm.rank == root else codec.loads(content)
 
 
-def scatter(comm: Any, objs: Sequence[Any] | None, root: int, timeout: float | None = None, codec: Any = PICKLE) -> Any:
+def all_gather(comm: Any, obj: Any, timeout: float | None = None, codec: Codec = PICKLE) -> list[Any]:
+    found: list[Any]
+    outcome: Outcome = comm.fast_path.all_gather_object(obj, codec, timeout)
+    if outcome is NotImplemented:
+        outcome = _exchange_records(comm, "all_gather", [obj], 0, timeout, codec)
+    found, rest = outcome
+    if rest is None:
+        return found
+    data, sizes = _check_pickled(comm, rest)
+    return _unpickled(comm.all_gather(_array(data[0]), counts=sizes, timeout=timeout), sizes, codec)
+
+
+def gather(comm: Any, obj: Any, root: int, timeout: float | None = None, codec: Codec = PICKLE) -> list[Any] | None:
+    found: list[Any] | None
+    outcome: Outcome = comm.fast_path.gather_object(obj, root, codec, timeout)
+    if outcome is NotImplemented:
+        outcome = _exchange_records(comm, "gather", [obj], root, timeout, codec)
+    found, rest = outcome
+    if rest is None:
+        return found
+    data, sizes = _check_pickled(comm, rest)
+    gathered = comm.gather(_array(data[0]), root=root, counts=sizes, timeout=timeout)
+    return None if gathered is None else _unpickled(gathered, sizes, codec)
+
+
+def scatter(
+    comm: Any, objs: Sequence[Any] | None, root: int, timeout: float | None = None, codec: Codec = PICKLE
+) -> Any:
     """Return on each rank its object of `objs`, which `root` has."""
-    data, error = _all_pickled(objs or [], codec)
-    records = _records(data) if comm.rank == root else None
-    record = comm.scatter(records, np.empty(RECORD, np.uint8), root, timeout=timeout)
-    size, longest = HEADER.unpack_from(record)
-    if size == FAILED:
-        raise _not_pickled(comm, root, error)
-    if longest <= ROOM:
-        return codec.loads(record[START : START + size])
-    expected = [size if rank == root else 0 for rank in range(comm.size)]
-    (obj,) = _exchange(comm, data or [b""] * comm.size, [size], expected, timeout, codec)
+    outcome: Outcome = comm.fast_path.scatter_object(objs, root, codec, timeout)
+    if outcome is NotImplemented:
+        outcome = _exchange_records(comm, "scatter", list(objs or []), root, timeout, codec)
+    found, rest = outcome
+    if rest is None:
+        return found
+    data, sizes = _check_pickled(comm, rest, root)
+    expected = [sizes[0] if rank == root else 0 for rank in range(comm.size)]
+    (obj,) = _exchange(comm, data or [b""] * comm.size, sizes, expected, timeout, codec)
     return obj
 
 
-def all_to_all(comm: Any, objs: Sequence[Any], timeout: float | None = None, codec: Any = PICKLE) -> list[Any]:
+def all_to_all(comm: Any, objs: Sequence[Any], timeout: float | None = None, codec: Codec = PICKLE) -> list[Any]:
     """Return the objects that all ranks have for this one, which are `objs[rank]` there."""
-    data, error = _all_pickled(objs, codec)
-    sent = _records(data)
-    records = comm.all_to_all(sent, np.empty_like(sent), timeout=timeout).tobytes()
-    found, sizes = _opened(records)
-    if found is None:
-        _check_pickled(comm, sizes, error)
-        return _exchange(comm, data, sizes, sizes, timeout, codec)
-    return [codec.loads(each) for each in found]
+    found: list[Any]
+    outcome: Outcome = comm.fast_path.all_to_all_object(objs, codec, timeout)
+    if outcome is NotImplemented:
+        outcome = _exchange_records(comm, "all_to_all", list(objs), 0, timeout, codec)
+    found, rest = outcome
+    if rest is None:
+        return found
+    data, sizes = _check_pickled(comm, rest)
+    return _exchange(comm, data, sizes, sizes, timeout, codec)
 
 
-def _gather_records(comm: Any, obj: Any, timeout: float | None, codec: Any) -> tuple[Any, list[Any] | None, list[int]]:
-    """Return the pickled object, and those of all ranks; if some are longer than a record, None and their sizes."""
-    data, error = _pickled(obj, codec)
-    opened: Any = NotImplemented if timeout is not None else comm.fast_path.all_gather_record(data)
-    if opened is NotImplemented:
-        opened = _opened(comm.all_gather(_array(_record(data)), timeout=timeout).tobytes())
-    found, sizes = opened
-    if found is None:
-        _check_pickled(comm, sizes, error)
-    return data, found, sizes
+def _exchange_records(
+    comm: Any, collective: str, objs: list[Any], root: int, timeout: float | None, codec: Codec
+) -> Outcome:
+    """Make the first call where the fast path does not."""
+    is_root, to_all = comm.rank == root, collective in ("broadcast", "scatter")  # one object comes to each rank
+    records, data, error = pack_objects(objs if is_root or not to_all else [], codec)
+    received = bytearray(RECORD if to_all else RECORD * comm.size)
+    keeps_own, gets = collective == "broadcast" and is_root, collective != "gather" or is_root
+    if keeps_own:
+        received[:] = records
+    source, target = ffi.from_buffer(received if collective == "broadcast" else records), ffi.from_buffer(received)
+    # Of a gather, too, all ranks must know whether a second call follows.
+    run = comm._fused["all_gather" if collective == "gather" else collective]
+    run(CollectiveCall(source, target, RECORD, DTYPES["uint8"], root=root), seconds(timeout))
+    found, sizes = open_objects(bytes(received), codec if gets and not keeps_own else None)
+    if sizes is not None:
+        return None, (data, error, sizes)
+    return (objs[0] if keeps_own else found[0] if to_all else found), None
 
 
 def _exchange(
-    comm: Any, data: list[Any], sizes: list[int], expected: list[int], timeout: float | None, codec: Any
+    comm: Any, data: list[Any], sizes: list[int], expected: list[int], timeout: float | None, codec: Codec
 ) -> list[Any]:
     """Send data[rank] to each rank; return the objects of these sizes, `expected` bytes of which each rank sends."""
     received = np.empty(sum(expected), np.uint8)
@@ -108,59 +137,16 @@ def _exchange(
     return _unpickled(received, sizes, codec)
 
 
-def _pickled(obj: Any, codec: Any) -> tuple[Any, BaseException | None]:
-    """Return the pickled object, or None and the error; the other ranks learn of it before this one raises it."""
-    (data,), error = _all_pickled([obj], codec)
-    return data, error
-
-
-def _all_pickled(objs: Sequence[Any], codec: Any) -> tuple[list[Any], BaseException | None]:
-    """Return the pickled objects; if one could not be pickled, None for each, and the error."""
-    try:
-        return [_checked(codec.dumps(obj)) for obj in objs], None
-    except BaseException as error:  # also SystemExit and KeyboardInterrupt: the other ranks are in the call
-        return [None for _ in objs], error
-
-
-def _checked(data: Any) -> Any:
-    """Return what `dumps` of a program's own codec has returned, if it is bytes."""
-    memoryview(data)
-    return data
+def _check_pickled(comm: Any, rest: Any, root: int | None = None) -> tuple[list[Any], list[int]]:
+    """Return the pickled objects and the sizes; raise the error of the first rank that could not pickle its object."""
+    data, error, sizes = rest
+    if FAILED in sizes:
+        raise _not_pickled(comm, sizes.index(FAILED) if root is None else root, error)
+    return data, sizes
 
 
 def _array(data: Any) -> Any:
     return np.frombuffer(data, BYTE)
-
-
-def _record(data: Any, longest: int | None = None) -> Any:
-    """Return the record of a pickled object. One that is too long has none of its bytes there."""
-    size = FAILED if data is None else len(data)
-    header = HEADER.pack(size, size if longest is None else longest)
-    return (header + data if 0 <= size <= ROOM else header).ljust(RECORD, b"\0")
-
-
-def _records(data: list[Any]) -> Any:
-    longest = max(FAILED if each is None else len(each) for each in data)
-    return _array(b"".join([_record(each, longest) for each in data]))
-
-
-def _opened(records: bytes) -> tuple[list[bytes] | None, Any]:
-    """Return the pickled objects in records of all ranks, and None; if some rank has a longer one, None and the sizes.
-
-    All ranks see alike whether a second call follows. No rank unpickles before it, since that may fail on one of them.
-    """
-    starts = range(0, len(records), RECORD)
-    headers = [HEADER.unpack_from(records, at) for at in starts]
-    sizes = [size for size, _ in headers]
-    if all(0 <= longest <= ROOM for _, longest in headers):
-        return [records[at + START : at + START + size] for at, size in zip(starts, sizes, strict=True)], None
-    return None, sizes
-
-
-def _check_pickled(comm: Any, sizes: list[int], error: BaseException | None) -> None:
-    """Raise the error of the first rank that could not pickle its object."""
-    if FAILED in sizes:
-        raise _not_pickled(comm, sizes.index(FAILED), error)
 
 
 def _not_pickled(comm: Any, rank: int, error: BaseException | None) -> BaseException:
@@ -175,6 +161,6 @@ def _not_pickled(comm: Any, rank: int, error: BaseException | None) -> BaseExcep
     return failure
 
 
-def _unpickled(data: Any, sizes: list[int], codec: Any) -> list[Any]:
+def _unpickled(data: Any, sizes: list[int], codec: Codec) -> list[Any]:
     ends = np.cumsum(sizes)
     return [codec.loads(data[end - size : end]) for size, end in zip(sizes, ends, strict=True)]

@@ -9,12 +9,11 @@ from ringcomm.mpi4py import op as ops
 from ringcomm.mpi4py.constants import IN_PLACE
 from ringcomm.mpi4py.errors import FAILURES
 from ringcomm.mpi4py.op import SUM, Op
-from ringcomm.mpi4py.p2p import PLAIN
 from ringcomm.mpi4py.plan import forms
 
 __all__ = ["Collectives"]
 
-ndarray, BYTE = np.ndarray, np.dtype(np.uint8)
+ndarray = np.ndarray
 
 # The operations that a plain call passes on without a look at its dtype, by the id of their handle.
 NATIVE = {id(getattr(ops, name.upper())): name for name in ("sum", "prod", "min", "max")}
@@ -50,57 +49,52 @@ class Collectives:
         """Wait until all ranks have called this."""
         context = self._object
         try:
-            context.comm.barrier()
+            if context.fast.barrier(None, False) is NotImplemented:
+                context.comm.barrier()
         except FAILURES as error:
             context.fail(error)
 
     def Bcast(self, buf: Any, root: int = 0) -> None:
         """Copy the array of `root` to all ranks."""
-        context, data = self._object, _plain_bytes(buf)
+        context = self._object
         try:
-            if data is None or context.fast.broadcast(data, None, root, None, False) is NotImplemented:
+            if context.fast.broadcast_bytes(buf, None, root) is NotImplemented:
                 self._bcast(buf, root)
         except FAILURES as error:
             context.fail(error)
 
     def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
         """Collect blocks of equal size on `root`, in rank order."""
-        context, source = self._object, _plain_bytes(sendbuf)
-        target = _plain_bytes(recvbuf) if context.rank == root else None
-        plain = source is not None and (target is not None or context.rank != root)
+        context = self._object
         try:
-            if not plain or context.fast.gather(source, target, root, None, None, False) is NotImplemented:
+            if context.fast.gather_bytes(sendbuf, recvbuf, root) is NotImplemented:
                 self._gather(sendbuf, recvbuf, root)
         except FAILURES as error:
             context.fail(error)
 
     def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
         """Divide the array of `root` into blocks of equal size, one for each rank."""
-        context, target = self._object, _plain_bytes(recvbuf)
-        source = _plain_bytes(sendbuf) if context.rank == root else None
-        plain = target is not None and (source is not None or context.rank != root)
+        context = self._object
         try:
-            if not plain or context.fast.scatter(source, target, root, None, None, False) is NotImplemented:
+            if context.fast.scatter_bytes(sendbuf, recvbuf, root) is NotImplemented:
                 self._scatter(sendbuf, recvbuf, root)
         except FAILURES as error:
             context.fail(error)
 
     def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
         """Collect blocks of equal size on all ranks, in rank order."""
-        context, source, target = self._object, _plain_bytes(sendbuf), _plain_bytes(recvbuf)
-        plain = source is not None and target is not None
+        context = self._object
         try:
-            if not plain or context.fast.all_gather(source, target, None, None, False) is NotImplemented:
+            if context.fast.all_gather_bytes(sendbuf, recvbuf) is NotImplemented:
                 self._allgather(sendbuf, recvbuf)
         except FAILURES as error:
             context.fail(error)
 
     def Alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
         """Send block j to rank j, and receive block i from rank i; all are of one size."""
-        context, source, target = self._object, _plain_bytes(sendbuf), _plain_bytes(recvbuf)
-        plain = source is not None and target is not None
+        context = self._object
         try:
-            if not plain or context.fast.all_to_all(source, target, None, None, None, False) is NotImplemented:
+            if context.fast.all_to_all_bytes(sendbuf, recvbuf) is NotImplemented:
                 self._alltoall(sendbuf, recvbuf)
         except FAILURES as error:
             context.fail(error)
@@ -132,10 +126,3 @@ class Collectives:
             self._allreduce(sendbuf, recvbuf, op)
         except FAILURES as error:
             context.fail(error)
-
-
-def _plain_bytes(buf: Any) -> Any:
-    """Return the bytes of an array that needs no look at its specification, None for others."""
-    if type(buf) is ndarray and buf.ndim and buf.dtype in PLAIN and buf.flags.c_contiguous:
-        return buf.view(BYTE)
-    return None

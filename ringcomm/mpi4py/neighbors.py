@@ -134,5 +134,5 @@ class Neighbors:
         outgoing: list[list[Any]] = [[] for _ in range(context.size)]
         for i in _sending_order(context, targets):
             outgoing[targets[i]].append(objs[i])
-        incoming = [iter(each) for each in objects.all_to_all(context.comm, outgoing, codec=pickle)]
+        incoming = [iter(each) for each in objects.all_to_all(context.comm, outgoing, codec=pickle.codec)]
         return [None if source == PROC_NULL else next(incoming[source]) for source in sources]

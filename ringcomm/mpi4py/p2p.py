@@ -94,12 +94,15 @@ class PointToPoint:
         if not (type(dest) is type(source) is type(sendtag) is type(recvtag) is int):
             dest, source, sendtag, recvtag = map(integer, (dest, source, sendtag, recvtag))
         try:
-            data = _outgoing(sendbuf, dest, sendtag)
-            if data is None or source == PROC_NULL or not _is_plain(recvbuf):
+            found: Any = NotImplemented
+            if 0 <= sendtag <= LARGEST_TAG:
+                tag = match_tag(recvtag)
+                found = context.fast.sendrecv_message(sendbuf, dest, sendtag, recvbuf, source, tag)
+            if found is NotImplemented:
+                data = _outgoing(sendbuf, dest, sendtag)
                 self._exchange(data, dest, sendtag, recvbuf, source, recvtag).complete(status)
-                return
-            tag = match_tag(recvtag)
-            fill(status, context.messages.exchange(data, dest, sendtag, recvbuf, source, tag))
+            elif status is not None:
+                fill(status, messages.Envelope(*found))
         except FAILURES as error:
             context.fail(error)
 

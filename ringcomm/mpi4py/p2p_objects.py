@@ -11,7 +11,7 @@ from ringcomm.mpi4py.integers import integer
 from ringcomm.mpi4py.message import FROM_PROC_NULL, unpickled
 from ringcomm.mpi4py.operations import fill
 from ringcomm.mpi4py.options import options
-from ringcomm.mpi4py.p2p import PointToPoint, is_proc_null, match_tag
+from ringcomm.mpi4py.p2p import LARGEST_TAG, PointToPoint, is_proc_null, match_tag
 from ringcomm.mpi4py.pickling import pickle
 from ringcomm.mpi4py.request import Request
 from ringcomm.mpi4py.status import Status
@@ -28,6 +28,8 @@ class ObjectsPointToPoint(PointToPoint):
         if type(dest) is not int or type(tag) is not int:
             dest, tag = integer(dest), integer(tag)
         try:
+            if 0 <= tag <= LARGEST_TAG and context.fast.send_object(obj, dest, tag, pickle.codec) is not NotImplemented:
+                return
             if (data := _outgoing(obj, dest, tag)) is not None:
                 context.messages.send(data, dest, tag)
         except FAILURES as error:
@@ -55,6 +57,8 @@ class ObjectsPointToPoint(PointToPoint):
             return None
         context = self._object
         try:
+            if status is None:
+                return context.fast.recv_object(source, match_tag(tag), pickle.codec)
             data, envelope = context.messages.recv_bytes(source, match_tag(tag))
         except FAILURES as error:
             context.fail(error)

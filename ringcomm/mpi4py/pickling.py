@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ringcomm.mpi4py.memory import buffer
+from ringcomm.objects import Codec
 
 __all__ = ["Pickle", "pickle"]
 
@@ -14,6 +15,10 @@ THRESHOLD = 256 * 1024  # bytes from which dumps_oob leaves a buffer out of the 
 class Pickle:
     """Serializes objects, by pickle unless the program gives other functions."""
 
+    __slots__ = ("_threshold", "codec")
+
+    codec: Codec  # for the calls of a communicator
+
     def __init__(
         self,
         dumps: Callable[..., bytes] | None = None,
@@ -21,18 +26,18 @@ class Pickle:
         protocol: int | None = None,
         threshold: int | None = None,
     ) -> None:
-        self._dumps, self._loads = dumps or standard.dumps, loads or standard.loads
+        self.codec = Codec(dumps or standard.dumps, None, loads or standard.loads)
         self.PROTOCOL, self.THRESHOLD = protocol, threshold
 
     @property
     def PROTOCOL(self) -> int | None:
         """The protocol; None for functions that take none. Default: the highest of pickle."""
-        return self._protocol
+        return self.codec.protocol
 
     @PROTOCOL.setter
     def PROTOCOL(self, protocol: int | None) -> None:
-        default = standard.HIGHEST_PROTOCOL if self._dumps is standard.dumps else None
-        self._protocol = default if protocol is None else protocol
+        default = standard.HIGHEST_PROTOCOL if self.codec.dumps is standard.dumps else None
+        self.codec = self.codec._replace(protocol=default if protocol is None else protocol)
 
     @property
     def THRESHOLD(self) -> int:
@@ -45,11 +50,13 @@ class Pickle:
 
     def dumps(self, obj: Any) -> bytes:
         """Return the bytes of an object."""
-        return self._dumps(obj) if self._protocol is None else self._dumps(obj, self._protocol)
+        dumps, protocol, _ = self.codec
+        data: bytes = dumps(obj) if protocol is None else dumps(obj, protocol)
+        return data
 
     def loads(self, data: Any) -> Any:
         """Return the object of bytes."""
-        return self._loads(data)
+        return self.codec.loads(data)
 
     def dumps_oob(self, obj: Any) -> tuple[bytes, list[buffer]]:
         """Return the bytes of an object without those of its large buffers, and these buffers."""
@@ -63,12 +70,12 @@ class Pickle:
             buffers.append(data)
             return False
 
-        protocol = max(self._protocol or standard.HIGHEST_PROTOCOL, 5)
-        return self._dumps(obj, protocol, buffer_callback=keep), buffers
+        protocol = max(self.PROTOCOL or standard.HIGHEST_PROTOCOL, 5)
+        return self.codec.dumps(obj, protocol, buffer_callback=keep), buffers
 
     def loads_oob(self, data: Any, buffers: Iterable[Any]) -> Any:
         """Return the object of what dumps_oob returned."""
-        return self._loads(data, buffers=buffers)
+        return self.codec.loads(data, buffers=buffers)
 
 
 pickle = Pickle()

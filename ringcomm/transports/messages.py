@@ -57,7 +57,6 @@ class Messages:
         isend: The same started: a MessageWork. Until it is done, do not write `data`.
         recv_bytes: `recv_bytes(peer, tag)` receives a message of any length: its bytes, and its Envelope. Where memory
             is short, the message is lost, and its sender done.
-        exchange: `exchange(data, dest, send_tag, target, source, recv_tag)` sends and receives at once.
 
     Raises:
         MismatchError: The message that matched a receive is too long. It is lost, its sender is done, and the
@@ -67,14 +66,12 @@ class Messages:
     send: Callable[..., None]
     isend: Callable[..., MessageWork]
     recv_bytes: Callable[[int, int], tuple[bytes, Envelope]]
-    exchange: Callable[[Any, int, int, Any, int, int], Envelope]
 
     def __init__(self, handle: Any) -> None:
         address = int(ffi.cast("uintptr_t", handle))
         native = native_messages.Messages(address, handle, check, _refuse, Envelope, native_messages.MessageWork)
         # Not methods: these calls take tenths of a microsecond.
-        self.send, self.isend = native.send, native.isend
-        self.recv_bytes, self.exchange = native.recv_bytes, native.exchange
+        self.send, self.isend, self.recv_bytes = native.send, native.isend, native.recv_bytes
         self._recv, self._irecv, self._probe = native.recv, native.irecv, native.probe
 
     def recv(self, data: Any, peer: int, tag: int) -> Envelope:

@@ -47,7 +47,7 @@ class RoutingTransport:
         self._local = host.as_local  # None once its GPUs prove unable to access each other
         self._connecting = threading.Lock()
         self._staged = StagedCalls(host)
-        self.on_gpus = False  # whether a barrier must wait for launches
+        self._on_gpus = False  # whether a barrier must wait for launches
 
     @property
     def as_local(self) -> LocalTransport | None:
@@ -68,7 +68,7 @@ class RoutingTransport:
         def collective(call: CollectiveCall, timeout: float) -> None:
             device = _device(call)
             if device is None:
-                if self.on_gpus:
+                if self._on_gpus:
                     self._settle(name)
                 self._staged.drain()
                 on_host(call, timeout)
@@ -99,7 +99,8 @@ class RoutingTransport:
             if self._group is None and self._local:
                 try:
                     self._group = CudaGroup(self._local, device)
-                    self.on_gpus, self.name = True, f"{self._host.name}+cuda_ipc"
+                    self._use_gpus(True)
+                    self.name = f"{self._host.name}+cuda_ipc"
                     if not device.blocking:
                         address = int(ffi.cast("uintptr_t", self._group.handle))
                         self.fast_path.connect_gpus(address, self._group.handle, ON_GPUS[device.family], device.ordinal)
@@ -107,6 +108,10 @@ class RoutingTransport:
                     log.warning("arrays on GPUs go through host memory: %s", error)
                     self._local = None
         return self._group
+
+    def _use_gpus(self, whether: bool) -> None:
+        self._on_gpus = whether
+        self.fast_path.defer_barriers(whether)
 
     def _settle(self, collective: str) -> None:
         """Before a barrier, wait for all calls on GPUs."""
@@ -126,7 +131,8 @@ class RoutingTransport:
             if self._gpu_messages is None and device.capturing():
                 raise ArgumentError("messages of arrays on GPUs cannot be captured into a CUDA graph", rank=self.rank)
             if self._gpu_messages is None:
-                self._gpu_messages, self.on_gpus = GpuMessages(self._host, device), True
+                self._gpu_messages = GpuMessages(self._host, device)
+                self._use_gpus(True)
                 self._gpu_messages.coalesce(self._coalesces_messages)
         return self._gpu_messages
 
@@ -223,7 +229,8 @@ class RoutingTransport:
                 return False
             self.fast_path.disconnect_gpus()
             self._unraised = self._group.unraised
-        self._group, self.on_gpus = None, False
+        self._group = None
+        self._use_gpus(False)
         self._staged.stop()
         if self._gpu_messages:
             self._unraised = self._gpu_messages.close() or self._unraised

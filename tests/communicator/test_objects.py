@@ -2,7 +2,6 @@
 
 import pickle
 import threading
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -133,7 +132,7 @@ def test_pickling_that_ends_a_program_leaves_the_ranks_in_step(world):
 
 
 def refused_codec(comm):
-    codec = SimpleNamespace(dumps=lambda obj: "text" if comm.rank else pickle.dumps(obj), loads=pickle.loads)
+    codec = objects_of.Codec(lambda obj: "text" if comm.rank else pickle.dumps(obj), None, pickle.loads)
     with pytest.raises(RingcommError, match="rank 1 could not pickle its object"):
         objects_of.all_gather(comm, comm.rank, codec=codec)
     assert comm.all_gather_object(comm.rank) == list(range(comm.size))
