@@ -9,6 +9,7 @@ import pytest
 import harness
 from ringcomm import RingcommError
 from ringcomm import objects as objects_of
+from ringcomm.transports.contract import NO_FAST_PATH
 
 
 def objects(comm):
@@ -39,6 +40,21 @@ def objects(comm):
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_objects_arrive_as_they_were_sent(size, world):
     harness.run(objects, size, world=world)
+
+
+def on_both_paths(comm):
+    """The general path of some ranks beside the fast path of the others."""
+    for general in range(comm.size):
+        if comm.rank == general:
+            comm.fast_path, fast_path = NO_FAST_PATH, comm.fast_path
+        for check in (objects, own_object, at_the_edge, refused_on_one, ended_on_one):
+            check(comm)
+        if comm.rank == general:
+            comm.fast_path = fast_path
+
+
+def test_the_general_path_makes_the_same_calls(world):
+    harness.run(on_both_paths, 3, world=world)
 
 
 def own_object(comm):
@@ -140,6 +156,30 @@ def refused_codec(comm):
 
 def test_a_codec_that_returns_no_bytes_is_an_error_on_all(world):
     harness.run(refused_codec, 2, world=world)
+
+
+class Shortening:
+    """Pickling it shortens the list that it is in."""
+
+    def __init__(self, objs):
+        self.objs = objs
+
+    def __reduce__(self):
+        self.objs.clear()
+        return (int, ())
+
+
+def shortened_meanwhile(comm):
+    objs = list(range(comm.size))
+    if comm.rank == 0:
+        objs[0] = Shortening(objs)
+    with pytest.raises(RingcommError, match="rank 0 could not pickle its object"):
+        objects_of.all_to_all(comm, objs)
+    assert comm.all_gather_object(comm.rank) == list(range(comm.size))
+
+
+def test_a_list_that_pickling_shortens_is_an_error_on_all(world):
+    harness.run(shortened_meanwhile, 2, world=world)
 
 
 class Unloadable:

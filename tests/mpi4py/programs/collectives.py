@@ -167,6 +167,8 @@ def refusals():
         yield f"no such root of {call.__name__}", refused(call, np.zeros(1), size)
     yield "counts", refused(comm.Allgatherv, np.zeros(1), [np.zeros(size), [1] * (size + 1)])
     yield "no buffer", refused(comm.Bcast, "text")
+    yield "no output", refused(comm.Alltoall, np.zeros(size), None)
+    yield "uneven", size == 1 or refused(comm.Alltoall, np.zeros(size + 1), np.zeros(size + 1))
     yield "not contiguous", refused(comm.Bcast, np.zeros((3, 2))[:, 0])
     yield "usable", comm.allgather(rank)
 

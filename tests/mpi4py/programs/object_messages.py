@@ -78,6 +78,17 @@ def probes():
 
 
 @section
+def singletons():
+    for each in (None, NotImplemented, ..., False):
+        sending = comm.isend(each, right)
+        yield repr(each), comm.recv(source=left) is each
+        sending.wait()
+    sending = comm.Isend([bytearray(), MPI.BYTE], right)
+    yield "of no bytes", comm.recv(source=left)
+    sending.Wait()
+
+
+@section
 def nobody():
     for send in (comm.send, comm.ssend):
         send(MINE, MPI.PROC_NULL)

@@ -1,5 +1,7 @@
 """Collectives on objects, which are pickled."""
 
+import pickle
+
 from mpi4py import MPI
 from sections import comm, rank, refused, report, section, size
 
@@ -37,6 +39,27 @@ def reduced():
     yield "bits", [comm.allreduce(1 << rank, op) for op in (MPI.BAND, MPI.BOR, MPI.BXOR)]
     yield "truth", [comm.allreduce(rank > 0, op) for op in (MPI.LAND, MPI.LOR, MPI.LXOR)]
     yield "replaced", (comm.allreduce(rank, MPI.REPLACE), comm.allreduce(rank, MPI.NO_OP))
+
+
+@section
+def pickled():
+    """The calls follow the settings of MPI.pickle."""
+    MPI.pickle.__init__(lambda obj: b"own" + pickle.dumps(obj), lambda data: ("own", pickle.loads(data[3:])))
+    received = comm.bcast(rank, LAST)
+    yield "bcast", rank == LAST or received == ("own", LAST)
+    yield "gather", comm.gather(rank) == ([("own", each) for each in range(size)] if rank == 0 else None)
+    yield "alltoall", comm.alltoall([rank] * size) == [("own", each) for each in range(size)]
+    yield "scatter", comm.scatter([*range(size)] if rank == 0 else None) == ("own", rank)
+    yield "sendrecv", comm.sendrecv(rank, (rank + 1) % size, source=(rank - 1) % size)
+    request = comm.isend(rank, (rank + 1) % size)
+    yield "recv", comm.recv(source=(rank - 1) % size)
+    request.wait()
+    MPI.pickle.__init__()
+    yield "again", comm.allgather(rank)
+    try:
+        MPI.pickle.dumps = pickle.dumps
+    except AttributeError as error:
+        yield "read-only", type(error).__name__
 
 
 @section
