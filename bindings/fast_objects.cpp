@@ -10,6 +10,34 @@ namespace {
 
 using Records = std::vector<ObjectRecord>;
 
+// Where objects.py looks for large arrays: enough for a dict of layers or of columns, and little in a small call.
+constexpr int MOST_NESTED = 3, MOST_ITEMS = 64;
+constexpr npy_intp LARGE = 64 << 10;  // bytes; see objects.py
+
+bool holds_large_array(PyObject* object, int nested = 0) {
+    if (PyArray_CheckExact(object)) {
+        auto* const array = reinterpret_cast<PyArrayObject*>(object);
+        const bool contiguous = PyArray_FLAGS(array) & (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_F_CONTIGUOUS);
+        return contiguous && PyArray_NBYTES(array) >= LARGE && !PyDataType_REFCHK(PyArray_DESCR(array));
+    }
+    if (nested == MOST_NESTED) return false;
+    if (PyDict_CheckExact(object)) {
+        PyObject *key, *value;
+        Py_ssize_t at = 0;
+        for (int i = 0; i < MOST_ITEMS && PyDict_Next(object, &at, &key, &value); ++i) {
+            if (holds_large_array(value, nested + 1)) return true;
+        }
+        return false;
+    }
+    const bool list = PyList_CheckExact(object);
+    if (!list && !PyTuple_CheckExact(object)) return false;
+    const Py_ssize_t items = std::min<Py_ssize_t>(PyObject_Size(object), MOST_ITEMS);
+    for (Py_ssize_t i = 0; i < items; ++i) {
+        if (holds_large_array(list ? PyList_GetItem(object, i) : PyTuple_GetItem(object, i), nested + 1)) return true;
+    }
+    return false;
+}
+
 // Pickles the objects in a list. Pickling one may run code that shortens it.
 void pickle_all(SentObjects& sent, const Codec& codec, PyObject* list) {
     sent.pickle(codec, size_t(PyList_Size(list)), [&](size_t i) {
@@ -38,6 +66,7 @@ PyObject* object_collective(PyObject* self, PyObject* const* values, Py_ssize_t 
     if (!arguments.object(timeout) || timeout) return not_plain();
 
     const int rank = fast_path.rank, size = fast_path.size;
+    if (code == RC_BROADCAST && rank == root && holds_large_array(values[0])) return not_plain();
     SentObjects sent;
     if (row.gives(rank, root) && divides) {
         if (!given || !PyList_CheckExact(given) || PyList_Size(given) != size) return not_plain();
@@ -101,6 +130,11 @@ PyObject* open_objects(PyObject*, PyObject* const* values, Py_ssize_t number) {
     memcpy(records.data(), PyBytes_AsString(values[0]), records.size() * sizeof(ObjectRecord));
     if (!have_data(records)) return Py_BuildValue("(ON)", Py_None, sizes_of(records));
     return loads ? Py_BuildValue("(NO)", load_all(records, codec), Py_None) : Py_BuildValue("(OO)", Py_None, Py_None);
+}
+
+PyObject* has_large_array(PyObject*, PyObject* const* values, Py_ssize_t number) {
+    if (number != 1) return PyErr_Format(PyExc_TypeError, "has_large_array takes an object");
+    return PyBool_FromLong(holds_large_array(values[0]));
 }
 
 PyObject* send_object(PyObject* self, PyObject* const* values, Py_ssize_t number) {

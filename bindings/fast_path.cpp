@@ -256,6 +256,7 @@ PyModuleDef_Slot module_slots[] = {{Py_mod_exec, reinterpret_cast<void*>(fill)},
 PyMethodDef functions[] = {
     method("pack_objects", pack_objects),
     method("open_objects", open_objects),
+    method("has_large_array", has_large_array),
     {},
 };
 PyModuleDef definition{PyModuleDef_HEAD_INIT, "_fast_path", nullptr, 0,      functions,

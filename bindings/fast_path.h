@@ -144,6 +144,7 @@ template <int code>
 PyObject* object_collective(PyObject* self, PyObject* const* values, Py_ssize_t number);
 PyObject* pack_objects(PyObject*, PyObject* const* values, Py_ssize_t number);
 PyObject* open_objects(PyObject*, PyObject* const* values, Py_ssize_t number);
+PyObject* has_large_array(PyObject*, PyObject* const* values, Py_ssize_t number);
 PyObject* send_object(PyObject* self, PyObject* const* values, Py_ssize_t number);
 PyObject* recv_object(PyObject* self, PyObject* const* values, Py_ssize_t number);
 

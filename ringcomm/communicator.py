@@ -380,8 +380,8 @@ class Communicator:
         """Return the object of `root` on every rank. It travels pickled: up to 496 bytes in one broadcast, else in two.
 
         NumPy arrays of 64 KiB and more, also in its lists, tuples and dicts, are not copied into the pickle: each is
-        a broadcast of its own. `timeout` applies to each. If the object cannot be pickled, every rank raises RingcommError with `root`; the
-        communicator stays usable.
+        a broadcast of its own. `timeout` applies to each. If the object cannot be pickled, every rank raises
+        RingcommError with `root`; the communicator stays usable.
         """
         return objects.broadcast(self, obj, self._peer("root", root), timeout)
 

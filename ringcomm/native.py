@@ -21,6 +21,7 @@ __all__ = [
     "check",
     "failure_observers",
     "ffi",
+    "has_large_array",
     "lib",
     "native_messages",
     "numpy_memory",
@@ -57,6 +58,7 @@ numpy_memory: Any  # bindings/shared_arrays.cpp
 # pack_objects(objects, codec) returns records (bindings/object_records.h), the pickled objects, and the error or None;
 # open_objects(records, codec or None) the objects, None without a codec, and None; or, if some have no data, None and
 # the sizes.
+has_large_array: Any  # whether an object, or one in its lists, tuples and dicts, is an array of 64 KiB or more
 pack_objects: Any
 open_objects: Any
 
@@ -74,12 +76,13 @@ try:
     from ringcomm._native import ffi, lib
 except ImportError as reason:
     ffi = lib = NativeFastPath = native_messages = numpy_memory = _Missing(reason)
-    pack_objects = open_objects = ffi
+    has_large_array = pack_objects = open_objects = ffi
     GpuMessage = object  # which has a subclass
     FOLDER = Path(__file__).parent
 else:
     _fast_path = _module("_fast_path", _library)
     NativeFastPath, GpuMessage = _fast_path.FastPath, _fast_path.GpuMessage
+    has_large_array = _fast_path.has_large_array
     pack_objects, open_objects = _fast_path.pack_objects, _fast_path.open_objects
     native_messages = _module("_messages", _library)
     numpy_memory = _module("_shared_arrays", _library)

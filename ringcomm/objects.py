@@ -1,6 +1,7 @@
 """Collectives of Python objects, on top of those of arrays.
 
 An object travels pickled in a record of fixed size; only if some object is longer a second call moves the bytes of all.
+The large arrays in an object that is broadcast are not pickled: each is broadcast by itself, into its final place.
 The fast path makes the first call as a whole: it pickles the objects into records, and unpickles those that come.
 """
 
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ringcomm.errors import RingcommError, describe_error
-from ringcomm.native import ffi, open_objects, pack_objects, seconds
+from ringcomm.native import ffi, has_large_array, open_objects, pack_objects, seconds
 from ringcomm.transports.contract import CollectiveCall
 from ringcomm.types import DTYPES
 
@@ -21,6 +22,7 @@ __all__ = ["Codec", "all_gather", "all_to_all", "broadcast", "gather", "scatter"
 RECORD = 512  # bytes: a collective of this size takes hardly longer than one of 8
 ROOM = 496  # of an object there
 BYTE = np.dtype(np.uint8)
+LARGE = 64 << 10  # bytes from which a call of its own takes less than copies into the pickle and out of it
 FAILED = -1  # the size of an object that could not be pickled
 
 
@@ -30,6 +32,11 @@ class Codec(NamedTuple):
     dumps: Callable[..., Any]
     protocol: int | None
     loads: Callable[..., Any]
+
+    @property
+    def leaves_buffers_out(self) -> bool:
+        """Whether `dumps` and `loads` take large buffers beside the pickle."""
+        return self.dumps is pickle.dumps and self.loads is pickle.loads and (self.protocol or 0) >= 5
 
 
 PICKLE = Codec(pickle.dumps, 5, pickle.loads)
@@ -44,14 +51,16 @@ Outcome = tuple[Any, tuple[list[Any], BaseException | None, list[int]] | None]
 def broadcast(comm: Any, obj: Any, root: int, timeout: float | None = None, codec: Codec = PICKLE) -> Any:
     outcome: Outcome = comm.fast_path.broadcast_object(obj, root, codec, timeout)
     if outcome is NotImplemented:
+        if comm.rank == root and codec.leaves_buffers_out and has_large_array(obj):
+            return _broadcast_apart(comm, obj, root, timeout, codec)
         outcome = _exchange_records(comm, "broadcast", [obj], root, timeout, codec)
     found, rest = outcome
-    if rest is None:
-        return found
-    data, (size,) = _check_pickled(comm, rest, root)
-    content = _array(data[0]) if comm.rank == root else np.empty(size, np.uint8)
-    comm.broadcast(content, root, timeout=timeout)
-    return obj if comm.rank == root else codec.loads(content)
+    if rest is not None:
+        data, (size,) = _check_pickled(comm, rest, root)
+        content = _array(data[0]) if comm.rank == root else np.empty(size, np.uint8)
+        comm.broadcast(content, root, timeout=timeout)
+        found = obj if comm.rank == root else codec.loads(content)
+    return _joined(comm, found, root, timeout) if type(found) is _Head else found
 
 
 def all_gather(comm: Any, obj: Any, timeout: float | None = None, codec: Codec = PICKLE) -> list[Any]:
@@ -106,6 +115,51 @@ def all_to_all(comm: Any, objs: Sequence[Any], timeout: float | None = None, cod
         return found
     data, sizes = _check_pickled(comm, rest)
     return _exchange(comm, data, sizes, sizes, timeout, codec)
+
+
+class _Head(NamedTuple):
+    """A pickled object without its large buffers, and their bytes."""
+
+    pickled: bytes
+    sizes: list[int]
+
+
+class _Apart:
+    """An object that is pickled as its _Head."""
+
+    def __init__(self, obj: Any) -> None:
+        self.obj = obj
+        self.buffers: list[Any] = []
+
+    def __reduce__(self) -> Any:
+        self.buffers.clear()
+        pickled = pickle.dumps(self.obj, 5, buffer_callback=self._keeps)
+        return _Head, (pickled, [each.nbytes for each in self.buffers])
+
+    def _keeps(self, buffer: pickle.PickleBuffer) -> bool:
+        """Return whether a buffer stays in the pickle."""
+        data = buffer.raw()
+        if data.nbytes < LARGE:
+            return True
+        self.buffers.append(data)
+        return False
+
+
+def _broadcast_apart(comm: Any, obj: Any, root: int, timeout: float | None, codec: Codec) -> Any:
+    """Broadcast an object of this rank: its head, then each large buffer from where it is."""
+    apart = _Apart(obj)
+    broadcast(comm, apart, root, timeout, codec)
+    for each in apart.buffers:
+        comm.broadcast(_array(each), root, timeout=timeout)
+    return obj
+
+
+def _joined(comm: Any, head: _Head, root: int, timeout: float | None) -> Any:
+    """Return the object of a head: its arrays are where their buffers have come."""
+    buffers = [np.empty(size, np.uint8) for size in head.sizes]
+    for each in buffers:
+        comm.broadcast(each, root, timeout=timeout)
+    return pickle.loads(head.pickled, buffers=buffers)
 
 
 def _exchange_records(

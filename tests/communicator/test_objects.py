@@ -2,6 +2,7 @@
 
 import pickle
 import threading
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -75,6 +76,8 @@ def at_the_edge(comm):
             lengths = [length if rank == longer else 1 for rank in range(comm.size)]
             assert [len(each) for each in comm.all_gather_object(text)] == lengths
             assert len(comm.broadcast_object(text, root=longer)) == length
+            gathered = comm.gather_object(text, root=1)
+            assert [*map(len, gathered)] == lengths if comm.rank == 1 else gathered is None
             sent = ["x" * (length if rank == longer else comm.rank) for rank in range(comm.size)]
             received = objects_of.all_to_all(comm, sent)
             expected = [length] * comm.size if comm.rank == longer else list(range(comm.size))
@@ -156,6 +159,66 @@ def refused_codec(comm):
 
 def test_a_codec_that_returns_no_bytes_is_an_error_on_all(world):
     harness.run(refused_codec, 2, world=world)
+
+
+LARGE = objects_of.LARGE
+FROZEN = np.arange(LARGE, dtype=np.uint8)
+FROZEN.flags.writeable = False
+
+
+def large_arrays(comm):
+    """The arrays of all kinds, at any place of the object, arrive as pickle says: writable if they were, and owned."""
+    for general in (False, True):
+        if general:
+            comm.fast_path = NO_FAST_PATH
+        x, y = np.arange(LARGE / 4, dtype="f4"), np.asfortranarray(np.arange(LARGE, dtype="i8").reshape(4, -1))
+        sent = {
+            "at the edge": [x, x[:-1]],
+            "again": (x, {"nested": [y]}),
+            "read-only": FROZEN,
+            "strided": y.T[::2],
+            "objects": np.array([x, None], object),
+            "empty": x[:0],
+            "text": "x" * 1000,
+        }
+        with patch.object(comm, "broadcast", wraps=comm.broadcast) as broadcast:
+            found = comm.broadcast_object(sent if comm.rank == 1 else None, 1)
+        sizes = [call.args[0].nbytes for call in broadcast.call_args_list]
+        assert sizes[1:] == [x.nbytes, y.nbytes, FROZEN.nbytes]  # after the pickle, which has not these
+        if comm.rank == 1:
+            assert found is sent
+            continue
+        assert found["at the edge"][0].tobytes() == x.tobytes() == found["again"][0].tobytes()
+        assert found["at the edge"][0] is found["again"][0]
+        assert found["at the edge"][1].tobytes() == x[:-1].tobytes()
+        nested = found["again"][1]["nested"][0]
+        assert (nested == y).all()
+        assert nested.flags.f_contiguous
+        assert (found["strided"] == y.T[::2]).all()
+        assert (found["objects"][0] == x).all()
+        assert found["empty"].shape == (0,)
+        assert not found["read-only"].flags.writeable
+        found["at the edge"][0][:] = nested[0, 0] = comm.rank  # in nobody else's memory
+        assert (x[1], y[0, 0]) == (1, 0)
+        assert all(each.flags.aligned for each in (found["at the edge"][0], nested, found["read-only"]))
+
+
+def test_large_arrays_in_an_object_arrive_writable_and_owned(world):
+    harness.run(large_arrays, 3, world=world)
+
+
+def refused_beside_a_large_array(comm):
+    x = np.zeros(LARGE)
+    for error, obj in ((TypeError, threading.Lock()), (KeyboardInterrupt, Ends(KeyboardInterrupt()))):
+        with pytest.raises((RingcommError, KeyboardInterrupt)) as caught:
+            comm.broadcast_object([x, obj] if comm.rank == 0 else None)
+        own = caught.value if error is KeyboardInterrupt else caught.value.__cause__
+        assert isinstance(own, error) is (comm.rank == 0)
+        assert comm.all_gather_object(comm.rank) == list(range(comm.size))
+
+
+def test_an_object_that_cannot_be_pickled_beside_a_large_array_is_an_error_on_all(world):
+    harness.run(refused_beside_a_large_array, 2, world=world)
 
 
 class Shortening:
