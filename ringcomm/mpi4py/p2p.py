@@ -15,7 +15,7 @@ from ringcomm.mpi4py.request import Prequest, Request
 from ringcomm.mpi4py.status import Status
 from ringcomm.transports import messages
 
-__all__ = ["LARGEST_TAG", "PLAIN", "PointToPoint", "is_proc_null", "match_tag"]
+__all__ = ["LARGEST_TAG", "PointToPoint", "is_proc_null", "match_tag"]
 
 LARGEST_TAG = 2**31 - 1
 PLAIN = frozenset(map(np.dtype, "?bBhHiIlLqQfdFD"))  # dtypes of arrays that need no look at their specification
