@@ -244,10 +244,12 @@ private:
     const uint64_t begin_;
 };
 
-void advance(rc_work& work) {
+template <class Function>
+void enter_open(rc_work& work, Function function) {
+    if (work.work->done()) return;
     try {
         const EntryGuard entry(*work.handle);
-        work.work->advance();
+        function(*work.work);
     } catch (const Failure&) {  // of the communicator: it ends the call
     }
 }
@@ -276,7 +278,7 @@ int rc_work_wait(rc_work* work, double timeout, int* source) {
 }
 
 int rc_work_done(rc_work* work) {
-    if (work && !work->work->done()) advance(*work);
+    if (work) enter_open(*work, [](Work& open) { open.advance(); });
     return !work || work->work->done();
 }
 
@@ -285,12 +287,18 @@ int rc_work_notify(rc_work* work, uint64_t token) {
         check_pointer("work", work);
         if (token == 0) reject("token: expected a number other than 0");
         work->work->notify(token);
-        if (!work->work->done()) advance(*work);
+        enter_open(*work, [](Work& open) { open.detach(); });
     });
+}
+
+void rc_work_detach(rc_work* work) {
+    if (work) enter_open(*work, [](Work& open) { open.detach(); });
 }
 
 uint64_t rc_next_done(double timeout) { return next_done(timeout); }
 
 void rc_work_free(rc_work* work) {
-    if (work && !work->handle->forked()) delete work;
+    if (!work || work->handle->forked()) return;
+    rc_work_detach(work);
+    delete work;
 }

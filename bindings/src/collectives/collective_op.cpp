@@ -13,8 +13,8 @@
 
 namespace ringcomm {
 
-CollectiveOp::CollectiveOp(Comm& comm, const CallRecord& call)
-    : rank(comm.rank), size(comm.size), comm(comm), call(call) {
+CollectiveOp::CollectiveOp(Comm& comm, const CallRecord& call, Part part)
+    : rank(comm.rank), size(comm.size), comm(comm), call(call), part(part) {
     // A count per pair of ranks: await_starts() compares them all.
     if (call.counts && collectives[call.collective].exchanges() && size > 1) {
         memcpy(comm.arena().counts(rank, call.epoch), call.counts, 2 * size * sizeof(uint64_t));

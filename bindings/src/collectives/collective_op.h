@@ -7,17 +7,27 @@
 
 namespace ringcomm {
 
+// The part of a call that runs: all of it, or what comes before the first wait, or what comes after.
+enum class Part { WHOLE, START, REST };
+
 class CollectiveOp final : public WaitChecks {
 public:
-    CollectiveOp(Comm& comm, const CallRecord& call);
+    CollectiveOp(Comm& comm, const CallRecord& call, Part part);
 
     const int rank, size;
     Comm& comm;
     const CallRecord& call;
+    const Part part;
 
-    // Publishes the start record, and with it the staged chunk 0; or, for a rank that wants direct access, its buffers,
-    // and then nothing is staged yet.
-    void publish_start(const DirectBuffers* buffers = nullptr);
+    // Publishes the start record, and with it chunk 0, which `stage` fills; or, for a rank that wants direct access,
+    // its buffers, and then nothing is staged yet. Returns whether the rest of the call is to follow.
+    template <class Stage>
+    bool start(Stage stage, const DirectBuffers* buffers = nullptr) {
+        if (part == Part::REST) return true;
+        if (!buffers) stage();
+        publish_start(buffers);
+        return part == Part::WHOLE;
+    }
     bool wants_direct(int r) const { return record(r).signature.word & SIGNATURE_DIRECT; }
     // Waits for the start records of all ranks; after reading all, throws RC_MISMATCH if the signatures differ.
     // `inlined`: the bytes of each peer's chunk 0 that this rank reads; if they fit in the record they are prefetched
@@ -60,6 +70,7 @@ public:
     void read(int r, std::byte* target, const std::byte* address, size_t bytes);
 
 private:
+    void publish_start(const DirectBuffers* buffers);
     template <Site site>
     void publish(Flag& flag, uint64_t chunks) {
         comm.publish_to_all<site>(flag, position(call.epoch, chunks));

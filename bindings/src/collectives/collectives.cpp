@@ -10,8 +10,7 @@ constexpr uint64_t REFRESH = uint64_t{1} << 32;  // calls
 
 void barrier(CollectiveOp& op) {
     op.set_path(RC_PATH_STAGED);
-    op.publish_start();
-    op.await_starts();
+    if (op.start([] {})) op.await_starts();
 }
 
 // What the root copies of a block between it and another rank, where both could: an n-th makes the shares of all ranks
@@ -238,6 +237,7 @@ void alone(const CollectiveOp& op) {
 
 void run(CollectiveOp& op) {
     const CallRecord& call = op.call;
+    if (op.size == 1 && op.part == Part::START) return;
     if (op.size == 1) {
         op.set_path(RC_PATH_SINGLE);
         return call.on_gpus ? void() : alone(op);
@@ -261,7 +261,7 @@ void run(CollectiveOp& op) {
 }  // namespace
 
 void Comm::run_collective(const CallRecord& call) {
-    CollectiveOp op(*this, call);
+    CollectiveOp op(*this, call, call.started ? Part::REST : Part::WHOLE);
     if (call.epoch % REFRESH == 0) op.refresh_flags();
     const auto finish = [&] { mine().finished.store(call.epoch, std::memory_order_release); };
     try {
@@ -272,6 +272,29 @@ void Comm::run_collective(const CallRecord& call) {
         throw;
     }
     finish();
+}
+
+// What one chunk holds, and no rank takes from another's buffers. Counts differ between the pairs of an all_to_all, so
+// that this rank does not know how long the longest block is.
+bool Comm::can_start(const CallRecord& call) const {
+    const rc_tuning& tuning = this->tuning();
+    const size_t bytes = call.elements(size) * call.item;
+    const bool known = !call.counts || !collectives[call.collective].exchanges();
+    return known &&
+           bytes <= std::min<size_t>({tuning.one_shot_bytes, tuning.segment_bytes, arena().layout.staging_bytes}) &&
+           bytes < std::min({tuning.direct_bytes, tuning.cma_bytes, tuning.cma_huge_bytes});
+}
+
+void Comm::start_collective(const CallRecord& call) {
+    CollectiveOp op(*this, call, Part::START);
+    run(op);
+}
+
+bool Comm::has_arrived(const CallRecord& call) const {
+    for (int p = 0; p < size; ++p) {
+        if (p != rank && observe(header(p).records[call.epoch & 1].epoch) < call.epoch) return false;
+    }
+    return true;
 }
 
 }  // namespace ringcomm

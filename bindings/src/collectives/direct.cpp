@@ -42,11 +42,6 @@ DirectAccess::~DirectAccess() {
     op_.comm.world->heaps.retire(own_.target);
 }
 
-void DirectAccess::publish_start() {
-    exposed_ = wanted();
-    op_.publish_start(wanted() ? &own_ : nullptr);
-}
-
 bool DirectAccess::negotiate(DirectNeeds needs) {
     rc_path path = RC_PATH_SYMMETRIC;
     if (!offers(needs, Access::NONE)) {

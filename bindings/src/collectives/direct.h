@@ -40,7 +40,12 @@ public:
 
     // Then nothing is staged before negotiate().
     bool wanted() const { return own_.source_location || own_.target_location || own_.access != Access::NONE; }
-    void publish_start();
+    // CollectiveOp::start() with this rank's buffers.
+    template <class Stage>
+    bool start(Stage stage) {
+        exposed_ = wanted();
+        return op_.start(stage, wanted() ? &own_ : nullptr);
+    }
     // After await_starts(). Returns whether all ranks offer what the path needs.
     bool negotiate(DirectNeeds needs);
     // Then: whether they also offer more, for this rank to load and store.

@@ -7,6 +7,17 @@
 
 namespace ringcomm {
 
+// Destroyed once the executor is free again.
+class CollectiveEngine::WakesFirst {
+public:
+    explicit WakesFirst(CollectiveEngine& engine) : engine_(engine) {}
+    ~WakesFirst();
+    WakesFirst(const WakesFirst&) = delete;
+
+private:
+    CollectiveEngine& engine_;
+};
+
 struct CollectiveEngine::QueuedCall : Work {
     QueuedCall(CollectiveEngine& engine, const CallRecord& call) : call(call), engine(engine) {
         if (!call.counts) return;
@@ -15,29 +26,43 @@ struct CollectiveEngine::QueuedCall : Work {
         this->call.counts = counts.data();
     }
     void wait(PeerGroup& group, uint64_t deadline) override {
-        if (deadline != UINT64_MAX) {
-            advance();  // this thread must not run a call, which may take longer
-        } else if (engine.executor_.try_lock()) {
-            const std::lock_guard executor(engine.executor_, std::adopt_lock);
-            while (!done() && engine.run_next()) continue;
-        }
+        if (deadline != UINT64_MAX) detach();  // this thread must not run a call, which may take longer
         Work::wait(group, deadline);
     }
-    void advance() override {
-        const std::lock_guard lock(engine.mutex_);
-        engine.progress_thread_.hurry();
+    bool run_here(std::unique_lock<std::mutex>& lock) override {
+        std::unique_lock free(engine.executor_, std::try_to_lock);
+        if (!free) return false;  // who holds it wakes this thread afterwards
+        lock.unlock();
+        {
+            const WakesFirst wakes(engine);
+            const auto executor = std::move(free);
+            while (!done() && engine.run_next()) continue;
+            engine.start_first();
+        }
+        lock.lock();
+        return true;
     }
+    void advance() override { engine.run_arrived(); }
+    void detach() override { engine.detach(*this); }
+    using Work::wake;
 
     CallRecord call;
     CollectiveEngine& engine;
     std::vector<uint64_t> counts;
+    bool detached = false;
 };
+
+CollectiveEngine::WakesFirst::~WakesFirst() {
+    if (engine_.pending_.load() == 0) return;
+    if (const auto first = engine_.first()) first->wake();
+}
 
 void CollectiveEngine::run(CallRecord& call) {
     group_.ensure_ready();
-    if (pending_.load() == 0 && executor_.try_lock()) {
-        const std::lock_guard executor(executor_, std::adopt_lock);
-        if (pending_.load() == 0) return execute(call, false);
+    if (pending_.load() == 0) {
+        const WakesFirst wakes(*this);
+        const std::unique_lock executor(executor_, std::try_to_lock);
+        if (executor && pending_.load() == 0) return execute(call, false);
     }
     const auto work = queue(call);
     work->wait(group_, UINT64_MAX);
@@ -47,17 +72,40 @@ void CollectiveEngine::run(CallRecord& call) {
 std::shared_ptr<Work> CollectiveEngine::queue(const CallRecord& call) {
     group_.ensure_ready();
     auto work = std::make_shared<QueuedCall>(*this, call);
+    const WakesFirst wakes(*this);
+    std::unique_lock executor(executor_, std::defer_lock);
+    // A signal handler may run inside a call, whose thread holds the executor.
+    const bool starts = pending_.load() == 0 && group_.can_start(call) && !group_.interrupted_here() &&
+                        executor.try_lock() && pending_.load() == 0;
     const std::lock_guard lock(mutex_);
     if (stopping_) throw Failure(RC_CLOSED, "this communicator is closed", group_.rank);
-    // Before anything else: it may throw.
-    progress_thread_.start("ringcomm-coll", [this] { progress_loop(); });
+    if (!starts) start_progress_thread();  // before anything else: it may throw
+    const bool needed = needs_thread();
     queue_.push_back(work);
     pending_.fetch_add(1);
-    if (queue_.size() == 1) progress_thread_.note_activity();  // the nap begins with the first
+    if (starts) start(work->call);
+    if (!needed && needs_thread()) progress_thread_.note_activity();  // the nap begins with the first
     return work;
 }
 
-// The executor is held: what was taken from the queue first runs first.
+std::shared_ptr<CollectiveEngine::QueuedCall> CollectiveEngine::first() {
+    const std::lock_guard lock(mutex_);
+    return queue_.empty() ? nullptr : queue_.front();
+}
+
+void CollectiveEngine::start(CallRecord& call) {
+    begin(call);
+    group_.start_collective(call);
+    call.started = true;
+}
+
+void CollectiveEngine::start_first() {
+    const std::lock_guard lock(mutex_);
+    if (queue_.empty() || group_.closing() || group_.has_failed()) return;
+    CallRecord& call = queue_.front()->call;
+    if (!call.started && group_.can_start(call)) start(call);
+}
+
 bool CollectiveEngine::run_next() {
     std::shared_ptr<QueuedCall> next;
     {
@@ -68,7 +116,7 @@ bool CollectiveEngine::run_next() {
     }
     std::optional<Failure> failure;
     try {
-        group_.ensure_ready();
+        if (!next->call.started) group_.ensure_ready();
         execute(next->call, true);
     } catch (const Failure& thrown) {
         failure = thrown;
@@ -80,21 +128,51 @@ bool CollectiveEngine::run_next() {
     return true;
 }
 
+void CollectiveEngine::run_arrived() {
+    constexpr uint64_t PATIENCE_NS = 20'000'000;
+    if (group_.interrupted_here()) return;
+    std::shared_ptr<QueuedCall> next;
+    {
+        const WakesFirst wakes(*this);
+        const std::unique_lock executor(executor_, std::try_to_lock);
+        if (!executor) return;
+        while ((next = first()) && next->call.started && group_.has_arrived(next->call)) run_next();
+        start_first();
+    }
+    // The thread also finds the failure of a call that takes long.
+    if (next && (!next->call.started || tick_ns() > next->call.start + PATIENCE_NS)) detach(*next);
+}
+
+void CollectiveEngine::detach(QueuedCall& call) {
+    const std::lock_guard lock(mutex_);
+    if (call.done() || stopping_) return;
+    start_progress_thread();
+    call.detached = true;
+    progress_thread_.hurry();
+}
+
+bool CollectiveEngine::needs_thread() const {
+    if (queue_.size() != 1) return !queue_.empty();
+    return !queue_.front()->call.started || queue_.front()->detached;
+}
+
+void CollectiveEngine::start_progress_thread() {
+    progress_thread_.start("ringcomm-coll", [this] { progress_loop(); });
+}
+
 void CollectiveEngine::progress_loop() {
-    const auto run_all = [this] {
-        const std::lock_guard executor(executor_);
-        while (run_next()) continue;
-    };
     std::unique_lock lock(mutex_);
-    const auto open = [this] { return !queue_.empty(); };
+    const auto open = [this] { return needs_thread(); };
     const auto idle = [] { return true; };
     while (progress_thread_.wait_for_turn(lock, open, idle)) {
         lock.unlock();
-        run_all();
+        {
+            const WakesFirst wakes(*this);
+            const std::lock_guard executor(executor_);
+            while (run_next()) continue;
+        }
         lock.lock();
     }
-    lock.unlock();
-    run_all();  // they fail: the communicator is closing
 }
 
 void CollectiveEngine::execute(CallRecord& call, bool queued) {
@@ -130,24 +208,28 @@ void CollectiveEngine::execute_traced(CallRecord& call, Trace& trace, bool queue
     add(RC_OK);
 }
 
-void CollectiveEngine::run_recorded(CallRecord& call) {
+void CollectiveEngine::begin(CallRecord& call) {
     call.epoch = ++epoch_;
     call.start = tick_ns();
     if (call.timeout < 0) call.timeout = group_.tuning().timeout;
     call.signature = signature_of(call, group_.size);
     group_.flight.count_bytes(call.elements(group_.size) * call.item);
-    const uint64_t flight = group_.flight.start(call.signature.word, call.signature.count, call.epoch, call.start);
+    call.flight = group_.flight.start(call.signature.word, call.signature.count, call.epoch, call.start);
+}
+
+void CollectiveEngine::run_recorded(CallRecord& call) {
+    if (!call.started) begin(call);
     try {
         group_.run_collective(call);
     } catch (Failure& failure) {
         if (failure.error.collective < 0) failure.error.collective = call.collective;
         if (failure.error.epoch == 0) failure.error.epoch = call.epoch;
-        group_.flight.end(flight, failure.error.code);
+        group_.flight.end(call.flight, failure.error.code);
         throw;
     } catch (const std::exception& other) {
         group_.fail(Failure(RC_SYSTEM, other.what(), group_.rank));
     }
-    group_.flight.end(flight, RC_OK);
+    group_.flight.end(call.flight, RC_OK);
 }
 
 void CollectiveEngine::stop() {
@@ -157,8 +239,9 @@ void CollectiveEngine::stop() {
         progress_thread_.stop();
     }
     progress_thread_.join();
-    // A call on a user thread ends by itself, because the communicator is closing.
+    // A call on a user thread ends by itself, because the communicator is closing, and those in the queue at once.
     const std::lock_guard executor(executor_);
+    while (run_next()) continue;
 }
 
 }  // namespace ringcomm

@@ -1,5 +1,8 @@
-// Runs the collectives of a communicator one at a time, in order. A thread that makes a call, or waits for one, runs it
-// and those queued before; a progress thread runs those for which no thread waits yet.
+// Runs the collectives of a communicator one at a time, in order.
+//
+// A thread that makes a call, or waits for one, runs it and those queued before. The first one in the queue has begun
+// if it is small: its peers have all that they need of this rank, and who polls for its end completes it once they have
+// come. A progress thread runs others for which no thread waits yet.
 #pragma once
 
 #include <deque>
@@ -23,7 +26,19 @@ public:
 private:
     struct QueuedCall;
 
+    class WakesFirst;  // the thread that waits for the first call of the queue: it may run it now
+
+    // The executor is held.
     bool run_next();  // false: nothing is queued
+    void start_first();
+    void start(CallRecord& call);
+
+    void run_arrived();
+    void detach(QueuedCall& call);
+    std::shared_ptr<QueuedCall> first();
+    bool needs_thread() const;     // the mutex is held
+    void start_progress_thread();  // it too
+    void begin(CallRecord& call);
     void execute(CallRecord& call, bool queued);
     void execute_traced(CallRecord& call, Trace& trace, bool queued);
     void run_recorded(CallRecord& call);

@@ -26,8 +26,10 @@ template <class Chunks, class Stage, class Collect, class TryDirect>
 void exchange(CollectiveOp& op, const Roles& roles, DirectAccess& direct, size_t staged_bytes, Chunks chunks,
               Stage stage, Collect collect, TryDirect try_direct) {
     const bool writes = includes(roles.writer, op.rank), reads = includes(roles.reader, op.rank);
-    if (writes && !direct.wanted()) stage(0);
-    direct.publish_start();
+    const auto stage_first = [&] {
+        if (writes) stage(0);
+    };
+    if (!direct.start(stage_first)) return;
     op.await_starts(reads ? staged_bytes : 0);
     if (try_direct()) return direct.finish();
     direct.decline();

@@ -10,10 +10,10 @@ void reduce_one_shot(CollectiveOp& op, int reader) {
     const CallRecord& call = op.call;
     const size_t bytes = call.bytes();
     op.set_path(RC_PATH_ONE_SHOT);
-    if (op.rank != reader || reader == ALL_RANKS) {
-        op.copy_in(op.staging(op.rank, 0, bytes), call.source, bytes);
-    }
-    op.publish_start();
+    const auto stage = [&] {
+        if (op.rank != reader) op.copy_in(op.staging(op.rank, 0, bytes), call.source, bytes);
+    };
+    if (!op.start(stage)) return;
     op.await_starts(includes(reader, op.rank) ? bytes : 0);
     if (!includes(reader, op.rank)) return;
     const void** sources = op.comm.sources.data();
@@ -47,8 +47,7 @@ public:
           chunks_(divide_up(call_.count, chunk_)) {}
 
     void run(DirectAccess& direct) {
-        if (!direct.wanted()) stage(0);
-        direct.publish_start();
+        if (!direct.start([&] { stage(0); })) return;
         op_.await_starts();
         if (direct.negotiate({ALL_RANKS, reader_})) return reduce_direct(direct);
         direct.decline();

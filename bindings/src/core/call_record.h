@@ -26,8 +26,9 @@ struct CallRecord {
     bool on_gpus = false;    // the ranks only agree on it; its data takes another way
 
     // Known when the call begins.
-    uint64_t epoch = 0, start = 0;  // ns, tick_ns()
+    uint64_t epoch = 0, start = 0, flight = 0;  // ns, tick_ns(); its number in the flight record
     Signature signature{};
+    bool started = false;  // by start_collective()
 
     size_t bytes() const { return count * item; }
     // Of the larger of its arrays; of counts, what this rank sends or all ranks together have.

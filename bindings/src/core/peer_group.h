@@ -100,6 +100,11 @@ public:
     virtual void check_program(const CallRecord&) {}
     // One thread at a time. A call that throws RC_MISMATCH or RC_ARGUMENT is over on all ranks.
     virtual void run_collective(const CallRecord& call) = 0;
+    // Whether the call can be started without waiting: then start_collective() gives its peers all that they need of
+    // this rank, and once has_arrived() is true, run_collective() does the rest without waiting for long.
+    virtual bool can_start(const CallRecord&) const { return false; }
+    virtual void start_collective(const CallRecord&) {}
+    virtual bool has_arrived(const CallRecord&) const { return false; }
 
     // Its rank in the world: of all that share memory, or that a link connects.
     virtual int member(int r) const = 0;

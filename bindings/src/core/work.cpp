@@ -63,6 +63,11 @@ void Work::result() const {
     if (failure_) throw *failure_;
 }
 
+void Work::wake() {
+    const std::lock_guard lock(mutex_);
+    changed_.notify_all();
+}
+
 void Work::wait_done() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return done(); });
@@ -73,6 +78,8 @@ void Work::wait(PeerGroup& group, uint64_t deadline) {
     bool late = false;
     std::unique_lock lock(mutex_);
     while (!done()) {
+        // With a deadline it must not run the call, which may take longer.
+        if (deadline == UINT64_MAX && run_here(lock)) continue;
         // In slices, for Python's signals; the thread that runs the call makes all other checks.
         changed_.wait_for(lock, std::chrono::milliseconds(50));
         if (done()) break;

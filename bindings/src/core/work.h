@@ -49,9 +49,10 @@ public:
     void wait_done();  // when the call is certain to end soon
     // When the call is done, next_done() returns `token`.
     void notify(uint64_t token);
-    // The program polls for the end of the call, or will be told: no thread waits, but it is to go on. Not after
-    // close().
+    // The program polls for the end of the call. Not after close().
     virtual void advance() {}
+    // The program will be told of the end of the call, or has dropped it: from now on it goes on by itself.
+    virtual void detach() { advance(); }
 
     // Withdraws a receive that no message has matched; returns whether it did.
     virtual bool cancel() { return false; }
@@ -59,6 +60,10 @@ public:
     rc_message message = NO_MESSAGE;  // of a receive
 
 protected:
+    // Lets a waiting thread run the call, with the lock released; returns whether it did anything.
+    virtual bool run_here(std::unique_lock<std::mutex>& /*lock*/) { return false; }
+    void wake();  // those that wait: they may run it now
+
     std::mutex mutex_;
     std::condition_variable changed_;
 

@@ -47,7 +47,11 @@ public:
     int member(int r) const override { return group_.members[r]; }
     void allocate() override;
     bool closed(int r) const override { return header(r).state.load() == RANK_CLOSED; }
-    void run_collective(const CallRecord& call) override;  // collectives/collectives.cpp
+    // collectives/collectives.cpp
+    void run_collective(const CallRecord& call) override;
+    bool can_start(const CallRecord& call) const override;
+    void start_collective(const CallRecord& call) override;
+    bool has_arrived(const CallRecord& call) const override;
     void on_vain_spin() override;
     std::unique_ptr<PacketChannel> open_channel(int peer) override;
     Sleeper& sleeper() override { return sleeper_; }
