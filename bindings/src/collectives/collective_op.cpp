@@ -13,16 +13,35 @@
 
 namespace ringcomm {
 
+namespace {
+
+Signature signature_in(const StartRecord& record) {
+    Signature signature = record.signature;
+    signature.word &= ~SIGNATURE_DIRECT;
+    return signature;
+}
+
+}  // namespace
+
 CollectiveOp::CollectiveOp(Comm& comm, const CallRecord& call, Part part)
-    : rank(comm.rank), size(comm.size), comm(comm), call(call), part(part) {
+    : rank(comm.rank),
+      size(comm.size),
+      comm(comm),
+      call(call),
+      part(part),
+      one_way(comm.is_one_way(call)),
+      awaited_(call.epoch) {}
+
+void CollectiveOp::await_room(size_t staged_bytes) {
     // A count per pair of ranks: await_starts() compares them all.
-    if (call.counts && collectives[call.collective].exchanges() && size > 1) {
-        memcpy(comm.arena().counts(rank, call.epoch), call.counts, 2 * size * sizeof(uint64_t));
-    }
+    const bool counts = call.counts && collectives[call.collective].exchanges();
+    // Staging buffers and counts have room for two calls.
+    verify(staged_bytes > INLINE_BYTES || counts ? call.epoch - 1 : call.epoch - std::min(call.epoch, RUN_AHEAD));
+    if (counts) memcpy(comm.arena().counts(rank, call.epoch), call.counts, 2 * size * sizeof(uint64_t));
 }
 
 void CollectiveOp::publish_start(const DirectBuffers* buffers) {
-    StartRecord& record = comm.mine().records[call.epoch & 1];
+    StartRecord& record = comm.mine().records[call.epoch % RECORDS];
     record.signature = call.signature;
     if (buffers) {
         record.signature.word |= SIGNATURE_DIRECT;
@@ -34,23 +53,38 @@ void CollectiveOp::publish_start(const DirectBuffers* buffers) {
 
 void CollectiveOp::await_starts(size_t inlined) {
     const size_t lines = inlined <= INLINE_BYTES ? divide_up(RECORD_HEAD + inlined, 64) : 1;
+    const auto differs = [&](int p) {
+        await(record(p).epoch, call.epoch, p, lines);
+        return signature_in(record(p)) != call.signature;
+    };
+    if (one_way) {
+        const bool from_root = collectives[call.collective].given_by == Ranks::ROOT;
+        if (from_root == (rank == call.root)) return;  // this rank only gives
+        if (from_root && !differs(call.root)) return;  // else all ranks are named
+    }
     int other = -1;
     for (int p = 0; p < size; ++p) {
-        if (p == rank) continue;  // the peers hold the line now: reading it would fetch it back
-        const StartRecord& theirs = record(p);
-        await(theirs.epoch, call.epoch, p, lines);
-        Signature signature = theirs.signature;
-        signature.word &= ~SIGNATURE_DIRECT;
-        if (signature != call.signature) other = p;
+        // This rank's own line is with the peers now: reading it would fetch it back.
+        if (p != rank && differs(p)) other = p;
     }
-    if (other >= 0) {
-        MessageLines differences(mismatch_heading(call.epoch));
-        for (int p = 0; p < size; ++p) {
-            differences.add(format("  rank %d: ", p) + describe_beside(record(p).signature, record(0).signature));
-        }
-        mismatch(differences, other);
-    }
+    verify(call.epoch - 1);  // all ranks have started those
+    comm.verified = call.epoch;
+    if (other >= 0) throw mismatch_of(call.epoch, other);
     if (collectives[call.collective].exchanges() && call.counts) compare_counts();
+}
+
+void CollectiveOp::verify(uint64_t last) {
+    for (uint64_t epoch = comm.verified + 1; epoch <= last; comm.verified = epoch++) {
+        int other = -1;
+        awaited_ = epoch;
+        for (int p = 0; p < size; ++p) {
+            if (p == rank) continue;
+            await(record(p, epoch).epoch, epoch, p);
+            if (signature_in(record(p, epoch)) != signature_in(record(rank, epoch))) other = p;
+        }
+        if (other >= 0 && !comm.late_mismatch) comm.late_mismatch = mismatch_of(epoch, other);
+    }
+    awaited_ = call.epoch;
 }
 
 void CollectiveOp::compare_counts() const {
@@ -67,11 +101,24 @@ void CollectiveOp::compare_counts() const {
                                     q, expected));
         }
     }
-    if (differences) mismatch(*differences, other);
+    if (differences) throw mismatch(*differences, call.epoch, other);
 }
 
-void CollectiveOp::mismatch(const MessageLines& differences, int other) const {
-    throw Failure(RC_MISMATCH, differences.text(), other, describe(call.signature), describe(record(other).signature));
+Failure CollectiveOp::mismatch_of(uint64_t epoch, int other) const {
+    MessageLines differences(mismatch_heading(epoch));
+    for (int p = 0; p < size; ++p) {
+        differences.add(format("  rank %d: ", p) +
+                        describe_beside(record(p, epoch).signature, record(0, epoch).signature));
+    }
+    return mismatch(differences, epoch, other);
+}
+
+Failure CollectiveOp::mismatch(const MessageLines& differences, uint64_t epoch, int other) const {
+    Failure failure(RC_MISMATCH, differences.text(), other, describe(record(rank, epoch).signature),
+                    describe(record(other, epoch).signature));
+    failure.error.collective = call_of(record(rank, epoch).signature.word);
+    failure.error.epoch = epoch;
+    return failure;
 }
 
 void CollectiveOp::refresh_flags() {
@@ -171,11 +218,14 @@ void CollectiveOp::fail(const Failure& failure) {
 Failure CollectiveOp::timed_out() const {
     std::vector<int> missing;
     for (int p = 0; p < size; ++p) {
-        if (observe(record(p).epoch) < call.epoch) missing.push_back(p);
+        if (observe(record(p, awaited_).epoch) < awaited_) missing.push_back(p);
     }
     const int culprit = missing.empty() ? peer_ : missing[0];
-    const std::string why =
-        missing.empty() ? format("rank %d made no progress", culprit) : "it was not called by " + name_ranks(missing);
+    const std::string what =
+        awaited_ == call.epoch ? std::string("it")
+                               : describe(record(rank, awaited_).signature) + format(" (epoch %" PRIu64 ")", awaited_);
+    const std::string why = missing.empty() ? format("rank %d made no progress", culprit)
+                                            : what + " was not called by " + name_ranks(missing);
     const std::string message = format("rank %d waited %.3g s in ", rank, call.timeout) + describe(call.signature) +
                                 format(" (epoch %" PRIu64 "): ", call.epoch) + why;
     return Failure(RC_TIMEOUT, comm.with_report(message, missing), culprit);

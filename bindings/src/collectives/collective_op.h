@@ -19,21 +19,24 @@ public:
     const CallRecord& call;
     const Part part;
 
-    // Publishes the start record, and with it chunk 0, which `stage` fills; or, for a rank that wants direct access,
-    // its buffers, and then nothing is staged yet. Returns whether the rest of the call is to follow.
+    const bool one_way;
+
+    // Publishes the start record, and with it chunk 0, the `staged_bytes` that `stage` fills; or, for a rank that wants
+    // direct access, its buffers, and then nothing is staged yet. Returns whether the rest of the call is to follow.
     template <class Stage>
-    bool start(Stage stage, const DirectBuffers* buffers = nullptr) {
+    bool start(size_t staged_bytes, Stage stage, const DirectBuffers* buffers = nullptr) {
         if (part == Part::REST) return true;
+        await_room(staged_bytes);
         if (!buffers) stage();
         publish_start(buffers);
         return part == Part::WHOLE;
     }
     bool wants_direct(int r) const { return record(r).signature.word & SIGNATURE_DIRECT; }
-    // Waits for the start records of all ranks; after reading all, throws RC_MISMATCH if the signatures differ.
-    // `inlined`: the bytes of each peer's chunk 0 that this rank reads; if they fit in the record they are prefetched
-    // meanwhile.
+    // Waits for the start records of all ranks, or, in a one-way call, of those that this rank gets data from; after
+    // reading all, throws RC_MISMATCH if the signatures differ. `inlined`: the bytes of each peer's chunk 0 that this
+    // rank reads; if they fit in the record they are prefetched meanwhile.
     void await_starts(size_t inlined = 0);
-    const StartRecord& record(int r) const { return comm.header(r).records[call.epoch & 1]; }
+    const StartRecord& record(int r) const { return record(r, call.epoch); }
 
     // Records the path of the call, for rc_last_path().
     void set_path(rc_path path, uint64_t chunks = 1) const {
@@ -70,14 +73,21 @@ public:
     void read(int r, std::byte* target, const std::byte* address, size_t bytes);
 
 private:
+    const StartRecord& record(int r, uint64_t epoch) const { return comm.header(r).records[epoch % RECORDS]; }
+    // Before chunk 0 is written: until no rank reads what was there before.
+    void await_room(size_t staged_bytes);
     void publish_start(const DirectBuffers* buffers);
+    // Compares the records of all ranks of the calls up to `last`, and keeps the mismatch of one that has returned
+    // here.
+    void verify(uint64_t last);
+    Failure mismatch_of(uint64_t epoch, int other) const;
     template <Site site>
     void publish(Flag& flag, uint64_t chunks) {
         comm.publish_to_all<site>(flag, position(call.epoch, chunks));
     }
     void await(const Flag& flag, uint64_t value, int peer, size_t lines = 1);
     void compare_counts() const;  // of all_to_all; throws if two ranks disagree
-    [[noreturn]] void mismatch(const MessageLines& differences, int other) const;
+    Failure mismatch(const MessageLines& differences, uint64_t epoch, int other) const;
     std::optional<Failure> stop_reason() override;
     std::optional<Failure> lost_reason();  // stop_reason() without the deadline
     [[noreturn]] void fail(const Failure& failure) override;
@@ -87,6 +97,7 @@ private:
     uint64_t deadline() const override { return deadline_of(call.start, call.timeout); }
     Failure timed_out() const;
 
+    uint64_t awaited_;  // the call whose records this rank waits for
     int peer_ = -1;
     bool late_ = false;
 };

@@ -10,7 +10,7 @@ constexpr uint64_t REFRESH = uint64_t{1} << 32;  // calls
 
 void barrier(CollectiveOp& op) {
     op.set_path(RC_PATH_STAGED);
-    if (op.start([] {})) op.await_starts();
+    if (op.start(0, [] {})) op.await_starts();
 }
 
 // What the root copies of a block between it and another rank, where both could: an n-th makes the shares of all ranks
@@ -272,17 +272,33 @@ void Comm::run_collective(const CallRecord& call) {
         throw;
     }
     finish();
+    if (late_mismatch) throw *std::exchange(late_mismatch, std::nullopt);
+}
+
+// Reductions of this size take one synchronization, and blocks of it one chunk.
+bool Comm::is_one_way(const CallRecord& call) const {
+    if (!collectives[call.collective].rooted() || call.counts || call.on_gpus || size == 1) return false;
+    return call.elements(size) * call.item <= std::min<size_t>(INLINE_BYTES, tuning().one_shot_bytes) &&
+           size * round_up(call.bytes(), 64) <=
+               std::min<size_t>(tuning().segment_bytes, arena().layout.staging_bytes) &&
+           !may_be_direct(call.bytes());
+}
+
+bool Comm::may_be_direct(size_t block) const {
+    return block >= std::min({tuning().direct_bytes, tuning().cma_bytes, tuning().cma_huge_bytes});
 }
 
 // What one chunk holds, and no rank takes from another's buffers. Counts differ between the pairs of an all_to_all, so
 // that this rank does not know how long the longest block is.
 bool Comm::can_start(const CallRecord& call) const {
-    const rc_tuning& tuning = this->tuning();
-    const size_t bytes = call.elements(size) * call.item;
+    if (size == 1) return true;
     const bool known = !call.counts || !collectives[call.collective].exchanges();
-    return known &&
-           bytes <= std::min<size_t>({tuning.one_shot_bytes, tuning.segment_bytes, arena().layout.staging_bytes}) &&
-           bytes < std::min({tuning.direct_bytes, tuning.cma_bytes, tuning.cma_huge_bytes});
+    const size_t bytes = call.on_gpus ? 0 : call.elements(size) * call.item;
+    const size_t most =
+        std::min<size_t>({tuning().one_shot_bytes, tuning().segment_bytes, arena().layout.staging_bytes});
+    const uint64_t next = mine().finished.load(std::memory_order_relaxed) + 1;
+    const bool has_room = next <= verified + (bytes <= INLINE_BYTES ? RUN_AHEAD : 1);
+    return known && bytes <= most && !may_be_direct(bytes) && has_room;
 }
 
 void Comm::start_collective(const CallRecord& call) {
@@ -291,8 +307,10 @@ void Comm::start_collective(const CallRecord& call) {
 }
 
 bool Comm::has_arrived(const CallRecord& call) const {
+    const bool one_way = is_one_way(call), from_root = collectives[call.collective].given_by == Ranks::ROOT;
     for (int p = 0; p < size; ++p) {
-        if (p != rank && observe(header(p).records[call.epoch & 1].epoch) < call.epoch) return false;
+        const bool needed = !one_way || (from_root ? p == call.root : rank == call.root);
+        if (p != rank && needed && observe(header(p).records[call.epoch % RECORDS].epoch) < call.epoch) return false;
     }
     return true;
 }

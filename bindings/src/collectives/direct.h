@@ -42,9 +42,9 @@ public:
     bool wanted() const { return own_.source_location || own_.target_location || own_.access != Access::NONE; }
     // CollectiveOp::start() with this rank's buffers.
     template <class Stage>
-    bool start(Stage stage) {
+    bool start(size_t staged_bytes, Stage stage) {
         exposed_ = wanted();
-        return op_.start(stage, wanted() ? &own_ : nullptr);
+        return op_.start(staged_bytes, stage, wanted() ? &own_ : nullptr);
     }
     // After await_starts(). Returns whether all ranks offer what the path needs.
     bool negotiate(DirectNeeds needs);

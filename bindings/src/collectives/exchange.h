@@ -29,9 +29,9 @@ void exchange(CollectiveOp& op, const Roles& roles, DirectAccess& direct, size_t
     const auto stage_first = [&] {
         if (writes) stage(0);
     };
-    if (!direct.start(stage_first)) return;
+    if (!direct.start(staged_bytes, stage_first)) return;
     op.await_starts(reads ? staged_bytes : 0);
-    if (try_direct()) return direct.finish();
+    if (!op.one_way && try_direct()) return direct.finish();
     direct.decline();
     if (writes && direct.wanted()) {
         stage(0);

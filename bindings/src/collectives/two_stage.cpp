@@ -13,7 +13,7 @@ void reduce_one_shot(CollectiveOp& op, int reader) {
     const auto stage = [&] {
         if (op.rank != reader) op.copy_in(op.staging(op.rank, 0, bytes), call.source, bytes);
     };
-    if (!op.start(stage)) return;
+    if (!op.start(bytes, stage)) return;
     op.await_starts(includes(reader, op.rank) ? bytes : 0);
     if (!includes(reader, op.rank)) return;
     const void** sources = op.comm.sources.data();
@@ -47,7 +47,7 @@ public:
           chunks_(divide_up(call_.count, chunk_)) {}
 
     void run(DirectAccess& direct) {
-        if (!direct.start([&] { stage(0); })) return;
+        if (!direct.start(n_ * piece_, [&] { stage(0); })) return;
         op_.await_starts();
         if (direct.negotiate({ALL_RANKS, reader_})) return reduce_direct(direct);
         direct.decline();

@@ -61,6 +61,8 @@ constexpr BitField CALL{0, 8}, DTYPE{8, 8}, OP{16, 8}, COUNTS{24, 1}, ON_GPUS{25
 
 const char* call_name(int call) { return call_names[call].name; }
 
+int call_of(uint64_t signature) { return CALL.get(signature); }
+
 uint64_t signature_of(int call, int dtype, int op, int root, bool counts) {
     const Described& of = call_names[call];
     uint64_t word = CALL.put(call) | COUNTS.put(counts);

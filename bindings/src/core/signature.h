@@ -31,5 +31,6 @@ inline std::string describe(const Signature& of) {
 // The call of a rank in a mismatch, with what a description leaves out: that its counts differ from those of rank 0.
 std::string describe_beside(const Signature& of, const Signature& first);
 const char* call_name(int call);
+int call_of(uint64_t signature);
 
 }  // namespace ringcomm

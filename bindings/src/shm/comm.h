@@ -52,6 +52,9 @@ public:
     bool can_start(const CallRecord& call) const override;
     void start_collective(const CallRecord& call) override;
     bool has_arrived(const CallRecord& call) const override;
+    // Data that fits a record goes one way, from the root or to it: who only gives it does not wait for those that get
+    // it, which wait for nobody else.
+    bool is_one_way(const CallRecord& call) const;
     void on_vain_spin() override;
     std::unique_ptr<PacketChannel> open_channel(int peer) override;
     Sleeper& sleeper() override { return sleeper_; }
@@ -95,6 +98,10 @@ public:
     // Whether the process of rank r is neither dead nor stopped.
     bool runs(int r) const;
 
+    // The last call of which the records of all ranks have been compared, and a mismatch of one that had returned here.
+    uint64_t verified = 0;
+    std::optional<Failure> late_mismatch;
+
     // Scratch memory of the one collective that may run.
     std::vector<const void*> sources;
     std::vector<std::byte> tile;
@@ -103,6 +110,7 @@ public:
     Access access();
 
 private:
+    bool may_be_direct(size_t block) const;
     bool is_world() const { return group_.arena == world->arena; }
     std::string how_it_ended(int r) override;
 

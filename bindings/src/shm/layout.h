@@ -36,8 +36,12 @@ struct DirectBuffers {
 };
 
 // The start record of a call. Small collectives need one synchronization: a rank writes its record and payload, then
-// the epoch; a rank that has read the epoch may read the rest. Slot `epoch & 1` is reused two calls later, when every
-// rank has finished this call.
+// the epoch; a rank that has read the epoch may read the rest.
+//
+// A rank compares the records of all ranks, of each call, but not always in that call: see CollectiveOp::verify(). It
+// starts call e once it has compared those of call e - RUN_AHEAD. So, when all ranks have started that one, they have
+// compared those of call e - RECORDS, and have nothing more to read in its slot, `epoch % RECORDS`.
+constexpr uint64_t RECORDS = 16, RUN_AHEAD = RECORDS / 2;
 struct alignas(LINE) StartRecord {
     Flag epoch;
     Signature signature;
@@ -57,7 +61,7 @@ struct alignas(LINE) Doorbell {
 enum RankState : uint32_t { RANK_OPEN = 0, RANK_CLOSED = 1 };
 
 struct RankHeader {
-    StartRecord records[2];
+    StartRecord records[RECORDS];
     alignas(LINE) Flag staged;     // position of the last chunk that this rank staged
     alignas(LINE) Flag reduced;    // … whose segment it reduced
     alignas(LINE) Flag collected;  // … that it took from its peers
@@ -93,8 +97,8 @@ struct SharedFailure {
     rc_error error;
 };
 
-// By which `ringcomm top`, perhaps of another version, knows an arena: "ringcom2". The digit changes with the layout.
-constexpr uint64_t ARENA_MAGIC = 0x326d6f63676e6972;
+// By which `ringcomm top`, perhaps of another version, knows an arena: "ringcom3". The digit changes with the layout.
+constexpr uint64_t ARENA_MAGIC = 0x336d6f63676e6972;
 
 struct alignas(PAGE) GroupHeader {
     std::atomic<uint64_t> magic;
@@ -106,8 +110,8 @@ struct alignas(PAGE) GroupHeader {
     SharedFailure failure;
 };
 
-static_assert(offsetof(GroupHeader, failure) == 48 && sizeof(RankHeader) == 67840 &&
-                  offsetof(RankHeader, flight) == 2176 && sizeof(FlightBetweenHosts) == 65792,
+static_assert(offsetof(GroupHeader, failure) == 48 && sizeof(RankHeader) == 76800 &&
+                  offsetof(RankHeader, flight) == 11136 && sizeof(FlightBetweenHosts) == 65792,
               "the layout has moved: change ARENA_MAGIC");
 
 struct alignas(LINE) Packet {
