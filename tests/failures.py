@@ -8,7 +8,7 @@ from multiprocessing.connection import wait
 import numpy as np
 
 import harness
-from ringcomm import RingcommError
+from ringcomm import MismatchError, RingcommError
 
 PROMPT = 5.0  # seconds; the bound is 1 s on an idle machine
 
@@ -20,6 +20,16 @@ def raised(kind, call):
     except kind as error:
         return error.with_traceback(None)
     raise AssertionError(f"{kind.__name__} was not raised")
+
+
+def mismatch_of(comm, call):
+    """Return the mismatch of a call, which may have returned before it could see it: then the next one raises it."""
+    try:
+        call()
+    except MismatchError as error:
+        comm.barrier()
+        return error.with_traceback(None)
+    return raised(MismatchError, comm.barrier)
 
 
 def lines_of(report):

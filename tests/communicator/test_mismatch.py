@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import harness
-from failures import check_usable, lines_of, raised
+from failures import check_usable, lines_of, mismatch_of, raised
 from ringcomm import MismatchError, premul_sum
 
 SMALL, LARGE = 3, 300_001  # elements: inline in the start record, and several chunks
@@ -106,6 +106,10 @@ CASES = {
 }
 
 
+# Where little data goes from the root or to it, some ranks have returned before they could see the mismatch.
+ONE_WAY = {(name, SMALL) for name in ("collective", "gather", "root", "expected share")}
+
+
 def describe(text, n, size):
     return text.format(n=n, less=n - 1, all=n * size, more=n * size + n)
 
@@ -118,26 +122,31 @@ def differ(comm, name, n, odd, async_op):
     epochs = []
     for _ in range(3):
         x = before.copy()
+        returned = False
 
         def call(x=x):
+            nonlocal returned
             result = (case.other if comm.rank == odd else case.usual)(comm, x, async_op=async_op)
             if async_op:
                 raised(MismatchError, result.wait)  # and again:
                 result.wait()
+            returned = True
 
-        error = raised(MismatchError, call)
+        error = mismatch_of(comm, call)
+        assert not returned or (name, n) in ONE_WAY
         assert "the ranks called different things at epoch" in str(error)
         for rank, called in enumerate(words):
             assert f"rank {rank}: {called}" in str(error)
         assert name != "counts" or "other counts than on rank 0" in str(error)
-        np.testing.assert_array_equal(x, before)
+        if not returned:
+            np.testing.assert_array_equal(x, before)
         assert error.rank != comm.rank
         assert odd in (comm.rank, error.rank)
         assert (error.expected, error.got) == (words[comm.rank], words[error.rank])
         assert error.collective == error.expected.partition("(")[0]
-        assert ", mismatch after " in lines_of(comm._transport.report(1))[comm.rank]
+        assert ", mismatch after " in lines_of(comm._transport.report(2))[comm.rank]
         epochs.append(error.epoch)
-    assert epochs == list(range(epochs[0], epochs[0] + 3)), "every call counted, on every rank"
+    assert epochs == list(range(epochs[0], epochs[0] + 6, 2)), "every call counted, on every rank, and the barriers"
     check_usable(comm)
     return epochs
 
@@ -180,7 +189,7 @@ def all_differ(comm):
     ]
     words = ["barrier()", "all_reduce(float64 x 3, max)", "split()", "gather(int64 x 2 per rank, root 2)"]
     for shift in range(4):
-        error = raised(MismatchError, calls[(comm.rank + shift) % 4])
+        error = mismatch_of(comm, calls[(comm.rank + shift) % 4])
         for rank in range(4):
             assert f"rank {rank}: {words[(rank + shift) % 4]}" in str(error)
     check_usable(comm)
