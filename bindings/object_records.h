@@ -26,10 +26,11 @@ struct Codec {
     PyObject* load(PyObject* bytes) const { return PyObject_CallFunctionObjArgs(loads, bytes, nullptr); }
 };
 
+// As long as what fits a start record (shm/layout.h), so that the root of a broadcast need not wait.
 struct ObjectRecord {
     int64_t size;     // of the pickled object; -1: it could not be pickled
     int64_t longest;  // of those that the rank sends
-    char data[496];   // none if the object is longer
+    char data[464];   // none if the object is longer
 
     bool has_data() const { return 0 <= size && size <= longest && longest <= int64_t(sizeof data); }
 

@@ -19,8 +19,8 @@ from ringcomm.types import DTYPES
 __all__ = ["Codec", "all_gather", "all_to_all", "broadcast", "gather", "scatter"]
 
 # As in bindings/object_records.h.
-RECORD = 512  # bytes: a collective of this size takes hardly longer than one of 8
-ROOM = 496  # of an object there
+RECORD = 480  # bytes: a collective of this size takes hardly longer than one of 8
+ROOM = 464  # of an object there
 BYTE = np.dtype(np.uint8)
 LARGE = 64 << 10  # bytes from which a call of its own takes less than copies into the pickle and out of it
 FAILED = -1  # the size of an object that could not be pickled
