@@ -13,11 +13,12 @@ PyObject* prepare(FastPath& fast_path, int kind, const Array& x, int peer, int64
 }
 
 // Sends or receives an array on a GPU, and returns the source; with `async_op`, a message to be started.
-PyObject* message(FastPath& fast_path, int kind, const Array& x, int peer, int64_t tag, bool async_op) {
+PyObject* message(FastPath& fast_path, int kind, const Array& x, int peer, int64_t tag, PyObject* async_op) {
+    if (!PyBool_Check(async_op)) return not_plain();
     MessageCall call;
     PyObject* const stream = prepare(fast_path, kind, x, peer, tag, call);
     if (!stream) return nullptr;
-    if (async_op) {
+    if (async_op == Py_True) {
         const MessageOwner owner{
             fast_path.comm, fast_path.handle, fast_path.check, GpuArrays::current(x), fast_path.message_gpus.ordinal,
             false};
@@ -71,19 +72,19 @@ PyObject* send(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     PyObject* array;
     int peer;
     int64_t tag;
-    bool async_op;
+    PyObject* async_op;
     if (!given.array(array) || !given.rank(peer) || !given.tag(tag) || !given.nothing_but(async_op)) return not_plain();
     Array x;
     if (!fast_path.read_message(array, x, false)) return not_plain();
     if (x.on_gpu) {
         PyObject* const done = message(fast_path, RC_GPU_SEND, x, peer, tag, async_op);
-        if (!done || async_op) return done;
+        if (!done || async_op != Py_False) return done;
         Py_DECREF(done);
         Py_RETURN_NONE;
     }
-    if (async_op) return not_plain();
-    return run(fast_path, Py_NewRef(Py_None),
-               [&] { return rc_send(fast_path.comm, x.data, x.count, x.dtype, peer, tag, -1.0, nullptr); });
+    return run_or_start(fast_path, async_op, array, Py_NewRef(Py_None), [&](rc_work** work) {
+        return rc_send(fast_path.comm, x.data, x.count, x.dtype, peer, tag, OWN_TIMEOUT, work);
+    });
 }
 
 PyObject* recv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
@@ -92,7 +93,8 @@ PyObject* recv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     PyObject* array;
     int peer;
     int64_t tag;
-    bool at_most, async_op;
+    bool at_most;
+    PyObject* async_op;
     if (number != 6 || !given.array(array) || !given.source(peer) || !given.tag(tag) || !given.flag(at_most) ||
         !given.nothing_but(async_op)) {
         return not_plain();
@@ -100,11 +102,16 @@ PyObject* recv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     Array x;
     if (!fast_path.read_message(array, x, true)) return not_plain();
     if (x.on_gpu) return message(fast_path, at_most ? RC_GPU_RECV_AT_MOST : RC_GPU_RECV, x, peer, tag, async_op);
-    if (async_op) return not_plain();
-    return run_for_source(fast_path, [&](int& from) {
-        auto* const receive = at_most ? rc_recv_at_most : rc_recv;
-        return receive(fast_path.comm, x.data, x.count, x.dtype, peer, tag, -1.0, &from, nullptr);
-    });
+    auto* const receive = at_most ? rc_recv_at_most : rc_recv;
+    if (async_op == Py_False) {
+        return run_for_source(fast_path, [&](int& from) {
+            return receive(fast_path.comm, x.data, x.count, x.dtype, peer, tag, OWN_TIMEOUT, &from, nullptr);
+        });
+    }
+    const auto start = [&](rc_work** work) {
+        return receive(fast_path.comm, x.data, x.count, x.dtype, peer, tag, OWN_TIMEOUT, nullptr, work);
+    };
+    return run_or_start(fast_path, async_op, array, Py_NewRef(Py_None), start, sender);
 }
 
 PyObject* recv_message(PyObject* self, PyObject* const* values, Py_ssize_t number) {

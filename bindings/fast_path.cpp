@@ -2,8 +2,8 @@
 // PyTorch on the GPU of a connected group, from Python's C API straight into the core.
 //
 // A second module in the library of ringcomm._native, because it must share the core's state. Each method takes the
-// arguments of the communicator's method of that name. For any other call it returns NotImplemented, without side
-// effects, and ringcomm/communicator.py makes the call or raises the error.
+// arguments of the communicator's method of that name; with async_op it returns a StartedCall. For any other call it
+// returns NotImplemented, without side effects, and ringcomm/communicator.py makes the call or raises the error.
 #include "fast_path.h"
 
 #include "core/collectives.h"
@@ -43,8 +43,8 @@ PyObject* launch(FastPath& fast_path, int code, const rc_call& call, const Array
     return done;
 }
 
-// With `as_bytes` it takes NumPy arrays of any dtypes, as MPI does: `out` is needed, but for broadcast, and the call
-// has no further options.
+// With `as_bytes` it takes NumPy arrays of any dtypes, as MPI does: `out` is needed, but for broadcast, and of the
+// options it takes async_op only.
 template <int code, bool as_bytes = false>
 PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     constexpr Collective row = collectives[code];
@@ -52,13 +52,13 @@ PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t number)
     constexpr bool divides = row.given == Data::BLOCKS;
     FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
     Arguments arguments(fast_path, values, number);
-    PyObject *x, *out;
+    PyObject *x, *out, *async_op = Py_False;
     int op = RC_SUM, root = 0;
     if (fast_path.deferred) return not_plain();
     if (!arguments.object(x) || !arguments.object(out)) return not_plain();
     if (row.reduces && !arguments.op(op)) return not_plain();
     if (row.rooted() && !arguments.rank(root)) return not_plain();
-    if (as_bytes ? !arguments.at_end() : !arguments.nothing_else()) return not_plain();
+    if (!(as_bytes && arguments.at_end()) && !arguments.nothing_but(async_op)) return not_plain();
 
     const auto read = [&](PyObject* given, Array& array, bool writable) {
         return as_bytes ? fast_path.arrays.read_bytes(given, array, writable) : fast_path.read(given, array, writable);
@@ -105,20 +105,23 @@ PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t number)
     }
     const rc_call call{source.data, target.data, count, source.dtype, op, 1.0, root, nullptr};
     if (source.on_gpu || target.on_gpu) {
-        const bool both = (!gives || source.on_gpu) && (!gets || target.on_gpu);
+        const bool both = (!gives || source.on_gpu) && (!gets || target.on_gpu) && async_op == Py_False;
         return launch(fast_path, code, call, gives ? source : target, both, result);
     }
-    return run(fast_path, result, [&] { return rc_collective(fast_path.comm, code, &call, -1.0, nullptr); });
+    return run_or_start(fast_path, async_op, gives ? x : nullptr, result,
+                        [&](rc_work** work) { return rc_collective(fast_path.comm, code, &call, OWN_TIMEOUT, work); });
 }
 
 template <>
 PyObject* collective<RC_BARRIER>(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
+    PyObject* async_op;
     const bool deferred = fast_path.deferred || fast_path.barriers_deferred;
-    if (deferred || !Arguments(fast_path, values, number).nothing_else()) return not_plain();
+    if (deferred || !Arguments(fast_path, values, number).nothing_but(async_op)) return not_plain();
     const rc_call call{};
-    return run(fast_path, Py_NewRef(Py_None),
-               [&] { return rc_collective(fast_path.comm, RC_BARRIER, &call, -1.0, nullptr); });
+    return run_or_start(fast_path, async_op, nullptr, Py_NewRef(Py_None), [&](rc_work** work) {
+        return rc_collective(fast_path.comm, RC_BARRIER, &call, OWN_TIMEOUT, work);
+    });
 }
 
 // connect_gpus(address, handle, types, ordinal): from now on launches collectives of arrays on this GPU.
@@ -171,17 +174,15 @@ PyObject* disconnect_gpus(PyObject* self, PyObject* const*, Py_ssize_t) {
 }
 
 PyObject* create(PyTypeObject* type, PyObject* arguments, PyObject*) {
-    PyObject *address, *handle, *check, *tensors, *dtypes, *ops;
+    PyObject *address, *handle, *check, *tensors, *dtypes, *ops, *call_type = Py_None;
     int rank, size;
-    if (!PyArg_ParseTuple(arguments, "O!OOO!O!O!ii", &PyLong_Type, &address, &handle, &check, &PySet_Type, &tensors,
-                          &PyDict_Type, &dtypes, &PyDict_Type, &ops, &rank, &size)) {
+    if (!PyArg_ParseTuple(arguments, "O!OOO!O!O!ii|O", &PyLong_Type, &address, &handle, &check, &PySet_Type, &tensors,
+                          &PyDict_Type, &dtypes, &PyDict_Type, &ops, &rank, &size, &call_type)) {
         return nullptr;
     }
     auto* const fast_path = allocate<FastPath>(type);
     if (!fast_path) return nullptr;
-    fast_path->comm = static_cast<rc_comm*>(PyLong_AsVoidPtr(address));
-    fast_path->handle = Py_NewRef(handle);
-    fast_path->check = Py_NewRef(check);
+    fast_path->open(address, handle, check, call_type);
     fast_path->arrays.tensors = Py_NewRef(tensors);
     fast_path->arrays.dtypes.dict = Py_NewRef(dtypes);
     fast_path->ops.dict = Py_NewRef(ops);
@@ -191,7 +192,8 @@ PyObject* create(PyTypeObject* type, PyObject* arguments, PyObject*) {
 }
 
 void destroy(PyObject* self) {
-    const FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
+    FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
+    fast_path.close();
     for (const Codes& codes : {fast_path.arrays.dtypes, fast_path.ops}) {
         Py_DECREF(codes.dict);
         Py_XDECREF(codes.last);
@@ -200,8 +202,6 @@ void destroy(PyObject* self) {
                            fast_path.last_stream, reinterpret_cast<PyObject*>(fast_path.message_type)}) {
         Py_XDECREF(held);
     }
-    Py_DECREF(fast_path.handle);
-    Py_DECREF(fast_path.check);
     Py_DECREF(fast_path.arrays.tensors);
     release(self);
 }
@@ -245,11 +245,8 @@ PyType_Spec spec{"ringcomm._fast_path.FastPath", sizeof(FastPath), 0, Py_TPFLAGS
 
 int fill(PyObject* module) {
     if (PyArray_ImportNumPyAPI() < 0 || !names.intern() || add_gpu_message_type(module) < 0) return -1;
-    PyObject* type = PyType_FromModuleAndSpec(module, &spec, nullptr);
-    if (!type) return -1;
-    const int added = PyModule_AddType(module, reinterpret_cast<PyTypeObject*>(type));
-    Py_DECREF(type);
-    return added;
+    PyTypeObject* const call_type = started_call_type();
+    return !call_type || PyModule_AddType(module, call_type) < 0 ? -1 : add_type(module, spec);
 }
 
 PyModuleDef_Slot module_slots[] = {{Py_mod_exec, reinterpret_cast<void*>(fill)}, {}};

@@ -5,15 +5,12 @@
 #include "fast_arrays.h"
 #include "gpu_arrays.h"
 #include "gpu_message.h"
+#include "started_call.h"
 
 namespace ringcomm {
 
 // The Python object.
-struct FastPath {
-    PyObject object;
-    rc_comm* comm;
-    PyObject* handle;  // keeps comm alive
-    PyObject* check;   // raises the error behind a status
+struct FastPath : CallOwner {
     ArrayReader arrays;
     GpuArrays gpus, message_gpus;  // of collectives, and of messages
     rc_gpus* group;
@@ -93,17 +90,19 @@ public:
 
     // The rest (counts, a timeout, async_op) must have their defaults.
     bool nothing_else() const {
-        bool async_op;
-        return nothing_but(async_op) && !async_op;
+        PyObject* async_op;
+        return nothing_but(async_op) && async_op == Py_False;
     }
 
-    // The same, except async_op, which is the last.
-    bool nothing_but(bool& async_op) const {
+    // The same, except async_op, which is the last: False, True, or a StartedCall that has not been started yet.
+    bool nothing_but(PyObject*& async_op) const {
         for (PyObject* const* value = next_; value < end_ - 1; ++value) {
             if (*value != Py_None) return false;
         }
-        async_op = next_ < end_ && end_[-1] == Py_True;
-        return next_ < end_ && (async_op || end_[-1] == Py_False);
+        if (next_ >= end_) return false;
+        async_op = end_[-1];
+        return PyBool_Check(async_op) ||
+               (PyObject_TypeCheck(async_op, started_call_type()) && !reinterpret_cast<StartedCall*>(async_op)->owner);
     }
 
 private:
@@ -122,7 +121,29 @@ PyObject* run(const FastPath& fast_path, PyObject* result, Call call) {
     return raise(fast_path.check, status);
 }
 
-// The same for a call that tells the rank from which it has received.
+// The same of call(work). Unless async_op is False, it starts the call, which uses `source`, an array or nullptr, and
+// the result, and returns it: the StartedCall that was given, else a new one.
+template <class Call>
+PyObject* run_or_start(FastPath& fast_path, PyObject* async_op, PyObject* source, PyObject* result, Call call,
+                       Outcome outcome = given_result) {
+    if (async_op == Py_False) return run(fast_path, result, [&] { return call(nullptr); });
+    StartedCall* started = nullptr;
+    if (async_op != Py_True) {
+        started = reinterpret_cast<StartedCall*>(Py_NewRef(async_op));
+    } else if (fast_path.call_type) {
+        started = allocate<StartedCall>(fast_path.call_type);
+    }
+    if (!started) {
+        Py_DECREF(result);
+        return PyErr_Occurred() ? nullptr : not_plain();
+    }
+    fast_path.sweep();
+    started->outcome = outcome;
+    const int status = started->start(fast_path, {{}, Py_XNewRef(source), Py_NewRef(result)}, result, call);
+    return run(fast_path, &started->object, [status] { return status; });
+}
+
+// The same as run() for a call that tells the rank from which it has received.
 template <class Call>
 PyObject* run_for_source(const FastPath& fast_path, Call call) {
     int from = -1;

@@ -5,7 +5,7 @@
 
 #include <utility>
 
-#include "calls.h"
+#include "started_call.h"
 
 namespace ringcomm {
 
@@ -134,12 +134,7 @@ PyType_Spec spec{"ringcomm._fast_path.GpuMessage", sizeof(GpuMessage), 0,
 
 }  // namespace
 
-int add_gpu_message_type(PyObject* module) {
-    PyObject* const type = PyType_FromModuleAndSpec(module, &spec, nullptr);
-    const int added = type ? PyModule_AddType(module, reinterpret_cast<PyTypeObject*>(type)) : -1;
-    Py_XDECREF(type);
-    return added;
-}
+int add_gpu_message_type(PyObject* module) { return add_type(module, spec); }
 
 PyObject* make_gpu_message(PyTypeObject* type, const MessageOwner& owner, const MessageCall& call, PyObject* stream) {
     auto* const message = allocate<GpuMessage>(type);

@@ -7,69 +7,24 @@
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
 #include <numpy/arrayobject.h>
 
-#include <utility>
-#include <vector>
-
-#include "calls.h"
-#include "ringcomm.h"
+#include "started_call.h"
 
 using namespace ringcomm;
 
 namespace {
 
-constexpr double OWN_TIMEOUT = -1.0;  // the communicator's
-
-// A started send or receive, and the memory that it uses.
-struct Started {
-    rc_work* work;
-    Py_buffer memory;
-
-    bool done() const { return rc_work_done(work); }
-    // May run Python code.
-    void release_memory() {
-        Py_buffer held = std::exchange(memory, {});
-        PyBuffer_Release(&held);
-    }
-    void free() {
-        rc_work_free(work);
-        release_memory();
-    }
-};
-
 // The Python objects.
-struct Messages {
-    PyObject object;
-    rc_comm* comm;
-    PyObject* handle;               // keeps comm alive
-    PyObject* check;                // raises the error behind a status
-    PyObject* refuse;               // raises the error of memory that cannot be used
-    PyTypeObject* envelope;         // the tuple of a source, a tag and a size
-    PyTypeObject* work_type;        // MessageWork
-    std::vector<Started>* dropped;  // works that may still run
+struct Messages : CallOwner {
+    PyObject* refuse;        // raises the error of memory that cannot be used
+    PyTypeObject* envelope;  // the tuple of a source, a tag and a size
 };
 
-struct MessageWork {
-    PyObject object;
-    Messages* messages;
-    Started started;
-};
-
-// Lets go of dropped works that are done. To release memory may run Python code, which may drop other works.
-void sweep(Messages& messages) {
-    if (messages.dropped->empty()) return;
-    std::vector<Started> ended;
-    std::erase_if(*messages.dropped, [&](const Started& each) {
-        if (!each.done()) return false;
-        ended.push_back(each);
-        return true;
-    });
-    for (Started& each : ended) each.free();
-}
+using MessageWork = StartedCall;
 
 // At the beginning of each method.
 Messages& messages_of(PyObject* self) {
     auto& messages = *reinterpret_cast<Messages*>(self);
-    sweep(messages);
+    messages.sweep();
     return messages;
 }
 
@@ -88,7 +43,12 @@ public:
         Py_XDECREF(PyObject_CallFunction(messages.refuse, "O", object));
         return false;
     }
-    Py_buffer take() { return std::exchange(view_, {}); }
+    // Gives the memory away, but still tells what it is.
+    Py_buffer take() {
+        const Py_buffer taken = view_;
+        view_.obj = nullptr;
+        return taken;
+    }
 
     void* data() const { return view_.buf; }
     uint64_t bytes() const { return uint64_t(view_.len); }
@@ -153,20 +113,22 @@ PyObject* envelope_or_raise(const Messages& messages, int status, const rc_messa
     return status == RC_OK ? make_envelope(messages, message) : raise(messages.check, status);
 }
 
+PyObject* received(MessageWork& work) {
+    rc_message message;
+    const int status = rc_work_message(work.pending.work, &message);
+    return envelope_or_raise(static_cast<const Messages&>(*work.owner), status, message);
+}
+
 // Starts a transfer that uses the memory.
 template <class Call>
 PyObject* start(Messages& messages, Memory& memory, Call call) {
-    auto* const work = allocate<MessageWork>(messages.work_type);
+    auto* const work = allocate<MessageWork>(messages.call_type);
     if (!work) return nullptr;
-    const int status = without_gil([&] { return call(&work->started.work); });
-    if (status != RC_OK) {
-        release(&work->object);
-        return raise(messages.check, status);
-    }
-    work->messages = &messages;
-    Py_INCREF(&messages.object);
-    work->started.memory = memory.take();
-    return &work->object;
+    work->outcome = received;
+    const int status = work->start(messages, {memory.take(), nullptr, nullptr}, nullptr, call);
+    if (status == RC_OK) return &work->object;
+    Py_DECREF(&work->object);
+    return raise(messages.check, status);
 }
 
 // --- Methods of Messages ---------------------------------------------------------------------------------------------
@@ -279,27 +241,17 @@ PyObject* create(PyTypeObject* type, PyObject* arguments, PyObject*) {
     }
     auto* const messages = allocate<Messages>(type);
     if (!messages) return nullptr;
-    messages->comm = static_cast<rc_comm*>(PyLong_AsVoidPtr(address));
-    messages->handle = Py_NewRef(handle);
-    messages->check = Py_NewRef(check);
+    messages->open(address, handle, check, work_type);
     messages->refuse = Py_NewRef(refuse);
     messages->envelope = reinterpret_cast<PyTypeObject*>(Py_NewRef(envelope));
-    messages->work_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(work_type));
-    messages->dropped = new std::vector<Started>;
     return &messages->object;
 }
 
 void destroy(PyObject* self) {
     auto& messages = *reinterpret_cast<Messages*>(self);
-    Py_DECREF(messages.handle);  // perhaps the last reference, which ends the works
-    for (Started& started : *messages.dropped) {
-        if (started.done()) started.free();  // the memory of others is in use as long as the communicator
-    }
-    delete messages.dropped;
-    Py_DECREF(messages.check);
+    messages.close();
     Py_DECREF(messages.refuse);
     Py_DECREF(reinterpret_cast<PyObject*>(messages.envelope));
-    Py_DECREF(reinterpret_cast<PyObject*>(messages.work_type));
     release(self);
 }
 
@@ -323,53 +275,17 @@ PyType_Spec spec{"ringcomm._messages.Messages", sizeof(Messages), 0, Py_TPFLAGS_
 
 // --- Methods of MessageWork ------------------------------------------------------------------------------------------
 
-PyObject* wait(PyObject* self, PyObject*) {
-    auto& work = *reinterpret_cast<MessageWork*>(self);
-    rc_message message;
-    int status = without_gil([&] { return rc_work_wait(work.started.work, OWN_TIMEOUT, nullptr); });
-    if (status == RC_OK) status = rc_work_message(work.started.work, &message);
-    PyObject* const envelope = envelope_or_raise(*work.messages, status, message);
-    if (rc_work_done(work.started.work)) {  // unless the wait was interrupted
-        PyObject *type, *error, *traceback;
-        PyErr_Fetch(&type, &error, &traceback);
-        work.started.release_memory();  // which may hold this work: a cycle that the garbage collector does not see
-        PyErr_Restore(type, error, traceback);
-    }
-    return envelope;
-}
-
-PyObject* is_done(PyObject* self, PyObject*) {
-    return PyBool_FromLong(reinterpret_cast<MessageWork*>(self)->started.done());
-}
-
 PyObject* cancel(PyObject* self, PyObject*) {
     const auto& work = *reinterpret_cast<MessageWork*>(self);
     int cancelled;
-    const int status = without_gil([&] { return rc_cancel(work.started.work, &cancelled); });
-    return status == RC_OK ? PyBool_FromLong(cancelled) : raise(work.messages->check, status);
+    if (!work.check_started()) return nullptr;
+    const int status = without_gil([&] { return rc_cancel(work.pending.work, &cancelled); });
+    return status == RC_OK ? PyBool_FromLong(cancelled) : raise(work.owner->check, status);
 }
 
-void drop(PyObject* self) {
-    auto& work = *reinterpret_cast<MessageWork*>(self);
-    if (work.messages) {
-        if (work.started.done()) {
-            work.started.free();
-        } else {
-            work.messages->dropped->push_back(work.started);
-        }
-        Py_DECREF(&work.messages->object);
-    }
-    release(self);
-}
-
-PyMethodDef work_methods[] = {
-    {"wait", wait, METH_NOARGS, nullptr},
-    {"done", is_done, METH_NOARGS, nullptr},
-    {"cancel", cancel, METH_NOARGS, nullptr},
-    {},
-};
+PyMethodDef work_methods[] = {{"cancel", cancel, METH_NOARGS, nullptr}, {}};
 PyType_Slot work_slots[] = {
-    {Py_tp_dealloc, reinterpret_cast<void*>(drop)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(drop_started_call)},
     {Py_tp_methods, work_methods},
     {},
 };
@@ -377,14 +293,8 @@ PyType_Spec work_spec{"ringcomm._messages.MessageWork", sizeof(MessageWork), 0,
                       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION, work_slots};
 
 int fill(PyObject* module) {
-    if (PyArray_ImportNumPyAPI() < 0) return -1;
-    for (PyType_Spec* each : {&spec, &work_spec}) {
-        PyObject* const type = PyType_FromModuleAndSpec(module, each, nullptr);
-        const int added = type ? PyModule_AddType(module, reinterpret_cast<PyTypeObject*>(type)) : -1;
-        Py_XDECREF(type);
-        if (added < 0) return -1;
-    }
-    return 0;
+    if (PyArray_ImportNumPyAPI() < 0 || !started_call_type()) return -1;
+    return add_type(module, spec) < 0 ? -1 : add_type(module, work_spec, started_call_type());
 }
 
 PyModuleDef_Slot module_slots[] = {{Py_mod_exec, reinterpret_cast<void*>(fill)}, {}};

@@ -18,6 +18,7 @@ __all__ = [
     "STATUS",
     "GpuMessage",
     "NativeFastPath",
+    "StartedCall",
     "check",
     "failure_observers",
     "ffi",
@@ -52,6 +53,7 @@ class _Missing:
 _interrupt = _Interrupt()
 failure_observers: list[Callable[[RingcommError], None]] = []  # called with every error, before it is raised
 NativeFastPath: Any
+StartedCall: Any  # bindings/started_call.cpp
 GpuMessage: Any  # bindings/gpu_message.cpp
 native_messages: Any  # bindings/messages.cpp
 numpy_memory: Any  # bindings/shared_arrays.cpp
@@ -77,11 +79,11 @@ try:
 except ImportError as reason:
     ffi = lib = NativeFastPath = native_messages = numpy_memory = _Missing(reason)
     has_large_array = pack_objects = open_objects = ffi
-    GpuMessage = object  # which has a subclass
+    GpuMessage = StartedCall = object  # which have subclasses
     FOLDER = Path(__file__).parent
 else:
     _fast_path = _module("_fast_path", _library)
-    NativeFastPath, GpuMessage = _fast_path.FastPath, _fast_path.GpuMessage
+    NativeFastPath, StartedCall, GpuMessage = _fast_path.FastPath, _fast_path.StartedCall, _fast_path.GpuMessage
     has_large_array = _fast_path.has_large_array
     pack_objects, open_objects = _fast_path.pack_objects, _fast_path.open_objects
     native_messages = _module("_messages", _library)

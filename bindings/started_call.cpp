@@ -1,0 +1,151 @@
+#include "started_call.h"
+
+#include <utility>
+
+namespace ringcomm {
+
+void PendingCall::release_memory() {
+    CallMemory held = std::exchange(memory, {});
+    PyBuffer_Release(&held.buffer);
+    Py_XDECREF(held.source);
+    Py_XDECREF(held.target);
+}
+
+void PendingCall::free() {
+    rc_work_free(std::exchange(work, nullptr));
+    release_memory();
+}
+
+void CallOwner::open(PyObject* address, PyObject* its_handle, PyObject* its_check, PyObject* type) {
+    comm = static_cast<rc_comm*>(PyLong_AsVoidPtr(address));
+    handle = Py_NewRef(its_handle);
+    check = Py_NewRef(its_check);
+    call_type = type == Py_None ? nullptr : reinterpret_cast<PyTypeObject*>(Py_NewRef(type));
+    dropped = new std::vector<PendingCall>;
+}
+
+void CallOwner::close() {
+    Py_DECREF(handle);  // perhaps the last reference, which ends the calls
+    for (PendingCall& call : *dropped) {
+        if (call.done()) call.free();  // the memory of others is in use as long as the communicator
+    }
+    delete dropped;
+    Py_DECREF(check);
+    Py_XDECREF(reinterpret_cast<PyObject*>(call_type));
+}
+
+void CallOwner::release_ended() {
+    std::vector<PendingCall> ended;
+    std::erase_if(*dropped, [&](const PendingCall& call) {
+        if (!call.done()) return false;
+        ended.push_back(call);
+        return true;
+    });
+    for (PendingCall& call : ended) call.free();  // which may drop other calls
+}
+
+PyObject* StartedCall::end(int status) {
+    PyObject* const made = status == RC_OK ? outcome(*this) : raise(owner->check, status);
+    if (pending.done()) {
+        PyObject *type, *error, *traceback;
+        PyErr_Fetch(&type, &error, &traceback);
+        pending.release_memory();
+        PyErr_Restore(type, error, traceback);
+    }
+    return made;
+}
+
+int StartedCall::visit(visitproc visit, void* arg) {  // Py_VISIT takes these names
+    Py_VISIT(Py_TYPE(&object));
+    if (owner) Py_VISIT(&owner->object);
+    if (!pending.done()) return 0;  // its memory is no garbage
+    Py_VISIT(result);
+    Py_VISIT(pending.memory.buffer.obj);
+    Py_VISIT(pending.memory.source);
+    Py_VISIT(pending.memory.target);
+    return 0;
+}
+
+void StartedCall::reset() {
+    PendingCall call = std::exchange(pending, {});
+    CallOwner* const before = std::exchange(owner, nullptr);
+    PyObject* const given = std::exchange(result, nullptr);
+    if (call.done()) {
+        call.free();
+    } else {
+        before->dropped->push_back(call);
+    }
+    Py_XDECREF(given);
+    if (before) Py_DECREF(&before->object);
+}
+
+PyObject* given_result(StartedCall& call) { return Py_NewRef(call.result); }
+
+PyObject* sender(StartedCall& call) {
+    rc_message message;
+    const int status = rc_work_message(call.pending.work, &message);
+    return status == RC_OK ? PyLong_FromLong(message.source) : raise(call.owner->check, status);
+}
+
+namespace {
+
+StartedCall& call_of(PyObject* self) { return *reinterpret_cast<StartedCall*>(self); }
+
+// wait(timeout=None): negative is the communicator's, as None is.
+PyObject* wait(PyObject* self, PyObject* const* values, Py_ssize_t number) {
+    StartedCall& call = call_of(self);
+    double timeout = OWN_TIMEOUT;
+    if (number > 1) return PyErr_Format(PyExc_TypeError, "wait takes at most one argument, got %zd", number);
+    if (!call.check_started()) return nullptr;
+    if (number && values[0] != Py_None) {
+        timeout = PyFloat_AsDouble(values[0]);
+        if (timeout == -1.0 && PyErr_Occurred()) return nullptr;
+    }
+    return call.end(call.wait(timeout));
+}
+
+PyObject* is_done(PyObject* self, PyObject*) { return PyBool_FromLong(call_of(self).pending.done()); }
+
+PyObject* address(PyObject* self, void*) { return PyLong_FromVoidPtr(call_of(self).pending.work); }
+
+int traverse(PyObject* self, visitproc visit, void* arg) { return call_of(self).visit(visit, arg); }
+
+int clear(PyObject* self) {
+    call_of(self).reset();
+    return 0;
+}
+
+PyMethodDef methods[] = {method("wait", wait), {"done", is_done, METH_NOARGS, nullptr}, {}};
+PyGetSetDef attributes[] = {{"address", address, nullptr, nullptr, nullptr}, {}};  // of the rc_work
+PyType_Slot slots[] = {
+    {Py_tp_dealloc, reinterpret_cast<void*>(drop_started_call)},
+    {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(clear)},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, attributes},
+    {},
+};
+PyType_Spec spec{"ringcomm._fast_path.StartedCall", sizeof(StartedCall), 0,
+                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE, slots};
+
+}  // namespace
+
+PyTypeObject* started_call_type() {
+    static auto* const type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+    return type;
+}
+
+void drop_started_call(PyObject* self) {
+    PyObject_GC_UnTrack(self);
+    call_of(self).reset();
+    release(self);
+}
+
+int add_type(PyObject* module, PyType_Spec& spec, PyTypeObject* base) {
+    PyObject* const type = PyType_FromModuleAndSpec(module, &spec, reinterpret_cast<PyObject*>(base));
+    const int added = type ? PyModule_AddType(module, reinterpret_cast<PyTypeObject*>(type)) : -1;
+    Py_XDECREF(type);
+    return added;
+}
+
+}  // namespace ringcomm

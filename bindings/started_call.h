@@ -1,0 +1,105 @@
+// StartedCall: a call of the core that was started and may still run, as Python holds it. MessageWork is a subclass.
+#pragma once
+#include <Python.h>
+
+#include <vector>
+
+#include "calls.h"
+#include "ringcomm.h"
+
+namespace ringcomm {
+
+constexpr double OWN_TIMEOUT = -1.0;  // the communicator's
+
+// What a call uses until it is done. All zero: nothing.
+struct CallMemory {
+    Py_buffer buffer;
+    PyObject *source, *target;  // arrays; each may be nullptr
+};
+
+// A call of the core, and the memory that it uses. All zero: none.
+struct PendingCall {
+    rc_work* work;
+    CallMemory memory;
+
+    bool done() const { return rc_work_done(work); }
+    // These may run Python code.
+    void release_memory();
+    void free();
+};
+
+// The base of the objects that start calls on a communicator. They live as long as these calls.
+struct CallOwner {
+    PyObject object;
+    rc_comm* comm;
+    PyObject* handle;                   // keeps comm alive
+    PyObject* check;                    // raises the error behind a status
+    PyTypeObject* call_type;            // a StartedCall; nullptr: it makes none by itself
+    std::vector<PendingCall>* dropped;  // calls that may still run
+
+    void open(PyObject* address, PyObject* its_handle, PyObject* its_check, PyObject* type);
+    void close();
+    // Lets go of dropped calls that are done.
+    void sweep() {
+        if (!dropped->empty()) release_ended();
+    }
+
+private:
+    void release_ended();
+};
+
+struct StartedCall;
+// Returns what wait() returns once a call has succeeded.
+using Outcome = PyObject* (*)(StartedCall& call);
+
+// The Python object.
+struct StartedCall {
+    PyObject object;
+    CallOwner* owner;  // nullptr: not started
+    PendingCall pending;
+    PyObject* result;  // that the call was started with; may be nullptr
+    Outcome outcome;
+
+    // Starts the call: `started(&work)` returns the status. Takes the references of the memory and of the result.
+    template <class Start>
+    int start(CallOwner& its_owner, const CallMemory& memory, PyObject* its_result, Start started) {
+        pending.memory = memory;
+        result = its_result;
+        const int status = without_gil([&] { return started(&pending.work); });
+        if (status == RC_OK) {
+            owner = &its_owner;
+            Py_INCREF(&its_owner.object);
+        } else {
+            reset();
+        }
+        return status;
+    }
+
+    // False: the exception is set.
+    bool check_started() const {
+        if (!owner) PyErr_SetString(PyExc_RuntimeError, "expected a call that was started");
+        return owner;
+    }
+    // Returns a status, which end() takes.
+    int wait(double timeout) const {
+        return without_gil([&] { return rc_work_wait(pending.work, timeout, nullptr); });
+    }
+    // Returns the outcome of the call, or raises its error. Lets go of the memory, unless the wait was interrupted.
+    PyObject* end(int status);
+
+    int visit(visitproc visitor, void* arg);
+    // Forgets the call. If it may still run, the owner keeps it with its memory.
+    void reset();
+};
+
+// The result that the call was started with; the rank from which a receive has received.
+PyObject* given_result(StartedCall& call);
+PyObject* sender(StartedCall& call);
+
+// The type, made at its first use, a borrowed reference; nullptr: the exception is set.
+PyTypeObject* started_call_type();
+void drop_started_call(PyObject* self);  // Py_tp_dealloc, also of a subclass without further members
+// Adds the type of an object of the module, of a subclass of `base` unless that is nullptr. Returns -1 on failure.
+int add_type(PyObject* module, PyType_Spec& spec, PyTypeObject* base = nullptr);
+
+}  // namespace ringcomm
