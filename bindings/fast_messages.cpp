@@ -56,12 +56,14 @@ PyObject* exchange(FastPath& fast_path, const Array& x, int dest, const Array& o
     return result;
 }
 
-// Takes `done`, the outcome of a call. Returns the fields of an Envelope, unless the call has failed.
-PyObject* fields_of(const rc_message& message, PyObject* done) {
+// The same as run() for a call that tells the message that it has received: the fields of an Envelope.
+template <class Call>
+PyObject* run_for_message(const FastPath& fast_path, Call call) {
+    rc_message message;
+    PyObject* const done = run(fast_path, Py_NewRef(Py_None), [&] { return call(&message); });
     if (done != Py_None) return done;
     Py_DECREF(done);
-    return Py_BuildValue("iLK", message.source, static_cast<long long>(message.tag),
-                         static_cast<unsigned long long>(message.bytes));
+    return fields_of(message);
 }
 
 }  // namespace
@@ -123,11 +125,9 @@ PyObject* recv_message(PyObject* self, PyObject* const* values, Py_ssize_t numbe
     if (!given.array(array) || !given.source_or_any(peer) || !given.tag(tag)) return not_plain();
     Array x;
     if (!fast_path.arrays.read(array, x, true)) return not_plain();
-    rc_message message;
-    PyObject* const done = run(fast_path, Py_NewRef(Py_None), [&] {
-        return rc_recv_message(fast_path.comm, x.data, x.bytes(), peer, tag, 0, -1.0, &message, nullptr);
+    return run_for_message(fast_path, [&](rc_message* message) {
+        return rc_recv_message(fast_path.comm, x.data, x.bytes(), peer, tag, 0, -1.0, message, nullptr);
     });
-    return fields_of(message, done);
 }
 
 PyObject* sendrecv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
@@ -163,12 +163,10 @@ PyObject* sendrecv_message(PyObject* self, PyObject* const* values, Py_ssize_t n
     }
     Array x, out;
     if (!fast_path.arrays.read(sent, x, false) || !fast_path.arrays.read(received, out, true)) return not_plain();
-    rc_message message;
-    PyObject* const done = run(fast_path, Py_NewRef(Py_None), [&] {
+    return run_for_message(fast_path, [&](rc_message* message) {
         return rc_sendrecv_message(fast_path.comm, x.data, x.bytes(), dest, send_tag, out.data, out.bytes(), source,
-                                   recv_tag, -1.0, &message);
+                                   recv_tag, -1.0, message);
     });
-    return fields_of(message, done);
 }
 
 }  // namespace ringcomm

@@ -101,11 +101,11 @@ PyObject* none_or_raise(const Messages& messages, int status) {
 PyObject* make_envelope(const Messages& messages, const rc_message& message) {
     // The constructor of tuple, not that of the subclass, which is written in Python.
     static auto* const create = reinterpret_cast<newfunc>(PyType_GetSlot(&PyTuple_Type, Py_tp_new));
-    PyObject* const fields = Py_BuildValue("((iLK))", message.source, static_cast<long long>(message.tag),
-                                           static_cast<unsigned long long>(message.bytes));
-    if (!fields) return nullptr;
-    PyObject* const envelope = create(messages.envelope, fields, nullptr);
-    Py_DECREF(fields);
+    PyObject* const fields = fields_of(message);
+    PyObject* const arguments = fields ? PyTuple_Pack(1, fields) : nullptr;
+    PyObject* const envelope = arguments ? create(messages.envelope, arguments, nullptr) : nullptr;
+    Py_XDECREF(fields);
+    Py_XDECREF(arguments);
     return envelope;
 }
 
@@ -273,17 +273,9 @@ PyType_Slot slots[] = {
 PyType_Spec spec{"ringcomm._messages.Messages", sizeof(Messages), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
                  slots};
 
-// --- Methods of MessageWork ------------------------------------------------------------------------------------------
+// --- MessageWork -----------------------------------------------------------------------------------------------------
 
-PyObject* cancel(PyObject* self, PyObject*) {
-    const auto& work = *reinterpret_cast<MessageWork*>(self);
-    int cancelled;
-    if (!work.check_started()) return nullptr;
-    const int status = without_gil([&] { return rc_cancel(work.pending.work, &cancelled); });
-    return status == RC_OK ? PyBool_FromLong(cancelled) : raise(work.owner->check, status);
-}
-
-PyMethodDef work_methods[] = {{"cancel", cancel, METH_NOARGS, nullptr}, {}};
+PyMethodDef work_methods[] = {{"cancel", cancel_call, METH_NOARGS, nullptr}, {}};
 PyType_Slot work_slots[] = {
     {Py_tp_dealloc, reinterpret_cast<void*>(drop_started_call)},
     {Py_tp_methods, work_methods},

@@ -141,6 +141,14 @@ void drop_started_call(PyObject* self) {
     release(self);
 }
 
+PyObject* cancel_call(PyObject* self, PyObject*) {
+    const StartedCall& call = call_of(self);
+    if (!call.check_started()) return nullptr;
+    int cancelled;
+    const int status = without_gil([&] { return rc_cancel(call.pending.work, &cancelled); });
+    return status == RC_OK ? PyBool_FromLong(cancelled) : raise(call.owner->check, status);
+}
+
 int add_type(PyObject* module, PyType_Spec& spec, PyTypeObject* base) {
     PyObject* const type = PyType_FromModuleAndSpec(module, &spec, reinterpret_cast<PyObject*>(base));
     const int added = type ? PyModule_AddType(module, reinterpret_cast<PyTypeObject*>(type)) : -1;

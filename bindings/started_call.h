@@ -60,12 +60,18 @@ struct StartedCall {
     PyObject* result;  // that the call was started with; may be nullptr
     Outcome outcome;
 
-    // Starts the call: `started(&work)` returns the status. Takes the references of the memory and of the result.
+    // Starts the call: `start(&work)` returns the status. Takes the references of the memory and of the result.
     template <class Start>
-    int start(CallOwner& its_owner, const CallMemory& memory, PyObject* its_result, Start started) {
+    int start(CallOwner& its_owner, const CallMemory& memory, PyObject* its_result, Start start) {
+        hold(memory, its_result);
+        return started(its_owner, without_gil([&] { return start(&pending.work); }));
+    }
+    // Its two steps with the GIL.
+    void hold(const CallMemory& memory, PyObject* its_result) {
         pending.memory = memory;
         result = its_result;
-        const int status = without_gil([&] { return started(&pending.work); });
+    }
+    int started(CallOwner& its_owner, int status) {
         if (status == RC_OK) {
             owner = &its_owner;
             Py_INCREF(&its_owner.object);
@@ -96,9 +102,17 @@ struct StartedCall {
 PyObject* given_result(StartedCall& call);
 PyObject* sender(StartedCall& call);
 
+// Source, tag and bytes of a message.
+inline PyObject* fields_of(const rc_message& message) {
+    return Py_BuildValue("iLK", message.source, static_cast<long long>(message.tag),
+                         static_cast<unsigned long long>(message.bytes));
+}
+
 // The type, made at its first use, a borrowed reference; nullptr: the exception is set.
 PyTypeObject* started_call_type();
 void drop_started_call(PyObject* self);  // Py_tp_dealloc, also of a subclass without further members
+// The method cancel() of calls that are messages: whether it has withdrawn a receive that no message has matched.
+PyObject* cancel_call(PyObject* self, PyObject*);
 // Adds the type of an object of the module, of a subclass of `base` unless that is nullptr. Returns -1 on failure.
 int add_type(PyObject* module, PyType_Spec& spec, PyTypeObject* base = nullptr);
 

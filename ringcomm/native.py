@@ -25,6 +25,7 @@ __all__ = [
     "has_large_array",
     "lib",
     "native_messages",
+    "native_requests",
     "numpy_memory",
     "open_objects",
     "pack_objects",
@@ -39,8 +40,9 @@ class _Interrupt(threading.local):
 class _Missing:
     """Stands for a missing native core: importing works, the first use raises the reason."""
 
-    def __init__(self, reason: ImportError) -> None:
+    def __init__(self, reason: ImportError, **types: type) -> None:
         self._reason = reason
+        self.__dict__ |= types  # those that have subclasses
 
     def __getattr__(self, name: str) -> "_Missing":
         return self
@@ -56,6 +58,7 @@ NativeFastPath: Any
 StartedCall: Any  # bindings/started_call.cpp
 GpuMessage: Any  # bindings/gpu_message.cpp
 native_messages: Any  # bindings/messages.cpp
+native_requests: Any  # bindings/requests.cpp
 numpy_memory: Any  # bindings/shared_arrays.cpp
 # pack_objects(objects, codec) returns records (bindings/object_records.h), the pickled objects, and the error or None;
 # open_objects(records, codec or None) the objects, None without a codec, and None; or, if some have no data, None and
@@ -80,6 +83,7 @@ except ImportError as reason:
     ffi = lib = NativeFastPath = native_messages = numpy_memory = _Missing(reason)
     has_large_array = pack_objects = open_objects = ffi
     GpuMessage = StartedCall = object  # which have subclasses
+    native_requests = _Missing(reason, Operation=object, Persistent=object)
     FOLDER = Path(__file__).parent
 else:
     _fast_path = _module("_fast_path", _library)
@@ -87,6 +91,7 @@ else:
     has_large_array = _fast_path.has_large_array
     pack_objects, open_objects = _fast_path.pack_objects, _fast_path.open_objects
     native_messages = _module("_messages", _library)
+    native_requests = _module("_requests", _library)
     numpy_memory = _module("_shared_arrays", _library)
     FOLDER = Path(_library).parent  # with the sources of the kernels
 

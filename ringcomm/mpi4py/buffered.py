@@ -77,4 +77,4 @@ class Buffered:
     def Iflush_buffer(self) -> Request:
         """Wait for the buffered sends; the request is complete."""
         self.Flush_buffer()
-        return Request._of(Started(self._object.fail, DONE))
+        return Request._of(Started(self._object, DONE))

@@ -151,7 +151,7 @@ class Comm(Attributes, ObjectsPointToPoint, Probes, Buffered, Collectives, Objec
 
     def Idup(self, info: Info | None = None) -> tuple[Self, Request]:
         """Duplicate the communicator; the request is complete."""
-        return self.Dup(info), Request._of(Started(self._object.fail, DONE))
+        return self.Dup(info), Request._of(Started(self._object, DONE))
 
     def Idup_with_info(self, info: Info) -> tuple[Self, Request]:
         """Duplicate the communicator, with other hints; the request is complete."""

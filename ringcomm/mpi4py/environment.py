@@ -272,7 +272,7 @@ def Flush_buffer() -> None:
 def Iflush_buffer() -> Request:
     """Wait for the buffered sends on all communicators; the request is complete."""
     Flush_buffer()
-    return Request._of(Started(COMM_WORLD._object.fail, DONE))
+    return Request._of(Started(COMM_WORLD._object, DONE))
 
 
 def _comm_lock(comm: Any, key: Any = None) -> threading.Lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, ClassVar, Self
 from weakref import WeakValueDictionary
 
@@ -67,7 +68,8 @@ class Handle:
         return any(self is known for known in _constants.values())
 
     def _nullify(self) -> None:
-        self.__dict__.pop("_object", None)
+        with suppress(AttributeError):  # it is null
+            del self._object
 
     def free(self) -> None:
         """Free the object, unless the handle is null or a constant."""

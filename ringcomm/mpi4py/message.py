@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import numpy as np
 
 from ringcomm.mpi4py.buffers import received
 from ringcomm.mpi4py.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
+from ringcomm.mpi4py.context import NULL
 from ringcomm.mpi4py.errors import ERR_REQUEST, FAILURES, failure
 from ringcomm.mpi4py.handles import Handle, constant
 from ringcomm.mpi4py.operations import Done, Started
@@ -34,10 +35,10 @@ class Taken:
     def start(self, prepare: Prepare) -> Started:
         """Start to receive the message. If there is no memory for it, or the wrong one, it can still be received."""
         if self._message is None:
-            return Started(never, Done(FROM_PROC_NULL))
+            return Started(NULL, Done(FROM_PROC_NULL))
         try:
             data, finish = prepare(self._message.envelope.size)
-            return Started(self._context.fail, self._message.irecv(data), finish)
+            return Started(self._context, self._message.irecv(data), finish)
         except FAILURES as error:
             self._context.fail(error)
             raise
@@ -105,11 +106,6 @@ def _for_object(size: int) -> tuple[Any, Callable[[Envelope], Any]]:
 def unpickled(data: Any) -> Any:
     """Return the object of a message; an empty message is None."""
     return pickle.loads(data) if len(data) else None
-
-
-def never(error: Exception) -> NoReturn:
-    """Raise the error of an operation that cannot fail."""
-    raise error
 
 
 MESSAGE_NULL: Message = constant("MESSAGE_NULL", Message())

@@ -5,18 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 from ringcomm.errors import RingcommError
 from ringcomm.mpi4py.attributes import call_user_function
 from ringcomm.mpi4py.constants import ANY_SOURCE, ANY_TAG
 from ringcomm.mpi4py.errors import ERR_REQUEST, FAILURES, Exception, failure
 from ringcomm.mpi4py.status import Status, record
+from ringcomm.native import native_requests
 from ringcomm.transports.messages import Envelope
 
 __all__ = ["DONE", "EMPTY", "Done", "General", "Persistent", "Started", "fill"]
-
-Fail = Callable[[RingcommError | Exception], NoReturn]  # Context.fail
 
 EMPTY = Envelope(ANY_SOURCE, ANY_TAG, 0)  # the status of sends, collectives and null requests
 
@@ -60,30 +59,37 @@ class Pair:
         return self._receive.done() and self._send.done()
 
 
-class Started:
-    """A started operation. `finish` takes the outcome of the wait, and returns the object received.
+class Started(native_requests.Operation):  # type: ignore[misc]
+    """A started operation of a communicator, whose context is given.
 
-    `fail` is that of the communicator.
+    The core makes those of plain arrays, and waits for them: bindings/requests.cpp. Others have a work to wait for;
+    `finish` takes the outcome of its wait, and returns the object received.
     """
 
     active = True
 
-    def __init__(self, fail: Fail, work: Waitable, finish: Callable[[Any], Any] | None = None) -> None:
-        self._fail, self._work, self._finish = fail, work, finish
-        self._completed = self._cancelled = False
-        self._error: RingcommError | Exception | None = None
-        self._value: Any = None
-        self._envelope = EMPTY
+    context: Any
+    _work: Any = None  # a Waitable
+    _finish: Callable[[Any], Any] | None = None
+    _completed = _cancelled = False
+    _error: RingcommError | Exception | None = None
+    _value: Any = None
+    _envelope: tuple[int, int, int] = EMPTY
+
+    def __init__(self, context: Any, work: Waitable, finish: Callable[[Any], Any] | None = None) -> None:
+        self.context, self._work, self._finish = context, work, finish
 
     def done(self) -> bool:
-        return self._completed or self._work.done()
+        work: Any = super() if self._work is None else self._work
+        return self._completed or bool(work.done())
 
     def complete(self, status: Status | None = None) -> Any:
         """Wait, once, and return the object received."""
         if not self._completed:
+            work: Any = super() if self._work is None else self._work
             try:
-                outcome = self._work.wait()
-                if isinstance(outcome, Envelope):
+                outcome = work.wait()
+                if isinstance(outcome, tuple):
                     self._envelope = outcome
                 if self._finish:
                     self._value = self._finish(outcome)
@@ -93,7 +99,7 @@ class Started:
         fill(status, self._envelope, self._cancelled)
         if self._error is not None:
             try:
-                self._fail(self._error)
+                self.context.fail(self._error)
             except Exception as raised:  # next time as well: the error handler is asked once
                 self._error = raised
                 raise
@@ -101,16 +107,16 @@ class Started:
 
     def with_send(self, send: Started) -> Started:
         """Return the operation of this receive and a send."""
-        return Started(self._fail, Pair(send._work, self._work), self._finish)
+        return Started(self.context, Pair(send._work, self._work), self._finish)
 
     def cancel(self) -> None:
         """Withdraw a receive that no message has matched yet."""
-        cancel = getattr(self._work, "cancel", None)
+        cancel = super().cancel if self._work is None else getattr(self._work, "cancel", None)
         if cancel and not self._completed:
             try:
                 self._completed = self._cancelled = cancel()
             except RingcommError as error:
-                self._fail(error)
+                self.context.fail(error)
 
     def release(self) -> bool:
         """Return whether the request is null once the operation has completed."""
@@ -126,46 +132,47 @@ class Started:
             self.complete()
 
 
-class Persistent:
-    """An operation that can be started again and again."""
+class Persistent(native_requests.Persistent):  # type: ignore[misc]
+    """An operation of a communicator that can be started again and again, by `start`; the core starts plain ones."""
 
-    def __init__(self, fail: Fail, start: Callable[[], Started]) -> None:
-        self._fail, self._start = fail, start
-        self._started: Started | None = None
+    started: Started | None  # while it is active
+
+    def __init__(self, context: Any, start: Callable[[], Started]) -> None:
+        self._context, self._start = context, start
 
     @property
     def active(self) -> bool:
-        return self._started is not None
+        return self.started is not None
 
     def start(self) -> None:
         try:
             if self.active:
                 raise failure(ERR_REQUEST, "expected a request that is not active: wait for it before its next start")
-            self._started = self._start()
+            self.started = self._start()
         except FAILURES as error:
-            self._fail(error)
+            self._context.fail(error)
 
     def done(self) -> bool:
-        return self._started is None or self._started.done()
+        return self.started is None or self.started.done()
 
     def complete(self, status: Status | None = None) -> Any:
-        if self._started is None:
+        if self.started is None:
             fill(status, EMPTY)
             return None
-        return self._started.complete(status)
+        return self.started.complete(status)
 
     def cancel(self) -> None:
-        if self._started:
-            self._started.cancel()
+        if self.started:
+            self.started.cancel()
 
     def release(self) -> bool:
-        self._started = None
+        self.started = None
         return False
 
     def free(self) -> None:
-        if self._started:
-            self._started.free()
-        self._started = None
+        if self.started:
+            self.started.free()
+        self.started = None
 
 
 class General:
@@ -204,7 +211,7 @@ class General:
             call_user_function(free, *self._args, **self._kwargs)
 
 
-def fill(status: Status | None, envelope: Envelope, cancelled: bool = False) -> None:
+def fill(status: Status | None, envelope: tuple[int, int, int], cancelled: bool = False) -> None:
     """Set a status, if there is one."""
     if status is not None:
         record(status, envelope)

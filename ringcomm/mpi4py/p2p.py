@@ -1,6 +1,7 @@
 """Point-to-point communication of arrays: blocking, nonblocking and persistent."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ __all__ = ["LARGEST_TAG", "PointToPoint", "is_proc_null", "match_tag"]
 
 LARGEST_TAG = 2**31 - 1
 PLAIN = frozenset(map(np.dtype, "?bBhHiIlLqQfdFD"))  # dtypes of arrays that need no look at their specification
+
+SEND, SYNCHRONOUS_SEND, RECEIVE = range(3)  # the transfers of bindings/requests.cpp
 
 ndarray = np.ndarray
 
@@ -121,27 +124,42 @@ class PointToPoint:
 
     # --- Nonblocking --------------------------------------------------------------------------------------------------
 
-    @handled
+    # Plain arrays go straight to the core, which makes the request: see bindings/requests.cpp.
+
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         """Start to send an array."""
-        return Request._of(self._isend(_outgoing(buf, dest, tag), dest, tag))
+        context = self._object
+        try:
+            request = context.requests.isend(context, buf, dest, tag)
+            return self._started_send(buf, dest, tag) if request is NotImplemented else request
+        except FAILURES as error:
+            context.fail(error)
+            raise
 
-    @handled
     def Issend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         """Start to send an array; the send is complete once its receive has started."""
-        return Request._of(self._isend(_outgoing(buf, dest, tag), dest, tag, True))
+        context = self._object
+        try:
+            request = context.requests.issend(context, buf, dest, tag)
+            return self._started_send(buf, dest, tag, True) if request is NotImplemented else request
+        except FAILURES as error:
+            context.fail(error)
+            raise
 
     @handled
     def Ibsend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         """Send a copy of an array; the request is complete at once."""
         return Request._of(self._isend_copy(_outgoing(buf, dest, tag), dest, tag))
 
-    @handled
     def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         """Start to receive an array."""
-        if _is_plain(buf) and source != PROC_NULL:
-            return Request._of(self._irecv(buf, source, tag))
-        return Request._of(self._irecv_buffer(_incoming(buf, source), source, tag))
+        context = self._object
+        try:
+            request = context.requests.irecv(context, buf, source, tag)
+            return self._started_receive(buf, source, tag) if request is NotImplemented else request
+        except FAILURES as error:
+            context.fail(error)
+            raise
 
     @handled
     def Isendrecv(
@@ -170,46 +188,58 @@ class PointToPoint:
     @handled
     def Send_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
         """Prepare a send that can be started again and again."""
-        return self._prepare_send(buf, dest, tag, self._isend)
+        return self._prepare_send(SEND, buf, dest, tag, self._isend)
 
     @handled
     def Ssend_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
         """Prepare an Issend that can be started again and again."""
-        return self._prepare_send(buf, dest, tag, lambda data, dest, tag: self._isend(data, dest, tag, True))
+        start = partial(self._isend, synchronous=True)
+        return self._prepare_send(SYNCHRONOUS_SEND, buf, dest, tag, start)
 
     @handled
     def Bsend_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
         """Prepare an Ibsend that can be started again and again."""
-        return self._prepare_send(buf, dest, tag, self._isend_copy)
+        return self._prepare_send(None, buf, dest, tag, self._isend_copy)
 
     @handled
     def Recv_init(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Prequest:
         """Prepare a receive that can be started again and again."""
         self._check_receive(source, tag)
         buffer = _incoming(buf, source)
-        return Prequest._of(Persistent(self._object.fail, lambda: self._irecv_buffer(buffer, source, tag)))
+        context = self._object
+        named = Persistent(context, lambda: self._irecv_buffer(buffer, source, tag))
+        named.prepare(context.requests, context, RECEIVE, buf, source, tag)
+        return Prequest._of(named)
 
     # A ready send may take advantage of a receive that has started; here it is an ordinary one.
     Rsend, Irsend, Rsend_init = Send, Isend, Send_init
 
     # --- Helpers: their callers pass errors to the error handler ------------------------------------------------------
 
+    @integral
+    def _started_send(self, buf: Any, dest: int, tag: int, synchronous: bool = False) -> Request:
+        return Request._of(self._isend(_outgoing(buf, dest, tag), dest, tag, synchronous))
+
+    @integral
+    def _started_receive(self, buf: Any, source: int, tag: int) -> Request:
+        return Request._of(self._irecv_buffer(_incoming(buf, source), source, tag))
+
     def _isend(self, data: Any, dest: int, tag: int, synchronous: bool = False) -> Started:
         """Start a send; with data None, one to PROC_NULL."""
         context = self._object
-        return Started(context.fail, DONE if data is None else context.messages.isend(data, dest, tag, synchronous))
+        return Started(context, DONE if data is None else context.messages.isend(data, dest, tag, synchronous))
 
     def _isend_copy(self, data: Any, dest: int, tag: int) -> Started:
         context = self._object
         if data is not None:
             context.buffered.add(context.messages.isend(bytes(data), dest, tag))
-        return Started(context.fail, DONE)
+        return Started(context, DONE)
 
     def _irecv(self, data: Any, source: int, tag: int, finish: Callable[[Any], Any] | None = None) -> Started:
         """Start a receive; with data None, one from PROC_NULL."""
         context = self._object
         work = Done(FROM_PROC_NULL) if data is None else context.messages.irecv(data, source, match_tag(tag))
-        return Started(context.fail, work, finish)
+        return Started(context, work, finish)
 
     def _irecv_buffer(self, buffer: Any, source: int, tag: int) -> Started:
         if buffer is None:
@@ -223,14 +253,18 @@ class PointToPoint:
         send = self._isend(data, dest, sendtag)  # which checks the destination before it starts
         return self._irecv_buffer(buffer, source, recvtag).with_send(send)
 
-    def _prepare_send(self, buf: Any, dest: int, tag: int, start: Callable[[Any, int, int], Started]) -> Prequest:
+    def _prepare_send(
+        self, kind: int | None, buf: Any, dest: int, tag: int, start: Callable[[Any, int, int], Started]
+    ) -> Prequest:
+        """Prepare a send by `start`; the core makes one of this kind, unless that is None, if it is plain."""
         context = self._object
         if dest >= context.size:
             raise failure(ERR_RANK, f"dest: expected a rank below {context.size}, or PROC_NULL, got {dest}")
         buffer = None if is_proc_null(dest, tag) else sent(buf)
-        return Prequest._of(
-            Persistent(context.fail, lambda: start(None if buffer is None else buffer.data(), dest, tag))
-        )
+        named = Persistent(context, lambda: start(None if buffer is None else buffer.data(), dest, tag))
+        if kind is not None:
+            named.prepare(context.requests, context, kind, buf, dest, tag)
+        return Prequest._of(named)
 
     def _check_receive(self, source: int, tag: int) -> None:
         """Raise the error that a receive would raise when it starts."""

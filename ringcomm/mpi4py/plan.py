@@ -41,7 +41,7 @@ def forms(
             context.fail(error)
 
     def started(context: Any, plan: Plan) -> Started:
-        return Started(context.fail, plan.start(True) or DONE, plan.finish)
+        return Started(context, plan.start(True) or DONE, plan.finish)
 
     @handled
     def nonblocking(self: Any, *args: Any, **kwargs: Any) -> Request:
@@ -54,7 +54,7 @@ def forms(
         if args and isinstance(args[-1], Info):
             args = args[:-1]
         plan = describe(context, *args, **kwargs)
-        return Prequest._of(Persistent(context.fail, lambda: started(context, plan)))
+        return Prequest._of(Persistent(context, lambda: started(context, plan)))
 
     name = describe.__name__
     signature = inspect.signature(describe)

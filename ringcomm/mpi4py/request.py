@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Literal, Self
 
 from ringcomm.mpi4py.constants import UNDEFINED
@@ -12,6 +13,10 @@ from ringcomm.mpi4py.handles import Handle, constant
 from ringcomm.mpi4py.operations import EMPTY, General, Persistent, Started, fill
 from ringcomm.mpi4py.status import Status
 from ringcomm.mpi4py.unsupported import unsupported
+from ringcomm.native import native_requests
+
+# The core waits for and starts all requests at once, if all are plain and none fails: bindings/requests.cpp.
+wait_all, test_all, start_all = native_requests.wait_all, native_requests.test_all, native_requests.start_all
 
 __all__ = ["REQUEST_NULL", "Grequest", "Prequest", "Request"]
 
@@ -26,12 +31,14 @@ class Request(Handle):
 
     def Wait(self, status: Status | None = None) -> Literal[True]:
         """Wait until the operation is complete."""
-        self._complete(status)
+        if status is not None or not wait_all((self,)):
+            self._complete(status)
         return True
 
     def Test(self, status: Status | None = None) -> bool:
         """Return whether the operation is complete. If so, the request becomes null."""
-        return self._poll(status)[0]
+        done: bool | None = None if status is not None else test_all((self,))
+        return self._poll(status)[0] if done is None else done
 
     def wait(self, status: Status | None = None) -> Any:
         """Wait until the operation is complete; return the object received."""
@@ -103,7 +110,8 @@ class Request(Handle):
     @classmethod
     def Waitall(cls, requests: Sequence[Request], statuses: Any = None) -> Literal[True]:
         """Wait for all requests."""
-        _wait_for_all(requests, range(len(requests)), statuses)
+        if statuses is not None or not wait_all(requests):
+            _wait_for_all(requests, range(len(requests)), statuses)
         return True
 
     @classmethod
@@ -116,7 +124,8 @@ class Request(Handle):
     @classmethod
     def Testall(cls, requests: Sequence[Request], statuses: Any = None) -> bool:
         """Return whether all operations are complete."""
-        return Request.testall(requests, statuses)[0]
+        done: bool | None = None if statuses is not None else test_all(requests)
+        return Request.testall(requests, statuses)[0] if done is None else done
 
     @classmethod
     def Get_status_all(cls, requests: Sequence[Request], statuses: Any = None) -> bool:
@@ -221,6 +230,8 @@ class Prequest(Request):
 
     def Start(self) -> None:
         """Start the operation."""
+        if start_all((self,)):
+            return
         if not isinstance(self._object, Persistent):
             raise failure(ERR_REQUEST, "expected a persistent request, got one that was freed")
         self._object.start()
@@ -228,7 +239,7 @@ class Prequest(Request):
     @classmethod
     def Startall(cls, requests: Sequence[Prequest]) -> None:
         """Start several operations."""
-        for request in requests:
+        for request in islice(requests, start_all(requests), None):
             Prequest.Start(request)
 
     Pready = unsupported("Prequest.Pready", "send each part by Isend")
