@@ -11,12 +11,12 @@ from ringcomm.bootstrap.place import host_id
 from ringcomm.mpi4py import constants, errors
 from ringcomm.mpi4py.attributes import Attributes
 from ringcomm.mpi4py.buffered import Buffered
-from ringcomm.mpi4py.collectives import Collectives
 from ringcomm.mpi4py.context import KINDS, NULL, Context, null_handle
 from ringcomm.mpi4py.errors import ERR_ARG, ERR_COMM, ERR_ERRHANDLER, Errhandler, failure, handled
 from ringcomm.mpi4py.group import Group
 from ringcomm.mpi4py.handles import Handle, constant
 from ringcomm.mpi4py.info import INFO_NULL, Info
+from ringcomm.mpi4py.nonblocking import NonblockingCollectives
 from ringcomm.mpi4py.objects import Objects
 from ringcomm.mpi4py.operations import DONE, Started
 from ringcomm.mpi4py.p2p import LARGEST_TAG
@@ -36,7 +36,7 @@ PREDEFINED = {  # attributes of all communicators
 }
 
 
-class Comm(Attributes, ObjectsPointToPoint, Probes, Buffered, Collectives, Objects, Handle):
+class Comm(Attributes, ObjectsPointToPoint, Probes, Buffered, NonblockingCollectives, Objects, Handle):
     """A communicator."""
 
     _object: Any = NULL  # or a Context
