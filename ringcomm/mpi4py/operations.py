@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+from ringcomm.completion import when_done
 from ringcomm.errors import RingcommError
 from ringcomm.mpi4py.attributes import call_user_function
 from ringcomm.mpi4py.constants import ANY_SOURCE, ANY_TAG
 from ringcomm.mpi4py.errors import ERR_REQUEST, FAILURES, Exception, failure
 from ringcomm.mpi4py.status import Status, record
-from ringcomm.native import native_requests
+from ringcomm.native import ffi, native_requests
 from ringcomm.transports.messages import Envelope
 
-__all__ = ["DONE", "EMPTY", "Done", "General", "Persistent", "Started", "fill"]
+__all__ = ["DONE", "EMPTY", "Done", "General", "Persistent", "Started", "fill", "wait_until"]
+
+Found = TypeVar("Found")
 
 EMPTY = Envelope(ANY_SOURCE, ANY_TAG, 0)  # the status of sends, collectives and null requests
 
@@ -47,16 +50,45 @@ class Pair:
     """A send and a receive that are one operation."""
 
     def __init__(self, send: Waitable, receive: Waitable) -> None:
-        self._send, self._receive = send, receive
+        self.send, self.receive = send, receive
 
     def wait(self) -> Any:
         try:
-            return self._receive.wait()
+            return self.receive.wait()
         finally:
-            self._send.wait()  # also if the receive has failed: until then the memory is in use
+            self.send.wait()  # also if the receive has failed: until then the memory is in use
 
     def done(self) -> bool:
-        return self._receive.done() and self._send.done()
+        return self.receive.done() and self.send.done()
+
+
+_ended = threading.Condition()  # notified when a watched operation ends
+
+
+def note_end() -> None:
+    """Tell the threads in `wait_until` that an operation has ended."""
+    with _ended:
+        _ended.notify_all()
+
+
+def wait_until(found: Callable[[], Found], operations: Iterable[Any]) -> Found:
+    """Wait until a function returns something that is true, as it does once some of the operations have ended."""
+    for operation in operations:
+        operation.watch()
+    with _ended:
+        while not (result := found()):
+            _ended.wait()
+    return result
+
+
+def _watch(work: Any) -> None:
+    if isinstance(work, Pair):
+        _watch(work.send)
+        _watch(work.receive)
+    elif hasattr(work, "add_done_callback"):
+        work.add_done_callback(lambda _: note_end())
+    elif not work.done():
+        when_done(ffi.cast("rc_work *", work.address), note_end)
 
 
 class Started(native_requests.Operation):  # type: ignore[misc]
@@ -71,7 +103,7 @@ class Started(native_requests.Operation):  # type: ignore[misc]
     context: Any
     _work: Any = None  # a Waitable
     _finish: Callable[[Any], Any] | None = None
-    _completed = _cancelled = False
+    _completed = _cancelled = _watched = False
     _error: RingcommError | Exception | None = None
     _value: Any = None
     _envelope: tuple[int, int, int] = EMPTY
@@ -82,6 +114,12 @@ class Started(native_requests.Operation):  # type: ignore[misc]
     def done(self) -> bool:
         work: Any = super() if self._work is None else self._work
         return self._completed or bool(work.done())
+
+    def watch(self) -> None:
+        """Let `wait_until` hear of the end."""
+        if not self._watched:
+            self._watched = True
+            _watch(self if self._work is None else self._work)
 
     def complete(self, status: Status | None = None) -> Any:
         """Wait, once, and return the object received."""
@@ -155,6 +193,10 @@ class Persistent(native_requests.Persistent):  # type: ignore[misc]
     def done(self) -> bool:
         return self.started is None or self.started.done()
 
+    def watch(self) -> None:
+        if self.started:
+            self.started.watch()
+
     def complete(self, status: Status | None = None) -> Any:
         if self.started is None:
             fill(status, EMPTY)
@@ -183,19 +225,28 @@ class General:
     def __init__(self, query: Any, free: Any, cancel: Any, args: Any, kwargs: Any) -> None:
         self._query, self._free, self._cancel = query, free, cancel
         self._args, self._kwargs = tuple(args or ()), dict(kwargs or {})
-        self.completed = threading.Event()
-        self.value: Any = None
+        self._completed = threading.Event()
+        self._value: Any = None
+
+    def end(self, value: Any) -> None:
+        """Note that the operation is complete."""
+        self._value = value
+        self._completed.set()
+        note_end()
 
     def done(self) -> bool:
-        return self.completed.is_set()
+        return self._completed.is_set()
+
+    def watch(self) -> None:
+        """Its end is noted in any case."""
 
     def complete(self, status: Status | None = None) -> Any:
-        self.completed.wait()
+        self._completed.wait()
         status = Status() if status is None else status
         fill(status, EMPTY)
         if self._query:
             call_user_function(self._query, status, *self._args, **self._kwargs)
-        return self.value
+        return self._value
 
     def cancel(self) -> None:
         if self._cancel:

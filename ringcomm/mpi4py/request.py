@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 from ringcomm.mpi4py.constants import UNDEFINED
 from ringcomm.mpi4py.errors import ERR_IN_STATUS, ERR_REQUEST, Exception, failure
 from ringcomm.mpi4py.handles import Handle, constant
-from ringcomm.mpi4py.operations import EMPTY, General, Persistent, Started, fill
+from ringcomm.mpi4py.operations import EMPTY, General, Persistent, Started, fill, wait_until
 from ringcomm.mpi4py.status import Status
 from ringcomm.mpi4py.unsupported import unsupported
 from ringcomm.native import native_requests
@@ -20,8 +20,7 @@ wait_all, test_all, start_all = native_requests.wait_all, native_requests.test_a
 
 __all__ = ["REQUEST_NULL", "Grequest", "Prequest", "Request"]
 
-SPIN = 50e-6  # seconds for which Waitany polls without sleeping: as long as ringcomm's ranks spin before they sleep
-LONGEST_SLEEP = 1e-3  # seconds between two polls
+SPIN = 50e-6  # seconds for which Waitany polls: as long as ringcomm's ranks spin before they sleep
 
 
 class Request(Handle):
@@ -271,8 +270,7 @@ class Grequest(Request):
         """Tell MPI that the operation is complete, and that `wait` returns `obj`."""
         if not isinstance(self._object, General):
             raise failure(ERR_REQUEST, "expected a generalized request, got one that is complete")
-        self._object.value = obj
-        self._object.completed.set()
+        self._object.end(obj)
 
 
 def _active(requests: Sequence[Request]) -> list[int]:
@@ -308,12 +306,16 @@ def _wait_for_all(requests: Sequence[Request], indices: Sequence[int], given: An
 
 def _wait_for_some(requests: Sequence[Request], active: list[int]) -> list[int]:
     """Wait until some of the active requests are ready; return their indices."""
-    sleep, spin_until = 10e-6, time.perf_counter() + SPIN
-    while not (ready := [index for index in active if requests[index]._ready]):
-        if time.perf_counter() > spin_until:
-            time.sleep(sleep)
-            sleep = min(2 * sleep, LONGEST_SLEEP)
-    return ready
+
+    def ready() -> list[int]:
+        return [index for index in active if requests[index]._ready]
+
+    spin_until = time.perf_counter() + SPIN
+    while time.perf_counter() < spin_until:
+        if found := ready():
+            return found
+    operations = (requests[index]._object for index in active)
+    return wait_until(ready, [each for each in operations if each is not None])  # another thread may have completed one
 
 
 REQUEST_NULL: Request = constant("REQUEST_NULL", Request())

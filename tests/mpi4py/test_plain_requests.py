@@ -1,0 +1,269 @@
+"""Requests of plain arrays, which the core starts and waits for: lifetimes, failures, threads, persistent ones."""
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_array_of_a_dropped_request_lives_until_the_transfer_is_done(run_program):
+    text = """
+        import time, weakref
+        import numpy as np
+        from mpi4py import MPI
+
+        comm, peer = MPI.COMM_WORLD, 1 - MPI.COMM_WORLD.rank
+
+        def dropped(start):
+            array = np.zeros(1 << 20)
+            start(array)
+            return weakref.ref(array)
+
+        def released(array):
+            end = time.monotonic() + 20
+            while array() is not None and time.monotonic() < end:
+                comm.Isend(np.zeros(1), comm.rank, 9)  # a start lets go of transfers that are done
+                comm.Recv(np.zeros(1), comm.rank, 9)
+            return array() is None
+
+        receive = dropped(lambda array: comm.Irecv(array, peer, 1))
+        persistent = dropped(lambda array: comm.Recv_init(array, peer, 2).Start())
+        print(receive() is not None, persistent() is not None)
+        comm.Barrier()
+        send = dropped(lambda array: comm.Issend(array, peer, 3))
+        for tag in (1, 2):
+            comm.Send(np.ones(1 << 20), peer, tag)
+        print(send() is not None)
+        comm.Barrier()
+        comm.Recv(np.zeros(1 << 20), peer, 3)
+        print(released(receive), released(persistent), released(send))
+        """
+    lines = run_program(2, text).stdout.splitlines()
+    assert sorted(lines) == sorted(
+        f"[{rank}] {text}" for rank in (0, 1) for text in ("True True", "True", "True True True")
+    )
+
+
+def test_a_failure_in_the_middle_of_a_waitall_leaves_no_request_and_is_heard_once(run_program):
+    text = """
+        import numpy as np
+        from mpi4py import MPI
+
+        comm = MPI.COMM_WORLD
+        if comm.rank == 0:
+            for tag, count in enumerate([1, 4, 2]):
+                comm.Send(np.full(count, tag + 1.0), 1, tag)
+        else:
+            heard = []
+            comm.Set_errhandler(MPI.Comm.Create_errhandler(lambda _, code: heard.append(code)))
+            arrays = [np.zeros(2) for _ in range(3)]
+            requests = [comm.Irecv(array, 0, tag) for tag, array in enumerate(arrays)]
+            copy = MPI.Request(requests[1])
+            try:
+                MPI.Request.Waitall(requests)
+            except MPI.Exception as error:
+                print(error.Get_error_class() == MPI.ERR_IN_STATUS, [bool(each) for each in requests])
+            print([each.tolist() for each in arrays[::2]], heard == [MPI.ERR_TRUNCATE])
+            for call in (copy.Wait, copy.Wait):
+                try:
+                    print(call())
+                except MPI.Exception as error:
+                    print(error.Get_error_class() == MPI.ERR_TRUNCATE)
+            print(len(heard))
+        """
+    assert run_program(2, text).stdout.splitlines() == [
+        "[1] True [False, False, False]",
+        "[1] [[1.0, 0.0], [3.0, 3.0]] True",
+        *("[1] True", "[1] True", "[1] 1"),
+    ]
+
+
+def test_waitany_and_waitsome_tell_failures_and_leave_the_other_requests(run_program):
+    text = """
+        import time
+        import numpy as np
+        from mpi4py import MPI
+
+        comm = MPI.COMM_WORLD
+        if comm.rank == 0:
+            for tag, count in ((1, 4), (0, 1), (2, 4)):
+                comm.recv(source=1)
+                time.sleep(0.01)  # the other rank is waiting then
+                comm.Send(np.full(count, tag + 1.0), 1, tag)
+        else:
+            x = np.zeros(2)
+            requests = [comm.Irecv(array, 0, tag) for tag, array in enumerate([x, np.zeros(2), np.zeros(2)])]
+            for call in (MPI.Request.Waitany, MPI.Request.Waitany, MPI.Request.Waitsome, MPI.Request.Waitany):
+                comm.isend("go", 0)
+                try:
+                    print(call(requests), end=" ")
+                except MPI.Exception as error:
+                    print(error.Get_error_string()[:17], end=" ")
+                print([bool(each) for each in requests])
+            print(x.tolist())
+        """
+    assert run_program(2, text).stdout.splitlines() == [
+        "[1] MPI_ERR_TRUNCATE: [True, False, True]",
+        "[1] 0 [False, False, True]",
+        "[1] MPI_ERR_IN_STATUS [False, False, False]",
+        "[1] -32766 [False, False, False]",
+        "[1] [1.0, 0.0]",
+    ]
+
+
+def test_waitany_ends_when_a_rank_dies_and_when_the_program_completes_an_operation(run_program):
+    text = """
+        import os, threading
+        import numpy as np
+        from mpi4py import MPI
+
+        comm = MPI.COMM_WORLD
+        column = MPI.DOUBLE.Create_vector(2, 1, 2).Commit()
+        if comm.rank == 0:
+            comm.recv(source=1, tag=1)
+            os._exit(7)
+        both = comm.Isendrecv(np.zeros(2), 0, 5, [np.zeros((2, 2)), 1, column], 0, 5)
+        requests = [comm.Irecv(np.zeros(2), 0), comm.Ibarrier(), both, MPI.Grequest.Start()]
+        threading.Timer(0.05, requests[3].Complete).start()
+        print(MPI.Request.Waitany(requests), flush=True)
+        comm.send("die", 0, 1)
+        try:
+            MPI.Request.Waitany(requests)
+        except MPI.Exception as error:
+            print(error.Get_error_class() == MPI.ERR_PROC_FAILED, flush=True)
+        """
+    done = run_program(2, text, status=7)
+    assert done.stdout.splitlines() == ["[1] 3", "[1] True"]
+
+
+def test_persistent_requests_refuse_a_second_start_and_can_be_started_after_a_failure(run_program):
+    text = """
+        import numpy as np
+        from mpi4py import MPI
+
+        comm, peer = MPI.COMM_WORLD, 1 - MPI.COMM_WORLD.rank
+        column = MPI.DOUBLE.Create_vector(2, 1, 2).Commit()
+        x, y, matrix = np.zeros(2), np.zeros(2), np.zeros((2, 2))
+        sends = [comm.Send_init(x, peer, 1), comm.Ssend_init(x, peer, 2)]
+        receives = [comm.Recv_init(y, peer, 1), comm.Recv_init([matrix, 1, column], peer, 2)]
+
+        def refused(call):
+            try:
+                call()
+            except MPI.Exception as error:
+                return error.Get_error_class()
+
+        for number in range(3):
+            x[:] = 10 * comm.rank + number
+            MPI.Prequest.Startall(receives + sends)
+            print(refused(receives[0].Start) == refused(lambda: MPI.Prequest.Startall(receives)) == MPI.ERR_REQUEST)
+            MPI.Request.Waitall(receives + sends)
+            MPI.Request.Waitall(receives + sends)  # none is active
+            print(y.tolist() == matrix[:, 0].tolist() == [10 * peer + number] * 2)
+
+        short = comm.Recv_init(np.zeros(1), peer, 3)
+        for _ in range(2):
+            short.Start()
+            comm.Send(x, peer, 3)
+            print(refused(short.Wait) == MPI.ERR_TRUNCATE, bool(short))
+        twice = comm.Recv_init(y, peer, 4)
+        print(refused(lambda: MPI.Prequest.Startall([twice, twice])) == MPI.ERR_REQUEST, twice.Test())
+        comm.Barrier()
+        comm.Send(x, peer, 4)
+        print(twice.Wait(), twice.Test())
+        for each in [*sends, *receives, twice]:
+            each.Free()
+        for call in (twice.Start, lambda: MPI.Prequest.Startall([twice])):
+            print(refused(call) == MPI.ERR_REQUEST)
+        """
+    lines = run_program(2, text).stdout.splitlines()
+    expected = ["True"] * 6 + ["True True"] * 2 + ["True False", "True True", "True", "True"]
+    for rank in (0, 1):
+        assert [line[4:] for line in lines if line.startswith(f"[{rank}]")] == expected
+
+
+def test_cancelled_receives_complete_without_a_message(run_program):
+    text = """
+        import numpy as np
+        from mpi4py import MPI
+
+        comm = MPI.COMM_WORLD
+        receives = [comm.Irecv(np.zeros(1), tag=tag) for tag in range(3)]
+        persistent = comm.Recv_init(np.zeros(1), tag=3)
+        persistent.Start()
+        for each in (receives[0], receives[1], persistent):
+            each.Cancel()
+        comm.Send(np.zeros(1), comm.rank, 2)
+        status = MPI.Status()
+        print(receives[0].Wait(status), status.Is_cancelled(), status.Get_count())
+        print(MPI.Request.Waitall([*receives, persistent]), [bool(each) for each in [*receives, persistent]])
+        print(persistent.Test(status), status.Is_cancelled())
+        """
+    assert run_program(1, text).stdout.splitlines() == [
+        *("[0] True True 0", "[0] True [False, False, False, True]", "[0] True False"),
+    ]
+
+
+def test_several_threads_wait_for_one_request(run_program):
+    text = """
+        import threading
+        import numpy as np
+        from mpi4py import MPI
+
+        comm, peer = MPI.COMM_WORLD, 1 - MPI.COMM_WORLD.rank
+        for number in range(20):
+            x = np.zeros(1)
+            request = comm.Irecv(x, peer)
+            copies = [request, request, MPI.Request(request), MPI.Request(request)]
+            ended = []
+            threads = [threading.Thread(target=lambda each=each: ended.append(each.Wait())) for each in copies]
+            for thread in threads:
+                thread.start()
+            comm.Isend(np.full(1, float(number)), peer).Wait()
+            for thread in threads:
+                thread.join()
+            assert ended == [True] * 4 and not any(copies) and x[0] == number
+        print("done")
+        """
+    assert sorted(run_program(2, text).stdout.splitlines()) == ["[0] done", "[1] done"]
+
+
+def test_nonblocking_collectives_of_plain_arrays_meet_those_of_others(run_program):
+    text = """
+        import numpy as np
+        from mpi4py import MPI
+
+        comm, rank, size = MPI.COMM_WORLD, MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+
+        def given(array):
+            return array if rank else [array, array.size if array is not blocks else 2, MPI.DOUBLE]
+
+        x, y, blocks, all_blocks = np.full(2, rank + 1.0), np.zeros(2), np.zeros(2 * size), np.arange(2.0 * size)
+        requests = [
+            comm.Iallreduce(x, y),
+            comm.Iallgather(x, given(blocks)),
+        ]
+        MPI.Request.Waitall([*requests, comm.Ibarrier()])
+        print(y.tolist() == [6, 6], blocks.tolist() == [1, 1, 2, 2, 3, 3], any(requests))
+        z = np.full(2, 5.0) if rank == 1 else np.zeros(2)
+        comm.Ibcast(given(z), 1).Wait()
+        comm.Iallreduce(MPI.IN_PLACE, x, MPI.MAX).Wait()
+        comm.Igather(x, blocks if rank == 2 else None, 2).Wait()
+        comm.Ireduce(x, y if rank == 2 else None, MPI.PROD, 2).Wait()
+        comm.Iscatter(all_blocks if rank == 0 else None, z, 0).Wait()
+        print(x.tolist() == [3, 3], rank != 2 or y.tolist() == [27, 27], z.tolist() == [2 * rank, 2 * rank + 1])
+        comm.Ialltoall(all_blocks, blocks).Wait()
+        print(blocks.tolist() == [2 * rank, 2 * rank + 1] * size)
+        heard = []
+        comm.Set_errhandler(MPI.Comm.Create_errhandler(lambda _, code: heard.append(code)))
+        request = comm.Iallreduce(np.zeros(1 + rank), np.zeros(1 + rank))
+        copy = MPI.Request(request)
+        for each in (request, copy):
+            try:
+                each.Wait()
+            except MPI.Exception as error:
+                print(error.Get_error_class() == MPI.ERR_OTHER, bool(each), len(heard))
+        """
+    lines = run_program(3, text).stdout.splitlines()
+    expected = ["True True False", "True True True", "True", "True False 1", "True False 1"]
+    for rank in range(3):
+        assert [line[4:] for line in lines if line.startswith(f"[{rank}]")] == expected
