@@ -18,7 +18,7 @@ from ringcomm.mpi4py.errors import Errhandler
 from ringcomm.mpi4py.operations import Started
 from ringcomm.mpi4py.request import Request
 from ringcomm.mpi4py.topology import Topology
-from ringcomm.native import native_requests
+from ringcomm.transports.requests import Starts
 
 __all__ = ["KINDS", "NULL", "OPEN", "TIMEOUT", "Context", "close_all"]
 
@@ -38,7 +38,7 @@ class Context:
 
     def __init__(self, comm: Communicator, ranks: Sequence[int], parent: Context | None = None) -> None:
         self.comm, self.fast, self.messages = comm, comm.fast_path, comm.messages
-        self.requests = native_requests.Requests(self.fast, Started, Request)
+        self.requests = Starts(self.fast, Started, Request)
         self.rank, self.size = comm.rank, comm.size
         self.ranks = tuple(ranks)
         self.name = ""

@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
-from ringcomm.completion import when_done
 from ringcomm.errors import RingcommError
 from ringcomm.mpi4py.attributes import call_user_function
 from ringcomm.mpi4py.constants import ANY_SOURCE, ANY_TAG
 from ringcomm.mpi4py.errors import ERR_REQUEST, FAILURES, Exception, failure
 from ringcomm.mpi4py.status import Status, record
-from ringcomm.native import ffi, native_requests
 from ringcomm.transports.messages import Envelope
+from ringcomm.transports.requests import Operation, PersistentOperation, when_ended
 
 __all__ = ["DONE", "EMPTY", "Done", "General", "Persistent", "Started", "fill", "wait_until"]
 
@@ -88,10 +87,10 @@ def _watch(work: Any) -> None:
     elif hasattr(work, "add_done_callback"):
         work.add_done_callback(lambda _: note_end())
     elif not work.done():
-        when_done(ffi.cast("rc_work *", work.address), note_end)
+        when_ended(work, note_end)
 
 
-class Started(native_requests.Operation):  # type: ignore[misc]
+class Started(Operation):  # type: ignore[misc]
     """A started operation of a communicator, whose context is given.
 
     The core makes those of plain arrays, and waits for them: bindings/requests.cpp. Others have a work to wait for;
@@ -170,7 +169,7 @@ class Started(native_requests.Operation):  # type: ignore[misc]
             self.complete()
 
 
-class Persistent(native_requests.Persistent):  # type: ignore[misc]
+class Persistent(PersistentOperation):  # type: ignore[misc]
     """An operation of a communicator that can be started again and again, by `start`; the core starts plain ones."""
 
     started: Started | None  # while it is active

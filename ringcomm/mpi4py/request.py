@@ -13,10 +13,7 @@ from ringcomm.mpi4py.handles import Handle, constant
 from ringcomm.mpi4py.operations import EMPTY, General, Persistent, Started, fill, wait_until
 from ringcomm.mpi4py.status import Status
 from ringcomm.mpi4py.unsupported import unsupported
-from ringcomm.native import native_requests
-
-# The core waits for and starts all requests at once, if all are plain and none fails: bindings/requests.cpp.
-wait_all, test_all, start_all = native_requests.wait_all, native_requests.test_all, native_requests.start_all
+from ringcomm.transports.requests import find_done, start_all, test_all, wait_all
 
 __all__ = ["REQUEST_NULL", "Grequest", "Prequest", "Request"]
 
@@ -138,11 +135,11 @@ class Request(Handle):
     @classmethod
     def waitany(cls, requests: Sequence[Request], status: Status | None = None) -> tuple[int, Any]:
         """Wait for one of the requests; return its index, UNDEFINED if none is active, and the object received."""
-        active = _active(requests)
+        active, ready = _find_done(requests)
         if not active:
             fill(status, EMPTY)
             return UNDEFINED, None
-        index = active[0] if len(active) == 1 else _wait_for_some(requests, active)[0]
+        index = (ready or (active if len(active) == 1 else _wait_for_some(requests, active)))[0]
         return index, requests[index]._complete(status)
 
     @classmethod
@@ -153,8 +150,7 @@ class Request(Handle):
     @classmethod
     def testany(cls, requests: Sequence[Request], status: Status | None = None) -> tuple[int, bool, Any]:
         """Return the index of a complete operation, whether there is one, and the object received."""
-        active = _active(requests)
-        ready = [index for index in active if requests[index]._ready]
+        active, ready = _find_done(requests)
         if ready:
             return ready[0], True, requests[ready[0]]._complete(status)
         if not active:
@@ -169,10 +165,10 @@ class Request(Handle):
     @classmethod
     def Get_status_any(cls, requests: Sequence[Request], status: Status | None = None) -> tuple[int, bool]:
         """Return what Testany returns, and leave the requests as they are."""
-        active = _active(requests)
-        for index in active:
-            if Request.Get_status(requests[index], status):
-                return index, True
+        active, ready = _find_done(requests)
+        if ready:
+            Request.Get_status(requests[ready[0]], status)
+            return ready[0], True
         if not active:
             fill(status, EMPTY)
         return UNDEFINED, not active
@@ -180,10 +176,10 @@ class Request(Handle):
     @classmethod
     def waitsome(cls, requests: Sequence[Request], statuses: Any = None) -> tuple[list[int] | None, list[Any] | None]:
         """Wait for at least one request; return the indices of all complete ones, and the objects received."""
-        active = _active(requests)
+        active, ready = _find_done(requests)
         if not active:
             return None, None
-        ready = _wait_for_some(requests, active)
+        ready = ready or _wait_for_some(requests, active)
         return ready, _wait_for_all(requests, ready, statuses)
 
     @classmethod
@@ -194,10 +190,9 @@ class Request(Handle):
     @classmethod
     def testsome(cls, requests: Sequence[Request], statuses: Any = None) -> tuple[list[int] | None, list[Any] | None]:
         """Return the indices of all complete operations, and the objects received."""
-        active = _active(requests)
+        active, ready = _find_done(requests)
         if not active:
             return None, None
-        ready = [index for index in active if requests[index]._ready]
         return ready, _wait_for_all(requests, ready, statuses)
 
     @classmethod
@@ -208,10 +203,9 @@ class Request(Handle):
     @classmethod
     def Get_status_some(cls, requests: Sequence[Request], statuses: Any = None) -> list[int] | None:
         """Return what Testsome returns, and leave the requests as they are."""
-        active = _active(requests)
+        active, ready = _find_done(requests)
         if not active:
             return None
-        ready = [index for index in active if requests[index]._ready]
         for index, status in zip(ready, _statuses(len(ready), statuses), strict=True):
             Request.Get_status(requests[index], status)
         return ready
@@ -273,8 +267,13 @@ class Grequest(Request):
         self._object.end(obj)
 
 
-def _active(requests: Sequence[Request]) -> list[int]:
-    return [index for index, request in enumerate(requests) if request._active]
+def _find_done(requests: Sequence[Request]) -> tuple[list[int], list[int]]:
+    """Return the indices of the requests that are active, and of those of them that are complete."""
+    found: tuple[list[int], list[int]] | None = find_done(requests)
+    if found is None:
+        active = [index for index, request in enumerate(requests) if request._active]
+        found = active, [index for index in active if requests[index]._ready]
+    return found
 
 
 def _statuses(count: int, given: Any) -> list[Status | None]:
@@ -305,17 +304,17 @@ def _wait_for_all(requests: Sequence[Request], indices: Sequence[int], given: An
 
 
 def _wait_for_some(requests: Sequence[Request], active: list[int]) -> list[int]:
-    """Wait until some of the active requests are ready; return their indices."""
+    """Wait until some of the active requests are complete; return their indices."""
 
     def ready() -> list[int]:
-        return [index for index in active if requests[index]._ready]
+        left, done = _find_done(requests)
+        return done or [index for index in active if index not in left]  # those that another thread has completed
 
     spin_until = time.perf_counter() + SPIN
     while time.perf_counter() < spin_until:
         if found := ready():
             return found
-    operations = (requests[index]._object for index in active)
-    return wait_until(ready, [each for each in operations if each is not None])  # another thread may have completed one
+    return wait_until(ready, [each._object for each in requests if each._object is not None])
 
 
 REQUEST_NULL: Request = constant("REQUEST_NULL", Request())

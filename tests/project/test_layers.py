@@ -41,7 +41,7 @@ OUTSIDERS = {
     ),
     "mpi4py": (
         *("bootstrap", "communicator", "config", "devices", "errors", "machine.topology", "objects"),
-        *("start", "transports.messages", "types", "version"),
+        *("start", "transports.messages", "transports.requests", "types", "version"),
     ),
     "parallel": ("errors", "parameter_server", "pipelining", "torch"),
     "parameter_server": ("errors", "torch.timeouts"),

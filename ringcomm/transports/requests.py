@@ -1,0 +1,32 @@
+"""Operations that requests name: the core starts the transfers of plain arrays, and waits for several at once."""
+
+from collections.abc import Callable
+from typing import Any
+
+from ringcomm.completion import when_done
+from ringcomm.native import ffi, native_requests
+
+__all__ = ["Operation", "PersistentOperation", "Starts", "find_done", "start_all", "test_all", "wait_all", "when_ended"]
+
+# A StartedCall with the `context` of its communicator, and a method `cancel` for a receive.
+Operation: Any = native_requests.Operation
+
+# Has `started`, the operation while it is active, else None; and `prepare(starts, context, kind, array, peer, tag)`:
+# start_all() then starts this transfer, 0 for a send, 1 for a synchronous one, 2 for a receive, unless it is not plain.
+PersistentOperation: Any = native_requests.PersistentOperation
+
+# Starts(fast_path, operation, request): makes operations and requests of these types, subclasses of Operation and of
+# any class; a request has its operation as `_object`. `isend(context, array, peer, tag)`, issend and irecv return one,
+# or NotImplemented, before anything has happened, unless all arguments are plain. `operation(context)` was not started.
+Starts: Any = native_requests.Starts
+
+# These take a list or tuple of requests. What is not plain, or fails, is left for the caller.
+wait_all: Callable[[Any], bool] = native_requests.wait_all  # whether all have succeeded; then they name nothing
+test_all: Callable[[Any], bool | None] = native_requests.test_all  # whether all are done; None: the caller has to look
+find_done: Callable[[Any], tuple[list[int], list[int]] | None] = native_requests.find_done  # the active, and the done
+start_all: Callable[[Any], int] = native_requests.start_all  # how many have started, from the first on
+
+
+def when_ended(call: Any, callback: Callable[[], object]) -> None:
+    """Call a function on a thread of ringcomm when a StartedCall has ended."""
+    when_done(ffi.cast("rc_work *", call.address), callback)
