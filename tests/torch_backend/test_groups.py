@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import threading
 
 import pytest
 import torch
@@ -10,8 +11,8 @@ from test_operations import me, same, value, values
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 import torch_world
-from failures import raised
-from ringcomm import ArgumentError, RingcommError
+from failures import raised, until
+from ringcomm import ArgumentError, RingcommError, Work
 from ringcomm.completion import inside_callback
 
 # --- Objects, barriers, coalesced calls -------------------------------------------------------------------------------
@@ -226,6 +227,57 @@ def test_async_calls_and_their_futures():
     futures = [dist.all_reduce(value(rank, 10), async_op=True).get_future() for _ in range(50)]
     for (got,) in torch.futures.wait_all(futures):
         same(got, sum(values(10)))
+
+
+def in_the_background():
+    """Start each call on plain tensors, and yield its handle."""
+    rank, size = me()
+    x, out = value(rank, size), torch.zeros(size)
+    yield dist.all_reduce(x, async_op=True)
+    yield dist.broadcast(x, 0, async_op=True)
+    yield dist.all_gather_into_tensor(out, x[:1], async_op=True)
+    yield dist.all_to_all_single(out, x, async_op=True)
+    yield dist.barrier(async_op=True)
+    yield dist.isend(x, (rank + 1) % size)
+    yield dist.irecv(out, (rank - 1) % size)
+    peers = [dist.P2POp(dist.isend, x, (rank + 1) % size), dist.P2POp(dist.irecv, out, (rank - 1) % size)]
+    yield from dist.batch_isend_irecv(peers)
+
+
+@torch_world.called_directly
+@torch_world.on(1, 2)
+def test_the_fast_path_starts_calls_on_plain_tensors():
+    for handle in in_the_background():
+        assert [type(work) for work in handle.works] == [Work]
+        handle.wait()
+        assert handle.is_completed()
+
+
+def has_callback_thread():
+    return any(thread.name == "ringcomm completions" for thread in threading.enumerate())
+
+
+@torch_world.on(1, 2)
+def test_a_call_whose_future_nobody_asks_for_starts_no_thread_of_python():
+    until(lambda: not has_callback_thread(), "the end of a thread that earlier callbacks needed")
+    for handle in in_the_background():
+        handle.wait()
+    assert not has_callback_thread()
+    dist.barrier(async_op=True).get_future().wait()
+    assert has_callback_thread()
+
+
+@torch_world.called_directly
+@torch_world.on(1, 2)
+def test_a_blocking_call_of_many_writes_back_before_it_returns():
+    rank, _ = me()
+    x = torch.arange(4.0) + rank
+    options = dist.distributed_c10d.AllreduceCoalescedOptions()
+    options.asyncOp = False
+    handle = dist.group.WORLD.allreduce_coalesced([x[:3], x[1:]], options)  # they overlap, so one of them is a copy
+    x.fill_(7)
+    handle.wait()
+    assert x.tolist() == [7.0] * 4
 
 
 # --- Groups -----------------------------------------------------------------------------------------------------------
