@@ -19,7 +19,7 @@ from ringcomm.torch.wrappers import calls_of
 
 __all__ = ["DONE", "Prepared", "flat", "merged", "operation", "reduction", "uneven"]
 
-DONE = TorchWork(None, "", (), ())  # of blocking calls: torch only checks that they are complete
+DONE = TorchWork(None, (), ())  # of blocking calls: torch only checks that they are complete
 
 Prepared = tuple[Any, ...] | TorchWork  # the outputs of a call, and the arguments of the communicator's method
 _Op: Any = dist.distributed_c10d.ReduceOp.RedOpType
@@ -72,7 +72,7 @@ def operation(
                 return DONE
             except Wrapper:
                 given = (*arguments[:count], opts) if options else arguments
-                return coalesced(self, name, *calls_of(self, prepare.__name__, given, DONE))
+                return coalesced(self, *calls_of(self, prepare.__name__, given, DONE))
             except RingcommError as error:
                 with suppress(RingcommError):  # the first error is raised
                     self._stop_coalescing()  # torch does not, when a call of a batch raises

@@ -14,7 +14,7 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 
-from ringcomm import Aborted, Communicator, RingcommError
+from ringcomm import Aborted, Communicator, RingcommError, Work
 from ringcomm.errors import describe_error, refuse
 from ringcomm.torch import inflight, labels, native, sparse
 from ringcomm.torch.capabilities import Capabilities, Options, has_other_backends
@@ -24,7 +24,6 @@ from ringcomm.torch.subclasses import NoMemory, tracing, unwrapped
 from ringcomm.torch.tensors import CallTensors, Lists, Tensors, single, some, unwritten, without_overlap, write_back
 from ringcomm.torch.untraced import untraced
 from ringcomm.torch.works import TorchWork, coalesced, seconds
-from ringcomm.transports.contract import Startable
 
 __all__ = ["RingcommProcessGroup", "create"]
 
@@ -82,15 +81,17 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
             total = merged([call.input(tensor, reduces=True) for tensor in tensors], reduction(opts))
             call.copies += [(unwrapped(tensor), total) for tensor in tensors]
             return tensors, total, reduction(opts)
-        if self._is_plain(opts) and self._all_reduce_at_once(single(tensors), reduction(opts)):
-            self._begun += 1
-            return DONE
+        if self._is_plain(opts):  # the most frequent call does what Communicator.all_reduce tries first
+            async_op = _is_async(opts)
+            done = self.comm.fast_path.all_reduce(single(tensors), None, reduction(opts), None, async_op)
+            if done is not NotImplemented:
+                return self._handle(opts, call, [done] if async_op else (), tensors)
         if (tensor := unwrapped(single(tensors))).layout is torch.sparse_coo:
             if tensor.is_meta:
                 raise NoMemory
             sparse.all_reduce(self.comm, tensor, reduction(opts), self._limit(opts))
             self._begun += 1
-            return TorchWork(self, "all_reduce", (), tensors)
+            return TorchWork(self, (), tensors)
         return tensors, call.inout(tensor, reduces=True), reduction(opts)
 
     @operation("reduce", c10d.ReduceOptions)
@@ -182,7 +183,7 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
     @operation("all_reduce", c10d.AllreduceCoalescedOptions, of_many=True)
     def allreduce_coalesced(self, opts: Any, _: CallTensors, tensors: Tensors) -> Prepared:
         apart, copies = without_overlap(some(tensors))
-        return coalesced(self, "all_reduce", [self.allreduce([x], opts) for x in apart], tensors, copies)
+        return coalesced(self, [self.allreduce([x], opts) for x in apart], tensors, copies)
 
     @operation("all_gather", c10d.AllgatherOptions, of_many=True)
     def allgather_coalesced(self, opts: Any, _: CallTensors, output_lists: Lists, inputs: Tensors) -> Prepared:
@@ -192,17 +193,17 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
         outputs = [*zip(*output_lists, strict=True)]
         pairs = zip(outputs, unwritten(inputs, outputs), strict=True)
         works = [self.allgather([out], [x], opts) for out, x in pairs]
-        return coalesced(self, "all_gather", works, [tensor for out in outputs for tensor in out])
+        return coalesced(self, works, [tensor for out in outputs for tensor in out])
 
     @operation("all_gather", c10d.AllgatherOptions, of_many=True)
     def all_gather_single_coalesced(self, opts: Any, _: CallTensors, outputs: Tensors, inputs: Tensors) -> Prepared:
         works = [self.all_gather_single(out, x, opts) for out, x in self._pairs(outputs, inputs)]
-        return coalesced(self, "all_gather", works, outputs)
+        return coalesced(self, works, outputs)
 
     @operation("reduce_scatter", c10d.ReduceScatterOptions, of_many=True)
     def reduce_scatter_single_coalesced(self, opts: Any, _: CallTensors, outputs: Tensors, inputs: Tensors) -> Prepared:
         works = [self.reduce_scatter_single(out, x, opts) for out, x in self._pairs(outputs, inputs)]
-        return coalesced(self, "reduce_scatter", works, outputs)
+        return coalesced(self, works, outputs)
 
     def _start_coalescing(self, device: object = None) -> None:  # noqa: ARG002
         self._coalesced = []
@@ -216,7 +217,7 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
 
     def _end_coalescing(self, device: object = None) -> TorchWork:  # noqa: ARG002
         works = self._stop_coalescing()
-        return coalesced(self, "coalesced calls", works, [tensor for work in works for tensor in work.outputs])
+        return coalesced(self, works, [tensor for work in works for tensor in work.outputs])
 
     start_coalescing, end_coalescing = _start_coalescing, _end_coalescing  # of a Backend
 
@@ -224,18 +225,18 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
 
     @operation("send")
     def send(self, _: Any, call: CallTensors, tensors: Tensors, peer: int, tag: int) -> Prepared:
-        if self._is_unwatched():
+        if self._is_plain():
             message = self.comm.fast_path.send(single(tensors), peer, tag, None, True)
             if message is not NotImplemented:
-                return self._started("send", message, tensors)
+                return self._handle(None, call, [self.comm.started(message, tensors)], tensors)
         return tensors, call.input(single(tensors)), peer, tag
 
     @operation("recv")
     def recv(self, _: Any, call: CallTensors, tensors: Tensors, peer: int | None, tag: int) -> Prepared:
-        if self._is_unwatched():
+        if self._is_plain():
             message = self.comm.fast_path.recv(single(tensors), peer, tag, True, None, True)
             if message is not NotImplemented:
-                return self._started("recv", message, tensors)
+                return self._handle(None, call, [self.comm.started(message, tensors)], tensors)
         return tensors, call.inout(single(tensors)), peer, tag  # what a shorter message leaves stays
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> TorchWork:
@@ -278,47 +279,35 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
         """Make the call and return its handle. `opts` is None for point-to-point, which torch always waits for."""
         for record in labels.recorders:
             record(self, name, outputs)
-        # Before torch had asyncOp, the caller always waited for the handle.
-        async_op = opts is None or getattr(opts, "asyncOp", True)
+        async_op = _is_async(opts)
         options = {"at_most": True} if name == "recv" else {}  # a tensor may be larger than the message, as on Gloo
         call_comm = labels.timed(getattr(self.comm, name))
         result = call_comm(*arguments, timeout=self._limit(opts), async_op=async_op, **options)
+        return self._handle(opts, call, [result] if async_op else (), outputs)
+
+    def _handle(self, opts: Any, call: CallTensors, works: Sequence[Work], outputs: Tensors) -> TorchWork:
+        """Return the handle of a call that runs as these works; a blocking one has none."""
         if opts is not None:
             self._begun += 1
-        if async_op:
-            work = TorchWork(self, name, [result], outputs, call.copies)
+        if works:
+            handle = TorchWork(self, works, outputs, call.copies)
             if opts is not None:
-                self._running.add(work)
-            if work.is_registered and Base is c10d.ProcessGroup:  # else torch's group registers the work
-                inflight.register(work)
+                self._running.add(handle)
+            if handle.is_registered and Base is c10d.ProcessGroup:  # else torch's group registers the work
+                inflight.register(handle)
         else:
             if call.copies:
                 write_back(call.copies)
             is_used = self._coalesced is not None or inflight.allowed()
-            work = TorchWork(self, name, (), outputs) if is_used else DONE
+            handle = TorchWork(self, (), outputs) if is_used else DONE
         if self._coalesced is not None:
-            self._coalesced.append(work)
-        return work
+            self._coalesced.append(handle)
+        return handle
 
-    def _is_plain(self, opts: Any) -> bool:
-        """Return whether a call blocks, for the usual time, and no profiler is active."""
-        blocks = self._coalesced is None and not getattr(opts, "asyncOp", True)
-        return blocks and self._is_unwatched() and opts.timeout == UNSET
-
-    def _is_unwatched(self) -> bool:
-        watched = labels.watched() or inflight.allowed()
-        return self._timeout is None and not (labels.recorders or labels.waits or watched)
-
-    def _all_reduce_at_once(self, tensor: torch.Tensor, op: Any) -> bool:
-        """Do what Communicator.all_reduce tries first: all_reduce is the most frequent call."""
-        return self.comm.fast_path.all_reduce(tensor, None, op, None, False) is not NotImplemented
-
-    def _started(self, name: str, message: Startable, tensors: Tensors) -> TorchWork:
-        """Do what Communicator.send and recv do with a message of a tensor on a GPU."""
-        work = TorchWork(self, name, [self.comm.started(message, tensors)], tensors)
-        if self._coalesced is not None:
-            self._coalesced.append(work)
-        return work
+    def _is_plain(self, opts: Any = None) -> bool:
+        """Return whether a call has the usual time, and no tool watches it."""
+        watched = labels.watched() or inflight.allowed() or labels.recorders or labels.waits
+        return self._timeout is None and not watched and (opts is None or opts.timeout == UNSET)
 
     def _limit(self, opts: Any) -> float | None:
         """Return the timeout of a call in seconds; None: the communicator's."""
@@ -352,3 +341,8 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
             raise refuse("split sizes", f"{size} numbers that add up to {rows} rows", list(splits))
         row = tensor.numel() // rows if rows else 0
         return [split * row for split in splits]
+
+
+def _is_async(opts: Any) -> bool:
+    """Return whether the caller does not wait. Before torch had asyncOp, it waited for the handle of each call."""
+    return opts is None or getattr(opts, "asyncOp", True)

@@ -51,7 +51,6 @@ class TorchWork(_Work):  # type: ignore[misc]
     def __init__(
         self,
         owner: WorkOwner | None,
-        name: str,
         works: Sequence[Work],
         outputs: Tensors,
         copies: Copies = (),
@@ -59,24 +58,23 @@ class TorchWork(_Work):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self.owner: Any = owner
-        self.name = name
         self.works, self.outputs, self.copies, self.parts = works, outputs, copies, parts
         self.is_registered = inflight.allowed()
+        self._written = not (copies or parts)
         self._lock = threading.Lock()  # one thread may wait while another completes the future
-        self._written = False
         self._error: Exception | None = None  # from writing back
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
-        if inflight.is_dropping(self):
-            return True
-        try:
-            if self.works:
+        if not (self.is_registered or self.parts):
+            self._wait(timeout)
+        elif not inflight.is_dropping(self):
+            try:
                 self._wait(timeout)
-        finally:
-            for work in (self, *self.parts):
-                if work.is_registered:
-                    work.is_registered = False
-                    inflight.drop(work)
+            finally:
+                for work in (self, *self.parts):
+                    if work.is_registered:
+                        inflight.drop(work)
+                        work.is_registered = False
         return True
 
     def _wait(self, timeout: timedelta | float | None) -> None:
@@ -87,7 +85,8 @@ class TorchWork(_Work):  # type: ignore[misc]
                 labels.timed(work.wait)(None if deadline is None else max(0.0, deadline - time.monotonic()))
         except RingcommError as error:
             raise self.owner.annotated(error)  # noqa: B904 (it is the same error)
-        self._write_back()
+        if not self._written:
+            self._write_back()
         if self._error:
             raise self._error
 
@@ -158,11 +157,10 @@ class TorchWork(_Work):  # type: ignore[misc]
                 self._written, self.copies = True, ()
 
 
-def coalesced(
-    owner: WorkOwner, name: str, parts: Sequence[TorchWork], outputs: Tensors, copies: Copies = ()
-) -> TorchWork:
+def coalesced(owner: WorkOwner, parts: Sequence[TorchWork], outputs: Tensors, copies: Copies = ()) -> TorchWork:
     """Return one handle for many."""
     works = [work for part in parts for work in part.works]
     if not works:
         write_back(copies)
-    return TorchWork(owner, name, works, outputs, copies, parts)
+        copies = ()
+    return TorchWork(owner, works, outputs, copies, parts)
