@@ -163,6 +163,11 @@ PyObject* defer_barriers(PyObject* self, PyObject* const* values, Py_ssize_t num
     Py_RETURN_NONE;
 }
 
+PyObject* release_ended(PyObject* self, PyObject* const*, Py_ssize_t) {
+    reinterpret_cast<FastPath*>(self)->sweep();
+    Py_RETURN_NONE;
+}
+
 // The group is closed. A call of another thread that is still in it keeps its handle.
 PyObject* disconnect_gpus(PyObject* self, PyObject* const*, Py_ssize_t) {
     FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
@@ -174,10 +179,10 @@ PyObject* disconnect_gpus(PyObject* self, PyObject* const*, Py_ssize_t) {
 }
 
 PyObject* create(PyTypeObject* type, PyObject* arguments, PyObject*) {
-    PyObject *address, *handle, *check, *tensors, *dtypes, *ops, *call_type = Py_None;
+    PyObject *address, *handle, *check, *tensors, *dtypes, *ops, *call_type;
     int rank, size;
-    if (!PyArg_ParseTuple(arguments, "O!OOO!O!O!ii|O", &PyLong_Type, &address, &handle, &check, &PySet_Type, &tensors,
-                          &PyDict_Type, &dtypes, &PyDict_Type, &ops, &rank, &size, &call_type)) {
+    if (!PyArg_ParseTuple(arguments, "O!OOO!O!O!iiO!", &PyLong_Type, &address, &handle, &check, &PySet_Type, &tensors,
+                          &PyDict_Type, &dtypes, &PyDict_Type, &ops, &rank, &size, &PyType_Type, &call_type)) {
         return nullptr;
     }
     auto* const fast_path = allocate<FastPath>(type);
@@ -231,6 +236,7 @@ PyMethodDef methods[] = {
     method("disconnect_gpus", disconnect_gpus),
     method("defer_collectives", defer_collectives),
     method("defer_barriers", defer_barriers),
+    method("release_ended", release_ended),
     {},
 };
 

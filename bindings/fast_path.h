@@ -127,15 +127,11 @@ template <class Call>
 PyObject* run_or_start(FastPath& fast_path, PyObject* async_op, PyObject* source, PyObject* result, Call call,
                        Outcome outcome = given_result) {
     if (async_op == Py_False) return run(fast_path, result, [&] { return call(nullptr); });
-    StartedCall* started = nullptr;
-    if (async_op != Py_True) {
-        started = reinterpret_cast<StartedCall*>(Py_NewRef(async_op));
-    } else if (fast_path.call_type) {
-        started = allocate<StartedCall>(fast_path.call_type);
-    }
+    auto* const started = async_op == Py_True ? allocate<StartedCall>(fast_path.call_type)
+                                              : reinterpret_cast<StartedCall*>(Py_NewRef(async_op));
     if (!started) {
         Py_DECREF(result);
-        return PyErr_Occurred() ? nullptr : not_plain();
+        return nullptr;
     }
     fast_path.sweep();
     started->outcome = outcome;

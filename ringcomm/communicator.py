@@ -18,6 +18,7 @@ from ringcomm.bootstrap.place import Place
 from ringcomm.devices.contract import Device
 from ringcomm.errors import Aborted, ArgumentError, RingcommError, describe_error, integer, refuse
 from ringcomm.native import NULL, check, failure_observers, lib, seconds
+from ringcomm.pending import PendingCalls, PendingWork, SendRecvPending
 from ringcomm.shapes import Shapes, axes
 from ringcomm.trace.dump import dump_if_asked
 from ringcomm.trace.recorder import MARK_BYTES, group_id, record, record_if_asked
@@ -25,7 +26,7 @@ from ringcomm.transports.contract import CollectiveCall, Startable, Transport
 from ringcomm.transports.messages import Messages
 from ringcomm.transports.routing import RoutingTransport
 from ringcomm.types import OPS, PremulSum, reduction
-from ringcomm.work import PendingCalls, SendRecvPending, Work
+from ringcomm.work import Work
 
 __all__ = ["Communicator", "open_transports"]
 
@@ -366,7 +367,7 @@ class Communicator:
         if async_op:
             check_disjoint(sent[:3], received[:3])  # the two native calls cannot compare their memory
             works = self._isend(x, (*sent, *options)), self._irecv(out, (*received, *options))
-            return Work(SendRecvPending, works, _source, (x, out), self._pending)
+            return PendingWork(SendRecvPending, works, _source, (x, out), self._pending)
         return self._transport.sendrecv(*sent, *received, *options)
 
     @cached_property
@@ -554,20 +555,22 @@ class Communicator:
     def _queue(self, collective: str, result: Any, *arrays: Any) -> Callable[..., Work]:
         def start(call: CollectiveCall, timeout: float) -> Work:
             queued = collective, call, timeout
-            return Work(self._transport.start, queued, lambda _: result, arrays, self._pending)
+            return PendingWork(self._transport.start, queued, lambda _: result, arrays, self._pending)
 
         return start
 
-    def started(self, message: Startable, arrays: object) -> Work:
-        """Start a message that the fast path has prepared."""
-        return Work(message.start, (True,), message.result, arrays, self._pending)
+    def started(self, message: Work | Startable, arrays: object) -> Work:
+        """Return a message that the fast path has started, or start one that it has prepared, as on a GPU."""
+        if isinstance(message, Work):
+            return message
+        return PendingWork(message.start, (True,), message.result, arrays, self._pending)
 
     def _isend(self, x: Any, call: tuple[Any, ...]) -> Work:
-        return Work(self._transport.isend, call, _nothing, x, self._pending)
+        return PendingWork(self._transport.isend, call, _nothing, x, self._pending)
 
     def _irecv(self, x: Any, call: tuple[Any, ...], at_most: bool = False) -> Work:
         start = partial(self._transport.irecv, at_most=True) if at_most else self._transport.irecv
-        return Work(start, call, _source, x, self._pending)
+        return PendingWork(start, call, _source, x, self._pending)
 
     def _peer(self, what: str, rank: int) -> int:
         if type(rank) is not int:
@@ -599,6 +602,7 @@ def _close(transport: RoutingTransport, pending: PendingCalls) -> None:
         transport.close()
     finally:
         pending.clear()
+        transport.fast_path.release_ended()
         open_transports.discard(transport)
 
 

@@ -105,6 +105,26 @@ def test_an_abandoned_work_completes_and_then_releases_its_memory(world):
     harness.run(abandoned, 2, world=world)
 
 
+def closed(comm, options):
+    group = comm.split(0)
+    x, out = np.zeros(5000), np.zeros(5000)
+    group.recv(x, **options, async_op=True)
+    if group.rank == 0:
+        group.all_reduce(out, **options, async_op=True)  # the others never join
+    arrays = weakref.ref(x), weakref.ref(out)
+    del x, out
+    gc.collect()
+    assert arrays[0]() is not None
+    comm.barrier()
+    group.close()
+    assert not any(array() is not None for array in arrays)
+
+
+@pytest.mark.parametrize("options", [{}, {"timeout": harness.OPERATION}], ids=["plain", "general"])
+def test_close_releases_the_memory_of_abandoned_works(options, world):
+    harness.run(closed, 2, options, world=world)
+
+
 def mismatched(comm):
     x = np.ones(4 + comm.rank)
     wrong, right = comm.all_reduce(x, async_op=True), comm.all_gather(np.array(comm.rank), async_op=True)
@@ -169,13 +189,13 @@ def stopped(step, call):
     return False
 
 
-def stop_starts(comm):
+def stop_starts(comm, options):
     """If a start is interrupted, either its memory is kept, or the receive was not posted."""
     kept = []
     for step in itertools.count():
         x = np.zeros(3)
         memory = weakref.ref(x)
-        reached = stopped(step, lambda x=x, step=step: comm.recv(x, comm.rank, step, async_op=True))
+        reached = stopped(step, lambda x=x, step=step: comm.recv(x, comm.rank, step, **options, async_op=True))
         del x
         comm.send(np.ones(3), comm.rank, tag=step)
         if not reached:
@@ -186,12 +206,14 @@ def stop_starts(comm):
     assert {True, False} == set(kept)
 
 
-def test_a_start_that_a_signal_ends_loses_no_memory(world):
-    harness.run(stop_starts, 1, world=world)
+@pytest.mark.parametrize("options", [{}, {"timeout": harness.OPERATION}], ids=["plain", "general"])
+def test_a_start_that_a_signal_ends_loses_no_memory(options, world):
+    harness.run(stop_starts, 1, options, world=world)
 
 
 STARTS = {
     "recv": lambda group, x: group.recv(x, 1, async_op=True),
+    "recv on the general path": lambda group, x: group.recv(x, 1, timeout=harness.OPERATION, async_op=True),
     "sendrecv": lambda group, x: group.sendrecv(np.ones(LARGE), 1, x, 1, async_op=True),
     "all_reduce": lambda group, x: group.all_reduce(x, async_op=True),
 }

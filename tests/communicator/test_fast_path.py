@@ -13,7 +13,7 @@ from test_arguments import CALLS, NO_NUMBERS, zeros
 import harness
 from failures import check_usable, raised
 from reference import numpy_dtype
-from ringcomm import ArgumentError, Communicator, adapters, premul_sum
+from ringcomm import ArgumentError, Communicator, Work, adapters, premul_sum
 from ringcomm.testing import CHECKS, connect_threads, run_threads
 from ringcomm.transports import shm
 from ringcomm.transports.contract import NO_FAST_PATH
@@ -69,14 +69,34 @@ PLAIN = {
 }
 
 
-def plain_calls(comm, make=zeros):
+class Background:
+    """A communicator whose calls run in the background, and are waited for."""
+
+    def __init__(self, comm):
+        self.comm, self.rank = comm, comm.rank
+
+    def __getattr__(self, name):
+        call = getattr(self.comm, name)
+
+        def started(*arguments, **options):
+            work = call(*arguments, **options, async_op=True)
+            assert type(work) is Work
+            result = work.wait()
+            assert work.done()
+            assert work.result is result
+            return result
+
+        return started
+
+
+def plain_calls(comm, make=zeros, background=False):
     x, y = make(4, 3), make(4, 3)
     with comm.split(0) as group:  # where other tests have used a GPU, a barrier does not take the fast path
         group.all_reduce(x)  # from here on the dtype is known
         for name, forms in PLAIN.items():
-            for call in forms:
+            for call in () if background and name == "sendrecv" else forms:
                 with Paths(group) as paths:
-                    result = call(group, x, y)
+                    result = call(Background(group) if background else group, x, y)
                 assert result is None or type(result) in (type(x), int)
                 assert (paths.fast_path, paths.general) == ([name], [])
 
@@ -91,6 +111,11 @@ def test_a_plain_call_takes_the_fast_path(world):
 
 def test_so_does_a_plain_call_on_tensors():
     harness.run(partial(plain_calls, make=torch.zeros), 2)
+
+
+@pytest.mark.parametrize("make", [zeros, torch.zeros])
+def test_so_does_a_plain_call_in_the_background(make):
+    harness.run(partial(plain_calls, make=make, background=True), 2)
 
 
 def plain_tensors(comm):
@@ -188,7 +213,7 @@ UNUSUAL = {
     "a buffer": lambda c, x: c.all_reduce(memoryview(x)),
     "an out that is a buffer": lambda c, x: c.all_reduce(x, out=memoryview(np.empty_like(x))),
     "a timeout": lambda c, x: c.all_reduce(x, timeout=5),
-    "asynchronous": lambda c, x: c.all_reduce(x, async_op=True).wait(),
+    "a timeout in the background": lambda c, x: c.all_reduce(x, timeout=5, async_op=True).wait(),
     "a factor": lambda c, x: c.all_reduce(x, premul_sum(0.5)),
     "an op of NumPy": lambda c, x: c.all_reduce(x, np.str_("sum")),
     "a root of NumPy": lambda c, x: c.broadcast(x, np.int64(1)),

@@ -15,10 +15,10 @@ PACKAGE = ROOT / "ringcomm"
 LAYERS = (
     ("__main__", "commands"),
     ("bench", "mpi4py", "parallel", "parameter_server", "plan", "pretrained", "torch"),
-    ("__init__", "communicator", "elastic", "launcher", "objects", "start", "testing", "trace", "work"),
+    ("__init__", "communicator", "elastic", "launcher", "objects", "pending", "start", "testing", "trace"),
     ("transports",),
     ("algorithms", "pipelining"),
-    ("adapters", "bootstrap", "completion", "devices", "shapes"),
+    ("adapters", "bootstrap", "completion", "devices", "shapes", "work"),
     ("native",),
     ("config", "options", "types"),
     ("machine",),
