@@ -104,7 +104,11 @@ PyObject* wait(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     return call.end(call.wait(timeout));
 }
 
-PyObject* is_done(PyObject* self, PyObject*) { return PyBool_FromLong(call_of(self).pending.done()); }
+// A poll may move the data of a large message.
+PyObject* is_done(PyObject* self, PyObject*) {
+    rc_work* const work = call_of(self).pending.work;
+    return PyBool_FromLong(without_gil([work] { return rc_work_done(work); }));
+}
 
 PyObject* address(PyObject* self, void*) { return PyLong_FromVoidPtr(call_of(self).pending.work); }
 
