@@ -168,7 +168,7 @@ class Config:
         timeout: Seconds a call may take, unless the call has a timeout of its own. Default: 300.
         start_timeout: Seconds the start may take. None, the default: as a call.
         arena_bytes: The most shared memory of one rank, in bytes, for its staging buffers and its channels to the other
-            ranks. From 2.2 MiB times the number of ranks on these have their full size, and more has no effect. The
+            ranks. From 4.2 MiB times the number of ranks on these have their full size, and more has no effect. The
             smallest channels between very many ranks may take more than is given here. Default: 8 MiB.
         sub_arena_bytes: The same for a communicator made by `split`. Default: 1 MiB.
         segment_bytes: The most bytes of a block in a chunk of a staged collective; all of a chunk together take at most
@@ -182,7 +182,7 @@ class Config:
         cma_bytes: In gather, scatter, all_gather, all_to_all, broadcast between two ranks and point-to-point (above the
             128 KiB of eager messages), the kernel copies blocks of at least this size directly from the memory of the
             sending process (cross-memory attach). None, the default: only blocks of at least 2 MiB in huge pages
-            (messages: 256 KiB), since in other pages two copies are faster.
+            (messages: 8 MiB, or 256 KiB where ranks share cores), since otherwise two copies are faster.
         oversubscribed: Whether ranks outnumber cores: then waiting ranks yield early. None, the default: detected at
             connect.
         transport: The transport that connects the ranks, the same on all of them: "shm" on one machine, "mpi" between

@@ -100,15 +100,15 @@ def test_every_field_is_documented_with_its_default():
 
 @pytest.mark.parametrize("size", [2, 3, 64, 1 << 16])
 def test_an_arena_beyond_what_is_documented_has_no_effect(size):
-    documented = int(2.2 * (1 << 20) * size)
+    documented = int(4.2 * (1 << 20) * size)
 
     def memory(arena_bytes):
         tuning = {"arena_bytes": arena_bytes, "segment_bytes": 1}
         return lib.rc_world_bytes(size, ffi.new("rc_tuning *", tuning))
 
     source = Path(ringcomm.__file__).with_name("config.py").read_text()
-    assert "2.2 MiB times the number of ranks" in " ".join(source.split())
-    assert memory(documented) == memory(256 << 30) > memory(documented // 4)
+    assert "4.2 MiB times the number of ranks" in " ".join(source.split())
+    assert memory(documented) == memory(1 << 40) > memory(documented // 4)
 
 
 def test_the_variables_of_the_launcher_are_no_settings(monkeypatch):

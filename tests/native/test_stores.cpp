@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "shm/stores.h"
+#include "core/stores.h"
 
 using namespace ringcomm;
 

@@ -313,7 +313,7 @@ void PointToPointEngine::deliver(Request& request, int source, const PacketHeade
         if (to_gpu) {
             gpu_->receive(request, payload);
         } else if (fits) {
-            copy_block(request.transfer.data, payload, request.bytes);
+            output_stores_.copy(request.transfer.data, payload, request.bytes);
         }
         if (sender) complete(*sender);  // after the copy: the payload may be its own
         if (!to_gpu) complete(request);

@@ -16,6 +16,7 @@
 #include <optional>
 
 #include "core/progress_thread.h"
+#include "core/stores.h"
 #include "p2p/channel.h"
 
 #include "ringcomm.h"
@@ -168,6 +169,7 @@ private:
     std::vector<Request*> posted_receives_;        // unmatched receives and probes, in order
     std::list<UnexpectedMessage> unexpected_;      // unmatched, in order
     std::map<uint64_t, UnexpectedMessage> taken_;  // by number
+    OutputStores output_stores_;
     uint64_t taken_count_ = 0;
     std::atomic<uint64_t> next_check_{0};  // by poll(), ns
     bool completed_ = false;               // a request that another thread may wait for

@@ -95,7 +95,7 @@ void PointToPointEngine::handle_rendezvous(Endpoint& endpoint, const PacketHeade
         if (request.gpu) {
             gpu_->put(request, payload, header.bytes);
         } else {
-            copy_block(request.transfer.data + request.moved, payload, header.bytes);
+            output_stores_.copy(request.transfer.data + request.moved, payload, header.bytes);
         }
         request.moved += header.bytes;
         if (request.moved < request.bytes) return;

@@ -1,26 +1,29 @@
 // The channel between two ranks that share memory.
 #include "shm/channel.h"
 
-#include <cstring>
+#include <algorithm>
 
 namespace ringcomm {
 
 namespace {
 
 // The kernel pays per page of a CMA read, so only huge pages are read from another process: in 4 KiB pages, 16 MiB take
-// 2.4 ms, against 1.1 ms in DATA packets (Zen 5, both ranks sending).
-constexpr size_t MIN_CMA_BYTES = 256 << 10;
+// 2.4 ms, against 1.1 ms in DATA packets (Zen 5, both ranks sending). Two ranks with a core each share the work of DATA
+// packets, which take 0.6 to 0.95 of the time in huge pages, too, up to some 8 MiB.
+constexpr size_t MIN_CMA_BYTES = 8 << 20, MIN_CMA_BYTES_ON_SHARED_CORES = 256 << 10;
+
+constexpr size_t MOST_EAGER = 128 << 10;  // the receiver may have to keep any number of them
 
 // An offered location is an address of the peer, or an offset in the file beside this bit, which no address has.
 constexpr uint64_t IN_FILE = uint64_t{1} << 63;
 
 }  // namespace
 
-// A message of up to half the ring always finds room in the end, so it is sent eagerly: a CTS would have to wake this
-// rank, which takes long on a busy core. A DATA packet is a quarter of the ring: the writer fills one while the reader
-// empties another.
+// A message of up to half the ring always finds room in the end, so it can be sent eagerly: a CTS would have to wake
+// this rank, which takes long on a busy core. A DATA packet is a quarter of the ring: the writer fills one while the
+// reader empties another.
 ShmChannel::ShmChannel(Comm& comm, int peer)
-    : PacketChannel(comm.arena().layout.ring_bytes / 2, comm.arena().layout.ring_bytes / 4),
+    : PacketChannel(std::min(comm.arena().layout.ring_bytes / 2, MOST_EAGER), comm.arena().layout.ring_bytes / 4),
       comm_(comm),
       peer_(peer),
       member_(comm.group().members[peer]),
@@ -62,7 +65,7 @@ bool ShmChannel::offers_address(const std::byte* data, size_t bytes) {
     if (bytes >= tuning.direct_bytes && cma.same_process(member_)) return true;
     // The user's own cma_bytes holds for all pages.
     if (tuning.cma_bytes == tuning.cma_huge_bytes) return bytes >= tuning.cma_bytes && cma.readable(middle);
-    return bytes >= MIN_CMA_BYTES && cma.in_huge_page(middle);
+    return bytes >= (tuning.oversubscribed ? MIN_CMA_BYTES_ON_SHARED_CORES : MIN_CMA_BYTES) && cma.in_huge_page(middle);
 }
 
 PacketChannel::Read ShmChannel::read_memory(std::byte* target, uint64_t location, size_t bytes) {

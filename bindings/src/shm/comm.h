@@ -2,10 +2,10 @@
 #pragma once
 
 #include "core/peer_group.h"
+#include "core/stores.h"
 #include "kernels/cpu/kernels.h"
 #include "shm/doorbell.h"
 #include "shm/regions.h"
-#include "shm/stores.h"
 #include "shm/world.h"
 
 namespace ringcomm {

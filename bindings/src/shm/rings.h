@@ -6,8 +6,8 @@
 
 #include <array>
 
+#include "core/stores.h"
 #include "shm/arena.h"
-#include "shm/stores.h"
 
 namespace ringcomm {
 
