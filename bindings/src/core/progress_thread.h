@@ -27,41 +27,45 @@ public:
 
     // The program has started a call, or stopped waiting.
     void note_activity() {
-        ++activity_;
-        if (sleeps_) wakeup_.notify_one();
+        activity_.fetch_add(1, std::memory_order_relaxed);
+        if (sleeps_) call();
     }
 
     // A callback, a poll or a wait relies on this thread: no nap.
     void hurry() {
         hurries_ = true;
-        wakeup_.notify_one();
+        call();
     }
 
     // Until note_activity(). The mutex need not be held.
     bool sleeps() const { return sleeps_.load(); }
 
-    // Waits until it is this thread's turn: calls are open, and the program is idle. False: stop() was called.
+    // Waits until it is this thread's turn: calls are open, and the program is idle. False: stop() was called. Leaves
+    // the mutex alone while the program makes calls: to wait for it here would cost each unlock there a system call.
     template <class Open, class Idle>
     bool wait_for_turn(std::unique_lock<std::mutex>& lock, Open open, Idle idle) {
-        for (int naps = 0; !stopping_; ++naps) {
-            if (naps == NAPS) {
-                sleeps_ = true;
-                wakeup_.wait(lock, [&] { return stopping_ || hurries_ || (open() && idle()); });
-                sleeps_ = false;
-                naps = 0;
-            }
-            const uint64_t seen = activity_;
-            wakeup_.wait_for(lock, NAP, [this] { return stopping_ || hurries_; });
+        for (int naps = 0; !stopping_;) {
+            sleeps_ = naps == NAPS && !(open() && idle());
+            lock.unlock();
+            uint64_t seen;
+            bool called, active;
+            do {
+                seen = activity_.load(std::memory_order_relaxed);
+                called = nap();
+                active = seen != activity_.load(std::memory_order_relaxed);
+                naps = called || active ? 0 : naps + 1;
+            } while (!called && naps < NAPS && (active || !idle()));
+            lock.lock();
+            sleeps_ = false;
             const bool hurries = std::exchange(hurries_, false);
-            if (!stopping_ && open() && (hurries || (seen == activity_ && idle()))) return true;
-            if (seen != activity_) naps = 0;
+            if (!stopping_ && open() && (hurries || (!active && idle()))) return true;
         }
         return false;
     }
 
     void stop() {
         stopping_ = true;
-        wakeup_.notify_one();
+        call();
     }
     void join() {
         if (thread_.joinable()) thread_.join();
@@ -71,8 +75,30 @@ private:
     static constexpr std::chrono::microseconds NAP{200};  // to wake up takes 2 us of the core
     static constexpr int NAPS = 50;                       // in vain, before it sleeps until it is woken
 
+    void call() {
+        {
+            const std::lock_guard lock(nap_mutex_);
+            called_ = true;
+        }
+        wakeup_.notify_one();
+    }
+
+    // Returns whether call() ended it.
+    bool nap() {
+        const auto called = [this] { return called_; };
+        std::unique_lock lock(nap_mutex_);
+        if (sleeps_) {
+            wakeup_.wait(lock, called);
+        } else {
+            wakeup_.wait_for(lock, NAP, called);
+        }
+        return std::exchange(called_, false);
+    }
+
+    std::mutex nap_mutex_;
     std::condition_variable wakeup_;
-    uint64_t activity_ = 0;
+    bool called_ = false;
+    std::atomic<uint64_t> activity_{0};
     std::atomic<bool> sleeps_{false};
     bool hurries_ = false, stopping_ = false;
     std::thread thread_;

@@ -64,7 +64,7 @@ void PointToPointEngine::post(std::initializer_list<Request*> requests, const st
     if (async && async->request.gpu && !gpu_) reject("the GPU of this rank is not connected for messages");
     if (async) {
         // Before anything else: it may throw.
-        start_progress_thread();
+        if (!is_eager(async->request)) start_progress_thread();
         if (async->request.gpu) gpu_->prepare(async->request);
         async->request.async = async;
         ++async_open_;
@@ -79,7 +79,11 @@ void PointToPointEngine::post(std::initializer_list<Request*> requests, const st
     }
     try {
         for (Request* request : requests) begin(*request);
-        progress();
+        if (!async) {
+            progress();
+        } else if (std::exchange(completed_, false) || !async->request.is_done()) {
+            sleeper_.wake();  // as progress() does
+        }
     } catch (const std::exception& error) {  // out of memory: a half-posted request cannot be undone
         const Failure failure = break_group(error);
         for (Request* request : requests) {
@@ -87,7 +91,10 @@ void PointToPointEngine::post(std::initializer_list<Request*> requests, const st
         }
         throw failure;
     }
-    if (async_open_) progress_thread_.note_activity();
+    if (async && !async->request.is_done()) {
+        try_start_progress_thread();
+        progress_thread_.note_activity();
+    }
 }
 
 // What cannot be undone has failed in the middle.
@@ -113,9 +120,8 @@ void PointToPointEngine::begin(Request& request) {
     }
     if (request.sends) {
         Endpoint& endpoint = endpoint_of(transfer.peer);
-        // An RTS is answered when it is matched, which a synchronous send has to know.
-        const bool eager = transfer.kind == TransferKind::SEND && request.bytes <= endpoint.channel->eager_bytes;
-        return send_packet(endpoint, {eager ? PACKET_EAGER : PACKET_RTS, &request, 0});
+        flush_queue(endpoint);
+        return send_packet(endpoint, {is_eager(request) ? PACKET_EAGER : PACKET_RTS, &request, 0});
     }
     if (transfer.taken) {
         const auto taken = taken_.extract(transfer.taken);
@@ -134,6 +140,14 @@ void PointToPointEngine::begin(Request& request) {
     unexpected_.erase(found);
     if (transfer.kind == TransferKind::TAKE) return take(request, std::move(message));
     deliver(request, message.source, message.header, message.payload.data(), message.sender);
+}
+
+// Whether the request is done once its first packet is in the channel. An RTS is answered when it is matched, which a
+// synchronous send has to know.
+bool PointToPointEngine::is_eager(const Request& request) {
+    const Transfer& transfer = request.transfer;
+    if (request.gpu || transfer.kind != TransferKind::SEND) return false;
+    return transfer.peer == group_.rank || request.bytes <= endpoint_of(transfer.peer).channel->eager_bytes;
 }
 
 // Moves one piece of each large message at a time, because the lock is held.
@@ -172,11 +186,7 @@ bool PointToPointEngine::try_buffer(Endpoint& endpoint, PendingPacket& packet) {
     Request& sent = *packet.request;
     if (sent.buffered || sent.bytes > MAX_BUFFERED_MESSAGE) return false;
     if (endpoint.buffered_bytes + cost(sent) > MAX_BUFFERED) return false;
-    try {
-        start_progress_thread();
-    } catch (const std::exception&) {
-        return false;  // the system refuses a thread: this send waits, as a large one does
-    }
+    if (!try_start_progress_thread()) return false;
     packet.owned = std::make_shared<BufferedSend>(sent);
     packet.request = &packet.owned->request;
     note_buffered(endpoint, sent);

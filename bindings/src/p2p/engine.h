@@ -6,8 +6,9 @@
 //
 // Ranks exchange packets (channel.h). A small message is one EAGER packet; large_message.cpp moves a larger one.
 //
-// Every waiting thread makes progress on all transfers of its rank, under one lock. While asynchronous requests are
-// open and no thread makes calls, a progress thread does.
+// Every waiting thread makes progress on all transfers of its rank, under one lock. To start an asynchronous request
+// only posts it: what it moved would delay the next one. While such requests are open and no thread makes calls, a
+// progress thread does.
 #pragma once
 
 #include <deque>
@@ -117,6 +118,7 @@ private:
 
     void post(std::initializer_list<Request*> requests, const std::shared_ptr<AsyncRequest>& async = nullptr);
     void begin(Request& request);
+    bool is_eager(const Request& request);
     bool progress();  // true if anything moved
     void send_packet(Endpoint& endpoint, PendingPacket packet);
     static size_t cost(const Request& request);  // in bytes of host memory, once buffered
@@ -153,6 +155,7 @@ private:
     void poll(Request& request);
     void advance();
     void start_progress_thread();
+    bool try_start_progress_thread();
     void progress_loop();
     template <class Function>
     void for_each_open(Function function);

@@ -98,15 +98,17 @@ public:
     }
     uint64_t deadline() const override { return engine_.next_look(deadline_); }
 
+    // While anything moves, a rank that waits for a request goes on: it needs its core.
     bool ready() {
-        if (request_ && request_->is_done()) return true;
-        const std::lock_guard lock(engine_.mutex_);
-        if (flushes_) {
-            engine_.progress();
-            return engine_.buffered_open_ == 0;
+        constexpr int STEPS = 64;  // until the next checks
+        for (int step = 0; step < STEPS; ++step) {
+            if (request_ && request_->is_done()) return true;
+            const std::lock_guard lock(engine_.mutex_);
+            if (!request_ && !flushes_ && (engine_.async_open_ == 0 || engine_.waiters_.load() > 0)) return true;
+            const bool moved = engine_.progress();
+            if (flushes_) return engine_.buffered_open_ == 0;
+            if (!request_ || !moved) break;
         }
-        if (!request_ && (engine_.async_open_ == 0 || engine_.waiters_.load() > 0)) return true;
-        engine_.progress();
         return request_ && request_->is_done();
     }
 
@@ -221,6 +223,16 @@ void PointToPointEngine::advance() {
 
 void PointToPointEngine::start_progress_thread() {
     progress_thread_.start("ringcomm-p2p", [this] { progress_loop(); });
+}
+
+// Returns false if the system refuses a thread: a send that finds no room waits for the next call then.
+bool PointToPointEngine::try_start_progress_thread() {
+    try {
+        start_progress_thread();
+    } catch (const std::exception&) {
+        return false;
+    }
+    return true;
 }
 
 void PointToPointEngine::progress_loop() {
