@@ -53,7 +53,7 @@ def _whole(least: int, most: int = 2**63 - 1) -> Check:
     return lambda what, value: integer(what, value, least, most)
 
 
-_arena = _whole(1, 256 << 30)  # more than a rank of any job can use
+_arena = _whole(1, 512 << 30)  # more than a rank of any job can use
 
 
 def _flag(what: str, value: Any) -> None:

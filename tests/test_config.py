@@ -108,7 +108,7 @@ def test_an_arena_beyond_what_is_documented_has_no_effect(size):
 
     source = Path(ringcomm.__file__).with_name("config.py").read_text()
     assert "4.2 MiB times the number of ranks" in " ".join(source.split())
-    assert memory(documented) == memory(1 << 40) > memory(documented // 4)
+    assert memory(documented) == memory(512 << 30) > memory(documented // 4)
 
 
 def test_the_variables_of_the_launcher_are_no_settings(monkeypatch):
