@@ -1,4 +1,5 @@
 // A rank leaves a core that it shares: only for a core that its mask allows and no rank is on, and it keeps its mask.
+// And a rank that yields its core knows whether a rank or another program had it.
 #include "shm/placement.h"
 
 #include <sched.h>
@@ -47,6 +48,18 @@ struct Ranks {
         CHECK(CPU_EQUAL(&mask, &after));
         return arena->rank(0).core.load() - 1;
     }
+
+    // Whether another program has had core 0 in a yield of rank 0 of 4 ms, while rank 1 was on `peer` and yielded after
+    // `ms`, and after that rank 0 returned.
+    bool lost_core(int peer, int ms) {
+        constexpr uint64_t MS = 1'000'000, BEGIN = 100 * MS;
+        arena->rank(0).core.store(1);
+        arena->rank(0).yielded.store(BEGIN);
+        arena->rank(1).core.store(peer + 1);
+        arena->rank(1).yielded.store(BEGIN + ms * MS);
+        arena->rank(2).core.store(0);
+        return placement.lost_core(0, BEGIN, BEGIN + 4 * MS);
+    }
 };
 
 }  // namespace
@@ -71,5 +84,9 @@ int main() {
     CHECK(ranks.after_vain_spin(second, second, two) == first);
     CHECK(ranks.after_vain_spin(first, first, only(first)) == first);  // the user has bound it
     CHECK(ranks.after_vain_spin(first, second, two) != second);        // it has its core to itself
+    CHECK(!ranks.lost_core(0, 4));                                     // the ranks had it in turn
+    CHECK(ranks.lost_core(0, 1));                                      // then another program
+    CHECK(ranks.lost_core(1, 4));                                      // rank 1 is on another core
+    CHECK(!ranks.placement.lost_core(0, 0, 900'000));
     return failures ? 1 : 0;
 }

@@ -35,10 +35,12 @@ void Drains::remove(const void* owner) {
     functions_.erase(owner);
 }
 
-void Drains::run() {
+void Drains::run(const void* except) {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock) return;  // another wait is at it
-    for (const auto& [owner, drain] : functions_) drain();
+    for (const auto& [owner, drain] : functions_) {
+        if (owner != except) drain();
+    }
 }
 
 PeerGroup::PeerGroup(int rank, int size, const rc_tuning& tuning, FlightRecord& flight, std::shared_ptr<Drains> drains)
@@ -116,10 +118,10 @@ bool PeerGroup::interrupted_here() const {
     return false;
 }
 
-std::optional<Failure> PeerGroup::stop_reason(const char* what) {
+std::optional<Failure> PeerGroup::stop_reason(const char* what, const void* drained) {
     check_failure();
     check_interrupt(what);
-    drains->run();
+    drains->run(drained);
     if (enclosed && &enclosed->group_ != this) {
         if (const auto failure = enclosed->checks_.stop_reason()) enclosed->checks_.fail(*failure);
     }

@@ -29,7 +29,7 @@ class Drains {
 public:
     void add(const void* owner, std::function<void()> drain);
     void remove(const void* owner);  // its function does not run afterwards
-    void run();
+    void run(const void* except);    // all functions but that of this owner
 
 private:
     std::mutex mutex_;
@@ -93,8 +93,14 @@ public:
     };
     // A rank of this one has spun in vain: see shm/placement.h.
     virtual void on_vain_spin() {}
-    // What ends any wait: a failure on some rank, close() or a signal.
-    std::optional<Failure> stop_reason(const char* what);
+    // As WaitChecks::yield().
+    virtual bool yield() {
+        yield_core();
+        return true;
+    }
+    // What ends any wait: a failure on some rank, close() or a signal. `drained`: the owner of a drain that the wait
+    // itself does.
+    std::optional<Failure> stop_reason(const char* what, const void* drained = nullptr);
 
     // Throws RC_NO_PROGRAM if the call needs one: see rc_add_program.
     virtual void check_program(const CallRecord&) {}

@@ -1,7 +1,14 @@
-// How a rank waits: it spins, yields its core, then sleeps in slices; between slices WaitChecks decides whether the
+// How a rank waits: it spins, or yields its core, then sleeps in slices; between slices WaitChecks decides whether the
 // wait can still succeed.
+//
+// Other programs may want the core, too: data loaders, other jobs. Then to spin costs no more than the kernel's share
+// allows. To sleep costs little: whoever has slept preempts them, when it is woken, so that the ranks of a job run at
+// the same time. But a yield costs a whole slice of theirs, some ms, and this rank's peers wait for it meanwhile. So a
+// rank with a core to itself never yields: it spins for some wake-ups, then sleeps. A rank that shares its core with
+// other ranks yields to them; once another program has taken a yield, it sleeps at once for a while.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 
@@ -23,7 +30,9 @@ public:
     // Returns the failure that ends the wait, if any, without effect.
     virtual std::optional<Failure> stop_reason() = 0;
     [[noreturn]] virtual void fail(const Failure& failure) = 0;
-    virtual void on_vain_spin() {}  // called once, before the first yield
+    virtual void on_vain_spin() {}  // called once, before it yields or sleeps
+    // Gives the core to another rank; false if another program takes it, or would.
+    virtual bool yield();
     virtual void on_long_wait() {}  // called once, before the first sleep
     // How long a waiter spins after a sleep, where it may have been woken ahead of its event.
     virtual uint64_t spin_again_ns() const { return 0; }
@@ -47,7 +56,7 @@ protected:
     ~Sleeper() = default;
 };
 
-// How long a waiter spins, and then yields, before it sleeps.
+// How long a waiter spins, or yields, before it sleeps.
 struct SpinPolicy {
     uint64_t spin_ns, yield_ns;
 };
@@ -58,6 +67,17 @@ constexpr SpinPolicy IDLE{0, 0};
 SpinPolicy spin_policy_of(uint64_t wake_ns, bool oversubscribed);
 
 void yield_core();
+
+// How long a rank that shares its core does not yield after another program has taken it: longer each time it finds
+// that one still there.
+class YieldPause {
+public:
+    bool is_over(uint64_t now) const { return now >= end_.load(std::memory_order_relaxed); }
+    void start(uint64_t begin, uint64_t end);  // of the yield in which the other program had the core, ns
+
+private:
+    std::atomic<uint64_t> end_{0}, length_{0};  // ns
+};
 
 // The time that a thread itself has spent waiting. What takes longer than `longest_ns` between two looks at the clock
 // is time in which another thread had the core: then this one has not waited in vain.
@@ -97,8 +117,9 @@ void wait_until(Ready ready, SleeperType&& sleeper, const SpinPolicy& spin_polic
         if (poll() || spin(spin_policy.spin_ns)) return;
         checks.on_vain_spin();
         WaitClock yielding(YIELD_NS);
-        for (; yielding.waited() < spin_policy.yield_ns && yielding.passed() < MOST_AWAKE_NS; yield_core()) {
+        while (yielding.waited() < spin_policy.yield_ns && yielding.passed() < MOST_AWAKE_NS) {
             if (ready()) return;
+            if (!checks.yield()) break;
         }
     }
     checks.on_long_wait();

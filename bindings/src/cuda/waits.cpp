@@ -59,6 +59,7 @@ public:
                        host_.rank);
     }
     [[noreturn]] void fail(const Failure& failure) override { host_.fail(failure); }
+    bool yield() override { return host_.yield(); }
     uint64_t deadline() const override { return deadline_; }
 
 private:

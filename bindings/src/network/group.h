@@ -78,6 +78,7 @@ public:
     void on_vain_spin() override {
         if (local.comm) local.comm->on_vain_spin();
     }
+    bool yield() override { return local.comm ? local.comm->yield() : PeerGroup::yield(); }
     void check_failure() const override;
     bool has_failed() const override;
     void store_failure(const Failure& failure) override;

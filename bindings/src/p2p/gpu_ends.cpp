@@ -179,6 +179,7 @@ public:
         return Failure(RC_TIMEOUT, text + " did not end within the timeout of wait", engine_.group_.rank);
     }
     [[noreturn]] void fail(const Failure& failure) override { engine_.group_.fail(failure); }
+    bool yield() override { return engine_.group_.yield(); }
     uint64_t deadline() const override { return engine_.next_look(deadline_); }
 
 private:

@@ -7,6 +7,12 @@
 
 namespace ringcomm {
 
+namespace {
+
+constexpr uint64_t SENDER_WAKES_NS = 50'000;  // what a sender that sleeps needs to send more
+
+}  // namespace
+
 template <class Function>
 void PointToPointEngine::for_each_open(Function function) {
     for (Request* request : posted_receives_) function(*request);
@@ -72,7 +78,7 @@ public:
     // Checks all open requests: this may be the only waiting thread.
     std::optional<Failure> stop_reason() override {
         const char* what = request_ ? call_name(request_->call()) : "point-to-point";
-        if (auto failure = group_.stop_reason(what)) return failure;
+        if (auto failure = group_.stop_reason(what, &engine_)) return failure;
         const bool late = now_ns() >= deadline_;  // before find_failure(), which names the timeout of a request
         const std::lock_guard lock(engine_.mutex_);
         if (engine_.find_failure()) {
@@ -92,20 +98,25 @@ public:
     }
     [[noreturn]] void fail(const Failure& failure) override { group_.fail(failure); }
     void on_vain_spin() override { group_.on_vain_spin(); }
+    bool yield() override { return group_.yield(); }
     void on_long_wait() override {
         if (request_ && request_->sends) buffer();
         if (request_) group_.set_waits_for(request_->transfer.peer);
     }
+    // More of a large message may follow.
+    uint64_t spin_again_ns() const override { return moved_ ? SENDER_WAKES_NS : 0; }
     uint64_t deadline() const override { return engine_.next_look(deadline_); }
 
     // While anything moves, a rank that waits for a request goes on: it needs its core.
     bool ready() {
         constexpr int STEPS = 64;  // until the next checks
+        moved_ = false;
         for (int step = 0; step < STEPS; ++step) {
             if (request_ && request_->is_done()) return true;
             const std::lock_guard lock(engine_.mutex_);
             if (!request_ && !flushes_ && (engine_.async_open_ == 0 || engine_.waiters_.load() > 0)) return true;
             const bool moved = engine_.progress();
+            moved_ |= moved;
             if (flushes_) return engine_.buffered_open_ == 0;
             if (!request_ || !moved) break;
         }
@@ -168,6 +179,7 @@ private:
     Request* const request_;
     const uint64_t deadline_;
     const bool flushes_;
+    bool moved_ = false;  // anything, at the last look
 };
 
 // After the failure was stored, or this rank started closing.
@@ -249,19 +261,20 @@ void PointToPointEngine::progress_loop() {
 // Keeps the messages of peers coming while this rank waits for something else, such as a collective: its peers may
 // have to send them before they can go on.
 void PointToPointEngine::drain() {
-    constexpr int IDLE_YIELDS = 100;            // a sender that sleeps needs some 50 us to wake up and send more
-    const uint64_t end = now_ns() + 5'000'000;  // the wait must look at its own event again
-    for (int left = 1; left > 0 && now_ns() < end; --left) {
+    constexpr uint64_t MOST_NS = 5'000'000;  // the wait must look at its own event again
+    uint64_t end = 0;
+    for (WaitClock idle(YIELD_NS); idle.passed() < MOST_NS;) {
         {
             const std::lock_guard lock(mutex_);
             if (stopping_) return;
             try {
-                if (progress()) left = IDLE_YIELDS;
+                if (progress()) end = idle.waited() + SENDER_WAKES_NS;
             } catch (const Failure&) {  // stored: it is of this communicator, and the waiting call of another one
                 return;
             }
         }
-        if (left > 1) yield_core();
+        if (idle.waited() >= end) return;
+        if (group_.spin_policy.yield_ns > 0 && !group_.yield()) return;
     }
 }
 

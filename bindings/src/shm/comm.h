@@ -56,6 +56,7 @@ public:
     // it, which wait for nobody else.
     bool is_one_way(const CallRecord& call) const;
     void on_vain_spin() override;
+    bool yield() override { return world->placement.yield(group_.members[rank]); }
     std::unique_ptr<PacketChannel> open_channel(int peer) override;
     Sleeper& sleeper() override { return sleeper_; }
     uint64_t id() const override { return world->nonce ^ arena().offset * 0x9e3779b97f4a7c15; }

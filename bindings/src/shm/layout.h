@@ -62,11 +62,12 @@ enum RankState : uint32_t { RANK_OPEN = 0, RANK_CLOSED = 1 };
 
 struct RankHeader {
     StartRecord records[RECORDS];
-    alignas(LINE) Flag staged;     // position of the last chunk that this rank staged
-    alignas(LINE) Flag reduced;    // … whose segment it reduced
-    alignas(LINE) Flag collected;  // … that it took from its peers
-    alignas(LINE) Flag finished;   // last epoch this rank has fully completed
-    std::atomic<int32_t> core;     // in the arena of the world: where this rank was seen last, plus 1; 0: unknown
+    alignas(LINE) Flag staged;      // position of the last chunk that this rank staged
+    alignas(LINE) Flag reduced;     // … whose segment it reduced
+    alignas(LINE) Flag collected;   // … that it took from its peers
+    alignas(LINE) Flag finished;    // last epoch this rank has fully completed
+    std::atomic<int32_t> core;      // in the arena of the world: where this rank was seen last, plus 1; 0: unknown
+    std::atomic<uint64_t> yielded;  // likewise: when it last yielded that core, ns
     std::atomic<uint32_t> accesses_peers;  // 1 while this rank may access buffers of its peers
     alignas(
         LINE) std::atomic<uint32_t> state;  // all ranks read it in every send, so no word that changes shares its line

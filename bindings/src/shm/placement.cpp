@@ -3,13 +3,14 @@
 
 #include <sched.h>
 
-#include "core/waiting.h"
+#include <algorithm>
 
 namespace ringcomm {
 
 namespace {
 
 constexpr uint64_t REST_NS = 1'000'000;
+constexpr uint64_t LOST_NS = 1'000'000;  // less than a slice of the kernel, more than most steps of a rank
 
 int current_core() { return sched_getcpu(); }
 
@@ -44,6 +45,30 @@ void Placement::leave_shared_core(int member) {
     moved_.store(now);
     arena_->rank(member).core.store(core + 1, std::memory_order_relaxed);  // before others look for a free one
     if (sched_setaffinity(0, sizeof one, &one) == 0) sched_setaffinity(0, sizeof mask, &mask);
+}
+
+bool Placement::yield(int member) {
+    const uint64_t begin = now_ns();
+    if (!pause_.is_over(begin)) return false;
+    publish_core(member);
+    arena_->rank(member).yielded.store(begin, std::memory_order_relaxed);
+    yield_core();
+    const uint64_t end = now_ns();
+    if (!lost_core(member, begin, end)) return true;
+    pause_.start(begin, end);
+    return false;
+}
+
+bool Placement::lost_core(int member, uint64_t begin, uint64_t end) const {
+    if (end - begin < LOST_NS) return false;
+    const int core = arena_->rank(member).core.load(std::memory_order_relaxed);
+    uint64_t last = begin;
+    for (int r = 0; r < arena_->size; ++r) {
+        const RankHeader& header = arena_->rank(r);
+        if (header.core.load(std::memory_order_relaxed) != core) continue;
+        last = std::max(last, header.yielded.load(std::memory_order_relaxed));
+    }
+    return last + LOST_NS <= end;
 }
 
 }  // namespace ringcomm

@@ -1,10 +1,13 @@
 // Ranks that nobody has bound may begin on one core, and the kernel leaves them there for up to a second although
 // another core is idle. Each call then takes as long as a rank spins.
+//
+// Ranks that share a core yield it to each other, unless another program gets it: see core/waiting.h.
 #pragma once
 
 #include <atomic>
 #include <memory>
 
+#include "core/waiting.h"
 #include "shm/arena.h"
 
 namespace ringcomm {
@@ -19,10 +22,16 @@ public:
     // and no rank is on. The mask stays what it was. Not twice within a millisecond: what the peers have published may
     // be old.
     void leave_shared_core(int member);
+    // For a thread of rank `member`: see WaitChecks::yield().
+    bool yield(int member);
+    // Whether another program took the core in a yield from `begin` to `end`, in ns: no rank that waits there has
+    // yielded it in the last millisecond. Many ranks in turn may take as long.
+    bool lost_core(int member, uint64_t begin, uint64_t end) const;
 
 private:
     const std::shared_ptr<Arena> arena_;
     std::atomic<uint64_t> moved_{0};  // ns
+    YieldPause pause_;
 };
 
 }  // namespace ringcomm
