@@ -2,9 +2,11 @@
 //
 // Most programs wait soon after they have started calls, and then make the progress themselves: to wake another thread
 // takes longer than a small call. So this one naps before it takes over, and after that looks again, until nothing has
-// been open for a while.
+// been open for a while. While the program goes on making calls, the naps grow: each takes the core from the program,
+// and the kernel may then give it to another one.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -44,6 +46,7 @@ public:
     // the mutex alone while the program makes calls: to wait for it here would cost each unlock there a system call.
     template <class Open, class Idle>
     bool wait_for_turn(std::unique_lock<std::mutex>& lock, Open open, Idle idle) {
+        auto length = NAP;
         for (int naps = 0; !stopping_;) {
             sleeps_ = naps == NAPS && !(open() && idle());
             lock.unlock();
@@ -51,9 +54,10 @@ public:
             bool called, active;
             do {
                 seen = activity_.load(std::memory_order_relaxed);
-                called = nap();
+                called = nap(length);
                 active = seen != activity_.load(std::memory_order_relaxed);
                 naps = called || active ? 0 : naps + 1;
+                length = active ? std::min(2 * length, LONGEST_NAP) : NAP;
             } while (!called && naps < NAPS && (active || !idle()));
             lock.lock();
             sleeps_ = false;
@@ -72,8 +76,8 @@ public:
     }
 
 private:
-    static constexpr std::chrono::microseconds NAP{200};  // to wake up takes 2 us of the core
-    static constexpr int NAPS = 50;                       // in vain, before it sleeps until it is woken
+    static constexpr std::chrono::microseconds NAP{200}, LONGEST_NAP{800};  // to wake up takes 2 us of the core
+    static constexpr int NAPS = 50;  // in vain, before it sleeps until it is woken
 
     void call() {
         {
@@ -84,13 +88,13 @@ private:
     }
 
     // Returns whether call() ended it.
-    bool nap() {
+    bool nap(std::chrono::microseconds length) {
         const auto called = [this] { return called_; };
         std::unique_lock lock(nap_mutex_);
         if (sleeps_) {
             wakeup_.wait(lock, called);
         } else {
-            wakeup_.wait_for(lock, NAP, called);
+            wakeup_.wait_for(lock, length, called);
         }
         return std::exchange(called_, false);
     }
