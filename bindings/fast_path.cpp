@@ -52,13 +52,13 @@ PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t number)
     constexpr bool divides = row.given == Data::BLOCKS;
     FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
     Arguments arguments(fast_path, values, number);
-    PyObject *x, *out, *async_op = Py_False;
+    PyObject *x, *out, *async_op;
     int op = RC_SUM, root = 0;
     if (fast_path.deferred) return not_plain();
     if (!arguments.object(x) || !arguments.object(out)) return not_plain();
     if (row.reduces && !arguments.op(op)) return not_plain();
     if (row.rooted() && !arguments.rank(root)) return not_plain();
-    if (!(as_bytes && arguments.at_end()) && !arguments.nothing_but(async_op)) return not_plain();
+    if (!arguments.nothing_but(async_op)) return not_plain();
 
     const auto read = [&](PyObject* given, Array& array, bool writable) {
         return as_bytes ? fast_path.arrays.read_bytes(given, array, writable) : fast_path.read(given, array, writable);

@@ -86,8 +86,6 @@ public:
         return true;
     }
 
-    bool at_end() const { return next_ == end_; }
-
     // The rest (counts, a timeout, async_op) must have their defaults.
     bool nothing_else() const {
         PyObject* async_op;

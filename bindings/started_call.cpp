@@ -73,6 +73,7 @@ void StartedCall::reset() {
     if (call.done()) {
         call.free();
     } else {
+        rc_work_detach(call.work);  // nobody will wait for it
         before->dropped->push_back(call);
     }
     Py_XDECREF(given);

@@ -58,7 +58,7 @@ class Collectives:
         """Copy the array of `root` to all ranks."""
         context = self._object
         try:
-            if context.fast.broadcast_bytes(buf, None, root) is NotImplemented:
+            if context.fast.broadcast_bytes(buf, None, root, False) is NotImplemented:
                 self._bcast(buf, root)
         except FAILURES as error:
             context.fail(error)
@@ -67,7 +67,7 @@ class Collectives:
         """Collect blocks of equal size on `root`, in rank order."""
         context = self._object
         try:
-            if context.fast.gather_bytes(sendbuf, recvbuf, root) is NotImplemented:
+            if context.fast.gather_bytes(sendbuf, recvbuf, root, False) is NotImplemented:
                 self._gather(sendbuf, recvbuf, root)
         except FAILURES as error:
             context.fail(error)
@@ -76,7 +76,7 @@ class Collectives:
         """Divide the array of `root` into blocks of equal size, one for each rank."""
         context = self._object
         try:
-            if context.fast.scatter_bytes(sendbuf, recvbuf, root) is NotImplemented:
+            if context.fast.scatter_bytes(sendbuf, recvbuf, root, False) is NotImplemented:
                 self._scatter(sendbuf, recvbuf, root)
         except FAILURES as error:
             context.fail(error)
@@ -85,7 +85,7 @@ class Collectives:
         """Collect blocks of equal size on all ranks, in rank order."""
         context = self._object
         try:
-            if context.fast.all_gather_bytes(sendbuf, recvbuf) is NotImplemented:
+            if context.fast.all_gather_bytes(sendbuf, recvbuf, False) is NotImplemented:
                 self._allgather(sendbuf, recvbuf)
         except FAILURES as error:
             context.fail(error)
@@ -94,7 +94,7 @@ class Collectives:
         """Send block j to rank j, and receive block i from rank i; all are of one size."""
         context = self._object
         try:
-            if context.fast.all_to_all_bytes(sendbuf, recvbuf) is NotImplemented:
+            if context.fast.all_to_all_bytes(sendbuf, recvbuf, False) is NotImplemented:
                 self._alltoall(sendbuf, recvbuf)
         except FAILURES as error:
             context.fail(error)

@@ -9,12 +9,11 @@ from ringcomm.mpi4py.collectives import NATIVE, Collectives
 from ringcomm.mpi4py.constants import IN_PLACE
 from ringcomm.mpi4py.errors import FAILURES
 from ringcomm.mpi4py.op import SUM, Op
-from ringcomm.mpi4py.p2p import PLAIN
 from ringcomm.mpi4py.request import Request
 
 __all__ = ["NonblockingCollectives"]
 
-ndarray, BYTE = np.ndarray, np.dtype(np.uint8)
+ndarray = np.ndarray
 
 
 class NonblockingCollectives(Collectives):
@@ -27,38 +26,27 @@ class NonblockingCollectives(Collectives):
 
     def Ibcast(self, buf: Any, root: int = 0) -> Request:
         """Start a nonblocking call: Copy the array of `root` to all ranks."""
-        fast, data = self._object.fast, _plain_bytes(buf)
-        request = None if data is None else self._start(fast.broadcast, data, None, root, None)
+        request = self._start(self._object.fast.broadcast_bytes, buf, None, root)
         return super().Ibcast(buf, root) if request is None else request
 
     def Igather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Request:
         """Start a nonblocking call: Collect blocks of equal size on `root`, in rank order."""
-        context, source, request = self._object, _plain_bytes(sendbuf), None
-        target = _plain_bytes(recvbuf) if context.rank == root else None
-        if source is not None and (target is not None or context.rank != root):
-            request = self._start(context.fast.gather, source, target, root, None, None)
+        request = self._start(self._object.fast.gather_bytes, sendbuf, recvbuf, root)
         return super().Igather(sendbuf, recvbuf, root) if request is None else request
 
     def Iscatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Request:
         """Start a nonblocking call: Divide the array of `root` into blocks of equal size, one for each rank."""
-        context, target, request = self._object, _plain_bytes(recvbuf), None
-        source = _plain_bytes(sendbuf) if context.rank == root else None
-        if target is not None and (source is not None or context.rank != root):
-            request = self._start(context.fast.scatter, source, target, root, None, None)
+        request = self._start(self._object.fast.scatter_bytes, sendbuf, recvbuf, root)
         return super().Iscatter(sendbuf, recvbuf, root) if request is None else request
 
     def Iallgather(self, sendbuf: Any, recvbuf: Any) -> Request:
         """Start a nonblocking call: Collect blocks of equal size on all ranks, in rank order."""
-        fast, source, target, request = self._object.fast, _plain_bytes(sendbuf), _plain_bytes(recvbuf), None
-        if source is not None and target is not None:
-            request = self._start(fast.all_gather, source, target, None, None)
+        request = self._start(self._object.fast.all_gather_bytes, sendbuf, recvbuf)
         return super().Iallgather(sendbuf, recvbuf) if request is None else request
 
     def Ialltoall(self, sendbuf: Any, recvbuf: Any) -> Request:
         """Start a nonblocking call: Send block j to rank j, and receive block i from rank i; all are of one size."""
-        fast, source, target, request = self._object.fast, _plain_bytes(sendbuf), _plain_bytes(recvbuf), None
-        if source is not None and target is not None:
-            request = self._start(fast.all_to_all, source, target, None, None, None)
+        request = self._start(self._object.fast.all_to_all_bytes, sendbuf, recvbuf)
         return super().Ialltoall(sendbuf, recvbuf) if request is None else request
 
     def Ireduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> Request:
@@ -91,10 +79,3 @@ class NonblockingCollectives(Collectives):
         except FAILURES as error:
             context.fail(error)
             raise
-
-
-def _plain_bytes(buf: Any) -> Any:
-    """Return the bytes of an array that needs no look at its specification, None for others."""
-    if type(buf) is ndarray and buf.ndim and buf.dtype in PLAIN and buf.flags.c_contiguous:
-        return buf.view(BYTE)
-    return None

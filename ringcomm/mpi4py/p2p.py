@@ -274,11 +274,6 @@ class PointToPoint:
             raise failure(ERR_RANK, f"source: expected a rank below {size}, ANY_SOURCE or PROC_NULL, got {source}")
 
 
-def _is_plain(buf: Any) -> bool:
-    """Return whether a buffer to receive in is an array that needs no look at its specification."""
-    return type(buf) is ndarray and buf.dtype in PLAIN and buf.flags.carray
-
-
 def _outgoing(buf: Any, dest: int, tag: int) -> Any:
     """Return the contiguous array to send, None for a send to PROC_NULL."""
     if is_proc_null(dest, tag):
