@@ -51,8 +51,7 @@ PyObject* make_request(const RequestStarts& requests, PyObject* operation) {
     return nullptr;
 }
 
-// --- Methods of RequestStarts
-// ---------------------------------------------------------------------------------------------
+// --- Methods of RequestStarts ----------------------------------------------------------------------------------------
 
 bool read(const RequestStarts& requests, PlainKind kind, PyObject* buffer, PyObject* peer, PyObject* tag,
           PlainTransfer& transfer) {
@@ -132,8 +131,7 @@ PyType_Slot slots[] = {
 PyType_Spec spec{"ringcomm._requests.Starts", sizeof(RequestStarts), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
                  slots};
 
-// --- StartedOperation
-// -------------------------------------------------------------------------------------------------------
+// --- StartedOperation ------------------------------------------------------------------------------------------------
 
 int traverse_operation(PyObject* self, visitproc visit, void* arg) {
     auto& operation = *reinterpret_cast<StartedOperation*>(self);
@@ -168,8 +166,7 @@ PyType_Spec operation_spec{"ringcomm._requests.Operation", sizeof(StartedOperati
                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
                            operation_slots};
 
-// --- PersistentOperation
-// ------------------------------------------------------------------------------------------------------
+// --- PersistentOperation ---------------------------------------------------------------------------------------------
 
 // prepare(requests, context, kind, buffer, peer, tag): from now on start_all() starts this transfer, if it is plain.
 PyObject* prepare(PyObject* self, PyObject* const* values, Py_ssize_t number) {

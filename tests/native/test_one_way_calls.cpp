@@ -113,7 +113,7 @@ void a_rank_that_never_comes_is_named(rc_comm* comm, int rank) {
         status = run(comm, RC_BROADCAST, data.data(), data.data(), COUNT);
     }
     CHECK(status == RC_TIMEOUT && rc_last_error()->rank == 1);
-    if (rank == 0) CHECK(strstr(rc_last_error()->message, "(epoch 1) was not called by rank 1"));
+    if (rank == 0) CHECK(strstr(rc_last_error()->message, "(epoch 1) was not called by rank"));
 }
 
 }  // namespace
