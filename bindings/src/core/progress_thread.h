@@ -48,7 +48,8 @@ public:
     bool wait_for_turn(std::unique_lock<std::mutex>& lock, Open open, Idle idle) {
         auto length = NAP;
         for (int naps = 0; !stopping_;) {
-            sleeps_ = naps == NAPS && !(open() && idle());
+            sleeps_ = naps == NAPS;  // before the look: who changes what is found then sees it, and calls
+            if (sleeps_ && open() && idle()) sleeps_ = false;
             lock.unlock();
             uint64_t seen;
             bool called, active;
