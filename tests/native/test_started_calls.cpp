@@ -142,6 +142,42 @@ void every_small_call_starts(rc_comm* comm, int rank, int n) {
     CHECK(std::count(one.begin(), one.end(), n - 1) == long(piece));
 }
 
+// Rank 0 is ahead by a one-way call, and the room of its blocks, each as long as the longest, exceeds a start record.
+std::atomic<bool> ahead{false};
+void a_start_waits_for_no_rank(rc_comm* comm, int rank, int n) {
+    constexpr uint64_t LENGTH = 100;
+    std::vector<int> x(LENGTH, rank), one(rank ? 0 : LENGTH);
+    std::vector<uint64_t> counts(n);
+    counts[0] = LENGTH;
+    if (rank == 0) ahead = false;
+    DO(run(comm, RC_BARRIER, nullptr, nullptr, 0));
+    while (rank && !ahead.load() && rc_check(comm) == RC_OK) std::this_thread::yield();
+    DO(run(comm, RC_BROADCAST, x.data(), x.data(), COUNT));
+    std::fill(x.begin(), x.end(), rank);
+    rc_work* work = nullptr;
+    DO(run(comm, RC_REDUCE_SCATTER, x.data(), one.data(), LENGTH, RC_INT32, RC_SUM, 0, counts.data(), &work));
+    ahead = true;
+    DO(finish(work));
+    CHECK(std::count(one.begin(), one.end(), n * (n - 1) / 2) == long(one.size()));
+}
+
+// The last rank starts once rank 1 has polled: to name the calls of all ranks, the poll would have to wait for it.
+std::atomic<bool> polled{false};
+void a_poll_of_a_mismatch_waits_for_no_rank(rc_comm* comm, int rank, int n) {
+    std::vector<int> data(COUNT + 1);
+    if (rank == 0) polled = false;
+    DO(run(comm, RC_BARRIER, nullptr, nullptr, 0));
+    while (rank > 1 && !polled.load() && rc_check(comm) == RC_OK) std::this_thread::yield();
+    rc_work* work = nullptr;
+    DO(run(comm, RC_BROADCAST, data.data(), data.data(), COUNT + (rank == 1), RC_INT32, RC_SUM, 0, nullptr, &work));
+    if (rank == 1) {
+        for (int i = 0; i < 1000; ++i) CHECK(!rc_work_done(work) || n == 2);
+        polled = true;
+    }
+    CHECK(finish(work) == (rank == 1 ? RC_MISMATCH : RC_OK));
+    CHECK(run(comm, RC_BARRIER, nullptr, nullptr, 0) == (rank == 1 ? RC_OK : RC_MISMATCH));
+}
+
 // Rank 0 never takes part: who polls learns of it, too.
 void a_poll_ends_with_a_failure(rc_comm* comm, int rank) {
     if (rank == 0) {
@@ -185,6 +221,8 @@ int main() {
         in_world(n, small_tuning(), [n](rc_comm* comm, int rank) {
             peers_need_no_wait_of_this_rank(comm, rank, n);
             every_small_call_starts(comm, rank, n);
+            a_start_waits_for_no_rank(comm, rank, n);
+            a_poll_of_a_mismatch_waits_for_no_rank(comm, rank, n);
             polls_complete_calls_in_order(comm, rank, n);
             detached_calls_go_on(comm, rank, n);
             threads_wait_for_each_others_calls(comm, rank, n);

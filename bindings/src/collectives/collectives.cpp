@@ -288,11 +288,11 @@ bool Comm::may_be_direct(size_t block) const {
     return block >= std::min({tuning().direct_bytes, tuning().cma_bytes, tuning().cma_huge_bytes});
 }
 
-// What one chunk holds, and no rank takes from another's buffers. Counts differ between the pairs of an all_to_all, so
-// that this rank does not know how long the longest block is.
+// What one chunk holds, and no rank takes from another's buffers. Where blocks of different lengths are given, each has
+// room for the longest: chunk 0 is larger than the array then.
 bool Comm::can_start(const CallRecord& call) const {
     if (size == 1) return true;
-    const bool known = !call.counts || !collectives[call.collective].exchanges();
+    const bool known = !call.counts || collectives[call.collective].given != Data::BLOCKS;
     const size_t bytes = call.on_gpus ? 0 : call.elements(size) * call.item;
     const size_t most =
         std::min<size_t>({tuning().one_shot_bytes, tuning().segment_bytes, arena().layout.staging_bytes});
@@ -307,12 +307,20 @@ void Comm::start_collective(const CallRecord& call) {
 }
 
 bool Comm::has_arrived(const CallRecord& call) const {
-    const bool one_way = is_one_way(call), from_root = collectives[call.collective].given_by == Ranks::ROOT;
-    for (int p = 0; p < size; ++p) {
-        const bool needed = !one_way || (from_root ? p == call.root : rank == call.root);
-        if (p != rank && needed && observe(header(p).records[call.epoch % RECORDS].epoch) < call.epoch) return false;
-    }
-    return true;
+    const auto record = [&](int p) -> const StartRecord& { return header(p).records[call.epoch % RECORDS]; };
+    const auto has_started = [&](int p) { return p == rank || observe(record(p).epoch) >= call.epoch; };
+    const auto all_have = [&] {
+        for (int p = 0; p < size; ++p) {
+            if (!has_started(p)) return false;
+        }
+        return true;
+    };
+    const bool from_root = collectives[call.collective].given_by == Ranks::ROOT;
+    if (!is_one_way(call)) return all_have();
+    if (from_root == (rank == call.root)) return true;
+    // A mismatch names all ranks.
+    const bool matches = from_root && has_started(call.root) && record(call.root).signature == call.signature;
+    return matches || all_have();
 }
 
 }  // namespace ringcomm

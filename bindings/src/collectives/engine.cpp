@@ -75,8 +75,8 @@ std::shared_ptr<Work> CollectiveEngine::queue(const CallRecord& call) {
     const WakesFirst wakes(*this);
     std::unique_lock executor(executor_, std::defer_lock);
     // A signal handler may run inside a call, whose thread holds the executor.
-    const bool starts = pending_.load() == 0 && group_.can_start(call) && !group_.interrupted_here() &&
-                        executor.try_lock() && pending_.load() == 0;
+    const bool starts = pending_.load() == 0 && !group_.interrupted_here() && executor.try_lock() &&
+                        pending_.load() == 0 && group_.can_start(call);
     const std::lock_guard lock(mutex_);
     if (stopping_) throw Failure(RC_CLOSED, "this communicator is closed", group_.rank);
     if (!starts) start_progress_thread();  // before anything else: it may throw
