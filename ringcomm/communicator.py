@@ -378,7 +378,7 @@ class Communicator:
     # --- Python objects -----------------------------------------------------------------------------------------------
 
     def broadcast_object(self, obj: Any = None, root: int = 0, *, timeout: float | None = None) -> Any:
-        """Return the object of `root` on every rank. It travels pickled: up to 496 bytes in one broadcast, else in two.
+        """Return the object of `root` on every rank. It travels pickled: up to 464 bytes in one broadcast, else in two.
 
         NumPy arrays of 64 KiB and more, also in its lists, tuples and dicts, are not copied into the pickle: each is
         a broadcast of its own. `timeout` applies to each. If the object cannot be pickled, every rank raises
