@@ -91,7 +91,7 @@ void PointToPointEngine::post(std::initializer_list<Request*> requests, const st
         }
         throw failure;
     }
-    if (async && !async->request.is_done()) {
+    if (async_open_) {  // this one, or the copies of a send from a GPU
         try_start_progress_thread();
         progress_thread_.note_activity();
     }
