@@ -75,9 +75,9 @@ std::shared_ptr<Work> CollectiveEngine::queue(const CallRecord& call) {
     const WakesFirst wakes(*this);
     std::unique_lock executor(executor_, std::defer_lock);
     // A signal handler may run inside a call, whose thread holds the executor.
-    const bool starts = pending_.load() == 0 && !group_.interrupted_here() && executor.try_lock() &&
-                        pending_.load() == 0 && group_.can_start(call);
+    const bool is_free = pending_.load() == 0 && !group_.interrupted_here() && executor.try_lock();
     const std::lock_guard lock(mutex_);
+    const bool starts = is_free && queue_.empty() && group_.can_start(call);
     if (stopping_) throw Failure(RC_CLOSED, "this communicator is closed", group_.rank);
     if (!starts) start_progress_thread();  // before anything else: it may throw
     const bool needed = needs_thread();
