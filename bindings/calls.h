@@ -6,6 +6,8 @@
 
 namespace ringcomm {
 
+constexpr double OWN_TIMEOUT = -1.0;  // the communicator's
+
 using Method = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
 
 inline PyMethodDef method(const char* name, Method function) {
@@ -30,16 +32,15 @@ inline PyObject* raise(PyObject* check, int status) {
 // Receives a message of any length. Returns its bytes, an owned reference; nullptr: the exception is set. Where memory
 // is short, the message is lost, but its sender goes on.
 inline PyObject* receive_bytes(rc_comm* comm, PyObject* check, int peer, int64_t tag, rc_message& message) {
-    constexpr double own_timeout = -1.0;  // the communicator's
     int found;
     uint64_t taken;
-    int status = without_gil([&] { return rc_probe(comm, peer, tag, true, own_timeout, &found, &message, &taken); });
+    int status = without_gil([&] { return rc_probe(comm, peer, tag, true, OWN_TIMEOUT, &found, &message, &taken); });
     if (status != RC_OK) return raise(check, status);
     PyObject* const bytes = PyBytes_FromStringAndSize(nullptr, Py_ssize_t(message.bytes));
     char* const data = bytes ? PyBytes_AsString(bytes) : nullptr;
     const uint64_t size = bytes ? message.bytes : 0;
     status = without_gil([&] {
-        return rc_recv_message(comm, data, size, message.source, message.tag, taken, own_timeout, &message, nullptr);
+        return rc_recv_message(comm, data, size, message.source, message.tag, taken, OWN_TIMEOUT, &message, nullptr);
     });
     if (!bytes || status == RC_OK) return bytes;
     Py_DECREF(bytes);

@@ -8,7 +8,7 @@ namespace {
 
 // Makes the call of a message on a GPU. Returns the stream, an owned reference; nullptr: the exception is set.
 PyObject* prepare(FastPath& fast_path, int kind, const Array& x, int peer, int64_t tag, MessageCall& call) {
-    call = {kind, x.data, x.count, x.dtype, peer, tag, -1.0, nullptr};
+    call = {kind, x.data, x.count, x.dtype, peer, tag, OWN_TIMEOUT, nullptr};
     return current_stream(GpuArrays::current(x), fast_path.message_gpus.ordinal, call.stream);
 }
 
@@ -126,7 +126,7 @@ PyObject* recv_message(PyObject* self, PyObject* const* values, Py_ssize_t numbe
     Array x;
     if (!fast_path.arrays.read(array, x, true)) return not_plain();
     return run_for_message(fast_path, [&](rc_message* message) {
-        return rc_recv_message(fast_path.comm, x.data, x.bytes(), peer, tag, 0, -1.0, message, nullptr);
+        return rc_recv_message(fast_path.comm, x.data, x.bytes(), peer, tag, 0, OWN_TIMEOUT, message, nullptr);
     });
 }
 
@@ -146,7 +146,7 @@ PyObject* sendrecv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     if (x.on_gpu || out.on_gpu) return not_plain();
     return run_for_source(fast_path, [&](int& from) {
         return rc_sendrecv(fast_path.comm, x.data, x.count, x.dtype, dest, out.data, out.count, out.dtype, source, tag,
-                           -1.0, &from);
+                           OWN_TIMEOUT, &from);
     });
 }
 
@@ -165,7 +165,7 @@ PyObject* sendrecv_message(PyObject* self, PyObject* const* values, Py_ssize_t n
     if (!fast_path.arrays.read(sent, x, false) || !fast_path.arrays.read(received, out, true)) return not_plain();
     return run_for_message(fast_path, [&](rc_message* message) {
         return rc_sendrecv_message(fast_path.comm, x.data, x.bytes(), dest, send_tag, out.data, out.bytes(), source,
-                                   recv_tag, -1.0, message);
+                                   recv_tag, OWN_TIMEOUT, message);
     });
 }
 

@@ -79,7 +79,7 @@ PyObject* object_collective(PyObject* self, PyObject* const* values, Py_ssize_t 
     Records& records = keeps_own ? sent.records : received;
     const rc_call call{sent.records.data(), records.data(), sizeof(ObjectRecord), RC_UINT8, 0, 1.0, root, nullptr};
     PyObject* const done = run(fast_path, Py_NewRef(Py_None), [&] {
-        return rc_collective(fast_path.comm, moves_records_as(code), &call, -1.0, nullptr);
+        return rc_collective(fast_path.comm, moves_records_as(code), &call, OWN_TIMEOUT, nullptr);
     });
     if (done != Py_None) return done;
     Py_DECREF(done);
@@ -153,7 +153,7 @@ PyObject* send_object(PyObject* self, PyObject* const* values, Py_ssize_t number
         return nullptr;
     }
     PyObject* const done = run(fast_path, Py_NewRef(Py_None), [&] {
-        return rc_send(fast_path.comm, view.buf, uint64_t(view.len), RC_UINT8, peer, tag, -1.0, nullptr);
+        return rc_send(fast_path.comm, view.buf, uint64_t(view.len), RC_UINT8, peer, tag, OWN_TIMEOUT, nullptr);
     });
     PyBuffer_Release(&view);
     Py_DECREF(pickled);

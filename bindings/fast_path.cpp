@@ -36,8 +36,9 @@ PyObject* launch(FastPath& fast_path, int code, const rc_call& call, const Array
     }
     PyObject* const handle = Py_NewRef(fast_path.group_handle);  // another thread may disconnect
     uint64_t launch = 0;
-    PyObject* const done =
-        run(fast_path, result, [&] { return rc_gpus_call(group, code, &call, address, -1.0, RC_GPUS_FAST, &launch); });
+    PyObject* const done = run(fast_path, result, [&] {
+        return rc_gpus_call(group, code, &call, address, OWN_TIMEOUT, RC_GPUS_FAST, &launch);
+    });
     fast_path.launched(stream, launch);
     Py_DECREF(handle);
     return done;

@@ -2,6 +2,7 @@
 #pragma once
 #include <Python.h>
 
+#include "calls.h"
 #include "ringcomm.h"
 
 namespace ringcomm {
@@ -25,7 +26,7 @@ struct MessageCall {
         return status == RC_OK ? end(work, source) : status;
     }
     int end(rc_work* work, int& source) const {
-        const int status = rc_work_wait_launched(work, -1.0, stream, &source);
+        const int status = rc_work_wait_launched(work, OWN_TIMEOUT, stream, &source);
         rc_work_free(work);
         return status;
     }

@@ -63,21 +63,21 @@ public:
         return RC_OK;
     }
 
-    bool done() const {
-        for (const Request& each : requests_) {
-            if (each.operation && !each.operation->call.pending.done()) return false;
-        }
-        return true;
+    // Without the GIL: it may move the data of large messages. Returns whether all are done.
+    bool poll() const {
+        bool all = true;
+        for (const Request& each : requests_) all &= !each.operation || rc_work_done(each.operation->call.pending.work);
+        return all;
     }
 
-    // Adds the indices of those that are active, and of those of them that are done, to lists. False: the exception is
-    // set.
+    // Adds the indices of those that are active, and of those of them that have ended, to lists. False: the exception
+    // is set.
     bool find(PyObject* active, PyObject* done) const {
         for (size_t i = 0; i < requests_.size(); ++i) {
             const StartedOperation* const operation = requests_[i].operation;
             PyObject* const index = operation ? PyLong_FromSize_t(i) : nullptr;
             const bool added = index && PyList_Append(active, index) == 0 &&
-                               (!operation->call.pending.done() || PyList_Append(done, index) == 0);
+                               (!operation->call.pending.ended() || PyList_Append(done, index) == 0);
             Py_XDECREF(index);
             if (operation && !added) return false;
         }
@@ -151,7 +151,7 @@ PyObject* wait_all(PyObject*, PyObject* requests) {
 PyObject* test_all(PyObject*, PyObject* requests) {
     Operations operations(requests);
     if (!operations.read()) Py_RETURN_NONE;
-    if (!operations.done()) Py_RETURN_FALSE;
+    if (!without_gil([&] { return operations.poll(); })) Py_RETURN_FALSE;
     if (operations.wait() != RC_OK) Py_RETURN_NONE;
     operations.release();
     Py_RETURN_TRUE;
@@ -162,6 +162,7 @@ PyObject* test_all(PyObject*, PyObject* requests) {
 PyObject* find_done(PyObject*, PyObject* requests) {
     Operations operations(requests);
     if (!operations.read()) Py_RETURN_NONE;
+    without_gil([&] { return operations.poll(); });
     PyObject *const active = PyList_New(0), *const done = PyList_New(0);
     const bool found = active && done && operations.find(active, done);
     PyObject* const both = found ? PyTuple_Pack(2, active, done) : nullptr;

@@ -27,7 +27,7 @@ void CallOwner::open(PyObject* address, PyObject* its_handle, PyObject* its_chec
 void CallOwner::close() {
     Py_DECREF(handle);  // perhaps the last reference, which ends the calls
     for (PendingCall& call : *dropped) {
-        if (call.done()) call.free();  // the memory of others is in use as long as the communicator
+        if (call.ended()) call.free();  // the memory of others is in use as long as the communicator
     }
     delete dropped;
     Py_DECREF(check);
@@ -37,7 +37,7 @@ void CallOwner::close() {
 void CallOwner::release_ended() {
     std::vector<PendingCall> ended;
     std::erase_if(*dropped, [&](const PendingCall& call) {
-        if (!call.done()) return false;
+        if (!call.ended()) return false;
         ended.push_back(call);
         return true;
     });
@@ -46,7 +46,7 @@ void CallOwner::release_ended() {
 
 PyObject* StartedCall::end(int status) {
     PyObject* const made = status == RC_OK ? outcome(*this) : raise(owner->check, status);
-    if (pending.done()) {
+    if (pending.ended()) {
         PyObject *type, *error, *traceback;
         PyErr_Fetch(&type, &error, &traceback);
         pending.release_memory();
@@ -58,7 +58,7 @@ PyObject* StartedCall::end(int status) {
 int StartedCall::visit(visitproc visit, void* arg) {  // Py_VISIT takes these names
     Py_VISIT(Py_TYPE(&object));
     if (owner) Py_VISIT(&owner->object);
-    if (!pending.done()) return 0;  // its memory is no garbage
+    if (!pending.ended()) return 0;  // its memory is no garbage
     Py_VISIT(result);
     Py_VISIT(pending.memory.buffer.obj);
     Py_VISIT(pending.memory.source);
@@ -70,10 +70,10 @@ void StartedCall::reset() {
     PendingCall call = std::exchange(pending, {});
     CallOwner* const before = std::exchange(owner, nullptr);
     PyObject* const given = std::exchange(result, nullptr);
-    if (call.done()) {
+    if (call.ended()) {
         call.free();
     } else {
-        rc_work_detach(call.work);  // nobody will wait for it
+        without_gil([&] { return rc_work_detach(call.work); });  // it may move data
         before->dropped->push_back(call);
     }
     Py_XDECREF(given);

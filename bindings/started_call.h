@@ -9,8 +9,6 @@
 
 namespace ringcomm {
 
-constexpr double OWN_TIMEOUT = -1.0;  // the communicator's
-
 // What a call uses until it is done. All zero: nothing.
 struct CallMemory {
     Py_buffer buffer;
@@ -22,7 +20,7 @@ struct PendingCall {
     rc_work* work;
     CallMemory memory;
 
-    bool done() const { return rc_work_done(work); }
+    bool ended() const { return rc_work_ended(work); }
     // These may run Python code.
     void release_memory();
     void free();

@@ -326,14 +326,15 @@ int rc_work_message(rc_work* work, rc_message* message);
 /* The status of the finished call. If it is not done after `timeout` the communicator is broken with RC_TIMEOUT: no
  * wait returns while the library can still touch the buffers. */
 int rc_work_wait(rc_work* work, double timeout, int* source);
-/* Makes progress, so that a program may poll. */
+/* Whether it is done; rc_work_done makes progress before, so that a program may poll. */
+int rc_work_ended(const rc_work* work);
 int rc_work_done(rc_work* work);
 /* When the work is done, successfully or not, rc_next_done returns `token` (not 0). */
 int rc_work_notify(rc_work* work, uint64_t token);
 /* Waits for the next token of this process, in order of completion; 0 after `timeout`. */
 uint64_t rc_next_done(double timeout);
-/* The program will neither wait nor poll: the call goes on by itself. */
-void rc_work_detach(rc_work* work);
+/* The program will neither wait nor poll: the call goes on by itself, unless the system refuses a thread. */
+int rc_work_detach(rc_work* work);
 void rc_work_free(rc_work* work); /* detaches it */
 
 /* Between hosts. A network joins the processes of a job; a communicator over it has ranks on several hosts. */

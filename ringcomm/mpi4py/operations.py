@@ -117,8 +117,8 @@ class Started(Operation):  # type: ignore[misc]
     def watch(self) -> None:
         """Let `wait_until` hear of the end."""
         if not self._watched:
-            self._watched = True
             _watch(self if self._work is None else self._work)
+            self._watched = True
 
     def complete(self, status: Status | None = None) -> Any:
         """Wait, once, and return the object received."""

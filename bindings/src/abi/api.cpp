@@ -250,7 +250,8 @@ void enter_open(rc_work& work, Function function) {
     try {
         const EntryGuard entry(*work.handle);
         function(*work.work);
-    } catch (const Failure&) {  // of the communicator: it ends the call
+    } catch (const Failure& failure) {  // of the communicator: it ends the call
+        if (failure.error.code == RC_SYSTEM) throw;
     }
 }
 
@@ -278,9 +279,11 @@ int rc_work_wait(rc_work* work, double timeout, int* source) {
 }
 
 int rc_work_done(rc_work* work) {
-    if (work) enter_open(*work, [](Work& open) { open.advance(); });
-    return !work || work->work->done();
+    if (work) guarded([&] { enter_open(*work, [](Work& open) { open.advance(); }); });
+    return rc_work_ended(work);
 }
+
+int rc_work_ended(const rc_work* work) { return !work || work->work->done(); }
 
 int rc_work_notify(rc_work* work, uint64_t token) {
     return guarded([&] {
@@ -291,8 +294,11 @@ int rc_work_notify(rc_work* work, uint64_t token) {
     });
 }
 
-void rc_work_detach(rc_work* work) {
-    if (work) enter_open(*work, [](Work& open) { open.detach(); });
+int rc_work_detach(rc_work* work) {
+    return guarded([&] {
+        check_pointer("work", work);
+        enter_open(*work, [](Work& open) { open.detach(); });
+    });
 }
 
 uint64_t rc_next_done(double timeout) { return next_done(timeout); }

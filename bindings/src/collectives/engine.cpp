@@ -64,12 +64,12 @@ void CollectiveEngine::run(CallRecord& call) {
         const std::unique_lock executor(executor_, std::try_to_lock);
         if (executor && pending_.load() == 0) return execute(call, false);
     }
-    const auto work = queue(call);
+    const auto work = queue(call, true);
     work->wait(group_, UINT64_MAX);
     work->result();
 }
 
-std::shared_ptr<Work> CollectiveEngine::queue(const CallRecord& call) {
+std::shared_ptr<Work> CollectiveEngine::queue(const CallRecord& call, bool awaited) {
     group_.ensure_ready();
     auto work = std::make_shared<QueuedCall>(*this, call);
     const WakesFirst wakes(*this);
@@ -79,7 +79,7 @@ std::shared_ptr<Work> CollectiveEngine::queue(const CallRecord& call) {
     const std::lock_guard lock(mutex_);
     const bool starts = is_free && queue_.empty() && group_.can_start(call);
     if (stopping_) throw Failure(RC_CLOSED, "this communicator is closed", group_.rank);
-    if (!starts) start_progress_thread();  // before anything else: it may throw
+    if (!starts && !awaited) start_progress_thread();  // before anything else: it may throw
     const bool needed = needs_thread();
     queue_.push_back(work);
     pending_.fetch_add(1);

@@ -18,7 +18,8 @@ public:
     ~CollectiveEngine() { stop(); }
 
     void run(CallRecord& call);
-    std::shared_ptr<Work> queue(const CallRecord& call);
+    // `awaited`: this thread waits for it next.
+    std::shared_ptr<Work> queue(const CallRecord& call, bool awaited = false);
     void stop();  // after group.start_closing(); queued calls fail
     // While they are parts of a call, collectives are not entered into the trace.
     void trace_parts(bool parts) { parts_.store(parts); }
