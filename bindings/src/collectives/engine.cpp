@@ -114,17 +114,17 @@ bool CollectiveEngine::run_next() {
         next = std::move(queue_.front());
         queue_.pop_front();
     }
-    std::optional<Failure> failure;
+    std::unique_ptr<Failure> failure;
     try {
         if (!next->call.started) group_.ensure_ready();
         execute(next->call, true);
     } catch (const Failure& thrown) {
-        failure = thrown;
+        failure = std::make_unique<Failure>(thrown);
     } catch (const std::exception& other) {
-        failure = Failure(RC_SYSTEM, other.what(), group_.rank);
+        failure = std::make_unique<Failure>(RC_SYSTEM, other.what(), group_.rank);
     }
     pending_.fetch_sub(1);
-    next->finish(failure);
+    next->finish(std::move(failure));
     return true;
 }
 

@@ -51,7 +51,7 @@ void Work::notify(uint64_t token) {
         tokens_.push_back(token);
 }
 
-void Work::finish(std::optional<Failure> failure) {
+void Work::finish(std::unique_ptr<Failure> failure) {
     const std::lock_guard lock(mutex_);
     failure_ = std::move(failure);
     done_.store(true, std::memory_order_release);

@@ -6,7 +6,6 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <system_error>
 #include <thread>
 
@@ -35,7 +34,7 @@ public:
     virtual ~Work() = default;
 
     bool done() const { return done_.load(std::memory_order_acquire); }
-    void finish(std::optional<Failure> failure);
+    void finish(std::unique_ptr<Failure> failure = nullptr);
     // Throws the failure of the call, if it has one. Only after done().
     void result() const;
     // Waits until `deadline` (ns). Then it breaks the communicator, which stops the call and ends the wait.
@@ -69,8 +68,8 @@ protected:
 
 private:
     std::atomic<bool> done_{false};
-    std::optional<Failure> failure_;
-    std::vector<uint64_t> tokens_;  // for next_done()
+    std::unique_ptr<Failure> failure_;  // some KiB, which most calls need not allocate
+    std::vector<uint64_t> tokens_;      // for next_done()
 };
 
 uint64_t next_done(double timeout);  // seconds; 0 after that

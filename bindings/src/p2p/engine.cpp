@@ -347,7 +347,7 @@ void PointToPointEngine::complete(Request& request) {
         gpu_->finish(async);
     } else if (async) {
         --async_open_;
-        async->finish(request.failure ? std::optional(*request.failure) : std::nullopt);
+        async->finish(request.failure ? std::make_unique<Failure>(*request.failure) : nullptr);
     }
     request.done.store(true, std::memory_order_release);  // last: the waiting thread may destroy the request
 }

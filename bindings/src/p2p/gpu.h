@@ -90,7 +90,7 @@ private:
     };
     struct Running {
         std::shared_ptr<AsyncRequest> async;
-        std::optional<Failure> failure;
+        std::unique_ptr<Failure> failure;
         uint64_t gone_ns = 0;  // since when its peer is lost
     };
 

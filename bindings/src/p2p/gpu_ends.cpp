@@ -10,8 +10,7 @@ namespace ringcomm {
 void PointToPointEngine::Gpu::finish(std::shared_ptr<AsyncRequest> async) {
     Request& request = async->request;
     GpuRequest& gpu = *request.gpu;
-    std::optional<Failure> failure;
-    if (request.failure) failure = *request.failure;
+    auto failure = request.failure ? std::make_unique<Failure>(*request.failure) : nullptr;
     if (request.to_host && !request.to_host->chunks.empty()) {  // it has failed while these are copied
         gpu.end = request.to_host->chunks.back().copied;
         gpu.copies = true;
@@ -43,7 +42,7 @@ bool PointToPointEngine::Gpu::end_running() {
         each.async->request.gpu->buffer.reset();
         each.async->request.to_host.reset();
         --engine_.async_open_;
-        each.async->finish(each.failure);
+        each.async->finish(std::move(each.failure));
         return true;
     });
 }
@@ -147,7 +146,7 @@ void PointToPointEngine::Gpu::drain() {
     while (!running_.empty()) {
         if (now_ns() - start > PATIENCE_NS) gpus.abort();
         if (!gpus.broken_context().empty()) {
-            for (Running& each : std::exchange(running_, {})) each.async->finish(each.failure);
+            for (Running& each : std::exchange(running_, {})) each.async->finish(std::move(each.failure));
             return;
         }
         end_running();
