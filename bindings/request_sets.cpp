@@ -21,12 +21,10 @@ public:
 
     bool known() const { return tuple_; }
     Py_ssize_t size() const { return tuple_ ? PyTuple_Size(tuple_) : 0; }
-    PyObject* operator[](Py_ssize_t index) const { return PyTuple_GetItem(tuple_, index); }  // a borrowed reference
-    // What a request names, a new reference; nullptr: it is no request.
-    PyObject* named(Py_ssize_t index) const {
-        PyObject* const found = PyObject_GetAttr((*this)[index], object_name);
-        if (!found) PyErr_Clear();
-        return found;
+    // A borrowed reference; nullptr: the item is no request.
+    RequestHandle* operator[](Py_ssize_t index) const {
+        PyObject* const item = PyTuple_GetItem(tuple_, index);
+        return is_a(item, request_type) ? reinterpret_cast<RequestHandle*>(item) : nullptr;
     }
 
 private:
@@ -39,7 +37,7 @@ public:
     explicit Operations(PyObject* requests) : handles_(requests) {}
     ~Operations() {
         for (const Request& each : requests_) {
-            Py_DECREF(each.named);
+            Py_XDECREF(each.named);
             if (each.operation) Py_DECREF(&each.operation->call.object);
         }
     }
@@ -98,7 +96,7 @@ public:
             if (!each.operation) continue;
             each.operation->call.pending.release_memory();
             if (!is_a(each.named, persistent_type)) {
-                if (PyObject_SetAttr(each.handle, object_name, nullptr) < 0) PyErr_Clear();  // another thread has
+                if (each.handle->named == each.named) Py_CLEAR(each.handle->named);
             } else if (auto& persistent = *reinterpret_cast<PersistentOperation*>(each.named);
                        persistent.started == &each.operation->call.object) {
                 Py_CLEAR(persistent.started);
@@ -108,25 +106,26 @@ public:
 
 private:
     struct Request {
-        PyObject *handle, *named;
-        StartedOperation* operation;  // nullptr: the request is null, or not active
+        RequestHandle* handle;
+        PyObject* named;              // nullptr: the request is null
+        StartedOperation* operation;  // nullptr: that, or it is not active
     };
 
     bool add(Py_ssize_t index) {
-        PyObject* const named = handles_.named(index);
-        if (!named) return false;
+        RequestHandle* const handle = handles_[index];
+        if (!handle) return false;
+        PyObject* const named = handle->named;
         PyObject* const active =
-            is_a(named, persistent_type) ? reinterpret_cast<PersistentOperation*>(named)->started : named;
+            named && is_a(named, persistent_type) ? reinterpret_cast<PersistentOperation*>(named)->started : named;
         StartedOperation* operation = nullptr;
         if (active && active != Py_None) {
             operation = is_a(active, operation_type) ? reinterpret_cast<StartedOperation*>(Py_NewRef(active)) : nullptr;
             if (!operation || !operation->call.owner) {
                 Py_XDECREF(reinterpret_cast<PyObject*>(operation));
-                Py_DECREF(named);
                 return false;
             }
         }
-        requests_.push_back({handles_[index], named, operation});
+        requests_.push_back({handle, Py_XNewRef(named), operation});
         return true;
     }
 
@@ -182,17 +181,15 @@ PyObject* start_all(PyObject*, PyObject* requests) {
     const RequestItems handles(requests);
     starts.reserve(handles.size());
     for (Py_ssize_t i = 0; i < handles.size(); ++i) {
-        PyObject* const named = handles.named(i);
-        if (!named) break;
-        auto& persistent = *reinterpret_cast<PersistentOperation*>(named);
-        const bool plain = is_a(named, persistent_type) && persistent.requests && !persistent.active();
+        const RequestHandle* const handle = handles[i];
+        if (!handle || !handle->named || !is_a(handle->named, persistent_type)) break;
+        auto& persistent = *reinterpret_cast<PersistentOperation*>(handle->named);
+        const bool plain = persistent.requests && !persistent.active();
         StartedOperation* const operation =
             plain ? make_operation(*persistent.requests, persistent.context, persistent.transfer, persistent.array)
                   : nullptr;
-        if (!operation) {
-            Py_DECREF(named);
-            break;
-        }
+        if (!operation) break;
+        Py_INCREF(&persistent.object);
         Py_XDECREF(std::exchange(persistent.started, Py_NewRef(&operation->call.object)));
         starts.push_back({&persistent, operation, RC_ARGUMENT});
     }

@@ -7,8 +7,7 @@
 
 namespace ringcomm {
 
-PyTypeObject *operation_type, *persistent_type;
-PyObject* object_name;
+PyTypeObject *request_type, *operation_type, *persistent_type;
 
 namespace {
 
@@ -43,12 +42,13 @@ namespace {
 
 // Takes the reference of the operation.
 PyObject* make_request(const RequestStarts& requests, PyObject* operation) {
-    PyObject* const request = allocate<PyObject>(requests.request);
-    const int set = request ? PyObject_SetAttr(request, object_name, operation) : -1;
-    Py_DECREF(operation);
-    if (set == 0) return request;
-    Py_XDECREF(request);
-    return nullptr;
+    auto* const request = allocate<RequestHandle>(requests.request);
+    if (!request) {
+        Py_DECREF(operation);
+        return nullptr;
+    }
+    request->named = operation;
+    return &request->object;
 }
 
 // --- Methods of RequestStarts ----------------------------------------------------------------------------------------
@@ -101,6 +101,12 @@ PyObject* create(PyTypeObject* type, PyObject* arguments, PyObject*) {
     if (!PyArg_ParseTuple(arguments, "OO!O!", &fast_path, &PyType_Type, &operation, &PyType_Type, &request)) {
         return nullptr;
     }
+    const auto is_subtype = [](PyObject* subclass, PyTypeObject* base) {
+        return PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(subclass), base);
+    };
+    if (!is_subtype(operation, operation_type) || !is_subtype(request, request_type)) {
+        return PyErr_Format(PyExc_TypeError, "expected subclasses of Operation and RequestHandle");
+    }
     auto* const requests = allocate<RequestStarts>(type);
     if (!requests) return nullptr;
     requests->fast_path = reinterpret_cast<FastPath*>(Py_NewRef(fast_path));
@@ -130,6 +136,37 @@ PyType_Slot slots[] = {
 };
 PyType_Spec spec{"ringcomm._requests.Starts", sizeof(RequestStarts), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
                  slots};
+
+// --- RequestHandle ---------------------------------------------------------------------------------------------------
+
+int traverse_request(PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(reinterpret_cast<RequestHandle*>(self)->named);
+    return 0;
+}
+
+int clear_request(PyObject* self) {
+    Py_CLEAR(reinterpret_cast<RequestHandle*>(self)->named);
+    return 0;
+}
+
+void drop_request(PyObject* self) {
+    PyObject_GC_UnTrack(self);
+    clear_request(self);
+    release(self);
+}
+
+PyMemberDef request_members[] = {{"_object", T_OBJECT, offsetof(RequestHandle, named), 0, nullptr}, {}};
+PyType_Slot request_slots[] = {
+    {Py_tp_dealloc, reinterpret_cast<void*>(drop_request)},
+    {Py_tp_traverse, reinterpret_cast<void*>(traverse_request)},
+    {Py_tp_clear, reinterpret_cast<void*>(clear_request)},
+    {Py_tp_members, request_members},
+    {},
+};
+PyType_Spec request_spec{"ringcomm._requests.RequestHandle", sizeof(RequestHandle), 0,
+                         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+                         request_slots};
 
 // --- StartedOperation ------------------------------------------------------------------------------------------------
 
@@ -241,8 +278,9 @@ PyTypeObject* add(PyObject* module, PyType_Spec& spec, PyTypeObject* base) {
 }
 
 int fill(PyObject* module) {
-    object_name = PyUnicode_InternFromString("_object");
-    if (!object_name || !started_call_type() || add_type(module, spec) < 0) return -1;
+    if (!started_call_type() || add_type(module, spec) < 0) return -1;
+    request_type = add(module, request_spec, nullptr);
+    if (!request_type) return -1;
     operation_type = add(module, operation_spec, started_call_type());
     persistent_type = operation_type ? add(module, persistent_spec, nullptr) : nullptr;
     return persistent_type ? 0 : -1;

@@ -8,6 +8,12 @@ namespace ringcomm {
 
 // The Python objects.
 
+// The base of requests: `_object` in Python.
+struct RequestHandle {
+    PyObject object;
+    PyObject* named;  // nullptr: the request is null
+};
+
 // An operation that a request names.
 struct StartedOperation {
     StartedCall call;
@@ -36,7 +42,7 @@ struct PlainTransfer {
 struct RequestStarts {
     PyObject object;
     FastPath* fast_path;
-    PyTypeObject *operation, *request;  // subclasses of StartedOperation, and of Handle in Python
+    PyTypeObject *operation, *request;  // subclasses of StartedOperation and RequestHandle in Python
 };
 
 // An operation that can be started again and again. It is garbage-collected, as the operation is.
@@ -53,8 +59,7 @@ struct PersistentOperation {
 inline bool is_a(PyObject* object, PyTypeObject* type) { return PyObject_TypeCheck(object, type); }
 
 // requests.cpp
-extern PyTypeObject *operation_type, *persistent_type;
-extern PyObject* object_name;  // of the attribute of a request that has its operation
+extern PyTypeObject *request_type, *operation_type, *persistent_type;
 // Makes the operation of a transfer that is to be started. nullptr: the exception is set.
 StartedOperation* make_operation(const RequestStarts& requests, PyObject* context, const PlainTransfer& transfer,
                                  PyObject* array);

@@ -83,7 +83,8 @@ except ImportError as reason:
     ffi = lib = NativeFastPath = native_messages = numpy_memory = _Missing(reason)
     has_large_array = pack_objects = open_objects = ffi
     GpuMessage = StartedCall = object  # which have subclasses
-    native_requests = _Missing(reason, Operation=object, PersistentOperation=object)
+    requests_bases = ("RequestHandle", "Operation", "PersistentOperation")
+    native_requests = _Missing(reason, **{name: type(name, (), {}) for name in requests_bases})
     FOLDER = Path(__file__).parent
 else:
     _fast_path = _module("_fast_path", _library)

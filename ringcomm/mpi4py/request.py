@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from itertools import islice
 from typing import Any, Literal, Self
 
 from ringcomm.mpi4py.constants import UNDEFINED
@@ -13,17 +12,20 @@ from ringcomm.mpi4py.handles import Handle, constant
 from ringcomm.mpi4py.operations import EMPTY, General, Persistent, Started, fill, wait_until
 from ringcomm.mpi4py.status import Status
 from ringcomm.mpi4py.unsupported import unsupported
-from ringcomm.transports.requests import find_done, start_all, test_all, wait_all
+from ringcomm.transports.requests import RequestHandle, find_done, start_all, test_all, wait_all
 
 __all__ = ["REQUEST_NULL", "Grequest", "Prequest", "Request"]
 
 SPIN = 50e-6  # seconds for which Waitany polls: as long as ringcomm's ranks spin before they sleep
 
 
-class Request(Handle):
+class Request(RequestHandle, Handle):  # type: ignore[misc]
     """A started operation."""
 
     _object: Started | Persistent | General | None
+
+    def __bool__(self) -> bool:
+        return self._object is not None
 
     def Wait(self, status: Status | None = None) -> Literal[True]:
         """Wait until the operation is complete."""
@@ -232,8 +234,10 @@ class Prequest(Request):
     @classmethod
     def Startall(cls, requests: Sequence[Prequest]) -> None:
         """Start several operations."""
-        for request in islice(requests, start_all(requests), None):
-            Prequest.Start(request)
+        started = start_all(requests)
+        if started < len(requests):
+            for request in requests[started:]:
+                Prequest.Start(request)
 
     Pready = unsupported("Prequest.Pready", "send each part by Isend")
     Pready_range = unsupported("Prequest.Pready_range", "send each part by Isend")

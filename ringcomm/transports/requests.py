@@ -6,7 +6,20 @@ from typing import Any
 from ringcomm.completion import when_done
 from ringcomm.native import ffi, native_requests
 
-__all__ = ["Operation", "PersistentOperation", "Starts", "find_done", "start_all", "test_all", "wait_all", "when_ended"]
+__all__ = [
+    "Operation",
+    "PersistentOperation",
+    "RequestHandle",
+    "Starts",
+    "find_done",
+    "start_all",
+    "test_all",
+    "wait_all",
+    "when_ended",
+]
+
+# The base of requests: has the operation that a request names as `_object`; None: the request is null.
+RequestHandle: Any = native_requests.RequestHandle
 
 # A StartedCall with the `context` of its communicator, and a method `cancel` for a receive.
 Operation: Any = native_requests.Operation
@@ -16,8 +29,8 @@ Operation: Any = native_requests.Operation
 PersistentOperation: Any = native_requests.PersistentOperation
 
 # Starts(fast_path, operation, request): makes operations and requests of these types, subclasses of Operation and of
-# any class; a request has its operation as `_object`. `isend(context, array, peer, tag)`, issend and irecv return one,
-# or NotImplemented, before anything has happened, unless all arguments are plain. `operation(context)` was not started.
+# RequestHandle. `isend(context, array, peer, tag)`, issend and irecv return a request, or NotImplemented, before
+# anything has happened, unless all arguments are plain. `operation(context)` was not started.
 Starts: Any = native_requests.Starts
 
 # These take a list or tuple of requests. What is not plain, or fails, is left for the caller.
