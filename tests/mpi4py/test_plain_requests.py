@@ -2,6 +2,8 @@
 
 import pytest
 
+from ringcomm.transports.requests import Operation, RequestHandle, Starts
+
 pytestmark = pytest.mark.slow
 
 
@@ -41,6 +43,29 @@ def test_the_array_of_a_dropped_request_lives_until_the_transfer_is_done(run_pro
     assert sorted(lines) == sorted(
         f"[{rank}] {text}" for rank in (0, 1) for text in ("True True", "True", "True True True")
     )
+
+
+def test_a_request_in_a_cycle_with_its_operation_is_collected(run_program):
+    text = """
+        import gc, weakref
+        import numpy as np
+        from mpi4py import MPI
+
+        request = MPI.COMM_WORLD.Recv_init(np.zeros(1), 0)
+        request._object.request = request
+        known = weakref.ref(request)
+        del request
+        gc.collect()
+        print(known())
+        """
+    assert run_program(1, text).stdout.splitlines() == ["[0] None"]
+
+
+def test_starts_refuses_types_of_another_layout():
+    with pytest.raises(TypeError, match="RequestHandle"):
+        Starts(None, Operation, object)
+    with pytest.raises(TypeError, match="Operation"):
+        Starts(None, RequestHandle, RequestHandle)
 
 
 def test_a_failure_in_the_middle_of_a_waitall_leaves_no_request_and_is_heard_once(run_program):
