@@ -47,7 +47,7 @@ public:
     int member(int r) const override { return group_.members[r]; }
     void allocate() override;
     bool closed(int r) const override { return header(r).state.load() == RANK_CLOSED; }
-    // collectives/collectives.cpp
+    // collectives/collectives.cpp, starts.cpp
     void run_collective(const CallRecord& call) override;
     bool can_start(const CallRecord& call) const override;
     void start_collective(const CallRecord& call) override;

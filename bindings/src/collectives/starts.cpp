@@ -1,0 +1,50 @@
+// Which calls a rank starts without waiting, and whether the rest of one would wait.
+#include "collectives/collective_op.h"
+#include "core/collectives.h"
+
+namespace ringcomm {
+
+// Reductions of this size take one synchronization, and blocks of it one chunk.
+bool Comm::is_one_way(const CallRecord& call) const {
+    if (!collectives[call.collective].rooted() || call.counts || call.on_gpus || size == 1) return false;
+    return call.elements(size) * call.item <= std::min<size_t>(INLINE_BYTES, tuning().one_shot_bytes) &&
+           size * round_up(call.bytes(), 64) <=
+               std::min<size_t>(tuning().segment_bytes, arena().layout.staging_bytes) &&
+           !may_be_direct(call.bytes());
+}
+
+bool Comm::may_be_direct(size_t block) const {
+    return block >= std::min({tuning().direct_bytes, tuning().cma_bytes, tuning().cma_huge_bytes});
+}
+
+// What one chunk holds, and no rank takes from another's buffers. Where blocks of different lengths are given, each has
+// room for the longest: chunk 0 is larger than the array then.
+bool Comm::can_start(const CallRecord& call) const {
+    if (size == 1) return true;
+    const bool known = !call.counts || collectives[call.collective].given != Data::BLOCKS;
+    const size_t bytes = call.on_gpus ? 0 : call.elements(size) * call.item;
+    const size_t most =
+        std::min<size_t>({tuning().one_shot_bytes, tuning().segment_bytes, arena().layout.staging_bytes});
+    const uint64_t next = mine().finished.load(std::memory_order_relaxed) + 1;
+    const bool has_room = next <= verified + (bytes <= INLINE_BYTES ? RUN_AHEAD : 1);
+    return known && bytes <= most && !may_be_direct(bytes) && has_room;
+}
+
+bool Comm::has_arrived(const CallRecord& call) const {
+    const auto record = [&](int p) -> const StartRecord& { return header(p).records[call.epoch % RECORDS]; };
+    const auto has_started = [&](int p) { return p == rank || observe(record(p).epoch) >= call.epoch; };
+    const auto all_have = [&] {
+        for (int p = 0; p < size; ++p) {
+            if (!has_started(p)) return false;
+        }
+        return true;
+    };
+    const bool from_root = collectives[call.collective].given_by == Ranks::ROOT;
+    if (!is_one_way(call)) return all_have();
+    if (from_root == (rank == call.root)) return true;
+    // A mismatch names all ranks.
+    const bool matches = from_root && has_started(call.root) && record(call.root).signature == call.signature;
+    return matches || all_have();
+}
+
+}  // namespace ringcomm
