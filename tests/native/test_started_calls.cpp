@@ -5,6 +5,7 @@
 #include <sstream>
 #include <string>
 
+#include "shm/layout.h"
 #include "world.h"
 
 namespace {
@@ -161,6 +162,37 @@ void a_start_waits_for_no_rank(rc_comm* comm, int rank, int n) {
     CHECK(std::count(one.begin(), one.end(), n * (n - 1) / 2) == long(one.size()));
 }
 
+// Rank 0 is as far ahead as it may be: its next call begins once the others come.
+void a_start_waits_for_no_record(rc_comm* comm, int rank, int n) {
+    std::vector<int> x(COUNT);
+    if (rank == 0) ahead = false;
+    DO(run(comm, RC_BARRIER, nullptr, nullptr, 0));
+    while (rank && !ahead.load() && rc_check(comm) == RC_OK) std::this_thread::yield();
+    for (uint64_t k = 0; k < ringcomm::RUN_AHEAD; ++k) {
+        x.assign(COUNT, rank + int(k));
+        DO(run(comm, RC_BROADCAST, x.data(), x.data(), COUNT));
+        CHECK(x == std::vector<int>(COUNT, int(k)));
+    }
+    Array next(rank, COUNT);
+    rc_work* const work = next.all_reduce(comm);
+    ahead = true;
+    DO(finish(work));
+    CHECK(next.is_reduced(n));
+}
+
+// The others come once rank 0 has polled.
+void a_poll_waits_for_no_rank(rc_comm* comm, int rank, int n) {
+    Array small(rank, COUNT);
+    if (rank == 0) ahead = false;
+    DO(run(comm, RC_BARRIER, nullptr, nullptr, 0));
+    while (rank && !ahead.load() && rc_check(comm) == RC_OK) std::this_thread::yield();
+    rc_work* const work = small.all_reduce(comm);
+    if (rank == 0) CHECK(!rc_work_done(work));
+    ahead = true;
+    DO(finish(work));
+    CHECK(small.is_reduced(n));
+}
+
 // The last rank starts once rank 1 has polled: to name the calls of all ranks, the poll would have to wait for it.
 std::atomic<bool> polled{false};
 void a_poll_of_a_mismatch_waits_for_no_rank(rc_comm* comm, int rank, int n) {
@@ -222,6 +254,8 @@ int main() {
             peers_need_no_wait_of_this_rank(comm, rank, n);
             every_small_call_starts(comm, rank, n);
             a_start_waits_for_no_rank(comm, rank, n);
+            a_start_waits_for_no_record(comm, rank, n);
+            a_poll_waits_for_no_rank(comm, rank, n);
             a_poll_of_a_mismatch_waits_for_no_rank(comm, rank, n);
             polls_complete_calls_in_order(comm, rank, n);
             detached_calls_go_on(comm, rank, n);
