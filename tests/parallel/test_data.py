@@ -243,6 +243,7 @@ def test_a_sparse_gradient_of_one_replica_ends_the_step_of_all(early):
     rank, begun = dist.get_rank(), time.monotonic()
     model = nn.Embedding(10, 4, sparse=rank == 1)
     data_parallel = DataParallel(model, Grid(dp=3).dp)
+    dist.barrier()  # the replicas have got their weights, which rank 1 does not wait for
 
     def step():
         with nullcontext() if early else data_parallel.no_sync():
