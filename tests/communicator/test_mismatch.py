@@ -1,5 +1,6 @@
 """Ranks whose calls differ: every rank raises an error that names all calls, and stays usable."""
 
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -178,6 +179,23 @@ def differ_in_one_group(comm):
 
 def test_a_mismatch_in_a_group_does_not_affect_others(world):
     harness.run(differ_in_one_group, 4, world=world)
+
+
+def differ_before_a_split(comm):
+    """The root has returned: the split, of several parts, succeeds on all ranks, and the next call raises it."""
+    with suppress(MismatchError):
+        comm.broadcast(np.zeros(SMALL if comm.rank else SMALL + 1))
+    group = comm.split(0)
+    if comm.rank == 0:
+        assert "broadcast" in str(raised(MismatchError, comm.barrier))
+    else:
+        comm.barrier()
+    assert group.all_reduce(np.ones(1)) == comm.size
+    check_usable(comm)
+
+
+def test_a_split_does_not_raise_the_mismatch_of_a_call_before_it(world):
+    harness.run(differ_before_a_split, 2, world=world)
 
 
 def all_differ(comm):

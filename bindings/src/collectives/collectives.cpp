@@ -272,7 +272,9 @@ void Comm::run_collective(const CallRecord& call) {
         throw;
     }
     finish();
-    if (late_mismatch) throw *std::exchange(late_mismatch, std::nullopt);
+    // Not in a part of split, empty or a call on GPUs, whose further parts the other ranks go on with.
+    const bool is_part = moves_as(call.collective) != call.collective || call.on_gpus;
+    if (late_mismatch && !is_part) throw *std::exchange(late_mismatch, std::nullopt);
 }
 
 void Comm::start_collective(const CallRecord& call) {
