@@ -25,7 +25,7 @@ from ringcomm.trace.recorder import MARK_BYTES, group_id, record, record_if_aske
 from ringcomm.transports.contract import CollectiveCall, Startable, Transport
 from ringcomm.transports.messages import Messages
 from ringcomm.transports.routing import RoutingTransport
-from ringcomm.types import OPS, PremulSum, reduction
+from ringcomm.types import COLLECTIVES, PremulSum, reduction
 from ringcomm.work import Work
 
 __all__ = ["Communicator", "open_transports"]
@@ -107,18 +107,7 @@ class Communicator:
         """Reduce x over all ranks, element by element. Every rank gets the same bits. Returns x or `out`."""
         if (done := self.fast_path.all_reduce(x, out, op, timeout, async_op)) is not NotImplemented:
             return done
-        source, count, dtype = ADAPTERS[type(x)].memory(x, out is None)
-        if out is None:
-            out, target = x, source
-        else:
-            target = fitting(out, count, dtype)
-        try:
-            code, factor = OPS[op]
-        except TypeError:
-            code, factor = reduction(op)
-        run = self._queue("all_reduce", out, x) if async_op else self._fused["all_reduce"]
-        call = CollectiveCall(source, target, count, dtype, code, factor)
-        return run(call, -1.0 if timeout is None else seconds(timeout)) or out  # run returns None, or a Work
+        return self._collective("all_reduce", x, out, timeout, async_op, op=op)
 
     def reduce(
         self,
@@ -133,27 +122,13 @@ class Communicator:
         """Reduce x over all ranks on `root`. Returns x or `out` there; elsewhere None, and x is unchanged."""
         if (done := self.fast_path.reduce(x, out, op, root, timeout, async_op)) is not NotImplemented:
             return done
-        is_root = self._peer("root", root) == self.rank
-        source, count, dtype = ADAPTERS[type(x)].memory(x, is_root and out is None)
-        if not is_root:
-            out, target = None, NULL
-        elif out is None:
-            out, target = x, source
-        else:
-            target = fitting(out, count, dtype)
-        code, factor = reduction(op)
-        run = self._queue("reduce", out, x) if async_op else self._fused["reduce"]
-        call = CollectiveCall(source, target, count, dtype, code, factor, root)
-        return run(call, seconds(timeout)) or out
+        return self._collective("reduce", x, out, timeout, async_op, op=op, root=root)
 
     def broadcast(self, x: Any, root: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Copy x of `root` into x of every rank. Returns x."""
         if (done := self.fast_path.broadcast(x, None, root, timeout, async_op)) is not NotImplemented:
             return done
-        data, count, dtype = ADAPTERS[type(x)].memory(x, self._peer("root", root) != self.rank)
-        run = self._queue("broadcast", x) if async_op else self._fused["broadcast"]
-        call = CollectiveCall(data, data, count, dtype, root=root)
-        return run(call, seconds(timeout)) or x
+        return self._collective("broadcast", x, None, timeout, async_op, root=root)
 
     def all_gather(
         self,
@@ -171,15 +146,7 @@ class Communicator:
         """
         if (done := self.fast_path.all_gather(x, out, counts, timeout, async_op)) is not NotImplemented:
             return done
-        adapter = ADAPTERS[type(x)]
-        source, count, dtype = adapter.memory(x, False)
-        shape, blocks = self._shapes.joined(adapter.shape(x), counts)
-        if out is None:
-            out = adapter.empty(x, shape)
-        target = fitting(out, prod(shape), dtype)
-        run = self._queue("all_gather", out, x) if async_op else self._fused["all_gather"]
-        call = CollectiveCall(source, target, count, dtype, counts=blocks)
-        return run(call, seconds(timeout)) or out
+        return self._collective("all_gather", x, out, timeout, async_op, counts=counts)
 
     def gather(
         self,
@@ -194,18 +161,7 @@ class Communicator:
         """Collect x of all ranks on `root`, in rank order. Returns there what all_gather returns, elsewhere None."""
         if (done := self.fast_path.gather(x, out, root, counts, timeout, async_op)) is not NotImplemented:
             return done
-        adapter = ADAPTERS[type(x)]
-        source, count, dtype = adapter.memory(x, False)
-        shape, blocks = self._shapes.joined(adapter.shape(x), counts)
-        if self._peer("root", root) != self.rank:
-            out, target = None, NULL
-        else:
-            if out is None:
-                out = adapter.empty(x, shape)
-            target = fitting(out, prod(shape), dtype)
-        run = self._queue("gather", out, x) if async_op else self._fused["gather"]
-        call = CollectiveCall(source, target, count, dtype, root=root, counts=blocks)
-        return run(call, seconds(timeout)) or out
+        return self._collective("gather", x, out, timeout, async_op, root=root, counts=counts)
 
     def scatter(
         self,
@@ -224,23 +180,7 @@ class Communicator:
         """
         if (done := self.fast_path.scatter(x, out, root, counts, timeout, async_op)) is not NotImplemented:
             return done
-        if self._peer("root", root) == self.rank:
-            adapter = ADAPTERS[type(x)]
-            source, _, dtype = adapter.memory(x, False)
-            shape, count, blocks = self._shapes.share(adapter.shape(x), counts)
-            if out is None:
-                out = adapter.empty(x, shape)
-            target = fitting(out, count, dtype)
-        else:
-            if out is None:
-                what, expected = f"out of scatter on rank {self.rank}", f"an array, since only root {root} has x"
-                raise refuse(what, expected, None, rank=self.rank, collective="scatter")
-            adapter = ADAPTERS[type(out)]
-            source, (target, count, dtype) = NULL, adapter.memory(out, True)
-            _, blocks = self._shapes.joined(adapter.shape(out), counts)
-        run = self._queue("scatter", out, x) if async_op else self._fused["scatter"]
-        call = CollectiveCall(source, target, count, dtype, root=root, counts=blocks)
-        return run(call, seconds(timeout)) or out
+        return self._collective("scatter", x, out, timeout, async_op, root=root, counts=counts)
 
     def reduce_scatter(
         self,
@@ -258,16 +198,7 @@ class Communicator:
         """
         if (done := self.fast_path.reduce_scatter(x, out, op, counts, timeout, async_op)) is not NotImplemented:
             return done
-        adapter = ADAPTERS[type(x)]
-        source, _, dtype = adapter.memory(x, False)
-        shape, count, blocks = self._shapes.share(adapter.shape(x), counts)
-        if out is None:
-            out = adapter.empty(x, shape)
-        target = fitting(out, count, dtype)
-        code, factor = reduction(op)
-        run = self._queue("reduce_scatter", out, x) if async_op else self._fused["reduce_scatter"]
-        call = CollectiveCall(source, target, count, dtype, code, factor, counts=blocks)
-        return run(call, seconds(timeout)) or out
+        return self._collective("reduce_scatter", x, out, timeout, async_op, op=op, counts=counts)
 
     def all_to_all(
         self,
@@ -288,26 +219,11 @@ class Communicator:
             done := self.fast_path.all_to_all(x, out, send_counts, recv_counts, timeout, async_op)
         ) is not NotImplemented:
             return done
-        adapter = ADAPTERS[type(x)]
-        shape = adapter.shape(x)
-        if send_counts is None and recv_counts is None:
-            source, total, dtype = adapter.memory(x, out is None)
-            count, blocks = self._shapes.share(shape, None)[1:]
-            if out is None:
-                out = x
-        elif send_counts is None or recv_counts is None:
+        counts = (send_counts, recv_counts)
+        if counts.count(None) == 1:
             message = "all_to_all needs both send_counts and recv_counts, or neither"
             raise ArgumentError(message, rank=self.rank, collective="all_to_all")
-        else:
-            source, _, dtype = adapter.memory(x, False)
-            shape, blocks = self._shapes.exchanged(shape, send_counts, recv_counts)
-            count, total = 0, prod(shape)
-            if out is None:
-                out = adapter.empty(x, shape)
-        target = fitting(out, total, dtype)
-        run = self._queue("all_to_all", out, x) if async_op else self._fused["all_to_all"]
-        call = CollectiveCall(source, target, count, dtype, counts=blocks)
-        return run(call, seconds(timeout)) or out
+        return self._collective("all_to_all", x, out, timeout, async_op, counts=None if None in counts else counts)
 
     def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Wait until all ranks have called this."""
@@ -551,6 +467,50 @@ class Communicator:
         return text
 
     # --- Helpers ------------------------------------------------------------------------------------------------------
+
+    def _collective(
+        self,
+        name: str,
+        x: Any,
+        out: Any,
+        timeout: float | None,
+        async_op: bool,
+        *,
+        op: Op = "sum",
+        root: int = 0,
+        counts: Any = None,
+    ) -> Any:
+        """Do a call that the fast path has left: its row of types.def says what is given and got, and by which ranks.
+
+        `counts` are those of an all_to_all as a pair. Returns x, `out` or a new array, or a `Work`.
+        """
+        row, root = COLLECTIVES[name], self._peer("root", root)
+        gets = row.gets(self.rank, root)
+        if row.gives(self.rank, root) or row.in_place:
+            adapter, in_place = ADAPTERS[type(x)], row.in_place and out is None and counts is None
+            source, _, dtype = adapter.memory(x, in_place and row.writes_back(self.rank, root))
+            shape, count, blocks = self._shapes.result(row, adapter.shape(x), counts)
+            if not gets:
+                out, target = None, NULL
+            elif in_place:
+                out, target = x, source
+            else:
+                out = adapter.empty(x, shape) if out is None else out
+                target = fitting(out, prod(shape), dtype)
+        else:
+            adapter = ADAPTERS[type(self._required(name, out, root))]
+            source, (target, count, dtype) = NULL, adapter.memory(out, True)
+            blocks = self._shapes.joined(adapter.shape(out), counts)[1]
+        code, factor = reduction(op)
+        run = self._queue(name, out, x) if async_op else self._fused[name]
+        call = CollectiveCall(source, target, count, dtype, code, factor, root, blocks)
+        return run(call, seconds(timeout)) or out
+
+    def _required(self, name: str, out: Any, root: int) -> Any:
+        if out is None:
+            what, expected = f"out of {name} on rank {self.rank}", f"an array, since only root {root} has x"
+            raise refuse(what, expected, None, rank=self.rank, collective=name)
+        return out
 
     def _queue(self, collective: str, result: Any, *arrays: Any) -> Callable[..., Work]:
         def start(call: CollectiveCall, timeout: float) -> Work:

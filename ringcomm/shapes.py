@@ -10,6 +10,7 @@ import numpy as np
 
 from ringcomm.errors import integer, refuse
 from ringcomm.native import NULL, ffi
+from ringcomm.types import CollectiveSpec
 
 __all__ = ["Shapes", "axes"]
 
@@ -25,6 +26,20 @@ class Shapes:
     rank: int
     size: int
 
+    def result(self, row: CollectiveSpec, shape: Shape, counts: Any) -> tuple[Shape, int, Any]:
+        """Return the shape of what is got for an array of `shape`, and count and counts of the call for C."""
+        if row.given == "BLOCK":
+            joined, blocks = self.joined(shape, counts)
+            return joined, prod(shape), blocks
+        if row.got == "BLOCK":
+            return self.share(shape, counts)
+        if row.given == "ARRAY":
+            return shape, prod(shape), NULL
+        if counts is None:
+            return shape, self.share(shape, None)[1], NULL
+        exchanged, blocks = self.exchanged(shape, *counts)
+        return exchanged, 0, blocks
+
     def joined(self, shape: Shape, counts: Sequence[int] | None) -> tuple[Shape, Any]:
         """Return the shape of all ranks' blocks joined, `shape` being this rank's, and their lengths for C."""
         if counts is None:
@@ -32,7 +47,7 @@ class Shapes:
         rows = self.rows(counts, "counts")
         if shape[:1] != (rows[self.rank],):
             raise refuse(f"rows of the array on rank {self.rank}", rows[self.rank], f"shape {shape}", rank=self.rank)
-        return (sum(rows), *shape[1:]), blocks(rows, shape)
+        return (sum(rows), *shape[1:]), _lengths(rows, shape)
 
     def share(self, shape: Shape, counts: Sequence[int] | None) -> tuple[Shape, int, Any]:
         """Return the shape and the number of elements of this rank's share of axis 0, and all lengths for C."""
@@ -45,13 +60,13 @@ class Shapes:
             share, lengths = shape[0] // self.size, NULL
         else:
             rows = self.rows(counts, "counts", shape)
-            share, lengths = rows[self.rank], blocks(rows, shape)
+            share, lengths = rows[self.rank], _lengths(rows, shape)
         return (share, *shape[1:]), share * prod(shape[1:]), lengths
 
     def exchanged(self, shape: Shape, send: Sequence[int], recv: Sequence[int]) -> tuple[Shape, Any]:
         """Return the shape of the result of an all_to_all of `shape`, and the lengths to send and receive for C."""
         sent, received = self.rows(send, "send_counts", shape), self.rows(recv, "recv_counts")
-        return (sum(received), *shape[1:]), blocks(sent + received, shape)
+        return (sum(received), *shape[1:]), _lengths(sent + received, shape)
 
     def rows(self, counts: Sequence[int], what: str, shape: Shape | None = None) -> list[int]:
         """Check `counts`, one for each rank, and return them; they must add up to the rows of `shape`, if given."""
@@ -66,7 +81,7 @@ class Shapes:
         return rows
 
 
-def blocks(rows: list[int], shape: Shape) -> Any:
+def _lengths(rows: list[int], shape: Shape) -> Any:
     """Return the lengths of blocks for C, from their numbers of rows and the shape of an array with these rows."""
     row = prod(shape[1:])
     try:

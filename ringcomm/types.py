@@ -1,4 +1,4 @@
-"""The tables: every dtype, operation and collective, and its code in ringcomm.h. The rows stand in types.def."""
+"""The tables: every dtype, operation, collective and CUDA kernel, and its code in C. The rows stand in types.def."""
 
 import re
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from typing import NamedTuple
 from ringcomm.errors import ArgumentError, refuse, unknown
 
 __all__ = [
-    *("COLLECTIVES", "CPU_DTYPES", "DTYPES", "OPS", "REDUCING", "ROOTED", "TABLES", "WHOLE"),
-    *("CollectiveSpec", "PremulSum", "premul_sum", "reducible", "reduction"),
+    *("COLLECTIVES", "CPU_DTYPES", "DTYPES", "KERNELS", "OPS", "REASONS", "REDUCING", "REDUCING_KERNELS", "ROOTED"),
+    *("TABLES", "WHOLE", "CollectiveSpec", "PremulSum", "premul_sum", "reducible", "reduction"),
 ]
 
 TABLES = Path(__file__).with_name("types.def")
@@ -25,9 +25,33 @@ class CollectiveSpec(NamedTuple):
     got_by: str
     reduces: bool
 
+    @property
+    def rooted(self) -> bool:
+        return "ROOT" in (self.given_by, self.got_by)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the result may replace the input."""
+        return self.given == self.got
+
+    @property
+    def starts_in_result(self) -> bool:
+        """Whether every rank gets what its input is a part of, so that an algorithm works in the result alone."""
+        return self.got_by == "ALL" and self.got in ("ARRAY", "BLOCKS") and self.given in ("ARRAY", "BLOCK")
+
+    def gives(self, rank: int, root: int) -> bool:
+        return self.given_by == "ALL" or rank == root
+
+    def gets(self, rank: int, root: int) -> bool:
+        return self.got_by == "ALL" or rank == root
+
+    def writes_back(self, rank: int, root: int) -> bool:
+        """Whether a call in place writes the array of this rank: not that of a broadcast's root, which has it all."""
+        return self.gets(rank, root) and not (self.given_by == "ROOT" and rank == root)
+
 
 def _rows(macro: str) -> list[list[str]]:
-    rows = re.findall(rf"^{macro}\((.*)\)$", TABLES.read_text(), re.MULTILINE)
+    rows = re.findall(rf"^{macro}\(([^)]*)\)", TABLES.read_text(), re.MULTILINE)
     return [row.split(", ") for row in rows]
 
 
@@ -42,7 +66,12 @@ COLLECTIVES = {
 # Of the others the count is that of a block of one rank.
 WHOLE = tuple(name for name, row in COLLECTIVES.items() if row.given == "ARRAY")
 REDUCING = tuple(name for name, row in COLLECTIVES.items() if row.reduces)
-ROOTED = tuple(name for name, row in COLLECTIVES.items() if "ROOT" in (row.given_by, row.got_by))
+ROOTED = tuple(name for name, row in COLLECTIVES.items() if row.rooted)
+
+_KERNELS = _rows("KERNEL_ROW")
+KERNELS = {name: number for number, (name, *_) in enumerate(_KERNELS)}
+REDUCING_KERNELS = tuple(name for name, _, kind in _KERNELS if kind == "REDUCES")
+REASONS = tuple(name for name, _ in _rows("REASON_ROW"))
 
 _OP_KINDS = {name: kinds.split(" | ") for name, _, _, kinds in _rows("OP_ROW")}
 _OP_CODES = {name: code for code, name in enumerate(_OP_KINDS)}

@@ -16,17 +16,19 @@ from ringcomm.devices.contract import KernelVariant
 from ringcomm.native import NULL
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.contract import CollectiveCall
-from ringcomm.transports.cuda.kernels import MOVING, REDUCING, plan_launch
-from ringcomm.types import DTYPES, OPS, reducible
+from ringcomm.transports.cuda.kernels import plan_launch
+from ringcomm.types import DTYPES, KERNELS, OPS, REDUCING_KERNELS, reducible
 
 USUAL = ("bfloat16", "float16", "float64", "int64")
 
 
 def variants() -> list[KernelVariant]:
     """Return the kernels that gpu_check launches: of float32 and moving data, of a few dtypes, of all."""
-    found = [(kernel, "float32", op) for kernel in REDUCING for op in ("sum", "max")]
-    found += [(kernel, dtype, "sum") for kernel in ("barrier", *MOVING) for dtype in ("uint32", "uint8")]
-    found += [(kernel, dtype, "sum") for kernel in REDUCING for dtype in USUAL]
+    found = [(kernel, "float32", op) for kernel in REDUCING_KERNELS for op in ("sum", "max")]
+    found += [
+        (kernel, dtype, "sum") for kernel in KERNELS if kernel not in REDUCING_KERNELS for dtype in ("uint32", "uint8")
+    ]
+    found += [(kernel, dtype, "sum") for kernel in REDUCING_KERNELS for dtype in USUAL]
     found += [
         (kernel, dtype, op)
         for kernel in ("ll", "one_shot", "ring_all_reduce")

@@ -19,13 +19,8 @@ namespace ringcomm::cuda {
 constexpr uint64_t MAX_LAUNCHES = 256;
 
 enum Reason : uint64_t {
-    NO_REASON,
-    NOT_STARTED,  // the peer has not started this call
-    NO_DATA,      // … has not sent its data
-    NO_SLOT,      // … has not released a slot
-    MISMATCH,     // … makes a different call
-    ABORTED,      // the host aborted while this rank waited for the peer
-    COUNTS,       // the peer makes the same call, but the two ranks have different counts for each other
+#define REASON_ROW(name, NAME) NAME,
+#include "ringcomm/types.def"
 };
 
 struct Record {

@@ -10,19 +10,8 @@
 namespace ringcomm::cuda {
 
 enum Kernel {
-    BARRIER,
-    RING_ALL_REDUCE,
-    RING_REDUCE_SCATTER,
-    RING_REDUCE,
-    ONE_SHOT,
-    TWO_SHOT,
-    LL,
-    RING_ALL_GATHER,
-    RING_BROADCAST,
-    GATHER,
-    SCATTER,
-    ALL_GATHER,
-    ALL_TO_ALL,
+#define KERNEL_ROW(name, NAME, kind) NAME,
+#include "ringcomm/types.def"
     KERNELS
 };
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from ringcomm.algorithms.lockstep import RankMemory, Transfer, call_layout, execute
 from ringcomm.algorithms.schedule import Algorithm, Lengths, even, record
+from ringcomm.types import COLLECTIVES
 
 __all__ = ["BlockTransfer", "block_transfers", "runs"]
 
@@ -32,7 +33,7 @@ def block_transfers(algorithm: Algorithm, size: int) -> list[BlockTransfer]:
     memories = []  # of element indices in place of data
     for rank, schedule in enumerate(schedules):
         layout = call_layout(algorithm.collective, rank, lengths, root=0)
-        first = layout.target if algorithm.collective in ("gather", "all_gather") else 0
+        first = layout.target if COLLECTIVES[algorithm.collective].given == "BLOCK" else 0
         indices = np.arange(first, first + layout.in_length)
         memories.append(RankMemory(layout, schedule.scratch, indices, lambda count: np.zeros(count, int)))
     found: list[Transfer] = []

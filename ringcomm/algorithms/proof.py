@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ringcomm.algorithms.lockstep import Elements, RankMemory, call_layout, execute
 from ringcomm.algorithms.schedule import IN, Algorithm, Block, Copy, Lengths, Schedule, Step, even, record
-from ringcomm.types import ROOTED, WHOLE
+from ringcomm.types import COLLECTIVES, ROOTED, WHOLE
 
 __all__ = ["prove"]
 
@@ -117,25 +117,16 @@ def _prove_call(call: _Call) -> None:
 
 def _wanted(call: _Call, rank: int) -> list[int]:
     """Return the expected OUT."""
-    collective, size, root = call.algorithm.collective, len(call.counts), call.root
-    if collective == "barrier" or (collective in ("reduce", "gather") and rank != root):
+    row, size, root = COLLECTIVES[call.algorithm.collective], len(call.counts), call.root
+    if not row.gets(rank, root):
         return []
     counts, received = call.lengths[rank]
-    own = sum(counts[:rank]), counts[rank]  # begin and length of this rank's block
-    match collective:
-        case "all_reduce" | "reduce":
-            pieces = [((1 << size) - 1, 0, sum(counts))]
-        case "reduce_scatter":
-            pieces = [((1 << size) - 1, *own)]
-        case "broadcast":
-            pieces = [(1 << root, 0, sum(counts))]
-        case "scatter":
-            pieces = [(1 << root, *own)]
-        case "gather" | "all_gather":
-            pieces = [(1 << source, 0, length) for source, length in enumerate(counts)]
-        case "all_to_all":
-            begins = [sum(each.counts[:rank]) for each in call.lengths]
-            pieces = [(1 << source, begins[source], length) for source, length in enumerate(received)]
+    if row.reduces or row.given_by == "ROOT":  # all elements have the contributions of the same ranks
+        own = (0, sum(counts)) if row.got == "ARRAY" else (sum(counts[:rank]), counts[rank])
+        pieces = [((1 << size) - 1 if row.reduces else 1 << root, *own)]
+    else:  # each rank's block is its own
+        begins = [sum(each.counts[:rank]) if row.given == "BLOCKS" else 0 for each in call.lengths]
+        pieces = [(1 << source, begins[source], length) for source, length in enumerate(received or counts)]
     return [symbol for piece in pieces for symbol in _symbols(size, *piece)]
 
 

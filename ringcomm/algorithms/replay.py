@@ -7,6 +7,7 @@ import numpy as np
 
 from ringcomm.algorithms.lockstep import RankMemory, call_layout, execute
 from ringcomm.algorithms.schedule import Algorithm, Lengths, even, record
+from ringcomm.types import COLLECTIVES
 
 __all__ = ["replay"]
 
@@ -26,7 +27,7 @@ def replay(
     """
     size = len(inputs)
     if lengths is None:
-        gathers = algorithm.collective in ("gather", "all_gather")
+        gathers = COLLECTIVES[algorithm.collective].given == "BLOCK"
         rows = tuple(array.size for array in inputs) if gathers else even(inputs[root].size, size)
         lengths = [Lengths(rows)] * size
     schedules = [record(algorithm, rank, size, lengths[rank], root) for rank in range(size)]

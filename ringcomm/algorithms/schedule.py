@@ -12,6 +12,8 @@ from math import ceil, log2, sqrt
 from types import CodeType
 from typing import NamedTuple
 
+from ringcomm.types import COLLECTIVES
+
 __all__ = [
     "ALGORITHMS",
     "EMPTY",
@@ -248,36 +250,30 @@ def algorithm(
 
 @lru_cache(maxsize=512)
 def record(algorithm: Algorithm, rank: int, size: int, lengths: Lengths, root: int = 0) -> Schedule:
-    """Return the schedule of `rank` among at least two ranks. IN is the input of the rank, OUT its output:
+    """Return the schedule of `rank` among at least two ranks. IN is the input of the rank, OUT its output, as types.def
+    has them: the whole array, this rank's block, or all blocks.
 
-    all_reduce, broadcast: OUT is the array and holds the input from the start. reduce: both are the whole array, OUT on
-    the root only. gather, all_gather: IN is this rank's block, OUT all blocks (gather: on the root only); OUT holds the
-    own block from the start. scatter, reduce_scatter: IN is all blocks, OUT this rank's; on the root of a scatter OUT
-    holds the own block from the start. all_to_all: IN is the blocks to send, OUT those to receive; OUT holds the own
-    block from the start.
+    Where every rank gets an array, or the blocks of all, that its input is part of (all_reduce, broadcast, all_gather),
+    the algorithm has OUT alone, which holds the input from the start. Others have both, and the root, if there is one.
+    What a rank gives to itself stands in OUT from the start too: its block in a gather, all_to_all and, on the root, a
+    scatter.
     """
-    port = Port(rank, size)
-    whole = lengths.total
-    mine = lengths.counts[rank] if lengths.counts else 0
-    match algorithm.collective:
-        case "barrier":
-            algorithm.function(port)
-        case "all_reduce":
-            algorithm.function(port, Block(OUT, 0, whole))
-        case "broadcast":
-            algorithm.function(port, Block(OUT, 0, whole), root)
-        case "reduce":
-            algorithm.function(port, Block(IN, 0, whole), Block(OUT, 0, whole), root)
-        case "all_gather":
-            algorithm.function(port, Block(OUT, 0, whole).split(lengths.counts))
-        case "gather":
-            algorithm.function(port, Block(IN, 0, mine), Block(OUT, 0, whole).split(lengths.counts), root)
-        case "scatter":
-            algorithm.function(port, Block(IN, 0, whole).split(lengths.counts), Block(OUT, 0, mine), root)
-        case "reduce_scatter":
-            algorithm.function(port, Block(IN, 0, whole).split(lengths.counts), Block(OUT, 0, mine))
-        case "all_to_all":
-            received = lengths.recv_counts or lengths.counts
-            blocks = Block(IN, 0, whole).split(lengths.counts)
-            algorithm.function(port, blocks, Block(OUT, 0, sum(received)).split(received))
+    row, port = COLLECTIVES[algorithm.collective], Port(rank, size)
+    received = lengths.recv_counts or lengths.counts
+    given, got = _argument(row.given, IN, rank, lengths.counts), _argument(row.got, OUT, rank, received)
+    arrays = [got] if row.starts_in_result else [given, got]
+    algorithm.function(port, *(each for each in arrays if each is not None), *([root] if row.rooted else []))
     return port.schedule()
+
+
+def _argument(data: str, memory: int, rank: int, counts: Sequence[int]) -> Block | list[Block] | None:
+    """Return what an algorithm takes for the data of a column of types.def."""
+    whole = Block(memory, 0, sum(counts))
+    match data:
+        case "ARRAY":
+            return whole
+        case "BLOCK":
+            return Block(memory, 0, counts[rank])
+        case "BLOCKS":
+            return whole.split(counts)
+    return None

@@ -123,8 +123,8 @@ def _calls(entries: NDArray[Any], clock: Clock) -> Iterator[Call]:
             continue
         code, dtype, root = signature & 255, signature >> 8 & 255, (signature >> 32 & 0xFFFFFF) - 1
         is_message = code >= len(COLLECTIVES)
-        chunks, path = divmod(chunks, len(PATHS) + 1)
-        paths = ("cuda",) if queued == ON_GPU else (*PATHS, "program")
+        chunks, path = divmod(chunks, len(PATHS))
+        paths = ("cuda",) if queued == ON_GPU else PATHS
         yield Call(
             NAMES[code],
             "message" if is_message else "collective",

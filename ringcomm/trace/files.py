@@ -139,7 +139,7 @@ def _known(entries: NDArray[Any], size: int) -> NDArray[np.bool_]:
     is_call = (signature & 255 < len(NAMES)) & (signature >> 8 & 255 < len(DTYPES)) & (signature < WAIT)
     is_call &= (signature >> 32 & 0xFFFFFF <= size) & (entries["count"] < MAX_COUNT)
     is_call &= (queued <= ON_GPU) & ((queued < ON_GPU) | (entries["path"] == 0))
-    is_call &= (entries["path"] < MAX_COUNT * (len(PATHS) + 1)) & (late >= -1) & (late < size)
+    is_call &= (entries["path"] < MAX_COUNT * len(PATHS)) & (late >= -1) & (late < size)
     is_call &= (waited <= took) & (entries["waited_256"] <= waited // 256)
     known: NDArray[np.bool_] = (entries["start"] <= entries["end"]) & (is_call | (signature >= WAIT))
     return known

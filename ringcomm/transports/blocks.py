@@ -47,11 +47,8 @@ class Blockwise:
 
     def counts(self) -> tuple[int, int]:
         """Return the numbers of elements in the source and in the target of this rank."""
-        row, is_root = COLLECTIVES[self.name], self.me == self.root
-        source_count = self.joined if row.given == "BLOCKS" else self.count
-        target_count = sum(self.recv_rows) if row.got == "BLOCKS" else self.count
-        if not is_root:
-            if row.given_by == "ROOT" and row.given != row.got:  # not broadcast, which receives into the same array
-                source_count = 0
-            target_count = 0 if row.got_by == "ROOT" else target_count
-        return source_count, target_count
+        row = COLLECTIVES[self.name]
+        given = self.joined if row.given == "BLOCKS" else self.count
+        got = sum(self.recv_rows) if row.got == "BLOCKS" else self.count
+        gives = row.gives(self.me, self.root) or row.in_place  # a broadcast receives into the same array
+        return given * gives, got * row.gets(self.me, self.root)

@@ -15,7 +15,12 @@ from ringcomm.work import Work
 
 __all__ = ["PATHS", "NativeTransport", "NativeWork", "by_rank"]
 
-PATHS = ("single", "staged", "one-shot", "two-stage", "symmetric", "threads", "cma", "one-pass")  # as enum rc_path
+# How the core did a collective, by enum rc_path: "one-shot" for RC_PATH_ONE_SHOT.
+PATHS = tuple(
+    name.removeprefix("RC_PATH_").lower().replace("_", "-")
+    for value, name in sorted(ffi.typeof("enum rc_path").elements.items())
+    if value < lib.RC_PATHS
+)
 REGROUPING = {"shrink": lib.RC_SHRINK, "grow": lib.RC_GROW}
 FACT_BYTES = 2048  # of a fact in `all_gather_facts`: the same on all ranks, and enough for split and empty
 CALL_BYTES = 256  # of a call in a report, at most

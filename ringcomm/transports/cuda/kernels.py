@@ -6,16 +6,11 @@ from ringcomm.devices.contract import KernelVariant, Shape
 from ringcomm.native import check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.contract import CollectiveCall
-from ringcomm.types import COLLECTIVES, WHOLE
+from ringcomm.types import COLLECTIVES, KERNELS, WHOLE
 
-__all__ = ["KERNELS", "MOVING", "REASONS", "REDUCING", "LaunchPlan", "plan_launch", "variant_of"]
+__all__ = ["LaunchPlan", "plan_launch", "variant_of"]
 
-# In the order of `enum Kernel` (kernels.cuh) and of `enum Reason` (call.cuh).
-REDUCING = ("ring_all_reduce", "ring_reduce_scatter", "ring_reduce", "one_shot", "two_shot", "ll")
-MOVING = ("ring_all_gather", "ring_broadcast", "gather", "scatter", "all_gather", "all_to_all")
-NAMES = ("barrier", *REDUCING, *MOVING)
-KERNELS = {name: number for number, name in enumerate(NAMES)}
-REASONS = ("", "not started", "no data", "no slot", "mismatch", "aborted", "counts")
+NAMES = tuple(KERNELS)
 
 
 class LaunchPlan(NamedTuple):

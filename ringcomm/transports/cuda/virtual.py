@@ -10,8 +10,9 @@ from ringcomm.errors import RingcommError
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.contract import CollectiveCall
 from ringcomm.transports.cuda.arena import Arena
-from ringcomm.transports.cuda.kernels import REASONS, LaunchPlan, plan_launch
+from ringcomm.transports.cuda.kernels import LaunchPlan, plan_launch
 from ringcomm.transports.cuda.symmetric import NOT_SYMMETRIC, BufferLocation, DeviceBuffer
+from ringcomm.types import REASONS
 
 __all__ = ["VirtualCall", "VirtualRanks"]
 

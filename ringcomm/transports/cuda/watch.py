@@ -23,8 +23,8 @@ from ringcomm.native import check, ffi, lib
 from ringcomm.transports.contract import LocalTransport
 from ringcomm.transports.cuda.arena import Arena
 from ringcomm.transports.cuda.failures import UNKNOWN, LaunchedCall, compare_calls, counts_differ, timed_out
-from ringcomm.transports.cuda.kernels import REASONS
 from ringcomm.transports.cuda.launches import CAPTURED, PendingLaunch
+from ringcomm.types import REASONS
 
 __all__ = ["Watch"]
 

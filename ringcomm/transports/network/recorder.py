@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 
 from ringcomm.algorithms.cost import LinkCost
+from ringcomm.algorithms.lockstep import call_layout
 from ringcomm.algorithms.schedule import (
     EMPTY,
     IN,
@@ -21,6 +22,7 @@ from ringcomm.algorithms.select import AlgorithmSelector
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.network.layout import HostLayout
 from ringcomm.transports.network.steps import Local, Stages, Step, pipelined
+from ringcomm.types import COLLECTIVES
 
 __all__ = ["Counts", "Recorder", "number_of_chunks"]
 
@@ -64,7 +66,7 @@ class Recorder:
         self, collective: str, source: Block, target: Block, counts: Counts | None = None, root: int = 0
     ) -> None:
         """Run a collective on the ranks of this host."""
-        block = source if collective in ("broadcast", "gather", "all_gather") else target
+        block = source if COLLECTIVES[collective].given in ("ARRAY", "BLOCK") else target
         count = 0 if collective == "all_to_all" else block.length
         self.steps.append(Local(collective, source, target, count, tuple(counts or ()), root))
 
@@ -94,22 +96,11 @@ class Recorder:
         skip: Collection[int] = (),
     ) -> None:
         """Run the schedule of an algorithm among `ranks`; this rank's own data is copied first, as `record` expects."""
-        name = algorithm.collective
-
-        def own(data: Block, counts: Counts) -> Block:
-            return data.split(counts)[me]
-
-        if name == "all_reduce":
-            self._copy(source, target)
-        elif name == "all_gather" or (name == "gather" and me == root):
-            self._copy(source, own(target, lengths.counts))
-        elif name == "scatter" and me == root:
-            self._copy(own(source, lengths.counts), target)
-        elif name == "all_to_all":
-            if source == target:
-                source = self._empty([target.length])
-                self._copy(target, source)
-            self._copy(own(source, lengths.counts), own(target, lengths.recv_counts or lengths.counts))
+        if algorithm.collective == "all_to_all" and source == target:
+            source = self._empty([target.length])
+            self._copy(target, source)
+        own = call_layout(algorithm.collective, me, lengths, root)
+        self._copy(source.part(own.source, own.source + own.preset), target.part(own.target, own.target + own.preset))
         schedule = record(algorithm, me, len(ranks), lengths, root).without(skip)
         scratch = self._empty([schedule.scratch])
 
