@@ -21,8 +21,9 @@ def declarations(compiler: str) -> str:
 def main(output: str, compiler: str) -> None:
     ffi = FFI()
     ffi.cdef(declarations(compiler))
-    # The only callback into Python: waiting calls poll it for signals.
+    # The callbacks into Python: waiting calls poll for signals; a large call between hosts needs its program.
     ffi.cdef('extern "Python" int ringcomm_interrupt(void);')
+    ffi.cdef('extern "Python" int ringcomm_record(void* recorder, int collective, const rc_call* call);')
     ffi.set_source("ringcomm._native", '#include "ringcomm.h"', py_limited_api=True)
     ffi.emit_c_code(output)
 

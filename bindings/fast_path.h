@@ -115,7 +115,7 @@ PyObject* run(const FastPath& fast_path, PyObject* result, Call call) {
     const int status = without_gil(call);
     if (status == RC_OK) return result;
     Py_DECREF(result);
-    if (status == RC_NO_PROGRAM || status == RC_UNPREPARED) return not_plain();
+    if (status == RC_UNPREPARED) return not_plain();
     return raise(fast_path.check, status);
 }
 

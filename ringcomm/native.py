@@ -105,6 +105,11 @@ else:
     def ringcomm_interrupt() -> int:
         return 0
 
+    @ffi.def_extern(error=lib.RC_ARGUMENT, onerror=_keep)  # type: ignore[untyped-decorator]
+    def ringcomm_record(recorder: Any, collective: int, call: Any) -> int:
+        ffi.from_handle(recorder)(collective, call)
+        return int(lib.RC_OK)
+
     lib.rc_set_interrupt(lib.ringcomm_interrupt)
     os.register_at_fork(after_in_child=lib.rc_after_fork)
 

@@ -25,7 +25,6 @@ enum rc_status {
     RC_MEMORY,      /* out of shared memory */
     RC_CLOSED,      /* this communicator was closed by this rank, or belongs to the parent of a fork */
     RC_SYSTEM,      /* an unexpected failure of the operating system */
-    RC_NO_PROGRAM,  /* the call needs a program: see rc_add_program; nothing was sent */
     RC_UNPREPARED   /* Python has to do something before a call on GPUs; nothing was launched: see rc_gpus_call */
 };
 
@@ -410,6 +409,9 @@ typedef struct {
  * other than the arrays that this rank passes, and `scratch`. */
 int rc_add_program(rc_comm* comm, int collective, const rc_call* call, int number, uint64_t scratch,
                    const rc_step* steps, int count);
+/* A call that needs a program calls `record(recorder, ...)` on its thread, before it begins: that adds the program, and
+ * returns a status. Without a recorder the call is RC_ARGUMENT. */
+int rc_set_recorder(rc_comm* comm, int (*record)(void* recorder, int collective, const rc_call* call), void* recorder);
 
 /* Compares a call on arrays of GPUs, whose data takes another way; moves nothing. */
 int rc_agree_on_gpus(rc_comm* comm, int collective, const rc_call* call, double timeout);

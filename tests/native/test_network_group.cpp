@@ -44,7 +44,7 @@ void large_calls_run_their_program(NetworkRank& at) {
     for (const uint64_t count : {uint64_t{65536}, uint64_t{65538}, LARGE - 1}) {
         const std::vector<int> x = numbers(count, at.rank);
         std::vector<int> sum(count);
-        CHECK(run(at.comm, RC_ALL_REDUCE, x.data(), sum.data(), count) == RC_NO_PROGRAM);
+        CHECK(run(at.comm, RC_ALL_REDUCE, x.data(), sum.data(), count) == RC_ARGUMENT);
         add_sum(at, count, x.data(), sum.data());
         for (int turn = 0; turn < 5; ++turn) {
             std::fill(sum.begin(), sum.end(), UNTOUCHED);

@@ -199,7 +199,7 @@ int rc_collective(rc_comm* comm, int collective, const rc_call* arguments, doubl
         check_seconds("timeout", timeout);
         CallRecord call = called(collective, *arguments, timeout);
         check_call(call, entry.group().rank, entry.group().size);
-        entry.group().check_program(call);
+        entry.group().prepare(call);
         if (work) {
             *work = new rc_work{comm->handle, entry->collectives.queue(call)};
         } else {

@@ -118,3 +118,14 @@ int rc_add_program(rc_comm* comm, int collective, const rc_call* arguments, int 
         group.programs.add(key_of(call, group.size), std::move(program));
     });
 }
+
+int rc_set_recorder(rc_comm* comm, int (*record)(void* recorder, int collective, const rc_call* call), void* recorder) {
+    return enter(comm, [&](const EntryGuard& entry) {
+        check_pointer("record", reinterpret_cast<const void*>(record));
+        network_group(entry).record_program = [record, recorder](const CallRecord& call) {
+            const rc_call arguments{call.source, call.target, call.count, call.dtype,
+                                    call.op,     call.factor, call.root,  call.counts};
+            return record(recorder, call.collective, &arguments);
+        };
+    });
+}

@@ -102,8 +102,8 @@ public:
     // itself does.
     std::optional<Failure> stop_reason(const char* what, const void* drained = nullptr);
 
-    // Throws RC_NO_PROGRAM if the call needs one: see rc_add_program.
-    virtual void check_program(const CallRecord&) {}
+    // Before a call is queued or run: what it needs that is made once for all calls like it.
+    virtual void prepare(const CallRecord&) {}
     // One thread at a time. A call that throws RC_MISMATCH or RC_ARGUMENT is over on all ranks.
     virtual void run_collective(const CallRecord& call) = 0;
     // Whether the call can be started without waiting: then start_collective() gives its peers all that they need of

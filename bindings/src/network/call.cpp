@@ -37,11 +37,19 @@ NetworkCall::NetworkCall(NetworkGroup& group, const CallRecord& call)
       blocks_(call),
       one_pass_(!call.on_gpus && fits_one_pass()) {}
 
-bool NetworkCall::lacks_program() const {
-    if (one_pass_) return false;
-    const bool counted = row_.exchanges() && call_.counts;
-    return !group_.programs.find(key_of(call_, group_.size)) ||
-           (counted && NetworkCall(group_, gathering_counts(nullptr)).lacks_program());
+void NetworkCall::prepare() const {
+    if (one_pass_) return;
+    require_program(call_);
+    if (!row_.exchanges() || !call_.counts) return;
+    uint64_t nowhere = 0;  // the program does not depend on the address
+    const CallRecord counts = gathering_counts(&nowhere);
+    if (!NetworkCall(group_, counts).one_pass_) require_program(counts);
+}
+
+void NetworkCall::require_program(const CallRecord& call) const {
+    if (group_.programs.find(key_of(call, group_.size))) return;
+    if (!group_.record_program) throw Failure(RC_ARGUMENT, "the call needs a program, and nothing records it", -1);
+    if (group_.record_program(call)) throw Failure(RC_ARGUMENT, "the program of the call was not recorded", -1);
 }
 
 void NetworkCall::run() {

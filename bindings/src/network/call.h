@@ -16,7 +16,7 @@ public:
     NetworkCall(NetworkGroup& group, const CallRecord& call);
 
     void run();
-    bool lacks_program() const;  // of a large call
+    void prepare() const;  // records the programs of a large call
 
 private:
     struct Slot;
@@ -41,6 +41,7 @@ private:
     void finish_one_pass() const;
 
     // A large one (executor.cpp).
+    void require_program(const CallRecord& call) const;
     void run_program();
     void exchange(const ProgramStep& step, std::span<const ProgramStep> meanwhile);
     void fill_buffers();

@@ -77,9 +77,7 @@ void NetworkGroup::progress() {
     world->progress();
 }
 
-void NetworkGroup::check_program(const CallRecord& call) {
-    if (NetworkCall(*this, call).lacks_program()) throw Failure(RC_NO_PROGRAM, "the call needs a program", rank);
-}
+void NetworkGroup::prepare(const CallRecord& call) { NetworkCall(*this, call).prepare(); }
 
 void NetworkGroup::run_collective(const CallRecord& call) {
     world->catch_up();  // or a late call could succeed with what others sent before they gave up

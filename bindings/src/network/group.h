@@ -1,6 +1,7 @@
 // A group whose ranks run on several hosts: the ranks of a host share memory, and a link connects all.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -73,6 +74,7 @@ public:
     const HostLayout layout;
     const LocalRanks local;
     ProgramCache programs;
+    std::function<int(const CallRecord&)> record_program;  // returns a status
 
     void ensure_ready() override;
     void on_vain_spin() override {
@@ -84,7 +86,7 @@ public:
     void store_failure(const Failure& failure) override;
     int member(int r) const override { return members_[r]; }
     bool closed(int r) const override { return left_after_[r].load() != OPEN; }
-    void check_program(const CallRecord& call) override;
+    void prepare(const CallRecord& call) override;
     void run_collective(const CallRecord& call) override;
     std::unique_ptr<PacketChannel> open_channel(int peer) override;
     void progress() override;

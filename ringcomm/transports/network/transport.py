@@ -7,16 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
-import numpy as np
-
 from ringcomm.algorithms.schedule import Block, Copy, Exchange
 from ringcomm.algorithms.select import AlgorithmSelector
 from ringcomm.bootstrap.arrivals import format_ranks
 from ringcomm.errors import Aborted, ArgumentError, RingcommError
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
-from ringcomm.transports.contract import CollectiveCall, Fused, Transport
-from ringcomm.transports.core import NativeTransport, NativeWork
+from ringcomm.transports.contract import CollectiveCall, Transport
+from ringcomm.transports.core import NativeTransport
 from ringcomm.transports.network.gpus import HostsGpus
 from ringcomm.transports.network.layout import HostLayout, layout_of
 from ringcomm.transports.network.programs import program_of
@@ -24,7 +22,7 @@ from ringcomm.transports.network.steps import Local, Program, Step
 from ringcomm.transports.network.survivors import Survivors
 from ringcomm.transports.shm import ShmTransport
 from ringcomm.transports.staging import Staging
-from ringcomm.types import COLLECTIVES, DTYPES
+from ringcomm.types import COLLECTIVES
 
 __all__ = ["Network", "NetworkTransport", "first_number"]
 
@@ -113,28 +111,8 @@ class NetworkTransport(NativeTransport):
         self._closed = False
         self._gpus: HostsGpus | None = None
         super().__init__(f"shm+{network.name}" if shares else network.name, slot[0], rank, size, local.tuning)
-
-    def _fused(self, name: str) -> Fused:
-        run, code = lib.rc_collective, COLLECTIVES[name].code
-
-        def collective(call: CollectiveCall, timeout: float) -> None:
-            status = run(self.handle, code, (call,), timeout, NULL)
-            if status == lib.RC_NO_PROGRAM:
-                self._add_programs(name, call)
-                status = run(self.handle, code, (call,), timeout, NULL)
-            if status:
-                check(status)
-
-        return collective
-
-    def start(self, collective: str, call: CollectiveCall, timeout: float) -> NativeWork:
-        code, slot = COLLECTIVES[collective].code, ffi.new("rc_work **")
-        status = lib.rc_collective(self.handle, code, (call,), timeout, slot)
-        if status == lib.RC_NO_PROGRAM:
-            self._add_programs(collective, call)
-            status = lib.rc_collective(self.handle, code, (call,), timeout, slot)
-        check(status)
-        return NativeWork(slot[0])
+        self._recorder = ffi.new_handle(self._record)
+        check(lib.rc_set_recorder(self.handle, lib.ringcomm_record, self._recorder))
 
     def split(self, color: int | None, key: int) -> Transport | None:
         joined: list[Transport | None] = []
@@ -225,22 +203,18 @@ class NetworkTransport(NativeTransport):
 
     # --- Programs -----------------------------------------------------------------------------------------------------
 
-    def _add_programs(self, name: str, call: CollectiveCall) -> None:
-        self._add_program(name, call)
-        if name == "all_to_all" and call.counts != NULL:  # which are gathered and compared first
-            counts = np.empty(2 * self.size * self.size, np.uint64)
-            source, target = call.counts, ffi.from_buffer(counts)
-            self._add_program("all_gather", CollectiveCall(source, target, 2 * self.size, DTYPES["uint64"]))
-
-    def _add_program(self, name: str, call: CollectiveCall) -> None:
-        blocks = Blockwise(self.rank, self.size, "all_gather" if name in ("split", "empty") else name, call)
+    def _record(self, collective: int, arguments: Any) -> None:
+        """Record the program of a call, which needs it for the first time: the core asks for it."""
+        call = CollectiveCall(*(getattr(arguments, name) for name in CollectiveCall._fields))
+        name = tuple(COLLECTIVES)[collective]
+        name = "all_gather" if name in ("split", "empty") else name  # which gather facts
+        blocks = Blockwise(self.rank, self.size, name, call)
         program = program_of(self._layout, blocks, call.source == call.target, self._network.selector)
         if program.algorithm not in self._algorithms:
             self._algorithms.append(program.algorithm)
         steps, keep = _native_steps(program)
-        number = self._algorithms.index(program.algorithm)
-        arguments = (self.handle, COLLECTIVES[name].code, (call,), number, program.scratch, steps, len(program.steps))
-        check(lib.rc_add_program(*arguments))
+        number, count = self._algorithms.index(program.algorithm), len(program.steps)
+        check(lib.rc_add_program(self.handle, collective, arguments, number, program.scratch, steps, count))
         del keep
 
 
