@@ -15,6 +15,7 @@ import pytest
 import harness
 from broken_kernels import BROKEN, beyond, break_launches
 from ringcomm.bench.machine import gpus
+from ringcomm.types import KERNELS
 
 ROOT = Path(__file__).parents[2]
 CHECK = ROOT / "benchmarks/gpu_check.py"
@@ -219,9 +220,7 @@ def test_every_broken_kernel_is_reported(module, monkeypatch, check, broken, cap
 def test_the_kernels_to_compile_begin_with_float32(module):
     found = module("gpu.precompile").variants()
     assert len({*found}) == len(found) > 300
-    kernels = module("ringcomm.transports.cuda.kernels")
-    needed = {kernels.KERNELS[name] for name in ("barrier", *kernels.REDUCING, *kernels.MOVING)}
-    assert {each.kernel for each in found[:30]} == needed
+    assert {each.kernel for each in found[:30]} == {*KERNELS.values()}
 
 
 def fatbin(entries):
