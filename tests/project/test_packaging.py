@@ -19,7 +19,14 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 def test_the_version_is_defined_once():
     assert ringcomm.__version__ == importlib.metadata.version("ringcomm")
-    assert ringcomm.__version__ in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_changelog_begins_with_this_version():
+    """Which has a date from its release on: docs/releasing.md."""
+    headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0].split()[0] == ringcomm.__version__
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+ \((unreleased|\d{4}-\d\d-\d\d)\)", heading) for heading in headings)
+    assert not any("unreleased" in heading for heading in headings[1:])
 
 
 def test_the_extension_serves_every_python_from_3_11():
