@@ -322,14 +322,14 @@ class Communicator:
         return None if transport is None else Communicator(transport, place=self._place)
 
     def shrink(self, *, timeout: float | None = None) -> "Communicator":
-        """Continue without the ranks that are lost: make a communicator of those that call this, in their old order.
+        """Continue without lost ranks: make a communicator of the survivors, in their old order.
 
-        All ranks that are left call it, once they have got PeerLost, CollectiveTimeout or Aborted; so may a
-        rank that has not noticed the loss. It waits for ranks that run but do not call it: after `timeout` seconds they
-        are left out. Pending calls of this communicator end with its error, and it is closed. Memory from `empty` and
-        `shared_arrays` stays readable. If more ranks are lost meanwhile, they are left out too. A warning names who
-        still runs and is left out; `ringcomm run --respawn` ends it and starts it again. As ULFM's
-        MPI_Comm_shrink (Bland et al., Post-failure recovery of MPI communication capability, 2013).
+        All survivors call it, once they have got PeerLost, CollectiveTimeout or Aborted; so may a rank that has not
+        noticed the loss. It waits `timeout` seconds for ranks that run but do not call it, and then leaves them out,
+        like ranks that are lost meanwhile. Pending calls of this communicator end with its error, and it is closed.
+        Memory from `empty` and `shared_arrays` stays readable. A warning names each rank that is left out although it
+        runs; `ringcomm run --respawn` ends and restarts it. As ULFM's MPI_Comm_shrink (Bland et al., Post-failure
+        recovery of MPI communication capability, 2013).
 
         Raises Aborted if the others have continued without this rank.
         """
@@ -343,15 +343,15 @@ class Communicator:
         return shrunk
 
     def grow(self, *, timeout: float | None = None) -> "Communicator":
-        """Take in the lost ranks that `ringcomm run --respawn` has started again: make a communicator of all.
+        """Admit the ranks that `ringcomm run --respawn` has restarted: make a communicator of all.
 
-        All ranks call it; `ringcomm.init` in those that were started again returns the same communicator. It waits for
-        missing ranks for `timeout` seconds (40 ms at least; that of rank 0 counts) and continues with those that have
-        come, in the order of the job's ranks. This communicator is closed, unless none has come: then it is returned.
-        If the start of the new one fails, as with PeerLost when a rank dies while it joins, all ranks raise the error,
+        All ranks call it; in a restarted rank `ringcomm.init` returns the same communicator. It waits for missing ranks
+        for `timeout` seconds (40 ms at least; that of rank 0 counts) and continues with the ranks that have joined, in
+        the order of the job. This communicator is closed, unless nobody has joined: then it is returned. If the start
+        of the new one fails, as with PeerLost when a rank dies while it joins, all ranks raise the error,
         and this one stays usable, unless it has lost a rank itself.
 
-        Raises ArgumentError if nothing starts lost ranks again: without --respawn, or with --respawn 0.
+        Raises ArgumentError if nothing restarts lost ranks: without --respawn, or with --respawn 0.
         """
         if self._job is None:
             raise ArgumentError("grow needs a communicator of all ranks, started with ringcomm run --respawn")
@@ -544,7 +544,7 @@ class Communicator:
 
 
 class ElasticJob(Protocol):
-    """A job that starts lost ranks again, as one of its ranks sees it: see elastic.py."""
+    """A job whose launcher restarts lost ranks, as one of its ranks sees it: see elastic.py."""
 
     def grow(self, comm: Communicator, timeout: float) -> Communicator:
         """Return the communicator of all, or this one, if none has come."""

@@ -1,4 +1,4 @@
-"""A rank of an elastic job: `ringcomm run --respawn` starts lost ranks again, and those that are left take them in."""
+"""A rank of an elastic job: `ringcomm run --respawn` restarts lost ranks, and the survivors admit them."""
 
 import os
 import weakref
@@ -41,7 +41,7 @@ class ElasticRank:
         self._current: weakref.ref[Communicator] | None = None  # that can call `grow`
 
     def start(self) -> Communicator:
-        """Connect for the first time, or, in a rank that was started again, once the others call `grow`."""
+        """Connect for the first time, or, in a restarted rank, once the others call `grow`."""
         if self.place.restarts:
             return self._join()
         with job_store(self.place, self.config.start_limit) as store:

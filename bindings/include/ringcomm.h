@@ -192,9 +192,9 @@ int rc_sub_open(rc_comm* parent, uint64_t offset, int rank, int size, const int*
 /* The same with an arena of rc_world_bytes and its own settings: no failure of one concerns the other. */
 int rc_group_open(rc_comm* other, uint64_t offset, int rank, int size, const int* members, const rc_tuning* tuning,
                   rc_comm** comm);
-/* A communicator of the ranks that call this too, in their old order; it waits for those that run but do not until
- * `timeout`. `members`, which has room for all ranks, are their ranks here, `size` of them. RC_ABORTED: the others have
- * continued without this rank. */
+/* A communicator of the ranks that call this too, in their old order; it waits until `timeout` for ranks that run but
+ * do not call it. `members`, which has room for all ranks, are their ranks here, `size` of them. RC_ABORTED: the others
+ * have continued without this rank. */
 int rc_shrink(rc_comm* comm, double timeout, int* members, int* size, rc_comm** next);
 /* Enters into the flight record a call that the program carries out, with others on the communicator or without. */
 enum rc_regrouping { RC_SHRINK, RC_GROW };

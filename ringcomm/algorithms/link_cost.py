@@ -1,4 +1,4 @@
-"""The cost of the link between hosts, by which algorithms are chosen: as set, else as measured, else the default."""
+"""The cost of the link between hosts, for choosing algorithms: as set, else as measured, else the default."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations_with_replacement

@@ -173,7 +173,7 @@ class Job:
         return answers
 
     def _reason(self) -> str:
-        for connection in self._connections:  # the ranks that are left end too, for which the launcher waits
+        for connection in self._connections:  # the other ranks end too; the launcher waits for them
             with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as end:
                 end.shutdown(socket.SHUT_WR)  # but can still answer: an error of that would hide the reason
         with suppress(subprocess.TimeoutExpired):

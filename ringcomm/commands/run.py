@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--respawn",
         type=whole(0),
         metavar="N",
-        help="a rank that fails does not end the others, and is started again, each N times at most: docs/elastic.md",
+        help="a failing rank does not end the others, and is restarted, at most N times each: docs/elastic.md",
     )
     nodes = parser.add_argument_group("several nodes")
     nodes.add_argument("--nnodes", type=whole(1), metavar="N", help="number of nodes (1)")

@@ -25,7 +25,7 @@ class Rank:
     """What a rank does.
 
     Attributes:
-        rank: of the job, as far as its launcher has told the process; else of those that share memory
+        rank: in the job, if its launcher has told the process; else among the ranks that share memory
         call: the call that it is in, of any of its groups, since so many `seconds`; None: in none
         waits_for: the rank of the job for which it waits in the call, as far as it knows
         state: "runs", "stopped", "gone" or "closed"
@@ -57,7 +57,7 @@ class RunningJob:
     """A job, or several that one process has joined one after another, by its number.
 
     Attributes:
-        size: the number of ranks of the job, of which others may be on other hosts
+        size: the number of ranks of the job, on all hosts
     """
 
     number: int

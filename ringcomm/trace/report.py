@@ -126,7 +126,7 @@ def plural(number: int, noun: str) -> str:
 
 
 def _timed(recording: Recording) -> list[Call]:
-    """Return the calls whose times count: one that has failed does not know how long it has waited, or for whom."""
+    """Return the calls whose times count: a failed one does not know for how long, or for which rank, it has waited."""
     return [call for call in recording.calls if call.kind in ("collective", "message") and not call.failed]
 
 

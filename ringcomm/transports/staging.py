@@ -42,7 +42,7 @@ class Pinned:
         self.size = 0
 
     def reserve(self, size: int) -> int:
-        """Return the address of at least so many bytes, of which none is in use."""
+        """Return the address of at least so many unused bytes."""
         if size > self.size:
             self.free()
             self._memory, self.size = self._allocate(size), size

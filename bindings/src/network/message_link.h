@@ -1,6 +1,6 @@
-// A link over a MessageLibrary, in which nothing waits: what is in flight is tested again and again. A packet is one
-// message, whose prefix says who sent it; the library is asked for those that have come. A transfer is one message from
-// and to the caller's memory.
+// A link over a MessageLibrary. Nothing waits in the library: the link polls what is in flight. A packet is one
+// message, whose prefix says who sent it; the link asks the library for messages that have arrived. A transfer is one
+// message from and to the caller's memory.
 #pragma once
 
 #include <deque>

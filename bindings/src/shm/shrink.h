@@ -1,8 +1,8 @@
-// How the ranks that are left of a group agree on who they are.
+// How the survivors of a group agree on who they are.
 //
 // Each rank publishes that it takes part, and waits until every other one does so too, or has ended. The lowest of them
-// writes the list of those that take part, and one compare-and-swap makes it the decision: all ranks read the same
-// list, however many die meanwhile. Who is too late finds itself left out.
+// writes the list of the survivors, and one compare-and-swap makes it the decision: all ranks read the same
+// list, however many die meanwhile. A rank that is too late finds itself left out.
 #pragma once
 
 #include "shm/comm.h"

@@ -58,7 +58,7 @@ def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
             raise ArgumentError(f"{text}: set RINGCOMM_HOST_ADDRESS to one that they reach", rank=number)
         sockets = connect_mesh(rank, size, store, address, ranks[0]["secret"].encode(), patient.start_limit)
         handle, name = _open_sockets(rank, size, sockets, config.keepalive), "sockets"
-    # Those that are left use the same link.
+    # The survivors use the same link.
     survivors = Survivors(store.place, replace(config, link=name), connect) if isinstance(store, TcpStore) else None
     return job.connected(Network(handle, job.selector(name), name, survivors), local)
 

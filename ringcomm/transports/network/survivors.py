@@ -1,4 +1,4 @@
-"""How ranks on several hosts continue without those that are lost: they agree who is left, and connect anew."""
+"""How ranks on several hosts continue without lost ranks: the survivors agree who they are, and connect anew."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +20,7 @@ log = logging.getLogger("ringcomm")
 
 
 class Survivors:
-    """Connects those ranks of a start that are left; `connect` is that of the transport."""
+    """Connects the survivors of a start; `connect` is that of the transport."""
 
     def __init__(self, place: Place, config: Config, connect: Callable[[int, int, Store, Config], Transport]) -> None:
         self.place = place
@@ -35,9 +35,9 @@ class Survivors:
         lost: Callable[[], Iterable[int]],
         timeout: float,
     ) -> tuple[Transport, set[int]]:
-        """Connect the ranks of a group that are left; return their transport, and those that run but did not come.
+        """Connect the survivors of a group; return their transport, and the ranks that run but did not call.
 
-        `group` is its name in this start; `members`, `lost`: see SurvivorsStore. Either all that are left return, or
+        `group` is its name in this start; `members`, `lost`: see SurvivorsStore. Either all survivors return, or
         none does: if more are lost before all have confirmed that they are connected, the others agree again.
         """
         name, failure = f"{self.place.job}/{group}", None
@@ -69,5 +69,5 @@ class Survivors:
                     transport.close()
                     raise
                 transport.close()
-        text = f"rank {rank} gave up after {size} attempts to connect those that were left; the last error: {failure}"
+        text = f"rank {rank} gave up after {size} attempts to connect the survivors; the last error: {failure}"
         raise PeerLost(text, rank=rank)

@@ -41,7 +41,7 @@ def first_number() -> int:
 
 
 class Network:
-    """The link of this process to the others of a job, and its groups; `survivors` connects those that are left."""
+    """The link of this process to the others of a job, and its groups; `survivors` connects them after a loss."""
 
     def __init__(self, handle: Any, selector: AlgorithmSelector, name: str, survivors: Survivors | None = None) -> None:
         self.handle, self.selector, self.name, self.survivors = handle, selector, name, survivors
