@@ -71,8 +71,8 @@ class ViewAdapter(NumPyAdapter):
         view = _view(x)
         if writable and not view.flags.writeable and hasattr(x, "__dlpack__"):
             # DLPack before 1.0 has no flag for read-only memory, so NumPy takes all for read-only.
-            cure = "before DLPack 1.0 or NumPy 2.1 all are; if it may be written, pass torch.from_dlpack(x)"
-            raise refuse("array", "a writable one", f"a read-only one ({type(x).__name__}: {cure})")
+            hint = "before DLPack 1.0 or NumPy 2.1 all are; if it may be written, pass torch.from_dlpack(x)"
+            raise refuse("array", "a writable one", f"a read-only one ({type(x).__name__}: {hint})")
         return super().memory(view, writable)
 
     def shape(self, x: Any) -> tuple[int, ...]:
@@ -282,7 +282,7 @@ def _cuda() -> Any:
     try:
         return importlib.import_module("ringcomm.devices.cuda")
     except ImportError as error:
-        cure = "pip install 'ringcomm[cuda12]' or 'ringcomm[cuda13]'"
-        raise ArgumentError(f"arrays on a GPU need CuPy ({error}): {cure}") from None
+        hint = "pip install 'ringcomm[cuda12]' or 'ringcomm[cuda13]'"
+        raise ArgumentError(f"arrays on a GPU need CuPy ({error}): {hint}") from None
     except RuntimeError as error:  # CUDA's
         raise ArgumentError(f"no GPU can be used: {error}; see `ringcomm doctor`") from None

@@ -13,9 +13,9 @@ from ringcomm.bench.comparison import OURS, Comparison, compare
 from ringcomm.bench.interrupts import Interrupted, interruptible
 from ringcomm.bench.machine import Machine, line_seconds
 from ringcomm.bench.mps import started_mps
-from ringcomm.bench.plan import BenchPlan
 from ringcomm.bench.rank.collectives import COLLECTIVES, REDUCTIONS, dtype_named
 from ringcomm.bench.starts import Starts
+from ringcomm.bench.sweep import Sweep
 from ringcomm.bench.world import World, find_world, let_rank_0_speak, run_on_ranks
 from ringcomm.machine import files
 from ringcomm.options import one_of, parse_bytes, several, whole
@@ -89,28 +89,28 @@ def _start_ranks(arguments: argparse.Namespace) -> int:
         failed = peers.set_up(names or peers.PEERS)
         if not arguments.collectives:
             return int(bool(failed))
-    plan = plan_of(arguments)
+    sweep = sweep_of(arguments)
     if arguments.virtual_ranks:
-        unfit = {"--vs": names, "--symmetric": plan.symmetric, "--shared-arrays": plan.shared_arrays}
-        unfit |= {"--async": plan.asynchronous, "--unbound": plan.unbound, "--noise": plan.noise, "--mps": plan.mps}
+        unfit = {"--vs": names, "--symmetric": sweep.symmetric, "--shared-arrays": sweep.shared_arrays}
+        unfit |= {"--async": sweep.asynchronous, "--unbound": sweep.unbound, "--noise": sweep.noise, "--mps": sweep.mps}
         if any(unfit.values()):
             raise ArgumentError(f"--virtual-ranks: expected none of {', '.join(unfit)}")
-        return int(virtual.run(plan, arguments.json))
-    libraries, missing = peers.libraries(names, plan.device)
+        return int(virtual.run(sweep, arguments.json))
+    libraries, missing = peers.libraries(names, sweep.device)
     for line in missing:
         print(f"ringcomm bench: {line}", file=sys.stderr)
     if names and len(libraries) == 1:
         raise RingcommError("--vs: none of these peers can be measured")
-    plan.require(len(libraries))
-    return int(_compare(plan, arguments.json, lambda ranks: _started(plan, ranks, libraries, arguments.timeout)))
+    sweep.require(len(libraries))
+    return int(_compare(sweep, arguments.json, lambda ranks: _started(sweep, ranks, libraries, arguments.timeout)))
 
 
 @contextmanager
-def _started(plan: BenchPlan, ranks: int, libraries: list[peers.LibrarySpec], timeout: float) -> Iterator[Comparison]:
-    """Start the libraries on this many ranks, under MPS if the plan wants it and the ranks share a GPU."""
-    comparison = (Starts if plan.unbound else Comparison).here(plan, ranks)
+def _started(sweep: Sweep, ranks: int, libraries: list[peers.LibrarySpec], timeout: float) -> Iterator[Comparison]:
+    """Start the libraries on this many ranks, under MPS if the sweep wants it and the ranks share a GPU."""
+    comparison = (Starts if sweep.unbound else Comparison).here(sweep, ranks)
     with ExitStack() as stack:
-        if plan.mps and ranks > len(machine.gpus()):
+        if sweep.mps and ranks > len(machine.gpus()):
             clients = stack.enter_context(started_mps())
             libraries = [replace(each, environment={**each.environment, **clients}) for each in libraries]
             comparison.mps = True
@@ -131,26 +131,26 @@ def _measure_world(comm: Communicator, arguments: argparse.Namespace) -> int:
         if given:
             here = f"{world.launcher} has started {comm.size} ranks, and {' and '.join(world.libraries)} run on them"
             raise ArgumentError(f"{option}: for ranks that bench starts itself, without a launcher; {here}")
-    plan = plan_of(arguments, comm.size)
-    plan.require(len(world.libraries), world.here)
-    return int(_compare(plan, arguments.json, lambda _: world.compare(plan)))
+    sweep = sweep_of(arguments, comm.size)
+    sweep.require(len(world.libraries), world.here)
+    return int(_compare(sweep, arguments.json, lambda _: world.compare(sweep)))
 
 
-def plan_of(arguments: argparse.Namespace, size: int = 2) -> BenchPlan:
-    """Return the plan, by default for `size` ranks."""
+def sweep_of(arguments: argparse.Namespace, size: int = 2) -> Sweep:
+    """Return the sweep, by default for `size` ranks."""
     if not arguments.collectives:
         raise ArgumentError(f"which collective? {', '.join(COLLECTIVES)}, or all")
     if arguments.json:
         files.check_writable(arguments.json)  # before minutes of measuring
-    given = {field.name: getattr(arguments, field.name) for field in fields(BenchPlan)}
-    return BenchPlan(**given | {"ranks": arguments.ranks or [size]})
+    given = {field.name: getattr(arguments, field.name) for field in fields(Sweep)}
+    return Sweep(**given | {"ranks": arguments.ranks or [size]})
 
 
-def _compare(plan: BenchPlan, json: Path | None, comparing: Comparing) -> bool:
+def _compare(sweep: Sweep, json: Path | None, comparing: Comparing) -> bool:
     """Measure and print; return whether ringcomm failed or has wrong elements."""
-    results = report.Results(Machine.here(), plan)
+    results = report.Results(Machine.here(), sweep)
     try:
-        for ranks in plan.ranks:
+        for ranks in sweep.ranks:
             with comparing(ranks) as comparison:
                 _measure(comparison, results)
     finally:  # also after an interrupt
@@ -171,14 +171,14 @@ def _measure(comparison: Comparison, results: report.Results) -> None:
     _report_failures(comparison, results)
     last, copies = "", []
     for rows in comparison.measure():
-        if rows and len(comparison.plan.collectives) > 1 and rows[0].collective != last:
+        if rows and len(comparison.sweep.collectives) > 1 and rows[0].collective != last:
             last = rows[0].collective
             print(f"# {last}")
         if rows:
             results.rows += rows
             results.lines += [line_seconds()] if comparison.cores else []
             copies += [m.memcpy / 1e9 for m in rows if m.memcpy]
-            print((report.starts_text if comparison.plan.unbound else report.rows_text)(rows), flush=True)
+            print((report.starts_text if comparison.sweep.unbound else report.rows_text)(rows), flush=True)
         for failure in comparison.missing:
             print(report.missing_text(failure, rows), flush=True)
         _report_failures(comparison, results)

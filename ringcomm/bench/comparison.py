@@ -15,8 +15,8 @@ import numpy as np
 from ringcomm.bench.job import START_TIMEOUT, JobFailed, Unsupported, started
 from ringcomm.bench.noise import noise
 from ringcomm.bench.peers import LibrarySpec
-from ringcomm.bench.plan import COPY_BYTES, BenchCase, BenchPlan
 from ringcomm.bench.rank.collectives import COLLECTIVES
+from ringcomm.bench.sweep import COPY_BYTES, BenchCase, Sweep
 from ringcomm.machine import topology
 
 __all__ = ["OURS", "Comparison", "LibraryFailure", "Measurement", "compare"]
@@ -98,7 +98,7 @@ def compare(found: "Comparison", libraries: Iterable[LibrarySpec], timeout: floa
             try:
                 found.jobs.append(stack.enter_context(found.start(library, timeout)))
             except JobFailed as failure:
-                reason = f"{failure}; if it is broken: {library.cure}" if library.cure else str(failure)
+                reason = f"{failure}; if it is broken: {library.hint}" if library.hint else str(failure)
                 found.failures.append(LibraryFailure(library.name, found.ranks, None, None, reason))
         progress(1, "")
         yield found
@@ -110,7 +110,7 @@ def compare(found: "Comparison", libraries: Iterable[LibrarySpec], timeout: floa
 class Comparison:
     """All libraries on this many ranks. One that fails is left out from then on."""
 
-    plan: BenchPlan
+    sweep: Sweep
     ranks: int
     placement: str  # of the ranks, in words
     cores: int | None  # that the ranks share; None: each has its own, or is none of this machine
@@ -123,10 +123,10 @@ class Comparison:
     _reasons: dict[tuple[str, ...], str] = field(default_factory=dict)  # of what is not requested again
 
     @classmethod
-    def here(cls, plan: BenchPlan, ranks: int) -> Self:
+    def here(cls, sweep: Sweep, ranks: int) -> Self:
         """Return the comparison on ranks that the bench starts itself."""
         cores = len(topology.cores())
-        return cls(plan, ranks, cls.place(ranks, cores), None if plan.device == "cuda" else cores)
+        return cls(sweep, ranks, cls.place(ranks, cores), None if sweep.device == "cuda" else cores)
 
     @staticmethod
     def place(ranks: int, cores: int) -> str:
@@ -139,7 +139,7 @@ class Comparison:
 
     def measure(self) -> Iterator[list[Measurement]]:
         """Yield the rows of each case."""
-        cases = self.plan.cases(self.ranks)
+        cases = self.sweep.cases(self.ranks)
         for i, case in enumerate(cases):
             if not self.jobs:
                 return
@@ -152,13 +152,13 @@ class Comparison:
         memcpy = self._memcpy(case)
         timings = [timing for job in list(self.jobs) for timing in self._prepare(job, case)]
         # Only now: without it, `_prepare` has found how many calls fit into a round.
-        with noise(topology.cores() if self.plan.noise else ()):
-            for i in range(self.plan.rounds):
+        with noise(topology.cores() if self.sweep.noise else ()):
+            for i in range(self.sweep.rounds):
                 progress(done, f"{what}, round {i + 1}")
                 first = i % max(1, len(timings))  # so that no library always follows the same one
                 for timing in timings[first:] + timings[:first]:
                     self._try(timing.job, case, timing.measure)
-        if self.plan.check:
+        if self.sweep.check:
             for job in list(self.jobs):
                 wrong = self._try(job, case, partial(job.request, "check"))
                 for timing in timings:
@@ -176,31 +176,31 @@ class Comparison:
         ]
 
     def _options(self, case: BenchCase) -> dict[str, Any]:
-        plan = self.plan
+        sweep = self.sweep
         return {
             "count": case.count,
             "dtype": case.dtype,
             "op": case.op,
-            "root": plan.root,
-            "in_place": plan.runs_in_place(case.collective),
-            "pool": plan.pool if case.bytes else 0,
-            "memory": plan.memory,
-            "asynchronous": plan.asynchronous,
+            "root": sweep.root,
+            "in_place": sweep.runs_in_place(case.collective),
+            "pool": sweep.pool if case.bytes else 0,
+            "memory": sweep.memory,
+            "asynchronous": sweep.asynchronous,
         }
 
     def _prepare(self, job: LibraryRanks, case: BenchCase) -> "list[Timing]":
-        plan = self.plan
+        sweep = self.sweep
 
         def first_calls() -> float:
             first = max(job.request("prepare", case.collective, self._options(case)))
-            warmups = min(plan.warmups, max(LEAST_WARMUPS, round(WARMUP_SECONDS / first)))
+            warmups = min(sweep.warmups, max(LEAST_WARMUPS, round(WARMUP_SECONDS / first)))
             return float(max(job.request("round", True, 0, max(1, warmups))))
 
         seconds = self._try(job, case, first_calls)
         if seconds is None:
             return []
-        kinds = [True] * (case.bytes > 0) + [False] * (2 * case.bytes <= plan.pool)
-        return [Timing(job, rotated, max(1 + (not rotated), round(plan.round_seconds / seconds))) for rotated in kinds]
+        kinds = [True] * (case.bytes > 0) + [False] * (2 * case.bytes <= sweep.pool)
+        return [Timing(job, rotated, max(1 + (not rotated), round(sweep.round_seconds / seconds))) for rotated in kinds]
 
     def _memcpy(self, case: BenchCase) -> float:
         ours = next((job for job in self.jobs if job.name == OURS), None)
@@ -235,7 +235,7 @@ class Comparison:
             return None
 
     def _row(self, timing: "Timing", case: BenchCase, memcpy: float) -> Measurement:
-        row, plan = COLLECTIVES[case.collective], self.plan
+        row, sweep = COLLECTIVES[case.collective], self.sweep
         p10, median, p90, p99 = (float(p) for p in np.percentile(timing.seconds, (10, 50, 90, 99)))
         return Measurement(
             library=timing.job.name,
@@ -245,13 +245,13 @@ class Comparison:
             count=case.count,
             dtype=case.dtype,
             op=case.op if row.reduces else None,
-            root=plan.root if row.rooted else None,
-            in_place=plan.runs_in_place(case.collective),
-            symmetric=plan.symmetric and timing.job.name == OURS,
-            shared_arrays=plan.shared_arrays and timing.job.name == OURS,
-            asynchronous=plan.asynchronous,
-            unbound=plan.unbound,
-            noise=plan.noise,
+            root=sweep.root if row.rooted else None,
+            in_place=sweep.runs_in_place(case.collective),
+            symmetric=sweep.symmetric and timing.job.name == OURS,
+            shared_arrays=sweep.shared_arrays and timing.job.name == OURS,
+            asynchronous=sweep.asynchronous,
+            unbound=sweep.unbound,
+            noise=sweep.noise,
             buffers="rotated" if timing.rotated else "cached",
             rounds=len(timing.seconds),
             calls=timing.calls,

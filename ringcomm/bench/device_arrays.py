@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ringcomm.bench.plan import COPY_BYTES
+from ringcomm.bench.sweep import COPY_BYTES
 
 __all__ = ["DeviceArrays"]
 

@@ -37,7 +37,7 @@ class LibrarySpec:
     environment: dict[str, str] = field(default_factory=dict)
     device: str = "host"  # of the buffers
     bound: bool = True  # each rank to a core
-    cure: str = ""  # what to do where it does not start
+    hint: str = ""  # what to do where it does not start
 
 
 @dataclass(frozen=True)
@@ -112,10 +112,10 @@ def libraries(names: Iterable[str], device: str = "host") -> tuple[list[LibraryS
             missing.append(f"{name}: not set up; run: ringcomm bench --setup-peers --vs {name}")
         else:
             peer, python = PEERS[name], str(folder(name) / "bin/python")
-            cure = f"delete {folder(name)}, then ringcomm bench --setup-peers --vs {name}"
+            hint = f"delete {folder(name)}, then ringcomm bench --setup-peers --vs {name}"
             found += [
                 LibrarySpec(
-                    name + suffix, peer.module, python, peer.launcher, peer.rank_variable, environment, cure=cure
+                    name + suffix, peer.module, python, peer.launcher, peer.rank_variable, environment, hint=hint
                 )
                 for suffix, environment in peer.variants.items()
             ]

@@ -10,8 +10,8 @@ from ringcomm.bench.comparison import Comparison, LibraryFailure, Measurement
 from ringcomm.bench.interrupts import deferred_signals
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.noise import BURST, PERIOD
-from ringcomm.bench.plan import BenchPlan
 from ringcomm.bench.starts import START_SECONDS
+from ringcomm.bench.sweep import Sweep
 from ringcomm.machine import files
 
 __all__ = ["Results", "header", "missing_text", "rows_text", "starts_text", "write_json"]
@@ -39,7 +39,7 @@ class Results:
     """All that a benchmark found."""
 
     machine: Machine
-    plan: BenchPlan
+    sweep: Sweep
     placement: dict[int, str] = field(default_factory=dict)  # of so many ranks, in words
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
     failures: list[LibraryFailure] = field(default_factory=list)
@@ -49,25 +49,25 @@ class Results:
 
 def header(machine: Machine, comparison: Comparison) -> str:
     """Return the lines above the table: machine, libraries, options, and the names of the columns."""
-    plan, ranks = comparison.plan, comparison.ranks
+    sweep, ranks = comparison.sweep, comparison.ranks
     versions = {job.name: job.versions for job in comparison.jobs}
     commit = f", commit {machine.commit}" if machine.commit else ""
     options = [
-        f"{'in' if plan.in_place else 'out of'} place where the collective allows it",
-        f"libraries in turn, {plan.rounds} {'starts' if plan.unbound else 'rounds'} each",
-        *["symmetric buffers (ringcomm)"] * plan.symmetric,
-        *["shared arrays (ringcomm)"] * plan.shared_arrays,
-        *["asynchronous calls"] * plan.asynchronous,
-        *[f"with noise: {BURST * 1e3:.0f} ms of work in every {PERIOD * 1e3:.0f} ms on each core"] * plan.noise,
+        f"{'in' if sweep.in_place else 'out of'} place where the collective allows it",
+        f"libraries in turn, {sweep.rounds} {'starts' if sweep.unbound else 'rounds'} each",
+        *["symmetric buffers (ringcomm)"] * sweep.symmetric,
+        *["shared arrays (ringcomm)"] * sweep.shared_arrays,
+        *["asynchronous calls"] * sweep.asynchronous,
+        *[f"with noise: {BURST * 1e3:.0f} ms of work in every {PERIOD * 1e3:.0f} ms on each core"] * sweep.noise,
     ]
     lines = [
         f"{machine.cpu}, {machine.cores} cores, {machine.cache >> 20} MiB last-level cache, {machine.system}",
         f"Python {machine.python}, {machine.date}{commit}",
         *(f"{name}: {', '.join(f'{what} {v}' for what, v in facts.items())}" for name, facts in versions.items()),
-        f"{', '.join(plan.collectives)}; {ranks} ranks {comparison.placement}; {'; '.join(options)}",
+        f"{', '.join(sweep.collectives)}; {ranks} ranks {comparison.placement}; {'; '.join(options)}",
     ]
-    length = f"{plan.round_seconds * 1e3:.0f} ms"
-    if plan.unbound:
+    length = f"{sweep.round_seconds * 1e3:.0f} ms"
+    if sweep.unbound:
         lines += [
             f"start, worst: mean time of the first calls of fresh ranks, {START_SECONDS:g} s long, on the slowest rank",
             f"usual: later in the same starts, in rounds of {length}; usual, start: median of the starts",
@@ -76,23 +76,23 @@ def header(machine: Machine, comparison: Comparison) -> str:
     else:
         what = f"the mean time of the calls that fit into {length}, on the slowest rank"
         lines.append(f"a round is {what}; time: median round")
-    lines += about_device(machine, plan, ranks, comparison.mps)
-    if not plan.unbound and any("/" in name for name in versions):
+    lines += about_device(machine, sweep, ranks, comparison.mps)
+    if not sweep.unbound and any("/" in name for name in versions):
         lines.append("variants (openmpi/multiple) have a line where they differ from their library; --json has all")
     for kind, values in machine.settings.items():
         lines.append(f"ringcomm's settings from the {kind}: {', '.join(f'{n}={v}' for n, v in values.items())}")
-    if not plan.unbound:
-        lines.append(f"buffers rotate through {plan.pool >> 20} MiB per rank; cached: the same buffer every time")
-    columns = START_COLUMNS if plan.unbound else COLUMNS
+    if not sweep.unbound:
+        lines.append(f"buffers rotate through {sweep.pool >> 20} MiB per rank; cached: the same buffer every time")
+    columns = START_COLUMNS if sweep.unbound else COLUMNS
     names, units = (cells([column[i] for column in columns], columns)[2:] for i in (0, 1))
     return "\n".join(f"# {line}".rstrip() for line in [*lines, "", names, units])
 
 
-def about_device(machine: Machine, plan: BenchPlan, ranks: int, mps: bool) -> list[str]:
+def about_device(machine: Machine, sweep: Sweep, ranks: int, mps: bool) -> list[str]:
     """Return the limits of figures that are not of host memory."""
-    if plan.device == "emulated":
+    if sweep.device == "emulated":
         return ["buffers on the emulated device, which runs on the CPU: tests correctness, not speed"]
-    if plan.device == "host":
+    if sweep.device == "host":
         return []
     lines = [f"buffers on {len(machine.gpus)} x {machine.gpus[0]}; the calls of a round are queued, then synchronized"]
     if ranks > len(machine.gpus):
@@ -102,7 +102,7 @@ def about_device(machine: Machine, plan: BenchPlan, ranks: int, mps: bool) -> li
             if mps
             else "without MPS the kernels of the ranks take turns of about 2 ms (see --mps)"
         )
-    elif plan.mps:
+    elif sweep.mps:
         lines.append("no MPS: each rank has a GPU of its own")
     return lines
 

@@ -13,7 +13,7 @@ from ringcomm.bench.comparison import Comparison, LibraryRanks, Measurement, Tim
 from ringcomm.bench.job import started
 from ringcomm.bench.noise import noise
 from ringcomm.bench.peers import LibrarySpec
-from ringcomm.bench.plan import BenchCase
+from ringcomm.bench.sweep import BenchCase
 from ringcomm.machine import topology
 
 __all__ = ["START_SECONDS", "Starts"]
@@ -34,15 +34,15 @@ class Starts(Comparison):
     def _measure(self, case: BenchCase, done: float, what: str) -> list[Measurement]:
         options = self._options(case) | {"pool": 0}  # one buffer: to fill many would give the kernel time
         timings = [Timing(job, False, 0) for job in self.jobs]
-        request = ("start", case.collective, options, START_SECONDS, self.plan.round_seconds)
-        with noise(topology.cores() if self.plan.noise else ()):
-            for i, timing in product(range(self.plan.rounds), timings):
+        request = ("start", case.collective, options, START_SECONDS, self.sweep.round_seconds)
+        with noise(topology.cores() if self.sweep.noise else ()):
+            for i, timing in product(range(self.sweep.rounds), timings):
                 progress(done, f"{what}, start {i + 1} of {timing.job.name}")
                 if ranks := self._try(timing.job, case, partial(timing.job.request, *request)):
                     first, settled, wrong = zip(*ranks, strict=True)
                     timing.seconds.append(max(first))
                     timing.settled.append(max(settled))
-                    if self.plan.check:
+                    if self.sweep.check:
                         timing.wrong = sum(wrong) + (timing.wrong or 0)
         return [self._row(timing, case, 0.0) for timing in timings if timing.job in self.jobs and timing.seconds]
 

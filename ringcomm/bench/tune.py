@@ -18,7 +18,7 @@ from ringcomm.bench.comparison import Comparison, compare
 from ringcomm.bench.interrupts import Interrupted, interruptible
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.peers import LibrarySpec, run_ringcomm
-from ringcomm.bench.plan import BenchPlan
+from ringcomm.bench.sweep import Sweep
 from ringcomm.bench.tune_network import tune_network
 from ringcomm.bench.world import find_world, let_rank_0_speak, run_on_ranks
 from ringcomm.config import TUNING, tuning_file
@@ -170,7 +170,7 @@ def measure(
     setting: TunedSetting, chosen: dict[str, int], ranks: int, rounds: int
 ) -> tuple[list[int], dict[int, list[tuple[float, float]]]]:
     """Return the sizes, and for each value the seconds with rotated and with cached buffers at each of them."""
-    plan = BenchPlan(
+    sweep = Sweep(
         collectives=[setting.collective],
         ranks=[ranks],
         begin=setting.begin,
@@ -182,7 +182,7 @@ def measure(
         ops=["sum"],
         symmetric=setting.symmetric,
     )
-    plan.require(len(setting.values))
+    sweep.require(len(setting.values))
     libraries = []
     for value in setting.values:
         environment = {TUNING: ""}  # ignore an earlier tuning
@@ -190,7 +190,7 @@ def measure(
             environment[f"RINGCOMM_{name.upper()}"] = str(number)
         spec = LibrarySpec(str(value), "ringcomm", sys.executable, run_ringcomm, "RINGCOMM_RANK", environment)
         libraries.append(spec)
-    with compare(Comparison.here(plan, ranks), libraries, TIMEOUT) as comparison:
+    with compare(Comparison.here(sweep, ranks), libraries, TIMEOUT) as comparison:
         rows = [row for size in comparison.measure() for row in size]
     for failure in comparison.failures:
         raise RingcommError(f"{setting.name} = {failure.library}: {failure.reason}")

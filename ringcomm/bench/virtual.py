@@ -12,9 +12,9 @@ from ringcomm.bench.device_arrays import DeviceArrays
 from ringcomm.bench.fresh import FreshCheck, VirtualCase
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.peers import require_gpu
-from ringcomm.bench.plan import BenchPlan
 from ringcomm.bench.rank.collectives import COLLECTIVES, dtype_named
 from ringcomm.bench.report import write_json
+from ringcomm.bench.sweep import Sweep
 from ringcomm.transports.cuda.virtual import VirtualRanks
 
 __all__ = ["HEAD", "VirtualRow", "measure", "run"]
@@ -47,38 +47,38 @@ class VirtualRow:
         )
 
 
-def run(plan: BenchPlan, path: Path | None) -> bool:
+def run(sweep: Sweep, path: Path | None) -> bool:
     """Measure, print and write the results; return whether any element was wrong."""
-    if plan.device == "host" or plan.collectives == [MESSAGES]:
+    if sweep.device == "host" or sweep.collectives == [MESSAGES]:
         expected = "expected collectives, and --device cuda or emulated"
-        raise ArgumentError(f"--virtual-ranks: {expected}, got {', '.join(plan.collectives)}, and {plan.device}")
-    if plan.device == "cuda":
+        raise ArgumentError(f"--virtual-ranks: {expected}, got {', '.join(sweep.collectives)}, and {sweep.device}")
+    if sweep.device == "cuda":
         require_gpu()
-    plan.require(1)
-    arrays = DeviceArrays(plan.device, plan.rounds)
+    sweep.require(1)
+    arrays = DeviceArrays(sweep.device, sweep.rounds)
     copy = arrays.copy()
     machine, rows = Machine.here(), list[VirtualRow]()
     print(f"# {', '.join(machine.gpus) or machine.cpu}, {machine.date}; a copy: {copy / 1e9:.1f} GB/s")
-    if MESSAGES in plan.collectives:
-        plan.collectives.remove(MESSAGES)
+    if MESSAGES in sweep.collectives:
+        sweep.collectives.remove(MESSAGES)
         print(f"# {MESSAGES}: not measured, since it is no kernel of all ranks")
     print(HEAD, flush=True)
     last = ""
     try:
-        for size in plan.ranks:
+        for size in sweep.ranks:
             ranks = VirtualRanks(arrays.device, size)
-            for found in plan.cases(size):
+            for found in sweep.cases(size):
                 about = f"# {found.collective}, {found.dtype}, {found.op}"
                 if about != last:
                     print(last := about)
-                root = plan.root if COLLECTIVES[found.collective].rooted else 0
+                root = sweep.root if COLLECTIVES[found.collective].rooted else 0
                 case = VirtualCase(found.collective, size, found.count, found.dtype, found.op, root)
                 rows.append(measure(arrays, ranks, case, copy))
                 print(rows[-1], flush=True)
     finally:  # also after an interrupt: then what is queued uses memory that is let go of next
         arrays.synchronize()
         if path and rows:
-            document = {"machine": asdict(machine), "device": plan.device, "rows": [asdict(row) for row in rows]}
+            document = {"machine": asdict(machine), "device": sweep.device, "rows": [asdict(row) for row in rows]}
             write_json(path, document)
     return any(row.wrong for row in rows)
 

@@ -18,10 +18,10 @@ from ringcomm.bench.comparison import OURS, Comparison, LibraryFailure
 from ringcomm.bench.interrupts import Interrupted
 from ringcomm.bench.job import JobFailed, Unsupported
 from ringcomm.bench.peers import LAUNCHED
-from ringcomm.bench.plan import BenchPlan
 from ringcomm.bench.rank.library import Library
 from ringcomm.bench.rank.measure import RankBench
 from ringcomm.bench.rank.ringcomm import RingcommLibrary
+from ringcomm.bench.sweep import Sweep
 from ringcomm.bootstrap.place import Place, find_place, host_id
 
 __all__ = ["ERROR", "World", "find_world", "hosts_of", "let_rank_0_speak", "run_on_ranks"]
@@ -109,11 +109,11 @@ class World:
         self.libraries[name] = library
 
     @contextmanager
-    def compare(self, plan: BenchPlan) -> Iterator[Comparison]:
+    def compare(self, sweep: Sweep) -> Iterator[Comparison]:
         """Yield the comparison, on rank 0; the others serve until the end of the block."""
         placement = f"on {self.hosts} host{'s' * (self.hosts > 1)}, started by {self.launcher}"
         jobs = [WorldRanks(self, name) for name in self.benches]
-        yield Comparison(plan, self.comm.size, placement, None, [*jobs], self.failures)
+        yield Comparison(sweep, self.comm.size, placement, None, [*jobs], self.failures)
         self.comm.broadcast_object(None)
         self.close()
 

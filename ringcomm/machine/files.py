@@ -89,7 +89,7 @@ def private_folder(folder: Path) -> Path:
     elif facts.st_uid != os.geteuid():
         reason = f"it belongs to user {facts.st_uid}, not to user {os.geteuid()}"
     elif _shared(facts):
-        reason = f"other users can write to it ({_cure(folder, facts)})"
+        reason = f"other users can write to it ({_hint(folder, facts)})"
     else:
         trusted = {0, os.geteuid(), Path("/").stat().st_uid}  # the owner of / could replace anything
         for above in _way(folder.parent):
@@ -98,7 +98,7 @@ def private_folder(folder: Path) -> Path:
                 reason = f"user {facts.st_uid} can replace it, as the owner of {above}"
                 break
             if _shared(facts) and not facts.st_mode & stat.S_ISVTX:
-                reason = f"other users can replace it: they can write to {above} ({_cure(above, facts)})"
+                reason = f"other users can replace it: they can write to {above} ({_hint(above, facts)})"
                 break
         else:
             return folder
@@ -124,7 +124,7 @@ def _private_group(number: int) -> bool:
     return (number == 0 or own) and {*group.gr_mem} <= {user.pw_name, "root"}
 
 
-def _cure(folder: Path, facts: os.stat_result) -> str:
+def _hint(folder: Path, facts: os.stat_result) -> str:
     mode = f"mode {stat.S_IMODE(facts.st_mode):o}"
     return f"{mode}: look at what is in it, then run chmod go-w {shlex.quote(str(folder))}"
 

@@ -91,8 +91,8 @@ def _named(path: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        cure = "set RINGCOMM_TUNING to another file; if ringcomm tune wrote this one, delete it and run that again"
-        raise ArgumentError(f"{path} cannot be read ({reason}); {cure}") from None
+        hint = "set RINGCOMM_TUNING to another file; if ringcomm tune wrote this one, delete it and run that again"
+        raise ArgumentError(f"{path} cannot be read ({reason}); {hint}") from None
 
 
 def _load(path: Path) -> Any:

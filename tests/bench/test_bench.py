@@ -11,7 +11,7 @@ import harness
 import reference
 from ringcomm import ArgumentError
 from ringcomm.bench import comparison, report, starts
-from ringcomm.bench.command import add_arguments, plan_of
+from ringcomm.bench.command import add_arguments, sweep_of
 from ringcomm.bench.job import Unsupported, failure_reason
 from ringcomm.bench.rank.collectives import COLLECTIVES, REDUCTIONS, RankCase, count_wrong, fill
 from ringcomm.bench.rank.measure import RankBench
@@ -188,12 +188,12 @@ def test_unparsable_options_are_refused(words, capsys):
 )
 def test_invalid_plans_are_refused_before_anything_starts(words, message):
     with pytest.raises(ArgumentError) as refusal:
-        plan_of(parse(words)).require(1)
+        sweep_of(parse(words)).require(1)
     assert message in str(refusal.value)
 
 
 def test_each_case_has_whole_blocks_and_occurs_once():
-    cases = plan_of(parse("all_gather all_reduce barrier -b 4 -e 100 -f 2")).cases(3)
+    cases = sweep_of(parse("all_gather all_reduce barrier -b 4 -e 100 -f 2")).cases(3)
     assert [case.count for case in cases if case.collective == "all_gather"] == [1, 2, 5]
     assert [case.bytes for case in cases if case.collective == "all_gather"] == [12, 24, 60]
     assert [case.count for case in cases if case.collective == "all_reduce"] == [1, 2, 4, 8, 16]
@@ -201,7 +201,7 @@ def test_each_case_has_whole_blocks_and_occurs_once():
 
 
 def test_dtypes_and_operations_follow_one_another_at_each_size():
-    cases = plan_of(parse("all_reduce broadcast -b 8 -e 16 -f 2 --dtype float32,float16 --op sum,max")).cases(2)
+    cases = sweep_of(parse("all_reduce broadcast -b 8 -e 16 -f 2 --dtype float32,float16 --op sum,max")).cases(2)
     assert [(case.bytes, case.dtype, case.op) for case in cases if case.collective == "all_reduce"][:4] == [
         *((8, "float32", "sum"), (8, "float32", "max"), (8, "float16", "sum"), (8, "float16", "max"))
     ]
@@ -298,9 +298,9 @@ class FreshRanks:
 
 
 def test_of_unbound_ranks_the_usual_time_and_the_worst_start_are_told():
-    plan = plan_of(parse("all_reduce -b 1K -e 1K -n 3 --unbound"))
+    sweep = sweep_of(parse("all_reduce -b 1K -e 1K -n 3 --unbound"))
     ranks = FreshRanks([(2e-6, 1e-6, 0), (3e-6, 1e-6, 0)], [(9e-6, 4e-6, 0), (2e-6, 1e-6, 0)], [(4e-6, 2e-6, 5)] * 2)
-    [[found]] = starts.Starts(plan, 2, "bound to no core", 2, [ranks]).measure()
+    [[found]] = starts.Starts(sweep, 2, "bound to no core", 2, [ranks]).measure()
     assert (found.median, found.worst, found.settled) == (4e-6, 9e-6, 2e-6), "of the slowest rank"
     assert (found.rounds, found.wrong) == (3, 10)
     assert report.starts_text([found]).split()[5:] == ["ringcomm", "2.00", "4.00", "9.00", "4.50", "10"]
@@ -319,8 +319,8 @@ class RefusingRanks:
 
 
 def test_a_library_without_a_single_round_has_a_row_that_says_so():
-    plan = plan_of(parse("all_reduce -b 1K -e 4K -n 3 -c 0"))
-    compared = comparison.Comparison(plan, 2, "bound", 2, [RefusingRanks()])
+    sweep = sweep_of(parse("all_reduce -b 1K -e 4K -n 3 -c 0"))
+    compared = comparison.Comparison(sweep, 2, "bound", 2, [RefusingRanks()])
     for rows, size in zip(compared.measure(), (1024, 4096), strict=True):
         assert rows == []
         [missing] = compared.missing

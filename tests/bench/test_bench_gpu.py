@@ -18,11 +18,11 @@ from ringcomm.bench import peers, report
 from ringcomm.bench.comparison import Comparison
 from ringcomm.bench.device_arrays import DeviceArrays
 from ringcomm.bench.machine import Machine
-from ringcomm.bench.plan import BenchPlan
 from ringcomm.bench.rank import measure
 from ringcomm.bench.rank.library import HostBuffers
 from ringcomm.bench.rank.measure import RankBench
 from ringcomm.bench.rank.ringcomm import RingcommLibrary
+from ringcomm.bench.sweep import Sweep
 from ringcomm.commands.cli import main
 
 VIRTUAL = ["all_reduce", "--virtual-ranks"]
@@ -187,8 +187,8 @@ def test_nccl_needs_a_gpu(monkeypatch):
 
 
 def test_the_header_tells_the_noise_and_its_longer_rounds():
-    plan = BenchPlan(collectives=["all_reduce"], ranks=[2], begin=4, dtypes=["float32"], ops=["sum"], noise=True)
-    header = report.header(Machine.here(), Comparison(plan, 2, "bound to one core each", None))
+    sweep = Sweep(collectives=["all_reduce"], ranks=[2], begin=4, dtypes=["float32"], ops=["sum"], noise=True)
+    header = report.header(Machine.here(), Comparison(sweep, 2, "bound to one core each", None))
     assert "20 rounds each; with noise: 4 ms of work in every 16 ms on each core" in header
     assert "the calls that fit into 64 ms" in header
 
@@ -196,7 +196,7 @@ def test_the_header_tells_the_noise_and_its_longer_rounds():
 @pytest.mark.parametrize(("gpus", "warned"), [(1, True), (2, False)])
 def test_the_header_names_ranks_that_share_a_gpu(gpus, warned):
     machine = Machine("", 2, 1 << 20, ["NVIDIA H200"] * gpus, "", "", None, "", {})
-    plan = BenchPlan(collectives=["all_reduce"], ranks=[2], begin=4, dtypes=["float32"], ops=["sum"], device="cuda")
-    header = report.header(machine, Comparison(plan, 2, "bound to one core each", None))
+    sweep = Sweep(collectives=["all_reduce"], ranks=[2], begin=4, dtypes=["float32"], ops=["sum"], device="cuda")
+    header = report.header(machine, Comparison(sweep, 2, "bound to one core each", None))
     assert f"# buffers on {gpus} x NVIDIA H200" in header
     assert ("# same GPU: measures memory and scheduling, not NVLink" in header) == warned

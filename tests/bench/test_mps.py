@@ -12,9 +12,9 @@ from test_bench import parse
 
 import harness
 from ringcomm import RingcommError
-from ringcomm.bench import command, machine, mps, peers, plan, report
+from ringcomm.bench import command, machine, mps, peers, report, sweep
 from ringcomm.bench.comparison import Comparison
-from ringcomm.bench.plan import BenchPlan
+from ringcomm.bench.sweep import Sweep
 
 # As the real one: -d returns when a daemon in a session of its own has its pid file; without -d it passes commands on.
 CONTROL = f"""#!{sys.executable}
@@ -127,7 +127,7 @@ def test_the_bench_starts_mps_where_ranks_share_a_gpu(control, monkeypatch, caps
     pids = control()
     for module in (machine, peers):
         monkeypatch.setattr(module, "gpus", lambda: ["NVIDIA H200"])
-    monkeypatch.setattr(plan, "GPU_POOL", 1 << 20)
+    monkeypatch.setattr(sweep, "GPU_POOL", 1 << 20)
     library = peers.LibrarySpec("ringcomm", "ringcomm", sys.executable, peers.run_ringcomm, "RINGCOMM_RANK", {})
     monkeypatch.setattr(peers, "libraries", lambda *_: ([library], []))
     monkeypatch.setattr(Comparison, "_memcpy", lambda *_: 0.0)
@@ -153,7 +153,7 @@ def test_ranks_of_one_gpu_see_the_environment_of_mps(control, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Comparison, "start", started)
-    given = command.plan_of(parse("all_reduce --device cuda --mps -e 4"))
+    given = command.sweep_of(parse("all_reduce --device cuda --mps -e 4"))
     library = peers.LibrarySpec("ringcomm", "ringcomm", sys.executable, peers.run_ringcomm, "RINGCOMM_RANK", {"A": "1"})
     with pytest.raises(KeyboardInterrupt), command._started(given, 2, [library], 1):
         pass
@@ -162,7 +162,7 @@ def test_ranks_of_one_gpu_see_the_environment_of_mps(control, monkeypatch):
 
 def test_the_header_names_mps_where_ranks_share_a_gpu():
     here = machine.Machine("", 2, 1 << 20, ["NVIDIA H200"], "", "", None, "", {})
-    given = BenchPlan(collectives=["all_reduce"], ranks=[2], begin=4, dtypes=["float32"], ops=["sum"], device="cuda")
+    given = Sweep(collectives=["all_reduce"], ranks=[2], begin=4, dtypes=["float32"], ops=["sum"], device="cuda")
     assert "without MPS the kernels of the ranks take turns" in report.header(here, Comparison(given, 2, "", None))
     assert "MPS, started in a folder" in report.header(here, Comparison(given, 2, "", None, mps=True))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from test_bench import parse
 
-from ringcomm.bench.command import plan_of
+from ringcomm.bench.command import sweep_of
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py") if "ArgumentParser" in path.read_text())
@@ -38,7 +38,7 @@ def test_the_pages_have_the_tables_of_the_gpus(module):
 
 def test_bench_accepts_every_measurement(module):
     for words in module("run").MEASUREMENTS.values():
-        assert plan_of(parse(words)).cases(2)
+        assert sweep_of(parse(words)).cases(2)
 
 
 def bench_row(median, worst, rounds=20):

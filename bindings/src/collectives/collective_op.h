@@ -91,7 +91,7 @@ private:
     std::optional<Failure> stop_reason() override;
     std::optional<Failure> lost_reason();  // stop_reason() without the deadline
     [[noreturn]] void fail(const Failure& failure) override;
-    void on_vain_spin() override { comm.on_vain_spin(); }
+    void on_spin_expired() override { comm.on_spin_expired(); }
     bool yield() override { return comm.yield(); }
     void on_long_wait() override;
     uint64_t spin_again_ns() const override { return comm.spin_policy.spin_ns; }

@@ -91,8 +91,8 @@ public:
         WaitChecks& checks_;
         const EnclosedWait* const outer_;
     };
-    // A rank of this one has spun in vain: see shm/placement.h.
-    virtual void on_vain_spin() {}
+    // The spin of a rank has expired: see shm/placement.h.
+    virtual void on_spin_expired() {}
     // As WaitChecks::yield().
     virtual bool yield() {
         yield_core();

@@ -78,7 +78,7 @@ public:
 
 private:
     static constexpr std::chrono::microseconds NAP{200}, LONGEST_NAP{800};  // to wake up takes 2 us of the core
-    static constexpr int NAPS = 50;  // in vain, before it sleeps until it is woken
+    static constexpr int NAPS = 50;  // without work, before it sleeps until it is woken
 
     void call() {
         {

@@ -30,7 +30,7 @@ public:
     // Returns the failure that ends the wait, if any, without effect.
     virtual std::optional<Failure> stop_reason() = 0;
     [[noreturn]] virtual void fail(const Failure& failure) = 0;
-    virtual void on_vain_spin() {}  // called once, before it yields or sleeps
+    virtual void on_spin_expired() {}  // called once, before it yields or sleeps
     // Gives the core to another rank; false if another program takes it, or would.
     virtual bool yield();
     virtual void on_long_wait() {}  // called once, before the first sleep
@@ -80,7 +80,7 @@ private:
 };
 
 // The time that a thread itself has spent waiting. What takes longer than `longest_ns` between two looks at the clock
-// is time in which another thread had the core: then this one has not waited in vain.
+// is time in which another thread had the core: then the wait does not count.
 class WaitClock {
 public:
     explicit WaitClock(uint64_t longest_ns) : longest_ns_(longest_ns) {}
@@ -115,7 +115,7 @@ void wait_until(Ready ready, SleeperType&& sleeper, const SpinPolicy& spin_polic
     };
     if (spin_policy.spin_ns + spin_policy.yield_ns > 0) {
         if (poll() || spin(spin_policy.spin_ns)) return;
-        checks.on_vain_spin();
+        checks.on_spin_expired();
         WaitClock yielding(YIELD_NS);
         while (yielding.waited() < spin_policy.yield_ns && yielding.passed() < MOST_AWAKE_NS) {
             if (ready()) return;

@@ -77,8 +77,8 @@ public:
     std::function<int(const CallRecord&)> record_program;  // returns a status
 
     void ensure_ready() override;
-    void on_vain_spin() override {
-        if (local.comm) local.comm->on_vain_spin();
+    void on_spin_expired() override {
+        if (local.comm) local.comm->on_spin_expired();
     }
     bool yield() override { return local.comm ? local.comm->yield() : PeerGroup::yield(); }
     void check_failure() const override;

@@ -97,7 +97,7 @@ public:
         return Failure(RC_TIMEOUT, group_.with_report(message, {}), group_.rank);
     }
     [[noreturn]] void fail(const Failure& failure) override { group_.fail(failure); }
-    void on_vain_spin() override { group_.on_vain_spin(); }
+    void on_spin_expired() override { group_.on_spin_expired(); }
     bool yield() override { return group_.yield(); }
     void on_long_wait() override {
         if (request_ && request_->sends) buffer();

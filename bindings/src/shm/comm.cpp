@@ -180,7 +180,7 @@ std::string Comm::how_it_ended(int r) {
     return format("(process %" PRId64 ") ", liveness.pid(member)) + liveness.how_it_ended(member);
 }
 
-void Comm::on_vain_spin() {
+void Comm::on_spin_expired() {
     if (!tuning().oversubscribed) world->placement.leave_shared_core(group_.members[rank]);
 }
 

@@ -55,7 +55,7 @@ public:
     // Data that fits a record goes one way, from the root or to it: who only gives it does not wait for those that get
     // it, which wait for nobody else.
     bool is_one_way(const CallRecord& call) const;
-    void on_vain_spin() override;
+    void on_spin_expired() override;
     bool yield() override { return world->placement.yield(group_.members[rank]); }
     std::unique_ptr<PacketChannel> open_channel(int peer) override;
     Sleeper& sleeper() override { return sleeper_; }
@@ -66,7 +66,7 @@ public:
     FlightRecord& open_between_hosts(int group_size, int process, int processes);
     void start_closing() override;
     void finish_closing() override;
-    // The ranks that are left agree on who they are, and continue in another group: see shrink.h.
+    // The survivors agree on who they are, and continue in another group: see shrink.h.
     struct Shrunk {
         std::unique_ptr<Comm> comm;
         std::vector<int> ranks;  // here

@@ -18,9 +18,9 @@ public:
 
     // Publishes the core of the calling thread of rank `member` of the world.
     void publish_core(int member) const;
-    // For a thread that has spun in vain: if another rank is on its core, it moves to one that its affinity mask allows
-    // and no rank is on. The mask stays what it was. Not twice within a millisecond: what the peers have published may
-    // be old.
+    // For a thread whose spin has expired: if another rank is on its core, it moves to one that its affinity mask
+    // allows and no rank is on. The mask stays what it was. Not twice within a millisecond: what the peers have
+    // published may be old.
     void leave_shared_core(int member);
     // For a thread of rank `member`: see WaitChecks::yield().
     bool yield(int member);

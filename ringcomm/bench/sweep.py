@@ -11,7 +11,7 @@ from ringcomm.machine import memory
 from ringcomm.options import sizes
 from ringcomm.types import reducible
 
-__all__ = ["COPY_BYTES", "BenchCase", "BenchPlan"]
+__all__ = ["COPY_BYTES", "BenchCase", "Sweep"]
 
 RANK_BYTES = 100 << 20  # about what a Python process with its libraries needs
 GPU_POOL = 256 << 20  # twice the last-level cache of a GPU of 2025
@@ -30,7 +30,7 @@ class BenchCase:
 
 
 @dataclass(kw_only=True)
-class BenchPlan:
+class Sweep:
     collectives: list[str]
     ranks: list[int]
     begin: int  # bytes of the larger of input and output, as nccl-tests counts
