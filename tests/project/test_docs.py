@@ -29,6 +29,18 @@ def test_the_drawing_of_the_layers_is_what_the_test_of_imports_enforces():
     assert [set(re.findall(r"\w+", names)) for _, names, _ in rows] == [set(layer) for layer in LAYERS]
 
 
+def test_the_table_of_folders_is_complete_and_the_picture_names_some_of_them():
+    section = re.search(r"## Folders\n(.*?)\n## ", DOCS["architecture.md"], re.DOTALL)[1]
+    picture = re.search(r"```\n(.*?)```", section, re.DOTALL)[1]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    table = {name for row in rows for name in re.findall(r"`([\w/]+/)`", row)}
+    for parent in ("ringcomm", "bindings/src", "kernels"):
+        folders = [path for path in (ROOT / parent).iterdir() if path.is_dir() and path.name != "__pycache__"]
+        assert {f"{parent}/{path.name}/" for path in folders} <= table
+    for name in re.findall(r"[\w/]+/(?!\w)", picture):
+        assert {name, f"ringcomm/{name}", f"bindings/src/{name}"} & table, name
+
+
 @pytest.mark.parametrize("name", DOCS)
 def test_every_named_file_exists(name):
     for path in re.findall(r"`([\w/]+(?:/|\.(?:py|cpp|h|md)))`", DOCS[name]):
