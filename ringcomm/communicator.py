@@ -412,7 +412,7 @@ class Communicator:
     def mark(self, name: str) -> None:
         """Add a mark to the trace, as at the end of a training step.
 
-        Without a trace it does nothing. Raises ArgumentError if the name has more than 39 bytes of UTF-8.
+        Without a trace it does nothing. Raises ArgumentError if the name has more than 35 bytes of UTF-8.
         """
         if not isinstance(name, str):
             raise refuse("name", "a string", repr(name))

@@ -6,8 +6,8 @@ import struct
 import numpy as np
 
 from ringcomm.commands.cli import main
-from ringcomm.trace.files import CLOCK, ENTRY, MARK, WAIT
-from ringcomm.trace.recorder import DROPPED, HEADER_BYTES, PIECE_BYTES, VERSION
+from ringcomm.trace.files import CLOCK, ENTRY, MARK, WAIT, checksums
+from ringcomm.trace.recorder import DROPPED, HEADER_BYTES, PIECE_BYTES, VERSION, checksum
 from ringcomm.types import COLLECTIVES, DTYPES
 
 TICKS = 3_000_000  # in a millisecond
@@ -18,6 +18,13 @@ def entry(signature, start, end, /, **facts):
     row["signature"], row["start"], row["end"], row["late"] = signature, start * TICKS, end * TICKS, -1
     for name, value in facts.items():
         row[name] = value
+    return summed(row.tobytes())
+
+
+def summed(data):
+    """Return an entry with its checksum."""
+    row = np.frombuffer(data, ENTRY).copy()
+    row["checksum"] = checksums(row)
     return row.tobytes()
 
 
@@ -32,7 +39,7 @@ def wait(start, end):
 
 
 def mark(name, at):
-    return struct.pack("<3Q40s", MARK, at * TICKS, at * TICKS + 1, name.encode())
+    return summed(struct.pack("<3Q40s", MARK, at * TICKS, at * TICKS + 1, name.encode()))
 
 
 def clock(at, ns):
@@ -43,9 +50,9 @@ def write(folder, rank, *entries, host="h", behind=0, clocks=(0, 1000), dropped=
     """Write the file of one of two ranks. The clock of its host is `behind`, in ms."""
     facts = {"group": "77", "rank": rank, "size": 2, "job_rank": rank, "pid": rank + 100, **facts}
     facts = {"job": "one", "job_size": facts["size"], "process": f"ns {facts['pid']} 1", **facts}
-    header = json.dumps(facts | {"version": VERSION, "host": host, "memcpy": 1e-3}).encode().ljust(
-        DROPPED.start
-    ) + struct.pack("<Q", dropped)
+    facts |= {"version": VERSION, "host": host, "memcpy": 1e-3}
+    facts["checksum"] = checksum(facts)
+    header = json.dumps(facts).encode().ljust(DROPPED.start) + struct.pack("<Q", dropped)
     assert len(header) == HEADER_BYTES
     looks = [clock(at, int((at + 10_000 - behind) * 1e6)) for at in clocks]
     piece = b"".join([*looks[:1], *entries, *looks[1:]]).ljust(PIECE_BYTES, b"\0")

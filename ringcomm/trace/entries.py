@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from ringcomm.errors import refuse
 from ringcomm.native import lib
 from ringcomm.trace.files import MARK, NAMES, ON_GPU, WAIT, Clock, read_files
-from ringcomm.trace.jobs import check_one_job, members_of
+from ringcomm.trace.jobs import check_one_job, job_ranks_of
+from ringcomm.trace.recorder import MARK_BYTES
 from ringcomm.transports.core import PATHS
 from ringcomm.types import COLLECTIVES, DTYPES
 
@@ -60,7 +61,7 @@ class Recording:
 
     Attributes:
         job_rank, job_size: its rank among all ranks of the job
-        process: the same for all groups of a rank, but another one once the rank has been started again
+        process: the same for all groups of a rank, but another one after a restart of the rank
         memcpy: what the rank copied in memory when it began, in GB/s
         dropped: the number of calls for which the disk had no room
     """
@@ -86,13 +87,13 @@ def read(folder: Path) -> list[Recording]:
     """
     files, clocks = read_files(folder)
     check_one_job(folder, [file.facts for file in files])
-    files = [file for file in files if file.facts["host"] in clocks or not file.found]
-    members = members_of([file.facts for file in files])
+    files = [file for file in files if file.facts["host"] in clocks or not len(file.entries)]
+    job_ranks = job_ranks_of([file.facts for file in files])
     recordings: dict[tuple[str, int, str], Recording] = {}  # a rank may have recorded a group more than once
-    for file, member in zip(files, members, strict=True):
+    for file, job_rank in zip(files, job_ranks, strict=True):
         facts = file.facts
-        group, rank, host, process = facts["group"], facts["rank"], facts["host"], member.process
-        of_group, of_job = (group, rank, facts["size"]), (member.rank, member.size)
+        group, rank, host, process = facts["group"], facts["rank"], facts["host"], job_rank.process
+        of_group, of_job = (group, rank, facts["size"]), (job_rank.rank, job_rank.size)
         recording = Recording(*of_group, *of_job, host, process, facts["pid"], facts["memcpy"])
         recording = recordings.setdefault((group, rank, process), recording)
         if len(file.entries):
@@ -113,9 +114,9 @@ def read(folder: Path) -> list[Recording]:
 def _calls(entries: NDArray[Any], clock: Clock) -> Iterator[Call]:
     starts, ends = clock.times(entries, "start").tolist(), clock.times(entries, "end").tolist()
     for entry, row, start, end in zip(entries, entries.tolist(), starts, ends, strict=True):
-        signature, _, _, count, epoch, waited, chunks, late, status, queued, waited_256 = row
+        signature, _, _, count, epoch, waited, chunks, late, status, queued, waited_256, _ = row
         if signature == MARK:
-            name = entry.tobytes()[NAME_AT:].partition(b"\0")[0].decode(errors="replace")
+            name = entry.tobytes()[NAME_AT : NAME_AT + MARK_BYTES].partition(b"\0")[0].decode(errors="replace")
             yield Call(name, "mark", start, start)
             continue
         if signature == WAIT:

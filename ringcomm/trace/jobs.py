@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 from ringcomm.errors import refuse
 from ringcomm.trace.recorder import SUFFIX
 
-__all__ = ["Member", "check_one_job", "members_of"]
+__all__ = ["JobRank", "check_one_job", "job_ranks_of"]
 
 Facts = Mapping[str, Any]  # of the header of a file
 
 
-class Member(NamedTuple):
-    """A rank of the job; `process` is another one once it has been started again."""
+class JobRank(NamedTuple):
+    """A rank of the job; `process` is another one after a restart."""
 
     process: str
     rank: int
@@ -33,7 +33,7 @@ def check_one_job(folder: Path, files: Sequence[Facts]) -> None:
         raise refuse("folder", "the traces of one job", "\n".join(lines))
 
 
-def members_of(files: Sequence[Facts]) -> list[Member]:
+def job_ranks_of(files: Sequence[Facts]) -> list[JobRank]:
     """Return which rank of the job has written each file.
 
     The ranks may be threads of one process. A process may have begun several jobs, as where torch.distributed connects
@@ -49,11 +49,11 @@ def members_of(files: Sequence[Facts]) -> list[Member]:
         names.append(" ".join(process) + (f" {facts['job_rank']}" if process in threads else ""))
         if facts["job_size"] > largest.setdefault(names[-1], facts)["job_size"]:
             largest[names[-1]] = facts
-    return [Member(name, largest[name]["job_rank"], largest[name]["job_size"]) for name in names]
+    return [JobRank(name, largest[name]["job_rank"], largest[name]["job_size"]) for name in names]
 
 
 def _jobs(files: Sequence[Facts]) -> list[list[Facts]]:
-    """Return the files of each job: those that have a job, a group or a process in common, or a third one with each."""
+    """Return the files of each job: files with a job, a group or a process in common, directly or through others."""
     jobs: list[tuple[set[tuple[str, ...]], list[Facts]]] = []
     for facts in files:
         marks, job = {("job", facts["job"]), ("group", facts["group"]), ("process", *_process(facts))}, [facts]

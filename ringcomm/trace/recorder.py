@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -31,6 +32,7 @@ __all__ = [
     "SUFFIX",
     "VERSION",
     "check_folder_if_asked",
+    "checksum",
     "group_id",
     "record",
     "record_if_asked",
@@ -38,12 +40,12 @@ __all__ = [
 
 log = logging.getLogger("ringcomm")
 
-VERSION = 3
+VERSION = 4
 HEADER_BYTES = 4096
 DROPPED = slice(HEADER_BYTES - 8, HEADER_BYTES)
 PIECE_BYTES = 1 << 20  # by which the file grows: see bindings/src/core/trace.cpp
 SUFFIX = ".trace"
-MARK_BYTES = 39  # of a name: see TraceEntry in bindings/src/core/trace.h
+MARK_BYTES = 35  # of a name: see TraceEntry in bindings/src/core/trace.h
 COPY_BYTES = 16 << 20  # of a memcpy: more than its core's share of the caches
 ORIGIN = ", where RINGCOMM_TRACE points"
 
@@ -55,6 +57,11 @@ def group_id(handle: Any) -> str:
     number = ffi.new("uint64_t *")
     check(lib.rc_group_id(handle, number))
     return f"{number[0]:016x}"
+
+
+def checksum(facts: dict[str, Any]) -> int:
+    """Return that of a header, by which a reader knows damage."""
+    return crc32(json.dumps(facts).encode())
 
 
 def check_folder_if_asked() -> None:
@@ -95,6 +102,7 @@ def record(
     facts = {"version": VERSION, "group": group_id(handle), "rank": rank, "size": size, "memcpy": _memcpy()}
     facts |= {"job": place.job, "job_rank": place.rank, "job_size": place.size}
     facts |= {"host": host_id(), "process": process_id(), "pid": os.getpid()}
+    facts["checksum"] = checksum(facts)
     header = json.dumps(facts).encode().ljust(DROPPED.start) + bytes(8)
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)

@@ -236,5 +236,5 @@ def test_a_folder_without_traces_is_refused(tmp_path):
     with pytest.raises(ringcomm.ArgumentError, match=r"expected a trace, got .*x\.trace"):
         read(tmp_path)
     (tmp_path / "x.trace").write_bytes(b'{"version": 99}')
-    with pytest.raises(ringcomm.ArgumentError, match="expected 3, got 99"):
+    with pytest.raises(ringcomm.ArgumentError, match="expected 4, got 99"):
         read(tmp_path)

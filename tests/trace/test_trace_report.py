@@ -9,9 +9,9 @@ import pytest
 
 from ringcomm.commands.cli import main
 from ringcomm.trace.entries import read
-from ringcomm.trace.files import ENTRY, WAIT
+from ringcomm.trace.files import ENTRY
 from ringcomm.trace.recorder import DROPPED, HEADER_BYTES, PIECE_BYTES, VERSION
-from trace_files import call, entry, mark, run, wait, write
+from trace_files import call, mark, run, wait, write
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_a_damaged_file_does_not_spoil_the_others(example, capsys, caplog):
     assert [record.getMessage().rpartition("/")[2] for record in caplog.records] == ["2.trace", "3.trace"]
 
     caplog.clear()
-    damaged = entry(255, 20, 30) + entry(WAIT - 256, 20, 30) + call("barrier", 30, 20)
+    damaged = b"".join(each[:-4] + bytes(4) for each in (wait(20, 30), mark("step", 25), call("barrier", 20, 30)))
     (example / "0.trace").write_bytes(whole + damaged.ljust(PIECE_BYTES, b"\0"))
     assert run(capsys, example).startswith("2 ranks, 1 group, 5 calls in 0.21 s; 1 failed\n")
     assert "0.trace: left out 3 of 11 entries" in caplog.text

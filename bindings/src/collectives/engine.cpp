@@ -192,7 +192,7 @@ void CollectiveEngine::execute_traced(CallRecord& call, Trace& trace, bool queue
         entry.call = {call.elements(group_.size),
                       call.epoch,
                       waits.total,
-                      group_.last_path.load(std::memory_order_relaxed),
+                      uint32_t(group_.last_path.load(std::memory_order_relaxed)),
                       int16_t(waits.late),
                       int8_t(status),
                       uint8_t(queued ? TRACE_QUEUED : 0),

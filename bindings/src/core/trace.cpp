@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -20,7 +21,26 @@ namespace {
 constexpr uint64_t HEADER = 4096;                           // bytes, written by Python but for the last 8
 constexpr uint64_t PIECE = (1 << 20) / sizeof(TraceEntry);  // entries by which the file grows
 
+// Powers of an odd number: 2^64 divided by the golden ratio.
+constexpr std::array<uint64_t, 8> FACTORS = [] {
+    std::array<uint64_t, 8> factors{};
+    uint64_t power = 1;
+    for (uint64_t& factor : factors) factor = power *= 0x9e3779b97f4a7c15;
+    return factors;
+}();
+
 }  // namespace
+
+// A multilinear hash: the upper half of the sum of the words, each times a factor of its own (Lemire and Kaser,
+// "Strongly universal string hashing is fast", 2014). The products are independent, so that it takes few ns.
+uint32_t TraceEntry::checksum() const {
+    std::array<uint64_t, 8> words;
+    memcpy(words.data(), this, sizeof *this);
+    words[7] &= UINT32_MAX;  // without the checksum
+    uint64_t sum = 0;
+    for (size_t i = 0; i < words.size(); ++i) sum += words[i] * FACTORS[i];
+    return uint32_t(sum >> 32);
+}
 
 Trace::Trace(int fd, Trace* outer) : outer(outer), fd_(fcntl(fd, F_DUPFD_CLOEXEC, 3)) {
     if (fd_ < 0) throw_errno("opening its file");
@@ -57,7 +77,9 @@ void Trace::add(const TraceEntry& entry, bool on_gpu) {
 bool Trace::store(const TraceEntry& entry) {
     const uint64_t number = count_.fetch_add(1, std::memory_order_relaxed);
     if (number >= room_.load(std::memory_order_acquire) && extend(number + 1) != 0) return false;
-    memcpy(base_ + HEADER + number * sizeof entry, &entry, sizeof entry);
+    TraceEntry summed = entry;
+    summed.any.checksum = entry.checksum();
+    memcpy(base_ + HEADER + number * sizeof summed, &summed, sizeof summed);
     return true;
 }
 

@@ -28,15 +28,21 @@ struct alignas(64) TraceEntry {
             uint64_t count;  // of elements: CallRecord::elements()
             uint64_t epoch;
             uint64_t waited;      // for other ranks
-            uint64_t path;        // chunks × RC_PATHS + rc_path
+            uint32_t path;        // chunks × RC_PATHS + rc_path
             int16_t late;         // the rank for which it waited longest, -1: for none
             int8_t status;        // rc_status
             uint8_t queued;       // another thread, or a GPU, may have run it, while its caller did other things
             uint32_t waited_256;  // for that rank, in units of 256
         } call;
-        char name[40];  // of a mark
+        char name[36];  // of a mark
         uint64_t ns;    // what now_ns() is at `start`
+        struct {
+            char content[36];
+            uint32_t checksum;  // of the whole entry before it: Trace::add writes it
+        } any;
     };
+
+    uint32_t checksum() const;
 };
 static_assert(sizeof(TraceEntry) == 64);
 enum : uint64_t { TRACE_WAIT = ~uint64_t{2}, TRACE_CLOCK, TRACE_MARK };  // TRACE_WAIT: for a queued call
@@ -53,8 +59,9 @@ struct Waits {
 };
 
 // Any number of threads add entries. The file is extended piece by piece; once it cannot be, entries are dropped, and
-// counted in the last 8 bytes of the header. All lie between its first look at the clock and its last one, so that a
-// reader knows a damaged time: a call that has begun before, or ends afterwards, is in the trace around it, if any.
+// counted in the last 8 bytes of the header. A call that has begun before its first look at the clock, or ends after
+// its last one, is in the trace around it, if any. Each entry has a checksum, by which a reader knows damage, and an
+// entry that is half written.
 class Trace {
 public:
     Trace(int fd, Trace* outer);  // duplicates `fd`; `outer` goes on when this one ends
