@@ -76,12 +76,36 @@ class Datatype(Packing, Attributes, Handle):
         return self._layout.true_lb, self._layout.true_extent
 
     size = property(Get_size)
-    lb = property(lambda self: self.Get_extent()[0], doc="Lower bound.")
-    extent = property(lambda self: self.Get_extent()[1], doc="Extent.")
-    ub = property(lambda self: sum(self.Get_extent()), doc="Upper bound.")
-    true_lb = property(lambda self: self.Get_true_extent()[0], doc="Lower bound of the data.")
-    true_extent = property(lambda self: self.Get_true_extent()[1], doc="Extent of the data.")
-    true_ub = property(lambda self: sum(self.Get_true_extent()), doc="Upper bound of the data.")
+
+    @property
+    def lb(self) -> int:
+        """Lower bound."""
+        return self.Get_extent()[0]
+
+    @property
+    def extent(self) -> int:
+        """Extent."""
+        return self.Get_extent()[1]
+
+    @property
+    def ub(self) -> int:
+        """Upper bound."""
+        return sum(self.Get_extent())
+
+    @property
+    def true_lb(self) -> int:
+        """Lower bound of the data."""
+        return self.Get_true_extent()[0]
+
+    @property
+    def true_extent(self) -> int:
+        """Extent of the data."""
+        return self.Get_true_extent()[1]
+
+    @property
+    def true_ub(self) -> int:
+        """Upper bound of the data."""
+        return sum(self.Get_true_extent())
 
     @property
     def is_named(self) -> bool:
