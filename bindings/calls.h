@@ -32,10 +32,12 @@ inline PyObject* raise(PyObject* check, int status) {
 // Receives a message of any length. Returns its bytes, an owned reference; nullptr: the exception is set. Where memory
 // is short, the message is lost, but its sender goes on.
 inline PyObject* receive_bytes(rc_comm* comm, PyObject* check, int peer, int64_t tag, rc_message& message) {
-    int found;
+    char few[4096];  // of most objects
     uint64_t taken;
-    int status = without_gil([&] { return rc_probe(comm, peer, tag, true, OWN_TIMEOUT, &found, &message, &taken); });
+    int status =
+        without_gil([&] { return rc_recv_or_take(comm, few, sizeof few, peer, tag, OWN_TIMEOUT, &message, &taken); });
     if (status != RC_OK) return raise(check, status);
+    if (!taken) return PyBytes_FromStringAndSize(few, Py_ssize_t(message.bytes));
     PyObject* const bytes = PyBytes_FromStringAndSize(nullptr, Py_ssize_t(message.bytes));
     char* const data = bytes ? PyBytes_AsString(bytes) : nullptr;
     const uint64_t size = bytes ? message.bytes : 0;

@@ -307,7 +307,7 @@ typedef struct {
 /* Is done only once a receive has matched the message. */
 int rc_send_synchronous(rc_comm* comm, const void* data, uint64_t count, int dtype, int peer, int64_t tag,
                         double timeout, rc_work** work);
-/* `message` may be NULL. `taken`: 0, or a number from rc_probe; `peer` and `tag` are then those of that message. */
+/* `message` may be NULL. `taken`: 0, or the number of a taken message; `peer` and `tag` are then its own. */
 int rc_recv_message(rc_comm* comm, void* data, uint64_t bytes, int peer, int64_t tag, uint64_t taken, double timeout,
                     rc_message* message, rc_work** work);
 /* Both at once; `message` may be NULL. */
@@ -317,6 +317,10 @@ int rc_sendrecv_message(rc_comm* comm, const void* data, uint64_t bytes, int des
  * be NULL) no other receive gets the message: it waits for the one rc_recv_message with this number. */
 int rc_probe(rc_comm* comm, int peer, int64_t tag, int waits, double timeout, int* found, rc_message* message,
              uint64_t* taken);
+/* Receives the message that rc_recv_message would get, unless it is longer: then it is taken, as by rc_probe, and
+ * `taken` is its number, else 0. */
+int rc_recv_or_take(rc_comm* comm, void* data, uint64_t bytes, int peer, int64_t tag, double timeout,
+                    rc_message* message, uint64_t* taken);
 /* Withdraws a receive that no message has matched: then it is done, and `cancelled` is 1. Has no effect on others. */
 int rc_cancel(rc_work* work, int* cancelled);
 /* What a receive that is done has received. */

@@ -15,6 +15,7 @@ from ringcomm.mpi4py.p2p import LARGEST_TAG, PointToPoint, is_proc_null, match_t
 from ringcomm.mpi4py.pickling import pickle
 from ringcomm.mpi4py.request import Request
 from ringcomm.mpi4py.status import Status
+from ringcomm.transports.messages import ANY_TAG as MATCH_ANY
 
 __all__ = ["ObjectsPointToPoint"]
 
@@ -57,9 +58,10 @@ class ObjectsPointToPoint(PointToPoint):
             return None
         context = self._object
         try:
+            tag = MATCH_ANY if tag == ANY_TAG else match_tag(tag)
             if status is None:
-                return context.fast.recv_object(source, match_tag(tag), pickle.codec)
-            data, envelope = context.messages.recv_bytes(source, match_tag(tag))
+                return context.fast.recv_object(source, tag, pickle.codec)
+            data, envelope = context.messages.recv_bytes(source, tag)
         except FAILURES as error:
             context.fail(error)
         fill(status, envelope)

@@ -103,7 +103,7 @@ void send_messages(rc_comm* comm, int rank, int peer, int64_t tag, int rounds) {
     for (rc_work* work : works) DO(finish(work));
 }
 
-// Receives them in one of four ways. What is too long fails alone.
+// Receives them in one of five ways. What is too long fails alone.
 void receive_messages(rc_comm* comm, int source, int64_t tag, int rounds) {
     const int any = -1;
     std::vector<char> target(ROOM);
@@ -112,19 +112,23 @@ void receive_messages(rc_comm* comm, int source, int64_t tag, int rounds) {
         rc_message message{}, probed{};
         uint64_t taken = 0;
         int found = 0, outcome = RC_OK;
-        if (i % 4 == 1) {
+        const int way = i % 5;
+        if (way == 1) {
             DO(rc_probe(comm, any, tag, 1, -1, &found, &probed, nullptr));
             CHECK(found && probed.source == source && probed.tag == tag);
-        } else if (i % 4 == 2) {
+        } else if (way == 2) {
             while (!found) DO(rc_probe(comm, source, tag, 0, -1, &found, &probed, &taken));
+        } else if (way == 3) {
+            DO(rc_recv_or_take(comm, target.data(), SMALL, any, tag, -1, &message, &taken));
+            CHECK((taken == 0) == (message.bytes == SMALL) && message.source == source && message.tag == tag);
         }
-        if (i % 4 == 3) {
+        if (way == 4) {
             rc_work* work = nullptr;
             DO(rc_recv_message(comm, target.data(), ROOM, any, tag, 0, -1, nullptr, &work));
             outcome = rc_work_wait(work, -1, nullptr);
             DO(rc_work_message(work, &message));
             rc_work_free(work);
-        } else {
+        } else if (way != 3 || taken) {
             outcome = rc_recv_message(comm, target.data(), ROOM, source, tag, taken, -1, &message, nullptr);
         }
         const uint64_t bytes[] = {SMALL, LARGE, TOO_LONG};

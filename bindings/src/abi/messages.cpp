@@ -116,6 +116,19 @@ int rc_probe(rc_comm* comm, int peer, int64_t tag, int waits, double timeout, in
     });
 }
 
+int rc_recv_or_take(rc_comm* comm, void* data, uint64_t bytes, int peer, int64_t tag, double timeout,
+                    rc_message* message, uint64_t* taken) {
+    return enter(comm, [&](const EntryGuard& entry) {
+        check_pointer("message", message);
+        check_pointer("taken", taken);
+        const Transfer received = incoming(TransferKind::RECV_OR_TAKE, data, bytes, RC_UINT8, peer, tag, timeout);
+        check(entry, received);
+        const ProbedMessage found = entry->p2p.receive_or_take(received);
+        *message = found.message;
+        *taken = found.taken;
+    });
+}
+
 int rc_cancel(rc_work* work, int* cancelled) {
     return guarded([&] {
         check_pointer("work", work);

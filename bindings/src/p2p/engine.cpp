@@ -43,6 +43,14 @@ rc_message PointToPointEngine::exchange(const Transfer& outgoing, const Transfer
     return received.message;
 }
 
+ProbedMessage PointToPointEngine::receive_or_take(const Transfer& transfer) {
+    Request request(transfer);
+    post({&request});
+    wait(request);
+    request.check_result();
+    return {request.message, request.taken};
+}
+
 std::shared_ptr<Work> PointToPointEngine::start(const Transfer& transfer) {
     const auto async = std::make_shared<AsyncRequest>(*this, transfer);
     post({&async->request}, async);
@@ -74,7 +82,7 @@ void PointToPointEngine::post(std::initializer_list<Request*> requests, const st
         request->start = start;
         request->traced = traced;
         if (request->polls) continue;  // it would fill the record
-        group_.flight.count_bytes(request->bytes);
+        group_.flight.count_bytes(request->transfer.kind == TransferKind::RECV_OR_TAKE ? 0 : request->bytes);
         request->flight = group_.flight.start(request->signature(), request->transfer.count, 0, start);
     }
     try {
@@ -138,7 +146,7 @@ void PointToPointEngine::begin(Request& request) {
     }
     UnexpectedMessage message = std::move(*found);
     unexpected_.erase(found);
-    if (transfer.kind == TransferKind::TAKE) return take(request, std::move(message));
+    if (request.takes(message.header)) return take(request, std::move(message));
     deliver(request, message.source, message.header, message.payload.data(), message.sender);
 }
 
@@ -292,7 +300,7 @@ void PointToPointEngine::match(int source, const PacketHeader& header, const std
             continue;
         }
         at = posted_receives_.erase(at);
-        if (request.transfer.kind == TransferKind::TAKE) return take(request, kept());
+        if (request.takes(header)) return take(request, kept());
         if (request.transfer.kind != TransferKind::PROBE) return deliver(request, source, header, payload, sender);
         request.set_message(source, header);
         complete(request);
@@ -305,7 +313,8 @@ void PointToPointEngine::deliver(Request& request, int source, const PacketHeade
     request.set_message(source, header);
     request.number = header.number;
     const TransferKind kind = request.transfer.kind;
-    const bool as_bytes = kind == TransferKind::RECV_MESSAGE, at_most = as_bytes || kind == TransferKind::RECV_AT_MOST;
+    const bool as_bytes = kind == TransferKind::RECV_MESSAGE || kind == TransferKind::RECV_OR_TAKE;
+    const bool at_most = as_bytes || kind == TransferKind::RECV_AT_MOST;
     const bool fits = (at_most ? header.bytes <= request.bytes : header.bytes == request.bytes) &&
                       (as_bytes || header.dtype == uint32_t(request.transfer.dtype));
     if (!fits) {
@@ -318,6 +327,7 @@ void PointToPointEngine::deliver(Request& request, int source, const PacketHeade
                              (at_most ? "at most " : "") + array(request.transfer.dtype, request.bytes), sent);
     }
     request.bytes = header.bytes;
+    if (kind == TransferKind::RECV_OR_TAKE) group_.flight.count_bytes(request.bytes);
     if (header.kind == PACKET_EAGER) {
         const bool to_gpu = fits && request.gpu;
         if (to_gpu) {

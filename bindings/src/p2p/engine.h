@@ -33,6 +33,7 @@ enum class TransferKind {
     RECV,
     RECV_AT_MOST,  // of this dtype, and at most `count` elements
     RECV_MESSAGE,  // of any dtype, and at most `count` bytes
+    RECV_OR_TAKE,  // the same; a longer message is taken
     PROBE,
     TAKE,  // a probe after which only the receive with that number gets the message
 };
@@ -55,7 +56,7 @@ struct Transfer {
 
 struct ProbedMessage {
     rc_message message;
-    uint64_t taken;  // its number, after TAKE
+    uint64_t taken;  // its number, if it was taken, else 0
 };
 
 class PointToPointEngine {
@@ -64,6 +65,7 @@ public:
     ~PointToPointEngine();
 
     rc_message run(const Transfer& transfer);  // returns what a receive has received
+    ProbedMessage receive_or_take(const Transfer& transfer);
     rc_message exchange(const Transfer& outgoing, const Transfer& incoming);
     std::shared_ptr<Work> start(const Transfer& transfer);
     // Without `waits`: nothing, if there is no such message now.

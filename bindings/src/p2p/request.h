@@ -62,17 +62,28 @@ struct PointToPointEngine::Request {
         return (transfer.tag == header.tag || any_tag()) && (transfer.peer < 0 || transfer.peer == from);
     }
     int call() const {
-        constexpr int calls[] = {CALL_SEND, CALL_SEND, CALL_RECV, CALL_RECV, CALL_RECV_MESSAGE, CALL_PROBE, CALL_PROBE};
+        constexpr int calls[] = {CALL_SEND,         CALL_SEND,  CALL_RECV,  CALL_RECV,
+                                 CALL_RECV_MESSAGE, CALL_PROBE, CALL_PROBE, CALL_PROBE};
         return calls[int(transfer.kind)];
+    }
+    // Whether the message is set apart, rather than received.
+    bool takes(const PacketHeader& header) const {
+        return transfer.kind == TransferKind::TAKE ||
+               (transfer.kind == TransferKind::RECV_OR_TAKE && header.bytes > bytes);
     }
     uint64_t signature() const { return signature_of(call(), transfer.dtype, 0, transfer.peer, false); }
     // As the message turned out: a receive may take one of any source and length.
+    int traced_call() const {
+        const bool received = transfer.kind == TransferKind::RECV_OR_TAKE && message.source >= 0 && !taken;
+        return received ? CALL_RECV_MESSAGE : call();
+    }
     uint64_t traced_signature() const {
-        return signature_of(call(), transfer.dtype, 0, transfer.peer < 0 ? message.source : transfer.peer, false);
+        return signature_of(traced_call(), transfer.dtype, 0, transfer.peer < 0 ? message.source : transfer.peer,
+                            false);
     }
     uint64_t traced_count() const {
-        return message.source < 0 || call() == CALL_PROBE ? transfer.count
-                                                          : message.bytes / dtype_bytes(transfer.dtype);
+        return message.source < 0 || traced_call() == CALL_PROBE ? transfer.count
+                                                                 : message.bytes / dtype_bytes(transfer.dtype);
     }
     std::string describe_call() const {
         const std::string tag = any_tag() ? "any tag" : format("tag %" PRId64, transfer.tag);
