@@ -2,16 +2,39 @@
 #pragma once
 #include <Python.h>
 
+#include <new>
+
 #include "ringcomm.h"
 
 namespace ringcomm {
 
 constexpr double OWN_TIMEOUT = -1.0;  // the communicator's
 
-using Method = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
+// A function that Python calls: no exception may leave it. The functions of the core throw none, so what is left is
+// that memory is short.
+template <auto function, class... Given>
+PyObject* entry(Given... given) {
+    try {
+        return function(given...);
+    } catch (const std::bad_alloc&) {
+        return PyErr_NoMemory();
+    }
+}
 
-inline PyMethodDef method(const char* name, Method function) {
-    return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)), METH_FASTCALL, nullptr};
+// Methods of any number of arguments, and of one.
+template <auto function>
+PyMethodDef method(const char* name) {
+    const auto called = entry<function, PyObject*, PyObject* const*, Py_ssize_t>;
+    return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(called)), METH_FASTCALL, nullptr};
+}
+template <auto function>
+PyMethodDef method_of_one(const char* name) {
+    return {name, entry<function, PyObject*, PyObject*>, METH_O, nullptr};
+}
+// For Py_tp_new.
+template <auto function>
+void* constructor() {
+    return reinterpret_cast<void*>(entry<function, PyTypeObject*, PyObject*, PyObject*>);
 }
 
 // Returns the status of a call of the core, which runs without the GIL.

@@ -213,36 +213,36 @@ void destroy(PyObject* self) {
 }
 
 PyMethodDef methods[] = {
-#define MOVES(name, NAME) method(#name, collective<RC_##NAME>),
+#define MOVES(name, NAME) method<collective<RC_##NAME>>(#name),
 #define REDUCES MOVES
 #define INTERNAL(name, NAME)
 #define COLLECTIVE_ROW(name, NAME, given, given_by, got, got_by, kind) kind(name, NAME)
 #include "ringcomm/types.def"
 #define BYTES_AND_OBJECTS(name, NAME) \
-    method(#name "_bytes", collective<RC_##NAME, true>), method(#name "_object", object_collective<RC_##NAME>)
+    method<collective<RC_##NAME, true>>(#name "_bytes"), method<object_collective<RC_##NAME>>(#name "_object")
     BYTES_AND_OBJECTS(broadcast, BROADCAST),
     BYTES_AND_OBJECTS(gather, GATHER),
     BYTES_AND_OBJECTS(scatter, SCATTER),
     BYTES_AND_OBJECTS(all_gather, ALL_GATHER),
     BYTES_AND_OBJECTS(all_to_all, ALL_TO_ALL),
-    method("send_object", send_object),
-    method("recv_object", recv_object),
-    method("send", send),
-    method("recv", recv),
-    method("recv_message", recv_message),
-    method("sendrecv", sendrecv),
-    method("sendrecv_message", sendrecv_message),
-    method("connect_gpus", connect_gpus),
-    method("connect_messages", connect_messages),
-    method("disconnect_gpus", disconnect_gpus),
-    method("defer_collectives", defer_collectives),
-    method("defer_barriers", defer_barriers),
-    method("release_ended", release_ended),
+    method<send_object>("send_object"),
+    method<recv_object>("recv_object"),
+    method<send>("send"),
+    method<recv>("recv"),
+    method<recv_message>("recv_message"),
+    method<sendrecv>("sendrecv"),
+    method<sendrecv_message>("sendrecv_message"),
+    method<connect_gpus>("connect_gpus"),
+    method<connect_messages>("connect_messages"),
+    method<disconnect_gpus>("disconnect_gpus"),
+    method<defer_collectives>("defer_collectives"),
+    method<defer_barriers>("defer_barriers"),
+    method<release_ended>("release_ended"),
     {},
 };
 
 PyType_Slot slots[] = {
-    {Py_tp_new, reinterpret_cast<void*>(create)},
+    {Py_tp_new, constructor<create>()},
     {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
     {Py_tp_methods, methods},
     {},
@@ -258,9 +258,9 @@ int fill(PyObject* module) {
 
 PyModuleDef_Slot module_slots[] = {{Py_mod_exec, reinterpret_cast<void*>(fill)}, {}};
 PyMethodDef functions[] = {
-    method("pack_objects", pack_objects),
-    method("open_objects", open_objects),
-    method("has_large_array", has_large_array),
+    method<pack_objects>("pack_objects"),
+    method<open_objects>("open_objects"),
+    method<has_large_array>("has_large_array"),
     {},
 };
 PyModuleDef definition{PyModuleDef_HEAD_INIT, "_fast_path", nullptr, 0,      functions,

@@ -256,16 +256,16 @@ void destroy(PyObject* self) {
 }
 
 PyMethodDef methods[] = {
-    method("send", send),
-    method("isend", isend),
-    method("recv", recv),
-    method("irecv", irecv),
-    method("probe", probe),
-    method("recv_bytes", recv_bytes),
+    method<send>("send"),
+    method<isend>("isend"),
+    method<recv>("recv"),
+    method<irecv>("irecv"),
+    method<probe>("probe"),
+    method<recv_bytes>("recv_bytes"),
     {},
 };
 PyType_Slot slots[] = {
-    {Py_tp_new, reinterpret_cast<void*>(create)},
+    {Py_tp_new, constructor<create>()},
     {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
     {Py_tp_methods, methods},
     {},

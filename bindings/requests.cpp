@@ -124,12 +124,12 @@ void destroy(PyObject* self) {
 }
 
 PyMethodDef methods[] = {
-    method("isend", start<PlainKind::SEND>),    method("issend", start<PlainKind::SYNCHRONOUS_SEND>),
-    method("irecv", start<PlainKind::RECEIVE>), {"operation", operation, METH_O, nullptr},
-    {"request", request, METH_O, nullptr},      {},
+    method<start<PlainKind::SEND>>("isend"),    method<start<PlainKind::SYNCHRONOUS_SEND>>("issend"),
+    method<start<PlainKind::RECEIVE>>("irecv"), method_of_one<operation>("operation"),
+    method_of_one<request>("request"),          {},
 };
 PyType_Slot slots[] = {
-    {Py_tp_new, reinterpret_cast<void*>(create)},
+    {Py_tp_new, constructor<create>()},
     {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
     {Py_tp_methods, methods},
     {},
@@ -245,7 +245,7 @@ void drop_persistent(PyObject* self) {
     release(self);
 }
 
-PyMethodDef persistent_methods[] = {method("prepare", prepare), {}};
+PyMethodDef persistent_methods[] = {method<prepare>("prepare"), {}};
 PyMemberDef persistent_members[] = {{"started", T_OBJECT, offsetof(PersistentOperation, started), 0, nullptr}, {}};
 PyType_Slot persistent_slots[] = {
     {Py_tp_dealloc, reinterpret_cast<void*>(drop_persistent)},
@@ -260,10 +260,10 @@ PyType_Spec persistent_spec{"ringcomm._requests.PersistentOperation", sizeof(Per
                             persistent_slots};
 
 PyMethodDef functions[] = {
-    {"wait_all", wait_all, METH_O, nullptr},
-    {"test_all", test_all, METH_O, nullptr},
-    {"find_done", find_done, METH_O, nullptr},
-    {"start_all", start_all, METH_O, nullptr},
+    method_of_one<wait_all>("wait_all"),
+    method_of_one<test_all>("test_all"),
+    method_of_one<find_done>("find_done"),
+    method_of_one<start_all>("start_all"),
     {},
 };
 

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "abi/handles.h"
+#include "calls.h"
 #include "core/waiting.h"
 #include "shm/comm.h"
 
@@ -189,8 +190,8 @@ PyObject* make_handler(PyObject*, PyObject* const* values, Py_ssize_t count) {
 PyObject* set_handler(PyObject*, PyObject* handler) { return PyDataMem_SetHandler(handler); }
 
 PyMethodDef functions[] = {
-    {"make_handler", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(make_handler)), METH_FASTCALL, nullptr},
-    {"set_handler", set_handler, METH_O, nullptr},
+    method<make_handler>("make_handler"),
+    method_of_one<set_handler>("set_handler"),
     {},
 };
 

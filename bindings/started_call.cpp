@@ -1,5 +1,6 @@
 #include "started_call.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace ringcomm {
@@ -35,12 +36,9 @@ void CallOwner::close() {
 }
 
 void CallOwner::release_ended() {
-    std::vector<PendingCall> ended;
-    std::erase_if(*dropped, [&](const PendingCall& call) {
-        if (!call.ended()) return false;
-        ended.push_back(call);
-        return true;
-    });
+    const auto first = std::partition(dropped->begin(), dropped->end(), [](const auto& call) { return !call.ended(); });
+    std::vector<PendingCall> ended(first, dropped->end());
+    dropped->erase(first, dropped->end());
     for (PendingCall& call : ended) call.free();  // which may drop other calls
 }
 
@@ -74,7 +72,10 @@ void StartedCall::reset() {
         call.free();
     } else {
         without_gil([&] { return rc_work_detach(call.work); });  // it may move data
-        before->dropped->push_back(call);
+        try {
+            before->dropped->push_back(call);
+        } catch (const std::bad_alloc&) {  // nobody frees it: the core may still use its memory
+        }
     }
     Py_XDECREF(given);
     if (before) Py_DECREF(&before->object);
@@ -120,7 +121,7 @@ int clear(PyObject* self) {
     return 0;
 }
 
-PyMethodDef methods[] = {method("wait", wait), {"done", is_done, METH_NOARGS, nullptr}, {}};
+PyMethodDef methods[] = {method<wait>("wait"), {"done", is_done, METH_NOARGS, nullptr}, {}};
 PyGetSetDef attributes[] = {{"address", address, nullptr, nullptr, nullptr}, {}};  // of the rc_work
 PyType_Slot slots[] = {
     {Py_tp_dealloc, reinterpret_cast<void*>(drop_started_call)},

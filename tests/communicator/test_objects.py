@@ -1,6 +1,8 @@
 """Collectives of Python objects of any size."""
 
 import pickle
+import subprocess
+import sys
 import threading
 from unittest.mock import patch
 
@@ -263,3 +265,20 @@ def gather_beside_a_long_one(comm):
 
 def test_an_object_that_cannot_be_loaded_leaves_the_ranks_in_step(world):
     harness.run(gather_beside_a_long_one, 2, world=world)
+
+
+WITHOUT_MEMORY = """
+import pickle, resource
+from ringcomm.native import pack_objects
+many = [None] * 4_000_000  # 1.9 GB of records
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, resource.getrlimit(resource.RLIMIT_AS)[1]))
+try:
+    pack_objects(many, (pickle.dumps, None, pickle.loads))
+except MemoryError:
+    print("caught")
+"""
+
+
+def test_a_call_that_finds_no_memory_raises():
+    ran = subprocess.run([sys.executable, "-c", WITHOUT_MEMORY], capture_output=True, text=True, timeout=30)
+    assert (ran.returncode, ran.stdout) == (0, "caught\n"), ran.stderr
