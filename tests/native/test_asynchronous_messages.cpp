@@ -67,8 +67,9 @@ int progress_threads() {
     return found;
 }
 
-// A send that finds room is done when the call returns; a receive is open.
-void only_open_requests_start_the_thread(rc_comm* comm, int rank) {
+// A send that finds room is done when the call returns; a receive of a small message holds up nobody, nor does one
+// whose message is there already.
+void what_nobody_waits_for_starts_the_thread(rc_comm* comm, int rank) {
     int value = rank;
     rc_work* work = nullptr;
     if (rank == 0) {
@@ -84,22 +85,56 @@ void only_open_requests_start_the_thread(rc_comm* comm, int rank) {
         DO(rc_recv(comm, &value, 1, RC_INT32, 0, 0, -1, nullptr, nullptr));
         CHECK(value == 0 && progress_threads() == 0);
         DO(rc_recv(comm, &value, 1, RC_INT32, 0, 1, -1, nullptr, &work));
-        CHECK(progress_threads() == 1);
+        CHECK(progress_threads() == 0);
     }
     DO(run(comm, RC_BARRIER, nullptr, nullptr, 0));
+    std::vector<int> large(100'000);
     if (rank == 0) {
         value = 5;
         DO(rc_send(comm, &value, 1, RC_INT32, 1, 1, -1, nullptr));
+        DO(rc_send(comm, &value, 1, RC_INT32, 1, 2, -1, nullptr));
     } else {
         DO(finish(work));
         CHECK(value == 5);
+        int found;
+        DO(rc_probe(comm, 0, 2, 1, -1, &found, nullptr, nullptr));
+        DO(rc_recv_message(comm, large.data(), large.size() * sizeof(int), 0, 2, 0, -1, nullptr, &work));
+        CHECK(rc_work_ended(work) && large[0] == 5 && progress_threads() == 0);
+        DO(finish(work));
+    }
+    DO(run(comm, RC_BARRIER, nullptr, nullptr, 0));
+    if (rank == 0) {
+        DO(rc_recv(comm, large.data(), large.size(), RC_INT32, 1, 3, -1, nullptr, &work));
+        CHECK(progress_threads() == 1);
+    }
+    DO(run(comm, RC_BARRIER, nullptr, nullptr, 0));
+    if (rank == 1) DO(rc_send(comm, large.data(), large.size(), RC_INT32, 0, 3, -1, nullptr));
+    if (rank == 0) DO(finish(work));
+}
+
+// Who is told of the end of a receive, or drops it, does not make calls for it.
+void callbacks_start_the_thread(rc_comm* comm, int rank) {
+    int value = 7;
+    rc_work* work = nullptr;
+    if (rank == 1) {
+        DO(rc_recv(comm, &value, 1, RC_INT32, 0, 0, -1, nullptr, &work));
+        CHECK(progress_threads() == 0);
+        DO(rc_work_notify(work, 42));
+        CHECK(progress_threads() == 1);
+    }
+    DO(run(comm, RC_BARRIER, nullptr, nullptr, 0));
+    if (rank == 0) DO(rc_send(comm, &value, 1, RC_INT32, 1, 0, -1, nullptr));
+    if (rank == 1) {
+        CHECK(rc_next_done(60.0) == 42);
+        DO(finish(work));
     }
 }
 
 }  // namespace
 
 int main() {
-    in_world(2, small_tuning(), only_open_requests_start_the_thread);
+    in_world(2, small_tuning(), what_nobody_waits_for_starts_the_thread);
+    in_world(2, small_tuning(), callbacks_start_the_thread);
     for (const Access access : {STAGED, DIRECT, CMA}) {
         in_world(RANKS, small_tuning(access), [](rc_comm* comm, int rank) {
             for (uint32_t seed = 0; seed < 5; ++seed) many_in_flight(comm, rank, seed);

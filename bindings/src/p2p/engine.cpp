@@ -1,4 +1,4 @@
-// PointToPointEngine: how it matches and moves messages.
+// PointToPointEngine: its calls, and how it matches messages.
 #include "p2p/engine.h"
 
 #include <algorithm>
@@ -13,8 +13,13 @@ namespace ringcomm {
 
 PointToPointEngine::PointToPointEngine(PeerGroup& group) : group_(group), sleeper_(group.sleeper()) {
     for (int p = 0; p < group.size; ++p) {
-        if (p != group.rank) endpoints_.push_back({p, group.open_channel(p)});
+        if (p == group.rank) continue;
+        endpoints_.push_back({p, group.open_channel(p)});
+        if (const auto& channel = endpoints_.back().channel) {
+            least_eager_bytes_ = std::min(least_eager_bytes_, channel->eager_bytes);
+        }
     }
+    watched_.reserve(endpoints_.size());  // watch() must not fail
     group.drains->add(this, [this] { drain(); });
 }
 
@@ -71,8 +76,7 @@ void PointToPointEngine::post(std::initializer_list<Request*> requests, const st
     for (const Request* request : requests) check_taken(*request);
     if (async && async->request.gpu && !gpu_) reject("the GPU of this rank is not connected for messages");
     if (async) {
-        // Before anything else: it may throw.
-        if (!is_eager(async->request)) start_progress_thread();
+        if (needs_thread(async->request)) start_progress_thread();  // before anything else: it may throw
         if (async->request.gpu) gpu_->prepare(async->request);
         async->request.async = async;
         ++async_open_;
@@ -99,18 +103,18 @@ void PointToPointEngine::post(std::initializer_list<Request*> requests, const st
         }
         throw failure;
     }
-    if (async_open_) {  // this one, or the copies of a send from a GPU
-        try_start_progress_thread();
-        progress_thread_.note_activity();
-    }
+    if (async_open_ == 0) return;
+    const bool found_no_room = async && async->request.sends && !async->request.is_done();
+    if (found_no_room || gpu_) try_start_progress_thread();  // gpu_: there may be copies of a send
+    progress_thread_.note_activity();
 }
 
-// What cannot be undone has failed in the middle.
-Failure PointToPointEngine::break_group(const std::exception& error) {
-    const Failure failure(RC_SYSTEM, error.what(), group_.rank);
-    group_.store_failure(failure);
-    fail_all(failure);
-    return failure;
+// Whether a peer may wait for this rank while it makes no calls. What finds room in the ring holds up no sender.
+bool PointToPointEngine::needs_thread(const Request& request) {
+    if (request.sends || request.gpu) return !is_eager(request);
+    if (posted_bytes_ + request.bytes <= least_eager_bytes_) return false;
+    const auto found = find_unexpected(request);
+    return found == unexpected_.end() || found->header.kind != PACKET_EAGER;
 }
 
 void PointToPointEngine::begin(Request& request) {
@@ -136,10 +140,8 @@ void PointToPointEngine::begin(Request& request) {
         const UnexpectedMessage& message = taken.mapped();
         return deliver(request, message.source, message.header, message.payload.data(), message.sender);
     }
-    const auto found = std::find_if(unexpected_.begin(), unexpected_.end(), [&](const UnexpectedMessage& message) {
-        return request.matches(message.source, message.header);
-    });
-    if (found == unexpected_.end()) return posted_receives_.push_back(&request);
+    const auto found = find_unexpected(request);
+    if (found == unexpected_.end()) return post_receive(request);
     if (transfer.kind == TransferKind::PROBE) {
         request.set_message(found->source, found->header);
         return complete(request);
@@ -150,141 +152,47 @@ void PointToPointEngine::begin(Request& request) {
     deliver(request, message.source, message.header, message.payload.data(), message.sender);
 }
 
+std::list<PointToPointEngine::UnexpectedMessage>::iterator PointToPointEngine::find_unexpected(const Request& request) {
+    return std::find_if(unexpected_.begin(), unexpected_.end(), [&](const UnexpectedMessage& message) {
+        return request.matches(message.source, message.header);
+    });
+}
+
+void PointToPointEngine::post_receive(Request& request) {
+    posted_receives_.push_back(&request);
+    posted_bytes_ += request.bytes;
+    const int peer = request.transfer.peer;
+    if (peer < 0) {
+        ++posted_for_any_;
+    } else if (peer != group_.rank) {
+        ++endpoint_of(peer).posted;
+        watch(endpoint_of(peer));
+    }
+}
+
+void PointToPointEngine::forget_posted(const Request& request) {
+    posted_bytes_ -= request.bytes;
+    const int peer = request.transfer.peer;
+    if (peer < 0) {
+        --posted_for_any_;
+    } else if (peer != group_.rank) {
+        --endpoint_of(peer).posted;
+    }
+}
+
+// Returns false if a message has matched the receive.
+bool PointToPointEngine::withdraw(Request& request) {
+    if (std::erase(posted_receives_, &request) == 0) return false;
+    forget_posted(request);
+    return true;
+}
+
 // Whether the request is done once its first packet is in the channel. An RTS is answered when it is matched, which a
 // synchronous send has to know.
 bool PointToPointEngine::is_eager(const Request& request) {
     const Transfer& transfer = request.transfer;
     if (request.gpu || transfer.kind != TransferKind::SEND) return false;
     return transfer.peer == group_.rank || request.bytes <= endpoint_of(transfer.peer).channel->eager_bytes;
-}
-
-// Moves one piece of each large message at a time, because the lock is held.
-bool PointToPointEngine::progress() {
-    bool moved = false;
-    group_.progress();
-    for (Endpoint& endpoint : endpoints_) {
-        if (!endpoint.channel) continue;
-        if (endpoint.buffered && group_.closed(endpoint.peer)) drop_buffered(endpoint);
-        moved |= flush_queue(endpoint);
-        moved |= receive_packets(endpoint);
-        moved |= read_next(endpoint);
-    }
-    if (gpu_) moved |= gpu_->progress();
-    // More may be ready to move, and no peer rings for that: make sleeping threads check again.
-    if (std::exchange(completed_, false) || moved) sleeper_.wake();
-    return moved;
-}
-
-// Queued packets go first: packets keep their order, and large messages do not starve.
-void PointToPointEngine::send_packet(Endpoint& endpoint, PendingPacket packet) {
-    if (endpoint.queue.empty() && try_write(endpoint, packet)) return;
-    endpoint.queue.push_back(packet);
-    // Behind a buffered send no room is to be expected soon.
-    if (endpoint.buffered) try_buffer(endpoint, endpoint.queue.back());
-}
-
-size_t PointToPointEngine::cost(const Request& request) {
-    return sizeof(BufferedSend) + (request.transfer.data ? request.bytes : 0);  // nullptr: staged on the GPU
-}
-
-// Completes a queued send whose receiver makes no room: from now on a copy is queued. Returns false if the send is not
-// small, or too much is buffered already.
-bool PointToPointEngine::try_buffer(Endpoint& endpoint, PendingPacket& packet) {
-    if (stopping_ || group_.closing() || packet.kind != PACKET_EAGER) return false;
-    Request& sent = *packet.request;
-    if (sent.buffered || sent.bytes > MAX_BUFFERED_MESSAGE) return false;
-    if (endpoint.buffered_bytes + cost(sent) > MAX_BUFFERED) return false;
-    if (!try_start_progress_thread()) return false;
-    packet.owned = std::make_shared<BufferedSend>(sent);
-    packet.request = &packet.owned->request;
-    note_buffered(endpoint, sent);
-    progress_thread_.hurry();
-    const bool wakes = completed_ || sent.async;  // nobody else waits for a blocking send: let it sleep
-    complete(sent);
-    completed_ = wakes;
-    return true;
-}
-
-// A peer that has closed receives nothing more: like those in the ring, these messages end with it.
-void PointToPointEngine::drop_buffered(Endpoint& endpoint) {
-    std::erase_if(endpoint.queue, [&](const PendingPacket& packet) {
-        if (packet.owned) forget_buffered(endpoint, *packet.request);
-        if (packet.owned && packet.kind == PACKET_RTS && gpu_) gpu_->free_slot(*packet.request, false);
-        return packet.owned != nullptr;
-    });
-}
-
-void PointToPointEngine::note_buffered(Endpoint& endpoint, const Request& request) {
-    ++endpoint.buffered;
-    endpoint.buffered_bytes += cost(request);
-    ++buffered_open_;
-    ++async_open_;
-}
-
-void PointToPointEngine::forget_buffered(Endpoint& endpoint, const Request& request) {
-    endpoint.buffered_bytes -= cost(request);
-    --endpoint.buffered;
-    --async_open_;
-    completed_ |= --buffered_open_ == 0;  // flush() may wait for that
-}
-
-// Sends each queued packet at most once, so one piece of a large message.
-bool PointToPointEngine::flush_queue(Endpoint& endpoint) {
-    bool written = false;
-    for (size_t left = endpoint.queue.size(); left && try_write(endpoint, endpoint.queue.front()); --left) {
-        endpoint.queue.pop_front();
-        written = true;
-    }
-    return written;
-}
-
-// Returns false if the channel has no room. A request that ends with this packet is complete only after the write: its
-// caller may never make another call, and then no thread would write the packet.
-bool PointToPointEngine::try_write(Endpoint& endpoint, PendingPacket packet) {
-    Request* const request = packet.request;
-    PacketHeader header{packet.kind, 0, 0, packet.bytes, packet.number, packet.location};
-    const std::byte* payload = nullptr;
-    if (packet.kind >= PACKET_ARENA) return gpu_->try_write(endpoint, header);
-    if (packet.kind == PACKET_EAGER || packet.kind == PACKET_RTS) {
-        header.dtype = request->transfer.dtype;
-        header.tag = request->transfer.tag;
-        header.bytes = request->bytes;
-    }
-    if (packet.kind == PACKET_EAGER) {
-        payload = request->transfer.data;
-    } else {
-        payload = prepare_rendezvous(endpoint, *request, header);
-    }
-    if (!endpoint.channel->try_write(header, payload)) return false;
-    if (packet.kind == PACKET_EAGER) {
-        if (packet.owned) {
-            forget_buffered(endpoint, *request);
-        } else {
-            complete(*request);
-        }
-    } else {
-        if (packet.owned) forget_buffered(endpoint, *request);
-        rendezvous_written(endpoint, packet, header.bytes);
-    }
-    return true;
-}
-
-// Stops where the channel says so: in shared memory after one piece of a large message.
-bool PointToPointEngine::receive_packets(Endpoint& endpoint) {
-    PacketChannel& channel = *endpoint.channel;
-    bool read = false, stops = false;
-    for (ReceivedPacket packet; !stops && (packet = channel.next()).header; read = true) {
-        handle(endpoint, *packet.header, packet.payload);
-        stops = channel.consume();
-    }
-    return read;
-}
-
-void PointToPointEngine::handle(Endpoint& endpoint, const PacketHeader& header, const std::byte* payload) {
-    if (header.kind == PACKET_EAGER || header.kind == PACKET_RTS) return match(endpoint.peer, header, payload);
-    if (header.kind == PACKET_ARENA) return endpoint.arena.assign(payload, payload + header.bytes);
-    if (header.kind > PACKET_ARENA) return gpu_->handle(endpoint, header);
-    handle_rendezvous(endpoint, header, payload);
 }
 
 void PointToPointEngine::match(int source, const PacketHeader& header, const std::byte* payload, Request* sender) {
@@ -300,6 +208,7 @@ void PointToPointEngine::match(int source, const PacketHeader& header, const std
             continue;
         }
         at = posted_receives_.erase(at);
+        forget_posted(request);
         if (request.takes(header)) return take(request, kept());
         if (request.transfer.kind != TransferKind::PROBE) return deliver(request, source, header, payload, sender);
         request.set_message(source, header);
@@ -360,11 +269,6 @@ void PointToPointEngine::complete(Request& request) {
         async->finish(request.failure ? std::make_unique<Failure>(*request.failure) : nullptr);
     }
     request.done.store(true, std::memory_order_release);  // last: the waiting thread may destroy the request
-}
-
-void PointToPointEngine::fail(Request& request, const Failure& failure) {
-    request.failure = std::make_unique<Failure>(failure);
-    complete(request);
 }
 
 }  // namespace ringcomm

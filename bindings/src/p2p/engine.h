@@ -7,8 +7,10 @@
 // Ranks exchange packets (channel.h). A small message is one EAGER packet; large_message.cpp moves a larger one.
 //
 // Every waiting thread makes progress on all transfers of its rank, under one lock. To start an asynchronous request
-// only posts it: what it moved would delay the next one. While such requests are open and no thread makes calls, a
-// progress thread does.
+// only posts it: what it moved would delay the next one. While such requests are open for which a peer may wait, and no
+// thread makes calls, a progress thread does.
+//
+// A step looks at the rings of the peers with which something is pending, and at one other.
 #pragma once
 
 #include <deque>
@@ -114,27 +116,40 @@ private:
         std::vector<Request*> rts_sent{};      // sends that are not known to have arrived
         std::vector<Request*> rts_received{};  // receives matched by an RTS
         uint64_t rts_count = 0;
+        int posted = 0;        // receives and probes of its messages
+        bool watched = false;  // it is in watched_
         bool arena_sent = false;
         std::vector<std::byte> arena{};  // the handle of the peer's arena, once it has come
+
+        bool has_pending() const { return posted || !queue.empty() || !rts_sent.empty() || !rts_received.empty(); }
     };
 
     void post(std::initializer_list<Request*> requests, const std::shared_ptr<AsyncRequest>& async = nullptr);
     void begin(Request& request);
     bool is_eager(const Request& request);
-    bool progress();  // true if anything moved
+    bool needs_thread(const Request& request);
+    std::list<UnexpectedMessage>::iterator find_unexpected(const Request& request);
+    void post_receive(Request& request);
+    void forget_posted(const Request& request);
+    bool withdraw(Request& request);
+    void match(int source, const PacketHeader& header, const std::byte* payload, Request* sender = nullptr);
+    void deliver(Request& request, int source, const PacketHeader& header, const std::byte* payload, Request* sender);
+    // packets.cpp
+    enum class Peers { EXPECTED, ALL };            // to look at
+    bool progress(Peers peers = Peers::EXPECTED);  // true if anything moved
+    void watch(Endpoint& endpoint);
+    bool visit_watched();
+    bool visit(Endpoint& endpoint);
     void send_packet(Endpoint& endpoint, PendingPacket packet);
     static size_t cost(const Request& request);  // in bytes of host memory, once buffered
     bool try_buffer(Endpoint& endpoint, PendingPacket& packet);
     void note_buffered(Endpoint& endpoint, const Request& request);
     void forget_buffered(Endpoint& endpoint, const Request& request);
     void drop_buffered(Endpoint& endpoint);
-    void drain();
     bool try_write(Endpoint& endpoint, PendingPacket packet);
     bool flush_queue(Endpoint& endpoint);
     bool receive_packets(Endpoint& endpoint);
     void handle(Endpoint& endpoint, const PacketHeader& header, const std::byte* payload);
-    void match(int source, const PacketHeader& header, const std::byte* payload, Request* sender = nullptr);
-    void deliver(Request& request, int source, const PacketHeader& header, const std::byte* payload, Request* sender);
     // probe.cpp
     void take(Request& request, UnexpectedMessage message);
     void check_taken(const Request& request) const;
@@ -155,7 +170,9 @@ private:
     void order(const Request& request, void* stream);
     uint64_t next_look(uint64_t deadline) const;
     void poll(Request& request);
+    void drain();
     void advance();
+    void detach();
     void start_progress_thread();
     bool try_start_progress_thread();
     void progress_loop();
@@ -171,11 +188,16 @@ private:
     std::mutex mutex_;
     std::unique_ptr<Gpu> gpu_;                     // nullptr: none is connected
     std::vector<Endpoint> endpoints_;              // one per peer
+    std::vector<Endpoint*> watched_;               // at which each step looks
+    size_t turn_ = 0;                              // the other one at which the last step has looked
     std::vector<Request*> posted_receives_;        // unmatched receives and probes, in order
+    int posted_for_any_ = 0;                       // of them, from any source
+    uint64_t posted_bytes_ = 0;                    // that they may receive
     std::list<UnexpectedMessage> unexpected_;      // unmatched, in order
     std::map<uint64_t, UnexpectedMessage> taken_;  // by number
     OutputStores output_stores_;
     uint64_t taken_count_ = 0;
+    size_t least_eager_bytes_ = SIZE_MAX;  // of all channels
     std::atomic<uint64_t> next_check_{0};  // by poll(), ns
     bool completed_ = false;               // a request that another thread may wait for
 

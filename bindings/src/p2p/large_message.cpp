@@ -42,6 +42,7 @@ void PointToPointEngine::rendezvous_written(Endpoint& endpoint, PendingPacket pa
         case PACKET_RTS:
             request.number = ++endpoint.rts_count;
             endpoint.rts_sent.push_back(&request);
+            watch(endpoint);
             break;
         case PACKET_DATA:
             request.moved += bytes;
@@ -68,6 +69,7 @@ void PointToPointEngine::answer_rts(Request& request, const PacketHeader& header
     if (header.kind == PACKET_OWN) return gpu_->receive_own(request, header);
     Endpoint& endpoint = endpoint_of(request.message.source);
     endpoint.rts_received.push_back(&request);
+    watch(endpoint);
     if (request.failure) {
         // A message that is too long for its receive is no mistake of the sender.
         const PacketKind answer = request.transfer.kind == TransferKind::RECV_MESSAGE ? PACKET_FIN : PACKET_NACK;

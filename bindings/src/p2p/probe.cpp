@@ -37,7 +37,7 @@ void PointToPointEngine::check_taken(const Request& request) const {
 
 bool PointToPointEngine::cancel(Request& request) {
     const std::lock_guard lock(mutex_);
-    if (std::erase(posted_receives_, &request) == 0) return false;
+    if (!withdraw(request)) return false;
     request.message.cancelled = 1;
     complete(request);
     sleeper_.wake();  // a thread that waits for it

@@ -142,6 +142,7 @@ public:
     void order(void* stream) override { engine_.order(request, stream); }
     bool cancel() override { return engine_.cancel(request); }
     void advance() override { engine_.advance(); }
+    void detach() override { engine_.detach(); }
 
     Request request;
 

@@ -1,4 +1,4 @@
-// How PointToPointEngine waits and fails.
+// How PointToPointEngine waits.
 #include <algorithm>
 #include <utility>
 
@@ -12,61 +12,6 @@ namespace {
 constexpr uint64_t SENDER_WAKES_NS = 50'000;  // what a sender that sleeps needs to send more
 
 }  // namespace
-
-template <class Function>
-void PointToPointEngine::for_each_open(Function function) {
-    for (Request* request : posted_receives_) function(*request);
-    const auto waits = [&](const UnexpectedMessage& message) {
-        if (message.sender) function(*message.sender);
-    };
-    for (const UnexpectedMessage& message : unexpected_) waits(message);
-    for (const auto& [number, message] : taken_) waits(message);
-    for (Endpoint& endpoint : endpoints_) {
-        for (const PendingPacket& packet : endpoint.queue) {
-            if (packet.kind == PACKET_EAGER || packet.kind == PACKET_RTS) function(*packet.request);
-        }
-        for (Request* request : endpoint.rts_sent) function(*request);
-        for (Request* request : endpoint.rts_received) function(*request);
-    }
-}
-
-// Returns the failure of a request that can no longer complete, or is past its deadline.
-std::optional<Failure> PointToPointEngine::find_failure() {
-    std::optional<Failure> failure;
-    const uint64_t now = now_ns();
-    int checked = -1;  // a peer, which one buffered send stands for
-    for_each_open([&](const Request& request) {
-        if (request.buffered && std::exchange(checked, request.transfer.peer) == request.transfer.peer) return;
-        if (!failure) failure = find_failure(request, now);
-    });
-    if (!failure && gpu_ && gpu_->busy()) failure = gpu_->find_failure();
-    return failure;
-}
-
-std::optional<Failure> PointToPointEngine::find_failure(const Request& request, uint64_t now) const {
-    // -1: any, not matched yet
-    const int peer = request.transfer.peer >= 0 ? request.transfer.peer : request.message.source;
-    // progress() drops what is buffered, and a poll need not find a message.
-    if (peer >= 0 && (request.buffered || request.polls) && group_.closed(peer)) return {};
-    if (peer >= 0 && peer != group_.rank) {
-        if (auto failure = group_.peer_failure(peer, request.describe_call())) return failure;
-    }
-    bool possible = peer >= 0 || group_.size == 1 || request.polls;
-    for (int p = 0; p < group_.size && peer < 0; ++p) {
-        if (p == group_.rank || group_.closed(p)) continue;  // a rank that closed is not needed; a death is a failure
-        if (auto failure = group_.peer_failure(p, request.describe_call())) return failure;
-        possible = true;
-    }
-    if (!possible) {
-        return Failure(RC_PEER_LOST, "all other ranks closed the communicator during " + request.describe_call());
-    }
-    if (request.buffered) return {};  // its call is over, and with it the timeout
-    const double seconds = timeout(request);
-    if (now < deadline_of(request.start, seconds)) return {};
-    const std::string message = format("rank %d waited %.3g s for ", group_.rank, seconds) + request.describe_call();
-    const std::vector<int> first = peer >= 0 ? std::vector{peer} : std::vector<int>{};
-    return Failure(RC_TIMEOUT, group_.with_report(message, first), peer >= 0 ? peer : group_.rank);
-}
 
 // One thread's wait: for a request, for room for all buffered sends, or, on the progress thread, while anything is open
 // that no thread waits for.
@@ -83,7 +28,7 @@ public:
         const std::lock_guard lock(engine_.mutex_);
         if (engine_.find_failure()) {
             // A message may have arrived just before its sender left; this many steps read all that has come.
-            for (uint64_t packet = 0; packet < PACKETS; ++packet) engine_.progress();
+            for (uint64_t packet = 0; packet < PACKETS; ++packet) engine_.progress(Peers::ALL);
             if (auto failure = engine_.find_failure()) return failure;
         }
         if (!late) return {};
@@ -100,6 +45,7 @@ public:
     void on_spin_expired() override { group_.on_spin_expired(); }
     bool yield() override { return group_.yield(); }
     void on_long_wait() override {
+        sleeps_ = true;
         if (request_ && request_->sends) buffer();
         if (request_) group_.set_waits_for(request_->transfer.peer);
     }
@@ -115,7 +61,7 @@ public:
             if (request_ && request_->is_done()) return true;
             const std::lock_guard lock(engine_.mutex_);
             if (!request_ && !flushes_ && (engine_.async_open_ == 0 || engine_.waiters_.load() > 0)) return true;
-            const bool moved = engine_.progress();
+            const bool moved = engine_.progress(sleeps_ ? Peers::ALL : Peers::EXPECTED);
             moved_ |= moved;
             if (flushes_) return engine_.buffered_open_ == 0;
             if (!request_ || !moved) break;
@@ -179,29 +125,9 @@ private:
     Request* const request_;
     const uint64_t deadline_;
     const bool flushes_;
-    bool moved_ = false;  // anything, at the last look
+    bool moved_ = false;   // anything, at the last look
+    bool sleeps_ = false;  // from now on, between looks: what came before a sleep does not end it
 };
-
-// After the failure was stored, or this rank started closing.
-void PointToPointEngine::fail_all(const Failure& failure, const Request* spared) {
-    std::vector<Request*> open;
-    for_each_open([&](Request& request) {
-        if (&request != spared && !request.buffered) open.push_back(&request);
-    });
-    posted_receives_.clear();
-    unexpected_.clear();  // and with them the senders
-    taken_.clear();
-    for (Endpoint& endpoint : endpoints_) {
-        if (endpoint.channel) endpoint.channel->end_access();
-        drop_buffered(endpoint);
-        endpoint.queue.clear();
-        endpoint.rts_sent.clear();
-        endpoint.rts_received.clear();
-    }
-    if (gpu_) gpu_->fail(failure);
-    for (Request* request : open) fail(*request, failure);
-    sleeper_.wake();
-}
 
 void PointToPointEngine::wait(Request& request, uint64_t deadline) {
     if (request.is_done()) return;
@@ -223,7 +149,7 @@ void PointToPointEngine::poll(Request& request) {
     }
     {
         const std::lock_guard lock(mutex_);
-        std::erase(posted_receives_, &request);
+        withdraw(request);
     }
     if (!request.is_done() && group_.spin_policy.spin_ns == 0) yield_core();  // to a rank that shares it
 }
@@ -231,6 +157,14 @@ void PointToPointEngine::poll(Request& request) {
 void PointToPointEngine::advance() {
     const std::lock_guard lock(mutex_);
     if (!stopping_) progress();
+}
+
+// Nobody is going to wait for the request.
+void PointToPointEngine::detach() {
+    const std::lock_guard lock(mutex_);
+    if (stopping_) return;
+    progress();
+    if (async_open_ && try_start_progress_thread()) progress_thread_.hurry();
 }
 
 void PointToPointEngine::start_progress_thread() {
@@ -268,7 +202,7 @@ void PointToPointEngine::drain() {
             const std::lock_guard lock(mutex_);
             if (stopping_) return;
             try {
-                if (progress()) end = idle.waited() + SENDER_WAKES_NS;
+                if (progress(Peers::ALL)) end = idle.waited() + SENDER_WAKES_NS;
             } catch (const Failure&) {  // stored: it is of this communicator, and the waiting call of another one
                 return;
             }
@@ -301,10 +235,6 @@ void PointToPointEngine::stop() {
     if (gpu_) gpu_->drain();
     fail_all(Failure(RC_CLOSED, "this communicator was closed", group_.rank));
     if (gpu_) gpu_->drain();
-}
-
-double PointToPointEngine::timeout(const Request& request) const {
-    return request.transfer.timeout < 0 ? group_.tuning().timeout : request.transfer.timeout;
 }
 
 }  // namespace ringcomm

@@ -1,0 +1,105 @@
+// How PointToPointEngine fails: what ends a request, and all of them.
+#include <utility>
+
+#include "p2p/gpu.h"
+#include "p2p/request.h"
+
+namespace ringcomm {
+
+template <class Function>
+void PointToPointEngine::for_each_open(Function function) {
+    for (Request* request : posted_receives_) function(*request);
+    const auto waits = [&](const UnexpectedMessage& message) {
+        if (message.sender) function(*message.sender);
+    };
+    for (const UnexpectedMessage& message : unexpected_) waits(message);
+    for (const auto& [number, message] : taken_) waits(message);
+    for (Endpoint& endpoint : endpoints_) {
+        for (const PendingPacket& packet : endpoint.queue) {
+            if (packet.kind == PACKET_EAGER || packet.kind == PACKET_RTS) function(*packet.request);
+        }
+        for (Request* request : endpoint.rts_sent) function(*request);
+        for (Request* request : endpoint.rts_received) function(*request);
+    }
+}
+
+// Returns the failure of a request that can no longer complete, or is past its deadline.
+std::optional<Failure> PointToPointEngine::find_failure() {
+    std::optional<Failure> failure;
+    const uint64_t now = now_ns();
+    int checked = -1;  // a peer, which one buffered send stands for
+    for_each_open([&](const Request& request) {
+        if (request.buffered && std::exchange(checked, request.transfer.peer) == request.transfer.peer) return;
+        if (!failure) failure = find_failure(request, now);
+    });
+    if (!failure && gpu_ && gpu_->busy()) failure = gpu_->find_failure();
+    return failure;
+}
+
+std::optional<Failure> PointToPointEngine::find_failure(const Request& request, uint64_t now) const {
+    // -1: any, not matched yet
+    const int peer = request.transfer.peer >= 0 ? request.transfer.peer : request.message.source;
+    // progress() drops what is buffered, and a poll need not find a message.
+    if (peer >= 0 && (request.buffered || request.polls) && group_.closed(peer)) return {};
+    if (peer >= 0 && peer != group_.rank) {
+        if (auto failure = group_.peer_failure(peer, request.describe_call())) return failure;
+    }
+    bool possible = peer >= 0 || group_.size == 1 || request.polls;
+    for (int p = 0; p < group_.size && peer < 0; ++p) {
+        if (p == group_.rank || group_.closed(p)) continue;  // a rank that closed is not needed; a death is a failure
+        if (auto failure = group_.peer_failure(p, request.describe_call())) return failure;
+        possible = true;
+    }
+    if (!possible) {
+        return Failure(RC_PEER_LOST, "all other ranks closed the communicator during " + request.describe_call());
+    }
+    if (request.buffered) return {};  // its call is over, and with it the timeout
+    const double seconds = timeout(request);
+    if (now < deadline_of(request.start, seconds)) return {};
+    const std::string message = format("rank %d waited %.3g s for ", group_.rank, seconds) + request.describe_call();
+    const std::vector<int> first = peer >= 0 ? std::vector{peer} : std::vector<int>{};
+    return Failure(RC_TIMEOUT, group_.with_report(message, first), peer >= 0 ? peer : group_.rank);
+}
+
+double PointToPointEngine::timeout(const Request& request) const {
+    return request.transfer.timeout < 0 ? group_.tuning().timeout : request.transfer.timeout;
+}
+
+// What cannot be undone has failed in the middle.
+Failure PointToPointEngine::break_group(const std::exception& error) {
+    const Failure failure(RC_SYSTEM, error.what(), group_.rank);
+    group_.store_failure(failure);
+    fail_all(failure);
+    return failure;
+}
+
+void PointToPointEngine::fail(Request& request, const Failure& failure) {
+    request.failure = std::make_unique<Failure>(failure);
+    complete(request);
+}
+
+// After the failure was stored, or this rank started closing.
+void PointToPointEngine::fail_all(const Failure& failure, const Request* spared) {
+    std::vector<Request*> open;
+    for_each_open([&](Request& request) {
+        if (&request != spared && !request.buffered) open.push_back(&request);
+    });
+    posted_receives_.clear();
+    posted_for_any_ = 0;
+    posted_bytes_ = 0;
+    unexpected_.clear();  // and with them the senders
+    taken_.clear();
+    for (Endpoint& endpoint : endpoints_) {
+        if (endpoint.channel) endpoint.channel->end_access();
+        drop_buffered(endpoint);
+        endpoint.posted = 0;
+        endpoint.queue.clear();
+        endpoint.rts_sent.clear();
+        endpoint.rts_received.clear();
+    }
+    if (gpu_) gpu_->fail(failure);
+    for (Request* request : open) fail(*request, failure);
+    sleeper_.wake();
+}
+
+}  // namespace ringcomm
