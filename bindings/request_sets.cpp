@@ -31,13 +31,18 @@ private:
     PyObject* const tuple_;
 };
 
+// nullptr: it is started once.
+PersistentOperation* as_persistent(Operation* operation) {
+    const bool persists = is_a(&operation->call.object, persistent_type);
+    return persists ? reinterpret_cast<PersistentOperation*>(operation) : nullptr;
+}
+
 // The operations of several requests, as far as the core waits for them.
 class Operations {
 public:
     explicit Operations(PyObject* requests) : handles_(requests) {}
     ~Operations() {
         for (const Request& each : requests_) {
-            Py_XDECREF(each.named);
             if (each.operation) Py_DECREF(&each.operation->call.object);
         }
     }
@@ -52,10 +57,13 @@ public:
     }
 
     // Without the GIL. Returns the first status of a failure.
-    int wait() const {
+    int wait() {
         for (const Request& each : requests_) {
-            const int status =
-                each.operation ? rc_work_wait(each.operation->call.pending.work, OWN_TIMEOUT, nullptr) : RC_OK;
+            if (!each.operation) continue;
+            const PendingCall& call = each.operation->call.pending;
+            const bool open = !call.ended();
+            const int status = rc_work_wait(call.work, OWN_TIMEOUT, nullptr);
+            interrupted = open && status == RC_INTERRUPTED;
             if (status != RC_OK) return status;
         }
         return RC_OK;
@@ -72,7 +80,7 @@ public:
     // is set.
     bool find(PyObject* active, PyObject* done) const {
         for (size_t i = 0; i < requests_.size(); ++i) {
-            const StartedOperation* const operation = requests_[i].operation;
+            const Operation* const operation = requests_[i].operation;
             PyObject* const index = operation ? PyLong_FromSize_t(i) : nullptr;
             const bool added = index && PyList_Append(active, index) == 0 &&
                                (!operation->call.pending.ended() || PyList_Append(done, index) == 0);
@@ -94,43 +102,89 @@ public:
     void release() const {
         for (const Request& each : requests_) {
             if (!each.operation) continue;
-            each.operation->call.pending.release_memory();
-            if (!is_a(each.named, persistent_type)) {
-                if (each.handle->named == each.named) Py_CLEAR(each.handle->named);
-            } else if (auto& persistent = *reinterpret_cast<PersistentOperation*>(each.named);
-                       persistent.started == &each.operation->call.object) {
-                Py_CLEAR(persistent.started);
+            if (PersistentOperation* const persistent = as_persistent(each.operation)) {
+                persistent->active = false;  // and keeps its memory
+                continue;
             }
+            each.operation->call.pending.release_memory();
+            if (each.handle->named == &each.operation->call.object) Py_CLEAR(each.handle->named);
         }
     }
+
+    bool interrupted = false;  // a signal handler has raised an exception in wait()
 
 private:
     struct Request {
         RequestHandle* handle;
-        PyObject* named;              // nullptr: the request is null
-        StartedOperation* operation;  // nullptr: that, or it is not active
+        Operation* operation;  // an owned reference; nullptr: the request is null, or not active
     };
 
     bool add(Py_ssize_t index) {
         RequestHandle* const handle = handles_[index];
         if (!handle) return false;
-        PyObject* const named = handle->named;
-        PyObject* const active =
-            named && is_a(named, persistent_type) ? reinterpret_cast<PersistentOperation*>(named)->started : named;
-        StartedOperation* operation = nullptr;
-        if (active && active != Py_None) {
-            operation = is_a(active, operation_type) ? reinterpret_cast<StartedOperation*>(Py_NewRef(active)) : nullptr;
-            if (!operation || !operation->call.owner) {
-                Py_XDECREF(reinterpret_cast<PyObject*>(operation));
+        Operation* operation = nullptr;
+        if (handle->named) {
+            if (!is_a(handle->named, operation_type)) return false;
+            operation = reinterpret_cast<Operation*>(handle->named);
+            const PersistentOperation* const persistent = as_persistent(operation);
+            if (persistent && !persistent->active) {
+                operation = nullptr;
+            } else if (!operation->call.owner) {
                 return false;
+            } else {
+                Py_INCREF(handle->named);
             }
         }
-        requests_.push_back({handle, Py_XNewRef(named), operation});
+        requests_.push_back({handle, operation});
         return true;
     }
 
     const RequestItems handles_;
     std::vector<Request> requests_;
+};
+
+// Operations to be started together.
+class PreparedOperations {
+public:
+    explicit PreparedOperations(Py_ssize_t number) {
+        operations_.reserve(number);
+        works_.reserve(number);
+    }
+    ~PreparedOperations() {
+        for (PersistentOperation* each : operations_) Py_DECREF(&each->operation.call.object);
+    }
+
+    // False: it is not plain, or active, perhaps because it was added before.
+    bool add(PyObject* named) {
+        if (!named || !is_a(named, persistent_type)) return false;
+        auto& persistent = *reinterpret_cast<PersistentOperation*>(named);
+        if (!persistent.array || persistent.active) return false;
+        Operation& operation = persistent.operation;
+        CallMemory& memory = operation.call.pending.memory;
+        if (!memory.source) memory.source = Py_NewRef(persistent.array);
+        persistent.active = true;
+        operation.completed = operation.cancelled = operation.watched = false;
+        Py_INCREF(named);
+        operations_.push_back(&persistent);
+        works_.push_back(operation.call.pending.work);
+        bytes_ += persistent.bytes;
+        return true;
+    }
+
+    // Returns a status.
+    int start() {
+        if (works_.empty()) return RC_OK;
+        const int status = started(bytes_, [&] { return rc_start_all(works_.data(), int(works_.size()), &number); });
+        for (size_t i = number; i < operations_.size(); ++i) operations_[i]->active = false;
+        return status;
+    }
+
+    int number = 0;  // of those that have started
+
+private:
+    std::vector<PersistentOperation*> operations_;  // owned references
+    std::vector<rc_work*> works_;
+    uint64_t bytes_ = 0;
 };
 
 }  // namespace
@@ -140,7 +194,7 @@ PyObject* wait_all(PyObject*, PyObject* requests) {
     Operations operations(requests);
     if (!operations.read()) Py_RETURN_FALSE;
     const int status = without_gil([&] { return operations.wait(); });
-    if (status == RC_INTERRUPTED) return operations.fail(status);
+    if (operations.interrupted) return operations.fail(status);
     if (status != RC_OK) Py_RETURN_FALSE;
     operations.release();
     Py_RETURN_TRUE;
@@ -172,45 +226,22 @@ PyObject* find_done(PyObject*, PyObject* requests) {
 
 // start_all(requests): how many it has started, from the first on. The next one is not plain, or fails.
 PyObject* start_all(PyObject*, PyObject* requests) {
-    struct Start {
-        PersistentOperation* persistent;
-        StartedOperation* operation;
-        int status;
-    };
-    std::vector<Start> starts;
     const RequestItems handles(requests);
-    starts.reserve(handles.size());
+    PreparedOperations operations(handles.size());
     for (Py_ssize_t i = 0; i < handles.size(); ++i) {
         const RequestHandle* const handle = handles[i];
-        if (!handle || !handle->named || !is_a(handle->named, persistent_type)) break;
-        auto& persistent = *reinterpret_cast<PersistentOperation*>(handle->named);
-        const bool plain = persistent.requests && !persistent.active();
-        StartedOperation* const operation =
-            plain ? make_operation(*persistent.requests, persistent.context, persistent.transfer, persistent.array)
-                  : nullptr;
-        if (!operation) break;
-        Py_INCREF(&persistent.object);
-        Py_XDECREF(std::exchange(persistent.started, Py_NewRef(&operation->call.object)));
-        starts.push_back({&persistent, operation, RC_ARGUMENT});
+        if (!handle || !operations.add(handle->named)) break;
     }
-    without_gil([&] {
-        for (Start& each : starts) {
-            each.status = each.persistent->transfer.start(each.persistent->requests->fast_path->comm,
-                                                          &each.operation->call.pending.work);
-            if (each.status != RC_OK) break;
-        }
-        return RC_OK;
-    });
-    Py_ssize_t number = 0;
-    for (const Start& each : starts) {
-        const int status = each.operation->call.started(*each.persistent->requests->fast_path, each.status);
-        number += status == RC_OK;
-        if (status != RC_OK && each.persistent->started == &each.operation->call.object)
-            Py_CLEAR(each.persistent->started);
-        Py_DECREF(&each.operation->call.object);
-        Py_DECREF(&each.persistent->object);
-    }
-    return PyErr_Occurred() ? nullptr : PyLong_FromSsize_t(number);
+    operations.start();
+    return PyLong_FromLong(operations.number);
+}
+
+PyObject* start_prepared(PyObject* self, PyObject*) {
+    PreparedOperations operation(1);
+    if (!operation.add(self)) Py_RETURN_FALSE;
+    const int status = operation.start();
+    const CallOwner& owner = *reinterpret_cast<PersistentOperation*>(self)->operation.call.owner;
+    return status == RC_OK ? Py_NewRef(Py_True) : raise(owner.check, status);
 }
 
 }  // namespace ringcomm

@@ -20,29 +20,21 @@ PyObject* arrived(StartedCall& call) {
     return status == RC_OK ? fields_of(message) : raise(call.owner->check, status);
 }
 
-StartedOperation* make_operation(const RequestStarts& requests, PyObject* context) {
-    auto* const operation = allocate<StartedOperation>(requests.operation);
+// The operation is to move the array.
+void hold(Operation& operation, PlainKind kind, PyObject* array) {
+    operation.call.outcome = kind == PlainKind::RECEIVE ? arrived : given_result;
+    operation.call.hold({{}, Py_NewRef(array), nullptr}, Py_NewRef(Py_None));
+}
+
+Operation* make_operation(const RequestMaker& maker, PyObject* context) {
+    auto* const operation = allocate<Operation>(maker.operation);
     if (operation) operation->context = Py_NewRef(context);
     return operation;
 }
 
-}  // namespace
-
-StartedOperation* make_operation(const RequestStarts& requests, PyObject* context, const PlainTransfer& transfer,
-                                 PyObject* array) {
-    StartedOperation* const operation = make_operation(requests, context);
-    if (!operation) return nullptr;
-    requests.fast_path->sweep();
-    operation->call.outcome = transfer.kind == PlainKind::RECEIVE ? arrived : given_result;
-    operation->call.hold({{}, Py_NewRef(array), nullptr}, Py_NewRef(Py_None));
-    return operation;
-}
-
-namespace {
-
 // Takes the reference of the operation.
-PyObject* make_request(const RequestStarts& requests, PyObject* operation) {
-    auto* const request = allocate<RequestHandle>(requests.request);
+PyObject* make_request(const RequestMaker& maker, PyObject* operation) {
+    auto* const request = allocate<RequestHandle>(maker.request);
     if (!request) {
         Py_DECREF(operation);
         return nullptr;
@@ -51,11 +43,11 @@ PyObject* make_request(const RequestStarts& requests, PyObject* operation) {
     return &request->object;
 }
 
-// --- Methods of RequestStarts ----------------------------------------------------------------------------------------
+// --- Methods of RequestMaker -----------------------------------------------------------------------------------------
 
-bool read(const RequestStarts& requests, PlainKind kind, PyObject* buffer, PyObject* peer, PyObject* tag,
+bool read(const RequestMaker& maker, PlainKind kind, PyObject* buffer, PyObject* peer, PyObject* tag,
           PlainTransfer& transfer) {
-    FastPath& fast_path = *requests.fast_path;
+    FastPath& fast_path = *maker.fast_path;
     PyObject* const values[] = {peer, tag};
     Arguments given(fast_path, values, 2);
     const bool receives = kind == PlainKind::RECEIVE;
@@ -74,26 +66,29 @@ bool read(const RequestStarts& requests, PlainKind kind, PyObject* buffer, PyObj
 // (context, buffer, peer, tag): returns a request.
 template <PlainKind kind>
 PyObject* start(PyObject* self, PyObject* const* values, Py_ssize_t number) {
-    const RequestStarts& requests = *reinterpret_cast<RequestStarts*>(self);
+    const RequestMaker& maker = *reinterpret_cast<RequestMaker*>(self);
     PlainTransfer transfer;
-    if (number != 4 || !read(requests, kind, values[1], values[2], values[3], transfer)) return not_plain();
-    FastPath& fast_path = *requests.fast_path;
-    StartedOperation* const operation = make_operation(requests, values[0], transfer, values[1]);
+    if (number != 4 || !read(maker, kind, values[1], values[2], values[3], transfer)) return not_plain();
+    FastPath& fast_path = *maker.fast_path;
+    Operation* const operation = make_operation(maker, values[0]);
     if (!operation) return nullptr;
-    const int status = without_gil([&] { return transfer.start(fast_path.comm, &operation->call.pending.work); });
-    if (operation->call.started(fast_path, status) == RC_OK) return make_request(requests, &operation->call.object);
+    fast_path.sweep();
+    hold(*operation, kind, values[1]);
+    const int status =
+        started(transfer.array.bytes(), [&] { return transfer.start(fast_path.comm, &operation->call.pending.work); });
+    if (operation->call.started(fast_path, status) == RC_OK) return make_request(maker, &operation->call.object);
     Py_DECREF(&operation->call.object);
     return raise(fast_path.check, status);
 }
 
 // operation(context): one that was not started.
 PyObject* operation(PyObject* self, PyObject* context) {
-    return reinterpret_cast<PyObject*>(make_operation(*reinterpret_cast<RequestStarts*>(self), context));
+    return reinterpret_cast<PyObject*>(make_operation(*reinterpret_cast<RequestMaker*>(self), context));
 }
 
 // request(operation)
 PyObject* request(PyObject* self, PyObject* operation) {
-    return make_request(*reinterpret_cast<RequestStarts*>(self), Py_NewRef(operation));
+    return make_request(*reinterpret_cast<RequestMaker*>(self), Py_NewRef(operation));
 }
 
 PyObject* create(PyTypeObject* type, PyObject* arguments, PyObject*) {
@@ -107,19 +102,19 @@ PyObject* create(PyTypeObject* type, PyObject* arguments, PyObject*) {
     if (!is_subtype(operation, operation_type) || !is_subtype(request, request_type)) {
         return PyErr_Format(PyExc_TypeError, "expected subclasses of Operation and RequestHandle");
     }
-    auto* const requests = allocate<RequestStarts>(type);
-    if (!requests) return nullptr;
-    requests->fast_path = reinterpret_cast<FastPath*>(Py_NewRef(fast_path));
-    requests->operation = reinterpret_cast<PyTypeObject*>(Py_NewRef(operation));
-    requests->request = reinterpret_cast<PyTypeObject*>(Py_NewRef(request));
-    return &requests->object;
+    auto* const maker = allocate<RequestMaker>(type);
+    if (!maker) return nullptr;
+    maker->fast_path = reinterpret_cast<FastPath*>(Py_NewRef(fast_path));
+    maker->operation = reinterpret_cast<PyTypeObject*>(Py_NewRef(operation));
+    maker->request = reinterpret_cast<PyTypeObject*>(Py_NewRef(request));
+    return &maker->object;
 }
 
 void destroy(PyObject* self) {
-    const RequestStarts& requests = *reinterpret_cast<RequestStarts*>(self);
-    Py_DECREF(&requests.fast_path->object);
-    Py_DECREF(reinterpret_cast<PyObject*>(requests.operation));
-    Py_DECREF(reinterpret_cast<PyObject*>(requests.request));
+    const RequestMaker& maker = *reinterpret_cast<RequestMaker*>(self);
+    Py_DECREF(&maker.fast_path->object);
+    Py_DECREF(reinterpret_cast<PyObject*>(maker.operation));
+    Py_DECREF(reinterpret_cast<PyObject*>(maker.request));
     release(self);
 }
 
@@ -134,8 +129,8 @@ PyType_Slot slots[] = {
     {Py_tp_methods, methods},
     {},
 };
-PyType_Spec spec{"ringcomm._requests.Starts", sizeof(RequestStarts), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-                 slots};
+PyType_Spec spec{"ringcomm._requests.RequestMaker", sizeof(RequestMaker), 0,
+                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, slots};
 
 // --- RequestHandle ---------------------------------------------------------------------------------------------------
 
@@ -168,16 +163,16 @@ PyType_Spec request_spec{"ringcomm._requests.RequestHandle", sizeof(RequestHandl
                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
                          request_slots};
 
-// --- StartedOperation ------------------------------------------------------------------------------------------------
+// --- Operation ------------------------------------------------------------------------------------------------
 
 int traverse_operation(PyObject* self, visitproc visit, void* arg) {
-    auto& operation = *reinterpret_cast<StartedOperation*>(self);
+    auto& operation = *reinterpret_cast<Operation*>(self);
     Py_VISIT(operation.context);
     return operation.call.visit(visit, arg);
 }
 
 int clear_operation(PyObject* self) {
-    auto& operation = *reinterpret_cast<StartedOperation*>(self);
+    auto& operation = *reinterpret_cast<Operation*>(self);
     operation.call.reset();
     Py_CLEAR(operation.context);
     return 0;
@@ -190,7 +185,13 @@ void drop_operation(PyObject* self) {
 }
 
 PyMethodDef operation_methods[] = {{"cancel", cancel_call, METH_NOARGS, nullptr}, {}};
-PyMemberDef operation_members[] = {{"context", T_OBJECT, offsetof(StartedOperation, context), 0, nullptr}, {}};
+PyMemberDef operation_members[] = {
+    {"context", T_OBJECT, offsetof(Operation, context), 0, nullptr},
+    {"_completed", T_BOOL, offsetof(Operation, completed), 0, nullptr},
+    {"_cancelled", T_BOOL, offsetof(Operation, cancelled), 0, nullptr},
+    {"_watched", T_BOOL, offsetof(Operation, watched), 0, nullptr},
+    {},
+};
 PyType_Slot operation_slots[] = {
     {Py_tp_dealloc, reinterpret_cast<void*>(drop_operation)},
     {Py_tp_traverse, reinterpret_cast<void*>(traverse_operation)},
@@ -199,43 +200,39 @@ PyType_Slot operation_slots[] = {
     {Py_tp_members, operation_members},
     {},
 };
-PyType_Spec operation_spec{"ringcomm._requests.Operation", sizeof(StartedOperation), 0,
+PyType_Spec operation_spec{"ringcomm._requests.Operation", sizeof(Operation), 0,
                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
                            operation_slots};
 
 // --- PersistentOperation ---------------------------------------------------------------------------------------------
 
-// prepare(requests, context, kind, buffer, peer, tag): from now on start_all() starts this transfer, if it is plain.
+// prepare(maker, kind, buffer, peer, tag): from now on start_all() starts this transfer, if it is plain.
 PyObject* prepare(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     auto& persistent = *reinterpret_cast<PersistentOperation*>(self);
     int kind;
-    if (number != 6 || !small(values[2], kind) || persistent.requests) {
-        return PyErr_Format(PyExc_TypeError, "prepare takes 6 arguments, once");
+    StartedCall& call = persistent.operation.call;
+    if (number != 5 || !small(values[1], kind) || persistent.array) {
+        return PyErr_Format(PyExc_TypeError, "prepare takes 5 arguments, once");
     }
-    auto* const requests = reinterpret_cast<RequestStarts*>(values[0]);
-    if (read(*requests, PlainKind(kind), values[3], values[4], values[5], persistent.transfer)) {
-        persistent.requests = reinterpret_cast<RequestStarts*>(Py_NewRef(values[0]));
-        persistent.context = Py_NewRef(values[1]);
-        persistent.array = Py_NewRef(values[3]);
-    }
+    const auto& maker = *reinterpret_cast<RequestMaker*>(values[0]);
+    PlainTransfer transfer;
+    if (!read(maker, PlainKind(kind), values[2], values[3], values[4], transfer)) Py_RETURN_NONE;
+    hold(persistent.operation, transfer.kind, values[2]);
+    const int status = transfer.prepare(maker.fast_path->comm, &call.pending.work);
+    if (call.started(*maker.fast_path, status) != RC_OK) return raise(maker.fast_path->check, status);
+    persistent.bytes = transfer.array.bytes();
+    persistent.array = Py_NewRef(values[2]);
     Py_RETURN_NONE;
 }
 
 int traverse_persistent(PyObject* self, visitproc visit, void* arg) {
-    const auto& persistent = *reinterpret_cast<PersistentOperation*>(self);
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(persistent.started);
-    Py_VISIT(persistent.context);
-    Py_VISIT(persistent.array);
-    return 0;
+    Py_VISIT(reinterpret_cast<PersistentOperation*>(self)->array);
+    return traverse_operation(self, visit, arg);
 }
 
 int clear_persistent(PyObject* self) {
-    auto& persistent = *reinterpret_cast<PersistentOperation*>(self);
-    Py_CLEAR(persistent.started);
-    Py_XDECREF(reinterpret_cast<PyObject*>(std::exchange(persistent.requests, nullptr)));
-    Py_CLEAR(persistent.context);
-    Py_CLEAR(persistent.array);
+    clear_operation(self);
+    Py_CLEAR(reinterpret_cast<PersistentOperation*>(self)->array);
     return 0;
 }
 
@@ -245,8 +242,12 @@ void drop_persistent(PyObject* self) {
     release(self);
 }
 
-PyMethodDef persistent_methods[] = {method<prepare>("prepare"), {}};
-PyMemberDef persistent_members[] = {{"started", T_OBJECT, offsetof(PersistentOperation, started), 0, nullptr}, {}};
+PyMethodDef persistent_methods[] = {
+    method<prepare>("prepare"),
+    {"start_prepared", start_prepared, METH_NOARGS, nullptr},
+    {},
+};
+PyMemberDef persistent_members[] = {{"active", T_BOOL, offsetof(PersistentOperation, active), 0, nullptr}, {}};
 PyType_Slot persistent_slots[] = {
     {Py_tp_dealloc, reinterpret_cast<void*>(drop_persistent)},
     {Py_tp_traverse, reinterpret_cast<void*>(traverse_persistent)},
@@ -282,7 +283,7 @@ int fill(PyObject* module) {
     request_type = add(module, request_spec, nullptr);
     if (!request_type) return -1;
     operation_type = add(module, operation_spec, started_call_type());
-    persistent_type = operation_type ? add(module, persistent_spec, nullptr) : nullptr;
+    persistent_type = operation_type ? add(module, persistent_spec, operation_type) : nullptr;
     return persistent_type ? 0 : -1;
 }
 

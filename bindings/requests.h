@@ -15,9 +15,10 @@ struct RequestHandle {
 };
 
 // An operation that a request names.
-struct StartedOperation {
+struct Operation {
     StartedCall call;
     PyObject* context;  // of the communicator, whose error handler hears of failures; nullptr after tp_clear
+    bool completed, cancelled, watched;  // by Python: see ringcomm/mpi4py/operations.py
 };
 
 enum class PlainKind { SEND, SYNCHRONOUS_SEND, RECEIVE };
@@ -30,44 +31,50 @@ struct PlainTransfer {
 
     int start(rc_comm* comm, rc_work** work) const {
         if (kind == PlainKind::RECEIVE) {
-            const uint64_t bytes = array.count * uint64_t(rc_dtype_bytes(array.dtype));
-            return rc_recv_message(comm, array.data, bytes, peer, tag, 0, OWN_TIMEOUT, nullptr, work);
+            return rc_recv_message(comm, array.data, array.bytes(), peer, tag, 0, OWN_TIMEOUT, nullptr, work);
         }
         auto* const send = kind == PlainKind::SEND ? rc_send : rc_send_synchronous;
         return send(comm, array.data, array.count, array.dtype, peer, tag, OWN_TIMEOUT, work);
     }
+    int prepare(rc_comm* comm, rc_work** work) const {
+        if (kind == PlainKind::RECEIVE) return rc_prepare_receive(comm, array.data, array.bytes(), peer, tag, work);
+        const bool synchronous = kind == PlainKind::SYNCHRONOUS_SEND;
+        return rc_prepare_send(comm, array.data, array.count, array.dtype, peer, tag, synchronous, work);
+    }
 };
 
-// Starts the transfers of a communicator.
-struct RequestStarts {
+// Makes the requests of a communicator, and starts their transfers.
+struct RequestMaker {
     PyObject object;
     FastPath* fast_path;
-    PyTypeObject *operation, *request;  // subclasses of StartedOperation and RequestHandle in Python
+    PyTypeObject *operation, *request;  // subclasses of Operation and RequestHandle in Python
 };
 
-// An operation that can be started again and again. It is garbage-collected, as the operation is.
+// An operation that can be started again and again. One of a plain array has a prepared work.
 struct PersistentOperation {
-    PyObject object;
-    PyObject* started;        // the operation while it is active, else None or nullptr
-    RequestStarts* requests;  // nullptr: the transfer is not plain
-    PyObject *context, *array;
-    PlainTransfer transfer;
-
-    bool active() const { return started && started != Py_None; }
+    Operation operation;
+    bool active;
+    uint64_t bytes;
+    PyObject* array;  // nullptr: the transfer is not plain
 };
 
 inline bool is_a(PyObject* object, PyTypeObject* type) { return PyObject_TypeCheck(object, type); }
 
+// To release the GIL takes as long as to copy some KiB: what moves no more at its start keeps it.
+constexpr uint64_t MOST_BYTES_WITH_GIL = 16 << 10;
+template <class Start>
+int started(uint64_t bytes, Start start) {
+    return bytes <= MOST_BYTES_WITH_GIL ? start() : without_gil(start);
+}
+
 // requests.cpp
 extern PyTypeObject *request_type, *operation_type, *persistent_type;
-// Makes the operation of a transfer that is to be started. nullptr: the exception is set.
-StartedOperation* make_operation(const RequestStarts& requests, PyObject* context, const PlainTransfer& transfer,
-                                 PyObject* array);
-
 // request_sets.cpp: functions of the module, which take a list or tuple of requests.
 PyObject* wait_all(PyObject*, PyObject* requests);
 PyObject* test_all(PyObject*, PyObject* requests);
 PyObject* find_done(PyObject*, PyObject* requests);
 PyObject* start_all(PyObject*, PyObject* requests);
+// The method of a persistent operation that is not active: starts it, and returns whether it is plain.
+PyObject* start_prepared(PyObject* self, PyObject*);
 
 }  // namespace ringcomm

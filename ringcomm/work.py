@@ -8,19 +8,15 @@ from ringcomm.completion import call_back, when_done
 from ringcomm.errors import RingcommError
 from ringcomm.native import StartedCall, ffi, seconds
 
-__all__ = ["Work"]
+__all__ = ["StartedWork", "Work"]
 
 
-class Work(StartedCall):  # type: ignore[misc]
+class Work:
     """A call started with `async_op=True`.
 
     Until it is done, do not write its source or access its target. The call runs on if the work is dropped; closing or
     dropping the communicator ends it.
     """
-
-    # The fast path makes these objects without calling __init__ (bindings/fast_path.h).
-    _ended = False  # whether a wait has seen the end
-    _error: RingcommError | None = None
 
     def wait(self, timeout: float | None = None) -> Any:
         """Wait until the call is done; return its result, or raise its error, as the blocking call would have.
@@ -32,17 +28,7 @@ class Work(StartedCall):  # type: ignore[misc]
         For arrays on a GPU only the current stream waits, and a later call raises errors of the GPU; `synchronize`
         waits for the GPU too.
         """
-        limit = seconds(timeout)
-        if self._error is not None:
-            raise self._error
-        try:
-            result = super().wait(limit)
-        except RingcommError as error:
-            if super().done():  # else refused, in a signal handler
-                self._ended, self._error = True, error
-            raise
-        self._ended = True
-        return result
+        raise NotImplementedError
 
     def synchronize(self, timeout: float | None = None) -> Any:
         """Like `wait`, but also wait until the GPU has done the call."""
@@ -50,8 +36,7 @@ class Work(StartedCall):  # type: ignore[misc]
 
     def done(self) -> bool:
         """Return whether the call has ended, with or without an error. Then its arrays are the caller's again."""
-        done: bool = super().done()
-        return done
+        raise NotImplementedError
 
     @property
     def result(self) -> Any:
@@ -68,6 +53,32 @@ class Work(StartedCall):  # type: ignore[misc]
 
         Exceptions of the callback are logged.
         """
+        raise NotImplementedError
+
+
+class StartedWork(Work, StartedCall):  # type: ignore[misc]
+    """A work whose call the fast path has started, without calling __init__ (bindings/fast_path.h)."""
+
+    _ended = False  # whether a wait has seen the end
+    _error: RingcommError | None = None
+
+    def wait(self, timeout: float | None = None) -> Any:
+        limit = seconds(timeout)
+        if self._error is not None:
+            raise self._error
+        try:
+            result = StartedCall.wait(self, limit)
+        except RingcommError as error:
+            if StartedCall.done(self):  # else refused, in a signal handler
+                self._ended, self._error = True, error
+            raise
+        self._ended = True
+        return result
+
+    def done(self) -> bool:
+        return bool(StartedCall.done(self))
+
+    def add_done_callback(self, callback: Callable[[Work], object]) -> None:
         if self._ended:
             call_back(partial(callback, self))
         else:

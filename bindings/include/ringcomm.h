@@ -323,6 +323,13 @@ int rc_recv_or_take(rc_comm* comm, void* data, uint64_t bytes, int peer, int64_t
                     rc_message* message, uint64_t* taken);
 /* Withdraws a receive that no message has matched: then it is done, and `cancelled` is 1. Has no effect on others. */
 int rc_cancel(rc_work* work, int* cancelled);
+/* Prepare a transfer that rc_start_all() starts again and again, with the timeout of the communicator. While it is not
+ * started the work is done. */
+int rc_prepare_send(rc_comm* comm, const void* data, uint64_t count, int dtype, int peer, int64_t tag, int synchronous,
+                    rc_work** work);
+int rc_prepare_receive(rc_comm* comm, void* data, uint64_t bytes, int peer, int64_t tag, rc_work** work);
+/* Starts prepared transfers, in this order; each must be done. `started`: how many, also after a failure. */
+int rc_start_all(rc_work* const* works, int count, int* started);
 /* What a receive that is done has received. */
 int rc_work_message(rc_work* work, rc_message* message);
 

@@ -12,10 +12,10 @@ from ringcomm.mpi4py.attributes import call_user_function
 from ringcomm.mpi4py.constants import ANY_SOURCE, ANY_TAG
 from ringcomm.mpi4py.errors import ERR_REQUEST, FAILURES, Exception, failure
 from ringcomm.mpi4py.status import Status, record
+from ringcomm.transports import requests
 from ringcomm.transports.messages import Envelope
-from ringcomm.transports.requests import Operation, PersistentOperation, when_ended
 
-__all__ = ["DONE", "EMPTY", "Done", "General", "Persistent", "Started", "fill", "wait_until"]
+__all__ = ["DONE", "EMPTY", "Done", "General", "Operation", "Persistent", "fill", "wait_until"]
 
 Found = TypeVar("Found")
 
@@ -87,10 +87,10 @@ def _watch(work: Any) -> None:
     elif hasattr(work, "add_done_callback"):
         work.add_done_callback(lambda _: note_end())
     elif not work.done():
-        when_ended(work, note_end)
+        requests.when_ended(work, note_end)
 
 
-class Started(Operation):  # type: ignore[misc]
+class Operation(requests.Operation):  # type: ignore[misc]
     """A started operation of a communicator, whose context is given.
 
     The core makes those of plain arrays, and waits for them: bindings/requests.cpp. Others have a work to wait for;
@@ -102,7 +102,9 @@ class Started(Operation):  # type: ignore[misc]
     context: Any
     _work: Any = None  # a Waitable
     _finish: Callable[[Any], Any] | None = None
-    _completed = _cancelled = _watched = False
+    _completed: bool  # these are of the base
+    _cancelled: bool
+    _watched: bool
     _error: RingcommError | Exception | None = None
     _value: Any = None
     _envelope: tuple[int, int, int] = EMPTY
@@ -142,9 +144,9 @@ class Started(Operation):  # type: ignore[misc]
                 raise
         return self._value
 
-    def with_send(self, send: Started) -> Started:
+    def with_send(self, send: Operation) -> Operation:
         """Return the operation of this receive and a send."""
-        return Started(self.context, Pair(send._work, self._work), self._finish)
+        return Operation(self.context, Pair(send._work, self._work), self._finish)
 
     def cancel(self) -> None:
         """Withdraw a receive that no message has matched yet."""
@@ -169,51 +171,53 @@ class Started(Operation):  # type: ignore[misc]
             self.complete()
 
 
-class Persistent(PersistentOperation):  # type: ignore[misc]
-    """An operation of a communicator that can be started again and again, by `start`; the core starts plain ones."""
+class Persistent(requests.PersistentOperation, Operation):  # type: ignore[misc]
+    """An operation that can be started again and again: by the core if it is prepared, else by `start`."""
 
-    started: Started | None  # while it is active
+    active: bool  # of the base
 
-    def __init__(self, context: Any, start: Callable[[], Started]) -> None:
-        self._context, self._start = context, start
-
-    @property
-    def active(self) -> bool:
-        return self.started is not None
+    def __init__(self, context: Any, start: Callable[[], Operation]) -> None:
+        self.context, self._start = context, start
 
     def start(self) -> None:
         try:
             if self.active:
                 raise failure(ERR_REQUEST, "expected a request that is not active: wait for it before its next start")
-            self.started = self._start()
+            if not self.start_prepared():
+                self._adopt(self._start())
         except FAILURES as error:
-            self._context.fail(error)
+            self.context.fail(error)
+
+    def _adopt(self, started: Operation) -> None:
+        """Be this operation, until the next start."""
+        self._work, self._finish = started._work, started._finish
+        self._completed = self._cancelled = self._watched = False
+        self.active = True
 
     def done(self) -> bool:
-        return self.started is None or self.started.done()
+        return not self.active or super().done()
 
     def watch(self) -> None:
-        if self.started:
-            self.started.watch()
+        if self.active:
+            super().watch()
 
     def complete(self, status: Status | None = None) -> Any:
-        if self.started is None:
-            fill(status, EMPTY)
-            return None
-        return self.started.complete(status)
+        if self.active:
+            return super().complete(status)
+        fill(status, EMPTY)
+        return None
 
     def cancel(self) -> None:
-        if self.started:
-            self.started.cancel()
+        if self.active:
+            super().cancel()
 
     def release(self) -> bool:
-        self.started = None
+        self.active, self._error, self._value, self._envelope = False, None, None, EMPTY
         return False
 
     def free(self) -> None:
-        if self.started:
-            self.started.free()
-        self.started = None
+        if self.active:
+            super().free()
 
 
 class General:

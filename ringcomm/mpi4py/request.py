@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from ringcomm.mpi4py.constants import UNDEFINED
 from ringcomm.mpi4py.errors import ERR_IN_STATUS, ERR_REQUEST, Exception, failure
 from ringcomm.mpi4py.handles import Handle, constant
-from ringcomm.mpi4py.operations import EMPTY, General, Persistent, Started, fill, wait_until
+from ringcomm.mpi4py.operations import EMPTY, General, Operation, Persistent, fill, wait_until
 from ringcomm.mpi4py.status import Status
 from ringcomm.mpi4py.unsupported import unsupported
 from ringcomm.transports.requests import RequestHandle, find_done, start_all, test_all, wait_all
@@ -22,7 +22,7 @@ SPIN = 50e-6  # seconds for which Waitany polls: as long as ringcomm's ranks spi
 class Request(RequestHandle, Handle):  # type: ignore[misc]
     """A started operation."""
 
-    _object: Started | Persistent | General | None
+    _object: Operation | Persistent | General | None
 
     def __bool__(self) -> bool:
         return self._object is not None
@@ -68,7 +68,7 @@ class Request(RequestHandle, Handle):  # type: ignore[misc]
 
     get_status, cancel = Get_status, Cancel
 
-    def _named(self) -> Started | Persistent | General:
+    def _named(self) -> Operation | Persistent | General:
         if self._object is None:
             raise failure(ERR_REQUEST, "expected a request, got REQUEST_NULL, or one that is complete")
         return self._object
@@ -103,18 +103,20 @@ class Request(RequestHandle, Handle):  # type: ignore[misc]
     @classmethod
     def waitall(cls, requests: Sequence[Request], statuses: Any = None) -> list[Any]:
         """Wait for all requests; return the objects received."""
+        _check(requests)
         return _wait_for_all(requests, range(len(requests)), statuses)
 
     @classmethod
     def Waitall(cls, requests: Sequence[Request], statuses: Any = None) -> Literal[True]:
         """Wait for all requests."""
         if statuses is not None or not wait_all(requests):
-            _wait_for_all(requests, range(len(requests)), statuses)
+            Request.waitall(requests, statuses)
         return True
 
     @classmethod
     def testall(cls, requests: Sequence[Request], statuses: Any = None) -> tuple[bool, list[Any] | None]:
         """Return whether all operations are complete, and then the objects received."""
+        _check(requests)
         if not all(request._ready for request in requests):
             return False, None
         return True, _wait_for_all(requests, range(len(requests)), statuses)
@@ -128,6 +130,7 @@ class Request(RequestHandle, Handle):  # type: ignore[misc]
     @classmethod
     def Get_status_all(cls, requests: Sequence[Request], statuses: Any = None) -> bool:
         """Return whether all operations are complete, and leave the requests as they are."""
+        _check(requests)
         if not all(request._ready for request in requests):
             return False
         for request, status in zip(requests, _statuses(len(requests), statuses), strict=True):
@@ -236,6 +239,7 @@ class Prequest(Request):
         """Start several operations."""
         started = start_all(requests)
         if started < len(requests):
+            _check(requests)
             for request in requests[started:]:
                 Prequest.Start(request)
 
@@ -271,10 +275,18 @@ class Grequest(Request):
         self._object.end(obj)
 
 
+def _check(requests: Sequence[Any]) -> None:
+    """Refuse what is no request, before any of the others is waited for or started."""
+    for index, request in enumerate(requests):
+        if not isinstance(request, Request):
+            raise TypeError(f"requests[{index}]: expected a Request, got {type(request).__name__}")
+
+
 def _find_done(requests: Sequence[Request]) -> tuple[list[int], list[int]]:
     """Return the indices of the requests that are active, and of those of them that are complete."""
     found: tuple[list[int], list[int]] | None = find_done(requests)
     if found is None:
+        _check(requests)
         active = [index for index, request in enumerate(requests) if request._active]
         found = active, [index for index in active if requests[index]._ready]
     return found

@@ -11,7 +11,7 @@ from ringcomm.errors import MismatchError, RingcommError, describe_error, raise_
 from ringcomm.native import NULL, STATUS, NativeFastPath, check, ffi, lib
 from ringcomm.transports.contract import RECORDED_CALLS, CollectiveCall, Fused
 from ringcomm.types import COLLECTIVES, DTYPES, OPS
-from ringcomm.work import Work
+from ringcomm.work import StartedWork
 
 __all__ = ["PATHS", "NativeTransport", "NativeWork", "by_rank"]
 
@@ -36,7 +36,7 @@ class NativeTransport:
         self.timeout: float = tuning.timeout
         ops = {op: code for op, (code, _) in OPS.items()}
         address = int(ffi.cast("uintptr_t", handle))
-        self.fast_path = NativeFastPath(address, self.handle, check, TENSORS, CODES, ops, rank, size, Work)
+        self.fast_path = NativeFastPath(address, self.handle, check, TENSORS, CODES, ops, rank, size, StartedWork)
         self.fused: Mapping[str, Fused] = {name: self._fused(name) for name in COLLECTIVES}
         self.left_out: Sequence[int] = ()
 

@@ -10,7 +10,7 @@ __all__ = [
     "Operation",
     "PersistentOperation",
     "RequestHandle",
-    "Starts",
+    "RequestMaker",
     "find_done",
     "start_all",
     "test_all",
@@ -21,17 +21,19 @@ __all__ = [
 # The base of requests: has the operation that a request names as `_object`; None: the request is null.
 RequestHandle: Any = native_requests.RequestHandle
 
-# A StartedCall with the `context` of its communicator, and a method `cancel` for a receive.
+# A StartedCall with the `context` of its communicator, a method `cancel` for a receive, and for its subclass
+# `_completed`, `_cancelled` and `_watched`, which are False when the core starts it.
 Operation: Any = native_requests.Operation
 
-# Has `started`, the operation while it is active, else None; and `prepare(starts, context, kind, array, peer, tag)`:
-# start_all() then starts this transfer, 0 for a send, 1 for a synchronous one, 2 for a receive, unless it is not plain.
+# An Operation that is started again and again, and is `active` meanwhile. After `prepare(maker, kind, array, peer,
+# tag)` start_all() and `start_prepared()` start this transfer, 0 for a send, 1 for a synchronous one, 2 for a receive,
+# unless it is not plain; the latter returns whether it is.
 PersistentOperation: Any = native_requests.PersistentOperation
 
-# Starts(fast_path, operation, request): makes operations and requests of these types, subclasses of Operation and of
-# RequestHandle. `isend(context, array, peer, tag)`, issend and irecv return a request, or NotImplemented, before
+# RequestMaker(fast_path, operation, request): makes operations and requests of these types, subclasses of Operation and
+# of RequestHandle. `isend(context, array, peer, tag)`, issend and irecv return a request, or NotImplemented, before
 # anything has happened, unless all arguments are plain. `operation(context)` was not started.
-Starts: Any = native_requests.Starts
+RequestMaker: Any = native_requests.RequestMaker
 
 # These take a list or tuple of requests. What is not plain, or fails, is left for the caller.
 wait_all: Callable[[Any], bool] = native_requests.wait_all  # whether all have succeeded; then they name nothing

@@ -13,11 +13,12 @@ from test_arguments import CALLS, NO_NUMBERS, zeros
 import harness
 from failures import check_usable, raised
 from reference import numpy_dtype
-from ringcomm import ArgumentError, Communicator, Work, adapters, premul_sum
+from ringcomm import ArgumentError, Communicator, adapters, premul_sum
 from ringcomm.testing import CHECKS, connect_threads, run_threads
 from ringcomm.transports import shm
 from ringcomm.transports.contract import NO_FAST_PATH
 from ringcomm.types import COLLECTIVES, DTYPES
+from ringcomm.work import StartedWork
 
 F4 = np.float32
 METHODS = [*(set(COLLECTIVES) - {"split", "empty"}), "send", "recv", "sendrecv"]
@@ -80,7 +81,7 @@ class Background:
 
         def started(*arguments, **options):
             work = call(*arguments, **options, async_op=True)
-            assert type(work) is Work
+            assert type(work) is StartedWork
             result = work.wait()
             assert work.done()
             assert work.result is result

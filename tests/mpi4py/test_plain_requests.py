@@ -1,10 +1,31 @@
 """Requests of plain arrays, which the core starts and waits for: lifetimes, failures, threads, persistent ones."""
 
+import textwrap
+
 import pytest
 
-from ringcomm.transports.requests import Operation, RequestHandle, Starts
+from ringcomm.transports.requests import Operation, RequestHandle, RequestMaker
 
 pytestmark = pytest.mark.slow
+
+# A program begins with this where a call of Waitany must sleep: then, with the lock held that its end takes, it runs
+# the next function of `before_sleep`.
+SLEEPS = """
+import threading
+import numpy as np
+from mpi4py import MPI
+from ringcomm.mpi4py import operations
+
+before_sleep = []
+
+class Ended(threading.Condition):
+    def wait(self, timeout=None):
+        if before_sleep:
+            before_sleep.pop()()
+        return super().wait(timeout)
+
+operations._ended = Ended()
+"""
 
 
 def test_the_array_of_a_dropped_request_lives_until_the_transfer_is_done(run_program):
@@ -61,11 +82,11 @@ def test_a_request_in_a_cycle_with_its_operation_is_collected(run_program):
     assert run_program(1, text).stdout.splitlines() == ["[0] None"]
 
 
-def test_starts_refuses_types_of_another_layout():
+def test_a_request_maker_refuses_types_of_another_layout():
     with pytest.raises(TypeError, match="RequestHandle"):
-        Starts(None, Operation, object)
+        RequestMaker(None, Operation, object)
     with pytest.raises(TypeError, match="Operation"):
-        Starts(None, RequestHandle, RequestHandle)
+        RequestMaker(None, RequestHandle, RequestHandle)
 
 
 def test_a_failure_in_the_middle_of_a_waitall_leaves_no_request_and_is_heard_once(run_program):
@@ -102,23 +123,75 @@ def test_a_failure_in_the_middle_of_a_waitall_leaves_no_request_and_is_heard_onc
     ]
 
 
-def test_waitany_and_waitsome_tell_failures_and_leave_the_other_requests(run_program):
+def test_a_request_whose_wait_a_signal_has_interrupted_tells_an_error_of_mpi(run_program):
     text = """
-        import time
+        import signal
+        import numpy as np
+        from mpi4py import MPI
+
+        def interrupt(number, frame):
+            while frame and frame.f_code.co_name != "Wait":
+                frame = frame.f_back
+            if frame:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                raise KeyboardInterrupt
+
+        comm = MPI.COMM_WORLD
+        comm.Barrier()
+        if comm.rank == 0:
+            requests = [comm.Irecv(np.zeros(1), 1), comm.Recv_init(np.zeros(1), 1)]
+            requests[1].Start()
+            signal.signal(signal.SIGALRM, interrupt)
+            signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+            for request in (requests[0], *requests):
+                try:
+                    request.Wait()
+                except (KeyboardInterrupt, MPI.Exception) as error:
+                    print(type(error).__name__)
+        else:
+            try:
+                comm.Recv(np.zeros(1), 0)
+            except MPI.Exception:
+                pass
+        """
+    assert run_program(2, text).stdout.splitlines() == ["[0] KeyboardInterrupt", "[0] Exception", "[0] Exception"]
+
+
+def test_what_is_no_request_is_refused(run_program):
+    text = """
         import numpy as np
         from mpi4py import MPI
 
         comm = MPI.COMM_WORLD
+        request = comm.Irecv(np.zeros(1), 0)
+        kinds = "all", "any", "some"
+        names = [form + kind for form in ("Wait", "wait", "Test", "test", "Get_status_") for kind in kinds]
+        for call in (*(getattr(MPI.Request, name) for name in names), MPI.Prequest.Startall):
+            for given in (None, 5):
+                try:
+                    call([request, given])
+                except TypeError as error:
+                    assert str(error) == f"requests[1]: expected a Request, got {type(given).__name__}", (call, error)
+                else:
+                    raise AssertionError(call)
+        comm.Send(np.ones(1), 0)
+        print(request.Wait())
+        """
+    assert run_program(1, text).stdout.splitlines() == ["[0] True"]
+
+
+def test_waitany_and_waitsome_tell_failures_and_leave_the_other_requests(run_program):
+    text = """
+        comm = MPI.COMM_WORLD
         if comm.rank == 0:
             for tag, count in ((1, 4), (0, 1), (2, 4)):
                 comm.recv(source=1)
-                time.sleep(0.01)  # the other rank is waiting then
                 comm.Send(np.full(count, tag + 1.0), 1, tag)
         else:
             x = np.zeros(2)
             requests = [comm.Irecv(array, 0, tag) for tag, array in enumerate([x, np.zeros(2), np.zeros(2)])]
             for call in (MPI.Request.Waitany, MPI.Request.Waitany, MPI.Request.Waitsome, MPI.Request.Waitany):
-                comm.isend("go", 0)
+                before_sleep.append(lambda: comm.send("asleep", 0))
                 try:
                     print(call(requests), end=" ")
                 except MPI.Exception as error:
@@ -126,7 +199,7 @@ def test_waitany_and_waitsome_tell_failures_and_leave_the_other_requests(run_pro
                 print([bool(each) for each in requests])
             print(x.tolist())
         """
-    assert run_program(2, text).stdout.splitlines() == [
+    assert run_program(2, SLEEPS + textwrap.dedent(text)).stdout.splitlines() == [
         "[1] MPI_ERR_TRUNCATE: [True, False, True]",
         "[1] 0 [False, False, True]",
         "[1] MPI_ERR_IN_STATUS [False, False, False]",
@@ -137,9 +210,7 @@ def test_waitany_and_waitsome_tell_failures_and_leave_the_other_requests(run_pro
 
 def test_waitany_ends_when_a_rank_dies_and_when_the_program_completes_an_operation(run_program):
     text = """
-        import os, threading
-        import numpy as np
-        from mpi4py import MPI
+        import os
 
         comm = MPI.COMM_WORLD
         column = MPI.DOUBLE.Create_vector(2, 1, 2).Commit()
@@ -148,15 +219,15 @@ def test_waitany_ends_when_a_rank_dies_and_when_the_program_completes_an_operati
             os._exit(7)
         both = comm.Isendrecv(np.zeros(2), 0, 5, [np.zeros((2, 2)), 1, column], 0, 5)
         requests = [comm.Irecv(np.zeros(2), 0), comm.Ibarrier(), both, MPI.Grequest.Start()]
-        threading.Timer(0.05, requests[3].Complete).start()
+        before_sleep.append(threading.Thread(target=requests[3].Complete).start)
         print(MPI.Request.Waitany(requests), flush=True)
-        comm.send("die", 0, 1)
+        before_sleep.append(lambda: comm.send("die", 0, 1))
         try:
             MPI.Request.Waitany(requests)
         except MPI.Exception as error:
             print(error.Get_error_class() == MPI.ERR_PROC_FAILED, flush=True)
         """
-    done = run_program(2, text, status=7)
+    done = run_program(2, SLEEPS + textwrap.dedent(text), status=7)
     assert done.stdout.splitlines() == ["[1] 3", "[1] True"]
 
 

@@ -57,6 +57,47 @@ void many_in_flight(rc_comm* comm, int rank, uint32_t seed) {
     }
 }
 
+// A ring of prepared transfers, small and large, that are started and waited for again and again.
+void prepared_transfers(rc_comm* comm, int rank) {
+    constexpr int ROUNDS = 30;
+    const int left = (rank + RANKS - 1) % RANKS, right = (rank + 1) % RANKS;
+    std::vector<Message> transfers;  // pairs of a receive and a send
+    for (const uint64_t bytes : {8, 9'000, 300'001}) {
+        for (const int peer : {left, right}) transfers.push_back({peer, std::vector<unsigned char>(bytes)});
+    }
+    std::vector<rc_work*> works;
+    for (size_t i = 0; i < transfers.size(); ++i) {
+        Message& m = transfers[i];
+        const int64_t tag = i / 2;
+        if (i % 2 == 0) DO(rc_prepare_receive(comm, m.data.data(), m.data.size(), m.peer, tag, &m.work));
+        if (i % 2) DO(rc_prepare_send(comm, m.data.data(), m.data.size(), RC_UINT8, m.peer, tag, i == 3, &m.work));
+        CHECK(rc_work_ended(m.work));
+        works.push_back(m.work);
+    }
+    int started = -1;
+    for (int round = 0; round < ROUNDS; ++round) {
+        for (size_t i = 1; i < transfers.size(); i += 2) {
+            std::ranges::fill(transfers[i].data, letter(rank, right, round));
+        }
+        DO(rc_start_all(works.data(), int(works.size()), &started));
+        CHECK(started == int(works.size()));
+        for (rc_work* work : works) DO(rc_work_wait(work, -1, nullptr));
+        for (size_t i = 0; i < transfers.size(); i += 2) {
+            const std::vector<unsigned char>& data = transfers[i].data;
+            CHECK(std::count(data.begin(), data.end(), letter(left, rank, round)) == int64_t(data.size()));
+        }
+    }
+    // Refused: a second start, and a work that was not prepared.
+    rc_work* const twice[] = {works[0], works[0]};
+    DO(rc_start_all(twice, 1, &started));
+    CHECK(rc_start_all(twice, 1, &started) == RC_ARGUMENT && started == 0);
+    DO(rc_send(comm, nullptr, 0, RC_UINT8, rank, 99, -1, &works[0]));
+    CHECK(rc_start_all(works.data(), 1, &started) == RC_ARGUMENT && started == 0);
+    works.push_back(twice[0]);
+    DO(rc_start_all(&works[1], 1, &started));
+    for (rc_work* work : works) DO(finish(work));
+}
+
 int progress_threads() {
     int found = 0;
     for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task")) {
@@ -138,6 +179,7 @@ int main() {
     for (const Access access : {STAGED, DIRECT, CMA}) {
         in_world(RANKS, small_tuning(access), [](rc_comm* comm, int rank) {
             for (uint32_t seed = 0; seed < 5; ++seed) many_in_flight(comm, rank, seed);
+            prepared_transfers(comm, rank);
         });
     }
     return failures.load() != 0;

@@ -12,8 +12,9 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 
 import torch_world
 from failures import raised, until
-from ringcomm import ArgumentError, RingcommError, Work
+from ringcomm import ArgumentError, RingcommError
 from ringcomm.completion import inside_callback
+from ringcomm.work import StartedWork
 
 # --- Objects, barriers, coalesced calls -------------------------------------------------------------------------------
 
@@ -248,7 +249,7 @@ def in_the_background():
 @torch_world.on(1, 2)
 def test_the_fast_path_starts_calls_on_plain_tensors():
     for handle in in_the_background():
-        assert [type(work) for work in handle.works] == [Work]
+        assert [type(work) for work in handle.works] == [StartedWork]
         handle.wait()
         assert handle.is_completed()
 

@@ -16,6 +16,7 @@ struct rc_comm {
 struct rc_work {
     std::shared_ptr<ringcomm::CommHandle> handle;
     std::shared_ptr<ringcomm::Work> work;
+    bool prepared = false;  // a transfer for rc_start_all
 };
 
 struct rc_region {

@@ -1,4 +1,6 @@
 // The C ABI of point-to-point messages.
+#include <vector>
+
 #include "abi/handles.h"
 
 using namespace ringcomm;
@@ -33,6 +35,20 @@ int transfer(rc_comm* comm, const Transfer& transfer, rc_message* message, rc_wo
             if (message) *message = received;
         }
     });
+}
+
+int prepare(rc_comm* comm, const Transfer& transfer, rc_work** work) {
+    return enter(comm, [&](const EntryGuard& entry) {
+        check(entry, transfer);
+        check_pointer("work", work);
+        *work = new rc_work{comm->handle, entry->p2p.prepare(transfer), true};
+    });
+}
+
+void check_startable(const rc_work* work) {
+    check_pointer("work", work);
+    if (!work->prepared) reject("work: expected a prepared transfer");
+    if (!work->work->done()) reject("work: expected one that is done: wait for it before its next start");
 }
 
 int receive(rc_comm* comm, const Transfer& received, int* source, rc_work** work) {
@@ -126,6 +142,38 @@ int rc_recv_or_take(rc_comm* comm, void* data, uint64_t bytes, int peer, int64_t
         const ProbedMessage found = entry->p2p.receive_or_take(received);
         *message = found.message;
         *taken = found.taken;
+    });
+}
+
+int rc_prepare_send(rc_comm* comm, const void* data, uint64_t count, int dtype, int peer, int64_t tag, int synchronous,
+                    rc_work** work) {
+    const TransferKind kind = synchronous ? TransferKind::SYNCHRONOUS_SEND : TransferKind::SEND;
+    return prepare(comm, outgoing(kind, data, count, dtype, peer, tag, -1), work);
+}
+
+int rc_prepare_receive(rc_comm* comm, void* data, uint64_t bytes, int peer, int64_t tag, rc_work** work) {
+    return prepare(comm, incoming(TransferKind::RECV_MESSAGE, data, bytes, RC_UINT8, peer, tag, -1), work);
+}
+
+int rc_start_all(rc_work* const* works, int count, int* started) {
+    return guarded([&] {
+        check_pointer("works", works);
+        check_range("count", count, 0, INT32_MAX);
+        check_pointer("started", started);
+        *started = 0;
+        std::vector<Work*> together;  // of one communicator
+        while (*started < count) {
+            together.clear();
+            check_startable(works[*started]);
+            const auto& handle = works[*started]->handle;
+            for (int i = *started; i < count; ++i) {
+                check_startable(works[i]);
+                if (works[i]->handle != handle) break;
+                together.push_back(works[i]->work.get());
+            }
+            EntryGuard(*handle)->p2p.start_prepared(together);
+            *started += int(together.size());
+        }
     });
 }
 

@@ -59,6 +59,13 @@ void Work::finish(std::unique_ptr<Failure> failure) {
     for (const uint64_t token : tokens_) completions->push(token);
 }
 
+void Work::restart() {
+    failure_.reset();
+    tokens_.clear();
+    message = NO_MESSAGE;
+    done_.store(false, std::memory_order_relaxed);
+}
+
 void Work::result() const {
     if (failure_) throw *failure_;
 }

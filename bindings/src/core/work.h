@@ -35,6 +35,8 @@ public:
 
     bool done() const { return done_.load(std::memory_order_acquire); }
     void finish(std::unique_ptr<Failure> failure = nullptr);
+    // The call, which is done, starts again.
+    void restart();
     // Throws the failure of the call, if it has one. Only after done().
     void result() const;
     // Waits until `deadline` (ns). Then it breaks the communicator, which stops the call and ends the wait.

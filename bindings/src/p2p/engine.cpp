@@ -32,7 +32,7 @@ void PointToPointEngine::give_up_channels() {
 
 rc_message PointToPointEngine::run(const Transfer& transfer) {
     Request request(transfer);
-    post({&request});
+    post(request);
     wait(request);
     request.check_result();
     return request.message;
@@ -40,7 +40,8 @@ rc_message PointToPointEngine::run(const Transfer& transfer) {
 
 rc_message PointToPointEngine::exchange(const Transfer& outgoing, const Transfer& incoming) {
     Request received(incoming), sent(outgoing);
-    post({&received, &sent});
+    Request* const both[] = {&received, &sent};
+    post(both);
     wait(sent);
     wait(received);  // also if the send failed: no one may write to the target after this returns
     sent.check_result();
@@ -50,7 +51,7 @@ rc_message PointToPointEngine::exchange(const Transfer& outgoing, const Transfer
 
 ProbedMessage PointToPointEngine::receive_or_take(const Transfer& transfer) {
     Request request(transfer);
-    post({&request});
+    post(request);
     wait(request);
     request.check_result();
     return {request.message, request.taken};
@@ -58,11 +59,30 @@ ProbedMessage PointToPointEngine::receive_or_take(const Transfer& transfer) {
 
 std::shared_ptr<Work> PointToPointEngine::start(const Transfer& transfer) {
     const auto async = std::make_shared<AsyncRequest>(*this, transfer);
-    post({&async->request}, async);
+    post(async->request);
     return async;
 }
 
-void PointToPointEngine::post(std::initializer_list<Request*> requests, const std::shared_ptr<AsyncRequest>& async) {
+std::shared_ptr<Work> PointToPointEngine::prepare(const Transfer& transfer) {
+    const auto async = std::make_shared<AsyncRequest>(*this, transfer);
+    async->finish();
+    return async;
+}
+
+void PointToPointEngine::start_prepared(std::span<Work* const> works) {
+    std::vector<Request*> requests;
+    requests.reserve(works.size());
+    for (Work* work : works) requests.push_back(&static_cast<AsyncRequest*>(work)->request);
+    post(requests);
+}
+
+void PointToPointEngine::post(Request& request) {
+    Request* const one[] = {&request};
+    post(one);
+}
+
+// All are asynchronous, or none.
+void PointToPointEngine::post(std::span<Request* const> requests) {
     group_.ensure_ready();
     for (Request* request : requests) {
         const int peer = request->transfer.peer;
@@ -74,11 +94,17 @@ void PointToPointEngine::post(std::initializer_list<Request*> requests, const st
     const std::lock_guard lock(mutex_);
     if (stopping_) throw Failure(RC_CLOSED, "this communicator is closed", group_.rank);
     for (const Request* request : requests) check_taken(*request);
-    if (async && async->request.gpu && !gpu_) reject("the GPU of this rank is not connected for messages");
-    if (async) {
-        if (needs_thread(async->request)) start_progress_thread();  // before anything else: it may throw
-        if (async->request.gpu) gpu_->prepare(async->request);
-        async->request.async = async;
+    const bool async = requests.front()->owner;
+    for (Request* request : requests) {
+        if (!async) break;
+        // Before anything else: it may throw.
+        if (request->gpu && !gpu_) reject("the GPU of this rank is not connected for messages");
+        if (needs_thread(*request)) start_progress_thread();
+        if (request->gpu) gpu_->prepare(*request);
+    }
+    for (Request* request : requests) {
+        if (!async) break;
+        request->owner->open();
         ++async_open_;
     }
     const uint64_t start = tick_ns(), traced = group_.trace() ? ticks() : 0;
@@ -93,7 +119,7 @@ void PointToPointEngine::post(std::initializer_list<Request*> requests, const st
         for (Request* request : requests) begin(*request);
         if (!async) {
             progress();
-        } else if (std::exchange(completed_, false) || !async->request.is_done()) {
+        } else if (std::exchange(completed_, false) || !std::ranges::all_of(requests, &Request::is_done)) {
             sleeper_.wake();  // as progress() does
         }
     } catch (const std::exception& error) {  // out of memory: a half-posted request cannot be undone
@@ -104,8 +130,9 @@ void PointToPointEngine::post(std::initializer_list<Request*> requests, const st
         throw failure;
     }
     if (async_open_ == 0) return;
-    const bool found_no_room = async && async->request.sends && !async->request.is_done();
-    if (found_no_room || gpu_) try_start_progress_thread();  // gpu_: there may be copies of a send
+    const auto found_no_room = [](const Request* request) { return request->sends && !request->is_done(); };
+    const bool holds_up = async && (std::ranges::any_of(requests, found_no_room) || posted_bytes_ > least_eager_bytes_);
+    if (holds_up || gpu_) try_start_progress_thread();  // gpu_: there may be copies of a send
     progress_thread_.note_activity();
 }
 

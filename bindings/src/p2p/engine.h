@@ -17,6 +17,7 @@
 #include <list>
 #include <map>
 #include <optional>
+#include <span>
 
 #include "core/progress_thread.h"
 #include "core/stores.h"
@@ -70,6 +71,9 @@ public:
     ProbedMessage receive_or_take(const Transfer& transfer);
     rc_message exchange(const Transfer& outgoing, const Transfer& incoming);
     std::shared_ptr<Work> start(const Transfer& transfer);
+    // A transfer that is done until it is started, as often as wanted: together with others, or none of them.
+    std::shared_ptr<Work> prepare(const Transfer& transfer);
+    void start_prepared(std::span<Work* const> works);
     // Without `waits`: nothing, if there is no such message now.
     std::optional<ProbedMessage> probe(const Transfer& transfer, bool waits);
     // Another engine has channels to the same ranks: this one exchanges no messages.
@@ -124,7 +128,8 @@ private:
         bool has_pending() const { return posted || !queue.empty() || !rts_sent.empty() || !rts_received.empty(); }
     };
 
-    void post(std::initializer_list<Request*> requests, const std::shared_ptr<AsyncRequest>& async = nullptr);
+    void post(std::span<Request* const> requests);
+    void post(Request& request);
     void begin(Request& request);
     bool is_eager(const Request& request);
     bool needs_thread(const Request& request);

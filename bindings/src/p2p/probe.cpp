@@ -8,7 +8,7 @@ namespace ringcomm {
 std::optional<ProbedMessage> PointToPointEngine::probe(const Transfer& transfer, bool waits) {
     Request request(transfer);
     request.polls = !waits;
-    post({&request});
+    post(request);
     if (waits) {
         wait(request);
     } else {

@@ -48,6 +48,14 @@ struct PointToPointEngine::Request {
     Request(const Request& sent, std::byte* copy)
         : sends(true), transfer(with_data(sent.transfer, copy)), bytes(sent.bytes), start(sent.start), buffered(true) {}
 
+    // It has ended, and begins again.
+    void restart() {
+        bytes = transfer.count * dtype_bytes(transfer.dtype);
+        message = NO_MESSAGE;
+        location = moved = 0;
+        failure.reset();
+        done.store(false, std::memory_order_relaxed);
+    }
     bool is_done() const { return done.load(std::memory_order_acquire); }
     void check_result() const {
         if (failure) throw *failure;
@@ -111,8 +119,9 @@ struct PointToPointEngine::Request {
     std::unique_ptr<GpuRequest> gpu;      // of an array on a GPU
     std::unique_ptr<CopyToHost> to_host;  // of a message from a GPU to host memory
     std::atomic<bool> done{false};
-    const bool buffered = false;  // a send whose caller has returned
-    bool polls = false;           // a probe that does not wait
+    AsyncRequest* owner = nullptr;  // of an asynchronous request
+    const bool buffered = false;    // a send whose caller has returned
+    bool polls = false;             // a probe that does not wait
 };
 
 // A send that the engine owns, with a copy of its payload; without one if that is in a slot on the GPU.
@@ -125,9 +134,19 @@ struct PointToPointEngine::BufferedSend {
     Request request;
 };
 
-class PointToPointEngine::AsyncRequest final : public Work {
+class PointToPointEngine::AsyncRequest final : public Work, public std::enable_shared_from_this<AsyncRequest> {
 public:
-    AsyncRequest(PointToPointEngine& engine, const Transfer& transfer) : request(transfer), engine_(engine) {}
+    AsyncRequest(PointToPointEngine& engine, const Transfer& transfer) : request(transfer), engine_(engine) {
+        request.owner = this;
+    }
+    // Under the engine's lock: its last end may still be under way.
+    void open() {
+        if (done()) {
+            restart();
+            request.restart();
+        }
+        request.async = shared_from_this();
+    }
     void wait(PeerGroup&, uint64_t deadline) override {
         if (request.gpu) engine_.coalesce(false);
         engine_.wait(request, deadline);
