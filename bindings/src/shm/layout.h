@@ -41,7 +41,7 @@ struct DirectBuffers {
 // A rank compares the records of all ranks, of each call, but not always in that call: see CollectiveOp::verify(). It
 // starts call e once it has compared those of call e - RUN_AHEAD. So, when all ranks have started that one, they have
 // compared those of call e - RECORDS, and have nothing more to read in its slot, `epoch % RECORDS`.
-constexpr uint64_t RECORDS = 16, RUN_AHEAD = RECORDS / 2;
+constexpr uint64_t RECORDS = 64, RUN_AHEAD = RECORDS / 2;
 struct alignas(LINE) StartRecord {
     Flag epoch;
     Signature signature;
@@ -98,8 +98,8 @@ struct SharedFailure {
     rc_error error;
 };
 
-// By which `ringcomm top`, perhaps of another version, knows an arena: "ringcom3". The digit changes with the layout.
-constexpr uint64_t ARENA_MAGIC = 0x336d6f63676e6972;
+// By which `ringcomm top`, perhaps of another version, knows an arena: "ringcom4". The digit changes with the layout.
+constexpr uint64_t ARENA_MAGIC = 0x346d6f63676e6972;
 
 struct alignas(PAGE) GroupHeader {
     std::atomic<uint64_t> magic;
@@ -111,8 +111,8 @@ struct alignas(PAGE) GroupHeader {
     SharedFailure failure;
 };
 
-static_assert(offsetof(GroupHeader, failure) == 48 && sizeof(RankHeader) == 76800 &&
-                  offsetof(RankHeader, flight) == 11136 && sizeof(FlightBetweenHosts) == 65792,
+static_assert(offsetof(GroupHeader, failure) == 48 && sizeof(RankHeader) == 107520 &&
+                  offsetof(RankHeader, flight) == 41856 && sizeof(FlightBetweenHosts) == 65792,
               "the layout has moved: change ARENA_MAGIC");
 
 struct alignas(LINE) Packet {
