@@ -10,12 +10,14 @@ namespace ringcomm {
 // Destroyed once the executor is free again.
 class CollectiveEngine::WakesFirst {
 public:
-    explicit WakesFirst(CollectiveEngine& engine) : engine_(engine) {}
+    // `unawaited`: how many calls no thread waits for yet.
+    explicit WakesFirst(CollectiveEngine& engine, int unawaited = 0) : engine_(engine), unawaited_(unawaited) {}
     ~WakesFirst();
     WakesFirst(const WakesFirst&) = delete;
 
 private:
     CollectiveEngine& engine_;
+    const int unawaited_;
 };
 
 struct CollectiveEngine::QueuedCall : Work {
@@ -26,19 +28,18 @@ struct CollectiveEngine::QueuedCall : Work {
         this->call.counts = counts.data();
     }
     void wait(PeerGroup& group, uint64_t deadline) override {
-        if (deadline != UINT64_MAX) detach();  // this thread must not run a call, which may take longer
-        Work::wait(group, deadline);
+        if (deadline != UINT64_MAX) {
+            detach();  // this thread must not run a call, which may take longer
+        } else if (std::unique_lock free(engine.executor_, std::try_to_lock); free) {
+            engine.run_until(*this, std::move(free));
+        }
+        if (!done()) Work::wait(group, deadline);
     }
     bool run_here(std::unique_lock<std::mutex>& lock) override {
         std::unique_lock free(engine.executor_, std::try_to_lock);
         if (!free) return false;  // who holds it wakes this thread afterwards
         lock.unlock();
-        {
-            const WakesFirst wakes(engine);
-            const auto executor = std::move(free);
-            while (!done() && engine.run_next()) continue;
-            engine.start_first();
-        }
+        engine.run_until(*this, std::move(free));
         lock.lock();
         return true;
     }
@@ -53,7 +54,7 @@ struct CollectiveEngine::QueuedCall : Work {
 };
 
 CollectiveEngine::WakesFirst::~WakesFirst() {
-    if (engine_.pending_.load() == 0) return;
+    if (engine_.pending_.load() <= unawaited_) return;
     if (const auto first = engine_.first()) first->wake();
 }
 
@@ -72,7 +73,7 @@ void CollectiveEngine::run(CallRecord& call) {
 std::shared_ptr<Work> CollectiveEngine::queue(const CallRecord& call, bool awaited) {
     group_.ensure_ready();
     auto work = std::make_shared<QueuedCall>(*this, call);
-    const WakesFirst wakes(*this);
+    const WakesFirst wakes(*this, 1);
     std::unique_lock executor(executor_, std::defer_lock);
     // A signal handler may run inside a call, whose thread holds the executor.
     const bool is_free = pending_.load() == 0 && !group_.interrupted_here() && executor.try_lock();
@@ -100,6 +101,7 @@ void CollectiveEngine::start(CallRecord& call) {
 }
 
 void CollectiveEngine::start_first() {
+    if (pending_.load() == 0) return;
     const std::lock_guard lock(mutex_);
     if (queue_.empty() || group_.closing() || group_.has_failed()) return;
     CallRecord& call = queue_.front()->call;
@@ -126,6 +128,13 @@ bool CollectiveEngine::run_next() {
     pending_.fetch_sub(1);
     next->finish(std::move(failure));
     return true;
+}
+
+void CollectiveEngine::run_until(const Work& call, std::unique_lock<std::mutex> executor) {
+    const WakesFirst wakes(*this);
+    const auto held = std::move(executor);  // freed first
+    while (!call.done() && run_next()) continue;
+    start_first();
 }
 
 void CollectiveEngine::run_arrived() {

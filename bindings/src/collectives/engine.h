@@ -34,6 +34,7 @@ private:
     void start_first();
     void start(CallRecord& call);
 
+    void run_until(const Work& call, std::unique_lock<std::mutex> executor);
     void run_arrived();
     void detach(QueuedCall& call);
     std::shared_ptr<QueuedCall> first();
