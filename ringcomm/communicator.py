@@ -232,6 +232,10 @@ class Communicator:
         run = self._queue("barrier", None) if async_op else self._fused["barrier"]
         return run(CollectiveCall(NULL, NULL, 0, 0), seconds(timeout))
 
+    def _await_close(self, timeout: float | None = None) -> Work:
+        """Start to wait until all ranks have called this and are about to close; in errors it is `close()`."""
+        return self._queue("close", None)(CollectiveCall(NULL, NULL, 0, 0), seconds(timeout))
+
     # --- Point to point -----------------------------------------------------------------------------------------------
 
     def send(self, x: Any, peer: int, tag: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:

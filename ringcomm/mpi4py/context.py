@@ -100,7 +100,7 @@ class Context:
             self.inner.free()
         OPEN.discard(self)
         with suppress(RingcommError):  # broken: nobody waits for this rank
-            work = self.comm.barrier(timeout=TIMEOUT, async_op=True)
+            work = self.comm._await_close(TIMEOUT)
             _freed.add(self)
             work.add_done_callback(lambda _: self._forget())
 

@@ -140,7 +140,7 @@ def _await_others(world: Communicator) -> None:
     warn_at, pause = time.monotonic() + WARN_AFTER, 0.0001
     while True:
         try:
-            work = world.barrier(async_op=True)
+            work = world._await_close()
             while not work.done():
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
@@ -152,7 +152,7 @@ def _await_others(world: Communicator) -> None:
             time.sleep(pause)
             continue
         except CollectiveTimeout as error:
-            if error.collective == "barrier":  # else of an earlier call, which has raised it
+            if error.collective == "close":  # else of an earlier call, which has raised it
                 log.warning("Finalize: %s", str(error).partition("\n")[0])
         except RingcommError:  # of ranks that are lost
             pass
@@ -161,7 +161,7 @@ def _await_others(world: Communicator) -> None:
 
 def _name_absent(world: Communicator) -> None:
     """Log which ranks have not called Finalize, and what the first one does; the first one that has does so."""
-    lines = world._transport.report(1).splitlines()  # as "rank 1: barrier() epoch 4, running for 10 s, …"
+    lines = world._transport.report(1).splitlines()  # as "rank 1: close() epoch 4, running for 10 s, …"
     calls = [line.partition(": ")[2].partition(",")[0] for line in lines]
     absent = [rank for rank, call in enumerate(calls) if call != calls[world.rank]]
     if absent and calls.index(calls[world.rank]) == world.rank:

@@ -114,8 +114,8 @@ class RoutingTransport:
         self.fast_path.defer_barriers(whether)
 
     def _settle(self, collective: str) -> None:
-        """Before a barrier, wait for all calls on GPUs."""
-        if collective == "barrier":
+        """Before a barrier, also that of ranks that leave, wait for all calls on GPUs."""
+        if collective in ("barrier", "close"):
             self._finish()
 
     def _finish(self) -> None:

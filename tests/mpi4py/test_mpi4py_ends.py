@@ -108,7 +108,9 @@ def test_a_rank_that_calls_another_collective_than_finalize_gets_an_error(run_pr
             except MPI.Exception as error:
                 print(error)
         """
-    assert "different" in run_program(2, text).stdout
+    output = run_program(2, text).stdout
+    assert "different" in output
+    assert "rank 0: close()" in output
 
 
 def test_ranks_free_their_communicators_in_different_orders(run_program):
@@ -174,7 +176,7 @@ def test_a_rank_that_waits_in_finalize_says_for_whom(run_program):
 
         environment.WARN_AFTER = 1
         if MPI.COMM_WORLD.rank == 1:
-            while MPI.COMM_WORLD._object.comm._transport.report(1).count("barrier()") < 2:
+            while MPI.COMM_WORLD._object.comm._transport.report(1).count("close()") < 2:
                 time.sleep(0.01)
             time.sleep(0.5)  # the limit of the others ends before that of its recv
             MPI.COMM_WORLD.recv(source=0)

@@ -243,16 +243,14 @@ void run(CollectiveOp& op) {
         return call.on_gpus ? void() : alone(op);
     }
     if (call.on_gpus) return barrier(op);  // compares the calls
-    switch (call.collective) {
+    switch (moves_as(call.collective)) {
         case RC_BARRIER: return barrier(op);
         case RC_BROADCAST: return broadcast(op);
         case RC_REDUCE: return reduce_to(op, call.root);
         case RC_ALL_REDUCE: return reduce_to(op, ALL_RANKS);
         case RC_GATHER: return gather(op, call.root);
         case RC_SCATTER: return scatter(op);
-        case RC_ALL_GATHER:
-        case RC_SPLIT:
-        case RC_EMPTY: return gather(op, ALL_RANKS);
+        case RC_ALL_GATHER: return gather(op, ALL_RANKS);
         case RC_REDUCE_SCATTER: return reduce_scatter(op);
         case RC_ALL_TO_ALL: return all_to_all(op);
     }

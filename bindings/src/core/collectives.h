@@ -38,8 +38,9 @@ inline constexpr Collective collectives[] = {
 #undef REDUCES
 };
 
-// How its data moves: INTERNAL collectives gather facts.
+// How its data moves: of the INTERNAL collectives.
 constexpr int moves_as(int collective) {
+    if (collective == RC_CLOSE) return RC_BARRIER;
     return collective == RC_SPLIT || collective == RC_EMPTY ? int(RC_ALL_GATHER) : collective;
 }
 
