@@ -12,13 +12,12 @@ using Records = std::vector<ObjectRecord>;
 
 // Where objects.py looks for large arrays: enough for a dict of layers or of columns, and little in a small call.
 constexpr int MOST_NESTED = 3, MOST_ITEMS = 64;
-constexpr npy_intp LARGE = 64 << 10;  // bytes; see objects.py
 
 bool holds_large_array(PyObject* object, int nested = 0) {
     if (PyArray_CheckExact(object)) {
         auto* const array = reinterpret_cast<PyArrayObject*>(object);
         const bool contiguous = PyArray_FLAGS(array) & (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_F_CONTIGUOUS);
-        return contiguous && PyArray_NBYTES(array) >= LARGE && !PyDataType_REFCHK(PyArray_DESCR(array));
+        return contiguous && PyArray_NBYTES(array) >= npy_intp(LARGE_BYTES) && !PyDataType_REFCHK(PyArray_DESCR(array));
     }
     if (nested == MOST_NESTED) return false;
     if (PyDict_CheckExact(object)) {
@@ -46,8 +45,12 @@ void pickle_all(SentObjects& sent, const Codec& codec, PyObject* list) {
     });
 }
 
-// gather is an all_gather: all ranks must know whether a second call follows, and whether pickling has failed.
-constexpr int moves_records_as(int code) { return code == RC_GATHER ? int(RC_ALL_GATHER) : code; }
+// The pickled objects that the root of a gather has by now, None for the others.
+PyObject* arrived(const Records& records, const SentObjects& sent, int root) {
+    PyObject* const list = pickled_of(records);
+    if (list) PyList_SetItem(list, root, sent.pickled(0));
+    return list;
+}
 
 }  // namespace
 
@@ -74,17 +77,23 @@ PyObject* object_collective(PyObject* self, PyObject* const* values, Py_ssize_t 
     } else if (row.gives(rank, root)) {
         sent.pickle(codec, 1, [&](size_t) { return Py_NewRef(values[0]); });
     }
-    const bool keeps_own = code == RC_BROADCAST && rank == root;
-    Records received(keeps_own ? 0 : joins ? size : 1);
-    Records& records = keeps_own ? sent.records : received;
-    const rc_call call{sent.records.data(), records.data(), sizeof(ObjectRecord), RC_UINT8, 0, 1.0, root, nullptr};
-    PyObject* const done = run(fast_path, Py_NewRef(Py_None), [&] {
-        return rc_collective(fast_path.comm, moves_records_as(code), &call, OWN_TIMEOUT, nullptr);
-    });
+    const bool keeps_own = code == RC_BROADCAST && rank == root, only_gives = keeps_own || !row.gets(rank, root);
+    Records received(only_gives ? 0 : joins ? size : 1);
+    Records& records = only_gives ? sent.records : received;
+    // A longer object follows the record as a message, which only a root that gathers receives.
+    int32_t late = code == RC_GATHER && only_gives && !have_data(records);
+    void* const target = row.gets(rank, root) ? records.data() : nullptr;
+    const rc_call call{sent.records.data(), target, sizeof(ObjectRecord), RC_UINT8, 0, 1.0, root, nullptr, &late};
+    const auto run_core = [&](auto function) { return run(fast_path, Py_NewRef(Py_None), function); };
+    PyObject* done = run_core([&] { return rc_collective(fast_path.comm, code, &call, OWN_TIMEOUT, nullptr); });
+    if (done == Py_None && late && have_data(records)) {
+        Py_DECREF(done);
+        done = run_core([&] { return rc_check_calls(fast_path.comm); });
+    }
     if (done != Py_None) return done;
     Py_DECREF(done);
     if (!have_data(records)) {
-        PyObject* const pickled = sent.pickled();
+        PyObject* const pickled = code == RC_GATHER && rank == root ? arrived(records, sent, root) : sent.pickled();
         PyObject* const sizes = pickled ? sizes_of(records) : nullptr;
         if (sizes) return Py_BuildValue("(O(NON))", Py_None, pickled, sent.error ? sent.error : Py_None, sizes);
         Py_XDECREF(pickled);
@@ -128,7 +137,7 @@ PyObject* open_objects(PyObject*, PyObject* const* values, Py_ssize_t number) {
     }
     Records records(size_t(PyBytes_Size(values[0])) / sizeof(ObjectRecord));
     memcpy(records.data(), PyBytes_AsString(values[0]), records.size() * sizeof(ObjectRecord));
-    if (!have_data(records)) return Py_BuildValue("(ON)", Py_None, sizes_of(records));
+    if (!have_data(records)) return Py_BuildValue("(NN)", pickled_of(records), sizes_of(records));
     return loads ? Py_BuildValue("(NO)", load_all(records, codec), Py_None) : Py_BuildValue("(OO)", Py_None, Py_None);
 }
 

@@ -7,6 +7,7 @@
 #include "fast_path.h"
 
 #include "core/collectives.h"
+#include "object_records.h"
 
 using namespace ringcomm;
 
@@ -253,7 +254,10 @@ PyType_Spec spec{"ringcomm._fast_path.FastPath", sizeof(FastPath), 0, Py_TPFLAGS
 int fill(PyObject* module) {
     if (PyArray_ImportNumPyAPI() < 0 || !names.intern() || add_gpu_message_type(module) < 0) return -1;
     PyTypeObject* const call_type = started_call_type();
-    return !call_type || PyModule_AddType(module, call_type) < 0 ? -1 : add_type(module, spec);
+    if (!call_type || PyModule_AddType(module, call_type) < 0 || add_type(module, spec) < 0) return -1;
+    return PyModule_AddIntConstant(module, "RECORD", sizeof(ObjectRecord)) < 0
+               ? -1
+               : PyModule_AddIntConstant(module, "LARGE", LARGE_BYTES);
 }
 
 PyModuleDef_Slot module_slots[] = {{Py_mod_exec, reinterpret_cast<void*>(fill)}, {}};

@@ -26,7 +26,10 @@ struct Codec {
     PyObject* load(PyObject* bytes) const { return PyObject_CallFunctionObjArgs(loads, bytes, nullptr); }
 };
 
-// As long as what fits a start record (shm/layout.h), so that the root of a broadcast need not wait.
+// From here on to send an array by itself takes less than copies into the pickle and out of it.
+constexpr size_t LARGE_BYTES = 64 << 10;
+
+// As long as what fits a start record (shm/layout.h), so that who only gives an object need not wait.
 struct ObjectRecord {
     int64_t size;     // of the pickled object; -1: it could not be pickled
     int64_t longest;  // of those that the rank sends
@@ -34,8 +37,10 @@ struct ObjectRecord {
 
     bool has_data() const { return 0 <= size && size <= longest && longest <= int64_t(sizeof data); }
 
+    PyObject* pickled() const { return PyBytes_FromStringAndSize(data, Py_ssize_t(size)); }
+
     PyObject* load(const Codec& codec) const {
-        PyObject* const bytes = PyBytes_FromStringAndSize(data, Py_ssize_t(size));
+        PyObject* const bytes = pickled();
         PyObject* const object = bytes ? codec.load(bytes) : nullptr;
         Py_XDECREF(bytes);
         return object;
@@ -85,10 +90,11 @@ public:
     PyObject* pickled() const {
         PyObject* const list = PyList_New(Py_ssize_t(pickled_.size()));
         for (size_t i = 0; list && i < pickled_.size(); ++i) {
-            PyList_SetItem(list, Py_ssize_t(i), Py_NewRef(error ? Py_None : pickled_[i]));
+            PyList_SetItem(list, Py_ssize_t(i), pickled(i));
         }
         return list;
     }
+    PyObject* pickled(size_t i) const { return Py_NewRef(error ? Py_None : pickled_[i]); }
 
 private:
     // The other ranks are in the call: the error waits until it is done, also if it ends the program.
@@ -128,6 +134,12 @@ inline bool have_data(const std::vector<ObjectRecord>& records) {
 
 inline PyObject* load_all(const std::vector<ObjectRecord>& records, const Codec& codec) {
     return list_of(records, [&](const ObjectRecord& each) { return each.load(codec); });
+}
+
+// None for those that have no data.
+inline PyObject* pickled_of(const std::vector<ObjectRecord>& records) {
+    return list_of(records,
+                   [](const ObjectRecord& each) { return each.has_data() ? each.pickled() : Py_NewRef(Py_None); });
 }
 
 inline PyObject* sizes_of(const std::vector<ObjectRecord>& records) {

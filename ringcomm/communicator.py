@@ -311,7 +311,11 @@ class Communicator:
         return objects.all_gather(self, obj, timeout)
 
     def gather_object(self, obj: Any, root: int = 0, *, timeout: float | None = None) -> list[Any] | None:
-        """Return the objects of all ranks in rank order on `root`, None elsewhere; see broadcast_object."""
+        """Return the objects of all ranks in rank order on `root`, None elsewhere; see broadcast_object.
+
+        Up to 464 bytes travel in one gather, in which only the root waits for the others; a longer object follows as
+        a message. If an object cannot be pickled, the root and its rank raise the error.
+        """
         return objects.gather(self, obj, self._peer("root", root), timeout)
 
     # --- Groups, memory, ends -----------------------------------------------------------------------------------------

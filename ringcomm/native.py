@@ -14,7 +14,9 @@ from ringcomm.types import COLLECTIVES
 
 __all__ = [
     "FOLDER",
+    "LARGE",
     "NULL",
+    "RECORD",
     "STATUS",
     "GpuMessage",
     "NativeFastPath",
@@ -61,9 +63,11 @@ native_messages: Any  # bindings/messages.cpp
 native_requests: Any  # bindings/requests.cpp
 numpy_memory: Any  # bindings/shared_arrays.cpp
 # pack_objects(objects, codec) returns records (bindings/object_records.h), the pickled objects, and the error or None;
-# open_objects(records, codec or None) the objects, None without a codec, and None; or, if some have no data, None and
-# the sizes.
-has_large_array: Any  # whether an object, or one in its lists, tuples and dicts, is an array of 64 KiB or more
+# open_objects(records, codec or None) the objects, None without a codec, and None; or, if some have no data, those that
+# have, pickled, None for the others, and the sizes.
+has_large_array: Any  # whether an object, or one in its lists, tuples and dicts, is an array of LARGE bytes or more
+RECORD: Any  # bytes
+LARGE: Any
 pack_objects: Any
 open_objects: Any
 
@@ -81,7 +85,7 @@ try:
     from ringcomm._native import ffi, lib
 except ImportError as reason:
     ffi = lib = NativeFastPath = native_messages = numpy_memory = _Missing(reason)
-    has_large_array = pack_objects = open_objects = ffi
+    has_large_array = pack_objects = open_objects = RECORD = LARGE = ffi
     GpuMessage = StartedCall = object  # which have subclasses
     requests_bases = ("RequestHandle", "Operation", "PersistentOperation")
     native_requests = _Missing(reason, **{name: type(name, (), {}) for name in requests_bases})
@@ -91,6 +95,7 @@ else:
     NativeFastPath, StartedCall, GpuMessage = _fast_path.FastPath, _fast_path.StartedCall, _fast_path.GpuMessage
     has_large_array = _fast_path.has_large_array
     pack_objects, open_objects = _fast_path.pack_objects, _fast_path.open_objects
+    RECORD, LARGE = _fast_path.RECORD, _fast_path.LARGE
     native_messages = _module("_messages", _library)
     native_requests = _module("_requests", _library)
     numpy_memory = _module("_shared_arrays", _library)

@@ -1,6 +1,8 @@
 """Collectives of Python objects, on top of those of arrays.
 
 An object travels pickled in a record of fixed size; only if some object is longer a second call moves the bytes of all.
+In a gather only the root waits for the others. A rank with a longer object first awaits them too, since their calls may
+differ, and then sends it, as a message that no receive of the program matches.
 The large arrays in an object that is broadcast are not pickled: each is broadcast by itself, into its final place.
 The fast path makes the first call as a whole: it pickles the objects into records, and unpickles those that come.
 """
@@ -12,17 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ringcomm.errors import RingcommError, describe_error
-from ringcomm.native import ffi, has_large_array, open_objects, pack_objects, seconds
+from ringcomm.native import LARGE, RECORD, ffi, has_large_array, lib, open_objects, pack_objects, seconds
 from ringcomm.transports.contract import CollectiveCall
 from ringcomm.types import DTYPES
 
 __all__ = ["Codec", "all_gather", "all_to_all", "broadcast", "gather", "scatter"]
 
-# As in bindings/object_records.h.
-RECORD = 480  # bytes: a collective of this size takes hardly longer than one of 8
-ROOM = 464  # of an object there
 BYTE = np.dtype(np.uint8)
-LARGE = 64 << 10  # bytes from which a call of its own takes less than copies into the pickle and out of it
 FAILED = -1  # the size of an object that could not be pickled
 
 
@@ -42,7 +40,8 @@ class Codec(NamedTuple):
 PICKLE = Codec(pickle.dumps, 5, pickle.loads)
 
 # What the fast path and `_exchange_records` return: the result, and None; or, if some object is longer than a record or
-# could not be pickled, None, and the pickled objects of this rank, the error, and the sizes of the objects for it.
+# could not be pickled, None, and the pickled objects of this rank (on the root of a gather, those that have come, and
+# None for the longer ones), the error, and the sizes of the objects for it (on another rank of a gather, of its own).
 Outcome = tuple[Any, tuple[list[Any], BaseException | None, list[int]] | None]
 
 # `comm` is a Communicator; its methods document these functions.
@@ -83,9 +82,17 @@ def gather(comm: Any, obj: Any, root: int, timeout: float | None = None, codec: 
     found, rest = outcome
     if rest is None:
         return found
-    data, sizes = _check_pickled(comm, rest)
-    gathered = comm.gather(_array(data[0]), root=root, counts=sizes, timeout=timeout)
-    return None if gathered is None else _unpickled(gathered, sizes, codec)
+    if comm.rank != root:
+        (pickled,), _ = _check_pickled(comm, rest, comm.rank)
+        comm.send(_array(pickled), root, lib.RC_OBJECT_TAG, timeout=timeout)
+        return None
+    data, _, sizes = rest
+    for rank, size in enumerate(sizes):
+        if data[rank] is None and size != FAILED:
+            data[rank] = np.empty(size, np.uint8)
+            comm.recv(data[rank], rank, lib.RC_OBJECT_TAG, timeout=timeout)
+    _check_pickled(comm, rest)
+    return [codec.loads(each) for each in data]
 
 
 def scatter(
@@ -168,18 +175,20 @@ def _exchange_records(
     """Make the first call where the fast path does not."""
     is_root, to_all = comm.rank == root, collective in ("broadcast", "scatter")  # one object comes to each rank
     records, data, error = pack_objects(objs if is_root or not to_all else [], codec)
-    received = bytearray(RECORD if to_all else RECORD * comm.size)
-    keeps_own, gets = collective == "broadcast" and is_root, collective != "gather" or is_root
-    if keeps_own:
-        received[:] = records
+    only_gives = is_root if collective == "broadcast" else collective == "gather" and not is_root
+    received = bytearray(records if only_gives else RECORD if to_all else RECORD * comm.size)
     source, target = ffi.from_buffer(received if collective == "broadcast" else records), ffi.from_buffer(received)
-    # Of a gather, too, all ranks must know whether a second call follows.
-    run = comm._fused["all_gather" if collective == "gather" else collective]
-    run(CollectiveCall(source, target, RECORD, DTYPES["uint8"], root=root), seconds(timeout))
-    found, sizes = open_objects(bytes(received), codec if gets and not keeps_own else None)
+    goes_on = collective == "gather" and not is_root and open_objects(records, None)[1] is not None
+    call = CollectiveCall(source, target, RECORD, DTYPES["uint8"], root=root, late=ffi.new("int32_t *", goes_on))
+    comm._fused[collective](call, seconds(timeout))
+    found, sizes = open_objects(bytes(received), None if only_gives else codec)
     if sizes is not None:
+        if collective == "gather" and is_root:
+            data = [*found[:root], *data, *found[root + 1 :]]
         return None, (data, error, sizes)
-    return (objs[0] if keeps_own else found[0] if to_all else found), None
+    if call.late[0]:
+        comm._transport.check()
+    return (objs[0] if collective == "broadcast" and is_root else found[0] if to_all and found else found), None
 
 
 def _exchange(

@@ -209,6 +209,8 @@ int rc_close(rc_comm* comm);
 void rc_free(rc_comm* comm);
 /* RC_OK while the communicator is usable, else the first failure. */
 int rc_check(rc_comm* comm);
+/* RC_OK, or a mismatch of an earlier call that this rank has found and not returned yet. */
+int rc_check_calls(rc_comm* comm);
 /* The path of this rank's last collective, and its number of chunks. */
 int rc_last_path(rc_comm* comm, int* path, uint64_t* chunks);
 /* Adds an entry for each later call of this rank to a file, from byte 4096 on: see core/trace.h. `fd` stays the
@@ -227,7 +229,10 @@ int rc_group_id(rc_comm* comm, uint64_t* id);
 int rc_report(rc_comm* comm, int calls, char* text, uint64_t bytes);
 
 /* The arguments of a collective. `count`: elements of an ARRAY, or of this rank's BLOCK (types.def). `counts`: NULL for
- * equal blocks, else `size` block lengths; for all_to_all, `size` to send, then `size` to receive. */
+ * equal blocks, else `size` block lengths; for all_to_all, `size` to send, then `size` to receive. `late`: not NULL if
+ * another part of the same call may follow, with which other ranks would go on: then a mismatch of an earlier call is
+ * left to the next one, or to rc_check_calls, and *late becomes 1, else 0. If *late is 1 before, this rank certainly
+ * goes on: it awaits all ranks where it would otherwise return at once. */
 typedef struct {
     const void* source;
     void* target;
@@ -236,6 +241,7 @@ typedef struct {
     double factor;
     int32_t root;
     const uint64_t* counts;
+    int32_t* late;
 } rc_call;
 
 /* With `work`, the call is queued and the handle stored there; the buffers must live until it is done. */
@@ -298,6 +304,7 @@ int rc_gpu_messages_read(rc_comm* comm, int* all);
 /* Messages matched as MPI matches them. A receive takes a message of at most `bytes` bytes, of any dtype, from one rank
  * or any (-1), with one tag or any. A longer one is lost: the receive returns RC_MISMATCH, its sender RC_OK. */
 #define RC_ANY_TAG INT64_MIN
+enum { RC_OBJECT_TAG = -2147483648 }; /* of messages inside a collective, which RC_ANY_TAG does not match */
 typedef struct {
     int32_t source;    /* -1: none, as for a send, or after rc_cancel */
     int32_t cancelled; /* 1: rc_cancel has withdrawn the receive */

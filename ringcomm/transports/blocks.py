@@ -31,7 +31,7 @@ class Blockwise:
     def __init__(self, rank: int, size: int, name: str, call: CollectiveCall) -> None:
         n, me = size, rank
         self.name, self.n, self.me = name, n, me
-        self.source, self.target, count, dtype, op, factor, root, counts = call
+        self.source, self.target, count, dtype, op, factor, root, counts, _ = call
         self.dtype, self.op, self.factor, self.root = dtype, op, factor, root
         self.item = lib.rc_dtype_bytes(dtype) if name != "barrier" else 1
         whole = name in WHOLE

@@ -59,7 +59,7 @@ class CollectiveCall(NamedTuple):
 
     `count`: elements of the array (broadcast, reduce, all_reduce), or of this rank's block (all others).
     `counts`: NULL for equal blocks, else the length of each rank's block; for all_to_all those to send, then those to
-    receive. `target` may be `source`, or the one exactly this rank's block of the other.
+    receive. `target` may be `source`, or the one exactly this rank's block of the other. `late`: see rc_call.
     """
 
     source: Any
@@ -70,6 +70,7 @@ class CollectiveCall(NamedTuple):
     factor: float = 1.0
     root: int = 0
     counts: Any = NULL
+    late: Any = NULL
 
 
 Fused = Callable[[CollectiveCall, float], None]  # a collective done in one go, within the timeout

@@ -79,6 +79,7 @@ class NativeTransport:
 
     def check(self) -> None:
         check(lib.rc_check(self.handle))
+        check(lib.rc_check_calls(self.handle))
 
     def gone(self) -> list[int]:
         """Return the ranks that have died or closed."""

@@ -12,8 +12,9 @@ import pytest
 
 import harness
 import ringcomm
+from failures import raised
 from reference import assert_same, filled
-from ringcomm import Aborted, CollectiveTimeout, MismatchError
+from ringcomm import Aborted, ArgumentError, CollectiveTimeout, MismatchError
 
 LARGE = 1_000_003
 
@@ -305,3 +306,14 @@ def test_a_callback_may_wait_for_the_next_one():
         first.add_done_callback(lambda _: woken.wait(harness.OPERATION) and ended.set())
         second.add_done_callback(lambda _: woken.set())
         assert ended.wait(harness.OPERATION / 2)
+
+
+def close_beside_a_pending_call(comm):
+    if comm.rank == 0:
+        work = comm.all_reduce(np.ones(4), async_op=True)  # which rank 1 does not join
+        comm.close()
+        assert "closed during all_reduce" in str(raised(ArgumentError, work.wait))
+
+
+def test_close_ends_a_pending_call(world):
+    harness.run(close_beside_a_pending_call, 2, world=world)

@@ -4,15 +4,18 @@ import pickle
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 import harness
-from ringcomm import RingcommError
+from failures import check_usable, raised
+from ringcomm import MismatchError, RingcommError
 from ringcomm import objects as objects_of
 from ringcomm.transports.contract import NO_FAST_PATH
+from ringcomm.transports.messages import ANY_SOURCE, ANY_TAG
 
 
 def objects(comm):
@@ -71,7 +74,8 @@ def test_the_root_gets_its_own_object_back(world):
 
 def at_the_edge(comm):
     """Pickled objects that just fit into a record, and that just do not, beside short ones."""
-    fits = next(n for n in range(objects_of.ROOM) if len(pickle.dumps("x" * n, protocol=5)) == objects_of.ROOM)
+    room = objects_of.RECORD - 16  # beside two numbers
+    fits = next(n for n in range(room) if len(pickle.dumps("x" * n, protocol=5)) == room)
     for length in (fits, fits + 1):
         for longer in range(comm.size):
             text = "x" * (length if comm.rank == longer else 1)
@@ -95,12 +99,14 @@ def test_objects_fit_into_their_record_or_not(world):
 
 
 def refused_on_one(comm):
-    """All ranks raise; the communicator stays usable."""
+    """All ranks raise, of a gather the root and the rank itself; the communicator stays usable."""
     wrong = comm.size - 1
     obj = threading.Lock() if comm.rank == wrong else comm.rank
+    if comm.rank not in (0, wrong):
+        assert comm.gather_object(obj) is None
     for call in (
+        *([lambda: comm.gather_object(obj)] if comm.rank in (0, wrong) else []),
         lambda: comm.all_gather_object(obj),
-        lambda: comm.gather_object(obj),
         lambda: comm.broadcast_object(obj, root=wrong),
         lambda: objects_of.scatter(comm, [obj] * comm.size if comm.rank == wrong else None, wrong),
         lambda: objects_of.all_to_all(comm, [obj] * comm.size),
@@ -113,7 +119,7 @@ def refused_on_one(comm):
     assert comm.all_gather_object(comm.rank) == list(range(comm.size))
 
 
-def test_an_object_that_one_rank_cannot_pickle_is_an_error_on_all(world):
+def test_an_object_that_one_rank_cannot_pickle_is_an_error_on_all_that_get_it(world):
     harness.run(refused_on_one, 3, world=world)
 
 
@@ -128,13 +134,12 @@ class Ends:
 
 
 def ended_on_one(comm):
-    """The rank raises what pickling raised, the others the error; the next call is no other one."""
+    """The rank raises what pickling raised, the others that get objects the error; the next call is no other one."""
     wrong = comm.size - 1
     for error in (SystemExit(3), KeyboardInterrupt(), GeneratorExit()):
         obj = Ends(error) if comm.rank == wrong else comm.rank
         for call in (
             lambda obj=obj: comm.all_gather_object(obj),
-            lambda obj=obj: comm.gather_object(obj),
             lambda obj=obj: comm.broadcast_object(obj, root=wrong),
             lambda obj=obj: objects_of.scatter(comm, [obj] * comm.size if comm.rank == wrong else None, wrong),
             lambda obj=obj: objects_of.all_to_all(comm, [obj] * comm.size),
@@ -146,6 +151,13 @@ def ended_on_one(comm):
             else:
                 assert caught.value.rank == wrong
             assert comm.all_gather_object(comm.rank) == list(range(comm.size))
+        if comm.rank in (0, wrong):
+            with pytest.raises(type(error) if comm.rank == wrong else RingcommError) as caught:
+                comm.gather_object(obj)
+            assert caught.value is error or caught.value.rank == wrong
+        else:
+            assert comm.gather_object(obj) is None
+        assert comm.all_gather_object(comm.rank) == list(range(comm.size))
 
 
 def test_pickling_that_ends_a_program_leaves_the_ranks_in_step(world):
@@ -282,3 +294,74 @@ except MemoryError:
 def test_a_call_that_finds_no_memory_raises():
     ran = subprocess.run([sys.executable, "-c", WITHOUT_MEMORY], capture_output=True, text=True, timeout=30)
     assert (ran.returncode, ran.stdout) == (0, "caught\n"), ran.stderr
+
+
+def gather_while_the_root_is_late(comm):
+    """With objects that fit a record the others return before the root begins."""
+    with comm.split(0) as others_done:
+        if comm.rank:
+            assert comm.gather_object(comm.rank) is None
+        others_done.barrier()
+        if comm.rank == 0:
+            assert comm.gather_object(comm.rank) == list(range(comm.size))
+
+
+def test_a_gather_of_objects_waits_for_no_root(world):
+    harness.run(gather_while_the_root_is_late, 3, world=world)
+
+
+def gather_beside_any_message(comm):
+    """A receive of any message, which is open meanwhile, gets none of a gather."""
+    if comm.rank == 0:
+        received = np.zeros(1, np.uint8)
+        message = comm.messages.irecv(received, ANY_SOURCE, ANY_TAG)
+        assert [len(each) for each in comm.gather_object(bytes(1000))] == [1000, 1001]
+        comm.barrier()
+        message.wait()
+        assert received[0] == 7
+    else:
+        comm.gather_object(bytes(1001))
+        comm.barrier()
+        comm.send(np.full(1, 7, np.uint8), 0)
+
+
+def test_a_long_object_of_a_gather_is_no_message_of_the_program(world):
+    harness.run(gather_beside_any_message, 2, world=world)
+
+
+def differ_before_objects(comm, general, length):
+    """The root has returned: the object call succeeds on all ranks, if need be in two parts, and then raises it."""
+    if general:
+        comm.fast_path = NO_FAST_PATH
+    for exchange in (comm.all_gather_object, lambda obj: objects_of.all_to_all(comm, [obj] * comm.size)):
+        with suppress(MismatchError):
+            comm.broadcast(np.zeros(2 + (comm.rank != 0)))
+        if comm.rank == 0:
+            assert "broadcast" in str(raised(MismatchError, lambda exchange=exchange: exchange("x" * length)))
+        else:
+            exchange("x" * length)
+        check_usable(comm)
+
+
+@pytest.mark.parametrize("length", [10, 10_000])
+@pytest.mark.parametrize("general", [False, True])
+def test_a_mismatch_of_a_call_before_leaves_no_object_half_way(general, length, world):
+    harness.run(differ_before_objects, 2, general, length, world=world)
+
+
+def differ_beside_a_long_object(comm, general):
+    """The rank whose object does not fit a record sends it only to a root that gathers."""
+    if general:
+        comm.fast_path = NO_FAST_PATH
+    for length in (10_000, 1_000_000):
+        obj = "x" * length
+        raised(MismatchError, comm.barrier if comm.rank == 0 else lambda obj=obj: comm.gather_object(obj))
+        gathered = comm.gather_object(length)
+        assert gathered == [length] * comm.size or comm.rank
+        assert comm.rank or [len(each) for each in comm.gather_object("y")] == [1, 2 * length]
+        assert comm.rank == 0 or comm.gather_object(2 * obj) is None
+
+
+@pytest.mark.parametrize("general", [False, True])
+def test_a_mismatch_of_a_gather_leaves_no_long_object_behind(general, world):
+    harness.run(differ_beside_a_long_object, 2, general, world=world)

@@ -124,6 +124,10 @@ int rc_check(rc_comm* comm) {
     });
 }
 
+int rc_check_calls(rc_comm* comm) {
+    return enter(comm, [&](const EntryGuard& entry) { entry->collectives.check_calls(); });
+}
+
 int rc_last_path(rc_comm* comm, int* path, uint64_t* chunks) {
     return enter(comm, [&](const EntryGuard& entry) {
         check_pointer("path", path);

@@ -173,7 +173,8 @@ CallRecord called(int collective, const rc_call& call, double timeout) {
             call.factor,
             call.root,
             call.counts,
-            timeout};
+            timeout,
+            call.late};
 }
 
 }  // namespace ringcomm

@@ -29,8 +29,8 @@ CollectiveOp::CollectiveOp(Comm& comm, const CallRecord& call, Part part)
       comm(comm),
       call(call),
       part(part),
-      one_way(comm.is_one_way(call)),
-      awaited_(call.epoch) {}
+      awaited(comm.awaited(call)),
+      awaited_epoch_(call.epoch) {}
 
 void CollectiveOp::await_room(size_t staged_bytes) {
     // A count per pair of ranks: await_starts() compares them all.
@@ -57,11 +57,7 @@ void CollectiveOp::await_starts(size_t inlined) {
         await(record(p).epoch, call.epoch, p, lines);
         return signature_in(record(p)) != call.signature;
     };
-    if (one_way) {
-        const bool from_root = collectives[call.collective].given_by == Ranks::ROOT;
-        if (from_root == (rank == call.root)) return;  // this rank only gives
-        if (from_root && !differs(call.root)) return;  // else all ranks are named
-    }
+    if (awaited == NO_RANK || (awaited >= 0 && !differs(awaited))) return;  // if it differs, all ranks are named
     int other = -1;
     for (int p = 0; p < size; ++p) {
         // This rank's own line is with the peers now: reading it would fetch it back.
@@ -76,7 +72,7 @@ void CollectiveOp::await_starts(size_t inlined) {
 void CollectiveOp::verify(uint64_t last) {
     for (uint64_t epoch = comm.verified + 1; epoch <= last; comm.verified = epoch++) {
         int other = -1;
-        awaited_ = epoch;
+        awaited_epoch_ = epoch;
         for (int p = 0; p < size; ++p) {
             if (p == rank) continue;
             await(record(p, epoch).epoch, epoch, p);
@@ -84,7 +80,7 @@ void CollectiveOp::verify(uint64_t last) {
         }
         if (other >= 0 && !comm.late_mismatch) comm.late_mismatch = mismatch_of(epoch, other);
     }
-    awaited_ = call.epoch;
+    awaited_epoch_ = call.epoch;
 }
 
 void CollectiveOp::compare_counts() const {
@@ -218,12 +214,12 @@ void CollectiveOp::fail(const Failure& failure) {
 Failure CollectiveOp::timed_out() const {
     std::vector<int> missing;
     for (int p = 0; p < size; ++p) {
-        if (observe(record(p, awaited_).epoch) < awaited_) missing.push_back(p);
+        if (observe(record(p, awaited_epoch_).epoch) < awaited_epoch_) missing.push_back(p);
     }
     const int culprit = missing.empty() ? peer_ : missing[0];
-    const std::string what =
-        awaited_ == call.epoch ? std::string("it")
-                               : describe(record(rank, awaited_).signature) + format(" (epoch %" PRIu64 ")", awaited_);
+    const std::string what = awaited_epoch_ == call.epoch ? std::string("it")
+                                                          : describe(record(rank, awaited_epoch_).signature) +
+                                                                format(" (epoch %" PRIu64 ")", awaited_epoch_);
     const std::string why = missing.empty() ? format("rank %d made no progress", culprit)
                                             : what + " was not called by " + name_ranks(missing);
     const std::string message = format("rank %d waited %.3g s in ", rank, call.timeout) + describe(call.signature) +

@@ -18,8 +18,7 @@ public:
     Comm& comm;
     const CallRecord& call;
     const Part part;
-
-    const bool one_way;
+    const int awaited;  // the ranks whose start records this one awaits: see Comm::awaited()
 
     // Publishes the start record, and with it chunk 0, the `staged_bytes` that `stage` fills; or, for a rank that wants
     // direct access, its buffers, and then nothing is staged yet. Returns whether the rest of the call is to follow.
@@ -32,8 +31,8 @@ public:
         return part == Part::WHOLE;
     }
     bool wants_direct(int r) const { return record(r).signature.word & SIGNATURE_DIRECT; }
-    // Waits for the start records of all ranks, or, in a one-way call, of those that this rank gets data from; after
-    // reading all, throws RC_MISMATCH if the signatures differ. `inlined`: the bytes of each peer's chunk 0 that this
+    // Waits for the start records of the ranks that this one awaits; after reading all, throws RC_MISMATCH if the
+    // signatures differ. `inlined`: the bytes of each peer's chunk 0 that this
     // rank reads; if they fit in the record they are prefetched meanwhile.
     void await_starts(size_t inlined = 0);
     const StartRecord& record(int r) const { return record(r, call.epoch); }
@@ -98,7 +97,7 @@ private:
     uint64_t deadline() const override { return deadline_of(call.start, call.timeout); }
     Failure timed_out() const;
 
-    uint64_t awaited_;  // the call whose records this rank waits for
+    uint64_t awaited_epoch_;  // the call whose records this rank waits for
     int peer_ = -1;
     bool late_ = false;
 };

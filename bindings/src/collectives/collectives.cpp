@@ -270,9 +270,14 @@ void Comm::run_collective(const CallRecord& call) {
         throw;
     }
     finish();
-    // Not in a part of split, empty or a call on GPUs, whose further parts the other ranks go on with.
-    const bool is_part = moves_as(call.collective) != call.collective || call.on_gpus;
-    if (late_mismatch && !is_part) throw *std::exchange(late_mismatch, std::nullopt);
+    if (call.late) *call.late = late_mismatch.has_value();
+    // Not in a part of a call, with whose further parts the other ranks go on.
+    const bool is_part = call.late || moves_as(call.collective) != call.collective || call.on_gpus;
+    if (!is_part) check_calls();
+}
+
+void Comm::check_calls() {
+    if (late_mismatch) throw *std::exchange(late_mismatch, std::nullopt);
 }
 
 void Comm::start_collective(const CallRecord& call) {

@@ -7,13 +7,6 @@
 
 namespace ringcomm {
 
-constexpr int ALL_RANKS = -1, NO_RANK = -2;
-constexpr int all_but(int rank) { return -3 - rank; }
-
-constexpr bool includes(int who, int rank) {
-    return who == ALL_RANKS || who == rank || (who < NO_RANK && who != all_but(rank));
-}
-
 // What a rank lets its peers access.
 struct DirectOffer {
     size_t source_bytes, target_bytes;  // of this rank's buffers that peers may read and write

@@ -108,6 +108,12 @@ void CollectiveEngine::start_first() {
     if (!call.started && group_.can_start(call)) start(call);
 }
 
+// Where another thread runs a call, that one throws it.
+void CollectiveEngine::check_calls() {
+    const std::unique_lock executor(executor_, std::try_to_lock);
+    if (executor) group_.check_calls();
+}
+
 bool CollectiveEngine::run_next() {
     std::shared_ptr<QueuedCall> next;
     {

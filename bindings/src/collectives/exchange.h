@@ -31,7 +31,7 @@ void exchange(CollectiveOp& op, const Roles& roles, DirectAccess& direct, size_t
     };
     if (!direct.start(staged_bytes, stage_first)) return;
     op.await_starts(reads ? staged_bytes : 0);
-    if (!op.one_way && try_direct()) return direct.finish();
+    if (op.awaited == ALL_RANKS && try_direct()) return direct.finish();
     direct.decline();
     if (writes && direct.wanted()) {
         stage(0);

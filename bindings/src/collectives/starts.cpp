@@ -4,13 +4,22 @@
 
 namespace ringcomm {
 
+int Comm::awaited(const CallRecord& call) const {
+    if (!is_one_way(call) || (call.late && *call.late)) return ALL_RANKS;
+    const bool from_root = collectives[call.collective].given_by == Ranks::ROOT;
+    if (from_root == (rank == call.root)) return NO_RANK;  // this rank only gives
+    return from_root ? call.root : ALL_RANKS;
+}
+
 // Reductions of this size take one synchronization, and blocks of it one chunk.
 bool Comm::is_one_way(const CallRecord& call) const {
-    if (!collectives[call.collective].rooted() || call.counts || call.on_gpus || size == 1) return false;
-    return call.elements(size) * call.item <= std::min<size_t>(INLINE_BYTES, tuning().one_shot_bytes) &&
+    const Collective& row = collectives[call.collective];
+    if (!row.rooted() || call.counts || call.on_gpus || size == 1) return false;
+    const size_t given = call.bytes() * (row.given == Data::BLOCKS ? size : 1);
+    return given <= std::min<size_t>(INLINE_BYTES, tuning().one_shot_bytes) &&
            size * round_up(call.bytes(), 64) <=
                std::min<size_t>(tuning().segment_bytes, arena().layout.staging_bytes) &&
-           !may_be_direct(call.bytes());
+           !may_be_direct(call.elements(size) * call.item);
 }
 
 bool Comm::may_be_direct(size_t block) const {
@@ -33,18 +42,14 @@ bool Comm::can_start(const CallRecord& call) const {
 bool Comm::has_arrived(const CallRecord& call) const {
     const auto record = [&](int p) -> const StartRecord& { return header(p).records[call.epoch % RECORDS]; };
     const auto has_started = [&](int p) { return p == rank || observe(record(p).epoch) >= call.epoch; };
-    const auto all_have = [&] {
-        for (int p = 0; p < size; ++p) {
-            if (!has_started(p)) return false;
-        }
-        return true;
-    };
-    const bool from_root = collectives[call.collective].given_by == Ranks::ROOT;
-    if (!is_one_way(call)) return all_have();
-    if (from_root == (rank == call.root)) return true;
+    const int needed = awaited(call);
+    if (needed == NO_RANK) return true;
     // A mismatch names all ranks.
-    const bool matches = from_root && has_started(call.root) && record(call.root).signature == call.signature;
-    return matches || all_have();
+    if (needed >= 0 && has_started(needed) && record(needed).signature == call.signature) return true;
+    for (int p = 0; p < size; ++p) {
+        if (!has_started(p)) return false;
+    }
+    return true;
 }
 
 }  // namespace ringcomm

@@ -38,6 +38,13 @@ inline constexpr Collective collectives[] = {
 #undef REDUCES
 };
 
+// Some ranks of a group: one by its number, or these.
+constexpr int ALL_RANKS = -1, NO_RANK = -2;
+constexpr int all_but(int rank) { return -3 - rank; }
+constexpr bool includes(int who, int rank) {
+    return who == ALL_RANKS || who == rank || (who < NO_RANK && who != all_but(rank));
+}
+
 // How its data moves: of the INTERNAL collectives.
 constexpr int moves_as(int collective) {
     if (collective == RC_CLOSE) return RC_BARRIER;

@@ -106,6 +106,8 @@ public:
     virtual void prepare(const CallRecord&) {}
     // One thread at a time. A call that throws RC_MISMATCH or RC_ARGUMENT is over on all ranks.
     virtual void run_collective(const CallRecord& call) = 0;
+    // Throws a mismatch that a call has left to the next one.
+    virtual void check_calls() {}
     // Whether the call can be started without waiting: then start_collective() gives its peers all that they need of
     // this rank, and once has_arrived() is true, run_collective() does the rest without waiting for long.
     virtual bool can_start(const CallRecord&) const { return false; }

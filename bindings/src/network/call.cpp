@@ -113,6 +113,7 @@ void NetworkCall::run_local(int collective, const void* source, void* target, ui
                     root,
                     counts,
                     std::numeric_limits<double>::infinity(),
+                    nullptr,
                     dtype_bytes(dtype)};
     inside_host_ = true;
     try {

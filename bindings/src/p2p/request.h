@@ -67,7 +67,8 @@ struct PointToPointEngine::Request {
         return to_host ? to_host->chunks.front().memory.get() + (moved - to_host->begin) : transfer.data + moved;
     }
     bool matches(int from, const PacketHeader& header) const {
-        return (transfer.tag == header.tag || any_tag()) && (transfer.peer < 0 || transfer.peer == from);
+        const bool tag_fits = transfer.tag == header.tag || (any_tag() && header.tag != RC_OBJECT_TAG);
+        return tag_fits && (transfer.peer < 0 || transfer.peer == from);
     }
     int call() const {
         constexpr int calls[] = {CALL_SEND,         CALL_SEND,  CALL_RECV,  CALL_RECV,

@@ -49,12 +49,13 @@ public:
     bool closed(int r) const override { return header(r).state.load() == RANK_CLOSED; }
     // collectives/collectives.cpp, starts.cpp
     void run_collective(const CallRecord& call) override;
+    void check_calls() override;
     bool can_start(const CallRecord& call) const override;
     void start_collective(const CallRecord& call) override;
     bool has_arrived(const CallRecord& call) const override;
-    // Data that fits a record goes one way, from the root or to it: who only gives it does not wait for those that get
-    // it, which wait for nobody else.
-    bool is_one_way(const CallRecord& call) const;
+    // The ranks whose start records this one awaits before it ends a call: all, or, where data that fits a record goes
+    // one way, from the root or to it, those that give this rank data. If its part of the call goes on, all again.
+    int awaited(const CallRecord& call) const;
     void on_spin_expired() override;
     bool yield() override { return world->placement.yield(group_.members[rank]); }
     std::unique_ptr<PacketChannel> open_channel(int peer) override;
@@ -111,6 +112,7 @@ public:
     Access access();
 
 private:
+    bool is_one_way(const CallRecord& call) const;
     bool may_be_direct(size_t block) const;
     bool is_world() const { return group_.arena == world->arena; }
     std::string how_it_ended(int r) override;
