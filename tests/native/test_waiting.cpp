@@ -16,7 +16,7 @@ struct Waiter final : WaitChecks {
 
     std::optional<Failure> stop_reason() override { return {}; }
     [[noreturn]] void fail(const Failure&) override { _exit(1); }
-    void on_vain_spin() override { ++vain_spins; }
+    void on_spin_expired() override { ++vain_spins; }
     bool yield() override {
         ++yields;
         return to_ranks;
