@@ -105,7 +105,7 @@ PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t number)
         }
         result = Py_NewRef(out);
     }
-    const rc_call call{source.data, target.data, count, source.dtype, op, 1.0, root, nullptr};
+    const rc_call call{source.data, target.data, count, source.dtype, op, 1.0, root, nullptr, nullptr};
     if (source.on_gpu || target.on_gpu) {
         const bool both = (!gives || source.on_gpu) && (!gets || target.on_gpu) && async_op == Py_False;
         return launch(fast_path, code, call, gives ? source : target, both, result);

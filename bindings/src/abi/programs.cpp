@@ -123,8 +123,8 @@ int rc_set_recorder(rc_comm* comm, int (*record)(void* recorder, int collective,
     return enter(comm, [&](const EntryGuard& entry) {
         check_pointer("record", reinterpret_cast<const void*>(record));
         network_group(entry).record_program = [record, recorder](const CallRecord& call) {
-            const rc_call arguments{call.source, call.target, call.count, call.dtype,
-                                    call.op,     call.factor, call.root,  call.counts};
+            const rc_call arguments{call.source, call.target, call.count,  call.dtype, call.op,
+                                    call.factor, call.root,   call.counts, nullptr};
             return record(recorder, call.collective, &arguments);
         };
     });
