@@ -16,12 +16,12 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from statistics import median
 
-from ringcomm.plan.devices import Accelerator
-from ringcomm.plan.layout import ParallelLayout
-from ringcomm.plan.measure import measure
-from ringcomm.plan.model import Transformer
+from ringcomm.plan.calibration.measure import measure
+from ringcomm.plan.model.devices import Accelerator
+from ringcomm.plan.model.layout import ParallelLayout
+from ringcomm.plan.model.transformer import Transformer
 from ringcomm.plan.report import train_command
-from ringcomm.plan.search import price
+from ringcomm.plan.search.search import price
 
 ROOT = Path(__file__).parents[1]
 MODEL = Transformer(layers=8, hidden=256, heads=8, vocab=len({*"".join(topics.values()), "\n"}), seq=128)

@@ -10,7 +10,7 @@ from functools import wraps
 import pytest
 
 import harness
-from ringcomm.torch import native
+from ringcomm.torch.compat import native
 
 # torch 2.14 calls a group through C++, and wraps its handles.
 called_directly = pytest.mark.skipif(native.PYTHON_BACKENDS, reason="torch 2.14 does not forward what this asks for")

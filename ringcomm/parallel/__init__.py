@@ -3,21 +3,7 @@
 The package has no global state: you pass a `Grid` of ranks to models and layers.
 """
 
-from ringcomm.parallel.activations import offload_activations, sharded_checkpoint
-from ringcomm.parallel.attention import ParallelAttention, rotary_embedding
-from ringcomm.parallel.checkpoint import load_checkpoint, save_checkpoint
-from ringcomm.parallel.clip import clip_grad_norm, grad_norm
-from ringcomm.parallel.compress import OneBitAdam
-from ringcomm.parallel.context import (
-    join_sequence,
-    ring_attention,
-    sequence_positions,
-    split_sequence,
-    ulysses_attention,
-)
-from ringcomm.parallel.data import DataParallel
-from ringcomm.parallel.experts import Experts, set_loss_factor
-from ringcomm.parallel.functional import (
+from ringcomm.parallel.collectives import (
     all_gather,
     all_to_all,
     copy_to,
@@ -26,27 +12,42 @@ from ringcomm.parallel.functional import (
     reduce_scatter,
     scatter_to,
 )
-from ringcomm.parallel.gpt import GPTConfig, GPTStage, gpt_loss, gpt_stages, gpt_tied_weights
+from ringcomm.parallel.context.ring import ring_attention
+from ringcomm.parallel.context.sequence import join_sequence, sequence_positions, split_sequence
+from ringcomm.parallel.context.ulysses import ulysses_attention
+from ringcomm.parallel.data.data_parallel import DataParallel
+from ringcomm.parallel.data.one_bit_adam import OneBitAdam
+from ringcomm.parallel.data.zero.sharded_optimizer import ShardedOptimizer
+from ringcomm.parallel.experts.layer import Experts, set_loss_factor
 from ringcomm.parallel.grid import Axis, Grid
-from ringcomm.parallel.loss import CountedLoss, count_targets, vocab_parallel_cross_entropy
-from ringcomm.parallel.metrics import StepMeter, StepMetrics, count_parameters, flops_per_token, measure_peak
-from ringcomm.parallel.norm import SequenceParallelDropout, SequenceParallelLayerNorm, SequenceParallelRMSNorm
-from ringcomm.parallel.offload import OffloadedOptimizer
-from ringcomm.parallel.overlap import enter_linear
-from ringcomm.parallel.pipeline import Pipeline
-from ringcomm.parallel.precision import MixedPrecision
-from ringcomm.parallel.seed import get_rng_states, rank_local_rng, seed_ranks, set_rng_states
+from ringcomm.parallel.model.activations import offload_activations, sharded_checkpoint
+from ringcomm.parallel.model.gpt import GPTConfig, GPTStage, gpt_loss, gpt_stages, gpt_tied_weights
+from ringcomm.parallel.model.metrics import StepMeter, StepMetrics, count_parameters, flops_per_token, measure_peak
+from ringcomm.parallel.model.verify import check_model
+from ringcomm.parallel.pipeline.loss import CountedLoss, count_targets
+from ringcomm.parallel.pipeline.pipeline import Pipeline
 from ringcomm.parallel.sharding import ShardSpec, collect_shard_specs, full_tensors
-from ringcomm.parallel.tensor import (
+from ringcomm.parallel.state.checkpoint import load_checkpoint, save_checkpoint
+from ringcomm.parallel.state.clip import clip_grad_norm, grad_norm
+from ringcomm.parallel.state.offload import OffloadedOptimizer
+from ringcomm.parallel.state.precision import MixedPrecision
+from ringcomm.parallel.state.seed import get_rng_states, rank_local_rng, seed_ranks, set_rng_states
+from ringcomm.parallel.tensor.attention import ParallelAttention, rotary_embedding
+from ringcomm.parallel.tensor.cross_entropy import vocab_parallel_cross_entropy
+from ringcomm.parallel.tensor.layers import (
     ColumnParallelLinear,
     ParallelMLP,
     RowParallelLinear,
     VocabParallelEmbedding,
     VocabParallelHead,
 )
-from ringcomm.parallel.tensor_nd import GridAttention, GridLinear, GridMLP, TensorGrid
-from ringcomm.parallel.verify import check_model
-from ringcomm.parallel.zero import ShardedOptimizer
+from ringcomm.parallel.tensor.multidimensional import GridAttention, GridLinear, GridMLP, TensorGrid
+from ringcomm.parallel.tensor.overlap import enter_linear
+from ringcomm.parallel.tensor.sequence_parallel import (
+    SequenceParallelDropout,
+    SequenceParallelLayerNorm,
+    SequenceParallelRMSNorm,
+)
 from ringcomm.parameter_server import ParameterServer, Worker
 from ringcomm.pipelining.schedule import PipelineSchedule, make_schedule
 

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from ringcomm.errors import refuse
-from ringcomm.parallel.functional import all_gathered
+from ringcomm.parallel.collectives import all_gathered
 from ringcomm.parallel.grid import Axis
 
 __all__ = [

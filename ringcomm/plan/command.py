@@ -9,13 +9,14 @@ from typing import Any
 
 from ringcomm.errors import ArgumentError, refuse
 from ringcomm.options import whole
-from ringcomm.plan import calibrate, report
-from ringcomm.plan.devices import Accelerator, check_name, device, names, own_devices, ranks_of, save
+from ringcomm.plan import report
+from ringcomm.plan.calibration import fit as calibrate
+from ringcomm.plan.calibration.measure import measure
 from ringcomm.plan.draw import draw
-from ringcomm.plan.layout import RECOMPUTE, SCHEDULES, ZERO_STAGES, ParallelLayout, with_schedule
-from ringcomm.plan.measure import measure
-from ringcomm.plan.model import Transformer
-from ringcomm.plan.search import price, search
+from ringcomm.plan.model.devices import Accelerator, check_name, device, names, own_devices, ranks_of, save
+from ringcomm.plan.model.layout import RECOMPUTE, SCHEDULES, ZERO_STAGES, ParallelLayout, with_schedule
+from ringcomm.plan.model.transformer import Transformer
+from ringcomm.plan.search.search import price, search
 
 __all__ = ["add_arguments", "run"]
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 from ringcomm.algorithms.draw import GRAY, INK, PALE, save, sheet
 from ringcomm.pipelining import FORWARD
-from ringcomm.plan.cost import Pricing
-from ringcomm.plan.devices import GIB, Accelerator
-from ringcomm.plan.memory import MemoryUse, memory_use
-from ringcomm.plan.model import Transformer
+from ringcomm.plan.model.devices import GIB, Accelerator
+from ringcomm.plan.model.transformer import Transformer
+from ringcomm.plan.price.memory import MemoryUse, memory_use
+from ringcomm.plan.price.step import Pricing
 from ringcomm.plan.report import grid
-from ringcomm.plan.search import Candidate
+from ringcomm.plan.search.search import Candidate
 
 __all__ = ["draw"]
 

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ringcomm.plan.cost import PARTS
-from ringcomm.plan.devices import Accelerator, gib
-from ringcomm.plan.explain import Explainer
-from ringcomm.plan.layer import CAUSAL
-from ringcomm.plan.layout import ParallelLayout
-from ringcomm.plan.model import Transformer
-from ringcomm.plan.search import TIE, Candidate, SearchResult, differences
-from ringcomm.plan.traffic import bytes_sent
+from ringcomm.plan.model.devices import Accelerator, gib
+from ringcomm.plan.model.layout import ParallelLayout
+from ringcomm.plan.model.transformer import Transformer
+from ringcomm.plan.price.layer import CAUSAL
+from ringcomm.plan.price.step import PARTS
+from ringcomm.plan.price.traffic import bytes_sent
+from ringcomm.plan.search.neighbors import Explainer
+from ringcomm.plan.search.search import TIE, Candidate, SearchResult, differences
 
 __all__ = ["as_json", "describe", "details", "grid", "train_command", "utilization"]
 

@@ -19,9 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringcomm.errors import RingcommError, describe_error, refuse
-from ringcomm.parallel.checkpoint import Folder
-from ringcomm.parallel.gpt import GPTStage
 from ringcomm.parallel.grid import Grid
+from ringcomm.parallel.model.gpt import GPTStage
 from ringcomm.parallel.sharding import (
     collect_shard_specs,
     full_shape,
@@ -30,6 +29,7 @@ from ringcomm.parallel.sharding import (
     shard_of,
     tied_copies,
 )
+from ringcomm.parallel.state.checkpoint import Folder
 from ringcomm.pretrained.families import (
     Source,
     pretrained_config,

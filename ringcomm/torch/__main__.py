@@ -7,7 +7,7 @@ import time
 import torch
 
 from ringcomm.errors import RingcommError
-from ringcomm.torch.native import BUILD, PYTHON_BACKENDS, build
+from ringcomm.torch.compat.native import BUILD, PYTHON_BACKENDS, build
 
 
 def main() -> None:

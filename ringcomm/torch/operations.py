@@ -11,11 +11,11 @@ import torch.distributed as dist
 
 from ringcomm import RingcommError, premul_sum
 from ringcomm.errors import refuse
-from ringcomm.torch import labels
-from ringcomm.torch.subclasses import NoMemory, Wrapper
+from ringcomm.torch import observers
+from ringcomm.torch.compat.subclasses import NoMemory, Wrapper
+from ringcomm.torch.compat.wrappers import calls_of
 from ringcomm.torch.tensors import CallTensors, Tensors
 from ringcomm.torch.works import TorchWork, coalesced
-from ringcomm.torch.wrappers import calls_of
 
 __all__ = ["DONE", "Prepared", "flat", "merged", "operation", "reduction", "uneven"]
 
@@ -66,7 +66,7 @@ def operation(
             call = CallTensors()
             try:
                 prepared = prepare(self, opts, call, *arguments[:count])
-                labels.show_to_modes(self, prepare.__name__, arguments)  # which need checked arguments
+                observers.show_to_modes(self, prepare.__name__, arguments)  # which need checked arguments
                 return prepared if isinstance(prepared, TorchWork) else self._run(name, opts, call, *prepared)
             except NoMemory:
                 return DONE
@@ -85,10 +85,10 @@ def operation(
             opts = arguments[count] if len(arguments) > count else None
             if options:
                 opts = opts or options()
-            if not labels.watched():
+            if not observers.watched():
                 return perform(self, opts, arguments)
             shown = (prepare.__name__, arguments) if of_many else ()
-            with labels.label(self, name, arguments[given], *shown):
+            with observers.label(self, name, arguments[given], *shown):
                 return perform(self, opts, arguments)
 
         method.__signature__ = public  # type: ignore[attr-defined]

@@ -16,13 +16,14 @@ import torch.distributed as dist
 
 from ringcomm import Aborted, Communicator, RingcommError, Work
 from ringcomm.errors import describe_error, refuse
-from ringcomm.torch import inflight, labels, native, sparse
-from ringcomm.torch.capabilities import Capabilities, Options, has_other_backends
+from ringcomm.torch import observers, sparse
+from ringcomm.torch.compat import inflight, native
+from ringcomm.torch.compat.capabilities import Capabilities, Options, has_other_backends
+from ringcomm.torch.compat.subclasses import NoMemory, tracing, unwrapped
+from ringcomm.torch.compat.untraced import untraced
 from ringcomm.torch.operations import DONE, Prepared, flat, merged, operation, reduction, uneven
 from ringcomm.torch.start import connect
-from ringcomm.torch.subclasses import NoMemory, tracing, unwrapped
 from ringcomm.torch.tensors import CallTensors, Lists, Tensors, single, some, unwritten, without_overlap, write_back
-from ringcomm.torch.untraced import untraced
 from ringcomm.torch.works import TorchWork, coalesced, seconds
 
 __all__ = ["RingcommProcessGroup", "create"]
@@ -240,7 +241,7 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
         return tensors, call.inout(single(tensors)), peer, tag  # what a shorter message leaves stays
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> TorchWork:
-        with labels.label(self, "recvAnySource", tensors, "recv_anysource", (tensors, tag)):
+        with observers.label(self, "recvAnySource", tensors, "recv_anysource", (tensors, tag)):
             return self.recv(tensors, None, tag)
 
     # The names before torch 2.13.
@@ -277,11 +278,11 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
 
     def _run(self, name: str, opts: Any, call: CallTensors, outputs: Tensors, *arguments: Any) -> TorchWork:
         """Make the call and return its handle. `opts` is None for point-to-point, which torch always waits for."""
-        for record in labels.recorders:
+        for record in observers.recorders:
             record(self, name, outputs)
         async_op = _is_async(opts)
         options = {"at_most": True} if name == "recv" else {}  # a tensor may be larger than the message, as on Gloo
-        call_comm = labels.timed(getattr(self.comm, name))
+        call_comm = observers.timed(getattr(self.comm, name))
         result = call_comm(*arguments, timeout=self._limit(opts), async_op=async_op, **options)
         return self._handle(opts, call, [result] if async_op else (), outputs)
 
@@ -306,7 +307,7 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
 
     def _is_plain(self, opts: Any = None) -> bool:
         """Return whether a call has the usual time, and no tool watches it."""
-        watched = labels.watched() or inflight.allowed() or labels.recorders or labels.waits
+        watched = observers.watched() or inflight.allowed() or observers.recorders or observers.waits
         return self._timeout is None and not watched and (opts is None or opts.timeout == UNSET)
 
     def _limit(self, opts: Any) -> float | None:

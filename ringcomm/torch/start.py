@@ -19,8 +19,8 @@ from ringcomm.communicator import Communicator
 from ringcomm.config import Config
 from ringcomm.errors import CollectiveTimeout, PeerLost, RingcommError, decode_error, encode_error
 from ringcomm.start import connect as connect_ranks
+from ringcomm.torch.compat.torchrun import let_the_cause_end_first
 from ringcomm.torch.groups import connect_members, remember
-from ringcomm.torch.last_words import let_the_cause_end_first
 
 __all__ = ["TorchStoreAdapter", "connect", "connect_job", "connected"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ringcomm.errors import refuse
-from ringcomm.torch.subclasses import NoMemory, unwrapped
+from ringcomm.torch.compat.subclasses import NoMemory, unwrapped
 from ringcomm.types import DTYPES
 
 __all__ = ["CallTensors", "Copies", "Lists", "Tensors", "single", "some", "unwritten", "without_overlap", "write_back"]

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ringcomm.errors import refuse
-from ringcomm.torch import labels
+from ringcomm.torch import observers
 
 __all__ = ["RecordedCall", "bytes_sent", "record_traffic"]
 
@@ -50,11 +50,11 @@ def record_traffic() -> Iterator[list[RecordedCall]]:
     def record(group: Any, call: str, outputs: Sequence[torch.Tensor]) -> None:
         calls.append(RecordedCall(call, sum(tensor.nbytes for tensor in outputs), group.group_name))
 
-    labels.recorders.append(record)
+    observers.recorders.append(record)
     try:
         yield calls
     finally:
-        labels.recorders.remove(record)
+        observers.recorders.remove(record)
 
 
 def bytes_sent(calls: Sequence[RecordedCall], group: dist.ProcessGroup) -> Fraction:

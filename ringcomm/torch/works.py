@@ -12,10 +12,11 @@ import torch.distributed as dist
 
 from ringcomm import RingcommError, Work
 from ringcomm.completion import inside_callback
-from ringcomm.torch import inflight, labels
-from ringcomm.torch.native import result_after
+from ringcomm.torch import observers
+from ringcomm.torch.compat import inflight
+from ringcomm.torch.compat.native import result_after
+from ringcomm.torch.compat.untraced import untraced
 from ringcomm.torch.tensors import Copies, Tensors, write_back
-from ringcomm.torch.untraced import untraced
 
 __all__ = ["TorchWork", "WorkOwner", "coalesced", "seconds"]
 
@@ -82,7 +83,7 @@ class TorchWork(_Work):  # type: ignore[misc]
         deadline = None if limit is None else time.monotonic() + limit
         try:
             for work in self.works:
-                labels.timed(work.wait)(None if deadline is None else max(0.0, deadline - time.monotonic()))
+                observers.timed(work.wait)(None if deadline is None else max(0.0, deadline - time.monotonic()))
         except RingcommError as error:
             raise self.owner.annotated(error)  # noqa: B904 (it is the same error)
         if not self._written:

@@ -16,9 +16,9 @@ import torch_world
 from live_memory import LiveMemory
 from ringcomm import ArgumentError
 from ringcomm.parallel import GPTConfig, Grid, seed_ranks
-from ringcomm.parallel.activations import offload_activations, sharded_checkpoint
-from ringcomm.parallel.functional import local_slice
-from ringcomm.parallel.gpt import GPTStage
+from ringcomm.parallel.collectives import local_slice
+from ringcomm.parallel.model.activations import offload_activations, sharded_checkpoint
+from ringcomm.parallel.model.gpt import GPTStage
 from ringcomm.torch.traffic import bytes_sent, record_traffic
 
 B, S, H, HEADS = 8, 16, 32, 8  # activations of a rank have at least 4 KiB

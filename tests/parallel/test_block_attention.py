@@ -5,7 +5,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from ringcomm.parallel import block_attention
+from ringcomm.parallel.context import block_attention
 
 causal_or_not = pytest.mark.parametrize("causal", [False, True], ids=["every token", "causal"])
 

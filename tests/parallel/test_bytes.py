@@ -24,7 +24,7 @@ from ringcomm.parallel import (
     scatter_to,
     vocab_parallel_cross_entropy,
 )
-from ringcomm.parallel.gpt import GPTStage
+from ringcomm.parallel.model.gpt import GPTStage
 from ringcomm.torch.traffic import RecordedCall, bytes_sent, record_traffic
 
 BATCH, LAYERS = 3, 2

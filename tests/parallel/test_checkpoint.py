@@ -26,7 +26,7 @@ from ringcomm.parallel import (
     make_schedule,
     save_checkpoint,
 )
-from ringcomm.parallel.checkpoint import _kind
+from ringcomm.parallel.state.checkpoint import _kind
 
 CONFIG = GPTConfig(vocab_size=37, context=8, layers=2, hidden=16, heads=2)  # 37 is padded if sharded
 MICRO_BATCHES = 2
@@ -259,7 +259,7 @@ def test_a_replica_reads_only_its_share_of_the_states(tmp_path):
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     save_checkpoint(tmp_path, model, optimizer, grid, {})
-    with patch("ringcomm.parallel.checkpoint.load", wraps=load) as loaded:
+    with patch("ringcomm.parallel.state.checkpoint.load", wraps=load) as loaded:
         load_checkpoint(tmp_path, model, optimizer, grid)
     mine = sum(len(state) for state in optimizer.optim.state.values())
     asked = len([name for name in loaded.call_args.args[0] if name.find(":") > 0])
@@ -384,7 +384,7 @@ def test_a_checkpoint_of_another_optimizer_is_refused_and_changes_nothing(tmp_pa
 
     (model, optimizer), (other, another) = made(saved, 0), made(loaded, 1)
     step(model, optimizer)
-    with patch("ringcomm.parallel.checkpoint._kind", _kind if named else lambda _: None):
+    with patch("ringcomm.parallel.state.checkpoint._kind", _kind if named else lambda _: None):
         save_checkpoint(tmp_path, model, optimizer, grid, {})
     before, options = [each.clone() for each in other.parameters()], inner(another).param_groups[0].copy()
     text = str(raised(ArgumentError, lambda: load_checkpoint(tmp_path, other, another, grid)))
@@ -402,7 +402,7 @@ def test_a_checkpoint_of_an_early_version_may_have_options_of_a_scheduler(tmp_pa
     optimizer = torch.optim.AdamW(model.parameters())
     torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=2)
     optimizer.param_groups[0].pop("decoupled_weight_decay", None)  # which early versions of torch do not have
-    with patch("ringcomm.parallel.checkpoint._kind", lambda _: None):
+    with patch("ringcomm.parallel.state.checkpoint._kind", lambda _: None):
         save_checkpoint(tmp_path, model, optimizer, grid, {})
     load_checkpoint(tmp_path, model, torch.optim.AdamW(model.parameters()), grid)
 

@@ -10,9 +10,9 @@ from torch import nn
 import torch_world
 from ringcomm import ArgumentError
 from ringcomm.parallel import Grid, clip_grad_norm, gpt_stages, grad_norm, make_schedule
-from ringcomm.parallel.seed import derive_seed
+from ringcomm.parallel.model.verify import full_values
 from ringcomm.parallel.sharding import collect_shard_specs, full_shape, shard_of
-from ringcomm.parallel.verify import full_values
+from ringcomm.parallel.state.seed import derive_seed
 
 
 def give_gradients(chunks, tp):

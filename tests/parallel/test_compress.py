@@ -14,7 +14,7 @@ import torch_world
 from failures import raised
 from ringcomm import ArgumentError
 from ringcomm.parallel import DataParallel, Grid, load_checkpoint, save_checkpoint
-from ringcomm.parallel.compress import OneBitAdam, compress, decompress
+from ringcomm.parallel.data.one_bit_adam import OneBitAdam, compress, decompress
 from ringcomm.torch.traffic import bytes_sent, record_traffic
 
 BETAS, EPS = (0.9, 0.99), 1e-8

@@ -10,8 +10,8 @@ from torch.optim import AdamW
 import harness
 import torch_world
 from ringcomm.parallel import DataParallel, GPTConfig, Grid, gpt_loss, gpt_stages
-from ringcomm.parallel.compress import OneBitAdam
-from ringcomm.parallel.functional import all_reduced
+from ringcomm.parallel.collectives import all_reduced
+from ringcomm.parallel.data.one_bit_adam import OneBitAdam
 
 
 def losses(seed, steps, warmup_steps):

@@ -13,15 +13,12 @@ import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 import torch_world
 from failures import raised
 from ringcomm import ArgumentError, CollectiveTimeout
-from ringcomm.parallel import Grid, block_attention, context
-from ringcomm.parallel.context import (
-    join_sequence,
-    ring_attention,
-    sequence_positions,
-    split_sequence,
-    ulysses_attention,
-)
-from ringcomm.parallel.functional import all_gathered, local_slice
+from ringcomm.parallel import Grid
+from ringcomm.parallel.collectives import all_gathered, local_slice
+from ringcomm.parallel.context import block_attention, ring
+from ringcomm.parallel.context.ring import ring_attention
+from ringcomm.parallel.context.sequence import join_sequence, sequence_positions, split_sequence
+from ringcomm.parallel.context.ulysses import ulysses_attention
 from ringcomm.torch.traffic import bytes_sent, record_traffic
 
 BOTH = {"ring": ring_attention, "ulysses": ulysses_attention}
@@ -179,7 +176,7 @@ def test_ulysses_exchanges_all_but_its_own_part_of_inputs_and_outputs():
 def work(causal):
     """Return how many scores per head this rank computes for each block, and the order of events."""
     axis, counts, events = cp_axis(), [], []
-    pass_on = context._pass_on
+    pass_on = ring._pass_on
 
     def counted(query, key_value, masked, scale):
         tokens, keys = query.shape[2], key_value.shape[3]
@@ -192,7 +189,7 @@ def work(causal):
         receive = pass_on(*arguments)
         return lambda: events.append("receive") or receive()
 
-    with patch.object(context, "attend", counted), patch.object(context, "_pass_on", noted):
+    with patch.object(ring, "attend", counted), patch.object(ring, "_pass_on", noted):
         ring_attention(*(split_sequence(each, axis, 2) for each in drawn((1, 1, 1, 16, 4))[:3]), axis, causal=causal)
     return counts, events
 

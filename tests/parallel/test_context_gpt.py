@@ -26,9 +26,9 @@ from ringcomm.parallel import (
     rotary_embedding,
     seed_ranks,
 )
-from ringcomm.parallel import context as context_module
-from ringcomm.parallel.context import sequence_positions, split_sequence
-from ringcomm.parallel.verify import check_model
+from ringcomm.parallel.context import ring, ulysses
+from ringcomm.parallel.context.sequence import sequence_positions, split_sequence
+from ringcomm.parallel.model.verify import check_model
 
 MICRO_BATCHES, ROWS = 2, 2  # of a replica; sequences of a micro-batch
 LLAMA = {"activation": F.silu, "gated": True, "bias": False, "rms_norm": True, "rotary_base": 500.0, "tied": False}
@@ -162,7 +162,8 @@ def failed(attention, name):
     _, pipeline = pipeline_of(config, grid)
     batch = [part_of(each, grid) for each in batch_of(config, grid)]
     pipeline.step(*batch)
-    function, calls = getattr(context_module, name), []
+    module = {"ring": ring, "ulysses": ulysses}[attention]
+    function, calls = getattr(module, name), []
 
     def fails(*arguments):
         calls.append(name)
@@ -171,7 +172,7 @@ def failed(attention, name):
         return function(*arguments)
 
     started = time.monotonic()
-    with patch.object(context_module, name, fails):
+    with patch.object(module, name, fails):
         error = raised((MemoryError, Aborted), partial(pipeline.step, *batch))
     seconds = time.monotonic() - started
     dist.barrier()  # every process lives on

@@ -14,7 +14,7 @@ import torch_world
 from failures import PROMPT, raised
 from ringcomm import Aborted, ArgumentError
 from ringcomm.parallel import DataParallel, Grid, ShardedOptimizer
-from ringcomm.parallel.data import partition
+from ringcomm.parallel.data.buckets import partition
 
 
 def network(seed):

@@ -24,12 +24,12 @@ from ringcomm.parallel import (
     make_schedule,
     save_checkpoint,
 )
-from ringcomm.parallel.data import partition_by_axis
-from ringcomm.parallel.experts import Experts, set_loss_factor
-from ringcomm.parallel.functional import local_slice
+from ringcomm.parallel.collectives import local_slice
+from ringcomm.parallel.data.buckets import partition_by_axis
+from ringcomm.parallel.experts.layer import Experts, set_loss_factor
 from ringcomm.parallel.grid import Axis
+from ringcomm.parallel.model.verify import FLOOR, full_values
 from ringcomm.parallel.sharding import ExpertAxes
-from ringcomm.parallel.verify import FLOOR, full_values
 from ringcomm.torch.traffic import bytes_sent, record_traffic
 
 B, S, H, E = 2, 8, 8, 4

@@ -14,8 +14,8 @@ import torch_world
 from failures import raised
 from ringcomm import Aborted, ArgumentError
 from ringcomm.parallel import Grid, Pipeline, make_schedule
-from ringcomm.parallel.experts import Experts, set_loss_factor
-from ringcomm.parallel.functional import local_slice
+from ringcomm.parallel.collectives import local_slice
+from ringcomm.parallel.experts.layer import Experts, set_loss_factor
 from ringcomm.torch.traffic import bytes_sent, record_traffic
 
 

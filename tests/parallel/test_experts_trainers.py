@@ -25,8 +25,8 @@ from ringcomm.parallel import (
     make_schedule,
     save_checkpoint,
 )
-from ringcomm.parallel.experts import set_loss_factor
-from ringcomm.parallel.verify import check_model, full_values
+from ringcomm.parallel.experts.layer import set_loss_factor
+from ringcomm.parallel.model.verify import check_model, full_values
 
 adamw = partial(torch.optim.AdamW, lr=0.01)
 

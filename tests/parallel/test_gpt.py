@@ -13,8 +13,8 @@ import torch_world
 from pipelines import gpt_pipeline
 from ringcomm import ArgumentError
 from ringcomm.parallel import GPTConfig, Grid, gpt_loss, gpt_stages, make_schedule, seed_ranks
-from ringcomm.parallel.functional import all_reduced
-from ringcomm.parallel.verify import KINDS, check_model, full_values
+from ringcomm.parallel.collectives import all_reduced
+from ringcomm.parallel.model.verify import KINDS, check_model, full_values
 
 MICRO_BATCHES, ROWS = 4, 2  # of a replica's batch; sequences of a micro-batch
 

@@ -25,7 +25,7 @@ from ringcomm.parallel import (
     make_schedule,
     vocab_parallel_cross_entropy,
 )
-from ringcomm.parallel.verify import full_values
+from ringcomm.parallel.model.verify import full_values
 
 TOKENS = 2, 5
 

@@ -15,8 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import torch_world
 from ringcomm.parallel import GPTConfig, Grid, gpt_loss, gpt_stages, make_schedule
-from ringcomm.parallel.metrics import StepMeter, StepMetrics, count_parameters, flops_per_token, measure_peak
-from ringcomm.torch import labels
+from ringcomm.parallel.model.metrics import StepMeter, StepMetrics, count_parameters, flops_per_token, measure_peak
+from ringcomm.torch import observers
 from ringcomm.torch.traffic import bytes_sent, record_traffic
 
 GPT2 = GPTConfig(vocab_size=37, context=8, layers=4, hidden=16, heads=4)
@@ -77,7 +77,7 @@ def ticking():
 @torch_world.on(2)
 def test_the_peak_is_the_sum_of_all_ranks():
     grid = Grid(dp=2)
-    with patch("ringcomm.parallel.metrics.perf_counter", ticking()):
+    with patch("ringcomm.parallel.model.metrics.perf_counter", ticking()):
         assert measure_peak(grid, torch.float32, 16) == 2 * (2 * 16**3)
     assert measure_peak(grid, torch.bfloat16, 16) > 0
 
@@ -87,8 +87,8 @@ def test_a_meter_divides_by_its_time_and_sees_the_calls_and_waits_of_its_thread(
     grid, x = Grid(dp=2), torch.ones(4)
     times = iter([100.0, 110.0, 130.0])
     with (
-        patch("ringcomm.parallel.metrics.perf_counter", lambda: next(times)),
-        patch("ringcomm.torch.labels.perf_counter", ticking()),
+        patch("ringcomm.parallel.model.metrics.perf_counter", lambda: next(times)),
+        patch("ringcomm.torch.observers.perf_counter", ticking()),
         StepMeter(grid, flops=6, peak=120.0) as meter,
     ):
         dist.all_reduce(x, group=grid.dp.group)
@@ -101,7 +101,7 @@ def test_a_meter_divides_by_its_time_and_sees_the_calls_and_waits_of_its_thread(
         second = meter.read(1.5, torch.tensor(0.25), tokens=400)
     assert first == StepMetrics(2.5, None, tokens_per_second=5.0, utilization=5 * 6 / 120, exposed=3 / 10)
     assert second == StepMetrics(1.5, 0.25, tokens_per_second=20.0, utilization=1.0, exposed=1 / 20)
-    assert not labels.waits
+    assert not observers.waits
 
 
 @torch_world.on(2, backends=["gloo"])

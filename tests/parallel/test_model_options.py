@@ -26,8 +26,8 @@ from ringcomm.parallel import (
     make_schedule,
     rotary_embedding,
 )
-from ringcomm.parallel.functional import all_gathered, local_slice
-from ringcomm.parallel.verify import check_model
+from ringcomm.parallel.collectives import all_gathered, local_slice
+from ringcomm.parallel.model.verify import check_model
 
 B, S, H, HEADS = 2, 6, 16, 4
 LLAMA = {"activation": F.silu, "gated": True, "bias": False, "rms_norm": True, "rotary_base": 500.0, "inner": 24}

@@ -29,7 +29,7 @@ from ringcomm.parallel import (
     offload,
     save_checkpoint,
 )
-from ringcomm.parallel.offload import OffloadedOptimizer
+from ringcomm.parallel.state.offload import OffloadedOptimizer
 
 OPTIMIZERS = {
     "sgd": partial(torch.optim.SGD, lr=0.1),

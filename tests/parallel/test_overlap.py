@@ -27,10 +27,10 @@ from ringcomm.parallel import (
     make_schedule,
     overlap,
 )
-from ringcomm.parallel.functional import reduce_scatter_single
-from ringcomm.parallel.overlap import enter_linear
-from ringcomm.parallel.split_backward import backward_input
-from ringcomm.parallel.verify import full_values
+from ringcomm.parallel.collectives import reduce_scatter_single
+from ringcomm.parallel.model.verify import full_values
+from ringcomm.parallel.pipeline.split_backward import backward_input
+from ringcomm.parallel.tensor.overlap import enter_linear
 from ringcomm.torch.traffic import bytes_sent, record_traffic
 
 B, S, H, OUT = 2, 8, 6, (10, 4)  # the outputs of two layers on this rank

@@ -14,7 +14,7 @@ from pipelines import MICRO_BATCHES, ROWS, WIDTH, batch, layers, one_by_one, pip
 from ringcomm import Aborted, ArgumentError
 from ringcomm.parallel import Grid, Pipeline
 from ringcomm.parallel.grid import Axis
-from ringcomm.parallel.p2p import P2PCommunicator, TensorMeta
+from ringcomm.parallel.pipeline.p2p import P2PCommunicator, TensorMeta
 from ringcomm.pipelining.schedule import SCHEDULES, make_schedule
 from ringcomm.pipelining.simulation import transfers
 from ringcomm.torch.traffic import record_traffic

@@ -11,7 +11,7 @@ from torch import nn
 import torch_world
 from ringcomm import ArgumentError
 from ringcomm.parallel import DataParallel, Grid, MixedPrecision, Pipeline, gpt_loss, gpt_stages, gpt_tied_weights
-from ringcomm.parallel.verify import full_values
+from ringcomm.parallel.model.verify import full_values
 from ringcomm.pipelining.schedule import make_schedule
 
 

@@ -31,7 +31,7 @@ from ringcomm.parallel import (
     seed_ranks,
     vocab_parallel_cross_entropy,
 )
-from ringcomm.parallel.functional import all_gathered, local_slice
+from ringcomm.parallel.collectives import all_gathered, local_slice
 
 B, S, H = 2, 8, 16
 

@@ -11,7 +11,7 @@ from torch import nn
 import torch_world
 from ringcomm import ArgumentError
 from ringcomm.parallel import Grid
-from ringcomm.parallel.tensor_nd import GridAttention, GridLinear, GridMLP, TensorGrid
+from ringcomm.parallel.tensor.multidimensional import GridAttention, GridLinear, GridMLP, TensorGrid
 from ringcomm.torch.traffic import bytes_sent, record_traffic
 
 B, S, H, HEADS = 8, 3, 8, 4

@@ -28,8 +28,8 @@ from ringcomm.parallel import (
     save_checkpoint,
     seed_ranks,
 )
-from ringcomm.parallel.seed import get_rng_states, set_rng_states
-from ringcomm.parallel.verify import full_values
+from ringcomm.parallel.model.verify import full_values
+from ringcomm.parallel.state.seed import get_rng_states, set_rng_states
 from ringcomm.torch.traffic import bytes_sent, record_traffic
 
 ROWS, SAVED, STEPS = 8, 3, 6  # of a batch; steps before the checkpoint, and in all

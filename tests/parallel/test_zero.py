@@ -22,7 +22,7 @@ from ringcomm.parallel import (
     gpt_tied_weights,
     make_schedule,
 )
-from ringcomm.parallel.verify import full_values
+from ringcomm.parallel.model.verify import full_values
 
 OPTIMIZERS = {
     "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9),

@@ -27,8 +27,8 @@ from ringcomm.parallel import (
     gpt_stages,
     gpt_tied_weights,
 )
-from ringcomm.parallel.split_backward import backward_input
-from ringcomm.parallel.verify import check_model
+from ringcomm.parallel.model.verify import check_model
+from ringcomm.parallel.pipeline.split_backward import backward_input
 from ringcomm.pipelining.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, make_schedule
 from ringcomm.pipelining.simulation import simulate
 from ringcomm.torch.traffic import record_traffic

@@ -20,8 +20,8 @@ from failures import raised
 from live_memory import LiveMemory
 from ringcomm import ArgumentError
 from ringcomm.parallel import Grid, ShardedOptimizer, ShardSpec, load_checkpoint, save_checkpoint
+from ringcomm.parallel.data.zero.parts import part_of
 from ringcomm.parallel.grid import Axis
-from ringcomm.parallel.zero_shards import part_of
 
 adamw = OPTIMIZERS["adamw"]
 

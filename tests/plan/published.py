@@ -13,11 +13,11 @@ from functools import cache
 from pathlib import Path
 from statistics import mean
 
-from ringcomm.plan.calibrate import errors, read_runs
-from ringcomm.plan.devices import device
-from ringcomm.plan.layout import ParallelLayout
-from ringcomm.plan.model import Transformer
-from ringcomm.plan.search import price, search
+from ringcomm.plan.calibration.fit import errors, read_runs
+from ringcomm.plan.model.devices import device
+from ringcomm.plan.model.layout import ParallelLayout
+from ringcomm.plan.model.transformer import Transformer
+from ringcomm.plan.search.search import price, search
 
 VTRAIN = Path(__file__).with_name("vtrain_measured.csv")
 LLM_FOUNDRY = {name: VTRAIN.with_name(f"llm_foundry_{name[:4]}.csv") for name in ("a100-80gb", "h100-80gb")}

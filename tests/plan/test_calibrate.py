@@ -10,9 +10,9 @@ from published import TRITON, VTRAIN, llm_foundry, megatron, vtrain
 
 from ringcomm import ArgumentError
 from ringcomm.commands.cli import main
-from ringcomm.plan import calibrate
-from ringcomm.plan.calibrate import BOUNDS, PRIOR, errors, fit, read_runs
-from ringcomm.plan.devices import Calibration, device
+from ringcomm.plan.calibration import fit as calibrate
+from ringcomm.plan.calibration.fit import BOUNDS, PRIOR, errors, fit, read_runs
+from ringcomm.plan.model.devices import Calibration, device
 
 DEFAULTS = {"vocab": 51200, "recompute": "full", "sequence_parallel": False}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ringcomm.commands.cli import main
-from ringcomm.plan.devices import device
+from ringcomm.plan.model.devices import device
 
 ROOT = Path(__file__).parents[2]
 MODEL = ["--layers", "48", "--hidden", "8192", "--heads", "64", "--batch", "1536"]
@@ -249,7 +249,7 @@ def test_bad_input_gets_a_sentence(arguments, words, capsys):
 
 
 def test_a_measurement_that_could_not_be_used_does_not_start(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("ringcomm.plan.measure.launch", None)
+    monkeypatch.setattr("ringcomm.plan.calibration.measure.launch", None)
     (tmp_path / "devices.toml").write_text("[device")
     measured, fitted = ["--measure", "--gpus", "2"], ["--calibrate", "missing.csv", "--save", "mine"]
     for tuning, commands, words in (

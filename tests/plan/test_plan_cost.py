@@ -23,14 +23,14 @@ from test_plan_model import config_of
 import torch_world
 from ringcomm.algorithms.cost import LinkCost
 from ringcomm.parallel import DataParallel, Grid, Pipeline, gpt_loss, gpt_stages, gpt_tied_weights, make_schedule
-from ringcomm.plan.cost import PARTS, Pricing, StepCost
-from ringcomm.plan.devices import Calibration, device
-from ringcomm.plan.interconnect import Interconnect
-from ringcomm.plan.layout import ParallelLayout
-from ringcomm.plan.model import Transformer
-from ringcomm.plan.pipeline import pipeline_seconds
-from ringcomm.plan.search import price as price_layout
-from ringcomm.plan.traffic import bytes_sent
+from ringcomm.plan.model.devices import Calibration, device
+from ringcomm.plan.model.layout import ParallelLayout
+from ringcomm.plan.model.transformer import Transformer
+from ringcomm.plan.price.interconnect import Interconnect
+from ringcomm.plan.price.pipeline import pipeline_seconds
+from ringcomm.plan.price.step import PARTS, Pricing, StepCost
+from ringcomm.plan.price.traffic import bytes_sent
+from ringcomm.plan.search.search import price as price_layout
 from ringcomm.torch.traffic import bytes_sent as counted
 from ringcomm.torch.traffic import record_traffic
 

@@ -4,7 +4,7 @@ import pytest
 
 from ringcomm import ArgumentError
 from ringcomm.commands.cli import main
-from ringcomm.plan.devices import Accelerator, device, names, own_devices, save
+from ringcomm.plan.model.devices import Accelerator, device, names, own_devices, save
 
 
 @pytest.fixture(autouse=True)

@@ -24,11 +24,11 @@ from ringcomm.parallel import (
     make_schedule,
 )
 from ringcomm.pipelining.simulation import simulate
-from ringcomm.plan import memory
-from ringcomm.plan.devices import device
-from ringcomm.plan.layout import ParallelLayout
-from ringcomm.plan.memory import in_flight, memory_use, states
-from ringcomm.plan.model import Transformer
+from ringcomm.plan.model.devices import device
+from ringcomm.plan.model.layout import ParallelLayout
+from ringcomm.plan.model.transformer import Transformer
+from ringcomm.plan.price import memory
+from ringcomm.plan.price.memory import in_flight, memory_use, states
 
 A100 = device("a100-80gb")
 CPU = replace(A100, element=4)  # float32

@@ -9,9 +9,9 @@ import torch.distributed as dist
 import torch_world
 from ringcomm import ArgumentError
 from ringcomm.parallel import GPTConfig, Grid, gpt_stages, make_schedule
-from ringcomm.plan.layout import ParallelLayout
-from ringcomm.plan.memory import stage_parameters
-from ringcomm.plan.model import Transformer
+from ringcomm.plan.model.layout import ParallelLayout
+from ringcomm.plan.model.transformer import Transformer
+from ringcomm.plan.price.memory import stage_parameters
 
 SMALL = Transformer(layers=4, hidden=32, heads=4, vocab=100, seq=24)
 GROUPED = replace(SMALL, kv_heads=1, ffn=48)  # one key for all queries; an MLP of another size

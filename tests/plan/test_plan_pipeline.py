@@ -6,8 +6,8 @@ import pytest
 
 from ringcomm.pipelining.schedule import make_schedule
 from ringcomm.pipelining.simulation import simulate
-from ringcomm.plan.layout import ParallelLayout
-from ringcomm.plan.pipeline import pipeline_seconds, run_schedule
+from ringcomm.plan.model.layout import ParallelLayout
+from ringcomm.plan.price.pipeline import pipeline_seconds, run_schedule
 
 SHAPES = [(1, 4, 1), (2, 1, 1), (4, 2, 1), (4, 9, 1), (8, 24, 1), (2, 4, 2), (4, 8, 2), (4, 12, 3), (8, 16, 4)]
 

@@ -7,13 +7,13 @@ from itertools import pairwise, product
 import pytest
 
 from ringcomm import ArgumentError
-from ringcomm.plan.cost import Pricing
-from ringcomm.plan.devices import device
-from ringcomm.plan.explain import Explainer
-from ringcomm.plan.layout import RECOMPUTE, ParallelLayout
-from ringcomm.plan.memory import memory_use
-from ringcomm.plan.model import Transformer
-from ringcomm.plan.search import TIE, _ordered, differences, layouts, price, search
+from ringcomm.plan.model.devices import device
+from ringcomm.plan.model.layout import RECOMPUTE, ParallelLayout
+from ringcomm.plan.model.transformer import Transformer
+from ringcomm.plan.price.memory import memory_use
+from ringcomm.plan.price.step import Pricing
+from ringcomm.plan.search.neighbors import Explainer
+from ringcomm.plan.search.search import TIE, _ordered, differences, layouts, price, search
 
 A100, H100 = device("a100-80gb"), device("h100-80gb")
 UNFUSED = replace(A100, attention="unfused")

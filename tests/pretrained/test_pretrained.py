@@ -37,7 +37,7 @@ from pretrained_models import (
 )
 from ringcomm import ArgumentError, RingcommError
 from ringcomm.parallel import GPTConfig, Grid, gpt_stages, make_schedule
-from ringcomm.parallel.functional import all_gathered
+from ringcomm.parallel.collectives import all_gathered
 from ringcomm.parallel.sharding import collect_shard_specs
 from ringcomm.pretrained import load_pretrained, pretrained_config, save_pretrained
 from ringcomm.pretrained.families import settings_of

@@ -54,12 +54,12 @@ RESERVED = {
     "os.environ": (
         *("config", "bootstrap.place", "bench.machine", "bench.mps", "bench.peers", "bench.tune"),
         *("bench.rank.__main__", "bench.rank.gloo", "bench.rank.nccl"),
-        *("torch.native", "mpi4py.environment", "mpi4py.options", "mpi4py.futures.preparation"),
+        *("torch.compat.native", "mpi4py.environment", "mpi4py.options", "mpi4py.futures.preparation"),
     ),
-    "torch": ("bench.rank.gloo", "parallel", "parameter_server", "plan.measure", "pretrained", "torch"),
+    "torch": ("bench.rank.gloo", "parallel", "parameter_server", "plan.calibration.measure", "pretrained", "torch"),
     "cupy": ("devices", "commands.doctor", "bench.rank.cuda", "bench.rank.nccl", "bench.device_arrays"),
     # SECURITY.md, *What is unpickled*.
-    "pickle": ("objects", "launcher.launch", "launcher.forkserver", "mpi4py.pickling", "parallel.checkpoint"),
+    "pickle": ("objects", "launcher.launch", "launcher.forkserver", "mpi4py.pickling", "parallel.state.checkpoint"),
     "mpi4py": ("bench.rank.mpi", "transports.mpi.world", "transports.mpi.link", "transports.mpi.leaving"),
 }
 # The methods of mpi4py's communicators that pickle; their capitalized forms take buffers.

@@ -11,7 +11,8 @@ from torch import nn
 
 import torch_world
 from ringcomm import CollectiveTimeout
-from ringcomm.torch import native, process_group
+from ringcomm.torch import process_group
+from ringcomm.torch.compat import native
 
 c10d = dist.distributed_c10d
 

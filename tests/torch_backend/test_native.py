@@ -27,7 +27,7 @@ import harness
 import torch_world
 from failures import raised, until_waiting
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, MismatchError, PeerLost
-from ringcomm.torch import capabilities, native
+from ringcomm.torch.compat import capabilities, native
 from ringcomm.torch.process_group import RingcommProcessGroup
 from ringcomm.torch.shared import communicator_of, shared_empty
 

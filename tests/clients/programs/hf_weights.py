@@ -7,7 +7,7 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from ringcomm.parallel import Grid, gpt_stages
-from ringcomm.parallel.functional import all_gathered
+from ringcomm.parallel.collectives import all_gathered
 from ringcomm.pretrained import load_pretrained, pretrained_config, save_pretrained
 
 VOCAB = 37  # padded if sharded

@@ -1,0 +1,1 @@
+"""Data parallelism: replicas that average their gradients, and share what they need for the optimizer (ZeRO)."""

@@ -1,0 +1,1 @@
+"""Expert parallelism: mixtures of experts that replicas divide among themselves."""

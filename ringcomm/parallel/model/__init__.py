@@ -1,0 +1,1 @@
+"""A GPT of parallel layers; recomputation, metrics, and a check against one process."""

@@ -1,0 +1,1 @@
+"""The state of a training: precision and optimizers, random numbers, checkpoints."""

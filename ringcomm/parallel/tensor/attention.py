@@ -1,0 +1,164 @@
+"""Self-attention whose heads are sharded over the ranks of an axis, with grouped queries and rotary positions."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from ringcomm.errors import integer, refuse, unknown
+from ringcomm.parallel.collectives import copy_to
+from ringcomm.parallel.context.ring import ring_attention
+from ringcomm.parallel.context.sequence import sequence_positions
+from ringcomm.parallel.context.ulysses import ulysses_attention
+from ringcomm.parallel.grid import Axis
+from ringcomm.parallel.state.seed import rank_local_rng
+from ringcomm.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear
+from ringcomm.parallel.tensor.overlap import enter_linear
+
+__all__ = ["ParallelAttention", "rotary_embedding"]
+
+CONTEXT_PARALLEL = ("ring", "ulysses")
+
+
+class ParallelAttention(nn.Module):
+    """Self-attention with sharded heads: (B, S, H) → (B, S, H).
+
+    With fewer `kv_heads` than `heads`, queries have keys and values in common (Ainslie et al., GQA, arXiv 2305.13245).
+    With fewer `kv_heads` than ranks, the key and value weights are replicated, and each rank uses the head of its
+    queries.
+
+    Communication: that of entering and leaving the region; with fewer `kv_heads` than ranks, also an all-reduce of the
+    gradients of the key and value weights; with `cp`, that of ring or Ulysses attention.
+
+    Args:
+        hidden: hidden size
+        heads: number of heads
+        tp: the ranks with their shards
+        kv_heads: number of key and value heads; None: `heads`
+        causal: whether a token attends to itself and those before it only, unless a call has a mask
+        rotary_base: rotate queries and keys by their positions, with this base (see `rotary_embedding`); None: do not
+        bias: whether the linear layers have one
+        dropout: dropout probability of attention weights
+        sequence_parallel: whether the input and output are sharded along the sequence
+        recompute: keep queries, keys and values only for backward, and attend again there: selective recomputation
+            (Korthikanti et al., arXiv 2205.05198). It frees 3 · heads/t · B · S² elements, the scores, unless they are
+            not stored: without dropout and a mask, torch has kernels that do not.
+        cp: the ranks over which sequences are split (see `split_sequence`); None: sequences are whole
+        context_parallel: the attention over `cp`, "ring" or "ulysses"
+
+    Raises:
+        ArgumentError: the heads, or `kv_heads`, cannot be divided evenly; the size of a head is odd and rotated;
+            `context_parallel` is unknown, or a ring that would drop attention weights.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        heads: int,
+        tp: Axis,
+        *,
+        kv_heads: int | None = None,
+        causal: bool = True,
+        rotary_base: float | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        sequence_parallel: bool = False,
+        recompute: bool = False,
+        cp: Axis | None = None,
+        context_parallel: str = "ring",
+    ) -> None:
+        super().__init__()
+        heads = integer("heads", heads, 1)
+        kv_heads = heads if kv_heads is None else integer("kv_heads", kv_heads, 1)
+        if hidden % heads:
+            raise refuse("hidden size", f"a multiple of the {heads} heads", hidden)
+        if heads % kv_heads:
+            raise refuse("heads", f"a multiple of the {kv_heads} kv_heads", heads)
+        tp.divide("heads", heads)
+        self.shard_keys = kv_heads % tp.size == 0
+        if not self.shard_keys and tp.size % kv_heads:
+            raise refuse("kv_heads", f"a multiple or a divisor of tp = {tp.size}", kv_heads)
+        self.tp, self.sequence_parallel, self.dropout = tp, sequence_parallel, dropout
+        self.causal, self.rotary_base, self.recompute = causal, rotary_base, recompute
+        self.width, self.kv_heads = hidden // heads, kv_heads
+        if rotary_base and self.width % 2:
+            raise refuse("size of a head with rotary positions", "an even number", self.width)
+        if context_parallel not in CONTEXT_PARALLEL:
+            raise unknown("context_parallel", context_parallel, CONTEXT_PARALLEL)
+        self.cp, self.context_parallel = cp if cp and cp.size > 1 else None, context_parallel
+        if self.cp and context_parallel == "ring" and dropout:
+            raise refuse("dropout of attention weights in a ring", "0, or context_parallel='ulysses'", dropout)
+        keys = 2 * kv_heads * self.width  # key and value of a head are adjacent
+        self.query = ColumnParallelLinear(hidden, hidden, tp, bias=bias, entered=True)
+        linear = partial(ColumnParallelLinear, tp=tp, entered=True) if self.shard_keys else nn.Linear
+        self.key_value = linear(hidden, keys, bias=bias)
+        self.out = RowParallelLinear(hidden, hidden, tp, bias=bias, sequence_parallel=sequence_parallel)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Attend.
+
+        Args:
+            x: the input
+            mask: in place of causality: True for the pairs that attend, or numbers that are added to their scores, of a
+                shape that broadcasts to (B, heads/t, S, S); not with `cp`
+        """
+        keys, keys_weight = self._keys()
+        layers: list[Callable[[torch.Tensor], torch.Tensor]] = [self.query, keys]
+        weights = [self.query.weight, keys_weight]
+        query, key_value = enter_linear(x, layers, weights, self.tp, self.sequence_parallel)
+        query = query.view(*query.shape[:2], -1, self.width).transpose(1, 2)
+        key, value = key_value.view(*key_value.shape[:2], -1, 2, self.width).permute(3, 0, 2, 1, 4)
+        if self.rotary_base:
+            positions = sequence_positions(query.shape[2] * self.cp.size, self.cp) if self.cp else None
+            query, key = (rotary_embedding(each, self.rotary_base, positions) for each in (query, key))
+        again = self.recompute and self.training
+        attend = partial(checkpoint, self._attend, use_reentrant=False) if again else self._attend
+        out: torch.Tensor = self.out(attend(query, key, value, mask).transpose(1, 2).flatten(2))
+        return out
+
+    def _attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        dropout = self.dropout if self.training else 0.0
+        if self.cp and mask is not None:
+            raise refuse("mask of sequences split over cp", None, "one")
+        if self.cp and self.context_parallel == "ring":
+            return ring_attention(query, key, value, self.cp, causal=self.causal)
+        causal = self.causal and mask is None
+        grouped = query.shape[1] != key.shape[1]
+        with rank_local_rng(self.tp, query.device) if dropout else nullcontext():
+            if self.cp:
+                return ulysses_attention(query, key, value, self.cp, causal=causal, dropout=dropout)
+            return F.scaled_dot_product_attention(query, key, value, mask, dropout, causal, enable_gqa=grouped)
+
+    def _keys(self) -> tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]:
+        """Return the layer of this rank's keys and values, and its weight."""
+        if self.shard_keys:
+            return self.key_value, self.key_value.weight
+        head = self.tp.rank * self.kv_heads // self.tp.size
+
+        def own(full: torch.Tensor) -> torch.Tensor:
+            return copy_to(full, self.tp).chunk(self.kv_heads)[head]
+
+        weight, bias = own(self.key_value.weight), self.key_value.bias
+        return partial(F.linear, weight=weight, bias=None if bias is None else own(bias)), weight
+
+
+def rotary_embedding(x: torch.Tensor, base: float = 10_000.0, positions: torch.Tensor | None = None) -> torch.Tensor:
+    """Rotate queries or keys (..., S, D) by their positions (RoPE: Su et al., RoFormer, arXiv 2104.09864).
+
+    The positions are S numbers; None: 0 to S - 1. Elements i and i + D/2 of a head are a pair, as in Llama; position s
+    rotates it by s · base^(-2i/D).
+    """
+    length, width = x.shape[-2:]
+    wide = torch.promote_types(x.dtype, torch.float32)
+    pairs = torch.arange(width // 2, dtype=wide, device=x.device)
+    positions = torch.arange(length, device=x.device) if positions is None else positions
+    angles = torch.outer(positions.to(pairs), base ** (-2 * pairs / width))
+    cos, sin = angles.cos(), angles.sin()
+    first, second = x.to(wide).chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)

@@ -1,0 +1,1 @@
+"""What a step costs: seconds, bytes of memory, and bytes sent."""

@@ -1,0 +1,1 @@
+"""What torch's versions and tools ask of a backend, beside calls."""
