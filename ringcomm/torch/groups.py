@@ -1,8 +1,8 @@
 """Groups of ranks that share memory already, because the default group does: they need not be connected again.
 
-torch calls the backend on the members alone, so `Communicator.split`, which all ranks call, cannot make them. Instead
-a member reserves memory and publishes where it lies, unless another one has; no member waits for another. The first
-call waits, as any call does, and names a member that does not join.
+torch calls the backend on these ranks alone, so `Communicator.split`, which all ranks call, cannot make them. Instead
+one reserves memory and publishes where it lies, unless another one has; no rank waits for another. The first
+call waits, as any call does, and names a rank that does not join.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from ringcomm.communicator import Communicator
 from ringcomm.torch.shared import communicator_of
 
-__all__ = ["connect_members", "remember"]
+__all__ = ["connect_ranks_of_world", "remember"]
 
 Store = Any  # of torch
 
@@ -35,7 +35,7 @@ def remember(comm: Communicator, store: Store) -> None:
     _starts[comm] = _Start(store)
 
 
-def connect_members(name: str, members: Sequence[int], timeout: float) -> Communicator | None:
+def connect_ranks_of_world(name: str, ranks: Sequence[int], timeout: float) -> Communicator | None:
     """Return the communicator of these ranks of the world; None if they do not share its memory."""
     world = communicator_of(None)
     start = _starts.get(world) if world else None
@@ -52,7 +52,7 @@ def connect_members(name: str, members: Sequence[int], timeout: float) -> Commun
     except RuntimeError:  # a store of the program that lacks compare_set
         return None
     if not offset:
-        offset = start.store.compare_set(key, "", str(local.reserve_group(len(members))))
-    comm = Communicator(local.open_group(int(offset), members, timeout), place=world._place)
+        offset = start.store.compare_set(key, "", str(local.reserve_group(len(ranks))))
+    comm = Communicator(local.open_group(int(offset), ranks, timeout), place=world._place)
     start.made[name] = number
     return comm

@@ -1,10 +1,10 @@
-"""How a method of c10d becomes a call of the communicator: options, reductions, labels for tools, errors."""
+"""How a method of c10d becomes a call of the communicator: options, reductions, what tools see, errors."""
 
 from collections.abc import Callable
 from contextlib import suppress
 from functools import reduce, wraps
 from inspect import Parameter, Signature, signature
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -58,25 +58,9 @@ def operation(
     def method_of(prepare: Callable[..., Prepared]) -> Callable[..., TorchWork]:
         this, _, _, *own = signature(prepare).parameters.values()
         last = [Parameter("opts", Parameter.POSITIONAL_OR_KEYWORD, default=None)] if options else []
-        public = Signature([this, *own, *last])
-        count = len(own)
-        given = slice(*next(((i, i + 1) for i, each in enumerate(own) if each.name in INPUTS), (0, 0)))
-
-        def perform(self: Any, opts: Any, arguments: tuple[Any, ...]) -> TorchWork:
-            call = CallTensors()
-            try:
-                prepared = prepare(self, opts, call, *arguments[:count])
-                observers.show_to_modes(self, prepare.__name__, arguments)  # which need checked arguments
-                return prepared if isinstance(prepared, TorchWork) else self._run(name, opts, call, *prepared)
-            except NoMemory:
-                return DONE
-            except Wrapper:
-                given = (*arguments[:count], opts) if options else arguments
-                return coalesced(self, *calls_of(self, prepare.__name__, given, DONE))
-            except RingcommError as error:
-                with suppress(RingcommError):  # the first error is raised
-                    self._stop_coalescing()  # torch does not, when a call of a batch raises
-                raise self.annotated(error)  # noqa: B904 (it is the same error)
+        public, count = Signature([this, *own, *last]), len(own)
+        inputs = next((number for number, each in enumerate(own) if each.name in INPUTS), count)
+        made = _Operation(name, prepare, count, bool(options))
 
         @wraps(prepare)
         def method(self: Any, *arguments: Any, **named: Any) -> TorchWork:
@@ -86,15 +70,41 @@ def operation(
             if options:
                 opts = opts or options()
             if not observers.watched():
-                return perform(self, opts, arguments)
+                return made.perform(self, opts, arguments)
             shown = (prepare.__name__, arguments) if of_many else ()
-            with observers.label(self, name, arguments[given], *shown):
-                return perform(self, opts, arguments)
+            with observers.label(self, name, arguments[:count][inputs : inputs + 1], *shown):
+                return made.perform(self, opts, arguments)
 
         method.__signature__ = public  # type: ignore[attr-defined]
         return method
 
     return method_of
+
+
+class _Operation(NamedTuple):
+    """A call of the communicator, what prepares it, and the number of its arguments beside options."""
+
+    name: str
+    prepare: Callable[..., Prepared]
+    arity: int
+    takes_options: bool
+
+    def perform(self, group: Any, opts: Any, arguments: tuple[Any, ...]) -> TorchWork:
+        method, own = self.prepare.__name__, arguments[: self.arity]
+        call = CallTensors()
+        try:
+            prepared = self.prepare(group, opts, call, *own)
+            observers.show_to_modes(group, method, arguments)  # which need checked arguments
+            return prepared if isinstance(prepared, TorchWork) else group._run(self.name, opts, call, *prepared)
+        except NoMemory:
+            return DONE
+        except Wrapper:
+            given = (*own, opts) if self.takes_options else arguments
+            return coalesced(group, *calls_of(group, method, given, DONE))
+        except RingcommError as error:
+            with suppress(RingcommError):  # the first error is raised
+                group._stop_coalescing()  # torch does not, when a call of a batch raises
+            raise group.annotated(error)  # noqa: B904 (it is the same error)
 
 
 def reduction(opts: Any) -> Any:

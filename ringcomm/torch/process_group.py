@@ -21,10 +21,12 @@ from ringcomm.torch.compat import inflight, native
 from ringcomm.torch.compat.capabilities import Capabilities, Options, has_other_backends
 from ringcomm.torch.compat.subclasses import NoMemory, tracing, unwrapped
 from ringcomm.torch.compat.untraced import untraced
+from ringcomm.torch.lists import for_ranks, pairs, split_counts
 from ringcomm.torch.operations import DONE, Prepared, flat, merged, operation, reduction, uneven
 from ringcomm.torch.start import connect
 from ringcomm.torch.tensors import CallTensors, Lists, Tensors, single, some, unwritten, without_overlap, write_back
-from ringcomm.torch.works import TorchWork, coalesced, seconds
+from ringcomm.torch.timeouts import seconds
+from ringcomm.torch.works import TorchWork, coalesced
 
 __all__ = ["RingcommProcessGroup", "create"]
 
@@ -39,7 +41,7 @@ _wrapped: set["RingcommProcessGroup"] = set()
 
 
 def create(options: Options) -> Any:
-    """Return the group, or the Backend of one, for torch's DistributedBackendOptions; every member calls this."""
+    """Return the group, or the Backend of one, for torch's DistributedBackendOptions. All its ranks call this."""
     name, ranks = options.group_id, list(options.global_ranks_in_group)
     shared = Base is c10d.ProcessGroup and has_other_backends()
     try:
@@ -58,8 +60,8 @@ def annotate(error: RingcommError, name: str, ranks: list[int], rank: int) -> Ri
     """Add the group to an error, once: the ranks in messages are those of the group."""
     group = f"in the torch.distributed group {name!r}"
     if group not in str(error):
-        members = f"ranks {ranks} of the world" if ranks else "the world"
-        error.args = (f"{error}\n{group} ({members}), on its rank {rank}",)
+        of = f"ranks {ranks} of the world" if ranks else "the world"
+        error.args = (f"{error}\n{group} ({of}), on its rank {rank}",)
     return error
 
 
@@ -110,7 +112,7 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
 
     @operation("all_gather", c10d.AllgatherOptions)
     def allgather(self, _: Any, call: CallTensors, output_lists: Lists, inputs: Tensors) -> Prepared:
-        outputs = self._all_ranks(single(output_lists))
+        outputs = for_ranks(self, single(output_lists))
         out = call.outputs(outputs)
         x = flat(call.input(single(inputs)))
         x = call.input_for(out, x, sum(part.numel() for part in outputs[: self.comm.rank]))
@@ -126,19 +128,19 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
         x = call.input(single(inputs))
         if self.comm.rank != opts.rootRank:
             return (), x, None, opts.rootRank
-        outputs = self._all_ranks(single(output_lists), single(inputs))
+        outputs = for_ranks(self, single(output_lists), single(inputs))
         return outputs, x, call.outputs(outputs), opts.rootRank
 
     @operation("scatter", c10d.ScatterOptions)
     def scatter(self, opts: Any, call: CallTensors, outputs: Tensors, input_lists: Lists) -> Prepared:
         x = None
         if self.comm.rank == opts.rootRank:
-            x = call.inputs(self._all_ranks(single(input_lists), single(outputs)))
+            x = call.inputs(for_ranks(self, single(input_lists), single(outputs)))
         return outputs, x, call.output(single(outputs)), opts.rootRank
 
     @operation("reduce_scatter", c10d.ReduceScatterOptions)
     def reduce_scatter(self, opts: Any, call: CallTensors, outputs: Tensors, input_lists: Lists) -> Prepared:
-        inputs = self._all_ranks(single(input_lists))
+        inputs = for_ranks(self, single(input_lists))
         x, out = call.inputs(inputs, reduces=True), call.output(single(outputs), reduces=True)
         x = call.input_for(out, x, -sum(part.numel() for part in inputs[: self.comm.rank]))
         return outputs, x, reduction(opts), out, uneven(inputs)
@@ -157,7 +159,7 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
     @operation("all_to_all", c10d.AllToAllOptions)
     def alltoall(self, _: Any, call: CallTensors, outputs: Tensors, inputs: Tensors) -> Prepared:
         counts = [[tensor.numel() for tensor in tensors] for tensors in (inputs, outputs)]
-        return outputs, call.inputs(self._all_ranks(inputs)), call.outputs(self._all_ranks(outputs)), *counts
+        return outputs, call.inputs(for_ranks(self, inputs)), call.outputs(for_ranks(self, outputs)), *counts
 
     @operation("all_to_all", c10d.AllToAllOptions)
     def all_to_all_single(
@@ -170,7 +172,7 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
         input_splits: Sequence[int],
     ) -> Prepared:
         x, out = flat(call.input(input)), flat(call.output(output))
-        sent, received = self._splits(input, input_splits), self._splits(output, output_splits)
+        sent, received = split_counts(self, input, input_splits), split_counts(self, output, output_splits)
         return [output], x, out, *((sent, received) if input_splits or output_splits else (None, None))
 
     @operation("barrier", c10d.BarrierOptions)
@@ -198,12 +200,12 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
 
     @operation("all_gather", c10d.AllgatherOptions, of_many=True)
     def all_gather_single_coalesced(self, opts: Any, _: CallTensors, outputs: Tensors, inputs: Tensors) -> Prepared:
-        works = [self.all_gather_single(out, x, opts) for out, x in self._pairs(outputs, inputs)]
+        works = [self.all_gather_single(out, x, opts) for out, x in pairs(outputs, inputs)]
         return coalesced(self, works, outputs)
 
     @operation("reduce_scatter", c10d.ReduceScatterOptions, of_many=True)
     def reduce_scatter_single_coalesced(self, opts: Any, _: CallTensors, outputs: Tensors, inputs: Tensors) -> Prepared:
-        works = [self.reduce_scatter_single(out, x, opts) for out, x in self._pairs(outputs, inputs)]
+        works = [self.reduce_scatter_single(out, x, opts) for out, x in pairs(outputs, inputs)]
         return coalesced(self, works, outputs)
 
     def _start_coalescing(self, device: object = None) -> None:  # noqa: ARG002
@@ -315,33 +317,6 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
         if opts is not None and (given := opts.timeout) != UNSET:
             return seconds(given) or self._timeout
         return self._timeout
-
-    def _all_ranks(self, items: Sequence[Any], like: torch.Tensor | None = None) -> Sequence[Any]:
-        """Return a list that must have one item for each rank; with `like`, tensors of its size."""
-        if len(items) != self.comm.size:
-            raise refuse("the list", f"a tensor for each of {self.comm.size} ranks", f"{len(items)} tensors")
-        if like is not None and any(tensor.numel() != like.numel() for tensor in items):
-            sizes = ", ".join(str(tensor.numel()) for tensor in items)
-            raise refuse("the list", f"tensors with {like.numel()} elements", f"tensors with {sizes} elements")
-        return items
-
-    def _pairs(self, outputs: Tensors, inputs: Tensors) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return the output and input of each of many calls, all of which read what was there before the first."""
-        if len(outputs) != len(some(inputs)):
-            raise refuse("outputs", f"{len(inputs)} tensors, as inputs", f"{len(outputs)} tensors")
-        return [*zip(outputs, unwritten(inputs, [[out] for out in outputs]), strict=True)]
-
-    def _splits(self, tensor: torch.Tensor, splits: Sequence[int]) -> list[int]:
-        """Return the elements for, or from, each rank; torch passes rows, and an empty list for equal splits."""
-        rows, size = tensor.shape[0] if tensor.dim() else 0, self.comm.size
-        if not splits:
-            if rows % size:
-                raise refuse("axis 0", f"a multiple of {size} rows, or split sizes", f"{rows} rows")
-            splits = [rows // size] * size
-        elif sum(splits) != rows or len(splits) != size:
-            raise refuse("split sizes", f"{size} numbers that add up to {rows} rows", list(splits))
-        row = tensor.numel() // rows if rows else 0
-        return [split * row for split in splits]
 
 
 def _is_async(opts: Any) -> bool:

@@ -20,12 +20,12 @@ def all_reduce(comm: Communicator, tensor: torch.Tensor, op: Any, timeout: float
         mine = tensor.coalesce()
         indices, values = mine.indices().t().contiguous(), mine.values().contiguous()
         kind = f"{tensor.dtype}, shape {tuple(tensor.shape)}, {tensor.sparse_dim()} sparse dimensions, {op}"
-        facts = comm.all_gather_object((kind, len(values)), timeout=timeout)
-        for rank, (theirs, _) in enumerate(facts):
-            if theirs != facts[0][0]:
-                message = f"all_reduce of sparse tensors: rank 0 passed {facts[0][0]}, and rank {rank} {theirs}"
-                raise MismatchError(message, rank=rank, collective="all_reduce", expected=facts[0][0], got=theirs)
-        counts = [count for _, count in facts]
+        passed = comm.all_gather_object((kind, len(values)), timeout=timeout)
+        for rank, (theirs, _) in enumerate(passed):
+            if theirs != passed[0][0]:
+                message = f"all_reduce of sparse tensors: rank 0 passed {passed[0][0]}, and rank {rank} {theirs}"
+                raise MismatchError(message, rank=rank, collective="all_reduce", expected=passed[0][0], got=theirs)
+        counts = [count for _, count in passed]
         indices = comm.all_gather(indices, counts=counts, timeout=timeout)
         values = comm.all_gather(values, counts=counts, timeout=timeout)
         if tensor.dtype in SHORT:

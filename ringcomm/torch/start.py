@@ -1,7 +1,6 @@
 """Connects the ranks of a torch.distributed group through torch's store."""
 
 import logging
-import secrets
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -10,7 +9,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ringcomm.bootstrap.arrivals import arrival_timeout
 from ringcomm.bootstrap.facts import all_gather_facts
 from ringcomm.bootstrap.place import host_id
 from ringcomm.bootstrap.process_watch import ProcessWatch, process_id
@@ -19,8 +17,9 @@ from ringcomm.communicator import Communicator
 from ringcomm.config import Config
 from ringcomm.errors import CollectiveTimeout, PeerLost, RingcommError, decode_error, encode_error
 from ringcomm.start import connect as connect_ranks
+from ringcomm.torch.agreement import Agreement, wait_briefly
 from ringcomm.torch.compat.torchrun import let_the_cause_end_first
-from ringcomm.torch.groups import connect_members, remember
+from ringcomm.torch.groups import connect_ranks_of_world, remember
 
 __all__ = ["TorchStoreAdapter", "connect", "connect_job", "connected"]
 
@@ -29,7 +28,6 @@ log = logging.getLogger("ringcomm")
 c10d: Any = dist.distributed_c10d
 Store = Any  # of torch
 
-SLICE = 0.1  # seconds between checks for failures and signals
 REPORT_TIMEOUT = 1.0  # seconds for rank 0 to name the ranks that did not join
 EXIT = 1.0  # seconds for a process to end after it has closed its connections, on a loaded machine
 FAILURE = "failure"
@@ -40,10 +38,10 @@ _prepared: list[Communicator] = []  # for the default group that is made next
 def connect(options: Any) -> Communicator:
     """Connect the ranks of a group, given torch's DistributedBackendOptions."""
     let_the_cause_end_first()
-    config, members = Config(timeout=options.timeout.total_seconds()), list(options.global_ranks_in_group)
-    if members:  # else it is the default group
+    config, ranks = Config(timeout=options.timeout.total_seconds()), list(options.global_ranks_in_group)
+    if ranks:  # else it is the default group
         try:
-            comm = connect_members(options.group_id, members, config.timeout)
+            comm = connect_ranks_of_world(options.group_id, ranks, config.timeout)
         except dist.DistNetworkError as error:
             raise _store_lost(error) from None
         if comm is not None:
@@ -113,7 +111,7 @@ def _await_connected(size: int, timeout: float, start: Store, store: "TorchStore
     """Wait until the other ranks are connected. One that is may leave, and exit, while others are not."""
     deadline = time.monotonic() + timeout
     for other in range(1, size):
-        while not _wait(start, key := f"{other} is connected", deadline):
+        while not wait_briefly(start, key := f"{other} is connected", deadline):
             lost = watch.lost()  # before the keys: a rank sets its own before it exits
             store.check_failure()
             for error in lost:
@@ -126,79 +124,15 @@ def _await_connected(size: int, timeout: float, start: Store, store: "TorchStore
 
 
 def _agree(store: Store, rank: int, size: int, timeout: float, watch: ProcessWatch) -> str:
-    """Agree on a name that is unique to this start of these ranks, and watch the processes that announce themselves.
-
-    The store may hold keys of earlier starts: torch reuses the names of groups after destroy_process_group, and
-    torchrun the whole store after a restart. So each rank picks a random name, and rank 0 answers each name until all
-    ranks have acknowledged: no old key can be mistaken for an answer.
-    """
-    name = secrets.token_hex(8)
-    deadline = time.monotonic() + timeout
-    announced = f"{name} {host_id()}\n{process_id()}"
-    known: dict[int, bytes] = {}
-    store.set(f"{rank} is", announced)
-
-    def announcement(other: int) -> str | None:
-        """Return the name of another rank if it is new."""
-        if not store.check([f"{other} is"]):
-            return None
-        theirs = store.get(f"{other} is")
-        if theirs == known.get(other):
-            return None
-        known[other] = theirs
-        their_name, _, place = theirs.decode().partition(" ")
-        host, _, process = place.partition("\n")
-        if host == host_id():
-            watch.add(other, process, now=False)
-        return str(their_name)
-
-    if rank > 0:
-        while not _wait(store, f"start of {rank}, {name}", deadline):
-            announcement(0)
-            watch.check()
-            if time.monotonic() >= deadline:
-                raise arrival_timeout([0], size, timeout)
-        announcement(0)
-        start: str = store.get(f"start of {rank}, {name}").decode()
-        store.set(f"{rank} acknowledged {start}", b"")
-        return start
-    missing = set(range(1, size))
-    pauses = _pauses()
+    """Agree on the name of this start of these ranks."""
+    agreement = Agreement(store, rank, size, timeout, watch)
+    if rank:
+        return agreement.follow()
     try:
-        while missing:
-            watch.check()
-            for other in sorted(missing):
-                if theirs := announcement(other):
-                    store.set(f"start of {other}, {theirs}", name)
-                elif other in known and store.check([f"{other} acknowledged {name}"]):
-                    missing.remove(other)
-            if missing and time.monotonic() > deadline:
-                raise arrival_timeout(missing, size, timeout)
-            if missing:
-                time.sleep(next(pauses))
+        return agreement.lead()
     except RingcommError as error:
-        TorchStoreAdapter(c10d.PrefixStore(name, store), watch).abort(error)  # for the ranks that have joined
+        TorchStoreAdapter(c10d.PrefixStore(agreement.name, store), watch).abort(error)  # for the ranks that have joined
         raise
-    return name
-
-
-def _wait(store: Store, key: str, deadline: float) -> bool:
-    """Wait up to a slice for a key; return whether it is set. torch's own wait ignores signals, and logs."""
-    deadline = min(deadline, time.monotonic() + SLICE)
-    pauses = _pauses()
-    while not store.check([key]):
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(next(pauses))
-    return True
-
-
-def _pauses() -> Iterator[float]:
-    """Return the seconds to sleep between two looks at the store: so no wait takes much longer than it must."""
-    pause = 0.0001  # as long as a look takes
-    while True:
-        yield pause
-        pause = min(1.5 * pause, 0.02)
 
 
 class TorchStoreAdapter:
@@ -221,7 +155,7 @@ class TorchStoreAdapter:
 
     def get(self, key: str, timeout: float) -> bytes:
         deadline = time.monotonic() + timeout
-        while not _wait(self._store, key, deadline):
+        while not wait_briefly(self._store, key, deadline):
             self.check()
             if time.monotonic() >= deadline:
                 raise CollectiveTimeout(f"no rank has set {key!r} within {timeout:g} s")

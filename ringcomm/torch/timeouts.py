@@ -1,4 +1,4 @@
-"""The timeout of a process group."""
+"""The timeouts of process groups and calls."""
 
 from contextlib import suppress
 from datetime import timedelta
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["timeout_of"]
+__all__ = ["seconds", "timeout_of"]
 
 
 def timeout_of(group: dist.ProcessGroup | None = None, device: str | torch.device = "cpu") -> timedelta | None:
@@ -20,3 +20,10 @@ def timeout_of(group: dist.ProcessGroup | None = None, device: str | torch.devic
         backend: Any = (group or dist.group.WORLD)._get_backend(torch.device(device))  # type: ignore[union-attr]
         found = getattr(getattr(backend, "options", None), "_timeout", None)
     return found if isinstance(found, timedelta) else None
+
+
+def seconds(timeout: timedelta | float | None) -> float | None:
+    """Return torch's timeout in seconds; None, the group's own, if it is not positive."""
+    if isinstance(timeout, timedelta):
+        timeout = timeout.total_seconds()
+    return timeout if timeout is not None and timeout > 0 else None

@@ -7,9 +7,7 @@ when these change. ::
     model = torchft.DistributedDataParallel(manager, model)
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 from torchft.process_group import ProcessGroupWrapper
@@ -27,20 +25,16 @@ class ProcessGroupRingcomm(ProcessGroupWrapper):  # type: ignore[misc]
     """
 
     def _create_pg(self, store: Any, rank: int, world_size: int) -> RingcommProcessGroup:
-        group: RingcommProcessGroup = create(_Options(store, rank, world_size, self._timeout, f"torchft_{self._uuid}"))
+        options = SimpleNamespace(  # of a default group
+            store=store,
+            group_rank=rank,
+            group_size=world_size,
+            timeout=self._timeout,
+            group_id=f"torchft_{self._uuid}",
+            global_ranks_in_group=(),
+        )
+        group: RingcommProcessGroup = create(options)
         return group
 
     def getBackendName(self) -> str:  # noqa: N802
         return "torchft-ringcomm"
-
-
-@dataclass
-class _Options:
-    """torch's DistributedBackendOptions of a default group."""
-
-    store: Any
-    group_rank: int
-    group_size: int
-    timeout: timedelta
-    group_id: str
-    global_ranks_in_group: Sequence[int] = ()

@@ -17,8 +17,9 @@ from ringcomm.torch.compat import inflight
 from ringcomm.torch.compat.native import result_after
 from ringcomm.torch.compat.untraced import untraced
 from ringcomm.torch.tensors import Copies, Tensors, write_back
+from ringcomm.torch.timeouts import seconds
 
-__all__ = ["TorchWork", "WorkOwner", "coalesced", "seconds"]
+__all__ = ["TorchWork", "WorkOwner", "coalesced"]
 
 
 _Work: Any = dist.Work  # torch's stubs leave out much of what it calls
@@ -32,13 +33,6 @@ class WorkOwner(Protocol):
 
     def annotated(self, error: RingcommError) -> RingcommError:
         """Return the error with the name of the group added."""
-
-
-def seconds(timeout: timedelta | float | None) -> float | None:
-    """Return torch's timeout in seconds; None, the group's own, if it is not positive."""
-    if isinstance(timeout, timedelta):
-        timeout = timeout.total_seconds()
-    return timeout if timeout is not None and timeout > 0 else None
 
 
 @untraced

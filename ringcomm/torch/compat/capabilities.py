@@ -1,8 +1,8 @@
 """What torch asks of a group and of its backend, besides calls. Before torch 2.14 one object is both."""
 
-import sys
 from collections.abc import Sequence
 from datetime import timedelta
+from traceback import walk_stack
 from typing import Any, Protocol
 
 import torch
@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from ringcomm.errors import ArgumentError
 from ringcomm.torch.compat.native import BUILD, extension
-from ringcomm.torch.works import seconds
+from ringcomm.torch.timeouts import seconds
 
 __all__ = ["Capabilities", "Options", "has_other_backends"]
 
@@ -121,14 +121,9 @@ class Capabilities:
 def has_other_backends() -> bool:
     """Return whether the group is to have another backend for another device.
 
-    The arguments of a backend do not include it; the local variables of torch's calling function do. Raises
-    ArgumentError where torch would drop the other backend silently: before torch 2.14, without the extension.
+    Raises ArgumentError where torch would drop the other backend silently: before torch 2.14, without the extension.
     """
-    frame = sys._getframe()
-    while frame and "backend_config" not in frame.f_locals:
-        frame = frame.f_back  # type: ignore[assignment]
-    backends = frame.f_locals["backend_config"].get_device_backend_map() if frame else {}
-    del frame  # or a cycle of frames would keep the caller's variables alive
+    backends = _backends_by_device()
     others = {*backends.values()} - {NAME}
     if others and not extension():
         asked = ",".join(f"{device}:{backend}" for device, backend in backends.items())
@@ -138,6 +133,13 @@ def has_other_backends() -> bool:
         )
         raise ArgumentError(f"backend {asked!r}: {cure}", argument="backend", got=asked)
     return bool(others)
+
+
+def _backends_by_device() -> dict[str, str]:
+    """Return the backends of the group that torch makes: a local variable of its function, and no argument of ours."""
+    configs = (f.f_locals["backend_config"] for f, _ in walk_stack(None) if "backend_config" in f.f_locals)
+    config = next(configs, None)
+    return dict(config.get_device_backend_map()) if config else {}
 
 
 def _devices() -> list[str]:

@@ -13,24 +13,22 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ringcomm.torch import observers
 from ringcomm.torch.compat.subclasses import wraps
-from ringcomm.torch.works import TorchWork
 
 __all__ = ["calls_of"]
 
 _Mode: Any = TorchDispatchMode  # torch does not type it
 
+Work = Any  # a TorchWork
 
-def calls_of(
-    group: Any, method: str, arguments: tuple[Any, ...], done: TorchWork
-) -> tuple[list[TorchWork], list[torch.Tensor]]:
+
+def calls_of(group: Any, method: str, arguments: tuple[Any, ...], done: Work) -> tuple[list[Work], list[torch.Tensor]]:
     """Make the calls that a call on wrappers stands for; return their works, and the outputs: c10d's first argument."""
     leaves, shape = tree_flatten(arguments)
 
-    def call(tensors: list[torch.Tensor]) -> TorchWork:
+    def call(tensors: list[torch.Tensor]) -> Work:
         given = iter(tensors)
         own = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        work: TorchWork = getattr(group, method)(*tree_unflatten(own, shape))
-        return work
+        return getattr(group, method)(*tree_unflatten(own, shape))
 
     with _Interception(call, done) as mode:
         observers.call_silently(group, method, [0 if each is None else each for each in arguments])  # None: any peer
@@ -40,10 +38,10 @@ def calls_of(
 class _Interception(_Mode):  # type: ignore[misc]
     """Makes the calls that arrive with ordinary tensors alone. The dispatcher gets `done` as the work of each."""
 
-    def __init__(self, call: Callable[[list[torch.Tensor]], TorchWork], done: TorchWork) -> None:
+    def __init__(self, call: Callable[[list[torch.Tensor]], Work], done: Work) -> None:
         super().__init__()
         self._call, self._done = call, done
-        self.works: list[TorchWork] = []
+        self.works: list[Work] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
