@@ -20,8 +20,9 @@ from ringcomm.plan.calibration.measure import measure
 from ringcomm.plan.model.devices import Accelerator
 from ringcomm.plan.model.layout import ParallelLayout
 from ringcomm.plan.model.transformer import Transformer
-from ringcomm.plan.report import train_command
+from ringcomm.plan.model.workload import Workload
 from ringcomm.plan.search.search import price
+from ringcomm.plan.train_command import train_command
 
 ROOT = Path(__file__).parents[1]
 MODEL = Transformer(layers=8, hidden=256, heads=8, vocab=len({*"".join(topics.values()), "\n"}), seq=128)
@@ -54,7 +55,7 @@ LAYOUTS = {
 
 def measured(layout: ParallelLayout, device: Accelerator, steps: int) -> float:
     """Return the seconds of a step of the example."""
-    command = shlex.split(train_command(layout, MODEL, device, BATCH))[1:]
+    command = shlex.split(train_command(Workload(MODEL, device, layout.gpus, BATCH), layout))[1:]
     words = [sys.executable, "-m", "torch.distributed.run", *command, "--steps", str(steps)]
     run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     rates = [float(rate.replace(",", "")) for rate in re.findall(r"([\d,]+) tokens/s", run.stdout)]
@@ -71,7 +72,7 @@ def main() -> None:
     for ranks in arguments.n:
         device = measure(ranks)
         layouts = LAYOUTS[ranks]
-        predicted = [price(MODEL, device, ranks, BATCH, layout).cost.seconds for layout in layouts]
+        predicted = [price(Workload(MODEL, device, ranks, BATCH), layout).cost.seconds for layout in layouts]
         found = [measured(layout, device, arguments.steps) for layout in layouts]
         for layout, real, planned in zip(layouts, found, predicted, strict=True):
             places = f"{sorted(found).index(real) + 1} | {sorted(predicted).index(planned) + 1}"

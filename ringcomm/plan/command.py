@@ -14,8 +14,10 @@ from ringcomm.plan.calibration import fit as calibrate
 from ringcomm.plan.calibration.measure import measure
 from ringcomm.plan.draw import draw
 from ringcomm.plan.model.devices import Accelerator, check_name, device, names, own_devices, ranks_of, save
-from ringcomm.plan.model.layout import RECOMPUTE, SCHEDULES, ZERO_STAGES, ParallelLayout, with_schedule
+from ringcomm.plan.model.layout import RECOMPUTE, SCHEDULES, ZERO_STAGES, LayoutFields, with_schedule
 from ringcomm.plan.model.transformer import Transformer
+from ringcomm.plan.model.workload import Workload
+from ringcomm.plan.report_json import as_json
 from ringcomm.plan.search.search import price, search
 
 __all__ = ["add_arguments", "run"]
@@ -114,25 +116,19 @@ def _plan(arguments: argparse.Namespace) -> int:
         raise ArgumentError(f"the following options are required: {', '.join(missing)}")
     if arguments.plot is not None:
         _check_picture(arguments.plot)
-    chosen = _device(arguments)
     model = Transformer(**{each.name: getattr(arguments, each.name) for each in fields(Transformer)})
-    names = [*(each.name for each in fields(ParallelLayout)), "schedule"]
-    fixed: dict[str, Any] = {name: x for name in names if (x := getattr(arguments, name, None)) is not None}
-    batch, result = arguments.batch, None
-    if all(name in fixed for name in ONE):
-        found = [price(model, chosen, arguments.gpus, batch, with_schedule(**fixed))]
-    else:
-        result = search(model, chosen, arguments.gpus, batch, fixed, arguments.best)
-        found = result.best
+    workload, fixed = Workload(model, _device(arguments), arguments.gpus, arguments.batch), LayoutFields()
+    given = {name: getattr(arguments, name, None) for name in LayoutFields.__annotations__}
+    fixed.update({name: x for name, x in given.items() if x is not None})  # type: ignore[typeddict-item]
+    result = None if all(name in fixed for name in ONE) else search(workload, fixed, arguments.best)
+    found = result.best if result else [price(workload, with_schedule(**fixed))]
     if arguments.json:
-        print(json.dumps(report.as_json(found, model, chosen, batch, result), indent=2))
-    elif result:
-        print(*report.describe(result, model, chosen, batch), sep="\n")
+        print(json.dumps(as_json(found, result), indent=2))
     else:
-        print(*report.details(found[0], model, chosen, batch), sep="\n")
+        print(*(report.describe(result) if result else report.details(found[0])), sep="\n")
     if arguments.plot:
         try:
-            draw(found[0], model, chosen, batch, Path(arguments.plot))
+            draw(found[0], Path(arguments.plot))
         except OSError as error:
             raise refuse("plot", "a file that can be written", f"{arguments.plot!r}: {error.strerror}") from None
     return 0

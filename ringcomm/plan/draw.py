@@ -5,11 +5,10 @@ from pathlib import Path
 from ringcomm.algorithms.draw import GRAY, INK, PALE, save, sheet
 from ringcomm.pipelining import FORWARD
 from ringcomm.plan.model.devices import GIB, Accelerator
-from ringcomm.plan.model.transformer import Transformer
 from ringcomm.plan.price.memory import MemoryUse, memory_use
 from ringcomm.plan.price.step import Pricing
-from ringcomm.plan.report import grid
 from ringcomm.plan.search.search import Candidate
+from ringcomm.plan.train_command import grid
 
 __all__ = ["draw"]
 
@@ -18,13 +17,14 @@ KINDS = ("tab:blue", "tab:cyan", "tab:pink", "tab:purple", "tab:green", "tab:oli
 WIDE, MEMORY_WIDE, ROW = 12, 4, 0.4  # inches
 
 
-def draw(candidate: Candidate, model: Transformer, device: Accelerator, batch: int, output: Path) -> None:
+def draw(candidate: Candidate, output: Path) -> None:
     """Draw a layout."""
-    layout, cost, _ = candidate
-    timeline = Pricing(model, device, layout.gpus, batch).timeline(layout, cost)
-    facts = f"{cost.seconds:.3f} s a step on {layout.gpus} × {device.name}; stages idle {timeline.bubble:.1%}"
+    workload, layout, cost, _ = candidate
+    model, device, batch = workload.model, workload.device, workload.batch
+    timeline = Pricing(workload).timeline(layout, cost)
+    title = f"{cost.seconds:.3f} s a step on {layout.gpus} × {device.name}; stages idle {timeline.bubble:.1%}"
     legend = "blue: forward; green: backward; red: gradients; purple: optimizer; gray: idle"
-    figure, axes = sheet(WIDE, ROW * layout.pp, grid(layout), facts, legend)
+    figure, axes = sheet(WIDE, ROW * layout.pp, grid(layout), title, legend)
     axes.set(xlim=(0, cost.seconds), ylim=(layout.pp, 0))
     for rank, row in enumerate(timeline.spans):
         axes.text(-0.005 * cost.seconds, rank + 0.5, f"stage {rank}", color=INK, ha="right", va="center", fontsize=8)
@@ -35,9 +35,9 @@ def draw(candidate: Candidate, model: Transformer, device: Accelerator, batch: i
             ]
             axes.broken_barh(spans, (rank + 0.1, 0.8), facecolor=SHADES[phase], edgecolor="white", linewidth=0.2)
         begin = timeline.makespan
-        for part in ("dp", "optimizer"):
-            axes.broken_barh([(begin, cost.parts[part])], (rank + 0.1, 0.8), facecolor=SHADES[part])
-            begin += cost.parts[part]
+        for part, seconds in (("dp", cost.parts.dp), ("optimizer", cost.parts.optimizer)):
+            axes.broken_barh([(begin, seconds)], (rank + 0.1, 0.8), facecolor=SHADES[part])
+            begin += seconds
     _draw_memory(figure, [memory_use(model, layout, device, batch, rank) for rank in range(layout.pp)], device)
     save(figure, output)
 

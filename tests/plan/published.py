@@ -17,6 +17,7 @@ from ringcomm.plan.calibration.fit import errors, read_runs
 from ringcomm.plan.model.devices import device
 from ringcomm.plan.model.layout import ParallelLayout
 from ringcomm.plan.model.transformer import Transformer
+from ringcomm.plan.model.workload import Workload
 from ringcomm.plan.search.search import price, search
 
 VTRAIN = Path(__file__).with_name("vtrain_measured.csv")
@@ -93,7 +94,7 @@ def weak_scaling():
     for billions, heads, hidden, layers, tp, pp, gpus, batch, measured in WEAK_SCALING:
         model = gpt(heads, hidden, layers)
         fixed = {"tp": tp, "pp": pp, "cp": 1, "chunks": 1, "recompute": "full", "sequence_parallel": False, "zero": 0}
-        best = search(model, megatron(), gpus, batch, fixed).best[0]
+        best = search(Workload(model, megatron(), gpus, batch), fixed).best[0]
         flops = 96 * batch * 2048 * layers * hidden**2 * (1 + 2048 / (6 * hidden) + 51200 / (16 * layers * hidden))
         yield billions, measured, flops / (gpus * best.cost.seconds * 1e12), best.layout.micro_batch
 
@@ -105,7 +106,7 @@ def recomputation():
             (("full", False), ("selective", True)), measured, strict=True
         ):
             layout = ParallelLayout(tp, pp, 1, 1, micro_batch, chunks, recompute, sequence_parallel)
-            candidate = price(gpt(heads, hidden, layers), megatron(), tp * pp, batch, layout)
+            candidate = price(Workload(gpt(heads, hidden, layers), megatron(), tp * pp, batch), layout)
             yield billions, recompute, seconds, candidate.cost.seconds
 
 

@@ -26,9 +26,10 @@ from ringcomm.parallel import DataParallel, Grid, Pipeline, gpt_loss, gpt_stages
 from ringcomm.plan.model.devices import Calibration, device
 from ringcomm.plan.model.layout import ParallelLayout
 from ringcomm.plan.model.transformer import Transformer
+from ringcomm.plan.model.workload import Workload
 from ringcomm.plan.price.interconnect import Interconnect
 from ringcomm.plan.price.pipeline import pipeline_seconds
-from ringcomm.plan.price.step import PARTS, Pricing, StepCost
+from ringcomm.plan.price.step import PARTS, Pricing, StepCost, StepParts
 from ringcomm.plan.price.traffic import bytes_sent
 from ringcomm.plan.search.search import price as price_layout
 from ringcomm.torch.traffic import bytes_sent as counted
@@ -53,14 +54,14 @@ FULL = ParallelLayout(tp=2, pp=2, dp=2, cp=1, micro_batch=2, chunks=2, recompute
 
 def price(accelerator, layout, model=MODEL, batch=16):
     layout.check(model, batch, layout.gpus)
-    return Pricing(model, accelerator, layout.gpus, batch).step(layout)
+    return Pricing(Workload(model, accelerator, layout.gpus, batch)).step(layout)
 
 
 def test_replicas_of_an_expert_are_as_near_as_those_of_the_rest():
     model, layout = replace(MODEL, experts=8), ParallelLayout(dp=4, cp=2)
-    size = Pricing(model, A100, 8, 64).payloads(layout).gradients
+    size = Pricing(Workload(model, A100, 8, 64)).payloads(layout).gradients
     inside = sum(Interconnect(A100, 8).collective("all_reduce", part, 8, 1) for part, _ in size)
-    assert price(A100, layout, model, batch=64).parts["dp"] == pytest.approx(inside)
+    assert price(A100, layout, model, batch=64).parts.dp == pytest.approx(inside)
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
@@ -80,24 +81,24 @@ def test_experts_take_the_time_of_the_flops_that_tokens_pass(layout):
     cost = price(IDEAL, layout, model)
     assert cost.seconds == pytest.approx((model.step_flops(16) + shared) / (layout.gpus * IDEAL.flops))
     slow = price(A100, layout, model)
-    assert slow.parts["ep"] > 0 == price(A100, replace(layout, ep=1), model).parts["ep"]
+    assert slow.parts.ep > 0 == price(A100, replace(layout, ep=1), model).parts.ep
 
 
 def test_fused_attention_computes_half_of_the_scores_and_reads_none():
     layout, flops = ParallelLayout(), 4 * 16 * 1024**2 * 1024 * 8 / 2
     cost = price(replace(IDEAL, attention="fused"), layout)
-    assert cost.parts["attention"] == pytest.approx(flops * (1 + 5 / 2) / IDEAL.flops)
-    assert price(A100, layout).parts["attention"] < price(megatron(), layout).parts["attention"] / 2
+    assert cost.parts.attention == pytest.approx(flops * (1 + 5 / 2) / IDEAL.flops)
+    assert price(A100, layout).parts.attention < price(megatron(), layout).parts.attention / 2
 
 
 def test_selective_recomputation_repeats_the_forward_of_attention():
     plain, again = (price(IDEAL, ParallelLayout(recompute=each)).parts for each in ("none", "selective"))
-    assert again["recompute"] == pytest.approx(plain["attention"] / 3)
-    assert {**plain, "recompute": again["recompute"]} == again
+    assert again.recompute == pytest.approx(plain.attention / 3)
+    assert plain._replace(recompute=again.recompute) == again
 
 
 def test_a_wave_that_is_not_full_takes_the_time_of_a_full_one():
-    pricing = Pricing(MODEL, replace(IDEAL, tile=(256, 128), sms=108), 1, 1)
+    pricing = Pricing(Workload(MODEL, replace(IDEAL, tile=(256, 128), sms=108), 1, 1))
     wave = pricing.layers.product(256 * 12, 128 * 9, 512)  # 108 tiles
     assert wave == pytest.approx(2 * 256 * 12 * 128 * 9 * 512 / IDEAL.flops)
     assert pricing.layers.product(256 * 12, 128 * 9 + 1, 512) == pytest.approx(2 * wave)
@@ -110,36 +111,36 @@ def test_the_host_launches_while_the_gpu_computes_but_not_while_a_cpu_does():
     assert gpu.forward == pytest.approx(MODEL.layers)  # 1 s a layer
     assert gpu.backward == pytest.approx(3 * MODEL.layers, rel=1e-3)
     cpu = price(replace(slow, asynchronous=False), ParallelLayout())
-    assert cpu.parts["launch"] == 16 * 3 * MODEL.layers
-    assert cpu.seconds == pytest.approx(cpu.parts["launch"] + price(IDEAL, ParallelLayout()).seconds)
+    assert cpu.parts.launch == 16 * 3 * MODEL.layers
+    assert cpu.seconds == pytest.approx(cpu.parts.launch + price(IDEAL, ParallelLayout()).seconds)
 
 
 def test_the_parts_are_those_that_are_explained_and_add_up():
     cost = price(A100, FULL)
-    assert cost.parts.keys() == PARTS.keys()
-    assert min(cost.parts.values()) >= 0
+    assert cost.parts._fields == (*PARTS,)
+    assert min(cost.parts) >= 0
     pipeline = 2, 4, 2, cost.forward + cost.backward, cost.logits
-    rest = cost.parts["dp"] + cost.parts["optimizer"]
+    rest = cost.parts.dp + cost.parts.optimizer
     assert cost.seconds == pytest.approx(pipeline_seconds(*pipeline, cost.transfer) + rest)
 
 
 @pytest.mark.parametrize(("chunks", "bubble"), [(1, 3), (2, 1.5)])
 def test_split_backwards_fill_the_bubble_as_qi_et_al_say(chunks, bubble):
     """Of equal times, (p-1)/3m with zb-h1, and half of it with zbv."""
-    layout, work = ParallelLayout(pp=4, chunks=chunks, split_backward=True), StepCost({}, 1, 2, 1, 0, 0)
-    assert Pricing(MODEL, IDEAL, 4, 16).pipeline(layout, work) == pytest.approx(16 * 3 + bubble)
+    layout, work = ParallelLayout(pp=4, chunks=chunks, split_backward=True), StepCost(StepParts(), 1, 2, 1, 0, 0)
+    assert Pricing(Workload(MODEL, IDEAL, 4, 16)).pipeline(layout, work) == pytest.approx(16 * 3 + bubble)
     model = replace(MODEL, seq=16, vocab=1)  # almost no attention and no logits: all is matrix products
     cost = price(IDEAL, layout, model)
-    assert cost.parts["bubble"] == pytest.approx(cost.seconds * bubble / (48 + bubble), rel=0.02)
+    assert cost.parts.bubble == pytest.approx(cost.seconds * bubble / (48 + bubble), rel=0.02)
     slow = price(replace(IDEAL, between=1e9, inside=1e9), layout, MODEL)
-    assert slow.parts["p2p"] > 0
+    assert slow.parts.p2p > 0
 
 
 def test_backward_hides_gradients_as_far_as_it_lasts():
     layout = ParallelLayout(dp=8)
     shown, hidden, half = (price(replace(A100, overlap=overlap), layout, batch=64) for overlap in (0, 1, 0.001))
-    assert shown.parts["dp"] > 0 == hidden.parts["dp"]
-    assert half.parts["dp"] == pytest.approx(shown.parts["dp"] - 0.001 * shown.backward)
+    assert shown.parts.dp > 0 == hidden.parts.dp
+    assert half.parts.dp == pytest.approx(shown.parts.dp - 0.001 * shown.backward)
 
 
 def test_the_link_between_nodes_is_shared_by_the_groups_of_a_node():
@@ -160,14 +161,14 @@ def test_ranks_that_share_a_core_compute_while_others_wait():
     layout = ParallelLayout(pp=4)
     alone, shared = (price(replace(IDEAL, ranks_per_core=ranks), layout, batch=4) for ranks in (1.0, 2.0))
     busy = 4 * (alone.forward + alone.backward + alone.logits)
-    assert alone.parts["bubble"] > 0
+    assert alone.parts.bubble > 0
     assert shared.seconds == pytest.approx(max(alone.seconds, 2 * busy), rel=1e-3)
 
 
 def test_ring_attention_hides_its_messages_behind_attention():
     long = replace(MODEL, seq=65536)
-    assert price(A100, ParallelLayout(cp=2), long, 2).parts["cp"] == 0
-    assert price(replace(A100, inside=1e9), ParallelLayout(cp=2), MODEL, 2).parts["cp"] > 0
+    assert price(A100, ParallelLayout(cp=2), long, 2).parts.cp == 0
+    assert price(replace(A100, inside=1e9), ParallelLayout(cp=2), MODEL, 2).parts.cp > 0
 
 
 # --- Traffic ----------------------------------------------------------------------------------------------------------
@@ -260,7 +261,7 @@ def test_the_layout_that_is_picked_for_a_model_is_within_12_percent_of_its_best(
 def test_every_run_that_was_measured_fits_into_memory():
     accelerator = megatron()
     for model, layout, gpus, batch, _ in vtrain():
-        assert price_layout(model, accelerator, gpus, batch, layout).memory.total < accelerator.available
+        assert price_layout(Workload(model, accelerator, gpus, batch), layout).memory.total < accelerator.available
 
 
 def test_steps_that_were_not_fitted_are_predicted():

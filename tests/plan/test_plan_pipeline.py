@@ -4,16 +4,22 @@ import random
 
 import pytest
 
-from ringcomm.pipelining.schedule import make_schedule
-from ringcomm.pipelining.simulation import simulate
+from ringcomm.pipelining import BACKWARD, FORWARD, make_schedule, simulate, timeline
 from ringcomm.plan.model.layout import ParallelLayout
-from ringcomm.plan.price.pipeline import pipeline_seconds, run_schedule
+from ringcomm.plan.price.pipeline import pipeline_seconds
 
 SHAPES = [(1, 4, 1), (2, 1, 1), (4, 2, 1), (4, 9, 1), (8, 24, 1), (2, 4, 2), (4, 8, 2), (4, 12, 3), (8, 16, 4)]
 
 
 def schedule_of(p, m, v):
     return make_schedule(ParallelLayout(pp=p, chunks=v).schedule, p, m, v)
+
+
+def run_schedule(schedule, forward, backward, extra_forward=0, extra_backward=0, transfer=0):
+    """Return the times of all actions; the last stage takes longer."""
+    times = {FORWARD: (forward, extra_forward), BACKWARD: (backward, extra_backward)}
+    last = schedule.stages - 1
+    return timeline(schedule, lambda stage, phase: times[phase][0] + (stage == last) * times[phase][1], transfer)
 
 
 @pytest.mark.parametrize(("p", "m", "v"), SHAPES)

@@ -10,10 +10,12 @@ from ringcomm import ArgumentError
 from ringcomm.plan.model.devices import device
 from ringcomm.plan.model.layout import RECOMPUTE, ParallelLayout
 from ringcomm.plan.model.transformer import Transformer
+from ringcomm.plan.model.workload import Workload
 from ringcomm.plan.price.memory import memory_use
 from ringcomm.plan.price.step import Pricing
+from ringcomm.plan.search.layouts import layouts
 from ringcomm.plan.search.neighbors import Explainer
-from ringcomm.plan.search.search import TIE, _ordered, differences, layouts, price, search
+from ringcomm.plan.search.search import TIE, _ordered, differences, price, search
 
 A100, H100 = device("a100-80gb"), device("h100-80gb")
 UNFUSED = replace(A100, attention="unfused")
@@ -41,24 +43,28 @@ def every_layout(model, accelerator, gpus, batch, split=False):
 @pytest.mark.parametrize("accelerator", [A100, UNFUSED], ids=lambda each: each.attention)
 @pytest.mark.parametrize("gpus", [1, 4, 6])
 def test_every_legal_layout_is_considered_once(accelerator, gpus):
-    found = list(layouts(SMALL, accelerator, gpus, 12))
+    found = list(layouts(Workload(SMALL, accelerator, gpus, 12)))
     assert len(found) == len({*found})
     assert {*found} == {*every_layout(SMALL, accelerator, gpus, 12)}
     deeper = replace(SMALL, layers=8)
-    split = [each for name in ("zb-h1", "zbv") for each in layouts(deeper, accelerator, gpus, 12, {"schedule": name})]
+    split = [
+        each
+        for name in ("zb-h1", "zbv")
+        for each in layouts(Workload(deeper, accelerator, gpus, 12), {"schedule": name})
+    ]
     assert {*split} == {*every_layout(deeper, accelerator, gpus, 12, True)}
     assert len(split) == len({*split})
     experts = replace(SMALL, experts=6)
-    assert {*layouts(experts, accelerator, gpus, 12)} == {*every_layout(experts, accelerator, gpus, 12)}
+    assert {*layouts(Workload(experts, accelerator, gpus, 12))} == {*every_layout(experts, accelerator, gpus, 12)}
 
 
 def test_the_best_are_the_fastest_that_fit():
     cramped = replace(H100, memory=60e6, reserved=0)
-    result = search(SMALL, cramped, 4, 12, top=1000)
-    pricing = Pricing(SMALL, cramped, 4, 12)
+    result = search(Workload(SMALL, cramped, 4, 12), top=1000)
+    pricing = Pricing(Workload(SMALL, cramped, 4, 12))
     fitting = [
         (pricing.step(each).seconds, each)
-        for each in layouts(SMALL, cramped, 4, 12)
+        for each in layouts(Workload(SMALL, cramped, 4, 12))
         if max(memory_use(SMALL, each, cramped, 12, rank).total for rank in range(each.pp)) <= cramped.available
     ]
     assert result.legal > result.fitting == len(fitting) > len(result.best)
@@ -73,21 +79,21 @@ def test_the_best_are_the_fastest_that_fit():
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_the_results_are_stable_and_do_not_depend_on_their_number():
-    first, again, few = (search(LARGE, A100, 512, 1536, top=top).best for top in (10, 10, 3))
+    first, again, few = (search(Workload(LARGE, A100, 512, 1536), top=top).best for top in (10, 10, 3))
     assert [each.layout for each in first] == [each.layout for each in again]
     assert [each.layout for each in first[:3]] == [each.layout for each in few]
 
 
 def test_fixed_values_hold():
     fixed = {"tp": 8, "micro_batch": 4, "recompute": "full", "sequence_parallel": False, "zero": 0, "chunks": 1}
-    found = search(LARGE, A100, 512, 1536, fixed, top=100).best
+    found = search(Workload(LARGE, A100, 512, 1536), fixed, top=100).best
     assert found
     assert {tuple(getattr(each.layout, name) for name in fixed) for each in found} == {tuple(fixed.values())}
-    assert search(LARGE, A100, 512, 1536, {"cp": 2}).best[0].layout.cp == 2
+    assert search(Workload(LARGE, A100, 512, 1536), {"cp": 2}).best[0].layout.cp == 2
 
 
 def test_the_differences_of_a_layout_explain_its_time():
-    best, *others = search(LARGE, A100, 512, 1536).best
+    best, *others = search(Workload(LARGE, A100, 512, 1536)).best
     for each in others:
         found = differences(each, best)
         assert found == sorted(found, key=lambda part: -part[1])
@@ -96,9 +102,9 @@ def test_the_differences_of_a_layout_explain_its_time():
 
 
 def test_layouts_next_to_the_best_say_what_makes_it_possible():
-    result = search(LARGE, A100, 512, 1536)
+    result = search(Workload(LARGE, A100, 512, 1536))
     best, changed = result.best[0], {}
-    for each in Explainer(LARGE, A100, 1536, result).near():
+    for each in Explainer(result).near():
         names = [name for name, x in asdict(each.layout).items() if x != getattr(best.layout, name) and name != "dp"]
         assert len(names) == 1 or names == ["pp", "chunks"]
         changed.setdefault(names[0], []).append(each)
@@ -110,65 +116,69 @@ def test_layouts_next_to_the_best_say_what_makes_it_possible():
     lower, higher = changed["zero"]
     assert (lower.layout, higher.layout) == (replace(best.layout, zero=0), replace(best.layout, zero=2))
     assert lower.memory.total > A100.available
-    fixed = search(LARGE, A100, 512, 1536, {"zero": 2, "tp": 4})
-    near = [each.layout for each in Explainer(LARGE, A100, 1536, fixed).near()]
+    fixed = search(Workload(LARGE, A100, 512, 1536), {"zero": 2, "tp": 4})
+    near = [each.layout for each in Explainer(fixed).near()]
     assert near
     assert {(each.zero, each.tp) for each in near} == {(2, 4)}
 
 
 def test_the_choices_of_another_layout_are_tried_one_by_one():
-    result = search(LARGE, A100, 512, 1536)
+    result = search(Workload(LARGE, A100, 512, 1536))
     best = result.best[0].layout
     other = replace(best, tp=4, dp=32, micro_batch=3, zero=2)
-    explainer = Explainer(LARGE, A100, 1536, result)
+    explainer = Explainer(result)
     tried = [each.layout for each in explainer.between(other)]
     assert tried == [replace(best, tp=4, dp=32), replace(best, micro_batch=3), replace(best, zero=2)]
     assert explainer.between(tried[1]) == [], "a single change is the other layout"
-    result = search(LARGE, UNFUSED, 512, 1536)
+    result = search(Workload(LARGE, UNFUSED, 512, 1536))
     without = replace(result.best[0].layout, tp=1, dp=128, sequence_parallel=False)
-    tried = [each.layout for each in Explainer(LARGE, UNFUSED, 1536, result).between(replace(without, zero=0))]
+    tried = [each.layout for each in Explainer(result).between(replace(without, zero=0))]
     assert without in tried, "what follows is changed too"
 
 
 def test_experts_that_do_not_fit_on_one_rank_are_divided():
     mixtral = Transformer(32, 4096, 32, 32000, 4096, kv_heads=8, ffn=14336, gated=True, experts=8)
-    result = search(mixtral, H100, 64, 512)
+    result = search(Workload(mixtral, H100, 64, 512))
     best = result.best[0].layout
     assert best.ep > 1
-    near = {each.layout.ep: each for each in Explainer(mixtral, H100, 512, result).near() if each.layout.ep != best.ep}
+    near = {each.layout.ep: each for each in Explainer(result).near() if each.layout.ep != best.ep}
     assert near
-    alone = search(mixtral, H100, 64, 512, {"ep": 1}).best[0]
+    alone = search(Workload(mixtral, H100, 64, 512), {"ep": 1}).best[0]
     assert alone.layout.ep == 1
     assert alone.cost.seconds > result.best[0].cost.seconds
-    fewer = Explainer(mixtral, H100, 512, result).between(replace(best, ep=1))
+    fewer = Explainer(result).between(replace(best, ep=1))
     assert fewer == [], "a single change is the other layout"
 
 
 def test_of_equally_fast_layouts_the_simpler_is_better():
-    found = [each for each in layouts(SMALL, H100, 4, 12) if each.cp < 4]
+    found = [each for each in layouts(Workload(SMALL, H100, 4, 12)) if each.cp < 4]
     timed = [(1 + TIE / 2 * (each.cp == 1), each) for each in found] + [(1 - TIE, replace(found[0], cp=4))]
     _, first, *rest = [each for _, each in _ordered(timed)]
     assert (first.cp, first.tp, first.pp, first.zero, first.chunks, first.recompute) == (1, 1, 1, 0, 1, "none")
     assert [each.cp for each in rest] == sorted(each.cp for each in rest)
     free = replace(H100, inside=1e30, between=1e30, inside_latency=0.0, between_latency=0.0)
-    best = search(SMALL, free, 4, 12).best[0].layout
+    best = search(Workload(SMALL, free, 4, 12)).best[0].layout
     assert (best.cp, best.tp, best.pp) == (1, 1, 1)
 
 
 def test_ten_thousand_gpus_take_less_than_ten_seconds():
     model = Transformer(layers=120, hidden=20480, heads=160, vocab=51200, seq=4096)
     start = time.process_time()
-    assert search(model, H100, 10_000, 10_000).best
+    assert search(Workload(model, H100, 10_000, 10_000)).best
     assert time.process_time() - start < 10  # it takes 1.5
 
 
 def test_families_that_do_not_fit_or_divide_are_named():
-    result = search(LARGE, A100, 64, 64, {"zero": 1, "recompute": "full"}, top=1000)
+    result = search(Workload(LARGE, A100, 64, 64), {"zero": 1, "recompute": "full"}, top=1000)
     assert result.short
     for (tp, pp), missing in result.short.items():
         assert missing > 0
         assert not [each for each in result.best if (each.layout.tp, each.layout.pp) == (tp, pp)]
-    assert search(LARGE, A100, 96, 1536).indivisible == {"tp": [3, 6, 12, 24, 48, 96], "pp": [32, 96], "dp": []}
+    assert search(Workload(LARGE, A100, 96, 1536)).indivisible == {
+        "tp": [3, 6, 12, 24, 48, 96],
+        "pp": [32, 96],
+        "dp": [],
+    }
 
 
 @pytest.mark.parametrize(
@@ -204,34 +214,34 @@ def test_families_that_do_not_fit_or_divide_are_named():
 )
 def test_a_search_without_result_says_what_is_nearest(gpus, fixed, words):
     with pytest.raises(ArgumentError, match=words):
-        search(LARGE, A100, gpus, 16, fixed)
+        search(Workload(LARGE, A100, gpus, 16), fixed)
 
 
 def test_a_search_is_refused_at_once_if_it_would_not_end_soon():
     start = time.process_time()
     with pytest.raises(ArgumentError, match="more than 500,000 layouts are possible: fix --tp, --pp or --micro-batch"):
-        search(replace(LARGE, layers=720720), A100, 720720, 720720)
+        search(Workload(replace(LARGE, layers=720720), A100, 720720, 720720))
     with pytest.raises(ArgumentError, match="batch: expected an integer from 1 to"):
-        search(LARGE, A100, 64, 10**9 + 7)
+        search(Workload(LARGE, A100, 64, 10**9 + 7))
     assert time.process_time() - start < 10  # it takes 1.5
 
 
 def test_no_fixed_value_beats_the_free_search():
     for accelerator in (A100, UNFUSED):
-        best = search(LARGE, accelerator, 64, 64).best[0].cost.seconds
+        best = search(Workload(LARGE, accelerator, 64, 64)).best[0].cost.seconds
         for fixed in ({"cp": 1}, {"cp": 2}, {"cp": 8}, {"tp": 8}, {"zero": 1}, {"recompute": "full"}):
             if accelerator is A100 or fixed.get("cp", 1) == 1:
-                assert search(LARGE, accelerator, 64, 64, fixed).best[0].cost.seconds >= best * (1 - TIE)
+                assert search(Workload(LARGE, accelerator, 64, 64), fixed).best[0].cost.seconds >= best * (1 - TIE)
     with pytest.raises(ArgumentError, match="cp: expected 1 with unfused attention, as ring attention is fused, got 2"):
-        search(LARGE, UNFUSED, 64, 64, {"cp": 2})
+        search(Workload(LARGE, UNFUSED, 64, 64), {"cp": 2})
 
 
 def test_one_layout_is_priced_as_in_the_search():
-    best = search(LARGE, A100, 512, 1536).best[0]
-    alone = price(LARGE, A100, 512, 1536, best.layout)
+    best = search(Workload(LARGE, A100, 512, 1536)).best[0]
+    alone = price(Workload(LARGE, A100, 512, 1536), best.layout)
     assert alone.cost == best.cost
     assert astuple(alone.layout) == astuple(best.layout)
     with pytest.raises(ArgumentError, match="gpus: expected tp 1"):
-        price(LARGE, A100, 512, 1536, ParallelLayout())
+        price(Workload(LARGE, A100, 512, 1536), ParallelLayout())
     with pytest.raises(ArgumentError, match="recompute: expected none or full with fused attention"):
-        price(LARGE, A100, 512, 1536, replace(best.layout, recompute="selective"))
+        price(Workload(LARGE, A100, 512, 1536), replace(best.layout, recompute="selective"))

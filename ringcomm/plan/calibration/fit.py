@@ -24,6 +24,7 @@ from ringcomm.errors import ArgumentError, refuse
 from ringcomm.plan.model.devices import Accelerator, Calibration
 from ringcomm.plan.model.layout import ParallelLayout
 from ringcomm.plan.model.transformer import Transformer
+from ringcomm.plan.model.workload import Workload
 from ringcomm.plan.price.step import Pricing
 
 __all__ = ["BOUNDS", "MeasuredRun", "describe", "errors", "fit", "read_runs"]
@@ -109,7 +110,7 @@ def _run(row: dict[str, str]) -> MeasuredRun:
 
 def errors(runs: Sequence[MeasuredRun], device: Accelerator) -> Array:
     """Return predicted/measured - 1 of each run."""
-    pricing = cache(lambda *key: Pricing(key[0], device, *key[1:]))
+    pricing = cache(lambda model, gpus, batch: Pricing(Workload(model, device, gpus, batch)))
     predicted = [pricing(run.model, run.gpus, run.batch).step(run.layout).seconds for run in runs]
     return np.array(predicted) / [run.seconds for run in runs] - 1
 

@@ -109,13 +109,13 @@ def device(name: str) -> Accelerator:
             raise ArgumentError(f"{name} was not measured: ringcomm plan --measure --gpus {ranks}")
         raise unknown("device", name, {**_built_in()["device"], **tables["device"]})
     try:
-        facts = dict(tables["device"][name])
-        while "like" in facts:
-            facts = {**_built_in()["device"][facts.pop("like")], **facts}
-        facts |= {each: facts[each] * GIB for each in ("memory", "reserved")} | {"tile": tuple(facts["tile"])}
-        facts["calibration"] = Calibration(**_checked(Calibration, tables["calibration"][facts["calibration"]]))
-        facts.pop("attention", None)
-        return Accelerator(**_checked(Accelerator, facts | {"name": name}))
+        table = dict(tables["device"][name])
+        while "like" in table:
+            table = {**_built_in()["device"][table.pop("like")], **table}
+        table |= {each: table[each] * GIB for each in ("memory", "reserved")} | {"tile": tuple(table["tile"])}
+        table["calibration"] = Calibration(**_checked(Calibration, tables["calibration"][table["calibration"]]))
+        table.pop("attention", None)
+        return Accelerator(**_checked(Accelerator, table | {"name": name}))
     except (KeyError, TypeError, ValueError) as error:
         raise _damaged(f"device {name}: {error}") from None
 
@@ -153,10 +153,10 @@ def check_name(name: str) -> None:
 def save(accelerator: Accelerator, name: str) -> Path:
     """Add a device to the user's own file, and return the file."""
     path, tables = _own_file(), own_devices()
-    facts = asdict(accelerator) | {"calibration": name}
-    facts |= {each: facts[each] / GIB for each in ("memory", "reserved")}
-    del facts["name"], facts["attention"]
-    tables["device"][name], tables["calibration"][name] = facts, asdict(accelerator.calibration)
+    table = asdict(accelerator) | {"calibration": name}
+    table |= {each: table[each] / GIB for each in ("memory", "reserved")}
+    del table["name"], table["attention"]
+    tables["device"][name], tables["calibration"][name] = table, asdict(accelerator.calibration)
     lines = []
     for kind, entries in tables.items():
         for entry, values in entries.items():
@@ -181,11 +181,11 @@ def _damaged(reason: str) -> ArgumentError:
     return ArgumentError(f"{_own_file()} is damaged ({reason}); mend or delete it")
 
 
-def _checked(kind: type[Accelerator] | type[Calibration], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a dataclass among some facts; raise ArgumentError if one is missing or has no fit value."""
+def _checked(kind: type[Accelerator] | type[Calibration], table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a dataclass in a table; raise ArgumentError if one is missing or has no fit value."""
     found = {}
     for each in fields(kind):
-        value = facts.get(each.name, each.default)
+        value = table.get(each.name, each.default)
         if each.type in (int, float):
             number = type(value) in (int, float) and 0 <= value < inf
             fits, what = number and (value > 0 or each.name in MAY_BE_ZERO), "a positive number"

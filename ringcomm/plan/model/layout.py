@@ -2,16 +2,33 @@
 
 from dataclasses import dataclass
 from math import gcd
-from typing import Any
+from typing import TypedDict, Unpack
 
 from ringcomm.errors import integer, refuse, unknown
 from ringcomm.plan.model.transformer import MOST, Transformer, nearest_divisors
 
-__all__ = ["RECOMPUTE", "SCHEDULES", "ZERO_STAGES", "ParallelLayout", "check_axis", "with_schedule"]
+__all__ = ["RECOMPUTE", "SCHEDULES", "ZERO_STAGES", "LayoutFields", "ParallelLayout", "check_axis", "with_schedule"]
 
 RECOMPUTE = ("none", "selective", "full")
 ZERO_STAGES = (0, 1, 2, 3)
 SCHEDULES = {(False, False): "1f1b", (False, True): "interleaved", (True, False): "zb-h1", (True, True): "zbv"}
+
+
+class LayoutFields(TypedDict, total=False):
+    """Some fields of a ParallelLayout, or the name of its schedule."""
+
+    tp: int
+    pp: int
+    dp: int
+    cp: int
+    micro_batch: int
+    chunks: int
+    recompute: str
+    sequence_parallel: bool
+    zero: int
+    split_backward: bool
+    ep: int
+    schedule: str
 
 
 @dataclass(frozen=True, order=True)
@@ -79,6 +96,12 @@ class ParallelLayout:
             raise refuse("gpus", f"{product} = {self.gpus}", gpus)
         for name in ("tp", "pp", "dp", "cp"):
             check_axis(name, getattr(self, name), model, batch)
+        self._check_divisors(model, batch)
+        self._check_schedule(batch)
+        self._check_sharding(model)
+
+    def _check_divisors(self, model: Transformer, batch: int) -> None:
+        """Check what experts, chunks and micro-batches divide."""
         if self.ep > 1 and (not model.experts or gcd(self.dp, model.experts) % self.ep or self.zero == 3):
             what = f"a divisor of dp = {self.dp} and of the {model.experts} experts; 1 for zero 3"
             raise refuse("ep", what if model.experts else "1 without experts", self.ep)
@@ -87,12 +110,18 @@ class ParallelLayout:
         if batch // self.dp % self.micro_batch:
             divisors = nearest_divisors(batch // self.dp, self.micro_batch, "batch/dp")
             raise refuse("micro_batch", divisors, self.micro_batch)
+
+    def _check_schedule(self, batch: int) -> None:
+        """Check what the schedule requires."""
         if self.split_backward and (self.recompute != "none" or self.zero == 3 or self.chunks > 2 or self.pp == 1):
             got = f"pp {self.pp}, recompute {self.recompute}, zero {self.zero} and chunks {self.chunks}"
             raise refuse(f"schedule {self.schedule}", "pp > 1, recompute none, zero < 3 and at most 2 chunks", got)
         if self.schedule == "interleaved" and (self.pp == 1 or self.micro_batches(batch) % self.pp):
             got = f"{self.micro_batches(batch)} micro-batches and pp = {self.pp}"
             raise refuse("chunks", "1, unless pp > 1 divides the micro-batches", f"{self.chunks}, with {got}")
+
+    def _check_sharding(self, model: Transformer) -> None:
+        """Check what sequence parallelism and ZeRO require."""
         if self.sequence_parallel and self.tp == 1:
             raise refuse("sequence_parallel", "tp > 1", "tp 1")
         if self.sequence_parallel and model.seq // self.cp % self.tp:
@@ -104,14 +133,16 @@ class ParallelLayout:
             raise refuse("zero 3", "tp 1, cp 1 and chunks 1", got)
 
 
-def with_schedule(schedule: str | None = None, **fields: Any) -> ParallelLayout:
-    """Return the layout with these fields and a schedule by name, with the chunks that it needs.
+def with_schedule(**fields: Unpack[LayoutFields]) -> ParallelLayout:
+    """Return the layout with these fields; a schedule that is given brings the chunks that it needs.
 
     Raises:
         ArgumentError: the chunks are those of another schedule.
     """
+    schedule = fields.pop("schedule", None)
     split, several = next((kind for kind, name in SCHEDULES.items() if name == schedule), (False, False))
-    layout = ParallelLayout(**{"chunks": 1 + several, "split_backward": split} | fields)
+    known: LayoutFields = {"chunks": 1 + several, "split_backward": split}
+    layout = ParallelLayout(**known | fields)  # type: ignore[misc]
     if schedule not in (None, layout.schedule):
         raise refuse("schedule", f"{layout.schedule}, with chunks {layout.chunks}", schedule)
     return layout

@@ -58,57 +58,13 @@ class LayerPricing:
         return self._costs[key]
 
     def _cost(self, layout: ParallelLayout) -> LayerCost:
-        model, device, t = self.model, self.device, layout.tp
-        element, mask = device.element, MASK * device.dropout
-        h, tokens = model.hidden, layout.micro_batch * model.seq // layout.cp
-        keys, inner = model.key_size(t), model.inner
-        projected = h + 2 * keys  # queries, keys and values
-        gemm = self.product(tokens, projected // t, h) + self.product(tokens, h, h // t)
-        # One expert after another: each has an equal part of the choices of the ranks of ep.
-        mlps, rows = 1, float(tokens)
-        if model.experts:
-            mlps, rows = model.experts // layout.ep, tokens * model.top_k * layout.ep / model.experts
-            gemm += self.product(tokens, model.experts, h)
-        columns = model.matrices - 1
-        gemm += mlps * (columns * self.product(rows, inner // t, h) + self.product(rows, h, inner // t))
-        # Bytes of a token's element that kernels read and write. Outside the shards of tp, forward: two norms, the sums
-        # of two residual branches and their masks; backward: gradients of input and weights of the norms, of the
-        # branches, of their biases, and the sums where branches begin.
-        shards = t if layout.sequence_parallel else 1
-        outside = tokens * h / shards
-        outside_forward, outside_backward = outside * (10 * element + 2 * mask), outside * (22 * element + 2 * mask)
-        # Inside, forward: the GELU reads and writes its sizes, transposes those of query, key, value and attention's
-        # output; backward: the GELU 3, the same transposes, sums for the biases. The product of a gated MLP has 3, and
-        # 5 with another bias.
-        choices = model.top_k if model.experts else 0
-        transposes, activated = 2 * (projected + h), (choices or 1) * inner
-        inside_forward, inside_backward = (
-            tokens / t * each * element
-            for each in (
-                (2 + 3 * model.gated) * activated + transposes,
-                (4 + 6 * model.gated) * activated + transposes + projected,
-            )
-        )
-        # Every rank of tp moves a token's rows for its experts: sorts, joins and splits them, weights and adds them up.
-        moved = CHOICE_MOVES * tokens * choices * h * element
-        inside_forward, inside_backward = inside_forward + moved, inside_backward + moved
-        elementwise, elementwise_backward = (
-            each / self.bandwidth for each in (outside_forward + inside_forward, outside_backward + inside_backward)
-        )
+        gemm = self.products(layout)
         attention, attention_backward = self.attention(layout)
-        # Two all-reduces; with sequence parallelism two all-gathers and two reduce-scatters, which send as much.
-        size = payloads(model, layout, element)
-        names = ("all_gather", "reduce_scatter") if layout.sequence_parallel else ("all_reduce",)
-        collectives = 2 * sum(self.network.collective(name, size.block, t, 1) for name in names)
-        # Keys and values go round the ranks of ring attention, beside the attention to those that have arrived.
-        hops, (latency, byte_time) = layout.cp - 1, self.network.hop(layout.cp, t)
-        passing = latency + byte_time * size.keys
-        exposed = hops * max(0.0, passing - attention / layout.cp)
-        # In backward keys and values travel again, and their gradients in float32.
-        exposed_backward = hops * max(0.0, (1 + 4 / element) * passing - attention_backward / layout.cp)
-        exchanged = 2 * self.network.collective("all_to_all", size.choices, layout.ep, t * layout.cp)
-        launch = device.calibration.launch
-        if device.asynchronous:
+        elementwise, elementwise_backward = self.elementwise(layout)
+        collectives, exchanged = self.collectives(layout)
+        exposed, exposed_backward = self.ring(layout, attention, attention_backward)
+        launch = self.device.calibration.launch
+        if self.device.asynchronous:
             launch = max(0.0, launch - gemm - attention - elementwise - collectives - exposed - exchanged)
         forward = Passes(gemm, attention, elementwise, launch, collectives, exposed, exchanged)
         backward = Passes(
@@ -116,6 +72,63 @@ class LayerPricing:
         )
         again = {"none": 0.0, "selective": attention, "full": sum(forward)}[layout.recompute]
         return LayerCost(forward, backward, again)
+
+    def products(self, layout: ParallelLayout) -> float:
+        """Return the seconds of a forward's linear layers."""
+        model, h, t, inner = self.model, self.model.hidden, layout.tp, self.model.inner
+        tokens = layout.micro_batch * model.seq // layout.cp
+        seconds = self.product(tokens, self._projected(t) // t, h) + self.product(tokens, h, h // t)
+        # One expert after another: each has an equal part of the choices of the ranks of ep.
+        mlps, rows = 1, float(tokens)
+        if model.experts:
+            mlps, rows = model.experts // layout.ep, tokens * model.top_k * layout.ep / model.experts
+            seconds += self.product(tokens, model.experts, h)
+        columns = model.matrices - 1
+        return seconds + mlps * (columns * self.product(rows, inner // t, h) + self.product(rows, h, inner // t))
+
+    def elementwise(self, layout: ParallelLayout) -> tuple[float, float]:
+        """Return the seconds of elementwise kernels, forward and backward."""
+        model, element, mask = self.model, self.device.element, MASK * self.device.dropout
+        tokens = layout.micro_batch * model.seq // layout.cp
+        # Bytes of a token's element that kernels read and write. Outside the shards of tp, forward: two norms, the sums
+        # of two residual branches and their masks; backward: gradients of input and weights of the norms, of the
+        # branches, of their biases, and the sums where branches begin.
+        outside = tokens * model.hidden / (layout.tp if layout.sequence_parallel else 1)
+        # Inside, forward: the GELU reads and writes its sizes, transposes those of query, key, value and attention's
+        # output; backward: the GELU 3, the same transposes, sums for the biases. The product of a gated MLP has 3, and
+        # 5 with another bias.
+        choices, projected = model.top_k if model.experts else 0, self._projected(layout.tp)
+        transposes, activated = 2 * (projected + model.hidden), (choices or 1) * model.inner
+        inside = (2 + 3 * model.gated) * activated + transposes
+        inside_backward = (4 + 6 * model.gated) * activated + transposes + projected
+        # Every rank of tp moves a token's rows for its experts: sorts, joins and splits them, weights and adds them up.
+        moved = CHOICE_MOVES * tokens * choices * model.hidden * element
+        forward = outside * (10 * element + 2 * mask) + (tokens / layout.tp * inside * element + moved)
+        backward = outside * (22 * element + 2 * mask) + (tokens / layout.tp * inside_backward * element + moved)
+        return forward / self.bandwidth, backward / self.bandwidth
+
+    def collectives(self, layout: ParallelLayout) -> tuple[float, float]:
+        """Return the seconds of collectives over tp, and of exchanges over ep, in each direction."""
+        size = payloads(self.model, layout, self.device.element)
+        # Two all-reduces; with sequence parallelism two all-gathers and two reduce-scatters, which send as much.
+        names = ("all_gather", "reduce_scatter") if layout.sequence_parallel else ("all_reduce",)
+        seconds = 2 * sum(self.network.collective(name, size.block, layout.tp, 1) for name in names)
+        return seconds, 2 * self.network.collective("all_to_all", size.choices, layout.ep, layout.tp * layout.cp)
+
+    def ring(self, layout: ParallelLayout, attention: float, attention_backward: float) -> tuple[float, float]:
+        """Return the seconds of ring attention's messages that attention does not hide, forward and backward.
+
+        Keys and values go round beside the attention to those that have arrived. In backward they travel again, and
+        their gradients in float32.
+        """
+        hops, (latency, byte_time) = layout.cp - 1, self.network.hop(layout.cp, layout.tp)
+        passing = latency + byte_time * payloads(self.model, layout, self.device.element).keys
+        backward = (1 + 4 / self.device.element) * passing - attention_backward / layout.cp
+        return hops * max(0.0, passing - attention / layout.cp), hops * max(0.0, backward)
+
+    def _projected(self, tp: int) -> int:
+        """Return the size of a token's query, key and value."""
+        return self.model.hidden + 2 * self.model.key_size(tp)
 
     def product(self, rows: float, columns: float, depth: float, count: float = 1) -> float:
         """Return the seconds of `count` matrix products, (rows, depth) times (depth, columns).

@@ -61,28 +61,41 @@ def memory_use(model: Transformer, layout: ParallelLayout, device: Accelerator, 
     if layout.zero == 2:  # two buffers, lent to one bucket after another
         largest = max(model.hidden * model.inner // layout.tp, model.embedding_parameters(layout.tp))
         buffers = 2 * min(element * parameters, BUCKET + element * largest)
-    tokens = layout.micro_batch * model.seq // layout.cp
     per_chunk = model.layers // (layout.pp * layout.chunks) * layer_activations(model, layout, device)
     activations = in_flight(layout, batch, rank) * per_chunk
-    temporary = 0.0
+    free = activations + accumulated + (gradients if layout.zero == 2 else 0)  # which frees what is converted
+    temporary = _temporary(model, layout, device, batch, rank)
+    if layout.zero == 0 or (element < 4 and layout.zero < 3):
+        temporary = max(temporary, MASTER_GRADIENT * masters - free)
+    if layout.zero == 3:
+        temporary += _gathered(model, layout, element, rank)
+    return MemoryUse(values, gradients + buffers, accumulated, optimizer, activations, temporary)
+
+
+def _temporary(model: Transformer, layout: ParallelLayout, device: Accelerator, batch: int, rank: int) -> float:
+    """Return the bytes of logits and their gradients, or of what a layer recomputes: the larger."""
+    element, temporary = device.element, 0.0
     if rank == layout.last_rank:
         # Logits and their gradient in float32. For the gradients of weights, which zb-h1 leaves for the end: the
         # gradient in 16 bits, and input and output of the last norm.
         rows = model.embedding_parameters(layout.tp) / model.hidden
         waiting = in_flight(layout, batch, rank) if layout.schedule == "zb-h1" else 1
+        tokens = layout.micro_batch * model.seq // layout.cp
         temporary = tokens * (rows * 8 + waiting * element * (rows + 2 * model.hidden))
     if layout.recompute != "none":
         kept = layer_activations(model, layout, device) if layout.recompute == "selective" else 0
         temporary = max(temporary, layer_activations(model, layout, device, "none") - kept)
-    if layout.zero == 0 or (element < 4 and layout.zero < 3):
-        free = activations + accumulated + (gradients if layout.zero == 2 else 0)  # which frees what is converted
-        temporary = max(temporary, MASTER_GRADIENT * masters - free)
-    if layout.zero == 3:
-        # Parameters of two layers, one of them ahead of its use; gradients of one, and their copy that is reduced. The
-        # embedding stays gathered, with its gradient.
-        embedding = 2 * model.embedding_parameters(1) if rank in (0, layout.last_rank) else 0
-        temporary += element * (4 * model.layer_parameters(1) + embedding)
-    return MemoryUse(values, gradients + buffers, accumulated, optimizer, activations, temporary)
+    return temporary
+
+
+def _gathered(model: Transformer, layout: ParallelLayout, element: int, rank: int) -> float:
+    """Return the bytes of what stage 3 of ZeRO gathers.
+
+    Parameters of two layers, one of them ahead of its use; gradients of one, and their copy that is reduced. The
+    embedding stays gathered, with its gradient.
+    """
+    embedding = 2 * model.embedding_parameters(1) if rank in (0, layout.last_rank) else 0
+    return element * (4 * model.layer_parameters(1) + embedding)
 
 
 def states(parameters: float, replicas: int, zero: int, element: int = 2) -> tuple[float, float, float]:

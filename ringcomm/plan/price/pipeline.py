@@ -1,12 +1,10 @@
-"""The time of a pipeline: in closed form for the search, and by running the table that `Pipeline` executes.
+"""The time of a pipeline in closed form, for the search. The other way is to run the table that `Pipeline` executes.
 
 All stages take the same time except the last, which computes the logits too. A transfer runs beside the computation of
 both of its ranks.
 """
 
-from ringcomm.pipelining import BACKWARD, FORWARD, PipelineSchedule, Timeline, timeline
-
-__all__ = ["pipeline_seconds", "run_schedule"]
+__all__ = ["pipeline_seconds"]
 
 
 def pipeline_seconds(p: int, m: int, v: int, stage: float, extra: float, transfer: float) -> float:
@@ -36,26 +34,3 @@ def pipeline_seconds(p: int, m: int, v: int, stage: float, extra: float, transfe
     trips = -(-(m - 1) // p)
     steady = (1 + trips) * extra + (m - 1 - trips) * max(extra, 2 * transfer)
     return (p - 1) * (stage + 2 * transfer) + m * stage + steady
-
-
-def run_schedule(
-    schedule: PipelineSchedule,
-    forward: float,
-    backward: float,
-    extra_forward: float = 0,
-    extra_backward: float = 0,
-    transfer: float = 0,
-) -> Timeline:
-    """Return the times of all actions of a schedule.
-
-    Args:
-        schedule: a schedule whose backwards are whole
-        forward: seconds of a chunk's forward
-        backward: seconds of a chunk's backward
-        extra_forward: seconds more on the last stage
-        extra_backward: seconds more on the last stage
-        transfer: seconds of a transfer between two ranks
-    """
-    last = {FORWARD: forward + extra_forward, BACKWARD: backward + extra_backward}
-    others = {FORWARD: forward, BACKWARD: backward}
-    return timeline(schedule, lambda stage, phase: (last if stage == schedule.stages - 1 else others)[phase], transfer)

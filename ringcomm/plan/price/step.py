@@ -4,10 +4,11 @@ The layers of a rank for all micro-batches, the pipeline that waits for other ra
 docs/plan.md derives the figures.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ringcomm.pipelining import (
+    BACKWARD,
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
     FORWARD,
@@ -15,19 +16,36 @@ from ringcomm.pipelining import (
     make_schedule,
     timeline,
 )
-from ringcomm.plan.model.devices import Accelerator
 from ringcomm.plan.model.layout import ParallelLayout
-from ringcomm.plan.model.transformer import Transformer
+from ringcomm.plan.model.workload import Workload
 from ringcomm.plan.price.interconnect import Interconnect
 from ringcomm.plan.price.layer import LayerPricing, Passes
 from ringcomm.plan.price.memory import replicated
-from ringcomm.plan.price.pipeline import pipeline_seconds, run_schedule
+from ringcomm.plan.price.pipeline import pipeline_seconds
 from ringcomm.plan.price.traffic import Payloads, payloads
 
-__all__ = ["PARTS", "Pricing", "StepCost"]
+__all__ = ["PARTS", "Pricing", "StepCost", "StepParts"]
 
-# The parts of a step, in seconds on the slowest rank.
-PARTS = {
+
+class StepParts(NamedTuple):
+    """Seconds of a step on the slowest rank, part by part."""
+
+    gemm: float = 0.0
+    attention: float = 0.0
+    elementwise: float = 0.0
+    launch: float = 0.0
+    recompute: float = 0.0
+    tp: float = 0.0
+    cp: float = 0.0
+    ep: float = 0.0
+    logits: float = 0.0
+    bubble: float = 0.0
+    p2p: float = 0.0
+    dp: float = 0.0
+    optimizer: float = 0.0
+
+
+PARTS = {  # in words
     "gemm": "matrix products of the layers",
     "attention": "scores, softmax and their products",
     "elementwise": "norms, GELU, residual branches, dropout, transposes",
@@ -49,14 +67,14 @@ class StepCost:
     """The time of a step.
 
     Attributes:
-        parts: seconds by part, see PARTS
+        parts: its parts
         forward, backward: seconds of all layers of a rank for one micro-batch; backward with recomputation
         weights: the part of backward that computes gradients of weights
         logits: seconds more on the last stage, for one micro-batch
         transfer: seconds of an activation between two stages
     """
 
-    parts: Mapping[str, float]
+    parts: StepParts
     forward: float
     backward: float
     weights: float
@@ -65,16 +83,16 @@ class StepCost:
 
     @property
     def seconds(self) -> float:
-        return sum(self.parts.values())
+        return sum(self.parts)
 
 
 class Pricing:
-    """Prices layouts of one model, batch and number of GPUs. It keeps the layers that layouts have in common."""
+    """Prices layouts of one workload. It keeps the layers that layouts have in common."""
 
-    def __init__(self, model: Transformer, device: Accelerator, gpus: int, batch: int) -> None:
-        self.model, self.device, self.gpus, self.batch = model, device, gpus, batch
-        self.network = Interconnect(device, gpus)
-        self.layers = LayerPricing(model, device, self.network)
+    def __init__(self, workload: Workload) -> None:
+        self.model, self.device, self.batch = workload.model, workload.device, workload.batch
+        self.network = Interconnect(self.device, workload.gpus)
+        self.layers = LayerPricing(self.model, self.device, self.network)
         self._ran: dict[tuple[object, ...], float] = {}
 
     def step(self, layout: ParallelLayout) -> StepCost:
@@ -86,24 +104,21 @@ class Pricing:
         backward = layers * (sum(layer.backward) + layer.recompute)
         logits = self.logits(layout)
         # A backward has two products for each of forward: one for the gradient of the input, one for that of weights.
-        cost = StepCost({}, forward, backward, layers * layer.forward.gemm, logits, self.transfer(layout))
+        cost = StepCost(StepParts(), forward, backward, layers * layer.forward.gemm, logits, self.transfer(layout))
         without_transfers = self.pipeline(layout, replace(cost, transfer=0))
         busy = m * (forward + backward + logits)
         # Ranks that share a processor get it while others wait.
         waiting = max(without_transfers, busy * self.device.ranks_per_core) - busy
-        passes = {
-            name: m * layers * (each + other)
-            for name, each, other in zip(Passes._fields, layer.forward, layer.backward, strict=True)
-        }
-        parts = {
-            **passes,
-            "recompute": m * layers * layer.recompute,
-            "logits": m * logits,
-            "bubble": waiting,
-            "p2p": self.pipeline(layout, cost) - without_transfers,
-            "dp": self.gradients(layout, forward, backward),
-            "optimizer": self.optimizer(layout),
-        }
+        passes = (m * layers * (each + other) for each, other in zip(layer.forward, layer.backward, strict=True))
+        parts = StepParts(
+            **dict(zip(Passes._fields, passes, strict=True)),
+            recompute=m * layers * layer.recompute,
+            logits=m * logits,
+            bubble=waiting,
+            p2p=self.pipeline(layout, cost) - without_transfers,
+            dp=self.gradients(layout, forward, backward),
+            optimizer=self.optimizer(layout),
+        )
         return replace(cost, parts=parts)
 
     def pipeline(self, layout: ParallelLayout, cost: StepCost) -> float:
@@ -121,13 +136,19 @@ class Pricing:
         """Return the times of all actions of the schedule that `Pipeline` executes."""
         v = layout.chunks
         schedule = make_schedule(layout.schedule, layout.pp, layout.micro_batches(self.batch), v)
-        forward, backward, third = cost.forward / v, cost.backward / v, cost.logits / 3  # of three equal products
-        if not layout.split_backward:
-            return run_schedule(schedule, forward, backward, third, 2 * third, cost.transfer)
-        weights = cost.weights / v
-        times = {FORWARD: forward, BACKWARD_INPUT: backward - weights, BACKWARD_WEIGHT: weights}
-        last = schedule.stages - 1
-        return timeline(schedule, lambda stage, phase: times[phase] + (stage == last) * third, cost.transfer)
+        backward, weights, third = cost.backward / v, cost.weights / v, cost.logits / 3  # of three equal products
+        times = {
+            FORWARD: cost.forward / v,
+            BACKWARD: backward,
+            BACKWARD_INPUT: backward - weights,
+            BACKWARD_WEIGHT: weights,
+        }
+        last, logits = schedule.stages - 1, {BACKWARD: 2 * third}
+
+        def seconds(stage: int, phase: str) -> float:
+            return times[phase] + (stage == last) * logits.get(phase, third)
+
+        return timeline(schedule, seconds, cost.transfer)
 
     def payloads(self, layout: ParallelLayout) -> Payloads:
         return payloads(self.model, layout, self.device.element)
