@@ -32,7 +32,7 @@ from ringcomm.parallel.state.clip import clip_grad_norm, grad_norm
 from ringcomm.parallel.state.offload import OffloadedOptimizer
 from ringcomm.parallel.state.precision import MixedPrecision
 from ringcomm.parallel.state.seed import get_rng_states, rank_local_rng, seed_ranks, set_rng_states
-from ringcomm.parallel.tensor.attention import ParallelAttention, rotary_embedding
+from ringcomm.parallel.tensor.attention import CoreAttention, ParallelAttention, rotary_embedding
 from ringcomm.parallel.tensor.cross_entropy import vocab_parallel_cross_entropy
 from ringcomm.parallel.tensor.layers import (
     ColumnParallelLinear,
@@ -54,6 +54,7 @@ from ringcomm.pipelining.schedule import PipelineSchedule, make_schedule
 __all__ = [
     "Axis",
     "ColumnParallelLinear",
+    "CoreAttention",
     "CountedLoss",
     "DataParallel",
     "Experts",

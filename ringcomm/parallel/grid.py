@@ -1,7 +1,7 @@
 """The device grid: the ranks of the world along the axes of parallelism."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ringcomm.errors import ArgumentError, describe_error, integer, raise_first_failure, refuse
 from ringcomm.torch.timeouts import timeout_of
 
-__all__ = ["Axis", "Grid"]
+__all__ = ["Axis", "Grid", "on_error"]
 
 MESH = ("pp", "dp", "cp", "tp")  # the dimensions of the mesh
 AXES = (*MESH, "dp_cp", "ep", "edp", "model", "world", "ends")
@@ -159,14 +159,9 @@ class Grid:
         for name in AXES:
             getattr(self, name).group.abort()
 
-    @contextmanager
-    def abort_on_error(self) -> Iterator[None]:
+    def abort_on_error(self) -> AbstractContextManager[None]:
         """Abort the peers if this rank fails inside the block, so that none waits for a message that never arrives."""
-        try:
-            yield
-        except BaseException:
-            self.abort()
-            raise
+        return on_error(self.abort)
 
     @contextmanager
     def raise_on_all(self) -> Iterator[None]:
@@ -205,6 +200,16 @@ class Grid:
     def __repr__(self) -> str:
         more = "".join(f", {axis.name}={axis.size}" for axis in (self.cp, self.ep) if axis.size > 1)
         return f"Grid(dp={self.dp.size}, tp={self.tp.size}, pp={self.pp.size}{more})"
+
+
+@contextmanager
+def on_error(abort: Callable[[], None]) -> Iterator[None]:
+    """Abort if the block raises."""
+    try:
+        yield
+    except BaseException:
+        abort()
+        raise
 
 
 def _check_started() -> None:

@@ -9,7 +9,7 @@ padding.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -27,7 +27,6 @@ __all__ = [
     "as_list",
     "clean_name",
     "collect_shard_specs",
-    "copied_parameters",
     "counted_parameters",
     "expert_axes",
     "full_tensors",
@@ -66,58 +65,61 @@ def named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         yield clean_name(name), parameter
 
 
-def named_shards(chunks: Modules) -> Iterator[tuple[str, nn.Parameter, ShardSpec | None]]:
-    """Yield each parameter of the chunks once, with its name in the full model and how it is sharded."""
-    seen: set[nn.Parameter] = set()
+class NamedShard(NamedTuple):
+    """This rank's part of a parameter of the full model, which has its name there.
+
+    `is_copy`: another stage has the tied original, and counts it.
+    """
+
+    name: str
+    parameter: nn.Parameter
+    spec: ShardSpec | None
+    is_copy: bool
+
+
+def named_shards(chunks: Modules) -> list[NamedShard]:
+    """Return the parameters of the chunks, each once."""
+    found: dict[nn.Parameter, NamedShard] = {}
     for chunk in as_list(chunks):
-        specs = collect_shard_specs(chunk)
+        specs, copies = collect_shard_specs(chunk), tied_copies(chunk)
         for name, parameter in named_parameters(chunk):
-            if parameter not in seen:
-                seen.add(parameter)
-                yield name, parameter, specs.get(name)
+            shard = NamedShard(name, parameter, specs.get(name), name in copies)
+            if found.setdefault(parameter, shard).is_copy:
+                found[parameter] = shard  # the original, if this rank has both
+    return list(found.values())
 
 
 def collect_shard_specs(module: nn.Module) -> dict[str, ShardSpec]:
     """Return the specs of the sharded parameters of a module, by full name."""
-    found = ((prefix, getattr(layer, "shard_specs", None)) for prefix, layer in module.named_modules())
-    declared = ((prefix, specs) for prefix, specs in found if isinstance(specs, dict))  # not another layer's attribute
-    return {clean_name(f"{prefix}.{name}"): spec for prefix, specs in declared for name, spec in specs.items()}
+    declared = _declared(module, "shard_specs", dict)
+    return {clean_name(f"{prefix}.{name}"): spec for prefix, _, specs in declared for name, spec in specs.items()}
 
 
 def tied_copies(module: nn.Module) -> set[str]:
     """Return the full names of the parameters of a module that another stage counts."""
-    found = ((prefix, getattr(layer, "tied_copies", None)) for prefix, layer in module.named_modules())
-    return {clean_name(f"{prefix}.{name}") for prefix, names in found if isinstance(names, set) for name in names}
-
-
-def copied_parameters(chunks: Modules) -> set[nn.Parameter]:
-    """Return the trained parameters of which another rank has the tied original."""
-    copies = [(chunk, tied_copies(chunk)) for chunk in as_list(chunks)]
-    found = [(each, name in names) for chunk, names in copies for name, each in named_parameters(chunk)]
-    own = {parameter for parameter, copied in found if not copied}
-    return {parameter for parameter, _ in found if parameter.requires_grad} - own
+    return {clean_name(f"{prefix}.{x}") for prefix, _, names in _declared(module, "tied_copies", set) for x in names}
 
 
 def expert_axes(chunks: Modules) -> dict[torch.Tensor, ExpertAxes]:
     """Return the parameters and buffers of experts, each with its axes."""
-    layers = [layer for chunk in as_list(chunks) for layer in chunk.modules()]
-    found = ((layer, getattr(layer, "expert_axes", None)) for layer in layers)
-    experts = ((layer, axes) for layer, axes in found if isinstance(axes, ExpertAxes))
-    return {x: axes for layer, axes in experts for x in (*layer.parameters(), *layer.buffers())}
+    experts = (each for chunk in as_list(chunks) for each in _declared(chunk, "expert_axes", ExpertAxes))
+    return {x: axes for _, layer, axes in experts for x in (*layer.parameters(), *layer.buffers())}
 
 
-def counted_parameters(chunks: Modules, tp: Axis) -> Iterator[nn.Parameter]:
-    """Yield the parameters this rank counts, so that together the ranks of a model count each element once.
+def _declared(module: nn.Module, attribute: str, kind: type) -> Iterator[tuple[str, nn.Module, Any]]:
+    """Yield the layers with an attribute of a kind, which it might not be in another library, their names before."""
+    for prefix, layer in module.named_modules():
+        if isinstance(value := getattr(layer, attribute, None), kind):
+            yield prefix, layer, value
+
+
+def counted_parameters(chunks: Modules, tp: Axis) -> set[nn.Parameter]:
+    """Return the parameters this rank counts, so that together the ranks of a model count each element once.
 
     The experts of a layer are divided among several replicas, each of which counts its own.
     """
-    seen = set()
-    for chunk in as_list(chunks):
-        specs, elsewhere = collect_shard_specs(chunk), tied_copies(chunk)
-        for name, parameter in named_parameters(chunk):
-            if parameter not in seen and name not in elsewhere and (name in specs or tp.rank == 0):
-                seen.add(parameter)
-                yield parameter
+    shards = [each for each in named_shards(chunks) if not each.is_copy]
+    return {each.parameter for each in shards if each.spec or tp.rank == 0}
 
 
 def clean_name(name: str) -> str:

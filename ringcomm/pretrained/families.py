@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 
 from ringcomm.errors import describe_error, refuse, unknown
 from ringcomm.parallel.model.gpt import GPTConfig
-from ringcomm.parallel.state.checkpoint import Folder
+from ringcomm.parallel.state.host_memory import Folder
 
 __all__ = ["Source", "pretrained_config", "read_json", "settings_of", "sources_of"]
 

@@ -29,7 +29,7 @@ from ringcomm.parallel.sharding import (
     shard_of,
     tied_copies,
 )
-from ringcomm.parallel.state.checkpoint import Folder
+from ringcomm.parallel.state.host_memory import Folder
 from ringcomm.pretrained.families import (
     Source,
     pretrained_config,

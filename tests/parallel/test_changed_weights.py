@@ -149,6 +149,6 @@ def test_asking_for_the_shape_of_a_parameter_does_not_wait():
     zero.step()
     weight = model.weight
     assert (weight.shape, weight.numel(), weight.dtype, weight.grad) == ((8, 8), 64, torch.float32, None)
-    assert zero._buckets[0]._gathering
+    assert zero._shards[0]._gathering
     assert isinstance(weight, nn.Parameter)
     zero.finish_param_sync()

@@ -26,9 +26,9 @@ from ringcomm.parallel import (
     MixedPrecision,
     ShardedOptimizer,
     load_checkpoint,
-    offload,
     save_checkpoint,
 )
+from ringcomm.parallel.state import offload
 from ringcomm.parallel.state.offload import OffloadedOptimizer
 
 OPTIMIZERS = {

@@ -25,11 +25,11 @@ from ringcomm.parallel import (
     all_gather,
     copy_to,
     make_schedule,
-    overlap,
 )
 from ringcomm.parallel.collectives import reduce_scatter_single
 from ringcomm.parallel.model.verify import full_values
 from ringcomm.parallel.pipeline.split_backward import backward_input
+from ringcomm.parallel.tensor import overlap
 from ringcomm.parallel.tensor.overlap import enter_linear
 from ringcomm.torch.traffic import bytes_sent, record_traffic
 

@@ -167,7 +167,7 @@ def test_parameters_of_units_arrive_while_earlier_modules_compute():
     optimizer = sgd(whole.parameters())
     x = torch.ones(1, 64, dtype=torch.float64)
     seen = []
-    layers[0].register_forward_hook(lambda *_: seen.append([bucket._gathering is None for bucket in zero._buckets]))
+    layers[0].register_forward_hook(lambda *_: seen.append([shard._gathering is None for shard in zero._shards]))
     for _ in range(3):
         model(x).square().sum().backward()
         zero.finish_grad_sync()

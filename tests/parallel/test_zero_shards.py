@@ -20,7 +20,7 @@ from failures import raised
 from live_memory import LiveMemory
 from ringcomm import ArgumentError
 from ringcomm.parallel import Grid, ShardedOptimizer, ShardSpec, load_checkpoint, save_checkpoint
-from ringcomm.parallel.data.zero.parts import part_of
+from ringcomm.parallel.data.zero.checkpoint_parts import part_of
 from ringcomm.parallel.grid import Axis
 
 adamw = OPTIMIZERS["adamw"]
@@ -207,7 +207,7 @@ def test_creating_states_leaves_parameters_and_masters_as_they_are(dtype):
     zero = ShardedOptimizer(model, grid, partial(torch.optim.AdamW, lr=0.5, weight_decay=0.9), dtype)
     before = deepcopy((zero.state_dict()["masters"], model.state_dict()))
     zero.create_states()
-    zero.gather()
+    zero.update_parameters()
     assert len(zero.state_dict()["state"]) == len(before[0]) > 5
     assert_same((zero.state_dict()["masters"], model.state_dict()), before)
 

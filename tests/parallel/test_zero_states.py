@@ -69,9 +69,9 @@ def test_a_rank_keeps_4_and_12_over_d_bytes_per_parameter_of_16_bits(stage):
         model(torch.ones(2, 64, dtype=torch.bfloat16)).square().sum().backward()
         zero.finish_grad_sync()
         pieces = [piece for group in zero.optimizer.param_groups for piece in group["params"]]
-        gradients = [tensor for bucket in zero._buckets for tensor in (bucket.grad, bucket._buffer)]
+        gradients = [tensor for bucket in zero._buckets for tensor in (bucket.grad, bucket._full)]
         if stage == 2:
-            gradients += zero._buckets[0]._buffers.free
+            gradients += zero._buckets[0]._pool.free
         assert all(parameter.grad is None for parameter in model.parameters())
         staged = 2 * 2 * size
         shard = 2 * layers * size // d

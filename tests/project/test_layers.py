@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -59,7 +59,10 @@ RESERVED = {
     "torch": ("bench.rank.gloo", "parallel", "parameter_server", "plan.calibration.measure", "pretrained", "torch"),
     "cupy": ("devices", "commands.doctor", "bench.rank.cuda", "bench.rank.nccl", "bench.device_arrays"),
     # SECURITY.md, *What is unpickled*.
-    "pickle": ("objects", "launcher.launch", "launcher.forkserver", "mpi4py.pickling", "parallel.state.checkpoint"),
+    "pickle": (
+        *("objects", "launcher.launch", "launcher.forkserver", "mpi4py.pickling"),
+        *("parallel.state.checkpoint", "parallel.state.encoding"),
+    ),
     "mpi4py": ("bench.rank.mpi", "transports.mpi.world", "transports.mpi.link", "transports.mpi.leaving"),
 }
 # The methods of mpi4py's communicators that pickle; their capitalized forms take buffers.
@@ -167,6 +170,18 @@ def test_no_native_type_is_defined_twice():
 
 def test_imports_have_no_cycles():
     TopologicalSorter({module: imports(module) for module in MODULES}).prepare()
+
+
+@pytest.mark.parametrize("package", ["parallel", "plan", "torch"])
+def test_folders_of_a_package_have_an_order(package):
+    """So that they can be read one after another: none imports another that imports it."""
+    graph = defaultdict(set)
+    for module in MODULES:
+        if module.startswith(f"{package}."):
+            parts = {other.split(".")[1] for other in imports(module) if other.startswith(f"{package}.")}
+            graph[module.split(".")[1]] |= parts - {module.split(".")[1], "__init__"}
+    del graph["__init__"]  # which imports what the package offers
+    TopologicalSorter(graph).prepare()
 
 
 def files_of(name):

@@ -70,11 +70,11 @@ def partition_by_axis(
     The lists are in the order in which backward completes them, if `parameters` are in that of backward.
     """
     experts, by_axis = expert_axes(module), defaultdict[Axis, list[torch.Tensor]](list)
-    places = {parameter: place for place, parameter in enumerate(parameters)}
-    for parameter in places:
+    order = {parameter: number for number, parameter in enumerate(parameters)}
+    for parameter in order:
         by_axis[experts[parameter].edp if parameter in experts else dp].append(parameter)
-    lists = [(axis, each) for axis, members in by_axis.items() for each in partition(members, bucket_bytes)]
-    return sorted(lists, key=lambda item: places[item[1][-1]])
+    lists = [(axis, each) for axis, listed in by_axis.items() for each in partition(listed, bucket_bytes)]
+    return sorted(lists, key=lambda item: order[item[1][-1]])
 
 
 def kind(parameter: torch.Tensor) -> tuple[torch.dtype, torch.dtype, torch.device]:

@@ -62,5 +62,5 @@ class DataParallel(GradientSync):
             check_replicas(module, dp)
             broadcast_replicas(module, dp)
             lists = partition_by_axis(trained[::-1], dp, module, bucket_bytes)
-            buckets = [GradientBucket(members, axis) for axis, members in lists]
+            buckets = [GradientBucket(listed, axis) for axis, listed in lists]
         super().__init__(chunks, dp, buckets)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from ringcomm.errors import ArgumentError, refuse
-from ringcomm.parallel.grid import Axis
+from ringcomm.parallel.grid import Axis, on_error
 
 __all__ = ["GradientSync", "refuse_synchronized"]
 
@@ -74,7 +74,7 @@ class GradientSync:
         Raises:
             ArgumentError: a gradient is sparse, also in backward. The other ranks raise too (Aborted on ringcomm).
         """
-        with self._abort_on_error():
+        with on_error(self.abort):
             for bucket in self._buckets:
                 for parameter in list(bucket.missing):
                     bucket.collect(parameter)
@@ -88,14 +88,6 @@ class GradientSync:
         while self._sent < len(self._buckets) and not self._buckets[self._sent].missing:
             self._buckets[self._sent].send()
             self._sent += 1
-
-    @contextmanager
-    def _abort_on_error(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self.abort()
-            raise
 
 
 def _remove_hooks(hooks: Iterable[RemovableHandle]) -> None:
@@ -113,7 +105,7 @@ def _collect(owner: "weakref.ref[GradientSync]", bucket: Any, parameter: torch.T
                 "backward ran twice without synchronization: call finish_grad_sync after each backward, also after a "
                 "failed one, run backward inside no_sync, or give this object to the Pipeline as data_parallel"
             )
-        with sync._abort_on_error():
+        with on_error(sync.abort):
             bucket.collect(parameter)
             sync._send()
 

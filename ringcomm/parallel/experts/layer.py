@@ -11,9 +11,8 @@ gradient is that of the mean of these ranks' losses. `DataParallel` averages it 
 `grid.dp_cp`.
 """
 
-from collections.abc import Callable
-from math import ceil, inf
-from typing import Any
+from math import inf
+from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
@@ -22,9 +21,10 @@ from torch import Tensor, nn
 
 from ringcomm.errors import integer, refuse
 from ringcomm.parallel.collectives import all_to_all_rows, copy_to
+from ringcomm.parallel.experts.router import add_loss, balance_loss, by_expert, choose
 from ringcomm.parallel.grid import Grid
 from ringcomm.parallel.sharding import ExpertAxes, Modules, as_list
-from ringcomm.parallel.tensor.layers import ParallelMLP, enter, leave
+from ringcomm.parallel.tensor.layers import MLPOptions, ParallelMLP, enter, leave
 
 __all__ = ["Experts", "set_loss_factor"]
 
@@ -33,8 +33,7 @@ class Experts(nn.Module):
     """A mixture-of-experts MLP: (B, S, H) → (B, S, H), or S/t in place of S with sequence parallelism.
 
     y = Σ gate_e · MLP_e(x) over the chosen experts e of a token. The router, a linear layer in float32, and a softmax
-    give the probability of each expert. The gate of a single choice is its probability, as in Switch Transformers;
-    gates of several are their probabilities divided by their sum, as in GShard.
+    give the probability of each expert, and these the gates (see `choose` in `router.py`).
 
     With a capacity, an expert computes at most ⌈capacity_factor · k · T / E⌉ of the T tokens of a rank in a call: first
     choices of all tokens before second ones, then earlier tokens before later ones. It adds nothing to the others.
@@ -58,10 +57,7 @@ class Experts(nn.Module):
         top_k: number of experts for a token
         capacity_factor: capacity of an expert relative to its part of evenly distributed tokens; None: no limit
         balance: coefficient of the balance loss
-        activation: as in ParallelMLP
-        gated: as in ParallelMLP
-        bias: as in ParallelMLP; the router has none
-        sequence_parallel: whether the input and output are sharded along the sequence
+        mlp: options of each expert, and `sequence_parallel`, as those of a ParallelMLP; the router has no bias
 
     Attributes:
         router: the router, replicated
@@ -87,10 +83,7 @@ class Experts(nn.Module):
         top_k: int = 2,
         capacity_factor: float | None = None,
         balance: float = 0.01,
-        activation: Callable[[Tensor], Tensor] = F.gelu,
-        gated: bool = False,
-        bias: bool = True,
-        sequence_parallel: bool = False,
+        **mlp: Unpack[MLPOptions],
     ) -> None:
         super().__init__()
         count = grid.ep.divide("experts", integer("experts", experts, 1))
@@ -98,13 +91,13 @@ class Experts(nn.Module):
             raise refuse("capacity_factor", "None or a finite number above 0", capacity_factor)
         if not balance >= 0:
             raise refuse("balance", "at least 0", balance)
-        self.tp, self.ep, self.sequence_parallel = grid.tp, grid.ep, sequence_parallel
+        self.tp, self.ep, self.sequence_parallel = grid.tp, grid.ep, mlp.pop("sequence_parallel", False)
         self.top_k, self.capacity_factor, self.balance = integer("top_k", top_k, 1, experts), capacity_factor, balance
         self.loss_factor = 1.0
         self.router = nn.Linear(hidden, experts, bias=False)
         self.experts = LocalExperts()
         for number in range(experts):  # each rank draws all, so that equal seeds give the weights of one process
-            expert = Expert(hidden, inner, grid.tp, activation=activation, gated=gated, bias=bias)
+            expert = Expert(hidden, inner, grid.tp, **mlp)
             if number // count == grid.ep.rank:
                 expert.expert_axes = ExpertAxes(grid.ep, grid.edp)
                 self.experts[str(number)] = expert
@@ -112,8 +105,9 @@ class Experts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits = enter(self._logits(x), self.tp, self.sequence_parallel).flatten(0, -2)
         x = enter(x, self.tp, self.sequence_parallel)
-        gates, chosen = self._choose(logits)
-        order, counts = self._by_expert(chosen.flatten())
+        gates, chosen = self._choose(logits.softmax(-1))
+        order, counts = by_expert(chosen.flatten(), self.router.out_features, self.capacity_factor)
+        self.dropped = chosen.numel() - len(order)
         rows = self._exchange(x.flatten(0, -2)[order % len(logits)], counts)
         weighted = rows * gates.flatten()[order].unsqueeze(-1).to(rows.dtype)
         y = weighted.new_zeros(chosen.numel(), x.shape[-1]).index_put((order,), weighted)  # index_copy keeps its source
@@ -126,32 +120,12 @@ class Experts(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             return F.linear(x.to(wide), weight.to(wide))
 
-    def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gates and the experts of all tokens, both (k, T): first choices first."""
-        probabilities = logits.softmax(-1)
-        gates, chosen = probabilities.topk(self.top_k)
-        if self.top_k > 1:
-            gates = gates / gates.sum(-1, keepdim=True)
-        used = chosen.flatten().bincount(minlength=logits.shape[-1]).to(logits.dtype) / chosen.numel()
-        loss = self.balance * logits.shape[-1] * (used * probabilities.mean(0)).sum()
+    def _choose(self, probabilities: Tensor) -> tuple[Tensor, Tensor]:
+        gates, chosen = choose(probabilities, self.top_k)
+        loss = self.balance * balance_loss(probabilities, chosen)
         self.balance_loss = loss.detach()
         # The ranks of tp repeat this inside the region, where gradients are sums over them.
-        gates = _AddLoss.apply(gates, loss, self.loss_factor / self.tp.size)  # type: ignore[no-untyped-call]
-        return gates.t(), chosen.t()
-
-    def _by_expert(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the places of the choices in the order of their experts, and the number of them for each expert.
-
-        Choices beyond the capacity of an expert are left out.
-        """
-        order, counts = chosen.argsort(stable=True), chosen.bincount(minlength=self.router.out_features)
-        if self.capacity_factor is not None:
-            capacity = ceil(self.capacity_factor * len(chosen) / self.router.out_features)
-            first = (counts.cumsum(0) - counts)[chosen[order]]
-            order = order[torch.arange(len(order), device=order.device) - first < capacity]
-            counts = counts.clamp(max=capacity)
-        self.dropped = len(chosen) - len(order)
-        return order, counts
+        return add_loss(gates, loss, self.loss_factor / self.tp.size), chosen
 
     def _exchange(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Return the results of the experts, on whichever rank, for rows in their order."""
@@ -208,16 +182,3 @@ def set_loss_factor(chunks: Modules, factor: float) -> None:
     for layer in nn.ModuleList(as_list(chunks)).modules():
         if isinstance(layer, Experts):
             layer.loss_factor = factor
-
-
-class _AddLoss(torch.autograd.Function):
-    """Passes a tensor through, and adds factor · loss to the loss whose backward runs."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, loss: Tensor, factor: float) -> Tensor:  # noqa: ARG004
-        ctx.factor = factor
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        return grad, grad.new_full((), ctx.factor), None

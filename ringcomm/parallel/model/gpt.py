@@ -26,7 +26,7 @@ from ringcomm.parallel.sharding import collect_shard_specs, full_shape, shard_of
 from ringcomm.parallel.state.seed import derive_seed
 from ringcomm.parallel.tensor.attention import ParallelAttention
 from ringcomm.parallel.tensor.cross_entropy import vocab_parallel_cross_entropy
-from ringcomm.parallel.tensor.layers import ParallelMLP, VocabParallelEmbedding, VocabParallelHead
+from ringcomm.parallel.tensor.layers import MLPOptions, ParallelMLP, VocabParallelEmbedding, VocabParallelHead
 from ringcomm.parallel.tensor.overlap import enter_linear
 from ringcomm.parallel.tensor.sequence_parallel import (
     SequenceParallelDropout,
@@ -233,24 +233,16 @@ class TransformerBlock(nn.Module):
             context_parallel=config.context_parallel,
         )
         self.norm_2 = norm(config, tp)
-        mlp: Callable[..., nn.Module] = partial(ParallelMLP, tp=tp)
+        inner = config.inner or 4 * hidden
+        options = MLPOptions(activation=config.activation, gated=config.gated, bias=config.bias, sequence_parallel=sp)
+        self.mlp: nn.Module
         if config.experts and (layer + 1) % config.experts_every == 0:
-            mlp = partial(
-                Experts,
-                experts=config.experts,
-                grid=grid,
-                top_k=config.top_k,
-                capacity_factor=config.capacity_factor,
-                balance=config.balance,
+            k, capacity, balance = config.top_k, config.capacity_factor, config.balance
+            self.mlp = Experts(
+                hidden, inner, config.experts, grid, top_k=k, capacity_factor=capacity, balance=balance, **options
             )
-        self.mlp = mlp(
-            hidden,
-            config.inner or 4 * hidden,
-            activation=config.activation,
-            gated=config.gated,
-            bias=config.bias,
-            sequence_parallel=sp,
-        )
+        else:
+            self.mlp = ParallelMLP(hidden, inner, tp, **options)
         self.dropout = dropout(config, tp)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -10,15 +10,7 @@ from torch import nn
 from ringcomm.parallel.collectives import all_reduced
 from ringcomm.parallel.experts.layer import Experts
 from ringcomm.parallel.grid import Grid
-from ringcomm.parallel.sharding import (
-    Modules,
-    as_list,
-    collect_shard_specs,
-    expert_axes,
-    full_shape,
-    named_parameters,
-    tied_copies,
-)
+from ringcomm.parallel.sharding import Modules, as_list, expert_axes, full_shape, named_shards
 from ringcomm.torch import observers
 from ringcomm.torch.shared import communicator_of
 
@@ -31,15 +23,12 @@ def count_parameters(chunks: Modules, grid: Grid, *, active: bool = False) -> in
     Communication: all-reduces of a number over `ep` and `pp`.
     """
     chunks = as_list(chunks)
-    experts, passed, seen = expert_axes(chunks), _passed(chunks) if active else {}, set()
+    experts, passed = expert_axes(chunks), _passed(chunks) if active else {}
     counts = torch.zeros(2, dtype=torch.float64, device=grid.device)  # of this rank's experts, and of all others
-    for chunk in chunks:
-        specs, copies = collect_shard_specs(chunk), tied_copies(chunk)
-        for name, parameter in named_parameters(chunk):
-            if name not in copies and name not in seen:
-                seen.add(name)
-                size = full_shape(parameter, specs.get(name)).numel()
-                counts[0 if parameter in experts else 1] += size * passed.get(parameter, 1.0)
+    for _, parameter, spec, is_copy in named_shards(chunks):
+        if not is_copy:
+            size = full_shape(parameter, spec).numel()
+            counts[0 if parameter in experts else 1] += size * passed.get(parameter, 1.0)
     counts[0] = all_reduced(counts[0], grid.ep)
     return round(float(all_reduced(counts.sum(), grid.pp)))
 

@@ -5,16 +5,13 @@ one process that runs the micro-batches one by one, because every stage adds the
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from time import perf_counter
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed.tensor import DTensor
-from torch.utils.checkpoint import checkpoint
 
 from ringcomm.errors import ArgumentError, refuse
 from ringcomm.parallel.collectives import all_reduced
@@ -22,19 +19,11 @@ from ringcomm.parallel.data.gradient_sync import GradientSync
 from ringcomm.parallel.data.gradients import grad_dtype
 from ringcomm.parallel.experts.layer import set_loss_factor
 from ringcomm.parallel.grid import Grid
+from ringcomm.parallel.pipeline.batch import Batch
 from ringcomm.parallel.pipeline.loss import CountedLoss
 from ringcomm.parallel.pipeline.p2p import P2PCommunicator, TensorMeta
-from ringcomm.parallel.pipeline.split_backward import backward_input
-from ringcomm.parallel.sharding import Modules, as_list, copied_parameters, local_part
-from ringcomm.pipelining.schedule import (
-    BACKWARD,
-    BACKWARD_INPUT,
-    BACKWARD_WEIGHT,
-    FORWARD,
-    Action,
-    P2PTransfer,
-    PipelineSchedule,
-)
+from ringcomm.parallel.sharding import Modules, as_list, local_part, named_shards
+from ringcomm.pipelining.schedule import Action, P2PTransfer, PipelineSchedule
 from ringcomm.pipelining.simulation import Span, transfers, validate
 
 __all__ = ["Pipeline"]
@@ -118,8 +107,9 @@ class Pipeline:
         self.data_parallel, self.tied, self.recompute = data_parallel, tied, recompute
         self.trace: list[Span] = []
         self._scattered = grid.tp if scatter_gather and grid.tp.size > 1 else None
-        self._training = _plan(schedule, self.axis.rank)
-        self._evaluation = cache(lambda count: _plan(schedule.forward_only(count), grid.pp.rank))  # of micro-batches
+        self._training = _rank_order(schedule, self.axis.rank)
+        # By the number of micro-batches.
+        self._evaluation = cache(lambda count: _rank_order(schedule.forward_only(count), grid.pp.rank))
         self._metadata: dict[torch.Size, dict[int, TensorMeta]] = {}  # of the boundaries, by shape of micro-batches
         self.device = next((parameter.device for parameter in parameters), grid.device)
 
@@ -157,7 +147,7 @@ class Pipeline:
                 counts = self._counts(y)
                 replicas = self.grid.dp_cp
                 divisors = [*(all_reduced(counts.sum(), replicas) / (counts * replicas.size))]
-            batch = _Batch(self, x, y, divisors, loss_scale)
+            batch = Batch(self, x, y, divisors, loss_scale)
             for parameter, group in self.tied:
                 if dist.get_rank(group) > 0:
                     parameter.grad = None  # the sum of earlier steps counts once
@@ -190,7 +180,7 @@ class Pipeline:
                 x, y = (torch.split(each[part], size) for each in (inputs, targets))
                 if len(x[0]):
                     counts = self._counts(y)
-                    batch = _Batch(self, x, y, [*torch.where(counts > 0, count / counts, torch.inf)])
+                    batch = Batch(self, x, y, [*torch.where(counts > 0, count / counts, torch.inf)])
                     self._run(*self._evaluation(len(x)), batch)
                     loss += batch.loss
             total = torch.stack([loss * count, count])
@@ -217,7 +207,7 @@ class Pipeline:
             dist.broadcast(loss, self.axis.ranks[last], group=self.axis.group)
         return loss
 
-    def _run(self, row: Sequence[Action], order: Sequence[P2PTransfer], batch: "_Batch") -> None:
+    def _run(self, row: Sequence[Action], order: Sequence[P2PTransfer], batch: Batch) -> None:
         rank, schedule = self.axis.rank, self.schedule
         metadata = self._metadata.setdefault(batch.inputs[0].shape, {})  # the dtype is known to the first stage only
         p2p = P2PCommunicator(self.axis, schedule, order, metadata, self.device, self._scattered)
@@ -245,7 +235,8 @@ def _check_tied(
     """Raise ArgumentError if nothing sums the gradients of a tied copy."""
     given = {parameter for parameter, _ in tied}
     taken = given if data_parallel is None or data_parallel.tied is None else data_parallel.tied
-    if missing := (copied_parameters(chunks) | given) - taken:
+    copies = {each.parameter for each in named_shards(chunks) if each.is_copy and each.parameter.requires_grad}
+    if missing := (copies | given) - taken:
         taker = "Pipeline" if taken is given else "ShardedOptimizer"
         raise refuse(f"tied of the {taker}", "all copies, as of gpt_tied_weights", f"{len(missing)} fewer")
 
@@ -262,84 +253,6 @@ def _rows(inputs: Tensor, targets: Tensor) -> int:
     return len(inputs)
 
 
-def _plan(schedule: PipelineSchedule, rank: int) -> tuple[Sequence[Action], list[P2PTransfer]]:
+def _rank_order(schedule: PipelineSchedule, rank: int) -> tuple[Sequence[Action], list[P2PTransfer]]:
     """Return a rank's actions and transfers, in order."""
     return schedule.table[rank], [each for each in transfers(schedule) if rank in schedule.endpoints(each)]
-
-
-class _Batch:
-    """The state of one batch in the stages of this rank. Its loss is the sum of its micro-batches', over `divisors`."""
-
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        inputs: tuple[Tensor, ...],
-        targets: tuple[Tensor, ...],
-        divisors: Sequence[Tensor | float],  # tensors, if some may be infinite: of micro-batches that do not count
-        loss_scale: float = 1.0,
-    ) -> None:
-        self.inputs, self.targets = inputs, targets
-        self.loss = torch.zeros((), dtype=torch.float64, device=pipeline.device)
-        self._pipeline, self._divisors, self._loss_scale = pipeline, divisors, loss_scale
-        # Input of each pending backward, and where it begins: not the output, which nothing needs any more. No gradient
-        # edge if all stages up to here are frozen.
-        self._saved: dict[tuple[int, int], tuple[Tensor, GradientEdge | None]] = {}
-        self._weights: dict[tuple[int, int], Callable[[], None]] = {}  # the pending backwards for weights
-        self.run: dict[str, Callable[[Action, Tensor | None], Tensor | None]] = {
-            FORWARD: self.forward,
-            BACKWARD: self.backward,
-            BACKWARD_INPUT: self.backward_input,
-            BACKWARD_WEIGHT: self.backward_weight,
-        }
-
-    def forward(self, action: Action, received: Tensor | None) -> Tensor:
-        """Return a stage's output; of the last stage, the loss."""
-        pipeline, training = self._pipeline, torch.is_grad_enabled()
-        chunk = pipeline.chunks[action.chunk]
-        x = self.inputs[action.micro_batch] if received is None else received.requires_grad_(training)
-        recompute = pipeline.recompute and training
-        stage = pipeline.schedule.stage(pipeline.axis.rank, action.chunk)
-        y: Tensor = checkpoint(chunk, x, use_reentrant=False) if recompute else chunk(x)
-        if not isinstance(y, Tensor):
-            raise refuse(f"output of stage {stage}", "one tensor", type(y).__name__)
-        if stage == pipeline.schedule.stages - 1:
-            y = pipeline.loss_fn(y, self.targets[action.micro_batch])
-            if y.dim():
-                raise refuse("shape of the result of loss_fn", (), tuple(y.shape))
-            divisor = self._divisors[action.micro_batch]
-            if isinstance(divisor, Tensor):
-                y, divisor = torch.where(divisor.isfinite(), y, 0), divisor.to(y.dtype)
-            y = y / divisor
-            self.loss = self.loss + y.detach().to(self.loss)
-            y = y * self._loss_scale
-        if training:
-            self._saved[action.micro_batch, action.chunk] = x, get_gradient_edge(y) if y.requires_grad else None
-        return y.detach()
-
-    def backward(self, action: Action, received: Tensor | None) -> Tensor | None:
-        """Return the gradient of a stage's input, given that of its output."""
-        x, edge = self._saved.pop((action.micro_batch, action.chunk))
-        with self._sync(action):
-            if edge:
-                torch.autograd.backward([edge], [received])
-        return x.grad if x.is_leaf else None
-
-    def backward_input(self, action: Action, received: Tensor | None) -> Tensor | None:
-        """Return the gradient of a stage's input, and leave those of its weights to `backward_weight`."""
-        x, edge = self._saved.pop((action.micro_batch, action.chunk))
-        if edge is None:
-            return None
-        grad, self._weights[action.micro_batch, action.chunk] = backward_input(edge, x, received)
-        return grad
-
-    def backward_weight(self, action: Action, _: Tensor | None) -> None:
-        """Add the gradients of a stage's weights."""
-        add_gradients = self._weights.pop((action.micro_batch, action.chunk), None)
-        with self._sync(action):
-            if add_gradients:
-                add_gradients()
-
-    def _sync(self, action: Action) -> AbstractContextManager[None]:
-        """Return a context in which gradients are averaged only in the last micro-batch."""
-        data_parallel, last = self._pipeline.data_parallel, action.micro_batch == len(self.inputs) - 1
-        return data_parallel.no_sync() if data_parallel and not last else nullcontext()

@@ -30,7 +30,7 @@ def grad_norm(chunks: Modules, grid: Grid) -> torch.Tensor:
             grid are aborted, so that all ranks raise.
     """
     chunks = as_list(chunks)
-    counted, experts = set(counted_parameters(chunks, grid.tp)), expert_axes(chunks)
+    counted, experts = counted_parameters(chunks, grid.tp), expert_axes(chunks)
     norms: dict[tuple[tuple[dist.ProcessGroup, ...], bool, bool], list[torch.Tensor]] = defaultdict(list)
     with grid.abort_on_error():
         for parameter, grad in _gradients(chunks):

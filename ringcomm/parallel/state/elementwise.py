@@ -8,10 +8,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ringcomm.errors import describe_error, refuse
-from ringcomm.parallel.data.zero.states import ShardStates, optimized
+from ringcomm.parallel.state.optimizers import optimized
 
-__all__ = ["check_elementwise"]
+__all__ = ["VECTOR", "check_elementwise"]
 
+# Elements: pieces begin at multiples. Fused optimizers round the rest of a vector differently, and so may matrix
+# products at addresses that are not multiples of 64 bytes, as those of torch are.
+VECTOR = 64
 SHAPE, HALF = (16, 16), 128  # of a matrix, and the elements of its first half
 
 
@@ -31,21 +34,20 @@ def check_elementwise(what: str, factory: Callable[[Any], Optimizer], device: to
 
 def _refused(factory: Callable[[Any], Optimizer], device: torch.device) -> str | None:
     """Return the name of an optimizer that does not update each element by itself, and its error, else None."""
-    wholes, half = [_matrix(device), _matrix(device)], _FirstHalf(_matrix(device))
+    whole, again, half = matrices = [_matrix(device) for _ in range(3)]
     try:
-        optimizers, of_half = [factory([whole]) for whole in wholes], factory(list(half.pieces))
-        given = [*wholes, *half.pieces]
-        if [x for each in (*optimizers, of_half) for x in optimized(each)] != given:
+        of_whole, of_again, of_half = optimizers = [factory([each]) for each in matrices]
+        if [x for each in optimizers for x in optimized(each)] != matrices:
             return None
     except Exception:
         return None
     name = type(of_half).__name__
     try:
-        expected, again = map(_update, optimizers, wholes)
-        if not torch.equal(expected, again):
+        expected = _update(of_whole, whole)
+        if not torch.equal(expected, _update(of_again, again)):
             return None
-        ShardStates(of_half, [half])
-        found = _update(of_half, *half.pieces.values())
+        _cut(of_half, half)
+        found = _update(of_half, half)
     except Exception as error:  # Muon takes matrices only, LBFGS a closure, SparseAdam sparse gradients
         return f"{name}, which raised {describe_error(error)}"
     tolerance = 1e-3 * float(expected[:HALF].abs().max())
@@ -56,16 +58,11 @@ def _matrix(device: torch.device) -> nn.Parameter:
     return nn.Parameter(torch.linspace(-1, 2, 2 * HALF, dtype=torch.float32, device=device).view(SHAPE))
 
 
-class _FirstHalf:
-    """What `ShardStates` uses of a ShardBucket, with the first half of a parameter as its piece."""
-
-    dp: Any = None
-
-    def __init__(self, parameter: nn.Parameter) -> None:
-        self.pieces = {parameter: nn.Parameter(self.cut(parameter, parameter).clone())}
-
-    def cut(self, full: Tensor, _: Tensor) -> Tensor:
-        return full.detach().reshape(-1)[:HALF]
+def _cut(optimizer: Optimizer, matrix: nn.Parameter) -> None:
+    """Leave an optimizer the first half of a matrix, flat, and the states that it already has for it."""
+    matrix.data = matrix.detach().reshape(-1)[:HALF]
+    state = optimizer.state.get(matrix, {})
+    state.update({key: x.reshape(-1)[:HALF] for key, x in state.items() if isinstance(x, Tensor) and x.dim()})
 
 
 def _update(optimizer: Optimizer, parameter: nn.Parameter) -> Tensor:

@@ -1,10 +1,18 @@
 """The loss scale of float16, whose small gradients would underflow."""
 
 from collections.abc import Mapping
+from typing import TypedDict
 
 import torch
 
-__all__ = ["LossScale"]
+__all__ = ["LossScale", "LossScaleOptions"]
+
+
+class LossScaleOptions(TypedDict, total=False):
+    """The options of a LossScale."""
+
+    init_scale: float
+    growth_interval: int
 
 
 class LossScale:
@@ -12,11 +20,18 @@ class LossScale:
 
     After Micikevicius et al., Mixed Precision Training (arXiv 1710.03740). It is always 1 for other dtypes than
     float16: bfloat16 has the range of float32.
+
+    Args:
+        dtype: that of the parameters
+        init_scale: initial scale
+        growth_interval: steps without overflow before the scale doubles
     """
 
-    def __init__(self, dtype: torch.dtype | None, initial: float, growth_interval: int) -> None:
+    def __init__(
+        self, dtype: torch.dtype | None = None, init_scale: float = 2.0**16, growth_interval: int = 2000
+    ) -> None:
         self._dynamic, self._growth_interval = dtype == torch.float16, growth_interval
-        self.value = initial if self._dynamic else 1.0
+        self.value = init_scale if self._dynamic else 1.0
         self._good_steps = 0  # since the scale changed
 
     def update(self, *, found_inf: bool) -> None:

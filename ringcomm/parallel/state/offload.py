@@ -18,11 +18,9 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from ringcomm.errors import integer, refuse
-from ringcomm.parallel.data.zero.buckets import VECTOR
-from ringcomm.parallel.data.zero.states import optimized
-from ringcomm.parallel.state.elementwise import check_elementwise
+from ringcomm.parallel.state.elementwise import VECTOR, check_elementwise
 from ringcomm.parallel.state.host_memory import Folder, host_empty
-from ringcomm.parallel.state.optimizers import create_optimizer
+from ringcomm.parallel.state.optimizers import create_optimizer, optimized
 
 __all__ = ["OffloadedOptimizer"]
 

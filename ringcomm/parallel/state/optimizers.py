@@ -1,13 +1,14 @@
-"""Optimizers that a function of the user creates."""
+"""Optimizers that a function of the user creates, and their parameters."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
 
 from ringcomm.errors import refuse
 
-__all__ = ["create_optimizer"]
+__all__ = ["create_optimizer", "optimized"]
 
 
 def create_optimizer(what: str, factory: Callable[[Any], Optimizer], parameters: list[Any]) -> Optimizer:
@@ -25,3 +26,8 @@ def create_optimizer(what: str, factory: Callable[[Any], Optimizer], parameters:
     if not isinstance(optimizer, Optimizer):
         raise refuse(what, expected, f"one that returns a {type(optimizer).__name__}")
     return optimizer
+
+
+def optimized(optimizer: Optimizer) -> Iterator[nn.Parameter]:
+    """Yield the parameters of an optimizer, in order."""
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])

@@ -1,10 +1,11 @@
 """Mixed precision: parameters of 16 bits, float32 master weights, dynamic loss scaling."""
 
 from collections.abc import Callable, Mapping
+from typing import Unpack
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from ringcomm.errors import refuse
 from ringcomm.parallel.collectives import all_reduced
@@ -12,15 +13,15 @@ from ringcomm.parallel.grid import Grid
 from ringcomm.parallel.replicas import broadcast_replicas
 from ringcomm.parallel.sharding import Modules, as_list
 from ringcomm.parallel.state.clip import clip_factor, grad_norm
-from ringcomm.parallel.state.loss_scale import LossScale
-from ringcomm.parallel.state.masters import copy_changes
+from ringcomm.parallel.state.loss_scale import LossScale, LossScaleOptions
 from ringcomm.parallel.state.offload import OffloadedOptimizer
 from ringcomm.parallel.state.optimizers import create_optimizer
+from ringcomm.parallel.state.training import Training, copy_to_masters
 
 __all__ = ["MixedPrecision"]
 
 
-class MixedPrecision:
+class MixedPrecision(Training):
     """Trains modules in bfloat16 or float16 with an optimizer of float32 master weights.
 
     After Micikevicius et al., Mixed Precision Training (arXiv 1710.03740). Small gradients underflow in float16, so the
@@ -38,9 +39,8 @@ class MixedPrecision:
         grid: the ranks
         optimizer: creates the optimizer for a list of parameters
         dtype: torch.float32, torch.bfloat16 or torch.float16
-        init_scale: initial loss scale of float16
-        growth_interval: steps without overflow before the scale doubles
         init_sync: broadcast parameters and buffers from the first replica; False: the parameters are equal already
+        scaling: `init_scale` and `growth_interval`, as those of a `LossScale`
 
     Attributes:
         parameters: the parameters of the chunks, each once
@@ -59,13 +59,12 @@ class MixedPrecision:
         optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
         dtype: torch.dtype,
         *,
-        init_scale: float = 2.0**16,
-        growth_interval: int = 2000,
         init_sync: bool = True,
+        **scaling: Unpack[LossScaleOptions],
     ) -> None:
         if dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise refuse("dtype", "torch.float32, torch.bfloat16 or torch.float16", dtype)
-        self.chunks, self.grid = as_list(chunks), grid
+        self.chunks = as_list(chunks)
         module = nn.ModuleList(self.chunks)
         if init_sync:
             broadcast_replicas(module, grid.dp_cp)
@@ -74,15 +73,11 @@ class MixedPrecision:
         if dtype != torch.float32:
             self.masters = [nn.Parameter(parameter.detach().float().clone()) for parameter in self.parameters]
         module.to(dtype)
-        self.optimizer = create_optimizer("optimizer", optimizer, self.masters)
+        created = create_optimizer("optimizer", optimizer, self.masters)
+        super().__init__(created, grid, LossScale(dtype, **scaling))
+        self._master_of = dict(zip(self.parameters, self.masters, strict=True))
         if dtype != torch.float32 and isinstance(self.optimizer, OffloadedOptimizer):
             self.optimizer.offload_parameters()
-        self.scale = LossScale(dtype, init_scale, growth_interval)
-
-    @property
-    def loss_scale(self) -> float:
-        """Factor for the next loss."""
-        return self.scale.value
 
     def step(self, max_norm: float = float("inf")) -> float | None:
         """Run an optimizer step with gradients clipped to `max_norm`; return their norm, or None if it was skipped.
@@ -96,11 +91,11 @@ class MixedPrecision:
             return None
         factor = clip_factor(norm, max_norm) / self.loss_scale
         self.copy_changes()
-        for parameter, master in zip(self.parameters, self.masters, strict=True):
+        for parameter, master in self._master_of.items():
             grad = parameter.grad
             master.grad = None if grad is None else (grad.float() * factor.float()).to(master.device)
         self.optimizer.step()
-        self._copy_masters_to_model()
+        self.update_parameters()
         self.scale.update(found_inf=False)
         return float(norm)
 
@@ -119,11 +114,16 @@ class MixedPrecision:
 
     def copy_changes(self) -> None:
         """Copy to the masters what the program has changed in the parameters."""
-        copy_changes(zip(self.parameters, self.masters, strict=True))
+        copy_to_masters(self._master_of.items())
 
-    def _copy_masters_to_model(self) -> None:
+    def held(self, parameter: nn.Parameter) -> Tensor:
+        """Return the master of a parameter."""
+        return self._master_of[parameter]
+
+    def update_parameters(self) -> None:
+        """Copy the masters to the parameters, and free their gradients."""
         with torch.no_grad():
-            for parameter, master in zip(self.parameters, self.masters, strict=True):
+            for parameter, master in self._master_of.items():
                 if master is not parameter:
                     parameter.copy_(master)
                     master.grad = None

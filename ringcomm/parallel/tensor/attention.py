@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from typing import TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
@@ -24,6 +25,75 @@ __all__ = ["ParallelAttention", "rotary_embedding"]
 CONTEXT_PARALLEL = ("ring", "ulysses")
 
 
+class CoreOptions(TypedDict, total=False):
+    """The options of a CoreAttention."""
+
+    causal: bool
+    dropout: float
+    recompute: bool
+    cp: Axis | None
+    context_parallel: str
+
+
+class CoreAttention(nn.Module):
+    """The attention of this rank's heads to whole sequences, without parameters.
+
+    Args:
+        tp: the ranks with the other heads
+        causal: whether a token attends to itself and those before it only, unless a call has a mask
+        dropout: dropout probability of attention weights
+        recompute: keep queries, keys and values only for backward, and attend again there: selective recomputation
+            (Korthikanti et al., arXiv 2205.05198). It frees 3 · heads/t · B · S² elements, the scores, unless they are
+            not stored: without dropout and a mask, torch has kernels that do not.
+        cp: the ranks over which sequences are split (see `split_sequence`); None: sequences are whole
+        context_parallel: the attention over `cp`, "ring" or "ulysses"
+
+    Raises:
+        ArgumentError: `context_parallel` is unknown, or a ring that would drop attention weights.
+    """
+
+    def __init__(
+        self,
+        tp: Axis,
+        *,
+        causal: bool = True,
+        dropout: float = 0.0,
+        recompute: bool = False,
+        cp: Axis | None = None,
+        context_parallel: str = "ring",
+    ) -> None:
+        super().__init__()
+        if context_parallel not in CONTEXT_PARALLEL:
+            raise unknown("context_parallel", context_parallel, CONTEXT_PARALLEL)
+        self.tp, self.causal, self.dropout, self.recompute = tp, causal, dropout, recompute
+        self.cp, self.context_parallel = cp if cp and cp.size > 1 else None, context_parallel
+        if self.cp and context_parallel == "ring" and dropout:
+            raise refuse("dropout of attention weights in a ring", "0, or context_parallel='ulysses'", dropout)
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if self.recompute and self.training:
+            out: torch.Tensor = checkpoint(self._attend, query, key, value, mask, use_reentrant=False)
+            return out
+        return self._attend(query, key, value, mask)
+
+    def _attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        dropout = self.dropout if self.training else 0.0
+        if self.cp and mask is not None:
+            raise refuse("mask of sequences split over cp", None, "one")
+        if self.cp and self.context_parallel == "ring":
+            return ring_attention(query, key, value, self.cp, causal=self.causal)
+        causal = self.causal and mask is None
+        grouped = query.shape[1] != key.shape[1]
+        with rank_local_rng(self.tp, query.device) if dropout else nullcontext():
+            if self.cp:
+                return ulysses_attention(query, key, value, self.cp, causal=causal, dropout=dropout)
+            return F.scaled_dot_product_attention(query, key, value, mask, dropout, causal, enable_gqa=grouped)
+
+
 class ParallelAttention(nn.Module):
     """Self-attention with sharded heads: (B, S, H) → (B, S, H).
 
@@ -39,20 +109,14 @@ class ParallelAttention(nn.Module):
         heads: number of heads
         tp: the ranks with their shards
         kv_heads: number of key and value heads; None: `heads`
-        causal: whether a token attends to itself and those before it only, unless a call has a mask
         rotary_base: rotate queries and keys by their positions, with this base (see `rotary_embedding`); None: do not
         bias: whether the linear layers have one
-        dropout: dropout probability of attention weights
         sequence_parallel: whether the input and output are sharded along the sequence
-        recompute: keep queries, keys and values only for backward, and attend again there: selective recomputation
-            (Korthikanti et al., arXiv 2205.05198). It frees 3 · heads/t · B · S² elements, the scores, unless they are
-            not stored: without dropout and a mask, torch has kernels that do not.
-        cp: the ranks over which sequences are split (see `split_sequence`); None: sequences are whole
-        context_parallel: the attention over `cp`, "ring" or "ulysses"
+        core: `causal`, `dropout`, `recompute`, `cp` and `context_parallel`, as those of a `CoreAttention`
 
     Raises:
         ArgumentError: the heads, or `kv_heads`, cannot be divided evenly; the size of a head is odd and rotated;
-            `context_parallel` is unknown, or a ring that would drop attention weights.
+            or as a `CoreAttention`.
     """
 
     def __init__(
@@ -62,14 +126,10 @@ class ParallelAttention(nn.Module):
         tp: Axis,
         *,
         kv_heads: int | None = None,
-        causal: bool = True,
         rotary_base: float | None = None,
         bias: bool = True,
-        dropout: float = 0.0,
         sequence_parallel: bool = False,
-        recompute: bool = False,
-        cp: Axis | None = None,
-        context_parallel: str = "ring",
+        **core: Unpack[CoreOptions],
     ) -> None:
         super().__init__()
         heads = integer("heads", heads, 1)
@@ -82,16 +142,11 @@ class ParallelAttention(nn.Module):
         self.shard_keys = kv_heads % tp.size == 0
         if not self.shard_keys and tp.size % kv_heads:
             raise refuse("kv_heads", f"a multiple or a divisor of tp = {tp.size}", kv_heads)
-        self.tp, self.sequence_parallel, self.dropout = tp, sequence_parallel, dropout
-        self.causal, self.rotary_base, self.recompute = causal, rotary_base, recompute
+        self.tp, self.sequence_parallel, self.rotary_base = tp, sequence_parallel, rotary_base
         self.width, self.kv_heads = hidden // heads, kv_heads
         if rotary_base and self.width % 2:
             raise refuse("size of a head with rotary positions", "an even number", self.width)
-        if context_parallel not in CONTEXT_PARALLEL:
-            raise unknown("context_parallel", context_parallel, CONTEXT_PARALLEL)
-        self.cp, self.context_parallel = cp if cp and cp.size > 1 else None, context_parallel
-        if self.cp and context_parallel == "ring" and dropout:
-            raise refuse("dropout of attention weights in a ring", "0, or context_parallel='ulysses'", dropout)
+        self.core = CoreAttention(tp, **core)
         keys = 2 * kv_heads * self.width  # key and value of a head are adjacent
         self.query = ColumnParallelLinear(hidden, hidden, tp, bias=bias, entered=True)
         linear = partial(ColumnParallelLinear, tp=tp, entered=True) if self.shard_keys else nn.Linear
@@ -113,27 +168,11 @@ class ParallelAttention(nn.Module):
         query = query.view(*query.shape[:2], -1, self.width).transpose(1, 2)
         key, value = key_value.view(*key_value.shape[:2], -1, 2, self.width).permute(3, 0, 2, 1, 4)
         if self.rotary_base:
-            positions = sequence_positions(query.shape[2] * self.cp.size, self.cp) if self.cp else None
+            cp = self.core.cp
+            positions = sequence_positions(query.shape[2] * cp.size, cp) if cp else None
             query, key = (rotary_embedding(each, self.rotary_base, positions) for each in (query, key))
-        again = self.recompute and self.training
-        attend = partial(checkpoint, self._attend, use_reentrant=False) if again else self._attend
-        out: torch.Tensor = self.out(attend(query, key, value, mask).transpose(1, 2).flatten(2))
+        out: torch.Tensor = self.out(self.core(query, key, value, mask).transpose(1, 2).flatten(2))
         return out
-
-    def _attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
-    ) -> torch.Tensor:
-        dropout = self.dropout if self.training else 0.0
-        if self.cp and mask is not None:
-            raise refuse("mask of sequences split over cp", None, "one")
-        if self.cp and self.context_parallel == "ring":
-            return ring_attention(query, key, value, self.cp, causal=self.causal)
-        causal = self.causal and mask is None
-        grouped = query.shape[1] != key.shape[1]
-        with rank_local_rng(self.tp, query.device) if dropout else nullcontext():
-            if self.cp:
-                return ulysses_attention(query, key, value, self.cp, causal=causal, dropout=dropout)
-            return F.scaled_dot_product_attention(query, key, value, mask, dropout, causal, enable_gqa=grouped)
 
     def _keys(self) -> tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]:
         """Return the layer of this rank's keys and values, and its weight."""

@@ -20,7 +20,7 @@ A layer initializes its full weights as torch's layer does and keeps its shard. 
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
@@ -84,7 +84,28 @@ class ShardedLayer(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
 
-class ColumnParallelLinear(ShardedLayer):
+class ShardedLinear(ShardedLayer):
+    """A linear layer whose weight is sharded along a dimension: 0, and then its bias too, or 1."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(
+        self, in_features: int, out_features: int, tp: Axis, dim: int, bias: bool, sequence_parallel: bool
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.tp, self.sequence_parallel = tp, sequence_parallel
+        spec = ShardSpec(dim, in_features if dim else out_features)
+        self.shard_specs = {"weight": spec} | ({"bias": spec} if bias and not dim else {})
+        self.keep_shard(nn.Linear(in_features, out_features, bias))
+
+    def extra_repr(self) -> str:
+        bias = self.bias is not None
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={bias}, tp={self.tp.size}"
+
+
+class ColumnParallelLinear(ShardedLinear):
     """A linear layer with sharded outputs: (B, S, in_features) → (B, S, out_features/t).
 
     Communication: that of entering the region, in backward while the gradients of the parameters are computed; none
@@ -93,9 +114,6 @@ class ColumnParallelLinear(ShardedLayer):
     Raises:
         ArgumentError: `out_features` is not a multiple of t; an output layer may be a `VocabParallelHead`.
     """
-
-    weight: nn.Parameter
-    bias: nn.Parameter | None
 
     def __init__(
         self,
@@ -107,13 +125,9 @@ class ColumnParallelLinear(ShardedLayer):
         sequence_parallel: bool = False,
         entered: bool = False,
     ) -> None:
-        super().__init__()
         tp.divide("out_features", out_features)
-        self.in_features, self.out_features = in_features, out_features
-        self.tp, self.sequence_parallel, self.entered = tp, sequence_parallel, entered
-        spec = ShardSpec(0, out_features)
-        self.shard_specs = {"weight": spec, "bias": spec} if bias else {"weight": spec}
-        self.keep_shard(nn.Linear(in_features, out_features, bias))
+        super().__init__(in_features, out_features, tp, 0, bias, sequence_parallel)
+        self.entered = entered
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         linear = partial(F.linear, weight=self.weight, bias=self.bias)
@@ -121,11 +135,8 @@ class ColumnParallelLinear(ShardedLayer):
             return linear(x)
         return enter_linear(x, [linear], [self.weight], self.tp, self.sequence_parallel)[0]
 
-    def extra_repr(self) -> str:
-        return _linear_repr(self)
 
-
-class RowParallelLinear(ShardedLayer):
+class RowParallelLinear(ShardedLinear):
     """A linear layer with sharded inputs: (B, S, in_features/t) → (B, S, out_features).
 
     Communication: that of leaving the region. The bias is replicated and added once, to the sum.
@@ -134,18 +145,11 @@ class RowParallelLinear(ShardedLayer):
         ArgumentError: `in_features` is not a multiple of t.
     """
 
-    weight: nn.Parameter
-    bias: nn.Parameter | None
-
     def __init__(
         self, in_features: int, out_features: int, tp: Axis, *, bias: bool = True, sequence_parallel: bool = False
     ) -> None:
-        super().__init__()
         tp.divide("in_features", in_features)
-        self.in_features, self.out_features = in_features, out_features
-        self.tp, self.sequence_parallel = tp, sequence_parallel
-        self.shard_specs = {"weight": ShardSpec(1, in_features)}
-        self.keep_shard(nn.Linear(in_features, out_features, bias))
+        super().__init__(in_features, out_features, tp, 1, bias, sequence_parallel)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = leave(F.linear(x, self.weight), self.tp, self.sequence_parallel)
@@ -154,9 +158,6 @@ class RowParallelLinear(ShardedLayer):
         # Each rank adds it to its tokens only, so its gradients must be summed.
         bias = copy_to(self.bias, self.tp) if self.sequence_parallel else self.bias
         return y + bias.to(y.dtype)  # under autocast, which leaves an addition as it is, y has 16 bits
-
-    def extra_repr(self) -> str:
-        return _linear_repr(self)
 
 
 class VocabParallelEmbedding(ShardedLayer):
@@ -178,7 +179,8 @@ class VocabParallelEmbedding(ShardedLayer):
         super().__init__()
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.tp, self.sequence_parallel = tp, sequence_parallel
-        self.shard_specs = {"weight": _vocabulary("num_embeddings", num_embeddings, tp)}
+        _check_rows("num_embeddings", num_embeddings, tp)
+        self.shard_specs = {"weight": ShardSpec(0, num_embeddings)}
         self.keep_shard(nn.Embedding(num_embeddings, embedding_dim))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -193,7 +195,7 @@ class VocabParallelEmbedding(ShardedLayer):
         return f"{self.num_embeddings}, {self.embedding_dim}, tp={self.tp.size}"
 
 
-class VocabParallelHead(ShardedLayer):
+class VocabParallelHead(ShardedLinear):
     """An output layer sharded over the vocabulary: (B, S, in_features) → logits (B, S, V/t).
 
     A vocabulary that is not a multiple of t is padded with unused rows, whose logits are zero; tell
@@ -205,25 +207,24 @@ class VocabParallelHead(ShardedLayer):
         ArgumentError: the shard of a rank would be padding only.
     """
 
-    weight: nn.Parameter
-    bias: nn.Parameter | None
-
     def __init__(
         self, in_features: int, vocab_size: int, tp: Axis, *, bias: bool = False, sequence_parallel: bool = False
     ) -> None:
-        super().__init__()
-        self.in_features, self.out_features = in_features, vocab_size
-        self.tp, self.sequence_parallel = tp, sequence_parallel
-        spec = _vocabulary("vocab_size", vocab_size, tp)
-        self.shard_specs = {"weight": spec, "bias": spec} if bias else {"weight": spec}
-        self.keep_shard(nn.Linear(in_features, vocab_size, bias))
+        _check_rows("vocab_size", vocab_size, tp)
+        super().__init__(in_features, vocab_size, tp, 0, bias, sequence_parallel)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         linear = partial(F.linear, weight=self.weight, bias=self.bias)
         return enter_linear(x, [linear], [self.weight], self.tp, self.sequence_parallel)[0]
 
-    def extra_repr(self) -> str:
-        return _linear_repr(self)
+
+class MLPOptions(TypedDict, total=False):
+    """The options of a ParallelMLP."""
+
+    activation: Callable[[torch.Tensor], torch.Tensor]
+    gated: bool
+    bias: bool
+    sequence_parallel: bool
 
 
 class ParallelMLP(nn.Module):
@@ -272,17 +273,11 @@ class ParallelMLP(nn.Module):
         return out
 
 
-def _vocabulary(what: str, vocab_size: int, tp: Axis) -> ShardSpec:
-    """Return how a vocabulary is sharded, with padding at its end."""
-    length = -(-vocab_size // tp.size)
-    if length * (tp.size - 1) >= vocab_size:
-        raise refuse(what, f"{length * (tp.size - 1) + 1} or more, a row for each of {tp.size} ranks", vocab_size)
-    return ShardSpec(0, vocab_size)
-
-
-def _linear_repr(layer: ColumnParallelLinear | RowParallelLinear | VocabParallelHead) -> str:
-    bias = layer.bias is not None
-    return f"in_features={layer.in_features}, out_features={layer.out_features}, bias={bias}, tp={layer.tp.size}"
+def _check_rows(what: str, vocab_size: int, tp: Axis) -> None:
+    """Raise ArgumentError if the shard of a vocabulary, with padding at its end, would be padding only."""
+    least = -(-vocab_size // tp.size) * (tp.size - 1) + 1
+    if vocab_size < least:
+        raise refuse(what, f"{least} or more, a row for each of {tp.size} ranks", vocab_size)
 
 
 def check_ids(what: str, ids: torch.Tensor, vocab_size: int) -> None:

@@ -1,6 +1,6 @@
 """Tensor parallelism in 2, 2.5 and 3 dimensions: activations and weights are both sharded over d × q × q ranks.
 
-In one dimension (`tensor.py`) every rank has the full activations. Here it has a block of each matrix, so the memory
+In one dimension (`layers.py`) every rank has the full activations. Here it has a block of each matrix, so the memory
 and the bytes of a rank shrink as ranks are added.
 
 - **2-D** (d = 1): Xu et al., Optimus (arXiv 2104.05343), with the SUMMA of van de Geijn and Watts (1997).
@@ -52,7 +52,7 @@ SAMPLES, FEATURES = 0, -1  # dimensions of an activation
 Cut = tuple[Axis, int]  # the axis over which a tensor is sharded, and the dimension along which
 
 
-class LinearLayout(NamedTuple):
+class Distribution(NamedTuple):
     """How the matrices of a linear layer are distributed."""
 
     gather_input: Cut  # for the product
@@ -125,16 +125,16 @@ class TensorGrid:
             x = gather_from(x, axis, dim)
         return x
 
-    def layout(self, turned: bool) -> LinearLayout:
-        """Return the layout of a linear layer whose input is, in 3-D, as `split` returns it, or `turned`."""
+    def distribution(self, turned: bool) -> Distribution:
+        """Return the distribution of a linear layer whose input is, in 3-D, as `split` returns it, or `turned`."""
         if not self.cube:
             cuts = (self.row, 0), (self.column, 1)
             copies = self.column, self.depth
-            return LinearLayout((self.row, FEATURES), cuts[1], self._alone, cuts, self.depth, copies)
+            return Distribution((self.row, FEATURES), cuts[1], self._alone, cuts, self.depth, copies)
         # The features of the input are sharded over one of row and depth, those of the output over the other.
         inner, outer = (self.depth, self.row) if turned else (self.row, self.depth)
         parts = (outer, 0), (inner, 1), (self.column, 0)
-        return LinearLayout((outer, SAMPLES), parts[2], inner, parts, self._alone, (self.column, inner))
+        return Distribution((outer, SAMPLES), parts[2], inner, parts, self._alone, (self.column, inner))
 
     def close(self) -> None:
         """Destroy the groups. Every rank calls it; twice does no harm."""
@@ -173,7 +173,7 @@ class GridLinear(nn.Module):
             if number % parts:
                 raise refuse(f"{what}_features", f"a multiple of {parts}, for q = {grid.q}", number)
         self.in_features, self.out_features = in_features, out_features
-        self.grid, self.layout = grid, grid.layout(turned)
+        self.grid, self.distribution = grid, grid.distribution(turned)
         full = nn.Linear(in_features, out_features, bias)
         self.weight = nn.Parameter(self._block(full.weight))
         self.bias = nn.Parameter(self._block(full.bias)) if bias else None
@@ -181,23 +181,23 @@ class GridLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.shape[-1] * self.grid.q != self.in_features:
             raise refuse("features of the input", f"{self.in_features} / {self.grid.q}", x.shape[-1])
-        y: torch.Tensor = _Product.apply(x, self.weight, self.layout)  # type: ignore[no-untyped-call]
+        y: torch.Tensor = _Product.apply(x, self.weight, self.distribution)  # type: ignore[no-untyped-call]
         if self.bias is None:
             return y
         bias: torch.Tensor = self.bias
-        for axis in self.layout.bias_copies:
+        for axis in self.distribution.bias_copies:
             bias = copy_to(bias, axis)
         return y + bias.to(y.dtype)
 
     def _block(self, full: torch.Tensor) -> torch.Tensor:
         """Return this rank's block of the full weight or bias."""
-        for axis, dim in self.layout.cuts[: None if full.dim() == 2 else 1]:
+        for axis, dim in self.distribution.cuts[: None if full.dim() == 2 else 1]:
             full = local_slice(full.detach(), axis, dim)
         return full
 
     def full(self, block: torch.Tensor) -> torch.Tensor:
         """Return the full weight or bias, or its gradient, on every rank, given this rank's. All ranks call it."""
-        for axis, dim in reversed(self.layout.cuts[: None if block.dim() == 2 else 1]):
+        for axis, dim in reversed(self.distribution.cuts[: None if block.dim() == 2 else 1]):
             block = all_gathered(block, axis, dim)
         return block
 
@@ -206,26 +206,26 @@ class _Product(torch.autograd.Function):
     """x · weightᵀ of distributed matrices. Saves the blocks, and gathers them in both directions."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, layout: LinearLayout) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, how: Distribution) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.layout = layout
-        y = F.linear(all_gathered(x, *layout.gather_input), all_gathered(weight, *layout.gather_weight))
-        return _summed(y, layout.sum_output, SAMPLES)
+        ctx.distribution = how
+        y = F.linear(all_gathered(x, *how.gather_input), all_gathered(weight, *how.gather_weight))
+        return _summed(y, how.sum_output, SAMPLES)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
-        layout: LinearLayout = ctx.layout
+        how: Distribution = ctx.distribution
         x, weight = ctx.saved_tensors
-        grad = all_gathered(grad, layout.sum_output, SAMPLES)  # of 16 bits under autocast
+        grad = all_gathered(grad, how.sum_output, SAMPLES)  # of 16 bits under autocast
         x_grad = weight_grad = None
         if ctx.needs_input_grad[0]:
-            panel = all_gathered(weight.to(grad.dtype), *layout.gather_weight)
-            x_grad = _summed(grad @ panel, *layout.gather_input).to(x.dtype)
+            panel = all_gathered(weight.to(grad.dtype), *how.gather_weight)
+            x_grad = _summed(grad @ panel, *how.gather_input).to(x.dtype)
         if ctx.needs_input_grad[1]:
-            panel = all_gathered(x.to(grad.dtype), *layout.gather_input)
-            weight_grad = _summed(grad.flatten(0, -2).t() @ panel.flatten(0, -2), *layout.gather_weight)
-            weight_grad = all_reduced(weight_grad, layout.weight_copies).to(weight.dtype)
+            panel = all_gathered(x.to(grad.dtype), *how.gather_input)
+            weight_grad = _summed(grad.flatten(0, -2).t() @ panel.flatten(0, -2), *how.gather_weight)
+            weight_grad = all_reduced(weight_grad, how.weight_copies).to(weight.dtype)
         return x_grad, weight_grad, None
 
 

@@ -1,10 +1,8 @@
 """ZeRO, stages 1 and 2: each replica keeps a shard of the optimizer states, and of the gradients."""
 
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
@@ -13,26 +11,29 @@ from torch.optim import Optimizer
 
 from ringcomm.errors import ArgumentError, integer, refuse
 from ringcomm.parallel.collectives import all_reduced
-from ringcomm.parallel.data.buckets import kind, partition_by_axis
+from ringcomm.parallel.data.buckets import BUCKET_BYTES, kind, partition_by_axis
 from ringcomm.parallel.data.gradient_sync import GradientSync, refuse_synchronized
 from ringcomm.parallel.data.gradients import check_grad_dtype, set_grad_dtype
-from ringcomm.parallel.data.zero.buckets import GradientBuffers, ShardBucket
-from ringcomm.parallel.data.zero.parts import paired_blocks, part_of
-from ringcomm.parallel.data.zero.states import MASTER, ShardStates, optimized
-from ringcomm.parallel.grid import Axis, Grid
+from ringcomm.parallel.data.zero.checkpoint_parts import part_of
+from ringcomm.parallel.data.zero.full_states import ShardStates
+from ringcomm.parallel.data.zero.gradients import BufferPool, GradientShard
+from ringcomm.parallel.data.zero.parameters import ParameterGathers, ParameterShard
+from ringcomm.parallel.data.zero.partition import Partition
+from ringcomm.parallel.data.zero.sharded_states import create_states, load_sharded_states, sharded_states
+from ringcomm.parallel.grid import Grid
 from ringcomm.parallel.replicas import broadcast_replicas, check_replicas
-from ringcomm.parallel.sharding import Modules, ShardSpec, as_dtensor, as_list, counted_parameters, named_shards
+from ringcomm.parallel.sharding import Modules, ShardSpec, as_dtensor, as_list, counted_parameters
 from ringcomm.parallel.state.clip import clip_factor, local_norm
 from ringcomm.parallel.state.elementwise import check_elementwise
-from ringcomm.parallel.state.loss_scale import LossScale
-from ringcomm.parallel.state.masters import copy_changes
+from ringcomm.parallel.state.loss_scale import LossScale, LossScaleOptions
 from ringcomm.parallel.state.offload import OffloadedOptimizer
-from ringcomm.parallel.state.optimizers import create_optimizer
+from ringcomm.parallel.state.optimizers import create_optimizer, optimized
+from ringcomm.parallel.state.training import Training, copy_to_masters
 
 __all__ = ["ShardedOptimizer"]
 
 
-class ShardedOptimizer(GradientSync):
+class ShardedOptimizer(GradientSync, Training):
     """Averages gradients over the replicas and updates the parameters, each replica its shard of them.
 
     After Rajbhandari et al., ZeRO (arXiv 1910.02054). It takes the place of a DataParallel, a MixedPrecision and their
@@ -71,8 +72,7 @@ class ShardedOptimizer(GradientSync):
             code that keeps a view of its memory calls `finish_param_sync`.
         bucket_bytes: bytes of parameters at which a bucket is full
         grad_dtype: dtype in which gradients are accumulated and reduced, as in DataParallel. None: as the parameters.
-        init_scale: initial loss scale of float16
-        growth_interval: steps without overflow before the scale doubles
+        scaling: `init_scale` and `growth_interval`, as those of a `LossScale`
 
     Attributes:
         parameters: the parameters of the modules, each once
@@ -96,31 +96,23 @@ class ShardedOptimizer(GradientSync):
         stage: int = 2,
         tied: Iterable[tuple[nn.Parameter, dist.ProcessGroup]] = (),
         units: Iterable[nn.Module] = (),
-        bucket_bytes: int = 25 << 20,
+        bucket_bytes: int = BUCKET_BYTES,
         grad_dtype: torch.dtype | None = None,
-        init_scale: float = 2.0**16,
-        growth_interval: int = 2000,
+        **scaling: Unpack[LossScaleOptions],
     ) -> None:
-        self.chunks, self.grid = as_list(modules), grid
-        self._units = list(units)
-        module, groups = nn.ModuleList(self.chunks), dict(tied)
+        self.chunks, groups = as_list(modules), dict(tied)
+        module = nn.ModuleList(self.chunks)
         self.parameters = list(module.parameters())
         trained = [parameter for parameter in self.parameters if parameter.requires_grad]
         with grid.raise_on_all():
-            if stage not in (1, 2):
-                raise refuse("stage", "1 or 2; torch's fully_shard is stage 3", repr(stage))
             integer("bucket_bytes", bucket_bytes, 1)
-            if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
-                raise refuse("dtype", "None, torch.float32, torch.bfloat16 or torch.float16", dtype)
-            if dtype is None and any(parameter.element_size() < 4 for parameter in trained):
-                raise refuse("dtype", "that of the parameters, for masters", None)
+            _check_options(stage, dtype, grad_dtype, trained)
             check_elementwise("optimizer", optimizer, grid.device)
-            self.optimizer = create_optimizer("optimizer", optimizer, self.parameters)
-            if grad_dtype:
-                check_grad_dtype(grad_dtype)
+            created = create_optimizer("optimizer", optimizer, self.parameters)
             refuse_synchronized(trained)
             _check_known("tied", groups, self.parameters)
-            _check_known("optimizer", optimized(self.optimizer), self.parameters)
+            _check_known("optimizer", optimized(created), self.parameters)
+        Training.__init__(self, created, grid, LossScale(dtype, **scaling))
         with grid.raise_on_all():  # after the replicas of this stage have found the same
             check_replicas(module, grid.dp_cp)
         broadcast_replicas(module, grid.dp_cp)
@@ -129,31 +121,29 @@ class ShardedOptimizer(GradientSync):
             module.to(dtype)
         if grad_dtype:
             set_grad_dtype(trained, grad_dtype)
-        self.scale = LossScale(dtype, init_scale, growth_interval)
-        copied = [[parameter] for parameter in groups if parameter.requires_grad]  # whose buckets must be cut alike
-        others = (parameter for parameter in trained[::-1] if parameter not in groups)
-        lists: list[tuple[Axis, Any]] = [*partition_by_axis(others, grid.dp_cp, module, bucket_bytes)]
-        lists += [(grid.dp_cp, each) for each in copied]
-        lenders: dict[Any, GradientBuffers] = defaultdict(GradientBuffers)
-        buckets = []
-        for axis, members in lists:
-            lender = lenders[axis, kind(members[0])] if stage == 2 else None
-            buckets.append(ShardBucket(members, originals, axis, lender, groups.get(members[0])))
-        super().__init__(self.chunks, grid.dp_cp, buckets)
+        lists = partition_by_axis([x for x in trained[::-1] if x not in groups], grid.dp_cp, module, bucket_bytes)
+        lists += [(grid.dp_cp, [each]) for each in groups if each.requires_grad]  # in buckets that are cut alike
+        partitions = [Partition(listed, axis) for axis, listed in lists]
+        self._shards = [ParameterShard(each, originals) for each in partitions]
+        pools: dict[Any, BufferPool] = defaultdict(BufferPool)
+        gradients = [
+            GradientShard(
+                each,
+                pools[each.dp, kind(each.parameters[0])] if stage == 2 else None,
+                groups.get(each.parameters[0]),
+                keeps_memory=not shard.has_masters,
+            )
+            for each, shard in zip(partitions, self._shards, strict=True)
+        ]
+        GradientSync.__init__(self, self.chunks, grid.dp_cp, gradients)
         self.tied = groups.keys()
-        self._pieces = {parameter: piece for bucket in buckets for parameter, piece in bucket.pieces.items()}
-        self._states = ShardStates(self.optimizer, buckets)
+        self._pieces = {parameter: piece for shard in self._shards for parameter, piece in shard.pieces.items()}
+        self._states = ShardStates(self.optimizer, self._shards)
         if dtype in (torch.bfloat16, torch.float16) and isinstance(self.optimizer, OffloadedOptimizer):
             with grid.raise_on_all():
                 self.optimizer.offload_parameters()
-        self._readers = self._find_readers()
-        for number, (each, _) in enumerate(self._readers if self._units else ()):
-            self._hooks.append(each.register_forward_pre_hook(partial(_finish_gathers, weakref.ref(self), number)))
-
-    @property
-    def loss_scale(self) -> float:
-        """The factor for the next loss, which `step` divides the gradients by."""
-        return self.scale.value
+        self._gathers = ParameterGathers(self._shards, self.chunks, list(units))
+        self._hooks += self._gathers.hooks
 
     def step(self, max_norm: float = float("inf")) -> float | None:
         """Run an optimizer step with gradients clipped to `max_norm`; return their norm, or None if it was skipped.
@@ -184,7 +174,7 @@ class ShardedOptimizer(GradientSync):
                 self.optimizer.step()
                 for piece in self._pieces.values():
                     piece.grad = None
-                self._start_gathers()
+                self._gathers.start()
             self.zero_grad()
             self.scale.update(found_inf=not finite)
             return float(norm) if finite else None
@@ -200,8 +190,7 @@ class ShardedOptimizer(GradientSync):
 
     def finish_param_sync(self) -> None:
         """Wait until all parameters have the values of the last step."""
-        for bucket in self._buckets:
-            bucket.finish_gather()
+        self._gathers.finish()
 
     def state_dict(self, *, sharded: bool = False) -> dict[str, Any]:
         """Return the full states on every rank, in memory of the CPU; or this rank's shards. All replicas call it.
@@ -222,7 +211,7 @@ class ShardedOptimizer(GradientSync):
         Communication: an all-gather of the pickled states and masters; with `sharded`, none.
         """
         self.copy_changes()
-        found = self._sharded() if sharded else self._states.state_dict()
+        found = sharded_states(self, self.chunks) if sharded else self._states.state_dict()
         return {**found, "loss_scale": self.scale.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -240,7 +229,7 @@ class ShardedOptimizer(GradientSync):
         """
         if state["param_groups"] and all("params" not in each for each in state["param_groups"]):
             self.finish_param_sync()
-            self._load_sharded(state)
+            load_sharded_states(self, self.chunks, state)
         else:
             self.copy_changes()
             with self.grid.raise_on_all():  # before anything changes
@@ -251,11 +240,11 @@ class ShardedOptimizer(GradientSync):
                 for piece, master in masters.items():
                     piece.copy_(master)
         self.scale.load_state_dict(state.get("loss_scale", {}))
-        self.gather()
+        self.update_parameters()
 
-    def gather(self) -> None:
+    def update_parameters(self) -> None:
         """Gather the parameters anew, from the pieces that the optimizer has. All replicas call it."""
-        self._start_gathers()
+        self._gathers.start()
         self.finish_param_sync()
 
     def create_states(self) -> None:
@@ -263,17 +252,10 @@ class ShardedOptimizer(GradientSync):
 
         Until then they are those of a step with gradients of zero. Parameters and masters keep their values.
         """
-        for bucket in self._buckets:
-            missing = [x for x in bucket.pieces.values() if x.numel() and not self.optimizer.state.get(x)]
-            before = [piece.detach().clone() for piece in missing]  # weight decay moves them
-            for piece in missing:
-                piece.grad = torch.zeros_like(piece)
-            self.optimizer.step()
-            for piece, value in zip(missing, before, strict=True):
-                piece.grad = None
-                piece.data.copy_(value)
+        for shard in self._shards:
+            create_states(self.optimizer, shard.pieces.values())
 
-    def shard(self, parameter: nn.Parameter) -> Tensor:
+    def held(self, parameter: nn.Parameter) -> Tensor:
         """Return this replica's piece of a parameter, as the optimizer has it: maybe empty. Frozen ones are whole."""
         return self._pieces.get(parameter, parameter)
 
@@ -281,93 +263,40 @@ class ShardedOptimizer(GradientSync):
         """Return the piece of a parameter, or a state of its shape, as torch.distributed.checkpoint takes it."""
         if parameter not in self._pieces or not parameter.numel():
             return as_dtensor(x.view(parameter.shape), spec, self.grid.tp)
-        bucket = self._states.buckets[parameter]
-        return part_of(x, bucket.begin_of(parameter), parameter, spec, self.grid.tp)
-
-    def _sharded(self) -> dict[str, Any]:
-        masters, states = {}, {}
-        for name, parameter, spec in named_shards(self.chunks):
-            piece = self.shard(parameter)
-            if parameter in self._pieces and piece.numel():
-                masters[name] = self.part(piece.detach(), parameter, spec)
-                states[name] = {
-                    key: self.part(x, parameter, spec) if isinstance(x, Tensor) and x.shape == piece.shape else x
-                    for key, x in self.optimizer.state.get(piece, {}).items()
-                }
-        groups = [{key: x for key, x in group.items() if key != "params"} for group in self.optimizer.param_groups]
-        return {"masters": masters, "state": states, "param_groups": groups}
-
-    def _load_sharded(self, state: Mapping[str, Any]) -> None:
-        """Load what `_sharded` has returned. Tensors may have been loaded in place, or be copies."""
-        own, pieces = _by_name_and_key(self._sharded()), {x: self.shard(y) for x, y, _ in named_shards(self.chunks)}
-        groups, options = self.optimizer.param_groups, state["param_groups"]
-        blocks, others = [], []
-        with self.grid.raise_on_all():  # before anything changes
-            if len(groups) != len(options):
-                raise refuse("groups of parameters", len(groups), len(options))
-            for (name, key), x in _by_name_and_key(state).items():
-                mine = own.get((name, key))
-                if isinstance(x, Tensor) and isinstance(mine, Tensor):
-                    blocks += paired_blocks(f"{key} of {name}", mine, x)
-                elif (isinstance(x, Tensor) and x.dim()) or name not in pieces:
-                    raise refuse(
-                        "states", "those that this object has, after create_states or a step", f"{key} of {name}"
-                    )
-                else:
-                    others.append((pieces[name], key, x))
-        for target, source in blocks:
-            if target.data_ptr() != source.data_ptr():
-                target.copy_(source)
-        for piece, key, x in others:
-            self.optimizer.state[piece][key] = x
-        for group, new in zip(groups, options, strict=True):
-            group.update(new)
+        begin = self._states.partitions[parameter].begin_of(parameter)
+        return part_of(x, begin, parameter, spec, self.grid.tp)
 
     def copy_changes(self) -> None:
         """Copy to the buckets and the masters what the program has changed in the parameters."""
         self.finish_param_sync()
-        for bucket in self._buckets:
-            bucket.move_assigned()
-        copy_changes(pair for bucket in self._buckets for pair in bucket.masters())
-
-    def _find_readers(self) -> list[tuple[nn.Module, list[ShardBucket]]]:
-        """Return the modules that read parameters, with the buckets of these, in the order of a forward."""
-        apart = {parameter for unit in self._units for parameter in unit.parameters()}
-        reads = [(chunk, set(chunk.parameters()) - apart) for chunk in self.chunks]
-        reads += [(unit, set(unit.parameters())) for unit in self._units]
-        return [(module, [x for x in self._buckets if not each.isdisjoint(x.pieces)]) for module, each in reads]
-
-    def _start_gathers(self) -> None:
-        """Start to gather the updated shards, in the order in which the next forward reads them."""
-        for bucket in dict.fromkeys(bucket for _, buckets in self._readers for bucket in buckets):
-            bucket.start_gather()
-        if not self._units:
-            self.finish_param_sync()
+        for shard in self._shards:
+            shard.move_assigned()
+        copy_to_masters(pair for shard in self._shards for pair in shard.masters())
 
     def _norm(self, grads: Mapping[nn.Parameter, Tensor]) -> Tensor:
         """Return the norm of the gradients of the whole model; not finite if a gradient of any rank is not."""
         total = torch.zeros((), dtype=torch.float64, device=self.grid.device)
         if grads:
-            counted = set(counted_parameters(self.chunks, self.grid.tp))
+            counted = counted_parameters(self.chunks, self.grid.tp)
             norms = [local_norm(grad) for grad in grads.values()]
             counts = torch.tensor([float(parameter in counted) for parameter in grads], device=total.device)
             total = (torch.stack(norms).square() * counts).sum()  # 0 · infinity is nan
         return all_reduced(total, self.grid.world).sqrt()
 
 
-def _by_name_and_key(state: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
-    """Return the states and masters of all parameters, by the name of the parameter and the key of the state."""
-    found = {(name, key): x for name, values in state["state"].items() for key, x in values.items()}
-    return found | {(name, MASTER): x for name, x in state["masters"].items()}
+def _check_options(
+    stage: int, dtype: torch.dtype | None, grad_dtype: torch.dtype | None, trained: list[nn.Parameter]
+) -> None:
+    if stage not in (1, 2):
+        raise refuse("stage", "1 or 2; torch's fully_shard is stage 3", repr(stage))
+    if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
+        raise refuse("dtype", "None, torch.float32, torch.bfloat16 or torch.float16", dtype)
+    if dtype is None and any(parameter.element_size() < 4 for parameter in trained):
+        raise refuse("dtype", "that of the parameters, for masters", None)
+    if grad_dtype:
+        check_grad_dtype(grad_dtype)
 
 
 def _check_known(what: str, given: Iterable[nn.Parameter], known: list[nn.Parameter]) -> None:
     for parameter in set(given).difference(known):
         raise refuse(what, "parameters of the chunks only", f"another, of shape {tuple(parameter.shape)}")
-
-
-def _finish_gathers(owner: "weakref.ref[ShardedOptimizer]", number: int, *_: Any) -> None:
-    """Wait for the parameters of a module before its forward."""
-    if zero := owner():
-        for bucket in zero._readers[number][1]:
-            bucket.finish_gather()

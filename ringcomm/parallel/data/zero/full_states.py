@@ -1,7 +1,7 @@
 """The states of an optimizer that has pieces in place of parameters: cut from full ones, and joined to full ones."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ringcomm.errors import refuse
-from ringcomm.parallel.data.zero.buckets import ShardBucket
+from ringcomm.parallel.data.zero.parameters import ParameterShard
 from ringcomm.parallel.grid import Axis
+from ringcomm.parallel.state.optimizers import optimized
 
-__all__ = ["MASTER", "ShardStates", "optimized"]
+__all__ = ["MASTER", "ShardStates"]
 
 MASTER = "master"  # key of the value of a piece beside its states
 
@@ -25,14 +26,15 @@ class ShardStates:
 
     Attributes:
         parameters: those that the optimizer had, in order: their numbers are those of torch's state dicts
-        buckets: the bucket of each parameter that is trained
+        partitions: that of each parameter that is trained
     """
 
-    def __init__(self, optimizer: Optimizer, buckets: Sequence[ShardBucket | Any]) -> None:
+    def __init__(self, optimizer: Optimizer, shards: Sequence[ParameterShard]) -> None:
         self._optimizer = optimizer
         self.parameters = list(optimized(optimizer))
-        self.buckets = {parameter: bucket for bucket in buckets for parameter in bucket.pieces}
-        self._pieces = [self.buckets[each].pieces[each] if each in self.buckets else each for each in self.parameters]
+        self.partitions = {parameter: shard.partition for shard in shards for parameter in shard.pieces}
+        pieces_of = {parameter: piece for shard in shards for parameter, piece in shard.pieces.items()}
+        self._pieces = [pieces_of.get(each, each) for each in self.parameters]
         numbers: dict[Tensor, int] = {parameter: number for number, parameter in enumerate(self.parameters)}
         given = {numbers[each]: state for each, state in optimizer.state.items()}  # few have states before a step
         pieces = iter(self._pieces)
@@ -42,12 +44,12 @@ class ShardStates:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the full states and masters, on the CPU of every rank."""
-        mine: dict[Axis, dict[int, dict[str, Any]]] = {bucket.dp: {} for bucket in self.buckets.values()}
+        mine: dict[Axis, dict[int, dict[str, Any]]] = {partition.dp: {} for partition in self.partitions.values()}
         for number, (parameter, piece) in enumerate(zip(self.parameters, self._pieces, strict=True)):
-            if parameter in self.buckets and piece.numel():
+            if parameter in self.partitions and piece.numel():
                 state = {**self._optimizer.state.get(piece, {}), MASTER: piece.detach()}
                 on_cpu = {key: x.cpu() if isinstance(x, Tensor) else x for key, x in state.items()}
-                mine[self.buckets[parameter].dp][number] = on_cpu
+                mine[self.partitions[parameter].dp][number] = on_cpu
         full = {}
         for axis, pieces in mine.items():
             replicas: list[dict[int, dict[str, Any]]] = [{}] * axis.size
@@ -90,19 +92,14 @@ class ShardStates:
     def _cut(self, number: int, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state of this replica's piece of a parameter; nothing, if it has none."""
         parameter, cut = self.parameters[number], dict(state)
-        if parameter not in self.buckets or not self._pieces[number].numel():
+        if parameter not in self.partitions or not self._pieces[number].numel():
             return {}
         for key, value in state.items():
             if isinstance(value, Tensor) and (value.dim() or not parameter.dim()):
                 if value.shape != parameter.shape:
                     raise refuse(f"shape of {key} of parameter {number}", tuple(parameter.shape), tuple(value.shape))
-                cut[key] = self.buckets[parameter].cut(value, parameter).clone()
+                cut[key] = self.partitions[parameter].cut(value, parameter).clone()
         return cut
-
-
-def optimized(optimizer: Optimizer) -> Iterator[nn.Parameter]:
-    """Yield the parameters of an optimizer, in order."""
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _joined(parts: list[dict[str, Any]], shape: torch.Size) -> dict[str, Any]:
