@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import reduce, wraps
 from inspect import Parameter, Signature, signature
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -56,11 +56,10 @@ def operation(
     """
 
     def method_of(prepare: Callable[..., Prepared]) -> Callable[..., TorchWork]:
-        this, _, _, *own = signature(prepare).parameters.values()
+        this, _, _, *parameters = signature(prepare).parameters.values()
         last = [Parameter("opts", Parameter.POSITIONAL_OR_KEYWORD, default=None)] if options else []
-        public, count = Signature([this, *own, *last]), len(own)
-        inputs = next((number for number, each in enumerate(own) if each.name in INPUTS), count)
-        made = _Operation(name, prepare, count, bool(options))
+        public, count = Signature([this, *parameters, *last]), len(parameters)
+        inputs = next((number for number, each in enumerate(parameters) if each.name in INPUTS), count)
 
         @wraps(prepare)
         def method(self: Any, *arguments: Any, **named: Any) -> TorchWork:
@@ -69,11 +68,12 @@ def operation(
             opts = arguments[count] if len(arguments) > count else None
             if options:
                 opts = opts or options()
+            own = arguments[:count]
             if not observers.watched():
-                return made.perform(self, opts, arguments)
+                return _perform(self, name, prepare, opts, own, arguments)
             shown = (prepare.__name__, arguments) if of_many else ()
-            with observers.label(self, name, arguments[:count][inputs : inputs + 1], *shown):
-                return made.perform(self, opts, arguments)
+            with observers.label(self, name, own[inputs : inputs + 1], *shown):
+                return _perform(self, name, prepare, opts, own, arguments)
 
         method.__signature__ = public  # type: ignore[attr-defined]
         return method
@@ -81,30 +81,23 @@ def operation(
     return method_of
 
 
-class _Operation(NamedTuple):
-    """A call of the communicator, what prepares it, and the number of its arguments beside options."""
-
-    name: str
-    prepare: Callable[..., Prepared]
-    arity: int
-    takes_options: bool
-
-    def perform(self, group: Any, opts: Any, arguments: tuple[Any, ...]) -> TorchWork:
-        method, own = self.prepare.__name__, arguments[: self.arity]
-        call = CallTensors()
-        try:
-            prepared = self.prepare(group, opts, call, *own)
-            observers.show_to_modes(group, method, arguments)  # which need checked arguments
-            return prepared if isinstance(prepared, TorchWork) else group._run(self.name, opts, call, *prepared)
-        except NoMemory:
-            return DONE
-        except Wrapper:
-            given = (*own, opts) if self.takes_options else arguments
-            return coalesced(group, *calls_of(group, method, given, DONE))
-        except RingcommError as error:
-            with suppress(RingcommError):  # the first error is raised
-                group._stop_coalescing()  # torch does not, when a call of a batch raises
-            raise group.annotated(error)  # noqa: B904 (it is the same error)
+def _perform(
+    group: Any, name: str, prepare: Callable[..., Prepared], opts: Any, own: tuple[Any, ...], arguments: tuple[Any, ...]
+) -> TorchWork:
+    """Make the communicator's call of a name, given the arguments of c10d's method: all, and those beside options."""
+    call, method = CallTensors(), prepare.__name__
+    try:
+        prepared = prepare(group, opts, call, *own)
+        observers.show_to_modes(group, method, arguments)  # which need checked arguments
+        return prepared if isinstance(prepared, TorchWork) else group._run(name, opts, call, *prepared)
+    except NoMemory:
+        return DONE
+    except Wrapper:
+        return coalesced(group, *calls_of(group, method, own if opts is None else (*own, opts), DONE))
+    except RingcommError as error:
+        with suppress(RingcommError):  # the first error is raised
+            group._stop_coalescing()  # torch does not, when a call of a batch raises
+        raise group.annotated(error)  # noqa: B904 (it is the same error)
 
 
 def reduction(opts: Any) -> Any:

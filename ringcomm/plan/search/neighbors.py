@@ -1,13 +1,14 @@
 """Why the best layout is the best: what it takes, and whether it fits, with one of its choices changed."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
+from itertools import islice
 from math import gcd
-from typing import Any, cast
+from typing import Any
 
-from ringcomm.plan.model.layout import RECOMPUTE, ZERO_STAGES, LayoutFields, ParallelLayout
+from ringcomm.errors import ArgumentError
+from ringcomm.plan.model.layout import RECOMPUTE, ZERO_STAGES, ParallelLayout
 from ringcomm.plan.model.transformer import divisors
-from ringcomm.plan.search.layouts import layouts
 from ringcomm.plan.search.search import Candidate, SearchResult, price
 
 __all__ = ["Explainer"]
@@ -46,7 +47,7 @@ class Explainer:
             at = known.index(getattr(best, name))
             for others in known[:at][::-1], known[at + 1 :]:
                 changed = (self._changed({name: value}) for value in others)
-                yield from [each for each in changed if each][:1]
+                yield from islice(filter(None, changed), 1)
 
     def between(self, other: ParallelLayout) -> list[Candidate]:
         """Return the best layout with each single choice of another in which they differ."""
@@ -58,7 +59,7 @@ class Explainer:
         layout = replace(self.best, **change)
         layers, batch = self.workload.model.layers, self.workload.batch
         layout = replace(layout, dp=self.workload.gpus // (layout.tp * layout.pp * layout.cp))
-        if not layout.dp or batch % layout.dp:
+        if not layout.dp:
             return None
         layout = replace(
             layout,
@@ -69,7 +70,9 @@ class Explainer:
         )
         sharable = 3 if (layout.tp, layout.cp, layout.chunks, layout.ep) == (1, 1, 1, 1) else 2
         layout = replace(layout, zero=min(layout.zero, sharable) if layout.dp * layout.cp > 1 else 0)
-        alike = cast(LayoutFields, {**asdict(layout), "schedule": layout.schedule, **self.fixed})
-        if layout == self.best or layout not in layouts(self.workload, alike):
+        if layout == self.best or any(getattr(layout, name) != value for name, value in self.fixed.items()):
             return None
-        return price(self.workload, layout)
+        try:
+            return price(self.workload, layout)
+        except ArgumentError:  # it is not legal
+            return None
