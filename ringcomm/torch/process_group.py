@@ -15,18 +15,19 @@ import torch
 import torch.distributed as dist
 
 from ringcomm import Aborted, Communicator, RingcommError, Work
-from ringcomm.errors import describe_error, refuse
+from ringcomm.errors import describe_error
 from ringcomm.torch import observers, sparse
+from ringcomm.torch.coalescing import Coalescing
 from ringcomm.torch.compat import inflight, native
 from ringcomm.torch.compat.capabilities import Capabilities, Options, has_other_backends
 from ringcomm.torch.compat.subclasses import NoMemory, tracing, unwrapped
 from ringcomm.torch.compat.untraced import untraced
-from ringcomm.torch.lists import for_ranks, pairs, split_counts
+from ringcomm.torch.lists import for_ranks, split_counts
 from ringcomm.torch.operations import DONE, Prepared, flat, merged, operation, reduction, uneven
 from ringcomm.torch.start import connect
-from ringcomm.torch.tensors import CallTensors, Lists, Tensors, single, some, unwritten, without_overlap, write_back
+from ringcomm.torch.tensors import CallTensors, Lists, Tensors, single, some, write_back
 from ringcomm.torch.timeouts import seconds
-from ringcomm.torch.works import TorchWork, coalesced
+from ringcomm.torch.works import TorchWork
 
 __all__ = ["RingcommProcessGroup", "create"]
 
@@ -66,14 +67,13 @@ def annotate(error: RingcommError, name: str, ranks: list[int], rank: int) -> Ri
 
 
 @untraced
-class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
+class RingcommProcessGroup(Capabilities, Coalescing, Base):  # type: ignore[misc]
     """One rank's end of a group. Ranks in calls and errors are those of the group, as everywhere in c10d."""
 
     def __init__(self, comm: Communicator, options: Options) -> None:
         Base.__init__(self, comm.rank, comm.size)
         Capabilities.__init__(self, options)
         self.comm = comm
-        self._coalesced: list[TorchWork] | None = None
         self._running: WeakSet[TorchWork] = WeakSet()  # collectives
 
     # --- Collectives --------------------------------------------------------------------------------------------------
@@ -181,49 +181,6 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
             raise NoMemory
         return ((),)
 
-    # --- Many at once -------------------------------------------------------------------------------------------------
-
-    @operation("all_reduce", c10d.AllreduceCoalescedOptions, of_many=True)
-    def allreduce_coalesced(self, opts: Any, _: CallTensors, tensors: Tensors) -> Prepared:
-        apart, copies = without_overlap(some(tensors))
-        return coalesced(self, [self.allreduce([x], opts) for x in apart], tensors, copies)
-
-    @operation("all_gather", c10d.AllgatherOptions, of_many=True)
-    def allgather_coalesced(self, opts: Any, _: CallTensors, output_lists: Lists, inputs: Tensors) -> Prepared:
-        lengths = [len(some(inputs)), *map(len, output_lists)]
-        if len({*lengths}) > 1:
-            raise refuse("the lists", f"{len(inputs)} tensors each, as inputs", f"{lengths[1:]} tensors")
-        outputs = [*zip(*output_lists, strict=True)]
-        pairs = zip(outputs, unwritten(inputs, outputs), strict=True)
-        works = [self.allgather([out], [x], opts) for out, x in pairs]
-        return coalesced(self, works, [tensor for out in outputs for tensor in out])
-
-    @operation("all_gather", c10d.AllgatherOptions, of_many=True)
-    def all_gather_single_coalesced(self, opts: Any, _: CallTensors, outputs: Tensors, inputs: Tensors) -> Prepared:
-        works = [self.all_gather_single(out, x, opts) for out, x in pairs(outputs, inputs)]
-        return coalesced(self, works, outputs)
-
-    @operation("reduce_scatter", c10d.ReduceScatterOptions, of_many=True)
-    def reduce_scatter_single_coalesced(self, opts: Any, _: CallTensors, outputs: Tensors, inputs: Tensors) -> Prepared:
-        works = [self.reduce_scatter_single(out, x, opts) for out, x in pairs(outputs, inputs)]
-        return coalesced(self, works, outputs)
-
-    def _start_coalescing(self, device: object = None) -> None:  # noqa: ARG002
-        self._coalesced = []
-        self.comm._transport.coalesce_messages(True)
-
-    def _stop_coalescing(self) -> list[TorchWork]:
-        works, self._coalesced = self._coalesced, None
-        if works is not None:
-            self.comm._transport.coalesce_messages(False)
-        return works or []
-
-    def _end_coalescing(self, device: object = None) -> TorchWork:  # noqa: ARG002
-        works = self._stop_coalescing()
-        return coalesced(self, works, [tensor for work in works for tensor in work.outputs])
-
-    start_coalescing, end_coalescing = _start_coalescing, _end_coalescing  # of a Backend
-
     # --- Point to point -----------------------------------------------------------------------------------------------
 
     @operation("send")
@@ -250,8 +207,6 @@ class RingcommProcessGroup(Capabilities, Base):  # type: ignore[misc]
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
     alltoall_base = all_to_all_single
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     # --- The group itself ---------------------------------------------------------------------------------------------
 

@@ -15,12 +15,7 @@ __all__ = ["allowed", "drop", "is_dropping", "register"]
 c10d: Any = torch._C._distributed_c10d
 _here = threading.local()
 
-
-def _never() -> bool:
-    return False
-
-
-allowed = getattr(c10d, "_allow_inflight_collective_as_graph_input", _never)  # whether calls are registered
+allowed = getattr(c10d, "_allow_inflight_collective_as_graph_input", lambda: False)  # whether calls are registered
 
 
 def register(work: Any) -> None:
