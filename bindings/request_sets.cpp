@@ -32,7 +32,7 @@ private:
 };
 
 // nullptr: it is started once.
-PersistentOperation* as_persistent(Operation* operation) {
+PersistentOperation* as_persistent(PendingOperation* operation) {
     const bool persists = is_a(&operation->call.object, persistent_type);
     return persists ? reinterpret_cast<PersistentOperation*>(operation) : nullptr;
 }
@@ -80,7 +80,7 @@ public:
     // is set.
     bool find(PyObject* active, PyObject* done) const {
         for (size_t i = 0; i < requests_.size(); ++i) {
-            const Operation* const operation = requests_[i].operation;
+            const PendingOperation* const operation = requests_[i].operation;
             PyObject* const index = operation ? PyLong_FromSize_t(i) : nullptr;
             const bool added = index && PyList_Append(active, index) == 0 &&
                                (!operation->call.pending.ended() || PyList_Append(done, index) == 0);
@@ -116,16 +116,16 @@ public:
 private:
     struct Request {
         RequestHandle* handle;
-        Operation* operation;  // an owned reference; nullptr: the request is null, or not active
+        PendingOperation* operation;  // an owned reference; nullptr: the request is null, or not active
     };
 
     bool add(Py_ssize_t index) {
         RequestHandle* const handle = handles_[index];
         if (!handle) return false;
-        Operation* operation = nullptr;
+        PendingOperation* operation = nullptr;
         if (handle->named) {
             if (!is_a(handle->named, operation_type)) return false;
-            operation = reinterpret_cast<Operation*>(handle->named);
+            operation = reinterpret_cast<PendingOperation*>(handle->named);
             const PersistentOperation* const persistent = as_persistent(operation);
             if (persistent && !persistent->active) {
                 operation = nullptr;
@@ -159,7 +159,7 @@ public:
         if (!named || !is_a(named, persistent_type)) return false;
         auto& persistent = *reinterpret_cast<PersistentOperation*>(named);
         if (!persistent.array || persistent.active) return false;
-        Operation& operation = persistent.operation;
+        PendingOperation& operation = persistent.operation;
         CallMemory& memory = operation.call.pending.memory;
         if (!memory.source) memory.source = Py_NewRef(persistent.array);
         persistent.active = true;

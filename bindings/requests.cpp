@@ -21,13 +21,13 @@ PyObject* arrived(StartedCall& call) {
 }
 
 // The operation is to move the array.
-void hold(Operation& operation, PlainKind kind, PyObject* array) {
+void hold(PendingOperation& operation, PlainKind kind, PyObject* array) {
     operation.call.outcome = kind == PlainKind::RECEIVE ? arrived : given_result;
     operation.call.hold({{}, Py_NewRef(array), nullptr}, Py_NewRef(Py_None));
 }
 
-Operation* make_operation(const RequestMaker& maker, PyObject* context) {
-    auto* const operation = allocate<Operation>(maker.operation);
+PendingOperation* make_operation(const RequestMaker& maker, PyObject* context) {
+    auto* const operation = allocate<PendingOperation>(maker.operation);
     if (operation) operation->context = Py_NewRef(context);
     return operation;
 }
@@ -70,7 +70,7 @@ PyObject* start(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     PlainTransfer transfer;
     if (number != 4 || !read(maker, kind, values[1], values[2], values[3], transfer)) return not_plain();
     FastPath& fast_path = *maker.fast_path;
-    Operation* const operation = make_operation(maker, values[0]);
+    PendingOperation* const operation = make_operation(maker, values[0]);
     if (!operation) return nullptr;
     fast_path.sweep();
     hold(*operation, kind, values[1]);
@@ -100,7 +100,7 @@ PyObject* create(PyTypeObject* type, PyObject* arguments, PyObject*) {
         return PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(subclass), base);
     };
     if (!is_subtype(operation, operation_type) || !is_subtype(request, request_type)) {
-        return PyErr_Format(PyExc_TypeError, "expected subclasses of Operation and RequestHandle");
+        return PyErr_Format(PyExc_TypeError, "expected subclasses of PendingOperation and RequestHandle");
     }
     auto* const maker = allocate<RequestMaker>(type);
     if (!maker) return nullptr;
@@ -163,16 +163,16 @@ PyType_Spec request_spec{"ringcomm._requests.RequestHandle", sizeof(RequestHandl
                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
                          request_slots};
 
-// --- Operation ------------------------------------------------------------------------------------------------
+// --- PendingOperation ------------------------------------------------------------------------------------------------
 
 int traverse_operation(PyObject* self, visitproc visit, void* arg) {
-    auto& operation = *reinterpret_cast<Operation*>(self);
+    auto& operation = *reinterpret_cast<PendingOperation*>(self);
     Py_VISIT(operation.context);
     return operation.call.visit(visit, arg);
 }
 
 int clear_operation(PyObject* self) {
-    auto& operation = *reinterpret_cast<Operation*>(self);
+    auto& operation = *reinterpret_cast<PendingOperation*>(self);
     operation.call.reset();
     Py_CLEAR(operation.context);
     return 0;
@@ -186,10 +186,10 @@ void drop_operation(PyObject* self) {
 
 PyMethodDef operation_methods[] = {{"cancel", cancel_call, METH_NOARGS, nullptr}, {}};
 PyMemberDef operation_members[] = {
-    {"context", T_OBJECT, offsetof(Operation, context), 0, nullptr},
-    {"_completed", T_BOOL, offsetof(Operation, completed), 0, nullptr},
-    {"_cancelled", T_BOOL, offsetof(Operation, cancelled), 0, nullptr},
-    {"_watched", T_BOOL, offsetof(Operation, watched), 0, nullptr},
+    {"context", T_OBJECT, offsetof(PendingOperation, context), 0, nullptr},
+    {"_completed", T_BOOL, offsetof(PendingOperation, completed), 0, nullptr},
+    {"_cancelled", T_BOOL, offsetof(PendingOperation, cancelled), 0, nullptr},
+    {"_watched", T_BOOL, offsetof(PendingOperation, watched), 0, nullptr},
     {},
 };
 PyType_Slot operation_slots[] = {
@@ -200,7 +200,7 @@ PyType_Slot operation_slots[] = {
     {Py_tp_members, operation_members},
     {},
 };
-PyType_Spec operation_spec{"ringcomm._requests.Operation", sizeof(Operation), 0,
+PyType_Spec operation_spec{"ringcomm._requests.PendingOperation", sizeof(PendingOperation), 0,
                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
                            operation_slots};
 

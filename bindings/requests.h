@@ -15,7 +15,7 @@ struct RequestHandle {
 };
 
 // An operation that a request names.
-struct Operation {
+struct PendingOperation {
     StartedCall call;
     PyObject* context;  // of the communicator, whose error handler hears of failures; nullptr after tp_clear
     bool completed, cancelled, watched;  // by Python: see ringcomm/mpi4py/operations.py
@@ -47,12 +47,12 @@ struct PlainTransfer {
 struct RequestMaker {
     PyObject object;
     FastPath* fast_path;
-    PyTypeObject *operation, *request;  // subclasses of Operation and RequestHandle in Python
+    PyTypeObject *operation, *request;  // subclasses of PendingOperation and RequestHandle in Python
 };
 
 // An operation that can be started again and again. One of a plain array has a prepared work.
 struct PersistentOperation {
-    Operation operation;
+    PendingOperation operation;
     bool active;
     uint64_t bytes;
     PyObject* array;  // nullptr: the transfer is not plain

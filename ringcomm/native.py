@@ -87,7 +87,7 @@ except ImportError as reason:
     ffi = lib = NativeFastPath = native_messages = numpy_memory = _Missing(reason)
     has_large_array = pack_objects = open_objects = RECORD = LARGE = ffi
     GpuMessage = StartedCall = object  # which have subclasses
-    requests_bases = ("RequestHandle", "Operation", "PersistentOperation")
+    requests_bases = ("RequestHandle", "PendingOperation", "PersistentOperation")
     native_requests = _Missing(reason, **{name: type(name, (), {}) for name in requests_bases})
     FOLDER = Path(__file__).parent
 else:

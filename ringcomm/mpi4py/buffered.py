@@ -6,7 +6,7 @@ from typing import Any
 from ringcomm.mpi4py.constants import BUFFER_AUTOMATIC, Constant
 from ringcomm.mpi4py.errors import ERR_BUFFER, failure, handled
 from ringcomm.mpi4py.memory import expose
-from ringcomm.mpi4py.operations import DONE, Operation
+from ringcomm.mpi4py.operations import DONE, PendingOperation
 from ringcomm.mpi4py.request import Request
 
 __all__ = ["Buffered", "BufferedSends"]
@@ -77,4 +77,4 @@ class Buffered:
     def Iflush_buffer(self) -> Request:
         """Wait for the buffered sends; the request is complete."""
         self.Flush_buffer()
-        return Request._of(Operation(self._object, DONE))
+        return Request._of(PendingOperation(self._object, DONE))

@@ -18,7 +18,7 @@ from ringcomm.mpi4py.handles import Handle, constant
 from ringcomm.mpi4py.info import INFO_NULL, Info
 from ringcomm.mpi4py.nonblocking import NonblockingCollectives
 from ringcomm.mpi4py.objects import Objects
-from ringcomm.mpi4py.operations import DONE, Operation
+from ringcomm.mpi4py.operations import DONE, PendingOperation
 from ringcomm.mpi4py.p2p import LARGEST_TAG
 from ringcomm.mpi4py.p2p_objects import ObjectsPointToPoint
 from ringcomm.mpi4py.probes import Probes
@@ -151,7 +151,7 @@ class Comm(Attributes, ObjectsPointToPoint, Probes, Buffered, NonblockingCollect
 
     def Idup(self, info: Info | None = None) -> tuple[Self, Request]:
         """Duplicate the communicator; the request is complete."""
-        return self.Dup(info), Request._of(Operation(self._object, DONE))
+        return self.Dup(info), Request._of(PendingOperation(self._object, DONE))
 
     def Idup_with_info(self, info: Info) -> tuple[Self, Request]:
         """Duplicate the communicator, with other hints; the request is complete."""

@@ -15,7 +15,7 @@ from ringcomm.errors import RingcommError
 from ringcomm.mpi4py import errors
 from ringcomm.mpi4py.buffered import BufferedSends
 from ringcomm.mpi4py.errors import Errhandler
-from ringcomm.mpi4py.operations import Operation
+from ringcomm.mpi4py.operations import PendingOperation
 from ringcomm.mpi4py.request import Request
 from ringcomm.mpi4py.topology import Topology
 from ringcomm.transports.requests import RequestMaker
@@ -38,7 +38,7 @@ class Context:
 
     def __init__(self, comm: Communicator, ranks: Sequence[int], parent: Context | None = None) -> None:
         self.comm, self.fast, self.messages = comm, comm.fast_path, comm.messages
-        self.requests = RequestMaker(self.fast, Operation, Request)
+        self.requests = RequestMaker(self.fast, PendingOperation, Request)
         self.rank, self.size = comm.rank, comm.size
         self.ranks = tuple(ranks)
         self.name = ""

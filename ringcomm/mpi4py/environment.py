@@ -23,7 +23,7 @@ from ringcomm.mpi4py.handles import constant
 from ringcomm.mpi4py.info import Info
 from ringcomm.mpi4py.intracomm import Intracomm
 from ringcomm.mpi4py.members import connect_alone, settings
-from ringcomm.mpi4py.operations import DONE, Operation
+from ringcomm.mpi4py.operations import DONE, PendingOperation
 from ringcomm.mpi4py.options import options
 from ringcomm.mpi4py.request import Request
 
@@ -272,7 +272,7 @@ def Flush_buffer() -> None:
 def Iflush_buffer() -> Request:
     """Wait for the buffered sends on all communicators; the request is complete."""
     Flush_buffer()
-    return Request._of(Operation(COMM_WORLD._object, DONE))
+    return Request._of(PendingOperation(COMM_WORLD._object, DONE))
 
 
 def _comm_lock(comm: Any, key: Any = None) -> threading.Lock:

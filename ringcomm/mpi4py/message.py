@@ -12,7 +12,7 @@ from ringcomm.mpi4py.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
 from ringcomm.mpi4py.context import NULL
 from ringcomm.mpi4py.errors import ERR_REQUEST, FAILURES, failure
 from ringcomm.mpi4py.handles import Handle, constant
-from ringcomm.mpi4py.operations import Done, Operation
+from ringcomm.mpi4py.operations import Done, PendingOperation
 from ringcomm.mpi4py.pickling import pickle
 from ringcomm.mpi4py.request import Request
 from ringcomm.mpi4py.status import Status
@@ -32,13 +32,13 @@ class Taken:
     def __init__(self, context: Any = None, message: Any = None) -> None:
         self._context, self._message = context, message
 
-    def start(self, prepare: Prepare) -> Operation:
+    def start(self, prepare: Prepare) -> PendingOperation:
         """Start to receive the message. If there is no memory for it, or the wrong one, it can still be received."""
         if self._message is None:
-            return Operation(NULL, Done(FROM_PROC_NULL))
+            return PendingOperation(NULL, Done(FROM_PROC_NULL))
         try:
             data, finish = prepare(self._message.envelope.size)
-            return Operation(self._context, self._message.irecv(data), finish)
+            return PendingOperation(self._context, self._message.irecv(data), finish)
         except FAILURES as error:
             self._context.fail(error)
             raise
@@ -80,7 +80,7 @@ class Message(Handle):
         """Start to receive the message; `wait` returns its object."""
         return Request._of(self._start(_for_object))
 
-    def _start(self, prepare: Prepare) -> Operation:
+    def _start(self, prepare: Prepare) -> PendingOperation:
         """Start to receive; then the handle is null, unless it is the constant MESSAGE_NO_PROC."""
         if self._object is None:
             raise failure(ERR_REQUEST, "expected a message, got MESSAGE_NULL, or one that was received")

@@ -15,7 +15,7 @@ from ringcomm.mpi4py.status import Status, record
 from ringcomm.transports import requests
 from ringcomm.transports.messages import Envelope
 
-__all__ = ["DONE", "EMPTY", "Done", "General", "Operation", "Persistent", "fill", "wait_until"]
+__all__ = ["DONE", "EMPTY", "Done", "General", "PendingOperation", "Persistent", "fill", "wait_until"]
 
 Found = TypeVar("Found")
 
@@ -90,7 +90,7 @@ def _watch(work: Any) -> None:
         requests.when_ended(work, note_end)
 
 
-class Operation(requests.Operation):  # type: ignore[misc]
+class PendingOperation(requests.PendingOperation):  # type: ignore[misc]
     """A started operation of a communicator, whose context is given.
 
     The core makes those of plain arrays, and waits for them: bindings/requests.cpp. Others have a work to wait for;
@@ -144,9 +144,9 @@ class Operation(requests.Operation):  # type: ignore[misc]
                 raise
         return self._value
 
-    def with_send(self, send: Operation) -> Operation:
+    def with_send(self, send: PendingOperation) -> PendingOperation:
         """Return the operation of this receive and a send."""
-        return Operation(self.context, Pair(send._work, self._work), self._finish)
+        return PendingOperation(self.context, Pair(send._work, self._work), self._finish)
 
     def cancel(self) -> None:
         """Withdraw a receive that no message has matched yet."""
@@ -171,12 +171,12 @@ class Operation(requests.Operation):  # type: ignore[misc]
             self.complete()
 
 
-class Persistent(requests.PersistentOperation, Operation):  # type: ignore[misc]
+class Persistent(requests.PersistentOperation, PendingOperation):  # type: ignore[misc]
     """An operation that can be started again and again: by the core if it is prepared, else by `start`."""
 
     active: bool  # of the base
 
-    def __init__(self, context: Any, start: Callable[[], Operation]) -> None:
+    def __init__(self, context: Any, start: Callable[[], PendingOperation]) -> None:
         self.context, self._start = context, start
 
     def start(self) -> None:
@@ -188,7 +188,7 @@ class Persistent(requests.PersistentOperation, Operation):  # type: ignore[misc]
         except FAILURES as error:
             self.context.fail(error)
 
-    def _adopt(self, started: Operation) -> None:
+    def _adopt(self, started: PendingOperation) -> None:
         """Be this operation, until the next start."""
         self._work, self._finish = started._work, started._finish
         self._completed = self._cancelled = self._watched = False

@@ -11,7 +11,7 @@ from ringcomm.mpi4py.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
 from ringcomm.mpi4py.errors import ERR_RANK, ERR_TAG, FAILURES, failure, handled
 from ringcomm.mpi4py.integers import integer, integral
 from ringcomm.mpi4py.message import FROM_PROC_NULL
-from ringcomm.mpi4py.operations import DONE, Done, Operation, Persistent, fill
+from ringcomm.mpi4py.operations import DONE, Done, PendingOperation, Persistent, fill
 from ringcomm.mpi4py.request import Prequest, Request
 from ringcomm.mpi4py.status import Status
 from ringcomm.transports import messages
@@ -224,29 +224,31 @@ class PointToPoint:
     def _started_receive(self, buf: Any, source: int, tag: int) -> Request:
         return Request._of(self._irecv_buffer(_incoming(buf, source), source, tag))
 
-    def _isend(self, data: Any, dest: int, tag: int, synchronous: bool = False) -> Operation:
+    def _isend(self, data: Any, dest: int, tag: int, synchronous: bool = False) -> PendingOperation:
         """Start a send; with data None, one to PROC_NULL."""
         context = self._object
-        return Operation(context, DONE if data is None else context.messages.isend(data, dest, tag, synchronous))
+        return PendingOperation(context, DONE if data is None else context.messages.isend(data, dest, tag, synchronous))
 
-    def _isend_copy(self, data: Any, dest: int, tag: int) -> Operation:
+    def _isend_copy(self, data: Any, dest: int, tag: int) -> PendingOperation:
         context = self._object
         if data is not None:
             context.buffered.add(context.messages.isend(bytes(data), dest, tag))
-        return Operation(context, DONE)
+        return PendingOperation(context, DONE)
 
-    def _irecv(self, data: Any, source: int, tag: int, finish: Callable[[Any], Any] | None = None) -> Operation:
+    def _irecv(self, data: Any, source: int, tag: int, finish: Callable[[Any], Any] | None = None) -> PendingOperation:
         """Start a receive; with data None, one from PROC_NULL."""
         context = self._object
         work = Done(FROM_PROC_NULL) if data is None else context.messages.irecv(data, source, match_tag(tag))
-        return Operation(context, work, finish)
+        return PendingOperation(context, work, finish)
 
-    def _irecv_buffer(self, buffer: Any, source: int, tag: int) -> Operation:
+    def _irecv_buffer(self, buffer: Any, source: int, tag: int) -> PendingOperation:
         if buffer is None:
             return self._irecv(None, source, tag)
         return self._irecv(buffer.target(), source, tag, lambda envelope: buffer.store(envelope.size))
 
-    def _exchange(self, data: Any, dest: int, sendtag: int, recvbuf: Any, source: int, recvtag: int) -> Operation:
+    def _exchange(
+        self, data: Any, dest: int, sendtag: int, recvbuf: Any, source: int, recvtag: int
+    ) -> PendingOperation:
         """Start a send and a receive; if the arguments of one are wrong, neither."""
         self._check_receive(source, recvtag)
         buffer = _incoming(recvbuf, source)
@@ -254,7 +256,7 @@ class PointToPoint:
         return self._irecv_buffer(buffer, source, recvtag).with_send(send)
 
     def _prepare_send(
-        self, kind: int | None, buf: Any, dest: int, tag: int, start: Callable[[Any, int, int], Operation]
+        self, kind: int | None, buf: Any, dest: int, tag: int, start: Callable[[Any, int, int], PendingOperation]
     ) -> Prequest:
         """Prepare a send by `start`; the core makes one of this kind, unless that is None, if it is plain."""
         context = self._object

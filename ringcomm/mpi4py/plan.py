@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from ringcomm.mpi4py.errors import FAILURES, handled
 from ringcomm.mpi4py.info import Info
 from ringcomm.mpi4py.integers import integral
-from ringcomm.mpi4py.operations import DONE, Operation, Persistent
+from ringcomm.mpi4py.operations import DONE, PendingOperation, Persistent
 from ringcomm.mpi4py.request import Prequest, Request
 
 __all__ = ["Plan", "forms"]
@@ -40,8 +40,8 @@ def forms(
         except FAILURES as error:
             context.fail(error)
 
-    def started(context: Any, plan: Plan) -> Operation:
-        return Operation(context, plan.start(True) or DONE, plan.finish)
+    def started(context: Any, plan: Plan) -> PendingOperation:
+        return PendingOperation(context, plan.start(True) or DONE, plan.finish)
 
     @handled
     def nonblocking(self: Any, *args: Any, **kwargs: Any) -> Request:

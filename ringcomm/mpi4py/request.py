@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from ringcomm.mpi4py.constants import UNDEFINED
 from ringcomm.mpi4py.errors import ERR_IN_STATUS, ERR_REQUEST, Exception, failure
 from ringcomm.mpi4py.handles import Handle, constant
-from ringcomm.mpi4py.operations import EMPTY, General, Operation, Persistent, fill, wait_until
+from ringcomm.mpi4py.operations import EMPTY, General, PendingOperation, Persistent, fill, wait_until
 from ringcomm.mpi4py.status import Status
 from ringcomm.mpi4py.unsupported import unsupported
 from ringcomm.transports.requests import RequestHandle, find_done, start_all, test_all, wait_all
@@ -22,7 +22,7 @@ SPIN = 50e-6  # seconds for which Waitany polls: as long as ringcomm's ranks spi
 class Request(RequestHandle, Handle):  # type: ignore[misc]
     """A started operation."""
 
-    _object: Operation | Persistent | General | None
+    _object: PendingOperation | Persistent | General | None
 
     def __bool__(self) -> bool:
         return self._object is not None
@@ -68,7 +68,7 @@ class Request(RequestHandle, Handle):  # type: ignore[misc]
 
     get_status, cancel = Get_status, Cancel
 
-    def _named(self) -> Operation | Persistent | General:
+    def _named(self) -> PendingOperation | Persistent | General:
         if self._object is None:
             raise failure(ERR_REQUEST, "expected a request, got REQUEST_NULL, or one that is complete")
         return self._object

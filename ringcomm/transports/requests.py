@@ -7,7 +7,7 @@ from ringcomm.completion import when_done
 from ringcomm.native import ffi, native_requests
 
 __all__ = [
-    "Operation",
+    "PendingOperation",
     "PersistentOperation",
     "RequestHandle",
     "RequestMaker",
@@ -23,16 +23,16 @@ RequestHandle: Any = native_requests.RequestHandle
 
 # A StartedCall with the `context` of its communicator, a method `cancel` for a receive, and for its subclass
 # `_completed`, `_cancelled` and `_watched`, which are False when the core starts it.
-Operation: Any = native_requests.Operation
+PendingOperation: Any = native_requests.PendingOperation
 
-# An Operation that is started again and again, and is `active` meanwhile. After `prepare(maker, kind, array, peer,
-# tag)` start_all() and `start_prepared()` start this transfer, 0 for a send, 1 for a synchronous one, 2 for a receive,
-# unless it is not plain; the latter returns whether it is.
+# A PendingOperation that is started again and again, and is `active` meanwhile. After `prepare(maker, kind, array,
+# peer, tag)` start_all() and `start_prepared()` start this transfer, 0 for a send, 1 for a synchronous one, 2 for a
+# receive, unless it is not plain; the latter returns whether it is.
 PersistentOperation: Any = native_requests.PersistentOperation
 
-# RequestMaker(fast_path, operation, request): makes operations and requests of these types, subclasses of Operation and
-# of RequestHandle. `isend(context, array, peer, tag)`, issend and irecv return a request, or NotImplemented, before
-# anything has happened, unless all arguments are plain. `operation(context)` was not started.
+# RequestMaker(fast_path, operation, request): makes operations and requests of these types, subclasses of
+# PendingOperation and RequestHandle. `isend(context, array, peer, tag)`, issend and irecv return a request, or
+# NotImplemented, before anything has happened, unless all arguments are plain. `operation(context)` was not started.
 RequestMaker: Any = native_requests.RequestMaker
 
 # These take a list or tuple of requests. What is not plain, or fails, is left for the caller.
