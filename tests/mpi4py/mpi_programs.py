@@ -1,9 +1,4 @@
-"""Programs of mpi4py, run on ringcomm and on Open MPI, and what they print.
-
-    PYTHONPATH=tests python tests/mpi4py/mpi_programs.py
-
-writes what the programs in programs/ print on Open MPI to expected/, one file per program and number of ranks.
-"""
+"""Programs of mpi4py, run on ringcomm and on Open MPI, and what they print."""
 
 import re
 import subprocess
@@ -14,7 +9,6 @@ import harness
 import mpi_world
 
 FOLDER = Path(__file__).parent
-SIZES = (1, 2, 3, 5)
 RINGCOMM = [sys.executable, "-m", "ringcomm", "run", "--mpi4py", "-n"]
 DEADLINE = 2 * harness.OPERATION  # for a program: it starts as many processes as there are ranks
 
@@ -78,15 +72,3 @@ def print_together(run, size):
     """Return what all programs print, in two jobs, with `run` on_ringcomm or on_open_mpi."""
     paths = [path for name in SECTIONS for path in arguments_of(name)]
     return run(size, *arguments_of("together"), *paths) + run(size, *arguments_of("pool"))
-
-
-def stored(name, size):
-    """Return the file with what a program prints on Open MPI."""
-    return FOLDER / "expected" / f"{name}-{size}.txt"
-
-
-if __name__ == "__main__":
-    stored("names", 1).write_text(on_open_mpi(1, *arguments_of("names")))
-    for program in PROGRAMS:
-        for ranks in SIZES:
-            stored(program, ranks).write_text(on_open_mpi(ranks, *arguments_of(program)))
