@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 
 import harness
+from harness import leftovers, pools
 from ringcomm.devices import emulated
 from ringcomm.transports.cuda import deferred_free, messages
 
@@ -16,10 +17,10 @@ os.environ["RINGCOMM_TUNING"] = ""  # ignore this machine's tuning file
 # As for most users; without its bytecode each process would compile ringcomm anew.
 for variable in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
     os.environ.pop(variable, None)
-os.environ[harness.MARK] = str(os.getpid())
+os.environ[leftovers.MARK] = str(os.getpid())
 # A shell starts background jobs with SIGINT ignored, and every process of the tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-multiprocessing.set_forkserver_preload(["preload"])
+multiprocessing.set_forkserver_preload(["harness.preload"])
 
 
 def pytest_configure(config):
@@ -53,7 +54,7 @@ def temporary_files(tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_is_left_behind():
-    before = harness.footprint()
+    before = leftovers.footprint()
     yield
     for kept in (
         deferred_free._kept,
@@ -62,5 +63,5 @@ def nothing_is_left_behind():
     ):  # by closed communicators, until the process ends
         kept.clear()
     gc.collect()  # tracebacks of failed calls and their frames may form cycles, which are no leak
-    harness.stop_helpers()
-    assert not harness.left_behind(before)
+    pools.stop_helpers()
+    assert not leftovers.left_behind(before)

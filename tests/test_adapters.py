@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from cases import Exporter
+from cases.collectives import Exporter
 from ringcomm import ArgumentError
 from ringcomm.adapters import ADAPTERS, dtype_of
 from ringcomm.native import ffi

@@ -3,7 +3,7 @@
 import pytest
 
 import ringcomm
-from reference import numpy_dtype
+from cases.reference import numpy_dtype
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.blocks import describe
 from ringcomm.types import COLLECTIVES, CPU_DTYPES, DTYPES, OPS

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from between_hosts import run_on
+from cases.between_hosts import run_on
 from ringcomm import ArgumentError, Config
 from ringcomm.algorithms.link_cost import link_facts, link_parameters
 from ringcomm.machine import tuning

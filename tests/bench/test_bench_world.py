@@ -10,11 +10,11 @@ from itertools import takewhile
 from pathlib import Path
 
 import pytest
+from quick_bench import BENCH
 
 import harness
-import mpi_world
-from nodes import Job, finish
-from quick_bench import BENCH
+from harness import mpi_world
+from harness.nodes import Job, finish
 
 pytestmark = pytest.mark.slow
 

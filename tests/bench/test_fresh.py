@@ -2,7 +2,7 @@
 
 import pytest
 
-from broken_kernels import BROKEN, beyond, break_launches
+from cases.broken_kernels import BROKEN, beyond, break_launches
 from ringcomm.bench.device_arrays import DeviceArrays
 from ringcomm.bench.fresh import FreshCheck, VirtualCase
 from ringcomm.transports.cuda.virtual import VirtualCall, VirtualRanks

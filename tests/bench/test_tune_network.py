@@ -9,7 +9,7 @@ import pytest
 
 import harness
 import ringcomm
-from nodes import Job, finish
+from harness.nodes import Job, finish
 from ringcomm.bench import tune_network
 from ringcomm.bench.tune_network import measure, pairs_by_kinds
 from ringcomm.commands.cli import main

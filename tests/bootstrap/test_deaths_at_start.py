@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import harness
-from failures import PROMPT, until
+from harness import pools
+from harness.failures import PROMPT, until
 from ringcomm.bootstrap import rendezvous
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.store import job_store
@@ -127,7 +128,7 @@ def run_torch_rank(connection, where, rank, victim, moment):
 @contextmanager
 def processes(run, arguments):
     """Call `run(connection, *each)` in a process for each of the arguments; kill what still runs at the end."""
-    started = [harness.start_process(run, *each) for each in arguments]
+    started = [pools.start_process(run, *each) for each in arguments]
     try:
         yield started
     finally:

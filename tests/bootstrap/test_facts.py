@@ -6,8 +6,8 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from failures import until
-from nodes import SECRET, store_server
+from harness.failures import until
+from harness.nodes import SECRET, store_server
 from ringcomm import CollectiveTimeout, Config
 from ringcomm.bootstrap.facts import all_gather_facts
 from ringcomm.bootstrap.place import Place

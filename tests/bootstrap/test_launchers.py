@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import harness
-import mpi_world
+from harness import mpi_world
 
 PROGRAM = """
 import sys

@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 
 import harness
-from nodes import SECRET, store_server
+from harness.nodes import SECRET, store_server
 from ringcomm import PeerLost
 from ringcomm.bootstrap import socketstore, store_membership, tcpstore
 from ringcomm.bootstrap.place import Place

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from failures import PROMPT, until
-from nodes import SECRET, store_server
+from harness.failures import PROMPT, until
+from harness.nodes import SECRET, store_server
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, MemoryShortage, PeerLost, RingcommError
 from ringcomm.bootstrap import refusals, socketstore, storeserver
 from ringcomm.bootstrap.place import Place

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 import harness
-from failures import until
-from nodes import SECRET, store_server
+from harness.failures import until
+from harness.nodes import SECRET, store_server
 from ringcomm import ArgumentError, CollectiveTimeout, PeerLost
 from ringcomm.bootstrap import tcp, tcpserver
 from ringcomm.bootstrap.handshake import GREETING, REFUSED

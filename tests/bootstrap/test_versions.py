@@ -5,7 +5,7 @@ from unittest.mock import patch
 
 import harness
 import ringcomm
-from failures import check_usable, raised
+from harness.failures import check_usable, raised
 from ringcomm import ArgumentError, Config
 from ringcomm.bootstrap.store import HashStore
 from ringcomm.native import ffi

@@ -11,9 +11,9 @@ import sys
 import numpy as np
 import pytest
 
-import failures
 import harness
-from nodes import Job
+from harness import failures, pools
+from harness.nodes import Job
 from ringcomm.commands import top
 from ringcomm.commands.cli import main
 from ringcomm.trace import live
@@ -60,11 +60,11 @@ def in_a_barrier(comm, stopped):
 def finish(pool, pids):
     for each in pids:
         os.kill(each, signal.SIGCONT)
-    return [harness.receive(connection, rank) for rank, connection in enumerate(pool.connections)]
+    return [pools.receive(connection, rank) for rank, connection in enumerate(pool.connections)]
 
 
 def test_a_stopped_rank_is_named_with_those_that_wait_for_it(capsys):
-    with failures.mortals(SIZE) as pool, busy(pool, in_a_barrier, 1) as pids:
+    with harness.world(SIZE) as pool, busy(pool, in_a_barrier, 1) as pids:
         job = looks(
             capsys,
             pids,
@@ -86,7 +86,7 @@ def calls_twice(comm, count):
 
 
 def test_a_rank_in_no_call_and_counts(capsys):
-    with failures.mortals(SIZE) as pool:
+    with harness.world(SIZE) as pool:
         pids = pool.run(pid, ())
         pool.run(calls_twice, (1000,))
         ranks = looks(capsys, pids, lambda ranks: True)["ranks"]
@@ -105,7 +105,7 @@ def wait_in_a_part(comm):
 
 
 def test_a_wait_in_a_group_names_the_rank_of_the_job(capsys):
-    with failures.mortals(SIZE) as pool, busy(pool, wait_in_a_part) as pids:
+    with harness.world(SIZE) as pool, busy(pool, wait_in_a_part) as pids:
         job = looks(capsys, pids, lambda ranks: ranks[1]["waits_for"] == 2)
         assert job["ranks"][1]["call"] == "recv(float64 x 1, from 1) in a group of 2"
         finish(pool, pids)
@@ -119,7 +119,7 @@ def test_a_command_stays_in_its_line(capsys, monkeypatch):
 
 def test_files_and_threads_may_have_any_name(capsys, tmp_path):
     name = os.path.join(os.fsencode(tmp_path), b"\xff")
-    with open(name, "wb+") as file, failures.mortals(SIZE) as pool:
+    with open(name, "wb+") as file, harness.world(SIZE) as pool:
         file.write(b"x")
         file.flush()
         pids = pool.run(pid, ())
@@ -133,7 +133,7 @@ def one_closes(comm):
 
 
 def test_a_rank_that_has_closed(capsys):
-    with failures.mortals(SIZE) as pool:
+    with harness.world(SIZE) as pool:
         pids = pool.run(pid, ())
         pool.run(one_closes, ())
         ranks = looks(capsys, pids, lambda ranks: True)["ranks"]
@@ -141,7 +141,7 @@ def test_a_rank_that_has_closed(capsys):
 
 
 def test_a_killed_rank_is_gone(capsys):
-    with failures.mortals(SIZE) as pool:
+    with harness.world(SIZE) as pool:
         pids = pool.run(pid, ())
         pool.workers[1].kill()
         pool.workers[1].join()
@@ -151,7 +151,7 @@ def test_a_killed_rank_is_gone(capsys):
 
 
 def test_those_that_are_left_after_a_shrink_run(capsys):
-    with failures.mortals(SIZE) as pool:
+    with harness.world(SIZE) as pool:
         pids = pool.run(pid, ())
         outcomes = {rank: outcome for rank, outcome, _ in failures.outcomes(pool, shrinks)}
         assert outcomes[0] == outcomes[2] == 2
@@ -252,7 +252,7 @@ def shrinks_late(comm, late):
 
 
 def test_a_rank_in_shrink_says_for_whom_it_waits(capsys):
-    with failures.mortals(SIZE) as pool, busy(pool, shrinks_late, 1) as pids:
+    with harness.world(SIZE) as pool, busy(pool, shrinks_late, 1) as pids:
         ranks = looks(capsys, pids, lambda ranks: [rank["waits_for"] for rank in ranks] == [1, None, 1])["ranks"]
         assert [rank["call"] for rank in ranks] == ["shrink()", None, "shrink()"]
         assert finish(pool, pids) == [(None, None)] * SIZE
@@ -265,7 +265,7 @@ def test_no_job(capsys, monkeypatch):
 
 
 def test_processes_of_other_users_do_not_matter(capsys, monkeypatch):
-    with failures.mortals(2) as pool:
+    with harness.world(2) as pool:
         pids = pool.run(pid, ())
         looks(capsys, pids, lambda ranks: True)
         mine = os.getuid()

@@ -3,7 +3,7 @@
 import pytest
 
 import harness
-from between_hosts import run_on
+from cases.between_hosts import run_on
 
 
 @pytest.fixture(params=[*harness.WORLDS, "two hosts"])

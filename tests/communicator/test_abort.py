@@ -13,7 +13,7 @@ import pytest
 
 import harness
 import ringcomm
-from failures import PROMPT, check_usable, raised, until_broken, until_waiting
+from harness.failures import PROMPT, check_usable, raised, until_broken, until_waiting
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, PeerLost, RingcommError
 from ringcomm.communicator import open_transports
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import harness
-from failures import check_usable, raised
+from harness.failures import check_usable, raised
 from ringcomm import ArgumentError
 from ringcomm.bench.machine import gpus
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import harness
-from cases import Exporter
-from reference import COMBINATIONS, assert_same, filled, numpy_dtype, reduced
+from cases.collectives import Exporter
+from cases.reference import COMBINATIONS, assert_same, filled, numpy_dtype, reduced
 from ringcomm.types import DTYPES
 
 SUMMED = {name for name, op in COMBINATIONS if op == "sum"}

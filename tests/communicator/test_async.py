@@ -12,8 +12,8 @@ import pytest
 
 import harness
 import ringcomm
-from failures import raised
-from reference import assert_same, filled
+from cases.reference import assert_same, filled
+from harness.failures import raised
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, MismatchError
 
 LARGE = 1_000_003

@@ -8,7 +8,7 @@ import pytest
 
 import harness
 import ringcomm
-from failures import until
+from harness.failures import until
 
 MANY = 20_000  # the rings hold 32
 MESSAGE, LIMIT = 4096, 16 << 20

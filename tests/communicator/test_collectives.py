@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import harness
-from cases import PLANS, Case, pairwise, start
-from reference import assert_same, filled
+from cases.collectives import PLANS, Case, pairwise, start
+from cases.reference import assert_same, filled
 from ringcomm import ArgumentError, Config
 
 # Segments of a page in one world, of the default length in the other: the first has hundreds of chunks.

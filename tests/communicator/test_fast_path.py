@@ -11,8 +11,8 @@ import torch
 from test_arguments import CALLS, NO_NUMBERS, zeros
 
 import harness
-from failures import check_usable, raised
-from reference import numpy_dtype
+from cases.reference import numpy_dtype
+from harness.failures import check_usable, raised
 from ringcomm import ArgumentError, Communicator, adapters, premul_sum
 from ringcomm.testing import CHECKS, connect_threads, run_threads
 from ringcomm.transports import shm

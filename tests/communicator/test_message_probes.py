@@ -8,7 +8,7 @@ import pytest
 from test_messages import EITHER, check_received, message, room
 
 import harness
-from failures import check_usable, raised, until_waiting
+from harness.failures import check_usable, raised, until_waiting
 from ringcomm import ArgumentError, MismatchError
 from ringcomm.transports.messages import ANY_SOURCE, ANY_TAG, Envelope
 

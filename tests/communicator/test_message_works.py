@@ -7,7 +7,7 @@ import numpy as np
 from test_messages import LARGE, message, room
 
 import harness
-from failures import raised, until
+from harness.failures import raised, until
 from ringcomm.transports.messages import Envelope
 
 

@@ -9,9 +9,9 @@ import pytest
 
 import harness
 import ringcomm
-from between_hosts import run_on
-from failures import PROMPT, check_usable, mortals, outcomes, raised, until, until_waiting
-from reference import assert_same, filled
+from cases.between_hosts import run_on
+from cases.reference import assert_same, filled
+from harness.failures import PROMPT, check_usable, outcomes, raised, until, until_waiting
 from ringcomm import ArgumentError, CollectiveTimeout, MismatchError, PeerLost, RingcommError
 from ringcomm.transports.messages import ANY_SOURCE, ANY_TAG, Envelope
 
@@ -302,7 +302,7 @@ def probe_until_it_dies(comm, how):
 @pytest.mark.parametrize("how", ["probe", "take", "iprobe"])
 def test_a_probe_ends_when_its_peer_dies(how):
     answers, ends = {}, {}
-    with mortals(3) as pool:
+    with harness.world(3) as pool:
         for rank, answer, when in outcomes(pool, probe_until_it_dies, how):
             answers[rank], ends[rank] = answer, when
     assert isinstance(answers.pop(2), ConnectionError)

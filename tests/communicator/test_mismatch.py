@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import harness
-from failures import check_usable, lines_of, mismatch_of, raised
+from harness.failures import check_usable, lines_of, mismatch_of, raised
 from ringcomm import MismatchError, premul_sum
 
 SMALL, LARGE = 3, 300_001  # elements: inline in the start record, and several chunks

@@ -8,7 +8,7 @@ import pytest
 
 import harness
 import ringcomm
-from reference import COMBINATIONS, COMPLEX, FLOATS, REFUSED, assert_same, filled, reduced, special
+from cases.reference import COMBINATIONS, COMPLEX, FLOATS, REFUSED, assert_same, filled, reduced, special
 from ringcomm import ArgumentError
 from ringcomm.native import ffi, lib
 

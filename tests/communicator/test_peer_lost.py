@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import harness
-from failures import PROMPT, check_usable, mortals, outcomes, raised, until_waiting
+from harness.failures import PROMPT, check_usable, outcomes, raised, until_waiting
 from ringcomm import PeerLost
 
 # Each on an array of shape (size, n). A call may be made any number of times.
@@ -52,7 +52,7 @@ def call_until_one_dies(comm, name, n, victim, delay):
 
 def check_death(name, n, size, victim, delay, settings=()):
     answers, ends = {}, {}
-    with mortals(size, settings) as pool:
+    with harness.world(size, settings=settings) as pool:
         pid = pool.workers[victim].pid
         for rank, answer, when in outcomes(pool, call_until_one_dies, name, n, victim, delay):
             answers[rank], ends[rank] = answer, when
@@ -73,7 +73,7 @@ def replace_one(comm):
 
 
 def test_a_rank_that_runs_another_program_is_lost():
-    with mortals(3) as pool:
+    with harness.world(3) as pool:
         pid, start = pool.workers[1].pid, time.monotonic()
         found = {rank: (answer, when) for rank, answer, when in outcomes(pool, replace_one)}
     gone, _ = found.pop(1)
@@ -128,7 +128,7 @@ def sleep_until_one_dies(comm, victim):
 @pytest.mark.slow
 def test_a_death_wakes_sleeping_ranks():
     answers, ends = {}, {}
-    with mortals(4) as pool:
+    with harness.world(4) as pool:
         for rank, answer, when in outcomes(pool, sleep_until_one_dies, 3):
             answers[rank], ends[rank] = answer, when
     assert isinstance(answers.pop(3), ConnectionError)
@@ -160,7 +160,7 @@ def lose_in_groups(comm, victim):
 
 @pytest.mark.slow
 def test_groups_without_the_dead_rank_continue_until_the_world_breaks():
-    with mortals(4) as pool:
+    with harness.world(4) as pool:
         answers = {rank: answer for rank, answer, _ in outcomes(pool, lose_in_groups, 2)}
     assert isinstance(answers.pop(2), ConnectionError)
     assert answers == {0: None, 1: None, 3: None}
@@ -183,7 +183,7 @@ def lose_while_exchanging(comm, victim):
 
 @pytest.mark.slow
 def test_a_death_in_an_all_to_all_of_a_group_has_the_numbers_of_the_group_that_failed():
-    with mortals(4) as pool:
+    with harness.world(4) as pool:
         answers = {rank: answer for rank, answer, _ in outcomes(pool, lose_while_exchanging, 1)}
     assert isinstance(answers.pop(1), ConnectionError)
     assert answers == {0: 1, 2: 1, 3: 1}
@@ -276,7 +276,7 @@ def call_and_exit(comm, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gather", "reduce_scatter", "all_to_all", "send"])
 def test_a_process_may_exit_once_its_part_of_a_call_is_done(name):
-    with mortals(3) as pool:
+    with harness.world(3) as pool:
         answers = {rank: answer for rank, answer, _ in outcomes(pool, call_and_exit, name)}
     assert isinstance(answers.pop(1), ConnectionError)
     assert answers == {0: None, 2: None}

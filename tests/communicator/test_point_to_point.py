@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import harness
-from between_hosts import run_on
-from failures import check_usable
-from reference import assert_same, filled
+from cases.between_hosts import run_on
+from cases.reference import assert_same, filled
+from harness.failures import check_usable
 from ringcomm import MismatchError
 
 # Bytes: 0, 1, the most inline in a packet, one more, a page, the most sent eagerly, one more, some chunks, many.

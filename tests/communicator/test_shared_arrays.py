@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import harness
-from cases import PLANS, Arrays, Symmetric, pairwise, start
+from cases.collectives import PLANS, Arrays, Symmetric, pairwise, start
 from ringcomm import Config
 from ringcomm.testing import CHECKS
 

@@ -15,7 +15,7 @@ from test_shared_arrays import LEAST, MIB, is_shared
 from test_symmetric import shared_bytes
 
 import harness
-from reference import assert_same
+from cases.reference import assert_same
 from ringcomm import Aborted, ArgumentError, Communicator
 from ringcomm.machine import memory
 from ringcomm.testing import connect_threads, run_threads

@@ -11,7 +11,7 @@ import pytest
 from test_symmetric import shared_bytes
 
 import harness
-from failures import PROMPT, check_usable, mortals, outcomes, raised, until_waiting
+from harness.failures import PROMPT, check_usable, outcomes, raised, until_waiting
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, RingcommError
 from ringcomm.transports.shm import ShmTransport
 
@@ -33,7 +33,7 @@ def until_broken(comm):
 
 def survivors_of(fn, size, *args, settings=()):
     """Run `fn` on ranks some of which die; return the results of the others by rank, and when the last came."""
-    with mortals(size, settings) as pool:
+    with harness.world(size, settings=settings) as pool:
         start = time.monotonic()
         found = [*outcomes(pool, fn, *args)]
     answers = {rank: answer for rank, answer, _ in found if not isinstance(answer, ConnectionError)}

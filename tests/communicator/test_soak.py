@@ -4,9 +4,9 @@ import pytest
 
 import harness
 import ringcomm
-from between_hosts import ROUNDED, run_on
-from reference import COMBINATIONS
-from soak import RANKS, soak
+from cases.between_hosts import ROUNDED, run_on
+from cases.reference import COMBINATIONS
+from cases.soak import RANKS, soak
 
 
 @pytest.mark.slow

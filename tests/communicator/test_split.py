@@ -11,9 +11,9 @@ import pytest
 from test_symmetric import shared_bytes
 
 import harness
-from cases import PLANS, Case, start
-from failures import until
-from reference import assert_same
+from cases.collectives import PLANS, Case, start
+from cases.reference import assert_same
+from harness.failures import until
 from ringcomm import ArgumentError, Config, RingcommError, native
 from ringcomm.transports import shm
 

@@ -6,7 +6,7 @@ import weakref
 import numpy as np
 
 import harness
-from failures import raised, until
+from harness.failures import raised, until
 from ringcomm.native import StartedCall
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import harness
-from cases import PLANS, Arrays, Symmetric, pairwise, start
-from reference import assert_same, filled, numpy_dtype
+from cases.collectives import PLANS, Arrays, Symmetric, pairwise, start
+from cases.reference import assert_same, filled, numpy_dtype
 from ringcomm import Config
 from ringcomm.commands.algorithms import call_each_size
 from ringcomm.types import DTYPES

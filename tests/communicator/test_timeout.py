@@ -11,7 +11,7 @@ import pytest
 
 import harness
 import ringcomm
-from failures import PROMPT, check_usable, lines_of, mortals, outcomes, raised, until, until_broken
+from harness.failures import PROMPT, check_usable, lines_of, outcomes, raised, until, until_broken
 from ringcomm import CollectiveTimeout, launch
 
 SHORT = 0.1  # seconds, the timeout of calls that never complete
@@ -349,7 +349,7 @@ def test_a_report_shows_the_running_call_although_a_later_one_is_done():
 @pytest.mark.parametrize("colors", [(0, 0, 0), (1, 0, 0)], ids=["world", "group"])
 def test_the_timeout_of_a_stopped_rank_names_it_as_stopped(colors):
     stopped = 2
-    with mortals(3) as pool:
+    with harness.world(3) as pool:
         pid = pool.workers[stopped].pid
         answers = {}
         for rank, answer, _ in outcomes(pool, stop_in_group, colors, stopped):
@@ -398,7 +398,7 @@ def stop_in_the_middle(comm, stopped, symmetric):
 @pytest.mark.slow
 @pytest.mark.parametrize("symmetric", [False, True], ids=["plain", "symmetric"])
 def test_a_rank_stopped_between_or_in_calls_is_the_one_named(symmetric):
-    with mortals(3) as pool:
+    with harness.world(3) as pool:
         pid = pool.workers[2].pid
         answers = {}
         for rank, answer, _ in outcomes(pool, stop_in_the_middle, 2, symmetric):

@@ -11,8 +11,8 @@ import pytest
 
 import harness
 import ringcomm
-from on_device import Gate, behind_a_gate
-from reference import assert_same
+from cases.on_device import Gate, behind_a_gate
+from cases.reference import assert_same
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, Communicator, MismatchError, PeerLost
 from ringcomm.devices import emulated
 from ringcomm.testing import connect_threads, run_threads

@@ -7,9 +7,9 @@ import pytest
 
 import harness
 import ringcomm
-from failures import until
-from on_device import connected
-from reference import assert_same
+from cases.on_device import connected
+from cases.reference import assert_same
+from harness.failures import until
 from ringcomm import ArgumentError, Communicator, PeerLost, RingcommError
 from ringcomm.devices import emulated
 from ringcomm.devices.driver import CudaError

@@ -10,10 +10,10 @@ import pytest
 
 import harness
 import ringcomm
-from cases import PLANS, pairwise, start
-from failures import until
-from on_device import Gate, OnDevice, behind_a_gate, mappings
-from reference import assert_same, filled, numpy_dtype, reduced
+from cases.collectives import PLANS, pairwise, start
+from cases.on_device import Gate, OnDevice, behind_a_gate, mappings
+from cases.reference import assert_same, filled, numpy_dtype, reduced
+from harness.failures import until
 from ringcomm import ArgumentError, Communicator, MismatchError, RingcommError, premul_sum
 from ringcomm.devices import emulated
 from ringcomm.devices.contract import KernelVariant

@@ -12,9 +12,9 @@ import pytest
 
 import harness
 import ringcomm
-from failures import PROMPT
-from on_device import Gate, connected, synchronize
-from reference import assert_same
+from cases.on_device import Gate, connected, synchronize
+from cases.reference import assert_same
+from harness.failures import PROMPT
 from ringcomm import MismatchError, PeerLost, RingcommError
 from ringcomm.devices import emulated
 from ringcomm.transports.cuda import group

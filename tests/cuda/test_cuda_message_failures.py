@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import harness
-from failures import mortals, outcomes, until_broken
-from gpu_messages import ALL, SLOT, device_array, values
-from on_device import Gate, synchronize
-from reference import assert_same
+from cases.gpu_messages import ALL, SLOT, device_array, values
+from cases.on_device import Gate, synchronize
+from cases.reference import assert_same
+from harness.failures import outcomes, until_broken
 from ringcomm import Aborted, CollectiveTimeout, Communicator, PeerLost, RingcommError
 from ringcomm.devices import emulated
 from ringcomm.testing import connect_threads, run_threads
@@ -264,7 +264,7 @@ def lost_sender(comm):
 
 
 def test_a_sender_that_dies_is_named():
-    with mortals(2) as pool:
+    with harness.world(2) as pool:
         results = {rank: result for rank, result, _ in outcomes(pool, lost_sender)}
     assert results[1] is True, results[1]
 

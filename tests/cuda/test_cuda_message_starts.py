@@ -5,10 +5,10 @@ import sys
 import numpy as np
 import pytest
 
-from failures import mortals
-from gpu_messages import SIZES, device_array, values
-from on_device import synchronize
-from reference import assert_same
+import harness
+from cases.gpu_messages import SIZES, device_array, values
+from cases.on_device import synchronize
+from cases.reference import assert_same
 from ringcomm import MismatchError
 from ringcomm.devices import emulated
 from ringcomm.transports.cuda import messages
@@ -45,7 +45,7 @@ def without_python(comm):
 
 
 def test_messages_start_without_python():
-    with mortals(2) as pool:
+    with harness.world(2) as pool:
         pool.run(without_python, ())
 
 
@@ -69,5 +69,5 @@ def without_allocations(comm):
 
 
 def test_messages_keep_no_memory():
-    with mortals(2) as pool:
+    with harness.world(2) as pool:
         assert max(pool.run(without_allocations, ())) < 50  # of 500 messages

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import harness
-from failures import until_broken
-from gpu_messages import SLOT, device_array, values
-from on_device import Gate, synchronize
-from reference import assert_same
+from cases.gpu_messages import SLOT, device_array, values
+from cases.on_device import Gate, synchronize
+from cases.reference import assert_same
+from harness.failures import until_broken
 from ringcomm import ArgumentError, RingcommError
 from ringcomm.devices import emulated
 from ringcomm.native import ffi, lib

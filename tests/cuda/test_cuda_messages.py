@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import harness
-from gpu_messages import (
+from cases.gpu_messages import (
     ALL,
     SLOT,
     all_to_all,
@@ -16,8 +16,8 @@ from gpu_messages import (
     values,
     wrong_size,
 )
-from on_device import Gate, synchronize
-from reference import assert_same
+from cases.on_device import Gate, synchronize
+from cases.reference import assert_same
 from ringcomm import MismatchError
 from ringcomm.devices import emulated
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from cases import PLANS, Arrays, Case, elements, start
-from reference import COMBINATIONS, numpy_dtype
+from cases.collectives import PLANS, Arrays, Case, elements, start
+from cases.reference import COMBINATIONS, numpy_dtype
 from ringcomm import Communicator
 from ringcomm.adapters import ADAPTERS, EmulatedAdapter
 from ringcomm.devices import emulated

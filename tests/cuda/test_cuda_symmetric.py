@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import harness
-from on_device import mappings
-from reference import assert_same, filled, reduced
+from cases.on_device import mappings
+from cases.reference import assert_same, filled, reduced
 from ringcomm import MemoryShortage
 from ringcomm.devices import emulated
 from ringcomm.transports.cuda import symmetric

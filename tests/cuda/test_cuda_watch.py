@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import harness
-from failures import until
-from on_device import Gate, connected
-from reference import assert_same
+from cases.on_device import Gate, connected
+from cases.reference import assert_same
+from harness.failures import until
 from ringcomm import Communicator, RingcommError
 from ringcomm.devices import emulated
 from ringcomm.testing import connect_threads, run_threads

@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 
-from on_device import mappings
+from cases.on_device import mappings
 from ringcomm.devices import driver as driver_module
 from ringcomm.devices.driver import EMULATED, CudaError, Driver
 from ringcomm.devices.gpu import DeviceMemory, Gpu, Kernels

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import harness
-from broken_kernels import BROKEN, beyond, break_launches
+from cases.broken_kernels import BROKEN, beyond, break_launches
 from ringcomm.bench.machine import gpus
 from ringcomm.types import KERNELS
 

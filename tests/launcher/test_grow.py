@@ -9,7 +9,7 @@ import pytest
 from test_respawn import respawned
 from test_respawn_nodes import start, write
 
-from nodes import Job, finish
+from harness.nodes import Job, finish
 from ringcomm import CollectiveTimeout, Config, PeerLost, elastic
 from ringcomm.bootstrap.place import Place
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from failures import until
-from nodes import Job, finish
-from two_hosts import ADDRESSES, two_hosts, why_no_hosts
+from harness.failures import until
+from harness.hosts import ADDRESSES, two_hosts, why_no_hosts
+from harness.nodes import Job, finish
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from nodes import SECRET, Job, finish
+from harness.nodes import SECRET, Job, finish
 
 pytestmark = pytest.mark.slow
 

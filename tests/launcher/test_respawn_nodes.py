@@ -11,8 +11,8 @@ from test_respawn import JOINS, PROGRAM
 from test_stopped import NEVER_JOINS, STOPPED_JOINER, STOPPED_MEMBER
 from test_stopped import PROGRAM as LEAVES_RANK_1_OUT
 
-from failures import until
-from nodes import Job, finish
+from harness.failures import until
+from harness.nodes import Job, finish
 
 pytestmark = pytest.mark.slow
 

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from harness.sandbox import denying
 from ringcomm.commands.cli import main
-from sandbox import denying
 
 pytestmark = pytest.mark.slow
 

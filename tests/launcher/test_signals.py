@@ -6,7 +6,7 @@ import signal
 import numpy as np
 
 import harness
-from failures import check_usable, raised, until_waiting
+from harness.failures import check_usable, raised, until_waiting
 from ringcomm import ArgumentError, PeerLost
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import harness
-from failures import check_usable, raised
+from harness.failures import check_usable, raised
 from ringcomm import Config, MemoryShortage
 from ringcomm.bootstrap.store import HashStore
 from ringcomm.machine.cgroup import groups

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import harness
-from failures import check_usable, raised
+from harness.failures import check_usable, raised
 from ringcomm import RingcommError
 from ringcomm.machine.threads import start_thread, starting
 from ringcomm.native import check, ffi, lib

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import harness
-import mpi_world
+from harness import mpi_world
 
 FOLDER = Path(__file__).parent
 RINGCOMM = [sys.executable, "-m", "ringcomm", "run", "--mpi4py", "-n"]

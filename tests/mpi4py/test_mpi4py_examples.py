@@ -5,7 +5,7 @@ import functools
 import pytest
 from mpi_programs import on_open_mpi, on_ringcomm
 
-from training import EXAMPLES
+from cases.training import EXAMPLES
 
 PROGRAMS = {
     "mpi4py_heat.py": ["--cells", "30", "--steps", "40"],

@@ -12,8 +12,8 @@ from test_gpt import compared, config_for
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-import torch_world
-from live_memory import LiveMemory
+from harness import torch_world
+from harness.live_memory import LiveMemory
 from ringcomm import ArgumentError
 from ringcomm.parallel import GPTConfig, Grid, seed_ranks
 from ringcomm.parallel.collectives import local_slice

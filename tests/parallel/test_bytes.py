@@ -5,10 +5,10 @@ from fractions import Fraction
 import pytest
 import torch
 import torch.distributed as dist
+from pipelines import gpt_pipeline
 from test_gpt import config_for
 
-import torch_world
-from pipelines import gpt_pipeline
+from harness import torch_world
 from ringcomm import ArgumentError
 from ringcomm.parallel import (
     Grid,

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from test_zero import Odd, loss_of, same
 from torch import nn
 
-import torch_world
+from harness import torch_world
 from ringcomm.parallel import DataParallel, Grid, MixedPrecision, ShardedOptimizer
 
 sgd = partial(torch.optim.SGD, lr=0.1)

@@ -7,7 +7,7 @@ import torch
 from test_gpt import config_for, layouts
 from torch import nn
 
-import torch_world
+from harness import torch_world
 from ringcomm import ArgumentError
 from ringcomm.parallel import Grid, clip_grad_norm, gpt_stages, grad_norm, make_schedule
 from ringcomm.parallel.model.verify import full_values

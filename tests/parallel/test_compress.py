@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import AdamW
 
-import torch_world
-from failures import raised
+from harness import torch_world
+from harness.failures import raised
 from ringcomm import ArgumentError
 from ringcomm.parallel import DataParallel, Grid, load_checkpoint, save_checkpoint
 from ringcomm.parallel.data.one_bit_adam import OneBitAdam, compress, decompress

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.optim import AdamW
 
 import harness
-import torch_world
+from harness import torch_world
 from ringcomm.parallel import DataParallel, GPTConfig, Grid, gpt_loss, gpt_stages
 from ringcomm.parallel.collectives import all_reduced
 from ringcomm.parallel.data.one_bit_adam import OneBitAdam

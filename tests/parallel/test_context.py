@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 
-import torch_world
-from failures import raised
+from harness import torch_world
+from harness.failures import raised
 from ringcomm import ArgumentError, CollectiveTimeout
 from ringcomm.parallel import Grid
 from ringcomm.parallel.collectives import all_gathered, local_slice

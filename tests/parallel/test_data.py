@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-import torch_world
-from failures import PROMPT, raised
+from harness import torch_world
+from harness.failures import PROMPT, raised
 from ringcomm import Aborted, ArgumentError
 from ringcomm.parallel import DataParallel, Grid, ShardedOptimizer
 from ringcomm.parallel.data.buckets import partition

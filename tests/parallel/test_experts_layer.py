@@ -10,8 +10,8 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from test_experts import INNER, B, E, H, S, Stage, batches_of, double, drawn
 from torch import nn
 
-import torch_world
-from failures import raised
+from harness import torch_world
+from harness.failures import raised
 from ringcomm import Aborted, ArgumentError
 from ringcomm.parallel import Grid, Pipeline, make_schedule
 from ringcomm.parallel.collectives import local_slice

@@ -6,12 +6,12 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
+from pipelines import gpt_pipeline
 from test_experts import B, Stage, batches_of, one_by_one
 from test_gpt import MICRO_BATCHES, batch_of, config_for, mine, stepped
 from torch import nn
 
-import torch_world
-from pipelines import gpt_pipeline
+from harness import torch_world
 from ringcomm.parallel import (
     DataParallel,
     Grid,

@@ -7,12 +7,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
+from pipelines import ROWS, batch, layers, one_by_one
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-import torch_world
-from failures import raised
-from pipelines import ROWS, batch, layers, one_by_one
+from harness import torch_world
+from harness.failures import raised
 from ringcomm import Aborted, ArgumentError
 from ringcomm.parallel import (
     ColumnParallelLinear,

@@ -6,11 +6,11 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from pipelines import gpt_pipeline
 from torch import nn
 
 import harness
-import torch_world
-from pipelines import gpt_pipeline
+from harness import torch_world
 from ringcomm import ArgumentError
 from ringcomm.parallel import GPTConfig, Grid, gpt_loss, gpt_stages, make_schedule, seed_ranks
 from ringcomm.parallel.collectives import all_reduced

@@ -5,10 +5,10 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from pipelines import MICRO_BATCHES, ROWS, batch, layers
 from torch import nn
 
-import torch_world
-from pipelines import MICRO_BATCHES, ROWS, batch, layers
+from harness import torch_world
 from ringcomm import ArgumentError
 from ringcomm.parallel import DataParallel, Grid, MixedPrecision, Pipeline, make_schedule
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import torch_world
-from failures import raised
+from harness import torch_world
+from harness.failures import raised
 from ringcomm import ArgumentError, RingcommError
 from ringcomm.parallel import Grid, TensorGrid
 

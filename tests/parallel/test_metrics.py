@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-import torch_world
+from harness import torch_world
 from ringcomm.parallel import GPTConfig, Grid, gpt_loss, gpt_stages, make_schedule
 from ringcomm.parallel.model.metrics import StepMeter, StepMetrics, count_parameters, flops_per_token, measure_peak
 from ringcomm.torch import observers

@@ -17,8 +17,8 @@ from test_zero import Odd, adamw, loss_of, same, stages
 from torch import nn
 
 import harness
-import torch_world
-from live_memory import LiveMemory
+from harness import torch_world
+from harness.live_memory import LiveMemory
 from ringcomm import ArgumentError
 from ringcomm.parallel import (
     DataParallel,

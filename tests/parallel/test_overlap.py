@@ -8,14 +8,14 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
+from pipelines import gpt_pipeline
 from test_gpt import batch_of, config_for
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import torch_world
-from failures import raised
-from pipelines import gpt_pipeline
+from harness import torch_world
+from harness.failures import raised
 from ringcomm import RingcommError
 from ringcomm.parallel import (
     ColumnParallelLinear,

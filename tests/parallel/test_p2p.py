@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
+from pipelines import MICRO_BATCHES, ROWS, WIDTH, batch, layers, one_by_one, pipeline, schedules
 from torch import nn
 
-import torch_world
-from failures import raised
-from pipelines import MICRO_BATCHES, ROWS, WIDTH, batch, layers, one_by_one, pipeline, schedules
+from harness import torch_world
+from harness.failures import raised
 from ringcomm import Aborted, ArgumentError
 from ringcomm.parallel import Grid, Pipeline
 from ringcomm.parallel.grid import Axis

@@ -11,11 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
+from pipelines import MICRO_BATCHES, ROWS, batch, layers, pipeline
 from torch import nn
 
-import torch_world
-from failures import PROMPT, mortals, outcomes, raised
-from pipelines import MICRO_BATCHES, ROWS, batch, layers, pipeline
+import harness
+from harness import torch_world
+from harness.failures import PROMPT, outcomes, raised
 from ringcomm import Aborted, ArgumentError, PeerLost
 from ringcomm.parallel import (
     DataParallel,
@@ -124,7 +125,7 @@ def invalid_output(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", OUTPUTS)
 def test_a_stage_whose_output_cannot_be_sent_is_named(kind):
-    with mortals(2) as pool:
+    with harness.world(2) as pool:
         found = outcomes(pool, torch_world.within, "ringcomm", 4.0, invalid_output, (kind,))
         (text,) = filter(None, [answer for _, answer, _ in found])
     assert re.search(OUTPUTS[kind][-1], text)
@@ -188,7 +189,7 @@ def killed(name, chunks, victim, after):
     [("gpipe", 1, 0, 2), ("1f1b", 1, 1, 0), ("1f1b", 1, 2, MICRO_BATCHES + 3), ("interleaved", 2, 3, 5)],
 )
 def test_a_rank_that_dies_is_named_on_every_other(name, chunks, victim, after):
-    with mortals(4) as pool:
+    with harness.world(4) as pool:
         arguments = (name, chunks, victim, after)
         answers = {
             rank: answer for rank, answer, _ in outcomes(pool, torch_world.within, "ringcomm", 20.0, killed, arguments)

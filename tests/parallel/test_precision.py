@@ -8,7 +8,7 @@ import torch.distributed as dist
 from test_gpt import MICRO_BATCHES, batch_of, config_for, mine
 from torch import nn
 
-import torch_world
+from harness import torch_world
 from ringcomm import ArgumentError
 from ringcomm.parallel import DataParallel, Grid, MixedPrecision, Pipeline, gpt_loss, gpt_stages, gpt_tied_weights
 from ringcomm.parallel.model.verify import full_values

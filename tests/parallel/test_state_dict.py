@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.tensor import DTensor
 
-import torch_world
+from harness import torch_world
 from ringcomm.parallel import ColumnParallelLinear, GPTConfig, Grid, RowParallelLinear, gpt_stages
 
 CONFIG = GPTConfig(vocab_size=37, context=4, layers=1, hidden=16, heads=4)  # 37 is padded if sharded

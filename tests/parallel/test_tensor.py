@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-import torch_world
+from harness import torch_world
 from ringcomm import ArgumentError
 from ringcomm.parallel import (
     ColumnParallelLinear,

@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 from torch import nn
 
-import torch_world
+from harness import torch_world
 from ringcomm import ArgumentError
 from ringcomm.parallel import Grid
 from ringcomm.parallel.tensor.multidimensional import GridAttention, GridLinear, GridMLP, TensorGrid

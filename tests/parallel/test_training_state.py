@@ -10,8 +10,8 @@ from test_checkpoint import sharded
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, OneCycleLR, SequentialLR
 
-import torch_world
-from failures import raised
+from harness import torch_world
+from harness.failures import raised
 from ringcomm import ArgumentError
 from ringcomm.parallel import (
     DataParallel,

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from test_gpt import MICRO_BATCHES, batch_of, config_for, layouts, mine, stepped
 from torch import nn
 
-import torch_world
+from harness import torch_world
 from ringcomm.parallel import (
     DataParallel,
     Grid,

@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-import torch_world
-from live_memory import LiveMemory
+from harness import torch_world
+from harness.live_memory import LiveMemory
 from ringcomm.parallel import DataParallel, Grid, MixedPrecision, ShardedOptimizer, clip_grad_norm
 
 fsdp = pytest.importorskip("torch.distributed.fsdp")

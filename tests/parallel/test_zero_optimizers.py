@@ -10,8 +10,8 @@ from test_zero import OPTIMIZERS, Odd, loss_of
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-import torch_world
-from failures import raised
+from harness import torch_world
+from harness.failures import raised
 from ringcomm import ArgumentError, RingcommError
 from ringcomm.parallel import Grid, OffloadedOptimizer, ShardedOptimizer, load_checkpoint, save_checkpoint
 

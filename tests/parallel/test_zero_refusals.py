@@ -7,8 +7,9 @@ import torch.distributed as dist
 from test_zero import Odd, adamw, loss_of
 from torch import nn
 
-import torch_world
-from failures import PROMPT, mortals, outcomes, raised
+import harness
+from harness import torch_world
+from harness.failures import PROMPT, outcomes, raised
 from ringcomm import Aborted, ArgumentError
 from ringcomm.parallel import Grid, MixedPrecision, OffloadedOptimizer, ShardedOptimizer
 
@@ -125,7 +126,7 @@ def failing():
 
 
 def test_a_step_that_fails_on_one_rank_fails_on_all_at_once():
-    with mortals(3) as pool:
+    with harness.world(3) as pool:
         begin = None
         kinds = {}
         for rank, result, when in outcomes(pool, torch_world.within, "ringcomm", 60, failing, ()):
@@ -145,7 +146,7 @@ def sparse_on_one_rank():
 
 
 def test_a_gradient_that_is_refused_on_one_rank_ends_the_others():
-    with mortals(2) as pool:
+    with harness.world(2) as pool:
         found = {
             rank: type(result)
             for rank, result, _ in outcomes(pool, torch_world.within, "ringcomm", 60, sparse_on_one_rank, ())

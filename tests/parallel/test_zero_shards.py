@@ -15,9 +15,9 @@ import torch.distributed.checkpoint as dcp
 from test_zero import OPTIMIZERS, Odd, loss_of
 from torch import nn
 
-import torch_world
-from failures import raised
-from live_memory import LiveMemory
+from harness import torch_world
+from harness.failures import raised
+from harness.live_memory import LiveMemory
 from ringcomm import ArgumentError
 from ringcomm.parallel import Grid, ShardedOptimizer, ShardSpec, load_checkpoint, save_checkpoint
 from ringcomm.parallel.data.zero.checkpoint_parts import part_of

@@ -11,8 +11,8 @@ from test_gpt import config_for, mine
 from test_zero import OPTIMIZERS, Odd, adamw, loss_of, same, stages
 from torch import nn
 
-import torch_world
-from failures import raised
+from harness import torch_world
+from harness.failures import raised
 from ringcomm import ArgumentError
 from ringcomm.parallel import (
     DataParallel,

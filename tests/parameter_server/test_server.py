@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import SGD, Adagrad, AdamW, SparseAdam
 
-import torch_world
+from harness import torch_world
 from ringcomm import ArgumentError
 from ringcomm.parallel import DataParallel
 from ringcomm.parallel.grid import Axis

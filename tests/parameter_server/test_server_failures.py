@@ -14,8 +14,9 @@ from test_server import push_own, served, values
 from torch import nn
 from torch.optim import SGD, Adam
 
-import torch_world
-from failures import PROMPT, mortals, outcomes, raised
+import harness
+from harness import torch_world
+from harness.failures import PROMPT, outcomes, raised
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, PeerLost, RingcommError
 from ringcomm.parameter_server import ParameterServer, Worker
 
@@ -47,7 +48,7 @@ def losing(how, staleness, servers, victim):
     ("staleness", "backend"), [(0, "ringcomm"), (1, "ringcomm"), (None, "ringcomm"), (0, "gloo")], ids=str
 )
 def test_the_others_go_on_without_a_worker_that_dies(staleness, backend):
-    with mortals(4) as pool:
+    with harness.world(4) as pool:
         arguments = (backend, 20.0, losing, ("died", staleness, [0], 3))
         answers = {rank: answer for rank, answer, _ in outcomes(pool, torch_world.within, *arguments)}
     assert isinstance(answers.pop(3), ConnectionError)
@@ -232,7 +233,7 @@ def pulled_once(x, servers):
 
 @pytest.mark.slow
 def test_workers_fail_if_a_server_dies():
-    with mortals(3) as pool:
+    with harness.world(3) as pool:
         arguments = ("ringcomm", 20.0, losing_the_server, ())
         answers = {rank: answer for rank, answer, _ in outcomes(pool, torch_world.within, *arguments)}
     text, seconds = answers[2]

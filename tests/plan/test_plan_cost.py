@@ -20,7 +20,7 @@ from published import (
 )
 from test_plan_model import config_of
 
-import torch_world
+from harness import torch_world
 from ringcomm.algorithms.cost import LinkCost
 from ringcomm.parallel import DataParallel, Grid, Pipeline, gpt_loss, gpt_stages, gpt_tied_weights, make_schedule
 from ringcomm.plan.model.devices import Calibration, device

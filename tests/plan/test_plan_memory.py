@@ -10,8 +10,8 @@ import torch.distributed.fsdp as fsdp
 from published import ACTIVATIONS, RECOMPUTATION, gpt
 from test_plan_model import config_of
 
-import torch_world
-from live_memory import LiveMemory
+from harness import torch_world
+from harness.live_memory import LiveMemory
 from ringcomm.parallel import (
     DataParallel,
     Grid,

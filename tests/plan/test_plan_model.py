@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import torch_world
+from harness import torch_world
 from ringcomm import ArgumentError
 from ringcomm.parallel import GPTConfig, Grid, gpt_stages, make_schedule
 from ringcomm.plan.model.layout import ParallelLayout

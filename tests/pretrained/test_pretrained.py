@@ -16,9 +16,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
-
-import torch_world
-from failures import raised
 from pretrained_models import (
     FORMULAS,
     GPT2,
@@ -35,6 +32,9 @@ from pretrained_models import (
     read,
     written,
 )
+
+from harness import torch_world
+from harness.failures import raised
 from ringcomm import ArgumentError, RingcommError
 from ringcomm.parallel import GPTConfig, Grid, gpt_stages, make_schedule
 from ringcomm.parallel.collectives import all_gathered

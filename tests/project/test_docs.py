@@ -12,8 +12,8 @@ import pytest
 from test_layers import LAYERS
 
 import harness
-import torch_world
-from failures import raised
+from harness import torch_world
+from harness.failures import raised
 from ringcomm import Config, MismatchError
 from ringcomm.config import DUMP, JOB_SECRET, LAUNCHER, PREFIX, TORCH_DEFAULT, TRACE, TUNING
 

@@ -12,9 +12,9 @@ from unittest.mock import patch
 import pytest
 
 import harness
-from nodes import Job, finish
+from cases.training import EXAMPLES, GPT, TEXT, losses, refusal, train, train_together
+from harness.nodes import Job, finish
 from ringcomm.bench.machine import gpus
-from training import EXAMPLES, GPT, TEXT, losses, refusal, train, train_together
 
 
 def program(program, *options, ranks=1):

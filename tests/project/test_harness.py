@@ -10,6 +10,7 @@ import pytest
 
 import harness
 import ringcomm
+from harness import leftovers, pools
 
 
 def pid(comm):
@@ -43,28 +44,28 @@ def test_a_failure_carries_its_rank_and_the_pool_is_replaced():
 
 def test_a_job_that_never_ends_is_killed(monkeypatch):
     harness.run(pid, 2)
-    monkeypatch.setattr(harness, "JOB", 0.3)
+    monkeypatch.setattr(pools, "JOB", 0.3)
     with pytest.raises(TimeoutError, match=r"never_end.*\[0, 1\]"):
         harness.run(never_end, 2)
 
 
 def test_leftovers_are_detected():
-    before = harness.footprint()
+    before = leftovers.footprint()
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait, name="forgotten")
     thread.start()
     with tempfile.NamedTemporaryFile(dir="/dev/shm"), subprocess.Popen(["sleep", "60"]) as process:
-        left = "\n".join(harness.footprint() - before)
+        left = "\n".join(leftovers.footprint() - before)
         process.kill()
     stop.set()
     thread.join()
     for trace in ("thread forgotten", "descriptor /dev/shm", "file /dev/shm", f"process {process.pid}"):
         assert trace in left
-    assert not harness.left_behind(before)
+    assert not leftovers.left_behind(before)
 
 
 def test_native_workers_are_detected_until_close():
-    before = harness.footprint()
+    before = leftovers.footprint()
     with ringcomm.init() as comm:
         x = np.zeros(1)
         work = [comm.all_reduce(x, async_op=True), comm.recv(np.zeros(1), peer=0, async_op=True)]
@@ -72,6 +73,6 @@ def test_native_workers_are_detected_until_close():
         comm.send(x, peer=0)
         for call in work:
             call.wait()
-        left = harness.footprint() - before
+        left = leftovers.footprint() - before
     assert {"native thread ringcomm-coll", "native thread ringcomm-p2p"} <= left.keys()
-    assert not harness.left_behind(before)
+    assert not leftovers.left_behind(before)

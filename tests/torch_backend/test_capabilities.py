@@ -9,7 +9,7 @@ import torch.distributed as dist
 from test_clients import STEPS, as_on_gloo, batch, flat, model, ranks, train
 from torch import nn
 
-import torch_world
+from harness import torch_world
 from ringcomm import CollectiveTimeout
 from ringcomm.torch import process_group
 from ringcomm.torch.compat import native

@@ -12,7 +12,7 @@ from test_start import start
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
 
-import torch_world
+from harness import torch_world
 
 
 def save_in_the_background(folder):

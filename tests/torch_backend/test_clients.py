@@ -6,7 +6,7 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 from torch import nn
 
-import torch_world
+from harness import torch_world
 
 ranks = pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.exhaustive), 4])
 STEPS = 3

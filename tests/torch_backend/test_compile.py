@@ -8,7 +8,7 @@ import torch._inductor.config
 import torch.distributed as dist
 from test_operations import me, value
 
-import torch_world
+from harness import torch_world
 
 
 def barrier(x):

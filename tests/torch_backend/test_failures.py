@@ -10,8 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import torch_world
-from failures import PROMPT, mortals, outcomes, raised, until_broken
+import harness
+from harness import torch_world
+from harness.failures import PROMPT, outcomes, raised, until_broken
 from ringcomm import Aborted, CollectiveTimeout, MismatchError, PeerLost, RingcommError
 
 TIMEOUT = 1.0  # seconds, where one must run out
@@ -19,7 +20,7 @@ TIMEOUT = 1.0  # seconds, where one must run out
 
 def answers_of(fn, size, *args, timeout=20.0):
     """Return the answer of each rank of a fresh world: a result, or the error that ended it."""
-    with mortals(size) as pool:
+    with harness.world(size) as pool:
         answers = outcomes(pool, torch_world.within, "ringcomm", timeout, fn, args)
         return {rank: answer for rank, answer, _ in answers}
 

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from test_operations import me, same, value, values
 from torch.distributed.distributed_c10d import _coalescing_manager
 
-import torch_world
-from failures import raised, until
+from harness import torch_world
+from harness.failures import raised, until
 from ringcomm import ArgumentError, RingcommError
 from ringcomm.completion import inside_callback
 from ringcomm.work import StartedWork

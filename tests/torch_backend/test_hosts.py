@@ -15,13 +15,12 @@ import torch
 import torch.distributed as dist
 
 import harness
-import network_world
 import ringcomm
-import torch_world
-from failures import PROMPT, raised, until
+from cases.training import GPT, losses, train
+from harness import leftovers, torch_world
+from harness.failures import PROMPT, raised, until
+from harness.hosts import why_no_hosts
 from ringcomm import MismatchError, PeerLost, RingcommError
-from training import GPT, losses, train
-from two_hosts import why_no_hosts
 
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 
@@ -121,7 +120,7 @@ def make_and_close_groups():
     comm = dist.group.WORLD.comm
 
     def footprint():
-        return len([*harness.threads(), *harness.descriptors()])
+        return len([*leftovers.threads(), *leftovers.descriptors()])
 
     def use(groups):
         for _ in range(groups):
@@ -169,7 +168,7 @@ def job():
     """Two ranks on each of two hosts."""
     if reason := why_no_hosts():
         pytest.skip(reason)
-    with network_world.pool(2, 2, launcher=network_world.torchrun) as pool:
+    with harness.world("0011", "torchrun") as pool:
         yield pool
 
 

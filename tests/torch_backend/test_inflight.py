@@ -5,8 +5,8 @@ import torch.distributed as dist
 from test_operations import me, value, values
 from torch.distributed._functional_collectives import allow_inflight_collective_as_graph_input_ctx
 
-import torch_world
-from failures import until_waiting
+from harness import torch_world
+from harness.failures import until_waiting
 from ringcomm.torch.shared import communicator_of
 
 registered = torch._C._distributed_c10d._get_work_registry_size

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 import ringcomm.torch
-import torch_world
-from nodes import Job
+from harness import torch_world
+from harness.nodes import Job
 
 pytestmark = pytest.mark.slow
 

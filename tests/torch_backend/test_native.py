@@ -24,8 +24,8 @@ from torch import nn
 from torch._inductor.utils import run_and_get_code
 
 import harness
-import torch_world
-from failures import raised, until_waiting
+from harness import torch_world
+from harness.failures import raised, until_waiting
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, MismatchError, PeerLost
 from ringcomm.torch.compat import capabilities, native
 from ringcomm.torch.process_group import RingcommProcessGroup

@@ -8,8 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import torch_world
-from failures import mortals, outcomes, raised
+import harness
+from harness import torch_world
+from harness.failures import outcomes, raised
 from ringcomm import CollectiveTimeout, PeerLost
 
 TIMEOUT = 0.5  # seconds, where one must run out
@@ -131,7 +132,7 @@ def killed_outside():
 
 @pytest.mark.slow
 def test_groups_without_a_killed_rank_go_on():
-    with mortals(4) as pool:
+    with harness.world(4) as pool:
         ended = outcomes(pool, torch_world.within, "ringcomm", 20.0, killed_outside, ())
         answers = {rank: answer for rank, answer, _ in ended}
     assert isinstance(answers.pop(2), ConnectionError)

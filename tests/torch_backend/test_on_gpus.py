@@ -3,14 +3,14 @@
 import datetime
 import weakref
 
+import device_tensors
 import pytest
 import torch
 import torch.distributed as dist
-
-import device_tensors
-import ringcomm
 from device_tensors import on_device
-from on_device import Gate
+
+import ringcomm
+from cases.on_device import Gate
 from ringcomm.devices import emulated
 from ringcomm.transports import routing
 from ringcomm.transports.cuda import group, messages

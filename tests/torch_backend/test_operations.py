@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import torch_world
+from harness import torch_world
 from ringcomm import ArgumentError
 
 SIZES = (1, 2, 4)

@@ -7,7 +7,7 @@ import torch.distributed._functional_collectives as functional
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import torch_world
+from harness import torch_world
 
 
 def ones(*shape):

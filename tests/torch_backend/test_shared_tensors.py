@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-import torch_world
+from harness import torch_world
 from ringcomm import ArgumentError
 from ringcomm.parallel import DataParallel, Grid
 from ringcomm.torch import shared_arrays, shared_empty

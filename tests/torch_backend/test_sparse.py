@@ -7,7 +7,7 @@ from test_clients import as_on_gloo, flat, ranks, train
 from test_operations import me, same, value, values
 from torch import nn
 
-import torch_world
+from harness import torch_world
 from ringcomm import ArgumentError, MismatchError
 
 

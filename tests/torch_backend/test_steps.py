@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import torch_world
+from harness import torch_world
 from ringcomm.errors import ArgumentError
 from ringcomm.torch.shared import communicator_of
 from ringcomm.trace.entries import read

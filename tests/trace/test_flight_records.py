@@ -12,13 +12,14 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from trace_files import run
 
-import failures
+import harness
 import ringcomm
-from nodes import SECRET, store_server
+from harness import failures
+from harness.nodes import SECRET, store_server
 from ringcomm.commands.cli import main
 from ringcomm.trace.dump import _dump, describe
-from trace_files import run
 
 
 def one_is_missing(comm):
@@ -34,7 +35,7 @@ def differ(comm):
 
 
 def test_a_timeout_leaves_the_record_of_all_ranks(tmp_path, capsys):
-    with failures.mortals(3, [("RINGCOMM_DUMP", str(tmp_path / "dump"))]) as pool:
+    with harness.world(3, settings=[("RINGCOMM_DUMP", str(tmp_path / "dump"))]) as pool:
         for _, outcome, _ in failures.outcomes(pool, one_is_missing):
             assert isinstance(outcome, ringcomm.CollectiveTimeout)
     (file,) = (tmp_path / "dump").iterdir()  # one of all ranks
@@ -52,7 +53,7 @@ def test_a_timeout_leaves_the_record_of_all_ranks(tmp_path, capsys):
 
 
 def test_a_mismatch_leaves_a_record(tmp_path):
-    with failures.mortals(2, [("RINGCOMM_DUMP", str(tmp_path))]) as pool:
+    with harness.world(2, settings=[("RINGCOMM_DUMP", str(tmp_path))]) as pool:
         for _, outcome, _ in failures.outcomes(pool, differ):
             assert isinstance(outcome, ringcomm.MismatchError)
     (file,) = tmp_path.iterdir()
@@ -67,7 +68,7 @@ def die(comm):
 
 
 def test_a_lost_rank_leaves_a_record(tmp_path):
-    with failures.mortals(3, [("RINGCOMM_DUMP", str(tmp_path))]) as pool:
+    with harness.world(3, settings=[("RINGCOMM_DUMP", str(tmp_path))]) as pool:
         outcomes = {rank: outcome for rank, outcome, _ in failures.outcomes(pool, die)}
     assert {type(outcomes[rank]) for rank in (0, 2)} == {ringcomm.PeerLost}
     (file,) = tmp_path.iterdir()
@@ -83,7 +84,7 @@ def parts_fail(comm):
 
 
 def test_each_group_that_fails_leaves_a_record(tmp_path):
-    with failures.mortals(4, [("RINGCOMM_DUMP", str(tmp_path))]) as pool:
+    with harness.world(4, settings=[("RINGCOMM_DUMP", str(tmp_path))]) as pool:
         for _, outcome, _ in failures.outcomes(pool, parts_fail):
             assert isinstance(outcome, ringcomm.CollectiveTimeout)
     texts = [describe(file) for file in tmp_path.iterdir()]
@@ -102,7 +103,7 @@ def differ_twice(comm):
 
 def test_a_failure_whose_record_cannot_be_written_is_raised_all_the_same(tmp_path):
     (tmp_path / "file").touch()
-    with failures.mortals(2, [("RINGCOMM_DUMP", str(tmp_path / "file"))]) as pool:
+    with harness.world(2, settings=[("RINGCOMM_DUMP", str(tmp_path / "file"))]) as pool:
         for _, warnings, _ in failures.outcomes(pool, differ_twice):
             (warning,) = warnings
             assert re.match(r"cannot write a flight record to .*/file, .*: File exists", warning)
@@ -112,7 +113,7 @@ def test_jobs_between_hosts_leave_a_record_each(tmp_path):
     for _ in range(2):
         with store_server() as address:
             settings = {"RINGCOMM_STORE": address, "RINGCOMM_NONCE": SECRET, "RINGCOMM_DUMP": str(tmp_path)}
-            with failures.mortals(2, [*settings.items()], "01") as pool:
+            with harness.world("01", settings=[*settings.items()]) as pool:
                 answers = [*failures.outcomes(pool, differ)]
             for _, outcome, _ in answers:
                 assert isinstance(outcome, ringcomm.MismatchError)
@@ -133,7 +134,7 @@ def test_a_late_rank_of_another_host_is_in_the_record(tmp_path):
     dump = tmp_path / "dump"
     with store_server() as address:
         settings = {"RINGCOMM_STORE": address, "RINGCOMM_NONCE": SECRET, "RINGCOMM_DUMP": str(dump)}
-        with failures.mortals(4, [*settings.items()], "0011") as pool:
+        with harness.world("0011", settings=[*settings.items()]) as pool:
             for _, outcome, _ in failures.outcomes(pool, one_is_late, str(tmp_path / "over")):
                 assert isinstance(outcome, ringcomm.CollectiveTimeout)
     (file,) = dump.iterdir()
@@ -164,7 +165,7 @@ def test_who_waits_for_another_host_waits_for_the_rank_that_is_late_there(tmp_pa
     dump = tmp_path / "dump"
     with store_server() as address:
         settings = {"RINGCOMM_STORE": address, "RINGCOMM_NONCE": SECRET, "RINGCOMM_DUMP": str(dump)}
-        with failures.mortals(4, [*settings.items()], "0011") as pool:
+        with harness.world("0011", settings=[*settings.items()]) as pool:
             for _, outcome, _ in failures.outcomes(pool, one_keeps_its_host_waiting, str(tmp_path / "over")):
                 assert isinstance(outcome, ringcomm.CollectiveTimeout)
     (file,) = dump.iterdir()
@@ -183,7 +184,7 @@ def test_a_late_rank_that_is_alone_on_its_host_adds_its_calls(tmp_path):
     dump = tmp_path / "dump"
     with store_server() as address:
         settings = {"RINGCOMM_STORE": address, "RINGCOMM_NONCE": SECRET, "RINGCOMM_DUMP": str(dump)}
-        with failures.mortals(2, [*settings.items()], "01") as pool:
+        with harness.world("01", settings=[*settings.items()]) as pool:
             for _, outcome, _ in failures.outcomes(pool, one_is_late_and_asks_again, str(tmp_path / "over")):
                 assert outcome is None
     (file,) = dump.iterdir()

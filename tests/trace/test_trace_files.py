@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import failures
 import harness
 import ringcomm
+from harness import failures
 from ringcomm.trace.entries import read
 from ringcomm.trace.recorder import HEADER_BYTES
 
@@ -51,7 +51,7 @@ def inside_the_variable(comm, folder):
 
 
 def test_a_trace_interrupts_that_of_the_variable(tmp_path):
-    with failures.mortals(2, [("RINGCOMM_TRACE", str(tmp_path / "outer"))]) as pool:
+    with harness.world(2, settings=[("RINGCOMM_TRACE", str(tmp_path / "outer"))]) as pool:
         pool.run(inside_the_variable, (tmp_path / "inner",))
     parts = [each for each in read(tmp_path / "outer") if each.calls[0].name == "barrier"]
     assert [facts(each, "name") for each in parts] == [[("barrier",), ("all_gather",)]] * 2
@@ -84,7 +84,7 @@ def killed(comm, folder):
 
 
 def test_the_file_of_a_killed_rank_is_readable(tmp_path, caplog):
-    with failures.mortals(2) as pool:
+    with harness.world(2) as pool:
         outcomes = {rank: outcome for rank, outcome, _ in failures.outcomes(pool, killed, tmp_path)}
     assert isinstance(outcomes[0], ringcomm.PeerLost)
     survivor, victim = read(tmp_path)

@@ -8,13 +8,13 @@ import sys
 
 import numpy as np
 import pytest
+from trace_files import call, run, write
 
-import failures
 import harness
+from harness import failures
 from ringcomm.commands.cli import main
 from ringcomm.trace.entries import read
 from ringcomm.trace.report import report
-from trace_files import call, run, write
 
 
 def test_ranks_without_a_trace_are_named(tmp_path, capsys, caplog):
@@ -124,7 +124,7 @@ def shrinking(comm, folder):
 
 
 def test_after_a_shrink_the_report_has_the_ranks_of_the_job(tmp_path):
-    with failures.mortals(4) as pool:
+    with harness.world(4) as pool:
         for _ in failures.outcomes(pool, shrinking, tmp_path):
             pass
     recordings = read(tmp_path)

@@ -7,11 +7,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-import failures
 import harness
 import ringcomm
-from between_hosts import run_on
-from on_device import Gate
+from cases.between_hosts import run_on
+from cases.on_device import Gate
+from harness import failures
 from ringcomm.devices import emulated
 from ringcomm.trace.entries import read
 from ringcomm.trace.report import report

@@ -2,7 +2,7 @@
 
 import pytest
 
-from between_hosts import CHUNK
+from cases.between_hosts import CHUNK
 from ringcomm.devices import emulated
 from ringcomm.transports import staging
 

@@ -7,10 +7,10 @@ import pytest
 from test_collectives import AXES, check
 
 import harness
-import sandbox
-from cases import Case, pairwise, start
-from failures import check_usable, mortals, outcomes, raised
-from reference import assert_same, filled
+from cases.collectives import Case, pairwise, start
+from cases.reference import assert_same, filled
+from harness import sandbox
+from harness.failures import check_usable, outcomes, raised
 from ringcomm import MismatchError, RingcommError
 
 COPIED = (("RINGCOMM_CMA_BYTES", "1"),)
@@ -109,7 +109,7 @@ def forbidden_from_the_start(comm):
 
 
 def test_the_world_does_not_use_cma_if_one_rank_may_not_read():
-    with mortals(3, COPIED) as pool:
+    with harness.world(3, settings=COPIED) as pool:
         pool.run(forbidden_from_the_start, ())
 
 
@@ -123,7 +123,7 @@ def forbidden_later(comm):
 
 
 def test_a_rank_that_may_no_longer_read_is_an_error_on_every_rank():
-    with mortals(3, COPIED) as pool:
+    with harness.world(3, settings=COPIED) as pool:
         for _, answer, _ in outcomes(pool, forbidden_later):
             assert answer.startswith("rank 1 cannot read the memory of rank "), answer
             assert "Operation not permitted" in answer
@@ -143,5 +143,5 @@ def leaving_while_it_is_read(comm):
 
 @pytest.mark.slow
 def test_data_read_after_its_owner_has_left_is_discarded():
-    with mortals(2, settings=COPIED) as pool:
+    with harness.world(2, settings=COPIED) as pool:
         assert [answer for _, answer, _ in outcomes(pool, leaving_while_it_is_read)] == [None, None]

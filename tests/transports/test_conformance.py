@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import harness
-import mpi_world
-from mpi_world import LIBRARIES
+from harness import mpi_world
+from harness.mpi_world import LIBRARIES
 from ringcomm import Communicator, transports
 from ringcomm.adapters import ADAPTERS, EmulatedAdapter
 from ringcomm.devices import emulated

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import harness
-from between_hosts import run_on
-from failures import mortals, outcomes, raised, until_broken
-from gpu_messages import (
+from cases.between_hosts import run_on
+from cases.gpu_messages import (
     ALL,
     SLOT,
     all_to_all,
@@ -22,8 +21,9 @@ from gpu_messages import (
     values,
     wrong_size,
 )
-from on_device import Gate, synchronize
-from reference import assert_same
+from cases.on_device import Gate, synchronize
+from cases.reference import assert_same
+from harness.failures import outcomes, raised, until_broken
 from ringcomm import Aborted, CollectiveTimeout, PeerLost, RingcommError
 from ringcomm.devices import emulated
 
@@ -228,6 +228,6 @@ def die(comm):
 
 
 def test_a_sender_of_another_host_that_dies_is_named():
-    with mortals(2, hosts="01") as pool:
+    with harness.world("01") as pool:
         results = {rank: result for rank, result, _ in outcomes(pool, die)}
     assert results[1] == 0, results[1]

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import harness
-from between_hosts import run_on
-from on_device import Gate
-from reference import assert_same
+from cases.between_hosts import run_on
+from cases.on_device import Gate
+from cases.reference import assert_same
 from ringcomm.devices import emulated
 
 on_hosts = pytest.mark.parametrize("layout", ["01", "0011"])

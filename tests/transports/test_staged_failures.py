@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import harness
-from between_hosts import CHUNK, connect_on, run_on
-from failures import mortals, outcomes, raised, until_broken
-from on_device import Gate
-from reference import assert_same
+from cases.between_hosts import CHUNK, connect_on, run_on
+from cases.on_device import Gate
+from cases.reference import assert_same
+from harness.failures import outcomes, raised, until_broken
 from ringcomm import (
     Aborted,
     ArgumentError,
@@ -213,7 +213,7 @@ def die(comm):
 
 
 def test_a_dead_rank_of_another_host_is_named():
-    with mortals(4, hosts="0011") as pool:
+    with harness.world("0011") as pool:
         for rank, result, _ in outcomes(pool, die):
             assert result is None or rank == 0, result
 

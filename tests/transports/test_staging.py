@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import harness
-from between_hosts import AXES, CHUNK, ROUNDED, connect_on, run_on
-from cases import PLANS, start
-from cases import pairwise as pairs_of
-from failures import raised
-from on_device import OnDevice
-from reference import assert_same, filled, legal, numpy_dtype, reduced
+from cases.between_hosts import AXES, CHUNK, ROUNDED, connect_on, run_on
+from cases.collectives import PLANS, start
+from cases.collectives import pairwise as pairs_of
+from cases.on_device import OnDevice
+from cases.reference import assert_same, filled, legal, numpy_dtype, reduced
+from harness.failures import raised
 from ringcomm import ArgumentError, premul_sum
 from ringcomm.adapters import ADAPTERS, NumPyAdapter
 from ringcomm.devices import emulated

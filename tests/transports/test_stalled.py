@@ -7,11 +7,11 @@ import threading
 
 import numpy as np
 import pytest
+from stalling import need_stalling, stalling_array
 
 import harness
-from failures import PROMPT, check_usable, lines_of, mortals, outcomes, raised, until, until_broken, until_waiting
+from harness.failures import PROMPT, check_usable, lines_of, outcomes, raised, until, until_broken, until_waiting
 from ringcomm import CollectiveTimeout, PeerLost, launch
-from stalling import need_stalling, stalling_array
 
 CHUNK = 1 << 17  # float32 of a chunk, as segment_bytes has them
 STALLED = 2  # the rank that hangs
@@ -77,7 +77,7 @@ def test_a_thread_that_has_done_its_part_may_close_while_others_hang():
 @pytest.mark.slow
 @pytest.mark.parametrize("leave", [close, end])
 def test_a_process_that_has_done_its_part_may_leave_while_others_hang(leave):
-    with mortals(3) as pool:
+    with harness.world(3) as pool:
         answers = {rank: answer for rank, answer, _ in outcomes(pool, gather_while_one_hangs, leave)}
     assert (answers.pop(1) is None) == (leave is close)
     assert answers == {0: None, 2: None}
@@ -127,7 +127,7 @@ def die_in_the_middle(comm):
 
 @pytest.mark.slow
 def test_a_rank_killed_in_the_middle_of_a_call_is_named():
-    with mortals(4) as pool:
+    with harness.world(4) as pool:
         pid = pool.workers[STALLED].pid
         answers, ends = {}, {}
         for rank, answer, when in outcomes(pool, die_in_the_middle):

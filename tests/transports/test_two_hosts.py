@@ -1,4 +1,4 @@
-"""Two hosts, one link, and mpirun across them: the namespaces of two_hosts.py, then ringcomm on them."""
+"""Two hosts, one link, and mpirun across them: the namespaces of harness/hosts.py, then ringcomm on them."""
 
 import re
 import socket
@@ -9,11 +9,12 @@ import pytest
 
 import harness
 import ringcomm
-from failures import until
-from mpi_world import LIBRARIES
+from harness import leftovers, pools
+from harness.failures import until
+from harness.hosts import two_hosts, why_no_hosts, why_not
+from harness.mpi_world import LIBRARIES
 from ringcomm import CollectiveTimeout
 from ringcomm.testing import check_rank
-from two_hosts import two_hosts, why_no_hosts, why_not
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
@@ -76,10 +77,10 @@ def test_a_failure_leaves_no_process_and_no_interface(library, program):
             assert job.stdout.readline() == "here\n"
             raise ZeroDivisionError
 
-    before = [*harness.processes()], socket.if_nameindex()
+    before = [*leftovers.processes()], socket.if_nameindex()
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert ([*harness.processes()], socket.if_nameindex()) == before
+    assert ([*leftovers.processes()], socket.if_nameindex()) == before
 
 
 def test_missing_programs_are_named(monkeypatch):
@@ -90,7 +91,7 @@ def test_missing_programs_are_named(monkeypatch):
 @pytest.fixture(scope="module", autouse=True)
 def without_pools():
     """End the idle pools: while they ran, Open MPI took 20 to 40 s for a job of 4 s."""
-    harness.end_pools()
+    pools.end_pools()
 
 
 # --- ringcomm on two hosts ------------------------------------------------------------------
@@ -135,7 +136,7 @@ def test_every_rank_raises_a_timeout_when_the_link_is_down(library):
         hosts.cut_link()
         for rank, connection in enumerate(pool.connections):
             assert connection.poll(harness.OPERATION), f"rank {rank} still waits"
-            answer, failure = harness.receive(connection, rank)
+            answer, failure = pools.receive(connection, rank)
             assert failure is None
             text, seconds = answer
             assert seconds < LIMIT + 2

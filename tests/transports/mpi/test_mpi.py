@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import harness
-import mpi_world
 import ringcomm
-from failures import check_usable, raised
-from gpu_messages import every_call
-from reference import assert_same, numpy_dtype, reduced
+from cases.gpu_messages import every_call
+from cases.reference import assert_same, numpy_dtype, reduced
+from harness import mpi_world
+from harness.failures import check_usable, raised
 from ringcomm import ArgumentError, Config, MemoryShortage, MismatchError, RingcommError, premul_sum
 from ringcomm.devices import emulated
 from ringcomm.testing import check_rank

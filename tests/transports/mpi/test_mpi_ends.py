@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import harness
-import mpi_world
-from failures import check_usable, outcomes, raised, until_broken
+from harness import mpi_world, pools
+from harness.failures import check_usable, outcomes, raised, until_broken
 from ringcomm import CollectiveTimeout, PeerLost, RingcommError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
@@ -44,14 +44,14 @@ def time_out(comm):
 
 @worlds(("mpich", "0011"))
 def test_a_job_with_unreceived_messages_exits_normally(library, layout):
-    with mpi_world.mortals(library, len(layout)) as pool:
+    with harness.world(len(layout), library) as pool:
         pool.run(mpi_world.within, (layout, {}, leave_unsent, ()))
         assert pool.end() == 0, pool.output()
 
 
 @worlds(("openmpi", "0011"), ("mpich", "01"))
 def test_a_failure_that_leaves_nothing_in_flight_does_not_end_the_job(library, layout):
-    with mpi_world.mortals(library, len(layout)) as pool:
+    with harness.world(len(layout), library) as pool:
         assert pool.run(mpi_world.within, (layout, {}, time_out, ())) == [1] * len(layout)
         assert pool.end() == 0, pool.output()
 
@@ -68,10 +68,10 @@ def stall(comm):
 
 @worlds(("openmpi", "01"))
 def test_transfers_that_do_not_end_end_the_job_with_mpi_abort(library, layout):
-    with mpi_world.mortals(library, len(layout)) as pool:
+    with harness.world(len(layout), library) as pool:
         for connection in pool.connections:
             connection.send((mpi_world.within, (layout, {}, stall, ())))
-        assert harness.receive(pool.connections[0], 0) == (None, None)
+        assert pools.receive(pool.connections[0], 0) == (None, None)
         assert pool.end() != 0
         output = pool.output()
     assert "ringcomm WARNING: MPI_Abort: " in output
@@ -97,7 +97,7 @@ def call_until_the_victim_dies(comm, victim, collective):
     ],
 )
 def test_a_killed_rank_ends_the_job_or_is_named(library, layout, victim, collective):
-    with mpi_world.mortals(library) as pool:
+    with harness.world(mpi_world.SIZE, library) as pool:
         args = layout, {"timeout": 2.0}, call_until_the_victim_dies, (victim, collective)
         answers = {rank: answer for rank, answer, _ in outcomes(pool, mpi_world.within, *args)}
         assert pool.end() != 0
@@ -111,7 +111,7 @@ PROGRAM = """
 import signal, sys, time
 import numpy as np, ringcomm
 from mpi4py import MPI
-import mpi_world
+from harness import mpi_world
 
 with open(sys.argv[2], "a") as names:
     print(*mpi_world.shared_files(), sep="\\n", file=names)

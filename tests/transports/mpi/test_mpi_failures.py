@@ -5,9 +5,7 @@ import signal
 import numpy as np
 import pytest
 
-import mpi_world
-from failures import check_usable, raised, until_broken
-from failures_between_hosts import (
+from cases.failures_between_hosts import (
     LARGE,
     SHORT,
     WAITS,
@@ -18,6 +16,8 @@ from failures_between_hosts import (
     wait_for_a_message,
     wait_for_works,
 )
+from harness import mpi_world
+from harness.failures import check_usable, raised, until_broken
 from ringcomm import Aborted, CollectiveTimeout, PeerLost
 
 pytestmark = pytest.mark.mpi

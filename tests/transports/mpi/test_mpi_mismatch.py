@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from test_mismatch import CASES, differ, differ_in_a_pair, differ_in_the_same_sum_of_counts
 
-import mpi_world
-from failures import check_usable, mismatch_of, raised
+from harness import mpi_world
+from harness.failures import check_usable, mismatch_of, raised
 from ringcomm import MismatchError
 
 pytestmark = pytest.mark.mpi

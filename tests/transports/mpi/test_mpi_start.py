@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import harness
-import mpi_world
 import ringcomm
-from failures import check_usable, raised, until
-from mpi_world import LIBRARIES
+from harness import mpi_world
+from harness.failures import check_usable, raised, until
+from harness.mpi_world import LIBRARIES
 from ringcomm import ArgumentError, CollectiveTimeout, Config, MemoryShortage, RingcommError
 from ringcomm.transports.mpi import start
 from ringcomm.transports.network import facts
@@ -156,7 +156,7 @@ def leave_one_out(world):
 
 @pytest.mark.parametrize("library", ["mpich", pytest.param("openmpi", marks=pytest.mark.exhaustive)])
 def test_a_rank_that_does_not_join_is_a_timeout_and_the_job_ends(library):
-    with mpi_world.mortals(library) as pool:
+    with harness.world(mpi_world.SIZE, library) as pool:
         texts = pool.run(leave_one_out, ())
         for text in texts[:3]:
             assert text.startswith("timed out: not all of the 4 ranks of the MPI job called ringcomm.init within 0.2 s")

@@ -9,9 +9,9 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-import mpi_world
-from between_hosts import ROUNDED, SIGNED, algorithms, check_exact, check_rounded, hosts_of
-from cases import PLANS
+from cases.between_hosts import ROUNDED, SIGNED, algorithms, check_exact, check_rounded, hosts_of
+from cases.collectives import PLANS
+from harness import mpi_world
 from ringcomm.algorithms import ALGORITHMS
 from ringcomm.algorithms.schedule import Exchange
 from ringcomm.transports.network import transport

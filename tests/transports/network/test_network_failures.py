@@ -14,14 +14,14 @@ import pytest
 import test_peer_lost as deaths
 
 import harness
-from between_hosts import run_on
-from failures import PROMPT, check_usable, mortals, outcomes, raised, until, until_broken
-from failures_between_hosts import LARGE, SHORT, WAITS, abort, be_late, wait_for_a_message, wait_for_works
-from nodes import SECRET, Job, finish, store_server
+from cases.between_hosts import run_on
+from cases.failures_between_hosts import LARGE, SHORT, WAITS, abort, be_late, wait_for_a_message, wait_for_works
+from harness.failures import PROMPT, check_usable, outcomes, raised, until, until_broken
+from harness.hosts import ADDRESSES, two_hosts, why_no_hosts
+from harness.nodes import SECRET, Job, finish, store_server
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, Config, MismatchError, PeerLost
 from ringcomm.bootstrap.store import HashStore
 from ringcomm.transports import network, shm
-from two_hosts import ADDRESSES, two_hosts, why_no_hosts
 
 LAYOUTS = ("01", "0011", "0001", "010")
 
@@ -33,7 +33,7 @@ def mortals_on(layout, settings=()):
     """Yield the pool of a world on several hosts that the test may break."""
     with store_server() as address:
         start = {"RINGCOMM_STORE": address, "RINGCOMM_NONCE": SECRET}
-        with mortals(len(layout), [*start.items(), *settings], layout) as pool:
+        with harness.world(layout, settings=[*start.items(), *settings]) as pool:
             yield pool
 
 

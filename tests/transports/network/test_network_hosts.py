@@ -4,15 +4,16 @@ import numpy as np
 import pytest
 import test_large
 
-import network_world
+import harness
 import ringcomm
-from between_hosts import ROUNDED, algorithms, check_rounded
+from cases.between_hosts import ROUNDED, algorithms, check_rounded
+from cases.reference import COMBINATIONS
+from cases.soak import soak
 from harness import JOB
-from reference import COMBINATIONS
+from harness.hosts import several_hosts, why_no_hosts
+from harness.worlds import start_on
 from ringcomm.machine.memory import available, mib
 from ringcomm.types import REDUCING
-from soak import soak
-from two_hosts import why_no_hosts
 
 pytestmark = [
     pytest.mark.slow,
@@ -31,7 +32,7 @@ LAYOUTS = (
 def test_ten_thousand_mixed_random_calls_are_correct():
     """Sums that are rounded have their own test: between hosts their order is another one."""
     exact = [each for each in COMBINATIONS if each not in ROUNDED]
-    with network_world.pool(2, 2) as pool:
+    with harness.world("0011", "ringcomm run") as pool:
         done = pool.run(soak, (10_000, 5, exact), limit=1200)
     assert sum(checks for _, checks in done) > 2 * 10_000
 
@@ -40,7 +41,7 @@ def test_a_message_may_be_longer_than_2_gib():
     needed = 2 * test_large.NEEDED  # arrays, and what arrives of them
     if available().bytes < needed:
         pytest.skip(f"needs {mib(needed)} of memory: {available()}")
-    with network_world.pool(1, 1) as pool:
+    with harness.world("01", "ringcomm run") as pool:
         pool.run(test_large.large, (), limit=600)
 
 
@@ -57,9 +58,9 @@ with ringcomm.init(timeout=20) as comm:
 def test_a_thousand_jobs_start_and_end(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    with network_world.several_hosts(2) as hosts:
+    with several_hosts(2) as hosts:
         for number in range(STARTS):
-            launchers = network_world.start(hosts, (2, 2), network_world.ringcomm_run, program)
+            launchers = start_on(hosts, (2, 2), "ringcomm run", program)
             for launcher in launchers:
                 out, _ = launcher.communicate(timeout=JOB)
                 assert (launcher.returncode, out) == (0, ""), f"job {number}"
@@ -74,7 +75,7 @@ def start_often(_, times):
 
 
 def test_the_ranks_of_a_job_start_a_thousand_times():
-    with network_world.pool(2, 2) as pool:
+    with harness.world("0011", "ringcomm run") as pool:
         pool.run(start_often, (STARTS,), limit=600)
 
 
@@ -87,5 +88,5 @@ def reduce_by_all(_, layout, calls):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_operation_of_every_dtype_is_computed_as_the_schedule_defines(layout):
     calls = [(count, kind) for count in (4, 9001) for kind in COMBINATIONS]
-    with network_world.pool(*(layout.count(host) for host in sorted({*layout}))) as pool:
+    with harness.world(layout, "ringcomm run") as pool:
         pool.run(reduce_by_all, (layout, calls), limit=1200)

@@ -16,9 +16,9 @@ import test_shrink as shrinking
 from test_network_failures import mortals_on
 
 import harness
-from between_hosts import run_on
-from failures import PROMPT, outcomes, raised
-from nodes import SECRET, Job, finish, store_server
+from cases.between_hosts import run_on
+from harness.failures import PROMPT, outcomes, raised
+from harness.nodes import SECRET, Job, finish, store_server
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, Config, PeerLost, RingcommError
 from ringcomm.bootstrap.keepalive import KEEPALIVE
 from ringcomm.bootstrap.place import Place

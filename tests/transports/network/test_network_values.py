@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import test_point_to_point as messages
 
-from between_hosts import (
+from cases.between_hosts import (
     ROUNDED,
     SIGNED,
     algorithms,
@@ -19,8 +19,8 @@ from between_hosts import (
     uneven,
     values,
 )
-from cases import PLANS, share
-from reference import OPS, assert_same, filled, numpy_dtype, reduced
+from cases.collectives import PLANS, share
+from cases.reference import OPS, assert_same, filled, numpy_dtype, reduced
 from ringcomm.algorithms.cost import LinkCost
 from ringcomm.algorithms.schedule import even
 from ringcomm.testing import run_threads

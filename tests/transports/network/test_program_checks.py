@@ -2,8 +2,8 @@
 
 import pytest
 
-from between_hosts import run_on
-from failures import check_usable
+from cases.between_hosts import run_on
+from harness.failures import check_usable
 from ringcomm.errors import ArgumentError
 from ringcomm.native import NULL, check, ffi, lib
 

@@ -7,13 +7,14 @@ from contextlib import closing
 import pytest
 import test_peer_lost as deaths
 
-from between_hosts import connect_on, run_on
-from failures import PROMPT, mortals, outcomes, raised
-from nodes import SECRET, Job, finish, store_server
+import harness
+from cases.between_hosts import connect_on, run_on
+from harness.failures import PROMPT, outcomes, raised
+from harness.hosts import ADDRESSES, two_hosts, why_no_hosts
+from harness.nodes import SECRET, Job, finish, store_server
 from ringcomm import ArgumentError, Config, RingcommError
 from ringcomm.commands import doctor
 from ringcomm.transports.network import ucx
-from two_hosts import ADDRESSES, two_hosts, why_no_hosts
 
 needs_namespaces = pytest.mark.skipif(why_no_hosts() is not None, reason=str(why_no_hosts()))
 
@@ -84,7 +85,7 @@ def test_a_rank_without_ucx_is_named(monkeypatch):
 def test_a_killed_rank_is_named_by_every_survivor(layout, victim, name):
     with store_server() as address:
         settings = {"RINGCOMM_STORE": address, "RINGCOMM_NONCE": SECRET, **OVER_TCP}
-        with mortals(len(layout), [*settings.items()], layout) as pool:
+        with harness.world(layout, settings=[*settings.items()]) as pool:
             pid = pool.workers[victim].pid
             found = {
                 rank: (answer, when)

@@ -1,16 +1,17 @@
 """Pools of ranks that a launcher starts, as mpirun, torchrun or `ringcomm run`: they connect to the tests by a file."""
 
 import socket
-import sys
 import tempfile
 import time
 from multiprocessing.connection import Client, Connection, wait
 from pathlib import Path
 
-import harness
+from harness import pools
+
+PROGRAM = Path(__file__).with_name("rank.py")
 
 
-class Pool(harness.Pool):
+class Pool(pools.Pool):
     """Ranks that wait for work. `start(output, address)` starts them and returns the processes of the launchers."""
 
     def __init__(self, size, start):
@@ -21,7 +22,7 @@ class Pool(harness.Pool):
             listener.listen(size)
             self.launchers = start(self.written, f"{folder}/socket")
             try:
-                deadline = time.monotonic() + harness.OPERATION
+                deadline = time.monotonic() + pools.OPERATION
                 while None in self.connections:
                     self.accept(listener, deadline)
             except BaseException:
@@ -55,7 +56,7 @@ class Pool(harness.Pool):
         """Tell the ranks to exit; return the exit status of the first launcher that failed, or 0."""
         for connection in self.connections:
             connection.close()
-        statuses = [launcher.wait(harness.OPERATION) for launcher in self.launchers]
+        statuses = [launcher.wait(pools.OPERATION) for launcher in self.launchers]
         return next(filter(None, statuses), 0)
 
     def close(self):
@@ -70,18 +71,13 @@ class Pool(harness.Pool):
         for launcher in self.launchers:
             launcher.terminate()  # it then ends its ranks; SIGKILL may leave them running
         for launcher in self.launchers:
-            launcher.wait(harness.OPERATION)
+            launcher.wait(pools.OPERATION)
         self.written.close()
         for path in self.files:  # MPI_Abort leaves them
             path.unlink(missing_ok=True)
 
 
 # --- The program of a rank --------------------------------------------------------------------------------------------
-
-
-def import_as_pytest():
-    """Let this process import the modules of tests."""
-    sys.path += sorted({str(path.parent) for path in Path(__file__).parent.rglob("test_*.py")})
 
 
 def answer(address, rank, world, files=frozenset()):
@@ -91,4 +87,4 @@ def answer(address, rank, world, files=frozenset()):
     """
     with Client(address) as connection:
         connection.send((rank, files))
-        harness.answer(connection, world)
+        pools.answer(connection, world)

@@ -12,8 +12,7 @@ import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
 
-import harness
-import mpi_world
+from harness import mpi_world, pools
 
 NAMES = ("host-a", "host-b", "host-c", "host-d")
 ADDRESSES = ("10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4")  # private to the namespaces
@@ -77,7 +76,7 @@ class Host:
 
     def run(self, script, *args, text=None):
         command = [*self.enter, "sh", "-ec", script, *map(str, args)]
-        ended = subprocess.run(command, input=text, capture_output=True, text=True, timeout=harness.OPERATION)
+        ended = subprocess.run(command, input=text, capture_output=True, text=True, timeout=pools.OPERATION)
         if ended.returncode:
             raise OSError(ended.stderr.strip())
         return ended.stdout
@@ -124,7 +123,7 @@ class Hosts:
         self.jobs.callback(pool.kill)
         return pool
 
-    def mpirun(self, *words, timeout=harness.JOB, **options):
+    def mpirun(self, *words, timeout=pools.JOB, **options):
         """Run ranks on each host to their end; return the completed mpirun, with its output."""
         job = self.start(*words, **options, stderr=subprocess.PIPE)
         out, err = job.communicate(timeout=timeout)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cases import Arrays
+from cases.collectives import Arrays
 from ringcomm.devices import emulated
 
 

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 
-from failures import PROMPT, check_usable, raised, until_broken, until_waiting
+from harness.failures import PROMPT, check_usable, raised, until_broken, until_waiting
 from ringcomm import Aborted, CollectiveTimeout
 
 SHORT = 0.2  # seconds, the timeout of calls that never complete

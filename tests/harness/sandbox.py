@@ -1,6 +1,6 @@
 """A sandbox that denies system calls, by a seccomp filter.
 
-    python tests/sandbox.py sched_setaffinity,prlimit64 program argument ...
+    python tests/harness/sandbox.py sched_setaffinity,prlimit64 program argument ...
 
 runs a program in which these calls fail with EPERM.
 """

@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from on_device import synchronize
-from reference import assert_same
+from cases.on_device import synchronize
+from cases.reference import assert_same
 from ringcomm import MismatchError
 from ringcomm.devices import emulated
 

@@ -1,4 +1,4 @@
-"""The programs of examples/ that train, inside the warm processes of harness.py, which have imported torch."""
+"""The programs of examples/ that train, inside the warm processes of harness.run, which have imported torch."""
 
 import io
 import os
@@ -9,7 +9,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 GPT = ["train_gpt.py", "--steps=20", "--hidden=32", "--batch=8", "--context=32", "--micro-batches=2"]
 TEXT = ["ddp_text.py", "--steps=40", "--batch=4", "--width=64"]
 # One of Gloo's threads can hold the last reference to its group, or wait for the GIL while the group is destroyed: the
@@ -29,7 +29,7 @@ def train_together(comm, program, *options):
     """Run a program as torchrun does, in ranks that torchrun has not started."""
     import torch.distributed as dist
 
-    from torch_world import shared_store
+    from harness.torch_world import shared_store
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     init_process_group = dist.init_process_group

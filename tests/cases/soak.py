@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from cases import PLANS, Case, Symmetric, start
-from reference import COMBINATIONS, assert_same, filled
+from cases.collectives import PLANS, Case, Symmetric, start
+from cases.reference import COMBINATIONS, assert_same, filled
 from ringcomm import ArgumentError, MismatchError
 from ringcomm.types import DTYPES, REDUCING, WHOLE
 

@@ -1,4 +1,4 @@
-"""How tests run code under MPI: warm pools as in harness.py, one per library, whose ranks simulate several hosts.
+"""How tests run code under MPI: warm pools as in pools.py, one per library, whose ranks simulate several hosts.
 
 `run(fn, "0011", *args)` calls `fn(comm, *args)` on four ranks, two on each of two hosts, and returns the results in
 rank order. The default library is Open MPI.
@@ -10,15 +10,14 @@ import re
 import shutil
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-import harness
-import launched
 import ringcomm
-from launched import Pool
+from harness import launched
+from harness.launched import PROGRAM, Pool
+from harness.pools import OPERATION, run_in_pool
 from ringcomm.bench import peers
 
 SIZE = 4  # ranks of a pool; smaller worlds are the first of them
@@ -38,18 +37,18 @@ def call(fn, *args, library="openmpi", level="multiple"):
     """Call `fn(world, *args)` on every rank, with the world of mpi4py, and return the results in rank order."""
     skip_without(library)
     begin = start(library, MPI4PY_RC_THREAD_LEVEL=level)
-    return harness.run_in_pool(("mpi", library, level), lambda: pool(SIZE, begin), fn, args)
+    return run_in_pool(("mpi", library, level), lambda: pool(SIZE, begin), fn, args)
 
 
 def pool(size, begin):
     """Return a pool of ranks; `begin(output, program, *args)` starts mpirun."""
-    return Pool(size, lambda output, address: [begin(output, __file__, address)])
+    return Pool(size, lambda output, address: [begin(output, str(PROGRAM), __name__, address)])
 
 
 def within(world, hosts, settings, fn, args):
     if world.rank >= len(hosts):
         return None
-    config = ringcomm.Config(**{"timeout": harness.OPERATION, "host_id": hosts[world.rank], **settings})
+    config = ringcomm.Config(**{"timeout": OPERATION, "host_id": hosts[world.rank], **settings})
     with ringcomm.init(config=config, mpi_comm=first(len(hosts))) as comm:
         return fn(comm, *args)
 
@@ -70,17 +69,6 @@ def first(size):
 
     world = MPI.COMM_WORLD
     return world if size == world.size else world.Create_group(world.group.Incl(range(size)))
-
-
-@contextmanager
-def mortals(library="openmpi", size=SIZE):
-    """Yield the pool of a job that the test may break."""
-    skip_without(library)
-    mortal = pool(size, start(library, size))
-    try:
-        yield mortal
-    finally:
-        mortal.kill()
 
 
 # --- How a library starts ranks: the command, and its settings in the environment -------------------------------------
@@ -152,8 +140,3 @@ def serve(address):
 def shared_files():
     """Return the files of MPI's shared memory."""
     return set(map(Path, re.findall("/dev/shm/.*", Path("/proc/self/maps").read_text())))
-
-
-if __name__ == "__main__":
-    launched.import_as_pytest()
-    serve(sys.argv[1])

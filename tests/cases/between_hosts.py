@@ -9,8 +9,19 @@ from dataclasses import replace
 import numpy as np
 
 import harness
-from cases import pairwise, share, start
-from reference import COMBINATIONS, COMPLEX, FLOATS, OPS, assert_same, divided, filled, legal, numpy_dtype, reduced
+from cases.collectives import pairwise, share, start
+from cases.reference import (
+    COMBINATIONS,
+    COMPLEX,
+    FLOATS,
+    OPS,
+    assert_same,
+    divided,
+    filled,
+    legal,
+    numpy_dtype,
+    reduced,
+)
 from ringcomm import Communicator
 from ringcomm.algorithms import ALGORITHMS
 from ringcomm.algorithms.cost import CLUSTER

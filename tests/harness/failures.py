@@ -1,13 +1,12 @@
-"""Shared by the tests of failures: calls that must fail, checks that a communicator still works, and ranks to kill."""
+"""Shared by the tests of failures: calls that must fail, and checks that a communicator still works."""
 
 import re
 import time
-from contextlib import contextmanager
 from multiprocessing.connection import wait
 
 import numpy as np
 
-import harness
+from harness import pools
 from ringcomm import MismatchError, RingcommError
 
 PROMPT = 5.0  # seconds; the bound is 1 s on an idle machine
@@ -40,7 +39,7 @@ def lines_of(report):
 
 def until(condition, what):
     """Return `condition()` as soon as it is true."""
-    deadline = time.monotonic() + harness.OPERATION
+    deadline = time.monotonic() + pools.OPERATION
     while not (value := condition()):
         assert time.monotonic() < deadline, f"timed out waiting for {what}"
         time.sleep(0.001)
@@ -82,16 +81,6 @@ def check_usable(comm):
     assert out[0] == (comm.rank - 1) % comm.size + 1
 
 
-@contextmanager
-def mortals(size, settings=(), hosts=""):
-    """Yield the pool of a world that the test may break."""
-    pool = harness.Pool(size, settings, hosts)
-    try:
-        yield pool
-    finally:
-        pool.kill()
-
-
 def outcomes(pool, fn, *args):
     """Call `fn(comm, *args)` on every rank; yield (rank, result or error, when) in the order of completion.
 
@@ -100,11 +89,11 @@ def outcomes(pool, fn, *args):
     for connection in pool.connections:
         connection.send((fn, args))
     running = {connection: rank for rank, connection in enumerate(pool.connections)}
-    deadline = time.monotonic() + harness.JOB
+    deadline = time.monotonic() + pools.JOB
     while running:
         ready = wait(running, deadline - time.monotonic())
         assert ready, f"no answer from ranks {sorted(running.values())}"
         for connection in ready:
             rank = running.pop(connection)
-            result, failure = harness.receive(connection, rank)
+            result, failure = pools.receive(connection, rank)
             yield rank, failure or result, time.monotonic()

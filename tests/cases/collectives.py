@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reference import assert_same, filled, numpy_dtype, reduced
+from cases.reference import assert_same, filled, numpy_dtype, reduced
 from ringcomm.types import REDUCING, ROOTED
 
 MARGIN, UNTOUCHED = 64, 0xA5  # bytes around every array, and what they hold

@@ -1,4 +1,4 @@
-"""How tests run code in groups of torch.distributed: on the warm processes of harness.py, with any backend."""
+"""How tests run code in groups of torch.distributed: on the warm processes of pools.py, with any backend."""
 
 import inspect
 import os
@@ -9,7 +9,7 @@ from functools import wraps
 
 import pytest
 
-import harness
+from harness import pools
 from ringcomm.torch.compat import native
 
 # torch 2.14 calls a group through C++, and wraps its handles.
@@ -36,9 +36,9 @@ def on(*sizes, backends=("ringcomm",)):
     return test_of
 
 
-def run(fn, size, *args, backend="ringcomm", timeout=harness.OPERATION):
+def run(fn, size, *args, backend="ringcomm", timeout=pools.OPERATION):
     """Call `fn(*args)` on each rank, inside a default group, and return the results in rank order."""
-    return harness.run(within, size, backend, timeout, fn, args)
+    return pools.run(within, size, backend, timeout, fn, args)
 
 
 def within(comm, backend, timeout, fn, args):

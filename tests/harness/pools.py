@@ -1,8 +1,4 @@
-"""How tests run code on ranks, and what tests must not leave behind.
-
-`run(fn, size, *args)` calls `fn(comm, *args)` on every rank and returns the results in rank order. Deadlines lie inside
-each other: an operation (OPERATION), a job (JOB), the test (`timeout` in pyproject.toml), the dump of all stacks.
-"""
+"""Pools: ranks that wait for work. Those of `run` serve many tests, until a job fails in them."""
 
 from __future__ import annotations
 
@@ -10,24 +6,18 @@ import contextlib
 import multiprocessing
 import os
 import pickle
-import re
-import threading
 import time
 import traceback
 import uuid
-from collections import Counter
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 import ringcomm
-from ringcomm.bench.job import shared_files
 
 OPERATION = 20.0  # seconds
 JOB = 40.0
 WORLDS = ("threads", "processes")
-
-MARK = "PYTEST_OF_RINGCOMM"  # with the id of this process, in the environment of every process that the tests start
 
 
 def run(fn, size, *args, world="processes", settings=()):
@@ -54,10 +44,10 @@ def run_in_pool(key, make, fn, args):
 def start_process(fn, *args, name=None):
     """Start a process that calls `fn(connection, *args)`; return it, and the other end of the connection.
 
-    It is forked from one that has imported preload.py, so that it starts at once.
+    It is forked from one that has imported harness.preload, so that it starts at once.
     """
     context = multiprocessing.get_context("forkserver")
-    with contextlib.chdir(Path(__file__).parent):  # where preload.py is found
+    with contextlib.chdir(Path(__file__).parents[1]):  # where the harness is found
         forkserver.ensure_running()
     ours, theirs = context.Pipe()
     process = context.Process(target=fn, args=(theirs, *args), name=name, daemon=True)
@@ -158,21 +148,6 @@ def sendable(failure):
         return RuntimeError(repr(failure))
 
 
-def footprint():
-    """Count the processes, threads, descriptors and files of this process and its children."""
-    return Counter([*processes(), *threads(), *descriptors(), *files()])
-
-
-def left_behind(before, seconds=5):
-    """Return the resources that were not there before and are not released in time."""
-    deadline = time.monotonic() + seconds
-    while left := footprint() - before:
-        if time.monotonic() > deadline:
-            return sorted(left)
-        time.sleep(0.05)  # killed processes take a moment; tests that run at the same time share files
-    return []
-
-
 def end_pools():
     while pools:
         pools.popitem()[1].close()
@@ -183,39 +158,3 @@ def stop_helpers():
     end_pools()
     forkserver._forkserver._stop()
     resource_tracker._resource_tracker._stop()
-
-
-def processes():
-    mark = f"{MARK}={os.getpid()}\0".encode()
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            marked = mark in (path / "environ").read_bytes()
-            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue  # ended meanwhile, or another user's
-        if marked or parent == os.getpid():
-            yield f"process {path.name}: {command}"
-
-
-def threads():
-    yield from (f"thread {thread.name}" for thread in threading.enumerate())
-    for path in Path("/proc/self/task").glob("*/comm"):
-        if (name := path.read_text().strip()).startswith("ringcomm"):
-            yield f"native thread {name}"
-
-
-def descriptors():
-    for path in Path("/proc/self/fd").iterdir():
-        try:
-            target = os.readlink(path)
-        except OSError:
-            continue  # the one that lists this folder
-        if "/matplotlib/" not in target:  # it keeps its fonts open
-            yield "descriptor " + re.sub(r"\d+", "N", target)
-
-
-def files():
-    """Yield files that no process has mapped: other tests may run at the same time."""
-    mapped = {path for process in Path("/proc").glob("[0-9]*") for path in shared_files(int(process.name))}
-    yield from (f"file {path}" for path in Path("/dev/shm").iterdir() if str(path) not in mapped)

@@ -7,7 +7,7 @@ import sys
 import textwrap
 from contextlib import contextmanager
 
-import harness
+from harness import pools
 from ringcomm.bootstrap.keepalive import KEEPALIVE
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.servedstore import ServedStore
@@ -111,7 +111,7 @@ class Job:
         """Connect to the store as an untrusted peer, once it listens."""
         while True:
             peer = socket.socket()
-            peer.settimeout(harness.OPERATION)
+            peer.settimeout(pools.OPERATION)
             if peer.connect_ex(self.address) == 0 and peer.getsockname() != peer.getpeername():
                 return peer
             peer.close()
@@ -125,5 +125,5 @@ class Job:
 
 def finish(launcher):
     """Return the exit status, the sorted lines of stdout, and stderr."""
-    out, err = launcher.communicate(timeout=harness.JOB)
+    out, err = launcher.communicate(timeout=pools.JOB)
     return launcher.returncode, sorted(out.splitlines()), err
