@@ -4,15 +4,18 @@ import gc
 import multiprocessing
 import os
 import signal
+import sys
 from collections import Counter
 
 import pytest
 
 import harness
 from harness import leftovers, pools
+from harness.rank import folders
 from ringcomm.devices import emulated
 from ringcomm.transports.cuda import deferred_free, messages
 
+sys.path += folders()
 os.environ["RINGCOMM_TUNING"] = ""  # ignore this machine's tuning file
 # As for most users; without its bytecode each process would compile ringcomm anew.
 for variable in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):

@@ -1,13 +1,16 @@
-"""The program of a rank that a launcher starts: `python rank.py MODULE ARGUMENT ...` calls `serve` of a module.
-
-It imports the modules of tests as pytest does.
-"""
+"""The program of a rank that a launcher starts: `python rank.py MODULE ARGUMENT ...` calls `serve` of a module."""
 
 import importlib
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":
+
+def folders():
+    """Return the folders from which tests import: helpers, and test modules of other folders."""
     tests = Path(__file__).parents[1]
-    sys.path[:1] = map(str, [tests, *sorted({path.parent for path in tests.rglob("test_*.py")})])
+    return [str(tests), *sorted({str(path.parent) for path in tests.rglob("test_*.py")})]
+
+
+if __name__ == "__main__":
+    sys.path[:1] = folders()
     importlib.import_module(sys.argv[1]).serve(*sys.argv[2:])

@@ -1,5 +1,5 @@
 // The part of the CUDA driver's ABI that ringcomm uses, of CUDA 12.0 and later. The CUDA toolkit, whose cuda.h says the
-// same, is not needed to build ringcomm; tests/native/test_cuda_abi.cpp compares the two where it is there.
+// same, is not needed to build ringcomm; tests/native/cuda/test_cuda_abi.cpp compares the two where it is there.
 #pragma once
 
 #include <cstddef>

@@ -130,7 +130,7 @@ def test_beyond_the_limit_a_send_waits_for_its_receiver(world, tmp_path):
 
 
 def test_the_documented_limits_are_those_of_the_core():
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     source = (root / "bindings/src/p2p/engine.h").read_text()
     assert f"MAX_BUFFERED_MESSAGE = {MESSAGE};" in source
     assert "MAX_BUFFERED = 16 << 20;" in source
