@@ -8,7 +8,7 @@ import pytest
 from test_shared_arrays import get_handler_name
 
 import harness
-from cases.collectives import reference
+from cases import reference
 from ringcomm import ArgumentError
 from ringcomm.bench import comparison, report, starts
 from ringcomm.bench.command import add_arguments, sweep_of

@@ -100,7 +100,7 @@ def test_a_rank_that_waits_inside_gloo_does_not_hold_up_the_bench():
 def test_ranks_on_several_hosts_are_measured(tmp_path):
     job = Job(tmp_path, 2)
     program = job.program(f"""
-        sys.path.append({str(Path(__file__).parents[1])!r})
+        sys.path.append({str(Path(__file__).parent)!r})
         from quick_bench import main, shorten
         os.environ["RINGCOMM_HOST_ID"] = f"host {{rank // 2}}"
         shorten()

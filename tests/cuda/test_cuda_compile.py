@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cases.collectives import reference
+from cases import reference
 from ringcomm import premul_sum
 from ringcomm.devices.contract import KernelVariant
 from ringcomm.types import DTYPES, KERNELS, OPS, REDUCING_KERNELS, TABLES

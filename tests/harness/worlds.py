@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 import ringcomm
 from harness import launched, mpi_world
 from harness.hosts import ADDRESSES, several_hosts
-from harness.nodes import SECRET
+from harness.nodes import SECRET, store_server
 from harness.pools import Pool
 
 PORT = 29500  # free on a host of its own
@@ -24,15 +24,19 @@ def world(ranks, launcher="fork", settings=()):
 
     Args:
         ranks: their number, or a string with a character per rank, its host
-        launcher: "fork", whose ranks only say that they are on several hosts; "openmpi" or "mpich", all on one host;
-            "ringcomm run" or "torchrun", started once on each host, which has a network of its own (hosts.py)
-        settings: pairs of a RINGCOMM_* variable and its value, for "fork"
+        launcher: "fork", whose ranks only say that they are on several hosts; "nodes", which are forked, too, and have
+            the store of launchers on several nodes; "openmpi" or "mpich", all on one host; "ringcomm run" or
+            "torchrun", started once on each host, which has a network of its own (hosts.py)
+        settings: pairs of a RINGCOMM_* variable and its value, for "fork" and "nodes"
 
-    The functions that ranks run get their communicator from "fork" and "ringcomm run", and from MPI that of mpi4py.
+    Functions that ranks run get a communicator, from MPI that of mpi4py, from torchrun none.
     """
     size, hosts = (ranks, "") if isinstance(ranks, int) else (len(ranks), ranks)
     with ExitStack() as held:
-        if launcher == "fork":
+        if launcher == "nodes":
+            store = held.enter_context(store_server())
+            settings = ("RINGCOMM_STORE", store), ("RINGCOMM_NONCE", SECRET), *settings
+        if launcher in ("fork", "nodes"):
             pool = Pool(size, settings, hosts)
         elif launcher in mpi_world.LIBRARIES:
             mpi_world.skip_without(launcher)

@@ -147,12 +147,11 @@ def test_variables_have_precedence_over_the_options_of_the_program(script, varia
     assert [line.removeprefix("[0] ") for line in done.stdout.splitlines()] == printed, done.stderr
 
 
-@pytest.mark.parametrize("module", ["mpi4py", "mpi4py.run"])
-def test_a_program_runs_as_a_script_a_module_and_code(script, module):
+def test_a_program_runs_as_a_script_a_module_and_code(script):
     text = script("import sys; print(__name__, sys.argv[1:])")
-    assert lines(run(1, "-m", module, "-rc", "threads=False", text, "-m", "x")) == ["[0] __main__ ['-m', 'x']"]
-    assert lines(run(1, "-m", module, "-c", "import sys; print(sys.argv)", "y")) == ["[0] ['-c', 'y']"]
-    assert lines(run(1, "-m", module, "-m", "timeit", "-n", "1", "-r", "1", "pass"))[0].startswith("[0] 1 loop")
+    assert lines(run(1, "-m", "mpi4py", "-rc", "threads=False", text, "-m", "x")) == ["[0] __main__ ['-m', 'x']"]
+    assert lines(run(1, "-m", "mpi4py", "-c", "import sys; print(sys.argv)", "y")) == ["[0] ['-c', 'y']"]
+    assert lines(run(1, "-m", "mpi4py", "-m", "timeit", "-n", "1", "-r", "1", "pass"))[0].startswith("[0] 1 loop")
 
 
 FAILING = """

@@ -135,8 +135,14 @@ def test_a_user_defined_handler_hears_of_errors_of_the_library_and_of_requests(r
     assert run_program(2, text).stdout.splitlines() == ["[1] True True"] * 2
 
 
-@pytest.mark.parametrize("handler", ["ERRORS_ARE_FATAL", "ERRORS_ABORT"])
-@pytest.mark.parametrize("call", ["Send(np.zeros(1), 9)", "Send(np.zeros(1), -9)", "Isend(np.zeros(1), 9)"])
+@pytest.mark.parametrize(
+    ("handler", "call"),
+    [
+        ("ERRORS_ARE_FATAL", "Send(np.zeros(1), 9)"),
+        ("ERRORS_ARE_FATAL", "Isend(np.zeros(1), 9)"),
+        ("ERRORS_ABORT", "Send(np.zeros(1), -9)"),
+    ],
+)
 def test_an_error_that_is_fatal_ends_all_ranks_with_its_code(run_program, handler, call):
     text = f"""
         import numpy as np

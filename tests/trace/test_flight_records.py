@@ -17,7 +17,6 @@ from trace_files import run
 import harness
 import ringcomm
 from harness import failures
-from harness.nodes import SECRET, store_server
 from ringcomm.commands.cli import main
 from ringcomm.trace.dump import _dump, describe
 
@@ -111,12 +110,10 @@ def test_a_failure_whose_record_cannot_be_written_is_raised_all_the_same(tmp_pat
 
 def test_jobs_between_hosts_leave_a_record_each(tmp_path):
     for _ in range(2):
-        with store_server() as address:
-            settings = {"RINGCOMM_STORE": address, "RINGCOMM_NONCE": SECRET, "RINGCOMM_DUMP": str(tmp_path)}
-            with harness.world("01", settings=[*settings.items()]) as pool:
-                answers = [*failures.outcomes(pool, differ)]
-            for _, outcome, _ in answers:
-                assert isinstance(outcome, ringcomm.MismatchError)
+        with harness.world("01", "nodes", [("RINGCOMM_DUMP", str(tmp_path))]) as pool:
+            answers = [*failures.outcomes(pool, differ)]
+        for _, outcome, _ in answers:
+            assert isinstance(outcome, ringcomm.MismatchError)
     assert len([*tmp_path.iterdir()]) == 2
 
 
@@ -132,11 +129,9 @@ def one_is_late(comm, over):
 
 def test_a_late_rank_of_another_host_is_in_the_record(tmp_path):
     dump = tmp_path / "dump"
-    with store_server() as address:
-        settings = {"RINGCOMM_STORE": address, "RINGCOMM_NONCE": SECRET, "RINGCOMM_DUMP": str(dump)}
-        with harness.world("0011", settings=[*settings.items()]) as pool:
-            for _, outcome, _ in failures.outcomes(pool, one_is_late, str(tmp_path / "over")):
-                assert isinstance(outcome, ringcomm.CollectiveTimeout)
+    with harness.world("0011", "nodes", [("RINGCOMM_DUMP", str(dump))]) as pool:
+        for _, outcome, _ in failures.outcomes(pool, one_is_late, str(tmp_path / "over")):
+            assert isinstance(outcome, ringcomm.CollectiveTimeout)
     (file,) = dump.iterdir()
     sections = re.split(r"\n  rank (\d)\n", describe(file))
     assert sections[1::2] == ["0", "1", "2", "3"]
@@ -163,11 +158,9 @@ def one_keeps_its_host_waiting(comm, over):
 
 def test_who_waits_for_another_host_waits_for_the_rank_that_is_late_there(tmp_path):
     dump = tmp_path / "dump"
-    with store_server() as address:
-        settings = {"RINGCOMM_STORE": address, "RINGCOMM_NONCE": SECRET, "RINGCOMM_DUMP": str(dump)}
-        with harness.world("0011", settings=[*settings.items()]) as pool:
-            for _, outcome, _ in failures.outcomes(pool, one_keeps_its_host_waiting, str(tmp_path / "over")):
-                assert isinstance(outcome, ringcomm.CollectiveTimeout)
+    with harness.world("0011", "nodes", [("RINGCOMM_DUMP", str(dump))]) as pool:
+        for _, outcome, _ in failures.outcomes(pool, one_keeps_its_host_waiting, str(tmp_path / "over")):
+            assert isinstance(outcome, ringcomm.CollectiveTimeout)
     (file,) = dump.iterdir()
     error, *told = describe(file).split("\n\n")[0].splitlines()
     assert "rank 0 waited 0.5 s" in error
@@ -182,11 +175,9 @@ def one_is_late_and_asks_again(comm, over):
 
 def test_a_late_rank_that_is_alone_on_its_host_adds_its_calls(tmp_path):
     dump = tmp_path / "dump"
-    with store_server() as address:
-        settings = {"RINGCOMM_STORE": address, "RINGCOMM_NONCE": SECRET, "RINGCOMM_DUMP": str(dump)}
-        with harness.world("01", settings=[*settings.items()]) as pool:
-            for _, outcome, _ in failures.outcomes(pool, one_is_late_and_asks_again, str(tmp_path / "over")):
-                assert outcome is None
+    with harness.world("01", "nodes", [("RINGCOMM_DUMP", str(dump))]) as pool:
+        for _, outcome, _ in failures.outcomes(pool, one_is_late_and_asks_again, str(tmp_path / "over")):
+            assert outcome is None
     (file,) = dump.iterdir()
     sections = re.split(r"\n  rank (\d)\n", describe(file))
     assert sections[1::2] == ["0", "1"]

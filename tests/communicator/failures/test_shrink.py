@@ -31,9 +31,9 @@ def until_broken(comm):
     raised(RingcommError, again_and_again)
 
 
-def survivors_of(fn, size, *args, settings=()):
+def survivors_of(fn, ranks, *args, launcher="fork", settings=()):
     """Run `fn` on ranks some of which die; return the results of the others by rank, and when the last came."""
-    with harness.world(size, settings=settings) as pool:
+    with harness.world(ranks, launcher, settings) as pool:
         start = time.monotonic()
         found = [*outcomes(pool, fn, *args)]
     answers = {rank: answer for rank, answer, _ in found if not isinstance(answer, ConnectionError)}

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from cases.between_hosts import run_on
 from cases.failures_between_hosts import LARGE, SHORT, WAITS, abort, be_late, wait_for_a_message, wait_for_works
 from harness.failures import PROMPT, check_usable, outcomes, raised, until, until_broken
 from harness.hosts import ADDRESSES, two_hosts, why_no_hosts
-from harness.nodes import SECRET, Job, finish, store_server
+from harness.nodes import Job, finish
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, Config, MismatchError, PeerLost
 from ringcomm.bootstrap.store import HashStore
 from ringcomm.transports import network, shm
@@ -26,15 +26,6 @@ from ringcomm.transports import network, shm
 LAYOUTS = ("01", "0011", "0001", "010")
 
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
-
-
-@contextmanager
-def mortals_on(layout, settings=()):
-    """Yield the pool of a world on several hosts that the test may break."""
-    with store_server() as address:
-        start = {"RINGCOMM_STORE": address, "RINGCOMM_NONCE": SECRET}
-        with harness.world(layout, settings=[*start.items(), *settings]) as pool:
-            yield pool
 
 
 # --- Ranks that die ---------------------------------------------------------------------------------------------------
@@ -58,7 +49,7 @@ def mortals_on(layout, settings=()):
 )
 def test_a_killed_rank_is_named_by_every_survivor(layout, victim, name, n):
     answers, ends = {}, {}
-    with mortals_on(layout) as pool:
+    with harness.world(layout, "nodes") as pool:
         pid = pool.workers[victim].pid
         for rank, answer, when in outcomes(pool, deaths.call_until_one_dies, name, n, victim, 0.1):
             answers[rank], ends[rank] = answer, when
@@ -72,7 +63,7 @@ def test_a_killed_rank_is_named_by_every_survivor(layout, victim, name, n):
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["0011", "0101", "0001"])
 def test_groups_without_the_dead_rank_continue_until_the_world_breaks(layout):
-    with mortals_on(layout) as pool:
+    with harness.world(layout, "nodes") as pool:
         answers = {rank: answer for rank, answer, _ in outcomes(pool, deaths.lose_in_groups, 2)}
     assert isinstance(answers.pop(2), ConnectionError)
     assert answers == {0: None, 1: None, 3: None}
@@ -90,7 +81,7 @@ def lose_while_a_rank_of_this_host_is_late(comm):
 
 @pytest.mark.slow
 def test_a_death_on_another_host_ends_the_wait_for_a_late_rank_of_this_host():
-    with mortals_on("001") as pool:
+    with harness.world("001", "nodes") as pool:
         answers, ends = {}, {}
         for rank, answer, when in outcomes(pool, lose_while_a_rank_of_this_host_is_late):
             answers[rank], ends[rank] = answer, when
@@ -114,7 +105,7 @@ def lose_in_the_other_group(comm, victim):
 
 @pytest.mark.slow
 def test_a_death_breaks_the_groups_of_all_hosts():
-    with mortals_on("00001111") as pool:
+    with harness.world("00001111", "nodes") as pool:
         answers = {rank: answer for rank, answer, _ in outcomes(pool, lose_in_the_other_group, 7)}
     assert isinstance(answers.pop(7), ConnectionError)
     assert answers == dict.fromkeys(range(7))
@@ -298,7 +289,7 @@ def test_different_calls_are_named_on_every_rank(layout, odd):
 
 
 def leave_by_a_mismatch(comm):
-    """The first rank that finds it aborts the others; tests/native/test_network_failures.cpp lets that come first."""
+    """The first rank that finds it aborts the others; in tests/native/network/ that comes first."""
     me, other = comm.rank, "all_reduce(float64 x 3, max)"
     group = comm.split(0)
     with pytest.raises(MismatchError, match="the ranks called different things at epoch 1:") as raised, group:
@@ -376,7 +367,7 @@ def keep(comm):
 @pytest.mark.slow
 @pytest.mark.parametrize(("layout", "who"), [("01", 0), ("0011", 1), ("0011", 2), ("0001", 3)])
 def test_an_interrupt_in_a_large_call_aborts_the_others(layout, who):
-    with mortals_on(layout) as pool:
+    with harness.world(layout, "nodes") as pool:
         pool.run(interrupt, (who, 0.15))
         assert pool.run(keep, ()) == [True] * len(layout)
 

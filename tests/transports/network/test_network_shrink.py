@@ -13,11 +13,11 @@ from contextlib import suppress
 import numpy as np
 import pytest
 import test_shrink as shrinking
-from test_network_failures import mortals_on
+from test_shrink import survivors_of
 
 import harness
 from cases.between_hosts import run_on
-from harness.failures import PROMPT, outcomes, raised
+from harness.failures import PROMPT, raised
 from harness.nodes import SECRET, Job, finish, store_server
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, Config, PeerLost, RingcommError
 from ringcomm.bootstrap.keepalive import KEEPALIVE
@@ -28,14 +28,7 @@ from ringcomm.transports.network import survivors
 
 
 def survivors_on(layout, fn, *args):
-    """Run `fn` on ranks some of which die; return the results of the others by rank, and when the last came."""
-    with mortals_on(layout) as pool:
-        start = time.monotonic()
-        found = [*outcomes(pool, fn, *args)]
-    answers = {rank: answer for rank, answer, _ in found if not isinstance(answer, ConnectionError)}
-    for rank, answer in answers.items():
-        assert not isinstance(answer, BaseException), f"rank {rank}: {answer!r}"
-    return answers, max(when for _, _, when in found) - start
+    return survivors_of(fn, layout, *args, launcher="nodes")
 
 
 def test_survivors_connect_within_the_timeout_of_shrink():

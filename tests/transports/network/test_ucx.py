@@ -11,7 +11,7 @@ import harness
 from cases.between_hosts import connect_on, run_on
 from harness.failures import PROMPT, outcomes, raised
 from harness.hosts import ADDRESSES, two_hosts, why_no_hosts
-from harness.nodes import SECRET, Job, finish, store_server
+from harness.nodes import Job, finish
 from ringcomm import ArgumentError, Config, RingcommError
 from ringcomm.commands import doctor
 from ringcomm.transports.network import ucx
@@ -83,14 +83,12 @@ def test_a_rank_without_ucx_is_named(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(("layout", "victim", "name"), [("01", 1, "all_reduce"), ("0011", 3, "all_to_all")])
 def test_a_killed_rank_is_named_by_every_survivor(layout, victim, name):
-    with store_server() as address:
-        settings = {"RINGCOMM_STORE": address, "RINGCOMM_NONCE": SECRET, **OVER_TCP}
-        with harness.world(layout, settings=[*settings.items()]) as pool:
-            pid = pool.workers[victim].pid
-            found = {
-                rank: (answer, when)
-                for rank, answer, when in outcomes(pool, deaths.call_until_one_dies, name, 1 << 20, victim, 0.1)
-            }
+    with harness.world(layout, "nodes", OVER_TCP.items()) as pool:
+        pid = pool.workers[victim].pid
+        found = {
+            rank: (answer, when)
+            for rank, answer, when in outcomes(pool, deaths.call_until_one_dies, name, 1 << 20, victim, 0.1)
+        }
     _, death = found.pop(victim)
     for (lost, text), end in found.values():
         assert lost == victim, text

@@ -7,10 +7,10 @@ from fractions import Fraction
 import pytest
 import torch
 import torch.distributed as dist
-from test_gpt import config_for, mine
-from test_zero import OPTIMIZERS, Odd, adamw, loss_of, same, stages
 from torch import nn
 
+from cases.odd_layers import OPTIMIZERS, Odd, adamw, loss_of, same, stages
+from cases.small_gpt import config_for, mine
 from harness import torch_world
 from harness.failures import raised
 from ringcomm import ArgumentError

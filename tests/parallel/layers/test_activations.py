@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from test_gpt import compared, config_for
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from cases.small_gpt import compared, config_for
 from harness import torch_world
 from harness.live_memory import LiveMemory
 from ringcomm import ArgumentError

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
-from test_gpt import MICRO_BATCHES, batch_of, config_for, mine
 from torch import nn
 
+from cases.small_gpt import MICRO_BATCHES, batch_of, config_for, mine
 from harness import torch_world
 from ringcomm import ArgumentError
 from ringcomm.parallel import DataParallel, Grid, MixedPrecision, Pipeline, gpt_loss, gpt_stages, gpt_tied_weights

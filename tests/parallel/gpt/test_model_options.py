@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
-from pipelines import gpt_pipeline
 from torch import nn
 
+from cases.pipelines import gpt_pipeline
 from harness import torch_world
 from ringcomm import ArgumentError
 from ringcomm.parallel import (

@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
-from pipelines import ROWS, batch, layers, one_by_one
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from cases.pipelines import ROWS, batch, layers, one_by_one
 from harness import torch_world
 from harness.failures import raised
 from ringcomm import Aborted, ArgumentError

@@ -8,13 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
-from pipelines import MICRO_BATCHES, ROWS, batch, layers, pipeline
-from test_gpt import batch_of, config_for, mine, stepped
 from test_pipeline import evaluated, trains, watched, with_replicas
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.distributed.fsdp import fully_shard
 
+from cases.pipelines import MICRO_BATCHES, ROWS, batch, layers, pipeline
+from cases.small_gpt import batch_of, config_for, mine, stepped
 from harness import torch_world
 from harness.failures import raised
 from ringcomm import ArgumentError

@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
-from pipelines import MICRO_BATCHES, ROWS, batch, layers, pipeline
 from torch import nn
 
 import harness
+from cases.pipelines import MICRO_BATCHES, ROWS, batch, layers, pipeline
 from harness import torch_world
 from harness.failures import PROMPT, outcomes, raised
 from ringcomm import Aborted, ArgumentError, PeerLost

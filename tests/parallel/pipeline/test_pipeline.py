@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
-from pipelines import MICRO_BATCHES, ROWS, batch, gpt_pipeline, layers, one_by_one, pipeline, schedules
 from torch import nn
 
+from cases.pipelines import MICRO_BATCHES, ROWS, batch, gpt_pipeline, layers, one_by_one, pipeline, schedules
 from harness import torch_world
 from ringcomm.parallel import DataParallel, GPTConfig, Grid, Pipeline
 from ringcomm.pipelining.schedule import BACKWARD, FORWARD, make_schedule

@@ -12,9 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from test_zero import OPTIMIZERS, Odd, loss_of
 from torch import nn
 
+from cases.odd_layers import OPTIMIZERS, Odd, loss_of
 from harness import torch_world
 from harness.failures import raised
 from harness.live_memory import LiveMemory

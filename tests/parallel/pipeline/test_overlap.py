@@ -8,12 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
-from pipelines import gpt_pipeline
-from test_gpt import batch_of, config_for
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cases.pipelines import gpt_pipeline
+from cases.small_gpt import batch_of, config_for
 from harness import torch_world
 from harness.failures import raised
 from ringcomm import RingcommError

@@ -8,9 +8,9 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from test_zero import Odd, loss_of, same
 from torch import nn
 
+from cases.odd_layers import Odd, loss_of, same
 from harness import torch_world
 from ringcomm.parallel import DataParallel, Grid, MixedPrecision, ShardedOptimizer
 

@@ -4,10 +4,10 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from test_zero import Odd, adamw, loss_of
 from torch import nn
 
 import harness
+from cases.odd_layers import Odd, adamw, loss_of
 from harness import torch_world
 from harness.failures import PROMPT, outcomes, raised
 from ringcomm import Aborted, ArgumentError

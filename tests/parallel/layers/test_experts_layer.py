@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (its usual name)
-from test_experts import INNER, B, E, H, S, Stage, batches_of, double, drawn
 from torch import nn
 
+from cases.expert_blocks import INNER, B, E, H, S, Stage, batches_of, double, drawn
 from harness import torch_world
 from harness.failures import raised
 from ringcomm import Aborted, ArgumentError

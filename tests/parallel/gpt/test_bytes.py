@@ -5,9 +5,9 @@ from fractions import Fraction
 import pytest
 import torch
 import torch.distributed as dist
-from pipelines import gpt_pipeline
-from test_gpt import config_for
 
+from cases.pipelines import gpt_pipeline
+from cases.small_gpt import config_for
 from harness import torch_world
 from ringcomm import ArgumentError
 from ringcomm.parallel import (

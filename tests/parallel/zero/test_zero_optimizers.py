@@ -6,10 +6,10 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from test_zero import OPTIMIZERS, Odd, loss_of
 from torch import nn
 from torch.optim import SGD, Optimizer
 
+from cases.odd_layers import OPTIMIZERS, Odd, loss_of
 from harness import torch_world
 from harness.failures import raised
 from ringcomm import ArgumentError, RingcommError

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from test_gpt import config_for, layouts
 from torch import nn
 
+from cases.small_gpt import config_for, layouts
 from harness import torch_world
 from ringcomm import ArgumentError
 from ringcomm.parallel import Grid, clip_grad_norm, gpt_stages, grad_norm, make_schedule

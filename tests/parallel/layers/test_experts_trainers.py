@@ -6,11 +6,11 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
-from pipelines import gpt_pipeline
-from test_experts import B, Stage, batches_of, one_by_one
-from test_gpt import MICRO_BATCHES, batch_of, config_for, mine, stepped
 from torch import nn
 
+from cases.expert_blocks import B, Stage, batches_of, one_by_one
+from cases.pipelines import gpt_pipeline
+from cases.small_gpt import MICRO_BATCHES, batch_of, config_for, mine, stepped
 from harness import torch_world
 from ringcomm.parallel import (
     DataParallel,

@@ -13,10 +13,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from test_activations import largest_file
-from test_zero import Odd, adamw, loss_of, same, stages
 from torch import nn
 
 import harness
+from cases.odd_layers import Odd, adamw, loss_of, same, stages
 from harness import torch_world
 from harness.live_memory import LiveMemory
 from ringcomm import ArgumentError

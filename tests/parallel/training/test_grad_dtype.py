@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from pipelines import MICRO_BATCHES, ROWS, batch, layers
 from torch import nn
 
+from cases.pipelines import MICRO_BATCHES, ROWS, batch, layers
 from harness import torch_world
 from ringcomm import ArgumentError
 from ringcomm.parallel import DataParallel, Grid, MixedPrecision, Pipeline, make_schedule

@@ -9,10 +9,10 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-from pipelines import gpt_pipeline
 from torch import nn
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from cases.pipelines import gpt_pipeline
 from harness import torch_world
 from harness.failures import raised
 from ringcomm import ArgumentError, RingcommError
