@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import time
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -213,9 +214,16 @@ def test_a_checkpoint_of_two_hosts_is_loaded_on_both_and_on_one(job, tmp_path):
         assert step == 7
 
 
+def train_on_one_thread(comm):
+    """Train as the ranks of the job do: on a loaded machine two threads wait for each other at each operation."""
+    torch.set_num_threads(1)
+    with patch.dict(os.environ, OMP_NUM_THREADS="1"):
+        return train(comm, *GPT)
+
+
 @pytest.fixture(scope="module")
 def losses_alone():
-    (alone,) = harness.run(train, 1, *GPT)
+    (alone,) = harness.run(train_on_one_thread, 1)
     return losses(alone)
 
 
