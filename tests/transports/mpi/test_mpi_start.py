@@ -178,7 +178,8 @@ def test_an_mpi_with_a_different_number_of_ranks_is_named():
 
 
 LAUNCHED_BY_ANOTHER = """
-import mpi_world, ringcomm
+import ringcomm
+from harness import mpi_world
 try:
     ringcomm.init()
 except ringcomm.ArgumentError as error:
