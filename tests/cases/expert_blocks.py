@@ -2,12 +2,12 @@
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
-from ringcomm.parallel.functional import local_slice
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ringcomm.parallel import SequenceParallelLayerNorm, gather_from
-from ringcomm.parallel.experts import Experts, set_loss_factor
+from ringcomm.parallel.collectives import local_slice
+from ringcomm.parallel.experts.layer import Experts, set_loss_factor
 
 B, S, H, E = 2, 8, 8, 4
 INNER = 12

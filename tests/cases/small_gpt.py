@@ -1,12 +1,12 @@
 """A small GPT on a grid, its batches, and the same training in one process."""
 
 import torch
-from ringcomm.parallel.functional import all_reduced
-from ringcomm.parallel.verify import check_model
 from torch import nn
 
 from cases.pipelines import gpt_pipeline
 from ringcomm.parallel import GPTConfig, Grid, gpt_loss, gpt_stages, make_schedule
+from ringcomm.parallel.collectives import all_reduced
+from ringcomm.parallel.model.verify import check_model
 
 MICRO_BATCHES, ROWS = 4, 2  # of a replica's batch; sequences of a micro-batch
 

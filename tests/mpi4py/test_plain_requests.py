@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from ringcomm.transports.requests import Operation, RequestHandle, RequestMaker
+from ringcomm.transports.requests import PendingOperation, RequestHandle, RequestMaker
 
 pytestmark = pytest.mark.slow
 
@@ -84,8 +84,8 @@ def test_a_request_in_a_cycle_with_its_operation_is_collected(run_program):
 
 def test_a_request_maker_refuses_types_of_another_layout():
     with pytest.raises(TypeError, match="RequestHandle"):
-        RequestMaker(None, Operation, object)
-    with pytest.raises(TypeError, match="Operation"):
+        RequestMaker(None, PendingOperation, object)
+    with pytest.raises(TypeError, match="PendingOperation"):
         RequestMaker(None, RequestHandle, RequestHandle)
 
 

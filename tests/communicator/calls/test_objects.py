@@ -9,9 +9,9 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from failures import check_usable, raised
 
 import harness
+from harness.failures import check_usable, raised
 from ringcomm import MismatchError, RingcommError
 from ringcomm import objects as objects_of
 from ringcomm.transports.contract import NO_FAST_PATH
