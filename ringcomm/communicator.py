@@ -354,9 +354,9 @@ class Communicator:
         """Admit the ranks that `ringcomm run --respawn` has restarted: make a communicator of all.
 
         All ranks call it; in a restarted rank `ringcomm.init` returns the same communicator. It waits for missing ranks
-        for `timeout` seconds (40 ms at least; that of rank 0 counts) and continues with the ranks that have joined, in
-        the order of the job. This communicator is closed, unless nobody has joined: then it is returned. If the start
-        of the new one fails, as with PeerLost when a rank dies while it joins, all ranks raise the error,
+        for `timeout` seconds (that of rank 0 counts) and continues with the ranks that have joined, in the order of the
+        job. This communicator is closed, unless nobody has joined: then it is returned. If the start of the new one
+        fails, as with PeerLost when a rank dies while it joins, all ranks raise the error,
         and this one stays usable, unless it has lost a rank itself.
 
         Raises ArgumentError if nothing restarts lost ranks: without --respawn, or with --respawn 0.

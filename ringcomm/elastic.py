@@ -1,25 +1,23 @@
 """A rank of an elastic job: `ringcomm run --respawn` restarts lost ranks, and the survivors admit them."""
 
 import os
+import re
 import weakref
-from collections.abc import Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-from ringcomm.bootstrap.joining import attributed_to_grow, job_membership, join_group, new_plan, place_in
-from ringcomm.bootstrap.membership import RECONNECT_TIMEOUT, Member, Registration
-from ringcomm.bootstrap.notices import Notice, notify
+from ringcomm.bootstrap.membership import RECONNECT_TIMEOUT, TOO_LATE, Membership, Plan, place_in
 from ringcomm.bootstrap.place import Place
-from ringcomm.bootstrap.process_watch import process_id
 from ringcomm.bootstrap.store import Store, job_store
-from ringcomm.bootstrap.watchedstore import watched_store
 from ringcomm.communicator import Communicator
 from ringcomm.config import Config
 from ringcomm.errors import (
     Aborted,
     ArgumentError,
     CollectiveTimeout,
+    MismatchError,
     PeerLost,
     RingcommError,
     decode_error,
@@ -30,31 +28,41 @@ from ringcomm.transports.choice import choose_transport
 
 __all__ = ["ElasticRank"]
 
+# A call that `grow` makes, in the message of an error.
+CALL = re.compile(r"\b(all_gather|broadcast|barrier)\([^)]*\)( \(epoch \d+\))?")
+
 
 class ElasticRank:
     """See ElasticJob. It connects its communicators, and keeps this rank registered while it can call `grow`."""
 
     def __init__(self, place: Place, config: Config) -> None:
         self.place, self.config = replace(place, members=tuple(range(place.size))), config
-        self._membership = job_membership(place)
-        self._registration: Registration | None = None
+        self._membership = Membership(self.place, config.start_limit, config.keepalive)
+        self._registered = False
         self._current: weakref.ref[Communicator] | None = None  # that can call `grow`
 
     def start(self) -> Communicator:
         """Connect for the first time, or, in a restarted rank, once the others call `grow`."""
-        if self.place.restarts:
-            return self._join()
+        with ExitStack() as failed:
+            failed.callback(self._membership.close)
+            comm = self._join() if self.place.restarts else self._start()
+            failed.pop_all()
+        return comm
+
+    def _start(self) -> Communicator:
         with job_store(self.place, self.config.start_limit) as store:
             return self._connect(self.place, store, self.config)
 
     def _join(self) -> Communicator:
         """Join as soon as the others call `grow`, and again if another rank is lost or stopped meanwhile."""
-        with closing(self._membership):
-            while True:
+        while True:
+            try:
                 # Each time as long as at first: a `grow` that has failed may have taken longer than that.
-                plan = join_group(self._membership, self.place, self.config.start_limit)
-                with suppress(PeerLost, CollectiveTimeout, Aborted):
-                    return self._connect_as_planned(plan)
+                plan = self._membership.join(self.config.start_limit)
+            except PeerLost:  # the launcher is lost, and with it the job
+                raise SystemExit(TOO_LATE) from None
+            with suppress(PeerLost, CollectiveTimeout, Aborted):
+                return self._connect_as_planned(plan)
 
     def grow(self, comm: Communicator, timeout: float) -> Communicator:
         """See Communicator.grow."""
@@ -63,58 +71,52 @@ class ElasticRank:
                 "grow: nothing starts a lost rank again; use ringcomm run --respawn N, with N of 1 or more"
             )
         comm.check()  # what has failed before keeps its words
-        with attributed_to_grow():
-            each: list[tuple[int, str, float]] = comm.all_gather_object((self.place.rank, process_id(), timeout))
-            members = [(rank, process) for rank, process, _ in each]
-            missing = {*range(self.place.size)} - {rank for rank, _ in members}
+        with _attributed_to_grow():
+            each: list[tuple[int, float]] = comm.all_gather_object((self.place.rank, timeout))
+            members = [rank for rank, _ in each]
+            missing = {*range(self.place.size)} - {*members}
             if not missing:
                 return comm
             if comm.rank == 0:
-                return self._lead(comm, members, missing, timeout)
-            _, _, timeout_of_first = each[0]
-            plan = comm.broadcast_object(timeout=timeout_of_first + comm.timeout)
-            if isinstance(plan, str):
-                raise decode_error(plan)
-            return self._follow(comm, plan)
+                plan = self._lead(comm, members, missing, timeout)
+            else:
+                _, timeout_of_first = each[0]
+                plan = self._follow(comm, timeout_of_first + comm.timeout)
+            return comm if len(plan["ranks"]) == comm.size else self._connect_as_planned(plan)
 
-    def _lead(self, comm: Communicator, members: list[Member], missing: set[int], timeout: float) -> Communicator:
+    def _lead(self, comm: Communicator, members: list[int], missing: set[int], timeout: float) -> Plan:
         """Rank 0's part of `grow`: find out who has come, and tell all."""
-        with ExitStack() as stack:
-            try:
-                joiners = stack.enter_context(self._membership.joiners())
-                # If a member is lost the others leave `grow`, and this rank must not stay in it.
-                plan = new_plan(self.place, [*members, *joiners.wait(missing, timeout, comm.check)])
-                joiners.send(plan)
-            except BaseException as error:  # an interrupt, say, or another process has taken the address
-                shared = (
-                    error if isinstance(error, RingcommError) else Aborted(f"rank 0: {describe_error(error)}", rank=0)
-                )
-                with suppress(RingcommError):  # or the communicator itself has failed
-                    comm.broadcast_object(encode_error(shared))
-                raise
-            comm.broadcast_object(plan)
-            return self._follow(comm, plan)
+        try:
+            # If a member is lost the others leave `grow`, and this rank must not stay in it.
+            plan = self._membership.plan(members, missing, timeout, comm.check)
+        except BaseException as error:  # an interrupt, say
+            shared = error if isinstance(error, RingcommError) else Aborted(f"rank 0: {describe_error(error)}", rank=0)
+            with suppress(RingcommError):  # or the communicator itself has failed
+                comm.broadcast_object(encode_error(shared))
+            raise
+        comm.broadcast_object(plan)
+        return plan
 
-    def _follow(self, comm: Communicator, plan: dict[str, Any]) -> Communicator:
-        return comm if len(plan["ranks"]) == comm.size else self._connect_as_planned(plan)
+    def _follow(self, comm: Communicator, timeout: float) -> Plan:
+        told: Any = comm.broadcast_object(timeout=timeout)
+        if isinstance(told, str):
+            raise decode_error(told)
+        return dict(told)
 
     def resume(self, comm: Communicator, left_out: Sequence[int]) -> None:
         """See ElasticJob: the launcher ends what was left out, and starts it again."""
         self._current = weakref.ref(comm)
-        for pid in left_out:
-            notify(self.place, Notice(pid))
+        self._membership.leave_out(left_out)
 
     def leave(self, comm: Communicator) -> None:
         """See ElasticJob."""
-        if self._registration and self._current and self._current() is comm:
-            self._registration.close()
-            self._registration = None
+        if self._registered and self._current and self._current() is comm:
+            self._registered = False
+            self._membership.close()
 
-    def _connect_as_planned(self, plan: dict[str, Any]) -> Communicator:
+    def _connect_as_planned(self, plan: Plan) -> Communicator:
         place, config = place_in(plan, self.place), replace(self.config, start_timeout=RECONNECT_TIMEOUT)
-        limit = config.start_limit
-        opened = job_store(place, limit) if place.store else watched_store(place, plan["processes"], limit)
-        with opened as store:
+        with job_store(place, config.start_limit) as store:
             return self._connect(place, store, config)
 
     def _connect(self, place: Place, store: Store, config: Config) -> Communicator:
@@ -122,11 +124,13 @@ class ElasticRank:
         with ExitStack() as failed:
             comm = Communicator(transport.connect(place.rank, place.size, store, config), self, self.place)
             failed.callback(comm.close)
-            registration = self._registration or failed.enter_context(closing(self._membership.register()))
+            if not self._registered:
+                failed.callback(self._membership.unregister)
+                self._membership.register(os.getpid(), joined=False)
             self._confirm(comm, place.job, config.start_limit)
             failed.pop_all()
-        notify(self.place, Notice(os.getpid(), joined=self.place.rank))
-        self._registration, self._current = registration, weakref.ref(comm)
+        self._membership.register(os.getpid(), joined=True)
+        self._registered, self._current = True, weakref.ref(comm)
         return comm
 
     def _confirm(self, comm: Communicator, job: str, timeout: float) -> None:
@@ -138,3 +142,16 @@ class ElasticRank:
             failure = error
         if not self._membership.confirm(job, connected=failure is None):
             raise failure or PeerLost("a rank was lost before all had connected")
+
+
+@contextmanager
+def _attributed_to_grow() -> Iterator[None]:
+    """Name `grow` in errors of the calls that it makes, which the user has not called; these are their causes."""
+    try:
+        yield
+    except (CollectiveTimeout, PeerLost, MismatchError) as error:
+        text = str(error) if isinstance(error, MismatchError) else str(error).partition("\n")[0]
+        text = CALL.sub("grow", text)
+        words = text if "grow" in text else f"grow: {text}"
+        facts = {"rank": error.rank, "collective": "grow", "group": error.group, "got": error.got}
+        raise type(error)(words, **facts) from error

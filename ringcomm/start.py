@@ -2,7 +2,6 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 from ringcomm.algorithms.select import check_name
@@ -61,9 +60,7 @@ def init(timeout: float | None = None, config: Config | None = None, mpi_comm: A
     if not place.restarts:  # a rank that comes back joins a job that goes on, also where the disk is full by now
         check_folder_if_asked()
     if place.hosts and place.launcher == "torchrun":
-        # torchrun serves a store that only torch can open; nothing else of ringcomm.init imports torch.
-        communicator: Communicator = import_module("ringcomm.torch.start").connect_job(config)
-        return communicator
+        return _connect_under_torchrun(config)
     transport = choose_transport(place, config)
     _prepare(config)  # before it joins: every rank refuses its own settings, and waits for none
     if place.respawn is not None:
@@ -77,6 +74,14 @@ def connect(rank: int, size: int, store: Store, config: Config, hosts: bool = Fa
     transport = choose_transport(Place(rank, size, job="", launcher="a store", hosts=hosts), config)
     _prepare(config)
     return Communicator(transport.connect(rank, size, store, config))
+
+
+def _connect_under_torchrun(config: Config) -> Communicator:
+    # torchrun serves a store that only torch can open; nothing else of ringcomm.init imports torch.
+    from ringcomm.bootstrap.torch_store import start_under_torchrun
+
+    with start_under_torchrun(config.start_limit, config.host_id) as start:
+        return connect(start.rank, start.size, start.store, config, start.hosts)
 
 
 def _prepare(config: Config) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ringcomm.bootstrap.arrivals import arrival_timeout
-from ringcomm.bootstrap.sockets import MESSAGE_BYTES
 from ringcomm.bootstrap.store import Store
+from ringcomm.bootstrap.wire.framing import MESSAGE_BYTES
 from ringcomm.errors import CollectiveTimeout
 
 __all__ = ["SLICE", "all_gather_facts"]

@@ -1,18 +1,62 @@
-"""The membership of an elastic job: which ranks can call `grow`, wait to join, or are never started again."""
+"""The membership of an elastic job: keys in the lasting session, which its launcher serves until the job ends.
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
-from typing import Protocol
+    member/N        rank N can call `grow`, or is about to: a MemberFact
+    removed/N       rank N is never started again: `grow` does not wait for it
+    join/N/K        rank N was started again, and waits to join with request K
+    plan/K          the plan of the grown group, for request K
+    waited/N        rank N has waited too long for `grow`
+    left_out/N      `shrink` has left rank N out, between hosts
+    left_out/F/P    the same of process P, of the launcher whose first rank is F
+    connected/J     whether all have connected in the start J
 
-from ringcomm.bootstrap.sockets import Message
+A key goes with the connection of the process that has set it. removed and connected are proposed for good: the first
+value wins. The launchers of the job watch all keys.
+"""
 
-__all__ = ["RECONNECT_TIMEOUT", "Joiners", "Member", "Membership", "Registration", "reconnect_timeout"]
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ringcomm.bootstrap.client import Client
+from ringcomm.bootstrap.host import find_host
+from ringcomm.bootstrap.place import Place
+from ringcomm.bootstrap.session import LASTING
+from ringcomm.errors import CollectiveTimeout
+
+__all__ = [
+    "RECONNECT_TIMEOUT",
+    "TOO_LATE",
+    "MemberFact",
+    "Membership",
+    "Plan",
+    "any_member",
+    "reconnect_timeout",
+    "removed",
+]
 
 # Seconds for survivors, or for members and joiners, to connect anew. All of them run, but one may be stopped meanwhile.
 # The least leaves a busy machine some time: between two hosts survivors took up to 0.25 s.
 RECONNECT_TIMEOUT, LEAST_RECONNECT_TIMEOUT = 10.0, 2.0
+# The status with which a rank exits that was started again when no rank was left that it could join: the launcher says
+# so. EX_TEMPFAIL of sysexits.h.
+TOO_LATE = 75
+POLL_INTERVAL = 0.1  # seconds between two looks of rank 0 at who has come or is removed, and at the members
+JOINER_POLL_INTERVAL = 0.5  # and of a joiner, of which there may be many, at whether there is any member
 
-Member = tuple[int, str]  # its rank in the job, and its process_id
+Plan = dict[str, Any]
+
+
+class MemberFact(NamedTuple):
+    """The value of member/N."""
+
+    first: int
+    process: int
+    restarts: int  # of the rank
+    joined: bool
 
 
 def reconnect_timeout(timeout: float) -> float:
@@ -20,55 +64,118 @@ def reconnect_timeout(timeout: float) -> float:
     return max(LEAST_RECONNECT_TIMEOUT, min(timeout, RECONNECT_TIMEOUT))
 
 
-class Registration(Protocol):
-    """Of one rank. It ends with `close`, or with the process."""
-
-    def close(self) -> None: ...
+def any_member(keys: Iterable[str]) -> bool:
+    return any(key.startswith("member/") for key in keys)
 
 
-class Joiners(Protocol):
-    """Rank 0's side of `grow`: the ranks that wait to join."""
-
-    def wait(self, ranks: Iterable[int], timeout: float, check: Callable[[], object]) -> list[Member]:
-        """Wait until these ranks of the job have come, at most `timeout` seconds; return those that are still there.
-
-        Waits for none that was removed. `check` is called meanwhile, and may raise what ends the wait.
-        """
-        ...
-
-    def send(self, plan: Message) -> None:
-        """Send the plan to those that are in it. They can read it until the end of `joiners`."""
-        ...
+def removed(rank: int) -> str:
+    return f"removed/{rank}"
 
 
-class Membership(Protocol):
-    """The membership of a job, seen from one of its ranks or launchers."""
+def requests_of(keys: Iterable[str]) -> dict[int, str]:
+    """Return the request of each rank that waits to join."""
+    found = [key.split("/") for key in keys if key.startswith("join/")]
+    return {int(rank): request for _, rank, request in found}
 
-    def register(self) -> Registration:
-        """Register this rank as one that can call `grow`."""
-        ...
 
-    def any_registered(self) -> bool:
-        """Return whether any rank of the job is registered, so that others can join it."""
-        ...
+def ranks_under(begin: str, keys: Iterable[str]) -> set[int]:
+    return {int(key.removeprefix(begin)) for key in keys if key.startswith(begin)}
 
-    def remove(self, rank: int) -> None:
-        """Remove a rank of the job, which is never started again."""
-        ...
 
-    def joiners(self) -> AbstractContextManager[Joiners]: ...
+def new_plan(place: Place, ranks: Iterable[int]) -> Plan:
+    """Return the plan of a group of these ranks of the job."""
+    return {"ranks": sorted(ranks), "job": f"{place.job}+{secrets.token_hex(8)}"}
 
-    def request_plan(self, timeout: float) -> Message | None:
-        """Request the plan from rank 0, to join; None: it has not sent one, after `timeout` seconds or before."""
-        ...
+
+def place_in(plan: Plan, place: Place) -> Place:
+    """Return where a rank of the job is in the grown group."""
+    ranks = plan["ranks"]
+    return replace(place, rank=ranks.index(place.rank), size=len(ranks), members=tuple(ranks), job=plan["job"])
+
+
+class Membership:
+    """The connection of a rank to the membership of its job."""
+
+    def __init__(self, place: Place, timeout: float, keepalive: float) -> None:
+        self._place = place
+        self._store = Client(find_host(place, keepalive), LASTING, place, timeout)
+        self._plans: list[str] = []  # the keys of plans that this rank has published
+
+    def close(self) -> None:
+        self._store.close()
+
+    def register(self, process: int, joined: bool) -> None:
+        """Tell all that this rank can call `grow`; once this returns, the launchers know."""
+        fact = MemberFact(self._place.first, process, self._place.restarts, joined)
+        self._store.set(f"member/{self._place.rank}", json.dumps(fact).encode())
+        self._store.check()
+
+    def unregister(self) -> None:
+        self._store.tell("delete", key=f"member/{self._place.rank}")
+
+    def leave_out(self, processes: Sequence[int]) -> None:
+        """Have the launcher of this rank end these processes, which run but did not come to `shrink`."""
+        for process in processes:
+            self._store.set(f"left_out/{self._place.first}/{process}", b"")
 
     def confirm(self, job: str, connected: bool) -> bool:
         """Return whether the ranks of a start are a group, for all alike.
 
         They are if the first to call this has found that all are `connected`. `job` is the name of the start.
         """
-        ...
+        key = f"connected/{job}"
+        self._store.tell("propose", json.dumps(connected).encode(), key=key)
+        return self._store.find(key, RECONNECT_TIMEOUT) == b"true"
 
-    def close(self) -> None:
-        """End what this process holds, and on one host its removals; the membership can still be used."""
-        ...
+    # --- of a rank that was started again
+
+    def join(self, timeout: float) -> Plan:
+        """Return the plan of the group that this rank joins, once the others call `grow`.
+
+        Raises SystemExit, which the launcher reports in a line: after `timeout` seconds, and if no rank is left that
+        could call it, because the job is over.
+        """
+        deadline, request = time.monotonic() + timeout, secrets.token_hex(8)
+        key = f"join/{self._place.rank}/{request}"
+        self._store.set(key, b"")
+        while (left := deadline - time.monotonic()) > 0:
+            with suppress(CollectiveTimeout):  # the launcher is slow
+                if not any_member(self._store.keys("member/")):
+                    raise SystemExit(TOO_LATE)
+                if plan := self._store.find(f"plan/{request}", min(left, JOINER_POLL_INTERVAL)):
+                    self._store.tell("delete", key=key)
+                    return dict(json.loads(plan))
+        with suppress(CollectiveTimeout):
+            self._store.set(f"waited/{self._place.rank}", b"")
+            self._store.check()  # the launchers know
+        raise SystemExit(f"ringcomm: rank {self._place.rank} ends: no rank has called grow within {timeout:g} s")
+
+    # --- of rank 0 of those that call `grow`
+
+    def plan(self, members: Iterable[int], missing: set[int], timeout: float, check: Callable[[], object]) -> Plan:
+        """Wait for the missing ranks, at most `timeout` seconds; tell the plan to those that have come, and return it.
+
+        Waits for none that was removed. `check` is called meanwhile, and may raise what ends the wait.
+        """
+        for key in self._plans:  # of earlier calls: whoever was to read them has come again, or is lost
+            self._store.tell("delete", key=key)
+        joiners = self._wait_for(missing, timeout, check)
+        plan = new_plan(self._place, [*members, *joiners])
+        self._plans = [f"plan/{request}" for request in joiners.values()]
+        for key in self._plans:
+            self._store.set(key, json.dumps(plan).encode())
+        return plan
+
+    def _wait_for(self, ranks: set[int], timeout: float, check: Callable[[], object]) -> dict[int, str]:
+        """Return the requests of those of these ranks that are there."""
+        deadline = time.monotonic() + timeout
+        while True:
+            # Anew each time: one that has come may have died, and come again with another request.
+            requests = requests_of(self._store.keys("join/"))
+            found = {rank: request for rank, request in requests.items() if rank in ranks}
+            absent = ranks - found.keys() - ranks_under("removed/", self._store.keys("removed/"))
+            left = deadline - time.monotonic()
+            if not absent or left <= 0:
+                return found
+            time.sleep(min(left, POLL_INTERVAL))
+            check()

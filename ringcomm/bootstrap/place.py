@@ -15,16 +15,19 @@ __all__ = [
     "NONCE",
     "RANK",
     "RESTARTS",
+    "UNIX",
     "Place",
     "environment_of",
     "find_place",
     "find_processes",
     "host_id",
+    "is_between_hosts",
     "master_address",
 ]
 
 log = logging.getLogger("ringcomm")
 
+UNIX = "unix:"  # begins a store that is served to the processes of one host; else it is address:port
 MAX_SIZE = 1 << 16  # more is a typo, and would keep rank 0 busy beyond every timeout
 
 
@@ -39,7 +42,7 @@ class Place:
     launcher: str = "none"
     hosts: bool = False  # the ranks are on several hosts
     mpi: bool = False  # the launcher starts MPI programs
-    store: str = ""  # where the launcher serves the store of ranks on several hosts: address:port
+    store: str = ""  # where the launcher serves the sessions of the job: unix:name, or address:port
     respawn: int | None = None  # how often the launcher starts a lost rank again, at most; None: it ends the job
     restarts: int = 0  # how often it has started this one again
     first: int = 0  # the first rank of the same launcher
@@ -138,8 +141,15 @@ def host_id(root: Path = Path("/")) -> str:
 
 def master_address(environ: Mapping[str, str] = os.environ) -> str:
     """Return where the launcher's store is served to several hosts, as address:port; "" if no launcher has said."""
-    master = environ.get("MASTER_ADDR")
-    return environ.get(STORE) or (f"{master}:{environ.get('MASTER_PORT', '1')}" if master else "")
+    master, store = environ.get("MASTER_ADDR"), environ.get(STORE, "")
+    return (store if is_between_hosts(store) else "") or (
+        f"{master}:{environ.get('MASTER_PORT', '1')}" if master else ""
+    )
+
+
+def is_between_hosts(store: str) -> bool:
+    """Return whether a launcher serves the store of a job to several hosts."""
+    return bool(store) and not store.startswith(UNIX)
 
 
 def _has(pid: int, group: int, variables: Mapping[str, str]) -> bool:
@@ -163,7 +173,7 @@ def _place(launcher: _Launcher, environ: Mapping[str, str]) -> Place:
     store = environ.get(STORE, "") if ours else ""
     respawn = int(environ[RESPAWN]) if ours and environ.get(RESPAWN) else None
     restarts, first = (int(environ.get(name) or 0) if ours else 0 for name in (RESTARTS, FIRST))
-    hosts = bool(store) or environ[launcher.local_size] != environ[launcher.size]
+    hosts = is_between_hosts(store) or environ[launcher.local_size] != environ[launcher.size]
     job = [environ[name] for name in launcher.job] or [_hydra_job()]
     name, nonce = "/".join((launcher.name, *job)), environ.get(NONCE, "")
     return Place(rank, size, name, nonce, launcher.name, hosts, launcher.mpi, store, respawn, restarts, first)

@@ -6,7 +6,7 @@ import select
 from contextlib import suppress
 from pathlib import Path
 
-from ringcomm.bootstrap.sockets import close_descriptors
+from ringcomm.bootstrap.wire.unix import close_descriptors
 from ringcomm.errors import PeerLost
 from ringcomm.machine import descriptors
 

@@ -25,10 +25,12 @@ from typing import Self
 
 from ringcomm.bootstrap.arrivals import arrival_timeout, rank_in_job
 from ringcomm.bootstrap.process_watch import open_pidfd
-from ringcomm.bootstrap.server import PeerServer
-from ringcomm.bootstrap.sockets import (
+from ringcomm.bootstrap.store import Store, shared_failure
+from ringcomm.bootstrap.wire.peers import PeerServer
+from ringcomm.bootstrap.wire.unix import (
     MAX_DESCRIPTORS,
-    Message,
+    Facts,
+    UnixGate,
     close_descriptors,
     credentials,
     packet_socket,
@@ -36,7 +38,6 @@ from ringcomm.bootstrap.sockets import (
     send_packet,
     untrusted_reason,
 )
-from ringcomm.bootstrap.store import Store, shared_failure
 from ringcomm.errors import ArgumentError, CollectiveTimeout, PeerLost, RingcommError
 from ringcomm.machine import descriptors
 
@@ -46,7 +47,7 @@ KEY = "rendezvous"
 SLICE = 0.1  # seconds between checks of the store: an abort there does not wake rank 0 from select()
 REPORT_TIMEOUT = 2.0  # seconds for rank 0 to name the missing ranks after another rank has timed out: many slices
 
-Respond = Callable[[list[Message]], tuple[Message, int]]
+Respond = Callable[[list[Facts]], tuple[Facts, int]]
 Use = Callable[["Rendezvous"], object]
 
 
@@ -54,7 +55,7 @@ Use = Callable[["Rendezvous"], object]
 class Rendezvous:
     """The result of `rendezvous` on one rank. It owns its descriptors; `close`, or the end of `with`, closes them."""
 
-    reply: Message
+    reply: Facts
     pids: list[int]
     pidfds: list[int]  # -1 for ranks of this process, and where the kernel has no pidfds
     fd: int
@@ -71,7 +72,7 @@ class Rendezvous:
 
 
 def rendezvous(
-    store: Store, rank: int, size: int, hello: Message, respond: Respond, use: Use, timeout: float
+    store: Store, rank: int, size: int, hello: Facts, respond: Respond, use: Use, timeout: float
 ) -> Rendezvous:
     """Send this rank's hello to rank 0 and return its reply with the descriptors of the memory and the processes.
 
@@ -117,9 +118,10 @@ class _RendezvousServer(_Side):
         self._respond = respond
         self._secret = secrets.token_hex(16)
         self._name = f"ringcomm-rendezvous-{secrets.token_hex(16)}"
-        self._peers = PeerServer(f"\0{self._name}", "this rendezvous", self._receive, self._in_job(0), timeout)
+        gate = UnixGate(f"\0{self._name}", "this rendezvous")
+        self._peers = PeerServer(gate, self._receive, self._in_job(0), timeout)
         self._ranks: dict[socket.socket, int] = {}
-        self._hellos: list[Message] = [{}] * size
+        self._hellos: list[Facts] = [{}] * size
         self._pids = [os.getpid()] + [0] * (size - 1)
         self._pidfds = [-1] * size
         self._ready: set[int] = set()
@@ -129,7 +131,7 @@ class _RendezvousServer(_Side):
         close_descriptors(self._owned)
         self._peers.close()
 
-    def run(self, hello: Message) -> Rendezvous:
+    def run(self, hello: Facts) -> Rendezvous:
         self._store.set(KEY, f"{self._name} {self._secret}".encode())
         self._serve_until(lambda: len(self._ranks) == self._size - 1)
         self._hellos[0], self._pidfds[0] = hello, open_pidfd(os.getpid(), self._in_job(0))
@@ -184,7 +186,7 @@ class _RendezvousServer(_Side):
         else:
             self._ready.add(rank)
 
-    def _join(self, peer: socket.socket, message: Message, fds: list[int]) -> None:
+    def _join(self, peer: socket.socket, message: Facts, fds: list[int]) -> None:
         self._owned += fds
         rank, (pid, _) = message["rank"], credentials(peer)
         if rank in (0, *self._ranks.values()):
@@ -193,7 +195,7 @@ class _RendezvousServer(_Side):
         self._ranks[peer], self._hellos[rank], self._pids[rank] = rank, message["hello"], pid
         self._pidfds[rank] = fds[0] if fds else -1
 
-    def _send_reply(self, peer: socket.socket, rank: int, reply: Message, fd: int) -> None:
+    def _send_reply(self, peer: socket.socket, rank: int, reply: Facts, fd: int) -> None:
         owners = [other for other in self._other_processes(rank) if self._pidfds[other] >= 0]
         fds = [fd, *(self._pidfds[other] for other in owners)]
         try:
@@ -220,7 +222,7 @@ class _RendezvousClient(_Side):
     def close(self) -> None:
         self._server.close()
 
-    def run(self, hello: Message) -> Rendezvous:
+    def run(self, hello: Facts) -> Rendezvous:
         name, secret = self._find_server()
         self._server.settimeout(self._timeout)
         try:
@@ -259,11 +261,11 @@ class _RendezvousClient(_Side):
                 raise self._absent([0], self._timeout) from None
             raise
 
-    def _send(self, message: Message, fds: Sequence[int] = (), prefix: bytes = b"") -> None:
+    def _send(self, message: Facts, fds: Sequence[int] = (), prefix: bytes = b"") -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # rank 0 has gone; the next _receive raises the reason
             send_packet(self._server, message, fds, prefix)
 
-    def _receive(self) -> tuple[Message, list[int]]:
+    def _receive(self) -> tuple[Facts, list[int]]:
         self._server.settimeout(max(0.001, self._deadline - time.monotonic()))
         try:
             packet = receive_packet(self._server)

@@ -1,115 +1,245 @@
-"""The serving side of a startup socket: it accepts the processes of this user, and hears what they send."""
+"""The thread that serves the sessions of a job: in its launcher, or in rank 0 where another launcher has started it."""
 
-import errno
-import selectors
+import hmac
+import os
+import secrets
 import socket
-from collections.abc import Callable
-from contextlib import ExitStack
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 
-from ringcomm.bootstrap.refusals import RefusalLog
-from ringcomm.bootstrap.sockets import close_in_children, credentials, listen, untrusted_reason
+from ringcomm.bootstrap.place import UNIX, Place
+from ringcomm.bootstrap.session import LASTING, SHRINK, Lasting, Refused, ServedSession, Start, lost_in_start
+from ringcomm.bootstrap.shrink import Shrink
+from ringcomm.bootstrap.values import Replies
+from ringcomm.bootstrap.wire.framing import ENDED, MESSAGE_BYTES, Frame, broken, decode, encode
+from ringcomm.bootstrap.wire.peers import Gate, PeerServer
+from ringcomm.bootstrap.wire.unix import UnixGate, user_address
 from ringcomm.errors import RingcommError
-from ringcomm.machine import descriptors
+from ringcomm.machine.threads import starting
 
-__all__ = ["PeerServer"]
+__all__ = ["Server", "serve_one_host", "serving"]
+
+# Seconds for which rank 0 serves the other ranks after it has left. They normally leave within milliseconds; `ringcomm
+# run` lets ranks live for the same time after one has failed.
+LINGER = 5.0
+HANDOVER = 0.2  # the same after a failure: those that do not run hear of it from a thread in the background
+MAX_WAIT = 3600.0  # seconds; a selector counts milliseconds in 32 bits
+FAILED_STARTS = 100  # the last ones whose failure is kept for ranks that come late
+MALFORMED = "malformed request"
 
 
-class PeerServer:
-    """Listens at an abstract address, or, as a TcpServer, at one of TCP.
+@contextmanager
+def serving(server: "Server", late: float) -> Iterator[None]:
+    """Close the server at the end. After an exception it tells the failure to those that come within `late` seconds."""
+    try:
+        yield
+    except Exception:
+        server.close(late)
+        raise
+    except BaseException:  # an interrupted start ends at once
+        server.close()
+        raise
+    server.close()
 
-    `receive(peer)` is called when a peer has sent something or disconnected.
 
-    Any process may connect: one of another user is refused and logged here, any other by its first message, with
-    `refuse`. A send to a peer takes at most `send_timeout` seconds, and nothing else waits for one.
+@contextmanager
+def serve_one_host(place: Place) -> Iterator[Place]:
+    """Serve the sessions of a job whose ranks are all on this host; yield the place with the address."""
+    name = secrets.token_hex(16)
+    with serving(Server(UnixGate(user_address(name), "the store of this job"), None, place.nonce), 0.0):
+        yield replace(place, store=f"{UNIX}{name}")
 
-    `serve` raises RingcommError when this process, which is `rank` or no rank, has no descriptor, or the system no
-    memory, left for a peer. The next one is accepted when another is gone.
+
+class Server(threading.Thread):
+    """Serves at a gate until `close`. Any process may connect: one that is no member of the job is refused and logged.
+
+    Args:
+        gate: where it listens
+        rank: this process in the job; None: a launcher
+        nonce: what a member must know, unless the gate has made sure of that
+        main: the name of a session, and the session, which `close` waits for
     """
 
     def __init__(
-        self,
-        address: str,
-        purpose: str,
-        receive: Callable[[socket.socket], object],
-        rank: int | None,
-        send_timeout: float = 0.0,
+        self, gate: Gate, rank: int | None, nonce: str | None = None, main: tuple[str, Start] | None = None
     ) -> None:
-        self._receive, self._rank, self._send_timeout = receive, rank, send_timeout
-        self._refusals = RefusalLog()
-        self._listener = self._listen(address, purpose)
-        close_in_children(self._listener)
-        self._peers: set[socket.socket] = set()
-        self._open = ExitStack()
-        self._selector = self._open.enter_context(selectors.DefaultSelector())
-        self._selector.register(self._open.enter_context(self._listener), selectors.EVENT_READ)
+        super().__init__(name="ringcomm store", daemon=True)
+        self._nonce = None if nonce is None else os.fsencode(nonce)
+        self.lasting = Lasting(self._end_starts_of_the_lost)
+        shrink = Shrink(self._end_start, lambda key: self._send(self.lasting.set(key, b"")))
+        self._sessions: dict[str, ServedSession] = {LASTING: self.lasting, SHRINK: shrink}
+        self._main = main[1] if main else None
+        self._starts: dict[str, Start] = dict([main] if main else [])
+        self._failed: dict[str, Start] = {}  # starts that all have left, for ranks that arrive late
+        self._joined: dict[socket.socket, ServedSession] = {}
+        self._late = 0.0
+        self._peers = PeerServer(gate, self._receive, rank)
+        self._woken, self._waker = socket.socketpair()
+        self._peers.call_on(self._woken, self._note_closed)
+        self._closed_at: float | None = None
+        with starting(f"the thread {self.name!r}"):
+            self.start()
 
-    def add(self, peer: socket.socket) -> None:
-        peer.settimeout(self._send_timeout)
-        close_in_children(peer)
-        self._peers.add(peer)
-        self._selector.register(peer, selectors.EVENT_READ)
+    def close(self, late: float = 0.0) -> None:
+        """End once the members of the main session have left too, or after LINGER seconds.
 
-    def serve(self, timeout: float | None) -> bool:
-        """Wait up to `timeout` seconds for peers, handle what they have sent, and return whether any was ready."""
-        waits = [seconds for seconds in (timeout, self._refusals.due()) if seconds is not None]
-        ready = self._selector.select(min(waits, default=None))
-        for key, _ in ready:
-            if key.fileobj is self._listener:
-                self._accept()
-            else:
-                assert isinstance(key.fileobj, socket.socket)
-                if key.fileobj.fileno() >= 0:  # not dropped meanwhile
-                    self._receive(key.fileobj)
-        self._refusals.poll()
-        return bool(ready)
+        After that, those that arrive within `late` seconds are told about a failure.
+        """
+        self._late = late
+        self._waker.send(b"\0")
+        self.join()
+        self._waker.close()
 
-    def refuse(self, peer: socket.socket, reason: str) -> None:
-        self._refusals.add(self.describe(peer), reason)
-        self.drop(peer)
+    def run(self) -> None:
+        while not self._finished():
+            self._serve(self._select_timeout())
+        while self._serve(0):  # ranks that have connected meanwhile get the failure too
+            pass
+        if self._late and self._main and self._main.failure and not self._all_have_left(self._main):
+            # The caller of `close` does not wait for them. The process does, when it exits: their thread is no daemon.
+            with suppress(RuntimeError):  # no thread can be started
+                told = threading.Thread(target=self._tell_late_ranks, args=(self._main,), daemon=False)
+                told.start()
+                return
+        self._end()
 
-    def drop(self, peer: socket.socket) -> None:
-        self._forget(peer)
-        peer.close()
-        if self._listener not in self._selector.get_map():  # see _accept
-            self._selector.register(self._listener, selectors.EVENT_READ)
+    def _end(self) -> None:
+        self._peers.close()
+        self._woken.close()
 
-    def release(self, peer: socket.socket) -> int:
-        """Return the descriptor of a peer; the caller owns it from now on."""
-        self._forget(peer)
-        return peer.detach()
-
-    def describe(self, peer: socket.socket) -> str:
-        return f"process {credentials(peer)[0]}"
-
-    def close(self) -> None:
-        self._refusals.flush()
-        for peer in self._peers:
-            peer.close()
-        self._open.close()
-
-    def _listen(self, address: str, purpose: str) -> socket.socket:
-        return listen(address, purpose)
-
-    def _forget(self, peer: socket.socket) -> None:
-        self._selector.unregister(peer)
-        self._peers.remove(peer)
-
-    def _accept(self) -> None:
+    def _tell_late_ranks(self, main: Start) -> None:
+        """Tell the failure to the ranks that arrive late, and to those that have not asked yet."""
+        start = time.monotonic()
         try:
-            peer, _ = self._listener.accept()
-        except OSError as error:
-            if error.errno in (errno.ECONNABORTED, errno.EAGAIN, errno.EINTR):
-                return  # it disconnected again
-            self._selector.unregister(self._listener)  # it would stay ready
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise descriptors.exhausted(self._rank, "to accept another rank", error) from None
-            who = descriptors.name(self._rank)
-            raise RingcommError(f"{who} cannot accept another rank: {error.strerror}", rank=self._rank) from None
-        self._admit(peer)
+            while not self._all_have_left(main):
+                limit = LINGER if main.complete else max(self._late, LINGER if main.present else 0.0)
+                if (left := start + limit - time.monotonic()) <= 0:
+                    break
+                self._serve(left)
+        finally:
+            self._end()
 
-    def _admit(self, peer: socket.socket) -> None:
-        if reason := untrusted_reason(peer):
-            self._refusals.add("a connection", reason)
-            peer.close()
-        else:
-            self.add(peer)
+    def _all_have_left(self, main: Start) -> bool:
+        return main.complete and not main.present
+
+    def _note_closed(self) -> None:
+        self._woken.recv(1)
+        self._closed_at = time.monotonic()
+
+    def _finished(self) -> bool:
+        if self._closed_at is None:
+            return False
+        main = self._main
+        if main is None or not (main.complete or main.failure) or not main.present:
+            return True
+        return time.monotonic() > self._deadline(self._closed_at)
+
+    def _deadline(self, closed_at: float) -> float:
+        """Return until when to wait for the others: rank 0 must not get a failure much later than they do."""
+        failed = self._main and self._main.failure and self._late
+        return closed_at + (HANDOVER if failed else LINGER)
+
+    def _select_timeout(self) -> float:
+        due = [session.due() for session in (*self._sessions.values(), *self._starts.values())]
+        if self._closed_at is not None:
+            due.append(self._deadline(self._closed_at))
+        return min(max(0.0, min(due) - time.monotonic()), MAX_WAIT)
+
+    def _serve(self, timeout: float) -> bool:
+        """Handle what comes within `timeout` seconds; return whether anything came."""
+        try:
+            served = self._peers.serve(timeout)
+        except RingcommError as error:  # no descriptor is left
+            for start in self._starts.values():
+                start.fail(error)
+            served = True
+        for session in (*self._sessions.values(), *self._starts.values()):
+            self._send(session.poll())
+        self._sweep()
+        return served
+
+    def _send(self, replies: Replies) -> None:
+        for peer, message in replies:
+            assert isinstance(peer, socket.socket)
+            self._peers.send(peer, message)
+
+    def _receive(self, peer: socket.socket) -> None:
+        how = ENDED
+        try:
+            message = peer.recv(MESSAGE_BYTES)
+        except BlockingIOError:  # half a message
+            return
+        except OSError as error:
+            message, how = b"", broken(error)
+        session = self._joined.get(peer)
+        if not message:
+            self._joined.pop(peer, None)
+            self._peers.drop(peer)
+            if session:
+                self._send(session.lose(peer, how))
+            return
+        try:
+            request = decode(message)
+            if session:
+                self._send(session.take(peer, request))
+            else:
+                self._join(peer, request)
+        except (ArithmeticError, ValueError, KeyError, TypeError, RecursionError):
+            # Without a nonce, any process of this user can join.
+            if session:
+                self._send(session.take(peer, Frame("leave", {}, b"")))
+            self._refuse(peer, MALFORMED)
+
+    def _join(self, peer: socket.socket, hello: Frame) -> None:
+        """Let a peer join a session, or refuse it."""
+        if self._nonce is not None and not hmac.compare_digest(os.fsencode(str(hello.fields["nonce"])), self._nonce):
+            self._refuse(peer, "wrong nonce for this job")
+            return
+        session = self._session(hello)
+        try:
+            self._send(session.join(peer, hello))
+        except Refused as refused:
+            self._refuse(peer, str(refused))
+            return
+        if session.has(peer):
+            self._joined[peer] = session
+            self._end_starts_of_the_lost()
+        else:  # it has got the failure
+            self._peers.drop(peer)
+
+    def _session(self, hello: Frame) -> ServedSession:
+        name, size, in_job = str(hello.fields["session"]), int(hello.fields["size"]), hello.fields["members"]
+        if name in self._sessions:
+            return self._sessions[name]
+        if len(members := [*map(int, in_job)]) not in (0, size):
+            raise ValueError(in_job)
+        return self._start_named(name, size, members)
+
+    def _start_named(self, name: str, size: int, members: list[int]) -> Start:
+        return self._failed.get(name) or self._starts.setdefault(name, Start(size, members))
+
+    def _refuse(self, peer: socket.socket, reason: str) -> None:
+        self._joined.pop(peer, None)
+        self._peers.send(peer, encode("refused", reason=reason))
+        self._peers.refuse(peer, reason)
+
+    def _end_start(self, name: str, size: int, error: RingcommError) -> None:
+        self._start_named(name, size, []).fail(error)
+
+    def _end_starts_of_the_lost(self) -> None:
+        """Fail each start for which a rank was lost before it joined."""
+        for start in self._starts.values():
+            for rank in sorted(self.lasting.lost.keys() & start.absent()) if self.lasting.lost else ():
+                start.fail(lost_in_start(rank, self.lasting.lost[rank]))
+
+    def _sweep(self) -> None:
+        for name, start in [*self._starts.items()]:
+            if start is not self._main and start.over:
+                del self._starts[name]
+                if not start.complete:
+                    self._failed[name] = start
+        while len(self._failed) > FAILED_STARTS:
+            del self._failed[next(iter(self._failed))]

@@ -3,14 +3,17 @@
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Protocol
 
 from ringcomm.bootstrap.arrivals import key_timeout, rank_in_job
+from ringcomm.bootstrap.client import Client
+from ringcomm.bootstrap.host import find_host
 from ringcomm.bootstrap.place import Place
-from ringcomm.bootstrap.socketstore import SocketStore
-from ringcomm.bootstrap.tcpstore import TcpStore
+from ringcomm.bootstrap.server import Server, serving
+from ringcomm.bootstrap.session import Start
+from ringcomm.bootstrap.wire.unix import UnixGate, user_address
 from ringcomm.errors import Aborted, RingcommError, decode_error, encode_error
 from ringcomm.machine import descriptors
 
@@ -19,8 +22,11 @@ __all__ = [
     "Store",
     "job_store",
     "open_store",
+    "rank_0_server",
     "shared_failure",
 ]
+
+LATE = 10.0  # seconds for which rank 0 tells those that arrive after a failure about it
 
 _starts = itertools.count()
 
@@ -31,6 +37,7 @@ class Store(Protocol):
     Attributes:
         server: Where it is served to several hosts, as address:port; "" if it is not, or if that is not known.
         members: The rank in the job of each rank that shares the store: see arrivals.py.
+        place: Of this process, if a launcher serves the store, and so until the job ends: survivors can agree there.
     """
 
     @property
@@ -38,6 +45,9 @@ class Store(Protocol):
 
     @property
     def members(self) -> Sequence[int]: ...
+
+    @property
+    def place(self) -> Place | None: ...
 
     def set(self, key: str, value: bytes) -> None: ...
 
@@ -57,7 +67,7 @@ class Store(Protocol):
 class HashStore:
     """The store for ranks that are threads of one process."""
 
-    server, members = "", ()
+    server, members, place = "", (), None
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -103,17 +113,28 @@ def job_store(place: Place, timeout: float) -> Iterator[Store]:
     if place.size == 1:
         yield HashStore()
         return
+    serves = place.rank == 0 and not place.store
     refused = None
-    if place.rank == 0 and not place.store:  # before the others connect
+    if serves:  # before the others connect
         try:
             descriptors.provide(0, place.size, place.members)
         except RingcommError as error:
             refused = error
-    store = TcpStore(place, timeout) if place.store else SocketStore(place, timeout)
-    with store, shared_failure(store, place.rank):
+    with (
+        serving(rank_0_server(place), min(timeout, LATE)) if serves else nullcontext(),
+        Client(find_host(place), place.job, place, timeout) as store,
+        shared_failure(store, place.rank),
+    ):
         if refused:
             raise refused
         yield store
+
+
+def rank_0_server(place: Place) -> Server:
+    """Serve the store in this process, rank 0."""
+    number = rank_in_job(place.members, 0)
+    gate = UnixGate(user_address(place.job), f"rank {number} of job {place.job!r}")
+    return Server(gate, number, place.nonce, (place.job, Start(place.size, place.members)))
 
 
 @contextmanager

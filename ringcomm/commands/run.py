@@ -2,7 +2,7 @@
 
 import argparse
 
-from ringcomm.bootstrap.keepalive import KEEPALIVE
+from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
 from ringcomm.config import MAX_KEEPALIVE, Config, start_logging
 from ringcomm.errors import refuse
 from ringcomm.launcher.nodes import MAX_NODES, NodeOptions

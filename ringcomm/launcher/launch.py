@@ -22,6 +22,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from ringcomm.bootstrap.place import Place
+from ringcomm.bootstrap.server import serve_one_host
 from ringcomm.bootstrap.store import HashStore, shared_failure
 from ringcomm.communicator import Communicator
 from ringcomm.config import Config
@@ -168,6 +169,7 @@ def _processes(spec: LaunchSpec, size: int) -> list[RankResult]:
     data = _pickled(spec, importable)
     place = Place(0, size, job=secrets.token_hex(), nonce=secrets.token_hex(), launcher="launch")
     with _standard_descriptors(), ExitStack() as stack:
+        place = stack.enter_context(serve_one_host(place))
         control, server_end = map(stack.enter_context, Pipe())
         pipes = [tuple(map(stack.enter_context, Pipe(duplex=False))) for _ in range(size)]
         ends = [server_end, *(sender for _, sender in pipes)]

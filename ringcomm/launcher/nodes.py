@@ -2,8 +2,7 @@
 
 Each launcher, one per node, is a member of a store that the one of node 0 serves. At first they share what places their
 ranks get. From then on each waits for a key that node 0 sets when the ranks of all nodes have ended. A failure, also a
-lost connection, aborts the store: all learn of the same one, that which reached node 0 first. Node 0 also sends
-them the ranks that `shrink` has left out, and that a rank has waited too long for `grow`.
+lost connection, aborts the store: all learn of the same one, that which reached node 0 first.
 """
 
 import json
@@ -11,18 +10,20 @@ import logging
 import math
 import os
 import secrets
-import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from ringcomm.bootstrap.arrivals import arrival_timeout, format_ranks
-from ringcomm.bootstrap.keepalive import probe_now
+from ringcomm.bootstrap.client import Client
+from ringcomm.bootstrap.host import Host, launcher
 from ringcomm.bootstrap.place import MAX_SIZE, Place
-from ringcomm.bootstrap.servedstore import ServedStore
-from ringcomm.bootstrap.tcpstore import NODES, JobEvent, TcpStore, TcpStoreServer, broken
+from ringcomm.bootstrap.server import Server, serving
+from ringcomm.bootstrap.session import NODES, Start, has_left
+from ringcomm.bootstrap.store import LATE
+from ringcomm.bootstrap.wire.tcp import TcpGate
 from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, PeerLost, RingcommError, refuse
 from ringcomm.machine import descriptors
 from ringcomm.transports.shm import check_versions
@@ -35,8 +36,7 @@ log = logging.getLogger("ringcomm")
 MAX_NODES = 1024
 REPORT_TIMEOUT = 2.0  # seconds for node 0 to name the missing nodes after another node has timed out
 WARN_AFTER = 10.0  # seconds before a launcher says for which nodes it waits
-STARTED, ALL_ENDED = "the ranks have connected", "all nodes have ended"
-GROW_TIMED_OUT = "a rank has waited too long for grow"
+ALL_ENDED = "all nodes have ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,98 +56,52 @@ class NodeOptions:
         return f"node {self.rank} ({_host()})"
 
 
-class _Launchers(ServedStore):
-    """The store of the launchers."""
+def _serve(options: NodeOptions) -> Server:
+    """Serve the sessions of the job, in the launcher of node 0."""
 
-    member = "node"
+    def loss(node: int, host: str, how: str) -> PeerLost | None:
+        text = f"node {node} ({host}) is lost: its launcher {how}"
+        if options.elastic and server.lasting.ever_had("connected"):
+            log.warning("%s; the others continue without it", text)
+            return None
+        return PeerLost(text)
 
-    def __init__(self, size: int, elastic: bool) -> None:
-        super().__init__(size)
-        self._elastic = elastic
-
-    def join(self, peer: socket.socket, rank: int, size: int, process: str) -> str:
-        refusal = super().join(peer, rank, size, process)
-        if peer in self.members:
-            log.info("node %d (%s) has come", rank, process)
-        return refusal
-
-    def handle(self, peer: socket.socket, message: bytes) -> None:
-        super().handle(peer, message)
-        if message == f"set\0{GROW_TIMED_OUT}\0".encode():
-            self.push(JobEvent(grow_timed_out=True).encode())
-
-    def lose(self, peer: socket.socket, error: OSError | None) -> None:
-        if (node := self.members.get(peer)) is not None:
-            text = f"node {node} ({self.processes[node]}) is lost: its launcher {broken(error)}"
-            if self._elastic and STARTED in self._values:
-                log.warning("%s; the others continue without it", text)
-                self._values[ended(node)] = b""
-            else:
-                self.fail(PeerLost(text))
-        self.leave(peer)
+    try:
+        gate = TcpGate(options.address, "--master-addr", os.fsencode(options.secret), options.keepalive)
+    except ArgumentError as error:
+        cure = "node 0 listens there, the others have --node-rank 1, 2, …, and --master-port is free"
+        raise ArgumentError(f"{error}: {cure}") from None
+    server = Server(gate, None, main=(NODES, Start(options.count, noun="node", loss=loss, strict=True)))
+    return server
 
 
-class _NodeStore(TcpStore):
-    """The connection of a launcher; on node 0 the server as well."""
+def _node_0(place: Place, keepalive: float) -> Host:
+    """Return node 0, in the words of the launchers."""
 
-    _server_name = "node 0"
-    _member = "node"
-    _warn_after = WARN_AFTER
+    def unreachable(seconds: float, reason: str) -> CollectiveTimeout:
+        return CollectiveTimeout(f"{arrival_timeout([0], place.size, seconds, 'node')}; {place.store}: {reason}")
 
-    def _connect(self, timeout: float) -> socket.socket:
-        if self._place.rank > 0:
-            return super()._connect(timeout)
-        try:
-            self._server = TcpStoreServer(
-                self._place, self._keepalive, _Launchers(self._place.size, self._elastic), self._process()
-            )
-        except ArgumentError as error:
-            cure = "node 0 listens there, the others have --node-rank 1, 2, …, and --master-port is free"
-            raise ArgumentError(f"{error}: {cure}") from None
-        return self._server.client
-
-    def __init__(self, place: Place, options: NodeOptions) -> None:
-        self._elastic = options.elastic
-        super().__init__(place, options.timeout, options.keepalive)
-
-    def ask(self, key: str) -> None:
-        """Ask for a key; `fileno` is then readable when `answer` has the answer or raises the failure of the job."""
-        self._socket.setblocking(False)
-        self._ask(key, math.inf)
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    def probe(self) -> float:
-        return probe_now(self._socket)
-
-    def answer(self) -> bytes:
-        return self._answer("", math.inf)
-
-    def _process(self) -> str:
-        return _host()
-
-    def _lost(self, error: OSError | None) -> PeerLost:
-        return PeerLost(f"node 0 ({self._place.store}) is lost: its launcher {broken(error)}")
-
-    def _unreachable(self, timeout: float, reason: str) -> CollectiveTimeout:
-        absent = arrival_timeout([0], self._place.size, timeout, "node")
-        return CollectiveTimeout(f"{absent}; {self._place.store}: {reason}")
+    return replace(
+        launcher(place, keepalive),
+        name="node 0",
+        lost=lambda how: PeerLost(f"node 0 ({place.store}) is lost: its launcher {how}"),
+        unreachable=unreachable,
+        silent=lambda seconds: CollectiveTimeout(f"node 0 did not answer within {seconds:g} s"),
+    )
 
 
 class Nodes:
     """The launchers of a job, as one of them knows them: the place of its first rank, and what ends all ranks."""
 
-    def __init__(self, store: _NodeStore, options: NodeOptions, first: Place) -> None:
-        self.host, self.name, self.first = _host(), options.name, first
+    def __init__(self, store: Client, options: NodeOptions, first: Place) -> None:
+        self.host, self.name, self.first, self.keepalive = _host(), options.name, first, options.keepalive
         self.over = False  # a failure was read, or all nodes have ended
         self.due = 0.0 if options.rank else math.inf  # when to call `probe` next
-        self._started = False
         self._store, self._options = store, options
-        each = [ended(node) for node in range(options.count)]
+        each = [has_left(node) for node in range(options.count)]
         self._mine = each[options.rank]
         self._awaited = each if options.rank == 0 else [ALL_ENDED]
-        store.ask(self._awaited[0])
+        self._await_next()
 
     def fileno(self) -> int:
         return self._store.fileno()
@@ -162,43 +116,30 @@ class Nodes:
         if not self.over:
             self._store.abort(error)
 
-    def start(self) -> None:
-        """Tell node 0 that the ranks have connected."""
-        if not (self._started or self.over):
-            self._started = True
-            with suppress(PeerLost):  # node 0 is lost, as `read` will say
-                self._store.set(STARTED, b"")
-
-    def end_stopped(self) -> None:
-        """Tell the launchers of all nodes that a rank has waited too long for `grow`."""
-        if not self.over:
-            with suppress(PeerLost):  # node 0 is lost, as `read` will say
-                self._store.set(GROW_TIMED_OUT, b"")
-
     def end(self) -> None:
         """Tell the other nodes that the ranks of this one have ended."""
         if not self.over:
             with suppress(PeerLost):  # node 0 is lost, as `read` will say
                 self._store.set(self._mine, b"")
 
-    def read(self) -> RingcommError | JobEvent:
-        """Read what has come; return the failure of the job, or else what node 0 tells."""
+    def read(self) -> RingcommError | None:
+        """Read what has come; return the failure of the job, if it has failed."""
         try:
-            if pushed := self._store.answer():  # the keys that this launcher awaits have no value
-                return JobEvent.decode(pushed)
-            del self._awaited[0]
-            if self._awaited:
-                self._store.ask(self._awaited[0])
-                return JobEvent()
-            if self._options.rank == 0:
-                self._store.set(ALL_ENDED, b"")
-        except BlockingIOError:  # half a message
-            return JobEvent()
+            while self._store.receive(self._question, 0.0):
+                del self._awaited[0]
+                if not self._awaited:
+                    if self._options.rank == 0:
+                        self._store.set(ALL_ENDED, b"")
+                    self._leave()
+                    return None
+                self._await_next()
         except RingcommError as error:
             self._leave()
             return error
-        self._leave()
-        return JobEvent()
+        return None
+
+    def _await_next(self) -> None:
+        self._question = self._store.put("get", key=self._awaited[0], timeout=math.inf)
 
     def _leave(self) -> None:
         self.over, self.due = True, math.inf
@@ -213,7 +154,12 @@ def join_nodes(options: NodeOptions, ranks: int) -> Iterator[Nodes]:
     Raises the same error on all nodes that have come if some do not come in time, which it names, or do not fit.
     """
     place = Place(options.rank, options.count, NODES, options.secret, "ringcomm run", hosts=True, store=options.address)
-    with _NodeStore(place, options) as store:
+    with ExitStack() as stack:
+        if options.rank == 0:
+            stack.enter_context(serving(_serve(options), min(options.timeout, LATE)))
+        node_0 = _node_0(place, options.keepalive)
+        client = Client(node_0, NODES, place, options.timeout, process=_host(), noun="node", warn_after=WARN_AFTER)
+        store = stack.enter_context(client)
         try:
             try:
                 nodes = Nodes(store, options, _find_first_place(store, options, ranks))
@@ -226,18 +172,17 @@ def join_nodes(options: NodeOptions, ranks: int) -> Iterator[Nodes]:
             raise
 
 
-def ended(node: int) -> str:
-    """Return the key that is set once the ranks of a node have ended."""
-    return f"node {node} has ended"
-
-
-def _find_first_place(store: _NodeStore, options: NodeOptions, ranks: int) -> Place:
+def _find_first_place(store: Client, options: NodeOptions, ranks: int) -> Place:
     """Return the place of the first rank of this node. Node 0 collects what all have and answers each."""
     deadline = time.monotonic() + options.timeout
     mine = {"host": _host(), "version": VERSION, "ranks": ranks, "elastic": options.elastic}
     store.set(f"node {options.rank} is", json.dumps(mine).encode())
     if options.rank == 0:
-        nodes = [json.loads(_get(store, f"node {node} is", deadline, options)) for node in range(options.count)]
+        nodes = []
+        for node in range(options.count):
+            nodes.append(json.loads(_get(store, f"node {node} is", deadline, options)))
+            if node > 0:
+                log.info("node %d (%s) has come", node, nodes[-1]["host"])
         check_versions([node["version"] for node in nodes], "node")
         without = [number for number, node in enumerate(nodes) if not node["elastic"]]
         if 0 < len(without) < len(nodes):
@@ -251,10 +196,10 @@ def _find_first_place(store: _NodeStore, options: NodeOptions, ranks: int) -> Pl
             log.info("node %d (%s) has %s", node, facts["host"], format_ranks(range(first, starts[node + 1])))
             store.set(f"place of node {node}", json.dumps([first, size, job]).encode())
     first, size, job = json.loads(_get(store, f"place of node {options.rank}", deadline + REPORT_TIMEOUT, options))
-    return Place(first, size, job, options.secret, store=options.address)
+    return Place(first, size, job, options.secret, hosts=True, store=options.address)
 
 
-def _get(store: _NodeStore, key: str, deadline: float, options: NodeOptions) -> bytes:
+def _get(store: Client, key: str, deadline: float, options: NodeOptions) -> bytes:
     if deadline - time.monotonic() > WARN_AFTER:
         try:
             return store.get(key, WARN_AFTER)

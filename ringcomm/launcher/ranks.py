@@ -9,11 +9,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Self
 
+from ringcomm.bootstrap.place import NONCE, RANK, RESTARTS, environment_of, find_processes
 from ringcomm.launcher import processes
 from ringcomm.launcher.input import RankInput
 from ringcomm.launcher.signals import SignalSocket
@@ -24,6 +26,8 @@ __all__ = ["RankStart", "Ranks"]
 
 log = logging.getLogger("ringcomm")
 
+IDENTITY = NONCE, RANK, RESTARTS  # variables by which a process of a rank that may be started again is known
+KILL_TIMEOUT = 1.0  # seconds for the kernel to end what was killed
 CALLS = "fork or setpgid"  # which start a process in a group
 
 
@@ -93,6 +97,39 @@ class Ranks:
     def running(self) -> dict[int, int]:
         """Return the process id of each rank that has not been reaped."""
         return {rank: process.pid for rank, process in self._processes.items() if process.returncode is None}
+
+    def processes_of(self, rank: int) -> list[int]:
+        """Return the processes of a rank, which may have been started as the child of a script."""
+        environment = self._starts[rank].environment
+        return find_processes(self.group, {name: environment[name] for name in IDENTITY})
+
+    def rank_of(self, process: int) -> int | None:
+        """Return which rank this process is; None if it is none, or was started before.
+
+        It may be the child of a script that was started: then its environment tells.
+        """
+        for rank, started in self.running().items():
+            if process == started:
+                return rank
+        try:
+            environment = environment_of(process)
+        except OSError:  # it has ended
+            return None
+        for rank, how in self._starts.items():
+            if all(environment.get(name) == how.environment[name] for name in IDENTITY):
+                return rank
+        return None
+
+    def kill_rest(self, rank: int) -> None:
+        """Kill what still runs of a rank that has ended: if that was a script, the rank itself may not have noticed."""
+        rest = self.processes_of(rank)
+        for process in rest:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        end = time.monotonic() + KILL_TIMEOUT  # until it cannot call `grow` any more
+        while rest and time.monotonic() < end:
+            time.sleep(0.01)
+            rest = self.processes_of(rank)
 
     def reap(self) -> list[tuple[int, int]]:
         """Return rank and exit status of those that have ended since the last call; -N: killed by signal N."""

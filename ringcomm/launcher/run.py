@@ -10,11 +10,12 @@ import shutil
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from ringcomm.bootstrap.place import Place
+from ringcomm.bootstrap.server import serve_one_host
 from ringcomm.errors import ArgumentError, refuse
 from ringcomm.launcher import processes
 from ringcomm.launcher.nodes import NodeOptions, join_nodes
@@ -53,10 +54,12 @@ def run(
     if not 1 <= size <= processes.MAX_RANKS:
         raise refuse("number of ranks", f"1 to {processes.MAX_RANKS}", size)
     shares = _shares(size, bind)
-    with join_nodes(options, size) if options else nullcontext() as nodes:
+    with ExitStack() as stack:
+        nodes = stack.enter_context(join_nodes(options, size)) if options else None
         command = _program(command)
         descriptors.provide_for_launcher(size)
-        first = nodes.first if nodes else Place(0, size, secrets.token_hex(16), secrets.token_hex(16))
+        alone = Place(0, size, secrets.token_hex(16), secrets.token_hex(16))
+        first = nodes.first if nodes else stack.enter_context(serve_one_host(alone))
         first = replace(first, respawn=respawn, first=first.rank)
         with SignalSocket(signal.SIGCHLD, *FORWARDED) as signals, Supervisor(signals, nodes, first) as supervisor:
             for local_rank, cores in enumerate(shares):

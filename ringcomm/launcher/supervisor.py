@@ -8,8 +8,9 @@ import sys
 import time
 from typing import Self
 
-from ringcomm.bootstrap.notices import TOO_LATE
+from ringcomm.bootstrap.membership import TOO_LATE
 from ringcomm.bootstrap.place import Place
+from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
 from ringcomm.errors import Aborted, PeerLost, RingcommError
 from ringcomm.launcher import processes
 from ringcomm.launcher.nodes import Nodes
@@ -39,7 +40,8 @@ class Supervisor:
         self._stops = Stops(self._ranks)
         self._restarts: Restarts | None = None
         if place.respawn is not None:
-            self._restarts = Restarts(place, place.respawn, self._ranks, self.start, self._print)
+            keepalive = nodes.keepalive if nodes else KEEPALIVE
+            self._restarts = Restarts(place, keepalive, place.respawn, self._ranks, self.start, self._print)
         out, err = sys.stdout.fileno(), sys.stderr.fileno()
         self._out = OutputWriter(out, signals.wake)
         # Two threads that write to one pipe would mix their lines.
@@ -47,7 +49,7 @@ class Supervisor:
         self._outputs = selectors.DefaultSelector()
         self._control = selectors.DefaultSelector()  # all but output
         for selector in (self._outputs, self._control):
-            for source in (signals, nodes, self._restarts and self._restarts.notices):
+            for source in (signals, nodes, self._restarts):
                 if source:
                     selector.register(source, selectors.EVENT_READ)
         self._status = 0
@@ -123,9 +125,8 @@ class Supervisor:
                 self._handle_signals()
             elif key.fileobj is self._nodes:
                 self._read_nodes()
-            elif not key.data:
-                assert self._restarts
-                self._restarts.read()
+            elif key.fileobj is self._restarts:
+                self._read_membership()
             elif not key.data.forward():
                 self._outputs.unregister(key.fileobj)
                 key.data.close()
@@ -141,11 +142,6 @@ class Supervisor:
             self._print(text)
         if self._restarts and time.monotonic() >= self._restarts.due:
             self._restarts.poll()
-        if self._nodes and self._restarts and self._restarts.any_joined:
-            self._nodes.start()
-            if self._restarts.grow_timed_out:
-                self._restarts.grow_timed_out = False
-                self._nodes.end_stopped()
 
     def _handle_signals(self) -> None:
         for number in self._signals.read():
@@ -169,16 +165,19 @@ class Supervisor:
 
     def _read_nodes(self) -> None:
         assert self._nodes
-        received = self._nodes.read()
+        failure = self._nodes.read()
         if self._nodes.over:
             for selector in (self._outputs, self._control):
                 selector.unregister(self._nodes)
-        if isinstance(received, RingcommError):
-            self._record_failure(received)
-        elif self._restarts:
-            self._restarts.leave_out(received.left_out)
-            if received.grow_timed_out:
-                self._restarts.end_stopped()
+        if failure:
+            self._record_failure(failure)
+
+    def _read_membership(self) -> None:
+        assert self._restarts
+        self._restarts.read()
+        if self._restarts.over:
+            for selector in (self._outputs, self._control):
+                selector.unregister(self._restarts)
 
     def _report(self, rank: int, code: int) -> None:
         """Record that a rank of this node has failed, unless it is started again or another one is the reason."""

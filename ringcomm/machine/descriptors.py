@@ -16,8 +16,8 @@ log = logging.getLogger("ringcomm")
 # A rank holds two pidfds for each other rank; rank 0 also two connections while it starts.
 ON_RANK_0, ELSEWHERE = 4, 2
 SPARE = 32  # for what else the program opens meanwhile
-# A launcher holds the ends of two pipes for each rank.
-PER_LAUNCHED, LAUNCHER_SPARE = 2, 16
+# A launcher holds the ends of two pipes for each rank, and serves two connections of it.
+PER_LAUNCHED, LAUNCHER_SPARE = 4, 16
 
 _lock = threading.Lock()  # ranks that are threads must not undo each other's raise
 

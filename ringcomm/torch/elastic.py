@@ -153,8 +153,8 @@ def _tcp_store(comm: Communicator) -> Any:
     if comm.rank > 0:
         host, port = comm.broadcast_object()
         return TCPStore(host, port, timeout=STORE_TIMEOUT)
-    server = find_place().store  # if the ranks are on several hosts
-    host = "127.0.0.1" if not server else Config().host_address or local_address(server)
+    place = find_place()
+    host = (Config().host_address or local_address(place.store)) if place.hosts else "127.0.0.1"
     listener = socket.create_server((host, 0))  # torch itself would listen on all interfaces
     port = listener.getsockname()[1]
     options = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener.detach()}

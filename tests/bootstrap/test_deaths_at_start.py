@@ -72,7 +72,7 @@ def run_rank(connection, job, rank, victim, moment):
 
 def announce_and_die(shared, store, rank, *_):
     """Die once the ranks that wait for an announcement watch its process; `shared` has the keys of all groups."""
-    from ringcomm.torch import start
+    from ringcomm.bootstrap import torch_store as start
 
     store.set(f"{rank} is", f"name {start.host_id()}\n{start.process_id()}")
     pairs = [(other, 0) if rank == 0 else (0, other) for other in range(1, SIZE)]
@@ -98,7 +98,7 @@ def torch_store(where, rank):
 def run_torch_rank(connection, where, rank, victim, moment):
     import torch.distributed as dist
 
-    from ringcomm.torch import start
+    from ringcomm.bootstrap import torch_store as start
 
     timeout = timedelta(seconds=TIMEOUT)
     store = torch_store(where, rank)
@@ -113,7 +113,7 @@ def run_torch_rank(connection, where, rank, victim, moment):
     store.wait([f"{other} is here" for other in range(SIZE)], timeout)
     started = time.monotonic()
     if rank == victim:
-        moments = {"announced": ("_agree", partial(announce_and_die, store)), "agreed": ("_connect", die)}
+        moments = {"announced": ("_agree", partial(announce_and_die, store)), "agreed": ("_on_several_hosts", die)}
         setattr(start, *moments[moment])
     try:
         dist.init_process_group("ringcomm", store=store, rank=rank, world_size=SIZE, timeout=timeout)

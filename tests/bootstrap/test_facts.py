@@ -2,24 +2,25 @@
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 
 import pytest
 
 from harness.failures import until
 from harness.nodes import SECRET, store_server
 from ringcomm import CollectiveTimeout, Config
+from ringcomm.bootstrap.client import Client
 from ringcomm.bootstrap.facts import all_gather_facts
+from ringcomm.bootstrap.host import find_host
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.store import HashStore
-from ringcomm.bootstrap.tcpstore import TcpStore
 from ringcomm.transports import network
 
 
 class CountingStore:
     """A store that notes what one rank asks it for; `check` asks as well, but as often as time passes."""
 
-    server, members = "", ()
+    server, members, place = "", (), None
 
     def __init__(self, store):
         self.store, self.got, self.put, self.check = store, [], [], store.check
@@ -45,7 +46,7 @@ def ranks(request):
             else:
                 address = stack.enter_context(store_server())
                 places = [Place(rank, size, "facts", SECRET, store=address) for rank in range(size)]
-                stores = [stack.enter_context(closing(TcpStore(place, 20))) for place in places]
+                stores = [stack.enter_context(Client(find_host(place), place.job, place, 20)) for place in places]
             return [*pool.map(lambda rank: fn(stores[rank], rank, size), range(size))]
 
     return run

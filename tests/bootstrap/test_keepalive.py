@@ -2,7 +2,7 @@
 
 import socket
 
-from ringcomm.bootstrap.keepalive import PROBE_AGAIN, probe, probe_now
+from ringcomm.bootstrap.wire.keepalive import PROBE_AGAIN, probe, probe_now
 from ringcomm.config import MAX_KEEPALIVE
 
 

@@ -1,181 +1,218 @@
 """The membership of elastic jobs: which ranks have come, who gets the plan, and a server that is slow."""
 
+import os
 import socket
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
+from dataclasses import replace
 
 import pytest
 
 import harness
+from harness.failures import until
 from harness.nodes import SECRET, store_server
-from ringcomm import PeerLost
-from ringcomm.bootstrap import socketstore, store_membership, tcpstore
+from ringcomm import CollectiveTimeout, PeerLost
+from ringcomm.bootstrap import client, server
+from ringcomm.bootstrap.client import Client
+from ringcomm.bootstrap.host import find_host
+from ringcomm.bootstrap.membership import TOO_LATE, Membership
 from ringcomm.bootstrap.place import Place
-from ringcomm.bootstrap.servedstore import ServedLastingStore
-from ringcomm.bootstrap.store_membership import StoreMembership
-from ringcomm.bootstrap.tcpstore import LastingStore, TcpStore
+from ringcomm.bootstrap.server import serve_one_host
+from ringcomm.bootstrap.session import LASTING, Lasting
+from ringcomm.bootstrap.store import job_store
+from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
 
-PLAN = {"ranks": [0, 1, 3]}
+SIZE = 4
 
 
-@pytest.fixture
-def place():
-    with store_server() as address:
-        yield lambda rank: Place(rank, 4, "job", SECRET, store=address)
+@pytest.fixture(params=["one host", "several hosts"])
+def place(request):
+    """Return the place of a rank of a job whose launcher serves its membership."""
+    with ExitStack() as stack:
+        if request.param == "one host":
+            job = stack.enter_context(serve_one_host(Place(0, SIZE, "job", SECRET)))
+            address = job.store
+        else:
+            address = stack.enter_context(store_server())
+        yield lambda rank: Place(rank, SIZE, "job", SECRET, store=address, members=tuple(range(SIZE)))
+
+
+def member_of(place):
+    return closing(Membership(place, harness.OPERATION, KEEPALIVE))
 
 
 @pytest.fixture
 def registered(place):
     """Rank 0, registered; a joiner waits as long as any rank is."""
-    with closing(StoreMembership(place(0))) as membership, membership.register():
+    with member_of(place(0)) as membership:
+        membership.register(os.getpid(), joined=True)
         yield membership
 
 
-def request_plan(place):
-    with closing(StoreMembership(place)) as joiner:
-        return joiner.request_plan(harness.OPERATION)
+def join(place):
+    with member_of(place) as joiner:
+        return joiner.join(harness.OPERATION)
+
+
+def lead(membership, missing, timeout=harness.OPERATION, check=lambda: None):
+    return membership.plan([0], set(missing), timeout, check)
 
 
 def test_a_joiner_that_dies_and_comes_again_gets_the_plan(place, registered):
     came = threading.Event()
-
-    def wait(joiners):
-        return joiners.wait([1, 3], harness.OPERATION, came.set)
-
-    with ThreadPoolExecutor() as pool, registered.joiners() as joiners:
-        with LastingStore(place(1)) as dead:
-            dead.set("rank 1 joins", b"the request of the dead")
-            found = pool.submit(wait, joiners)
+    with ThreadPoolExecutor() as pool:
+        with Client(find_host(place(1)), LASTING, place(1), harness.OPERATION) as dead:
+            dead.set("join/1/the request of the dead", b"")
+            found = pool.submit(lead, registered, [1, 3], check=came.set)
             assert came.wait(harness.OPERATION)  # rank 0 has seen that request
-        answers = [pool.submit(request_plan, place(rank)) for rank in (3, 1)]
-        assert sorted(rank for rank, _ in found.result(harness.OPERATION)) == [1, 3]
-        joiners.send(PLAN)
-        assert [answer.result(harness.OPERATION) for answer in answers] == [PLAN, PLAN]
+        answers = [pool.submit(join, place(rank)) for rank in (3, 1)]
+        plan = found.result(harness.OPERATION)
+        assert plan["ranks"] == [0, 1, 3]
+        assert [answer.result(harness.OPERATION) for answer in answers] == [plan, plan]
+
+
+def test_a_wait_for_joiners_ends_with_the_communicator(registered):
+    start = time.monotonic()
+    with pytest.raises(PeerLost, match="what ends the wait"):
+        lead(registered, [1], check=ends_the_wait)
+    assert time.monotonic() - start < harness.OPERATION / 2
+
+
+def test_who_was_removed_is_not_waited_for(place, registered):
+    with Client(find_host(place(3)), LASTING, place(3), harness.OPERATION) as launcher:
+        launcher.tell("propose", key="removed/1")
+        launcher.check()
+        assert lead(registered, [1])["ranks"] == [0]
 
 
 FORKS = """
-import os
-from ringcomm.bootstrap.local_membership import LocalMembership
+import os, sys
+from ringcomm.bootstrap.membership import Membership
 from ringcomm.bootstrap.place import Place
+from ringcomm.bootstrap.server import serve_one_host
 
-membership = LocalMembership(Place(0, 2, f"job of {os.getpid()}", "nonce"))
-(lives, ends), (runs, forked) = os.pipe(), os.pipe()
-with membership.joiners():
+with serve_one_host(Place(0, 2, f"job of {os.getpid()}", "nonce")) as place:
+    (lives, ends), (runs, forked) = os.pipe(), os.pipe()
+    first = Membership(place, 20, 15.0)
+    first.register(os.getpid(), joined=True)
     if not os.fork():
         os.close(ends)
         os.write(forked, b"1")
         os.read(lives, 1)  # until the parent has ended
         os._exit(0)
     os.read(runs, 1)
-with membership.joiners():
-    print("again")
+    first._store._socket.close()
+    second = Membership(place, 20, 15.0)
+    while second._store.keys("member/"):
+        pass
+    print("it is gone")
 """
 
 
-def test_a_forked_child_does_not_hold_the_address_where_ranks_join():
+def test_a_forked_child_does_not_hold_the_place_of_its_parent():
     command = [sys.executable, "-c", FORKS]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=harness.JOB, check=False)
-    assert ended.stdout == "again\n", ended.stderr
+    assert ended.stdout == "it is gone\n", ended.stderr
 
 
-def test_a_wait_for_joiners_ends_with_the_communicator(registered):
-    def check():
-        raise PeerLost("rank 2 was lost", rank=2)
-
-    start = time.monotonic()
-    with registered.joiners() as joiners, pytest.raises(PeerLost, match="rank 2 was lost"):
-        joiners.wait([1], harness.OPERATION, check)
-    assert time.monotonic() - start < harness.OPERATION / 2
-
-
-def test_the_server_keeps_no_plan(place, registered, monkeypatch):
-    monkeypatch.setattr(store_membership.secrets, "token_hex", lambda _: "1")
+def test_the_server_keeps_a_plan_until_the_next_call(place, registered):
     with ThreadPoolExecutor() as pool:
-        with registered.joiners() as joiners:
-            answer = pool.submit(request_plan, place(1))
-            assert joiners.wait([1], harness.OPERATION, lambda: None)
-            joiners.send(PLAN)
-            assert answer.result(harness.OPERATION) == PLAN
-        with LastingStore(place(1)) as store:
-            assert store.find("plan of 1") is None
+        answer = pool.submit(join, place(1))
+        assert lead(registered, [1]) == answer.result(harness.OPERATION)
+    assert len(registered._store.keys("plan/")) == 1
+    lead(registered, [], 0)
+    assert not registered._store.keys("plan/")
+    assert not registered._store.keys("join/")
 
 
 @pytest.mark.parametrize("first", [True, False])
 def test_the_first_to_confirm_decides_for_all(place, first):
-    assert StoreMembership(place(0)).confirm("job+1", first) is first
-    assert StoreMembership(place(1)).confirm("job+1", not first) is first
-    assert StoreMembership(place(1)).confirm("job+2", not first) is not first
+    with member_of(place(0)) as one, member_of(place(1)) as other:
+        assert one.confirm("job+1", first) is first
+        assert other.confirm("job+1", not first) is first
+        assert other.confirm("job+2", not first) is not first
+
+
+def test_a_joiner_that_none_can_take_in_ends_at_once(place):
+    with pytest.raises(SystemExit) as raised:
+        join(place(1))
+    assert raised.value.code == TOO_LATE
+
+
+def test_a_start_ends_when_a_rank_is_lost_that_it_awaits(place, registered):
+    registered.close()  # which is no loss
+    with member_of(place(2)) as lost, member_of(place(3)) as other:
+        lost.register(os.getpid(), joined=True)
+        lost._store._socket.shutdown(socket.SHUT_RDWR)  # as if it had died
+        until(lambda: not other._store.keys("member/"), "the loss")
+    with (
+        pytest.raises(PeerLost, match=r"^rank 2 \(process .*\) exited during startup$"),
+        job_store(place(1), harness.OPERATION) as store,
+    ):
+        store.get("never set", harness.OPERATION)
+    unknown = replace(place(1), job="of ranks that it does not know", members=())
+    with pytest.raises(CollectiveTimeout), job_store(unknown, harness.OPERATION) as store:
+        store.get("never set", 0.1)
 
 
 def test_a_slow_server_is_not_the_end_of_the_job(place, registered, monkeypatch):
-    monkeypatch.setattr(socketstore, "LINGER", 0.2)
-    handle, slow = ServedLastingStore.handle, threading.Event()
+    take, slow = Lasting.take, threading.Event()
 
-    def handle_slowly(self, peer, message):
-        if message.startswith(b"get") and not slow.is_set():
+    def take_slowly(self, peer, message):
+        if message.kind == "keys" and not slow.is_set():
             slow.set()
             time.sleep(1)  # longer than a client waits
-        handle(self, peer, message)
+        return take(self, peer, message)
 
-    with closing(StoreMembership(place(1))) as joiner:
-        assert joiner.any_registered()
-        monkeypatch.setattr(ServedLastingStore, "handle", handle_slowly)
-        assert joiner.any_registered()  # as far as it knows
-        assert slow.is_set()
-        time.sleep(1)  # until the server has caught up
-        assert joiner.any_registered()
-        slow.clear()
-        assert joiner.request_plan(0.1) is None
-        assert slow.is_set()
-        time.sleep(1)  # until the server has caught up
-        with ThreadPoolExecutor() as pool, registered.joiners() as joiners:
-            answer = pool.submit(joiner.request_plan, harness.OPERATION)
-            assert joiners.wait([1], harness.OPERATION, lambda: None) == [(1, "")]
-            joiners.send(PLAN)
-            assert answer.result(harness.OPERATION) == PLAN
-
-
-def test_a_launcher_survives_that_it_cannot_remove_a_rank(monkeypatch):
-    monkeypatch.setattr(tcpstore, "REACH_TIMEOUT", 0.1)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = "{}:{}".format(*silent.getsockname())
-        membership = StoreMembership(Place(2, 4, "job", SECRET, store=address))
-        assert membership.any_registered()  # as far as it knows
-        membership.remove(1)
-
-
-@pytest.mark.usefixtures("registered")
-def test_the_launcher_connects_again_after_a_lost_connection(place):
-    with closing(StoreMembership(place(2))) as launcher:
-        assert launcher.any_registered()
-        launcher._kept._socket.shutdown(socket.SHUT_RDWR)
-        launcher.any_registered()
-        assert launcher.any_registered()
-
-
-@pytest.mark.usefixtures("registered")
-def test_a_launcher_waits_for_an_answer_no_longer_than_its_patience(place, monkeypatch):
-    handle, resumed = ServedLastingStore.handle, threading.Event()
-    monkeypatch.setattr(ServedLastingStore, "handle", lambda *request: resumed.wait() and handle(*request))
-    with closing(StoreMembership(place(2), patience=0.1)) as launcher:
-        start = time.monotonic()
-        assert launcher.any_registered()  # as far as it knows
-        assert time.monotonic() - start < socketstore.LINGER
-        resumed.set()
+    with member_of(place(1)) as joiner, ThreadPoolExecutor() as pool:
+        monkeypatch.setattr(joiner._store, "_patience", 0.2)
+        monkeypatch.setattr(Lasting, "take", take_slowly)
+        answer = pool.submit(joiner.join, harness.OPERATION)
+        assert slow.wait(harness.OPERATION)
+        assert lead(registered, [1]) == answer.result(harness.OPERATION)
 
 
 def test_a_server_keeps_only_the_failure_of_the_last_starts_that_failed(monkeypatch):
-    monkeypatch.setattr(tcpstore, "FAILED_STARTS", 2)
+    monkeypatch.setattr(server, "FAILED_STARTS", 2)
     names = [f"start {number}" for number in range(4)]
     with store_server() as address:
-        server = next(thread for thread in threading.enumerate() if isinstance(thread, tcpstore.TcpStoreServer))
+        serving = next(thread for thread in threading.enumerate() if isinstance(thread, server.Server))
         for name in names:
-            with TcpStore(Place(0, 2, name, SECRET, store=address), 20) as store:
+            place = Place(0, 2, name, SECRET, store=address)
+            with Client(find_host(place), name, place, 20) as store:
                 store.abort(PeerLost(name))
+        late = Place(1, 2, names[-1], SECRET, store=address)
         with pytest.raises(PeerLost, match=names[-1]):
-            TcpStore(Place(1, 2, names[-1], SECRET, store=address), 20)
-        assert (list(server._starts), list(server._failed)) == ([], names[-2:])
+            Client(find_host(late), late.job, late, 20)
+        assert (list(serving._starts), list(serving._failed)) == ([], names[-2:])
+
+
+def test_a_watcher_that_reads_late_misses_no_change(place):
+    seen = []
+    changes = range(3000)  # more than the buffers of a socket hold
+    with (
+        Client(find_host(place(3)), LASTING, place(3), 20, watch=lambda it: seen.append(it.fields["key"])) as watcher,
+        Client(find_host(place(0)), LASTING, place(0), 20) as busy,
+    ):
+        for number in changes:
+            busy.set(f"key/{number}", b"")
+        busy.check()
+        watcher.check()
+    assert seen == [f"key/{number}" for number in changes]
+
+
+def test_the_question_that_a_client_gave_up_does_not_answer_the_next(place):
+    with Client(find_host(place(0)), LASTING, place(0), 20) as store:
+        with pytest.raises(PeerLost, match="what ends the wait"):
+            store.find("never set", 0.3, ends_the_wait)
+        time.sleep(0.4)
+        assert store.find("", 0) == b""
+    assert client.SLICE < 0.3
+
+
+def ends_the_wait():
+    raise PeerLost("what ends the wait")

@@ -44,6 +44,10 @@ MPICH = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "4"}
             {**OURS, "RINGCOMM_STORE": "10.0.0.1:29500"},
             Place(1, 4, "ringcomm run/j", "secret", "ringcomm run", hosts=True, store="10.0.0.1:29500"),
         ),
+        (
+            {**OURS, "RINGCOMM_STORE": "unix:name"},
+            Place(1, 4, "ringcomm run/j", "secret", "ringcomm run", store="unix:name"),
+        ),
         (TORCHRUN, Place(1, 4, "torchrun/none/29500/2", "", "torchrun")),
         (OPEN_MPI, Place(1, 4, "Open MPI/prterun-host-17@1", "", "Open MPI", mpi=True)),
         (SRUN, Place(1, 4, "srun/7/0", "", "srun", mpi=True)),
@@ -102,11 +106,11 @@ def test_two_jobs_of_a_user_have_different_names(environ, names):
 
 
 def test_a_place_round_trips_through_the_environment():
-    for store in ("", "10.0.0.1:29500"):
+    for store in ("", "unix:name", "10.0.0.1:29500"):
         place = Place(2, 3, "job", "nonce", store=store)
         found = find_place(place.environment())
         assert (found.rank, found.size, found.nonce, found.store) == (2, 3, "nonce", store)
-        assert found.hosts == bool(store)
+        assert found.hosts == (store == "10.0.0.1:29500")
         assert place.environment().keys() >= os.environ.keys()
 
 

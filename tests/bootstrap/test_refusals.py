@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from ringcomm import RingcommError
-from ringcomm.bootstrap import refusals
-from ringcomm.bootstrap.server import PeerServer
-from ringcomm.bootstrap.sockets import packet_socket
+from ringcomm.bootstrap.wire import peers
+from ringcomm.bootstrap.wire.peers import PeerServer
+from ringcomm.bootstrap.wire.unix import UnixGate, packet_socket
 
 
 class RefusingServer(PeerServer):
@@ -21,7 +21,7 @@ class RefusingServer(PeerServer):
 
     def __init__(self):
         self.address = f"\0ringcomm-test-{uuid.uuid4().hex}"
-        super().__init__(self.address, "this test", lambda peer: self.refuse(peer, "wrong message"), rank=2)
+        super().__init__(UnixGate(self.address, "this test"), lambda peer: self.refuse(peer, "wrong message"), rank=2)
 
     def refuse_processes(self, count):
         for _ in range(count):
@@ -43,7 +43,7 @@ def server():
 def clock(monkeypatch):
     """The time in the log of refusals: `clock.now`."""
     clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(refusals, "time", clock)
+    monkeypatch.setattr(peers, "time", clock)
     return clock
 
 
@@ -67,7 +67,7 @@ def others(line):
 
 
 def test_the_line_comes_without_another_event(server, caplog, monkeypatch):
-    monkeypatch.setattr(refusals, "INTERVAL", 0.05)
+    monkeypatch.setattr(peers, "INTERVAL", 0.05)
     server.refuse_processes(3)
     while sum(1 + others(line) for line in caplog.messages) < 3:
         server.serve(None)
@@ -81,7 +81,7 @@ def test_closing_logs_the_rest(server, clock, caplog):
 
 
 def test_a_flood_does_not_hide_another_reason(clock, caplog):
-    refused = refusals.RefusalLog()
+    refused = peers.RefusalLog()
     for pid in range(100):
         refused.add("a connection", f"process {pid} belongs to user {pid}, not to user 0")
         if pid == 50:

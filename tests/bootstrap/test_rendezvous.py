@@ -12,18 +12,18 @@ import subprocess
 import sys
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
 from ringcomm import ArgumentError, CollectiveTimeout, MemoryShortage, PeerLost, RingcommError
-from ringcomm.bootstrap import refusals, sockets
 from ringcomm.bootstrap import rendezvous as module
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.rendezvous import rendezvous
-from ringcomm.bootstrap.store import HashStore, SocketStore
+from ringcomm.bootstrap.store import HashStore, job_store
+from ringcomm.bootstrap.wire import peers, unix
 
 
 @pytest.fixture(autouse=True)
@@ -174,7 +174,7 @@ GARBAGE = (
 
 
 def test_untrusted_peers_are_refused_and_do_not_block_startup(caplog, monkeypatch):
-    monkeypatch.setattr(refusals, "INTERVAL", 0.0)  # log each
+    monkeypatch.setattr(peers, "INTERVAL", 0.0)  # log each
     store = HashStore()
     with ThreadPoolExecutor() as pool, ExitStack() as stack:
         server = pool.submit(join, store, 0, 2)
@@ -220,7 +220,7 @@ def test_a_send_is_repeated_while_too_many_descriptors_are_in_flight():
             if len(self.sent) < 3:
                 raise OSError(errno.ETOOMANYREFS, "too many references")
 
-    sockets.send_packet(Busy(), {"more": True}, [0])
+    unix.send_packet(Busy(), {"more": True}, [0])
     assert len(Busy.sent) == 3
 
 
@@ -228,19 +228,19 @@ def test_running_out_of_descriptors_is_an_error():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     with ours, theirs:
-        sockets.send_packet(ours, {}, [0, 0, 0])
+        unix.send_packet(ours, {}, [0, 0, 0])
         lowest = os.dup(0)
         os.close(lowest)
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
         try:
             with pytest.raises(RingcommError, match=r"rank 1 .*RLIMIT_NOFILE"):
-                sockets.receive_packet(theirs).read(1)
+                unix.receive_packet(theirs).read(1)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def join_as_process(job, rank, size):
-    with closing(SocketStore(Place(rank, size, job), 20)) as store, join(store, rank, size) as result:
+    with job_store(Place(rank, size, job), 20) as store, join(store, rank, size) as result:
         assert result.pids[rank] == os.getpid()
         assert len(json.loads(os.pread(result.fd, 1000, 0))) == size
         for other, pidfd in enumerate(result.pidfds):
@@ -289,7 +289,7 @@ def start():
 def test_processes_get_pidfds_of_each_other(start):
     size, job = 3, uuid.uuid4().hex
     others = [start(join_as_process, job, rank, size) for rank in range(1, size)]
-    with closing(SocketStore(Place(0, size, job), 20)) as store, join(store, 0, size) as result:
+    with job_store(Place(0, size, job), 20) as store, join(store, 0, size) as result:
         assert result.pids == [os.getpid(), *(other.pid for other in others)]
         assert [other.wait(20) for other in others] == [0, 0]
         for pidfd in result.pidfds[1:]:
@@ -303,8 +303,8 @@ def test_a_process_that_dies_during_startup_is_named_on_every_rank(start, death)
     victim = start(death, job, 1, size)
     with (
         ThreadPoolExecutor() as pool,
-        closing(SocketStore(Place(0, size, job), 20)) as store,
-        closing(SocketStore(Place(2, size, job), 20)) as other_store,
+        job_store(Place(0, size, job), 20) as store,
+        job_store(Place(2, size, job), 20) as other_store,
     ):
         other = pool.submit(join, other_store, 2, size)
         for outcome in (pool.submit(join, store, 0, size), other):

@@ -1,6 +1,5 @@
 """The stores that ranks share during startup."""
 
-import hashlib
 import itertools
 import os
 import socket
@@ -18,12 +17,16 @@ import pytest
 from harness.failures import PROMPT, until
 from harness.nodes import SECRET, store_server
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, MemoryShortage, PeerLost, RingcommError
-from ringcomm.bootstrap import refusals, socketstore, storeserver
+from ringcomm.bootstrap import server
+from ringcomm.bootstrap import store as store_module
+from ringcomm.bootstrap.client import Client
+from ringcomm.bootstrap.host import find_host
 from ringcomm.bootstrap.place import Place
-from ringcomm.bootstrap.servedstore import JOIN, ServedStore
-from ringcomm.bootstrap.socketstore import SocketStore
-from ringcomm.bootstrap.store import HashStore, job_store, open_store, shared_failure
-from ringcomm.bootstrap.tcpstore import TcpStore
+from ringcomm.bootstrap.session import Start
+from ringcomm.bootstrap.store import HashStore, job_store, open_store, rank_0_server, shared_failure
+from ringcomm.bootstrap.wire import peers
+from ringcomm.bootstrap.wire.framing import decode, encode
+from ringcomm.bootstrap.wire.unix import user_address
 from ringcomm.machine import descriptors
 
 SHORTAGE = MemoryShortage("no memory", rank=1, expected=2, got=1)
@@ -59,12 +62,27 @@ def no_thread_is_left():
     until(lambda: threading.active_count() == before, "the end of all threads")
 
 
-def address(job):
-    return f"\0ringcomm-{os.geteuid()}-{hashlib.sha256(job.encode()).hexdigest()[:32]}"
+class Rank:
+    """A rank in the store of a start, which rank 0 of one host serves."""
+
+    def __init__(self, place, timeout=20):
+        self.server = None if place.rank or place.store else rank_0_server(place)
+        self.client = Client(find_host(place), place.job, place, timeout)
+        self.get, self.set = self.client.get, self.client.set
+        self.abort, self.check = self.client.abort, self.client.check
+
+    def close(self, late=0.0):
+        self.client.close()
+        if self.server:
+            self.server.close(late)
+            self.server = None
+
+    def die(self):
+        self.client._socket.close()
 
 
 def join(job, rank, size, nonce="", timeout=20):
-    return closing(SocketStore(Place(rank, size, job, nonce), timeout))
+    return closing(Rank(Place(rank, size, job, nonce), timeout))
 
 
 def connect(name):
@@ -91,7 +109,7 @@ def stores(request, job):
     elif request.param == "hosts":
         with store_server() as address, ExitStack() as stack:
             places = [Place(rank, 2, job, SECRET, store=address) for rank in range(2)]
-            yield [stack.enter_context(closing(TcpStore(place, 20))) for place in places]
+            yield [stack.enter_context(closing(Rank(place))) for place in places]
     else:
         with joined(job) as found:
             yield found
@@ -125,7 +143,7 @@ def test_a_key_that_no_rank_sets_is_named(stores):
 @pytest.mark.parametrize("hosts", [False, True])
 def test_a_rank_that_is_late_in_a_start_of_some_ranks_is_named_by_its_rank_in_the_job(job, hosts, monkeypatch):
     """Ranks 1, 4 and 5 start together, as in `grow`; the last one does not come."""
-    monkeypatch.setattr(socketstore, "LATE", 0.1)
+    monkeypatch.setattr(store_module, "LATE", 0.1)
     with ExitStack() as stack, ThreadPoolExecutor() as pool:
         address = stack.enter_context(store_server()) if hosts else ""
 
@@ -144,9 +162,9 @@ def test_the_death_of_one_of_some_ranks_is_named_by_its_rank_in_the_job(job, hos
     with ExitStack() as stack, ThreadPoolExecutor() as pool:
         address = stack.enter_context(store_server()) if hosts else ""
         places = [Place(rank, 2, job, SECRET, store=address, members=(1, 4)) for rank in range(2)]
-        opened = [pool.submit((TcpStore if hosts else SocketStore), place, 20) for place in places]
+        opened = [pool.submit(Rank, place) for place in places]
         store, other = [stack.enter_context(closing(each.result())) for each in opened]
-        other._socket.shutdown(socket.SHUT_RDWR)  # as if it had died
+        other.client._socket.shutdown(socket.SHUT_RDWR)  # as if it had died
         with pytest.raises(PeerLost, match=r"rank 4 \(process .*\) exited during startup") as caught:
             store.get("key", 20)
         assert caught.value.rank == 4
@@ -183,42 +201,42 @@ def test_missing_ranks_are_named(job):
 
 @pytest.mark.parametrize("serving", ["processes", "hosts"])
 def test_a_late_answer_is_not_taken_for_that_of_the_next_get(job, serving, monkeypatch):
-    resumed, answer = threading.Event(), ServedStore.answer_pending
+    resumed, poll = threading.Event(), Start.poll
     with ExitStack() as stack:
         if serving == "hosts":
             place = Place(1, 2, job, SECRET, store=stack.enter_context(store_server()))
-            store = stack.enter_context(closing(TcpStore(place, 20)))
+            store = stack.enter_context(closing(Rank(place)))
         else:
             _, store = stack.enter_context(joined(job))
-        store.set("key", b"value")
         stack.callback(resumed.set)
-        monkeypatch.setattr(ServedStore, "answer_pending", lambda self: resumed.wait() and answer(self))
-        monkeypatch.setattr(socketstore, "LINGER", 0.1)
+        monkeypatch.setattr(Start, "poll", lambda self: resumed.wait() and poll(self))
+        monkeypatch.setattr(store.client, "_patience", 0.1)
+        store.set("key", b"value")  # the server waits from now on
         with pytest.raises(CollectiveTimeout, match=r"did not answer within 0\.15 s"):
-            store.get("key", 0.05)
-        resumed.set()
-        time.sleep(0.1)  # for the answer to come
-        with pytest.raises(PeerLost, match="does not answer"):
             store.get("another", 0.05)
-        with pytest.raises(PeerLost, match="does not answer"):
-            store.check()
+        resumed.set()
+        monkeypatch.setattr(store.client, "_patience", 20)
+        assert store.get("key", 0.05) == b"value"
+        store.check()
 
 
 def test_rank_0_gets_a_failure_at_once_though_another_rank_is_stopped(job):
     with ThreadPoolExecutor() as pool:
-        stores = [pool.submit(SocketStore, Place(rank, 2, job), 20) for rank in range(2)]
+        stores = [pool.submit(Rank, Place(rank, 2, job)) for rank in range(2)]
         first, stopped = (store.result() for store in stores)
 
     def fail():
-        with first:
+        try:
             first.abort(CollectiveTimeout("the reason"))
             first.check()
+        finally:
+            first.close(late=10)
 
     with closing(stopped):
         start = time.monotonic()
         with pytest.raises(CollectiveTimeout, match="the reason"):
             fail()
-        assert time.monotonic() - start < storeserver.LINGER / 2
+        assert time.monotonic() - start < server.LINGER / 2
         with pytest.raises(CollectiveTimeout, match="the reason"):  # it continues
             stopped.check()
 
@@ -265,40 +283,63 @@ def test_a_rank_of_another_job_is_refused_and_startup_continues(job, caplog, pla
     assert reason in caplog.text
 
 
-GARBAGE = (
-    b"x",
-    b"\xff\0" * 1000,
-    b"[" * 60_000,
-    b'{"rank": Infinity, "size": 2, "nonce": ""}',
-    rb'{"rank": 1, "size": 2, "nonce": "\ud800"}',
-    JOIN.pack(1, 2) + b"\xed\xa0\x80",
-    JOIN.pack(-1, 2),
-    JOIN.pack(2, 2),
-)
+def hello(job, rank, size, nonce=""):
+    return encode("join", session=job, rank=rank, size=size, members=[], process="a test", nonce=nonce)
+
+
+def garbage(job):
+    return (
+        b"x",
+        b"\xff\0" * 1000,
+        b"[" * 60_000,
+        b"[]",
+        b'{"kind": "join"}',
+        encode("join", session=job, rank=float("inf"), size=2, members=[], process="", nonce=""),
+        encode("join", session=job, rank=1, size=2, members=[0], process="", nonce=""),
+        hello(job, 1, 2, "\ud800"),
+        hello(job, -1, 2),
+        hello(job, 2, 2),
+    )
+
+
+def refused(peer):
+    """Return whether the server has refused this peer, and disconnected."""
+    return decode(peer.recv(1000)).kind == "refused" and peer.recv(1000) == b""
 
 
 @pytest.mark.parametrize("nonce", ["", "nonce"])
 def test_untrusted_peers_do_not_block_startup(job, caplog, monkeypatch, nonce):
-    monkeypatch.setattr(refusals, "INTERVAL", 0.0)  # log each
-    with join(job, 0, 2, nonce) as store, connect(address(job)):
-        for garbage in GARBAGE:
-            with connect(address(job)) as peer:
-                peer.send(garbage)
-                assert peer.recv(100).startswith(b"refused\0")
-                assert peer.recv(100) == b""  # disconnected
+    monkeypatch.setattr(peers, "INTERVAL", 0.0)  # log each
+    with join(job, 0, 2, nonce) as store, connect(user_address(job)):
+        for each in garbage(job):
+            with connect(user_address(job)) as peer:
+                peer.send(each)
+                assert refused(peer)
         with join(job, 1, 2, nonce) as other:
             other.set("key", b"value")
             assert store.get("key", 10) == b"value"
-    assert caplog.text.count(f"refused process {os.getpid()}: ") == len(GARBAGE)
+    assert caplog.text.count(f"refused process {os.getpid()}: ") == len(garbage(job))
 
 
-@pytest.mark.parametrize("garbage", [b"garbage", b"set\0key", b"set\0\xff\0", b"get\0nan\0key", b"get\0soon\0key"])
-def test_garbage_from_a_rank_of_a_job_without_nonce_does_not_stop_rank_0(job, caplog, garbage):
-    with join(job, 0, 3) as store, connect(address(job)) as peer, join(job, 1, 3) as other:
-        peer.send(JOIN.pack(2, 3))
-        assert peer.recv(100) == b"joined\0"
-        peer.send(garbage)
-        assert peer.recv(100) == b""
+@pytest.mark.parametrize(
+    "request_of_rank",
+    [
+        b"garbage",
+        encode("set"),
+        b'{"kind": "set"',
+        encode("get", id=0, key="key", timeout=float("nan")),
+        encode("get", id=0, key="key", timeout="soon"),
+        encode("get", key="key", timeout=1),
+        encode("abort", b"no error"),
+        encode("sing"),
+    ],
+)
+def test_garbage_from_a_rank_of_a_job_without_nonce_does_not_stop_rank_0(job, caplog, request_of_rank):
+    with join(job, 0, 3) as store, connect(user_address(job)) as peer, join(job, 1, 3) as other:
+        peer.send(hello(job, 2, 3))
+        assert decode(peer.recv(100)).kind == "joined"
+        peer.send(request_of_rank)
+        assert refused(peer)
         other.set("key", b"value")
         assert store.get("key", 10) == b"value"
     assert "malformed request" in caplog.text
@@ -308,9 +349,9 @@ def test_a_flood_of_refused_peers_is_a_few_lines(job, caplog):
     began = time.monotonic()
     with join(job, 0, 2, "nonce"):
         for _ in range(100):
-            with connect(address(job)) as peer:
-                peer.send(JOIN.pack(1, 2) + b"guessed")
-                assert peer.recv(100).startswith(b"refused\0")
+            with connect(user_address(job)) as peer:
+                peer.send(hello(job, 1, 2, "guessed"))
+                assert refused(peer)
     # The first, one each second, and the rest at the end.
     assert len(caplog.messages) <= 2 + time.monotonic() - began
     assert all("wrong nonce for this job" in line for line in caplog.messages)
@@ -324,7 +365,7 @@ def another_user():
     begin = "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); "
 
     def start(job, code):
-        command = [sys.executable, "-I", "-S", "-c", f"{begin}name = {address(job)!r}; {code}"]
+        command = [sys.executable, "-I", "-S", "-c", f"{begin}name = {user_address(job)!r}; {code}"]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     return start
@@ -333,7 +374,7 @@ def another_user():
 @pytest.mark.slow
 def test_another_user_is_refused_and_startup_continues(job, caplog, another_user):
     with join(job, 0, 2) as store:
-        with another_user(job, f"s.connect(name); s.send({JOIN.pack(1, 2)!r}); print(s.recv(100))") as process:
+        with another_user(job, f"s.connect(name); s.send({hello(job, 1, 2)!r}); print(s.recv(100))") as process:
             assert "joined" not in process.communicate(timeout=20)[0]
         with join(job, 1, 2) as other:
             other.set("key", b"value")
@@ -394,7 +435,7 @@ def test_rank_0_serves_until_the_others_have_left(job):
 
 
 def test_rank_0_does_not_wait_forever_for_a_rank_that_stays(job, monkeypatch):
-    monkeypatch.setattr(storeserver, "LINGER", 0.01)
+    monkeypatch.setattr(server, "LINGER", 0.01)
     rank_0 = join(job, 0, 2)
     with join(job, 1, 2):
         rank_0.thing.close()
@@ -416,7 +457,7 @@ def test_the_second_startup_of_a_job_has_its_own_store(job, monkeypatch):
 def test_rank_0_provides_descriptors_before_it_accepts_and_tells_the_others_if_it_cannot(job, monkeypatch):
     def refuse(*_):
         with pytest.raises(ConnectionRefusedError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
-            peer.connect(address(job))
+            peer.connect(user_address(job))
         raise RingcommError("too many ranks", rank=0)
 
     def join(rank):
@@ -446,16 +487,16 @@ except PeerLost as error:
 
 def test_a_rank_that_arrives_late_is_told_who_has_died_though_rank_0_is_exiting(job):
     with subprocess.Popen([sys.executable, "-c", RANK_0, job], stdout=subprocess.PIPE, text=True) as rank_0:
-        SocketStore(Place(1, 3, job), 20)._socket.close()
+        Rank(Place(1, 3, job)).die()
         assert rank_0.stdout.readline() == "1\n"
         with pytest.raises(PeerLost, match=r"^rank 1 .* exited during startup$") as raised:
-            SocketStore(Place(2, 3, job), 20)
+            Rank(Place(2, 3, job))
     assert raised.value.rank == 1
     assert rank_0.returncode == 0
 
 
 def test_rank_0_does_not_wait_forever_for_a_rank_that_never_arrives(job, monkeypatch):
-    monkeypatch.setattr(socketstore, "LATE", 0.01)
+    monkeypatch.setattr(store_module, "LATE", 0.01)
     with pytest.raises(MemoryShortage), job_store(Place(0, 2, job), 20):
         raise SHORTAGE
 
@@ -464,4 +505,4 @@ def test_an_interrupted_start_ends_at_once(job):
     with pytest.raises(KeyboardInterrupt), job_store(Place(0, 2, job), 20):
         raise KeyboardInterrupt
     with pytest.raises(ConnectionRefusedError), closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as peer:
-        peer.connect(address(job))
+        peer.connect(user_address(job))

@@ -6,7 +6,6 @@ import re
 import socket
 import threading
 import uuid
-from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,14 +15,15 @@ import harness
 from harness.failures import until
 from harness.nodes import SECRET, store_server
 from ringcomm import ArgumentError, CollectiveTimeout, PeerLost
-from ringcomm.bootstrap import tcp, tcpserver
-from ringcomm.bootstrap.handshake import GREETING, REFUSED
-from ringcomm.bootstrap.messagesocket import LENGTH
+from ringcomm.bootstrap.client import Client
+from ringcomm.bootstrap.host import find_host
 from ringcomm.bootstrap.place import Place
-from ringcomm.bootstrap.sockets import MESSAGE_BYTES
+from ringcomm.bootstrap.session import LASTING
 from ringcomm.bootstrap.store import open_store
-from ringcomm.bootstrap.tcp import split_address
-from ringcomm.bootstrap.tcpstore import LastingStore, TcpStore
+from ringcomm.bootstrap.wire import tcp
+from ringcomm.bootstrap.wire.framing import LENGTH, MESSAGE_BYTES, decode, encode
+from ringcomm.bootstrap.wire.handshake import GREETING, REFUSED
+from ringcomm.bootstrap.wire.tcp import split_address
 
 
 @pytest.fixture
@@ -38,7 +38,11 @@ def address():
 
 
 def join(address, job, rank, size, secret=SECRET, timeout=20):
-    return closing(TcpStore(Place(rank, size, job, secret, store=address), timeout))
+    return client_of(Place(rank, size, job, secret, store=address), timeout)
+
+
+def client_of(place, timeout=20, session=None):
+    return Client(find_host(place), session or place.job, place, timeout)
 
 
 def connect(address):
@@ -74,7 +78,7 @@ def test_nothing_is_heard_before_the_proof(address, job):
         peer, challenge = connect(address)
         mine = os.urandom(32)
         for answer in (
-            b"set\0key\0value",
+            encode("set", b"value", key="key"),
             b"",
             mine + hmac.digest(SECRET.encode(), b"server" + challenge + mine, "sha256"),
             mine + hmac.digest(SECRET.encode(), b"client" + os.urandom(32) + mine, "sha256"),
@@ -90,11 +94,12 @@ def test_nothing_is_heard_before_the_proof(address, job):
             store.get("key", 0.05)
 
 
-@pytest.mark.parametrize("message", [b"x", b"1234567", b"12345678", b"12345678{}", b"12345678[]"])
+@pytest.mark.parametrize("message", [b"x", b"{}", b"[]", b"5", encode("join"), encode("join", session="s", size=2)])
 def test_who_knows_the_secret_and_sends_garbage_is_refused(address, job, message):
     with tcp.connect(address, SECRET.encode(), 20) as peer:
         peer.send(message)
-        assert peer.recv(MESSAGE_BYTES) == b"refused\0malformed request"
+        answer = decode(peer.recv(MESSAGE_BYTES))
+        assert (answer.kind, answer.fields) == ("refused", {"reason": "malformed request"})
     with join(address, job, 0, 2) as store, join(address, job, 1, 2) as other:
         store.set("key", b"value")
         assert other.get("key", 20) == b"value"
@@ -108,7 +113,7 @@ def test_an_untrusted_peer_is_heard_up_to_the_length_of_a_proof(address):
 
 
 def test_a_silent_untrusted_peer_has_little_time(address, monkeypatch, caplog):
-    monkeypatch.setattr(tcpserver, "HANDSHAKE_TIMEOUT", 0.2)
+    monkeypatch.setattr(tcp, "HANDSHAKE_TIMEOUT", 0.2)
     peer, _ = connect(address)
     with peer:
         peer.sendall(b"\0")  # which does not prolong it
@@ -117,8 +122,8 @@ def test_a_silent_untrusted_peer_has_little_time(address, monkeypatch, caplog):
 
 
 def test_untrusted_peers_hold_few_connections_and_keep_no_rank_out(address, job, monkeypatch):
-    monkeypatch.setattr(tcpserver, "MAX_UNTRUSTED", 4)
-    monkeypatch.setattr(tcpserver, "HANDSHAKE_TIMEOUT", 1000.0)
+    monkeypatch.setattr(tcp, "MAX_UNTRUSTED", 4)
+    monkeypatch.setattr(tcp, "HANDSHAKE_TIMEOUT", 1000.0)
     peers = [socket.create_connection(split_address(address), harness.OPERATION) for _ in range(50)]
     with join(address, job, 0, 2) as store, join(address, job, 1, 2) as other:
         store.set("key", b"value")
@@ -193,7 +198,7 @@ def test_long_values_arrive_and_longer_ones_are_refused(address, job):
 
 def test_a_message_that_comes_in_pieces_delays_nobody(address, job):
     with join(address, job, 0, 3) as store, join(address, job, 1, 3) as other, join(address, job, 2, 3) as slow:
-        message = b"set\0slow\0value"
+        message = encode("set", b"value", key="slow")
         framed = LENGTH.pack(len(message)) + message
         for piece in framed:
             socket.socket.send(slow._socket, bytes([piece]))
@@ -206,7 +211,7 @@ def test_a_message_that_comes_in_pieces_delays_nobody(address, job):
 def test_a_rank_that_dies_is_named_with_its_host(address, job):
     with join(address, job, 0, 2) as store:
         lost = join(address, job, 1, 2)
-        lost.thing._socket.close()
+        lost._socket.close()
         text = rf"^rank 1 \(process {os.getpid()} on {os.uname().nodename}\) exited during startup$"
         with pytest.raises(PeerLost, match=text) as raised:
             store.get("key", 20)
@@ -224,7 +229,7 @@ def test_starts_of_two_jobs_and_of_one_have_stores_of_their_own(address, job):
     for name in (job, f"{job} too"):
         for start in range(2):
             places = [Place(rank, 2, f"{name}#{start}", SECRET, store=address) for rank in range(2)]
-            with closing(TcpStore(places[0], 20)) as store, closing(TcpStore(places[1], 20)) as other:
+            with client_of(places[0]) as store, client_of(places[1]) as other:
                 with pytest.raises(CollectiveTimeout, match="no rank has set 'key'"):
                     store.get("key", 0)
                 other.set("key", b"value")
@@ -233,12 +238,12 @@ def test_starts_of_two_jobs_and_of_one_have_stores_of_their_own(address, job):
 
 def test_the_lasting_store_keeps_the_first_proposal_and_what_present_members_have_set(address, job):
     places = [Place(rank, 2, job, SECRET, store=address) for rank in (0, 1, 1)]  # one connects twice
-    first, second, third = (LastingStore(place) for place in places)
+    first, second, third = (client_of(place, session=LASTING) for place in places)
     with third:
         with second:
             with first:
                 for store in (first, second, third):
-                    store.propose("decision", str(id(store)).encode())
+                    store.tell("propose", str(id(store)).encode(), key="decision")
                     assert store.get("decision", 0) == str(id(first)).encode()
                 first.set("here", b"")
                 first.set("both", b"")

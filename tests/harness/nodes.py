@@ -8,20 +8,19 @@ import textwrap
 from contextlib import contextmanager
 
 from harness import pools
-from ringcomm.bootstrap.keepalive import KEEPALIVE
-from ringcomm.bootstrap.place import Place
-from ringcomm.bootstrap.servedstore import ServedStore
-from ringcomm.bootstrap.tcpstore import NODES, TcpStoreServer
+from ringcomm.bootstrap.server import Server
+from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
+from ringcomm.bootstrap.wire.tcp import TcpGate
 
 SECRET = 32 * "5a"  # the same in every process of the tests: it is part of their names
 
 # `ringcomm run` with less patience after a failure.
 IMPATIENT = """
 import signal, sys
-from ringcomm.bootstrap import socketstore, storeserver
+from ringcomm.bootstrap import server, store
 from ringcomm.commands.cli import main
-from ringcomm.launcher import supervisor
-socketstore.LATE = storeserver.LINGER = 1.0
+from ringcomm.launcher import nodes, supervisor
+nodes.LATE = store.LATE = server.LINGER = 1.0
 supervisor.ESCALATION = (0.1, signal.SIGTERM), (0.5, signal.SIGKILL)
 {patch}
 sys.exit(main())
@@ -45,14 +44,12 @@ def exchange(value=None):
 @contextmanager
 def store_server(host="127.0.0.1"):
     """Serve stores as the launcher of node 0 does; yield the address."""
-    place = Place(0, 1, NODES, SECRET, store=f"{host}:0")
-    server = TcpStoreServer(place, KEEPALIVE, ServedStore(1), "this test")
+    gate = TcpGate(f"{host}:0", "--master-addr", SECRET.encode(), KEEPALIVE)
+    server = Server(gate, None)
     try:
-        yield "{}:{}".format(*server._peers._listener.getsockname())
+        yield gate.address
     finally:
-        server.client.send(b"leave\0")
-        server.join()
-        server.client.close()
+        server.close()
 
 
 class Job:

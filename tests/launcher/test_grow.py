@@ -11,7 +11,9 @@ from test_respawn_nodes import start, write
 
 from harness.nodes import Job, finish
 from ringcomm import CollectiveTimeout, Config, PeerLost, elastic
+from ringcomm.bootstrap.membership import Membership
 from ringcomm.bootstrap.place import Place
+from ringcomm.bootstrap.server import serve_one_host
 
 pytestmark = pytest.mark.slow
 
@@ -190,8 +192,10 @@ def test_a_communicator_that_is_closed_does_not_keep_its_rank_from_another_start
 
 def test_a_grow_that_fails_costs_a_joiner_none_of_its_time(monkeypatch):
     waits = []
-    monkeypatch.setattr(elastic, "join_group", lambda *arguments: waits.append(arguments[2]))
-    rank = elastic.ElasticRank(Place(1, 2, "job", respawn=1, restarts=1), Config(start_timeout=3))
+    monkeypatch.setattr(Membership, "join", lambda _, timeout: waits.append(timeout))
+    with serve_one_host(Place(1, 2, "job", respawn=1, restarts=1)) as place:
+        rank = elastic.ElasticRank(place, Config(start_timeout=3))
+        rank._membership.close()
     answers = iter([CollectiveTimeout("rank 0 was stopped"), PeerLost("rank 0 is lost"), "the communicator"])
 
     def connect(_):

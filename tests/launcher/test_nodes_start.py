@@ -74,7 +74,7 @@ def test_a_signal_ends_the_wait_for_the_others_on_all_nodes(job, program, node, 
 
 def test_a_node_that_comes_after_the_failure_is_told(job, program):
     job.count = 3
-    first = job.start(0, 1, program, patch="socketstore.LATE = 20.0")
+    first = job.start(0, 1, program, patch="nodes.LATE = 20.0")
     wrong = job.start(2, 1, program, count=4)
     reason = "expected a node of 3, got node 2 of 4"
     assert reason in finish(wrong)[2]
@@ -171,7 +171,7 @@ def test_a_port_that_is_taken_is_an_error(job, program):
 
 
 def test_a_node_that_comes_too_late_is_told_so(job, program):
-    first = job.start(0, 1, program, "--start-timeout=3", patch="socketstore.LATE = 3.0")
+    first = job.start(0, 1, program, "--start-timeout=3", patch="nodes.LATE = 3.0")
     missing = "timed out: node 1 of 2 did not arrive within 3 s"
     assert first.stderr.readline() == f"ringcomm run: {missing}\n"
     assert finish(job.start(1, 1, program)) == (2, [], f"ringcomm run: this node came too late: {missing}\n")
@@ -186,7 +186,7 @@ def test_a_launcher_says_for_which_nodes_it_waits(job, program):
 
 
 def test_a_launcher_says_that_it_waits_for_node_0(job, program):
-    second = job.start(1, 1, program, patch="from ringcomm.launcher import nodes; nodes._NodeStore._warn_after = 0.1")
+    second = job.start(1, 1, program, patch="nodes.WARN_AFTER = 0.1")
     line = "node 0 did not come within 0.1 s (Connection refused); waiting up to 20 s"
     assert second.stderr.readline() == f"ringcomm WARNING: {line}\n"
     check_started(second, job.start(0, 1, program))

@@ -56,7 +56,15 @@ RESERVED = {
         *("bench.rank.__main__", "bench.rank.gloo", "bench.rank.nccl"),
         *("torch.compat.native", "mpi4py.environment", "mpi4py.options", "mpi4py.futures.preparation"),
     ),
-    "torch": ("bench.rank.gloo", "parallel", "parameter_server", "plan.calibration.measure", "pretrained", "torch"),
+    "torch": (
+        "bench.rank.gloo",
+        "bootstrap.torch_store",
+        "parallel",
+        "parameter_server",
+        "plan.calibration.measure",
+        "pretrained",
+        "torch",
+    ),
     "cupy": ("devices", "commands.doctor", "bench.rank.cuda", "bench.rank.nccl", "bench.device_arrays"),
     # SECURITY.md, *What is unpickled*.
     "pickle": (

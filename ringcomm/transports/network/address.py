@@ -6,7 +6,7 @@ from ipaddress import ip_address
 
 from ringcomm.bootstrap.place import master_address
 from ringcomm.bootstrap.store import Store
-from ringcomm.bootstrap.tcp import split_address
+from ringcomm.bootstrap.wire.tcp import split_address
 from ringcomm.config import Config
 
 __all__ = ["local_address", "loopback", "own_address"]

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 from ringcomm.bootstrap.arrivals import connection_timeout, rank_in_job
 from ringcomm.bootstrap.facts import all_gather_facts
-from ringcomm.bootstrap.handshake import MESSAGE_OF_HANDSHAKE, client_handshake
-from ringcomm.bootstrap.messagesocket import MessageSocket
-from ringcomm.bootstrap.sockets import close_descriptors
 from ringcomm.bootstrap.store import Store
-from ringcomm.bootstrap.tcp import split_address
-from ringcomm.bootstrap.tcpserver import TcpServer
+from ringcomm.bootstrap.wire.framing import MessageSocket
+from ringcomm.bootstrap.wire.handshake import MESSAGE_OF_HANDSHAKE, client_handshake
+from ringcomm.bootstrap.wire.peers import PeerServer
+from ringcomm.bootstrap.wire.tcp import TcpGate, split_address
+from ringcomm.bootstrap.wire.unix import close_descriptors
 from ringcomm.machine import descriptors
 
 __all__ = ["connect_mesh"]
@@ -70,11 +70,12 @@ class _Mesh:
         secret = self._secret_of(self._rank)
         number = self._in_job(self._rank)
         purpose = f"rank {number}: the address of this host (RINGCOMM_HOST_ADDRESS)"
-        self._server = TcpServer(f"{address}:0", purpose, self._receive, number, secret, None)
+        gate = TcpGate(f"{address}:0", purpose, secret, None)
+        self._server = PeerServer(gate, self._receive, number)
         with closing(self._server) as server:
             who = self._rank, self._size
             self._addresses = all_gather_facts(
-                self._store, ADDRESSES, *who, server.address, timeout, meanwhile=lambda: server.serve(0)
+                self._store, ADDRESSES, *who, gate.address, timeout, meanwhile=lambda: server.serve(0)
             )
             look = 0.0  # when to look at the store next: it serves all ranks
             while len(self.connected) < self._size - 1:

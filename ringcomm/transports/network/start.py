@@ -9,11 +9,10 @@ from typing import Any
 
 from ringcomm.bootstrap.arrivals import rank_in_job
 from ringcomm.bootstrap.facts import all_gather_facts
-from ringcomm.bootstrap.keepalive import patience_with, probe
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.rendezvous import REPORT_TIMEOUT
 from ringcomm.bootstrap.store import Store
-from ringcomm.bootstrap.tcpstore import TcpStore
+from ringcomm.bootstrap.wire.keepalive import patience_with, probe
 from ringcomm.config import Config
 from ringcomm.errors import ArgumentError, RingcommError
 from ringcomm.native import check, ffi, lib
@@ -59,7 +58,7 @@ def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
         sockets = connect_mesh(rank, size, store, address, ranks[0]["secret"].encode(), patient.start_limit)
         handle, name = _open_sockets(rank, size, sockets, config.keepalive), "sockets"
     # The survivors use the same link.
-    survivors = Survivors(store.place, replace(config, link=name), connect) if isinstance(store, TcpStore) else None
+    survivors = Survivors(store.place, replace(config, link=name), connect) if store.place else None
     return job.connected(Network(handle, job.selector(name), name, survivors), local)
 
 
@@ -79,7 +78,8 @@ class _HostStore:
     """The part of a store that the ranks of one host use among themselves."""
 
     def __init__(self, store: Store, host: int, members: Sequence[int]) -> None:
-        self._store, self._host, self.server, self.members = store, host, store.server, members
+        self._store, self._host, self.members = store, host, members
+        self.server, self.place = store.server, store.place
 
     def set(self, key: str, value: bytes) -> None:
         self._store.set(f"host {self._host}/{key}", value)

@@ -7,9 +7,9 @@ from dataclasses import replace
 from ringcomm.bootstrap.arrivals import format_ranks
 from ringcomm.bootstrap.membership import reconnect_timeout
 from ringcomm.bootstrap.place import Place
-from ringcomm.bootstrap.servedsurvivors import start_name
+from ringcomm.bootstrap.shrink import start_name
 from ringcomm.bootstrap.store import Store, job_store
-from ringcomm.bootstrap.survivors import SurvivorsStore
+from ringcomm.bootstrap.survivor import Survivor
 from ringcomm.config import Config
 from ringcomm.errors import Aborted, CollectiveTimeout, PeerLost
 from ringcomm.transports.contract import Transport
@@ -37,7 +37,7 @@ class Survivors:
     ) -> tuple[Transport, set[int]]:
         """Connect the survivors of a group; return their transport, and the ranks that run but did not call.
 
-        `group` is its name in this start; `members`, `lost`: see SurvivorsStore. Either all survivors return, or
+        `group` is its name in this start; `members`, `lost`: see Survivor. Either all survivors return, or
         none does: if more are lost before all have confirmed that they are connected, the others agree again.
         """
         name, failure = f"{self.place.job}/{group}", None
@@ -45,9 +45,9 @@ class Survivors:
         config = replace(self._config, start_timeout=limit)
         left_out: set[int] = set()
         keepalive = self._config.keepalive
-        with SurvivorsStore(self.place, name, rank, range(size), members, lost, timeout, keepalive) as survivors:
+        with Survivor(self.place, name, rank, range(size), members, lost, timeout, keepalive) as survivor:
             for _ in range(size):
-                left, gone, attempt = survivors.agree()
+                left, gone, attempt = survivor.agree()
                 left_out |= {*range(size)} - {*left, *gone}
                 if rank not in left:
                     others = f"{format_ranks(left)} had continued without it"
@@ -60,10 +60,10 @@ class Survivors:
                 except (PeerLost, CollectiveTimeout, Aborted) as error:
                     log.info("rank %d connects again: %s", rank, error)
                     failure = error
-                    survivors.fail(attempt)
+                    survivor.fail(attempt)
                     continue
                 try:
-                    if survivors.confirm(attempt, limit):
+                    if survivor.confirm(attempt, limit):
                         return transport, left_out
                 except BaseException:
                     transport.close()

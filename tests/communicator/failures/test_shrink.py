@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+import uuid
 
 import numpy as np
 import pytest
@@ -13,10 +14,18 @@ from test_symmetric import shared_bytes
 import harness
 from harness.failures import PROMPT, check_usable, outcomes, raised, until_waiting
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, RingcommError
+from ringcomm.bootstrap.place import Place
+from ringcomm.bootstrap.server import serve_one_host
 from ringcomm.transports.shm import ShmTransport
 
-RESPAWNING = (("RINGCOMM_RESPAWN", "1"), ("RINGCOMM_RESTARTS", "0"))
-ONLY_GOING_ON = (("RINGCOMM_RESPAWN", "0"), ("RINGCOMM_RESTARTS", "0"))
+
+@pytest.fixture
+def launched():
+    """Return the settings of ranks whose launcher starts a lost one again, so many times at most, but does not."""
+    nonce = uuid.uuid4().hex
+    with serve_one_host(Place(0, 1, "job", nonce)) as place:
+        launcher = ("RINGCOMM_STORE", place.store), ("RINGCOMM_NONCE", nonce), ("RINGCOMM_RESTARTS", "0")
+        yield lambda respawn: (*launcher, ("RINGCOMM_RESPAWN", str(respawn)))
 
 
 def die():
@@ -349,9 +358,9 @@ def grow_alone(comm):
     return text
 
 
-def test_a_complete_communicator_stays_as_it_is_and_a_part_cannot_grow():
+def test_a_complete_communicator_stays_as_it_is_and_a_part_cannot_grow(launched):
     text = "grow needs a communicator of all ranks, started with ringcomm run --respawn"
-    assert harness.run(grow_alone, 2, settings=RESPAWNING) == [text] * 2
+    assert harness.run(grow_alone, 2, settings=launched(1)) == [text] * 2
 
 
 def test_without_respawn_no_communicator_can_grow():
@@ -370,8 +379,8 @@ def refused_at_once(comm):
     return text
 
 
-def test_where_nothing_starts_a_lost_rank_again_grow_is_refused_at_once():
-    found, _ = survivors_of(refused_at_once, 3, settings=ONLY_GOING_ON)
+def test_where_nothing_starts_a_lost_rank_again_grow_is_refused_at_once(launched):
+    found, _ = survivors_of(refused_at_once, 3, settings=launched(0))
     text = "grow: nothing starts a lost rank again; use ringcomm run --respawn N, with N of 1 or more"
     assert found == {0: text, 2: text}
 
@@ -387,6 +396,6 @@ def lose_and_wait(comm):
     return used(shrunk, comm)
 
 
-def test_without_any_rank_that_comes_back_it_stays_as_it_is():
-    found, _ = survivors_of(lose_and_wait, 3, settings=RESPAWNING)
+def test_without_any_rank_that_comes_back_it_stays_as_it_is(launched):
+    found, _ = survivors_of(lose_and_wait, 3, settings=launched(1))
     assert found == {0: (0, 2), 2: (1, 2)}

@@ -162,7 +162,7 @@ def test_a_rank_that_does_not_join_is_named_on_every_other(tmp_path):
 
 ADDRESSES = """
 import torch.distributed as dist
-from ringcomm.torch.start import TorchStoreAdapter
+from ringcomm.bootstrap.torch_store import TorchStoreAdapter
 
 store = dist.TCPStore("127.0.0.1", 0, is_master=True)
 for inner in (store, dist.PrefixStore("a group", dist.PrefixStore("a job", store))):
@@ -192,7 +192,7 @@ class CountingStore:
 
 
 def test_the_requests_to_a_store_of_torch_grow_with_the_ranks_not_with_their_square():
-    from ringcomm.torch.start import TorchStoreAdapter
+    from ringcomm.bootstrap.torch_store import TorchStoreAdapter
 
     size, store = 9, CountingStore()
     with ThreadPoolExecutor(size) as pool, closing(ProcessWatch(0)) as watch:

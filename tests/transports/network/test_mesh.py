@@ -13,11 +13,11 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout
-from ringcomm.bootstrap import tcpserver
-from ringcomm.bootstrap.handshake import MESSAGE_OF_HANDSHAKE, client_handshake
-from ringcomm.bootstrap.messagesocket import MessageSocket
 from ringcomm.bootstrap.store import HashStore
-from ringcomm.bootstrap.tcp import split_address
+from ringcomm.bootstrap.wire import tcp
+from ringcomm.bootstrap.wire.framing import MessageSocket
+from ringcomm.bootstrap.wire.handshake import MESSAGE_OF_HANDSHAKE, client_handshake
+from ringcomm.bootstrap.wire.tcp import split_address
 from ringcomm.native import ffi
 from ringcomm.transports.network.address import local_address
 from ringcomm.transports.network.mesh import connect_mesh
@@ -150,7 +150,7 @@ def test_untrusted_peers_do_not_hold_up_the_ranks(store, pool, act, caplog):
 
 
 def test_of_many_untrusted_peers_the_oldest_is_dropped(store, pool, monkeypatch):
-    monkeypatch.setattr(tcpserver, "MAX_UNTRUSTED", 3)
+    monkeypatch.setattr(tcp, "MAX_UNTRUSTED", 3)
     with ExitStack() as opened:
         early = start(pool, store, [0], 2)
         peers = [opened.enter_context(connect(store, 0)) for _ in range(5)]
@@ -163,7 +163,7 @@ def test_a_silent_untrusted_peer_is_dropped_in_time(store, pool, monkeypatch):
     early = start(pool, store, [0], 2)
     server_of(store, 0)
     with monkeypatch.context() as patch:
-        patch.setattr(tcpserver, "HANDSHAKE_TIMEOUT", 0.05)
+        patch.setattr(tcp, "HANDSHAKE_TIMEOUT", 0.05)
         with connect(store, 0) as peer:
             await_end(peer)
     finish(early + start(pool, store, [1], 2))

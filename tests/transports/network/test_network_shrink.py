@@ -20,10 +20,11 @@ from cases.between_hosts import run_on
 from harness.failures import PROMPT, raised
 from harness.nodes import SECRET, Job, finish, store_server
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, Config, PeerLost, RingcommError
-from ringcomm.bootstrap.keepalive import KEEPALIVE
+from ringcomm.bootstrap.client import Client
 from ringcomm.bootstrap.place import Place
-from ringcomm.bootstrap.servedsurvivors import ServedSurvivors
-from ringcomm.bootstrap.survivors import SurvivorsStore
+from ringcomm.bootstrap.shrink import Shrink
+from ringcomm.bootstrap.survivor import Survivor
+from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
 from ringcomm.transports.network import survivors
 
 
@@ -144,16 +145,16 @@ def interrupted_at_the_end(comm):
     shrinking.until_broken(comm)
     if comm.rank != 2:
         return shrinking.used(comm.shrink(), comm)
-    confirm = SurvivorsStore.confirm
+    confirm = Survivor.confirm
 
     def interrupted(*arguments):
         confirm(*arguments)
         raise KeyboardInterrupt
 
-    SurvivorsStore.confirm = interrupted
+    Survivor.confirm = interrupted
     with suppress(KeyboardInterrupt):
         comm.shrink()
-    SurvivorsStore.confirm = confirm
+    Survivor.confirm = confirm
     return str(raised(Aborted, comm.shrink))
 
 
@@ -170,7 +171,7 @@ def gives_up(comm):
         shrinking.die()
     shrinking.until_broken(comm)
     if comm.rank == 2:
-        SurvivorsStore._answer = lambda *_: 1 / 0
+        Client.receive = lambda *_: 1 / 0
         raised(ZeroDivisionError, comm.shrink)
         time.sleep(0.3)
         return None
@@ -242,7 +243,7 @@ def test_without_the_launcher_it_is_refused():
 
 def survivors_store(address):
     """Connect rank 0 of 2, which waits 0.1 s for the other."""
-    return SurvivorsStore(Place(0, 2, "job", SECRET, store=address), "group", 0, [0, 1], [], list, 0.1, KEEPALIVE)
+    return Survivor(Place(0, 2, "job", SECRET, store=address), "group", 0, [0, 1], [], list, 0.1, KEEPALIVE)
 
 
 def lost_launcher(address, why):
@@ -263,15 +264,15 @@ def test_a_launcher_that_has_ended_is_named_at_once(port):
 
 
 def test_a_stopped_launcher_is_waited_for_no_longer_than_the_ranks(port, monkeypatch):
-    monkeypatch.setattr("ringcomm.bootstrap.survivors.ANSWER_TIMEOUT", 0.2)
+    monkeypatch.setattr("ringcomm.bootstrap.survivor.ANSWER_TIMEOUT", 0.2)
     port[0].listen()
     with pytest.raises(CollectiveTimeout, match=lost_launcher(port[1], "did not answer within 0.3 s (timed out)")):
         survivors_store(port[1])
 
 
 def test_a_launcher_that_stops_later_is_waited_for_no_longer_than_the_ranks(monkeypatch):
-    monkeypatch.setattr("ringcomm.bootstrap.survivors.ANSWER_TIMEOUT", 0.2)
-    monkeypatch.setattr(ServedSurvivors, "answer_pending", lambda _: None)
+    monkeypatch.setattr("ringcomm.bootstrap.survivor.ANSWER_TIMEOUT", 0.2)
+    monkeypatch.setattr(Shrink, "poll", lambda _: [])
     with store_server() as address, survivors_store(address) as store:
         why = "did not answer within 0.3 s (the connection is open)"
         with pytest.raises(CollectiveTimeout, match=lost_launcher(address, why)):
@@ -284,7 +285,7 @@ def test_a_rank_that_is_lost_after_an_attempt_has_failed_is_not_waited_for():
 
     def connect(address, rank):
         place = Place(rank, 3, "job", SECRET, store=address)
-        return SurvivorsStore(place, "group", rank, range(3), (), list, harness.OPERATION, KEEPALIVE)
+        return Survivor(place, "group", rank, range(3), (), list, harness.OPERATION, KEEPALIVE)
 
     with store_server() as address, ThreadPoolExecutor() as pool:
         first, second, third = stores = [connect(address, rank) for rank in range(3)]

@@ -1,16 +1,62 @@
-"""TCP connections that keep the boundaries of messages, and notice a host that is gone."""
+"""Messages: sockets that keep their boundaries, and their form, which is a kind with typed fields and a payload."""
 
 import errno
+import json
 import os
 import socket
 import struct
 from contextlib import suppress
+from typing import Any, NamedTuple
 
-from ringcomm.bootstrap.keepalive import patience_with, probe
+from ringcomm.bootstrap.wire.keepalive import patience_with, probe
+from ringcomm.errors import RingcommError, decode_error, encode_error
 
-__all__ = ["MessageSocket", "hang_up"]
+__all__ = [
+    "ENDED",
+    "MESSAGE_BYTES",
+    "Frame",
+    "MessageSocket",
+    "broken",
+    "decode",
+    "encode",
+    "encode_failure",
+    "failure_of",
+    "hang_up",
+]
 
+MESSAGE_BYTES = 64 << 10  # longest message: more than startup needs, less than the kernel's socket buffer
 LENGTH = struct.Struct("!I")
+ENDED, SILENT = "has ended", "does not answer"  # how the other end of a connection is lost
+
+
+class Frame(NamedTuple):
+    kind: str
+    fields: dict[str, Any]
+    payload: bytes
+
+
+def encode(kind: str, payload: bytes = b"", /, **fields: object) -> bytes:
+    """Return a message as bytes: one line of JSON, then the payload as it is."""
+    return json.dumps({"kind": kind, **fields}).encode() + b"\n" + payload
+
+
+def decode(data: bytes) -> Frame:
+    """Return the message; raise ValueError if it is none."""
+    header, _, payload = data.partition(b"\n")
+    try:
+        fields = json.loads(header)
+        return Frame(str(fields.pop("kind")), fields, payload)
+    except (AttributeError, KeyError, RecursionError, TypeError) as error:
+        raise ValueError(data[:100]) from error
+
+
+def encode_failure(error: RingcommError, **fields: object) -> bytes:
+    return encode("failure", encode_error(error).encode(), **fields)
+
+
+def failure_of(message: Frame) -> RingcommError:
+    """Return the error that a failure carries, with its facts."""
+    return decode_error(message.payload)
 
 
 class MessageSocket(socket.socket):
@@ -73,7 +119,13 @@ def hang_up(peer: socket.socket) -> None:
     """Close a connection once the server has read what was sent: closing with unread data would discard that."""
     with suppress(OSError):
         peer.settimeout(1.0)
-        peer.shutdown(socket.SHUT_WR)
-        while peer.recv(1 << 16):
+        peer.shutdown(socket.SHUT_WR)  # a forked child may hold a copy of this socket
+        while peer.recv(MESSAGE_BYTES):
             pass
     peer.close()
+
+
+def broken(error: OSError) -> str:
+    """Say how the other end of a connection was lost."""
+    unreachable = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
+    return SILENT if error.errno in unreachable else ENDED

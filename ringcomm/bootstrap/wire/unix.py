@@ -2,44 +2,94 @@
 
 import array
 import errno
+import hashlib
 import json
+import math
 import os
 import socket
 import struct
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
+from ringcomm.bootstrap.wire.framing import MESSAGE_BYTES
 from ringcomm.errors import ArgumentError, refuse
 from ringcomm.machine import descriptors
 
 __all__ = [
     "MAX_DESCRIPTORS",
-    "MESSAGE_BYTES",
-    "Message",
+    "Facts",
     "Packet",
+    "UnixGate",
+    "UntrustedServer",
     "close_descriptors",
     "close_in_children",
+    "connect",
     "credentials",
-    "listen",
     "packet_socket",
     "receive_packet",
     "send_packet",
     "untrusted_reason",
+    "user_address",
 ]
 
-MESSAGE_BYTES = 64 << 10  # longest message: more than startup needs, less than the kernel's socket buffer
 MAX_DESCRIPTORS = 250  # per message; the kernel allows 253
 
-Message = dict[str, Any]
+Facts = dict[str, Any]  # what a packet says
 
 
 def packet_socket() -> socket.socket:
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def listen(address: str, purpose: str) -> socket.socket:
+def user_address(name: str) -> str:
+    """Return the abstract address at which something of this name is served to the processes of this user."""
+    return f"\0ringcomm-{os.geteuid()}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:32]}"
+
+
+class UntrustedServer(ConnectionError):
+    """A process of another user listens at the address."""
+
+
+def connect(address: str, seconds: float) -> socket.socket:
+    """Return a connection to the server of this user at the abstract `address`."""
+    with ExitStack() as failed:
+        peer = failed.enter_context(packet_socket())
+        peer.settimeout(seconds)
+        peer.connect(address)
+        if reason := untrusted_reason(peer):
+            raise UntrustedServer(reason)
+        failed.pop_all()
+    return peer
+
+
+class UnixGate:
+    """Listens at an abstract address, and admits the processes of this user. See peers.Gate."""
+
+    def __init__(self, address: str, purpose: str) -> None:
+        self.listener = _listen(address, purpose)
+
+    def greet(self, peer: socket.socket) -> tuple[socket.socket | None, str]:
+        return peer, untrusted_reason(peer)
+
+    def admits(self, _: socket.socket) -> tuple[bool, str]:
+        return True, ""
+
+    def due(self) -> float:
+        return math.inf
+
+    def poll(self, _: Collection[socket.socket]) -> None:
+        return None
+
+    def forget(self, peer: socket.socket) -> None: ...
+
+    def describe(self, peer: socket.socket) -> str:
+        return f"process {credentials(peer)[0]}"
+
+
+def _listen(address: str, purpose: str) -> socket.socket:
     """Return a non-blocking socket that listens at the abstract `address`."""
     listener = packet_socket()
     listener.setblocking(False)
@@ -73,16 +123,16 @@ class Packet(NamedTuple):
     fds: list[int]
     complete: bool  # no descriptor was dropped
 
-    def read(self, rank: int) -> Message:
+    def read(self, rank: int) -> Facts:
         """Parse a message of an authenticated peer that has come to `rank`."""
         if not self.complete:
             close_descriptors(self.fds)
             raise descriptors.exhausted(rank, "to receive those of the other ranks")
-        message: Message = json.loads(self.data)
+        message: Facts = json.loads(self.data)
         return message
 
 
-def send_packet(peer: socket.socket, message: Message, fds: Sequence[int] = (), prefix: bytes = b"") -> None:
+def send_packet(peer: socket.socket, message: Facts, fds: Sequence[int] = (), prefix: bytes = b"") -> None:
     data = prefix + json.dumps(message).encode()
     if len(data) > MESSAGE_BYTES:
         raise refuse("a startup message", f"at most {MESSAGE_BYTES} bytes", len(data))

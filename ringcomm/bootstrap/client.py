@@ -1,0 +1,253 @@
+"""A member of a session: one connection to the server, through which it shares the store of a start or of a job."""
+
+import errno
+import itertools
+import logging
+import math
+import os
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import Self
+
+from ringcomm.bootstrap.arrivals import arrival_timeout, key_timeout, rank_in_job
+from ringcomm.bootstrap.host import Host
+from ringcomm.bootstrap.place import Place, is_between_hosts
+from ringcomm.bootstrap.values import PRESENT
+from ringcomm.bootstrap.wire import unix
+from ringcomm.bootstrap.wire.framing import (
+    ENDED,
+    MESSAGE_BYTES,
+    Frame,
+    broken,
+    decode,
+    encode,
+    failure_of,
+    hang_up,
+)
+from ringcomm.bootstrap.wire.keepalive import probe_now
+from ringcomm.errors import ArgumentError, CollectiveTimeout, PeerLost, RingcommError, encode_error, refuse
+
+__all__ = ["ANSWER_TIMEOUT", "Client"]
+
+log = logging.getLogger("ringcomm")
+
+ANSWER_TIMEOUT = 5.0  # seconds for an answer, after the time of the question
+SLICE = 0.02  # seconds between two calls of `meanwhile`
+
+
+class Client:
+    """A member of a session. The constructor returns when it has joined.
+
+    It raises what the host calls unreachable if no server answers within `timeout` seconds, the failure of the session,
+    and ArgumentError if the server refuses this process: for a rank that is taken, another size, or a wrong nonce.
+
+    Args:
+        host: what serves the session
+        session: its name
+        place: the place of this member in it
+        timeout: seconds to join it
+        process: what this process is called, where its loss is reported
+        watch: is called with each change of a key (of the lasting session)
+        noun: what its members are
+        patience: seconds for an answer, after the time of the question
+        warn_after: seconds before a line says that this process waits for the server
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        session: str,
+        place: Place,
+        timeout: float,
+        *,
+        process: str = "",
+        watch: Callable[[Frame], object] | None = None,
+        noun: str = "rank",
+        patience: float = ANSWER_TIMEOUT,
+        warn_after: float = math.inf,
+    ) -> None:
+        self._host, self._place, self._noun = host, place, noun
+        self.members = place.members
+        self._watch, self._patience = watch, patience
+        self._numbers = itertools.count()
+        process = process or f"process {os.getpid()}" + ("" if host.nonce is not None else f" on {os.uname().nodename}")
+        who = {"rank": place.rank, "size": place.size, "members": place.members, "process": process}
+        hello = encode("join", session=session, watch=watch is not None, nonce=host.nonce, **who)
+        self._socket = self._join(hello, timeout, warn_after)
+        unix.close_in_children(self._socket)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def place(self) -> Place | None:
+        """See Store."""
+        return self._place if self._place.store else None
+
+    @property
+    def server(self) -> str:
+        return self._place.store if is_between_hosts(self._place.store) else ""
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def probe(self) -> float:
+        """See keepalive.probe_now."""
+        return probe_now(self._socket)
+
+    def set(self, key: str, value: bytes) -> None:
+        self.tell("set", value, key=key)
+
+    def get(self, key: str, timeout: float) -> bytes:
+        answer = self._get(key, timeout)
+        if answer.kind == "value":
+            return answer.payload
+        if absent := answer.fields["ranks"]:
+            raise arrival_timeout(absent, self._place.size, timeout, self._noun, self.members)
+        raise key_timeout(key, timeout)
+
+    def find(self, key: str, timeout: float = 0.0, meanwhile: Callable[[], object] | None = None) -> bytes | None:
+        """Return the value of a key; None if it is not set within `timeout` seconds. `meanwhile`: see `ask`."""
+        answer = self._get(key, timeout, meanwhile)
+        return answer.payload if answer.kind == "value" else None
+
+    def keys(self, begin: str) -> list[str]:
+        """Return the keys that begin so (of the lasting session)."""
+        found: list[str] = self.ask("keys", 0, begin=begin).fields["keys"]
+        return found
+
+    def abort(self, error: RingcommError) -> None:
+        with suppress(PeerLost):
+            self.tell("abort", encode_error(error).encode())
+
+    def check(self) -> None:
+        self.get(PRESENT, timeout=0)
+
+    def close(self) -> None:
+        """Leave the session."""
+        with suppress(OSError):
+            self._socket.send(encode("leave"))
+        hang_up(self._socket)
+
+    def tell(self, kind: str, payload: bytes = b"", /, **fields: object) -> None:
+        """Send a message that has no answer."""
+        self._send(encode(kind, payload, **fields))
+
+    def ask(
+        self, kind: str, seconds: float, meanwhile: Callable[[], object] | None = None, /, **fields: object
+    ) -> Frame:
+        """Return the answer to a question that the server answers within `seconds`, or raise its failure.
+
+        `meanwhile` is called again and again, and may raise what ends the wait.
+        """
+        number = self.put(kind, **fields)
+        limit = seconds + self._patience
+        deadline = time.monotonic() + limit
+        while (left := deadline - time.monotonic()) > 0:
+            if answer := self.receive(number, min(left, SLICE) if meanwhile else left):
+                return answer
+            if meanwhile:
+                meanwhile()
+        raise self._host.silent(limit)
+
+    def put(self, kind: str, **fields: object) -> int:
+        """Send a question; return its number, for `receive`."""
+        number = next(self._numbers)
+        self.tell(kind, id=number, **fields)
+        return number
+
+    def receive(self, number: int | None, seconds: float) -> Frame | None:
+        """Return the answer to that question if it comes in time; pass on changes, and drop late answers to others.
+
+        Raises the failure that it carries, and PeerLost if the server is lost.
+        """
+        end = time.monotonic() + seconds
+        while True:
+            self._socket.settimeout(max(0.0, end - time.monotonic()))
+            try:
+                data = self._socket.recv(MESSAGE_BYTES)
+            except OSError as error:
+                if isinstance(error, BlockingIOError | TimeoutError) and error.errno != errno.ETIMEDOUT:
+                    return None  # nothing, or half a message
+                raise self._host.lost(broken(error)) from None
+            if not data:
+                raise self._host.lost(ENDED)
+            message = decode(data)
+            if message.kind == "changed" and self._watch:
+                self._watch(message)
+            elif message.fields.pop("id", None) == number:
+                break
+        if message.kind == "failure":
+            raise failure_of(message)
+        return message
+
+    def _get(self, key: str, timeout: float, meanwhile: Callable[[], object] | None = None) -> Frame:
+        # The server keeps the time: it knows who is missing.
+        return self.ask("get", timeout, meanwhile, key=key, timeout=timeout)
+
+    def _send(self, data: bytes) -> None:
+        if len(data) > MESSAGE_BYTES:
+            raise refuse("a store message", f"at most {MESSAGE_BYTES} bytes", len(data))
+        try:
+            self._socket.settimeout(ANSWER_TIMEOUT)
+            self._socket.send(data)
+        except OSError as error:
+            raise self._host.lost(broken(error)) from None
+
+    def _join(self, hello: bytes, timeout: float, warn_after: float) -> socket.socket:
+        """Connect as soon as the server listens, and say who this is."""
+        start = time.monotonic()
+        deadline, quiet_until = start + timeout, start + warn_after
+        pause, logged = 0.001, ""
+        while True:
+            # Refused, busy or disconnected: the server does not listen yet. No call waits for that, so poll.
+            failure = "it closed the connection"
+            try:
+                if joined := self._attempt(hello, max(pause, deadline - time.monotonic())):
+                    return joined
+            except RingcommError:
+                raise
+            except (ConnectionError, BlockingIOError, TimeoutError) as error:
+                failure = str(error)
+                if self._host.always_up and isinstance(error, ConnectionRefusedError):
+                    raise self._host.lost(ENDED) from None
+                if isinstance(error, unix.UntrustedServer) and failure != logged:
+                    log.warning("refused to join: %s", failure)
+                    logged = failure
+            if time.monotonic() + pause > deadline:
+                raise self._host.unreachable(timeout, failure)
+            if time.monotonic() > quiet_until:
+                what = f"{self._host.name} did not come within {warn_after:g} s ({failure})"
+                log.warning("%s; waiting up to %g s", what, timeout)
+                quiet_until = math.inf
+            time.sleep(pause)
+            pause = min(2 * pause, 0.05)  # short beside the start of an interpreter
+
+    def _attempt(self, hello: bytes, seconds: float) -> socket.socket | None:
+        """Return a connection that has joined; None if the server has closed it."""
+        end = time.monotonic() + seconds
+        with ExitStack() as stack:
+            peer = stack.enter_context(self._host.connect(seconds))
+            peer.settimeout(max(0.001, end - time.monotonic()))
+            peer.send(hello)
+            if not (data := peer.recv(MESSAGE_BYTES)):
+                return None
+            answer = decode(data)
+            if answer.kind == "failure":
+                raise self._as_told_late(failure_of(answer))
+            if answer.kind == "refused":
+                text = f"{self._host.name} refused this process: {answer.fields['reason']}"
+                raise ArgumentError(text, rank=self._place.rank)
+            stack.pop_all()
+            return peer
+
+    def _as_told_late(self, error: RingcommError) -> RingcommError:
+        own = rank_in_job(self.members, self._place.rank)
+        if isinstance(error, CollectiveTimeout) and own in (error.got or ()):
+            return CollectiveTimeout(f"this {self._noun} came too late: {error}", rank=error.rank, got=error.got)
+        return error

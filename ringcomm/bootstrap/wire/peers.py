@@ -1,0 +1,212 @@
+"""The serving side of a startup socket: it accepts peers, hears what they send, and refuses some."""
+
+import errno
+import logging
+import math
+import re
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from typing import Protocol
+
+from ringcomm.bootstrap.wire.unix import close_in_children
+from ringcomm.errors import RingcommError
+from ringcomm.machine import descriptors
+
+__all__ = ["Gate", "PeerServer"]
+
+log = logging.getLogger("ringcomm")
+
+INTERVAL = 1.0  # seconds between two lines for the same kind of refusal
+
+
+class Gate(Protocol):
+    """Where a server listens, and whom it admits: unix.UnixGate, tcp.TcpGate."""
+
+    listener: socket.socket
+
+    def greet(self, peer: socket.socket) -> tuple[socket.socket | None, str]:
+        """Return the socket by which to hear a new peer, if it is still there, and why it is refused, or ""."""
+        ...
+
+    def admits(self, peer: socket.socket) -> tuple[bool, str]:
+        """Return whether the message of a peer is for the server, and why the peer is refused, or ""."""
+        ...
+
+    def due(self) -> float:
+        """Return when to call `poll` next."""
+        ...
+
+    def poll(self, peers: Collection[socket.socket]) -> tuple[socket.socket, str] | None:
+        """Do what is due; return a peer to refuse, and why."""
+        ...
+
+    def forget(self, peer: socket.socket) -> None: ...
+
+    def describe(self, peer: socket.socket) -> str: ...
+
+
+class PeerServer:
+    """Accepts peers at a gate. `receive(peer)` is called when an admitted one has sent something or disconnected.
+
+    Any process may connect: the gate refuses those that it does not trust, the caller any other by its first message,
+    with `refuse`; both are logged. A packet to a peer takes at most `send_timeout` seconds; nothing else waits for one.
+
+    `serve` raises RingcommError when this process, which is `rank` or no rank, has no descriptor, or the system no
+    memory, left for a peer. The next one is accepted when another is gone.
+    """
+
+    def __init__(
+        self, gate: Gate, receive: Callable[[socket.socket], object], rank: int | None, send_timeout: float = 0.0
+    ) -> None:
+        self._gate, self._receive, self._rank, self._send_timeout = gate, receive, rank, send_timeout
+        self._refusals = RefusalLog()
+        self._listener = gate.listener
+        close_in_children(self._listener)
+        self._peers: set[socket.socket] = set()
+        self._unsent: dict[socket.socket, deque[bytes]] = {}
+        self._open = ExitStack()
+        self._selector = self._open.enter_context(selectors.DefaultSelector())
+        self._selector.register(self._open.enter_context(self._listener), selectors.EVENT_READ)
+
+    def add(self, peer: socket.socket) -> None:
+        peer.settimeout(self._send_timeout)
+        close_in_children(peer)
+        self._peers.add(peer)
+        self._selector.register(peer, selectors.EVENT_READ)
+
+    def call_on(self, source: socket.socket, action: Callable[[], object]) -> None:
+        """Call `action` when this socket, which is no peer's, is readable."""
+        self._selector.register(source, selectors.EVENT_READ, action)
+
+    def send(self, peer: socket.socket, message: bytes) -> None:
+        """Send a message, or keep it until the peer has read earlier ones."""
+        if peer not in self._peers:
+            return
+        if unsent := self._unsent.get(peer):
+            unsent.append(message)
+            return
+        try:
+            peer.send(message)
+        except BlockingIOError:
+            self._unsent[peer] = deque([message])
+            self._selector.modify(peer, selectors.EVENT_READ | selectors.EVENT_WRITE)
+        except OSError:  # it has disconnected; the next read reports that
+            pass
+
+    def serve(self, timeout: float | None) -> bool:
+        """Wait up to `timeout` seconds for peers, handle what they have sent, and return whether any was ready."""
+        due = max(0.0, self._gate.due() - time.monotonic()) if self._peers else math.inf
+        waits = [seconds for seconds in (timeout, due, self._refusals.due()) if seconds not in (None, math.inf)]
+        ready = self._selector.select(min(waits, default=None))
+        for key, events in ready:
+            peer = key.fileobj
+            if key.data:
+                key.data()
+            elif peer is self._listener:
+                self._accept()
+            elif peer in self._peers:  # not dropped meanwhile
+                assert isinstance(peer, socket.socket)
+                if events & selectors.EVENT_WRITE:
+                    self._send_rest(peer)
+                if events & selectors.EVENT_READ:
+                    self._hear(peer)
+        while refused := self._gate.poll(self._peers):
+            self.refuse(*refused)
+        self._refusals.poll()
+        return bool(ready)
+
+    def refuse(self, peer: socket.socket, reason: str) -> None:
+        self._refusals.add(self._gate.describe(peer), reason)
+        self.drop(peer)
+
+    def drop(self, peer: socket.socket) -> None:
+        self._forget(peer)
+        peer.close()
+        if self._listener not in self._selector.get_map():  # see _accept
+            self._selector.register(self._listener, selectors.EVENT_READ)
+
+    def release(self, peer: socket.socket) -> int:
+        """Return the descriptor of a peer; the caller owns it from now on."""
+        self._forget(peer)
+        return peer.detach()
+
+    def close(self) -> None:
+        self._refusals.flush()
+        for peer in self._peers:
+            peer.close()
+        self._open.close()
+
+    def _forget(self, peer: socket.socket) -> None:
+        self._gate.forget(peer)
+        self._unsent.pop(peer, None)
+        self._selector.unregister(peer)
+        self._peers.remove(peer)
+
+    def _accept(self) -> None:
+        try:
+            peer, _ = self._listener.accept()
+        except OSError as error:
+            if error.errno in (errno.ECONNABORTED, errno.EAGAIN, errno.EINTR):
+                return  # it disconnected again
+            self._selector.unregister(self._listener)  # it would stay ready
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise descriptors.exhausted(self._rank, "to accept another rank", error) from None
+            who = descriptors.name(self._rank)
+            raise RingcommError(f"{who} cannot accept another rank: {error.strerror}", rank=self._rank) from None
+        heard, reason = self._gate.greet(peer)
+        if reason:
+            self._refusals.add("a connection", reason)
+            peer.close()
+        elif heard:
+            self.add(heard)
+
+    def _send_rest(self, peer: socket.socket) -> None:
+        unsent = self._unsent.pop(peer)
+        self._selector.modify(peer, selectors.EVENT_READ)
+        for message in unsent:
+            self.send(peer, message)
+
+    def _hear(self, peer: socket.socket) -> None:
+        admitted, reason = self._gate.admits(peer)
+        if reason:
+            self.refuse(peer, reason)
+        elif admitted:
+            self._receive(peer)
+
+
+class RefusalLog:
+    """Logs the first refusal at once, and those of the next second in one line for each kind of reason.
+
+    A process that tries again and again must not fill a disk. Reasons of a kind differ in numbers only, so the kinds
+    are few, and a flood of one does not hide another.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[str, int]] = {}  # by kind: the last refusal, and their number since the last line
+        self._next = 0.0  # the time from which lines may be logged
+
+    def add(self, peer: str, reason: str) -> None:
+        kind = re.sub(r"-?\d+", "", reason)
+        _, count = self._held.get(kind, ("", 0))
+        self._held[kind] = f"{peer}: {reason}", count + 1
+        self.poll()
+
+    def due(self) -> float | None:
+        """Return the seconds until `poll` logs a line; None if there is nothing to log."""
+        return max(0.0, self._next - time.monotonic()) if self._held else None
+
+    def poll(self) -> None:
+        if self.due() == 0:
+            self.flush()
+
+    def flush(self) -> None:
+        """Log what has not been logged."""
+        if self._held:
+            for last, count in self._held.values():
+                others = f" (and {count - 1} other attempts in the last second)" if count > 1 else ""
+                log.warning("refused %s%s", last, others)
+            self._held, self._next = {}, time.monotonic() + INTERVAL

@@ -1,0 +1,164 @@
+"""TCP between hosts: both ends prove that they know the secret of the job before they are heard."""
+
+import errno
+import math
+import os
+import socket
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from ipaddress import ip_address
+from typing import NamedTuple
+
+from ringcomm.bootstrap.wire.framing import MessageSocket
+from ringcomm.bootstrap.wire.handshake import (
+    HANDSHAKE_TIMEOUT,
+    MESSAGE_OF_HANDSHAKE,
+    ServerHandshake,
+    WrongSecret,
+    client_handshake,
+)
+from ringcomm.bootstrap.wire.keepalive import KEEPALIVE, PROBE_AGAIN, probe_now
+from ringcomm.errors import ArgumentError, refuse
+
+__all__ = ["TcpGate", "connect", "split_address"]
+
+MAX_UNTRUSTED = 128  # peers that have not proved that they know the secret
+
+
+def connect(address: str, secret: bytes, seconds: float, keepalive: float = KEEPALIVE) -> MessageSocket:
+    """Return a connection to the server at this address, whose send and recv then wait up to `seconds`.
+
+    Raises ConnectionRefusedError if nothing listens there, another ConnectionError if no server answers as it should,
+    ArgumentError if it has another secret.
+    """
+    seconds = min(seconds, HANDSHAKE_TIMEOUT)
+    try:
+        connected = socket.create_connection(split_address(address), seconds)
+        if connected.getsockname() == connected.getpeername():  # TCP connects a free local port to itself
+            connected.close()
+            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+        peer = MessageSocket(connected, keepalive)
+    except (OSError, UnicodeError) as error:  # no route, no such name, too slow, …
+        kind = ConnectionRefusedError if isinstance(error, ConnectionRefusedError) else ConnectionError
+        raise kind(getattr(error, "strerror", "") or str(error)) from None
+    try:
+        steps = client_handshake(secret)
+        next(steps)
+        with suppress(StopIteration):
+            while True:
+                peer.send(steps.send(peer.recv(MESSAGE_OF_HANDSHAKE)))
+        return peer
+    except OSError as error:
+        peer.close()
+        if isinstance(error, WrongSecret):
+            raise ArgumentError(f"the store at {address} has another secret than this process") from None
+        if isinstance(error, ConnectionError):
+            raise
+        raise ConnectionError(error.strerror or str(error)) from None
+
+
+def split_address(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host, int(port)
+
+
+class _UntrustedPeer(NamedTuple):
+    handshake: ServerHandshake
+    deadline: float
+
+
+class TcpGate:
+    """Listens at one TCP address, and admits peers that know the secret. See peers.Gate.
+
+    Untrusted peers have HANDSHAKE_TIMEOUT seconds to prove that they do, and MAX_UNTRUSTED connections: of more, the
+    oldest goes.
+    """
+
+    def __init__(self, address: str, purpose: str, secret: bytes, keepalive: float | None) -> None:
+        self._secret, self._keepalive = secret, keepalive
+        self._untrusted: dict[socket.socket, _UntrustedPeer] = {}  # in the order of their deadlines
+        self._probe_at = math.inf if keepalive is None else 0.0
+        self.listener = _listen(address, purpose)
+
+    @property
+    def address(self) -> str:
+        host, port, *_ = self.listener.getsockname()
+        return f"{host}:{port}"
+
+    def greet(self, peer: socket.socket) -> tuple[socket.socket | None, str]:
+        handshake = ServerHandshake(self._secret)
+        try:
+            heard = MessageSocket(peer, self._keepalive)
+            heard.setblocking(False)
+            heard.send(handshake.greeting)
+        except OSError:  # it has disconnected again
+            return None, ""
+        self._untrusted[heard] = _UntrustedPeer(handshake, time.monotonic() + HANDSHAKE_TIMEOUT)
+        return heard, ""
+
+    def admits(self, peer: socket.socket) -> tuple[bool, str]:
+        if peer not in self._untrusted:
+            return True, ""
+        try:
+            message = peer.recv(MESSAGE_OF_HANDSHAKE)
+        except BlockingIOError:
+            return False, ""
+        except OSError:  # too long, or disconnected
+            message = b""
+        answer, refusal = self._untrusted[peer].handshake.answer(message)
+        with suppress(OSError):  # it has disconnected; the next read reports that
+            peer.send(answer)
+        if not refusal:
+            del self._untrusted[peer]
+        return False, refusal
+
+    def due(self) -> float:
+        first = next(iter(self._untrusted.values()), None)
+        return min(first.deadline if first else math.inf, self._probe_at)
+
+    def poll(self, peers: Collection[socket.socket]) -> tuple[socket.socket, str] | None:
+        now = time.monotonic()
+        if now >= self._probe_at:
+            again = [probe_now(peer) for peer in peers]
+            self._probe_at = now + min(again, default=PROBE_AGAIN)
+        for peer, untrusted in self._untrusted.items():  # the oldest
+            if len(self._untrusted) > MAX_UNTRUSTED:
+                return peer, f"{MAX_UNTRUSTED} connections without a proof of the secret"
+            if untrusted.deadline <= now:
+                return peer, f"no proof of the secret within {HANDSHAKE_TIMEOUT:g} s"
+            break
+        return None
+
+    def forget(self, peer: socket.socket) -> None:
+        self._untrusted.pop(peer, None)
+
+    def describe(self, peer: socket.socket) -> str:
+        try:
+            return "{} port {}".format(*peer.getpeername())
+        except OSError:
+            return "a connection"
+
+
+def _listen(address: str, purpose: str) -> socket.socket:
+    """Return a non-blocking socket that listens at this address, and at no other."""
+    host, port = split_address(address)
+    try:
+        family, kind, protocol, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (socket.gaierror, UnicodeError) as error:
+        raise ArgumentError(
+            f"{purpose}: cannot find the address of {host!r}: {getattr(error, 'strerror', error)}"
+        ) from None
+    found = ip_address(str(resolved[0]).partition("%")[0])
+    if (getattr(found, "ipv4_mapped", None) or found).is_unspecified:
+        raise refuse(purpose, "one address of this machine, not all", repr(host))
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setblocking(False)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the port of a job that has just ended
+        listener.bind(resolved)
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise ArgumentError(f"{purpose}: cannot listen at {address}: {error.strerror}") from None
+    return listener

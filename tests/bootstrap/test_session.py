@@ -1,0 +1,214 @@
+"""The sessions of a server, without one: what each message of a member is answered with, and to whom."""
+
+import itertools
+import time
+
+import pytest
+
+from ringcomm import PeerLost
+from ringcomm.bootstrap.session import Lasting, Refused, Start, has_left
+from ringcomm.bootstrap.shrink import RULES, Shrink, _State
+from ringcomm.bootstrap.wire.framing import Frame, decode, failure_of
+
+
+def message(kind, payload=b"", **fields):
+    return Frame(kind, fields, payload)
+
+
+def hello(rank=0, size=1, **more):
+    return message("join", rank=rank, size=size, process=f"process {rank}", **more)
+
+
+def told(replies):
+    """Return what each peer is told: the kind, and the payload or else the fields without the number."""
+    found = [(peer, decode(data)) for peer, data in replies]
+    for _, answer in found:
+        answer.fields.pop("id", None)
+    return {peer: (answer.kind, answer.payload or answer.fields) for peer, answer in found}
+
+
+def ask(key, seconds=10.0, number=0):
+    return message("get", id=number, key=key, timeout=seconds)
+
+
+@pytest.fixture
+def start():
+    """A start of three, of which two have come; the peers are letters."""
+    start = Start(3, [1, 4, 5])
+    for rank, peer in enumerate("ab"):
+        assert told(start.join(peer, hello(rank, 3))) == {peer: ("joined", {})}
+    return start
+
+
+def test_a_value_answers_those_that_wait_for_it_and_no_others(start):
+    assert start.take("a", ask("key")) == start.take("b", ask("another")) == []
+    assert told(start.take("b", message("set", b"value", key="key"))) == {"a": ("value", b"value")}
+    assert told(start.take("a", ask("key"))) == {"a": ("value", b"value")}
+    assert start.poll() == []
+
+
+def test_the_absent_are_named_when_the_time_is_over(start):
+    start.take("a", ask("key", 10))
+    start.take("b", ask("key", 0))
+    assert start.due() <= time.monotonic()
+    assert told(start.poll()) == {"b": ("absent", {"ranks": [2]})}
+    assert start.due() > time.monotonic()
+
+
+def test_the_loss_of_a_member_answers_all_and_one_that_has_left_is_not_lost(start):
+    start.take("a", ask("key"))
+    assert start.lose("b", "has ended") == []
+    ((peer, data),) = start.poll()
+    error = failure_of(decode(data))
+    assert (peer, str(error), error.rank) == ("a", "rank 4 (process 1) exited during startup", 4)
+    start.take("a", message("leave"))
+    assert start.over
+    assert start.lose("a", "has ended") == start.poll() == []
+    assert told(start.join("c", hello(2, 3)))["c"][0] == "failure"
+    assert not start.has("c")
+
+
+def test_a_loss_that_is_no_failure_is_told_by_a_key():
+    losses = []
+    start = Start(2, noun="node", loss=lambda *facts: losses.append(facts))
+    for rank, peer in enumerate("ab"):
+        start.join(peer, hello(rank, 2))
+    start.take("a", ask(has_left(1)))
+    assert told(start.lose("b", "does not answer")) == {"a": ("value", {})}
+    assert losses == [(1, "process 1", "does not answer")]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_who_does_not_fit_is_refused_and_ends_a_strict_session(strict):
+    start = Start(2, strict=strict)
+    start.join("a", hello(0, 2))
+    for rank, size in ((0, 2), (1, 3), (-1, 2)):
+        with pytest.raises(Refused):
+            start.join("b", hello(rank, size))
+        assert (start.failure is not None) == strict
+        start.failure = None
+
+
+def test_a_start_of_many_costs_the_server_some_messages_for_each():
+    size = 10_000
+    start, peers = Start(size), range(size)
+    for peer in peers:
+        start.join(peer, hello(peer, size))
+        start.take(peer, message("set", b"fact", key=f"facts/{peer}"))
+        if peer:
+            assert start.take(peer, ask("facts/table/0")) == []
+        assert start.poll() == []
+    for peer in peers:
+        assert told(start.take(0, ask(f"facts/{peer}"))) == {0: ("value", b"fact")}
+    assert len(start.take(0, message("set", b"table", key="facts/table/0"))) == size - 1
+    assert start.due() == float("inf")
+
+
+def test_watchers_are_told_what_is_there_and_what_changes():
+    lasting = Lasting()
+    lasting.join("rank", hello(3))
+    lasting.take("rank", message("set", b"first", key="member/3"))
+    _, (_, present) = lasting.join("watcher", hello(-1, watch=True))
+    assert (decode(present).fields, decode(present).payload) == ({"key": "member/3", "set": True}, b"first")
+    assert told(lasting.take("rank", message("set", b"", key="waited/3")))["watcher"][1]["key"] == "waited/3"
+    gone = [decode(data).fields for peer, data in lasting.lose("rank", "has ended") if peer == "watcher"]
+    assert sorted(gone, key=str) == [{"key": key, "set": False} for key in ("member/3", "waited/3")]
+    assert lasting.lost == {3: "process 3"}
+
+
+def test_a_key_lasts_as_long_as_any_member_that_has_set_it_and_a_proposal_for_good():
+    lasting = Lasting()
+    for peer in "ab":
+        lasting.join(peer, hello(ord(peer)))
+        lasting.take(peer, message("set", b"", key="both"))
+        lasting.take(peer, message("propose", peer.encode(), key="decision"))
+    lasting.lose("a", "has ended")
+    assert told(lasting.take("b", message("keys", id=1, begin="both"))) == {"b": ("keys", {"keys": ["both"]})}
+    lasting.lose("b", "has ended")
+    lasting.join("c", hello(1))
+    assert told(lasting.take("c", message("keys", id=1, begin="both"))) == {"c": ("keys", {"keys": []})}
+    assert told(lasting.take("c", ask("decision"))) == {"c": ("value", b"a")}
+
+
+def test_who_says_that_it_leaves_is_not_lost_and_who_comes_back_neither():
+    lasting = Lasting()
+    lasting.join("a", hello(1))
+    lasting.take("a", message("leave"))
+    lasting.join("b", hello(2))
+    lasting.lose("b", "has ended")
+    assert lasting.lost == {2: "process 2"}
+    lasting.join("b again", hello(2))
+    assert lasting.lost == {}
+
+
+# --- shrink -----------------------------------------------------------------------------------------------------------
+
+
+class Survivors:
+    """Three ranks of a group, rank 2 of which is lost."""
+
+    def __init__(self, members=()):
+        self.ended, self.left_out = [], []
+        self.session = Shrink(lambda *facts: self.ended.append(facts), self.left_out.append)
+        self.members = [*members]
+        for rank in range(3):
+            self.session.join(rank, hello(rank))
+
+    def take(self, rank, kind, lost=(), **more):
+        more = {"id": 0, "timeout": 10.0, "lost": [*lost], **more}
+        request = message(kind, group="g", rank=rank, ranks=[0, 1, 2], members=self.members, **more)
+        return told([*self.session.take(rank, request), *self.session.poll()])
+
+
+def agreed(left, lost=(), attempt=0):
+    return "agreed", {"left": left, "lost": [*lost], "attempt": attempt}
+
+
+def test_every_event_of_a_rank_has_a_rule_in_every_state():
+    assert RULES.keys() == {*itertools.product(_State, ("shrink", "lost", "connected", "failed"))}
+
+
+def test_survivors_agree_connect_and_go_on():
+    group = Survivors()
+    assert group.take(0, "shrink", lost=[2]) == {}
+    assert group.take(1, "shrink") == dict.fromkeys((0, 1), agreed([0, 1], [2]))
+    assert group.take(0, "connected", attempt=0) == {}
+    assert group.take(1, "connected", attempt=0) == dict.fromkeys((0, 1), agreed([0, 1]))
+    assert group.take(2, "shrink") == {2: agreed([0, 1])}  # it comes too late
+
+
+def test_a_loss_that_is_told_later_ends_the_wait():
+    group = Survivors()
+    assert group.take(0, "shrink") == group.take(1, "shrink") == {}
+    assert group.take(1, "lost", lost=[2]) == dict.fromkeys((0, 1), agreed([0, 1], [2]))
+
+
+def test_a_rank_that_fails_to_connect_has_all_agree_again():
+    group = Survivors()
+    group.take(0, "shrink", lost=[2])
+    group.take(1, "shrink")
+    assert group.take(0, "connected", attempt=0) == {}
+    assert group.take(1, "failed", attempt=0) == {0: agreed([])}
+    assert group.take(1, "shrink") == {}
+    assert group.take(0, "shrink") == dict.fromkeys((0, 1), agreed([0, 1], [2], 1))
+    assert group.take(1, "connected", attempt=0) == {1: agreed([])}  # of the attempt that has failed
+
+
+def test_a_rank_that_is_lost_while_all_connect_ends_their_start():
+    group = Survivors(members=[7, 8, 9])
+    group.take(0, "shrink", lost=[2])
+    group.take(1, "shrink")
+    group.session.lose(1, "has ended")
+    ((name, size, error),) = group.ended
+    assert (name, size, error.rank, type(error)) == ("g.0", 2, 8, PeerLost)
+    assert group.take(0, "shrink") == {0: agreed([0], [1, 2], 1)}
+
+
+def test_who_does_not_come_in_time_is_left_out_and_ended():
+    group = Survivors(members=[7, 8, 9])
+    group.take(1, "shrink", timeout=60.0)
+    assert group.take(0, "shrink", timeout=0.0) == dict.fromkeys((0, 1), agreed([0, 1]))
+    group.take(0, "connected", attempt=0)
+    assert group.left_out == []
+    group.take(1, "connected", attempt=0)
+    assert group.left_out == ["left_out/9"]
