@@ -23,9 +23,9 @@ from ringcomm import Aborted, ArgumentError, CollectiveTimeout, Config, PeerLost
 from ringcomm.bootstrap.client import Client
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.shrink import Shrink
-from ringcomm.bootstrap.survivor import Survivor
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
 from ringcomm.transports.network import survivors
+from ringcomm.transports.network.survivors import Survivor
 
 
 def survivors_on(layout, fn, *args):
@@ -264,14 +264,14 @@ def test_a_launcher_that_has_ended_is_named_at_once(port):
 
 
 def test_a_stopped_launcher_is_waited_for_no_longer_than_the_ranks(port, monkeypatch):
-    monkeypatch.setattr("ringcomm.bootstrap.survivor.ANSWER_TIMEOUT", 0.2)
+    monkeypatch.setattr("ringcomm.transports.network.survivors.ANSWER_TIMEOUT", 0.2)
     port[0].listen()
     with pytest.raises(CollectiveTimeout, match=lost_launcher(port[1], "did not answer within 0.3 s (timed out)")):
         survivors_store(port[1])
 
 
 def test_a_launcher_that_stops_later_is_waited_for_no_longer_than_the_ranks(monkeypatch):
-    monkeypatch.setattr("ringcomm.bootstrap.survivor.ANSWER_TIMEOUT", 0.2)
+    monkeypatch.setattr("ringcomm.transports.network.survivors.ANSWER_TIMEOUT", 0.2)
     monkeypatch.setattr(Shrink, "poll", lambda _: [])
     with store_server() as address, survivors_store(address) as store:
         why = "did not answer within 0.3 s (the connection is open)"
