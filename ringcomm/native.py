@@ -22,6 +22,7 @@ __all__ = [
     "NativeFastPath",
     "StartedCall",
     "check",
+    "enumerators",
     "failure_observers",
     "ffi",
     "has_large_array",
@@ -119,6 +120,15 @@ else:
     os.register_at_fork(after_in_child=lib.rc_after_fork)
 
 NULL = ffi.NULL
+
+
+def enumerators(enum: str, prefix: str) -> list[str]:
+    """Return the names of an enum of ringcomm.h without their prefix, in the order of their values."""
+    if isinstance(ffi, _Missing):
+        return []
+    names = (name for _, name in sorted(ffi.typeof(enum).elements.items()))
+    return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+
 
 _ERRORS: dict[int, type[RingcommError]] = {
     lib.RC_ARGUMENT: errors.ArgumentError,

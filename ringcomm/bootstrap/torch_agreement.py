@@ -14,14 +14,14 @@ from ringcomm.bootstrap.arrivals import arrival_timeout
 from ringcomm.bootstrap.place import host_id
 from ringcomm.bootstrap.process_watch import ProcessWatch, process_id
 
-__all__ = ["Agreement", "wait_briefly"]
+__all__ = ["NameAgreement", "wait_briefly"]
 
 Store = Any  # of torch
 
 SLICE = 0.1  # seconds between checks for failures and signals
 
 
-class Agreement:
+class NameAgreement:
     """One rank's part in it. It watches the processes of this host that announce themselves.
 
     Attributes:

@@ -16,7 +16,7 @@ from ringcomm.bootstrap.facts import all_gather_facts
 from ringcomm.bootstrap.place import host_id
 from ringcomm.bootstrap.process_watch import ProcessWatch, process_id
 from ringcomm.bootstrap.store import shared_failure
-from ringcomm.bootstrap.torch_agreement import Agreement, wait_briefly
+from ringcomm.bootstrap.torch_agreement import NameAgreement, wait_briefly
 from ringcomm.errors import CollectiveTimeout, PeerLost, RingcommError, decode_error, encode_error
 
 __all__ = ["TorchStart", "TorchStoreAdapter", "start_through", "start_under_torchrun", "store_lost"]
@@ -110,7 +110,7 @@ def _await_connected(
 
 def _agree(store: TorchStore, rank: int, size: int, timeout: float, watch: ProcessWatch) -> str:
     """Agree on the name of this start of these ranks."""
-    agreement = Agreement(store, rank, size, timeout, watch)
+    agreement = NameAgreement(store, rank, size, timeout, watch)
     if rank:
         return agreement.follow()
     try:

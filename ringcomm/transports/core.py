@@ -8,7 +8,7 @@ from typing import Any
 from ringcomm.adapters import CODES, TENSORS
 from ringcomm.completion import when_done
 from ringcomm.errors import MismatchError, RingcommError, describe_error, raise_first_failure, refuse
-from ringcomm.native import NULL, STATUS, NativeFastPath, check, ffi, lib
+from ringcomm.native import NULL, STATUS, NativeFastPath, check, enumerators, ffi, lib
 from ringcomm.transports.contract import RECORDED_CALLS, CollectiveCall, Fused
 from ringcomm.types import COLLECTIVES, DTYPES, OPS
 from ringcomm.work import StartedWork
@@ -16,11 +16,7 @@ from ringcomm.work import StartedWork
 __all__ = ["PATHS", "NativeTransport", "NativeWork", "by_rank"]
 
 # How the core did a collective, by enum rc_path: "one-shot" for RC_PATH_ONE_SHOT.
-PATHS = tuple(
-    name.removeprefix("RC_PATH_").lower().replace("_", "-")
-    for value, name in sorted(ffi.typeof("enum rc_path").elements.items())
-    if value < lib.RC_PATHS
-)
+PATHS = tuple(name.lower().replace("_", "-") for name in enumerators("enum rc_path", "RC_PATH_"))
 REGROUPING = {"shrink": lib.RC_SHRINK, "grow": lib.RC_GROW}
 FACT_BYTES = 2048  # of a fact in `all_gather_facts`: the same on all ranks, and enough for split and empty
 CALL_BYTES = 256  # of a call in a report, at most

@@ -296,6 +296,5 @@ def test_the_docs_have_these_figures():
     for average, worst in (off(row[1:3] for row in weak_scaling()), off(row[2:] for row in recomputation())):
         words.append(f"The mean error is {100 * average:.1f} %, the worst {100 * worst:.1f} %")
     assert [each for each in words if each not in flowing] == []
-    assert (
-        f"fitted to {len(h100)} published runs, which leaves {100 * h100.mean():.1f} % on average" in readme.read_text()
-    )
+    runs, error = len(h100), f"{100 * h100.mean():.1f} %"
+    assert f"fitted to {runs} published runs, with an error of {error} on average" in readme.read_text()

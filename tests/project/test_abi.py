@@ -44,6 +44,8 @@ draw = random.Random(1)
 def choose(kind):
     if kind.kind == "primitive":
         return draw.choice(NUMBERS[kind.cname])
+    if kind.kind == "function":
+        return draw.choice([ffi.NULL, lib.ringcomm_record])
     item = kind.item
     if item.cname == "struct rc_comm":
         return draw.choice([ffi.NULL, handle, handle, handle])

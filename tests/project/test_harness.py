@@ -69,7 +69,8 @@ def test_native_workers_are_detected_until_close():
     with ringcomm.init() as comm:
         x = np.zeros(1)
         work = [comm.all_reduce(x, async_op=True), comm.recv(np.zeros(1), peer=0, async_op=True)]
-        work[0].add_done_callback(lambda _: None)  # without one, no thread would run it
+        for call in work:
+            call.add_done_callback(lambda _: None)  # without one, no thread would run it
         comm.send(x, peer=0)
         for call in work:
             call.wait()

@@ -29,11 +29,13 @@ CALLS = {
     "all_gather": lambda comm, x: comm.all_gather(x, timeout=SHORT),
     "reduce_scatter": lambda comm, x: comm.reduce_scatter(np.zeros((comm.size, x.size)), timeout=SHORT),
     "all_to_all": lambda comm, x: comm.all_to_all(np.zeros((comm.size, x.size)), timeout=SHORT),
-    "gather_object": lambda comm, x: comm.gather_object("me", timeout=SHORT),
+    "gather_object": lambda comm, x: comm.gather_object("me", root=1, timeout=SHORT),
 }
 
 
-ONE_WAY = [(name, SMALL) for name in ("broadcast", "reduce", "gather", "scatter")]  # who only gives does not wait
+# Who only gives does not wait. The object is small.
+ONE_WAY = [(name, SMALL) for name in ("broadcast", "reduce", "gather", "scatter", "gather_object")]
+ONE_WAY += [("gather_object", LARGE)]
 
 
 def wait_for(comm, late, name, n):
@@ -66,8 +68,7 @@ def test_a_rank_that_never_arrives_is_named_on_every_rank(name, n, world):
     late = n % size
     texts = harness.run(wait_for, size, late, name, n, world=world)
     assert len(set(texts)) == 1, "all ranks raise the first reason, including the late one"
-    called = {"gather_object": "all_gather"}.get(name, name)
-    words = rf"{called}\(.*\)"
+    words = rf"{name}\(.*\)"
     first, lines = texts[0].splitlines()[0], lines_of(texts[0])
     first = re.fullmatch(
         rf"timed out: rank (\d) waited {SHORT:g} s in {words} \(epoch 1\): it was not called by rank {late}", first
@@ -90,7 +91,7 @@ def give_then_wait(comm, late, name):
 
 
 @pytest.mark.parametrize("late", [0, 1])
-@pytest.mark.parametrize("name", [name for name, _ in ONE_WAY])
+@pytest.mark.parametrize("name", dict(ONE_WAY))
 def test_a_rank_that_a_one_way_call_does_not_wait_for_is_named_by_the_next(name, late, world):
     texts = harness.run(give_then_wait, 3, late, name, world=world)
     assert len(set(texts)) == 1
