@@ -18,7 +18,7 @@ struct RequestHandle {
 struct PendingOperation {
     StartedCall call;
     PyObject* context;  // of the communicator, whose error handler hears of failures; nullptr after tp_clear
-    bool completed, cancelled, watched;  // by Python: see ringcomm/mpi4py/operations.py
+    bool completed, cancelled, watched;  // by Python: see ringcomm/mpi4py/requests/operations.py
 };
 
 enum class PlainKind { SEND, SYNCHRONOUS_SEND, RECEIVE };

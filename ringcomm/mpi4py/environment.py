@@ -16,16 +16,16 @@ from ringcomm.bootstrap.place import find_place
 from ringcomm.communicator import Communicator
 from ringcomm.config import Config
 from ringcomm.errors import CollectiveTimeout, MismatchError, RingcommError, describe_error
-from ringcomm.mpi4py import constants, errors
-from ringcomm.mpi4py.buffered import BufferedSends
-from ringcomm.mpi4py.context import OPEN, TIMEOUT, Context, close_all
-from ringcomm.mpi4py.handles import constant
-from ringcomm.mpi4py.info import Info
-from ringcomm.mpi4py.intracomm import Intracomm
-from ringcomm.mpi4py.members import connect_alone, settings
-from ringcomm.mpi4py.operations import DONE, PendingOperation
-from ringcomm.mpi4py.options import options
-from ringcomm.mpi4py.request import Request
+from ringcomm.mpi4py.base import constants, errors
+from ringcomm.mpi4py.base.handles import constant
+from ringcomm.mpi4py.base.info import Info
+from ringcomm.mpi4py.base.options import options
+from ringcomm.mpi4py.comm.intracomm import Intracomm
+from ringcomm.mpi4py.groups.context import OPEN, TIMEOUT, Context, close_all
+from ringcomm.mpi4py.groups.create_group import connect_alone, settings
+from ringcomm.mpi4py.requests.buffered import BufferedSends
+from ringcomm.mpi4py.requests.operations import DONE, PendingOperation
+from ringcomm.mpi4py.requests.request import Request
 
 __all__ = [
     "COMM_SELF",

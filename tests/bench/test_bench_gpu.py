@@ -9,10 +9,10 @@ import time
 from itertools import count
 
 import pytest
+from quick_bench import BENCH
 from test_bench import OPTIONS
 
 import harness
-from quick_bench import BENCH
 from ringcomm import ArgumentError
 from ringcomm.bench import peers, report
 from ringcomm.bench.comparison import Comparison

@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-
 from quick_bench import BENCH
+
 from ringcomm.bench import noise, peers, report
 from ringcomm.bench.job import ALIAS, Job, Unsupported, shared_files, started
 from ringcomm.commands.cli import main

@@ -10,12 +10,13 @@ import pytest
 
 import harness
 from ringcomm.devices import emulated
-from ringcomm.mpi4py import buffers, errors
-from ringcomm.mpi4py import predefined as types
-from ringcomm.mpi4py.constants import BOTTOM, BottomType
-from ringcomm.mpi4py.datatype import Datatype
-from ringcomm.mpi4py.errors import Exception as MPIException
-from ringcomm.mpi4py.memory import Get_address, buffer
+from ringcomm.mpi4py.base import errors
+from ringcomm.mpi4py.base.constants import BOTTOM, BottomType
+from ringcomm.mpi4py.base.errors import Exception as MPIException
+from ringcomm.mpi4py.buffers import specification as buffers
+from ringcomm.mpi4py.datatypes import predefined as types
+from ringcomm.mpi4py.datatypes.datatype import Datatype
+from ringcomm.mpi4py.memory.buffer import Get_address, buffer
 
 BYTE, INT, DOUBLE = types.BYTE, types.INT, types.DOUBLE
 

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from ringcomm.errors import ArgumentError, MismatchError, PeerLost
-from ringcomm.mpi4py import errors, group, info, op, unsupported
-from ringcomm.mpi4py import predefined as types
-from ringcomm.mpi4py.constants import IDENT, SIMILAR, UNDEFINED, UNEQUAL
-from ringcomm.mpi4py.datatype import Datatype
-from ringcomm.mpi4py.errors import Exception as MPIException
-from ringcomm.mpi4py.pickling import Pickle
+from ringcomm.mpi4py.base import errors, info, unsupported
+from ringcomm.mpi4py.base.constants import IDENT, SIMILAR, UNDEFINED, UNEQUAL
+from ringcomm.mpi4py.base.errors import Exception as MPIException
+from ringcomm.mpi4py.calls import op
+from ringcomm.mpi4py.calls.pickling import Pickle
+from ringcomm.mpi4py.datatypes import predefined as types
+from ringcomm.mpi4py.datatypes.datatype import Datatype
+from ringcomm.mpi4py.groups import group
 
 INT, DOUBLE = types.INT, types.DOUBLE
 

@@ -6,12 +6,20 @@ import struct
 import numpy as np
 import pytest
 
-from ringcomm.mpi4py import buffers, constants
-from ringcomm.mpi4py import predefined as types
-from ringcomm.mpi4py.constants import DISTRIBUTE_BLOCK, DISTRIBUTE_CYCLIC, DISTRIBUTE_NONE, ORDER_C, ORDER_F, UNDEFINED
-from ringcomm.mpi4py.datatype import CODES, Datatype
-from ringcomm.mpi4py.errors import Exception as MPIException
-from ringcomm.mpi4py.status import Status, record
+from ringcomm.mpi4py.base import constants
+from ringcomm.mpi4py.base.constants import (
+    DISTRIBUTE_BLOCK,
+    DISTRIBUTE_CYCLIC,
+    DISTRIBUTE_NONE,
+    ORDER_C,
+    ORDER_F,
+    UNDEFINED,
+)
+from ringcomm.mpi4py.base.errors import Exception as MPIException
+from ringcomm.mpi4py.buffers import specification as buffers
+from ringcomm.mpi4py.datatypes import predefined as types
+from ringcomm.mpi4py.datatypes.datatype import CODES, Datatype
+from ringcomm.mpi4py.requests.status import Status, record
 from ringcomm.transports.messages import Envelope
 
 CHAR, INT, DOUBLE = types.CHAR, types.INT, types.DOUBLE

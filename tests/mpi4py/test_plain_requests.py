@@ -14,7 +14,7 @@ SLEEPS = """
 import threading
 import numpy as np
 from mpi4py import MPI
-from ringcomm.mpi4py import operations
+from ringcomm.mpi4py.requests import operations
 
 before_sleep = []
 

@@ -54,7 +54,7 @@ RESERVED = {
     "os.environ": (
         *("config", "bootstrap.place", "bench.machine", "bench.mps", "bench.peers", "bench.tune"),
         *("bench.rank.__main__", "bench.rank.gloo", "bench.rank.nccl"),
-        *("torch.compat.native", "mpi4py.environment", "mpi4py.options", "mpi4py.futures.preparation"),
+        *("torch.compat.native", "mpi4py.environment", "mpi4py.base.options", "mpi4py.futures.preparation"),
     ),
     "torch": (
         "bench.rank.gloo",
@@ -68,7 +68,7 @@ RESERVED = {
     "cupy": ("devices", "commands.doctor", "bench.rank.cuda", "bench.rank.nccl", "bench.device_arrays"),
     # SECURITY.md, *What is unpickled*.
     "pickle": (
-        *("objects", "launcher.launch", "launcher.forkserver", "mpi4py.pickling"),
+        *("objects", "launcher.launch", "launcher.forkserver", "mpi4py.calls.pickling"),
         *("parallel.state.checkpoint", "parallel.state.encoding"),
     ),
     "mpi4py": ("bench.rank.mpi", "transports.mpi.world", "transports.mpi.link", "transports.mpi.leaving"),
@@ -180,7 +180,7 @@ def test_imports_have_no_cycles():
     TopologicalSorter({module: imports(module) for module in MODULES}).prepare()
 
 
-@pytest.mark.parametrize("package", ["parallel", "plan", "torch"])
+@pytest.mark.parametrize("package", ["mpi4py", "parallel", "plan", "torch"])
 def test_folders_of_a_package_have_an_order(package):
     """So that they can be read one after another: none imports another that imports it."""
     graph = defaultdict(set)

@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 import pytest
+from trace_files import call, clock, mark, wait, write
 
 import ringcomm
 from ringcomm.trace.chrome import events
@@ -13,7 +14,6 @@ from ringcomm.trace.entries import read
 from ringcomm.trace.files import ENTRY, checksums
 from ringcomm.trace.recorder import HEADER_BYTES
 from ringcomm.trace.report import report
-from trace_files import call, clock, mark, wait, write
 
 SAMPLES = 0, 5, 1000  # of the clock, in ms: a trace that has ended
 

@@ -6,12 +6,12 @@ import re
 
 import numpy as np
 import pytest
+from trace_files import call, mark, run, wait, write
 
 from ringcomm.commands.cli import main
 from ringcomm.trace.entries import read
 from ringcomm.trace.files import ENTRY
 from ringcomm.trace.recorder import DROPPED, HEADER_BYTES, PIECE_BYTES, VERSION
-from trace_files import call, mark, run, wait, write
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""What all of it uses: constants, errors, handles, options, infos and attributes."""

@@ -1,0 +1,225 @@
+"""Elements in memory: what a buffer of a message or collective reads, and where it stores what it receives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringcomm.mpi4py.datatypes.datatype import Datatype
+from ringcomm.mpi4py.datatypes.predefined import BY_CHAR, discover
+from ringcomm.mpi4py.memory.buffer import buffer, expose, find_device, wrap
+
+__all__ = ["Blocks", "Buffer", "Region", "absolute", "covered"]
+
+ndarray = np.ndarray
+PAGE = 4096  # the smallest page: the first one has no memory
+
+
+class Region:
+    """The memory of a buffer, as its bytes in host memory. That of a GPU is copied there and back."""
+
+    __slots__ = ("_bytes", "_device", "_source", "readonly")
+
+    def __init__(self, source: Any, writable: bool = False) -> None:
+        self._source, self._device = source, None
+        self._bytes: NDArray[np.uint8] | None = None
+        if type(source) is ndarray and source.flags.forc:  # whose bytes are looked at only if they are needed
+            self.readonly = not source.flags.writeable
+            if writable and self.readonly:
+                raise BufferError("expected memory that may be written, got an array that is read-only")
+        else:
+            data = source if type(source) is buffer and not writable else wrap(expose(source, writable))
+            self._source = data
+            self._device, self.readonly = find_device(data), data.readonly
+            self._bytes = np.empty(data.nbytes, np.uint8) if self._device else np.asarray(data)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._source.nbytes)
+
+    def element_type(self) -> Datatype:
+        """Return the datatype of an element, from its format; raise KeyError if there is none."""
+        if type(self._source) is not ndarray:
+            return discover(self._source.element)
+        dtype = self._source.dtype
+        if dtype.isnative and dtype.char in BY_CHAR:
+            return BY_CHAR[dtype.char]
+        return discover(memoryview(self._source).format)  # type: ignore[arg-type]  # as in protocols.py
+
+    def reach(self, begin: int, end: int) -> tuple[Region, int]:
+        """Return the memory with these bytes, counted from the first one of this, and where that lies in it.
+
+        A column of a matrix begins at an array of one element, and goes on behind it: its bytes are those of the object
+        of which this one is a part. Where that has not got them either, the memory stays this, and a transfer fails.
+        """
+        if self._device or 0 <= begin <= end <= self.nbytes:
+            return self, 0
+        whole = _whole(self._source)
+        first = _address(self._source) - _address(whole)
+        if not 0 <= first + begin <= first + end <= whole.size:
+            return self, 0
+        reached = Region(whole)
+        reached.readonly = reached.readonly or self.readonly
+        return reached, first
+
+    def read(self) -> NDArray[np.uint8]:
+        """Return the bytes as they are now."""
+        if self._bytes is None:
+            self._bytes = self._source.ravel("A").view(np.uint8)
+        if self._device and self._bytes.size:
+            self._device.download(self._source.address, self._bytes)
+        return self._bytes
+
+    def write(self) -> NDArray[np.uint8]:
+        """Return the bytes, to be changed; `flush` follows."""
+        if self.readonly:
+            raise BufferError("expected memory that may be written, got a buffer that is read-only")
+        return self.read()
+
+    def flush(self, begin: int = 0, end: int | None = None) -> None:
+        """Copy these bytes to the GPU if they belong there, and no others: those may have changed meanwhile."""
+        if self._device and self._bytes is not None and (changed := self._bytes[begin:end]).size:
+            self._device.upload(changed, self._source.address + begin)
+
+
+class Buffer:
+    """A number of elements of one datatype in memory, from an offset in bytes."""
+
+    __slots__ = ("_target", "count", "offset", "region", "type")
+
+    def __init__(self, region: Region, offset: int, count: int, datatype: Datatype) -> None:
+        self.region, self.offset, self.count, self.type = region, offset, count, datatype
+        self._target: NDArray[Any] | None = None
+
+    @property
+    def memory(self) -> NDArray[np.uint8]:
+        """The bytes of the memory."""
+        return self.region.read()
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the elements."""
+        return self.count * int(self.type.size)
+
+    def data(self) -> NDArray[Any]:
+        """Return the elements one after the other: a view if they lie so, else a copy."""
+        return self.type.pack(self.region.read(), self.offset, self.count)
+
+    def target(self) -> NDArray[Any]:
+        """Return an array to receive the elements in; `store` follows."""
+        memory = self.region.write()
+        if self.type.contiguous:
+            self._target = None
+            return self.type.pack(memory, self.offset, self.count)
+        dtype = self.type.base or np.dtype(np.uint8)
+        self._target = np.empty(self.nbytes // dtype.itemsize, dtype)
+        return self._target
+
+    def store(self, nbytes: int | None = None) -> None:
+        """Store what was received in `target`: all of it, or the first bytes."""
+        if self._target is None:
+            self.region.flush(self.offset, self.offset + (self.nbytes if nbytes is None else nbytes))
+        else:
+            data = self._target.view(np.uint8)[:nbytes]
+            self.type.unpack(data, self.region.write(), self.offset, self.count)
+            self.region.flush()
+
+
+class Blocks:
+    """One block of elements per rank: numbers of elements, offsets in bytes, and datatypes."""
+
+    def __init__(self, region: Region, counts: list[int], offsets: list[int], types: Sequence[Datatype]) -> None:
+        self.region, self.counts, self.offsets, self.types = region, counts, offsets, types
+        self._lengths = [count * each.size for count, each in zip(counts, types, strict=True)]
+        self._target: NDArray[Any] | None = None
+        bases = {each.base for each in types}
+        self._base: np.dtype[Any] = (bases.pop() if len(bases) == 1 else None) or np.dtype(np.uint8)
+
+    def data(self) -> tuple[NDArray[Any], list[int]]:
+        """Return the elements one after the other, and how many items each block has."""
+        whole = self._as_one()
+        if whole:
+            data = whole.data().view(self._base)
+        else:
+            memory = self.region.read()
+            rows = zip(self.types, self.offsets, self.counts, strict=True)
+            blocks = [each.pack(memory, at, count).view(np.uint8) for each, at, count in rows if count]
+            data = np.concatenate(blocks or [np.empty(0, np.uint8)]).view(self._base)
+        return data, [length // self._base.itemsize for length in self._lengths]
+
+    def target(self) -> NDArray[Any]:
+        """Return an array to receive the blocks in, one after the other; `store` follows."""
+        memory = self.region.write()
+        if whole := self._as_one():
+            self._target = None
+            return whole.type.pack(memory, whole.offset, whole.count).view(self._base)
+        self._target = np.empty(sum(self._lengths) // self._base.itemsize, self._base)
+        return self._target
+
+    def store(self) -> None:
+        """Store what was received in `target`."""
+        if self._target is None:
+            if whole := self._as_one():
+                whole.store()
+        else:
+            memory, data, start = self.region.write(), self._target.view(np.uint8), 0
+            for each, at, count, length in zip(self.types, self.offsets, self.counts, self._lengths, strict=True):
+                each.unpack(data[start : start + length], memory, at, count)
+                start += length
+            self.region.flush()
+
+    def _as_one(self) -> Buffer | None:
+        """Return the blocks as one, if they lie one after the other."""
+        end = None
+        for at, length, count, each in zip(self.offsets, self._lengths, self.counts, self.types, strict=True):
+            if count and (end not in (None, at) or each != self.types[0] or not each.contiguous):
+                return None
+            end = at + length if count else end
+        first = next((at for at, count in zip(self.offsets, self.counts, strict=True) if count), 0)
+        return Buffer(self.region, first, sum(self.counts), self.types[0]) if self.types else None
+
+
+def covered(elements: Sequence[tuple[int, int, Datatype]]) -> tuple[int, int]:
+    """Return where the data of elements (offset, count, datatype) begins and ends; 0, 0 if there is none."""
+    spans = [(offset, *datatype.span(count)) for offset, count, datatype in elements if count and datatype.size]
+    lows, highs = [at + begin for at, begin, _ in spans], [at + end for at, _, end in spans]
+    return min(lows, default=0), max(highs, default=0)
+
+
+def absolute(elements: Sequence[tuple[int, int, Datatype]]) -> tuple[Region, int]:
+    """Return the memory that elements (offset, count, datatype) at absolute addresses cover, and its address.
+
+    The addresses are those of host memory, which outlives the transfer: there is no object to keep it alive.
+    """
+    low, high = covered(elements)
+    if low < high and low < PAGE:
+        text = f"message: expected addresses of Get_address with BOTTOM, got a datatype or displacement at {low}"
+        raise ValueError(text)
+    return Region(buffer.fromaddress(low, high - low)), low
+
+
+def _whole(source: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return the bytes of the largest object of which an array, or the memory of an object, is known to be a part."""
+    found: Any = source
+    while (outer := _outer(found)) is not None:
+        try:
+            memory = expose(outer, False).data
+        except (TypeError, BufferError):  # not contiguous, or no memory at all
+            break
+        found, source = outer, memory
+    return source.ravel("A").view(np.uint8, np.ndarray)
+
+
+def _outer(obj: Any) -> Any:
+    if isinstance(obj, memoryview):
+        return obj.obj
+    if isinstance(obj, buffer) and obj.obj is not None:
+        return obj.obj
+    return obj.base if isinstance(obj, np.ndarray) else None
+
+
+def _address(array: NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])

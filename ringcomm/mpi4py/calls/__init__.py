@@ -1,0 +1,1 @@
+"""Calls on a communicator: messages, collectives and reductions, of arrays and of objects."""

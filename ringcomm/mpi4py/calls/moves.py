@@ -1,0 +1,217 @@
+"""Collectives of arrays that move data. It moves as bytes: types need to agree in size only, as in MPI."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringcomm.mpi4py.base.constants import IN_PLACE
+from ringcomm.mpi4py.buffers.specification import divided, vector, w_vector, whole
+from ringcomm.mpi4py.calls.checked import Plan
+
+__all__ = [
+    "allgather",
+    "allgatherv",
+    "alltoall",
+    "alltoallv",
+    "alltoallw",
+    "as_bytes",
+    "barrier",
+    "bcast",
+    "exchange",
+    "gather",
+    "gatherv",
+    "in_place",
+    "lengths_of",
+    "scatter",
+    "scatterv",
+    "split",
+]
+
+Array = NDArray[Any]
+
+
+def barrier(context: Any) -> Plan:
+    """Wait until all ranks have called this."""
+    return Plan(lambda at_once: context.comm.barrier(async_op=at_once))
+
+
+def bcast(context: Any, buf: Any, root: int = 0) -> Plan:
+    """Copy the array of `root` to all ranks."""
+    buffer = whole(buf)
+    if context.rank == context.check_root(root):
+        return Plan(lambda at_once: context.comm.broadcast(as_bytes(buffer.data()), root, async_op=at_once))
+    return Plan(
+        lambda at_once: context.comm.broadcast(as_bytes(buffer.target()), root, async_op=at_once),
+        lambda _: buffer.store(),
+    )
+
+
+def gather(context: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
+    """Collect blocks of equal size on `root`, in rank order."""
+    if context.rank != context.check_root(root):
+        block = whole(sendbuf)
+        return Plan(lambda at_once: context.comm.gather(as_bytes(block.data()), None, root, async_op=at_once))
+    blocks = divided(recvbuf, context.size)
+    own = _own_block(context, sendbuf, blocks)
+
+    def start(at_once: bool) -> Any:
+        target = as_bytes(blocks.target())
+        return context.comm.gather(own(target), target, root, async_op=at_once)
+
+    return Plan(start, lambda _: blocks.store())
+
+
+def gatherv(context: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
+    """Collect blocks of any size on `root`."""
+    if context.rank != context.check_root(root):
+        block = whole(sendbuf)
+        return Plan(lambda at_once: exchange(context, [(root, as_bytes(block.data()))], None, [], at_once))
+    blocks = vector(recvbuf, context.size)
+    own = _own_block(context, sendbuf, blocks)
+
+    def start(at_once: bool) -> Any:
+        target = as_bytes(blocks.target())
+        mine = own(target).copy() if in_place(sendbuf) else own(target)
+        return exchange(context, [(root, mine)], target, lengths_of(blocks), at_once)
+
+    return Plan(start, lambda _: blocks.store())
+
+
+def scatter(context: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
+    """Divide the array of `root` into blocks of equal size, one for each rank."""
+    block = None if context.rank == context.check_root(root) and in_place(recvbuf) else whole(recvbuf)
+    blocks = divided(sendbuf, context.size) if context.rank == root else None
+
+    def start(at_once: bool) -> Any:
+        source = None if blocks is None else as_bytes(blocks.data()[0])
+        target = _own_part(context, source, blocks) if block is None else as_bytes(block.target())
+        return context.comm.scatter(source, target, root, async_op=at_once)
+
+    return Plan(start, None if block is None else lambda _: block.store())
+
+
+def scatterv(context: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
+    """Divide the array of `root` into blocks of any size, one for each rank."""
+    block = None if context.rank == context.check_root(root) and in_place(recvbuf) else whole(recvbuf)
+    blocks = vector(sendbuf, context.size) if context.rank == root else None
+
+    def start(at_once: bool) -> Any:
+        sends = [] if blocks is None else list(enumerate(split(blocks)))
+        target = np.empty_like(sends[root][1]) if block is None else as_bytes(block.target())
+        lengths = [0] * context.size
+        lengths[root] = target.size
+        return exchange(context, sends, target, lengths, at_once)
+
+    return Plan(start, None if block is None else lambda _: block.store())
+
+
+def allgather(context: Any, sendbuf: Any, recvbuf: Any) -> Plan:
+    """Collect blocks of equal size on all ranks, in rank order."""
+    blocks = divided(recvbuf, context.size)
+    own = _own_block(context, sendbuf, blocks)
+
+    def start(at_once: bool) -> Any:
+        target = as_bytes(blocks.target())
+        return context.comm.all_gather(own(target), target, async_op=at_once)
+
+    return Plan(start, lambda _: blocks.store())
+
+
+def allgatherv(context: Any, sendbuf: Any, recvbuf: Any) -> Plan:
+    """Collect blocks of any size on all ranks."""
+    blocks = vector(recvbuf, context.size)
+    own = _own_block(context, sendbuf, blocks)
+
+    def start(at_once: bool) -> Any:
+        target = as_bytes(blocks.target())
+        return context.comm.all_gather(own(target), target, lengths_of(blocks), async_op=at_once)
+
+    return Plan(start, lambda _: blocks.store())
+
+
+def alltoall(context: Any, sendbuf: Any, recvbuf: Any) -> Plan:
+    """Send block j to rank j, and receive block i from rank i; all are of one size."""
+    return _all_to_all(context, sendbuf, recvbuf, divided)
+
+
+def alltoallv(context: Any, sendbuf: Any, recvbuf: Any) -> Plan:
+    """Send block j to rank j, and receive block i from rank i, of any sizes."""
+    return _all_to_all(context, sendbuf, recvbuf, vector)
+
+
+def alltoallw(context: Any, sendbuf: Any, recvbuf: Any) -> Plan:
+    """Send block j to rank j, and receive block i from rank i, of any sizes and types."""
+    return _all_to_all(context, sendbuf, recvbuf, w_vector)
+
+
+def _all_to_all(context: Any, sendbuf: Any, recvbuf: Any, parse: Callable[[Any, int], Any]) -> Plan:
+    received = parse(recvbuf, context.size)
+    sent = received if in_place(sendbuf) else parse(sendbuf, context.size)
+
+    def start(at_once: bool) -> Any:
+        source = as_bytes(sent.data()[0])
+        if sent is received:
+            source = source.copy()
+        target = as_bytes(received.target())
+        if parse is divided:
+            return context.comm.all_to_all(source, target, async_op=at_once)
+        return context.comm.all_to_all(source, target, lengths_of(sent), lengths_of(received), async_op=at_once)
+
+    return Plan(start, lambda _: received.store())
+
+
+def exchange(context: Any, sends: list[tuple[int, Array]], target: Any, lengths: list[int], at_once: bool) -> Any:
+    """Send arrays to some ranks, in rank order, while receiving `lengths` bytes from each rank.
+
+    An all_to_all needs to know only what this rank sends and receives, unlike a gather or scatter with counts.
+    """
+    counts = [0] * context.size
+    for peer, data in sends:
+        counts[peer] += data.size
+    source = sends[0][1] if len(sends) == 1 else np.concatenate([data for _, data in sends] or [np.empty(0, np.uint8)])
+    target = np.empty(0, np.uint8) if target is None else target
+    return context.comm.all_to_all(source, target, counts, lengths or [0] * context.size, async_op=at_once)
+
+
+def _own_block(context: Any, sendbuf: Any, blocks: Any) -> Callable[[Array], Array]:
+    """Return what takes the target of a gather and returns the bytes that this rank contributes."""
+    if not in_place(sendbuf):
+        block = whole(sendbuf)
+        return lambda _: as_bytes(block.data())
+
+    def own_block(target: Array) -> Array:
+        own, mine = _own_part(context, target, blocks), _own_part(context, as_bytes(blocks.data()[0]), blocks)
+        if not np.may_share_memory(own, mine):
+            own[:] = mine
+        return own
+
+    return own_block
+
+
+def _own_part(context: Any, data: Any, blocks: Any) -> Array:
+    """Return this rank's block of the bytes of all blocks."""
+    lengths = lengths_of(blocks)
+    start = sum(lengths[: context.rank])
+    own: Array = data[start : start + lengths[context.rank]]
+    return own
+
+
+def split(blocks: Any) -> list[Array]:
+    return np.split(as_bytes(blocks.data()[0]), np.cumsum(lengths_of(blocks))[:-1])
+
+
+def lengths_of(blocks: Any) -> list[int]:
+    """Return the bytes of each block."""
+    return [count * each.size for count, each in zip(blocks.counts, blocks.types, strict=True)]
+
+
+def in_place(spec: Any) -> bool:
+    """Return whether a specification says that the other buffer has the data, too."""
+    return spec is None or spec is IN_PLACE
+
+
+def as_bytes(data: Array) -> Array:
+    """Return a view of the bytes of a contiguous array."""
+    return data.view(np.uint8)

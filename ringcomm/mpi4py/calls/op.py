@@ -1,0 +1,219 @@
+"""Reduction operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+from weakref import WeakSet
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringcomm.mpi4py.base.errors import ERR_OP, ERR_TYPE, failure
+from ringcomm.mpi4py.base.handles import Handle, constant
+from ringcomm.mpi4py.buffers.specification import received, sent
+from ringcomm.mpi4py.datatypes.datatype import Datatype
+from ringcomm.mpi4py.memory.buffer import buffer
+from ringcomm.types import DTYPES, reducible
+
+MAX_OPS = 32  # user-defined operations that mpi4py allows
+
+Array = NDArray[Any]
+
+
+class Operation:
+    """What an operation computes.
+
+    Attributes:
+        name: Empty for a user-defined one.
+        call: The function of two objects; of a user-defined one, of two objects and None or two buffers and a datatype.
+        arrays: The function of two arrays; None for a user-defined one.
+        kinds: The kinds of dtypes that it takes; V is a pair.
+        commutative: Whether the order of the arguments is free.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        call: Callable[..., Any],
+        arrays: Callable[[Array, Array], Array] | None = None,
+        kinds: str = "",
+        commutative: bool = True,
+    ) -> None:
+        self.name, self.call, self.arrays, self.kinds, self.commutative = name, call, arrays, kinds, commutative
+        self.native: dict[np.dtype[Any], str | None] = {}  # what native_for has found
+
+
+_created: WeakSet[Operation] = WeakSet()
+
+
+class Op(Handle):
+    """A reduction operation."""
+
+    _object: Operation | None
+
+    def __call__(self, x: Any, y: Any) -> Any:
+        """Return x op y, of objects."""
+        if self._object is None:
+            raise ValueError("OP_NULL cannot be called")
+        return self._object.call(x, y) if self._object.name else self._object.call(x, y, None)
+
+    def __reduce__(self) -> Any:
+        if self._object is None or self._object.name:
+            return super().__reduce__()
+        return type(self).Create, (self._object.call, self._object.commutative)
+
+    @classmethod
+    def Create(cls, function: Callable[[Any, Any, Any], Any], commute: bool = False) -> Self:
+        """Create an operation: function(x, y, datatype) computes y = x op y in two buffers.
+
+        For objects it returns x op y; there the datatype is None.
+        """
+        if not callable(function):
+            raise TypeError(f"expected a function, got {type(function).__name__}")
+        if len(_created) >= MAX_OPS:
+            raise RuntimeError(f"more than {MAX_OPS} user-defined operations; free some of them")
+        operation = Operation("", function, commutative=bool(commute))
+        _created.add(operation)
+        return cls._of(operation)
+
+    def free(self) -> None:
+        """Free the operation, unless the handle is null or a constant. Of a predefined one, only the handle."""
+        if not self.is_predefined:
+            self.Free()
+        elif self and not any(self is known for known in PREDEFINED):
+            self._nullify()
+
+    def Free(self) -> None:
+        """Free the operation."""
+        if self.is_predefined:
+            raise failure(ERR_OP, "the operation is predefined" if self else "the operation is null")
+        self._nullify()
+
+    def toint(self) -> int:
+        """Return the number of a predefined operation, -1 for a user-defined one."""
+        return super().toint() if self.is_predefined else -1
+
+    py2f = toint
+
+    def Is_commutative(self) -> bool:
+        """Return whether the order of the arguments is free."""
+        return self._operation.commutative
+
+    is_commutative = property(Is_commutative)
+
+    @property
+    def is_predefined(self) -> bool:
+        """Whether it is one of the constants."""
+        return self._object is None or self._object.name != ""
+
+    def Reduce_local(self, inbuf: Any, inoutbuf: Any) -> None:
+        """Compute inoutbuf = inbuf op inoutbuf."""
+        source, target = sent(inbuf), received(inoutbuf)
+        if source.type != target.type or source.count != target.count:
+            raise ValueError("the buffers differ in datatype or count")
+        result = self.fold([source.data(), target.data()], target.type)
+        target.target()[:] = result
+        target.store()
+
+    @property
+    def _operation(self) -> Operation:
+        if self._object is None:
+            raise failure(ERR_OP, "the operation is null")
+        return self._object
+
+    def native_for(self, dtype: np.dtype[Any]) -> str | None:
+        """Return the name of ringcomm's operation with the same result, None if there is none."""
+        operation = self._operation
+        if dtype not in operation.native:
+            name = operation.name.lower()
+            if dtype == np.bool_ and name in LOGICAL:
+                name = "b" + name[1:]
+            supported = name in NATIVE and dtype.name in DTYPES and dtype.kind in operation.kinds
+            operation.native[dtype] = name if supported and reducible(dtype.name, name) else None
+        return operation.native[dtype]
+
+    def fold(self, arrays: Sequence[Array], datatype: Datatype) -> Array:
+        """Return a0 op a1 op …, of arrays of packed elements."""
+        operation = self._operation
+        if operation.arrays is None:
+            return self._fold_by_user(arrays, datatype)
+        base = arrays[0].dtype if datatype.base is None else datatype.base
+        if base.kind not in operation.kinds:
+            raise failure(ERR_OP, f"MPI_{operation.name} is not defined for elements of {base}")
+        result = arrays[0].copy()
+        for array in arrays[1:]:
+            result = operation.arrays(result, array).astype(base, copy=False)
+        return result
+
+    def _fold_by_user(self, arrays: Sequence[Array], datatype: Datatype) -> Array:
+        # The function computes inout = in op inout: the last array comes first.
+        count = arrays[0].nbytes // max(datatype.size, 1)
+        inout = _laid_out(arrays[-1], datatype, count)
+        for array in arrays[-2::-1]:
+            self._operation.call(_laid_out(array, datatype, count), inout, datatype)
+        return datatype.pack(inout.view(np.ndarray), -datatype.lb, count)
+
+
+def _laid_out(array: Array, datatype: Datatype, count: int) -> buffer:
+    """Return a buffer with the elements as the datatype lays them out, from its lower bound on."""
+    lb, extent, end = datatype.lb, datatype.extent, datatype.true_lb + datatype.true_extent
+    if extent < 0 or datatype.true_lb < lb:
+        expected = "a datatype whose data lies after its lower bound, with an extent >= 0, for a user-defined operation"
+        raise failure(ERR_TYPE, f"expected {expected}; got data from {datatype.true_lb} on, {lb=}, {extent=}")
+    length = max(count * extent, (count - 1) * extent + end - lb)  # of a resized type, the last element may be longer
+    data = buffer.allocate(length, clear=not datatype.contiguous)
+    datatype.unpack(array, data.view(np.ndarray), -datatype.lb, count)
+    return data
+
+
+# --- Predefined operations --------------------------------------------------------------------------------------------
+
+LOGICAL = ("land", "lor", "lxor")  # of booleans the same as those of bits
+NATIVE = ("sum", "prod", "min", "max", "band", "bor", "bxor")
+
+
+def _located(x: Any, y: Any, first: bool) -> Any:
+    """Return the pair whose value comes first; of equal values, that with the lower index."""
+    (u, i), (v, j) = x, y
+    if u == v:
+        return (v, j) if j < i else (u, i)
+    return (u, i) if first else (v, j)
+
+
+def _located_arrays(x: Array, y: Array, first: Any) -> Array:
+    lower = (x["value"] == y["value"]) & (y["index"] < x["index"])
+    return np.where(first(y["value"], x["value"]) | lower, y, x)
+
+
+def _predefine(name: str, call: Any, arrays: Any, kinds: str, commutative: bool = True) -> Op:
+    handle: Op = constant(name, Op._of(Operation(name, call, arrays, kinds, commutative)))
+    return handle
+
+
+OP_NULL: Op = constant("OP_NULL", Op())
+MAX = _predefine("MAX", lambda x, y: y if y > x else x, np.maximum, "biuf")
+MIN = _predefine("MIN", lambda x, y: y if y < x else x, np.minimum, "biuf")
+SUM = _predefine("SUM", lambda x, y: x + y, np.add, "biufc")
+PROD = _predefine("PROD", lambda x, y: x * y, np.multiply, "biufc")
+LAND = _predefine("LAND", lambda x, y: bool(x) & bool(y), np.logical_and, "biu")
+BAND = _predefine("BAND", lambda x, y: x & y, np.bitwise_and, "biu")
+LOR = _predefine("LOR", lambda x, y: bool(x) | bool(y), np.logical_or, "biu")
+BOR = _predefine("BOR", lambda x, y: x | y, np.bitwise_or, "biu")
+LXOR = _predefine("LXOR", lambda x, y: bool(x) ^ bool(y), np.logical_xor, "biu")
+BXOR = _predefine("BXOR", lambda x, y: x ^ y, np.bitwise_xor, "biu")
+MAXLOC = _predefine(
+    "MAXLOC", lambda x, y: _located(x, y, x[0] > y[0]), lambda x, y: _located_arrays(x, y, np.greater), "V"
+)
+MINLOC = _predefine(
+    "MINLOC", lambda x, y: _located(x, y, x[0] < y[0]), lambda x, y: _located_arrays(x, y, np.less), "V"
+)
+REPLACE = _predefine("REPLACE", lambda x, y: y, lambda x, y: y, "biufcV", False)
+NO_OP = _predefine("NO_OP", lambda x, y: x, lambda x, y: x, "biufcV", False)
+
+PREDEFINED = (MAX, MIN, SUM, PROD, LAND, BAND, LOR, BOR, LXOR, BXOR, MAXLOC, MINLOC, REPLACE, NO_OP)
+
+__all__ = [
+    *("BAND", "BOR", "BXOR", "LAND", "LOR", "LXOR", "MAX", "MAXLOC", "MIN", "MINLOC", "NO_OP", "OP_NULL", "PROD"),
+    *("REPLACE", "SUM", "Op"),
+]

@@ -1,0 +1,187 @@
+"""Reductions of arrays: by ringcomm where it has the operation for the dtype; else gathered, and folded by NumPy."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringcomm.mpi4py.buffers.specification import Buffer, divided, whole
+from ringcomm.mpi4py.calls.checked import Plan
+from ringcomm.mpi4py.calls.moves import as_bytes, in_place
+from ringcomm.mpi4py.calls.op import SUM, Op
+
+__all__ = ["allreduce", "exscan", "reduce", "reduce_scatter", "reduce_scatter_block", "scan"]
+
+Array = NDArray[Any]
+
+
+def reduce(context: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> Plan:
+    """Reduce the arrays of all ranks on `root`."""
+    if context.rank == context.check_root(root):
+        sent, received = _reduced(sendbuf, recvbuf)
+    else:
+        sent, received = whole(sendbuf), None
+    name = _native(op, sent)
+
+    def start(at_once: bool) -> Any:
+        data = sent.data()
+        if name is None:
+            return context.comm.gather(as_bytes(data), None, root, async_op=at_once)
+        return context.comm.reduce(
+            data, name, root, None if received is None else _target(received, sent, data), async_op=at_once
+        )
+
+    if received is None:
+        return Plan(start)
+    return Plan(
+        start, _folded(context, op, received, sent, slice(None)) if name is None else lambda _: received.store()
+    )
+
+
+def allreduce(context: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
+    """Reduce the arrays of all ranks on every rank."""
+    sent, received = _reduced(sendbuf, recvbuf)
+    name = _native(op, sent)
+
+    def start(at_once: bool) -> Any:
+        data = sent.data()
+        if name is None:
+            return context.comm.all_gather(as_bytes(data), async_op=at_once)
+        return context.comm.all_reduce(data, name, _target(received, sent, data), async_op=at_once)
+
+    return Plan(
+        start, _folded(context, op, received, sent, slice(None)) if name is None else lambda _: received.store()
+    )
+
+
+def scan(context: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
+    """Reduce the arrays of the ranks up to this one."""
+    sent, received = _reduced(sendbuf, recvbuf)
+    return Plan(
+        lambda at_once: context.comm.all_gather(as_bytes(sent.data()), async_op=at_once),
+        _folded(context, op, received, sent, slice(context.rank + 1)),
+    )
+
+
+def exscan(context: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
+    """Reduce the arrays of the ranks below this one. The array received on rank 0 is unchanged."""
+    sent, received = _reduced(sendbuf, recvbuf)
+    return Plan(
+        lambda at_once: context.comm.all_gather(as_bytes(sent.data()), async_op=at_once),
+        _folded(context, op, received, sent, slice(context.rank)) if context.rank else None,
+    )
+
+
+def reduce_scatter_block(context: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
+    """Reduce the arrays of all ranks, and divide the result into blocks of equal size."""
+    if in_place(sendbuf):
+        sent = received = _all_blocks(recvbuf, context.size)
+    else:
+        sent, received = _all_blocks(sendbuf, context.size), whole(recvbuf)
+        _check_types(sent, received)
+        if sent.count != received.count * context.size:
+            raise ValueError(f"mismatch in send count {sent.count} and receive count {received.count} of each rank")
+    return _reduce_scatter(context, sent, received, [sent.count // context.size] * context.size, op)
+
+
+def reduce_scatter(
+    context: Any, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int] | None = None, op: Op = SUM
+) -> Plan:
+    """Reduce the arrays of all ranks, and divide the result into blocks of `recvcounts` elements."""
+    received = whole(recvbuf)
+    sent = received if in_place(sendbuf) else whole(sendbuf)
+    if recvcounts is None and not in_place(sendbuf):
+        recvcounts = context.comm.all_gather(np.array(received.count)).tolist()
+    counts = [int(count) for count in recvcounts or []]
+    if len(counts) != context.size:
+        raise ValueError(f"recvcounts: expected {context.size}, got {len(counts)}")
+    if sum(counts) != sent.count:
+        raise ValueError(f"mismatch in send count {sent.count} and sum of recvcounts {sum(counts)}")
+    if sent is not received:
+        if received.count != counts[context.rank]:
+            raise ValueError(f"mismatch in receive count {received.count} and recvcounts {counts[context.rank]}")
+        _check_types(sent, received)
+    return _reduce_scatter(context, sent, received, counts, op)
+
+
+def _reduce_scatter(context: Any, sent: Any, received: Any, counts: list[int], op: Op) -> Plan:
+    name = _native(op, sent)
+    mine = counts[context.rank]
+
+    def start(at_once: bool) -> Any:
+        data = sent.data()
+        if name is not None:
+            rows = [count * data.size // max(sent.count, 1) for count in counts]
+            return context.comm.reduce_scatter(
+                data, name, np.empty(rows[context.rank], data.dtype), rows, async_op=at_once
+            )
+        lengths = [count * sent.type.size for count in counts]
+        gathered = np.empty(lengths[context.rank] * context.size, np.uint8)
+        expected = [lengths[context.rank]] * context.size
+        return context.comm.all_to_all(as_bytes(data), gathered, lengths, expected, async_op=at_once)
+
+    def finish(result: Array) -> None:
+        if name is None:
+            result = _fold(op, result.reshape(context.size, -1), sent, slice(None))
+        _put(received, result, mine)
+
+    return Plan(start, finish)
+
+
+def _reduced(sendbuf: Any, recvbuf: Any) -> tuple[Any, Any]:
+    """Return the buffers of a reduction, which must agree; in place they are one."""
+    received = whole(recvbuf)
+    if in_place(sendbuf):
+        return received, received
+    sent = whole(sendbuf)
+    _check_types(sent, received)
+    if sent.count != received.count:
+        raise ValueError(f"mismatch in send count {sent.count} and receive count {received.count}")
+    return sent, received
+
+
+def _all_blocks(spec: Any, size: int) -> Buffer:
+    """Return one buffer of `size` equal blocks. A count in the specification is that of one block."""
+    blocks = divided(spec, size)
+    return Buffer(blocks.region, blocks.offsets[0], sum(blocks.counts), blocks.types[0])
+
+
+def _check_types(sent: Any, received: Any) -> None:
+    if sent.type != received.type:
+        raise ValueError("mismatch in send and receive MPI datatypes")
+
+
+def _native(op: Op, sent: Any) -> str | None:
+    if not isinstance(op, Op):
+        raise TypeError(f"op: expected an MPI.Op, such as MPI.SUM, got {op!r}")
+    return None if sent.type.base is None else op.native_for(sent.type.base)
+
+
+def _target(received: Any, sent: Any, data: Array) -> Array:
+    """Return where a native reduction writes: in place if `sent` is `received`."""
+    target: Array = received.target()
+    if received is sent and not np.may_share_memory(target, data):
+        target[:] = data
+    return target
+
+
+def _folded(context: Any, op: Op, received: Any, sent: Any, ranks: slice) -> Callable[[Array], None]:
+    """Return what folds the gathered arrays of some ranks into the array received."""
+
+    def finish(gathered: Array) -> None:
+        _put(received, _fold(op, gathered.reshape(context.size, -1), sent, ranks), sent.count)
+
+    return finish
+
+
+def _fold(op: Op, gathered: Array, sent: Any, ranks: slice) -> Array:
+    dtype = np.uint8 if sent.type.base is None else sent.type.base
+    return op.fold([each.view(dtype) for each in gathered[ranks]], sent.type)
+
+
+def _put(received: Any, result: Array, count: int) -> None:
+    """Store `count` elements at the start of the array received."""
+    target = received.target()
+    target[: result.size] = result
+    received.store(count * received.type.size)

@@ -1,0 +1,1 @@
+"""Datatypes: handles of layouts, and how these are made, copied and packed."""

@@ -1,0 +1,1 @@
+"""Groups of ranks, their topologies, and what the handles of a communicator share."""

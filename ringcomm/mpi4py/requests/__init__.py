@@ -1,0 +1,1 @@
+"""Requests, the operations that they name, and their status."""
