@@ -21,11 +21,15 @@ PyObject* entry(Given... given) {
     }
 }
 
-// Methods of any number of arguments, and of one.
+// Methods of any number of arguments, of none, and of one.
 template <auto function>
 PyMethodDef method(const char* name) {
     const auto called = entry<function, PyObject*, PyObject* const*, Py_ssize_t>;
     return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(called)), METH_FASTCALL, nullptr};
+}
+template <auto function>
+PyMethodDef method_of_none(const char* name) {
+    return {name, entry<function, PyObject*, PyObject*>, METH_NOARGS, nullptr};
 }
 template <auto function>
 PyMethodDef method_of_one(const char* name) {

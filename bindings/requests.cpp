@@ -244,7 +244,7 @@ void drop_persistent(PyObject* self) {
 
 PyMethodDef persistent_methods[] = {
     method<prepare>("prepare"),
-    {"start_prepared", start_prepared, METH_NOARGS, nullptr},
+    method_of_none<start_prepared>("start_prepared"),
     {},
 };
 PyMemberDef persistent_members[] = {{"active", T_BOOL, offsetof(PersistentOperation, active), 0, nullptr}, {}};

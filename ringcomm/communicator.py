@@ -219,11 +219,11 @@ class Communicator:
             done := self.fast_path.all_to_all(x, out, send_counts, recv_counts, timeout, async_op)
         ) is not NotImplemented:
             return done
-        counts = (send_counts, recv_counts)
-        if counts.count(None) == 1:
+        if (send_counts is None) != (recv_counts is None):
             message = "all_to_all needs both send_counts and recv_counts, or neither"
             raise ArgumentError(message, rank=self.rank, collective="all_to_all")
-        return self._collective("all_to_all", x, out, timeout, async_op, counts=None if None in counts else counts)
+        counts = None if send_counts is None else (send_counts, recv_counts)
+        return self._collective("all_to_all", x, out, timeout, async_op, counts=counts)
 
     def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Wait until all ranks have called this."""

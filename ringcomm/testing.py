@@ -234,6 +234,8 @@ def all_to_all_takes_counts(comm: Communicator) -> None:
     x = np.repeat(np.arange(comm.size, dtype=np.int64) * 100 + comm.rank, send)
     expected = np.repeat(np.arange(comm.size, dtype=np.int64) + comm.rank * 100, send)
     _equal(comm.all_to_all(x, send_counts=send, recv_counts=send), expected)
+    counts: Any = np.array(send)
+    _equal(comm.all_to_all(x, send_counts=counts, recv_counts=counts), expected)
 
 
 # --- Point to point ---------------------------------------------------------------------------------------------------

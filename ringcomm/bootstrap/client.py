@@ -131,6 +131,7 @@ class Client:
     def close(self) -> None:
         """Leave the session."""
         with suppress(OSError):
+            self._socket.settimeout(ANSWER_TIMEOUT)  # not that of the last receive
             self._socket.send(encode("leave"))
         hang_up(self._socket)
 

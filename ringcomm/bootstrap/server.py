@@ -94,6 +94,13 @@ class Server(threading.Thread):
         self._waker.close()
 
     def run(self) -> None:
+        try:
+            self._run()
+        except BaseException:  # so that clients hear of it at once
+            self._end()
+            raise
+
+    def _run(self) -> None:
         while not self._finished():
             self._serve(self._select_timeout())
         while self._serve(0):  # ranks that have connected meanwhile get the failure too

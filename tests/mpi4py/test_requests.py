@@ -292,3 +292,56 @@ def test_a_user_defined_operation_gets_all_of_a_type_that_is_longer_than_its_ext
     assert sorted(done.stdout.splitlines()) == [
         f"[{rank}] {text}" for rank in (0, 1) for text in ("True", "[[1.0, 3.0], [5.0, 7.0], [9.0, 11.0]]")
     ]
+
+
+def test_types_and_operations_may_be_freed_while_a_call_uses_them(run_program):
+    text = """
+        import numpy as np
+        from mpi4py import MPI
+
+        comm = MPI.COMM_WORLD
+        other = 1 - comm.rank
+        matrix, received = np.arange(16.0).reshape(4, 4), np.zeros((4, 4))
+        column = MPI.DOUBLE.Create_vector(4, 1, 4).Commit()
+        requests = [comm.Irecv([received, 1, column], other), comm.Isend([matrix, 1, column], other)]
+        column.Free()
+        MPI.Request.Waitall(requests)
+        assert (received[:, 0] == matrix[:, 0]).all()
+
+        def add(x, y, datatype):
+            np.frombuffer(y)[:] += np.frombuffer(x)
+
+        own = MPI.Op.Create(add, commute=True)
+        x, y = np.ones(3), np.ones(3)
+        started, persistent = comm.Iallreduce(MPI.IN_PLACE, x, own), comm.Allreduce_init(MPI.IN_PLACE, y, own)
+        own.Free()
+        started.Wait()
+        persistent.Start()
+        persistent.Wait()
+        print(x, y)
+        """
+    assert sorted(run_program(2, text).stdout.splitlines()) == [f"[{rank}] [2. 2. 2.] [2. 2. 2.]" for rank in range(2)]
+
+
+def test_a_wait_for_an_object_that_a_signal_has_interrupted_tells_an_error_the_next_time(run_program):
+    text = """
+        import os, signal, threading
+        from mpi4py import MPI
+
+        comm = MPI.COMM_WORLD
+        comm.Barrier()
+        if comm.rank == 0:
+            request = comm.irecv(source=1)
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            for _ in range(2):
+                try:
+                    print(request.wait())
+                except (KeyboardInterrupt, MPI.Exception) as error:
+                    print(type(error).__name__)
+        else:
+            try:
+                comm.recv(source=0)
+            except MPI.Exception:
+                pass
+        """
+    assert run_program(2, text).stdout.splitlines() == ["[0] KeyboardInterrupt", "[0] Exception"]

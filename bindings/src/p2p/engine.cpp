@@ -15,9 +15,6 @@ PointToPointEngine::PointToPointEngine(PeerGroup& group) : group_(group), sleepe
     for (int p = 0; p < group.size; ++p) {
         if (p == group.rank) continue;
         endpoints_.push_back({p, group.open_channel(p)});
-        if (const auto& channel = endpoints_.back().channel) {
-            least_eager_bytes_ = std::min(least_eager_bytes_, channel->eager_bytes);
-        }
     }
     watched_.reserve(endpoints_.size());  // watch() must not fail
     group.drains->add(this, [this] { drain(); });
@@ -131,15 +128,15 @@ void PointToPointEngine::post(std::span<Request* const> requests) {
     }
     if (async_open_ == 0) return;
     const auto found_no_room = [](const Request* request) { return request->sends && !request->is_done(); };
-    const bool holds_up = async && (std::ranges::any_of(requests, found_no_room) || posted_bytes_ > least_eager_bytes_);
+    const bool holds_up = async && std::ranges::any_of(requests, found_no_room);
     if (holds_up || gpu_) try_start_progress_thread();  // gpu_: there may be copies of a send
     progress_thread_.note_activity();
 }
 
-// Whether a peer may wait for this rank while it makes no calls. What finds room in the ring holds up no sender.
+// Whether a peer may wait for this rank while it makes no calls: for its data, or for the match of a synchronous send.
+// What finds room in the ring, or is there already, holds up nobody.
 bool PointToPointEngine::needs_thread(const Request& request) {
     if (request.sends || request.gpu) return !is_eager(request);
-    if (posted_bytes_ + request.bytes <= least_eager_bytes_) return false;
     const auto found = find_unexpected(request);
     return found == unexpected_.end() || found->header.kind != PACKET_EAGER;
 }
@@ -187,7 +184,6 @@ std::list<PointToPointEngine::UnexpectedMessage>::iterator PointToPointEngine::f
 
 void PointToPointEngine::post_receive(Request& request) {
     posted_receives_.push_back(&request);
-    posted_bytes_ += request.bytes;
     const int peer = request.transfer.peer;
     if (peer < 0) {
         ++posted_for_any_;
@@ -198,7 +194,6 @@ void PointToPointEngine::post_receive(Request& request) {
 }
 
 void PointToPointEngine::forget_posted(const Request& request) {
-    posted_bytes_ -= request.bytes;
     const int peer = request.transfer.peer;
     if (peer < 0) {
         --posted_for_any_;

@@ -197,12 +197,10 @@ private:
     size_t turn_ = 0;                              // the other one at which the last step has looked
     std::vector<Request*> posted_receives_;        // unmatched receives and probes, in order
     int posted_for_any_ = 0;                       // of them, from any source
-    uint64_t posted_bytes_ = 0;                    // that they may receive
     std::list<UnexpectedMessage> unexpected_;      // unmatched, in order
     std::map<uint64_t, UnexpectedMessage> taken_;  // by number
     OutputStores output_stores_;
     uint64_t taken_count_ = 0;
-    size_t least_eager_bytes_ = SIZE_MAX;  // of all channels
     std::atomic<uint64_t> next_check_{0};  // by poll(), ns
     bool completed_ = false;               // a request that another thread may wait for
 

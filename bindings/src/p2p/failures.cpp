@@ -86,7 +86,6 @@ void PointToPointEngine::fail_all(const Failure& failure, const Request* spared)
     });
     posted_receives_.clear();
     posted_for_any_ = 0;
-    posted_bytes_ = 0;
     unexpected_.clear();  // and with them the senders
     taken_.clear();
     for (Endpoint& endpoint : endpoints_) {

@@ -164,14 +164,19 @@ def _is_empty(obj: Any) -> bool:
 
 def _type_of(obj: Any, region: Region, datatype: Any) -> Datatype:
     if datatype is not None or _is_empty(obj):
-        return find_type(datatype)
+        return _kept(find_type(datatype))
     return region.element_type()
+
+
+def _kept(datatype: Datatype) -> Datatype:
+    """Return a handle of its own: the program may free its handle while the call is pending."""
+    return Datatype(datatype) if datatype and not datatype.is_predefined else datatype
 
 
 def _datatype(datatype: Any) -> Datatype:
     if not isinstance(datatype, Datatype):
         raise TypeError(f"expected a Datatype, got {type(datatype).__name__}")
-    return datatype
+    return _kept(datatype)
 
 
 def _extent(datatype: Datatype) -> int:

@@ -168,6 +168,7 @@ def _target(received: Any, sent: Any, data: Array) -> Array:
 
 def _folded(context: Any, op: Op, received: Any, sent: Any, ranks: slice) -> Callable[[Array], None]:
     """Return what folds the gathered arrays of some ranks into the array received."""
+    op = Op(op)  # a handle of its own: the program may free its handle meanwhile
 
     def finish(gathered: Array) -> None:
         _put(received, _fold(op, gathered.reshape(context.size, -1), sent, ranks), sent.count)

@@ -83,8 +83,11 @@ class Request(RequestHandle, Handle):  # type: ignore[misc]
             return None
         try:
             return named.complete(status)
+        except KeyboardInterrupt:  # the operation goes on: the next wait tells how it ends
+            named = None
+            raise
         finally:
-            if named.release():
+            if named is not None and named.release():
                 self._nullify()
 
     def _poll(self, status: Status | None = None) -> tuple[bool, Any]:
