@@ -406,7 +406,7 @@ class Communicator:
     def trace(self, folder: str | PathLike[str]) -> Iterator[None]:
         """Record the calls of this rank in the body, in a file of its own in the folder, for `ringcomm trace`.
 
-        Not collective, though a trace of all ranks tells more. A call costs less than 5 % more at 1 KiB. The variable
+        Not collective, though a trace of all ranks tells more. A call takes some 30 ns more. The variable
         RINGCOMM_TRACE=folder does the same for all communicators. A trace inside another one interrupts that: each call
         is in one of them. Raises ArgumentError if the file cannot be made, as on a full disk.
         """

@@ -113,7 +113,7 @@ else:
 
     @ffi.def_extern(error=lib.RC_ARGUMENT, onerror=_keep)  # type: ignore[untyped-decorator]
     def ringcomm_record(recorder: Any, collective: int, call: Any) -> int:
-        ffi.from_handle(recorder)()(collective, call)  # a weak reference
+        ffi.from_handle(recorder)(collective, call)
         return int(lib.RC_OK)
 
     lib.rc_set_interrupt(lib.ringcomm_interrupt)

@@ -103,7 +103,7 @@ def _read(path: Path) -> TraceFile:
 
 
 def checksums(entries: NDArray[Any]) -> NDArray[np.uint64]:
-    """Return what those of entries must be: see TraceEntry::checksum() in bindings/src/core/trace.cpp."""
+    """Return what those of entries must be: see checksum_of() in bindings/src/core/trace.cpp."""
     words = np.ascontiguousarray(entries).view(np.uint64).reshape(-1, len(FACTORS)) * FACTORS
     words[:, -1] = entries["waited_256"] * FACTORS[-1]  # without the checksum
     sums: NDArray[np.uint64] = words.sum(1, dtype=np.uint64) >> np.uint64(32)

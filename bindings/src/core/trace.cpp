@@ -29,18 +29,23 @@ constexpr std::array<uint64_t, 8> FACTORS = [] {
     return factors;
 }();
 
-}  // namespace
+// Without its checksum.
+std::array<uint64_t, 8> words_of(const TraceEntry& entry) {
+    std::array<uint64_t, 8> words;
+    memcpy(words.data(), &entry, sizeof entry);
+    words[7] &= UINT32_MAX;
+    return words;
+}
 
 // A multilinear hash: the upper half of the sum of the words, each times a factor of its own (Lemire and Kaser,
 // "Strongly universal string hashing is fast", 2014). The products are independent, so that it takes few ns.
-uint32_t TraceEntry::checksum() const {
-    std::array<uint64_t, 8> words;
-    memcpy(words.data(), this, sizeof *this);
-    words[7] &= UINT32_MAX;  // without the checksum
+uint32_t checksum_of(const std::array<uint64_t, 8>& words) {
     uint64_t sum = 0;
     for (size_t i = 0; i < words.size(); ++i) sum += words[i] * FACTORS[i];
     return uint32_t(sum >> 32);
 }
+
+}  // namespace
 
 Trace::Trace(int fd, Trace* outer) : outer(outer), fd_(fcntl(fd, F_DUPFD_CLOEXEC, 3)) {
     if (fd_ < 0) throw_errno("opening its file");
@@ -77,9 +82,10 @@ void Trace::add(const TraceEntry& entry, bool on_gpu) {
 bool Trace::store(const TraceEntry& entry) {
     const uint64_t number = count_.fetch_add(1, std::memory_order_relaxed);
     if (number >= room_.load(std::memory_order_acquire) && extend(number + 1) != 0) return false;
-    TraceEntry summed = entry;
-    summed.any.checksum = entry.checksum();
-    memcpy(base_ + HEADER + number * sizeof summed, &summed, sizeof summed);
+    // In words: a load of what was just stored in narrower pieces waits for the store.
+    std::array<uint64_t, 8> words = words_of(entry);
+    words[7] |= uint64_t{checksum_of(words)} << 32;
+    memcpy(base_ + HEADER + number * sizeof words, words.data(), sizeof words);
     return true;
 }
 

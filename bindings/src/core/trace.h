@@ -38,11 +38,9 @@ struct alignas(64) TraceEntry {
         uint64_t ns;    // what now_ns() is at `start`
         struct {
             char content[36];
-            uint32_t checksum;  // of the whole entry before it: Trace::add writes it
+            uint32_t checksum;  // of the whole entry before it: Trace::store writes it
         } any;
     };
-
-    uint32_t checksum() const;
 };
 static_assert(sizeof(TraceEntry) == 64);
 enum : uint64_t { TRACE_WAIT = ~uint64_t{2}, TRACE_CLOCK, TRACE_MARK };  // TRACE_WAIT: for a queued call

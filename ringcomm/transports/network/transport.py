@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
-from weakref import WeakMethod
 
 from ringcomm.algorithms.schedule import Block, Copy, Exchange
 from ringcomm.algorithms.select import AlgorithmSelector
@@ -113,7 +112,7 @@ class NetworkTransport(NativeTransport):
         self._closed = False
         self._gpus: HostsGpus | None = None
         super().__init__(f"shm+{network.name}" if shares else network.name, slot[0], rank, size, local.tuning)
-        self._recorder = ffi.new_handle(WeakMethod(self._record))  # or the handle would keep the transport
+        self._recorder = ffi.new_handle(self._record)
         check(lib.rc_set_recorder(self.handle, lib.ringcomm_record, self._recorder))
 
     def split(self, color: int | None, key: int) -> Transport | None:

@@ -150,3 +150,13 @@ def shapes(comm):
 
 def test_a_gathered_array_has_the_rank_as_a_new_first_axis(world):
     harness.run(shapes, 2, world=world)
+
+
+def broadcast_what_cannot_be_written(comm):
+    x = memoryview(b"constant") if comm.rank == 1 else bytearray(8)
+    assert comm.broadcast(x, root=1) is x
+    assert x == b"constant"
+
+
+def test_the_root_of_a_broadcast_may_have_a_read_only_array(world):
+    harness.run(broadcast_what_cannot_be_written, 3, world=world)
