@@ -194,6 +194,23 @@ def test_a_rank_that_fails_to_connect_has_all_agree_again():
     assert group.take(1, "connected", attempt=0) == {1: agreed([])}  # of the attempt that has failed
 
 
+def test_a_rank_that_asks_again_while_the_others_connect_has_them_agree_again():
+    group = Survivors()
+    group.take(0, "shrink", lost=[2])
+    group.take(1, "shrink")
+    assert group.take(0, "connected", attempt=0) == {}
+    assert group.take(1, "shrink") == {0: agreed([])}  # it has not noticed the answer
+    assert group.take(0, "shrink") == dict.fromkeys((0, 1), agreed([0, 1], [2], 1))
+
+
+def test_who_connects_in_an_attempt_that_has_failed_is_told_so_while_the_others_agree():
+    group = Survivors()
+    group.take(0, "shrink", lost=[2])
+    group.take(1, "shrink")
+    assert group.take(1, "failed", attempt=0) == {}
+    assert group.take(0, "connected", attempt=0) == {0: agreed([])}
+
+
 def test_a_rank_that_is_lost_while_all_connect_ends_their_start():
     group = Survivors(members=[7, 8, 9])
     group.take(0, "shrink", lost=[2])
