@@ -358,6 +358,12 @@ print(f"rank {comm.rank} of {comm.size}", flush=True)
 """
 TORCH = """
 import torch, torch.distributed as dist, ringcomm.torch
+from ringcomm.torch import elastic
+connect = elastic.TCPStore
+def slow(*arguments, **options):
+    time.sleep(0.5 * (rank == 2))
+    return connect(*arguments, **options)
+elastic.TCPStore = slow
 ringcomm.torch.init_process_group(20)
 if rank in (0, 3):
     os.kill(os.getpid(), signal.SIGKILL)
