@@ -232,8 +232,8 @@ int rc_report(rc_comm* comm, int calls, char* text, uint64_t bytes);
  * equal blocks, else `size` block lengths; for all_to_all, `size` to send, then `size` to receive. `late`: not NULL if
  * another part of the same call may follow, with which other ranks would go on: then a mismatch of an earlier call is
  * left to the next one, or to rc_check_calls, and *late becomes 1, else 0. If *late is 1 before, this rank certainly
- * goes on: it awaits all ranks where it would otherwise return at once. Between hosts no mismatch is late: *late stays. A
- * queued call takes NULL. */
+ * goes on: it awaits all ranks where it would otherwise return at once. Between hosts no mismatch is late: *late stays.
+ * A queued call takes NULL. */
 typedef struct {
     const void* source;
     void* target;

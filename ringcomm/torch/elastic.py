@@ -140,7 +140,7 @@ def _make_default(comm: Communicator, timeout: float | None = None) -> None:
     while True:
         try:
             store = _tcp_store(comm)
-            comm.barrier()  # a broadcast does not wait: rank 0 could end, and its store, before the others connect to it
+            comm.barrier()  # rank 0 could end, and its store, before the others connect: a broadcast does not wait
             with start.connected(comm):
                 dist.init_process_group("ringcomm", store=store, rank=comm.rank, world_size=comm.size)
             return

@@ -32,8 +32,8 @@ public:
     }
     bool wants_direct(int r) const { return record(r).signature.word & SIGNATURE_DIRECT; }
     // Waits for the start records of the ranks that this one awaits; after reading all, throws RC_MISMATCH if the
-    // signatures differ. `inlined`: the bytes of each peer's chunk 0 that this rank reads; if they fit in the record they
-    // are prefetched meanwhile.
+    // signatures differ. `inlined`: the bytes of each peer's chunk 0 that this rank reads; if they fit in the record
+    // they are prefetched meanwhile.
     void await_starts(size_t inlined = 0);
     const StartRecord& record(int r) const { return record(r, call.epoch); }
 

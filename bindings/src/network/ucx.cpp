@@ -71,6 +71,9 @@ void UcxMessages::open(const std::string& devices, double keepalive) {
     Settings* settings = nullptr;
     check(api_.config_read(nullptr, nullptr, &settings), "ucp_config_read");
     if (!devices.empty()) set_default(api_, settings, "NET_DEVICES", devices);
+    // Ranks that share memory do not come here; and a process that is killed while UCX makes its segments leaves a
+    // file.
+    set_default(api_, settings, "TLS", "^sm");
     set_default(api_, settings, "KEEPALIVE_INTERVAL", format("%gs", keepalive / 3));
     const Params params{Params::FEATURES, Params::TAG | Params::WAKEUP};
     const Status opened = api_.init(MAJOR, MINOR, &params, settings, &context_);

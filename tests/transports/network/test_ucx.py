@@ -18,12 +18,13 @@ from ringcomm.transports.network import ucx
 
 needs_namespaces = pytest.mark.skipif(why_no_hosts() is not None, reason=str(why_no_hosts()))
 
-OVER_TCP = {"RINGCOMM_LINK": "ucx", "UCX_TLS": "tcp"}  # not through the memory of this machine
+OVER_UCX = {"RINGCOMM_LINK": "ucx"}
 
 
 def test_the_libucp_of_the_extra_is_found():
     found = ucx.open_ucx(Config(), "127.0.0.1")
     assert "tcp/lo" in found.transports
+    assert not {"posix/memory", "sysv/memory"} & {*found.transports}  # ranks that share memory have no link
     assert os.path.basename(found.library) == "libucp.so.0"
     assert doctor.ucx().startswith(f"{found.version} ({found.library}): ")
 
@@ -83,7 +84,7 @@ def test_a_rank_without_ucx_is_named(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(("layout", "victim", "name"), [("01", 1, "all_reduce"), ("0011", 3, "all_to_all")])
 def test_a_killed_rank_is_named_by_every_survivor(layout, victim, name):
-    with harness.world(layout, "nodes", OVER_TCP.items()) as pool:
+    with harness.world(layout, "nodes", OVER_UCX.items()) as pool:
         pid = pool.workers[victim].pid
         found = {
             rank: (answer, when)
@@ -110,7 +111,7 @@ with ringcomm.init() as comm:
 @pytest.mark.slow
 @needs_namespaces
 def test_hosts_exchange_data_over_tcp(tmp_path, monkeypatch):
-    for name, value in OVER_TCP.items():
+    for name, value in OVER_UCX.items():
         monkeypatch.setenv(name, value)
     with two_hosts() as hosts, closing(Job(tmp_path, 2)) as job:
         program, address = job.program(SUM), (ADDRESSES[0], 29500)
