@@ -36,6 +36,10 @@ def collectives(size: int) -> dict[str, Callable[[int, object], Call]]:
         x = torch.zeros(count)
         return lambda: dist.all_reduce(x, group=group)
 
+    def all_reduce_async_and_wait(count: int, group: object) -> Call:
+        x = torch.zeros(count)
+        return lambda: dist.all_reduce(x, group=group, async_op=True).wait()
+
     def all_gather_into_tensor(count: int, group: object) -> Call:
         x, out = torch.ones(max(1, count // size)), torch.empty(max(1, count // size) * size)
         return lambda: dist.all_gather_into_tensor(out, x, group=group)
@@ -44,7 +48,8 @@ def collectives(size: int) -> dict[str, Callable[[int, object], Call]]:
         x, out = torch.ones(max(1, count // size) * size), torch.empty(max(1, count // size))
         return lambda: dist.reduce_scatter_tensor(out, x, group=group)
 
-    return {each.__name__: each for each in (all_reduce, all_gather_into_tensor, reduce_scatter_tensor)}
+    named = all_reduce, all_reduce_async_and_wait, all_gather_into_tensor, reduce_scatter_tensor
+    return {each.__name__: each for each in named}
 
 
 def timed(call: Call, calls: int) -> float:

@@ -3,7 +3,8 @@
 // Most programs wait soon after they have started calls, and then make the progress themselves: to wake another thread
 // takes longer than a small call. So this one naps before it takes over, and after that looks again, until nothing has
 // been open for a while. While the program goes on making calls, the naps grow: each takes the core from the program,
-// and the kernel may then give it to another one.
+// and the kernel may then give it to another one. Ranks that share a core lose their turns so: a halo of 1 KiB takes 4
+// of them on 2 cores 9.7 us beside naps of 0.8 ms, and 7.8 us beside those of 26 ms, or none.
 #pragma once
 
 #include <algorithm>
@@ -27,10 +28,11 @@ public:
         if (!thread_.joinable()) thread_ = named_thread(name, loop);
     }
 
-    // The program has started a call, or stopped waiting.
-    void note_activity() {
+    // The program has started a call, or stopped waiting. `urgent`: if it waits no more, this thread is needed soon.
+    void note_activity(bool urgent = true) {
+        if (urgent) urgent_ = true;
         activity_.fetch_add(1, std::memory_order_relaxed);
-        if (sleeps_) call();
+        if (sleeps_ || (urgent && naps_long_)) call();
     }
 
     // A callback, a poll or a wait relies on this thread: no nap.
@@ -55,10 +57,13 @@ public:
             bool called, active;
             do {
                 seen = activity_.load(std::memory_order_relaxed);
+                naps_long_ = length > LONGEST_URGENT_NAP;  // before the look, as above
+                if (urgent_.exchange(false)) length = std::min(length, LONGEST_URGENT_NAP);
                 called = nap(length);
+                naps_long_ = false;
                 active = seen != activity_.load(std::memory_order_relaxed);
                 naps = called || active ? 0 : naps + 1;
-                length = active ? std::min(2 * length, LONGEST_NAP) : NAP;
+                length = active && !called ? std::min(2 * length, LONGEST_NAP) : NAP;
             } while (!called && naps < NAPS && (active || !idle()));
             lock.lock();
             sleeps_ = false;
@@ -77,7 +82,7 @@ public:
     }
 
 private:
-    static constexpr std::chrono::microseconds NAP{200}, LONGEST_NAP{800};  // to wake up takes 2 us of the core
+    static constexpr std::chrono::microseconds NAP{200}, LONGEST_URGENT_NAP{800}, LONGEST_NAP{25'600};
     static constexpr int NAPS = 50;  // without work, before it sleeps until it is woken
 
     void call() {
@@ -104,7 +109,7 @@ private:
     std::condition_variable wakeup_;
     bool called_ = false;
     std::atomic<uint64_t> activity_{0};
-    std::atomic<bool> sleeps_{false};
+    std::atomic<bool> sleeps_{false}, naps_long_{false}, urgent_{false};
     bool hurries_ = false, stopping_ = false;
     std::thread thread_;
 };

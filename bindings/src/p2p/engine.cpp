@@ -15,6 +15,9 @@ PointToPointEngine::PointToPointEngine(PeerGroup& group) : group_(group), sleepe
     for (int p = 0; p < group.size; ++p) {
         if (p == group.rank) continue;
         endpoints_.push_back({p, group.open_channel(p)});
+        if (const auto& channel = endpoints_.back().channel) {
+            least_eager_bytes_ = std::min(least_eager_bytes_, channel->eager_bytes);
+        }
     }
     watched_.reserve(endpoints_.size());  // watch() must not fail
     group.drains->add(this, [this] { drain(); });
@@ -130,7 +133,11 @@ void PointToPointEngine::post(std::span<Request* const> requests) {
     const auto found_no_room = [](const Request* request) { return request->sends && !request->is_done(); };
     const bool holds_up = async && std::ranges::any_of(requests, found_no_room);
     if (holds_up || gpu_) try_start_progress_thread();  // gpu_: there may be copies of a send
-    progress_thread_.note_activity();
+    const bool may_be_large =
+        async && std::ranges::any_of(requests, [this](const Request* request) {
+            return request->sends || request->gpu ? !is_eager(*request) : request->bytes > least_eager_bytes_;
+        });
+    progress_thread_.note_activity(holds_up || may_be_large);
 }
 
 // Whether a peer may wait for this rank while it makes no calls: for its data, or for the match of a synchronous send.

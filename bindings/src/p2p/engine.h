@@ -201,6 +201,7 @@ private:
     std::map<uint64_t, UnexpectedMessage> taken_;  // by number
     OutputStores output_stores_;
     uint64_t taken_count_ = 0;
+    size_t least_eager_bytes_ = SIZE_MAX;  // of all channels
     std::atomic<uint64_t> next_check_{0};  // by poll(), ns
     bool completed_ = false;               // a request that another thread may wait for
 

@@ -137,7 +137,7 @@ void PointToPointEngine::wait(Request& request, uint64_t deadline) {
     waiters_.fetch_sub(1);
     if (!progress_thread_.sleeps()) return;
     const std::lock_guard lock(mutex_);
-    if (async_open_) progress_thread_.note_activity();
+    if (async_open_) progress_thread_.note_activity(false);
 }
 
 // Looks whether a posted probe has found a message. Who polls all the time never waits, so this checks for dead peers.
