@@ -180,7 +180,7 @@ class _Codes(dict[Any, int]):
 
 ADAPTERS = _Adapters({np.ndarray: NumPyAdapter()})
 CODES = _Codes()
-# How the fast path reads arrays on the devices of a family, by their type: as GpuArrays in bindings/gpu_arrays.h says.
+# How the fast path reads arrays on the devices of a family, by type: see GpuArrays in bindings/python/gpu_arrays.h.
 ON_GPUS: dict[str, dict[type, tuple[int, Any, Any]]] = {"cuda": {}, "emulated": {}}
 TENSOR, CUPY, EMULATED = range(3)
 TENSORS: set[type] = set()  # PyTorch's own types, once one was used: subclasses may have no memory of their own

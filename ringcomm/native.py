@@ -58,14 +58,14 @@ class _Missing:
 _interrupt = _Interrupt()
 failure_observers: list[Callable[[RingcommError], None]] = []  # called with every error, before it is raised
 NativeFastPath: Any
-StartedCall: Any  # bindings/started_call.cpp
-GpuMessage: Any  # bindings/gpu_message.cpp
-native_messages: Any  # bindings/messages.cpp
-native_requests: Any  # bindings/requests.cpp
-numpy_memory: Any  # bindings/shared_arrays.cpp
-# pack_objects(objects, codec) returns records (bindings/object_records.h), the pickled objects, and the error or None;
-# open_objects(records, codec or None) the objects, None without a codec, and None; or, if some have no data, those that
-# have, pickled, None for the others, and the sizes.
+StartedCall: Any  # bindings/python/started_call.cpp
+GpuMessage: Any  # bindings/python/gpu_message.cpp
+native_messages: Any  # bindings/python/messages.cpp
+native_requests: Any  # bindings/python/requests.cpp
+numpy_memory: Any  # bindings/python/shared_arrays.cpp
+# pack_objects(objects, codec) returns records (bindings/python/object_records.h), the pickled objects, and the error or
+# None; open_objects(records, codec or None) the objects, None without a codec, and None; or, if some have no data, the
+# pickled objects that have, None for the others, and the sizes.
 has_large_array: Any  # whether an object, or one in its lists, tuples and dicts, is an array of LARGE bytes or more
 RECORD: Any  # bytes
 LARGE: Any

@@ -57,7 +57,7 @@ class Work:
 
 
 class StartedWork(Work, StartedCall):  # type: ignore[misc]
-    """A work whose call the fast path has started, without calling __init__ (bindings/fast_path.h)."""
+    """A work whose call the fast path has started, without calling __init__ (bindings/python/fast_path.h)."""
 
     _ended = False  # whether a wait has seen the end
     _error: RingcommError | None = None

@@ -56,8 +56,7 @@ enum rc_path {
     RC_PATH_SYMMETRIC,
     RC_PATH_THREADS,
     RC_PATH_CMA,
-    RC_PATH_ONE_PASS, /* between hosts: all data came with the agreement on the call */
-    RC_PATH_PROGRAM,  /* between hosts: `chunks` is the number of the program */
+    RC_PATH_PROGRAM, /* between hosts: `chunks` is the number of the program */
     RC_PATHS
 };
 

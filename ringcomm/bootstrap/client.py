@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from typing import Self
 
 from ringcomm.bootstrap.arrivals import arrival_timeout, key_timeout, rank_in_job
-from ringcomm.bootstrap.host import Host
+from ringcomm.bootstrap.endpoint import Endpoint
 from ringcomm.bootstrap.place import Place, is_between_hosts
 from ringcomm.bootstrap.values import PRESENT
 from ringcomm.bootstrap.wire import unix
@@ -40,11 +40,11 @@ SLICE = 0.02  # seconds between two calls of `meanwhile`
 class Client:
     """A member of a session. The constructor returns when it has joined.
 
-    It raises what the host calls unreachable if no server answers within `timeout` seconds, the failure of the session,
+    It raises `endpoint.unreachable` if no server answers within `timeout` seconds, the failure of the session,
     and ArgumentError if the server refuses this process: for a rank that is taken, another size, or a wrong nonce.
 
     Args:
-        host: what serves the session
+        endpoint: of the server of the session
         session: its name
         place: the place of this member in it
         timeout: seconds to join it
@@ -57,7 +57,7 @@ class Client:
 
     def __init__(
         self,
-        host: Host,
+        endpoint: Endpoint,
         session: str,
         place: Place,
         timeout: float,
@@ -68,13 +68,14 @@ class Client:
         patience: float = ANSWER_TIMEOUT,
         warn_after: float = math.inf,
     ) -> None:
-        self._host, self._place, self._noun = host, place, noun
+        self._endpoint, self._place, self._noun = endpoint, place, noun
         self.members = place.members
         self._watch, self._patience = watch, patience
         self._numbers = itertools.count()
-        process = process or f"process {os.getpid()}" + ("" if host.nonce is not None else f" on {os.uname().nodename}")
+        here = "" if endpoint.nonce is not None else f" on {os.uname().nodename}"
+        process = process or f"process {os.getpid()}{here}"
         who = {"rank": place.rank, "size": place.size, "members": place.members, "process": process}
-        hello = encode("join", session=session, watch=watch is not None, nonce=host.nonce, **who)
+        hello = encode("join", session=session, watch=watch is not None, nonce=endpoint.nonce, **who)
         self._socket = self._join(hello, timeout, warn_after)
         unix.close_in_children(self._socket)
 
@@ -154,7 +155,7 @@ class Client:
                 return answer
             if meanwhile:
                 meanwhile()
-        raise self._host.silent(limit)
+        raise self._endpoint.silent(limit)
 
     def put(self, kind: str, **fields: object) -> int:
         """Send a question; return its number, for `receive`."""
@@ -175,9 +176,9 @@ class Client:
             except OSError as error:
                 if isinstance(error, BlockingIOError | TimeoutError) and error.errno != errno.ETIMEDOUT:
                     return None  # nothing, or half a message
-                raise self._host.lost(broken(error)) from None
+                raise self._endpoint.lost(broken(error)) from None
             if not data:
-                raise self._host.lost(ENDED)
+                raise self._endpoint.lost(ENDED)
             message = decode(data)
             if message.kind == "changed" and self._watch:
                 self._watch(message)
@@ -198,7 +199,7 @@ class Client:
             self._socket.settimeout(ANSWER_TIMEOUT)
             self._socket.send(data)
         except OSError as error:
-            raise self._host.lost(broken(error)) from None
+            raise self._endpoint.lost(broken(error)) from None
 
     def _join(self, hello: bytes, timeout: float, warn_after: float) -> socket.socket:
         """Connect as soon as the server listens, and say who this is."""
@@ -215,15 +216,15 @@ class Client:
                 raise
             except (ConnectionError, BlockingIOError, TimeoutError) as error:
                 failure = str(error)
-                if self._host.always_up and isinstance(error, ConnectionRefusedError):
-                    raise self._host.lost(ENDED) from None
+                if self._endpoint.always_up and isinstance(error, ConnectionRefusedError):
+                    raise self._endpoint.lost(ENDED) from None
                 if isinstance(error, unix.UntrustedServer) and failure != logged:
                     log.warning("refused to join: %s", failure)
                     logged = failure
             if time.monotonic() + pause > deadline:
-                raise self._host.unreachable(timeout, failure)
+                raise self._endpoint.unreachable(timeout, failure)
             if time.monotonic() > quiet_until:
-                what = f"{self._host.name} did not come within {warn_after:g} s ({failure})"
+                what = f"{self._endpoint.name} did not come within {warn_after:g} s ({failure})"
                 log.warning("%s; waiting up to %g s", what, timeout)
                 quiet_until = math.inf
             time.sleep(pause)
@@ -233,7 +234,7 @@ class Client:
         """Return a connection that has joined; None if the server has closed it."""
         end = time.monotonic() + seconds
         with ExitStack() as stack:
-            peer = stack.enter_context(self._host.connect(seconds))
+            peer = stack.enter_context(self._endpoint.connect(seconds))
             peer.settimeout(max(0.001, end - time.monotonic()))
             peer.send(hello)
             if not (data := peer.recv(MESSAGE_BYTES)):
@@ -242,7 +243,7 @@ class Client:
             if answer.kind == "failure":
                 raise self._as_told_late(failure_of(answer))
             if answer.kind == "refused":
-                text = f"{self._host.name} refused this process: {answer.fields['reason']}"
+                text = f"{self._endpoint.name} refused this process: {answer.fields['reason']}"
                 raise ArgumentError(text, rank=self._place.rank)
             stack.pop_all()
             return peer

@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ringcomm.bootstrap.client import Client
-from ringcomm.bootstrap.host import find_host
+from ringcomm.bootstrap.endpoint import find_endpoint
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.session import LASTING
 from ringcomm.errors import CollectiveTimeout
@@ -98,7 +98,7 @@ class Membership:
 
     def __init__(self, place: Place, timeout: float, keepalive: float) -> None:
         self._place = place
-        self._store = Client(find_host(place, keepalive), LASTING, place, timeout)
+        self._store = Client(find_endpoint(place, keepalive), LASTING, place, timeout)
         self._plans: list[str] = []  # the keys of plans that this rank has published
 
     def close(self) -> None:

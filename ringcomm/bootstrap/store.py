@@ -9,7 +9,7 @@ from typing import Protocol
 
 from ringcomm.bootstrap.arrivals import key_timeout, rank_in_job
 from ringcomm.bootstrap.client import Client
-from ringcomm.bootstrap.host import find_host
+from ringcomm.bootstrap.endpoint import find_endpoint
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.server import Server, serving
 from ringcomm.bootstrap.session import Start
@@ -122,7 +122,7 @@ def job_store(place: Place, timeout: float) -> Iterator[Store]:
             refused = error
     with (
         serving(rank_0_server(place), min(timeout, LATE)) if serves else nullcontext(),
-        Client(find_host(place), place.job, place, timeout) as store,
+        Client(find_endpoint(place), place.job, place, timeout) as store,
         shared_failure(store, place.rank),
     ):
         if refused:

@@ -18,7 +18,7 @@ from itertools import accumulate
 
 from ringcomm.bootstrap.arrivals import arrival_timeout, format_ranks
 from ringcomm.bootstrap.client import Client
-from ringcomm.bootstrap.host import Host, launcher
+from ringcomm.bootstrap.endpoint import Endpoint, launcher_endpoint
 from ringcomm.bootstrap.place import MAX_SIZE, Place
 from ringcomm.bootstrap.server import Server, serving
 from ringcomm.bootstrap.session import NODES, Start, has_left
@@ -75,14 +75,14 @@ def _serve(options: NodeOptions) -> Server:
     return server
 
 
-def _node_0(place: Place, keepalive: float) -> Host:
+def _node_0(place: Place, keepalive: float) -> Endpoint:
     """Return node 0, in the words of the launchers."""
 
     def unreachable(seconds: float, reason: str) -> CollectiveTimeout:
         return CollectiveTimeout(f"{arrival_timeout([0], place.size, seconds, 'node')}; {place.store}: {reason}")
 
     return replace(
-        launcher(place, keepalive),
+        launcher_endpoint(place, keepalive),
         name="node 0",
         lost=lambda how: PeerLost(f"node 0 ({place.store}) is lost: its launcher {how}"),
         unreachable=unreachable,

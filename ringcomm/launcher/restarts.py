@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ringcomm.bootstrap.client import Client
-from ringcomm.bootstrap.host import find_host
+from ringcomm.bootstrap.endpoint import find_endpoint
 from ringcomm.bootstrap.membership import TOO_LATE, MemberFact, removed
 from ringcomm.bootstrap.place import RESTARTS, Place
 from ringcomm.bootstrap.process_watch import is_stopped
@@ -67,7 +67,7 @@ class Restarts:
         self._registered: dict[int, MemberFact] = {}  # the ranks of the job that can call `grow`
         self.lost, self.any_joined, self.over = 0, False, False
         self._over_since = self._check_at = math.inf  # since when late ranks have none to join; when to check again
-        host, here = find_host(place, keepalive), replace(place, rank=-1, members=())
+        host, here = find_endpoint(place, keepalive), replace(place, rank=-1, members=())
         self._store = Client(host, LASTING, here, JOIN_TIMEOUT, watch=self._note, patience=PATIENCE)
 
     @property

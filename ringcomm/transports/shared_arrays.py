@@ -1,4 +1,4 @@
-"""Blocks in which NumPy allocates in the heap of a rank (bindings/src/shm/heap.h)."""
+"""Blocks in which NumPy allocates in the heap of a rank (bindings/src/memory/heap.h)."""
 
 import logging
 from contextvars import ContextVar

@@ -10,8 +10,8 @@ from harness.failures import until
 from harness.nodes import SECRET, store_server
 from ringcomm import CollectiveTimeout, Config
 from ringcomm.bootstrap.client import Client
+from ringcomm.bootstrap.endpoint import find_endpoint
 from ringcomm.bootstrap.facts import all_gather_facts
-from ringcomm.bootstrap.host import find_host
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.store import HashStore
 from ringcomm.transports import network
@@ -46,7 +46,7 @@ def ranks(request):
             else:
                 address = stack.enter_context(store_server())
                 places = [Place(rank, size, "facts", SECRET, store=address) for rank in range(size)]
-                stores = [stack.enter_context(Client(find_host(place), place.job, place, 20)) for place in places]
+                stores = [stack.enter_context(Client(find_endpoint(place), place.job, place, 20)) for place in places]
             return [*pool.map(lambda rank: fn(stores[rank], rank, size), range(size))]
 
     return run

@@ -18,7 +18,7 @@ from harness.nodes import SECRET, store_server
 from ringcomm import CollectiveTimeout, PeerLost
 from ringcomm.bootstrap import client, server
 from ringcomm.bootstrap.client import Client
-from ringcomm.bootstrap.host import find_host
+from ringcomm.bootstrap.endpoint import find_endpoint
 from ringcomm.bootstrap.membership import TOO_LATE, Membership
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.server import serve_one_host
@@ -65,7 +65,7 @@ def lead(membership, missing, timeout=harness.OPERATION, check=lambda: None):
 def test_a_joiner_that_dies_and_comes_again_gets_the_plan(place, registered):
     came = threading.Event()
     with ThreadPoolExecutor() as pool:
-        with Client(find_host(place(1)), LASTING, place(1), harness.OPERATION) as dead:
+        with Client(find_endpoint(place(1)), LASTING, place(1), harness.OPERATION) as dead:
             dead.set("join/1/the request of the dead", b"")
             found = pool.submit(lead, registered, [1, 3], check=came.set)
             assert came.wait(harness.OPERATION)  # rank 0 has seen that request
@@ -83,7 +83,7 @@ def test_a_wait_for_joiners_ends_with_the_communicator(registered):
 
 
 def test_who_was_removed_is_not_waited_for(place, registered):
-    with Client(find_host(place(3)), LASTING, place(3), harness.OPERATION) as launcher:
+    with Client(find_endpoint(place(3)), LASTING, place(3), harness.OPERATION) as launcher:
         launcher.tell("propose", key="removed/1")
         launcher.check()
         assert lead(registered, [1])["ranks"] == [0]
@@ -183,11 +183,11 @@ def test_a_server_keeps_only_the_failure_of_the_last_starts_that_failed(monkeypa
         serving = next(thread for thread in threading.enumerate() if isinstance(thread, server.Server))
         for name in names:
             place = Place(0, 2, name, SECRET, store=address)
-            with Client(find_host(place), name, place, 20) as store:
+            with Client(find_endpoint(place), name, place, 20) as store:
                 store.abort(PeerLost(name))
         late = Place(1, 2, names[-1], SECRET, store=address)
         with pytest.raises(PeerLost, match=names[-1]):
-            Client(find_host(late), late.job, late, 20)
+            Client(find_endpoint(late), late.job, late, 20)
         assert (list(serving._starts), list(serving._failed)) == ([], names[-2:])
 
 
@@ -195,8 +195,10 @@ def test_a_watcher_that_reads_late_misses_no_change(place):
     seen = []
     changes = range(3000)  # more than the buffers of a socket hold
     with (
-        Client(find_host(place(3)), LASTING, place(3), 20, watch=lambda it: seen.append(it.fields["key"])) as watcher,
-        Client(find_host(place(0)), LASTING, place(0), 20) as busy,
+        Client(
+            find_endpoint(place(3)), LASTING, place(3), 20, watch=lambda it: seen.append(it.fields["key"])
+        ) as watcher,
+        Client(find_endpoint(place(0)), LASTING, place(0), 20) as busy,
     ):
         for number in changes:
             busy.set(f"key/{number}", b"")
@@ -206,7 +208,7 @@ def test_a_watcher_that_reads_late_misses_no_change(place):
 
 
 def test_the_question_that_a_client_gave_up_does_not_answer_the_next(place):
-    with Client(find_host(place(0)), LASTING, place(0), 20) as store:
+    with Client(find_endpoint(place(0)), LASTING, place(0), 20) as store:
         with pytest.raises(PeerLost, match="what ends the wait"):
             store.find("never set", 0.3, ends_the_wait)
         time.sleep(0.4)

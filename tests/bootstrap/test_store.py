@@ -20,7 +20,7 @@ from ringcomm import Aborted, ArgumentError, CollectiveTimeout, MemoryShortage, 
 from ringcomm.bootstrap import server
 from ringcomm.bootstrap import store as store_module
 from ringcomm.bootstrap.client import Client
-from ringcomm.bootstrap.host import find_host
+from ringcomm.bootstrap.endpoint import find_endpoint
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.session import Start
 from ringcomm.bootstrap.store import HashStore, job_store, open_store, rank_0_server, shared_failure
@@ -67,7 +67,7 @@ class Rank:
 
     def __init__(self, place, timeout=20):
         self.server = None if place.rank or place.store else rank_0_server(place)
-        self.client = Client(find_host(place), place.job, place, timeout)
+        self.client = Client(find_endpoint(place), place.job, place, timeout)
         self.get, self.set = self.client.get, self.client.set
         self.abort, self.check = self.client.abort, self.client.check
 

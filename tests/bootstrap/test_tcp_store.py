@@ -16,7 +16,7 @@ from harness.failures import until
 from harness.nodes import SECRET, store_server
 from ringcomm import ArgumentError, CollectiveTimeout, PeerLost
 from ringcomm.bootstrap.client import Client
-from ringcomm.bootstrap.host import find_host
+from ringcomm.bootstrap.endpoint import find_endpoint
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.session import LASTING
 from ringcomm.bootstrap.store import open_store
@@ -42,7 +42,7 @@ def join(address, job, rank, size, secret=SECRET, timeout=20):
 
 
 def client_of(place, timeout=20, session=None):
-    return Client(find_host(place), session or place.job, place, timeout)
+    return Client(find_endpoint(place), session or place.job, place, timeout)
 
 
 def connect(address):

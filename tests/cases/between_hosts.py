@@ -33,7 +33,7 @@ from ringcomm.transports.network.recorder import number_of_chunks
 from ringcomm.types import REDUCING, PremulSum
 
 CHUNK = 1 << 10  # bytes of a chunk of what is staged between GPUs, with the fixture small_chunks
-ONE_PASS = 64  # bytes that travel with the agreement on the call, at least
+ONE_SHOT = 64  # bytes that travel with the agreement on the call, at least
 SIGNED = [(name, op) for name in ("float32", "bfloat16") for op in ("min", "max")]  # of zeros: the later one wins
 ROUNDED = [(name, op) for name, op in COMBINATIONS if name in FLOATS + COMPLEX and op not in ("min", "max")]
 AXES = {
@@ -93,7 +93,7 @@ def by_schedule(algorithm, inputs, op, rows, root, layout, link):
     size, step = len(inputs), "sum" if op == "avg" else op
     hosts = hosts_of(layout)
     here = [reduced([inputs[rank] for rank in ranks], step) for ranks in hosts]
-    if inputs[0].nbytes <= ONE_PASS:  # each rank has the sums of all hosts
+    if inputs[0].nbytes <= ONE_SHOT:  # each rank has the sums of all hosts
         result = reduced(here, step)
         return result if op != "avg" else average(result, size)
     result = np.empty_like(inputs[0])
@@ -176,7 +176,7 @@ def check_rounded(comm, layout, collectives, chosen, calls, link=CLUSTER.inter_n
                 mine = share(rows, me)
                 result = comm.reduce_scatter(x, op, None if out is None else out[mine], counts=rows)
                 expected = expected[mine]
-            assert (comm._transport.path()[0] == "one-pass") == (x.nbytes <= ONE_PASS), what
+            assert (comm._transport.path()[0] == "one-shot") == (x.nbytes <= ONE_SHOT), what
             if result is not None:
                 assert_same(result, expected, what)
             if result is not x:

@@ -49,7 +49,7 @@ def test_one_rank_takes_the_single_path():
 
 
 def test_every_path_is_explained():
-    assert set(algorithms.PATHS) == {*core.PATHS} - {"one-pass", "program"}  # which are between hosts
+    assert set(algorithms.PATHS) == {*core.PATHS} - {"program"}  # which is between hosts
 
 
 @pytest.mark.slow

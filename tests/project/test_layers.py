@@ -85,14 +85,17 @@ MOVABLE = "bench.rank"
 
 # The folders of native sources, from the top. Folders of one layer do not include each other.
 NATIVE_LAYERS = (
-    ("bindings",),
+    ("bindings/python",),
     ("bindings/src/abi",),
     ("bindings/emulated_cuda",),
     ("bindings/src/network",),
     ("bindings/src/collectives",),
     ("bindings/src/shm",),
+    ("bindings/src/machine",),
+    ("bindings/src/memory",),
     ("bindings/src/p2p",),
     ("bindings/src/cuda",),
+    ("bindings/src/link",),
     ("bindings/src/core",),
     ("kernels/cpu", "kernels/cuda"),
     ("kernels",),

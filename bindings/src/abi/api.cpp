@@ -8,8 +8,8 @@
 #include "abi/handles.h"
 #include "core/signature.h"
 #include "kernels/cpu/kernels.h"
+#include "machine/probe.h"
 #include "network/world.h"
-#include "shm/probe.h"
 
 using namespace ringcomm;
 

@@ -6,8 +6,8 @@
 #include "abi/check.h"
 #include "abi/entry_guard.h"
 #include "core/work.h"
+#include "memory/regions.h"
 #include "network/group.h"
-#include "shm/regions.h"
 
 struct rc_comm {
     std::shared_ptr<ringcomm::CommHandle> handle;

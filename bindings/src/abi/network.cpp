@@ -4,11 +4,11 @@
 
 #include "abi/handles.h"
 #include "core/collectives.h"
+#include "link/message_link.h"
+#include "link/mpi.h"
+#include "link/sockets.h"
+#include "link/ucx.h"
 #include "network/group.h"
-#include "network/message_link.h"
-#include "network/mpi.h"
-#include "network/sockets.h"
-#include "network/ucx.h"
 
 using namespace ringcomm;
 

@@ -91,7 +91,7 @@ public:
         WaitChecks& checks_;
         const EnclosedWait* const outer_;
     };
-    // The spin of a rank has expired: see shm/placement.h.
+    // The spin of a rank has expired: see machine/placement.h.
     virtual void on_spin_expired() {}
     // As WaitChecks::yield().
     virtual bool yield() {

@@ -61,13 +61,13 @@ void NetworkCall::agree() {
 // Returns this host's record.
 HostRecord NetworkCall::contribute() {
     if (!group_.local.comm) {
-        std::vector<std::byte> payload(one_pass_ ? given_bytes(group_.rank) : 0);
+        std::vector<std::byte> payload(one_shot_ ? given_bytes(group_.rank) : 0);
         if (!payload.empty()) give(payload.data());
         return {{call_.signature}, payload};
     }
     const int ranks = group_.layout.local_size();
     Slot mine{call_.signature, {}};
-    if (one_pass_) give(mine.payload);
+    if (one_shot_) give(mine.payload);
     std::vector<Slot> slots(ranks);
     run_local(RC_ALL_GATHER, &mine, slots.data(), sizeof(Slot), RC_UINT8, 0, 0, nullptr);
     std::vector<Signature> signatures;
@@ -75,12 +75,12 @@ HostRecord NetworkCall::contribute() {
     const bool agreed =
         std::all_of(slots.begin(), slots.end(), [&](const Slot& slot) { return slot.signature == call_.signature; });
     std::vector<std::byte> payload;
-    if (agreed && one_pass_ && row_.reduces) {
+    if (agreed && one_shot_ && row_.reduces) {
         payload.resize(given_bytes(group_.rank));
         std::vector<const void*> sources;
         for (const Slot& slot : slots) sources.push_back(slot.payload);
         combine(payload.data(), sources, payload.size() / call_.item);
-    } else if (agreed && one_pass_) {
+    } else if (agreed && one_shot_) {
         for (int i = 0; i < ranks; ++i) {
             const std::byte* given = slots[i].payload;
             payload.insert(payload.end(), given, given + given_bytes(group_.layout.ranks[group_.layout.host][i]));

@@ -35,15 +35,15 @@ NetworkCall::NetworkCall(NetworkGroup& group, const CallRecord& call)
       call_(call),
       row_(collectives[moves_as(call.collective)]),
       blocks_(call),
-      one_pass_(!call.on_gpus && fits_one_pass()) {}
+      one_shot_(!call.on_gpus && fits_one_shot()) {}
 
 void NetworkCall::prepare() const {
-    if (one_pass_) return;
+    if (one_shot_) return;
     require_program(call_);
     if (!row_.exchanges() || !call_.counts) return;
     uint64_t nowhere = 0;  // the program does not depend on the address
     const CallRecord counts = gathering_counts(&nowhere);
-    if (!NetworkCall(group_, counts).one_pass_) require_program(counts);
+    if (!NetworkCall(group_, counts).one_shot_) require_program(counts);
 }
 
 void NetworkCall::require_program(const CallRecord& call) const {
@@ -56,8 +56,8 @@ void NetworkCall::run() {
     agree();
     if (call_.on_gpus) return;
     if (row_.exchanges() && call_.counts) compare_counts();
-    if (one_pass_) {
-        finish_one_pass();
+    if (one_shot_) {
+        finish_one_shot();
     } else {
         run_program();
     }

@@ -32,13 +32,13 @@ private:
     void compare_counts();
     CallRecord gathering_counts(uint64_t* all) const;
 
-    // A small call, whose data came with the records (one_pass.cpp).
+    // A small call, whose data came with the records (one_shot.cpp).
     static constexpr size_t SLOT_BYTES = 384;  // of a rank, where a host has several
-    bool fits_one_pass() const;
+    bool fits_one_shot() const;
     size_t given_bytes(int r) const;
     uint64_t result_count() const;  // elements that this rank gets in a reduction
     void give(std::byte* payload) const;
-    void finish_one_pass() const;
+    void finish_one_shot() const;
 
     // A large one (executor.cpp).
     void require_program(const CallRecord& call) const;
@@ -68,7 +68,7 @@ private:
     const CallRecord& call_;
     const Collective& row_;
     const Blocks blocks_;
-    const bool one_pass_;
+    const bool one_shot_;
     std::vector<HostRecord> records_;  // by host
     std::byte* memories_[3]{};
     bool inside_host_ = false;      // where this rank waits

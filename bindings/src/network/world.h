@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/peer_group.h"
-#include "network/link.h"
+#include "link/link.h"
 #include "network/packets.h"
 
 namespace ringcomm {

@@ -4,8 +4,8 @@
 #include "core/peer_group.h"
 #include "core/stores.h"
 #include "kernels/cpu/kernels.h"
-#include "shm/doorbell.h"
-#include "shm/regions.h"
+#include "memory/doorbell.h"
+#include "memory/regions.h"
 #include "shm/world.h"
 
 namespace ringcomm {

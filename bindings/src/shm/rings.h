@@ -7,7 +7,7 @@
 #include <array>
 
 #include "core/stores.h"
-#include "shm/arena.h"
+#include "memory/arena.h"
 
 namespace ringcomm {
 

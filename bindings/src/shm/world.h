@@ -4,11 +4,11 @@
 #include <memory>
 
 #include "core/peer_group.h"
-#include "shm/arena.h"
-#include "shm/cma.h"
-#include "shm/heap.h"
-#include "shm/liveness.h"
-#include "shm/placement.h"
+#include "machine/liveness.h"
+#include "machine/placement.h"
+#include "memory/arena.h"
+#include "memory/cma.h"
+#include "memory/heap.h"
 
 namespace ringcomm {
 

@@ -21,7 +21,7 @@ __all__ = ["LARGEST_TAG", "PointToPoint", "is_proc_null", "match_tag"]
 LARGEST_TAG = 2**31 - 1
 PLAIN = frozenset(map(np.dtype, "?bBhHiIlLqQfdFD"))  # dtypes of arrays that need no look at their specification
 
-SEND, SYNCHRONOUS_SEND, RECEIVE = range(3)  # the transfers of bindings/requests.cpp
+SEND, SYNCHRONOUS_SEND, RECEIVE = range(3)  # the transfers of bindings/python/requests.cpp
 
 ndarray = np.ndarray
 
@@ -124,7 +124,7 @@ class PointToPoint:
 
     # --- Nonblocking --------------------------------------------------------------------------------------------------
 
-    # Plain arrays go straight to the core, which makes the request: see bindings/requests.cpp.
+    # Plain arrays go straight to the core, which makes the request: see bindings/python/requests.cpp.
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         """Start to send an array."""

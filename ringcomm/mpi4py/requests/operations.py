@@ -93,8 +93,8 @@ def _watch(work: Any) -> None:
 class PendingOperation(requests.PendingOperation):  # type: ignore[misc]
     """A started operation of a communicator, whose context is given.
 
-    The core makes those of plain arrays, and waits for them: bindings/requests.cpp. Others have a work to wait for;
-    `finish` takes the outcome of its wait, and returns the object received.
+    The core makes those of plain arrays, and waits for them: bindings/python/requests.cpp. Others have a work to wait
+    for; `finish` takes the outcome of its wait, and returns the object received.
     """
 
     active = True

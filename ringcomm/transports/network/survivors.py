@@ -10,7 +10,7 @@ from typing import Self
 
 from ringcomm.bootstrap.arrivals import format_ranks
 from ringcomm.bootstrap.client import ANSWER_TIMEOUT, Client
-from ringcomm.bootstrap.host import launcher
+from ringcomm.bootstrap.endpoint import launcher_endpoint
 from ringcomm.bootstrap.membership import RECONNECT_TIMEOUT, reconnect_timeout
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.session import SHRINK
@@ -110,7 +110,7 @@ class Survivor:
         self._find_lost, self._patience = lost, timeout
         self._where = f"the launcher of node 0 ({place.store})"
         host = replace(
-            launcher(place, keepalive),
+            launcher_endpoint(place, keepalive),
             lost=lambda how: PeerLost(self._without_server(how)),
             unreachable=self._silent,
             silent=lambda seconds: self._silent(seconds, "the connection is open"),

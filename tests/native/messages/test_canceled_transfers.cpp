@@ -2,8 +2,8 @@
 #include <chrono>
 
 #include "core/waiting.h"
+#include "link/message_link.h"
 #include "links.h"
-#include "network/message_link.h"
 #include "network/world.h"
 
 using ringcomm::MessageLibrary, ringcomm::MessageLink, ringcomm::NetworkWorld, ringcomm::now_ns, ringcomm::SocketLink;

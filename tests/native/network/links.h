@@ -5,7 +5,7 @@
 #include <deque>
 #include <string>
 
-#include "network/sockets.h"
+#include "link/sockets.h"
 #include "network_world.h"
 
 using ringcomm::LinkTransfer;

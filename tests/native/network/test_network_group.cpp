@@ -15,14 +15,14 @@ int path_of(rc_comm* comm) {
 
 // --- Values ----------------------------------------------------------------------------------------------------------
 
-void small_calls_take_one_pass(NetworkRank& at) {
+void small_calls_are_one_shot(NetworkRank& at) {
     const int n = at.size, me = at.rank;
     for (int turn = 0; turn < 20; ++turn) {
         const int root = turn % n;
         std::vector<int> x = numbers(turn, me), all(turn * n), mine(turn);
         DO(run(at.comm, RC_BARRIER, nullptr, nullptr, 0));
         DO(run(at.comm, RC_ALL_REDUCE, x.data(), mine.data(), turn));
-        CHECK(path_of(at.comm) == RC_PATH_ONE_PASS);
+        CHECK(path_of(at.comm) == RC_PATH_ONE_SHOT);
         CHECK(is_sum(mine, n) && x == numbers(turn, me));
         DO(run(at.comm, RC_ALL_GATHER, x.data(), all.data(), turn));
         for (int r = 0; r < n; ++r)
@@ -209,7 +209,7 @@ void messages_move_while_a_rank_waits_in_a_rail(NetworkRank& at) {
 int main() {
     const rc_tuning tuning = small_tuning();
     for (const char* layout : LAYOUTS) {
-        on({layout}, tuning, {small_calls_take_one_pass, messages_of_every_length_arrive, many_messages_are_open});
+        on({layout}, tuning, {small_calls_are_one_shot, messages_of_every_length_arrive, many_messages_are_open});
     }
     on({"01", "0101", "012"}, tuning, {messages_of_several_pulls_arrive});
     on({"01", "0011"}, tuning,

@@ -1,5 +1,5 @@
 // CMA reads of mapped and unmapped memory, of the wrong process and of a dead one.
-#include "shm/cma.h"
+#include "memory/cma.h"
 
 #include <sys/mman.h>
 #include <sys/wait.h>

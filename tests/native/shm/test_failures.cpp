@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "shm/layout.h"
+#include "memory/layout.h"
 #include "world.h"
 
 using ringcomm::PACKETS;

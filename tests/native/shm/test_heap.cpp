@@ -1,6 +1,6 @@
 // The heap of a rank: blocks that threads allocate and free at once keep their contents, peers see them where they lie,
 // and what is free goes back to the machine.
-#include "shm/heap.h"
+#include "memory/heap.h"
 
 #include <sys/stat.h>
 #include <sys/wait.h>

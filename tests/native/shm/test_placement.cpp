@@ -1,6 +1,6 @@
 // A rank leaves a core that it shares: only for a core that its mask allows and no rank is on, and it keeps its mask.
 // And a rank that yields its core knows whether a rank or another program had it.
-#include "shm/placement.h"
+#include "machine/placement.h"
 
 #include <sched.h>
 

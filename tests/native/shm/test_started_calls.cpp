@@ -5,7 +5,7 @@
 #include <sstream>
 #include <string>
 
-#include "shm/layout.h"
+#include "memory/layout.h"
 #include "world.h"
 
 namespace {

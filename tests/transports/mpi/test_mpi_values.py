@@ -19,7 +19,7 @@ from ringcomm.types import REDUCING, WHOLE
 
 pytestmark = pytest.mark.mpi
 
-SEGMENT = 4096  # bytes of a block: what all hosts give is beyond one pass
+SEGMENT = 4096  # bytes of a block: more than one packet holds of all hosts
 USUAL = [("mpich", "012"), ("openmpi", "0123"), ("mpich", "0011"), ("openmpi", "0001"), ("mpich", "0101")]
 
 

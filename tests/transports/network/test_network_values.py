@@ -1,6 +1,6 @@
 """Results between hosts, bit for bit: moved and exact data as on every transport, rounded sums in the documented order.
 
-A small collective takes one pass: hosts in order, rounded once. A large one follows the schedule of an algorithm.
+A small collective is one-shot: hosts in order, rounded once. A large one follows the schedule of an algorithm.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ from ringcomm.testing import run_threads
 from ringcomm.transports.network import recorder
 from ringcomm.types import DTYPES, REDUCING, WHOLE, PremulSum
 
-ONE_PASS, SLOT = 8 << 10, 384  # bytes: of a host with one rank, of each rank of a larger host
+ONE_SHOT, SLOT = 8 << 10, 384  # bytes: of a host with one rank, of each rank of a larger host
 PIECE = 256 << 10  # bytes: of a transfer
 USUAL = ("01", "0011", "0001", "0123", "010")
 MORE = ("012", "0101", "0112", "01012")
@@ -47,7 +47,7 @@ def test_moved_and_exact_data_are_the_same_as_on_other_transports(layout):
 
 @pytest.mark.exhaustive
 @all_layouts
-@pytest.mark.parametrize("segment", [SLOT, ONE_PASS, PIECE])
+@pytest.mark.parametrize("segment", [SLOT, ONE_SHOT, PIECE])
 def test_moved_and_exact_data_of_all_sizes(layout, segment):
     for name, collectives in algorithms(layout, [*PLANS]):
         run_on(layout, check_exact, collectives, segment, algorithm=name)
@@ -101,11 +101,11 @@ def check_integers(comm, collective, count, dtype):
 @layouts
 def test_calls_around_the_sizes_where_the_path_changes(layout):
     size = len(layout)
-    limit = ONE_PASS if len({*layout}) == size else SLOT
+    limit = ONE_SHOT if len({*layout}) == size else SLOT
     sizes = [*around(limit), *around(limit // size // 8 * 8)]
     for paths in run_on(layout, check_sizes, [*PLANS], sizes, "float64"):
         for name in ("all_reduce", "reduce", "broadcast"):
-            assert [paths[name, each] == "one-pass" for each in around(limit)] == [True, True, False]
+            assert [paths[name, each] == "one-shot" for each in around(limit)] == [True, True, False]
 
 
 @layouts
@@ -152,7 +152,7 @@ def test_sums_of_all_lengths_are_rounded_as_the_schedule_defines(layout):
         run_on(layout, check_rounded, layout, collectives, name, calls, algorithm=name)
 
 
-def in_one_pass(inputs, op, layout):
+def in_one_shot(inputs, op, layout):
     """Return the reduction of a small call: inside each host in rank order, then hosts in order, rounded once."""
     if isinstance(op, PremulSum):
         inputs, op = [reduced([x], op) for x in inputs], "sum"
@@ -161,26 +161,26 @@ def in_one_pass(inputs, op, layout):
     return average(result, len(inputs)) if op == "avg" else result
 
 
-def check_one_pass(comm, layout):
+def check_one_shot(comm, layout):
     size, me = comm.size, comm.rank
     for number, (dtype, op) in enumerate(ROUNDED + SIGNED):
         for count in (0, 1, 7, SLOT // numpy_dtype(dtype).itemsize):
             root, what = number % size, f"{count} {dtype}, {op} on {layout}"
             rows = even(count, size) if number % 2 else uneven(count, size)
             inputs = [values(rank, count, dtype, op, number) for rank in range(size)]
-            expected, x = in_one_pass(inputs, op, layout), inputs[me].copy()
+            expected, x = in_one_shot(inputs, op, layout), inputs[me].copy()
             assert_same(comm.reduce_scatter(x, op, counts=rows), expected[share(rows, me)], what)
             result = comm.reduce(x.copy(), op, root)
             if me == root:
                 assert_same(result, expected, what)
             assert_same(comm.all_reduce(x, op, np.empty_like(x)), expected, what)
             assert_same(comm.all_reduce(x, op), expected, what)
-            assert comm._transport.path()[0] == "one-pass"
+            assert comm._transport.path()[0] == "one-shot"
 
 
 @all_layouts
 def test_small_sums_are_rounded_once_for_all_hosts(layout):
-    run_on(layout, check_one_pass, layout)
+    run_on(layout, check_one_shot, layout)
 
 
 # --- Other dtypes, groups, messages -----------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ namespace ringcomm {
 
 namespace {
 
-constexpr size_t ONE_PASS_BYTES = 8 << 10;    // of a host
-constexpr size_t ONE_PASS_PACKET = 32 << 10;  // of all hosts
+constexpr size_t ONE_SHOT_BYTES = 8 << 10;    // of a host
+constexpr size_t ONE_SHOT_PACKET = 32 << 10;  // of all hosts
 
 }  // namespace
 
@@ -33,11 +33,11 @@ uint64_t NetworkCall::result_count() const {
 }
 
 // All ranks decide alike, because it follows from what they agree on.
-bool NetworkCall::fits_one_pass() const {
+bool NetworkCall::fits_one_shot() const {
     if (row_.exchanges() && call_.counts) return false;  // each rank knows only its own counts
     const bool alone = group_.layout.largest() == 1;
     // Of a host, so that a packet holds the records of all hosts even where each calls something else.
-    const size_t most = std::min(ONE_PASS_BYTES, ONE_PASS_PACKET / group_.layout.hosts());
+    const size_t most = std::min(ONE_SHOT_BYTES, ONE_SHOT_PACKET / group_.layout.hosts());
     for (const std::vector<int>& ranks : group_.layout.ranks) {
         size_t host = 0;
         for (const int r : ranks) {
@@ -60,10 +60,10 @@ void NetworkCall::give(std::byte* payload) const {
     copy_block(payload, call_.source, bytes);
 }
 
-void NetworkCall::finish_one_pass() const {
+void NetworkCall::finish_one_shot() const {
     const int me = group_.rank;
     const HostLayout& layout = group_.layout;
-    group_.last_path.store(RC_PATHS + RC_PATH_ONE_PASS, std::memory_order_relaxed);
+    group_.last_path.store(RC_PATHS + RC_PATH_ONE_SHOT, std::memory_order_relaxed);
     if (row_.got == Data::NOTHING || !row_.gets(me, call_.root)) return;
     const auto payload = [&](int host) { return records_[host].payload().data(); };
     if (row_.reduces) {

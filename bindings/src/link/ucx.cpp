@@ -1,5 +1,5 @@
 // UcxMessages: one worker, with an endpoint per peer.
-#include "network/ucx.h"
+#include "link/ucx.h"
 
 #include <poll.h>
 #include <sys/eventfd.h>

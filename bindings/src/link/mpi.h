@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "network/message_library.h"
+#include "link/message_library.h"
 #include "ringcomm.h"
 
 namespace ringcomm {

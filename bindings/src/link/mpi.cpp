@@ -1,5 +1,5 @@
 // The calls of MPI.
-#include "network/mpi.h"
+#include "link/mpi.h"
 
 #include <time.h>
 

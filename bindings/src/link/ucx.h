@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "network/message_library.h"
-#include "network/ucx_api.h"
+#include "link/message_library.h"
+#include "link/ucx_api.h"
 
 namespace ringcomm {
 

@@ -1,5 +1,5 @@
 // Placement: how a rank leaves a core that it shares.
-#include "shm/placement.h"
+#include "machine/placement.h"
 
 #include <sched.h>
 

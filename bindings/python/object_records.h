@@ -29,7 +29,7 @@ struct Codec {
 // From here on to send an array by itself takes less than copies into the pickle and out of it.
 constexpr size_t LARGE_BYTES = 64 << 10;
 
-// As long as what fits a start record (shm/layout.h), so that who only gives an object need not wait.
+// As long as what fits a start record (memory/layout.h), so that who only gives an object need not wait.
 struct ObjectRecord {
     int64_t size;     // of the pickled object; -1: it could not be pickled
     int64_t longest;  // of those that the rank sends

@@ -1,5 +1,5 @@
 // Region and RegionTable: symmetric buffers.
-#include "shm/regions.h"
+#include "memory/regions.h"
 
 namespace ringcomm {
 

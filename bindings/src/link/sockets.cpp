@@ -1,5 +1,5 @@
 // SocketLink: which connections to serve, and which are lost.
-#include "network/sockets.h"
+#include "link/sockets.h"
 
 #include <fcntl.h>
 #include <linux/sockios.h>

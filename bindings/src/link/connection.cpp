@@ -1,5 +1,5 @@
 // Connection: sends queue up, receives wait for their frames.
-#include "network/connection.h"
+#include "link/connection.h"
 
 #include <sys/socket.h>
 #include <sys/uio.h>

@@ -1,5 +1,5 @@
 // Liveness: notices the death of a rank's process.
-#include "shm/liveness.h"
+#include "machine/liveness.h"
 
 #include <fcntl.h>
 #include <poll.h>

@@ -1,5 +1,5 @@
 // The futex calls of doorbells.
-#include "shm/doorbell.h"
+#include "memory/doorbell.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "shm/layout.h"
+#include "memory/layout.h"
 
 namespace ringcomm {
 

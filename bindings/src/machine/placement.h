@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "core/waiting.h"
-#include "shm/arena.h"
+#include "memory/arena.h"
 
 namespace ringcomm {
 

@@ -1,4 +1,4 @@
-"""The process that serves the sessions of a job, in the words of those that are connected to it."""
+"""Where the server of a job's sessions is reached, and what its loss is called."""
 
 import os
 import socket
@@ -12,12 +12,12 @@ from ringcomm.bootstrap.wire.framing import ENDED
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
 from ringcomm.errors import CollectiveTimeout, PeerLost
 
-__all__ = ["Host", "find_host", "launcher"]
+__all__ = ["Endpoint", "find_endpoint", "launcher_endpoint"]
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
-    """The process that serves a session, and what its loss and its silence are called.
+class Endpoint:
+    """How to reach the server of a session, and the errors of its loss and its silence.
 
     `lost` takes how the connection has ended, `unreachable` the seconds in which no server was found and the reason,
     `silent` the seconds in which none has answered.
@@ -32,13 +32,13 @@ class Host:
     always_up: bool = False  # it has listened since the job began: where nothing does, it has ended
 
 
-def find_host(place: Place, keepalive: float = KEEPALIVE) -> Host:
-    """Return what serves the sessions of a job: its launcher, or rank 0."""
+def find_endpoint(place: Place, keepalive: float = KEEPALIVE) -> Endpoint:
+    """Return the endpoint of the server of a job: its launcher, or rank 0."""
     if place.store:
-        return launcher(place, keepalive)
+        return launcher_endpoint(place, keepalive)
     first = rank_in_job(place.members, 0)
     address = unix.user_address(place.job)
-    return Host(
+    return Endpoint(
         name=f"rank {first}",
         connect=lambda seconds: unix.connect(address, seconds),
         lost=lambda how: PeerLost(f"rank {first} {'exited during startup' if how == ENDED else how}", rank=first),
@@ -48,14 +48,14 @@ def find_host(place: Place, keepalive: float = KEEPALIVE) -> Host:
     )
 
 
-def launcher(place: Place, keepalive: float = KEEPALIVE) -> Host:
-    """Return the launcher that serves the sessions of a job."""
+def launcher_endpoint(place: Place, keepalive: float = KEEPALIVE) -> Endpoint:
+    """Return the endpoint of the launcher that serves the sessions of a job."""
     store, secret = place.store, os.fsencode(place.nonce)
     if store.startswith(UNIX):
         name, address, nonce = "the launcher", unix.user_address(store.removeprefix(UNIX)), place.nonce
     else:
         name, address, nonce = "the launcher of node 0", "", None
-    return Host(
+    return Endpoint(
         name=name,
         connect=lambda it: unix.connect(address, it) if address else tcp.connect(store, secret, it, keepalive),
         lost=lambda how: PeerLost(f"{name}, which serves the store at {store}, {how}"),

@@ -1,5 +1,5 @@
 // Cma: reads from the private memory of other processes.
-#include "shm/cma.h"
+#include "memory/cma.h"
 
 #include <fcntl.h>
 #include <sys/ioctl.h>

@@ -1,5 +1,5 @@
 // Heap: the memory of shared arrays.
-#include "shm/heap.h"
+#include "memory/heap.h"
 
 #include <sys/mman.h>
 

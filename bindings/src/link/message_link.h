@@ -7,8 +7,8 @@
 #include <memory>
 #include <vector>
 
-#include "network/link.h"
-#include "network/message_library.h"
+#include "link/link.h"
+#include "link/message_library.h"
 #include "ringcomm.h"
 
 namespace ringcomm {

@@ -1,5 +1,5 @@
 // MessageLink: messages tested until they are done.
-#include "network/message_link.h"
+#include "link/message_link.h"
 
 #include <algorithm>
 #include <cassert>

@@ -5,7 +5,7 @@
 #include <mutex>
 #include <vector>
 
-#include "shm/arena.h"
+#include "memory/arena.h"
 
 namespace ringcomm {
 

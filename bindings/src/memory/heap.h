@@ -9,7 +9,7 @@
 
 #include "core/errors.h"
 #include "core/peer_group.h"
-#include "shm/arena.h"
+#include "memory/arena.h"
 
 namespace ringcomm {
 

@@ -5,7 +5,7 @@
 #include <deque>
 #include <vector>
 
-#include "network/connection.h"
+#include "link/connection.h"
 
 namespace ringcomm {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/waiting.h"
-#include "shm/layout.h"
+#include "memory/layout.h"
 
 namespace ringcomm {
 

@@ -1,5 +1,5 @@
 // The measurements: a cache line there and back, and a wake-up.
-#include "shm/probe.h"
+#include "machine/probe.h"
 
 #include <sched.h>
 
@@ -13,7 +13,7 @@
 #include "core/waiting.h"
 #include "core/work.h"
 #include "kernels/memory_order.h"
-#include "shm/doorbell.h"
+#include "memory/doorbell.h"
 
 namespace ringcomm {
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "network/link.h"
+#include "link/link.h"
 
 namespace ringcomm {
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "shm/arena.h"
+#include "memory/arena.h"
 
 namespace ringcomm {
 

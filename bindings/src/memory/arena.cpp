@@ -1,5 +1,5 @@
 // Mapping, File and Arena: shared memory.
-#include "shm/arena.h"
+#include "memory/arena.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
