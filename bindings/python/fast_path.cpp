@@ -45,10 +45,10 @@ PyObject* launch(FastPath& fast_path, int code, const rc_call& call, const Array
     return done;
 }
 
-// With `as_bytes` it takes NumPy arrays of any dtypes, as MPI does: `out` is needed, but for broadcast, and of the
-// options it takes async_op only.
-template <int code, bool as_bytes = false>
-PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t number) {
+}  // namespace
+
+template <int code, bool as_bytes>
+PyObject* ringcomm::collective(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     constexpr Collective row = collectives[code];
     constexpr Form form = form_of(row);
     constexpr bool divides = row.given == Data::BLOCKS;
@@ -115,7 +115,7 @@ PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t number)
 }
 
 template <>
-PyObject* collective<RC_BARRIER>(PyObject* self, PyObject* const* values, Py_ssize_t number) {
+PyObject* ringcomm::collective<RC_BARRIER>(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
     PyObject* async_op;
     const bool deferred = fast_path.deferred || fast_path.barriers_deferred;
@@ -125,6 +125,12 @@ PyObject* collective<RC_BARRIER>(PyObject* self, PyObject* const* values, Py_ssi
         return rc_collective(fast_path.comm, RC_BARRIER, &call, OWN_TIMEOUT, work);
     });
 }
+
+#define FOR_REQUESTS(name, code, as_bytes) \
+    template PyObject* ringcomm::collective<code, as_bytes>(PyObject*, PyObject* const*, Py_ssize_t);
+COLLECTIVES_OF_REQUESTS(FOR_REQUESTS)
+
+namespace {
 
 // connect_gpus(address, handle, types, ordinal): from now on launches collectives of arrays on this GPU.
 PyObject* connect_gpus(PyObject* self, PyObject* const* values, Py_ssize_t number) {

@@ -147,6 +147,24 @@ PyObject* run_for_source(const FastPath& fast_path, Call call) {
     return PyLong_FromLong(from);
 }
 
+// fast_path.cpp: the method of a collective. With `as_bytes` it takes NumPy arrays of any dtypes, as MPI does: `out` is
+// needed, but for broadcast, and of the options it takes async_op only.
+template <int code, bool as_bytes = false>
+PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t number);
+template <>
+PyObject* collective<RC_BARRIER>(PyObject* self, PyObject* const* values, Py_ssize_t number);
+
+// Those that requests.cpp starts: name of the method, code, as_bytes.
+#define COLLECTIVES_OF_REQUESTS(ROW)           \
+    ROW(barrier, RC_BARRIER, false)            \
+    ROW(broadcast_bytes, RC_BROADCAST, true)   \
+    ROW(gather_bytes, RC_GATHER, true)         \
+    ROW(scatter_bytes, RC_SCATTER, true)       \
+    ROW(all_gather_bytes, RC_ALL_GATHER, true) \
+    ROW(all_to_all_bytes, RC_ALL_TO_ALL, true) \
+    ROW(reduce, RC_REDUCE, false)              \
+    ROW(all_reduce, RC_ALL_REDUCE, false)
+
 // fast_messages.cpp
 PyObject* send(PyObject* self, PyObject* const* values, Py_ssize_t number);
 PyObject* recv(PyObject* self, PyObject* const* values, Py_ssize_t number);

@@ -5,6 +5,8 @@
 
 #include <structmember.h>
 
+#include <algorithm>
+
 namespace ringcomm {
 
 PyTypeObject *request_type, *operation_type, *persistent_type;
@@ -81,14 +83,19 @@ PyObject* start(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     return raise(fast_path.check, status);
 }
 
-// operation(context): one that was not started.
-PyObject* operation(PyObject* self, PyObject* context) {
-    return reinterpret_cast<PyObject*>(make_operation(*reinterpret_cast<RequestMaker*>(self), context));
-}
-
-// request(operation)
-PyObject* request(PyObject* self, PyObject* operation) {
-    return make_request(*reinterpret_cast<RequestMaker*>(self), Py_NewRef(operation));
+// (context, …): the arguments of the method of the fast path but async_op. Returns a request.
+template <int code, bool as_bytes>
+PyObject* start_collective(PyObject* self, PyObject* const* values, Py_ssize_t number) {
+    constexpr Py_ssize_t MOST = 6;
+    if (number < 1 || number > MOST) return not_plain();
+    const RequestMaker& maker = *reinterpret_cast<RequestMaker*>(self);
+    PendingOperation* const operation = make_operation(maker, values[0]);
+    if (!operation) return nullptr;
+    PyObject* given[MOST];
+    *std::copy(values + 1, values + number, given) = &operation->call.object;
+    PyObject* const started = collective<code, as_bytes>(&maker.fast_path->object, given, number);
+    Py_DECREF(&operation->call.object);
+    return started == &operation->call.object ? make_request(maker, started) : started;
 }
 
 PyObject* create(PyTypeObject* type, PyObject* arguments, PyObject*) {
@@ -119,9 +126,11 @@ void destroy(PyObject* self) {
 }
 
 PyMethodDef methods[] = {
-    method<start<PlainKind::SEND>>("isend"),    method<start<PlainKind::SYNCHRONOUS_SEND>>("issend"),
-    method<start<PlainKind::RECEIVE>>("irecv"), method_of_one<operation>("operation"),
-    method_of_one<request>("request"),          {},
+    method<start<PlainKind::SEND>>("isend"),
+    method<start<PlainKind::SYNCHRONOUS_SEND>>("issend"),
+    method<start<PlainKind::RECEIVE>>("irecv"),
+#define STARTS(name, code, as_bytes) method<start_collective<code, as_bytes>>(#name),
+    COLLECTIVES_OF_REQUESTS(STARTS){},
 };
 PyType_Slot slots[] = {
     {Py_tp_new, constructor<create>()},
