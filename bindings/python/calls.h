@@ -3,7 +3,9 @@
 #include <Python.h>
 
 #include <new>
+#include <utility>
 
+#include "core/waiting.h"
 #include "ringcomm.h"
 
 namespace ringcomm {
@@ -50,6 +52,36 @@ int without_gil(Call call) {
     return status;
 }
 
+// While it lives, this thread releases the GIL only once a call of the core has to wait: to release it takes longer
+// than a small call that need not.
+class KeepsGil {
+public:
+    KeepsGil() : outer_(std::exchange(current, this)), outer_wait_(std::exchange(before_wait, release)) {}
+    ~KeepsGil() {
+        before_wait = outer_wait_;
+        current = outer_;
+        if (thread_) PyEval_RestoreThread(thread_);
+    }
+    KeepsGil(const KeepsGil&) = delete;
+
+private:
+    static void release() { current->thread_ = PyEval_SaveThread(); }
+
+    static inline constinit thread_local KeepsGil* current = nullptr;
+    KeepsGil* const outer_;  // a signal handler may make calls while this thread waits
+    const BeforeWait outer_wait_;
+    PyThreadState* thread_ = nullptr;
+};
+
+// The same for a call that moves so many bytes.
+constexpr uint64_t MOST_BYTES_WITH_GIL = 16 << 10;
+template <class Call>
+int run_core(uint64_t bytes, Call call) {
+    if (bytes > MOST_BYTES_WITH_GIL) return without_gil(call);
+    const KeepsGil keeps;
+    return call();
+}
+
 // Sets the exception of a status that is not RC_OK, by the Python function `check`. Must follow the call.
 inline PyObject* raise(PyObject* check, int status) {
     Py_XDECREF(PyObject_CallFunction(check, "i", status));
@@ -61,8 +93,8 @@ inline PyObject* raise(PyObject* check, int status) {
 inline PyObject* receive_bytes(rc_comm* comm, PyObject* check, int peer, int64_t tag, rc_message& message) {
     char few[4096];  // of most objects
     uint64_t taken;
-    int status =
-        without_gil([&] { return rc_recv_or_take(comm, few, sizeof few, peer, tag, OWN_TIMEOUT, &message, &taken); });
+    int status = run_core(
+        sizeof few, [&] { return rc_recv_or_take(comm, few, sizeof few, peer, tag, OWN_TIMEOUT, &message, &taken); });
     if (status != RC_OK) return raise(check, status);
     if (!taken) return PyBytes_FromStringAndSize(few, Py_ssize_t(message.bytes));
     PyObject* const bytes = PyBytes_FromStringAndSize(nullptr, Py_ssize_t(message.bytes));

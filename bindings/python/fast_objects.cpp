@@ -84,11 +84,13 @@ PyObject* object_collective(PyObject* self, PyObject* const* values, Py_ssize_t 
     int32_t late = code == RC_GATHER && only_gives && !have_data(records);
     void* const target = row.gets(rank, root) ? records.data() : nullptr;
     const rc_call call{sent.records.data(), target, sizeof(ObjectRecord), RC_UINT8, 0, 1.0, root, nullptr, &late};
-    const auto run_core = [&](auto function) { return run(fast_path, Py_NewRef(Py_None), function); };
-    PyObject* done = run_core([&] { return rc_collective(fast_path.comm, code, &call, OWN_TIMEOUT, nullptr); });
+    const auto run_here = [&](auto function) {
+        return run(fast_path, Py_NewRef(Py_None), size * sizeof(ObjectRecord), function);
+    };
+    PyObject* done = run_here([&] { return rc_collective(fast_path.comm, code, &call, OWN_TIMEOUT, nullptr); });
     if (done == Py_None && late && have_data(records)) {
         Py_DECREF(done);
-        done = run_core([&] { return rc_check_calls(fast_path.comm); });
+        done = run_here([&] { return rc_check_calls(fast_path.comm); });
     }
     if (done != Py_None) return done;
     Py_DECREF(done);
@@ -161,7 +163,7 @@ PyObject* send_object(PyObject* self, PyObject* const* values, Py_ssize_t number
         Py_XDECREF(pickled);
         return nullptr;
     }
-    PyObject* const done = run(fast_path, Py_NewRef(Py_None), [&] {
+    PyObject* const done = run(fast_path, Py_NewRef(Py_None), uint64_t(view.len), [&] {
         return rc_send(fast_path.comm, view.buf, uint64_t(view.len), RC_UINT8, peer, tag, OWN_TIMEOUT, nullptr);
     });
     PyBuffer_Release(&view);

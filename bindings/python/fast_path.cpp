@@ -6,6 +6,8 @@
 // returns NotImplemented, without side effects, and ringcomm/communicator.py makes the call or raises the error.
 #include "fast_path.h"
 
+#include <algorithm>
+
 #include "core/collectives.h"
 #include "object_records.h"
 
@@ -37,7 +39,7 @@ PyObject* launch(FastPath& fast_path, int code, const rc_call& call, const Array
     }
     PyObject* const handle = Py_NewRef(fast_path.group_handle);  // another thread may disconnect
     uint64_t launch = 0;
-    PyObject* const done = run(fast_path, result, [&] {
+    PyObject* const done = run(fast_path, result, UINT64_MAX, [&] {
         return rc_gpus_call(group, code, &call, address, OWN_TIMEOUT, RC_GPUS_FAST, &launch);
     });
     fast_path.launched(stream, launch);
@@ -110,7 +112,8 @@ PyObject* ringcomm::collective(PyObject* self, PyObject* const* values, Py_ssize
         const bool both = (!gives || source.on_gpu) && (!gets || target.on_gpu) && async_op == Py_False;
         return launch(fast_path, code, call, gives ? source : target, both, result);
     }
-    return run_or_start(fast_path, async_op, gives ? x : nullptr, result,
+    const uint64_t bytes = std::max(source.bytes(), target.bytes());
+    return run_or_start(fast_path, async_op, gives ? x : nullptr, result, bytes,
                         [&](rc_work** work) { return rc_collective(fast_path.comm, code, &call, OWN_TIMEOUT, work); });
 }
 
@@ -121,7 +124,7 @@ PyObject* ringcomm::collective<RC_BARRIER>(PyObject* self, PyObject* const* valu
     const bool deferred = fast_path.deferred || fast_path.barriers_deferred;
     if (deferred || !Arguments(fast_path, values, number).nothing_but(async_op)) return not_plain();
     const rc_call call{};
-    return run_or_start(fast_path, async_op, nullptr, Py_NewRef(Py_None), [&](rc_work** work) {
+    return run_or_start(fast_path, async_op, nullptr, Py_NewRef(Py_None), 0, [&](rc_work** work) {
         return rc_collective(fast_path.comm, RC_BARRIER, &call, OWN_TIMEOUT, work);
     });
 }

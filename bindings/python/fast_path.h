@@ -109,10 +109,11 @@ private:
     PyObject* const* const end_;
 };
 
-// Calls the core without the GIL, and returns `result`, of which it takes the reference; or raises the error.
+// Makes a call of the core that moves so many bytes, and returns `result`, of which it takes the reference; or raises
+// the error.
 template <class Call>
-PyObject* run(const FastPath& fast_path, PyObject* result, Call call) {
-    const int status = without_gil(call);
+PyObject* run(const FastPath& fast_path, PyObject* result, uint64_t bytes, Call call) {
+    const int status = run_core(bytes, call);
     if (status == RC_OK) return result;
     Py_DECREF(result);
     if (status == RC_UNPREPARED) return not_plain();
@@ -122,9 +123,9 @@ PyObject* run(const FastPath& fast_path, PyObject* result, Call call) {
 // The same of call(work). Unless async_op is False, it starts the call, which uses `source`, an array or nullptr, and
 // the result, and returns it: the StartedCall that was given, else a new one.
 template <class Call>
-PyObject* run_or_start(FastPath& fast_path, PyObject* async_op, PyObject* source, PyObject* result, Call call,
-                       Outcome outcome = given_result) {
-    if (async_op == Py_False) return run(fast_path, result, [&] { return call(nullptr); });
+PyObject* run_or_start(FastPath& fast_path, PyObject* async_op, PyObject* source, PyObject* result, uint64_t bytes,
+                       Call call, Outcome outcome = given_result) {
+    if (async_op == Py_False) return run(fast_path, result, bytes, [&] { return call(nullptr); });
     auto* const started = async_op == Py_True ? allocate<StartedCall>(fast_path.call_type)
                                               : reinterpret_cast<StartedCall*>(Py_NewRef(async_op));
     if (!started) {
@@ -133,15 +134,15 @@ PyObject* run_or_start(FastPath& fast_path, PyObject* async_op, PyObject* source
     }
     fast_path.sweep();
     started->outcome = outcome;
-    const int status = started->start(fast_path, {{}, Py_XNewRef(source), Py_NewRef(result)}, result, call);
-    return run(fast_path, &started->object, [status] { return status; });
+    const int status = started->start(fast_path, {{}, Py_XNewRef(source), Py_NewRef(result)}, result, bytes, call);
+    return run(fast_path, &started->object, 0, [status] { return status; });
 }
 
 // The same as run() for a call that tells the rank from which it has received.
 template <class Call>
-PyObject* run_for_source(const FastPath& fast_path, Call call) {
+PyObject* run_for_source(const FastPath& fast_path, uint64_t bytes, Call call) {
     int from = -1;
-    PyObject* const done = run(fast_path, Py_NewRef(Py_None), [&] { return call(from); });
+    PyObject* const done = run(fast_path, Py_NewRef(Py_None), bytes, [&] { return call(from); });
     if (done != Py_None) return done;
     Py_DECREF(done);
     return PyLong_FromLong(from);

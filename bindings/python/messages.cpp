@@ -125,7 +125,8 @@ PyObject* start(Messages& messages, Memory& memory, Call call) {
     auto* const work = allocate<MessageWork>(messages.call_type);
     if (!work) return nullptr;
     work->outcome = received;
-    const int status = work->start(messages, {memory.take(), nullptr, nullptr}, nullptr, call);
+    const uint64_t bytes = memory.bytes();
+    const int status = work->start(messages, {memory.take(), nullptr, nullptr}, nullptr, bytes, call);
     if (status == RC_OK) return &work->object;
     Py_DECREF(&work->object);
     return raise(messages.check, status);
@@ -169,7 +170,7 @@ PyObject* send(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     Messages& messages = messages_of(self);
     Outgoing sent;
     if (!sent.read(messages, {values, number, 3, 1})) return nullptr;
-    return none_or_raise(messages, without_gil([&] {
+    return none_or_raise(messages, run_core(sent.memory.bytes(), [&] {
                              return send_as(sent.synchronous, messages, sent.memory, sent.peer, sent.tag, nullptr);
                          }));
 }
@@ -188,7 +189,7 @@ PyObject* recv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     Incoming received;
     if (!received.read(messages, {values, number, 4})) return nullptr;
     rc_message message;
-    const int status = without_gil([&] { return received.receive(messages, &message, nullptr); });
+    const int status = run_core(received.memory.bytes(), [&] { return received.receive(messages, &message, nullptr); });
     return envelope_or_raise(messages, status, message);
 }
 

@@ -1,5 +1,6 @@
 // Several requests at once: one release of the GIL for all.
 #define NO_IMPORT_ARRAY  // fast_path.cpp does
+#include <algorithm>
 #include <vector>
 
 #include "requests.h"
@@ -56,7 +57,13 @@ public:
         return handles_.known();
     }
 
-    // Without the GIL. Returns the first status of a failure.
+    bool move_little() const {
+        return std::ranges::all_of(requests_, [](const Request& request) {
+            return !request.operation || request.operation->call.moves_little;
+        });
+    }
+
+    // Returns the first status of a failure.
     int wait() {
         for (const Request& each : requests_) {
             if (!each.operation) continue;
@@ -174,7 +181,7 @@ public:
     // Returns a status.
     int start() {
         if (works_.empty()) return RC_OK;
-        const int status = started(bytes_, [&] { return rc_start_all(works_.data(), int(works_.size()), &number); });
+        const int status = run_core(bytes_, [&] { return rc_start_all(works_.data(), int(works_.size()), &number); });
         for (size_t i = number; i < operations_.size(); ++i) operations_[i]->active = false;
         return status;
     }
@@ -193,7 +200,8 @@ private:
 PyObject* wait_all(PyObject*, PyObject* requests) {
     Operations operations(requests);
     if (!operations.read()) Py_RETURN_FALSE;
-    const int status = without_gil([&] { return operations.wait(); });
+    const auto wait = [&] { return operations.wait(); };
+    const int status = operations.move_little() ? run_core(0, wait) : without_gil(wait);
     if (operations.interrupted) return operations.fail(status);
     if (status != RC_OK) Py_RETURN_FALSE;
     operations.release();

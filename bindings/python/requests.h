@@ -60,13 +60,6 @@ struct PersistentOperation {
 
 inline bool is_a(PyObject* object, PyTypeObject* type) { return PyObject_TypeCheck(object, type); }
 
-// To release the GIL takes as long as to copy some KiB: what moves no more at its start keeps it.
-constexpr uint64_t MOST_BYTES_WITH_GIL = 16 << 10;
-template <class Start>
-int started(uint64_t bytes, Start start) {
-    return bytes <= MOST_BYTES_WITH_GIL ? start() : without_gil(start);
-}
-
 // requests.cpp
 extern PyTypeObject *request_type, *operation_type, *persistent_type;
 // request_sets.cpp: functions of the module, which take a list or tuple of requests.

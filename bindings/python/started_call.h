@@ -57,12 +57,15 @@ struct StartedCall {
     PendingCall pending;
     PyObject* result;  // that the call was started with; may be nullptr
     Outcome outcome;
+    bool moves_little;  // it keeps the GIL until it waits
 
-    // Starts the call: `start(&work)` returns the status. Takes the references of the memory and of the result.
+    // Starts the call, which moves so many bytes: `start(&work)` returns the status. Takes the references of the memory
+    // and of the result.
     template <class Start>
-    int start(CallOwner& its_owner, const CallMemory& memory, PyObject* its_result, Start start) {
+    int start(CallOwner& its_owner, const CallMemory& memory, PyObject* its_result, uint64_t bytes, Start start) {
         hold(memory, its_result);
-        return started(its_owner, without_gil([&] { return start(&pending.work); }));
+        moves_little = bytes <= MOST_BYTES_WITH_GIL;
+        return started(its_owner, run_core(bytes, [&] { return start(&pending.work); }));
     }
     // Its two steps with the GIL.
     void hold(const CallMemory& memory, PyObject* its_result) {
@@ -86,7 +89,8 @@ struct StartedCall {
     }
     // Returns a status, which end() takes.
     int wait(double timeout) const {
-        return without_gil([&] { return rc_work_wait(pending.work, timeout, nullptr); });
+        const auto wait = [&] { return rc_work_wait(pending.work, timeout, nullptr); };
+        return moves_little ? run_core(0, wait) : without_gil(wait);
     }
     // Returns the outcome of the call, or raises its error. Lets go of the memory, unless the wait was interrupted.
     PyObject* end(int status);

@@ -363,3 +363,44 @@ def test_nonblocking_collectives_of_plain_arrays_meet_those_of_others(run_progra
     expected = ["True True False", "True True True", "True", "True False 1", "True False 1"]
     for rank in range(3):
         assert [line[4:] for line in lines if line.startswith(f"[{rank}]")] == expected
+
+
+def test_a_call_that_waits_lets_other_threads_run(run_program):
+    """A small call keeps the GIL, but only until it has to wait."""
+    text = """
+        import threading, time
+        import numpy as np
+        from mpi4py import MPI
+
+        comm, peer = MPI.COMM_WORLD, 1 - MPI.COMM_WORLD.rank
+        x, y = np.ones(2), np.zeros(2)
+        count = 0
+
+        def run_beside():
+            global count
+            while True:
+                count += 1
+                time.sleep(0.001)
+
+        threading.Thread(target=run_beside, daemon=True).start()
+        calls = {
+            "Barrier": comm.Barrier,
+            "Allreduce": lambda: comm.Allreduce(x, y),
+            "allgather": lambda: comm.allgather(None),
+            "Recv": lambda: comm.Send(x, 0) if comm.rank else comm.Recv(y, 1),
+            "recv": lambda: comm.send(None, 0) if comm.rank else comm.recv(source=1),
+            "Sendrecv": lambda: comm.Sendrecv(x, peer, 0, y, peer),
+            "Waitall": lambda: MPI.Request.Waitall([comm.Irecv(y, peer), comm.Isend(x, peer)]),
+            "Wait": lambda: comm.Iallreduce(x, y).Wait(),
+        }
+        for name, call in calls.items():
+            comm.Barrier()
+            if comm.rank:
+                time.sleep(0.1)
+            count = 0
+            call()
+            if comm.rank == 0:
+                print(name, count > 3)
+    """
+    names = ("Barrier", "Allreduce", "allgather", "Recv", "recv", "Sendrecv", "Waitall", "Wait")
+    assert run_program(2, text).stdout.splitlines() == [f"[0] {name} True" for name in names]

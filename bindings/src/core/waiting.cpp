@@ -33,7 +33,12 @@ uint64_t deadline_of(uint64_t start, double seconds) {
     return seconds > 3e9 ? UINT64_MAX : start + TICK_NS + uint64_t(std::fmax(seconds, 0) * 1e9);
 }
 
-void yield_core() { sched_yield(); }
+constinit thread_local BeforeWait before_wait = nullptr;
+
+void yield_core() {
+    about_to_wait();
+    sched_yield();
+}
 
 bool WaitChecks::yield() {
     yield_core();

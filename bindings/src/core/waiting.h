@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstdint>
 #include <optional>
+#include <utility>
 
 #include "core/errors.h"
 #include "kernels/memory_order.h"
@@ -68,6 +69,14 @@ SpinPolicy spin_policy_of(uint64_t wake_ns, bool oversubscribed);
 
 void yield_core();
 
+// What this thread does once it has to wait: Python's module releases the GIL then. nullptr: nothing. Whatever yields
+// or sleeps comes here too: with the GIL it would keep the threads from the call that it waits for.
+using BeforeWait = void (*)();
+extern constinit thread_local BeforeWait before_wait;
+inline void about_to_wait() {
+    if (before_wait) std::exchange(before_wait, nullptr)();
+}
+
 // How long a rank that shares its core does not yield after another program has taken it: longer each time it finds
 // that one still there.
 class YieldPause {
@@ -113,8 +122,11 @@ void wait_until(Ready ready, SleeperType&& sleeper, const SpinPolicy& spin_polic
         }
         return false;
     };
-    if (spin_policy.spin_ns + spin_policy.yield_ns > 0) {
-        if (poll() || spin(spin_policy.spin_ns)) return;
+    const bool stays_awake = spin_policy.spin_ns + spin_policy.yield_ns > 0;
+    if (stays_awake && poll()) return;
+    about_to_wait();
+    if (stays_awake) {
+        if (spin(spin_policy.spin_ns)) return;
         checks.on_spin_expired();
         WaitClock yielding(YIELD_NS);
         while (yielding.waited() < spin_policy.yield_ns && yielding.passed() < MOST_AWAKE_NS) {

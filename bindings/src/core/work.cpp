@@ -83,6 +83,7 @@ void Work::wait_done() {
 void Work::wait(PeerGroup& group, uint64_t deadline) {
     std::optional<Failure> interrupted;
     bool late = false;
+    about_to_wait();
     std::unique_lock lock(mutex_);
     while (!done()) {
         // With a deadline it must not run the call, which may take longer.

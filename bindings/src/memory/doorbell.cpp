@@ -33,6 +33,7 @@ void ring_any(Doorbell& doorbell) {
 }
 
 void sleep_on(Doorbell& doorbell, uint32_t ticket, uint64_t ns) {
+    about_to_wait();
     const timespec timeout{time_t(ns / 1'000'000'000), long(ns % 1'000'000'000)};
     futex(doorbell.rings, FUTEX_WAIT, ticket, &timeout);
 }

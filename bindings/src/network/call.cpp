@@ -78,6 +78,7 @@ void NetworkCall::wait(const std::function<bool()>& ready, const int& peer) {
     for (;;) {
         bool moved = false;
         if (ready_now(moved)) return;
+        about_to_wait();
         const uint64_t now = now_ns();
         if (moved) idle_since = now;
         const bool sleeps = now - idle_since >= spin_ns;

@@ -130,6 +130,7 @@ uint32_t NetworkWorld::announce() {
 // A wake-up ends the sleep of one thread, perhaps of another one than it was for, so several look again and again.
 void NetworkWorld::sleep(uint32_t, uint64_t ns) {
     constexpr uint64_t WITH_OTHERS = 1'000'000;
+    about_to_wait();
     if (ns > WITH_OTHERS) {
         sleeps_long_ = true;
         if (sleepers_.load() > 1) {
