@@ -27,7 +27,7 @@ from ringcomm.bootstrap.store import HashStore, shared_failure
 from ringcomm.communicator import Communicator
 from ringcomm.config import Config
 from ringcomm.errors import Aborted, ArgumentError, PeerLost, RingcommError, integer, refuse, unknown
-from ringcomm.launcher.processes import EXIT_TIMEOUT, MAX_RANKS, describe_exit
+from ringcomm.launcher.processes import EXIT_TIMEOUT, MAX_RANKS, START_CALLS, describe_exit
 from ringcomm.machine import descriptors
 from ringcomm.machine.threads import starting
 from ringcomm.start import connect
@@ -178,13 +178,13 @@ def _processes(spec: LaunchSpec, size: int) -> list[RankResult]:
         code = f"import sys; sys.path[:] = {path!r}; from ringcomm.launcher.forkserver import serve; serve(*{numbers})"
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing passes them on
         command = [sys.executable, *flags, "-c", code]
-        with starting("the process that forks the ranks", "fork or setpgid"):
+        with starting("the process that forks the ranks", START_CALLS):
             server = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=numbers, process_group=0)
         stack.callback(_stop, server, control)
         for end in ends:
             end.close()
         control.send((preparation, data, place))
-        return _collect(control, [receiver for receiver, _ in pipes])
+        return _collect(server, control, [receiver for receiver, _ in pipes])
 
 
 @contextmanager
@@ -243,7 +243,7 @@ def _pickled(spec: LaunchSpec, importable: bool) -> bytes:
     )
 
 
-def _collect(control: Connection, receivers: list[Connection]) -> list[RankResult]:
+def _collect(server: "subprocess.Popen[bytes]", control: Connection, receivers: list[Connection]) -> list[RankResult]:
     """Wait until every process has exited.
 
     After the first failure they have EXIT_TIMEOUT seconds for it, and once all have returned, as many after each exit.
@@ -270,7 +270,7 @@ def _collect(control: Connection, receivers: list[Connection]) -> list[RankResul
             try:
                 ended = control.recv()
             except (EOFError, ConnectionResetError):
-                raise RingcommError("the process that forks the ranks has died") from None
+                raise RingcommError(f"the process that forks the ranks {describe_exit(server.wait())}") from None
             if isinstance(ended, RingcommError):
                 raise ended
             rank, status, when = ended

@@ -163,6 +163,18 @@ def test_a_result_that_cannot_be_pickled_fails_its_rank():
     assert re.fullmatch("on rank [01] of 2", raised.value.__notes__[0])
 
 
+def kill_the_parent(comm):
+    if comm.rank == 1:
+        os.kill(os.getppid(), signal.SIGKILL)
+    comm.recv(np.empty(1), 1 - comm.rank)
+
+
+@processes_only
+def test_the_loss_of_the_process_that_forks_the_ranks_is_described():
+    with pytest.raises(RingcommError, match=r"^the process that forks the ranks was killed by SIGKILL$"):
+        launch(kill_the_parent, 2)
+
+
 def large(comm):
     return np.full(5_000_000, comm.rank, np.int8)
 
