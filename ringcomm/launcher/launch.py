@@ -6,20 +6,18 @@ killed, the server sees its connection close and kills them too.
 
 import logging
 import os
-import pickle
 import secrets
 import signal
 import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import spawn
 from multiprocessing.connection import Connection, Pipe, wait
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.server import serve_one_host
@@ -27,6 +25,7 @@ from ringcomm.bootstrap.store import HashStore, shared_failure
 from ringcomm.communicator import Communicator
 from ringcomm.config import Config
 from ringcomm.errors import Aborted, ArgumentError, PeerLost, RingcommError, integer, refuse, unknown
+from ringcomm.launcher.pickling import LaunchSpec, RankResult, failed, pickled_spec, unpickled_result
 from ringcomm.launcher.processes import EXIT_TIMEOUT, MAX_RANKS, START_CALLS, describe_exit
 from ringcomm.machine import descriptors
 from ringcomm.machine.threads import starting
@@ -77,28 +76,6 @@ def launch(
     if failures:
         raise _first_error(failures, size)
     return [result.value for result in results]
-
-
-class LaunchSpec(NamedTuple):
-    fn: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    config: Config
-
-
-class RankResult(NamedTuple):
-    """The value of a rank and the threads it left running, or its error with time and traceback (none if it died)."""
-
-    rank: int
-    value: Any = None
-    error: Exception | None = None
-    when: float = 0.0
-    trace: str = ""
-    threads: Sequence[str] = ()
-
-
-def failed(rank: int, error: Exception) -> RankResult:
-    return RankResult(rank, error=error, when=time.monotonic(), trace="".join(traceback.format_exception(error)))
 
 
 def _first_error(failures: list[RankResult], size: int) -> Exception:
@@ -166,7 +143,7 @@ def _threads(spec: LaunchSpec, size: int) -> list[RankResult]:
 def _processes(spec: LaunchSpec, size: int) -> list[RankResult]:
     descriptors.provide_for_launcher(size)
     preparation, importable = _main_program()
-    data = _pickled(spec, importable)
+    data = pickled_spec(spec, importable)
     place = Place(0, size, job=secrets.token_hex(), nonce=secrets.token_hex(), launcher="launch")
     with _standard_descriptors(), ExitStack() as stack:
         place = stack.enter_context(serve_one_host(place))
@@ -220,29 +197,6 @@ def _main_program() -> tuple[dict[str, Any], bool]:
     return preparation, False
 
 
-def _pickled(spec: LaunchSpec, importable: bool) -> bytes:
-    """Pickle by name if the ranks can import it, else by value."""
-    reason = "the main program is not an importable file"
-    try:
-        data = pickle.dumps(spec)
-        if importable or b"__main__" not in data:
-            return data
-    except Exception as error:  # an object may raise any error
-        reason = str(error)
-    try:
-        import cloudpickle
-
-        return bytes(cloudpickle.dumps(spec))
-    except ImportError:
-        pass
-    except Exception as error:
-        reason = str(error)
-    raise ArgumentError(
-        f"{spec.fn!r} and its arguments cannot be pickled ({reason}): define it in a module, "
-        "pip install cloudpickle, or use world='threads'"
-    )
-
-
 def _collect(server: "subprocess.Popen[bytes]", control: Connection, receivers: list[Connection]) -> list[RankResult]:
     """Wait until every process has exited.
 
@@ -258,7 +212,7 @@ def _collect(server: "subprocess.Popen[bytes]", control: Connection, receivers: 
             data = pending.pop(rank).recv_bytes()
         except (EOFError, OSError):  # it died before or while it sent the result
             return
-        results[rank] = pickle.loads(data)
+        results[rank] = unpickled_result(rank, data)
 
     while running:
         ready = wait([control, *pending.values()], None if deadline is None else max(0.0, deadline - time.monotonic()))
