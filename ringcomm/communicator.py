@@ -364,10 +364,11 @@ class Communicator:
         if self._job is None:
             raise ArgumentError("grow needs a communicator of all ranks, started with ringcomm run --respawn")
         with self._transport.recorded("grow"):
-            grown = self._job.grow(self, self.timeout if timeout is None else seconds(timeout))
-        if grown is not self:
-            with suppress(RingcommError):  # messages that were lost: all others have grown as well
-                self.close()
+            grown = self._job.grow(self._transport, self.timeout if timeout is None else seconds(timeout))
+        if grown is None:
+            return self
+        with suppress(RingcommError):  # messages that were lost: all others have grown as well
+            self.close()
         return grown
 
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike, device: str = "host") -> Any:
@@ -554,8 +555,8 @@ class Communicator:
 class ElasticJob(Protocol):
     """A job whose launcher restarts lost ranks, as one of its ranks sees it: see elastic.py."""
 
-    def grow(self, comm: Communicator, timeout: float) -> Communicator:
-        """Return the communicator of all, or this one, if none has come."""
+    def grow(self, transport: RoutingTransport, timeout: float) -> Communicator | None:
+        """Return the communicator of all, `transport` being that of the members; None if no rank has joined."""
         ...
 
     def resume(self, comm: Communicator, left_out: Sequence[int]) -> None:

@@ -1,35 +1,22 @@
 """A rank of an elastic job: `ringcomm run --respawn` restarts lost ranks, and the survivors admit them."""
 
 import os
-import re
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 from ringcomm.bootstrap.membership import RECONNECT_TIMEOUT, TOO_LATE, Membership, Plan, place_in
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.store import Store, job_store
 from ringcomm.communicator import Communicator
 from ringcomm.config import Config
-from ringcomm.errors import (
-    Aborted,
-    ArgumentError,
-    CollectiveTimeout,
-    MismatchError,
-    PeerLost,
-    RingcommError,
-    decode_error,
-    describe_error,
-    encode_error,
-)
+from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, PeerLost, RingcommError
 from ringcomm.transports.choice import choose_transport
+from ringcomm.transports.routing import RoutingTransport
 
 __all__ = ["ElasticRank"]
-
-# A call that `grow` makes, in the message of an error.
-CALL = re.compile(r"\b(all_gather|broadcast|barrier)\([^)]*\)( \(epoch \d+\))?")
 
 
 class ElasticRank:
@@ -64,44 +51,31 @@ class ElasticRank:
             with suppress(PeerLost, CollectiveTimeout, Aborted):
                 return self._connect_as_planned(plan)
 
-    def grow(self, comm: Communicator, timeout: float) -> Communicator:
+    def grow(self, transport: RoutingTransport, timeout: float) -> Communicator | None:
         """See Communicator.grow."""
         if not self.place.respawn:
             raise ArgumentError(
                 "grow: nothing starts a lost rank again; use ringcomm run --respawn N, with N of 1 or more"
             )
-        comm.check()  # what has failed before keeps its words
-        with _attributed_to_grow():
-            each: list[tuple[int, float]] = comm.all_gather_object((self.place.rank, timeout))
-            members = [rank for rank, _ in each]
-            missing = {*range(self.place.size)} - {*members}
-            if not missing:
-                return comm
-            if comm.rank == 0:
-                plan = self._lead(comm, members, missing, timeout)
-            else:
-                _, timeout_of_first = each[0]
-                plan = self._follow(comm, timeout_of_first + comm.timeout)
-            return comm if len(plan["ranks"]) == comm.size else self._connect_as_planned(plan)
+        transport.check()  # an earlier failure keeps its description
+        facts: list[tuple[int, float]] = transport.all_gather_facts("grow", [self.place.rank, timeout])
+        members = [rank for rank, _ in facts]
+        missing = {*range(self.place.size)} - {*members}
+        if not missing:
+            return None
+        timeout = facts[0][1]  # rank 0's
 
-    def _lead(self, comm: Communicator, members: list[int], missing: set[int], timeout: float) -> Plan:
-        """Rank 0's part of `grow`: find out who has come, and tell all."""
-        try:
+        def publish() -> str | None:
+            """Publish the plan, too long for a fact, if any rank has joined; return the job of the grown group."""
+            if transport.rank:
+                return None
             # If a member is lost the others leave `grow`, and this rank must not stay in it.
-            plan = self._membership.plan(members, missing, timeout, comm.check)
-        except BaseException as error:  # an interrupt, say
-            shared = error if isinstance(error, RingcommError) else Aborted(f"rank 0: {describe_error(error)}", rank=0)
-            with suppress(RingcommError):  # or the communicator itself has failed
-                comm.broadcast_object(encode_error(shared))
-            raise
-        comm.broadcast_object(plan)
-        return plan
+            plan = self._membership.plan(members, missing, timeout, transport.check)
+            return plan["job"] if len(plan["ranks"]) > len(members) else None
 
-    def _follow(self, comm: Communicator, timeout: float) -> Plan:
-        told: Any = comm.broadcast_object(timeout=timeout)
-        if isinstance(told, str):
-            raise decode_error(told)
-        return dict(told)
+        patience = transport.timeout + (timeout if transport.rank else 0.0)
+        job = transport.run_on_all("grow", publish, patience)[0]
+        return self._connect_as_planned(self._membership.find_plan(job, transport.check)) if job else None
 
     def resume(self, comm: Communicator, left_out: Sequence[int]) -> None:
         """See ElasticJob: the launcher ends what was left out, and starts it again."""
@@ -122,36 +96,25 @@ class ElasticRank:
     def _connect(self, place: Place, store: Store, config: Config) -> Communicator:
         transport = choose_transport(place, config)
         with ExitStack() as failed:
-            comm = Communicator(transport.connect(place.rank, place.size, store, config), self, self.place)
+            opened = transport.connect(place.rank, place.size, store, config)
+            comm = Communicator(opened, self, self.place)
             failed.callback(comm.close)
             if not self._registered:
                 failed.callback(self._membership.unregister)
                 self._membership.register(os.getpid(), joined=False)
-            self._confirm(comm, place.job, config.start_limit)
+            wait = comm.barrier if place is self.place else partial(opened.all_gather_facts, "grow", None)
+            self._confirm(place.job, wait, config.start_limit)
             failed.pop_all()
         self._membership.register(os.getpid(), joined=True)
         self._registered, self._current = True, weakref.ref(comm)
         return comm
 
-    def _confirm(self, comm: Communicator, job: str, timeout: float) -> None:
-        """Return on all ranks, once all are connected and registered; or raise on all."""
+    def _confirm(self, job: str, wait: Callable[..., object], timeout: float) -> None:
+        """Return on all ranks, once all are connected and registered; or raise on all. `wait` awaits them."""
         failure: RingcommError | None = None
         try:
-            comm.barrier(timeout=timeout)
-        except RingcommError as error:  # a rank may be lost when some have left the barrier, and others have not
+            wait(timeout=timeout)
+        except RingcommError as error:  # a rank may be lost when some have returned from `wait`, and others have not
             failure = error
         if not self._membership.confirm(job, connected=failure is None):
             raise failure or PeerLost("a rank was lost before all had connected")
-
-
-@contextmanager
-def _attributed_to_grow() -> Iterator[None]:
-    """Name `grow` in errors of the calls that it makes, which the user has not called; these are their causes."""
-    try:
-        yield
-    except (CollectiveTimeout, PeerLost, MismatchError) as error:
-        text = str(error) if isinstance(error, MismatchError) else str(error).partition("\n")[0]
-        text = CALL.sub("grow", text)
-        words = text if "grow" in text else f"grow: {text}"
-        facts = {"rank": error.rank, "collective": "grow", "group": error.group, "got": error.got}
-        raise type(error)(words, **facts) from error

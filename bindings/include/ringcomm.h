@@ -196,7 +196,7 @@ int rc_group_open(rc_comm* other, uint64_t offset, int rank, int size, const int
  * have continued without this rank. */
 int rc_shrink(rc_comm* comm, double timeout, int* members, int* size, rc_comm** next);
 /* Enters into the flight record a call that the program carries out, with others on the communicator or without. */
-enum rc_regrouping { RC_SHRINK, RC_GROW };
+enum rc_regrouping { RC_REGROUPING_SHRINK, RC_REGROUPING_GROW };
 int rc_regrouping_begin(rc_comm* comm, int call, uint64_t* number);
 int rc_regrouping_end(rc_comm* comm, uint64_t number, int status);
 /* Breaks the communicator; `rank` is the failed rank. */

@@ -3,7 +3,7 @@
     member/N        rank N can call `grow`, or is about to: a MemberFact
     removed/N       rank N is never started again: `grow` does not wait for it
     join/N/K        rank N was started again, and waits to join with request K
-    plan/K          the plan of the grown group, for request K
+    plan/K          the plan of the grown group, for request K; also for its members, with its job as K
     waited/N        rank N has waited too long for `grow`
     left_out/N      `shrink` has left rank N out, between hosts
     left_out/F/P    the same of process P, of the launcher whose first rank is F
@@ -150,10 +150,19 @@ class Membership:
             self._store.check()  # the launchers know
         raise SystemExit(f"ringcomm: rank {self._place.rank} ends: no rank has called grow within {timeout:g} s")
 
-    # --- of rank 0 of those that call `grow`
+    # --- of those that call `grow`
+
+    def find_plan(self, job: str, check: Callable[[], object]) -> Plan:
+        """Return the plan of this job that rank 0 has published. `check` may raise what ends the wait for it."""
+        plan = self._store.find(f"plan/{job}", RECONNECT_TIMEOUT, check)
+        if plan is None:
+            raise CollectiveTimeout("grow: rank 0 has withdrawn the plan of the grown group", rank=0)
+        return dict(json.loads(plan))
+
+    # --- of rank 0 among them
 
     def plan(self, members: Iterable[int], missing: set[int], timeout: float, check: Callable[[], object]) -> Plan:
-        """Wait for the missing ranks, at most `timeout` seconds; tell the plan to those that have come, and return it.
+        """Wait for the missing ranks, at most `timeout` seconds; publish the plan if any has joined, and return it.
 
         Waits for none that was removed. `check` is called meanwhile, and may raise what ends the wait.
         """
@@ -161,7 +170,7 @@ class Membership:
             self._store.tell("delete", key=key)
         joiners = self._wait_for(missing, timeout, check)
         plan = new_plan(self._place, [*members, *joiners])
-        self._plans = [f"plan/{request}" for request in joiners.values()]
+        self._plans = [f"plan/{reader}" for reader in (plan["job"], *joiners.values()) if joiners]
         for key in self._plans:
             self._store.set(key, json.dumps(plan).encode())
         return plan

@@ -9,7 +9,6 @@ import pickle
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
@@ -23,7 +22,8 @@ from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.store import open_store
 from ringcomm.errors import RingcommError
 from ringcomm.launcher import processes
-from ringcomm.launcher.launch import LaunchSpec, RankResult, failed, importing_main
+from ringcomm.launcher.launch import importing_main
+from ringcomm.launcher.pickling import LaunchSpec, RankResult, failed, pickled_failure, pickled_result
 from ringcomm.machine.threads import start_thread, starting
 from ringcomm.start import connect
 
@@ -88,16 +88,9 @@ def _run_rank(preparation: dict[str, Any], data: bytes, place: Place) -> bytes:
             comm = connect(place.rank, place.size, store, spec.config)
         with comm:
             value = spec.fn(comm, *spec.args, **spec.kwargs)
-        return pickle.dumps(RankResult(place.rank, value, threads=_left_running()))
+        return pickled_result(RankResult(place.rank, value, threads=_left_running()))
     except Exception as error:
-        result = failed(place.rank, error)
-    try:
-        packed = pickle.dumps(result)
-        pickle.loads(packed)  # not every pickled exception can be unpickled
-        return packed
-    except Exception:
-        summary = traceback.format_exception_only(result.error)[-1].strip()
-        return pickle.dumps(result._replace(error=RingcommError(summary)))
+        return pickled_failure(failed(place.rank, error))
 
 
 def _left_running() -> list[str]:

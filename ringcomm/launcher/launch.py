@@ -6,20 +6,18 @@ killed, the server sees its connection close and kills them too.
 
 import logging
 import os
-import pickle
 import secrets
 import signal
 import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import spawn
 from multiprocessing.connection import Connection, Pipe, wait
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.server import serve_one_host
@@ -27,7 +25,8 @@ from ringcomm.bootstrap.store import HashStore, shared_failure
 from ringcomm.communicator import Communicator
 from ringcomm.config import Config
 from ringcomm.errors import Aborted, ArgumentError, PeerLost, RingcommError, integer, refuse, unknown
-from ringcomm.launcher.processes import EXIT_TIMEOUT, MAX_RANKS, describe_exit
+from ringcomm.launcher.pickling import LaunchSpec, RankResult, failed, pickled_spec, unpickled_result
+from ringcomm.launcher.processes import EXIT_TIMEOUT, MAX_RANKS, START_CALLS, describe_exit
 from ringcomm.machine import descriptors
 from ringcomm.machine.threads import starting
 from ringcomm.start import connect
@@ -77,28 +76,6 @@ def launch(
     if failures:
         raise _first_error(failures, size)
     return [result.value for result in results]
-
-
-class LaunchSpec(NamedTuple):
-    fn: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    config: Config
-
-
-class RankResult(NamedTuple):
-    """The value of a rank and the threads it left running, or its error with time and traceback (none if it died)."""
-
-    rank: int
-    value: Any = None
-    error: Exception | None = None
-    when: float = 0.0
-    trace: str = ""
-    threads: Sequence[str] = ()
-
-
-def failed(rank: int, error: Exception) -> RankResult:
-    return RankResult(rank, error=error, when=time.monotonic(), trace="".join(traceback.format_exception(error)))
 
 
 def _first_error(failures: list[RankResult], size: int) -> Exception:
@@ -166,7 +143,7 @@ def _threads(spec: LaunchSpec, size: int) -> list[RankResult]:
 def _processes(spec: LaunchSpec, size: int) -> list[RankResult]:
     descriptors.provide_for_launcher(size)
     preparation, importable = _main_program()
-    data = _pickled(spec, importable)
+    data = pickled_spec(spec, importable)
     place = Place(0, size, job=secrets.token_hex(), nonce=secrets.token_hex(), launcher="launch")
     with _standard_descriptors(), ExitStack() as stack:
         place = stack.enter_context(serve_one_host(place))
@@ -178,13 +155,13 @@ def _processes(spec: LaunchSpec, size: int) -> list[RankResult]:
         code = f"import sys; sys.path[:] = {path!r}; from ringcomm.launcher.forkserver import serve; serve(*{numbers})"
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing passes them on
         command = [sys.executable, *flags, "-c", code]
-        with starting("the process that forks the ranks", "fork or setpgid"):
+        with starting("the process that forks the ranks", START_CALLS):
             server = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=numbers, process_group=0)
         stack.callback(_stop, server, control)
         for end in ends:
             end.close()
         control.send((preparation, data, place))
-        return _collect(control, [receiver for receiver, _ in pipes])
+        return _collect(server, control, [receiver for receiver, _ in pipes])
 
 
 @contextmanager
@@ -220,30 +197,7 @@ def _main_program() -> tuple[dict[str, Any], bool]:
     return preparation, False
 
 
-def _pickled(spec: LaunchSpec, importable: bool) -> bytes:
-    """Pickle by name if the ranks can import it, else by value."""
-    reason = "the main program is not an importable file"
-    try:
-        data = pickle.dumps(spec)
-        if importable or b"__main__" not in data:
-            return data
-    except Exception as error:  # an object may raise any error
-        reason = str(error)
-    try:
-        import cloudpickle
-
-        return bytes(cloudpickle.dumps(spec))
-    except ImportError:
-        pass
-    except Exception as error:
-        reason = str(error)
-    raise ArgumentError(
-        f"{spec.fn!r} and its arguments cannot be pickled ({reason}): define it in a module, "
-        "pip install cloudpickle, or use world='threads'"
-    )
-
-
-def _collect(control: Connection, receivers: list[Connection]) -> list[RankResult]:
+def _collect(server: "subprocess.Popen[bytes]", control: Connection, receivers: list[Connection]) -> list[RankResult]:
     """Wait until every process has exited.
 
     After the first failure they have EXIT_TIMEOUT seconds for it, and once all have returned, as many after each exit.
@@ -258,7 +212,7 @@ def _collect(control: Connection, receivers: list[Connection]) -> list[RankResul
             data = pending.pop(rank).recv_bytes()
         except (EOFError, OSError):  # it died before or while it sent the result
             return
-        results[rank] = pickle.loads(data)
+        results[rank] = unpickled_result(rank, data)
 
     while running:
         ready = wait([control, *pending.values()], None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -270,7 +224,7 @@ def _collect(control: Connection, receivers: list[Connection]) -> list[RankResul
             try:
                 ended = control.recv()
             except (EOFError, ConnectionResetError):
-                raise RingcommError("the process that forks the ranks has died") from None
+                raise RingcommError(f"the process that forks the ranks {describe_exit(server.wait())}") from None
             if isinstance(ended, RingcommError):
                 raise ended
             rank, status, when = ended

@@ -10,10 +10,11 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 
-__all__ = ["EXIT_TIMEOUT", "MAX_RANKS", "describe_exit", "send_signal"]
+__all__ = ["EXIT_TIMEOUT", "MAX_RANKS", "START_CALLS", "describe_exit", "send_signal"]
 
 MAX_RANKS = 1024  # per machine: more is a typo, and would make the machine unusable
 
+START_CALLS = "fork or setpgid"  # which start a process in a group
 EXIT_TIMEOUT = 5.0  # seconds the other ranks have to exit after one has failed; `run --help` and launch() document it
 
 

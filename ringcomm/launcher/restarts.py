@@ -118,8 +118,8 @@ class Restarts:
         member = self._members.get(rank, LaunchedRank())
         if fact.first == self._place.first and fact.joined and fact.restarts == member.restarts:
             self.any_joined, self._members[rank] = True, member
-            member.process, member.joined, member.early = fact.process, True, 0
-            member.move("joins")
+            member.process, member.early = fact.process, 0
+            member.move("joins", member.deadline)
 
     def _any_registered(self) -> bool:
         """Return whether any rank of the job can call `grow`. Of those here this launcher knows it first."""
@@ -152,7 +152,7 @@ class Restarts:
         if not member.joined:
             member.early += 1
         reason = member.reason or (LATE if member.restarts and failure.got == TOO_LATE else "")
-        member.joined, member.awaited, member.reason = False, False, ""
+        member.awaited, member.reason = False, ""
         text = f"rank {rank} {reason}" if reason else str(failure)
         present = self.any_joined and self._any_registered()
         if present and member.restarts < self._limit:
@@ -202,7 +202,7 @@ class Restarts:
                 before = self._ranks.started(rank)
                 environment = {**before.environment, RESTARTS: str(member.restarts)}
                 self._start(replace(before, environment=environment))
-            elif member.state is State.ENDING:
+            else:  # it was sent SIGTERM
                 member.deadline = math.inf
                 self._kill(member.process)
         self._end_late(now)

@@ -159,6 +159,8 @@ class Supervisor:
                 self._any_well = True
                 if self._restarts:
                     self._restarts.end_well(rank)
+        if text := self._ranks.reaper_loss():
+            self._print(text)
         self._stops.look()
         if self._restarts:
             self._restarts.poll()

@@ -250,6 +250,14 @@ class Transport(Protocol):
         """
         ...
 
+    def all_gather_facts(self, name: str, fact: Any, timeout: float = -1.0) -> list[Any]:
+        """Return the facts of all ranks, which travel as JSON. Collective, under the name of the call that needs it."""
+        ...
+
+    def run_on_all(self, name: str, action: Callable[[], Any], timeout: float = -1.0) -> list[Any]:
+        """Return the results of `action` on all ranks. If it raises on one, every rank raises. Collective."""
+        ...
+
     def recorded(self, call: str) -> AbstractContextManager[None]:
         """Enter "shrink" or "grow" into the flight record, from the beginning of the block to its end."""
         ...
@@ -292,14 +300,6 @@ class LocalTransport(Transport, Protocol):
 
         Unlike `split`, the members alone call it, and none waits for another.
         """
-        ...
-
-    def all_gather_facts(self, name: str, fact: Any, timeout: float = -1.0) -> list[Any]:
-        """Return the facts of all ranks, which travel as JSON. Collective, under the name of the call that needs it."""
-        ...
-
-    def run_on_all(self, name: str, action: Callable[[], Any]) -> list[Any]:
-        """Return the results of `action` on all ranks. If it raises on one, every rank raises. Collective."""
         ...
 
     def gone(self) -> list[int]:

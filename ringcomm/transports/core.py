@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from ringcomm.adapters import CODES, TENSORS
@@ -17,8 +17,8 @@ __all__ = ["PATHS", "NativeTransport", "NativeWork", "by_rank"]
 
 # How the core did a collective, by enum rc_path: "one-shot" for RC_PATH_ONE_SHOT.
 PATHS = tuple(name.lower().replace("_", "-") for name in enumerators("enum rc_path", "RC_PATH_"))
-REGROUPING = {"shrink": lib.RC_SHRINK, "grow": lib.RC_GROW}
-FACT_BYTES = 2048  # of a fact in `all_gather_facts`: the same on all ranks, and enough for split and empty
+REGROUPING = {"shrink": lib.RC_REGROUPING_SHRINK, "grow": lib.RC_REGROUPING_GROW}
+FACT_BYTES = 2048  # of a fact in `all_gather_facts`: the same on all ranks, and enough for those that use it
 CALL_BYTES = 256  # of a call in a report, at most
 
 
@@ -139,7 +139,7 @@ class NativeTransport:
                 message = f"the ranks asked for different buffers: {by_rank(requests)}"
                 raise MismatchError(message, rank=rank, collective="empty", expected=requests[0], got=theirs)
 
-    def run_on_all(self, name: str, action: Callable[[], Any]) -> list[Any]:
+    def run_on_all(self, name: str, action: Callable[[], Any], timeout: float = -1.0) -> list[Any]:
         """Return the results of `action` on all ranks. If it raises on one, every rank raises."""
         error: Exception | None = None
         value = None
@@ -147,7 +147,12 @@ class NativeTransport:
             value = action()
         except Exception as raised:  # any: the other ranks wait
             error = raised
-        outcomes = self.all_gather_facts(name, [value, describe_error(error).encode("ascii", "replace").decode()[:300]])
+        except BaseException as interrupt:
+            with suppress(RingcommError):  # of the communicator
+                self.all_gather_facts(name, [None, f"Aborted: {type(interrupt).__name__}"], timeout)
+            raise
+        failure = describe_error(error).encode("ascii", "replace").decode()[:300]
+        outcomes = self.all_gather_facts(name, [value, failure], timeout)
         raise_first_failure((failure for _, failure in outcomes), self.rank, error, name)
         return [value for value, _ in outcomes]
 

@@ -217,6 +217,14 @@ class RoutingTransport:
         self._staged.drain()
         return self._host.split(color, key)  # a new communicator routes again
 
+    def all_gather_facts(self, name: str, fact: Any, timeout: float = -1.0) -> list[Any]:
+        self._staged.drain()
+        return self._host.all_gather_facts(name, fact, timeout)
+
+    def run_on_all(self, name: str, action: Callable[[], Any], timeout: float = -1.0) -> list[Any]:
+        self._staged.drain()
+        return self._host.run_on_all(name, action, timeout)
+
     def recorded(self, call: str) -> AbstractContextManager[None]:
         return self._host.recorded(call)
 

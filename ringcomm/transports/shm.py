@@ -28,8 +28,6 @@ log = logging.getLogger("ringcomm")
 
 NEEDS_STORE = True
 
-FACT_BYTES = 2048  # of a fact in `all_gather_facts`: the same on all ranks, and enough for split and empty
-CALL_BYTES = 256  # of a call in a report, at most
 MOST_ADDRESSES = 1 << 45  # of all heaps: a quarter of what a process has
 HUGE_PAGE = 2 << 20
 CMA_HUGE_BYTES = 2 << 20  # below, NumPy's arrays seldom lie in huge pages

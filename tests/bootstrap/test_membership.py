@@ -82,6 +82,22 @@ def test_a_wait_for_joiners_ends_with_the_communicator(registered):
     assert time.monotonic() - start < harness.OPERATION / 2
 
 
+def test_a_plan_has_room_for_thousands_of_ranks(place, registered):
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(join, place(1))
+        plan = registered.plan([0, *range(2, 5000)], {1}, harness.OPERATION, lambda: None)
+        assert answer.result(harness.OPERATION) == plan
+    assert registered.find_plan(plan["job"], lambda: None)["ranks"] == [*range(5000)]
+
+
+def test_a_plan_that_is_withdrawn_is_not_waited_for_longer_than_the_communicator(registered, monkeypatch):
+    with pytest.raises(PeerLost, match="what ends the wait"):
+        registered.find_plan("job", ends_the_wait)
+    monkeypatch.setattr("ringcomm.bootstrap.membership.RECONNECT_TIMEOUT", 0.1)
+    with pytest.raises(CollectiveTimeout, match="rank 0 has withdrawn the plan"):
+        registered.find_plan("job", lambda: None)
+
+
 def test_who_was_removed_is_not_waited_for(place, registered):
     with Client(find_endpoint(place(3)), LASTING, place(3), harness.OPERATION) as launcher:
         launcher.tell("propose", key="removed/1")
@@ -122,8 +138,9 @@ def test_a_forked_child_does_not_hold_the_place_of_its_parent():
 def test_the_server_keeps_a_plan_until_the_next_call(place, registered):
     with ThreadPoolExecutor() as pool:
         answer = pool.submit(join, place(1))
-        assert lead(registered, [1]) == answer.result(harness.OPERATION)
-    assert len(registered._store.keys("plan/")) == 1
+        plan = lead(registered, [1])
+        assert plan == answer.result(harness.OPERATION) == registered.find_plan(plan["job"], lambda: None)
+    assert len(registered._store.keys("plan/")) == 2  # of the joiner, and of the members
     lead(registered, [], 0)
     assert not registered._store.keys("plan/")
     assert not registered._store.keys("join/")

@@ -3,7 +3,6 @@
 import gc
 import importlib
 import os
-import re
 import select
 import signal
 import subprocess
@@ -158,9 +157,33 @@ def return_what_cannot_be_pickled(_):
 
 @processes_only
 def test_a_result_that_cannot_be_pickled_fails_its_rank():
-    with pytest.raises((AttributeError, TypeError, ImportError), match="pickle") as raised:
+    text = r"^result of rank (0|1): expected an object that can be pickled, got a function \(.*pickle.*\)"
+    with pytest.raises(ArgumentError, match=text) as raised:
         launch(return_what_cannot_be_pickled, 2)
-    assert re.fullmatch("on rank [01] of 2", raised.value.__notes__[0])
+    assert raised.value.__notes__[0] == f"on rank {raised.value.rank} of 2"
+
+
+def return_what_cannot_be_unpickled(comm):
+    return NotPicklable("the reason", None) if comm.rank == 1 else None
+
+
+@processes_only
+def test_a_result_that_cannot_be_unpickled_fails_its_rank():
+    text = r"^result of rank 1: expected an object that can be unpickled, got TypeError: .*argument"
+    with pytest.raises(ArgumentError, match=text):
+        launch(return_what_cannot_be_unpickled, 2)
+
+
+def kill_the_parent(comm):
+    if comm.rank == 1:
+        os.kill(os.getppid(), signal.SIGKILL)
+    comm.recv(np.empty(1), 1 - comm.rank)
+
+
+@processes_only
+def test_the_loss_of_the_process_that_forks_the_ranks_is_described():
+    with pytest.raises(RingcommError, match=r"^the process that forks the ranks was killed by SIGKILL$"):
+        launch(kill_the_parent, 2)
 
 
 def large(comm):

@@ -75,6 +75,19 @@ def test_lines_have_their_rank_and_stdout_and_stderr_stay_separate(script):
     assert lines(done.stderr) == ["[0] err", "[1] err", "[2] err"]
 
 
+def test_the_loss_of_the_process_that_ends_the_ranks_is_reported_once(script):
+    text = """
+        if rank == 0:
+            os.kill(os.getpgrp(), signal.SIGKILL)
+            print("goes on")
+        time.sleep(0.1)
+    """
+    done = run("-n", "2", script(text))
+    assert (done.returncode, lines(done.stdout)) == (0, ["[0] goes on"])
+    line = "the process that ends the ranks was killed by SIGKILL: they will not end if ringcomm run is killed"
+    assert lines(done.stderr) == [f"ringcomm run: {line}"]
+
+
 def test_any_bytes_are_forwarded_to_the_last_line(script):
     text = script(
         r"""

@@ -162,7 +162,7 @@ def test_exits_that_take_long_together_are_waited_for(monkeypatch, caplog):
         sender.close()
     monkeypatch.setattr(launch_module, "wait", wait)
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    results = launch_module._collect(control, receivers)
+    results = launch_module._collect(None, control, receivers)
     monkeypatch.undo()
     assert [result.value for result in results] == [0, 1, 2]
     assert not caplog.messages

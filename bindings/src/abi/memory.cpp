@@ -155,7 +155,7 @@ int rc_shrink(rc_comm* comm, double timeout, int* members, int* size, rc_comm** 
 
 int rc_regrouping_begin(rc_comm* comm, int call, uint64_t* number) {
     return enter(comm, [&](const EntryGuard& entry) {
-        check_range("call", call, RC_SHRINK, RC_GROW);
+        check_range("call", call, RC_REGROUPING_SHRINK, RC_REGROUPING_GROW);
         check_pointer("number", number);
         entry.group().allocate();
         *number = entry.group().flight.start(signature_of(CALL_SHRINK + call, 0, 0, 0, false), 0, 0, tick_ns());

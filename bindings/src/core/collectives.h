@@ -48,7 +48,8 @@ constexpr bool includes(int who, int rank) {
 // How its data moves: of the INTERNAL collectives.
 constexpr int moves_as(int collective) {
     if (collective == RC_CLOSE) return RC_BARRIER;
-    return collective == RC_SPLIT || collective == RC_EMPTY ? int(RC_ALL_GATHER) : collective;
+    const bool facts = collective == RC_SPLIT || collective == RC_EMPTY || collective == RC_GROW;
+    return facts ? int(RC_ALL_GATHER) : collective;
 }
 
 }  // namespace ringcomm

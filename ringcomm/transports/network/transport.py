@@ -29,7 +29,7 @@ __all__ = ["Network", "NetworkTransport", "first_number"]
 log = logging.getLogger("ringcomm")
 
 NO_BLOCK = (0, 0, 0)
-MOVES_AS = {"split": "all_gather", "empty": "all_gather", "close": "barrier"}
+MOVES_AS = {"split": "all_gather", "empty": "all_gather", "grow": "all_gather", "close": "barrier"}
 
 
 def first_number() -> int:

@@ -21,7 +21,7 @@ from ringcomm.types import COLLECTIVES, DTYPES
 from ringcomm.work import StartedWork
 
 F4 = np.float32
-METHODS = [*(set(COLLECTIVES) - {"split", "empty", "close"}), "send", "recv", "sendrecv"]
+METHODS = [*(set(COLLECTIVES) - {"split", "empty", "grow", "close"}), "send", "recv", "sendrecv"]
 
 
 class Paths:

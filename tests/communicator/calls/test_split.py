@@ -14,7 +14,7 @@ import harness
 from cases.collectives import PLANS, Case, start
 from cases.reference import assert_same
 from harness.failures import until
-from ringcomm import ArgumentError, Config, RingcommError, native
+from ringcomm import Aborted, ArgumentError, Config, RingcommError, native
 from ringcomm.transports import shm
 
 # The groups that (color, key) form from four ranks: the old ranks of each group, in the order of the new ones.
@@ -160,6 +160,21 @@ def failing(comm, step):
 @pytest.mark.parametrize("step", ["reserve", "open"])
 def test_a_split_that_fails_on_one_rank_fails_on_all(step):
     harness.run(failing, 3, step)
+
+
+def interrupted(comm):
+    def action():
+        if comm.rank == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt if comm.rank == 1 else Aborted) as caught:
+        comm._transport.run_on_all("split", action)
+    comm.barrier()
+    return str(caught.value)
+
+
+def test_an_interrupt_of_one_rank_in_split_ends_it_on_all():
+    assert harness.run(interrupted, 3) == ["rank 1: KeyboardInterrupt", "", "rank 1: KeyboardInterrupt"]
 
 
 def exchange_too_much(comm):

@@ -1,0 +1,92 @@
+"""The function that a launch calls and its results, and how they travel between processes: pickled."""
+
+import pickle
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ringcomm.config import Config
+from ringcomm.errors import ArgumentError, RingcommError, describe_error, refuse
+
+__all__ = [
+    *("LaunchSpec", "RankResult", "failed", "pickled_failure", "pickled_result", "pickled_spec", "unpickled_result"),
+]
+
+
+class LaunchSpec(NamedTuple):
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    config: Config
+
+
+class RankResult(NamedTuple):
+    """The value of a rank and the threads it left running, or its error with time and traceback (none if it died)."""
+
+    rank: int
+    value: Any = None
+    error: Exception | None = None
+    when: float = 0.0
+    trace: str = ""
+    threads: Sequence[str] = ()
+
+
+def failed(rank: int, error: Exception) -> RankResult:
+    return RankResult(rank, error=error, when=time.monotonic(), trace="".join(traceback.format_exception(error)))
+
+
+def pickled_spec(spec: LaunchSpec, importable: bool) -> bytes:
+    """Pickle by name if the ranks can import it, else by value."""
+    reason = "the main program is not an importable file"
+    try:
+        data = pickle.dumps(spec)
+        if importable or b"__main__" not in data:
+            return data
+    except Exception as error:  # an object may raise any error
+        reason = str(error)
+    try:
+        import cloudpickle
+
+        return bytes(cloudpickle.dumps(spec))
+    except ImportError:
+        pass
+    except Exception as error:
+        reason = str(error)
+    raise ArgumentError(
+        f"{spec.fn!r} and its arguments cannot be pickled ({reason}): define it in a module, "
+        "pip install cloudpickle, or use world='threads'"
+    )
+
+
+def pickled_result(result: RankResult) -> bytes:
+    """Pickle the result of a rank; raise ArgumentError if its value cannot be pickled."""
+    try:
+        return pickle.dumps(result)
+    except Exception as error:  # an object may raise any error
+        got = f"a {type(result.value).__name__} ({describe_error(error)})"
+        raise _refuse(result.rank, "pickled", got) from None
+
+
+def pickled_failure(result: RankResult) -> bytes:
+    """Pickle the failure of a rank, or, if its error cannot be pickled and unpickled, a summary of that."""
+    try:
+        packed = pickle.dumps(result)
+        pickle.loads(packed)
+        return packed
+    except Exception:
+        summary = traceback.format_exception_only(result.error)[-1].strip()
+        return pickle.dumps(result._replace(error=RingcommError(summary)))
+
+
+def unpickled_result(rank: int, data: bytes) -> RankResult:
+    """Unpickle what a rank has sent. If that fails, the rank has failed."""
+    try:
+        result: RankResult = pickle.loads(data)
+        return result
+    except Exception as error:  # an object may raise any error
+        return failed(rank, _refuse(rank, "unpickled", describe_error(error)))
+
+
+def _refuse(rank: int, how: str, got: str) -> ArgumentError:
+    return refuse(f"result of rank {rank}", f"an object that can be {how}", got, rank=rank)
