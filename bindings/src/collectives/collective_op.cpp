@@ -24,13 +24,7 @@ Signature signature_in(const StartRecord& record) {
 }  // namespace
 
 CollectiveOp::CollectiveOp(Comm& comm, const CallRecord& call, Part part)
-    : rank(comm.rank),
-      size(comm.size),
-      comm(comm),
-      call(call),
-      part(part),
-      awaited(comm.awaited(call)),
-      awaited_epoch_(call.epoch) {}
+    : RunningCollective(comm, call), comm(comm), part(part), awaited(comm.awaited(call)), awaited_epoch_(call.epoch) {}
 
 void CollectiveOp::await_room(size_t staged_bytes) {
     // A count per pair of ranks: await_starts() compares them all.
@@ -66,7 +60,8 @@ void CollectiveOp::await_starts(size_t inlined) {
     verify(call.epoch - 1);  // all ranks have started those
     comm.verified = call.epoch;
     if (other >= 0) throw mismatch_of(call.epoch, other);
-    if (collectives[call.collective].exchanges() && call.counts) compare_counts();
+    if (!collectives[call.collective].exchanges() || !call.counts) return;
+    compare_counts([&](int r) { return comm.arena().counts(r, call.epoch); });
 }
 
 void CollectiveOp::verify(uint64_t last) {
@@ -81,40 +76,6 @@ void CollectiveOp::verify(uint64_t last) {
         if (other >= 0 && !comm.late_mismatch) comm.late_mismatch = mismatch_of(epoch, other);
     }
     awaited_epoch_ = call.epoch;
-}
-
-void CollectiveOp::compare_counts() const {
-    int other = -1;
-    std::optional<MessageLines> differences;
-    for (int p = 0; p < size; ++p) {
-        for (int q = 0; q < size; ++q) {
-            const uint64_t sent = comm.arena().counts(p, call.epoch)[q];
-            const uint64_t expected = comm.arena().counts(q, call.epoch)[size + p];
-            if (sent == expected) continue;
-            if (other < 0 || p == rank || q == rank) other = p == rank ? q : p;
-            if (!differences) differences.emplace(mismatch_heading(call.epoch));
-            differences->add(format("  rank %d sends %" PRIu64 " elements to rank %d, which expects %" PRIu64, p, sent,
-                                    q, expected));
-        }
-    }
-    if (differences) throw mismatch(*differences, call.epoch, other);
-}
-
-Failure CollectiveOp::mismatch_of(uint64_t epoch, int other) const {
-    MessageLines differences(mismatch_heading(epoch));
-    for (int p = 0; p < size; ++p) {
-        differences.add(format("  rank %d: ", p) +
-                        describe_beside(record(p, epoch).signature, record(0, epoch).signature));
-    }
-    return mismatch(differences, epoch, other);
-}
-
-Failure CollectiveOp::mismatch(const MessageLines& differences, uint64_t epoch, int other) const {
-    Failure failure(RC_MISMATCH, differences.text(), other, describe(record(rank, epoch).signature),
-                    describe(record(other, epoch).signature));
-    failure.error.collective = call_of(record(rank, epoch).signature.word);
-    failure.error.epoch = epoch;
-    return failure;
 }
 
 void CollectiveOp::refresh_flags() {
@@ -183,48 +144,17 @@ void CollectiveOp::await(const Flag& flag, uint64_t value, int peer, size_t line
     if (std::exchange(late_, false)) comm.flight.clear_waits_for();
 }
 
-void CollectiveOp::on_long_wait() {
-    late_ = true;
-    comm.set_waits_for(peer_);
-}
-
-std::optional<Failure> CollectiveOp::stop_reason() {
-    if (auto failure = lost_reason()) return failure;
-    if (now_ns() >= deadline()) return timed_out();
-    return {};
-}
-
-std::optional<Failure> CollectiveOp::lost_reason() {
-    if (auto failure = comm.stop_reason(call_name(call.collective))) return failure;
-    for (int p = 0; p < size; ++p) {
-        // A rank that has finished this call may leave. In this order, because it finishes before it leaves.
-        auto failure = p == rank ? std::nullopt : comm.peer_failure(p, describe(call.signature));
-        if (failure && observe(comm.header(p).finished) < call.epoch) return failure;
-    }
-    return {};
-}
-
-void CollectiveOp::fail(const Failure& failure) {
-    Failure annotated(failure);
-    annotated.error.collective = call.collective;
-    annotated.error.epoch = call.epoch;
-    comm.fail(annotated);
-}
-
-Failure CollectiveOp::timed_out() const {
+Failure CollectiveOp::timed_out() {
     std::vector<int> missing;
     for (int p = 0; p < size; ++p) {
         if (observe(record(p, awaited_epoch_).epoch) < awaited_epoch_) missing.push_back(p);
     }
-    const int culprit = missing.empty() ? peer_ : missing[0];
     const std::string what = awaited_epoch_ == call.epoch ? std::string("it")
                                                           : describe(record(rank, awaited_epoch_).signature) +
                                                                 format(" (epoch %" PRIu64 ")", awaited_epoch_);
-    const std::string why = missing.empty() ? format("rank %d made no progress", culprit)
+    const std::string why = missing.empty() ? format("rank %d made no progress", peer_)
                                             : what + " was not called by " + name_ranks(missing);
-    const std::string message = format("rank %d waited %.3g s in ", rank, call.timeout) + describe(call.signature) +
-                                format(" (epoch %" PRIu64 "): ", call.epoch) + why;
-    return Failure(RC_TIMEOUT, comm.with_report(message, missing), culprit);
+    return timeout(why, missing, peer_);
 }
 
 }  // namespace ringcomm

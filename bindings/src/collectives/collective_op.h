@@ -1,7 +1,7 @@
 // One collective in flight on this rank: its start record, flags and waits.
 #pragma once
 
-#include "core/call_record.h"
+#include "core/running_collective.h"
 #include "kernels/cpu/kernels.h"
 #include "shm/comm.h"
 
@@ -10,13 +10,11 @@ namespace ringcomm {
 // The part of a call that runs: all of it, or what comes before the first wait, or what comes after.
 enum class Part { WHOLE, START, REST };
 
-class CollectiveOp final : public WaitChecks {
+class CollectiveOp final : public RunningCollective {
 public:
     CollectiveOp(Comm& comm, const CallRecord& call, Part part);
 
-    const int rank, size;
     Comm& comm;
-    const CallRecord& call;
     const Part part;
     const int awaited;  // the ranks whose start records this one awaits: see Comm::awaited()
 
@@ -36,11 +34,6 @@ public:
     // they are prefetched meanwhile.
     void await_starts(size_t inlined = 0);
     const StartRecord& record(int r) const { return record(r, call.epoch); }
-
-    // Records the path of the call, for rc_last_path().
-    void set_path(rc_path path, uint64_t chunks = 1) const {
-        comm.last_path.store(chunks * RC_PATHS + path, std::memory_order_relaxed);
-    }
 
     // Where rank r stages `bytes` of a chunk: in its start record if they fit, else in a staging buffer.
     std::byte* staging(int r, uint64_t chunk, size_t bytes) const {
@@ -79,23 +72,21 @@ private:
     // Compares the records of all ranks of the calls up to `last`, and keeps the mismatch of one that has returned
     // here.
     void verify(uint64_t last);
-    Failure mismatch_of(uint64_t epoch, int other) const;
+    Failure mismatch_of(uint64_t epoch, int other) const {
+        return mismatch(epoch, other, [&](int r) -> const Signature& { return record(r, epoch).signature; });
+    }
     template <Site site>
     void publish(Flag& flag, uint64_t chunks) {
         comm.publish_to_all<site>(flag, position(call.epoch, chunks));
     }
     void await(const Flag& flag, uint64_t value, int peer, size_t lines = 1);
-    void compare_counts() const;  // of all_to_all; throws if two ranks disagree
-    Failure mismatch(const MessageLines& differences, uint64_t epoch, int other) const;
-    std::optional<Failure> stop_reason() override;
-    std::optional<Failure> lost_reason();  // stop_reason() without the deadline
-    [[noreturn]] void fail(const Failure& failure) override;
-    void on_spin_expired() override { comm.on_spin_expired(); }
-    bool yield() override { return comm.yield(); }
-    void on_long_wait() override;
+    bool has_finished(int r) const override { return observe(comm.header(r).finished) >= call.epoch; }
+    void on_long_wait() override {
+        late_ = true;
+        comm.set_waits_for(peer_);
+    }
     uint64_t spin_again_ns() const override { return comm.spin_policy.spin_ns; }
-    uint64_t deadline() const override { return deadline_of(call.start, call.timeout); }
-    Failure timed_out() const;
+    Failure timed_out() override;
 
     uint64_t awaited_epoch_;  // the call whose records this rank waits for
     int peer_ = -1;

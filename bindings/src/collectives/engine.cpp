@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/collectives.h"
+#include "core/running_collective.h"
 
 namespace ringcomm {
 
@@ -237,8 +238,7 @@ void CollectiveEngine::run_recorded(CallRecord& call) {
     try {
         group_.run_collective(call);
     } catch (Failure& failure) {
-        if (failure.error.collective < 0) failure.error.collective = call.collective;
-        if (failure.error.epoch == 0) failure.error.epoch = call.epoch;
+        name_call(failure, call);
         group_.flight.end(call.flight, failure.error.code);
         throw;
     } catch (const std::exception& other) {

@@ -28,6 +28,11 @@ Failure of_ancestor(const Failure& failure, int size) {
     return annotated;
 }
 
+Failure death_in_split(int rank, const std::string& how) {
+    const std::string text = format("rank %d ", rank) + how + " while a group split from this communicator needed it";
+    return Failure(RC_PEER_LOST, text, rank);
+}
+
 void reject(const std::string& message, const std::string& expected, const std::string& got) {
     throw Failure(RC_ARGUMENT, message, -1, expected, got);
 }

@@ -22,6 +22,9 @@ struct Failure : std::exception {
 // The failure of a communicator with `size` ranks, or of one that it was split from, for one split from it.
 Failure of_ancestor(const Failure& failure, int size);
 
+// For a communicator from which one was split whose rank has died: `rank` here. `how`: as PeerGroup::how_it_ended().
+Failure death_in_split(int rank, const std::string& how);
+
 // Throws RC_ARGUMENT.
 [[noreturn]] void reject(const std::string& message, const std::string& expected = "", const std::string& got = "");
 // The same; a check that passes has no string on its stack, which the stack protector would watch in every call.

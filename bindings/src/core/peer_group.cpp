@@ -43,6 +43,11 @@ void Drains::run(const void* except) {
     }
 }
 
+int index_of(int member, const std::vector<int>& members) {
+    const auto found = std::find(members.begin(), members.end(), member);
+    return found == members.end() ? -1 : int(found - members.begin());
+}
+
 PeerGroup::PeerGroup(int rank, int size, const rc_tuning& tuning, FlightRecord& flight, std::shared_ptr<Drains> drains)
     : rank(rank),
       size(size),
@@ -133,7 +138,7 @@ std::string PeerGroup::with_report(const std::string& message, const std::vector
     MessageLines lines(message);
     for (int r : first) lines.add(report(r, 1));
     for (int r = 0; r < size; ++r) {
-        if (std::find(first.begin(), first.end(), r) == first.end()) lines.add(report(r, 1));
+        if (index_of(r, first) < 0) lines.add(report(r, 1));
     }
     return lines.text();
 }

@@ -36,6 +36,9 @@ private:
     std::map<const void*, std::function<void()>> functions_;
 };
 
+// -1: not there.
+int index_of(int member, const std::vector<int>& members);
+
 class PeerGroup {
 public:
     // `flight`: this rank's. `drains`: of all groups of this rank.
@@ -67,6 +70,8 @@ public:
     virtual void store_failure(const Failure& failure) = 0;
     [[noreturn]] void fail(const Failure& failure);
     virtual bool closed(int r) const = 0;
+    // How a rank that cannot answer ended, as in "died"; empty while it runs.
+    virtual std::string how_it_ended(int r) = 0;
     // The failure if rank `r` has died or closed; `what` describes the call that needs it.
     std::optional<Failure> peer_failure(int r, const std::string& what);
     Failure peer_lost(int r, const std::string& how, const std::string& what) const;
@@ -136,10 +141,6 @@ public:
     bool closing() const { return closing_.load(std::memory_order_relaxed); }
     virtual void start_closing() { closing_.store(true); }  // wakes the waiters of this rank, and notifies the peers
     virtual void finish_closing() = 0;                      // no thread of this rank may use the group afterwards
-
-protected:
-    // How a rank that cannot answer ended, as in "died"; empty while it runs.
-    virtual std::string how_it_ended(int r) = 0;
 
 private:
     const rc_tuning tuning_;

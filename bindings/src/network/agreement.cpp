@@ -7,7 +7,6 @@
 // all-to-all communications in multiport message-passing systems", IEEE TPDS 8(11), 1997). So a small call takes one
 // pass: when the agreement is reached, all data is there.
 #include <algorithm>
-#include <cinttypes>
 #include <cstring>
 #include <numeric>
 #include <utility>
@@ -61,25 +60,25 @@ void NetworkCall::agree() {
 // Returns this host's record.
 HostRecord NetworkCall::contribute() {
     if (!group_.local.comm) {
-        std::vector<std::byte> payload(one_shot_ ? given_bytes(group_.rank) : 0);
+        std::vector<std::byte> payload(one_shot_ ? given_bytes(rank) : 0);
         if (!payload.empty()) give(payload.data());
-        return {{call_.signature}, payload};
+        return {{call.signature}, payload};
     }
     const int ranks = group_.layout.local_size();
-    Slot mine{call_.signature, {}};
+    Slot mine{call.signature, {}};
     if (one_shot_) give(mine.payload);
     std::vector<Slot> slots(ranks);
     run_local(RC_ALL_GATHER, &mine, slots.data(), sizeof(Slot), RC_UINT8, 0, 0, nullptr);
     std::vector<Signature> signatures;
     for (const Slot& slot : slots) signatures.push_back(slot.signature);
     const bool agreed =
-        std::all_of(slots.begin(), slots.end(), [&](const Slot& slot) { return slot.signature == call_.signature; });
+        std::all_of(slots.begin(), slots.end(), [&](const Slot& slot) { return slot.signature == call.signature; });
     std::vector<std::byte> payload;
     if (agreed && one_shot_ && row_.reduces) {
-        payload.resize(given_bytes(group_.rank));
+        payload.resize(given_bytes(rank));
         std::vector<const void*> sources;
         for (const Slot& slot : slots) sources.push_back(slot.payload);
-        combine(payload.data(), sources, payload.size() / call_.item);
+        combine(payload.data(), sources, payload.size() / call.item);
     } else if (agreed && one_shot_) {
         for (int i = 0; i < ranks; ++i) {
             const std::byte* given = slots[i].payload;
@@ -160,28 +159,25 @@ void NetworkCall::share_records() {
 }
 
 void NetworkCall::compare() {
-    std::vector<Signature> by_rank(group_.size, call_.signature);
+    std::vector<Signature> by_rank(size, call.signature);
     for (int host = 0; host < group_.layout.hosts(); ++host) {
         const std::vector<Signature> signatures = records_[host].signatures();
         const std::vector<int>& ranks = group_.layout.ranks[host];
         for (size_t i = 0; i < ranks.size(); ++i) by_rank[ranks[i]] = signatures[std::min(i, signatures.size() - 1)];
     }
     const auto other =
-        std::find_if(by_rank.rbegin(), by_rank.rend(), [&](const auto& each) { return each != call_.signature; });
+        std::find_if(by_rank.rbegin(), by_rank.rend(), [&](const auto& each) { return each != call.signature; });
     if (other == by_rank.rend()) return;
-    MessageLines lines(mismatch_heading(call_.epoch));
-    for (int r = 0; r < group_.size; ++r) {
-        lines.add(format("  rank %d: ", r) + describe_beside(by_rank[r], by_rank[0]));
-    }
-    throw Failure(RC_MISMATCH, lines.text(), int(by_rank.rend() - other) - 1, describe_call(), describe(*other));
+    const int last = int(by_rank.rend() - other) - 1;
+    throw mismatch(call.epoch, last, [&](int r) -> const Signature& { return by_rank[r]; });
 }
 
 CallRecord NetworkCall::gathering_counts(uint64_t* all) const {
-    CallRecord gather = call_;  // the same call to the other ranks
+    CallRecord gather = call;  // the same call to the other ranks
     gather.collective = RC_ALL_GATHER;
-    gather.source = reinterpret_cast<const std::byte*>(call_.counts);
+    gather.source = reinterpret_cast<const std::byte*>(call.counts);
     gather.target = reinterpret_cast<std::byte*>(all);
-    gather.count = 2 * group_.size;
+    gather.count = 2 * size;
     gather.dtype = RC_UINT64;
     gather.item = sizeof(uint64_t);
     gather.root = 0;
@@ -190,23 +186,11 @@ CallRecord NetworkCall::gathering_counts(uint64_t* all) const {
 }
 
 // An all_to_all with counts: what one rank sends, another must expect.
-void NetworkCall::compare_counts() {
-    const int n = group_.size;
-    std::vector<uint64_t> all(2 * n * n);
+void NetworkCall::gather_counts() {
+    std::vector<uint64_t> all(2 * size * size);
     const CallRecord gather = gathering_counts(all.data());
     NetworkCall(group_, gather).run();
-    int other = -1;
-    MessageLines lines(mismatch_heading(call_.epoch));
-    for (int p = 0; p < n; ++p) {
-        for (int q = 0; q < n; ++q) {
-            const uint64_t sent = all[2 * n * p + q], expected = all[2 * n * q + n + p];
-            if (sent == expected) continue;
-            if (other < 0 || p == group_.rank || q == group_.rank) other = p == group_.rank ? q : p;
-            lines.add(format("  rank %d sends %" PRIu64 " elements to rank %d, which expects %" PRIu64, p, sent, q,
-                             expected));
-        }
-    }
-    if (other >= 0) throw Failure(RC_MISMATCH, lines.text(), other, describe_call(), describe_call());
+    compare_counts([&](int r) { return &all[2 * size * r]; });
 }
 
 }  // namespace ringcomm

@@ -5,13 +5,13 @@
 #include <span>
 #include <vector>
 
-#include "core/collectives.h"
+#include "core/running_collective.h"
 #include "network/group.h"
 #include "network/host_record.h"
 
 namespace ringcomm {
 
-class NetworkCall final : public WaitChecks {
+class NetworkCall final : public RunningCollective {
 public:
     NetworkCall(NetworkGroup& group, const CallRecord& call);
 
@@ -29,7 +29,7 @@ private:
     void exchange_records(HostRecord own);
     void share_records();
     void compare();
-    void compare_counts();
+    void gather_counts();  // and compares them
     CallRecord gathering_counts(uint64_t* all) const;
 
     // A small call, whose data came with the records (one_shot.cpp).
@@ -52,20 +52,18 @@ private:
     void run_local(int collective, const void* source, void* target, uint64_t count, int dtype, int op, int root,
                    const uint64_t* counts);
 
-    std::optional<Failure> stop_reason() override;
-    [[noreturn]] void fail(const Failure& failure) override;
-    uint64_t deadline() const override { return deadline_of(call_.start, call_.timeout + (inside_host_ ? MARGIN : 0)); }
-    Failure timed_out();
-    std::string describe_call() const { return describe(call_.signature); }
+    bool has_finished(int r) const override { return group_.finished(r, call.epoch); }
+    std::optional<Failure> host_failure() override;
+    uint64_t deadline() const override { return deadline_of(call.start, call.timeout + (inside_host_ ? MARGIN : 0)); }
+    Failure timed_out() override;
 
     // How parts of a reduction are combined: avg divides, and premul_sum multiplies, apart from that.
-    int partial_op() const { return call_.op == RC_AVG || call_.op == RC_PREMUL_SUM ? int(RC_SUM) : call_.op; }
+    int partial_op() const { return call.op == RC_AVG || call.op == RC_PREMUL_SUM ? int(RC_SUM) : call.op; }
     void combine(std::byte* target, const std::vector<const void*>& sources, uint64_t count) const;
     void divide(std::byte* target, uint64_t count) const;
-    std::byte* at(const rc_block& block) const { return memories_[block.memory] + block.begin * call_.item; }
+    std::byte* at(const rc_block& block) const { return memories_[block.memory] + block.begin * call.item; }
 
     NetworkGroup& group_;
-    const CallRecord& call_;
     const Collective& row_;
     const Blocks blocks_;
     const bool one_shot_;

@@ -43,17 +43,17 @@ private:
 }  // namespace
 
 void NetworkCall::run_program() {
-    const auto program = group_.programs.find(key_of(call_, group_.size));
-    if (!program) fail(Failure(RC_SYSTEM, "there is no program for " + describe_call(), group_.rank));
-    memories_[RC_MEMORY_IN] = const_cast<std::byte*>(call_.source);
-    memories_[RC_MEMORY_OUT] = call_.target;
-    const bool scales = row_.reduces && call_.op == RC_PREMUL_SUM;
-    const size_t scaled = scales ? given_bytes(group_.rank) : 0, scratch = program->scratch * call_.item;
+    const auto program = group_.programs.find(key_of(call, size));
+    if (!program) fail(Failure(RC_SYSTEM, "there is no program for " + describe_call(), rank));
+    memories_[RC_MEMORY_IN] = const_cast<std::byte*>(call.source);
+    memories_[RC_MEMORY_OUT] = call.target;
+    const bool scales = row_.reduces && call.op == RC_PREMUL_SUM;
+    const size_t scaled = scales ? given_bytes(rank) : 0, scratch = program->scratch * call.item;
     const size_t landing = WINDOW * group_.world->link->piece_bytes();
     landing_ = group_.scratch(landing + scaled + scratch);
     memories_[RC_MEMORY_SCRATCH] = landing_ + landing + scaled;
-    if (scales && call_.source == call_.target && scaled == result_count() * call_.item) {
-        give(call_.target);  // programs in place read it there
+    if (scales && call.source == call.target && scaled == result_count() * call.item) {
+        give(call.target);  // programs in place read it there
     } else if (scales) {
         memories_[RC_MEMORY_IN] = landing_ + landing;
         give(memories_[RC_MEMORY_IN]);
@@ -65,7 +65,7 @@ void NetworkCall::run_program() {
         switch (step.kind) {
             case RC_STEP_COPY:
                 if (step.outgoing.length)
-                    memmove(at(step.incoming), at(step.outgoing), step.outgoing.length * call_.item);
+                    memmove(at(step.incoming), at(step.outgoing), step.outgoing.length * call.item);
                 break;
             case RC_STEP_EXCHANGE:
                 while (i + 1 < steps.size() && steps[i + 1].overlaps) ++i;
@@ -74,8 +74,8 @@ void NetworkCall::run_program() {
             case RC_STEP_LOCAL: local_collective(step); break;
         }
     }
-    if (call_.op == RC_AVG && row_.reduces) divide(call_.target, result_count());
-    group_.last_path.store(uint64_t(program->number) * RC_PATHS + RC_PATH_PROGRAM, std::memory_order_relaxed);
+    if (call.op == RC_AVG && row_.reduces) divide(call.target, result_count());
+    set_path(RC_PATH_PROGRAM, program->number);
 }
 
 // Sends and receives at once. With an operand, each piece is combined with it as it arrives, the lower rank's first.
@@ -86,8 +86,8 @@ void NetworkCall::exchange(const ProgramStep& step, std::span<const ProgramStep>
     const size_t piece = world.link->piece_bytes();
     std::byte* const target = step.source >= 0 ? at(step.incoming) : nullptr;
     Pieces out(*world.link, step.dest >= 0 ? at(step.outgoing) : nullptr,
-               step.dest >= 0 ? step.outgoing.length * call_.item : 0);
-    Pieces in(*world.link, target, step.source >= 0 ? step.incoming.length * call_.item : 0);
+               step.dest >= 0 ? step.outgoing.length * call.item : 0);
+    Pieces in(*world.link, target, step.source >= 0 ? step.incoming.length * call.item : 0);
     const auto place = [&](size_t i) { return combines ? landing_ + i % WINDOW * piece : in.data(i); };
     const auto begin = [&] {
         const std::lock_guard lock(world.mutex);
@@ -122,8 +122,8 @@ void NetworkCall::exchange(const ProgramStep& step, std::span<const ProgramStep>
                 if (!combines) continue;
                 const std::byte* const own = at(step.operand) + i * piece;
                 const std::byte *lower = own, *higher = place(i);
-                if (step.source < group_.rank) std::swap(lower, higher);
-                combine(in.data(i), {lower, higher}, in.length(i) / call_.item);
+                if (step.source < rank) std::swap(lower, higher);
+                combine(in.data(i), {lower, higher}, in.length(i) / call.item);
             }
         }
     } catch (...) {
@@ -144,7 +144,7 @@ void NetworkCall::fill_buffers() {
 }
 
 void NetworkCall::local_collective(const ProgramStep& step) {
-    run_local(step.collective, at(step.outgoing), at(step.incoming), step.count, call_.dtype, partial_op(), step.root,
+    run_local(step.collective, at(step.outgoing), at(step.incoming), step.count, call.dtype, partial_op(), step.root,
               step.counts);
 }
 

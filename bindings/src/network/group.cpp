@@ -25,12 +25,6 @@ int HostLayout::host_of(int rank) const {
     return int(std::find_if(ranks.begin(), ranks.end(), has) - ranks.begin());
 }
 
-int HostLayout::local_rank_of(int rank) const {
-    const std::vector<int>& here = ranks[host];
-    const auto found = std::find(here.begin(), here.end(), rank);
-    return found == here.end() ? -1 : int(found - here.begin());
-}
-
 size_t HostLayout::largest() const {
     size_t most = 0;
     for (const std::vector<int>& host : ranks) most = std::max(most, host.size());
@@ -87,8 +81,7 @@ void NetworkGroup::run_collective(const CallRecord& call) {
     } catch (const Failure& thrown) {
         Failure failure = as_mismatch(thrown, call);
         if (failure.error.code == RC_MISMATCH) {
-            failure.error.collective = call.collective;
-            failure.error.epoch = call.epoch;
+            name_call(failure, call);
             const std::lock_guard lock(world->mutex);
             mismatch_ = failure;
         }
@@ -166,10 +159,7 @@ void NetworkGroup::store_failure(const Failure& given) {
     for (const auto& ancestor : ancestors_) {
         if (!ancestor->group) continue;
         const std::vector<int>& members = ancestor->group->members();
-        const int lost = int(std::find(members.begin(), members.end(), members_[failure.error.rank]) - members.begin());
-        const std::string text = format("rank %d ", lost) + death;
-        ancestor->group->share_failure(
-            Failure(RC_PEER_LOST, text + " while a group split from this communicator needed it", lost));
+        ancestor->group->share_failure(death_in_split(index_of(member(failure.error.rank), members), death));
     }
 }
 

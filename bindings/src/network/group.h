@@ -27,8 +27,8 @@ struct HostLayout {
     int hosts() const { return int(ranks.size()); }
     int local_size() const { return int(ranks[host].size()); }
     int host_of(int rank) const;
-    int local_rank_of(int rank) const;  // -1: on another host
-    size_t largest() const;             // number of ranks on one host
+    int local_rank_of(int rank) const { return index_of(rank, ranks[host]); }  // -1: on another host
+    size_t largest() const;                                                    // number of ranks on one host
 };
 
 // The ranks of this host, which share memory; nullptr where every host has one rank.
@@ -85,6 +85,7 @@ public:
     bool has_failed() const override;
     void store_failure(const Failure& failure) override;
     int member(int r) const override { return members_[r]; }
+    std::string how_it_ended(int r) override;
     bool closed(int r) const override { return left_after_[r].load() != OPEN; }
     void prepare(const CallRecord& call) override;
     void run_collective(const CallRecord& call) override;
@@ -127,7 +128,6 @@ public:
 private:
     static constexpr uint64_t OPEN = UINT64_MAX;
 
-    std::string how_it_ended(int r) override;
     void packet_arrived(const PacketHead& head, PacketReader& packet) override;
     void records_arrived(PacketReader& packet);
     Failure from_ancestor(const SharedFailure& stored, FailureState& ancestor);

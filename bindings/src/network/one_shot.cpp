@@ -17,24 +17,24 @@ constexpr size_t ONE_SHOT_PACKET = 32 << 10;  // of all hosts
 
 // What rank r gives, in bytes.
 size_t NetworkCall::given_bytes(int r) const {
-    if (!row_.gives(r, call_.root)) return 0;
+    if (!row_.gives(r, call.root)) return 0;
     switch (row_.given) {
         case Data::NOTHING: return 0;
-        case Data::ARRAY: return call_.bytes();
+        case Data::ARRAY: return call.bytes();
         case Data::BLOCK: return blocks_.bytes(r);
-        case Data::BLOCKS: return blocks_.offset(group_.size);
+        case Data::BLOCKS: return blocks_.offset(size);
     }
     return 0;
 }
 
 uint64_t NetworkCall::result_count() const {
-    if (!row_.gets(group_.rank, call_.root)) return 0;
-    return (row_.got == Data::BLOCK ? blocks_.bytes(group_.rank) : call_.bytes()) / call_.item;
+    if (!row_.gets(rank, call.root)) return 0;
+    return (row_.got == Data::BLOCK ? blocks_.bytes(rank) : call.bytes()) / call.item;
 }
 
 // All ranks decide alike, because it follows from what they agree on.
 bool NetworkCall::fits_one_shot() const {
-    if (row_.exchanges() && call_.counts) return false;  // each rank knows only its own counts
+    if (row_.exchanges() && call.counts) return false;  // each rank knows only its own counts
     const bool alone = group_.layout.largest() == 1;
     // Of a host, so that a packet holds the records of all hosts even where each calls something else.
     const size_t most = std::min(ONE_SHOT_BYTES, ONE_SHOT_PACKET / group_.layout.hosts());
@@ -51,44 +51,43 @@ bool NetworkCall::fits_one_shot() const {
 }
 
 void NetworkCall::give(std::byte* payload) const {
-    const size_t bytes = given_bytes(group_.rank);
+    const size_t bytes = given_bytes(rank);
     if (bytes == 0) return;
-    if (row_.reduces && call_.op == RC_PREMUL_SUM) {
-        const void* source = call_.source;
-        return kernels().reduce[call_.dtype][RC_PREMUL_SUM](payload, &source, 1, bytes / call_.item, call_.factor);
+    if (row_.reduces && call.op == RC_PREMUL_SUM) {
+        const void* source = call.source;
+        return kernels().reduce[call.dtype][RC_PREMUL_SUM](payload, &source, 1, bytes / call.item, call.factor);
     }
-    copy_block(payload, call_.source, bytes);
+    copy_block(payload, call.source, bytes);
 }
 
 void NetworkCall::finish_one_shot() const {
-    const int me = group_.rank;
+    const int me = rank;
     const HostLayout& layout = group_.layout;
-    group_.last_path.store(RC_PATHS + RC_PATH_ONE_SHOT, std::memory_order_relaxed);
-    if (row_.got == Data::NOTHING || !row_.gets(me, call_.root)) return;
+    set_path(RC_PATH_ONE_SHOT);
+    if (row_.got == Data::NOTHING || !row_.gets(me, call.root)) return;
     const auto payload = [&](int host) { return records_[host].payload().data(); };
     if (row_.reduces) {
         const size_t at = row_.got == Data::BLOCK ? blocks_.offset(me) : 0;
         std::vector<const void*> sources;
         for (int host = 0; host < layout.hosts(); ++host) sources.push_back(payload(host) + at);
-        combine(call_.target, sources, result_count());
-        if (call_.op == RC_AVG) divide(call_.target, result_count());
+        combine(call.target, sources, result_count());
+        if (call.op == RC_AVG) divide(call.target, result_count());
         return;
     }
     if (row_.given == Data::ARRAY) {
-        if (me != call_.root) copy_block(call_.target, payload(layout.host_of(call_.root)), call_.bytes());
+        if (me != call.root) copy_block(call.target, payload(layout.host_of(call.root)), call.bytes());
         return;
     }
     if (row_.given == Data::BLOCKS && row_.given_by == Ranks::ROOT) {
-        copy_block(call_.target, payload(layout.host_of(call_.root)) + blocks_.offset(me), blocks_.bytes(me));
+        copy_block(call.target, payload(layout.host_of(call.root)) + blocks_.offset(me), blocks_.bytes(me));
         return;
     }
     for (int host = 0; host < layout.hosts(); ++host) {
         const std::byte* from = payload(host);
         for (const int r : layout.ranks[host]) {
-            const size_t bytes = blocks_.bytes(r),
-                         row = row_.given == Data::BLOCKS ? blocks_.offset(group_.size) : bytes;
+            const size_t bytes = blocks_.bytes(r), row = row_.given == Data::BLOCKS ? blocks_.offset(size) : bytes;
             const std::byte* block = row_.given == Data::BLOCKS ? from + blocks_.offset(me) : from;
-            copy_block(call_.target + blocks_.offset(r), block, bytes);
+            copy_block(call.target + blocks_.offset(r), block, bytes);
             from += row;
         }
     }

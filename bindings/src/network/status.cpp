@@ -1,6 +1,4 @@
 // What the ranks of a NetworkGroup do: each rank answers for itself, or another one of its host; how a rank has ended.
-#include <algorithm>
-#include <cinttypes>
 #include <utility>
 
 #include "network/group.h"
@@ -107,13 +105,8 @@ std::string NetworkGroup::how_it_died(int r) {
 
 std::string NetworkGroup::how_it_ended(int r) {
     const int here = layout.local_rank_of(r);
-    if (here >= 0 && local.comm) {
-        const int member = local.comm->group().members[here];
-        Liveness& liveness = local.comm->world->liveness;
-        if (liveness.dead(member)) {
-            return format("(process %" PRId64 ") ", liveness.pid(member)) + liveness.how_it_ended(member);
-        }
-    }
+    const std::string how = here >= 0 && local.comm ? local.comm->how_it_ended(here) : "";
+    if (!how.empty()) return how;
     const std::lock_guard lock(world->mutex);
     const std::string* reason = world->lost(members_[r]);
     return reason ? "was lost (" + *reason + ")" : "";

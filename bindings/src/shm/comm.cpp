@@ -14,13 +14,6 @@ namespace ringcomm {
 
 namespace {
 
-// A rank of one group in the numbering of another; -1 if it is no member there.
-int translated(int rank, const std::vector<int>& from, const std::vector<int>& to) {
-    if (rank < 0) return -1;
-    const auto found = std::find(to.begin(), to.end(), from[rank]);
-    return found == to.end() ? -1 : int(found - to.begin());
-}
-
 void store(Arena& arena, const rc_error& error, int between = 0) {
     SharedFailure& shared = arena.group().failure;
     uint32_t none = 0;
@@ -160,14 +153,11 @@ void Comm::store_failure(const Failure& failure) {
     const int culprit = failure.error.rank;
     store(*group_.arena, failure.error);
     if (failure.error.code != RC_PEER_LOST || culprit < 0 || closed(culprit)) return;
+    const std::string how = how_it_ended(culprit);
+    if (how.empty()) return;
     // A death concerns all groups of the world: store it in each, so that all ranks report the same rank.
     for (const GroupMemory& ancestor : ancestors_) {
-        rc_error error = failure.error;
-        error.rank = translated(culprit, group_.members, ancestor.members);
-        copy_text(error.message, sizeof error.message,
-                  format("rank %d (process %" PRId64 ") died while a group split from this communicator needed it",
-                         error.rank, world->liveness.pid(group_.members[culprit])));
-        store(*ancestor.arena, error);
+        store(*ancestor.arena, death_in_split(index_of(member(culprit), ancestor.members), how).error);
     }
 }
 
@@ -238,8 +228,8 @@ Comm::Shrunk Comm::shrink(uint64_t deadline) {
     const int left = int(ranks.size());
     GroupMemory next{std::make_shared<Arena>(world->file, survivors.offset, left, tuning().arena_bytes), {}};
     for (int r : ranks) next.members.push_back(group_.members[r]);
-    const int mine = int(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
-    return {std::make_unique<Comm>(world, std::move(next), std::vector<GroupMemory>{}, mine, tuning()), ranks};
+    return {std::make_unique<Comm>(world, std::move(next), std::vector<GroupMemory>{}, index_of(rank, ranks), tuning()),
+            ranks};
 }
 
 }  // namespace ringcomm

@@ -46,6 +46,7 @@ public:
     StoredFailure stored_failure() const;
     int member(int r) const override { return group_.members[r]; }
     void allocate() override;
+    std::string how_it_ended(int r) override;
     bool closed(int r) const override { return header(r).state.load() == RANK_CLOSED; }
     // collectives/collectives.cpp, starts.cpp
     void run_collective(const CallRecord& call) override;
@@ -115,7 +116,6 @@ private:
     bool is_one_way(const CallRecord& call) const;
     bool may_be_direct(size_t block) const;
     bool is_world() const { return group_.arena == world->arena; }
-    std::string how_it_ended(int r) override;
 
     const GroupMemory group_;
     const std::vector<GroupMemory> ancestors_;
