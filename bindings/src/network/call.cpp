@@ -62,8 +62,8 @@ void NetworkCall::run() {
     }
 }
 
-// Spins as long as data moves, then sleeps on the link. wait_until() limits the spin in all: with it, 4 ranks on 2
-// cores took up to twice as long for an all_reduce of 4 KiB.
+// Spins as long as data moves, then sleeps on the link. wait_until() limits the spin in all, and was slower for 4 ranks
+// on 2 cores.
 void NetworkCall::wait(const std::function<bool()>& ready, const int& peer) {
     const LongWait long_wait(group_);
     NetworkWorld& world = *group_.world;
