@@ -132,7 +132,7 @@ has_nvcc = pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not inst
 
 @pytest.mark.slow
 @has_nvcc
-@pytest.mark.parametrize(COLUMNS, [*SAMPLE[::4], TIGHTEST])
+@pytest.mark.parametrize(COLUMNS, [*SAMPLE[::8], TIGHTEST])
 def test_a_kernel_compiles_by_nvcc(kernel, dtype, op, architecture, tmp_path):
     check_registers(compile_by_nvcc((kernel, dtype, op, architecture), tmp_path / "cubin"))
 

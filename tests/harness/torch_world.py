@@ -19,7 +19,11 @@ BACKENDS = ("ringcomm", "gloo")
 
 
 def on(*sizes, backends=("ringcomm",)):
-    """Make a test of a function that each rank of a group runs, for groups of these sizes on these backends."""
+    """Make a test of a function that each rank of a group runs, for groups of these sizes.
+
+    On backends other than the first one, for a group of the largest size only.
+    """
+    worlds = [(size, backends[0]) for size in sizes] + [(max(sizes), backend) for backend in backends[1:]]
 
     def test_of(fn):
         own = inspect.signature(fn).parameters
@@ -31,7 +35,8 @@ def on(*sizes, backends=("ringcomm",)):
         mine = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("size", "backend")]
         test.__signature__ = inspect.Signature([*mine, *own.values()])
         test.on_rank = fn
-        return pytest.mark.parametrize("size", sizes)(pytest.mark.parametrize("backend", backends)(test))
+        names = [f"{backend}-{size}" for size, backend in worlds]
+        return pytest.mark.parametrize(("size", "backend"), worlds, ids=names)(test)
 
     return test_of
 

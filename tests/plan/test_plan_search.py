@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import asdict, astuple, replace
+from functools import cache
 from itertools import pairwise, product
 
 import pytest
@@ -21,6 +22,11 @@ A100, H100 = device("a100-80gb"), device("h100-80gb")
 UNFUSED = replace(A100, attention="unfused")
 SMALL = Transformer(layers=4, hidden=256, heads=4, vocab=1000, seq=4096)
 LARGE = Transformer(layers=48, hidden=8192, heads=64, vocab=51200, seq=2048)
+
+
+@cache  # seconds each
+def best_of_512(accelerator):
+    return search(Workload(LARGE, accelerator, 512, 1536))
 
 
 def every_layout(model, accelerator, gpus, batch, split=False):
@@ -43,19 +49,19 @@ def every_layout(model, accelerator, gpus, batch, split=False):
 @pytest.mark.parametrize("accelerator", [A100, UNFUSED], ids=lambda each: each.attention)
 @pytest.mark.parametrize("gpus", [1, 4, 6])
 def test_every_legal_layout_is_considered_once(accelerator, gpus):
-    found = list(layouts(Workload(SMALL, accelerator, gpus, 12)))
+    found = list(layouts(Workload(SMALL, accelerator, gpus, 6)))
     assert len(found) == len({*found})
-    assert {*found} == {*every_layout(SMALL, accelerator, gpus, 12)}
+    assert {*found} == {*every_layout(SMALL, accelerator, gpus, 6)}
     deeper = replace(SMALL, layers=8)
     split = [
         each
         for name in ("zb-h1", "zbv")
-        for each in layouts(Workload(deeper, accelerator, gpus, 12), {"schedule": name})
+        for each in layouts(Workload(deeper, accelerator, gpus, 6), {"schedule": name})
     ]
-    assert {*split} == {*every_layout(deeper, accelerator, gpus, 12, True)}
+    assert {*split} == {*every_layout(deeper, accelerator, gpus, 6, True)}
     assert len(split) == len({*split})
     experts = replace(SMALL, experts=6)
-    assert {*layouts(Workload(experts, accelerator, gpus, 12))} == {*every_layout(experts, accelerator, gpus, 12)}
+    assert {*layouts(Workload(experts, accelerator, gpus, 6))} == {*every_layout(experts, accelerator, gpus, 6)}
 
 
 def test_the_best_are_the_fastest_that_fit():
@@ -76,10 +82,8 @@ def test_the_best_are_the_fastest_that_fit():
     assert len(shapes) == len(result.best) == len({replace(each, **plain) for _, each in fitting})
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_the_results_are_stable_and_do_not_depend_on_their_number():
-    first, again, few = (search(Workload(LARGE, A100, 512, 1536), top=top).best for top in (10, 10, 3))
+    first, again, few = (search(Workload(LARGE, A100, 64, 192), top=top).best for top in (10, 10, 3))
     assert [each.layout for each in first] == [each.layout for each in again]
     assert [each.layout for each in first[:3]] == [each.layout for each in few]
 
@@ -93,7 +97,7 @@ def test_fixed_values_hold():
 
 
 def test_the_differences_of_a_layout_explain_its_time():
-    best, *others = search(Workload(LARGE, A100, 512, 1536)).best
+    best, *others = best_of_512(A100).best
     for each in others:
         found = differences(each, best)
         assert found == sorted(found, key=lambda part: -part[1])
@@ -102,7 +106,7 @@ def test_the_differences_of_a_layout_explain_its_time():
 
 
 def test_layouts_next_to_the_best_say_what_makes_it_possible():
-    result = search(Workload(LARGE, A100, 512, 1536))
+    result = best_of_512(A100)
     best, changed = result.best[0], {}
     for each in Explainer(result).near():
         names = [name for name, x in asdict(each.layout).items() if x != getattr(best.layout, name) and name != "dp"]
@@ -123,14 +127,14 @@ def test_layouts_next_to_the_best_say_what_makes_it_possible():
 
 
 def test_the_choices_of_another_layout_are_tried_one_by_one():
-    result = search(Workload(LARGE, A100, 512, 1536))
+    result = best_of_512(A100)
     best = result.best[0].layout
     other = replace(best, tp=4, dp=32, micro_batch=3, zero=2)
     explainer = Explainer(result)
     tried = [each.layout for each in explainer.between(other)]
     assert tried == [replace(best, tp=4, dp=32), replace(best, micro_batch=3), replace(best, zero=2)]
     assert explainer.between(tried[1]) == [], "a single change is the other layout"
-    result = search(Workload(LARGE, UNFUSED, 512, 1536))
+    result = best_of_512(UNFUSED)
     without = replace(result.best[0].layout, tp=1, dp=128, sequence_parallel=False)
     tried = [each.layout for each in Explainer(result).between(replace(without, zero=0))]
     assert without in tried, "what follows is changed too"
@@ -237,7 +241,7 @@ def test_no_fixed_value_beats_the_free_search():
 
 
 def test_one_layout_is_priced_as_in_the_search():
-    best = search(Workload(LARGE, A100, 512, 1536)).best[0]
+    best = best_of_512(A100).best[0]
     alone = price(Workload(LARGE, A100, 512, 1536), best.layout)
     assert alone.cost == best.cost
     assert astuple(alone.layout) == astuple(best.layout)

@@ -65,6 +65,11 @@ bool NetworkGroup::answers(int local_rank) const {
 }
 
 std::string NetworkGroup::report(int r, int calls) const {
+    // Of this host as it is now; of others by answers that may be FRESH_NS old.
+    if (const int here = layout.local_rank_of(r); here >= 0) {
+        const std::lock_guard lock(world->mutex);
+        return format("rank %d:", r) + status_here(here, calls).calls;
+    }
     const auto statuses = [&] {
         std::unique_lock lock(world->mutex);
         if (now_ns() - asked_ < FRESH_NS && asked_calls_ >= calls) return statuses_;

@@ -18,6 +18,11 @@ from ringcomm.transports.contract import NO_FAST_PATH
 from ringcomm.transports.messages import ANY_SOURCE, ANY_TAG
 
 
+def on_path(comm, general):
+    """Make a block's calls on the general path, or on the fast one. The communicator serves other tests after it."""
+    return patch.object(comm, "fast_path", NO_FAST_PATH if general else comm.fast_path)
+
+
 def objects(comm):
     mine = [
         comm.rank,
@@ -51,12 +56,9 @@ def test_objects_arrive_as_they_were_sent(size, world):
 def on_both_paths(comm):
     """The general path of some ranks beside the fast path of the others."""
     for general in range(comm.size):
-        if comm.rank == general:
-            comm.fast_path, fast_path = NO_FAST_PATH, comm.fast_path
-        for check in (objects, own_object, at_the_edge, refused_on_one, ended_on_one):
-            check(comm)
-        if comm.rank == general:
-            comm.fast_path = fast_path
+        with on_path(comm, comm.rank == general):
+            for check in (objects, own_object, at_the_edge, refused_on_one, ended_on_one):
+                check(comm)
 
 
 def test_the_general_path_makes_the_same_calls(world):
@@ -180,11 +182,9 @@ FROZEN = np.arange(LARGE, dtype=np.uint8)
 FROZEN.flags.writeable = False
 
 
-def large_arrays(comm):
+def large_arrays(comm, general):
     """The arrays of all kinds, at any place of the object, arrive as pickle says: writable if they were, and owned."""
-    for general in (False, True):
-        if general:
-            comm.fast_path = NO_FAST_PATH
+    with on_path(comm, general):
         x, y = np.arange(LARGE / 4, dtype="f4"), np.asfortranarray(np.arange(LARGE, dtype="i8").reshape(4, -1))
         sent = {
             "at the edge": [x, x[:-1]],
@@ -201,7 +201,7 @@ def large_arrays(comm):
         assert sizes[1:] == [x.nbytes, y.nbytes, FROZEN.nbytes]  # after the pickle, which has not these
         if comm.rank == 1:
             assert found is sent
-            continue
+            return
         assert found["at the edge"][0].tobytes() == x.tobytes() == found["again"][0].tobytes()
         assert found["at the edge"][0] is found["again"][0]
         assert found["at the edge"][1].tobytes() == x[:-1].tobytes()
@@ -217,8 +217,9 @@ def large_arrays(comm):
         assert all(each.flags.aligned for each in (found["at the edge"][0], nested, found["read-only"]))
 
 
-def test_large_arrays_in_an_object_arrive_writable_and_owned(world):
-    harness.run(large_arrays, 3, world=world)
+@pytest.mark.parametrize("general", [False, True])
+def test_large_arrays_in_an_object_arrive_writable_and_owned(general, world):
+    harness.run(large_arrays, 3, general, world=world)
 
 
 def refused_beside_a_large_array(comm):
@@ -331,16 +332,15 @@ def test_a_long_object_of_a_gather_is_no_message_of_the_program(world):
 
 def differ_before_objects(comm, general, length):
     """The root has returned: the object call succeeds on all ranks, if need be in two parts, and then raises it."""
-    if general:
-        comm.fast_path = NO_FAST_PATH
-    for exchange in (comm.all_gather_object, lambda obj: objects_of.all_to_all(comm, [obj] * comm.size)):
-        with suppress(MismatchError):
-            comm.broadcast(np.zeros(2 + (comm.rank != 0)))
-        if comm.rank == 0:
-            assert "broadcast" in str(raised(MismatchError, lambda exchange=exchange: exchange("x" * length)))
-        else:
-            exchange("x" * length)
-        check_usable(comm)
+    with on_path(comm, general):
+        for exchange in (comm.all_gather_object, lambda obj: objects_of.all_to_all(comm, [obj] * comm.size)):
+            with suppress(MismatchError):
+                comm.broadcast(np.zeros(2 + (comm.rank != 0)))
+            if comm.rank == 0:
+                assert "broadcast" in str(raised(MismatchError, lambda exchange=exchange: exchange("x" * length)))
+            else:
+                exchange("x" * length)
+            check_usable(comm)
 
 
 @pytest.mark.parametrize("length", [10, 10_000])
@@ -351,15 +351,14 @@ def test_a_mismatch_of_a_call_before_leaves_no_object_half_way(general, length, 
 
 def differ_beside_a_long_object(comm, general):
     """The rank whose object does not fit a record sends it only to a root that gathers."""
-    if general:
-        comm.fast_path = NO_FAST_PATH
-    for length in (10_000, 1_000_000):
-        obj = "x" * length
-        raised(MismatchError, comm.barrier if comm.rank == 0 else lambda obj=obj: comm.gather_object(obj))
-        gathered = comm.gather_object(length)
-        assert gathered == [length] * comm.size or comm.rank
-        assert comm.rank or [len(each) for each in comm.gather_object("y")] == [1, 2 * length]
-        assert comm.rank == 0 or comm.gather_object(2 * obj) is None
+    with on_path(comm, general):
+        for length in (10_000, 1_000_000):
+            obj = "x" * length
+            raised(MismatchError, comm.barrier if comm.rank == 0 else lambda obj=obj: comm.gather_object(obj))
+            gathered = comm.gather_object(length)
+            assert gathered == [length] * comm.size or comm.rank
+            assert comm.rank or [len(each) for each in comm.gather_object("y")] == [1, 2 * length]
+            assert comm.rank == 0 or comm.gather_object(2 * obj) is None
 
 
 @pytest.mark.parametrize("general", [False, True])

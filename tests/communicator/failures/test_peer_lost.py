@@ -311,7 +311,6 @@ with comm if held == "with" else nullcontext():
     ("how", "held", "status", "words"),
     [
         ("exit", "with", 3, "Aborted 1 rank 1 aborted: SystemExit: 3"),
-        ("exit", "bare", 3, "PeerLost 1 rank 1 closed the communicator while rank "),
         ("raise", "with", 1, "Aborted 1 rank 1 aborted: ValueError: on purpose"),
         ("raise", "bare", 1, "PeerLost 1 rank 1 closed the communicator while rank "),
         ("_exit", "with", 3, "PeerLost 1 rank 1 (process "),

@@ -90,8 +90,16 @@ def compared(sizes, options, steps=3):
     assert (dropped > 0) == ("capacity_factor" in options)
 
 
-LAYOUTS = ["dp=1", "dp=2,ep=2", "tp=2", "dp=4,ep=2", "dp=4,ep=4", "dp=2,ep=2,tp=2", "dp=2,cp=2,ep=2"]
-LARGE = ["dp=8,ep=4", "dp=8,ep=2", "dp=4,ep=4,tp=2", "dp=4,ep=2,tp=2", "dp=2,ep=2,tp=4", "dp=2,cp=2,ep=2,tp=2"]
+LAYOUTS = ["dp=1", "dp=4,ep=2", "dp=2,ep=2,tp=2", "dp=2,cp=2,ep=2"]
+LARGE = [
+    "dp=4,ep=4",
+    "dp=8,ep=4",
+    "dp=8,ep=2",
+    "dp=4,ep=4,tp=2",
+    "dp=4,ep=2,tp=2",
+    "dp=2,ep=2,tp=4",
+    "dp=2,cp=2,ep=2,tp=2",
+]
 
 
 def size_of(sizes):

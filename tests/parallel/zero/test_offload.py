@@ -39,11 +39,6 @@ OPTIMIZERS = {
     "adamw, foreach": partial(torch.optim.AdamW, lr=0.01, foreach=True),
     "adamw, fused": partial(torch.optim.AdamW, lr=0.01, fused=True),
     "adagrad": partial(torch.optim.Adagrad, lr=0.01),  # has states before its first step
-    "rmsprop": partial(torch.optim.RMSprop, lr=0.01, momentum=0.1, centered=True),
-    "adadelta": torch.optim.Adadelta,
-    "adamax": torch.optim.Adamax,
-    "nadam": torch.optim.NAdam,
-    "radam": torch.optim.RAdam,
     "asgd": torch.optim.ASGD,
     "rprop": torch.optim.Rprop,
 }
@@ -79,8 +74,9 @@ def same_states(found, expected):
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-@pytest.mark.parametrize("moved", [False, True], ids=["states", "states and parameters"])
-@pytest.mark.parametrize("in_files", [False, True], ids=["memory", "files"])
+@pytest.mark.parametrize(
+    ("moved", "in_files"), [(False, False), (True, True)], ids=["states in memory", "states and parameters in files"]
+)
 def test_parameters_and_states_have_the_bits_of_the_optimizer_alone(kind, moved, in_files, tmp_path):
     for chunk_bytes in (1500, 1 << 20):  # a parameter is in several chunks, and one in two; all are in one
         model, other = Odd(dtype=torch.float32), Odd(dtype=torch.float32)
@@ -243,8 +239,8 @@ def test_the_next_chunk_is_read_and_the_one_before_written_while_one_is_updated(
 
 
 @stages
-@pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16], ids=str)
-@torch_world.on(1, 2, 4)
+@pytest.mark.parametrize("dtype", [None, torch.float16], ids=str)
+@torch_world.on(1, 2)
 def test_zero_gives_the_same_bits_and_states(stage, dtype, tmp_path):
     grid = Grid(dp=dist.get_world_size())
     start = torch.float64 if dtype is None else torch.float32
@@ -269,8 +265,8 @@ def test_zero_gives_the_same_bits_and_states(stage, dtype, tmp_path):
         assert torch.equal(states[0]["masters"][number], master)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@torch_world.on(2, backends=torch_world.BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@torch_world.on(2)
 def test_mixed_precision_gives_the_same_bits_and_its_checkpoints_are_loaded(dtype, tmp_path):
     grid = Grid(dp=2)
     folder = tmp_path / str(grid.dp.rank)
@@ -302,7 +298,7 @@ def test_mixed_precision_gives_the_same_bits_and_its_checkpoints_are_loaded(dtyp
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
-@torch_world.on(2, 4)
+@torch_world.on(2)
 def test_masters_of_16_bits_are_off_the_device_too(stage, tmp_path):
     grid = Grid(dp=dist.get_world_size())
     factory = partial(OffloadedOptimizer, factory=adamw, folder=tmp_path, chunk_bytes=5000)

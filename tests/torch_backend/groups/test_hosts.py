@@ -157,7 +157,6 @@ def mismatched():
 
 CLIENTS = [
     (test_clients.ddp, {}),
-    (test_clients.fully_sharded, ()),
     (test_clients.fully_sharded, (2, 2)),
     (test_clients.tensor_parallel, True),
     (test_clients.pipeline, "Schedule1F1B"),

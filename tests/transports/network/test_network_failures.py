@@ -16,7 +16,7 @@ import test_peer_lost as deaths
 import harness
 from cases.between_hosts import run_on
 from cases.failures_between_hosts import LARGE, SHORT, WAITS, abort, be_late, wait_for_a_message, wait_for_works
-from harness.failures import PROMPT, check_usable, outcomes, raised, until, until_broken
+from harness.failures import PROMPT, check_usable, lines_of, outcomes, raised, until, until_broken
 from harness.hosts import ADDRESSES, two_hosts, why_no_hosts
 from harness.nodes import Job, finish
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, Config, MismatchError, PeerLost
@@ -277,6 +277,17 @@ def differ(comm, odd):
         assert (y == 6).all()
         check_usable(comm)
     return texts
+
+
+def report_twice(comm):
+    for name in ("barrier", "all_reduce"):
+        comm.barrier() if name == "barrier" else comm.all_reduce(np.ones(1))
+        assert name in lines_of(comm._transport.report(1))[comm.rank]
+    check_usable(comm)
+
+
+def test_a_report_has_the_last_call_of_the_own_rank_though_the_others_were_asked_before():
+    run_on("0011", report_twice)
 
 
 @layouts
