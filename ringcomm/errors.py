@@ -147,16 +147,21 @@ def describe_error(error: BaseException | None) -> str:
 def raise_first_failure(
     failures: Iterable[str], rank: int, error: Exception | None, collective: str | None = None
 ) -> None:
-    """Raise this rank's `error`, else the first of `failures`, one `describe_error` text per rank."""
+    """Raise this rank's `error`, else the first of `failures`, one `describe_error` text per rank.
+
+    The rank of the error is the one that failed. A loss names no rank here: what was lost may be the launcher.
+    """
     if isinstance(error, RingcommError):
-        error.rank = rank if error.rank is None else error.rank
+        if error.rank is None and not isinstance(error, PeerLost):
+            error.rank = rank
         raise error
     for other, text in enumerate(failures):
         if text and (error is None or other == rank):
             name, _, message = text.partition(": ")
             kind = _kind(name)
             described = text if kind is RingcommError else message
-            raise kind(f"rank {other}: {described}", rank=other, collective=collective) from error
+            failed = None if kind is PeerLost else other
+            raise kind(f"rank {other}: {described}", rank=failed, collective=collective) from error
 
 
 def _kind(name: str) -> type[RingcommError]:

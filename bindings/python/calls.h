@@ -52,17 +52,18 @@ int without_gil(Call call) {
     return status;
 }
 
-// While it lives, this thread releases the GIL only once a call of the core has to wait: to release it takes longer
-// than a small call that need not.
+// Until end(), this thread releases the GIL only once a call of the core has to wait: to release it takes longer than a
+// small call that need not. No destructor takes it back: that may end a daemon thread, which no destructor may.
 class KeepsGil {
 public:
     KeepsGil() : outer_(std::exchange(current, this)), outer_wait_(std::exchange(before_wait, release)) {}
-    ~KeepsGil() {
+    KeepsGil(const KeepsGil&) = delete;
+
+    void end() const {
         before_wait = outer_wait_;
         current = outer_;
         if (thread_) PyEval_RestoreThread(thread_);
     }
-    KeepsGil(const KeepsGil&) = delete;
 
 private:
     static void release() { current->thread_ = PyEval_SaveThread(); }
@@ -73,13 +74,14 @@ private:
     PyThreadState* thread_ = nullptr;
 };
 
-// The same for a call that moves so many bytes.
-constexpr uint64_t MOST_BYTES_WITH_GIL = 16 << 10;
+// The same as without_gil() for a call that moves so many bytes.
 template <class Call>
 int run_core(uint64_t bytes, Call call) {
-    if (bytes > MOST_BYTES_WITH_GIL) return without_gil(call);
+    if (bytes > LITTLE_BYTES) return without_gil(call);
     const KeepsGil keeps;
-    return call();
+    const int status = call();
+    keeps.end();
+    return status;
 }
 
 // Sets the exception of a status that is not RC_OK, by the Python function `check`. Must follow the call.

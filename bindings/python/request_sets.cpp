@@ -1,4 +1,4 @@
-// Several requests at once: one release of the GIL for all.
+// Several requests at once: at most one release of the GIL for all.
 #define NO_IMPORT_ARRAY  // fast_path.cpp does
 #include <algorithm>
 #include <vector>

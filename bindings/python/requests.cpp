@@ -77,7 +77,7 @@ PyObject* start(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     fast_path.sweep();
     hold(*operation, kind, values[1]);
     const uint64_t bytes = transfer.array.bytes();
-    operation->call.moves_little = bytes <= MOST_BYTES_WITH_GIL;
+    operation->call.moves_little = bytes <= LITTLE_BYTES;
     const int status = run_core(bytes, [&] { return transfer.start(fast_path.comm, &operation->call.pending.work); });
     if (operation->call.started(fast_path, status) == RC_OK) return make_request(maker, &operation->call.object);
     Py_DECREF(&operation->call.object);
@@ -231,7 +231,7 @@ PyObject* prepare(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     const int status = transfer.prepare(maker.fast_path->comm, &call.pending.work);
     if (call.started(*maker.fast_path, status) != RC_OK) return raise(maker.fast_path->check, status);
     persistent.bytes = transfer.array.bytes();
-    call.moves_little = persistent.bytes <= MOST_BYTES_WITH_GIL;
+    call.moves_little = persistent.bytes <= LITTLE_BYTES;
     persistent.array = Py_NewRef(values[2]);
     Py_RETURN_NONE;
 }

@@ -64,7 +64,7 @@ struct StartedCall {
     template <class Start>
     int start(CallOwner& its_owner, const CallMemory& memory, PyObject* its_result, uint64_t bytes, Start start) {
         hold(memory, its_result);
-        moves_little = bytes <= MOST_BYTES_WITH_GIL;
+        moves_little = bytes <= LITTLE_BYTES;
         return started(its_owner, run_core(bytes, [&] { return start(&pending.work); }));
     }
     // Its two steps with the GIL.

@@ -156,7 +156,8 @@ class Membership:
         """Return the plan of this job that rank 0 has published. `check` may raise what ends the wait for it."""
         plan = self._store.find(f"plan/{job}", RECONNECT_TIMEOUT, check)
         if plan is None:
-            raise CollectiveTimeout("grow: rank 0 has withdrawn the plan of the grown group", rank=0)
+            text = f"grow: no plan of the grown group came within {RECONNECT_TIMEOUT:g} s; rank 0 may have withdrawn it"
+            raise CollectiveTimeout(text, rank=0)
         return dict(json.loads(plan))
 
     # --- of rank 0 among them

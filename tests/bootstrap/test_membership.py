@@ -94,7 +94,7 @@ def test_a_plan_that_is_withdrawn_is_not_waited_for_longer_than_the_communicator
     with pytest.raises(PeerLost, match="what ends the wait"):
         registered.find_plan("job", ends_the_wait)
     monkeypatch.setattr("ringcomm.bootstrap.membership.RECONNECT_TIMEOUT", 0.1)
-    with pytest.raises(CollectiveTimeout, match="rank 0 has withdrawn the plan"):
+    with pytest.raises(CollectiveTimeout, match="rank 0 may have withdrawn it"):
         registered.find_plan("job", lambda: None)
 
 

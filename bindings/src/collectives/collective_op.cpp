@@ -120,6 +120,7 @@ void CollectiveOp::read(int r, std::byte* target, const std::byte* address, size
     const std::string why = strerror(errno);
     // Either the rank has failed and left, which it published before, or its process has ended, which shows a little
     // later.
+    about_to_wait();
     for (int i = 0; i < 1000; ++i) {
         check();
         std::this_thread::sleep_for(std::chrono::milliseconds(1));

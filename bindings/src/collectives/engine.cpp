@@ -126,6 +126,7 @@ bool CollectiveEngine::run_next() {
     std::unique_ptr<Failure> failure;
     try {
         if (!next->call.started) group_.ensure_ready();
+        if (next->call.elements(group_.size) * next->call.item > LITTLE_BYTES) about_to_wait();
         execute(next->call, true);
     } catch (const Failure& thrown) {
         failure = std::make_unique<Failure>(thrown);
@@ -179,8 +180,8 @@ void CollectiveEngine::start_progress_thread() {
 void CollectiveEngine::progress_loop() {
     std::unique_lock lock(mutex_);
     const auto open = [this] { return needs_thread(); };
-    const auto idle = [] { return true; };
-    while (progress_thread_.wait_for_turn(lock, open, idle)) {
+    const auto idle = [] { return true; }, urgent = idle;
+    while (progress_thread_.wait_for_turn(lock, open, idle, urgent)) {
         lock.unlock();
         {
             const WakesFirst wakes(*this);

@@ -98,6 +98,7 @@ void PeerGroup::check_interrupt(const char* what) {
     const HandlerFrame here{this, enclosed ? &enclosed->group_ : nullptr, handler_frames};
     handler_frames = &here;
     const EnclosedWait* const outer = std::exchange(enclosed, nullptr);  // a handler may wait in other communicators
+    about_to_wait();
     const int raised = interrupt();
     enclosed = outer;
     handler_frames = here.outer;

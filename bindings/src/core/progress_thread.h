@@ -3,8 +3,9 @@
 // Most programs wait soon after they have started calls, and then make the progress themselves: to wake another thread
 // takes longer than a small call. So this one naps before it takes over, and after that looks again, until nothing has
 // been open for a while. While the program goes on making calls, the naps grow: each takes the core from the program,
-// and the kernel may then give it to another one. Ranks that share a core lose their turns so: a halo of 1 KiB takes 4
-// of them on 2 cores 9.7 us beside naps of 0.8 ms, and 7.8 us beside those of 26 ms, or none.
+// and the kernel may then give it to another one. Ranks that share a core then lose their turns: on 2 cores of a Zen 5
+// (2026-11-28) a halo of 1 KiB takes 4 ranks 9.7 us beside naps of 0.8 ms, and 7.8 us beside those of 26 ms, or none.
+// Naps stay short while anything urgent is open, for which peers wait.
 #pragma once
 
 #include <algorithm>
@@ -28,9 +29,8 @@ public:
         if (!thread_.joinable()) thread_ = named_thread(name, loop);
     }
 
-    // The program has started a call, or stopped waiting. `urgent`: if it waits no more, this thread is needed soon.
+    // The program has started a call, or stopped waiting. `urgent`: something urgent is open.
     void note_activity(bool urgent = true) {
-        if (urgent) urgent_ = true;
         activity_.fetch_add(1, std::memory_order_relaxed);
         if (sleeps_ || (urgent && naps_long_)) call();
     }
@@ -46,8 +46,9 @@ public:
 
     // Waits until it is this thread's turn: calls are open, and the program is idle. False: stop() was called. Leaves
     // the mutex alone while the program makes calls: to wait for it here would cost each unlock there a system call.
-    template <class Open, class Idle>
-    bool wait_for_turn(std::unique_lock<std::mutex>& lock, Open open, Idle idle) {
+    // `urgent()`: whether anything urgent is open, without the mutex.
+    template <class Open, class Idle, class Urgent>
+    bool wait_for_turn(std::unique_lock<std::mutex>& lock, Open open, Idle idle, Urgent urgent) {
         auto length = NAP;
         for (int naps = 0; !stopping_;) {
             sleeps_ = naps == NAPS;  // before the look: who changes what is found then sees it, and calls
@@ -58,7 +59,7 @@ public:
             do {
                 seen = activity_.load(std::memory_order_relaxed);
                 naps_long_ = length > LONGEST_URGENT_NAP;  // before the look, as above
-                if (urgent_.exchange(false)) length = std::min(length, LONGEST_URGENT_NAP);
+                if (urgent()) length = std::min(length, LONGEST_URGENT_NAP);
                 called = nap(length);
                 naps_long_ = false;
                 active = seen != activity_.load(std::memory_order_relaxed);
@@ -109,7 +110,7 @@ private:
     std::condition_variable wakeup_;
     bool called_ = false;
     std::atomic<uint64_t> activity_{0};
-    std::atomic<bool> sleeps_{false}, naps_long_{false}, urgent_{false};
+    std::atomic<bool> sleeps_{false}, naps_long_{false};
     bool hurries_ = false, stopping_ = false;
     std::thread thread_;
 };

@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -75,6 +76,17 @@ using BeforeWait = void (*)();
 extern constinit thread_local BeforeWait before_wait;
 inline void about_to_wait() {
     if (before_wait) std::exchange(before_wait, nullptr)();
+}
+// What a call moves without that: to copy it takes about as long as to release the GIL and to take it again.
+constexpr uint64_t LITTLE_BYTES = 16 << 10;
+
+// Locks; another thread may copy a piece of a large message meanwhile.
+inline std::unique_lock<std::mutex> lock_or_wait(std::mutex& mutex) {
+    std::unique_lock lock(mutex, std::try_to_lock);
+    if (lock) return lock;
+    about_to_wait();
+    lock.lock();
+    return lock;
 }
 
 // How long a rank that shares its core does not yield after another program has taken it: longer each time it finds

@@ -48,6 +48,7 @@ void NetworkCall::prepare() const {
 void NetworkCall::require_program(const CallRecord& call) const {
     if (group_.programs.find(key_of(call, size))) return;
     if (!group_.record_program) throw Failure(RC_ARGUMENT, "the call needs a program, and nothing records it", -1);
+    about_to_wait();  // Python records it, and may make other calls
     if (group_.record_program(call)) throw Failure(RC_ARGUMENT, "the program of the call was not recorded", -1);
 }
 
@@ -69,7 +70,7 @@ void NetworkCall::wait(const std::function<bool()>& ready, const int& peer) {
     NetworkWorld& world = *group_.world;
     const uint64_t spin_ns = group_.tuning().oversubscribed ? SPIN_OVERSUBSCRIBED_NS : SPIN_NS;
     const auto ready_now = [&](bool& moved) {
-        const std::lock_guard lock(world.mutex);
+        const auto lock = lock_or_wait(world.mutex);
         if (ready()) return true;
         moved = world.progress();
         return ready();

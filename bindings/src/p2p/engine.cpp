@@ -91,7 +91,7 @@ void PointToPointEngine::post(std::span<Request* const> requests) {
         }
         if (request->sends && group_.closed(peer)) group_.fail(*group_.peer_failure(peer, request->describe_call()));
     }
-    const std::lock_guard lock(mutex_);
+    const auto lock = lock_or_wait(mutex_);
     if (stopping_) throw Failure(RC_CLOSED, "this communicator is closed", group_.rank);
     for (const Request* request : requests) check_taken(*request);
     const bool async = requests.front()->owner;
@@ -106,6 +106,8 @@ void PointToPointEngine::post(std::span<Request* const> requests) {
         if (!async) break;
         request->owner->open();
         ++async_open_;
+        request->urgent = is_urgent(*request);
+        urgent_open_ += request->urgent;
     }
     const uint64_t start = tick_ns(), traced = group_.trace() ? ticks() : 0;
     for (Request* request : requests) {
@@ -133,19 +135,7 @@ void PointToPointEngine::post(std::span<Request* const> requests) {
     const auto found_no_room = [](const Request* request) { return request->sends && !request->is_done(); };
     const bool holds_up = async && std::ranges::any_of(requests, found_no_room);
     if (holds_up || gpu_) try_start_progress_thread();  // gpu_: there may be copies of a send
-    const bool may_be_large =
-        async && std::ranges::any_of(requests, [this](const Request* request) {
-            return request->sends || request->gpu ? !is_eager(*request) : request->bytes > least_eager_bytes_;
-        });
-    progress_thread_.note_activity(holds_up || may_be_large);
-}
-
-// Whether a peer may wait for this rank while it makes no calls: for its data, or for the match of a synchronous send.
-// What finds room in the ring, or is there already, holds up nobody.
-bool PointToPointEngine::needs_thread(const Request& request) {
-    if (request.sends || request.gpu) return !is_eager(request);
-    const auto found = find_unexpected(request);
-    return found == unexpected_.end() || found->header.kind != PACKET_EAGER;
+    progress_thread_.note_activity(holds_up || urgent_open_.load() > 0);
 }
 
 void PointToPointEngine::begin(Request& request) {
@@ -295,6 +285,7 @@ void PointToPointEngine::complete(Request& request) {
         gpu_->finish(async);
     } else if (async) {
         --async_open_;
+        urgent_open_ -= request.urgent;
         async->finish(request.failure ? std::make_unique<Failure>(*request.failure) : nullptr);
     }
     request.done.store(true, std::memory_order_release);  // last: the waiting thread may destroy the request

@@ -133,6 +133,7 @@ private:
     void begin(Request& request);
     bool is_eager(const Request& request);
     bool needs_thread(const Request& request);
+    bool is_urgent(const Request& request);
     std::list<UnexpectedMessage>::iterator find_unexpected(const Request& request);
     void post_receive(Request& request);
     void forget_posted(const Request& request);
@@ -202,6 +203,7 @@ private:
     OutputStores output_stores_;
     uint64_t taken_count_ = 0;
     size_t least_eager_bytes_ = SIZE_MAX;  // of all channels
+    std::atomic<int> urgent_open_{0};      // of the asynchronous requests
     std::atomic<uint64_t> next_check_{0};  // by poll(), ns
     bool completed_ = false;               // a request that another thread may wait for
 

@@ -42,6 +42,7 @@ bool PointToPointEngine::Gpu::end_running() {
         each.async->request.gpu->buffer.reset();
         each.async->request.to_host.reset();
         --engine_.async_open_;
+        engine_.urgent_open_ -= each.async->request.urgent;
         each.async->finish(std::move(each.failure));
         return true;
     });

@@ -25,6 +25,7 @@ constexpr size_t READ_BYTES = 4 << 20;  // of the sender's memory at once, under
 const std::byte* PointToPointEngine::prepare_rendezvous(Endpoint& endpoint, const Request& request,
                                                         PacketHeader& header) const {
     if (header.kind == PACKET_DATA) {
+        about_to_wait();  // to copy so much takes long
         header.bytes = std::min(endpoint.channel->data_bytes, request.sendable() - request.moved);
         return request.next_byte();
     }
@@ -94,6 +95,7 @@ void PointToPointEngine::handle_rendezvous(Endpoint& endpoint, const PacketHeade
     if (header.kind == PACKET_CTS && request.location) return gpu_->continue_send(endpoint, request, header);
     if (header.kind == PACKET_CTS) return send_packet(endpoint, {PACKET_DATA, &request, header.number});
     if (header.kind == PACKET_DATA) {
+        about_to_wait();
         if (request.gpu) {
             gpu_->put(request, payload, header.bytes);
         } else {
@@ -119,6 +121,7 @@ bool PointToPointEngine::read_next(Endpoint& endpoint) {
     if (found == endpoint.rts_received.end()) return false;
     Request& request = **found;
     const size_t length = std::min(READ_BYTES, request.bytes - request.moved);
+    about_to_wait();
     const PacketChannel::Read read =
         endpoint.channel->read_memory(request.transfer.data + request.moved, request.location + request.moved, length);
     if (read == PacketChannel::Read::PENDING) return false;

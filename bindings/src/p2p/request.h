@@ -123,6 +123,7 @@ struct PointToPointEngine::Request {
     AsyncRequest* owner = nullptr;  // of an asynchronous request
     const bool buffered = false;    // a send whose caller has returned
     bool polls = false;             // a probe that does not wait
+    bool urgent = false;            // see is_urgent()
 };
 
 // A send that the engine owns, with a copy of its payload; without one if that is in a slot on the GPU.

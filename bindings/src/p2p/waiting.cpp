@@ -59,7 +59,7 @@ public:
         moved_ = false;
         for (int step = 0; step < STEPS; ++step) {
             if (request_ && request_->is_done()) return true;
-            const std::lock_guard lock(engine_.mutex_);
+            const auto lock = lock_or_wait(engine_.mutex_);
             if (!request_ && !flushes_ && (engine_.async_open_ == 0 || engine_.waiters_.load() > 0)) return true;
             const bool moved = engine_.progress(sleeps_ ? Peers::ALL : Peers::EXPECTED);
             moved_ |= moved;
@@ -167,6 +167,19 @@ void PointToPointEngine::detach() {
     if (async_open_ && try_start_progress_thread()) progress_thread_.hurry();
 }
 
+// Whether a peer may wait for this rank while it makes no calls: for its data, or for the match of a synchronous send.
+// What finds room in the ring, or is there already, holds up nobody.
+bool PointToPointEngine::needs_thread(const Request& request) {
+    if (request.sends || request.gpu) return !is_eager(request);
+    const auto found = find_unexpected(request);
+    return found == unexpected_.end() || found->header.kind != PACKET_EAGER;
+}
+
+// Whether the data takes long, or a peer waits for its end.
+bool PointToPointEngine::is_urgent(const Request& request) {
+    return request.sends || request.gpu ? !is_eager(request) : request.bytes > least_eager_bytes_;
+}
+
 void PointToPointEngine::start_progress_thread() {
     progress_thread_.start("ringcomm-p2p", [this] { progress_loop(); });
 }
@@ -185,7 +198,8 @@ void PointToPointEngine::progress_loop() {
     std::unique_lock lock(mutex_);
     const auto open = [this] { return async_open_ > 0; };
     const auto idle = [this] { return waiters_.load() == 0; };
-    while (progress_thread_.wait_for_turn(lock, open, idle)) {
+    const auto urgent = [this] { return urgent_open_.load() > 0; };
+    while (progress_thread_.wait_for_turn(lock, open, idle, urgent)) {
         lock.unlock();
         Waiter(*this, nullptr, UINT64_MAX).wait(IDLE);
         lock.lock();
