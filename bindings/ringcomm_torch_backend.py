@@ -24,7 +24,7 @@ def register():
 
 
 def devices():
-    """Return the kinds of device that this build of torch has, of those that the backend serves."""
+    """Return the kinds of device that the backend serves and this build of torch has."""
     from torch.backends import cuda
 
     return ["cpu", "cuda"] if cuda.is_built() else ["cpu"]

@@ -30,7 +30,7 @@ public:
     bool ended = false, invalid = false;
     std::vector<std::shared_ptr<Stream>> streams;
     std::vector<Step> nodes;
-    std::vector<std::vector<size_t>> before;  // of each node: those that it depends on
+    std::vector<std::vector<size_t>> before;  // of each node: its dependencies
 
     bool all_before(const std::vector<size_t>& last) const;  // whether every node is among these or before them
 };

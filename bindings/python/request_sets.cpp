@@ -83,7 +83,7 @@ public:
         return all;
     }
 
-    // Adds the indices of those that are active, and of those of them that have ended, to lists. False: the exception
+    // Adds the indices of the active ones, and of the active ones that have ended, to lists. False: the exception
     // is set.
     bool find(PyObject* active, PyObject* done) const {
         for (size_t i = 0; i < requests_.size(); ++i) {
@@ -218,7 +218,7 @@ PyObject* test_all(PyObject*, PyObject* requests) {
     Py_RETURN_TRUE;
 }
 
-// find_done(requests): the indices of those that are active, and of those of them that are done; None as for
+// find_done(requests): the indices of the active ones, and of the active ones that are done; None as for
 // test_all().
 PyObject* find_done(PyObject*, PyObject* requests) {
     Operations operations(requests);

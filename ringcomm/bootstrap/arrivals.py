@@ -1,6 +1,6 @@
 """Timeout errors that name the missing ranks.
 
-A start may connect a part of a job: the ranks of one host, or those that `grow` brings together. `members` has the rank
+A start may connect a part of a job: the ranks of one host, or of a `grow`. `members` has the rank
 in the job of each of them, by which all errors name it; it is empty where they are all ranks of the job.
 """
 
@@ -24,7 +24,7 @@ def rank_in_job(members: Sequence[int], rank: int) -> int:
 def arrival_timeout(
     absent: Collection[int], size: int, timeout: float, member: str = "rank", members: Sequence[int] = ()
 ) -> CollectiveTimeout:
-    """Return the error that names those that did not join; they are its `got`."""
+    """Return the error that names the missing ranks; they are its `got`."""
     absent = [rank_in_job(members, rank) for rank in absent]
     text = f"{format_ranks(absent, member)}{_of_all(size, members)} did not arrive within {timeout:g} s"
     return CollectiveTimeout(text, rank=min(absent) if member == "rank" else None, got=sorted(absent))

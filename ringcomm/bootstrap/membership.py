@@ -150,7 +150,7 @@ class Membership:
             self._store.check()  # the launchers know
         raise SystemExit(f"ringcomm: rank {self._place.rank} ends: no rank has called grow within {timeout:g} s")
 
-    # --- of those that call `grow`
+    # --- of the ranks that call `grow`
 
     def find_plan(self, job: str, check: Callable[[], object]) -> Plan:
         """Return the plan of this job that rank 0 has published. `check` may raise what ends the wait for it."""
@@ -177,7 +177,7 @@ class Membership:
         return plan
 
     def _wait_for(self, ranks: set[int], timeout: float, check: Callable[[], object]) -> dict[int, str]:
-        """Return the requests of those of these ranks that are there."""
+        """Return the requests of the ranks that have come."""
         deadline = time.monotonic() + timeout
         while True:
             # Anew each time: one that has come may have died, and come again with another request.

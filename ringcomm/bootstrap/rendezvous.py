@@ -206,7 +206,7 @@ class _RendezvousServer(_Side):
             raise self._peer_lost(rank) from None
 
     def _other_processes(self, rank: int) -> list[int]:
-        """Return the ranks in other processes than `rank`: those that can die alone. Pid 0: another pid namespace."""
+        """Return the ranks in other processes than `rank`, which can die alone. Pid 0: another pid namespace."""
         own = self._pids[rank]
         return [other for other, pid in enumerate(self._pids) if other != rank and (pid != own or pid == 0)]
 

@@ -25,7 +25,7 @@ __all__ = ["Server", "serve_one_host", "serving"]
 # Seconds for which rank 0 serves the other ranks after it has left. They normally leave within milliseconds; `ringcomm
 # run` lets ranks live for the same time after one has failed.
 LINGER = 5.0
-HANDOVER = 0.2  # the same after a failure: those that do not run hear of it from a thread in the background
+HANDOVER = 0.2  # the same after a failure: stopped ranks hear of it from a thread in the background
 MAX_WAIT = 3600.0  # seconds; a selector counts milliseconds in 32 bits
 FAILED_STARTS = 100  # the last ones whose failure is kept for ranks that come late
 MALFORMED = "malformed request"
@@ -33,7 +33,7 @@ MALFORMED = "malformed request"
 
 @contextmanager
 def serving(server: "Server", late: float) -> Iterator[None]:
-    """Close the server at the end. After an exception it tells the failure to those that come within `late` seconds."""
+    """Close the server at the end. After an exception it tells the failure to ranks that come within `late` seconds."""
     try:
         yield
     except Exception:
@@ -86,7 +86,7 @@ class Server(threading.Thread):
     def close(self, late: float = 0.0) -> None:
         """End once the members of the main session have left too, or after LINGER seconds.
 
-        After that, those that arrive within `late` seconds are told about a failure.
+        After that, ranks that arrive within `late` seconds are told about a failure.
         """
         self._late = late
         self._waker.send(b"\0")
@@ -118,7 +118,7 @@ class Server(threading.Thread):
         self._woken.close()
 
     def _tell_late_ranks(self, main: Start) -> None:
-        """Tell the failure to the ranks that arrive late, and to those that have not asked yet."""
+        """Tell the failure to late ranks, and to ranks that have not asked yet."""
         start = time.monotonic()
         try:
             while not self._all_have_left(main):

@@ -105,7 +105,7 @@ class Start:
         return not self.present and (self.complete or self.failure is not None)
 
     def absent(self) -> list[int]:
-        """Return the ranks in the job of those that have not joined; none if nothing says which ranks they are."""
+        """Return the missing ranks, as in the job; none if nothing says which ranks they are."""
         return [number for rank, number in enumerate(self._in_job) if rank not in self.came]
 
     def join(self, peer: Peer, hello: Frame) -> Replies:

@@ -1,11 +1,11 @@
 """How the survivors of a group on several hosts agree who is left of it: the launcher of node 0 decides.
 
-    rank → server    shrink: the ranks of the group, those that this one knows to be lost, how long it waits
+    rank → server    shrink: the ranks of the group, the lost ones that this one knows of, how long it waits
     server → rank    who is left: once every other rank has come or is lost, or the time of one that waits is over
-    rank → server    connected, or failed: an attempt to connect those that are left
+    rank → server    connected, or failed: an attempt to connect the survivors
     server → rank    whether all are connected; otherwise all agree again
 
-Meanwhile each rank reports those that it learns to be lost; its own end, and the end of its connection, count as its
+Meanwhile each rank reports losses that it learns of; its own end, and the end of its connection, count as its
 loss. Once all that are left are connected, they have continued: whoever comes later is told by whom it was left out.
 """
 
@@ -101,7 +101,7 @@ class _Regrouping:
         return self.retry() if request["attempt"] == self.attempt else []
 
     def retry(self, *_: object) -> Replies:
-        """End an attempt: those that are left agree again."""
+        """End an attempt: the survivors agree again."""
         replies = self.answer_all(Agreement([]))
         self.ranks = [rank for rank in self.left if rank not in self.lost]
         self.state, self.left, self.connected = _State.GATHERING, [], set()

@@ -26,7 +26,7 @@ __all__ = [
     "shared_failure",
 ]
 
-LATE = 10.0  # seconds for which rank 0 tells those that arrive after a failure about it
+LATE = 10.0  # seconds for which rank 0 tells late ranks about a failure
 
 _starts = itertools.count()
 

@@ -57,7 +57,7 @@ def launch(
 
     If `fn` raises on a rank, the communicators of the other ranks are aborted and the first error is raised here, with
     its rank in a note. A process that dies raises PeerLost with its rank and signal. Processes that do not exit within
-    5 s after a failure are killed, and so are those that do not exit once `fn` has returned on all ranks: a process
+    5 s after a failure are killed, and so are ranks that do not exit once `fn` has returned on all ranks: a process
     waits for the threads that `fn` has started and that are not daemons. Then the results are returned, and a warning
     of the logger "ringcomm" names rank and threads. The threads of world="threads" are joined. No rank is left running.
     """
@@ -79,7 +79,7 @@ def launch(
 
 
 def _first_error(failures: list[RankResult], size: int) -> Exception:
-    """Return the first error, and not those that it caused on other ranks."""
+    """Return the first error, not its consequences on other ranks."""
     first = min(failures, key=lambda each: (isinstance(each.error, Aborted | PeerLost) and bool(each.trace), each.when))
     assert first.error is not None
     first.error.add_note(f"on rank {first.rank} of {size}")

@@ -134,7 +134,7 @@ class Ranks:
             rest = self.processes_of(rank)
 
     def reap(self) -> list[tuple[int, int]]:
-        """Return rank and exit status of those that have ended since the last call; -N: killed by signal N."""
+        """Return rank and exit status of each rank that has ended since the last call; -N: killed by signal N."""
         ended = []
         for rank, process in self._processes.items():
             if process.returncode is None and (status := process.poll()) is not None:

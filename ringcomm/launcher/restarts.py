@@ -127,7 +127,7 @@ class Restarts:
         return any(fact.first != own or self._ranks.rank_of(fact.process) == rank for rank, fact in members)
 
     def _await_stopped(self) -> None:
-        """End those that are stopped and have joined, unless they go on: one has waited too long for their `grow`."""
+        """End stopped members, unless they go on: a rank has waited too long for their `grow`."""
         for rank, member in self._members.items():
             member.awaited = self._is_stopped(rank, member)
         if any(member.awaited for member in self._members.values()):
@@ -213,7 +213,7 @@ class Restarts:
                 os.kill(process, signal.SIGKILL)
 
     def _end_late(self, now: float) -> None:
-        """End ranks that are stopped, and those that have had none that they could join for EXIT_TIMEOUT."""
+        """End stopped ranks, and ranks that have found none to join for EXIT_TIMEOUT."""
         late = {
             rank: process
             for rank, process in self._ranks.running().items()

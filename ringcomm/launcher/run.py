@@ -41,7 +41,7 @@ def run(
 ) -> int:
     """Run `command` on `size` ranks: a Python file, `-m` and a module, or an executable, each with its arguments.
 
-    With `options` they are the ranks of this node, together with those that other launchers start on theirs. Each rank
+    With `options` they are the ranks of this node; other launchers start the others on theirs. Each rank
     is bound to cores of its own if there are enough; with `bind` there have to be, and with False no rank is bound.
     With `mpi4py`, `import mpi4py` gives ringcomm.mpi4py in the ranks and in the processes that they start.
     With `respawn`, a rank that fails, or that the others leave out, is started again, so many times at most, and the

@@ -29,7 +29,7 @@ class Stops:
         self._report_at = {rank: self._report_at.get(rank, when) for rank in self._ranks.stopped()}
 
     def report(self) -> str:
-        """Once one has been stopped for a while, name those that are, each once; "" if there are none."""
+        """Once one has been stopped for a while, name the stopped ranks, each once; "" if there are none."""
         if time.monotonic() < self.due:
             return ""
         found = [rank for rank, when in self._report_at.items() if when < math.inf]

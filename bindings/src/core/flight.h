@@ -49,7 +49,7 @@ struct FlightRecord {
     }
     void clear_waits_for() { set_waits_for(-1, -1); }
 
-    // The last `calls` calls that ended, and those that run: " …; …".
+    // The last `calls` calls that ended, and the running ones: " …; …".
     std::string describe(int calls) const;
     std::string describe(int calls, int peer) const;  // for which the rank waits, -1: for none
     // The oldest of the calls that run: it may make the others.

@@ -1,4 +1,4 @@
-// An asynchronous call, shared by the thread that completes it and those that wait.
+// An asynchronous call, shared by the thread that completes it and its waiters.
 #pragma once
 
 #include <pthread.h>
@@ -63,7 +63,7 @@ public:
 protected:
     // Lets a waiting thread run the call, with the lock released; returns whether it did anything.
     virtual bool run_here(std::unique_lock<std::mutex>& /*lock*/) { return false; }
-    void wake();  // those that wait: they may run it now
+    void wake();  // its waiters: they may run it now
 
     std::mutex mutex_;
     std::condition_variable changed_;

@@ -107,7 +107,7 @@ struct alignas(PAGE) GroupHeader {
     std::atomic<int> size;
     std::atomic<uint64_t> nonce;
     std::atomic<uint64_t> file_end;   // of the world: the next free byte of the file
-    std::atomic<uint64_t> successor;  // the offset of the list of those that continue without the others: see shrink.h
+    std::atomic<uint64_t> successor;  // the offset of the list of the survivors: see shrink.h
     SharedFailure failure;
 };
 

@@ -1,4 +1,4 @@
-"""Communicators of one group of ranks, and those that they make."""
+"""Communicators of one group of ranks, and the communicators made from them."""
 
 from __future__ import annotations
 

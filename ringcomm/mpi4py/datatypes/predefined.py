@@ -1,4 +1,4 @@
-"""The predefined datatypes, and those that belong to the formats of buffers."""
+"""The predefined datatypes, and the datatypes of the formats of buffers."""
 
 from __future__ import annotations
 

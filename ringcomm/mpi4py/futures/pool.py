@@ -188,7 +188,7 @@ class MPIPoolExecutor(Executor):
         return results()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Refuse further calls; wait for those that were submitted, or cancel those that have not begun."""
+        """Refuse further calls; wait for the submitted ones, or cancel those not begun."""
         self._closed = True
         self._backend.shutdown(wait, cancel_futures=cancel_futures)
 

@@ -21,7 +21,7 @@ class BufferedSends:
         self._memory: Any = None
 
     def add(self, work: Any) -> None:
-        """Keep a send that has started, and forget those that are done."""
+        """Keep a send that has started, and forget completed ones."""
         with self._lock:
             self._works = [each for each in self._works if not each.done()]
             self._works.append(work)

@@ -1,4 +1,4 @@
-"""What requests name: started operations, persistent ones, and those that the program itself completes."""
+"""What requests name: started operations, persistent ones, and operations of the program."""
 
 from __future__ import annotations
 

@@ -286,7 +286,7 @@ def _check(requests: Sequence[Any]) -> None:
 
 
 def _find_done(requests: Sequence[Request]) -> tuple[list[int], list[int]]:
-    """Return the indices of the requests that are active, and of those of them that are complete."""
+    """Return the indices of the active requests, and of the active requests that are complete."""
     found: tuple[list[int], list[int]] | None = find_done(requests)
     if found is None:
         _check(requests)
@@ -327,7 +327,7 @@ def _wait_for_some(requests: Sequence[Request], active: list[int]) -> list[int]:
 
     def ready() -> list[int]:
         left, done = _find_done(requests)
-        return done or [index for index in active if index not in left]  # those that another thread has completed
+        return done or [index for index in active if index not in left]  # completed by another thread
 
     spin_until = time.perf_counter() + SPIN
     while time.perf_counter() < spin_until:
