@@ -3,9 +3,8 @@
 #include <Python.h>
 
 #include <new>
-#include <utility>
 
-#include "core/waiting.h"
+#include "gil.h"
 #include "ringcomm.h"
 
 namespace ringcomm {
@@ -41,47 +40,6 @@ PyMethodDef method_of_one(const char* name) {
 template <auto function>
 void* constructor() {
     return reinterpret_cast<void*>(entry<function, PyTypeObject*, PyObject*, PyObject*>);
-}
-
-// Returns the status of a call of the core, which runs without the GIL.
-template <class Call>
-int without_gil(Call call) {
-    PyThreadState* const thread = PyEval_SaveThread();
-    const int status = call();
-    PyEval_RestoreThread(thread);
-    return status;
-}
-
-// Until end(), this thread releases the GIL only once a call of the core has to wait: to release it takes longer than a
-// small call that need not. No destructor takes it back: that may end a daemon thread, which no destructor may.
-class KeepsGil {
-public:
-    KeepsGil() : outer_(std::exchange(current, this)), outer_wait_(std::exchange(before_wait, release)) {}
-    KeepsGil(const KeepsGil&) = delete;
-
-    void end() const {
-        before_wait = outer_wait_;
-        current = outer_;
-        if (thread_) PyEval_RestoreThread(thread_);
-    }
-
-private:
-    static void release() { current->thread_ = PyEval_SaveThread(); }
-
-    static inline constinit thread_local KeepsGil* current = nullptr;
-    KeepsGil* const outer_;  // a signal handler may make calls while this thread waits
-    const BeforeWait outer_wait_;
-    PyThreadState* thread_ = nullptr;
-};
-
-// The same as without_gil() for a call that moves so many bytes.
-template <class Call>
-int run_core(uint64_t bytes, Call call) {
-    if (bytes > LITTLE_BYTES) return without_gil(call);
-    const KeepsGil keeps;
-    const int status = call();
-    keeps.end();
-    return status;
 }
 
 // Sets the exception of a status that is not RC_OK, by the Python function `check`. Must follow the call.

@@ -19,7 +19,7 @@ from ringcomm.native import check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.chunks import Chunk, chunk_of
 from ringcomm.transports.contract import CollectiveCall, Transport
-from ringcomm.transports.waits import Deadline
+from ringcomm.transports.deadline import Deadline
 from ringcomm.types import COLLECTIVES, DTYPES, reduction
 
 __all__ = ["Staging"]

@@ -253,6 +253,7 @@ void run(CollectiveOp& op) {
         case RC_ALL_GATHER: return gather(op, ALL_RANKS);
         case RC_REDUCE_SCATTER: return reduce_scatter(op);
         case RC_ALL_TO_ALL: return all_to_all(op);
+        default: throw Failure(RC_SYSTEM, format("%s has no implementation", call_name(call.collective)), op.rank);
     }
 }
 

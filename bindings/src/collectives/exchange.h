@@ -2,7 +2,7 @@
 //
 // In each chunk of an exchange, every writer stages a block in its own buffer, and every reader collects from the
 // writers' buffers. An array of one chunk costs one synchronization, because the start record publishes chunk 0. The
-// exceptions are large all_reduce and reduce (two_stage.cpp), and the direct paths, which stage nothing.
+// exceptions are large all_reduce and reduce (reduce.cpp), and the direct paths, which stage nothing.
 #pragma once
 
 #include <algorithm>
@@ -110,6 +110,6 @@ struct Slots {
     }
 };
 
-void reduce_to(CollectiveOp& op, int reader);  // two_stage.cpp: all_reduce and reduce
+void reduce_to(CollectiveOp& op, int reader);  // reduce.cpp: all_reduce and reduce
 
 }  // namespace ringcomm

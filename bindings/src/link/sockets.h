@@ -13,7 +13,7 @@ class SocketLink final : public Link {
 public:
     // Owns `sockets`: one connected TCP socket per peer, -1 for none, which probe their peers. A host that does not
     // answer for so many seconds, to a probe or to data, is lost; one whose process only does not read is not.
-    SocketLink(int rank, int size, std::span<const int> sockets, double idle_timeout = 15, double resend_timeout = 15);
+    SocketLink(int rank, int size, std::span<const int> sockets, double idle_timeout, double resend_timeout);
     ~SocketLink() override;
 
     void send(int peer, uint64_t tag, const std::byte* data, size_t bytes, LinkTransfer& transfer) override;

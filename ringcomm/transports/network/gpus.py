@@ -18,11 +18,11 @@ from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.contract import CollectiveCall, LocalTransport, Transport
 from ringcomm.transports.core import NativeTransport
 from ringcomm.transports.cuda.group import CudaGroup, Unreachable
+from ringcomm.transports.deadline import Deadline
 from ringcomm.transports.network.gpu_programs import OnGpus
 from ringcomm.transports.network.layout import HostLayout
 from ringcomm.transports.network.steps import Between
 from ringcomm.transports.staging import Staging
-from ringcomm.transports.waits import Deadline
 from ringcomm.types import COLLECTIVES, CPU_DTYPES, premul_sum, reduction
 
 __all__ = ["HostsGpus"]

@@ -1,4 +1,4 @@
-"""Deadlines."""
+"""The deadline of a wait in Python: the core keeps those of its own calls."""
 
 import time
 
