@@ -73,7 +73,8 @@ class CollectiveTimeout(RingcommError, TimeoutError):
 
     def __init__(self, message: str, **facts: Any) -> None:
         # Programs that start again look for these words, which the errors of torch have.
-        super().__init__(message if "timed out" in message.lower() else f"timed out: {message}", **facts)
+        said = "timed out" in message.partition("\n")[0].lower()  # below are reports of all ranks
+        super().__init__(message if said else f"timed out: {message}", **facts)
 
 
 class PeerLost(RingcommError, ConnectionError):

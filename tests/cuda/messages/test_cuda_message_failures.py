@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -124,7 +125,8 @@ def not_received(comm):
             comm.send(x, 1, tag)
         work = comm.recv(emulated.empty(5, np.uint8), 1, async_op=True)
     comm.barrier()
-    comm.close()
+    with suppress(PeerLost):  # rank 1 may have closed a moment before, which ends the receive
+        comm.close()
     if comm.rank == 0:
         with pytest.raises(RingcommError):
             work.wait()
