@@ -1,8 +1,8 @@
 // Several requests at once: at most one release of the GIL for all.
 #define NO_IMPORT_ARRAY  // fast_path.cpp does
 #include <algorithm>
+#include <vector>
 
-#include "core/stack_vector.h"
 #include "requests.h"
 
 namespace ringcomm {
@@ -50,6 +50,7 @@ public:
 
     // False: there are others, too.
     bool read() {
+        requests_.reserve(handles_.size());
         for (Py_ssize_t i = 0; i < handles_.size(); ++i) {
             if (!add(i)) return false;
         }
@@ -146,13 +147,16 @@ private:
     }
 
     const RequestItems handles_;
-    StackVector<Request> few_;
-    std::pmr::vector<Request>& requests_ = few_.items;
+    std::vector<Request> requests_;
 };
 
 // Operations to be started together.
 class PreparedOperations {
 public:
+    explicit PreparedOperations(Py_ssize_t number) {
+        operations_.reserve(number);
+        works_.reserve(number);
+    }
     ~PreparedOperations() {
         for (PersistentOperation* each : operations_) Py_DECREF(&each->operation.call.object);
     }
@@ -185,10 +189,8 @@ public:
     int number = 0;  // of those that have started
 
 private:
-    StackVector<PersistentOperation*> few_operations_;
-    StackVector<rc_work*> few_works_;
-    std::pmr::vector<PersistentOperation*>& operations_ = few_operations_.items;  // owned references
-    std::pmr::vector<rc_work*>& works_ = few_works_.items;
+    std::vector<PersistentOperation*> operations_;  // owned references
+    std::vector<rc_work*> works_;
     uint64_t bytes_ = 0;
 };
 
@@ -233,7 +235,7 @@ PyObject* find_done(PyObject*, PyObject* requests) {
 // start_all(requests): how many it has started, from the first on. The next one is not plain, or fails.
 PyObject* start_all(PyObject*, PyObject* requests) {
     const RequestItems handles(requests);
-    PreparedOperations operations;
+    PreparedOperations operations(handles.size());
     for (Py_ssize_t i = 0; i < handles.size(); ++i) {
         const RequestHandle* const handle = handles[i];
         if (!handle || !operations.add(handle->named)) break;
@@ -243,7 +245,7 @@ PyObject* start_all(PyObject*, PyObject* requests) {
 }
 
 PyObject* start_prepared(PyObject* self, PyObject*) {
-    PreparedOperations operation;
+    PreparedOperations operation(1);
     if (!operation.add(self)) Py_RETURN_FALSE;
     const int status = operation.start();
     const CallOwner& owner = *reinterpret_cast<PersistentOperation*>(self)->operation.call.owner;

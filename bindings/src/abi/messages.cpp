@@ -1,6 +1,7 @@
 // The C ABI of point-to-point messages.
+#include <vector>
+
 #include "abi/handles.h"
-#include "core/stack_vector.h"
 
 using namespace ringcomm;
 
@@ -160,8 +161,7 @@ int rc_start_all(rc_work* const* works, int count, int* started) {
         check_range("count", count, 0, INT32_MAX);
         check_pointer("started", started);
         *started = 0;
-        StackVector<Work*> few;
-        std::pmr::vector<Work*>& together = few.items;  // of one communicator
+        std::vector<Work*> together;  // of one communicator
         while (*started < count) {
             together.clear();
             check_startable(works[*started]);

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <utility>
 
-#include "core/stack_vector.h"
 #include "p2p/gpu.h"
 #include "p2p/request.h"
 
@@ -71,8 +70,8 @@ std::shared_ptr<Work> PointToPointEngine::prepare(const Transfer& transfer) {
 }
 
 void PointToPointEngine::start_prepared(std::span<Work* const> works) {
-    StackVector<Request*> few;
-    std::pmr::vector<Request*>& requests = few.items;
+    std::vector<Request*> requests;
+    requests.reserve(works.size());
     for (Work* work : works) requests.push_back(&static_cast<AsyncRequest*>(work)->request);
     post(requests);
 }
