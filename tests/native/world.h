@@ -81,7 +81,7 @@ inline void in_world(int size, const rc_tuning& tuning, const std::function<void
 
 inline int run(rc_comm* comm, int collective, const void* source, void* target, uint64_t count, int dtype = RC_INT32,
                int op = RC_SUM, int root = 0, const uint64_t* counts = nullptr, rc_work** work = nullptr) {
-    const rc_call call{source, target, count, dtype, op, 1.0, root, counts};
+    const rc_call call{source, target, count, dtype, op, 1.0, root, counts, nullptr};
     return rc_collective(comm, collective, &call, -1, work);
 }
 

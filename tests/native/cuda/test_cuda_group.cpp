@@ -44,7 +44,8 @@ public:
         arenas[rank].reset(aligned_alloc(128, bytes));
         void* mine = arenas[rank].get();
         memset(mine, 0, bytes);
-        const rc_call exchange{&mine, static_cast<char*>(mine) + peers_at, sizeof mine, RC_UINT8, 0, 1.0, 0, nullptr};
+        const rc_call exchange{&mine,  static_cast<char*>(mine) + peers_at, sizeof mine, RC_UINT8, 0, 1.0, 0, nullptr,
+                               nullptr};
         DO(rc_collective(comm, RC_ALL_GATHER, &exchange, -1, nullptr));
         tables.resize(rc_gpus_table_bytes(RANKS) / sizeof(uint64_t));
         const rc_gpus_setup setup{SHAPE, mine, &control, tables.data(), context, THIS_PROGRAM, "emulated", 2};
@@ -64,7 +65,7 @@ public:
 
     // Launches an all_reduce of integers in place.
     int all_reduce(int* data, uint64_t count, CUstream stream, int mode, uint64_t* number, double timeout = -1) {
-        const rc_call call{data, data, count, RC_INT32, RC_SUM, 1.0, 0, nullptr};
+        const rc_call call{data, data, count, RC_INT32, RC_SUM, 1.0, 0, nullptr, nullptr};
         for (;;) {
             const int status = rc_gpus_call(group, RC_ALL_REDUCE, &call, stream, timeout, mode, number);
             rc_cuda_plan plan;

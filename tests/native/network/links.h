@@ -25,7 +25,8 @@ inline bool untouched(const Bytes& memory) {
 }
 
 struct Rank final : ringcomm::LinkEvents {
-    Rank(int rank, int size, const std::vector<int>& sockets) : packets(size), lost(size), link(rank, size, sockets) {}
+    Rank(int rank, int size, const std::vector<int>& sockets)
+        : packets(size), lost(size), link(rank, size, sockets, 15, 15) {}
 
     void packet_arrived(int peer, std::span<const std::byte> packet) override {
         packets[peer].emplace_back(packet.begin(), packet.end());

@@ -86,7 +86,7 @@ inline void add_sum(const NetworkRank& at, uint64_t count, const int* source, in
         to[1].overlaps = from[0].overlaps = 1;
         steps = {to[0], between[0], to[1], between[1], from[0], from[1]};
     }
-    const rc_call call{source, target, count, RC_INT32, RC_SUM, 1.0, 0, nullptr};
+    const rc_call call{source, target, count, RC_INT32, RC_SUM, 1.0, 0, nullptr, nullptr};
     DO(rc_add_program(at.comm, RC_ALL_REDUCE, &call, 7, 2 * count, steps.data(), int(steps.size())));
 }
 

@@ -87,7 +87,7 @@ void an_abort_in_large_calls(NetworkRank& at) {
             const std::vector<int> x(LARGE - 1, 1);
             std::vector<int> y(LARGE - 1);
             if (status == RC_OK) {
-                const rc_call call{x.data(), y.data(), LARGE - 1, RC_INT32, RC_SUM, 1.0, 0, nullptr};
+                const rc_call call{x.data(), y.data(), LARGE - 1, RC_INT32, RC_SUM, 1.0, 0, nullptr, nullptr};
                 const rc_block in = block(RC_MEMORY_IN, 0, LARGE - 1), out = block(RC_MEMORY_OUT, 0, LARGE - 1);
                 const rc_step step = exchange(1 - at.rank, in, out, in);
                 const int added = rc_add_program(group, RC_ALL_REDUCE, &call, 0, 0, &step, 1);
@@ -155,7 +155,7 @@ void a_timeout_names_the_late_rank(NetworkRank& at) {
         r += std::string(report).find("rank " + std::to_string(r) + ": all_reduce") != std::string::npos;
     }
     std::vector<int> x(10);
-    const rc_call call{x.data(), x.data(), 10, RC_INT32, RC_SUM, 1.0, 0, nullptr};
+    const rc_call call{x.data(), x.data(), 10, RC_INT32, RC_SUM, 1.0, 0, nullptr, nullptr};
     const int status = rc_collective(at.comm, RC_ALL_REDUCE, &call, at.rank ? -1 : 0.3, nullptr);
     const std::string text = message_of(status, RC_TIMEOUT);
     CHECK(rc_last_error()->rank == 1 && text.find("it was not called by rank 1") != std::string::npos);
