@@ -160,7 +160,7 @@ def _processes(spec: LaunchSpec, size: int) -> list[RankResult]:
     descriptors.provide_for_launcher(size)
     preparation, importable = _main_program()
     data = pickled_spec(spec, importable)
-    place = Place(0, size, job=secrets.token_hex(), nonce=secrets.token_hex(), launcher="launch")
+    place = Place(0, size, job=secrets.token_hex(), secret=secrets.token_hex(), launcher="launch")
     with _standard_descriptors(), ExitStack() as stack:
         place = stack.enter_context(serve_one_host(place))
         control, server_end = map(stack.enter_context, Pipe())
